@@ -5,8 +5,6 @@ behind it, and adds a call to the end of the module's execution. A spec that is 
 `importlib.util.find_spec`, so changes nothing: neither does an import that fails.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import threading
@@ -25,7 +23,8 @@ _thread = threading.local()
 def call_after_import(name: str, function: Callable[[], None]) -> Callable[[], None]:
     """Call `function` once `name` is imported, at once where it already is; what it raises leaves the import.
 
-    It is called once, on the thread that executes the module, before any `import` of it returns.
+    It is called once, however often it was asked for, on the thread that executes the module, before any `import` of it
+    returns.
 
     Returns what calls that off where it has not happened yet, and else does nothing.
     """
@@ -33,7 +32,8 @@ def call_after_import(name: str, function: Callable[[], None]) -> Callable[[], N
         function()
         return lambda: None
     functions = _waiting.setdefault(name, [])
-    functions.append(function)
+    if function not in functions:
+        functions.append(function)
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
 
@@ -42,12 +42,6 @@ def call_after_import(name: str, function: Callable[[], None]) -> Callable[[], N
             functions.remove(function)
 
     return call_off
-
-
-def _call_waiting(name: str) -> None:
-    functions = _waiting.get(name, [])
-    while functions:
-        functions.pop(0)()
 
 
 class _Finder(MetaPathFinder):
@@ -84,7 +78,9 @@ def _call_after_execution(spec: ModuleSpec) -> None:
 
     def execute_then_call(module: ModuleType) -> None:
         execute(module)
-        _call_waiting(module.__name__)
+        functions = _waiting.get(module.__name__, [])
+        while functions:
+            functions.pop(0)()
 
     with contextlib.suppress(AttributeError):  # a loader that takes no attributes
         loader.exec_module = execute_then_call

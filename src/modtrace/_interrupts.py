@@ -4,11 +4,10 @@
 runs, `cached_property` holds no lock, and `raised_by_handler` tells the user's errors from ours.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
+import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -89,24 +88,21 @@ class Exclusive:
         """Whether this thread is inside."""
         return self._lock._is_owned()  # type: ignore[attr-defined, no-any-return]
 
-    def run(self, function: Callable[[], object]) -> None:
-        """Call `function` while no other thread is inside."""
+    def run(self, function: Callable[[], _Value]) -> _Value:
+        """Call `function` while no other thread is inside, and return what it returns."""
         lock = self._lock
         if lock._is_owned():  # type: ignore[attr-defined]
-            function()
-            return
+            return function()
         try:
             lock.acquire()
-            function()
+            value = function()
             lock.release()
+            return value
         except BaseException:
             # Also where an exception of a signal's handler comes right behind the lock's acquisition.
             if lock._is_owned():  # type: ignore[attr-defined]
                 lock.release()
             raise
-
-    def _renew(self) -> None:
-        self._lock = threading.RLock()
 
 
 _all: WeakMap[Exclusive, None] = WeakMap()
@@ -115,7 +111,7 @@ _all: WeakMap[Exclusive, None] = WeakMap()
 def _renew_all_in_child() -> None:
     # Another thread of the parent, which the child does not have, may have been inside.
     for exclusive in _all:
-        exclusive._renew()
+        exclusive._lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -134,10 +130,10 @@ class cached_property(Generic[_Value]):  # noqa: N801  # as functools calls it
         self.__doc__ = compute.__doc__
 
     @overload
-    def __get__(self, instance: None, owner: type) -> cached_property[_Value]: ...
+    def __get__(self, instance: None, owner: type) -> "cached_property[_Value]": ...
     @overload
     def __get__(self, instance: object, owner: type) -> _Value: ...
-    def __get__(self, instance: object | None, owner: type) -> cached_property[_Value] | _Value:
+    def __get__(self, instance: object | None, owner: type) -> "cached_property[_Value] | _Value":
         if instance is None:
             return self
         value = instance.__dict__[self._compute.__name__] = self._compute(instance)
@@ -147,12 +143,7 @@ class cached_property(Generic[_Value]):  # noqa: N801  # as functools calls it
 def raised_by_handler(error: BaseException) -> bool:
     """Return whether the handler of a signal raised `error`: it is the user's then, whatever code it interrupted."""
     codes = {_code(signal.getsignal(number)) for number in signal.valid_signals()}
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code in codes:
-            return True
-        trace = trace.tb_next
-    return False
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def _code(handler: Any) -> CodeType | None:

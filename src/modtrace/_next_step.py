@@ -1,7 +1,5 @@
 """What to do with a file that was written."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import sys
@@ -15,15 +13,10 @@ def next_step_hint(path: str) -> str:
         return f"Next: open {path} in a browser; it needs no network"
     if suffix in (".folded", ".json") and path.lower().endswith((".folded", ".speedscope.json")):
         return f"Next: drop {path} onto https://www.speedscope.app"
-    view = f"Next: {_command_name()} view {shlex.quote(path)}"
+    # Also where the virtual environment is not activated.
+    script = Path(sys.executable).with_name("modtrace")
+    command = shlex.quote(str(script)) if script.exists() else f"{shlex.quote(sys.executable)} -m modtrace"
+    view = f"Next: {'modtrace' if shutil.which('modtrace') else command} view {shlex.quote(path)}"
     if path.lower().endswith((".json", ".json.gz", ".pftrace", ".pftrace.gz")):
         return f"{view}, or drop {path} onto https://ui.perfetto.dev"
     return f"{view}, or attach it to a bug report" if suffix == ".zip" else view
-
-
-def _command_name() -> str:
-    """Return how to call this command from a shell, also where the virtual environment is not activated."""
-    script = Path(sys.executable).with_name("modtrace")
-    if shutil.which("modtrace"):
-        return "modtrace"
-    return shlex.quote(str(script)) if script.exists() else f"{shlex.quote(sys.executable)} -m modtrace"

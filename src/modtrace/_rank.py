@@ -4,8 +4,6 @@ In the paths of a recording `%r` is the rank, `%p` the process id, `%h` a hash o
 sign; so in `modtrace.record`, on the command line and in `MODTRACE=`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re
@@ -18,20 +16,14 @@ from ._errors import RecordingError
 
 def rank_in(environment: Mapping[str, str]) -> int | None:
     """Return the rank in torch's process group, where there is one, else `RANK`; None where that is no number."""
-    group = _process_group()
-    if group is not None:
-        return group[0]
-    text = environment.get("RANK", "")
-    return int(text) if text.isdecimal() else None
+    group, text = _process_group(), environment.get("RANK", "")
+    return group[0] if group is not None else int(text) if text.isdecimal() else None
 
 
 def world_size_in(environment: Mapping[str, str]) -> int:
     """Return the number of ranks in torch's process group, else `WORLD_SIZE`; 1 where that is no number."""
-    group = _process_group()
-    if group is not None:
-        return group[1]
-    text = environment.get("WORLD_SIZE", "")
-    return int(text) if text.isdecimal() else 1
+    group, text = _process_group(), environment.get("WORLD_SIZE", "")
+    return group[1] if group is not None else int(text) if text.isdecimal() else 1
 
 
 def host_hash() -> str:

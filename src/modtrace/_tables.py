@@ -1,7 +1,5 @@
 """Tables for people, and their forms: text, Markdown, HTML and CSV; records as JSON values."""
 
-from __future__ import annotations
-
 import csv
 import html
 import io
@@ -37,7 +35,7 @@ class Table(NamedTuple):
     kinds: list[CellKind]
     hide_order: list[int]
 
-    def first_rows(self, limit: int | None) -> Table:
+    def first_rows(self, limit: int | None) -> "Table":
         """Keep the first `limit` rows; None: all."""
         return self._replace(rows=self.rows[:limit])
 
@@ -55,7 +53,10 @@ def record_table(
     has_value = {field for _, field, _ in columns if any(getattr(row, field) not in ("", None) for row in rows)}
     shown = [column for column in columns if not rows or column[1] in has_value]
     cells = [[cell(getattr(row, field), field) for _, field, _ in shown] for row in rows]
-    kinds: list[CellKind] = ["name" if field in {"fqn", "module_class"} else "number" for _, field, _ in shown]
+    texts = {field for _, field, _ in shown if any(isinstance(getattr(row, field), str) for row in rows)}
+    kinds: list[CellKind] = [
+        "name" if field in {"fqn", "module_class"} else "text" if field in texts else "number" for _, field, _ in shown
+    ]
     return Table([heading for heading, _, _ in shown], cells, kinds, [rank for _, _, rank in shown])
 
 
@@ -96,7 +97,10 @@ def without_columns(table: Table, width: int | None) -> tuple[Table, list[str]]:
     """
     left_out: list[str] = []
     while width is not None and len(table.headings) > 1:
-        if _least_width(table, _GOOD_NAME_WIDTH if any(table.hide_order) else _MIN_NAME_WIDTH) <= width:
+        widths = _widths(table)
+        if table.kinds[0] != "number":
+            widths[0] = min(widths[0], _GOOD_NAME_WIDTH if any(table.hide_order) else _MIN_NAME_WIDTH)
+        if sum(widths) + len(_GAP) * (len(widths) - 1) <= width:
             break
         column = max(range(len(table.hide_order)), key=lambda index: (table.hide_order[index], index))
         left_out.insert(0, table.headings[column])
@@ -174,11 +178,3 @@ def json_values(value: Any) -> Any:
 def _widths(table: Table) -> list[int]:
     lines = [table.headings, *([printable(cell) for cell in cells] for cells in table.rows)]
     return [max(map(cell_width, column)) for column in zip(*lines, strict=True)]
-
-
-def _least_width(table: Table, name_width: int) -> int:
-    """Return how wide the table is with its first names shortened to `name_width`."""
-    widths = _widths(table)
-    if table.kinds[0] != "number":
-        widths[0] = min(widths[0], name_width)
-    return sum(widths) + len(_GAP) * (len(widths) - 1)

@@ -1,7 +1,5 @@
 """Files: finding those that an argument means; opening them, reading at an offset, and a folder for a while."""
 
-from __future__ import annotations
-
 import errno
 import glob
 import io
@@ -125,3 +123,12 @@ def _files_of(path: str, kind: FileKind) -> list[str]:
     if not matching:
         raise ModtraceError(f"{path}: no file matches")
     return matching
+
+
+def begins_with(path: str | os.PathLike[str], start: bytes) -> bool:
+    """Say whether a file begins with these bytes; False if it cannot be read."""
+    try:
+        with open_regular(os.fspath(path)) as file:
+            return file.read(len(start)) == start
+    except OSError:
+        return False

@@ -1,19 +1,15 @@
 """Processes: how many processors there are, work on all of them, and what the kernel says of a process."""
 
-from __future__ import annotations
-
-import multiprocessing
 import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import ExitStack
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, NamedTuple, TypeVar
 
 from .._errors import ModtraceError
@@ -53,8 +49,7 @@ def map_in_processes(function: Callable[[T], R], items: Iterable[T], processes: 
     count = min(processes, len(left), *([_MAX_ON_WINDOWS] if os.name == "nt" else []))
     pool = ProcessPoolExecutor(count, get_context("spawn"), _end_when_interrupted)
     try:
-        with _interrupts_held_back():
-            tasks = {pool.submit(function, item): item for item in left}
+        tasks = {pool.submit(function, item): item for item in left}
         for done in as_completed(tasks):
             yield tasks.pop(done), done.result()
     except BrokenProcessPool as error:
@@ -63,29 +58,10 @@ def map_in_processes(function: Callable[[T], R], items: Iterable[T], processes: 
         pool.shutdown(cancel_futures=True)
 
 
-@contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    # A process takes over what is held back where it is started. It prints a traceback of its own for a Ctrl-C that
-    # comes before it has got as far as `_end_when_interrupted`, unless that waits until then.
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    from multiprocessing import resource_tracker
-
-    resource_tracker.ensure_running()  # it is started with the first process else, and lets interrupts through again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def _end_when_interrupted() -> None:
     # Ctrl-C goes to all processes of a terminal. One that were to handle it would take it for the fault of what it
     # works on, and go on with the next.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 class ProcessStat(NamedTuple):
@@ -122,20 +98,10 @@ _FILES_AT_ONCE = 32
 _MAX_PROCESSES = 32
 
 
-class ParallelReader:
+class ParallelReader(ExitStack):
     """Reads files, many of them in processes of its own, which end with the `with` block."""
 
-    def __init__(self) -> None:
-        self._processes: ProcessPoolExecutor | None = None
-
-    def __enter__(self) -> ParallelReader:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._processes is not None:
-            self._processes.shutdown(cancel_futures=True)
+    _processes: ProcessPoolExecutor | None = None
 
     def read(self, read: Callable[[str], T], paths: Sequence[str]) -> tuple[list[T], list[str]]:
         """Return what `read` returns for each file, and what is wrong with those of which it raised a ModtraceError.
@@ -151,11 +117,9 @@ class ParallelReader:
             results = [_result_or_error(read, path) for path in paths]
         else:
             if self._processes is None:
-                self._processes = ProcessPoolExecutor(
-                    min(processor_count(), _MAX_PROCESSES),
-                    multiprocessing.get_context("spawn"),
-                    _ignore_interrupts,
-                )
+                count = min(processor_count(), _MAX_PROCESSES)
+                self._processes = ProcessPoolExecutor(count, get_context("spawn"), _end_when_interrupted)
+                self.callback(self._processes.shutdown, cancel_futures=True)
             try:
                 results = list(self._processes.map(partial(_result_or_error, read), paths, chunksize=_FILES_AT_ONCE))
             except BrokenProcessPool as error:
@@ -168,11 +132,6 @@ def _result_or_error(read: Callable[[str], T], path: str) -> tuple[T | None, str
         return read(path), None
     except ModtraceError as error:
         return None, str(error)
-
-
-def _ignore_interrupts() -> None:
-    # Ctrl-C goes to all processes of a terminal; the command ends them.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def is_signal_caught(pid: int, number: int) -> bool:

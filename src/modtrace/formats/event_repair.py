@@ -1,7 +1,5 @@
 """Bytes that should be events and are not quite: save what can be saved."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any, NamedTuple
@@ -46,29 +44,19 @@ class RecoveredEvent(NamedTuple):
     changed: bool
 
 
-class RecoveredEvents(NamedTuple):
-    """What became of the beginning of some bytes.
-
-    Attributes:
-        events: of the events.
-        end: where the last of them ends; a comma follows if there is more.
-        closed: whether the `]` that closes the events follows.
-    """
-
-    events: list[RecoveredEvent]
-    end: int
-    closed: bool
-
-
-def recover_events(data: bytes, *, final: bool) -> RecoveredEvents:
+def recover_events(data: bytes, *, final: bool) -> tuple[list[RecoveredEvent], bool]:
     """Take events one by one, broken ones among them, as long as they are surely whole.
 
     Args:
         data: events with commas between them, and perhaps what follows the events.
         final: whether nothing follows `data`.
+
+    Returns:
+        What became of the events, behind the last of which a comma follows if there is more; and whether the `]` that
+        closes the events follows.
     """
     events: list[RecoveredEvent] = []
-    offset = end = 0
+    offset = 0
     while True:
         begin = _NEXT.match(data, offset).end()  # type: ignore[union-attr]
         rest = data[begin:]
@@ -76,15 +64,14 @@ def recover_events(data: bytes, *, final: bool) -> RecoveredEvents:
         following = rest[length:].lstrip()[:1] if length >= 0 else b""
         if following == b"]" or (final and length >= 0 and following == b""):
             events.append(_recovered(begin, rest[:length]))
-            return RecoveredEvents(events, begin + length, following == b"]")
+            return events, following == b"]"
         saved = _recovered(begin, rest[:length]) if following == b"," else _by_boundary(begin, rest, final)
         if saved is None:
-            return RecoveredEvents(events, end, False)
+            return events, False
         events.append(saved)
-        end = saved.end
-        comma = _COMMA.match(data, end)
+        comma = _COMMA.match(data, saved.end)
         if comma is None:
-            return RecoveredEvents(events, end, False)
+            return events, False
         offset = comma.end()
 
 

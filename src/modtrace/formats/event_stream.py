@@ -4,8 +4,6 @@ A chunk is cut at what looks like the end of an event. That it parses as a list 
 string or inside an event would leave something open. So no byte is looked at twice, and none by Python.
 """
 
-from __future__ import annotations
-
 import gc
 import re
 from collections.abc import Iterator
@@ -16,12 +14,13 @@ import orjson
 
 from .._errors import TraceError
 from .envelope import HeadError, find_head, find_tail
-from .event_repair import BOUNDARY, RecoveredEvent, RecoveredEvents, has_times, recover_events
+from .event_repair import BOUNDARY, RecoveredEvent, has_times, recover_events
 from .limits import MAX_EVENT_BYTES, MAX_HEAD_BYTES, MAX_TAIL_BYTES, LimitError
 from .trace_file import TraceFile
 
 _WINDOW = 1 << 16
 """Bytes in which broken events are looked for one by one, before whole blocks are tried again."""
+_NULL_TIME = re.compile(rb'"(?:dur|ts)"\s*:\s*null')
 _MAX_NOTES = 20
 """Places named; a file can be broken at a million."""
 
@@ -91,17 +90,14 @@ class EventStream:
             while before and len(data) < min(2 * before, MAX_HEAD_BYTES) and (block := next(self._blocks, b"")):
                 data += block
             try:
-                found = find_head(bytes(data))
+                self._offset, self.keys, self.bare = find_head(bytes(data))
                 break
             except HeadError as error:
                 if not error.more or len(data) == before or len(data) >= MAX_HEAD_BYTES:
                     raise self._error(str(error), error.offset) from None
-        self.head = bytes(data[: found.length])
-        self.keys = found.keys
-        self.bare = found.bare
-        self._offset = found.length
+        self.head = bytes(data[: self._offset])
         # The byte before the first event is where the `[` goes that makes a chunk a list.
-        self._buffer = data[found.length - 1 :]
+        self._buffer = data[self._offset - 1 :]
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield the events in file order."""
@@ -182,7 +178,8 @@ class EventStream:
             buffer[end] = separator
         raw = bytes(buffer[1:end])
         if b"null" in raw and not all(has_times(event) for event in events if isinstance(event, dict)):
-            return self._place_of_null()
+            null = _NULL_TIME.search(buffer)
+            return null.start() if null else 1
         return Chunk(raw, events)
 
     def _place_of(self, error: orjson.JSONDecodeError, end: int) -> int:
@@ -194,27 +191,23 @@ class EventStream:
         # Counted in characters, so never beyond the byte where it failed.
         return error.pos
 
-    def _place_of_null(self) -> int:
-        match = re.compile(rb'"(?:dur|ts)"\s*:\s*null').search(self._buffer)
-        return match.start() if match else 1
-
     def _one_by_one(self, final: bool) -> Chunk | None:
         """Take the first events singly; None if the first is not there as a whole, or the events are at an end."""
         length = _WINDOW
         while True:
             whole = length >= len(self._buffer)
-            found = recover_events(bytes(self._buffer[1 : 1 + length]), final=final and whole)
-            if found.closed:
+            events, closed = recover_events(bytes(self._buffer[1 : 1 + length]), final=final and whole)
+            if closed:
                 # The last event is left for the tail, which shows whether this is the end.
                 self._ended = True
-                found = RecoveredEvents(found.events[:-1], found.events[-2].end if len(found.events) > 1 else 0, True)
-            if found.events or whole or self._ended:
+                events.pop()
+            if events or whole or self._ended:
                 break
             length *= 4
-        if not found.events:
+        if not events:
             return None
-        chunk = self._keep(found.events)
-        comma = self._buffer.find(b",", found.end + 1)
+        chunk = self._keep(events)
+        comma = self._buffer.find(b",", events[-1].end + 1)
         self._drop(comma if comma >= 0 else len(self._buffer) - 1)
         return chunk
 
@@ -271,15 +264,16 @@ class EventStream:
                 if parsed.events:
                     yield parsed
                 return
-        last = recover_events(rest[:end], final=True)
-        chunk = self._keep(last.events)
-        lost = rest[last.end : end].strip(b", \t\r\n")
-        self.trailing_comma = self.trailing_comma or b"," in rest[last.end : end]
+        last, _ = recover_events(rest[:end], final=True)
+        chunk = self._keep(last)
+        last_end = last[-1].end if last else 0
+        lost = rest[last_end:end].strip(b", \t\r\n")
+        self.trailing_comma = self.trailing_comma or b"," in rest[last_end:end]
         if found is None:
-            offset = self._offset + last.end
-            self._note(offset, "the trace is cut off here;", f"{len(rest) - last.end} bytes were left out")
+            offset = self._offset + last_end
+            self._note(offset, "the trace is cut off here;", f"{len(rest) - last_end} bytes were left out")
         elif lost:
             self.dropped += 1
-            self._note(self._offset + last.end, "an event that cannot be read", "was left out")
+            self._note(self._offset + last_end, "an event that cannot be read", "was left out")
         if chunk.events:
             yield chunk

@@ -13,8 +13,6 @@ JSON has it under `otherData`, a Perfetto trace in its metadata, and a merged tr
     lanes              [{"track", "pid", "tid"}]: the rows that the spans of a track lie on, by their ids in the trace
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
@@ -40,9 +38,7 @@ WHAT_TO_DO = "load the file as modtrace saved it, or the ring file of the record
 
 
 def make_header(
-    timeline: Timeline,
-    trace_pids: Mapping[Process, int | str],
-    lanes: Iterable[tuple[int, int | str, int]],
+    timeline: Timeline, trace_pids: Mapping[Process, int | str], lanes: Iterable[tuple[int, int | str, int]]
 ) -> dict[str, Any]:
     """Return the header of a timeline's trace.
 
@@ -60,31 +56,17 @@ def make_header(
         "stats": dict(timeline.stats),
         "metadata": _json_metadata(dict(timeline.metadata)),
         "processes": [
-            {
-                "pid": process.pid,
-                "rank": process.rank,
-                "program": escaped(process.program),
-                "trace_pid": trace_pid,
-            }
+            {**process._asdict(), "program": escaped(process.program), "trace_pid": trace_pid}
             for process, trace_pid in trace_pids.items()
         ],
         "tracks": [
-            {
-                "kind": track.kind,
-                "thread": escaped(track.thread),
-                "tid": track.tid,
-                "process": processes.index(track.process),
-                **({} if track.device is None else {"device": track.device, "stream": track.stream}),
-            }
+            {key: value for key, value in track._asdict().items() if value is not None}
+            | {"thread": escaped(track.thread), "process": processes.index(track.process)}
             for track in timeline.tracks
         ],
         "counters": [
-            {
-                "name": escaped(counter.name),
-                "unit": escaped(counter.unit),
-                "process": processes.index(counter.process),
-            }
-            for counter in timeline.counters
+            {"name": escaped(one.name), "unit": escaped(one.unit), "process": processes.index(one.process)}
+            for one in timeline.counters
         ],
         "lanes": [{"track": track, "pid": pid, "tid": tid} for track, pid, tid in lanes],
     }
@@ -108,11 +90,8 @@ def checked_header(path: str | os.PathLike[str], header: Any, *, merged: bool = 
     """
     written = header.get("modtrace") if isinstance(header, dict) else None
     if not isinstance(written, dict):
-        raise TraceError(
-            path,
-            "it is a trace, but modtrace did not write it, so it holds no timeline; modtrace reads what it wrote "
-            "itself, and the JSON of torch.profiler",
-        )
+        problem = "it is a trace, but modtrace did not write it, so it holds no timeline; modtrace reads what it wrote"
+        raise TraceError(path, f"{problem} itself, and the JSON of torch.profiler")
     if written.get("format") != FORMAT_VERSION:
         raise TraceError(
             path,
@@ -150,19 +129,13 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def _is_track_kind(value: object) -> bool:
-    return value in TRACK_KINDS
-
-
 # Per list of the header what each of its entries holds; if that is the name of a list, it is an index into it.
 _LISTS: Mapping[str, Mapping[str, Callable[[object], bool] | str]] = {
     "processes": {"pid": is_int64, "rank": _is_int64_or_none, "program": _is_text, "trace_pid": is_int64},
-    "tracks": {"kind": _is_track_kind, "thread": _is_text, "tid": is_int64, "process": "processes"},
+    "tracks": {"kind": lambda kind: kind in TRACK_KINDS, "thread": _is_text, "tid": is_int64, "process": "processes"},
     "counters": {"name": _is_text, "unit": _is_text, "process": "processes"},
     "lanes": {"track": "tracks", "pid": is_int64, "tid": is_int64},
 }
-# Only what is written of a GPU's track.
-_OPTIONAL: Mapping[str, Callable[[object], bool]] = {"device": _is_int64_or_none, "stream": _is_int64_or_none}
 _PIDS = frozenset({"trace_pid", "pid"})
 
 
@@ -190,17 +163,13 @@ def _faults(header: dict[str, Any], merged: bool) -> Iterator[str]:
 
 
 def _entry_faults(
-    path: str,
-    entry: object,
-    kinds: Mapping[str, Callable[[object], bool] | str],
-    header: dict[str, Any],
-    merged: bool,
+    path: str, entry: object, kinds: Mapping[str, Callable[[object], bool] | str], header: dict[str, Any], merged: bool
 ) -> Iterator[str]:
     if not isinstance(entry, dict):
         yield f"{path} is {shortened(entry)}"
         return
-    for name, is_valid in _OPTIONAL.items():
-        if not is_valid(entry.get(name)):
+    for name in ("device", "stream"):  # only written of a GPU's track
+        if not _is_int64_or_none(entry.get(name)):
             yield f"{path}.{_describe_value(name, entry)}"
     for name, kind in kinds.items():
         value = entry.get(name)

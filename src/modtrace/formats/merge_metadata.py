@@ -1,20 +1,22 @@
 """What a merged trace says of how it was made: the metadata's names, and reading it without parsing the events."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import orjson
 
 from .._errors import TraceError
+from .._numbering import Numbering
 from .._system.files import read_at
-from ..timeline import GpuWork, Summary
-from .escape import escaped_json
+from ..timeline import GpuWork, Timeline, Track
+from ..timeline.contents import RANGES
+from .escape import escaped, escaped_json
 from .header import EDITED_FILE_ERRORS, WHAT_TO_DO
 from .limits import MAX_TAIL_BYTES, check_nested_json
+from .slice_args import FileSlice, add_file_slices
 from .trace_file import BLOCK_BYTES, TraceFile
 from .trace_kind import format_of
 
@@ -30,21 +32,15 @@ END_PACKET = f"{MERGED}_end"
 GPU_TABLE = "gpu_table"
 """The name in the metadata of what modules launched on GPUs."""
 
+ANNOTATED_RANGES = "annotated_ranges"
+"""The name in the metadata of the recording's ranges that the profiler's annotations show: of each tid, name, category,
+start and end in Unix nanoseconds."""
+
+MAX_ANNOTATED = 1 << 15
+"""How many of them it has at most, so that the metadata stay small."""
+
 _IN_JSON = f'\n],\n"{MERGED}":'.encode()
 _IN_PACKETS = MERGED_PACKET.encode()
-
-
-def refuse_merged(keys: Mapping[str, Any], path: str) -> None:
-    """Raise if a trace was merged before.
-
-    Raises:
-        TraceError: it was merged before.
-    """
-    if MERGED in keys:
-        raise TraceError(
-            path,
-            "this trace was merged before and holds its recording: open it as it is, or merge the profiler's own trace",
-        )
 
 
 def metadata_json(metadata: Mapping[str, Any]) -> bytes:
@@ -68,16 +64,30 @@ def gpu_work_in(path: str, metadata: object) -> GpuWork | None:
         raise TraceError(path, f"its {GPU_TABLE} is not as modtrace writes it: {error!r}; {WHAT_TO_DO}") from error
 
 
-def read_merged_summary(path: str | os.PathLike[str]) -> Summary | None:
-    """Return what each module took, from a file that `merge` wrote; None for any other file.
+def with_annotated_ranges(timeline: Timeline, path: str, metadata: object) -> Timeline:
+    """Return the timeline with the ranges that the metadata of a merge have, on tracks of their own.
 
     Raises:
-        TraceError: the file cannot be read.
+        TraceError: it was edited since.
     """
-    metadata = read_merge_metadata(path)
-    if metadata is None or "modules" not in metadata:
-        return None
-    return Summary.from_json_values(metadata["modules"])
+    rows = metadata.get(ANNOTATED_RANGES) if isinstance(metadata, dict) else None
+    if not rows or not timeline.tracks:
+        return timeline
+    threads = {track.tid: track for track in reversed(timeline.tracks) if track.device is None}
+    numbers = Numbering[int](len(timeline.tracks))
+    try:
+        found = [
+            FileSlice(RANGES, numbers[tid], start, end, escaped(name), {"category": escaped(category)})
+            for tid, name, category, start, end in rows
+        ]
+        added = [
+            Track(RANGES, threads[tid].thread if tid in threads else str(tid), tid, timeline.tracks[0].process)
+            for tid in numbers
+        ]
+        return add_file_slices(replace(timeline, tracks=[*timeline.tracks, *added]), found, ())
+    except EDITED_FILE_ERRORS as error:
+        problem = f"its {ANNOTATED_RANGES} are not as modtrace writes them: {error!r}; {WHAT_TO_DO}"
+        raise TraceError(path, problem) from error
 
 
 def read_merge_metadata(path: str | os.PathLike[str]) -> dict[str, Any] | None:

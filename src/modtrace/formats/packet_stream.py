@@ -1,19 +1,17 @@
 """Framing of a Perfetto file: packets, each behind a tag and its length as a varint."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Literal
 
-from .._errors import TraceError
 from .limits import MAX_PACKET_BYTES, MIN_CHECKED_PACKET_BYTES, LimitError, check_packet
 
 PACKET_TAG = 0x0A
 """The byte before every packet: field 1 of the message Trace, with a length."""
 
 MAX_VARINT_BYTES = 10
+_SHORT = 0x80
+"""A shorter packet has one byte for its length, as most have: to find where they end takes most of the time."""
 
 
 class FramingError(ValueError):
@@ -55,8 +53,8 @@ def packet_bounds(data: bytes | bytearray, offset: int) -> tuple[int, int] | Non
     return None
 
 
-def packet_batches(blocks: Iterable[bytes], size: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the offset and the bytes of some whole packets: the first one alone, then up to `size` bytes each.
+def packet_batches(blocks: Iterable[bytes], size: int) -> Iterator[tuple[int, bytes, list[int]]]:
+    """Yield some whole packets, first one alone, then up to `size` bytes: their offset, their bytes, where each ends.
 
     A packet that has more bytes than `size` comes alone.
 
@@ -68,8 +66,14 @@ def packet_batches(blocks: Iterable[bytes], size: int) -> Iterator[tuple[int, by
     for block in itertools.chain(blocks, [None]):
         data += block or b""
         begin = end = 0
+        ends: list[int] = []
         fault = None
+        last = len(data) - _SHORT - 1
         while end < len(data):
+            until = min(last, begin + size - _SHORT) if base + begin else 0
+            while end < until and data[end] == PACKET_TAG and (length := data[end + 1]) < _SHORT:
+                end += 2 + length
+                ends.append(end - begin)
             try:
                 bounds = packet_bounds(data, end)
                 if bounds is not None and bounds[1] - bounds[0] >= MIN_CHECKED_PACKET_BYTES:
@@ -86,27 +90,16 @@ def packet_batches(blocks: Iterable[bytes], size: int) -> Iterator[tuple[int, by
                     fault = FramingError("it is cut off within a packet", base + end, "cut off")
                 break
             if end > begin and bounds[1] - begin > size:
-                yield base + begin, bytes(data[begin:end])
-                begin = end
+                yield base + begin, bytes(data[begin:end]), ends
+                begin, ends = end, []
             end = bounds[1]
-            if base == begin == 0:
-                yield 0, bytes(data[:end])
-                begin = end
+            ends.append(end - begin)
+            if base + begin == 0:
+                yield 0, bytes(data[:end]), ends
+                begin, ends = end, []
         if end > begin:
-            yield base + begin, bytes(data[begin:end])
+            yield base + begin, bytes(data[begin:end]), ends
         if fault is not None:
             raise fault
         del data[:end]
         base += end
-
-
-def read_packet_batches(path: Path, blocks: Iterable[bytes], size: int) -> Iterator[tuple[int, bytes]]:
-    """Yield what `packet_batches` does.
-
-    Raises:
-        TraceError: something else stands where a packet should begin, or the last one is cut off.
-    """
-    try:
-        yield from packet_batches(blocks, size)
-    except FramingError as error:
-        raise TraceError(path, str(error), error.offset) from None

@@ -1,7 +1,5 @@
 """Ids of clocks and packet sequences in the Perfetto traces that modtrace writes, and the message of a span's args."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
@@ -33,10 +31,6 @@ class SequenceIds:
     def lane(self, index: int) -> int:
         """Return the sequence of a lane's spans."""
         return index + 1
-
-    def lane_of(self, sequence: int) -> int:
-        """Return the lane whose spans a sequence has."""
-        return sequence - 1
 
     def counter(self, index: int) -> int:
         """Return the sequence of a counter's samples."""

@@ -4,14 +4,13 @@ Both formats hold the same. A slice's category is the kind of its track. Its nam
 the operator, for a wait `wait: ` and the operator. Its args hold the rest, without what is not known or is as usual.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._numbering import Numbering
 from .._typing import Int64Array
 from ..ring.collective_text import CollectiveName, parse_ranks, rank_list
 from ..timeline import Group, Name, Timeline
@@ -144,8 +143,7 @@ def add_file_slices(timeline: Timeline, found: Sequence[FileSlice], groups: Sequ
             continue
         start = np.array([one.start for one in rows], np.int64)
         own = [] if KINDS[code].label else [_own_name(one, code) for one in rows]
-        names = [*timeline.names, *dict.fromkeys(own)]
-        index_of = {name: index for index, name in enumerate(names[len(timeline.names) :], len(timeline.names))}
+        numbers = Numbering[Name](len(timeline.names))
         left_out = ("complete", "category") if code == RANGE else ("complete",)
         own_args = {
             index: restore({key: text for key, text in one.args.items() if key not in left_out})
@@ -155,15 +153,14 @@ def add_file_slices(timeline: Timeline, found: Sequence[FileSlice], groups: Sequ
         slices = Slices.of_kind(
             np.where(is_collection, GARBAGE_COLLECTION, code),
             start,
-            name=[index_of[name] for name in own] or -1,
+            name=[numbers[name] for name in own] or -1,
             end=[one.end for one in rows],
             track=[one.track for one in rows],
             step=steps_at(timeline, start),
             complete=[bool(one.args.get("complete", True)) for one in rows],
         )
-        timeline = with_slices(
-            replace(timeline, names=names), slices, {row: args for row, args in own_args.items() if args}
-        )
+        timeline = replace(timeline, names=[*timeline.names, *numbers])
+        timeline = with_slices(timeline, slices, {row: args for row, args in own_args.items() if args})
     return timeline
 
 
@@ -176,7 +173,7 @@ def _own_name(found: FileSlice, code: int) -> Name:
 
 
 def _add_collectives(timeline: Timeline, found: Sequence[FileSlice], groups: Sequence[Group]) -> Timeline:
-    names: dict[CollectiveName, int] = {}
+    names = Numbering[CollectiveName]()
     rows = []
     for one in found:
         numbers = {name: one.args.get(name, -1) for name in _INTEGERS}
@@ -184,7 +181,7 @@ def _add_collectives(timeline: Timeline, found: Sequence[FileSlice], groups: Seq
         device = restore(one.args.get("device", ""))
         name = -1
         if operator or group:
-            name = names.setdefault(CollectiveName(operator, group, numbers["peer"], device), len(names))
+            name = names[CollectiveName(operator, group, numbers["peer"], device)]
         is_wait = one.name == _WAIT_PREFIX or one.name.startswith(f"{_WAIT_PREFIX}: ")
         done = one.start + numbers["done_ns"] if "done_ns" in one.args else -1
         complete = bool(one.args.get("complete", True))

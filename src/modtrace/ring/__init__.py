@@ -4,16 +4,11 @@ Engines write it, `timeline.decode` reads it; another process can read a file wh
 was killed.
 """
 
-from __future__ import annotations
-
-from .file import FIRST_STEP, STACKS_SIGNAL
-from .file_header import MAGIC
+from .file_format import FIRST_STEP, MAGIC, STACKS_SIGNAL, Record
 from .kept_rings import find_rings, newest_rings, stacks_path, whole_run_path
-from .name_table import NameTable, Record
 from .read_file import RingSnapshot, has_news, read_ring, read_ring_rank, read_ring_records, ring_serials
-from .ring import Ring, WriteSlot
+from .ring import NameTable, Ring, WriteSlot
 from .slot_format import Events, Kind
-from .validate import SlotSnapshot
 
 __all__ = [
     "FIRST_STEP",
@@ -25,7 +20,6 @@ __all__ = [
     "Record",
     "Ring",
     "RingSnapshot",
-    "SlotSnapshot",
     "WriteSlot",
     "find_rings",
     "has_news",

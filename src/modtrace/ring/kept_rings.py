@@ -8,17 +8,14 @@ Nothing is overwritten: a name is given by a hard link, which fails if the name 
 file of a name gives the name to another file.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from .._errors import RingError
 from .._system.files import RING_SUFFIXES, find_each, read_at
-from .file_header import SLOTS_OFFSET, FileHeader, parse_header
+from .file_format import SLOTS_OFFSET, FileHeader, parse_header
 from .owner import WriterLock, name_digest, writer_state
 
 _NUMBERED = re.compile(r"(.*)\.(\d{1,9})(\.[^./]*)?", re.DOTALL)
@@ -163,22 +160,11 @@ def _drop_old(path: str, keep: int) -> None:
                 lock.release()
 
 
-class FoundRings(NamedTuple):
-    """The rings that arguments mean.
+def find_rings(paths: Iterable[str]) -> tuple[list[str], list[str], list[str]]:
+    """Return the rings that arguments mean (files, which all count, folders and patterns), older ones, and errors.
 
-    Attributes:
-        rings: those that are named, and of folders and patterns those that count.
-        older: the others of folders and patterns.
-        errors: what is wrong with arguments.
+    The older ones are those of folders and patterns that do not count. The errors say what is wrong with arguments.
     """
-
-    rings: list[str]
-    older: list[str]
-    errors: list[str]
-
-
-def find_rings(paths: Iterable[str]) -> FoundRings:
-    """Return the rings that arguments mean: files, which all count, folders and patterns."""
     rings: dict[str, None] = {}
     older: set[str] = set()
     errors: list[str] = []
@@ -189,7 +175,7 @@ def find_rings(paths: Iterable[str]) -> FoundRings:
             files, left = newest_rings(files)
             older.update(left)
         rings |= dict.fromkeys(files)
-    return FoundRings(list(rings), sorted(older - rings.keys()), errors)
+    return list(rings), sorted(older - rings.keys()), errors
 
 
 def newest_rings(paths: Iterable[str]) -> tuple[list[str], list[str]]:

@@ -4,13 +4,10 @@ The writer holds an open file description lock on the file. The kernel drops it 
 and shows it to processes in other namespaces. The header says which process it is, for file systems without locks.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib
 import os
-import socket
 import struct
 import time
 from collections.abc import Mapping
@@ -18,9 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from .._rank import host_hash
 from .._system.processes import read_process_stat
-from .file_header import FileHeader
+from .file_format import FileHeader
 
 try:
     import fcntl
@@ -145,12 +141,8 @@ def _by_lock(descriptor: int, writer: Mapping[str, object]) -> bool | None:
     if _FLOCK.unpack(answer)[0] != fcntl.F_UNLCK:
         return True
     status = os.fstat(descriptor)
-    is_seen = (writer.get("boot"), writer.get("device"), writer.get("inode")) == (
-        _here()[0],
-        status.st_dev,
-        status.st_ino,
-    )
-    return False if is_seen else None
+    seen = (_here()[0], status.st_dev, status.st_ino)
+    return False if (writer.get("boot"), writer.get("device"), writer.get("inode")) == seen else None
 
 
 def has_known_pid(header: FileHeader) -> bool:
@@ -160,12 +152,7 @@ def has_known_pid(header: FileHeader) -> bool:
 
 def _by_process(header: FileHeader) -> bool | None:
     pid, writer = header.metadata.get("pid"), header.writer
-    if type(pid) is not int or pid >= 1 << 31:
-        return None
-    if not writer:  # an older version's, which may be of another PID namespace
-        is_here = header.metadata.get("host") in (socket.gethostname(), host_hash())
-        return False if is_here and find_process(pid) is False else None
-    if None in _here() or (writer.get("boot"), writer.get("pid_namespace")) != _here():
+    if not isinstance(pid, int) or None in _here() or (writer.get("boot"), writer.get("pid_namespace")) != _here():
         return None
     found = find_process(pid)
     return found if found is None or found is False else found == writer.get("start_ticks")
@@ -194,7 +181,7 @@ def find_process(pid: int) -> int | bool | None:
 @cache
 def _boot_hash() -> str | None:
     try:
-        return hashlib.sha256(f"modtrace {_BOOT_ID.read_text('ascii')}".encode()).hexdigest()[:12]
+        return hashlib.sha256(f"modtrace {_BOOT_ID.read_text('utf-8')}".encode()).hexdigest()[:12]
     except (OSError, UnicodeDecodeError):
         return None
 

@@ -1,7 +1,5 @@
 """How a ring writes down the name of a range and its category."""
 
-from __future__ import annotations
-
 import json
 from typing import Literal, NamedTuple, get_args
 
@@ -13,6 +11,9 @@ CATEGORIES: tuple[RangeCategory, ...] = get_args(RangeCategory)
 
 No engine writes `evaluation`: these are found among the calls.
 """
+
+EVAL, TRAIN = "Module.eval#", "Module.train#"
+"""How the names begin of calls that switch a module to eval mode, and back."""
 
 _PLACES = {"optimizer": "the optimizer", "gc": "garbage collection", "compile": "compilation"}
 

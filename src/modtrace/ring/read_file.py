@@ -1,12 +1,10 @@
 """A ring → what it holds: its slots, dead or alive, and of a file the name table and the metadata too."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import struct
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BufferedReader
 from typing import BinaryIO, NamedTuple
@@ -15,17 +13,31 @@ import numpy as np
 
 from .._errors import RingError
 from .._system.files import open_regular, read_at
-from .._typing import Int64Array
-from .file import MAX_RECORD_BYTES, RECORD
-from .file_header import LOG_CHUNK_BYTES, SLOTS_OFFSET, FileHeader, parse_header, parse_object
-from .name_table import Record
+from .._typing import BoolArray, Int32Array, Int64Array
+from .file_format import (
+    LOG_CHUNK_BYTES,
+    MAX_TIME_NS,
+    RECORD,
+    SLOTS_OFFSET,
+    FileHeader,
+    Record,
+    parse_header,
+    parse_object,
+    valid_records,
+)
 from .owner import WriterState, has_known_pid, writer_state
 from .slot_format import (
+    CALL_ENTER_KINDS,
+    CALL_EXIT_KINDS,
+    COMMUNICATION_KINDS,
     KIND_MASK,
     KIND_SHIFT,
+    KINDS_OF_OTHER_THREADS,
     LAP_MASK,
     LAP_SHIFT,
     NAME_MASK,
+    NO_NAME,
+    RANGE_KINDS,
     SLOT_BYTES,
     THREAD_MASK,
     THREAD_SHIFT,
@@ -33,17 +45,21 @@ from .slot_format import (
     Events,
     Kind,
 )
-from .validate import SlotSnapshot, validate
 
+_MAX_RECORD_BYTES = 1 << 20
+"""A longer record is damage."""
 _BLOCK_SLOTS = 1 << 20
 """Slots that are looked at together: 32 MiB."""
-_KNOWN_KINDS = np.array(list(Kind), np.int64)
+_IS_KNOWN = np.isin(np.arange(KIND_MASK + 1), [*Kind])
+_CALL_KINDS = (*CALL_ENTER_KINDS, *CALL_EXIT_KINDS)
+_TEXT_KINDS = (Kind.MARK, Kind.COUNTER, Kind.SHAPES, *COMMUNICATION_KINDS, *RANGE_KINDS)
 _STAMP = struct.Struct("<q")
 _FOREVER = 1 << 62
 _MAX_REREADS = 20
 _BYTES_PER_BLOCK = 512
 """What `st_blocks` counts in, on every system."""
-_MIN_BYTES_WITH_HOLES = 1 << 32
+_MIN_HOLLOW_BYTES = 1 << 32
+"""Of a smaller file, what is a hole is read as empty slots."""
 _SLOTS_AHEAD = 1 << 10
 """Slots behind the newest event that are read with it: the writer goes on meanwhile."""
 _SLOTS_BEHIND = 64
@@ -51,6 +67,22 @@ _SLOTS_BEHIND = 64
 
 _SlotRange = tuple[int, int]
 """The number of the first slot, and that behind the last one."""
+
+
+class SlotSnapshot(NamedTuple):
+    """The slots that a ring held when it was read, and how many it had lost.
+
+    Attributes:
+        events: the whole events, in serial order.
+        recorded: number of events written since the ring was made.
+        overwritten: of these, those whose slots were used again, or that were not asked for.
+        torn: of these, those whose slots were half written, or damaged.
+    """
+
+    events: Events
+    recorded: int
+    overwritten: int
+    torn: int
 
 
 class RingSnapshot(NamedTuple):
@@ -109,7 +141,11 @@ def read_ring(
         RingError: it cannot be read, is no ring file, or its header is damaged.
     """
     with _opened(path) as (file, header):
-        size = os.fstat(file.fileno()).st_size
+        status = os.fstat(file.fileno())
+        size = status.st_size
+        # The file of a new ring is reserved. Windows has no `st_blocks`, and a copied file has no holes there.
+        if size >= _MIN_HOLLOW_BYTES and getattr(status, "st_blocks", size) * _BYTES_PER_BLOCK < size // 2:
+            raise RingError(f"{file.name}: most of its {size:,} bytes are a hole; copy the ring again, whole")
         # Looked at first: a process that is gone by now has written all that it ever will.
         writer = writer_state(file.fileno(), header)
         if serials is None:
@@ -119,12 +155,8 @@ def read_ring(
             slots = read_slots(_slot_blocks(file.fileno(), ranges), header.capacity, serials, kinds)
         # The log is read after the slots: a name is noted before its number is used.
         records = _read_log(file, header.log_start)
-        if not len(slots.events) and not records and _is_hollow(file.fileno()):
-            raise RingError(
-                f"{file.name}: no event is in it, and most of its {size:,} bytes are a hole; copy the ring again, whole"
-            )
     missing_bytes = max(0, header.log_start + LOG_CHUNK_BYTES - size)
-    return RingSnapshot(*validate(slots, records, header.metadata), writer, has_known_pid(header), missing_bytes)
+    return RingSnapshot(*_validate(slots, records), header.metadata, writer, has_known_pid(header), missing_bytes)
 
 
 def has_news(path: str | os.PathLike[str], last: RingSnapshot) -> bool:
@@ -154,7 +186,7 @@ def read_ring_records(path: str | os.PathLike[str]) -> list[Record]:
     """
     with _opened(path) as (file, header):
         records = _read_log(file, header.log_start)
-    return validate(read_slots([], 1), records, {})[1]
+    return valid_records(records)[0]
 
 
 def read_ring_rank(path: str | os.PathLike[str]) -> int | None:
@@ -164,7 +196,7 @@ def read_ring_rank(path: str | os.PathLike[str]) -> int | None:
         RingError: as of `read_ring`.
     """
     with _opened(path) as (_, header):
-        rank = validate(read_slots([], 1), [], header.metadata)[2].get("rank")
+        rank = header.metadata.get("rank")
     return rank if isinstance(rank, int) else None
 
 
@@ -188,7 +220,7 @@ def _read_log(file: BinaryIO, offset: int) -> list[Record]:
     file.seek(offset)
     while len(head := file.read(RECORD.size)) == RECORD.size:
         length, crc = RECORD.unpack(head)
-        if not 0 < length <= min(MAX_RECORD_BYTES, size - file.tell()):
+        if not 0 < length <= min(_MAX_RECORD_BYTES, size - file.tell()):
             break
         text = file.read(length)
         if zlib.crc32(text) != crc:
@@ -210,24 +242,15 @@ def _read_file_slots(descriptor: int, size: int, capacity: int, last_events: int
         last_events: read no more than about so many, the last ones, and count the others as overwritten; None: all.
     """
     count = max(0, min(capacity, (size - SLOTS_OFFSET) // SLOT_BYTES))
-    slots = _read_once(descriptor, count, capacity, last_events)
-    for _ in range(_MAX_REREADS):
+    recorded = -1
+    for _ in range(1 + _MAX_REREADS):
         # Read again if serials are missing: the writer overtook a reader that had to pause. What is missing still
         # when nothing was written since is missing in the file.
-        recorded = slots.recorded
-        if not len(slots.events) or np.all(np.diff(slots.events.serial) == 1):
-            break
         slots = _read_once(descriptor, count, capacity, last_events)
-        if slots.recorded == recorded:
+        if slots.recorded == recorded or np.all(np.diff(slots.events.serial) == 1):
             break
+        recorded = slots.recorded
     return slots
-
-
-def _is_hollow(descriptor: int) -> bool:
-    """Return whether less than half of a file is there: that of a new ring is reserved."""
-    status = os.fstat(descriptor)
-    blocks = getattr(status, "st_blocks", None)  # None on Windows, where a copied file has no holes
-    return blocks is not None and blocks * _BYTES_PER_BLOCK < status.st_size // 2
 
 
 def _read_once(descriptor: int, count: int, capacity: int, last_events: int | None) -> SlotSnapshot:
@@ -237,7 +260,7 @@ def _read_once(descriptor: int, count: int, capacity: int, last_events: int | No
             oldest = max(0, newest + 1 - last_events)
             ranges = _slots_of(oldest, newest + 1 + _SLOTS_AHEAD, count, capacity)
             return read_slots(_slot_blocks(descriptor, ranges), capacity, range(oldest, _FOREVER))
-    return read_slots(_slot_blocks(descriptor, _data_ranges(descriptor, count)), capacity)
+    return read_slots(_slot_blocks(descriptor, [(0, count)]), capacity)
 
 
 def _find_newest(descriptor: int, count: int, capacity: int) -> int | None:
@@ -273,7 +296,7 @@ def _slots_of(oldest: int, end: int, count: int, capacity: int) -> list[_SlotRan
     return [(first, min(last, count)) for first, last in ranges if first < count]
 
 
-def _slot_blocks(descriptor: int, ranges: Iterator[_SlotRange] | list[_SlotRange]) -> Iterator[_SlotBlock]:
+def _slot_blocks(descriptor: int, ranges: list[_SlotRange]) -> "Iterator[_SlotBlock]":
     """Yield some slots of a file.
 
     Each block is mapped only while it is looked at. A mapping, not a read: beside a live writer the order in which the
@@ -290,26 +313,6 @@ def _slot_blocks(descriptor: int, ranges: Iterator[_SlotRange] | list[_SlotRange
             words = np.frombuffer(mapping, np.int64, length * WORDS_PER_SLOT, offset - aligned)
             del mapping  # so that it goes with the block
             yield _SlotBlock(first, words.reshape(-1, WORDS_PER_SLOT))
-
-
-def _data_ranges(descriptor: int, count: int) -> Iterator[_SlotRange]:
-    """Yield the slots of a large file between its holes; it has some where its space was not reserved as ours is.
-
-    A smaller file is gone through as a whole: not every file system knows at once where another process wrote.
-    """
-    if count * SLOT_BYTES < _MIN_BYTES_WITH_HOLES or not _is_hollow(descriptor):
-        yield (0, count)
-        return
-    begin, end = SLOTS_OFFSET, SLOTS_OFFSET + count * SLOT_BYTES
-    while begin < end:
-        try:
-            begin = os.lseek(descriptor, begin, os.SEEK_DATA)
-        except OSError:  # a hole is all that follows
-            return
-        hole = os.lseek(descriptor, begin, os.SEEK_HOLE)
-        if begin < end:
-            yield ((begin - SLOTS_OFFSET) // SLOT_BYTES, -(-(min(hole, end) - SLOTS_OFFSET) // SLOT_BYTES))
-        begin = hole
 
 
 class _SlotBlock(NamedTuple):
@@ -367,8 +370,7 @@ def read_slots(
         name=(meta & NAME_MASK).astype(np.int32),
         value=value[order],
     )
-    kept = len(events)
-    return SlotSnapshot(events, recorded, oldest, recorded - oldest - kept)
+    return SlotSnapshot(events, recorded, oldest, recorded - oldest - len(events))
 
 
 def _whole_slots(block: _SlotBlock, capacity: int, serials: range, without: Collection[Kind]) -> Int64Array:
@@ -387,7 +389,72 @@ def _whole_slots(block: _SlotBlock, capacity: int, serials: range, without: Coll
     whole &= (stamp > 0) & (serial % capacity == np.arange(block.first, block.first + len(slots)))
     whole &= (serial // capacity & LAP_MASK) == meta >> LAP_SHIFT
     kind = meta >> KIND_SHIFT & KIND_MASK
-    whole &= np.isin(kind, _KNOWN_KINDS) & (serial < serials.stop)
+    whole &= _IS_KNOWN[kind] & (serial < serials.stop)
     if without:
-        whole &= np.isin(kind, [*without], invert=True) | np.isin(serial, (serials.start, serials.stop - 1))
+        is_wanted = _IS_KNOWN.copy()
+        is_wanted[[*without]] = False
+        whole &= is_wanted[kind] | (serial == serials.start) | (serial == serials.stop - 1)
     return np.stack([column[whole] for column in (serial, time_ns, value, meta)])
+
+
+def _validate(slots: SlotSnapshot, records: Sequence[Record]) -> tuple[SlotSnapshot, list[Record]]:
+    """Return the slots and the records of a ring without damaged ones.
+
+    An id whose record is lost becomes the name "#id". So each id that an event uses has a record, each record has all
+    its fields, and the times of a thread never go back.
+    """
+    valid, id_counts = valid_records(records)
+    slots = _drop_impossible_times(slots, valid)
+    events = slots.events
+    has_name = np.isin(events.kind, _CALL_KINDS) | np.isin(events.kind, (Kind.CALL_BACKWARD, Kind.HELD, Kind.SAVED)) & (
+        events.name != NO_NAME
+    )
+    has_text = np.isin(events.kind, _TEXT_KINDS)
+    has_text &= ~np.isin(events.kind, COMMUNICATION_KINDS) | (events.name != NO_NAME)
+    name, thread = events.name, events.thread
+    name, lost = _renumber_unknown(name, has_name, id_counts["name"])
+    valid += [{"kind": "name", "id": i, "label": f"#{old}", "fqn": f"#{old}", "class": "?"} for i, old in lost]
+    name, lost = _renumber_unknown(name, has_text, id_counts["text"])
+    valid += [{"kind": "text", "id": i, "text": f"#{old}"} for i, old in lost]
+    thread, lost = _renumber_unknown(thread, np.ones(len(events), np.bool_), id_counts["thread"])
+    valid += [
+        {"kind": "thread", "id": i, "name": f"thread #{old}", "tid": old, "torch_thread_id": -1} for i, old in lost
+    ]
+    events = Events(events.serial, events.time, events.kind, thread, name, events.value)
+    return slots._replace(events=events), valid
+
+
+def _drop_impossible_times(slots: SlotSnapshot, records: Sequence[Record]) -> SlotSnapshot:
+    """Count events with an impossible time as torn: before the recording, beyond all time, or back on their thread."""
+    begin = next((record["monotonic"] for record in records if record["kind"] == "anchor"), 0)
+    events = slots.events
+    possible = (events.time >= begin) & (events.time < MAX_TIME_NS)
+    # What completes is written by other threads than the one it belongs to.
+    index = np.flatnonzero(possible & ~np.isin(events.kind, KINDS_OF_OTHER_THREADS))
+    index = index[np.argsort(events.thread[index], kind="stable")]
+    goes_back = (np.diff(events.time[index]) < 0) & (np.diff(events.thread[index]) == 0)
+    for thread in np.unique(events.thread[index[1:][goes_back]]).tolist():
+        of_thread = index[events.thread[index] == thread]
+        time = events.time[of_thread]
+        # One that is too late does not follow the later ones, and one that is too early not the earlier ones.
+        ways = np.maximum.accumulate(time) == time, np.minimum.accumulate(time[::-1])[::-1] == time
+        possible[of_thread[~max(ways, key=np.count_nonzero)]] = False
+    if possible.all():
+        return slots
+    dropped = int(np.count_nonzero(~possible))
+    return slots._replace(events=events.take(possible), torn=slots.torn + dropped)
+
+
+def _renumber_unknown(ids: Int32Array, used: BoolArray, known_count: int) -> tuple[Int32Array, list[tuple[int, int]]]:
+    """Give the used ids that have no record new ones, which follow the known ones without gaps.
+
+    Returns:
+        All ids, and (new id, old id) of those that are new.
+    """
+    unknown = used & (ids >= known_count)
+    lost = np.unique(ids[unknown])
+    if not len(lost):
+        return ids, []
+    ids = ids.copy()
+    ids[unknown] = known_count + np.searchsorted(lost, ids[unknown])
+    return ids, list(enumerate(lost.tolist(), known_count))

@@ -1,30 +1,37 @@
 """Ring: the slots and the name table of one recording, in memory or in a file."""
 
-from __future__ import annotations
-
 import contextlib
+import errno
 import itertools
 import mmap
 import os
+import secrets
+import stat
 import struct
 import time
+import zlib
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import numpy as np
+import orjson
 
 from .._errors import RingError
 from .._typing import Int64Array
 from ..record_options import check_capacity
-from .file import RingFile, prefault
-from .file_header import SLOTS_OFFSET
-from .name_table import NameTable
+from .file_format import LOG_CHUNK_BYTES, MAGIC, RECORD, SLOTS_OFFSET, Record, pack_header
+from .kept_rings import take_name
+from .owner import WriterLock, describe_writer
 from .read_file import RingSnapshot, read_slots, slot_blocks
-from .slot_format import LAP_MASK, LAP_SHIFT, SLOT_BYTES, WORDS_PER_SLOT, Kind
+from .slot_format import LAP_MASK, LAP_SHIFT, NO_NAME, SLOT_BYTES, THREAD_MASK, WORDS_PER_SLOT, Kind
 
 _MEMINFO = Path("/proc/meminfo")
-_OWN_GROUPS = Path("/proc/self/cgroup")
-_GROUPS = Path("/sys/fs/cgroup")
+_MAX_TEXT_CHARS = 1 << 14
+_CLOSING_KINDS = ("anchor", "stop")
+_CLOSING_BYTES = 256
+"""Reserved for the records that end a recording, so that it ends in good order on a disk that became full."""
+_MAX_PREFAULT_BYTES = 1 << 28
+_MADV_POPULATE_WRITE = 23
 
 WriteSlot = Callable[[int, int], None]
 """`write(meta, value)`: meta is kind, thread and name packed; the clock is read and the serial number taken inside."""
@@ -62,7 +69,7 @@ class Ring:
             raise RingError(str(error)) from None
         self.capacity = capacity
         self.metadata = dict(metadata or {})
-        self._file: RingFile | None = None
+        self._file: _RingFile | None = None
         self._closed = False
         self.path: str | None = None
         if path is None:
@@ -70,7 +77,7 @@ class Ring:
             self.offset = 0
             self.names = NameTable()
         else:
-            self._file = RingFile(path, capacity, self.metadata, keep)
+            self._file = _RingFile(path, capacity, self.metadata, keep)
             self.path = self._file.path
             self.buffer = self._file.buffer
             self.offset = SLOTS_OFFSET
@@ -78,12 +85,22 @@ class Ring:
         self.names.anchor()
 
     def make_writer(self, clock: Callable[[], int] = time.monotonic_ns) -> WriteSlot:
-        """Return the function that writes one event from Python; make one per ring, since it counts the serials.
+        """Return the function that writes one event from Python, on any thread; one per ring, since it counts serials.
 
         Args:
             clock: returns monotonic nanoseconds.
         """
-        return _make_writer(self.buffer, self.offset, self.capacity, clock)
+        buffer, offset, capacity = self.buffer, self.offset, self.capacity
+        serials = itertools.count().__next__
+        pack = struct.Struct(f"{WORDS_PER_SLOT}q").pack_into
+
+        def write(meta: int, value: int) -> None:
+            serial = serials()
+            lap, index = divmod(serial, capacity)
+            # Native packing stores whole words in order: meta with the new lap first, the stamp last.
+            pack(buffer, offset + index * SLOT_BYTES, (lap & LAP_MASK) << LAP_SHIFT | meta, clock(), value, serial + 1)
+
+        return write
 
     def read(self, serials: range | None = None, without: Collection[Kind] = ()) -> RingSnapshot:
         """Read what the ring holds now; other threads may go on writing.
@@ -118,31 +135,213 @@ class Ring:
         if file is not None:
             file.close()
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes the slots take."""
-        return self.capacity * SLOT_BYTES
 
+class NameTable:
+    """Gives ids (small numbers, from 0 on) to names, texts and threads, and notes a record for each. Thread-safe.
 
-def _make_writer(buffer: mmap.mmap, offset: int, capacity: int, clock: Callable[[], int]) -> WriteSlot:
-    """Return the function that writes one event; safe from any thread that holds the interpreter.
+    Records are only added, and they are outside of the slots, so none is overwritten.
 
     Args:
-        buffer: the mapping.
-        offset: bytes before the first slot.
-        capacity: slots in the ring.
-        clock: returns monotonic nanoseconds.
+        sink: called with each new record, before its id is used in the ring. What it raises (OSError: the disk is
+            full) comes out of the method that noted the record, and the record is not noted. It must be thread-safe.
+
+    Attributes:
+        records: all records so far. Threads that find something new at once may note their ids in any order.
     """
-    serials = itertools.count().__next__
-    pack = struct.Struct(f"{WORDS_PER_SLOT}q").pack_into
 
-    def write(meta: int, value: int) -> None:
-        serial = serials()
-        lap, index = divmod(serial, capacity)
-        # Native packing stores whole words in order: meta with the new lap first, the stamp last.
-        pack(buffer, offset + index * SLOT_BYTES, (lap & LAP_MASK) << LAP_SHIFT | meta, clock(), value, serial + 1)
+    def __init__(self, sink: Callable[[Record], None] | None = None) -> None:
+        self.records: list[Record] = []
+        self._sink = sink
+        self._names: dict[str, int] = {}
+        self._texts: dict[str, int] = {}
+        # No lock: a finalizer, which can run anywhere in here, may wait for another thread that is in here too. Each of
+        # these gives out a number once.
+        self._next_name = itertools.count().__next__
+        self._next_text = itertools.count().__next__
+        self._next_thread = itertools.count().__next__
 
-    return write
+    def name(self, label: str, fqn: str, module_class: str) -> int:
+        """Return the id of a module's name, or `NO_NAME` where the table is full."""
+        # One string, not a tuple, which would bring the next run of the garbage collector nearer.
+        key = f"{len(label)},{len(fqn)},{label}{fqn}{module_class}"
+        if _clean(key) is not key:
+            label, fqn, module_class = _clean(label), _clean(fqn), _clean(module_class)
+            key = f"{len(label)},{len(fqn)},{label}{fqn}{module_class}"
+        name_id = self._names.get(key)
+        if name_id is None:
+            name_id = self._next_name()
+            if name_id >= NO_NAME:
+                return NO_NAME
+            self.note({"kind": "name", "id": name_id, "label": label, "fqn": fqn, "class": module_class})
+            # If another thread was first, its record counts, and this one is of no use.
+            name_id = self._names.setdefault(key, name_id)
+        return name_id
+
+    def text(self, text: str) -> int:
+        """Return the id of a text (a mark, a counter, the shapes of a call), or `NO_NAME` as `name` does."""
+        text = _clean(text)
+        text_id = self._texts.get(text)
+        if text_id is None:
+            text_id = self._next_text()
+            if text_id >= NO_NAME:
+                return NO_NAME
+            self.note({"kind": "text", "id": text_id, "text": text})
+            text_id = self._texts.setdefault(text, text_id)
+        return text_id
+
+    def thread(self, name: str, tid: int, torch_thread_id: int = -1) -> int:
+        """Note a thread and return its id; all threads for which there is no id left share the last one."""
+        thread_id = min(self._next_thread(), THREAD_MASK)
+        self.note(
+            {"kind": "thread", "id": thread_id, "name": _clean(name), "tid": tid, "torch_thread_id": torch_thread_id}
+        )
+        return thread_id
+
+    def compiled(self, name_id: int, modules: str) -> None:
+        """Note which modules torch.compile put into the calls of a name; a later note takes the place of this one."""
+        self.note({"kind": "compiled", "name": name_id, "modules": _clean(modules)})
+
+    def group(self, name: str, ranks: str, description: str) -> None:
+        """Note a process group, as `collective_text.rank_list` writes its ranks."""
+        self.note({"kind": "group", "name": _clean(name), "ranks": _clean(ranks), "description": _clean(description)})
+
+    def operator(self, number: int, name: str, device: str, dtype: str, flops: int, nbytes: int) -> None:
+        """Note what an operator with certain inputs costs; -1 if that is not known.
+
+        Args:
+            number: by which the ring knows it.
+            name: as torch has it (`aten::addmm`).
+            device: the name of the device of its first tensor, or its type (`cpu`).
+            dtype: the type of that tensor's numbers (`bfloat16`).
+            flops: what it costs.
+            nbytes: what its inputs and its outputs have.
+        """
+        record = {"kind": "operator", "number": number, "name": _clean(name), "device": _clean(device)}
+        self.note(record | {"dtype": dtype, "flops": flops, "bytes": nbytes})
+
+    def anchor(self) -> None:
+        """Note what the monotonic and the wall clock show at one moment."""
+        before = time.monotonic_ns()
+        wall = time.time_ns()
+        self.note({"kind": "anchor", "monotonic": (before + time.monotonic_ns()) // 2, "wall": wall})
+
+    def stop(self) -> None:
+        """Note that the recording ends in good order."""
+        self.anchor()
+        self.note({"kind": "stop"})
+
+    def note(self, record: Record) -> None:
+        """Note a record; from outside, one that gives no id."""
+        if self._sink is not None:
+            self._sink(record)
+        self.records.append(record)
+
+
+def _clean(text: str) -> str:
+    """Make any Python string one that UTF-8 can hold and that stays small; lone surrogates become escapes."""
+    if text.isascii() and len(text) <= _MAX_TEXT_CHARS:
+        return text
+    if len(text) > _MAX_TEXT_CHARS:
+        text = text[:_MAX_TEXT_CHARS] + "…"
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+class _RingFile:
+    """A new ring file that this process writes; its mapping outlives the process in the file.
+
+    Args:
+        path: where; what the rings are called that are there already, `kept_rings` says.
+        capacity: slots in the ring.
+        metadata: about the recording, JSON values; together at most about 3,800 bytes.
+        keep: how many rings of ended processes to keep beside it.
+
+    Attributes:
+        path: the name that the file got.
+        buffer: the mapping of header and slots; the first slot begins at byte `SLOTS_OFFSET`.
+
+    Raises:
+        RingError: the file cannot be made, its space cannot be reserved, or the metadata does not fit the header.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], capacity: int, metadata: Mapping[str, object], keep: int) -> None:
+        self.path = os.fspath(path)
+        self._log_start = SLOTS_OFFSET + capacity * SLOT_BYTES
+        self._reserved = self._log_start + LOG_CHUNK_BYTES
+        pack_header(self.path, capacity, metadata, {})
+        if not hasattr(os, "posix_fallocate"):
+            raise RingError(f"{self.path}: a file behind the ring needs Linux; without one the ring is in memory")
+        _refuse_special(self.path)
+        # The name cannot be guessed, so it is never what another user put there, nor the end of a link of theirs.
+        partial = f"{self.path}.{os.getpid()}.{secrets.token_hex(8)}.new"
+        try:
+            fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            self._descriptor: _Descriptor | None = _Descriptor(fd)
+            try:
+                self._lock = WriterLock(partial)
+                os.posix_fallocate(fd, 0, self._reserved)
+                os.pwrite(fd, pack_header(self.path, capacity, metadata, describe_writer(self._lock, self.path)), 0)
+                os.lseek(fd, self._log_start, os.SEEK_SET)
+                self.buffer = mmap.mmap(fd, self._log_start)
+                _prefault(self.buffer)
+                self.path = take_name(partial, self.path, keep)
+            except BaseException:
+                self._descriptor = None
+                with contextlib.suppress(FileNotFoundError):  # an interrupt can come after it was moved
+                    os.unlink(partial)
+                raise
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+            advice = "Free some space, name another place, or lower capacity." if full else "Name another place."
+            raise RingError(
+                f"{self.path}: cannot reserve {self._reserved:,} bytes for a ring of {capacity:,} events: "
+                f"{error.strerror}. {advice}"
+            ) from error
+
+    def append(self, record: Record) -> None:
+        """Append one record to the log; thread-safe, as the system keeps the end of the log and writes one at a time.
+
+        It does nothing when the file is closed: a thread may still be naming what it was called for.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        descriptor = self._descriptor
+        if descriptor is None:
+            return
+        text = orjson.dumps(dict(record))
+        framed = RECORD.pack(len(text), zlib.crc32(text)) + text
+        kept = 0 if record["kind"] in _CLOSING_KINDS else _CLOSING_BYTES
+        fd, reserved = descriptor.fd, self._reserved
+        if os.lseek(fd, 0, os.SEEK_CUR) + len(framed) + RECORD.size + kept > reserved:
+            os.posix_fallocate(fd, reserved, LOG_CHUNK_BYTES)
+            self._reserved = reserved + LOG_CHUNK_BYTES
+        os.write(fd, framed)
+
+    def close(self) -> None:
+        """Close the file, once no thread appends to it; the mapping goes with its last holder."""
+        self._descriptor = None
+        self._lock.release()
+
+
+class _Descriptor:
+    """Closes a file descriptor with its last user: its number may be another file's from then on."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
+def _refuse_special(path: str) -> None:
+    """Raise if the path is anything but a ring, an empty file, or a link to such."""
+    begin = b""
+    with contextlib.suppress(OSError):  # making the file will say what is wrong with the path
+        if is_regular := stat.S_ISREG(os.stat(path).st_mode):
+            with open(path, "rb") as file:
+                begin = file.read(len(MAGIC))
+        if not is_regular or (begin and begin != MAGIC):
+            raise RingError(f"{path}: it is no ring, and a ring replaces nothing else. Name another place.")
 
 
 def _allocate(capacity: int) -> mmap.mmap:
@@ -159,27 +358,20 @@ def _allocate(capacity: int) -> mmap.mmap:
             "can be had; lower capacity"
         )
     try:
-        if hasattr(mmap, "MAP_PRIVATE"):
-            buffer = mmap.mmap(-1, capacity * SLOT_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        else:  # Windows
-            buffer = mmap.mmap(-1, capacity * SLOT_BYTES)
+        # Windows has no flags.
+        flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+        buffer = mmap.mmap(-1, capacity * SLOT_BYTES, **flags)
     except OSError as error:  # as of `ulimit -v`
         raise RingError(
             f"a ring of {capacity:,} events takes {capacity * SLOT_BYTES:,} bytes, which this process does not get: "
             f"{error.strerror}; lower capacity"
         ) from error
-    prefault(buffer)
+    _prefault(buffer)
     return buffer
 
 
 def _available_memory_bytes() -> int | None:
-    """Return the bytes that this process can have without the system killing any; None if the system does not say."""
-    left = [bytes_left for bytes_left in (_left_on_machine(), *_left_in_groups()) if bytes_left is not None]
-    return min(left, default=None)
-
-
-def _left_on_machine() -> int | None:
-    """Return the bytes of memory that are free, can be freed, or swapped out."""
+    """Return the bytes of memory that are free, can be freed, or swapped out; None if the system does not say."""
     try:
         lines = _MEMINFO.read_text("utf-8").splitlines()
         kilobytes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
@@ -188,26 +380,11 @@ def _left_on_machine() -> int | None:
         return None
 
 
-def _left_in_groups() -> list[int | None]:
-    """Return the bytes left in each control group (version 2) that this process is in."""
-    with contextlib.suppress(OSError):
-        for line in _OWN_GROUPS.read_text("utf-8").splitlines():
-            if line.startswith("0::"):
-                # A group can have no more than those around it. Inside a container the path may not be there: then its
-                # root is what the process sees of its own group.
-                group = Path(line[3:])
-                return [_left_in_group(_GROUPS / str(folder).lstrip("/")) for folder in (group, *group.parents)]
-    return []
+def _prefault(buffer: mmap.mmap) -> None:
+    """Map the pages of a new buffer, up to 256 MiB, ahead of the writer.
 
-
-def _left_in_group(folder: Path) -> int | None:
-    try:
-        most, used = (int((folder / f"memory.{name}").read_text("utf-8")) for name in ("max", "current"))
-    except (OSError, ValueError):  # no such group, or its limit is the word "max"
-        return None
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        # Pages of files are given back when memory is asked for.
-        for line in (folder / "memory.stat").read_text("utf-8").splitlines():
-            if line.startswith("inactive_file "):
-                return most - used + int(line.split()[1])
-    return most - used
+    The first touch of a page costs as much as many events, and the training must not pay for it. A kernel before
+    Linux 5.14, or another system, cannot do it without writing; there it does.
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        buffer.madvise(_MADV_POPULATE_WRITE, 0, min(len(buffer), _MAX_PREFAULT_BYTES))

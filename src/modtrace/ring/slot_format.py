@@ -12,8 +12,6 @@ and overwritten slots are recognized without a lock.
 The build of the native engine makes a C++ header of this file.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -95,8 +93,10 @@ ABANDONED_BIT = 1 << 62
 
 
 ALLOCATED = "allocated"
-"""The text of the counter of what tensors hold, in bytes: at each event before which it changed, and before that the
-most since the last sample, if that was more."""
+"""The text of the counter of what tensors hold on the CPU, in bytes: at each event before which it changed, and before
+that the most since the last sample, if that was more."""
+CUDA_ALLOCATED = "cuda allocated"
+"""The same of one GPU: it follows that of the CPU once the process allocates on a GPU."""
 REFUSED = "could not be allocated"
 """The text of the counter of what could not be allocated, in bytes."""
 
@@ -233,6 +233,6 @@ class Events:
     def __len__(self) -> int:
         return len(self.serial)
 
-    def take(self, index: AnyArray) -> Events:
+    def take(self, index: AnyArray) -> "Events":
         """Return the events at `index` (positions or a mask)."""
         return Events(*(getattr(self, field)[index] for field in self.__slots__))

@@ -1,7 +1,5 @@
 """Numbers for keys, given out in the order in which the keys come."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from typing import TypeVar
 

@@ -1,0 +1,187 @@
+"""What a ring file is: header, slots, and a log of records, which hold the name table.
+
+```
+0      magic "MODTRACE" · version u32 · 0 u32 · capacity u64 · slots offset u64 · log offset u64
+       metadata length u32 · crc32 of metadata u32 · metadata (JSON)
+4096   slots: capacity × 32 bytes
+…      log: records of (length u32 · crc32 u32 · JSON), until a length of 0 or the end of the file
+```
+
+All numbers are little endian. Under `writer` the metadata says which process writes the file, see `owner`. The space of
+header, slots and the first part of the log is reserved when the file is made, so a full disk is an error then, and
+never a signal while training runs.
+
+A record is one JSON object. Its "kind" says what it is; beside that it has
+
+| kind       | fields                                                                                                 |
+|------------|--------------------------------------------------------------------------------------------------------|
+| `name`     | `id`, `label`, `fqn`, `class`: of a module                                                             |
+| `text`     | `id`, `text`: of a mark, a counter, the shapes of a call's inputs, or a collective's name              |
+| `thread`   | `id`, `name`, `tid` (the operating system's), `torch_thread_id` (torch's number, -1 if not known)   |
+| `compiled` | `name`: its id, `modules`: those inside, compiled (`blocks.0: Block, …`); the last counts              |
+| `group`    | `name`, `ranks` (the global ones, as `0-3,8`), `description`: of a process group of torch.distributed  |
+| `operator` | `number`, `name`, `device`, `dtype`, `flops` (-1: not known), `bytes`: of one with certain inputs      |
+| `clock`    | `clock`: the id of the host's monotonic clock, which times are of                                      |
+| `offset`   | `clock`, `parent`: ids; `time`, `offset`, `bound`, `round_trip`: by how many ns the parent's was ahead |
+| `anchor`   | `monotonic`, `wall`: nanoseconds on both clocks, read at one moment                                    |
+| `stop`     | nothing: the recording was stopped in good order                                                       |
+"""
+
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+
+from .._errors import RingError
+from .slot_format import NO_NAME, SLOT_BYTES
+
+Record = Mapping[str, Any]
+
+MAGIC = b"MODTRACE"
+VERSION = 2
+HEADER = struct.Struct("<8sIIQQQII")
+"""What precedes the metadata."""
+SLOTS_OFFSET = 4096
+"""Bytes before the first slot of a file."""
+LOG_CHUNK_BYTES = 1 << 20
+"""What is reserved for the log at once; a file is never shorter than with the first of these."""
+RECORD = struct.Struct("<II")
+"""What precedes each record of the log."""
+_WRITER = "writer"
+FIRST_STEP = "first_step"
+"""The key in the metadata of a ring for the number of the first step, where that is known."""
+STACKS_SIGNAL = "stacks_signal"
+"""The key in the metadata of a ring for the number of the signal on which its process writes its Python stacks."""
+MAX_TIME_NS = 1 << 61
+"""Times from here on are damage: sums of a few must fit 64 bits."""
+_PIDS = range(1 << 31)
+_TIMES_NS = range(MAX_TIME_NS)
+_FIELDS: Mapping[str, Mapping[str, type[str] | range]] = {
+    "name": {"label": str, "fqn": str, "class": str},
+    "text": {"text": str},
+    "thread": {"name": str, "tid": _PIDS, "torch_thread_id": range(-1, 1 << 63)},
+    "compiled": {"name": range(NO_NAME), "modules": str},
+    "operator": {
+        "number": range(1 << 63),
+        "name": str,
+        "device": str,
+        "dtype": str,
+        "flops": range(-1, 1 << 63),
+        "bytes": range(1 << 63),
+    },
+    "clock": {"clock": str},
+    "offset": {
+        "clock": str,
+        "parent": str,
+        "time": _TIMES_NS,
+        "offset": range(-MAX_TIME_NS, MAX_TIME_NS),
+        "bound": _TIMES_NS,
+        "round_trip": _TIMES_NS,
+    },
+    "group": {"name": str, "ranks": str, "description": str},
+    "anchor": {"monotonic": _TIMES_NS, "wall": _TIMES_NS},
+    "stop": {},
+}
+"""The fields of each kind of record, and what each may be: a text, or an integer in a range."""
+_METADATA_FIELDS: Mapping[str, type[str] | range] = {
+    "pid": _PIDS,
+    "rank": _PIDS,
+    "program": str,
+    STACKS_SIGNAL: range(1, 65),
+}
+"""What the metadata may say of the process; other fields are only shown."""
+_KINDS_WITH_ID = ("name", "text", "thread")
+_MAX_AHEAD = 64
+"""By how much an id may be larger than twice the number of records so far."""
+
+
+class FileHeader(NamedTuple):
+    """What the header of a ring file says.
+
+    Attributes:
+        capacity: slots in the ring.
+        log_start: the byte at which the log begins.
+        metadata: about the recording, as written there; without what it cannot say of a process.
+        writer: the process that writes it, as `owner.describe_writer` says it; empty in files of older versions.
+    """
+
+    capacity: int
+    log_start: int
+    metadata: Mapping[str, object]
+    writer: Mapping[str, object]
+
+
+def pack_header(path: str, capacity: int, metadata: Mapping[str, object], writer: Mapping[str, object]) -> bytes:
+    """Return the bytes of a header.
+
+    Raises:
+        RingError: the metadata does not fit.
+    """
+    text = orjson.dumps({**metadata, _WRITER: writer})
+    log_start = SLOTS_OFFSET + capacity * SLOT_BYTES
+    head = HEADER.pack(MAGIC, VERSION, 0, capacity, SLOTS_OFFSET, log_start, len(text), zlib.crc32(text))
+    if len(head) + len(text) > SLOTS_OFFSET:
+        raise RingError(f"{path}: the metadata does not fit the header ({len(text)} bytes)")
+    return head + text
+
+
+def parse_header(path: str, head: bytes) -> FileHeader:
+    """Return what the first `SLOTS_OFFSET` bytes of a file say.
+
+    Raises:
+        RingError: it is no ring file, or its header is damaged.
+    """
+    if len(head) < HEADER.size or not head.startswith(MAGIC):
+        raise RingError(f"{path}: not a ring file (it does not begin with {MAGIC.decode()} and a header)")
+    _, version, _, capacity, slots_offset, log_start, length, crc = HEADER.unpack_from(head)
+    if version != VERSION:
+        raise RingError(
+            f"{path}: ring format {version}; this modtrace reads {VERSION}. Read it with the version that wrote it."
+        )
+    text = head[HEADER.size : HEADER.size + length]
+    metadata = parse_object(text) if len(text) == length and zlib.crc32(text) == crc else None
+    if (
+        metadata is None
+        or slots_offset != SLOTS_OFFSET
+        or capacity < 1
+        or log_start != SLOTS_OFFSET + capacity * SLOT_BYTES
+    ):
+        raise RingError(f"{path}, byte {len(MAGIC)}: the header is damaged; nothing can be recovered from this file")
+    writer = metadata.pop(_WRITER, None)
+    valid = {k: v for k, v in metadata.items() if k not in _METADATA_FIELDS or _is_allowed(v, _METADATA_FIELDS[k])}
+    return FileHeader(capacity, log_start, valid, writer if isinstance(writer, dict) else {})
+
+
+def parse_object(text: bytes) -> dict[str, Any] | None:
+    """Return the JSON object that a text is; None if it is none."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def valid_records(records: Sequence[Record]) -> tuple[list[Record], dict[str, int]]:
+    """Return the records that have all their fields, and how many ids each kind has."""
+    id_counts, counted = dict.fromkeys(_KINDS_WITH_ID, 0), dict.fromkeys(_KINDS_WITH_ID, 0)
+    valid = []
+    for record in records:
+        kind = record.get("kind")
+        fields = _FIELDS.get(kind) if isinstance(kind, str) else None
+        if fields is None or not all(_is_allowed(record.get(field), allowed) for field, allowed in fields.items()):
+            continue
+        if kind in id_counts:
+            # Ids are given in order, but of threads that note some at once any may come first, and one is missing where
+            # an interrupt came. The bound limits what a damaged one costs.
+            counted[kind] += 1
+            if not _is_allowed(record.get("id"), range(2 * counted[kind] + _MAX_AHEAD)):
+                continue
+            id_counts[kind] = max(id_counts[kind], record["id"] + 1)
+        valid.append(record)
+    return valid, id_counts
+
+
+def _is_allowed(value: Any, allowed: type[str] | range) -> bool:
+    return type(value) is int and value in allowed if isinstance(allowed, range) else isinstance(value, allowed)
