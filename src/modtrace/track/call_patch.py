@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -70,19 +69,14 @@ class PatchTarget:
         self._owner = owner
         self._name = name
         self.is_restored = is_restored
-        self._original = self.function
-        # By id of the wrapper. Those that are not reached any more go with the next `uninstall`.
+        self._original = self._function()
+        # By id of the wrapper; kept for the next time, since torch.compile guards on the identity of what it traced.
         self._by_wrapper: dict[int, WrappedFunction] = {}
 
-    @property
-    def function(self) -> Callable[..., Any]:
-        """What is there under the name now; of a class what it holds itself, which binds where it is put back."""
+    def _function(self) -> Callable[..., Any]:
+        """Return what is under the name now; of a class what it holds itself, which binds where it is put back."""
         function: Callable[..., Any] = vars(self._owner)[self._name]
         return function
-
-    @function.setter
-    def function(self, function: Callable[..., Any]) -> None:
-        setattr(self._owner, self._name, function)
 
     def wrapped_functions(self, patch: Patch) -> list[WrappedFunction]:
         """Return the wrapped functions of `patch`."""
@@ -90,14 +84,14 @@ class PatchTarget:
 
     def reached(self, patch: Patch) -> WrappedFunction | None:
         """Return the wrapper of `patch` that calls certainly reach: only other wrappers of ours are around it."""
-        patched = self._by_wrapper.get(id(self.function))
+        patched = self._by_wrapper.get(id(self._function()))
         while patched is not None and patched.patch is not patch:
             patched = self._by_wrapper.get(id(patched.wrapped))
         return patched
 
     def add(self, patch: Patch) -> WrappedFunction:
         """Put an inactive wrapper of `patch` around what is there; around the same, the same as before."""
-        wrapped = self.function
+        wrapped = self._function()
         for patched in self.wrapped_functions(patch):
             if patched.wrapped is wrapped:
                 break
@@ -106,30 +100,16 @@ class PatchTarget:
             _name_as(patched.wrapper, self._original)
             # Known before it can be called, so that it is found wherever an interrupt comes.
             self._by_wrapper[id(patched.wrapper)] = patched
-        self.function = patched.wrapper
+        setattr(self._owner, self._name, patched.wrapper)
         return patched
 
     def remove_inactive(self) -> None:
         """Take off the inactive wrappers, but for those that other code has wrapped."""
-        function = self.function
-        below = function
+        below = function = self._function()
         while (patched := self._by_wrapper.get(id(below))) is not None and patched.observer is None:
             below = patched.wrapped
         if below is not function:
-            self.function = below
-            while (patched := self._by_wrapper.get(id(function))) is not None and patched.observer is None:
-                function = patched.wrapped
-                if not self._is_permanent(patched):
-                    del self._by_wrapper[id(patched.wrapper)]
-
-    def _is_permanent(self, patched: WrappedFunction) -> bool:
-        """Whether it is kept for the next time: torch.compile guards on the identity of what it traced."""
-        inner: WrappedFunction | None = patched
-        while inner is not None:
-            if inner.wraps_torch or inner.wrapped is self._original:
-                return True
-            inner = self._by_wrapper.get(id(inner.wrapped))
-        return False
+            setattr(self._owner, self._name, below)
 
 
 MODULE_CALL = (PatchTarget(nn.Module, "__call__", is_restored=True),)
@@ -139,6 +119,9 @@ RUN_BACKWARD = (
 )
 """What `torch.autograd.backward` and `grad` run a backward pass by; others can replace each for itself."""
 
+MAKE_GRADIENTS = (PatchTarget(torch.autograd, "_make_grads"),)
+"""What both call first."""
+
 
 class Patch:
     """A kind of wrapper, and where it is put.
@@ -147,13 +130,18 @@ class Patch:
         make: given a wrapped function `patched`, returns the wrapper. It looks at `patched.observer` and calls
             `patched.wrapped`.
         targets: what it wraps.
+        activate: called with a wrapper, and whether it is active from now on; for those of the native engine.
     """
 
     def __init__(
-        self, make: Callable[[WrappedFunction], Callable[..., Any]], targets: tuple[PatchTarget, ...] = MODULE_CALL
+        self,
+        make: Callable[[WrappedFunction], Callable[..., Any]],
+        targets: tuple[PatchTarget, ...] = MODULE_CALL,
+        activate: Callable[[Callable[..., Any], bool], object] = lambda _wrapper, _active: None,
     ) -> None:
         self._make = make
         self._targets = targets
+        self._activate = activate
 
     def install(self, observer: object) -> None:
         """Tell `observer` of each call from now on; instead of the one before, where there is one.
@@ -171,13 +159,13 @@ class Patch:
             reached = target.reached(self) or target.add(self)
             for patched in target.wrapped_functions(self):
                 if patched is not reached:
-                    self.set_observer(patched, None)
-            self.set_observer(reached, observer)
+                    self._set_observer(patched, None)
+            self._set_observer(reached, observer)
 
     def _uninstall(self) -> None:
         for target in self._targets:
             for patched in target.wrapped_functions(self):
-                self.set_observer(patched, None)
+                self._set_observer(patched, None)
         for target in self._targets:
             if target.is_restored:
                 target.remove_inactive()
@@ -188,27 +176,7 @@ class Patch:
         patched.wrapper = self._make(patched)
         return patched
 
-    def set_observer(self, patched: WrappedFunction, observer: object) -> None:
+    def _set_observer(self, patched: WrappedFunction, observer: object) -> None:
         """Make a wrapper active, or inactive with None."""
+        self._activate(patched.wrapper, observer is not None)
         patched.observer = observer
-
-
-class NativePatch(Patch):
-    """A patch whose wrappers are functions of the native engine.
-
-    Args:
-        native: the engine's extension module.
-        wrap: its function that makes a wrapper around a function.
-        targets: what it wraps.
-    """
-
-    def __init__(
-        self, native: ModuleType, wrap: Callable[..., Callable[..., Any]], targets: tuple[PatchTarget, ...]
-    ) -> None:
-        super().__init__(lambda patched: wrap(patched.wrapped), targets)
-        self._native = native
-
-    def set_observer(self, patched: WrappedFunction, observer: object) -> None:
-        """Make a wrapper active, or inactive with None."""
-        self._native.set_active(patched.wrapper, observer is not None)
-        super().set_observer(patched, observer)

@@ -6,12 +6,10 @@ the adjoint of an ODE solver, by the first of these calls, which is of the same 
 first call is noted that follows the making of a node, where no graph is made.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -21,10 +19,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import CheckpointFunction
 
 from .skip_dynamo import skip_all
-from .tensors import unseen_by_modes
+from .tensors import tensors_in, unseen_by_modes
 
 _MAX_NOTES = 4096
-_MAX_DEPTH = 4
 _PLAIN = (Tensor, nn.Parameter)
 _TORCH_FILE = CheckpointFunction.backward.__code__.co_filename
 _RUNS_AGAIN = ("backward", "unpack_hook")
@@ -54,11 +51,7 @@ class CheckpointReruns:
             inputs: the arguments, those by keyword last.
             sequence: the sequence number that the thread's next node gets.
         """
-        try:
-            with unseen_by_modes():
-                note, storages = _note_of(module, inputs, sequence)
-        except Exception:  # of tensors that have no memory, as those of torch.func
-            return
+        note, storages = _note_of(module, inputs, sequence)
         if storages:
             self._notes[note] = storages
             if len(self._notes) > _MAX_NOTES:
@@ -76,12 +69,7 @@ class CheckpointReruns:
         run = (_current_graph_task(), sequence)
         if getattr(self._local, "run", None) == run:
             return True
-        try:
-            with unseen_by_modes():
-                note, _ = _note_of(module, inputs, sequence + 1)
-        except Exception:  # as above
-            return False
-        if note not in self._notes:
+        if _note_of(module, inputs, sequence + 1)[0] not in self._notes:
             return False
         # What else this node calls is run again too.
         self._local.run = run
@@ -98,21 +86,21 @@ def _is_torch_checkpoint(frame: FrameType | None) -> bool:
 
 
 def _note_of(module: nn.Module, inputs: Sequence[Any], sequence: int) -> tuple[_Note, list[StorageWeakRef]]:
-    """Return what is the same only for the same module, with the same memory of the same version, after one node."""
-    tensors = list(_tensors_in(inputs))
-    storages = [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]  # type: ignore[no-untyped-call]
-    views: list[tuple[object, ...]] = [
-        # What has a shape of its own making runs Python to tell it.
-        (tensor._version, tensor.storage_offset(), tensor.shape) if type(tensor) in _PLAIN else (tensor._version,)
-        for tensor in tensors
-    ]
+    """Return what is the same only for the same module, with the same memory of the same version, after one node.
+
+    It is empty for tensors that have no memory, as those of torch.func.
+    """
+    try:
+        with unseen_by_modes():
+            tensors = list(tensors_in(inputs))
+            storages = [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]  # type: ignore[no-untyped-call]
+            views: list[tuple[object, ...]] = [
+                # What has a shape of its own making runs Python to tell it.
+                (tensor._version, tensor.storage_offset(), tensor.shape)
+                if type(tensor) in _PLAIN
+                else (tensor._version,)
+                for tensor in tensors
+            ]
+    except Exception:
+        return (), []
     return (id(module), sequence, *((ref.cdata, *view) for ref, view in zip(storages, views, strict=True))), storages
-
-
-def _tensors_in(values: Iterable[Any], depth: int = 0) -> Iterator[Tensor]:
-    """Yield the tensors in tuples, lists and dictionaries, in order: of these alone no code of the user's runs."""
-    for value in values:
-        if issubclass(type(value), Tensor):
-            yield value
-        elif type(value) in (tuple, list, dict) and depth < _MAX_DEPTH:
-            yield from _tensors_in(value.values() if type(value) is dict else value, depth + 1)

@@ -4,12 +4,9 @@ The native engine taps the operators of c10d. The portable one patches what Pyth
 `Work.wait`. What a recording cannot see is logged once.
 """
 
-from __future__ import annotations
-
 import itertools
-import logging
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from types import ModuleType
 from typing import Any
 
@@ -21,8 +18,8 @@ from .._interrupts import WeakMap
 from ..ring import Kind, NameTable
 from ..ring.collective_text import collective_text, rank_list
 from ..ring.slot_format import NO_NAME, NOT_AWAITED_BIT
-from .call_patch import NativePatch, Patch, PatchTarget, WrappedFunction
-from .event_sink import EventSink, OnError
+from .call_patch import Patch, PatchTarget, WrappedFunction
+from .event_sink import EventSink, OnError, warn_once
 
 OPERATORS = {
     "allreduce": "all_reduce",
@@ -78,35 +75,10 @@ def _describe_group(group_name: str) -> tuple[list[int], str]:
     return [], ""
 
 
-_log = logging.getLogger("modtrace")
-
-
-@cache
-def say_inference_mode_unseen() -> None:
-    """Log that collectives in inference mode are not recorded; once in a process."""
-    _log.warning(
-        "this torch keeps collectives in torch.inference_mode from being recorded, but for the waits for them; "
-        "under torch.no_grad all are"
-    )
-
-
-@cache
-def say_portable_limits() -> None:
-    """Log what the portable engine does not see; once in a process."""
-    _log.warning(
-        "the portable engine records the collectives that Python calls: not those of DistributedDataParallel's reducer "
-        "and of functional collectives, and not when one completes; the native engine does (`modtrace build`)"
-    )
-
-
-@cache
-def say_unavailable(reason: str) -> None:
-    """Log that no collective is recorded; once in a process.
-
-    Args:
-        reason: why not.
-    """
-    _log.warning("collectives are not recorded: %s", reason)
+_PORTABLE_LIMITS = (
+    "the portable engine records the collectives that Python calls: not those of DistributedDataParallel's reducer and "
+    "of functional collectives, and not when one completes; the native engine does (`modtrace build`)"
+)
 
 
 class NativeCollectives:
@@ -122,28 +94,23 @@ class NativeCollectives:
         self._names = names
 
     def start(self) -> None:
-        """Begin, once the session runs; a torch without torch.distributed has nothing to note."""
-        if not torch.distributed.is_available():
-            return
+        """Begin, once the session runs."""
         try:
-            seen = self._native.start_collectives(CollectiveNames(self._names), say_inference_mode_unseen)
-        except RuntimeError as error:
-            say_unavailable(f"torch {torch.__version__} does not take the tap ({error})")
-            return
-        if seen:
+            self._native.start_collectives(CollectiveNames(self._names))
             _wait_patch(self._native).install(self)
+        except RuntimeError as error:
+            warn_once(f"collectives are not recorded: torch {torch.__version__} does not take the tap ({error})")
 
     def stop(self) -> None:
         """End, and restore `Work.wait`; the tap stays and only passes calls on."""
-        if torch.distributed.is_available():
-            self._native.stop_collectives()
-            _wait_patch(self._native).uninstall()
+        self._native.stop_collectives()
+        _wait_patch(self._native).uninstall()
 
 
 @cache
 def _wait_patch(native: ModuleType) -> Patch:
     work: Any = torch._C._distributed_c10d.Work
-    return NativePatch(native, native.wrap_wait, (PatchTarget(work, "wait"),))
+    return Patch(lambda patched: native.wrap_wait(patched.wrapped), (PatchTarget(work, "wait"),), native.set_active)
 
 
 _METHODS = {
@@ -194,7 +161,7 @@ class PortableCollectives:
         None where an error came in between.
         """
         try:
-            say_portable_limits()
+            warn_once(_PORTABLE_LIMITS)
             peer = args[1] if operator in _PEER_OPERATORS and len(args) > 1 and type(args[1]) is int else -1
             key = (operator, str(group.group_name), peer, _device_type(args))
             name_id = self._name_ids.get(key)
@@ -242,25 +209,22 @@ def _tensor_bytes(value: object) -> int:
     return sum(map(_tensor_bytes, value)) if isinstance(value, (list, tuple)) else 0
 
 
-def _make_collective(operator: str) -> Callable[[WrappedFunction], Callable[..., Any]]:
-    def make(patched: WrappedFunction) -> Callable[..., Any]:
-        @wraps(patched.wrapped)
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            collectives = patched.observer
-            if is_dynamo_compiling() or collectives is None:
-                return patched.wrapped(self, *args, **kwargs)
-            entered = collectives.enter(operator, self, args)
-            work = None
-            try:
-                work = patched.wrapped(self, *args, **kwargs)
-                return work
-            finally:
-                if entered is not None:
-                    collectives.exit(entered, operator, args, work)
+def _make_collective(operator: str, patched: WrappedFunction) -> Callable[..., Any]:
+    @wraps(patched.wrapped)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        collectives = patched.observer
+        if is_dynamo_compiling() or collectives is None:
+            return patched.wrapped(self, *args, **kwargs)
+        entered = collectives.enter(operator, self, args)
+        work = None
+        try:
+            work = patched.wrapped(self, *args, **kwargs)
+            return work
+        finally:
+            if entered is not None:
+                collectives.exit(entered, operator, args, work)
 
-        return call
-
-    return make
+    return call
 
 
 def _make_wait(patched: WrappedFunction) -> Callable[..., Any]:
@@ -284,5 +248,6 @@ def _patches() -> tuple[Patch, ...]:
     patches = [Patch(_make_wait, (PatchTarget(c10d.Work, "wait"),))]
     for method, operator in _METHODS.items():
         if hasattr(c10d.ProcessGroup, method):
-            patches.append(Patch(_make_collective(operator), (PatchTarget(c10d.ProcessGroup, method),)))
+            make = partial(_make_collective, operator)
+            patches.append(Patch(make, (PatchTarget(c10d.ProcessGroup, method),)))
     return tuple(patches)

@@ -6,21 +6,16 @@ engines: so the node of the region's backward is made inside a call, and a compi
 a span. The modules inside are noted at the nodes of the captured graph, which is read before the backend gets it.
 """
 
-from __future__ import annotations
-
-import contextlib
 import re
 import sys
 import threading
 from collections.abc import Callable
-from functools import cache
 from types import CodeType, FrameType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from .._after_import import call_after_import
-from .._interrupts import WeakMap
 from ..ring import NameTable
 from .optimizer_hook import OptimizerRef, call_listener, step_frames, stepped_in_graph
 from .skip_dynamo import skip_all
@@ -49,42 +44,19 @@ class CompiledGraph(NamedTuple):
     optimizers: tuple[OptimizerRef, ...] = ()
 
 
-_captured_by: WeakMap[Callable[..., Any], CompiledGraph] = WeakMap()
-_last = threading.local()
-"""What the backend made last is what is installed next on its thread."""
+class _Thread(threading.local):
+    """What one thread is doing.
+
+    Attributes:
+        regions: how many compiled regions it runs, one inside of the other.
+        captured: the graph that it captured last: what its backend makes of it is installed next.
+    """
+
+    regions = 0
+    captured = CompiledGraph()
 
 
-_graphs_unwrapped = threading.Lock()
-"""Taken by who wraps what captures graphs, for good."""
-
-
-def note_captured() -> None:
-    """Note the modules and optimizers in each graph that torch.compile captures from now on, for good."""
-    graphs: Any = getattr(sys.modules.get(GRAPHS_MODULE), "OutputGraph", None)
-    original = getattr(graphs, "call_user_compiler", None)
-    if original is None or not _graphs_unwrapped.acquire(blocking=False):
-        return
-
-    def call_user_compiler(output: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
-        captured = CompiledGraph(_modules_in(graph), stepped_in_graph(getattr(output, "graph", None)))
-        compiled = original(output, graph, *args, **kwargs)
-        _last.captured = captured
-        return compiled
-
-    graphs.call_user_compiler = skip_all(call_user_compiler)
-
-
-def note_installed(function: Callable[..., Any]) -> None:
-    """Note what the graph that was compiled last on this thread became."""
-    captured, _last.captured = getattr(_last, "captured", None), None
-    if captured is not None:
-        with contextlib.suppress(TypeError):  # where no weak reference to it can be had
-            _captured_by[function] = captured
-
-
-def captured_in(function: Callable[..., Any]) -> CompiledGraph:
-    """Return what is in what was compiled to `function`; nothing where that was before `note_captured`."""
-    return _captured_by.get(function) or CompiledGraph()
+_thread = _Thread()
 
 
 def _modules_in(graph: Any) -> tuple[InnerModule, ...]:
@@ -181,30 +153,12 @@ class CompiledRegion(nn.Module):
         self.label = ".".join([*owner, name])
 
 
-class CompiledBackward(Protocol):
-    """Takes what compiled autograd runs: the backward of the outermost call that made nodes last, in one piece."""
-
-    def begin_compiled_backward(self) -> None:
-        """Write that it begins."""
-
-    def end_compiled_backward(self) -> None:
-        """Write that it ended."""
-
-
-class _Inside(threading.local):
-    depth = 0
-
-
-_inside = _Inside()
-
-
 def is_inside_region() -> bool:
     """Whether this thread runs a compiled region, and so modules that torch.compile made."""
-    return _inside.depth > 0
+    return _thread.regions > 0
 
 
-def _wrap(function: Callable[..., Any]) -> Callable[..., Any]:
-    captured = captured_in(function)
+def _wrap(function: Callable[..., Any], captured: CompiledGraph) -> Callable[..., Any]:
     region = CompiledRegion(function, captured)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -214,16 +168,11 @@ def _wrap(function: Callable[..., Any]) -> Callable[..., Any]:
         caller = sys._getframe(1)
         if not region.label:
             region.describe(caller)
-        generated, backward = region.is_generated, regions.backward
-        if generated and backward is not None:
-            backward.begin_compiled_backward()
-        _inside.depth += 1
+        _thread.regions += 1
         try:
-            result = function(*args, **kwargs) if generated else region(*args, **kwargs)
+            result = function(*args, **kwargs) if region.is_generated else region(*args, **kwargs)
         finally:
-            _inside.depth -= 1
-            if generated and backward is not None:
-                backward.end_compiled_backward()
+            _thread.regions -= 1
         if region.is_of_step:
             regions.tell_step(caller, captured.optimizers)
         return result
@@ -237,23 +186,17 @@ class CompiledRegions:
     Args:
         after_step_region: called after a region in which an optimizer steps, or which is a part of an optimizer's step,
             with the frame that called it and the optimizers that step inside.
-
-    Attributes:
-        backward: told of what compiled autograd runs; None where nothing is recorded now.
     """
 
     def __init__(self, after_step_region: Callable[[FrameType, tuple[OptimizerRef, ...]], None]) -> None:
         self._after_step_region: Callable[[FrameType, tuple[OptimizerRef, ...]], None] | None = after_step_region
-        self.backward: CompiledBackward | None = None
 
     def start(self) -> None:
         """Begin, at once or when torch.compile is first used."""
         global _watching
         _watching = self
-        _wrap_after_import()
-        # Another thread may have been importing it when the first recording began.
-        note_captured()
-        _wrap_all()
+        # Each time: another thread may have been importing it when the first recording began.
+        call_after_import(GRAPHS_MODULE, _wrap_all)
 
     def stop(self) -> None:
         """End: calls of regions are not noted any more."""
@@ -275,33 +218,37 @@ _unwrapped = threading.Lock()
 """Taken by who wraps the regions, for good."""
 
 
-@cache
-def _wrap_after_import() -> None:
-    call_after_import(GRAPHS_MODULE, note_captured)
-    call_after_import(_REGIONS_MODULE, _wrap_all)
-
-
 def _wrap_all() -> None:
     """Put wrappers around all compiled regions, and those made later, once per process, where torch.compile is there.
 
     They stay: to take one out again would race with torch.compile, which makes and drops regions on any thread.
     """
+    graphs: Any = sys.modules.get(GRAPHS_MODULE)
     utils: Any = sys.modules.get(_REGIONS_MODULE)
-    hook, manager = getattr(utils, "CleanupHook", None), getattr(utils, "CleanupManager", None)
-    original = getattr(hook, "create", None)
-    instance = getattr(manager, "instance", None)
-    if hook is None or original is None or instance is None or not _unwrapped.acquire(blocking=False):
+    try:
+        graph, hook, installed = graphs.OutputGraph, utils.CleanupHook, utils.CleanupManager.instance
+        compile_graph, original = graph.call_user_compiler, hook.create
+    except AttributeError:  # not imported yet, or private and of another version of torch
         return
-    for hooks in list(instance.values.values()):
+    if not _unwrapped.acquire(blocking=False):
+        return
+    for hooks in list(installed.values.values()):
         for known in hooks:
             function = known.scope.get(known.name)
             if known.name.startswith(_PREFIX) and callable(function):
-                known.scope[known.name] = _wrap(function)
+                known.scope[known.name] = _wrap(function, CompiledGraph())
+
+    def call_user_compiler(output: Any, captured: Any, *args: Any, **kwargs: Any) -> Any:
+        holds = CompiledGraph(_modules_in(captured), stepped_in_graph(getattr(output, "graph", None)))
+        compiled = compile_graph(output, captured, *args, **kwargs)
+        _thread.captured = holds
+        return compiled
 
     def create(scope: dict[str, Any], name: str, value: Any) -> Any:
         if name.startswith(_PREFIX) and callable(value):
-            note_installed(value)
-            value = _wrap(value)
+            value = _wrap(value, _thread.captured)
+            _thread.captured = CompiledGraph()
         return original(scope, name, value)
 
+    graph.call_user_compiler = skip_all(call_user_compiler)
     hook.create = staticmethod(create)

@@ -3,11 +3,11 @@
 A sync mark is a moment that both the ring and a running torch.profiler record; by these the two are aligned later.
 """
 
-from __future__ import annotations
-
+import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
@@ -36,9 +36,9 @@ class EngineOptions(NamedTuple):
         flops: count operators; the native engine alone does.
     """
 
-    model: nn.Module | str | None = None
+    model: "nn.Module | str | None" = None
     strip_wrappers: bool = True
-    device: DeviceChoice | None = None
+    device: "DeviceChoice | None" = None
     ranges: bool = False
     memory: bool = False
     flops: bool = False
@@ -55,6 +55,17 @@ class EventSink(Protocol):
             name: id of a name or of a text, by kind; `NO_NAME` for none.
             value: by kind, see `Kind`.
         """
+
+
+@cache
+def warn_once(text: str) -> None:
+    """Log a warning, once in a process."""
+    logging.getLogger("modtrace").warning(text)
+
+
+def warn_without(what: str, reason: str) -> None:
+    """Log why a recording has nothing of what was asked for; it goes on."""
+    logging.getLogger("modtrace").warning("%s: %s; the recording has none", what, reason)
 
 
 def describe_thread() -> tuple[str, int]:

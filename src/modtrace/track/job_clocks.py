@@ -4,8 +4,6 @@ One process per clock does it, the first that comes. It finds the one that its c
 job's store, and asks it over TCP: at the start, every minute, and at the stop. Who has no children never listens.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json
@@ -54,9 +52,7 @@ class JobClocks:
         # On a full disk the next event says so.
         with contextlib.suppress(OSError):
             self._names.note({"kind": "clock", "clock": self._clock})
-        if not torch.distributed.is_available():
-            return
-        if world_size_in(os.environ) > 1 or (_initialized() and torch.distributed.get_world_size() > 1):
+        if torch.distributed.is_available() and world_size_in(os.environ) > 1:
             prefix = f"modtrace/clocks/{next(_sessions)}"
             self._thread = threading.Thread(target=self._run, args=(prefix,), name="modtrace-clocks", daemon=True)
             self._thread.start()
@@ -80,7 +76,7 @@ class JobClocks:
     def _run(self, prefix: str) -> None:
         try:
             for poll in itertools.count():
-                if _initialized():
+                if torch.distributed.is_initialized():
                     break
                 if self._is_stopped_within(_pause_s(poll)):
                     return
@@ -99,35 +95,34 @@ class JobClocks:
             number: which clock of the job this is, from 0, the root.
         """
         try:
-            self._measure(store, prefix, number)
+            parent = parent_number(number)
+            if parent is not None:
+                store.add(f"{prefix}/{parent}/children", 1)
+            due = time.monotonic()
+            for poll in itertools.count():
+                if self._server is None and store.check([f"{prefix}/{number}/children"]):
+                    self._server = PingServer(_job_host())
+                    told = {"address": self._server.address, "token": self._server.token, "clock": self._clock}
+                    store.set(f"{prefix}/{number}/address", json.dumps(told))
+                if parent is not None and self._client is None and store.check([f"{prefix}/{parent}/address"]):
+                    told = json.loads(store.get(f"{prefix}/{parent}/address"))
+                    self._parent = told["clock"]
+                    self._client = PingClient(tuple(told["address"]), told["token"])
+                if self._client is not None and time.monotonic() >= due:
+                    due = time.monotonic() + INTERVAL_S
+                    self._read()
+                searching = self._server is None or (parent is not None and self._client is None)
+                pause = _pause_s(poll) if searching else INTERVAL_S
+                if self._client is not None:
+                    pause = min(pause, max(due - time.monotonic(), 0.0))
+                if self._is_stopped_within(pause):
+                    break
+            self._read()
         finally:
             if self._client is not None:
                 self._client.close()
             if self._server is not None:
                 self._server.close()
-
-    def _measure(self, store: Any, prefix: str, number: int) -> None:
-        parent = parent_number(number)
-        if parent is not None:
-            store.add(f"{prefix}/{parent}/children", 1)
-        due = time.monotonic()
-        for poll in itertools.count():
-            if self._server is None and store.check([f"{prefix}/{number}/children"]):
-                self._server = PingServer(_job_host())
-                told = {"address": self._server.address, "token": self._server.token, "clock": self._clock}
-                store.set(f"{prefix}/{number}/address", json.dumps(told))
-            if parent is not None and self._client is None and store.check([f"{prefix}/{parent}/address"]):
-                self._connect(json.loads(store.get(f"{prefix}/{parent}/address")))
-            if self._client is not None and time.monotonic() >= due:
-                due = time.monotonic() + INTERVAL_S
-                self._read()
-            searching = self._server is None or (parent is not None and self._client is None)
-            pause = _pause_s(poll) if searching else INTERVAL_S
-            if self._client is not None:
-                pause = min(pause, max(due - time.monotonic(), 0.0))
-            if self._is_stopped_within(pause):
-                break
-        self._read()
 
     def _is_stopped_within(self, seconds: float) -> bool:
         """Wait for `stop`, for so long at most, and return whether it was called; after that no one asks again."""
@@ -136,11 +131,6 @@ class JobClocks:
         except queue.Empty:
             return False
         return True
-
-    def _connect(self, told: dict[str, Any]) -> None:
-        self._parent = told["clock"]
-        host, port = told["address"]
-        self._client = PingClient((host, port), told["token"])
 
     def _read(self) -> None:
         """Read the parent's clock once; where it is gone, the readings so far stay."""
@@ -155,10 +145,6 @@ class JobClocks:
 
 def _pause_s(poll: int) -> float:
     return _POLL_S if poll < _POLLS_BEFORE_LATER else _LATER_POLL_S
-
-
-def _initialized() -> bool:
-    return torch.distributed.is_initialized()
 
 
 def _own_connection(store: Any) -> Any:

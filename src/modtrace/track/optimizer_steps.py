@@ -67,7 +67,7 @@ class OptimizerSteps:
 
     def stop(self) -> None:
         """End. What an interrupt came into can be done again."""
-        self._on_step = _ignore
+        self._on_step = lambda _step, _complete: None
         remove_step_hook(self._after_step)
         self.regions.stop()
 
@@ -90,18 +90,15 @@ class OptimizerSteps:
                 optimizer = ref()
                 if optimizer is not None:
                     self._count(optimizer)
-        elif is_compiled(frames[-1]):
-            self._after_part(frames[-1])
-
-    def _after_part(self, frame: FrameType) -> None:
-        """Count the compiled step in `frame` after its first part. After each later part, move its end there."""
-        optimizer = next(iter(frame.f_locals.get("args") or ()), None)
-        if type(frame.f_trace) is _Counted:
-            self._on_step(self._step.number, self._is_complete(self._step))
-        elif frame.f_trace is None and isinstance(optimizer, Optimizer):
-            # What can be kept in a frame, and goes with it; called only while a debugger traces the thread.
-            frame.f_trace = _Counted()
-            self._count(optimizer)
+        elif is_compiled(frame := frames[-1]):
+            # A part of a compiled step, which counts after its first part. After each later part, its end moves there.
+            first = next(iter(frame.f_locals.get("args") or ()), None)
+            if type(frame.f_trace) is _Counted:
+                self._on_step(self._step.number, self._is_complete(self._step))
+            elif frame.f_trace is None and isinstance(first, Optimizer):
+                # What can be kept in a frame, and goes with it; called only while a debugger traces the thread.
+                frame.f_trace = _Counted()
+                self._count(first)
 
     def _count(self, optimizer: Optimizer) -> None:
         key, step = _key(optimizer), self._step
@@ -178,8 +175,8 @@ class _Step(threading.local):
         self.members: dict[int, _Member] = {}
         self.missing: set[int] | None = None
         self.begins: WeakMap[object, bool] = WeakMap()
-        self.last: Callable[[], Optimizer | None] = _nothing
-        self.last_key: Callable[[], object] = _nothing
+        self.last: Callable[[], Optimizer | None] = lambda: None
+        self.last_key: Callable[[], object] = lambda: None
 
     def __contains__(self, key: object) -> bool:
         member = self.members.get(id(key))
@@ -252,11 +249,3 @@ def _key(optimizer: Optimizer) -> object:
         if isinstance(parameters, list | tuple) and parameters and isinstance(parameters[0], torch.Tensor):
             return parameters[0]
     return optimizer
-
-
-def _nothing() -> None:
-    """Stand in for a weak reference."""
-
-
-def _ignore(_step: int, _complete: bool) -> None:
-    """Stand in for the callback of one that was stopped, and whose hook an interrupt has left behind."""

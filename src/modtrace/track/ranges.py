@@ -5,10 +5,9 @@ callbacks; the portable one wraps the class. What torch gives no name (clipping,
 is wrapped here. All of this is put in its place once per process and stays; a recording switches it on and off.
 """
 
-from __future__ import annotations
-
 import itertools
 import sys
+import threading
 from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any, TypeVar, cast, overload
@@ -20,7 +19,7 @@ from torch.optim import lr_scheduler
 
 from .._after_import import call_after_import
 from ..ring import Kind, NameTable
-from ..ring.range_text import RangeCategory, range_text
+from ..ring.range_text import EVAL, TRAIN, RangeCategory, range_text
 from .event_sink import EventSink, OnError
 from .skip_dynamo import skip_all, skip_frame
 
@@ -48,6 +47,8 @@ _PREFIXES: tuple[tuple[str, RangeCategory], ...] = (
     ("## Call CompiledFxGraph", "torch"),
 )
 """How names begin that torch gives; all others are the user's."""
+_PREPARED = ("enumerate(", "Optimizer.")
+"""How the names begin of ranges that torch enters as soon as it has made them."""
 _COMPILE_MODULE = "torch._dynamo.callback"
 _LOADER_MODULE = "torch.utils.data.dataloader"
 _GENERATE_MODULE = "transformers.generation.utils"
@@ -69,14 +70,17 @@ class RangeRecorder:
         events: takes the events.
         names: takes the names.
         on_error: called with what went wrong inside.
-        by_class: whether each `record_function` is noted here; the native engine sees these itself.
+        expect: called when torch prepares a range of its own, by the native engine, which sees each `record_function`
+            itself; None: each is noted here.
     """
 
-    def __init__(self, events: EventSink, names: NameTable, on_error: OnError, *, by_class: bool) -> None:
+    def __init__(
+        self, events: EventSink, names: NameTable, on_error: OnError, expect: Callable[[], object] | None
+    ) -> None:
         self._events = events
         self._names = names
         self._on_error = on_error
-        self.by_class = by_class
+        self.expect = expect
         self._ids: dict[tuple[str, RangeCategory], int] = {}
         # Odd, since the native engine counts its own by even numbers.
         self._next_number = itertools.count(1, 2).__next__
@@ -85,8 +89,10 @@ class RangeRecorder:
         """Begin."""
         global _active
         _wrap_functions()
-        if self.by_class:
+        if self.expect is None:
             _wrap_record_function()
+        else:
+            _wrap_preparation()
         call_after_import(_COMPILE_MODULE, _watch_compilations)
         call_after_import(_LOADER_MODULE, _wrap_loaders)
         call_after_import(_GENERATE_MODULE, _wrap_generate)
@@ -154,7 +160,7 @@ class NamedRange:
         self._is_on = is_on
         self._opened: list[tuple[RangeRecorder, OpenRange | None] | None] = []
 
-    def __enter__(self) -> NamedRange:
+    def __enter__(self) -> "NamedRange":
         if not is_dynamo_compiling():
             self._opened.append(_begin_named(self._name, self._is_on))
         return self
@@ -226,8 +232,12 @@ def _in_range(function: Callable[..., Any], name: str, category: RangeCategory) 
 def _wrap_functions() -> None:
     """Wrap what torch gives no range, once per process."""
     clipping = torch.nn.utils.clip_grad
-    for name in ("clip_grad_norm_", "clip_grad_value_"):
-        _wrap_inside(vars(clipping)[name], name)
+    # The last two are parts of the first, and of clipping that others write.
+    for name in ("clip_grad_norm_", "clip_grad_value_", "_get_total_norm", "_clip_grads_with_norm_"):
+        # The inner function that a decorator keeps in its closure, so that earlier imports get the range too.
+        for cell in vars(clipping)[name].__closure__ or ():
+            if callable(cell.cell_contents) and getattr(cell.cell_contents, "__name__", "") == name:
+                cell.cell_contents = _in_range(cell.cell_contents, name, "optimizer")
     scaler = torch.amp.grad_scaler.GradScaler
     for name in ("step", "unscale_", "update"):
         wrap_method(scaler, name, f"GradScaler.{name}")
@@ -235,6 +245,7 @@ def _wrap_functions() -> None:
         if isinstance(kind, type) and issubclass(kind, lr_scheduler.LRScheduler) and "step" in vars(kind):
             wrap_method(kind, "step", "LRScheduler.step#{}.step")
     wrap_method(torch.nn.Module, "zero_grad", "Module.zero_grad#{}.zero_grad")
+    _wrap_train()
     for name in ("save", "load"):
         function = getattr(torch, name)
         # One wrapper in both places: a function is pickled by where it is found.
@@ -259,16 +270,31 @@ def _wrap_generate() -> None:
         wrap_method(mixin, "generate", "generate", "generate")
 
 
+_switching = threading.local()
+"""Whether this thread is in `Module.train`, which calls itself for each module inside: `now`."""
+
+
+def _wrap_train() -> None:
+    """Wrap what switches a module between training and evaluation; `Module.eval` calls it too."""
+    train = torch.nn.Module.train
+    to_train, to_eval = (_in_range(train, prefix + "{}", "torch") for prefix in (TRAIN, EVAL))
+
+    @wraps(train)
+    def switch(self: torch.nn.Module, mode: bool = True) -> torch.nn.Module:
+        if is_dynamo_compiling() or _active is None or getattr(_switching, "now", False):
+            return train(self, mode)
+        try:
+            _switching.now = True
+            return cast("torch.nn.Module", (to_eval if mode is False else to_train)(self, mode))
+        finally:
+            _switching.now = False
+
+    torch.nn.Module.train = skip_frame(switch)  # type: ignore[method-assign,assignment]
+
+
 def wrap_method(kind: type, method: str, name: str, category: RangeCategory = "optimizer") -> None:
     """Have each call of a method be a range; a `{}` in its name is the class of the object."""
     setattr(kind, method, _in_range(vars(kind)[method], name, category))
-
-
-def _wrap_inside(function: Any, name: str) -> None:
-    """Wrap the inner function that a decorator keeps in its closure, so that earlier imports get the range too."""
-    for cell in function.__closure__ or ():
-        if callable(cell.cell_contents) and getattr(cell.cell_contents, "__name__", "") == name:
-            cell.cell_contents = _in_range(cell.cell_contents, name, "optimizer")
 
 
 @cache
@@ -280,7 +306,7 @@ def _wrap_record_function() -> None:
     @wraps(enter)
     def __enter__(self: Any) -> Any:  # noqa: N807  # its name in torch
         ranges = _active
-        if ranges is not None and ranges.by_class:
+        if ranges is not None and ranges.expect is None and isinstance(self.name, str):
             self._modtrace_range = ranges, ranges.begin(self.name)
         return enter(self)
 
@@ -295,6 +321,21 @@ def _wrap_record_function() -> None:
 
     record_function.__enter__ = skip_all(__enter__)  # type: ignore[method-assign]
     record_function.__exit__ = skip_all(__exit__)  # type: ignore[method-assign]
+
+
+@cache
+def _wrap_preparation() -> None:
+    """Let ranges of optimizers and fetches begin where torch prepares them: on cold caches that takes 50 µs."""
+    prepare: Any = record_function.__init__
+
+    @wraps(prepare)
+    def __init__(self: Any, name: str, args: str | None = None) -> None:  # noqa: N807  # its name in torch
+        ranges = _active
+        if ranges is not None and ranges.expect is not None and isinstance(name, str) and name.startswith(_PREPARED):
+            ranges.expect()
+        prepare(self, name, args)
+
+    record_function.__init__ = skip_all(__init__)  # type: ignore[method-assign]
 
 
 class _Callbacks(list[Callable[[Any], None]]):

@@ -1,7 +1,5 @@
 """Sampling at module calls, on request: input shapes, and memory. It costs nothing where it is not asked for."""
 
-from __future__ import annotations
-
 import contextlib
 import mmap
 import time
@@ -39,31 +37,28 @@ class Sampler:
         self._shapes = shapes
         self._interval_ns = None if memory_interval is None else int(memory_interval * 1e9)
         self._next_ns = 0
-        self._events: EventSink | None = None
-        self._names: NameTable | None = None
-        self._on_error: OnError | None = None
+        self._target: tuple[EventSink, NameTable, OnError] | None = None
 
     def start(self, events: EventSink, names: NameTable, on_error: OnError) -> None:
         """Begin; call it before the engine's own patch is installed, so that samples follow the call's enter."""
         if not self._shapes and self._interval_ns is None:
             return
-        self._names, self._on_error = names, on_error
         self._next_ns = 0
-        self._events = events
+        self._target = events, names, on_error
         _PATCH.install(self)
 
     def stop(self) -> None:
         """Stop sampling."""
-        if self._events is not None:
+        if self._target is not None:
             _PATCH.uninstall()
-            self._events = None
+            self._target = None
 
     @skip_all
     def sample(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Write what is asked for, at the begin of a call with these arguments."""
-        events, names, on_error = self._events, self._names, self._on_error
-        if events is None or names is None or on_error is None:
+        if self._target is None:
             return
+        events, names, on_error = self._target
         try:
             if self._shapes:
                 with unseen_by_modes():

@@ -1,7 +1,5 @@
 """Keeping torch.compile from compiling our own functions where it meets them between the frames of the user."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from types import FunctionType
@@ -25,16 +23,9 @@ def skip_all(function: _Function) -> _Function:
 
 def _skip(function: _Function, *, recursive: bool) -> _Function:
     assert isinstance(function, FunctionType)
-    strategy: Any = getattr(eval_frame, "_FrameExecStrategy", None)
-    if strategy is not None:
-        action: Any = eval_frame._FrameAction
-        inner = action.SKIP if recursive else action.DEFAULT
-        eval_frame.set_code_exec_strategy(function.__code__, strategy(action.SKIP, inner))
-    else:  # torch before 2.7
-        name = "skip_code_recursive" if recursive else "skip_code"
-        skip = getattr(eval_frame, name, None) or getattr(eval_frame, "skip_code", None)
-        if skip is not None:
-            skip(function.__code__)
+    action: Any = eval_frame._FrameAction
+    strategy = eval_frame._FrameExecStrategy(action.SKIP, action.SKIP if recursive else action.DEFAULT)
+    eval_frame.set_code_exec_strategy(function.__code__, strategy)
     return function
 
 

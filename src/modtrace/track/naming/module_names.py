@@ -1,26 +1,32 @@
 """Module names: the path below the nearest open call that contains the module.
 
-A module shared under two parents has two names, one for each path it is called by. Two modules that are alive at once
-have no name in common, see `distinct_names`. Nothing here keeps a module alive.
+A module shared under two parents has two names, one for each path it is called by. If two modules that are alive at
+once would have one name, the second gets another. Nothing here keeps a module alive.
 """
-
-from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import Any
 
 from torch import nn
 from torch.fx import GraphModule
 
+from ..._interrupts import Exclusive
 from ...ring import NameTable
 from ...ring.slot_format import NO_NAME
 from ...timeline.contents import COMPILED_CLASS
 from ..compiled_regions import CompiledModuleNames, CompiledRegion, inner_names, is_inside_region
-from .distinct_names import DistinctNames, attribute_of_caller, calling_object
-from .module_kinds import (
+from .modules import (
+    Backoff,
     MethodCall,
+    ModulePaths,
+    ModuleRef,
+    OutermostModules,
     class_name,
     is_compiled,
     is_inside,
@@ -33,7 +39,6 @@ from .module_kinds import (
     without_compile,
     wrapping_of,
 )
-from .module_paths import Backoff, ModulePaths, ModuleRef, OutermostModules
 
 OpenCall = tuple[nn.Module, int]
 """A call that was entered and not exited yet: its module and the id of its name."""
@@ -70,7 +75,7 @@ class ModuleNames:
         self._forget = forget
         self._strip = strip_wrappers
         self._models = None if model is None else _Models(model)
-        self._distinct = DistinctNames() if tell_apart else None
+        self._distinct = _DistinctNames() if tell_apart else None
         self._outermost = OutermostModules()
         self._compiled = CompiledModuleNames(table)
         self._fqns: dict[int, str] = {}
@@ -118,7 +123,8 @@ class ModuleNames:
         if name_id is None and is_torch_graph(module):
             return NO_NAME
         if name_id is None and not open_calls:
-            name_id = self._relative_to_other_threads(module)
+            found = self._outermost.find(module, self._path)
+            name_id = None if found is None else self._add_below(self._prefixes[found[0]], found[1], module)
         if name_id is None:
             name_id = self._relative_to_caller(module) if self._distinct is not None else None
             if name_id is None:
@@ -145,9 +151,7 @@ class ModuleNames:
         fqn = f"{prefix}.{path}"
         suffix = self._suffix(fqn, module, own_name)
         fqn += suffix
-        name_id = self._table.name(f"{path}{suffix}: {own_name}", fqn, own_name)
-        self._fqns[name_id] = self._prefixes[name_id] = fqn
-        self._last_name_ids[id(module)] = name_id
+        name_id = self._last_name_ids[id(module)] = self._add(f"{path}{suffix}: {own_name}", fqn, own_name)
         return name_id
 
     def _resolve_region(self, region: CompiledRegion, open_calls: Sequence[OpenCall]) -> int:
@@ -159,8 +163,7 @@ class ModuleNames:
             self._compiled.add(open_calls[0][1], inner)
             return NO_NAME
         prefix = f"{self._prefixes[open_calls[0][1]]}." if open_calls else ""
-        name_id = self._table.name(region.label, f"{prefix}{region.label}", COMPILED_CLASS)
-        self._fqns[name_id] = self._prefixes[name_id] = f"{prefix}{region.label}"
+        name_id = self._add(region.label, f"{prefix}{region.label}", COMPILED_CLASS)
         self._compiled.add(name_id, inner)
         return name_id
 
@@ -171,9 +174,7 @@ class ModuleNames:
             return NO_NAME
         around = self.fqn(self.resolve(owner, open_calls))
         own_name = self._class_name(owner)
-        name_id = self._table.name(f"{own_name}.{call.method}", f"{around}.{call.method}", own_name)
-        self._fqns[name_id], self._prefixes[name_id] = f"{around}.{call.method}", around
-        return name_id
+        return self._add(f"{own_name}.{call.method}", f"{around}.{call.method}", own_name, around)
 
     def _is_compiled_graph(self, module: nn.Module, open_calls: Sequence[OpenCall]) -> bool:
         """Whether torch.compile made the module, also of what compiled autograd traced of a backward pass."""
@@ -201,7 +202,6 @@ class ModuleNames:
         return self._fqns[name_id]
 
     def _relative_to(self, open_calls: Sequence[OpenCall], module: nn.Module) -> int | None:
-        outermost = open_calls[-1][0] if open_calls else None
         for called, parent_name_id in open_calls:
             parent = called.owner() if type(called) is MethodCall else called
             if parent is None or (parent is module and parent is not called):
@@ -209,12 +209,12 @@ class ModuleNames:
             if parent is module:
                 # A module that calls itself keeps its name.
                 return parent_name_id
-            path = self._path_inside(outermost, parent, module) or self._path(parent, module)
+            path = self._path(parent, module)
             if path is not None:
                 return self._add_below(self._prefixes[parent_name_id], path, module)
         return None
 
-    def _below_model(self, models: _Models, open_calls: Sequence[OpenCall], module: nn.Module) -> int | None:
+    def _below_model(self, models: "_Models", open_calls: Sequence[OpenCall], module: nn.Module) -> int | None:
         """Return the name that begins at the model that `module` is or lies in; None where there is none."""
         inside = [call for call in open_calls if models.is_start(call[0], self._class_name(call[0]))]
         if models.is_start(self._unwrapped(module), self._class_name(module)):
@@ -236,16 +236,12 @@ class ModuleNames:
 
     def _relative_to_caller(self, module: nn.Module) -> int | None:
         """Return the name below the module whose own method calls this one, outside of its forward."""
-        owner = calling_object()
+        owner = _calling_object()
         if not issubclass(type(owner), nn.Module) or owner is module:
             return None
         self._refer_to(owner)
         path = self._path(owner, module)
         return self._add_below(self._root_prefix(owner), path, module) if path else None
-
-    def _relative_to_other_threads(self, module: nn.Module) -> int | None:
-        found = self._outermost.find(module, self._path)
-        return None if found is None else self._add_below(self._prefixes[found[0]], found[1], module)
 
     def _add_below(self, parent_fqn: str, path: str, module: nn.Module) -> int:
         """Add the name of a module whose path below the parent is `path`; both are empty where names start at it."""
@@ -263,8 +259,12 @@ class ModuleNames:
             # Its own time is not that of what it wraps, whose name is to be the same with and without it.
             fqn = f"{own_name}({prefix})" if parent_fqn else own_name + self._suffix(own_name, worker, own_name)
         label = f"{path}{suffix}: {own_name}" if path else own_name if parent_fqn else fqn
+        return self._add(label, fqn, own_name, prefix)
+
+    def _add(self, label: str, fqn: str, own_name: str, prefix: str | None = None) -> int:
+        """Add a name; those of modules inside begin with the prefix, or with the name itself."""
         name_id = self._table.name(label, fqn, own_name)
-        self._fqns[name_id], self._prefixes[name_id] = fqn, prefix
+        self._fqns[name_id], self._prefixes[name_id] = fqn, fqn if prefix is None else prefix
         return name_id
 
     def _root_prefix(self, module: nn.Module) -> str:
@@ -281,7 +281,7 @@ class ModuleNames:
         return self._suffix(fqn, inner, own_name)
 
     def _suffix(self, fqn: str, module: nn.Module, own_name: str) -> str:
-        """Return what tells a module of this class from others that have a name, see `DistinctNames`."""
+        """Return what tells a module of this class from others that have a name, see `_DistinctNames`."""
         if self._distinct is None or not fqn or object.__getattribute__(module, "__dict__").get("_is_replica") is True:
             return ""
         watched = self._watched.get(id(module))
@@ -289,37 +289,26 @@ class ModuleNames:
             self._refer_to(module)
             watched = self._watched[id(module)]
         watched.module_class = own_name
-        return self._distinct.suffix(fqn, watched, lambda: attribute_of_caller(module))
+        return self._distinct.suffix(fqn, watched, lambda: _attribute_of_caller(module))
 
     def _class_name(self, module: nn.Module) -> str:
         return original_class_name(module) if self._strip else class_name(module)
 
     def _innermost(self, module: nn.Module) -> nn.Module:
         """Return what a wrapper wraps, over others too."""
-        wrapped = wrapping_of(module) if self._strip else None
-        while wrapped is not None:
+        while self._strip and (wrapped := wrapping_of(module)) is not None:
             module = wrapped[0]
-            wrapped = wrapping_of(module)
         return module
 
     def _unwrapped(self, module: nn.Module) -> nn.Module:
         return unwrapped(module) if self._strip else module
 
-    def _path_inside(self, outermost: nn.Module | None, parent: nn.Module, module: nn.Module) -> str | None:
-        """Return the path of `module` below `parent` as the outermost module tells it: without a walk of its own."""
-        known = self._paths.get(id(outermost))
-        if outermost is parent or known is None or known[0]() is not outermost:
-            return None
-        return known[1].between(parent, module)
-
     def _path(self, parent: nn.Module, module: nn.Module) -> str | None:
         known = self._paths.get(id(parent))
         if known is None or known[0]() is not parent:
-            known = self._paths[id(parent)] = (weakref.ref(parent), self._new_paths())
+            paths = ModulePaths(self._refer_to, strip_wrappers=self._strip)
+            known = self._paths[id(parent)] = weakref.ref(parent), paths
         return known[1].find(parent, module)
-
-    def _new_paths(self) -> ModulePaths:
-        return ModulePaths(self._refer_to, strip_wrappers=self._strip)
 
     def _refer_to(self, module: nn.Module) -> ModuleRef:
         """Return a new reference to a module, whose death the first one tells."""
@@ -397,3 +386,107 @@ class _Models:
             model = ref()
             if model is not None and model is not module:
                 yield model
+
+
+_MAX_NUMBER = 64
+"""What is made in each step and dies only when the garbage collector runs must not get ever new names."""
+_SUFFIXES = ("", *(f"#{number}" for number in range(2, _MAX_NUMBER + 1)))
+_REST = f"#{_MAX_NUMBER + 1}+"
+
+
+class _DistinctNames:
+    """Gives each module that is alive a name of its own; from the 65th on that would have one name, they share one.
+
+    A name is free again once its module is dead, for one of the same class: modules that are made anew in each step
+    share one. Replicas of `nn.DataParallel` and scripted modules share the name of the module they were made of.
+    The attribute by which the calling code knows a module can make the difference.
+    """
+
+    def __init__(self) -> None:
+        # By name; each reference is the one that tells its module's death, so there is one for each module.
+        self._owners: dict[str, ModuleRef] = {}
+        self._changing = Exclusive()
+
+    def suffix(self, fqn: str, module: ModuleRef, find_attribute: Callable[[], str | None]) -> str:
+        """Return what is put behind `fqn` to make it this module's own, as `#2`; most often nothing.
+
+        Args:
+            fqn: the name that it would have if it was alone.
+            module: the module; `module_class` is set.
+            find_attribute: returns the attribute by which its owner knows it, for `#critic`, or None.
+        """
+        if _REST in fqn or self._owners.setdefault(fqn, module) is module:
+            return ""
+        return self._changing.run(lambda: self._find(fqn, module, find_attribute))
+
+    def _find(self, fqn: str, module: ModuleRef, find_attribute: Callable[[], str | None]) -> str:
+        free = None
+        for suffix in _SUFFIXES:
+            owner = self._owners.get(fqn + suffix)
+            if owner is module:
+                return suffix
+            if free is None and (owner is None or (owner() is None and owner.module_class == module.module_class)):
+                free = suffix
+            if owner is None:
+                break
+        attribute = find_attribute() if free != "" else None
+        if attribute is not None and self._may_have(f"{fqn}#{attribute}", module):
+            free = f"#{attribute}"
+        if free is None:
+            return _REST
+        self._owners[fqn + free] = module
+        return free
+
+    def _may_have(self, name: str, module: ModuleRef) -> bool:
+        owner = self._owners.get(name, module)
+        return owner is module or (owner() is None and owner.module_class == module.module_class)
+
+
+_READS_LOCALS = frozenset({"dir", "eval", "exec", "locals", "vars"})
+_PASSED_OVER = {"<dictcomp>", "<genexpr>", "<lambda>", "<listcomp>", "<setcomp>"}
+
+
+def _calling_object() -> Any:
+    """Return the first argument (`self`) of the function that calls the module, over torch's and our own; else None."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _is_of_torch_or_ours(frame):
+        frame = frame.f_back
+    while frame is not None:
+        found = _first_argument(frame)
+        if found is not None or frame.f_code.co_name not in _PASSED_OVER:
+            return found
+        frame = frame.f_back
+    return None
+
+
+def _attribute_of_caller(module: nn.Module) -> str | None:
+    """Return the attribute by which the object whose method calls `module` knows it; None where there is none."""
+    try:
+        attributes = object.__getattribute__(_calling_object(), "__dict__")
+    except AttributeError:
+        return None
+    if type(attributes) is not dict:
+        return None
+    held = (name for name, value in list(attributes.items()) if value is module and type(name) is str)
+    return next(filter(str.isidentifier, held), None)
+
+
+def _is_of_torch_or_ours(frame: FrameType) -> bool:
+    name = frame.f_globals.get("__name__")
+    return type(name) is str and name.partition(".")[0] in ("torch", "modtrace")
+
+
+def _first_argument(frame: FrameType) -> object:
+    code = frame.f_code
+    if not code.co_flags & inspect.CO_OPTIMIZED or not _READS_LOCALS.isdisjoint(code.co_names):
+        # The code of a module or a class, or one that can see that its variables were read.
+        return None
+    name = "self" if "self" in code.co_freevars else code.co_varnames[0] if code.co_argcount else "."
+    if name.startswith("."):  # what a comprehension goes through
+        return None
+    variables = frame.f_locals
+    value = variables.get(name)
+    # Before 3.13 the frame keeps a dictionary that was made for this, and so all that its variables hold now.
+    if type(variables) is dict and sys.getrefcount(variables) <= 3:
+        variables.clear()
+    return value

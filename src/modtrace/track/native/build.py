@@ -1,7 +1,5 @@
 """Building the native engine into the user's cache: a C++ compiler is all that it needs."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno
@@ -15,38 +13,38 @@ import sysconfig
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from types import FrameType
 
 import torch
-import torch.distributed
 
 from ..._errors import EngineError
 from ...record_options import EngineName
 from ...ring import Kind, slot_format
 from .cache_folder import LIBRARY_NAME
-from .library import FAILURE, HINT, find_library, forget_loaded, is_built, native_path, seal, why_distrusted
+from .library import FAILURE, HINT, find_library, forget_loaded, is_built, native_path, why_distrusted
 
 UNITS = {
     "calls": (
         "-O3",
-        ("backward.cpp", "flops.cpp", "memory.cpp", "module.cpp", "module_calls.cpp", "ranges.cpp", "ring_writer.cpp"),
+        ("backward.cpp", "engine.cpp", "flops.cpp", "memory.cpp", "module.cpp", "module_calls.cpp", "ranges.cpp"),
     ),
     "collectives": ("-O2", ("collectives.cpp", "collective_waits.cpp")),
     "devices": ("-O2", ("device/reader.cpp", "device/times.cpp")),
 }
 """What is compiled as one: most of the time goes into torch's headers, which each unit reads once."""
+CUDA_UNIT = {"cuda": ("-O2", ("device/cuda_memory.cpp",))}
+"""It is left out if torch has no CUDA, or CUDA's headers are not found."""
 WORK_PREFIX = "work-"
 """What the folder that a library is compiled in is called by, beside the library."""
 _FOLDER = Path(__file__).parent / "cpp"
 _POLL_S = 0.1
-"""How late an interrupt is seen, at most."""
+"""How late an interrupt is seen, and how late after it a command is killed, at most."""
 # NDEBUG as torch has it: its RecordFunction has another layout without.
 _FLAGS = ("-DNDEBUG", "-fPIC", "-fno-plt", "-ftls-model=initial-exec", "-fvisibility=hidden", "-w")
 # Without it torch's headers include those of all operators, more than half of what there is to read.
 _FEWER_HEADERS = "-DAT_PER_OPERATOR_HEADERS"
 _LIBRARIES = ("c10", "torch_cpu", "torch", "torch_python")
-_STANDARDS = {"201402": "c++14", "201703": "c++17", "202002": "c++20", "202302": "c++23"}
 
 
 def _compiler() -> list[str]:
@@ -88,16 +86,19 @@ def compile_library(path: Path) -> None:
         built = Path(work) / f"{LIBRARY_NAME}.so"
         Path(work, "slot_format.h").write_text(_slot_format_header(), "utf-8")
         flags = [*_FLAGS, _FEWER_HEADERS, f"-I{work}", *_flags_of_torch(), *_short_paths(work)]
+        cuda = _cuda_headers()
+        flags += [] if cuda is None else ["-isystem", str(cuda)]
         commands, objects = [], []
-        for unit, (level, names) in UNITS.items():
+        for unit, (level, names) in (UNITS if cuda is None else UNITS | CUDA_UNIT).items():
             source, made = Path(work) / f"{unit}.cpp", Path(work) / f"{unit}.o"
             source.write_text("".join(f'#include "{_FOLDER / name}"\n' for name in names), "utf-8")
             commands.append([*_compiler(), level, *flags, "-c", str(source), "-o", str(made)])
             objects.append(str(made))
         _run(commands)
-        torch_libraries = [f"-L{_torch_folder() / 'lib'}", *(f"-l{name}" for name in _LIBRARIES)]
+        libraries = _LIBRARIES if cuda is None else ("c10_cuda", *_LIBRARIES)
+        torch_libraries = [f"-L{_torch_folder() / 'lib'}", *(f"-l{name}" for name in libraries)]
         _run([[*_compiler(), "-shared", *objects, *torch_libraries, "-o", str(built)]])
-        seal(built)
+        built.chmod(0o755)
         try:
             # What does not load is not kept: a compiler whose ABI is not torch's leaves symbols that nobody has.
             ctypes.CDLL(str(built), os.RTLD_NOW)
@@ -129,60 +130,44 @@ def _run(commands: list[list[str]]) -> None:
     Raises OSError where that is that a disk is full, which has nothing to do with what is compiled.
     """
     full = os.strerror(errno.ENOSPC)
-    running: list[subprocess.Popen[str]] = []
-    outputs: list[str] = []
-    with _interrupts_kept() as came:
+    stop = threading.Event()
+    with ThreadPoolExecutor(len(commands)) as pool:
         try:
-            for command in commands:
-                # A session of its own: a compiler is a driver and what that starts, which are killed together.
-                process = subprocess.Popen(
-                    command,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                    errors="replace",
-                    env={**os.environ, "LC_ALL": "C"},
-                    start_new_session=True,
-                )
-                running.append(process)
-            while len(outputs) < len(running) and not came:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    outputs.append(running[len(outputs)].communicate(timeout=_POLL_S)[0])
+            running = [pool.submit(_run_until, stop, command) for command in commands]
+            # Python does not see an interrupt that comes just before it waits, until the wait ends.
+            while wait(running, _POLL_S).not_done:
+                pass
         finally:
-            for process in running:
-                if process.returncode is None:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
-                    assert process.stdout is not None
-                    process.stdout.close()
-    if len(outputs) < len(running):  # and what handles interrupts raised nothing
-        raise InterruptedError(errno.EINTR, os.strerror(errno.EINTR))
-    for process, output in zip(running, outputs, strict=True):
-        if process.returncode != 0 and full in output:
+            stop.set()
+    for code, output in (command.result() for command in running):
+        if code != 0 and full in output:
             raise OSError(errno.ENOSPC, full)
-        if process.returncode != 0:
+        if code != 0:
             lines = [line for line in output.splitlines() if "error" in line.lower()] or output.splitlines()
             raise EngineError("it could not be built: " + "\n".join(lines[:8]))
 
 
-@contextlib.contextmanager
-def _interrupts_kept() -> Iterator[list[tuple[int, FrameType | None]]]:
-    """Put interrupts that come during the block into a list, and let them act behind it.
+def _run_until(stop: threading.Event, command: list[str]) -> tuple[int, str]:
+    """Run a command on a thread, and kill it when `stop` is set; returns its exit code and what it printed.
 
-    One that came while a process is started would leave that process to nobody.
+    An interrupt is raised on the main thread alone. So none can come between the start of the command and its end.
     """
-    came: list[tuple[int, FrameType | None]] = []
-    before = signal.getsignal(signal.SIGINT)
-    if not callable(before) or threading.current_thread() is not threading.main_thread():
-        yield came
-        return
-    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
-    try:
-        yield came
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if came:
-            before(*came[0])
+    # A session of its own: a compiler is a driver and what that starts, which are killed together.
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env={**os.environ, "LC_ALL": "C"},
+        start_new_session=True,
+    ) as process:
+        while not stop.is_set():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                output, _ = process.communicate(timeout=_POLL_S)
+                return process.returncode, output
+        os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode, ""
 
 
 def _flags_of_torch() -> Iterator[str]:
@@ -191,15 +176,21 @@ def _flags_of_torch() -> Iterator[str]:
     folders = [include, include / "torch" / "csrc" / "api" / "include", Path(sysconfig.get_path("include"))]
     for folder in folders:
         yield from ("-isystem", str(folder))
-    standards = [line.rpartition(" ")[2] for line in torch.__config__.show().splitlines() if "C++ Version" in line]
-    yield f"-std={_STANDARDS.get(standards[0] if standards else '', 'c++17')}"
+    yield "-std=c++2a"  # which the headers of torch 2.13 need, and those of 2.11 allow
     yield f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     yield f"-DTORCH_EXTENSION_NAME={LIBRARY_NAME}"
     for name in ("COMPILER_TYPE", "STDLIB", "BUILD_ABI"):  # of pybind11, which torches of before 2.9 tell
         if value := getattr(torch._C, f"_PYBIND11_{name}", None):
             yield f'-DPYBIND11_{name}="{value}"'
-    if torch.distributed.is_available():
-        yield "-DMODTRACE_DISTRIBUTED"
+
+
+def _cuda_headers() -> Path | None:
+    """Return the folder of CUDA's headers: those that come with Triton, which torch requires, else of a toolkit."""
+    if torch.version.cuda is None:
+        return None
+    toolkit = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"
+    folders = (_torch_folder().parent / "triton" / "backends" / "nvidia" / "include", toolkit)
+    return next((folder for folder in folders if (folder / "cuda_runtime.h").is_file()), None)
 
 
 def _short_paths(work: str) -> Iterator[str]:

@@ -1,9 +1,6 @@
 """Device times: which calls get events of the device, and the graphs that torch captures and replays."""
 
-from __future__ import annotations
-
 import fnmatch
-import logging
 from collections.abc import Callable, Sequence
 from functools import cache
 from types import ModuleType
@@ -15,12 +12,11 @@ from torch import nn
 from ...ring import NameTable
 from ...ring.slot_format import NO_NAME
 from ..call_patch import Patch, PatchTarget, WrappedFunction
+from ..event_sink import warn_without
 from ..naming.module_names import ModuleNames, OpenCall
 from ..skip_dynamo import skip_all
 
 DEFAULT_DEPTH = 2
-
-_log = logging.getLogger("modtrace")
 
 
 class DeviceChoice(NamedTuple):
@@ -39,19 +35,6 @@ class DeviceChoice(NamedTuple):
         return (self.depth is None or depth < self.depth) and (
             self.modules is None or fnmatch.fnmatchcase(fqn, self.modules)
         )
-
-
-def say_no_device_times(reason: str) -> None:
-    """Log why a recording has no device times; it goes on without them."""
-    _log.warning("device_times: %s; the recording goes on without", reason)
-
-
-def say_device_unused(device_type: str) -> None:
-    """Log that a recording has ended without device times, as the process had not used the device."""
-    _log.warning(
-        "device_times: there are none, as no module was called from outside of all others after torch initialized %s",
-        device_type,
-    )
 
 
 REPLAY_CLASS = "CUDAGraph"
@@ -81,7 +64,8 @@ class NativeDeviceTimes:
     def resolve(self, module: nn.Module, open_calls: Sequence[OpenCall]) -> int:
         """Return the id of a module's name, as `ModuleNames.resolve`, and choose it where it fits."""
         if isinstance(module, _Replay):
-            name_id = self._replay_name(open_calls)
+            around = f"{self._names.fqn(open_calls[0][1])}." if open_calls else ""
+            name_id = self._table.name(REPLAY_CLASS, f"{around}{REPLAY_CLASS}", REPLAY_CLASS)
             self._native.choose_for_device(name_id)
             return name_id
         name_id = self._names.resolve(module, open_calls)
@@ -91,10 +75,6 @@ class NativeDeviceTimes:
                 self._native.choose_for_device(name_id)
         return name_id
 
-    def _replay_name(self, open_calls: Sequence[OpenCall]) -> int:
-        around = f"{self._names.fqn(open_calls[0][1])}." if open_calls else ""
-        return self._table.name(REPLAY_CLASS, f"{around}{REPLAY_CLASS}", REPLAY_CLASS)
-
     def start(self) -> None:
         """Begin once the process uses the device; where there is none, that is logged. The engine's session runs.
 
@@ -103,7 +83,7 @@ class NativeDeviceTimes:
         """
         device = torch.accelerator.current_accelerator()
         if device is None:
-            say_no_device_times(f"this torch ({torch.__version__}) has no accelerator")
+            warn_without("device_times", f"this torch ({torch.__version__}) has no accelerator")
             return
         begun_before = _is_capturing()
         for patch in _patches(self._native):
@@ -122,12 +102,13 @@ class NativeDeviceTimes:
         device_type = self._waits_for
         if device_type is None:
             return True
-        if not _is_initialized(device_type):
+        module = torch.get_device_module(device_type)
+        if hasattr(module, "is_initialized") and not module.is_initialized():
             return False
         reason = self._native.start_device_times(device_type)
         self._waits_for = None
         if reason is not None:
-            say_no_device_times(reason)
+            warn_without("device_times", reason)
         return True
 
     def stop(self) -> None:
@@ -137,20 +118,16 @@ class NativeDeviceTimes:
             patch.uninstall()
         failure = self._native.stop_device_times()
         if failure is not None:
-            say_no_device_times(failure)
+            warn_without("device_times", failure)
         elif device_type is not None:
-            say_device_unused(device_type)
+            reason = f"no module was called from outside of all others after torch initialized {device_type}"
+            warn_without("device_times", reason)
 
     def after_fork(self) -> None:
         """End in a forked child; the engine's own `after_fork` has forgotten the device."""
         self._waits_for = None
         for patch in _patches(self._native):
             patch.uninstall()
-
-
-def _is_initialized(device_type: str) -> bool:
-    module = torch.get_device_module(device_type)
-    return not hasattr(module, "is_initialized") or bool(module.is_initialized())
 
 
 def _is_capturing() -> bool:

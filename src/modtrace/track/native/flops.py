@@ -5,8 +5,6 @@ The formulas are torch's own registry, `torch.utils.flop_counter.flop_registry`,
 one with every fourth outermost call, and the rest before the ring is read.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -85,10 +83,10 @@ class NativeFlops:
         if not operators:
             return
         random_state = torch.default_generator.get_state()
-        for number, name, overload, device, inputs, outputs in operators:
+        for number, name, overload, device, nbytes, inputs, outputs in operators:
             dtype = next((str(one.dtype).removeprefix("torch.") for one in inputs if isinstance(one, torch.Tensor)), "")
             flops = self._count(name, overload, inputs, outputs)
-            self._table.operator(number, name, _device_name(device), dtype, flops)
+            self._table.operator(number, name, _device_name(device), dtype, flops, nbytes)
         torch.default_generator.set_state(random_state)
 
     def _count(self, name: str, overload: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
@@ -135,7 +133,8 @@ def _as_called(name: str, overload: str, inputs: Sequence[Any]) -> tuple[list[An
     given = 0
     kwargs = {}
     for (argument, has_default, default, kwarg_only), value in zip(_arguments(name, overload), inputs, strict=True):
-        is_given = not has_default or not _is_same(value, default)
+        is_same = type(value) is type(default) and not isinstance(value, torch.Tensor) and value == default
+        is_given = not (has_default and is_same)
         if not kwarg_only:
             args.append(value)
             given = len(args) if is_given else given
@@ -150,7 +149,3 @@ def _arguments(name: str, overload: str) -> list[tuple[str, bool, Any, bool]]:
     namespace, _, operator = name.partition("::")
     schema = getattr(getattr(getattr(torch.ops, namespace), operator), overload or "default")._schema
     return [(a.name, a.has_default_value(), a.default_value, a.kwarg_only) for a in schema.arguments]
-
-
-def _is_same(value: object, default: object) -> bool:
-    return type(value) is type(default) and not isinstance(value, torch.Tensor) and value == default

@@ -1,7 +1,5 @@
 """The built engine for the installed torch: which one it is, whether it may be loaded, and loading it."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.machinery
 import importlib.util
@@ -26,9 +24,6 @@ _SOURCES = [*sorted((_FOLDER / "cpp").rglob("*.[ch]*")), _FOLDER / "build.py", P
 """What a library depends on: the code, and how it is compiled."""
 _PYTHON_ABI = str(sysconfig.get_config_var("SOABI"))  # here, as it imports a module
 HINT = "The portable engine needs no build: engine='python', or 'auto'."
-# A library is followed by this and the SHA-256 of all before. The loader of the system does not look there, and may
-# kill the process where a part of the file is missing.
-_SEAL = b"modtrace library sha256 "
 FAILURE = "failure.txt"
 """Beside where the library would be: why it could not be built."""
 
@@ -57,13 +52,13 @@ def native_folder() -> str:
 
 
 def _torch_abi() -> list[str]:
-    """Return what tells the ABI of the compiler that built torch: two builds of one version may differ in it."""
-    compilers = [line.strip() for line in torch.__config__.show().splitlines()]
-    return [
-        str(torch.compiled_with_cxx11_abi()),
-        str(getattr(torch._C, "_PYBIND11_BUILD_ABI", None)),
-        *(line for line in compilers if line.startswith(("- GCC", "- clang", "- C++ Version"))),
-    ]
+    """Return what tells two builds of one version of torch apart: their ABI, and the sizes of their libraries.
+
+    `torch.__config__` knows their compilers, but to ask it starts CUDA's driver, which forked children then cannot use.
+    """
+    libraries = sorted(Path(torch.__file__).with_name("lib").glob("libtorch_*"))
+    abi = torch.compiled_with_cxx11_abi(), getattr(torch._C, "_PYBIND11_BUILD_ABI", None)
+    return [str(value) for value in (*abi, *(library.stat().st_size for library in libraries))]
 
 
 def find_library() -> Path:
@@ -72,13 +67,6 @@ def find_library() -> Path:
     Raises:
         EngineError: there is none for this torch, or it may have been changed by others.
     """
-    try:
-        return _find_library()
-    except OSError as error:  # so that "auto" does without
-        raise EngineError(f"{error.filename} cannot be read: {error.strerror}") from error
-
-
-def _find_library() -> Path:
     packaged = PACKAGED / native_folder() / f"{LIBRARY_NAME}.so"
     try:
         path = native_path()
@@ -90,7 +78,7 @@ def _find_library() -> Path:
     except OSError as error:
         problem = f"{error.filename} cannot be read: {error.strerror}"
     # Whoever may write into the package may also change this code.
-    if packaged.is_file() and is_sealed(packaged):
+    if packaged.is_file():
         return packaged
     raise EngineError(problem)
 
@@ -104,19 +92,6 @@ def is_built() -> bool:
     return True
 
 
-def seal(path: Path) -> None:
-    """Append the hash by which `is_sealed` later sees that the library is whole."""
-    content = path.read_bytes()
-    path.write_bytes(content + _SEAL + hashlib.sha256(content).digest())
-    path.chmod(0o755)
-
-
-def is_sealed(path: Path) -> bool:
-    """Return whether a library is as it was when it was sealed."""
-    content, mark, digest = path.read_bytes().rpartition(_SEAL)
-    return bool(mark) and hashlib.sha256(content).digest() == digest
-
-
 def _problem(path: Path) -> str | None:
     """Return why the library in the cache is not to be loaded, None where it may be."""
     if sys.platform != "linux":
@@ -128,7 +103,7 @@ def _problem(path: Path) -> str | None:
     for place in (path.parent.parent, path.parent, path):
         if (distrust := why_distrusted(place)) is not None:
             return distrust
-    return None if is_sealed(path) else f"{path} is damaged; run `modtrace build`"
+    return None
 
 
 def why_distrusted(place: Path) -> str | None:

@@ -7,8 +7,6 @@ among the inner call's inputs) and where the call itself is left (then among its
 the call's graph is searched for it once, at its exit. One callback of torch says "backward is over".
 """
 
-from __future__ import annotations
-
 import itertools
 import threading
 from collections.abc import Callable
@@ -36,7 +34,7 @@ from ..call_patch import Patch, WrappedFunction
 from ..checkpoint_reruns import CheckpointReruns
 from ..collectives import PortableCollectives
 from ..event_sink import EngineOptions, OnError, SyncMarks, describe_thread
-from ..naming.module_names import ModuleNames, OpenCall
+from ..naming.module_names import ModuleNames
 from ..ranges import RangeRecorder
 from ..skip_dynamo import is_backward_compiled, skip_all, skip_frame
 from .passes import NO_GRAPH_TASK, PASS_PATCH, CallFrame, GraphTasks, ThreadState, current_graph_task, gives_gradients
@@ -86,20 +84,20 @@ class PortableEngine(SegmentHooks):
         # By id(module), then by the name of the call around it.
         self._names_by_module: dict[int, dict[int, NameCounters]] = {}
         self._counters_by_name: dict[int, NameCounters] = {}
-        self._module_names = ModuleNames(
+        self.module_names = ModuleNames(
             ring.names,
             options.model,
             lambda module_id: self._names_by_module.pop(module_id, None),
             strip_wrappers=options.strip_wrappers,
         )
-        self._dead = self._module_names.dead
+        self._dead = self.module_names.dead
         self._local = threading.local()
         self._graph_tasks = GraphTasks(self._write, self._thread, on_error)
         self.on_segment_start = self._graph_tasks.make_segment_hook(self._local)
         self._write_sync_mark = SyncMarks(self, ring.names)
         self.next_pass: Callable[[], int] = itertools.count(1).__next__
         self._reruns = CheckpointReruns()
-        self._ranges = RangeRecorder(self, ring.names, on_error, by_class=True) if options.ranges else None
+        self._ranges = RangeRecorder(self, ring.names, on_error, expect=None) if options.ranges else None
         self._collectives = PortableCollectives(self, ring.names, on_error)
         self._next_gradients = itertools.count().__next__, itertools.count().__next__
         self._active = self._steps_told = False
@@ -124,10 +122,6 @@ class PortableEngine(SegmentHooks):
 
     def finish_notes(self) -> None:
         """Do nothing: all is noted with the events."""
-
-    def unmatched_model(self) -> str | None:
-        """Return the class given as `model=` if names started at no module of it; else None."""
-        return self._module_names.unmatched_model()
 
     def after_fork(self) -> None:
         """Stop in a forked child, whose ring is its parent's."""
@@ -195,7 +189,7 @@ class PortableEngine(SegmentHooks):
                     thread.outside_segments.append((outer.segment_start_seq, sequence - 1))
                 self.close_segment(thread, outer, (args, kwargs) if kwargs else args, sequence)
             if self._dead:
-                self._module_names.forget_dead()
+                self.module_names.forget_dead()
             try:
                 name, next_forward, next_recompute = self._names_by_module[id(module)][outer.name]
             except KeyError:
@@ -208,8 +202,8 @@ class PortableEngine(SegmentHooks):
             graph_task = current_graph_task()
             runs_again = False
             if graph_task == NO_GRAPH_TASK:
-                if thread.graph_tasks:
-                    self._graph_tasks.end_all(thread)
+                while thread.graph_tasks:  # outside of backward: they ended by an exception
+                    self._graph_tasks.abandon(thread)
             elif outer.graph_task == graph_task:
                 runs_again = outer.call_id & RECOMPUTE_BIT != 0
             else:
@@ -276,24 +270,10 @@ class PortableEngine(SegmentHooks):
                     self.hook_unfound(thread, frame, output)
             if frame.unhooked_segments:
                 frame.unhooked_segments.clear()
-            if depth == 0 and sequence != frame.entry_seq:
-                thread.last_call_id = frame.call_id
             frame.module = None
             thread.frames[depth].segment_start_seq = sequence
         except Exception as error:
             self._on_error(error)
-
-    @skip_all
-    def begin_compiled_backward(self) -> None:
-        """Write that compiled autograd runs the backward of the outermost call that this thread made last."""
-        if self._active:
-            self._graph_tasks.begin_compiled(self._thread())
-
-    @skip_all
-    def end_compiled_backward(self) -> None:
-        """Write that it ended."""
-        if self._active:
-            self._graph_tasks.end_compiled(self._thread())
 
     def _hook_outputs(self, thread: ThreadState, outputs: object) -> None:
         """Hook what was made since the last call, as the loss, and before: its nodes run first."""
@@ -324,10 +304,7 @@ class PortableEngine(SegmentHooks):
         return thread
 
     def _resolve(self, module: nn.Module, outer_name: int, thread: ThreadState) -> NameCounters:
-        open_calls: list[OpenCall] = [
-            (frame.module, frame.name) for frame in reversed(thread.open_frames()) if frame.module is not None
-        ]
-        name = self._module_names.resolve(module, open_calls)
+        name = self.module_names.resolve(module, thread.open_calls())
         counters = self._counters_by_name.get(name)
         if counters is None:
             counters = self._counters_by_name.setdefault(
@@ -343,20 +320,18 @@ def _make_wrapper(patched: WrappedFunction) -> Callable[..., Any]:
         engine = patched.observer
         if is_dynamo_compiling() or engine is None:
             return patched.wrapped(self, *args, **kwargs)
-        frame = output = None
-        # Both begin before the call is entered: a line between would be one more place for an interrupt.
+        frame = None
+        # It begins before the call is entered: a line between would be one more place for an interrupt.
         try:
-            try:
-                frame = engine.enter(self, args, kwargs)
-                # torch.profiler (with_stack) knows a module's call by the frame that this leaves out.
-                if patched.wraps_torch and self._compiled_call_impl is None and not _profiler_enabled():
-                    output = self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
-                else:
-                    output = patched.wrapped(self, *args, **kwargs)
-                return output
-            finally:
-                if frame is not None:
-                    engine.exit(frame, output)
+            frame = engine.enter(self, args, kwargs)
+            # torch.profiler (with_stack) knows a module's call by the frame that this leaves out.
+            if patched.wraps_torch and self._compiled_call_impl is None and not _profiler_enabled():
+                output = self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+            else:
+                output = patched.wrapped(self, *args, **kwargs)
+            if frame is not None:
+                engine.exit(frame, output)
+            return output
         except BaseException:
             # An interrupt can come just after the call was entered, and while it was left.
             if frame is None:

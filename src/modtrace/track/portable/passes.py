@@ -4,8 +4,6 @@ torch reports no end of a pass that raised. The Python stack shows whether a new
 or follows one that failed.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import deque
 from collections.abc import Callable
@@ -15,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import Variable
 from torch.compiler import is_dynamo_compiling
 
@@ -25,15 +23,13 @@ from ..call_patch import RUN_BACKWARD, Patch, WrappedFunction
 from ..event_sink import OnError
 from ..skip_dynamo import skip_all, skip_frame
 from ..tensors import unseen_by_modes
-from .segment_hooks import FrameBase, FrameStack, Segments, make_hook_tensor
+from .segment_hooks import FrameBase, FrameStack, Segments
 
 current_graph_task: Callable[[], int] = torch._C._current_graph_task_id
 NO_GRAPH_TASK = -1
 """What `current_graph_task` returns outside of backward."""
 
 _RUN_BACKWARD_CODE = torch.autograd.graph._engine_run_backward.__code__
-NO_CALL_ID = NO_NAME << CALL_KEY_BITS
-"""The call id of what is around all calls."""
 _MAX_OUTSIDE_SEGMENTS = 1024
 
 
@@ -42,24 +38,20 @@ class CallFrame(FrameBase):
 
     Attributes:
         thread: the thread it runs on.
-        module: None for the frame around all calls, and for one that is not in use.
-        name: id of its name.
         call_id: name and call key together.
         graph_task: the graph task that runs where it was entered; -1 outside of backward.
         exit_meta: kind, thread and name of its exit, as a slot's first word has them.
         index_bits: its call index, where a slot's value has it.
     """
 
-    __slots__ = ("exit_meta", "graph_task", "index_bits", "module", "name", "thread")
+    __slots__ = ("exit_meta", "graph_task", "index_bits", "thread")
 
     call_id: int
 
-    def __init__(self, thread: ThreadState, depth: int) -> None:
+    def __init__(self, thread: "ThreadState", depth: int) -> None:
         super().__init__(depth)
         self.thread = thread
-        self.module: nn.Module | None = None
-        self.name = NO_NAME
-        self.call_id = NO_CALL_ID
+        self.call_id = NO_NAME << CALL_KEY_BITS
         self.graph_task = -1
         self.exit_meta = self.index_bits = 0
 
@@ -86,22 +78,18 @@ class ThreadState(FrameStack[CallFrame]):
         bits: its id, where a slot's first word has it.
         outside_segments: segments of nodes that were made outside of all calls and that no pass ran yet; the last ones.
         graph_tasks: those it runs, outermost first.
-        last_call_id: the outermost call that made nodes last; `NO_CALL_ID` before the first.
         noted_sequence: the sequence number at the last call that was noted for `CheckpointReruns`; -1 before the first.
-        hook_tensor: an empty tensor that carries a hook to the node it is registered on.
     """
 
-    __slots__ = ("bits", "graph_tasks", "hook_tensor", "last_call_id", "noted_sequence", "outside_segments")
+    __slots__ = ("bits", "graph_tasks", "noted_sequence", "outside_segments")
 
     def __init__(self, bits: int) -> None:
+        super().__init__()
         self.bits = bits
         self.frames = [CallFrame(self, 0)]
-        self.stack_depth = 0
         self.outside_segments: Segments = deque(maxlen=_MAX_OUTSIDE_SEGMENTS)
         self.graph_tasks: list[GraphTask] = []
-        self.last_call_id = NO_CALL_ID
         self.noted_sequence = -1
-        self.hook_tensor = make_hook_tensor()
 
 
 _CALL_BACKWARD, _BACKWARD_OVER = Kind.CALL_BACKWARD << KIND_SHIFT, Kind.BACKWARD_OVER << KIND_SHIFT
@@ -168,25 +156,6 @@ class GraphTasks:
 
         return on_segment_start
 
-    def begin_compiled(self, thread: ThreadState) -> None:
-        """Write that the whole backward of the thread's last outermost call begins: compiled autograd runs it."""
-        call_id = thread.last_call_id
-        if call_id != NO_CALL_ID:
-            self._write(
-                _CALL_BACKWARD | thread.bits | call_id >> CALL_KEY_BITS,
-                current_graph_task() << CALL_KEY_BITS | call_id & CALL_KEY_MASK,
-            )
-
-    def end_compiled(self, thread: ThreadState) -> None:
-        """Write that it is over."""
-        if thread.last_call_id != NO_CALL_ID:
-            self._write(_BACKWARD_OVER | thread.bits | NO_NAME, current_graph_task())
-
-    def end_all(self, thread: ThreadState) -> None:
-        """Write the ends of a thread's graph tasks; called outside of backward, so they ended by an exception."""
-        while thread.graph_tasks:
-            self._abandon(thread)
-
     def _begin(self, thread: ThreadState, graph_task_id: int) -> None:
         graph_tasks, depth = thread.graph_tasks, backward_nesting_depth()
         while (
@@ -194,7 +163,7 @@ class GraphTasks:
             and graph_tasks[-1].id != graph_task_id
             and (graph_tasks[-1].id not in self._running or graph_tasks[-1].nesting_depth >= depth > 0)
         ):
-            self._abandon(thread)
+            self.abandon(thread)
         if graph_tasks and graph_tasks[-1].id == graph_task_id:
             return
         if graph_task_id not in self._running:
@@ -202,7 +171,7 @@ class GraphTasks:
             Variable._execution_engine.queue_callback(partial(self._end, graph_task_id))
         graph_tasks.append(GraphTask(graph_task_id, depth))
 
-    def _abandon(self, thread: ThreadState) -> None:
+    def abandon(self, thread: ThreadState) -> None:
         """Write the end of the thread's last graph task, which ended by an exception: torch has no callback for it."""
         graph_task_id = thread.graph_tasks[-1].id
         # Written first: where an interrupt comes in between it is written again, and the first one counts.
@@ -237,20 +206,15 @@ def _make_wrapper(patched: WrappedFunction) -> Callable[..., Any]:
         engine = patched.observer
         if engine is None or is_dynamo_compiling() or _is_tracing():
             return patched.wrapped(*args, **kwargs)
-        number, ended = engine.next_pass(), False
+        number = engine.next_pass()
         try:
-            try:
-                engine.begin_pass(number, args[:1])
-                result = patched.wrapped(*args, **kwargs)
-            finally:
-                engine.end_pass(number)
-                ended = True
+            engine.begin_pass(number, args[:1])
+            result = patched.wrapped(*args, **kwargs)
+            engine.end_pass(number)
             engine.note_gradients(args, kwargs)
             return result
         except BaseException:
-            if not ended:
-                # An interrupt came before it was written; where that was just after it, the first one counts.
-                engine.end_pass(number)
+            engine.end_pass(number)  # where an interrupt came behind the first one, that counts
             raise
 
     return skip_frame(_engine_run_backward)

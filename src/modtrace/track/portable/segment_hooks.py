@@ -4,20 +4,19 @@ A segment is a run of nodes that one call made itself, between two calls of inne
 run in descending order of their sequence numbers, so the newest node of a segment is the first of it that runs.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.overrides import has_torch_function_unary
 
+from ...ring.slot_format import NO_NAME
 from ..tensors import tensors_in, unseen_by_modes
 
 _MAX_NODES_SEARCHED = 20_000
@@ -31,6 +30,8 @@ class FrameBase:
 
     Attributes:
         call_id: what the hooks on its nodes are called with.
+        module: None for the frame around all calls, and for one that is not in use.
+        name: id of its name.
         depth: how many frames lie below it; 0 for what is around all calls.
         entry_seq: the thread's sequence number at enter.
         segment_start_seq: the sequence number from which on nodes are its own, since its last inner call.
@@ -38,12 +39,17 @@ class FrameBase:
         keywords_id: `id()` of the dictionary of keyword arguments; no two open calls have the same one.
     """
 
-    __slots__ = ("call_id", "depth", "entry_seq", "keywords_id", "segment_start_seq", "unhooked_segments")
+    __slots__ = (
+        *("call_id", "depth", "entry_seq", "keywords_id", "module", "name"),
+        *("segment_start_seq", "unhooked_segments"),
+    )
 
     call_id: Any
 
     def __init__(self, depth: int) -> None:
         self.depth = depth
+        self.module: nn.Module | None = None
+        self.name = NO_NAME
         self.entry_seq = self.segment_start_seq = self.keywords_id = 0
         self.unhooked_segments: list[tuple[int, int]] = []
 
@@ -57,16 +63,26 @@ class FrameStack(Generic[_Frame]):
     Attributes:
         frames: its frames, outermost first; the bottom one is around all calls.
         stack_depth: index of the innermost open call's frame.
+        hook_tensor: an empty CPU tensor that carries a hook to the node it is registered on.
     """
 
-    __slots__ = ("frames", "stack_depth")
+    __slots__ = ("frames", "hook_tensor", "stack_depth")
 
     frames: list[_Frame]
-    stack_depth: int
+
+    def __init__(self) -> None:
+        self.stack_depth = 0
+        # Where no mode of the user sees it: one that counts, fakes or moves operators.
+        with unseen_by_modes(), torch._C._DisableTorchDispatch():
+            self.hook_tensor = torch.empty(0)
 
     def open_frames(self) -> list[_Frame]:
         """Return the frames of the open calls, outermost first."""
         return self.frames[1 : self.stack_depth + 1]
+
+    def open_calls(self) -> list[tuple[nn.Module, int]]:
+        """Return module and id of the name of each open call, innermost first."""
+        return [(frame.module, frame.name) for frame in reversed(self.open_frames()) if frame.module is not None]
 
     def frame_of(self, keywords: dict[str, Any]) -> _Frame | None:
         """Return the innermost open call's frame where the call has this dictionary of keyword arguments.
@@ -78,25 +94,12 @@ class FrameStack(Generic[_Frame]):
         return frame if frame.depth and frame.keywords_id == id(keywords) else None
 
 
-def make_hook_tensor() -> Tensor:
-    """Return an empty CPU tensor, made where no mode of the user sees it: one that counts, fakes or moves operators."""
-    with unseen_by_modes(), torch._C._DisableTorchDispatch():
-        return torch.empty(0)
-
-
-class _HookingThread(Protocol):
-    """A thread's state: `hook_tensor` is an empty tensor that carries a hook to the node it is registered on."""
-
-    @property
-    def hook_tensor(self) -> Tensor: ...
-
-
 class SegmentHooks:
     """Hooks few nodes: `on_segment_start(call_id, gradient)` is called when nodes of the call with this id start."""
 
     on_segment_start: Callable[[Any, Tensor], None]
 
-    def close_segment(self, thread: _HookingThread, frame: FrameBase, values: object, sequence: int) -> None:
+    def close_segment(self, thread: FrameStack[Any], frame: FrameBase, values: object, sequence: int) -> None:
         """End the segment of `frame`'s own nodes, and hook its newest one.
 
         Args:
@@ -125,14 +128,14 @@ class SegmentHooks:
         if not found and frame.depth:
             frame.unhooked_segments.append((first, newest))
 
-    def hook_unfound(self, thread: _HookingThread, frame: FrameBase, output: object) -> None:
+    def hook_unfound(self, thread: FrameStack[Any], frame: FrameBase, output: object) -> None:
         """Look for the newest node of each unhooked segment in the graph behind `output`, and hook it."""
         # Behind what was there when the call began, nothing is its own.
         newest = _newest_of(frame.unhooked_segments, output, lambda number, _: number >= frame.entry_seq)
         for node in newest.values():
             self._hook(thread, node, frame.call_id)
 
-    def hook_outside(self, thread: _HookingThread, frame: FrameBase, segments: Segments, outputs: object) -> None:
+    def hook_outside(self, thread: FrameStack[Any], frame: FrameBase, segments: Segments, outputs: object) -> None:
         """Hook what a pass from `outputs` runs first of each segment that lies outside of all calls.
 
         The graph is followed through such segments only: where calls begin, their inputs were looked at.
@@ -148,7 +151,7 @@ class SegmentHooks:
             segments.remove(segment)
             self._hook(thread, node, frame.call_id)
 
-    def _hook(self, thread: _HookingThread, node: Node, call_id: Any) -> None:
+    def _hook(self, thread: FrameStack[Any], node: Node, call_id: Any) -> None:
         # `node.register_prehook` makes a removable handle, which is most of its cost; a tensor's own dictionary of
         # hooks registers on the node at a third of it.
         hook_tensor = thread.hook_tensor

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "device/calls.h"
-#include "ring_writer.h"
+#include "engine.h"
 
 namespace modtrace {
 namespace {
@@ -27,7 +27,7 @@ namespace {
 
 BackwardPass& pass_slot(uint64_t number) { return engine.pass_slots[number % kMaxConcurrentPasses]; }
 
-HookedGraphTask& hooked_slot(int graph_task) { return engine.hooked_graph_tasks[graph_task % kMaxConcurrentPasses]; }
+std::atomic<int>& hooked_slot(int graph_task) { return engine.hooked_graph_tasks[graph_task % kMaxConcurrentPasses]; }
 
 // Notes that a pass is over: once, and only where it began.
 void end_pass(uint64_t number) {
@@ -63,24 +63,20 @@ class SegmentHook final : public torch::autograd::FunctionPreHook {
     return gradients;
   }
 
-  // What torch.compile makes of a backward runs no hooks of ours. One of the two overrides, by torch's version.
-  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const {}
-  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) {}
+  // What torch.compile makes of a backward runs no hooks of ours.
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs&) const override {}
 
  private:
   void begin_segment(BackwardPass& pass, uint64_t number) const {
     const int graph_task = current_graph_task();
-    if (C10_UNLIKELY(graph_task < 0 || pass.observed.load())) return;
+    if (C10_UNLIKELY(graph_task < 0)) return;
     int of_pass = kNoGraphTask;
     if (!pass.graph_task.compare_exchange_strong(of_pass, graph_task) && of_pass != graph_task) return;
     ThreadState& thread = registered_thread();
     if (C10_UNLIKELY(!pass.begun.load(std::memory_order_relaxed)) && !pass.begun.exchange(true)) {
       torch::autograd::Engine::get_default_engine().queue_callback([number] { end_pass(number); });
     }
-    HookedGraphTask& hooked = hooked_slot(graph_task);
-    hooked.pass.store(number, std::memory_order_relaxed);
-    hooked.graph_task.store(graph_task, std::memory_order_relaxed);
-    thread.segment_pass = number;
+    hooked_slot(graph_task).store(graph_task + 1, std::memory_order_relaxed);
     write_without_gil(
         thread, node_meta(kSegmentBegin, forward_thread_, 0),
         static_cast<int64_t>((number & kBackwardPassMask) << kSequenceBits | (sequence_ & kSequenceMask)));
@@ -227,33 +223,12 @@ class BackwardOrder {
 
 // --- The observer, which torch calls around each node that runs ---
 
-bool is_hooked(int graph_task) {
-  return hooked_slot(graph_task).graph_task.load(std::memory_order_relaxed) == graph_task;
-}
+bool is_hooked(int graph_task) { return hooked_slot(graph_task).load(std::memory_order_relaxed) == graph_task + 1; }
 
 // The graph task whose node runs, or kNoGraphTask where the node is not to be noted.
 int observed_graph_task() {
   const int graph_task = is_tracing() ? kNoGraphTask : current_graph_task();
   return graph_task >= 0 && is_hooked(graph_task) ? kNoGraphTask : graph_task;
-}
-
-// Ends a pass's segment where the observer took the pass over.
-bool end_if_observed(uint64_t number) {
-  const BackwardPass& pass = pass_slot(number);
-  if (number == 0 || pass.number.load() != number || !pass.observed.load()) return false;
-  end_pass(number);
-  return true;
-}
-
-// Before a node runs: ends the segment before it on this thread where the observer took its pass over, and lets the
-// node be noted itself where it is of such a pass. The thread that runs the nodes does both: a node whose begin was
-// not noted has no end.
-void end_observed_segments(ThreadState& thread) {
-  if (end_if_observed(thread.segment_pass)) thread.segment_pass = 0;
-  const int graph_task = current_graph_task();
-  if (graph_task >= 0 && is_hooked(graph_task) && end_if_observed(hooked_slot(graph_task).pass.load())) {
-    hooked_slot(graph_task).graph_task.store(kNoGraphTask);
-  }
 }
 
 // A node that builds a graph makes nodes itself, which belong to the call that it belongs to itself.
@@ -270,7 +245,6 @@ bool is_accumulate_grad(const at::RecordFunction& function) { return function.se
 std::unique_ptr<at::ObserverContext> on_node_begin(const at::RecordFunction& function) {
   if (is_accumulate_grad(function)) return nullptr;
   ThreadState& thread = registered_thread();
-  end_observed_segments(thread);
   const int graph_task = observed_graph_task();
   if (C10_UNLIKELY(graph_task < 0)) return nullptr;
   write_without_gil(thread, node_meta(kNodeBegin, function.forwardThreadId(), graph_task), function.seqNr());
@@ -303,21 +277,11 @@ void remove_observer() {
 
 // --- The hooks, one for each segment ---
 
-// Two passes on one device take turns there, node by node. One inside of the other does not.
-bool runs_beside_others(const ThreadState& thread) {
-  return engine.running_passes > thread.open_passes && current_graph_task() < 0;
-}
-
+// Whether passes of several threads ever ran at once: two on one device take turns there, node by node. One inside of
+// the other does not.
 bool shares_device(const ThreadState& thread) {
-  engine.device_shared |= runs_beside_others(thread);
+  engine.device_shared |= engine.running_passes > thread.open_passes && current_graph_task() < 0;
   return engine.device_shared;
-}
-
-// Lets the observer take over the hooked passes on devices.
-void observe_passes_on_devices() {
-  for (BackwardPass& pass : engine.pass_slots) {
-    if (pass.number.load() != 0 && pass.on_device && !pass.observed.exchange(true)) add_observer();
-  }
 }
 
 // Hooks the segments of the graph behind the outputs, and returns the number of the pass; 0 where hooks cannot tell
@@ -340,8 +304,6 @@ uint64_t hook_segments(ThreadState& thread, PyObject* outputs) {
     pass.graph_task.store(kNoGraphTask);
     pass.begun.store(false);
     pass.over.store(false);
-    pass.observed.store(false);
-    pass.on_device = order.is_on_device();
     pass.device_times = device_times;
     pass.number.store(number);
     return number;
@@ -370,9 +332,8 @@ bool builds_graph(PyObject* create_graph) {
   if (!c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode)) {
     return create_graph != Py_False;
   }
-  const PyRef functorch = PyRef::steal(PyImport_ImportModule("torch._C._functorch"));
-  const PyRef level =
-      PyRef::steal(functorch ? PyObject_CallMethod(functorch.get(), "maybe_current_level", nullptr) : nullptr);
+  const PyRef functorch = steal(PyImport_ImportModule("torch._C._functorch"));
+  const PyRef level = steal(functorch ? PyObject_CallMethod(functorch.get(), "maybe_current_level", nullptr) : nullptr);
   PyErr_Clear();
   return !level || !PyLong_Check(level.get()) || PyLong_AsLong(level.get()) != 1;
 }
@@ -410,14 +371,20 @@ void end_pass_without_gil(uint64_t number) {
 }
 
 // Notes that this thread calls what runs a pass, or that it is back.
-void write_pass_edge(Session& session, const ThreadState& thread, Kind kind, int64_t call) {
-  write_with_gil(session, kind << kKindShift | thread.meta_bits | kNoName, call);
+void write_pass_edge(Session& session, const ThreadState& thread, Kind kind, int64_t call, int64_t time = 0) {
+  write_with_gil(session, kind << kKindShift | thread.meta_bits | kNoName, call, time);
+}
+
+PyObject* make_gradients(PyObject* capsule, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
+  const Wrapper* wrapper = wrapper_in(capsule);
+  const PyRef wrapped = borrow(wrapper->wrapped.get());
+  if (wrapper->active) expect(this_thread().pass_expected_ns);
+  return PyObject_Vectorcall(wrapped.get(), args, count, keywords);
 }
 
 PyObject* run_backward(PyObject* capsule, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
   const Wrapper* wrapper = wrapper_in(capsule);
-  if (wrapper == nullptr) return nullptr;
-  const PyRef wrapped = PyRef::borrow(wrapper->wrapped.get());
+  const PyRef wrapped = borrow(wrapper->wrapped.get());
   Session* session = wrapper->active ? engine.active_session.load(std::memory_order_relaxed) : nullptr;
   ThreadState& thread = this_thread();
   if (session == nullptr || is_tracing() ||
@@ -426,17 +393,14 @@ PyObject* run_backward(PyObject* capsule, PyObject* const* args, Py_ssize_t coun
     return PyObject_Vectorcall(wrapped.get(), args, count, keywords);
   }
   const uint64_t generation = current_generation();
+  const int64_t call = ++engine.pass_calls;
+  write_pass_edge(*session, thread, kPassBegin, call, take_expected(thread.pass_expected_ns));
   const uint64_t number = is_plain_backward(args, count) ? hook_segments(thread, args[0]) : 0;
   const uint64_t first_sequence = at::sequence_number::peek();
-  if (number == 0) {
-    add_observer();
-    if (runs_beside_others(thread)) observe_passes_on_devices();
-  }
+  if (number == 0) add_observer();
   ++engine.running_passes;
   ++thread.open_passes;
-  const int64_t call = ++engine.pass_calls;
   if (current_graph_task() == kNoGraphTask) ++memory.passes;
-  write_pass_edge(*session, thread, kPassBegin, call);
   PyObject* result = PyObject_Vectorcall(wrapped.get(), args, count, keywords);
   // Another thread may have ended the session meanwhile, and abandoned this pass.
   if (!is_running(generation)) return result;
@@ -450,7 +414,6 @@ PyObject* run_backward(PyObject* capsule, PyObject* const* args, Py_ssize_t coun
     end_pass_without_gil(number);
     if (!is_running(generation)) return result;
     pass_slot(number).number.store(0);
-    if (pass_slot(number).observed.load()) remove_observer();
   } else {
     remove_observer();
     // The nodes that an observed pass made belong to many calls.
@@ -459,7 +422,10 @@ PyObject* run_backward(PyObject* capsule, PyObject* const* args, Py_ssize_t coun
   return result;
 }
 
-// Takes its arguments as a C array: not the type that PyMethodDef has for all.
+// These take their arguments as C arrays: not the type that PyMethodDef has for all.
+PyMethodDef make_gradients_definition = {
+    "make_gradients", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(make_gradients)),
+    METH_FASTCALL | METH_KEYWORDS, "make_gradients(outputs, ...): what a backward pass begins with."};
 PyMethodDef run_backward_definition = {
     "run_backward", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(run_backward)), METH_FASTCALL | METH_KEYWORDS,
     "run_backward(outputs, ...): run a backward pass, and note whose nodes run."};
@@ -467,6 +433,8 @@ PyMethodDef run_backward_definition = {
 }  // namespace
 
 PyObject* wrap_backward(PyObject*, PyObject* wrapped) { return new_wrapper(run_backward_definition, wrapped); }
+
+PyObject* wrap_make_gradients(PyObject*, PyObject* wrapped) { return new_wrapper(make_gradients_definition, wrapped); }
 
 void abandon_backward_passes() {
   for (BackwardPass& pass : engine.pass_slots) pass.number.store(0);

@@ -1,32 +1,17 @@
-#include "collectives.h"
-
-#ifdef MODTRACE_DISTRIBUTED
-
-#include <c10/core/InferenceMode.h>
-
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <typeinfo>
 #include <utility>
 
+#include "collectives.h"
 #include "device/calls.h"
-#include "ring_writer.h"
+#include "engine.h"
 
 namespace modtrace {
 namespace {
 
-// Says once that collectives pass the tap by. False where an error of the user's is pending.
-bool report_unseen(Session& session) {
-  if (on_unseen == nullptr) return true;
-  const PyRef function = PyRef::steal(std::exchange(on_unseen, nullptr));
-  const SessionRef hold(session);
-  if (!call_without_dynamo(function)) report_error(session);
-  return PyErr_Occurred() == nullptr;
-}
-
 PyObject* wait(PyObject* capsule, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
   const Wrapper* wrapper = wrapper_in(capsule);
-  if (wrapper == nullptr) return nullptr;
-  const PyRef wrapped = PyRef::borrow(wrapper->wrapped.get());
+  const PyRef wrapped = borrow(wrapper->wrapped.get());
   Session* session = wrapper->active ? engine.active_session.load(std::memory_order_relaxed) : nullptr;
   ThreadState& thread = this_thread();
   if (session == nullptr || count == 0 ||
@@ -35,7 +20,6 @@ PyObject* wait(PyObject* capsule, PyObject* const* args, Py_ssize_t count, PyObj
     return PyObject_Vectorcall(wrapped.get(), args, count, keywords);
   }
   const Awaited awaited = find_awaited(bound_object(args[0], typeid(c10d::Work)));
-  if (awaited.counter == kNoCounter && c10::InferenceMode::is_enabled() && !report_unseen(*session)) return nullptr;
   const uint64_t generation = thread.generation;
   const int64_t meta = thread.meta_bits | awaited.name_id;
   write_without_gil(thread, generation, kWaitEnter << kKindShift | meta, awaited.counter);
@@ -54,18 +38,8 @@ PyMethodDef wait_definition = {"wait", reinterpret_cast<PyCFunction>(reinterpret
 
 PyObject* wrap_wait(PyObject*, PyObject* wrapped) {
   PyObject* function = PyInstanceMethod_Check(wrapped) ? PyInstanceMethod_GET_FUNCTION(wrapped) : wrapped;
-  const PyRef wrapper = PyRef::steal(new_wrapper(wait_definition, function));
+  const PyRef wrapper = steal(new_wrapper(wait_definition, function));
   return wrapper ? PyInstanceMethod_New(wrapper.get()) : nullptr;
 }
 
 }  // namespace modtrace
-
-#else  // this torch is built without torch.distributed
-
-namespace modtrace {
-
-PyObject* wrap_wait(PyObject*, PyObject* wrapped) { return PyRef::borrow(wrapped).release(); }
-
-}  // namespace modtrace
-
-#endif

@@ -1,16 +1,13 @@
 #include "collectives.h"
 
-#ifdef MODTRACE_DISTRIBUTED
-
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <c10/core/DeviceType.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/library.h>
-#include <torch/version.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -22,17 +19,17 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 
 #include "device/calls.h"
-#include "engine_state.h"
-#include "ring_writer.h"
+#include "engine.h"
 
 namespace modtrace {
 namespace {
 
 constexpr int64_t kNoPeer = -1;
-constexpr size_t kRecentWorks = 4096, kWorksPerAddress = 8;
+constexpr size_t kRecentWorks = 4096;
 
 // The name of an operator on a group (for p2p: with a peer), and what counts its calls.
 struct NamedOperator {
@@ -40,13 +37,6 @@ struct NamedOperator {
   std::string group;
   int64_t* counter;        // of the group; for p2p of this name
   bool no_future = false;  // its Work has none
-};
-
-// Which collective a Work or a tensor's memory is of. What lies at the same place later takes it over.
-struct RecentWork {
-  const void* address = nullptr;
-  Awaited collective;
-  uint64_t order = 0;  // of what was noted; 0 where nothing was
 };
 
 // Tap, group, peer, and the type of the device that runs it.
@@ -58,32 +48,12 @@ struct CollectiveState {
   uint64_t generation = 0;
   std::map<OperatorKey, NamedOperator> operators;
   std::map<std::pair<std::string, int64_t>, int64_t> counters;  // (group, −1 or name of p2p) → calls so far
-  std::array<RecentWork, kRecentWorks> works;
-  uint64_t noted_works = 0;
+  // Which collective the Work or the tensor's memory at an address is of. What lies there later takes it over.
+  std::unordered_map<const void*, Awaited> works, older_works;
 };
 
 // Never destroyed, as the engine's state; replaced in a forked child.
 std::atomic<CollectiveState*> collective_state{nullptr};
-
-// The first of the places where an address is noted.
-RecentWork* works_of(CollectiveState& state, const void* address) {
-  const auto bits = reinterpret_cast<uintptr_t>(address);
-  return &state.works[(bits >> 4 ^ bits >> 16) % (kRecentWorks / kWorksPerAddress) * kWorksPerAddress];
-}
-
-// Notes which collective an address is of: in its own place, or in that of what was noted longest ago.
-void note_work(CollectiveState& state, const void* address, const Awaited& collective) {
-  RecentWork* const first = works_of(state, address);
-  RecentWork* chosen = first;
-  for (RecentWork* work = first; work != first + kWorksPerAddress; ++work) {
-    if (work->address == address) {
-      chosen = work;
-      break;
-    }
-    if (work->order < chosen->order) chosen = work;
-  }
-  *chosen = {address, collective, ++state.noted_works};
-}
 
 // --- The tensors that a collective is given ---
 
@@ -151,17 +121,13 @@ std::optional<int64_t> ask_name(const std::string& operator_name, const std::str
   Session* session = engine.active_session.load();
   if (session == nullptr || name_collective == nullptr) return std::nullopt;
   const SessionRef hold(*session);
-  const PyRef function = PyRef::borrow(name_collective);
+  const PyRef function = borrow(name_collective);
   const std::string device_name = device == c10::kCPU ? "" : c10::DeviceTypeName(device, true);
-  const PyRef args = PyRef::steal(
+  const PyRef args = steal(
       Py_BuildValue("(ssLs)", operator_name.c_str(), group.c_str(), static_cast<long long>(peer), device_name.c_str()));
-  const PyRef found = args ? call_without_dynamo(function, args.get()) : PyRef();
-  if (!found) {
-    report_error(*session);
-    raise_later();
-    return std::nullopt;
-  }
-  return PyLong_AsLongLong(found.get());
+  const PyRef found = ask(*session, function, args.get());
+  if (!found) raise_later();
+  return found ? std::optional<int64_t>(PyLong_AsLongLong(found.get())) : std::nullopt;
 }
 
 void write_done(const Entered& entered) {
@@ -173,13 +139,9 @@ void note_done(const c10::intrusive_ptr<c10d::Work>& work, const Entered& entere
   const bool on_cpu = entered.device == c10::kCPU;
   c10::intrusive_ptr<c10::ivalue::Future> future;
   try {
-#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 7
     // What getFuture gives on a device is complete as soon as the work is queued; and this one when somebody has found
     // that the work is, which can be 100 ms later.
     future = on_cpu ? work->getFuture() : work->getFutureResult();
-#else
-    if (on_cpu) future = work->getFuture();
-#endif
   } catch (const std::exception&) {
   }
   if (!future) {
@@ -223,7 +185,15 @@ class Tap final : public c10::OperatorKernel {
     c10::intrusive_ptr<c10d::Work> work;
     queue_device_event_of_collective(*entered->thread, entered->device);
     {
-      const Exit exit(*entered, work);
+      inside_tap = true;
+      // Writes the exit, also where the operator raises.
+      const auto exit = c10::make_scope_exit([&entered, &work] {
+        inside_tap = false;
+        const int64_t not_awaited = entered->device != c10::kCPU && !work ? kNotAwaitedBit : 0;
+        write_without_gil(*entered->thread, entered->generation,
+                          kCollectiveExit << kKindShift | entered->thread->meta_bits | entered->name_id,
+                          entered->bytes | not_awaited);
+      });
       op.redispatchBoxed(below, stack);
       work = !stack->empty() && stack->back().isObject() ? stack->back().toCustomClass<c10d::Work>() : nullptr;
       // A barrier that nobody is to wait for any more, as NCCL's.
@@ -238,27 +208,6 @@ class Tap final : public c10::OperatorKernel {
   }
 
  private:
-  // Writes the exit, also where the operator raises.
-  class Exit {
-   public:
-    Exit(const Entered& entered, const c10::intrusive_ptr<c10d::Work>& work) : entered_(entered), work_(work) {
-      inside_tap = true;
-    }
-    ~Exit() {
-      inside_tap = false;
-      const int64_t not_awaited = entered_.device != c10::kCPU && !work_ ? kNotAwaitedBit : 0;
-      write_without_gil(*entered_.thread, entered_.generation,
-                        kCollectiveExit << kKindShift | entered_.thread->meta_bits | entered_.name_id,
-                        entered_.bytes | not_awaited);
-    }
-    Exit(const Exit&) = delete;
-    Exit& operator=(const Exit&) = delete;
-
-   private:
-    const Entered& entered_;
-    const c10::intrusive_ptr<c10d::Work>& work_;
-  };
-
   std::optional<Entered> enter(const Stack& stack) {
     const at::IValue& group_value = torch::jit::peek(stack, group_index_, arguments_);
     if (!group_value.isObject()) return std::nullopt;
@@ -315,8 +264,10 @@ class Tap final : public c10::OperatorKernel {
       CollectiveState& state = *collective_state.load();
       const std::lock_guard<std::mutex> lock(state.mutex);
       if (state.generation != entered.generation) return;
+      // What is waited for was noted lately.
+      if (state.works.size() >= kRecentWorks) state.older_works = std::exchange(state.works, {});
       for (const void* address : {static_cast<const void*>(work.get()), memory}) {
-        if (address != nullptr) note_work(state, address, {entered.name_id, entered.counter, entered.device});
+        state.works[address] = {entered.name_id, entered.counter, entered.device};
       }
     }
     if (!entered.no_future) note_done(work, entered);
@@ -383,22 +334,17 @@ void register_taps() {
 Awaited find_awaited(const void* address) {
   CollectiveState& state = *collective_state.load();
   const std::lock_guard<std::mutex> lock(state.mutex);
-  if (address != nullptr && state.generation == current_generation()) {
-    const RecentWork* const first = works_of(state, address);
-    for (const RecentWork* work = first; work != first + kWorksPerAddress; ++work) {
-      if (work->address == address) return work->collective;
-    }
+  if (address == nullptr || state.generation != current_generation()) return {};
+  for (const auto* works : {&state.works, &state.older_works}) {
+    const auto known = works->find(address);
+    if (known != works->end()) return known->second;
   }
   return {};
 }
 
-PyObject* start_collectives(PyObject*, PyObject* args) {
-  PyObject *name, *unseen;
-  if (!PyArg_ParseTuple(args, "OO", &name, &unseen)) return nullptr;
+PyObject* start_collectives(PyObject*, PyObject* name) {
   Py_INCREF(name);
   Py_XSETREF(name_collective, name);
-  Py_INCREF(unseen);
-  Py_XSETREF(on_unseen, unseen);
   if (collective_state.load() == nullptr) collective_state.store(new CollectiveState);
   {
     CollectiveState& state = *collective_state.load();
@@ -406,7 +352,8 @@ PyObject* start_collectives(PyObject*, PyObject* args) {
     state.generation = current_generation();
     state.operators.clear();
     state.counters.clear();
-    state.works.fill({});
+    state.works.clear();
+    state.older_works.clear();
   }
   try {
     if (taps == nullptr) register_taps();
@@ -414,12 +361,11 @@ PyObject* start_collectives(PyObject*, PyObject* args) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
     return nullptr;
   }
-  Py_RETURN_TRUE;
+  Py_RETURN_NONE;
 }
 
 PyObject* stop_collectives(PyObject*, PyObject*) {
   Py_CLEAR(name_collective);
-  Py_CLEAR(on_unseen);
   Py_RETURN_NONE;
 }
 
@@ -428,15 +374,3 @@ void reset_collectives() {
 }
 
 }  // namespace modtrace
-
-#else  // this torch is built without torch.distributed
-
-namespace modtrace {
-
-PyObject* start_collectives(PyObject*, PyObject*) { Py_RETURN_FALSE; }
-PyObject* stop_collectives(PyObject*, PyObject*) { Py_RETURN_NONE; }
-void reset_collectives() {}
-
-}  // namespace modtrace
-
-#endif

@@ -4,16 +4,15 @@
 
 #include <c10/core/DeviceType.h>
 
-#include "engine_state.h"
+#include "engine.h"
 #include "py_ref.h"
 
 namespace modtrace {
 
-// start_collectives(name_collective, on_unseen): note collectives of the session that runs. `name_collective` takes the
+// start_collectives(name_collective): note collectives of the session that runs. `name_collective` takes the
 // operator's name, the group's, the peer's rank (-1 where there is none) and the type of the device that runs it
-// (empty for the CPU), and returns the id of a text; `on_unseen` is called once, where the collectives of a thread in
-// inference mode pass the tap by. False where this torch has no c10d.
-PyObject* start_collectives(PyObject*, PyObject* args);
+// (empty for the CPU), and returns the id of a text.
+PyObject* start_collectives(PyObject*, PyObject* name);
 
 // stop_collectives(): forget what start_collectives was given. Collectives that are under way end unseen.
 PyObject* stop_collectives(PyObject*, PyObject*);
@@ -35,8 +34,5 @@ struct Awaited {
 
 // The collective that a Work or a tensor's memory at this address is of, or none.
 Awaited find_awaited(const void* address);
-
-// Called once where collectives pass the tap by, or null. Guarded by the interpreter's lock.
-inline PyObject* on_unseen = nullptr;
 
 }  // namespace modtrace

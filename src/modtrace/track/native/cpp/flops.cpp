@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "ring_writer.h"
+#include "engine.h"
 
 // From a header that takes long to compile.
 namespace torch::jit {
@@ -84,12 +84,8 @@ std::atomic<bool> counting{false};
 
 // Asks Python which operators have a formula. False where that failed or the session ended.
 bool ask_operators(Session& session) {
-  const SessionRef hold(session);
-  const PyRef found = call_without_dynamo(session.operator_names);
-  if (!found) {
-    report_error(session);
-    return false;
-  }
+  const PyRef found = ask(session, session.operator_names);
+  if (!found) return false;
   if (found.get() != Py_None) {
     auto names = std::make_unique<OperatorNames>();
     for (Py_ssize_t i = 0; PyTuple_Check(found.get()) && i < PyTuple_GET_SIZE(found.get()); ++i) {
@@ -99,7 +95,7 @@ bool ask_operators(Session& session) {
     PyErr_Clear();
     counted_operators.store(names.release());
   }
-  return is_active(session);
+  return true;
 }
 
 void write_counting(Session& session, const ThreadState& thread, int64_t value) {
@@ -113,7 +109,7 @@ thread_local uint64_t noted_operators = 0;
 
 // An operator whose cost is not known.
 struct UnknownOperator {
-  int64_t number = 0;
+  int64_t number = 0, bytes = 0;  // that its tensors have
   uint64_t generation;
   std::string name, overload, device;
   std::vector<c10::IValue> inputs, outputs;
@@ -154,7 +150,29 @@ bool may_be_wrapper(const c10::IValue& value) {
 
 void add_number(std::string& key, int64_t number) { key.append(reinterpret_cast<const char*>(&number), sizeof number); }
 
-// Adds all that a formula can ask of a value. False where one of its tensors is a wrapper.
+// Calls `take` with each size of a tensor, and whether all along it is one place in memory.
+template <typename Take>
+void each_size(const at::Tensor& tensor, Take take) {
+  const at::IntArrayRef sizes = tensor.sizes(), strides = tensor.layout() == at::kStrided ? tensor.strides() : sizes;
+  for (size_t i = 0; i < sizes.size(); ++i) take(sizes[i], sizes[i] > 1 && strides[i] == 0);
+}
+
+// How many bytes an operator has to read or write at least for a value.
+int64_t bytes_of(const c10::IValue& value) {
+  int64_t bytes = 0;
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    if (!tensor.defined() || has_no_sizes(tensor) || tensor.layout() != at::kStrided) return 0;
+    bytes = static_cast<int64_t>(tensor.element_size());
+    each_size(tensor, [&](int64_t size, bool is_expanded) { bytes *= is_expanded ? 1 : size; });
+  } else if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) bytes += bytes_of(element);
+  }
+  return bytes;
+}
+
+// Adds all that a formula can ask of a value, and what its bytes are known by. False where one of its tensors is a
+// wrapper.
 bool add_value(std::string& key, const c10::IValue& value) {
   if (value.isTensor()) {
     const at::Tensor& tensor = value.toTensor();
@@ -167,7 +185,7 @@ bool add_value(std::string& key, const c10::IValue& value) {
     key += static_cast<char>(tensor.scalar_type());
     key += static_cast<char>(tensor.device().type());
     add_number(key, tensor.dim());
-    for (const int64_t size : tensor.sizes()) add_number(key, size);
+    each_size(tensor, [&](int64_t size, bool is_expanded) { add_number(key, is_expanded ? -size : size); });
   } else if (value.isList()) {
     key += 'l';
     for (const c10::IValue& element : value.toListRef()) {
@@ -208,9 +226,9 @@ Values last(const Stack& stack, size_t count) {
 }
 
 PyRef as_python(Values values) {
-  PyRef list = PyRef::steal(PyList_New(0));
+  PyRef list = steal(PyList_New(0));
   for (const c10::IValue& value : values) {
-    const PyRef object = PyRef::steal(torch::jit::toPyObject(value).release().ptr());
+    const PyRef object = steal(torch::jit::toPyObject(value).release().ptr());
     if (!list || !object || PyList_Append(list.get(), object.get()) != 0) return PyRef();
   }
   return list;
@@ -219,7 +237,10 @@ PyRef as_python(Values values) {
 // Gives an operator a number, and notes it among those to ask for.
 int64_t note_unknown(ThreadState& thread, OpenOperator& open, Values outputs) {
   UnknownOperator& unknown = *open.unknown;
-  for (const c10::IValue& output : outputs) unknown.outputs.push_back(as_meta(output));
+  for (const c10::IValue& output : outputs) {
+    if (unknown.overload != "out") unknown.bytes += bytes_of(output);  // there it is an input too
+    unknown.outputs.push_back(as_meta(output));
+  }
   const int64_t number = unknown.number = last_number.fetch_add(1) + 1;
   if (thread.operators.size() >= kMaxKnownOperators) thread.operators.clear();
   thread.operators.emplace(std::move(open.key), number);
@@ -234,10 +255,8 @@ int64_t note_unknown(ThreadState& thread, OpenOperator& open, Values outputs) {
 // Asks Python what some operators cost. False where that failed or the session ended.
 bool ask_operators_cost(Session& session, int64_t at_most) {
   const SessionRef hold(session);
-  const PyRef limit = PyRef::steal(PyLong_FromLongLong(at_most));
-  if (limit && call_without_dynamo(session.answer_operators, limit.get())) return is_active(session);
-  report_error(session);
-  return false;
+  const PyRef limit = steal(PyLong_FromLongLong(at_most));
+  return static_cast<bool>(ask(session, session.answer_operators, limit.get()));
 }
 
 std::unique_ptr<at::ObserverContext> on_operator_begin(const at::RecordFunction& function) {
@@ -273,6 +292,7 @@ std::unique_ptr<at::ObserverContext> on_operator_begin(const at::RecordFunction&
     if (unknown.device.empty() && input.isTensor() && input.toTensor().defined()) {
       unknown.device = c10::DeviceTypeName(input.toTensor().device().type(), /*lower_case=*/true);
     }
+    unknown.bytes += bytes_of(input);
     unknown.inputs.push_back(as_meta(input));
   }
   return open;
@@ -306,13 +326,13 @@ PyObject* start_flops(PyObject*, PyObject* args) {
   if (!PyArg_ParseTuple(args, "OO", &operator_names, &answer_operators)) return nullptr;
   Session* session = engine.active_session.load(std::memory_order_relaxed);
   if (session == nullptr) Py_RETURN_NONE;
-  session->operator_names = PyRef::borrow(operator_names);
-  session->answer_operators = PyRef::borrow(answer_operators);
+  session->operator_names = borrow(operator_names);
+  session->answer_operators = borrow(answer_operators);
   Py_RETURN_NONE;
 }
 
 PyObject* take_operators(PyObject*, PyObject* at_most) {
-  PyRef operators = PyRef::steal(PyList_New(0));
+  PyRef operators = steal(PyList_New(0));
   for (Py_ssize_t left = PyLong_AsSsize_t(at_most); operators && left > 0; --left) {
     if (taken == nullptr) taken = noted.exchange(nullptr);
     if (taken == nullptr) break;
@@ -321,10 +341,11 @@ PyObject* take_operators(PyObject*, PyObject* at_most) {
     if (next->generation != current_generation()) continue;
     const PyRef inputs = as_python(last(next->inputs, next->inputs.size())),
                 outputs = as_python(last(next->outputs, next->outputs.size()));
-    const PyRef found = PyRef::steal(
-        inputs && outputs ? Py_BuildValue("(LsssOO)", static_cast<long long>(next->number), next->name.c_str(),
-                                          next->overload.c_str(), next->device.c_str(), inputs.get(), outputs.get())
-                          : nullptr);
+    const PyRef found =
+        steal(inputs && outputs ? Py_BuildValue("(LsssLOO)", static_cast<long long>(next->number), next->name.c_str(),
+                                                next->overload.c_str(), next->device.c_str(),
+                                                static_cast<long long>(next->bytes), inputs.get(), outputs.get())
+                                : nullptr);
     if (!found || PyList_Append(operators.get(), found.get()) != 0) return nullptr;
   }
   return PyErr_Occurred() ? nullptr : operators.release();

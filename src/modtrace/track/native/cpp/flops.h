@@ -5,7 +5,7 @@
 
 #pragma once
 
-#include "engine_state.h"
+#include "engine.h"
 
 namespace modtrace {
 
@@ -17,8 +17,8 @@ void watch_operators();
 // Lets the session that runs count operators: see track/flops.py.
 PyObject* start_flops(PyObject* module, PyObject* args);
 
-// take_operators(at_most): (number, name, overload, device, inputs, outputs) of operators whose cost is not known;
-// their tensors are on meta. Each is returned once.
+// take_operators(at_most): (number, name, overload, device, bytes, inputs, outputs) of operators whose cost is not
+// known; their tensors are on meta. Each is returned once.
 PyObject* take_operators(PyObject* module, PyObject* at_most);
 
 // Notes that an outermost call begins, and begins or ends counting. Returns the number of its inputs: the same for

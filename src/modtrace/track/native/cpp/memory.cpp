@@ -11,7 +11,7 @@
 #include <mutex>
 
 #include "backward.h"
-#include "ring_writer.h"
+#include "engine.h"
 
 namespace modtrace {
 namespace {
@@ -46,6 +46,13 @@ class Blocks {
     return block;
   }
 
+  void clear() {
+    for (Shard& shard : shards_) {
+      const std::lock_guard<std::mutex> lock(shard.mutex);
+      shard.blocks.clear();
+    }
+  }
+
   // Around a fork, so that no other thread holds a lock that the child would wait for.
   void lock_all() {
     for (Shard& shard : shards_) shard.mutex.lock();
@@ -75,6 +82,11 @@ Blocks& counted_blocks() {
   return *blocks;
 }
 
+Blocks& device_blocks() {
+  static auto* blocks = new Blocks;
+  return *blocks;
+}
+
 // The owner of what this thread allocates now.
 size_t current_owner() {
   const ThreadState& thread = this_thread();
@@ -86,6 +98,12 @@ size_t current_owner() {
   }
   if (graph_task != kNoGraphTask) return kInBackward;
   return thread.optimizer_steps > 0 ? kInOptimizer : kOutside;
+}
+
+Block new_block(size_t bytes) {
+  const bool for_backward = c10::GradMode::is_enabled() && current_graph_task() == kNoGraphTask;
+  return {static_cast<int64_t>(bytes), static_cast<uint32_t>(current_owner()),
+          static_cast<uint32_t>(current_generation()), for_backward ? memory.passes.load() : kNotForBackward};
 }
 
 void count_on(const Block& block) {
@@ -109,19 +127,22 @@ void count_off(const Block& block) {
   }
 }
 
-// Notes how many bytes could not be allocated, and who holds all others, on a thread that the session knows.
-void note_refused(size_t bytes) {
-  ThreadState& thread = this_thread();
-  if (thread.generation != current_generation()) return;
-  sample_held(true, [&](int64_t meta, int64_t value) { write_without_gil(thread, meta, value); });
-  write_without_gil(thread, memory.refused_meta.load(), static_cast<int64_t>(bytes));
+// A block of the CPU: counted, and a part of what is held where no GPU's bytes are.
+void count_on_cpu(const Block& block) {
+  memory.cpu_live.fetch_add(block.size, std::memory_order_relaxed);
+  if (memory.device.load(std::memory_order_relaxed) < 0) count_on(block);
+}
+
+void count_off_cpu(const Block& block) {
+  memory.cpu_live.fetch_sub(block.size, std::memory_order_relaxed);
+  if (memory.device.load(std::memory_order_relaxed) < 0) count_off(block);
 }
 
 c10::DeleterFnPtr delete_wrapped = nullptr;
 
 // Counts a block off before it is freed: another thread may be given its address at once.
 void delete_counted(void* block) {
-  count_off(counted_blocks().take(block));
+  count_off_cpu(counted_blocks().take(block));
   delete_wrapped(block);
 }
 
@@ -142,12 +163,9 @@ class CountingAllocator final : public c10::Allocator {
     // A block of no bytes has no address.
     if (block.get() == nullptr || !block.compare_exchange_deleter(delete_wrapped, delete_counted)) return block;
     try {
-      const Block noted{
-          static_cast<int64_t>(bytes), static_cast<uint32_t>(current_owner()),
-          static_cast<uint32_t>(current_generation()),
-          c10::GradMode::is_enabled() && current_graph_task() == kNoGraphTask ? memory.passes.load() : kNotForBackward};
-      count_off(counted_blocks().add(block.get_context(), noted));
-      count_on(noted);
+      const Block noted = new_block(bytes);
+      count_off_cpu(counted_blocks().add(block.get_context(), noted));
+      count_on_cpu(noted);
     } catch (const std::exception&) {
       // There is no memory to note it: it is not counted.
     }
@@ -173,8 +191,16 @@ bool install_allocator() {
     delete_wrapped = wrapped->raw_deleter();
     if (delete_wrapped == nullptr) return false;
     ours = new CountingAllocator(*wrapped);
-    pthread_atfork([] { counted_blocks().lock_all(); }, [] { counted_blocks().unlock_all(); },
-                   [] { counted_blocks().unlock_all(); });
+    constexpr auto unlock = [] {
+      device_blocks().unlock_all();
+      counted_blocks().unlock_all();
+    };
+    pthread_atfork(
+        [] {
+          counted_blocks().lock_all();
+          device_blocks().lock_all();
+        },
+        unlock, unlock);
     // With the priority that the one there has: who replaces allocators later is to find what it would have found.
     for (int priority = 0; priority <= UINT8_MAX && c10::GetAllocator(at::kCPU) != ours; ++priority) {
       c10::SetAllocator(at::kCPU, ours, static_cast<uint8_t>(priority));
@@ -185,11 +211,42 @@ bool install_allocator() {
 
 }  // namespace
 
+void note_refused(size_t bytes) {
+  ThreadState& thread = this_thread();
+  if (thread.generation != current_generation()) return;
+  sample_held(true, [&](int64_t meta, int64_t value) { write_without_gil(thread, meta, value); });
+  write_without_gil(thread, memory.refused_meta.load(), static_cast<int64_t>(bytes));
+}
+
+void count_device(int device, int64_t held) {
+  memory.device.store(device);
+  device_blocks().clear();
+  for (size_t owner = 0; owner < held_bytes.used.load(); ++owner) held_bytes.bytes[owner].store(0);
+  held_bytes.bytes[kOutside].store(held);
+  memory.live.store(held);
+  memory.most.store(held);
+  memory.sampled.store(-1);
+  memory.sample_meta.store(memory.device_meta.load());
+}
+
+void note_device_block(size_t address, size_t bytes) {
+  const Block noted = new_block(bytes);
+  device_blocks().add(reinterpret_cast<const void*>(address), noted);
+  count_on(noted);
+}
+
+void note_device_free(size_t address, size_t bytes) {
+  Block block = device_blocks().take(reinterpret_cast<const void*>(address));
+  if (block.size == 0) block.size = static_cast<int64_t>(bytes);  // from before this session: it is no module's
+  count_off(block);
+}
+
 PyObject* start_memory(PyObject*, PyObject* args) {
-  long long text, refused_text;
-  if (!PyArg_ParseTuple(args, "LL", &text, &refused_text)) return nullptr;
+  long long text, device_text, refused_text;
+  if (!PyArg_ParseTuple(args, "LLL", &text, &device_text, &refused_text)) return nullptr;
   if (!install_allocator()) Py_RETURN_FALSE;
   memory.sample_meta.store(int64_t{kCounter} << kKindShift | text);
+  memory.device_meta.store(int64_t{kCounter} << kKindShift | device_text);
   memory.refused_meta.store(int64_t{kCounter} << kKindShift | refused_text);
   for (size_t owner = 0; owner < kOwners; ++owner) {
     held_bytes.bytes[owner].store(0, std::memory_order_relaxed);
@@ -200,11 +257,24 @@ PyObject* start_memory(PyObject*, PyObject* args) {
   held_bytes.used.store(1);
   held_bytes.samples.store(0);
   memory.passes.store(0);
+  memory.device.store(kCpu);
+  memory.live.store(memory.cpu_live.load());
   held_bytes.bytes[kOutside].store(memory.live.load());
   memory.most.store(memory.live.load());
   memory.sampled.store(-1);  // so that the first event has a sample
   memory.counting.store(true);
   Py_RETURN_TRUE;
+}
+
+PyObject* watch_cuda_memory(PyObject*, PyObject*) {
+  if (!memory.counting.load()) Py_RETURN_NONE;
+  if (ask_cuda_allocator == nullptr) return PyUnicode_FromString("the engine was built without CUDA's headers");
+  try {
+    ask_cuda_allocator();
+  } catch (const std::exception& error) {
+    return PyUnicode_FromString(error.what());
+  }
+  Py_RETURN_NONE;
 }
 
 }  // namespace modtrace

@@ -1,7 +1,8 @@
-// The bytes that tensors hold on the CPU, counted by an allocator around torch's.
+// The bytes that tensors hold: on a GPU of CUDA as soon as the process allocates there, else on the CPU.
 //
-// The allocator is put in once per process and stays. A recording turns its counting on and off: a block that is
-// allocated meanwhile is counted until it is freed, whenever that is; any other block is torch's alone.
+// On the CPU an allocator around torch's counts them. It is put in once per process and stays. A recording turns its
+// counting on and off: a block that is allocated meanwhile is counted until it is freed, whenever that is; any other
+// block is torch's alone. CUDA's allocator reports each block itself (device/cuda_memory.cpp).
 
 #pragma once
 
@@ -16,12 +17,17 @@
 
 namespace modtrace {
 
+constexpr int kCpu = -1, kFirstDevice = -2;
+
 struct MemoryCounts {
   std::atomic<bool> counting{false};     // whether new blocks are counted, and events have samples before them
-  std::atomic<int64_t> live{0};          // bytes of the counted blocks that are not freed
+  std::atomic<int> device{kCpu};         // which GPU's blocks are counted; kFirstDevice: the CPU's until a GPU has one
+  std::atomic<int64_t> cpu_live{0};      // bytes of the CPU's blocks that were counted and are not freed
+  std::atomic<int64_t> live{0};          // bytes that are held now
   std::atomic<int64_t> most{0};          // the most of them since the last sample
   std::atomic<int64_t> sampled{0};       // of them at the last sample
   std::atomic<int64_t> sample_meta{0};   // meta of a sample, without the thread
+  std::atomic<int64_t> device_meta{0};   // the same of a GPU's bytes
   std::atomic<int64_t> refused_meta{0};  // meta of an event for bytes that could not be allocated
   std::atomic<uint32_t> passes{0};       // backward passes that began in no other
 };
@@ -78,9 +84,27 @@ void sample_memory(const Write& write) {
   if (most > std::max(live, before) || live != before) write(live);
 }
 
-// start_memory(text, refused_text): count from now on in the session that runs, and write counters with these texts.
-// False where the CPU's allocator is another's, which cannot be wrapped.
+// start_memory(text, device_text, refused_text): count from now on in the session that runs, and write counters with
+// these texts. False where the CPU's allocator is another's, which cannot be wrapped.
 PyObject* start_memory(PyObject*, PyObject* args);
+
+// watch_cuda_memory(): count a GPU's bytes from its first block on; called once CUDA is initialized. Returns what keeps
+// it from that, or None.
+PyObject* watch_cuda_memory(PyObject*, PyObject*);
+
+// Asks CUDA's allocator to report its blocks, once per process, and counts the GPU that holds most. Throws where that
+// is another allocator than torch's own; null in a library that was built without CUDA.
+inline void (*ask_cuda_allocator)() = nullptr;
+
+// Counts a GPU's bytes from now on, of which it holds so many.
+void count_device(int device, int64_t held);
+
+// What that GPU gives and takes back.
+void note_device_block(size_t address, size_t bytes);
+void note_device_free(size_t address, size_t bytes);
+
+// Notes how many bytes could not be allocated, and who holds all others, on a thread that the session knows.
+void note_refused(size_t bytes);
 
 // Where a session ends.
 inline void stop_memory() { memory.counting.store(false); }

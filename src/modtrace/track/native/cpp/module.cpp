@@ -14,11 +14,11 @@
 #include "backward.h"
 #include "collectives.h"
 #include "device/calls.h"
+#include "engine.h"
 #include "flops.h"
 #include "memory.h"
 #include "module_calls.h"
 #include "ranges.h"
-#include "ring_writer.h"
 
 namespace modtrace {
 
@@ -32,8 +32,8 @@ const void* bound_object(PyObject* object, const std::type_info& type) {
 }
 
 PyObject* new_wrapper(PyMethodDef& definition, PyObject* wrapped) {
-  const PyRef capsule = PyRef::steal(
-      PyCapsule_New(new Wrapper{PyRef::borrow(wrapped)}, nullptr, [](PyObject* object) { delete wrapper_in(object); }));
+  const PyRef capsule =
+      steal(PyCapsule_New(new Wrapper{borrow(wrapped)}, nullptr, [](PyObject* object) { delete wrapper_in(object); }));
   return capsule ? PyCFunction_New(&definition, capsule.get()) : nullptr;
 }
 
@@ -110,7 +110,7 @@ PyObject* py_wrap_call(PyObject*, PyObject* args) {
 // set_call_wrapper(wrapper): note the calls of this one; of none with None. Others only pass calls on.
 PyObject* py_set_call_wrapper(PyObject*, PyObject* wrapper) {
   const bool none = wrapper == Py_None;
-  const PyRef wrapped = PyRef::steal(none ? nullptr : PyObject_GetAttrString(wrapper, kWrappedCall));
+  const PyRef wrapped = steal(none ? nullptr : PyObject_GetAttrString(wrapper, kWrappedCall));
   if (!none && !wrapped) return nullptr;
   set_owned(engine.wrapped_call, wrapped.get());
   set_owned(engine.call_wrapper, none ? nullptr : wrapper);
@@ -169,14 +169,6 @@ PyObject* py_on_collection(PyObject*, PyObject* args) {
   Py_RETURN_NONE;
 }
 
-// last_call(): name and index of the outermost call of this thread that made nodes last; None before the first.
-PyObject* py_last_call(PyObject*, PyObject*) {
-  const ThreadState& thread = this_thread();
-  if (thread.generation != current_generation() || thread.last_call_name == kNoName) Py_RETURN_NONE;
-  return Py_BuildValue("(LL)", static_cast<long long>(thread.last_call_name),
-                       static_cast<long long>(thread.last_call_index));
-}
-
 // forget_module(id): the module with this id() died.
 PyObject* py_forget_module(PyObject*, PyObject* module_id) {
   Session* session = engine.active_session.load(std::memory_order_relaxed);
@@ -207,16 +199,16 @@ PyObject* py_start(PyObject*, PyObject* args) {
   session->slots = reinterpret_cast<Slot*>(static_cast<char*>(session->buffer.buf) + offset);
   session->capacity = capacity;
   session->capacity_log2 = (capacity & (capacity - 1)) == 0 ? __builtin_ctzll(capacity) : -1;
-  session->resolve_name = PyRef::borrow(resolve_name);
-  session->dead = PyRef::borrow(dead);
-  session->forget_dead = PyRef::borrow(forget_dead);
-  session->add_thread = PyRef::borrow(add_thread);
-  session->emit_sync_mark = PyRef::borrow(emit_sync_mark);
-  session->on_error = PyRef::borrow(on_error);
-  session->note_call = PyRef::borrow(note_call);
-  session->runs_again = PyRef::borrow(runs_again);
+  session->resolve_name = borrow(resolve_name);
+  session->dead = borrow(dead);
+  session->forget_dead = borrow(forget_dead);
+  session->add_thread = borrow(add_thread);
+  session->emit_sync_mark = borrow(emit_sync_mark);
+  session->on_error = borrow(on_error);
+  session->note_call = borrow(note_call);
+  session->runs_again = borrow(runs_again);
   const bool with_ranges = name_range != Py_None;
-  if (with_ranges) session->name_range = PyRef::borrow(name_range);
+  if (with_ranges) session->name_range = borrow(name_range);
   engine.generation.fetch_add(1, std::memory_order_relaxed);
   engine.next_serial.store(0);
   engine.active_session.store(session.release());
@@ -260,12 +252,14 @@ PyMethodDef methods[] = {
     {"start", py_start, METH_VARARGS, nullptr},
     {"stop", py_stop, METH_NOARGS, nullptr},
     {"after_fork", py_after_fork, METH_NOARGS, nullptr},
+    {"expect_range", modtrace::py_expect_range, METH_NOARGS, nullptr},
     {"wrap_call", py_wrap_call, METH_VARARGS, nullptr},
     {"set_call_wrapper", py_set_call_wrapper, METH_O, nullptr},
     {"wrap_backward", wrap_backward, METH_O, nullptr},
+    {"wrap_make_gradients", wrap_make_gradients, METH_O, nullptr},
     {"wrap_wait", wrap_wait, METH_O, nullptr},
     {"set_active", py_set_active, METH_VARARGS, nullptr},
-    {"start_collectives", start_collectives, METH_VARARGS, nullptr},
+    {"start_collectives", start_collectives, METH_O, nullptr},
     {"stop_collectives", stop_collectives, METH_NOARGS, nullptr},
     {"await_device", await_device, METH_O, nullptr},
     {"start_device_times", start_device_times, METH_O, nullptr},
@@ -274,11 +268,11 @@ PyMethodDef methods[] = {
     {"begin_capture", begin_capture, METH_NOARGS, nullptr},
     {"end_capture", end_capture, METH_NOARGS, nullptr},
     {"start_memory", start_memory, METH_VARARGS, nullptr},
+    {"watch_cuda_memory", watch_cuda_memory, METH_NOARGS, nullptr},
     {"start_flops", start_flops, METH_VARARGS, nullptr},
     {"take_operators", take_operators, METH_O, nullptr},
     {"write_event", py_write_event, METH_VARARGS, nullptr},
     {"on_collection", py_on_collection, METH_VARARGS, nullptr},
-    {"last_call", py_last_call, METH_NOARGS, nullptr},
     {"forget_module", py_forget_module, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

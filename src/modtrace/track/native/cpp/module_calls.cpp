@@ -9,8 +9,8 @@
 
 #include "backward.h"
 #include "device/calls.h"
+#include "engine.h"
 #include "flops.h"
-#include "ring_writer.h"
 
 namespace modtrace {
 namespace {
@@ -24,21 +24,16 @@ int64_t resolve_name(Session& session, ThreadState& thread, PyObject* module, in
   std::vector<std::pair<PyRef, int64_t>> copies;
   copies.reserve(thread.open_calls.size());
   for (auto call = thread.open_calls.rbegin(); call != thread.open_calls.rend(); ++call) {
-    copies.emplace_back(PyRef::borrow(call->module.get()), call->name_id);
+    copies.emplace_back(borrow(call->module.get()), call->name_id);
   }
-  PyRef open_calls = PyRef::steal(PyList_New(0));
+  const PyRef open_calls = steal(PyList_New(0));
   for (const auto& [open_module, name_id] : copies) {
-    const PyRef pair = PyRef::steal(Py_BuildValue("(OL)", open_module.get(), static_cast<long long>(name_id)));
-    if (!pair || PyList_Append(open_calls.get(), pair.get()) != 0) open_calls = PyRef();
-    if (!open_calls) break;
+    const PyRef pair = steal(Py_BuildValue("(OL)", open_module.get(), static_cast<long long>(name_id)));
+    if (!open_calls || !pair || PyList_Append(open_calls.get(), pair.get()) != 0) break;
   }
-  const PyRef found = open_calls ? call_without_dynamo(session.resolve_name, module, open_calls.get()) : PyRef();
-  if (!found) {
-    report_error(session);
-    return kNotFound;
-  }
+  const PyRef found = ask(session, session.resolve_name, module, open_calls.get());
+  if (!found) return kNotFound;
   const int64_t name_id = PyLong_AsLongLong(found.get());
-  if (!is_active(session)) return kNotFound;
   session.names[module].emplace_back(parent, name_id);
   if (name_id != kNoName && session.forward_calls.size() <= static_cast<size_t>(name_id)) {
     session.forward_calls.resize(name_id + 1);
@@ -47,32 +42,9 @@ int64_t resolve_name(Session& session, ThreadState& thread, PyObject* module, in
   return name_id;
 }
 
-// Calls a function of Python that returns nothing. False where it failed or the session ended.
-bool run_python(Session& session, const PyRef& function) {
-  const SessionRef hold(session);
-  if (!call_without_dynamo(function)) {
-    report_error(session);
-    return false;
-  }
-  return is_active(session);
-}
-
-// Asks Python to begin device times, and not again where it has. False where that failed or the session ended.
-bool begin_device_times(Session& session) {
-  const SessionRef hold(session);
-  const PyRef begin = PyRef::borrow(session.begin_device_times.get());
-  const PyRef done = call_without_dynamo(begin);
-  if (!done) {
-    report_error(session);
-    return false;
-  }
-  if (done.get() == Py_True) session.begin_device_times = PyRef();
-  return is_active(session);
-}
-
 int64_t name_of(Session& session, ThreadState& thread, PyObject* module) {
   // A new module may have the address of one that died.
-  if (C10_UNLIKELY(PyList_GET_SIZE(session.dead.get()) != 0) && !run_python(session, session.forget_dead)) {
+  if (C10_UNLIKELY(PyList_GET_SIZE(session.dead.get()) != 0) && !ask(session, session.forget_dead)) {
     return kNotFound;
   }
   const int64_t parent = thread.open_calls.empty() ? kNoName : thread.open_calls.back().name_id;
@@ -98,25 +70,13 @@ struct Inputs {
 
   // Null, with an error, where there is no memory.
   PyRef as_tuple() const {
-    PyRef inputs = PyRef::steal(PyTuple_New(count()));
+    PyRef inputs = steal(PyTuple_New(count()));
     for (Py_ssize_t i = 0; inputs && i < count(); ++i) {
-      PyTuple_SET_ITEM(inputs.get(), i, PyRef::borrow(args[i + 1]).release());
+      PyTuple_SET_ITEM(inputs.get(), i, borrow(args[i + 1]).release());
     }
     return inputs;
   }
 };
-
-// Tells Python of the first call after a node, where no graph is made. False where that failed or the session ended.
-bool note_call(Session& session, PyObject* module, const Inputs& inputs, uint64_t sequence) {
-  const SessionRef hold(session);
-  const PyRef values = inputs.as_tuple();
-  const PyRef number = PyRef::steal(PyLong_FromUnsignedLongLong(sequence));
-  if (!values || !number || !call_without_dynamo(session.note_call, module, values.get(), number.get())) {
-    report_error(session);
-    return false;
-  }
-  return is_active(session);
-}
 
 // Asks whether a checkpoint makes this call inside backward: 1 or 0; below 0 where that failed or the session ended.
 // Calls made inside a call of the same graph task are as that one.
@@ -126,12 +86,8 @@ int runs_again(Session& session, ThreadState& thread, PyObject* module, const In
   }
   const SessionRef hold(session);
   const PyRef values = inputs.as_tuple();
-  const PyRef answer = values ? call_without_dynamo(session.runs_again, module, values.get()) : PyRef();
-  if (!answer) {
-    report_error(session);
-    return kNotFound;
-  }
-  return is_active(session) ? answer.get() == Py_True : kNotFound;
+  const PyRef answer = ask(session, session.runs_again, module, values.get());
+  return answer ? answer.get() == Py_True : kNotFound;
 }
 
 void write_call(Session& session, ThreadState& thread, int64_t meta, int64_t value) {
@@ -143,7 +99,7 @@ void write_call(Session& session, ThreadState& thread, int64_t meta, int64_t val
 // Whether a module is in eval mode. Read from its dictionary, so that nothing of the user's runs.
 bool is_in_eval_mode(PyObject* module) {
   static PyObject* const name = PyUnicode_InternFromString("training");
-  const PyRef fields = name == nullptr ? PyRef() : PyRef::steal(PyObject_GenericGetDict(module, nullptr));
+  const PyRef fields = name == nullptr ? PyRef() : steal(PyObject_GenericGetDict(module, nullptr));
   PyObject* training = fields && PyDict_Check(fields.get()) ? PyDict_GetItemWithError(fields.get(), name) : nullptr;
   if (training == nullptr) PyErr_Clear();
   return training == Py_False;
@@ -158,11 +114,12 @@ bool enter(PyObject* module, const Inputs& inputs) {
   if (C10_UNLIKELY(thread.generation != current_generation()) && !register_thread(*session, thread)) return false;
   if (thread.open_calls.empty()) {
     // Where one is due: by sync marks the recording is aligned with torch.profiler's trace.
-    if (C10_UNLIKELY(torch::profiler::impl::profilerEnabled()) && !run_python(*session, session->emit_sync_mark)) {
-      return false;
+    if (C10_UNLIKELY(torch::profiler::impl::profilerEnabled()) && !ask(*session, session->emit_sync_mark)) return false;
+    if (C10_UNLIKELY(static_cast<bool>(session->begin_device_times))) {
+      const PyRef begun = ask(*session, session->begin_device_times);
+      if (!begun) return false;
+      if (begun.get() == Py_True) session->begin_device_times = PyRef();
     }
-    if (C10_UNLIKELY(static_cast<bool>(session->begin_device_times)) && !begin_device_times(*session)) return false;
-    thread.outermost_sequence = at::sequence_number::peek();
     if (!session->steps_told && session->gradient_passes[0] == 0) write_held(*session, thread);
   }
   const int64_t name_id = name_of(*session, thread, module);
@@ -170,7 +127,10 @@ bool enter(PyObject* module, const Inputs& inputs) {
   const uint64_t sequence = at::sequence_number::peek();
   if (C10_UNLIKELY(sequence != thread.noted_sequence && !c10::GradMode::is_enabled())) {
     thread.noted_sequence = sequence;
-    if (!note_call(*session, module, inputs, sequence)) return false;
+    // The first call after a node, where no graph is made.
+    const SessionRef hold(*session);
+    const PyRef values = inputs.as_tuple(), number = steal(PyLong_FromUnsignedLongLong(sequence));
+    if (!ask(*session, session->note_call, module, values.get(), number.get())) return false;
   }
   const int graph_task = current_graph_task();
   bool recompute = false;
@@ -192,7 +152,7 @@ bool enter(PyObject* module, const Inputs& inputs) {
   const int64_t value = static_cast<int64_t>((static_cast<uint64_t>(calls++) & kCallIndexMask) << kSequenceBits);
   const int64_t meta = thread.meta_bits | name_id;
   const int64_t exit_meta = (recompute ? kRecomputeExit : kForwardExit) << kKindShift | meta;
-  thread.open_calls.push_back({PyRef::borrow(module), name_id, graph_task, exit_meta, value});
+  thread.open_calls.push_back({borrow(module), name_id, graph_task, exit_meta, value});
   write_call(*session, thread, kind << kKindShift | meta, value);
   if (C10_UNLIKELY(met_inputs != kNotMet)) {
     write_with_gil(*session, int64_t{kInputs} << kKindShift | thread.meta_bits | kNoName, met_inputs);
@@ -205,17 +165,13 @@ bool enter(PyObject* module, const Inputs& inputs) {
 
 // A wrapper that others have wrapped since cannot be taken out: it passes calls on.
 PyObject* pass_on(PyObject* wrapper, PyObject* const* args, size_t flagged_count, PyObject* keywords) {
-  const PyRef wrapped = PyRef::steal(PyObject_GetAttrString(wrapper, kWrappedCall));
+  const PyRef wrapped = steal(PyObject_GetAttrString(wrapper, kWrappedCall));
   return wrapped ? PyObject_Vectorcall(wrapped.get(), args, flagged_count, keywords) : nullptr;
 }
 
 // Notes that the call at this height of the stack ended. Calls above it have lost their exit to an interrupt.
 void exit(Session& session, ThreadState& thread, size_t height) {
   const OpenCall& call = thread.open_calls[height];
-  if (height == 0 && at::sequence_number::peek() != thread.outermost_sequence && call.graph_task == kNoGraphTask) {
-    thread.last_call_name = call.name_id;
-    thread.last_call_index = call.exit_value >> kSequenceBits;
-  }
   write_call(session, thread, call.exit_meta, call.exit_value);
   if (C10_UNLIKELY(engine.device_times_active.load(std::memory_order_relaxed))) {
     queue_device_event_of_call(session, thread, call.name_id);

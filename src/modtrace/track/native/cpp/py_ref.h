@@ -5,44 +5,26 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <memory>
 #include <typeinfo>
-#include <utility>
 
 namespace modtrace {
 
-// Owns one reference, or none. Whoever destroys it, or gives it another one, holds the interpreter's lock.
-class PyRef {
- public:
-  PyRef() = default;
-
-  // Takes over a reference that the caller owns, as Python's functions return it; null is what they return on error.
-  static PyRef steal(PyObject* object) { return PyRef(object); }
-
-  // Owns a new reference beside the one that someone else owns.
-  static PyRef borrow(PyObject* object) {
-    Py_XINCREF(object);
-    return PyRef(object);
-  }
-
-  PyRef(PyRef&& other) noexcept : object_(other.release()) {}
-  PyRef& operator=(PyRef&& other) noexcept {
-    PyObject* old = std::exchange(object_, other.release());
-    Py_XDECREF(old);
-    return *this;
-  }
-  PyRef(const PyRef&) = delete;
-  PyRef& operator=(const PyRef&) = delete;
-  ~PyRef() { Py_XDECREF(object_); }
-
-  PyObject* get() const { return object_; }
-  PyObject* release() { return std::exchange(object_, nullptr); }
-  explicit operator bool() const { return object_ != nullptr; }
-
- private:
-  explicit PyRef(PyObject* object) : object_(object) {}
-
-  PyObject* object_ = nullptr;
+struct DropReference {
+  void operator()(PyObject* object) const { Py_DECREF(object); }
 };
+
+// Owns one reference, or none. Whoever destroys it, or gives it another one, holds the interpreter's lock.
+using PyRef = std::unique_ptr<PyObject, DropReference>;
+
+// Takes over a reference that the caller owns, as Python's functions return it; null is what they return on error.
+inline PyRef steal(PyObject* object) { return PyRef(object); }
+
+// Owns a new reference beside the one that someone else owns.
+inline PyRef borrow(PyObject* object) {
+  Py_XINCREF(object);
+  return PyRef(object);
+}
 
 // What a function of ours replaces, and whether it does more than call that. The function's own capsule owns it.
 struct Wrapper {

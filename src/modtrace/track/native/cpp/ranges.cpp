@@ -5,7 +5,7 @@
 #include <cstring>
 #include <memory>
 
-#include "ring_writer.h"
+#include "engine.h"
 
 namespace modtrace {
 namespace {
@@ -31,14 +31,10 @@ int64_t ask_range_name(const char* name) {
   if (session == nullptr || !session->name_range) return kNoRangeName;
   const SessionRef hold(*session);
   const auto length = static_cast<Py_ssize_t>(std::strlen(name));
-  const PyRef text = PyRef::steal(PyUnicode_DecodeUTF8(name, length, "replace"));
-  const PyRef found = text ? call_without_dynamo(session->name_range, text.get()) : PyRef();
-  if (!found) {
-    report_error(*session);
-    raise_later();
-    return kNoRangeName;
-  }
-  return PyLong_AsLongLong(found.get());
+  const PyRef text = steal(PyUnicode_DecodeUTF8(name, length, "replace"));
+  const PyRef found = ask(*session, session->name_range, text.get());
+  if (!found) raise_later();
+  return found ? PyLong_AsLongLong(found.get()) : kNoRangeName;
 }
 
 int64_t range_name(ThreadState& thread, const char* name) {
@@ -62,7 +58,8 @@ std::unique_ptr<at::ObserverContext> on_range_begin(const at::RecordFunction& fu
   // Even, since Python counts those that it notes by odd numbers.
   const int64_t number = engine.last_range.fetch_add(2, std::memory_order_relaxed) + 2;
   const int64_t bits = thread.meta_bits | name_id;
-  write_without_gil(thread, generation, kRangeBegin << kKindShift | bits, number);
+  write_without_gil(thread, generation, kRangeBegin << kKindShift | bits, number,
+                    take_expected(thread.range_expected_ns));
   const bool steps = std::strncmp(function.name(), kOptimizerRange, sizeof kOptimizerRange - 1) == 0;
   if (steps) ++thread.optimizer_steps;
   return std::make_unique<OpenRange>(generation, kRangeEnd << kKindShift | bits, number, steps ? &thread : nullptr);
@@ -78,6 +75,11 @@ void on_range_end(const at::RecordFunction&, at::ObserverContext* context) {
 }
 
 }  // namespace
+
+PyObject* py_expect_range(PyObject*, PyObject*) {
+  expect(this_thread().range_expected_ns);
+  Py_RETURN_NONE;
+}
 
 void watch_ranges() {
   at::addGlobalCallback(at::RecordFunctionCallback(on_range_begin, on_range_end).scopes({at::RecordScope::USER_SCOPE}));

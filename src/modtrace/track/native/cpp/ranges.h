@@ -9,4 +9,7 @@ namespace modtrace {
 // Has torch call us at each range from now on, once per process; a session that wants none is told none.
 void watch_ranges();
 
+// expect_range(): torch prepares an optimizer's range, or a fetch's, on this thread; it begins now.
+PyObject* py_expect_range(PyObject*, PyObject*);
+
 }  // namespace modtrace

@@ -5,7 +5,7 @@
 #include <ATen/SequenceNumber.h>
 #include <c10/core/DeviceType.h>
 
-#include "../engine_state.h"
+#include "../engine.h"
 
 namespace modtrace {
 

@@ -7,7 +7,7 @@
 #include <exception>
 #include <optional>
 
-#include "../ring_writer.h"
+#include "../engine.h"
 #include "times.h"
 
 namespace modtrace {
@@ -35,14 +35,6 @@ void leave_captures_alone() {
   }
 }
 
-c10::Stream own_stream(const c10::impl::DeviceGuardImplInterface& guard, c10::Device device) {
-  try {
-    return guard.getStreamFromGlobalPool(device, true);
-  } catch (const std::exception&) {
-    return guard.getNewStream(device);
-  }
-}
-
 class DeviceReader {
  public:
   explicit DeviceReader(DeviceTimes& times) : times_(times), guard_(*times.guard) {}
@@ -52,7 +44,6 @@ class DeviceReader {
     const std::lock_guard<std::mutex> asking(times_.asking);
     if (times_.abandoned) return false;
     if (device_captures.load() > 0) return true;
-    if (is_traced()) throw std::runtime_error(kTraced);
     for (auto& [device, clock] : times_.clocks) clock.has_moved = clock.is_awaited = false;
     bool more = false;
     for (const std::shared_ptr<DeviceStream>& stream : streams()) {
@@ -71,7 +62,7 @@ class DeviceReader {
   // Reads all clocks a last time.
   void read_clocks() {
     const std::lock_guard<std::mutex> asking(times_.asking);
-    if (times_.abandoned || device_captures.load() > 0 || is_traced()) return;
+    if (times_.abandoned || device_captures.load() > 0) return;
     for (auto& [device, clock] : times_.clocks) {
       if (!clock.is_stuck()) read_clock(clock);
     }
@@ -88,7 +79,7 @@ class DeviceReader {
     if (known != times_.clocks.end()) return known->second;
     guard_.setDevice(device);
     leave_captures_alone();
-    return times_.clocks.emplace(device.index(), DeviceClock{nullptr, own_stream(guard_, device)}).first->second;
+    return times_.clocks.emplace(device.index(), DeviceClock{nullptr, guard_.getNewStream(device, -1)}).first->second;
   }
 
   // What the device's clock showed at an event that is done. The event may become the anchor; then the one that was is
@@ -98,8 +89,7 @@ class DeviceReader {
       clock.anchor = std::exchange(event, nullptr);
       return clock.anchor_ns = kClockOriginNs;
     }
-    const double elapsed = elapsed_ms(guard_, clock.anchor, event, clock.stream.device_index(), 0);
-    if (std::isnan(elapsed)) throw std::runtime_error("this torch does not tell the time between two events");
+    const double elapsed = guard_.elapsedTime(clock.anchor, event, clock.stream.device_index());
     const int64_t device_ns = clock.anchor_ns + std::llround(elapsed * 1e6);
     if (std::abs(elapsed) > kMaxElapsedMs) {
       std::swap(clock.anchor, event);
@@ -132,7 +122,7 @@ class DeviceReader {
     if (!best_width || *best_width > kMaxClockWidthNs) return;
     const int64_t meta = kDeviceClock << kKindShift | *best_width;
     const int64_t value = int64_t{device} << kDeviceTimeBits | *best_device_ns;
-    write_without_gil(*times_.reader_state, times_.generation, meta, value, &*best_time);
+    write_without_gil(*times_.reader_state, times_.generation, meta, value, *best_time);
     // What says which stream a number means may have been overwritten since it was written.
     for (const std::shared_ptr<DeviceStream>& stream : streams()) {
       if (stream->stream.device_index() != device) continue;

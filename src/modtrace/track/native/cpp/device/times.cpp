@@ -5,7 +5,7 @@
 #include <csignal>
 #include <exception>
 
-#include "../ring_writer.h"
+#include "../engine.h"
 
 namespace modtrace {
 namespace {
@@ -153,10 +153,6 @@ void queue_device_event(ThreadState& thread) {
   DeviceTimes* const current = device_times.load();
   if (C10_UNLIKELY(current == nullptr)) return;
   DeviceTimes& times = *current;
-  if (C10_UNLIKELY(is_traced())) {
-    fail_device_times(times, kTraced);
-    return;
-  }
   try {
     const c10::Device device = times.guard->getDevice();
     if (device_captures.load() > 0 || !has_context(times, device)) return;
@@ -185,7 +181,6 @@ PyObject* start_device_times(PyObject*, PyObject* device_type) {
     const c10::DeviceType type = c10::Device(name).type();
     const auto* guard = c10::impl::device_guard_impl_registry[static_cast<size_t>(type)].load();
     if (guard == nullptr || guard->deviceCount() == 0) return PyUnicode_FromFormat("there is no device %s", name);
-    if (is_traced()) return PyUnicode_FromString(kTraced);
     if (device_times.load() == nullptr) device_times.store(new DeviceTimes);
     DeviceTimes& times = *device_times.load();
     // They began already, or a signal's handler or another thread has ended the recording meanwhile.
@@ -233,7 +228,7 @@ PyObject* stop_device_times(PyObject*, PyObject*) {
 
 PyObject* await_device(PyObject*, PyObject* begin) {
   Session* session = engine.active_session.load(std::memory_order_relaxed);
-  if (session != nullptr) session->begin_device_times = PyRef::borrow(begin);
+  if (session != nullptr) session->begin_device_times = borrow(begin);
   Py_RETURN_NONE;
 }
 

@@ -5,7 +5,6 @@
 
 #include <c10/core/Stream.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
-#include <c10/core/impl/GPUTrace.h>
 
 #include <array>
 #include <atomic>
@@ -22,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-#include "../engine_state.h"
+#include "../engine.h"
 #include "../py_ref.h"
 #include "calls.h"
 
@@ -110,11 +109,6 @@ void read_device_events(DeviceTimes& times);
 // An event of the device that is free, or null where the next record makes one. Under the mutex.
 void* take_unused_event(DeviceTimes& times, c10::DeviceIndex device);
 
-// Whether torch tells Python of each event (its CUDA sanitizer), for which it takes the interpreter's lock.
-inline bool is_traced() { return c10::impl::GPUTrace::get_trace() != nullptr; }
-
-constexpr const char* kTraced = "torch's CUDA sanitizer traces events";
-
 // Not every torch has it.
 template <class Guard>
 auto is_capturing(const Guard& guard, const c10::Stream& stream, int) -> decltype(guard.isStreamCapturing(stream)) {
@@ -123,17 +117,6 @@ auto is_capturing(const Guard& guard, const c10::Stream& stream, int) -> decltyp
 template <class Guard>
 bool is_capturing(const Guard&, const c10::Stream&, long) {
   return false;
-}
-
-// The same of the time between two events, ms; NaN where torch cannot tell it.
-template <class Guard>
-auto elapsed_ms(const Guard& guard, void* from, void* to, c10::DeviceIndex device, int)
-    -> decltype(guard.elapsedTime(from, to, device)) {
-  return guard.elapsedTime(from, to, device);
-}
-template <class Guard>
-double elapsed_ms(const Guard&, void*, void*, c10::DeviceIndex, long) {
-  return std::numeric_limits<double>::quiet_NaN();
 }
 
 }  // namespace modtrace

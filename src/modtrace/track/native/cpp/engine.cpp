@@ -1,4 +1,4 @@
-#include "ring_writer.h"
+#include "engine.h"
 
 #include <ATen/record_function.h>
 
@@ -12,11 +12,11 @@ namespace {
 PyRef exchange_compiler(PyObject* compiler) {
   static PyObject* set_eval_frame = nullptr;
   if (set_eval_frame == nullptr) {
-    const PyRef module = PyRef::steal(PyImport_ImportModule("torch._C._dynamo.eval_frame"));
+    const PyRef module = steal(PyImport_ImportModule("torch._C._dynamo.eval_frame"));
     if (module) set_eval_frame = PyObject_GetAttrString(module.get(), "set_eval_frame");
   }
-  PyRef before = PyRef::steal(
-      set_eval_frame == nullptr ? nullptr : PyObject_CallFunctionObjArgs(set_eval_frame, compiler, nullptr));
+  PyRef before =
+      steal(set_eval_frame == nullptr ? nullptr : PyObject_CallFunctionObjArgs(set_eval_frame, compiler, nullptr));
   if (!before) PyErr_Clear();
   return before;
 }
@@ -45,18 +45,12 @@ ThreadState* add_thread_state() {
 bool register_thread(Session& session, ThreadState& thread) {
   const SessionRef hold(session);
   drop_open_calls(thread, 0);
-  const PyRef torch_thread_id = PyRef::steal(PyLong_FromUnsignedLongLong(at::RecordFunction::currentThreadId()));
-  const PyRef number = torch_thread_id ? call_without_dynamo(session.add_thread, torch_thread_id.get()) : PyRef();
-  if (!number) {
-    report_error(session);
-    return false;
-  }
-  const int64_t meta_bits = PyLong_AsLongLong(number.get()) << kThreadShift;
-  if (!is_active(session)) return false;
-  thread.meta_bits = meta_bits;
+  const PyRef torch_thread_id = steal(PyLong_FromUnsignedLongLong(at::RecordFunction::currentThreadId()));
+  const PyRef number = ask(session, session.add_thread, torch_thread_id.get());
+  if (!number) return false;
+  thread.meta_bits = PyLong_AsLongLong(number.get()) << kThreadShift;
   thread.open_passes = 0;
   thread.optimizer_steps = 0;
-  thread.last_call_name = kNoName;
   thread.noted_sequence = UINT64_MAX;
   thread.range_names.clear();
   thread.operators.clear();
@@ -79,7 +73,7 @@ void release_session(Session& session) {
 PyRef call_without_dynamo(const PyRef& function, PyObject* first, PyObject* second, PyObject* third) {
   const bool replaced = _PyInterpreterState_GetEvalFrameFunc(PyInterpreterState_Get()) != _PyEval_EvalFrameDefault;
   const PyRef compiler = replaced ? exchange_compiler(Py_None) : PyRef();
-  PyRef result = PyRef::steal(PyObject_CallFunctionObjArgs(function.get(), first, second, third, nullptr));
+  PyRef result = steal(PyObject_CallFunctionObjArgs(function.get(), first, second, third, nullptr));
   if (compiler) {
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
@@ -87,6 +81,14 @@ PyRef call_without_dynamo(const PyRef& function, PyObject* first, PyObject* seco
     PyErr_Restore(type, value, traceback);
   }
   return result;
+}
+
+PyRef ask(Session& session, const PyRef& function, PyObject* first, PyObject* second, PyObject* third) {
+  const SessionRef hold(session);
+  const PyRef held = borrow(function.get());  // the session may let it go meanwhile
+  PyRef answer = PyErr_Occurred() == nullptr ? call_without_dynamo(held, first, second, third) : PyRef();
+  if (!answer) report_error(session);
+  return is_active(session) ? std::move(answer) : PyRef();
 }
 
 void raise_later() {
@@ -103,9 +105,9 @@ void report_error(Session& session) {
   PyErr_Fetch(&type, &value, &traceback);
   PyErr_NormalizeException(&type, &value, &traceback);
   if (traceback != nullptr) PyException_SetTraceback(value, traceback);
-  const PyRef owned_type = PyRef::steal(type), error = PyRef::steal(value), owned_traceback = PyRef::steal(traceback);
+  const PyRef owned_type = steal(type), error = steal(value), owned_traceback = steal(traceback);
   // The session may end in there.
-  const PyRef on_error = PyRef::borrow(session.on_error.get());
+  const PyRef on_error = borrow(session.on_error.get());
   call_without_dynamo(on_error, error ? error.get() : Py_None);
 }
 

@@ -1,15 +1,16 @@
-"""What a module is: its class and parts, what it wraps or replaces, and whether torch.compile made it.
+"""What a module is: its class and parts, what it wraps or replaces, whether torch.compile made it, and its path.
 
 It is read without running code of its class: that can raise, or compare as a tensor does. Wrappers are known by the
-names of their classes, so that none of the libraries they come from is imported.
+names of their classes, so that none of the libraries they come from is imported. One walk finds the paths of all
+modules below another one.
 """
-
-from __future__ import annotations
 
 import functools
 import sys
+import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +29,7 @@ def name_of_class(kind: type) -> str:
     return name
 
 
-def module_of_class(kind: type) -> str:
+def _module_of_class(kind: type) -> str:
     """Return the name of the module in which a class was made; empty where it does not say."""
     try:
         module = _class_module(kind)
@@ -42,7 +43,7 @@ def class_name(module: nn.Module) -> str:
     return name_of_class(type(module))
 
 
-def attribute(module: nn.Module, name: str) -> Any:
+def _attribute(module: nn.Module, name: str) -> Any:
     """Return what a module holds under a name, past a `__getattribute__` of its own; None where it holds nothing."""
     try:
         return object.__getattribute__(module, name)
@@ -72,7 +73,7 @@ def named_modules(module: nn.Module, repeated: list[nn.Module] | None = None) ->
                 continue
             seen.add(id(inner))
             yield path, inner
-        children = attribute(inner, "_modules")
+        children = _attribute(inner, "_modules")
         if children:
             prefix = f"{path}." if path else ""
             for name, child in zip(reversed(list(children.keys())), reversed(list(children.values())), strict=True):
@@ -126,7 +127,7 @@ _PARTS_MODULE = "torch._dynamo.backends.distributed"
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether calls of the module run what torch.compile made."""
-    compiled = type(module) is not MethodCall and attribute(module, "_compiled_call_impl") is not None
+    compiled = type(module) is not MethodCall and _attribute(module, "_compiled_call_impl") is not None
     return compiled or is_optimized(module)
 
 
@@ -138,9 +139,9 @@ def without_compile(module: nn.Module) -> nn.Module | None:
 def is_torch_graph(module: nn.Module) -> bool:
     """Whether torch.compile made the module, to run it while it compiles, or as the backward of what it compiled."""
     kind = type(without_compile(module))
-    if module_of_class(kind) == _PARTS_MODULE:
+    if _module_of_class(kind) == _PARTS_MODULE:
         return True
-    if not issubclass(kind, GraphModule) and module_of_class(kind) != "torch._dynamo.utils":
+    if not issubclass(kind, GraphModule) and _module_of_class(kind) != "torch._dynamo.utils":
         return False
     return torch._C._current_graph_task_id() != -1 or torch._guards.TracingContext.try_get() is not None
 
@@ -197,36 +198,26 @@ def _wrapping(kind: type) -> Wrapping | None:
     """Return how modules of a class wrap another one, None where they do not."""
     how = _known.get(kind)
     if how is None:
-        bases = ((module_of_class(base), name_of_class(base)) for base in kind.__mro__)
+        bases = ((_module_of_class(base), name_of_class(base)) for base in kind.__mro__)
         how = _known[kind] = next((_WRAPPERS[base] for base in bases if base in _WRAPPERS), _NONE)
     return None if how is _NONE else how
 
 
-def can_wrap(kind: type[nn.Module]) -> bool:
-    """Whether modules of a class wrap others."""
-    return _wrapping(kind) is not None
-
-
-def is_original(kind: type[nn.Module]) -> bool:
-    """Whether modules of a class replace no others: `original_class_name` is their own."""
-    return not (can_wrap(kind) or is_scripted(kind) or _is_prefixed(kind))
-
-
 def is_scripted(kind: type) -> bool:
     """Whether modules of a class were made by torch.jit."""
-    return module_of_class(kind).startswith("torch.jit")
+    return _module_of_class(kind).startswith("torch.jit")
 
 
 def _is_prefixed(kind: type) -> bool:
     bases = kind.__mro__
     if len(bases) <= 2 or name_of_class(bases[1]) not in _PREFIXED:
         return False
-    return module_of_class(bases[1]).startswith("torch.distributed.")
+    return _module_of_class(bases[1]).startswith("torch.distributed.")
 
 
 def wrapping_of(module: nn.Module) -> tuple[nn.Module, Wrapping] | None:
     """Return the module that `module` wraps, and how; None where it wraps none."""
-    children = attribute(module, "_modules")
+    children = _attribute(module, "_modules")
     # Most have no child under such a name, which is found sooner than what their class is.
     if not children or not any(map(children.__contains__, _ATTRIBUTES)):
         return None
@@ -237,23 +228,21 @@ def wrapping_of(module: nn.Module) -> tuple[nn.Module, Wrapping] | None:
     return (inner, how) if isinstance(inner, nn.Module) and inner is not module else None
 
 
+def _shown_as(wrapper: nn.Module) -> Iterator[nn.Module]:
+    """Yield what a module is shown as: what it wraps, over others too, as long as none does work of its own."""
+    while (found := wrapping_of(wrapper)) is not None and not found[1].works:
+        wrapper = found[0]
+        yield wrapper
+
+
 def is_inside(wrapper: nn.Module, module: nn.Module) -> bool:
     """Whether `wrapper` is shown as `module`: it wraps it, over others too, and none of them does work of its own."""
-    found = wrapping_of(wrapper)
-    while found is not None and not found[1].works:
-        if found[0] is module:
-            return True
-        found = wrapping_of(found[0])
-    return False
+    return any(inner is module for inner in _shown_as(wrapper))
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
     """Return what is inside of the wrappers that do no work of their own: the module itself where it is none."""
-    found = wrapping_of(module)
-    while found is not None and not found[1].works:
-        module = found[0]
-        found = wrapping_of(module)
-    return module
+    return [module, *_shown_as(module)][-1]
 
 
 def original_class_name(module: nn.Module) -> str:
@@ -268,3 +257,167 @@ def original_class_name(module: nn.Module) -> str:
         if isinstance(original, str) and original:
             return original
     return name_of_class(kind.__mro__[2]) if _is_prefixed(kind) else class_name(module)
+
+
+class Backoff:
+    """Says when something costly that failed is due again: at the 1st, 2nd, 4th, 8th … time of asking."""
+
+    def __init__(self) -> None:
+        self._asked = 0
+
+    def is_due(self) -> bool:
+        """Count one time of asking, and return whether it is due."""
+        self._asked += 1
+        return self._asked & (self._asked - 1) == 0
+
+
+# Fields of the reference, not a tuple around it: every object that the garbage collector looks at brings its next run
+# nearer, and a full run takes longer than all else that a recording does.
+class ModuleRef(weakref.ref[nn.Module]):
+    """A module.
+
+    Attributes:
+        module_id: its `id()`, where this is the reference that tells its death.
+        module_class: its class, where this is the reference that tells its death and it was given a name of its own.
+        path: its path, where it is known below another one.
+    """
+
+    __slots__ = ("module_class", "module_id", "path")
+    module_class: str
+    module_id: int
+    path: str
+
+
+class ModulePaths:
+    """The path of each module below one parent: by `id(module)`, checked against the module itself.
+
+    Args:
+        refer_to: returns a new reference to a module.
+        strip_wrappers: leave out the parts by which wrappers hold what they wrap.
+
+    Attributes:
+        are_names: whether the path and the class of each module are all that its name takes, below the parent and below
+            each module inside; False before the first walk.
+    """
+
+    def __init__(self, refer_to: Callable[[nn.Module], ModuleRef], *, strip_wrappers: bool) -> None:
+        self._refer_to = refer_to
+        self._strip = strip_wrappers
+        self.are_names = False
+        self._by_id: dict[int, ModuleRef] = {}
+        # Modules can be added later; one made anew in every call must not cost a walk in every call.
+        self._walks = Backoff()
+        self._walking: deque[None] = deque()  # one for each walk under way
+
+    def find(self, parent: nn.Module, module: nn.Module) -> str | None:
+        """Return the path of `module` below the parent; None where it is not there, or no walk is due to see that."""
+        path = self.known(module)
+        # What another thread's walk is about to find is looked for here too: that walk may wait for this thread, as in
+        # a finalizer that runs there.
+        if path is None and (self._walks.is_due() or self._walking):
+            self._walking.append(None)
+            try:
+                self._walk(parent)
+            finally:
+                self._walking.pop()
+            path = self.known(module)
+        return path
+
+    def below(self, outer: nn.Module, module: nn.Module) -> str | None:
+        """Return the path of `module` below `outer`; None if a path is unknown, or `outer` does not contain it."""
+        path, outer_path = self.known(module), self.known(outer)
+        if path is None or outer_path is None or not path.startswith(f"{outer_path}."):
+            return None
+        return path[len(outer_path) + 1 :]
+
+    def _walk(self, parent: nn.Module) -> None:
+        repeated: list[nn.Module] = []
+        kinds = {type(parent)}
+        by_id = self._by_id_of(named_modules(parent, repeated), kinds)
+        wrapped = self._strip and any(map(_wrapping, kinds))
+        if wrapped:
+            by_id = self._by_id_of(_without_wrappers(parent, named_modules(parent)), kinds)
+        # Of these `original_class_name` is another than their own.
+        replaced = any(is_scripted(kind) or _is_prefixed(kind) for kind in kinds)
+        self.are_names = self._strip and not (repeated or wrapped or replaced)
+        self._by_id = by_id
+
+    def _by_id_of(self, named: Iterable[tuple[str, nn.Module]], kinds: set[type[nn.Module]]) -> dict[int, ModuleRef]:
+        """Return the modules by id, with their paths, and add their classes to `kinds`."""
+        by_id = {}
+        for path, module in named:
+            kinds.add(type(module))
+            ref = by_id[id(module)] = self._refer_to(module)
+            ref.path = path
+        return by_id
+
+    def known(self, module: nn.Module) -> str | None:
+        """Return the path of `module` below the parent where a walk has found it."""
+        ref = self._by_id.get(id(module))
+        return ref.path if ref is not None and ref() is module else None
+
+
+def _without_wrappers(parent: nn.Module, named: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, nn.Module]]:
+    """Yield paths without the parts by which wrappers hold what they wrap; that of what `parent` wraps is empty."""
+    shown = {"": ""}
+    modules = {"": parent}
+    for path, module in named:
+        outer, _, name = path.rpartition(".")
+        wrapped = wrapping_of(modules[outer]) if outer in modules else None
+        prefix = shown.get(outer, outer)
+        if wrapped is not None and wrapped[0] is module:
+            shown[path] = prefix
+        else:
+            shown[path] = f"{prefix}.{name}" if prefix else name
+        modules[path] = module
+        yield shown[path], module
+
+
+_MAX_MODULES = 64
+
+
+class OutermostModules:
+    """The modules that were called outside of all others and named by themselves: the last 64 of them.
+
+    A thread of a pool, or of `nn.DataParallel`, has no call around its outermost one. What it calls is most often a
+    part of a module that another thread has called, and has a name there.
+    """
+
+    def __init__(self) -> None:
+        # The module, the id of its name, and the thread.
+        self._by_id: dict[int, tuple[weakref.ref[nn.Module], int, int]] = {}
+
+    def add(self, module: nn.Module, name_id: int) -> None:
+        """Note that this thread called a module, outside of all others, and that it has this name."""
+        self._by_id.pop(id(module), None)
+        self._by_id[id(module)] = weakref.ref(module), name_id, threading.get_ident()
+        while len(self._by_id) > _MAX_MODULES:
+            self._by_id.pop(next(iter(self._by_id)), None)
+
+    def find(
+        self, module: nn.Module, path_below: Callable[[nn.Module, nn.Module], str | None]
+    ) -> tuple[int, str] | None:
+        """Return the name of the module that another thread called and `module` is a part of, and its path there.
+
+        Args:
+            module: what this thread calls outside of all others; also a replica that `nn.DataParallel` made.
+            path_below: returns the path of the second module below the first; None where it is not there.
+        """
+        here, is_replica = threading.get_ident(), _attribute(module, "_is_replica") is True
+        for ref, name_id, thread in reversed(list(self._by_id.values())):
+            outer = ref()
+            if outer is None or outer is module or thread == here:
+                continue
+            path = _path_of_original(outer, module) if is_replica else path_below(outer, module)
+            if path is not None:
+                return name_id, path
+        return None
+
+
+def _path_of_original(outer: nn.Module, replica: nn.Module) -> str | None:
+    """Return the path of the module that a replica was copied from: the two have the same dictionary of hooks."""
+    hooks = _attribute(replica, "_forward_hooks")
+    for path, inner in named_modules(outer):
+        if _attribute(inner, "_forward_hooks") is hooks:
+            return path
+    return None

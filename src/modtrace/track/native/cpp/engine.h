@@ -1,6 +1,9 @@
-// The engine's state: the session that records, what each thread is doing, and the backward passes that run.
+// The engine: the session that records, what each thread is doing, and the backward passes that run; and writing events
+// into the ring, from any thread, with or without the interpreter's lock, which is the hot path and all inline.
 
 #pragma once
+
+#include <c10/macros/Macros.h>
 
 #include <algorithm>
 #include <array>
@@ -8,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <ctime>
 #include <map>
 #include <memory>
 #include <string>
@@ -16,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "memory.h"
 #include "py_ref.h"
 #include "slot_format.h"
 
@@ -29,8 +34,7 @@ struct Slot {
 // How far back from a thread's newest sequence number boundaries are known; a bit for each number.
 constexpr uint64_t kSequenceWindow = 1 << 20;
 
-// A bit set over the last sequence numbers of a thread, and above it a bit for each of its words that is not empty, so
-// that to look through a long range takes no longer than through a short one. Used by that thread alone.
+// A bit set over the last sequence numbers of a thread. Used by that thread alone.
 class SequenceBoundaries {
  public:
   // Notes that the nodes from this number on belong to another call than those before it.
@@ -38,8 +42,7 @@ class SequenceBoundaries {
     if (sequence == newest_) return;
     if (words_ == nullptr || sequence > newest_) advance(sequence);
     if (words_ == nullptr) return;
-    words_[word_index(sequence)] |= bit(sequence);
-    filled()[word_index(sequence) / 64] |= bit(word_index(sequence));
+    words_[sequence / 64 % kWords] |= uint64_t{1} << sequence % 64;
   }
 
   // Makes a boundary of each number in [first, last]: each of these nodes is a segment of its own.
@@ -56,12 +59,8 @@ class SequenceBoundaries {
     const uint64_t from_first = ~uint64_t{0} << first % 64, up_to_last = ~uint64_t{0} >> (63 - last % 64);
     if (first_word == last_word) return (words_[first_word % kWords] & from_first & up_to_last) != 0;
     if ((words_[first_word % kWords] & from_first) != 0 || (words_[last_word % kWords] & up_to_last) != 0) return true;
-    for (uint64_t word = first_word + 1; word < last_word;) {
-      // All words of the range that one word of the upper level has a bit for.
-      const uint64_t count = std::min(64 - word % 64, last_word - word);
-      const uint64_t bits = filled()[word % kWords / 64] >> word % 64;
-      if ((bits & (~uint64_t{0} >> (64 - count))) != 0) return true;
-      word += count;
+    for (uint64_t word = first_word + 1; word < last_word; ++word) {
+      if (words_[word % kWords] != 0) return true;
     }
     return false;
   }
@@ -82,24 +81,16 @@ class SequenceBoundaries {
     void operator()(uint64_t* words) const { std::free(words); }
   };
 
-  static uint64_t bit(uint64_t index) { return uint64_t{1} << index % 64; }
-  static uint64_t word_index(uint64_t sequence) { return sequence / 64 % kWords; }
-  uint64_t* filled() const { return words_.get() + kWords; }
-
   // Moves the window up to this number, and clears the words that enter it.
   void advance(uint64_t sequence) {
     const uint64_t target = sequence / 64;
     if (words_ == nullptr) {
       // Pages of it that are never written take no memory.
-      words_.reset(static_cast<uint64_t*>(std::calloc(kWords + kWords / 64, sizeof(uint64_t))));
+      words_.reset(static_cast<uint64_t*>(std::calloc(kWords, sizeof(uint64_t))));
     } else {
       uint64_t cleared = newest_ / 64;
       if (target - cleared > kWords) cleared = target - kWords;
-      while (cleared != target) {
-        const uint64_t index = ++cleared % kWords;
-        words_[index] = 0;
-        filled()[index / 64] &= ~bit(index);
-      }
+      while (cleared != target) words_[++cleared % kWords] = 0;
     }
     newest_ = sequence;
   }
@@ -168,11 +159,10 @@ struct ThreadState {
   int64_t meta_bits = 0;          // its number, where meta has it
   int open_passes = 0;            // backward passes that it has called and not returned from
   int optimizer_steps = 0;        // ranges of optimizers that it is in
-  uint64_t segment_pass = 0;      // the pass of the last segment that began on it; 0 where there was none
+  int64_t range_expected_ns = 0;  // when torch began to prepare its next range; 0: not known
+  int64_t pass_expected_ns = 0;   // the same of its next backward pass
   std::vector<OpenCall> open_calls;
-  uint64_t outermost_sequence = 0;                        // the sequence number at the enter of its outermost open call
-  int64_t last_call_name = kNoName, last_call_index = 0;  // the outermost call that made nodes last
-  uint64_t noted_sequence = UINT64_MAX;                   // at the last call that `note_call` was told of
+  uint64_t noted_sequence = UINT64_MAX;  // at the last call that `note_call` was told of
   SequenceBoundaries boundaries;
   SequenceBoundaries device_boundaries;                     // of the calls that get events of the device
   std::map<std::string, int64_t, std::less<>> range_names;  // the ids of those that it has met in this session
@@ -186,16 +176,7 @@ struct BackwardPass {
   std::atomic<bool> begun{false}, over{false};
   // Set by the first hook that runs. Another one that runs the same nodes from within, or beside, does not count.
   std::atomic<int> graph_task{-1};
-  // Whether the observer took it over, as other passes take turns with it: from its next node on, hooks write nothing.
-  std::atomic<bool> observed{false};
-  bool on_device = false;     // guarded by the interpreter's lock
   bool device_times = false;  // whether an event of the device is recorded when it is over
-};
-
-// A graph task whose nodes hooks tell of, and its pass.
-struct HookedGraphTask {
-  std::atomic<int> graph_task{-1};
-  std::atomic<uint64_t> pass{0};
 };
 
 struct EngineState {
@@ -208,8 +189,9 @@ struct EngineState {
   std::atomic<bool> ranges_active{false};
   std::atomic<int64_t> last_range{0};  // the highest number that a range had
 
-  std::array<BackwardPass, kMaxConcurrentPasses> pass_slots;             // by number modulo
-  std::array<HookedGraphTask, kMaxConcurrentPasses> hooked_graph_tasks;  // by task modulo
+  std::array<BackwardPass, kMaxConcurrentPasses> pass_slots;  // by number modulo
+  std::array<std::atomic<int>, kMaxConcurrentPasses>
+      hooked_graph_tasks;  // by task modulo: one more than that whose nodes hooks tell of
 
   // Guarded by the interpreter's lock.
   uint64_t last_pass = 0;            // the highest number that a pass had
@@ -249,5 +231,152 @@ inline uint64_t current_generation() { return engine.generation.load(std::memory
 inline bool is_active(const Session& session) {
   return engine.active_session.load(std::memory_order_relaxed) == &session;
 }
+
+constexpr int kPrefetchSlots = 24;
+
+inline int64_t monotonic_ns() {
+  timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return time.tv_sec * 1'000'000'000 + time.tv_nsec;
+}
+
+// Fills the slot of this serial number. Meta goes first and the stamp last, by which a reader tells half a slot.
+// `time`: what it says in place of now, monotonic ns.
+inline void write_slot(Session& session, uint64_t serial, int64_t meta, int64_t value, int64_t time = 0) {
+  const uint64_t lap = session.capacity_log2 >= 0 ? serial >> session.capacity_log2 : serial / session.capacity;
+  Slot& slot = session.slots[serial - lap * session.capacity];
+  // The ring is larger than the caches, and taking the next serial waits for this slot's line: fetch lines ahead.
+  __builtin_prefetch(&slot + kPrefetchSlots, 1);
+  slot.meta.store(static_cast<int64_t>((lap & kLapMask) << kLapShift) | meta, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  slot.time.store(time == 0 ? monotonic_ns() : time, std::memory_order_relaxed);
+  slot.value.store(value, std::memory_order_relaxed);
+  slot.stamp.store(static_cast<int64_t>(serial + 1), std::memory_order_release);
+}
+
+// Meta of a sample of memory on the thread of this meta.
+inline int64_t sample_meta(int64_t meta) {
+  return memory.sample_meta.load(std::memory_order_relaxed) |
+         (meta & static_cast<int64_t>(kThreadMask << kThreadShift));
+}
+
+// Writes from a thread that holds the interpreter's lock, which `stop` needs too. `time`: as of `write_slot`.
+inline void write_with_gil(Session& session, int64_t meta, int64_t value, int64_t time = 0) {
+  if (C10_UNLIKELY(memory.counting.load(std::memory_order_relaxed))) {
+    sample_memory([&](int64_t bytes) {
+      write_slot(session, engine.next_serial.fetch_add(1, std::memory_order_relaxed), sample_meta(meta), bytes);
+    });
+  }
+  write_slot(session, engine.next_serial.fetch_add(1, std::memory_order_relaxed), meta, value, time);
+}
+
+constexpr int64_t kMaxPreparationNs = 1'000'000;  // longer, and something else came in between
+
+// Notes that torch prepares what begins with this thread's next event of a kind. Where memory is counted nothing is
+// noted: a sample belongs to the moment at which the event is written.
+inline void expect(int64_t& expected_ns) {
+  expected_ns = memory.counting.load(std::memory_order_relaxed) ? 0 : monotonic_ns();
+}
+
+// Returns when that was, and forgets it; 0 if it is not known.
+inline int64_t take_expected(int64_t& expected_ns) {
+  const int64_t time = std::exchange(expected_ns, 0);
+  return time != 0 && monotonic_ns() - time < kMaxPreparationNs ? time : 0;
+}
+
+// Writes who holds memory, where it is counted, before a step ends, or before a call where nothing ends steps.
+inline void write_held(Session& session, const ThreadState& thread) {
+  if (C10_LIKELY(!memory.counting.load(std::memory_order_relaxed))) return;
+  sample_held(false, [&](int64_t meta, int64_t value) { write_with_gil(session, meta | thread.meta_bits, value); });
+}
+
+// Writes from a thread that does not hold the interpreter's lock, into the session of this generation only. `meta` has
+// the thread's number. `stop` waits for those that are busy.
+inline void write_one_without_gil(ThreadState& thread, uint64_t generation, int64_t meta, int64_t value,
+                                  int64_t time = 0) {
+  // Without a session to write to it must not take a serial: the reader would miss an event.
+  if (C10_UNLIKELY(generation != current_generation())) return;
+  thread.busy.store(true, std::memory_order_relaxed);
+  // Taking the serial is a full fence: `stop` either sees us busy, or we see that there is no session.
+  const uint64_t serial = engine.next_serial.fetch_add(1, std::memory_order_seq_cst);
+#if !defined(__x86_64__)
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+#endif
+  Session* session = engine.active_session.load(std::memory_order_seq_cst);
+  if (C10_LIKELY(session != nullptr && generation == current_generation())) {
+    write_slot(*session, serial, meta, value, time);
+  }
+  thread.busy.store(false, std::memory_order_release);
+}
+
+// The same, after a sample of memory where that is counted. An event of an earlier time has none.
+inline void write_without_gil(ThreadState& thread, uint64_t generation, int64_t meta, int64_t value, int64_t time = 0) {
+  if (C10_UNLIKELY(memory.counting.load(std::memory_order_relaxed)) && time == 0 &&
+      generation == current_generation()) {
+    sample_memory([&](int64_t bytes) { write_one_without_gil(thread, generation, sample_meta(meta), bytes); });
+  }
+  write_one_without_gil(thread, generation, meta, value, time);
+}
+
+// The same for a thread of the running session; `meta` without its number.
+inline void write_without_gil(ThreadState& thread, int64_t meta, int64_t value) {
+  write_without_gil(thread, thread.generation, meta | thread.meta_bits, value);
+}
+
+// Gives the thread its number in this session; false where that failed or the session ended. Needs the interpreter's
+// lock.
+bool register_thread(Session& session, ThreadState& thread);
+
+// The same for a thread that does not hold the lock, and that the interpreter may not know. It must not be busy: `stop`
+// may hold the lock and wait for it.
+void register_thread_without_gil(ThreadState& thread);
+
+// This thread, with its number where it can have one. For threads that do not hold the interpreter's lock.
+inline ThreadState& registered_thread() {
+  ThreadState& thread = this_thread();
+  if (C10_UNLIKELY(thread.generation != current_generation())) register_thread_without_gil(thread);
+  return thread;
+}
+
+// Ends the open calls above this height of the thread's stack, without writing their exits.
+inline void drop_open_calls(ThreadState& thread, size_t height) {
+  while (thread.open_calls.size() > height) {
+    // Taken off before it dies: what dies with a module can run any code, also calls of modules.
+    const PyRef module = std::move(thread.open_calls.back().module);
+    thread.open_calls.pop_back();
+  }
+}
+
+void release_session(Session& session);
+
+// Holds a session while Python runs: another thread may stop it meanwhile. Needs the interpreter's lock.
+class SessionRef {
+ public:
+  explicit SessionRef(Session& session) : session_(session) { ++session_.references; }
+  ~SessionRef() { release_session(session_); }
+  SessionRef(const SessionRef&) = delete;
+  SessionRef& operator=(const SessionRef&) = delete;
+
+ private:
+  Session& session_;
+};
+
+// Calls a Python function of ours. torch.compile replaces the evaluation of frames, and would compile this one into the
+// user's; while it runs, frames are evaluated as usual.
+PyRef call_without_dynamo(const PyRef& function, PyObject* first = nullptr, PyObject* second = nullptr,
+                          PyObject* third = nullptr);
+
+// Calls such a function for a session, unless making its arguments has failed. Null where that or the call failed,
+// which is reported, or the session has ended. Needs the interpreter's lock.
+PyRef ask(Session& session, const PyRef& function, PyObject* first = nullptr, PyObject* second = nullptr,
+          PyObject* third = nullptr);
+
+// Has the pending error, if there is one, raised in the main thread: that of a handler of a signal, which ran while
+// torch called us where nothing can be raised.
+void raise_later();
+
+// Hands the pending Python error to the recording, which stops; the user's call goes on. An error that the recording
+// raises again is the user's own (an interrupt), and is pending afterwards.
+void report_error(Session& session);
 
 }  // namespace modtrace

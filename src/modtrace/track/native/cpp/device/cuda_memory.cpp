@@ -1,0 +1,59 @@
+// What CUDA's caching allocator tells of its blocks. Compiled where CUDA's headers are; no other unit needs them.
+
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+
+#include <algorithm>
+#include <exception>
+
+#include "../memory.h"
+
+namespace modtrace {
+namespace {
+
+namespace cuda = c10::cuda::CUDACachingAllocator;
+
+// Runs where the allocator holds its lock: neither Python nor an exception may leave it.
+void on_trace(const cuda::TraceEntry& entry) {
+  if (!memory.counting.load(std::memory_order_relaxed)) return;
+  const bool is_block = entry.action_ == cuda::TraceEntry::ALLOC;
+  if (is_block && memory.device.load(std::memory_order_relaxed) == kFirstDevice) count_device(entry.device_, 0);
+  if (memory.device.load(std::memory_order_relaxed) != entry.device_) return;
+  try {
+    if (is_block) {
+      note_device_block(entry.addr_, entry.size_);
+    } else if (entry.action_ == cuda::TraceEntry::FREE_COMPLETED) {
+      note_device_free(entry.addr_, entry.size_);
+    } else if (entry.action_ == cuda::TraceEntry::OOM) {
+      note_refused(entry.size_);
+    }
+  } catch (const std::exception&) {
+    // There is no memory to note it: it is not counted.
+  }
+}
+
+void ask_allocator() {
+  static bool asked = false;
+  if (!asked) cuda::attachAllocatorTraceTracker(on_trace);
+  asked = true;
+  int device = kFirstDevice;
+  int64_t held = 0;
+  for (c10::DeviceIndex index = 0; index < c10::cuda::device_count(); ++index) {
+    const int64_t bytes = cuda::getDeviceStats(index).requested_bytes[0].current;
+    if (bytes > held) device = index;
+    held = std::max(held, bytes);
+  }
+  if (device >= 0) {
+    count_device(device, held);
+  } else {
+    memory.device.store(kFirstDevice);
+  }
+}
+
+const bool is_known = [] {
+  ask_cuda_allocator = ask_allocator;
+  return true;
+}();
+
+}  // namespace
+}  // namespace modtrace
