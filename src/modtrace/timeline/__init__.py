@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from ..ring.collective_text import CollectiveName
 from .collectives import Collective, CollectiveDetails, Collectives, Group, launching_spans
-from .communication_totals import OperatorTotals
 from .contents import BackwardPass, CounterSeries, Mark, Name, Process, Range, Stats, Track
-from .decode import (
-    AFTER_BACKWARD,
-    CrossedError,
-    OpenCall,
-    ReadRing,
-    RingAnalysis,
-    ThreadStack,
-    build_in_pieces,
-    build_timeline,
-    find_pieces,
-)
+from .decode.analysis import RingAnalysis
+from .decode.from_ring import build_timeline
+from .decode.large import LargeTimeline, find_large
+from .decode.open_calls import AFTER_BACKWARD, OpenCall, ThreadStack
+from .decode.pieces import ReadRing, build_in_pieces, find_pieces
 from .gpu_work import GpuWork
 from .slices import BACKWARD, FORWARD, PHASES, RECOMPUTE, Columns, Slices
 from .spans import Span, Spans
 from .summary import ModuleTimes, StepTimes, Summary
+from .summary.overview import OperatorTotals
 from .timeline import Timeline
 
 __all__ = [
@@ -36,9 +30,9 @@ __all__ = [
     "Collectives",
     "Columns",
     "CounterSeries",
-    "CrossedError",
     "GpuWork",
     "Group",
+    "LargeTimeline",
     "Mark",
     "ModuleTimes",
     "Name",
@@ -59,6 +53,7 @@ __all__ = [
     "Track",
     "build_in_pieces",
     "build_timeline",
+    "find_large",
     "find_pieces",
     "launching_spans",
 ]

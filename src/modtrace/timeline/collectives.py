@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from .._numbering import Numbering
 from .._typing import BoolArray, Int32Array, Int64Array
 from ..ring.collective_text import CollectiveName, parse_ranks
 from .nesting import InnermostLookup
@@ -237,11 +238,9 @@ class Collectives:
 def launching_spans(timeline: Timeline) -> Int64Array:
     """Return for each row of `timeline.collectives` the innermost span of its thread that it began in; -1 for none."""
     collectives, columns = timeline.collectives, timeline.columns
-    threads: dict[object, int] = {}
+    threads = Numbering[object]()
     keys = [(track.process, track.thread, track.tid, track.device) for track in timeline.tracks]
-    thread = np.array([threads.setdefault(key, len(threads)) for key in keys] or [0], np.int64)
-    track = columns.track.astype(np.int64)
-    every = np.ones(len(columns), np.bool_)
+    thread = np.array([threads[key] for key in keys] or [0], np.int64)
     # A collective that begins as a span ends is still in it.
-    running = InnermostLookup(thread[track], track, columns.start, columns.end + 1, columns.parent, every)
+    running = InnermostLookup(thread[columns.track], replace(columns, end=columns.end + 1))
     return running.on_threads(thread[collectives.track], collectives.start)

@@ -1,7 +1,5 @@
 """What a timeline holds beside its spans: names, processes, tracks, marks, counters and statistics."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import NamedTuple
@@ -25,6 +23,9 @@ WHOLE_RUN = "whole_run"
 FLOPS, UNKNOWN_FLOPS = "flops", "unknown"
 """The arg of a span that holds its FLOPs, and its value where they are unknown; in a timeline's metadata, if operators
 were counted: when, and what could not be."""
+
+BYTES_ACCESSED = "bytes_accessed"
+"""The arg of a span beside its FLOPs: the bytes of the inputs and the outputs of the same operators."""
 
 MEMORY = "memory"
 """In a timeline's metadata: what tensors held and by whom, what grew, and what could not be allocated; JSON values."""

@@ -1,7 +1,5 @@
 """What modules launched on GPUs, as a merged trace knows it: the GPU columns of its summaries, also of some steps."""
 
-from __future__ import annotations
-
 import fnmatch
 import re
 from collections.abc import Mapping, Sequence
@@ -12,7 +10,7 @@ import numpy as np
 
 from .._typing import BoolArray, Int64Array
 from .slices import PHASES
-from .summary import GpuStepTimes, GpuTotals, ModuleTimes, Summary
+from .summary import GpuStepTimes, GpuTotals, ModuleTimes, Summary, outer_modules
 
 Place = tuple[tuple[int, int], ...]
 """A module and phase, and those around it: (index into `GpuWork.modules`, index into `PHASES`), the outermost first."""
@@ -52,11 +50,11 @@ class GpuWork:
         """int64[n, 6]: the columns beside each other."""
         return np.stack([self.place, self.step, self.kind, self.count, self.duration, self.overlap], axis=1)
 
-    def take(self, chosen: BoolArray) -> GpuWork:
+    def take(self, chosen: BoolArray) -> "GpuWork":
         """Return some of the rows."""
         return GpuWork(self.modules, self.places, *self.rows[chosen].T)
 
-    def only(self, pattern: str | None, max_depth: int | None) -> GpuWork:
+    def only(self, pattern: str | None, max_depth: int | None) -> "GpuWork":
         """Return what the modules that match launched, see `Timeline.only`."""
         matches = re.compile(fnmatch.translate("*" if pattern is None else pattern)).match
         chosen = [matches(fqn) is not None for fqn, _ in self.modules]
@@ -69,7 +67,7 @@ class GpuWork:
         return {"modules": self.modules, "places": self.places, "rows": self.rows.tolist()}
 
     @classmethod
-    def from_json_values(cls, values: Mapping[str, Any]) -> GpuWork:
+    def from_json_values(cls, values: Mapping[str, Any]) -> "GpuWork":
         """Read what `to_json_values` returned.
 
         Raises:
@@ -132,8 +130,18 @@ def with_gpu_times(summary: Summary, work: GpuWork) -> Summary:
         **dict(zip(GpuTotals._fields, times, strict=True)),
         "collectives": counts[COMMUNICATION_KIND],
     }
+    flops = summary.flops
+    if flops is not None and by_module and not flops.on_cpu:
+        outer, with_inner = outer_modules(list(rows)), self_ns.copy()
+        for fqn, number in index.items():
+            # As FLOPs, recompute counts to the modules that contain its module by name.
+            for around in outer[fqn]:
+                with_inner[:, index[around]] += self_ns[:, number]
+        named = [(row.fqn, row.module_class) for row in rows.values()]
+        flops = flops.timed(dict(zip(named, with_inner.T.tolist(), strict=True)))
     return replace(
         summary,
+        flops=flops,
         rows=[
             ModuleTimes(**{**own._asdict(), **{name: int(column[number]) for name, column in columns.items()}})
             for number, own in enumerate(rows.values())

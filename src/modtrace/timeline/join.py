@@ -53,11 +53,7 @@ def with_modules(timeline: Timeline, columns: Slices, span_args: Mapping[int, Ma
         columns: the slices of modules, in start order.
         span_args: what some of them hold beyond the fixed fields, by index.
     """
-    rest = keep_rows(timeline, np.flatnonzero(timeline.slices.kind != MODULE))
-    if not len(rest.slices):
-        return replace(timeline, slices=columns, span_args=span_args)
-    behind = {len(columns) + row: args for row, args in rest.span_args.items()}
-    return replace(timeline, slices=join_columns([columns, rest.slices]), span_args={**span_args, **behind})
+    return with_slices(keep_rows(timeline, np.flatnonzero(timeline.slices.kind != MODULE)), columns, span_args)
 
 
 def put_modules_before(

@@ -1,16 +1,16 @@
 """What calls took and kept of memory, in a recording that counted what tensors hold."""
 
-from __future__ import annotations
-
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from .._typing import BoolArray, Int64Array
-from ..ring.slot_format import ALLOCATED
+from ..ring.slot_format import ALLOCATED, CUDA_ALLOCATED
 from .contents import CounterSeries
 from .slices import BACKWARD, Columns
+from .time_intervals import union_of
 
 if TYPE_CHECKING:
     from .timeline import Timeline
@@ -38,19 +38,24 @@ class Holders(NamedTuple):
         time_ns: the moment, Unix nanoseconds.
         held: what tensors held together.
         begin_ns: when the process began to count, Unix nanoseconds.
-        by_name: what the calls of that step hold by then, by index into `Timeline.names`: what each kept outside of
-            inner calls, less what was freed in its backward, or in a call around it (the oldest first). Together with
-            what else is held they sum to `held`.
+        by_fqn: what the calls of that step hold by then, largest first, by fully qualified name: what each kept outside
+            of inner calls, less what was freed in its backward, in a call around it, or between calls (the oldest
+            first). Together with what else is held they sum to `held`.
     """
 
     process: str
     time_ns: int
     held: int
     begin_ns: int
-    by_name: dict[int, int]
+    by_fqn: dict[str, int]
+
+    @property
+    def other(self) -> int:
+        """What none of these calls holds, bytes."""
+        return self.held - sum(self.by_fqn.values())
 
 
-def measure_calls(timeline: Timeline) -> CallMemory | None:
+def measure_calls(timeline: "Timeline") -> CallMemory | None:
     """Return what each span of `timeline.columns` took; None if nothing was counted."""
     columns, found = timeline.columns, None
     for series, own in _counted(timeline):
@@ -68,7 +73,7 @@ def measure_calls(timeline: Timeline) -> CallMemory | None:
     return found
 
 
-def find_holders(timeline: Timeline) -> Holders | None:
+def find_holders(timeline: "Timeline") -> Holders | None:
     """Return who held memory when the process that held most did so; None if none counted it."""
     columns, counted = timeline.columns, list(_counted(timeline))
     if not counted:
@@ -86,13 +91,13 @@ def find_holders(timeline: Timeline) -> Holders | None:
     itself = kept.copy()
     np.subtract.at(itself, columns.parent[inner], kept[inner])
     _take_from_inner_calls(columns, itself, rows)
+    _take_freed_between_calls(series, columns, itself, rows)
+    by_fqn: Counter[str] = Counter()
     by_name = np.bincount(columns.name[rows], itself[rows], len(timeline.names)).astype(np.int64)
-    names = np.flatnonzero(by_name > 0)
-    names = names[np.argsort(-by_name[names], kind="stable")].tolist()
+    for name in np.flatnonzero(by_name > 0).tolist():
+        by_fqn[timeline.names[name].fqn] += int(by_name[name])
     process = series.process.name if len(counted) > 1 else ""
-    return Holders(
-        process, until, int(series.value[moment]), int(series.time[0]), {name: int(by_name[name]) for name in names}
-    )
+    return Holders(process, until, int(series.value[moment]), int(series.time[0]), dict(by_fqn.most_common()))
 
 
 def _take_from_inner_calls(columns: Columns, itself: Int64Array, rows: Int64Array) -> None:
@@ -108,10 +113,32 @@ def _take_from_inner_calls(columns: Columns, itself: Int64Array, rows: Int64Arra
         itself[row] = 0
 
 
+def _take_freed_between_calls(series: CounterSeries, columns: Columns, itself: Int64Array, rows: Int64Array) -> None:
+    """Take from the calls before, the oldest first, what was freed between outermost calls: a result that is gone."""
+    busy = union_of(columns.start[rows], columns.end[rows])
+    if len(busy.start) < 2:
+        return
+    edges = series.value[[_sample_at(series, busy.end[:-1]), _sample_at(series, busy.start[1:])]]
+    freed = np.maximum(edges[0] - edges[1], 0)
+    order = rows[np.argsort(columns.end[rows], kind="stable")]
+    kept = np.maximum(itself[order], 0)
+    # How much is held after each call and each gap; no more is freed than was held.
+    change = np.append(kept, -freed)[np.argsort(np.append(columns.end[order], busy.start[1:]), kind="stable")]
+    held = np.cumsum(change)
+    gone = int(kept.sum() - (held[-1] - min(0, int(held.min()))))
+    itself[order] -= np.diff(np.minimum(np.cumsum(kept), gone), prepend=0)
+
+
 def peaks_of(counters: Sequence[CounterSeries]) -> list[tuple[int, str]]:
     """Return when the tensors of each process held most, Unix nanoseconds, and a text that says how much."""
-    peaks = [(c, int(c.value.argmax())) for c in counters if c.name == ALLOCATED and len(c.time)]
+    peaks = [(c, int(c.value.argmax())) for c in allocated(counters) if len(c.time)]
     return [(int(c.time[at]), f"most allocated: {format_bytes(int(c.value[at]))}") for c, at in peaks]
+
+
+def allocated(counters: Sequence[CounterSeries]) -> list[CounterSeries]:
+    """Return what tensors of each process held: on its GPU, or on the CPU if it allocated on no GPU."""
+    on_gpu = {series.process for series in counters if series.name == CUDA_ALLOCATED}
+    return [s for s in counters if s.name == (CUDA_ALLOCATED if s.process in on_gpu else ALLOCATED)]
 
 
 def format_bytes(count: int) -> str:
@@ -122,10 +149,10 @@ def format_bytes(count: int) -> str:
     return f"{count / (1 << 10 * power):.2f} {'KMGT'[power - 1]}iB"
 
 
-def _counted(timeline: Timeline) -> Iterator[tuple[CounterSeries, BoolArray]]:
+def _counted(timeline: "Timeline") -> Iterator[tuple[CounterSeries, BoolArray]]:
     """Yield the samples of each process that counted, and which spans are on its threads."""
-    for series in timeline.counters:
-        if series.name == ALLOCATED and len(series.time):
+    for series in allocated(timeline.counters):
+        if len(series.time):
             of_process = [track.process == series.process and track.device is None for track in timeline.tracks]
             yield series, np.array(of_process, np.bool_)[timeline.columns.track]
 

@@ -11,12 +11,13 @@ from .._typing import BoolArray, Int32Array, Int64Array, SignedIntArray
 
 if TYPE_CHECKING:
     from .slices import Slices
+    from .timeline import Timeline
 
 _CHUNK = 1 << 16
 
 
-class HasIntervals(Protocol):
-    """What lies on tracks from a start to an end: spans, collectives, …; columns of equal length."""
+class HasParents(Protocol):
+    """What lies on tracks from a start to an end, and knows which of it is around each; columns of equal length."""
 
     @property
     def track(self) -> SignedIntArray:
@@ -30,8 +31,12 @@ class HasIntervals(Protocol):
     def end(self) -> Int64Array:
         """Their ends, ns."""
 
+    @property
+    def parent(self) -> Int64Array:
+        """The index of the one around each on its track, or -1."""
 
-def outermost_first(columns: HasIntervals, rows: SignedIntArray) -> SignedIntArray:
+
+def outermost_first(columns: Slices, rows: SignedIntArray) -> SignedIntArray:
     """Sort spans of one track by start, the longer first; mostly they are in this order already.
 
     Args:
@@ -47,14 +52,20 @@ def outermost_first(columns: HasIntervals, rows: SignedIntArray) -> SignedIntArr
     return rows
 
 
+def depth_by_time(columns: Slices) -> Int32Array:
+    """Return the depth of slices as readers of files find it: an empty slice has the one that its time gives it."""
+    return nest_by_time(columns).depth if np.any(columns.start == columns.end) else columns.depth
+
+
+def innermost_depths(timeline: Timeline) -> Int64Array:
+    """Return int64[tracks]: the depth of the innermost span of a module on each track, -1 if it has none."""
+    deepest = np.full(len(timeline.tracks), -1, np.int64)
+    np.maximum.at(deepest, timeline.columns.track, depth_by_time(timeline.columns))
+    return deepest
+
+
 def nest_by_time(columns: Slices) -> Slices:
-    """Compute `depth` and `parent` anew, per track, from start and end, see `nest`; the order stays."""
-    depth, parent = nest(columns)
-    return dataclasses.replace(columns, depth=depth, parent=parent)
-
-
-def nest(columns: HasIntervals) -> tuple[Int32Array, Int64Array]:
-    """Return how many spans of its track lie around each, and the index of the innermost of these, or -1.
+    """Compute `depth` and `parent` anew, per track, from start and end; the order stays.
 
     A span lies in all that began no later and end no earlier. An empty span (start = end) lies in the longest one that
     begins or runs at its instant, and empty spans of one instant lie in each other: this is how Perfetto lays out
@@ -65,7 +76,7 @@ def nest(columns: HasIntervals) -> tuple[Int32Array, Int64Array]:
     for track in np.unique(columns.track):
         rows = outermost_first(columns, np.flatnonzero(columns.track == track))
         depth[rows], parent[rows] = _nest(columns.start[rows], columns.end[rows], rows)
-    return depth, parent
+    return dataclasses.replace(columns, depth=depth, parent=parent)
 
 
 def _nest(start: Int64Array, end: Int64Array, rows: SignedIntArray) -> tuple[Int64Array, Int64Array]:
@@ -88,29 +99,20 @@ class InnermostLookup:
 
     Args:
         thread: int64[n], the thread of each span; spans of one thread nest on each of its tracks.
-        track: int64[n].
-        start: int64[n].
-        end: int64[n].
-        parent: int64[n], the span around each on its track, or -1.
-        chosen: the spans that count; those around them on their track have to be among them, or nothing is found.
+        spans: the spans.
+        chosen: those that count; those around them on their track have to be among them, or nothing is found. None:
+            all.
     """
 
-    def __init__(
-        self,
-        thread: Int64Array,
-        track: Int64Array,
-        start: Int64Array,
-        end: Int64Array,
-        parent: Int64Array,
-        chosen: BoolArray,
-    ) -> None:
-        self._start, self._end, self._parent, self._chosen = start, end, parent, chosen
+    def __init__(self, thread: Int64Array, spans: HasParents, chosen: BoolArray | None = None) -> None:
+        self._start, self._end, self._parent = spans.start, spans.end, spans.parent
+        self._chosen = np.ones(len(thread), np.bool_) if chosen is None else chosen
         self._rows: dict[int, list[Int64Array]] = {}
-        index = np.flatnonzero(chosen)
-        for track_id in np.unique(track[index]).tolist():
-            rows = index[track[index] == track_id]
+        index = np.flatnonzero(self._chosen)
+        for track_id in np.unique(spans.track[index]).tolist():
+            rows = index[spans.track[index] == track_id]
             # Of spans that begin together the innermost comes last.
-            rows = rows[np.lexsort((rows, start[rows]))]
+            rows = rows[np.lexsort((rows, spans.start[rows]))]
             self._rows.setdefault(int(thread[rows[0]]), []).append(rows)
 
     def on_thread(self, thread: int, time: Int64Array) -> Int64Array:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .._typing import BoolArray, IndexArray, Int32Array, Int64Array
+from .contents import WHOLE_RUN
 from .slices import BACKWARD, KINDS, MODULE, Slices, sort_by_start
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def window(timeline: Timeline, start_ns: int | None = None, end_ns: int | None =
     slices = timeline.slices
     # An empty slice has no inside to overlap with: it is in if its moment is.
     overlaps = (slices.start < high) & (slices.end > low) | (slices.start == slices.end) & (slices.start == low)
-    part = keep_rows(timeline, np.flatnonzero(overlaps & (slices.start < high)))
+    part = _in_time(timeline, overlaps & (slices.start < high), low, high)
     cut = dataclasses.replace(
         part.slices,
         start=np.maximum(part.slices.start, low),
@@ -41,8 +42,6 @@ def window(timeline: Timeline, start_ns: int | None = None, end_ns: int | None =
         part,
         slices=ordered,
         span_args={int(new_index[row]): args for row, args in part.span_args.items()},
-        marks=[mark for mark in timeline.marks if low <= mark.time_ns < high],
-        counters=[_samples(counter, low, high) for counter in timeline.counters],
         collective_details=timeline.collective_details.cut(high),
         # It has no times, but steps.
         gpu_work=None if start_ns is not None or end_ns is not None else timeline.gpu_work,
@@ -104,21 +103,27 @@ def step_interval(first: int | None, last: int | None, count: int) -> tuple[int,
 
 
 def steps(timeline: Timeline, first: int | None = None, last: int | None = None) -> Timeline:
-    """Return the spans that began in the training steps from `first` to before `last`, whole; see `Timeline.steps`."""
+    """Return the spans that began in the training steps from `first` to before `last`, whole; see `Timeline.steps`.
+
+    What is counted of all spans and nodes is left out: of the chosen spans, `complete` says which lost an end.
+    """
     low, high = step_interval(first, last, int(timeline.columns.step.max(initial=-1)) + 1)
     slices = timeline.slices
     part = keep_rows(timeline, np.flatnonzero((slices.step >= low) & (slices.step < high)))
     step_ends = np.array([mark.time_ns for mark in timeline.marks if mark.kind == "step"], np.int64)
     # The mark that ends step n is the last in it; what had ended when the recording began has no mark.
     first_ended = first_ended_step(timeline, step_ends)
-    since = _time_at(step_ends, low - first_ended - 1, np.iinfo(np.int64).min)
-    until = _time_at(step_ends, high - first_ended - 1, np.iinfo(np.int64).max)
+    since, until = (_end_before(step_ends, at - first_ended) for at in (low, high))
+    whole_run = timeline.metadata.get(WHOLE_RUN)
+    known = {WHOLE_RUN: {**whole_run, "spans": None}} if isinstance(whole_run, Mapping) else {}
     return dataclasses.replace(
         part,
+        stats=dataclasses.replace(timeline.stats, unfinished=0, unstarted=0, unattributed=0),
+        metadata={**timeline.metadata, **known},
         marks=[mark for mark in timeline.marks if since < mark.time_ns <= until],
         counters=[_samples(counter, since, until) for counter in timeline.counters],
         gpu_work=_gpu_work_of(timeline, lambda step: (step >= low) & (step < high)),
-        begin_ns=timeline.begin_ns if since == np.iinfo(np.int64).min else since,
+        begin_ns=since if since in step_ends else timeline.begin_ns,
     )
 
 
@@ -263,12 +268,15 @@ def first_process_tracks(timeline: Timeline) -> BoolArray:
 
 def first_ended_step(timeline: Timeline, step_ends: Int64Array) -> int:
     """Return which step the first of the marks in `step_ends` ends: as many as had ended before."""
-    columns, own = timeline.columns, first_process_tracks(timeline)
-    rows = np.arange(min(len(columns), 1)) if own.all() else np.flatnonzero(own[columns.track])[:1]
-    if not len(rows):
+    columns = timeline.columns
+    own = first_process_tracks(timeline)[columns.track]
+    if not own.any():
         return 0
-    return int(columns.step[rows[0]] - np.searchsorted(step_ends, columns.start[rows[0]], side="right"))
+    row = int(np.argmax(own * (1 + columns.complete.view(np.int8))))  # of others it is not known when they began
+    return int(columns.step[row] - np.searchsorted(step_ends, columns.start[row], side="right"))
 
 
-def _time_at(step_ends: Int64Array, index: int, otherwise: int) -> int:
-    return int(step_ends[index]) if 0 <= index < len(step_ends) else otherwise
+def _end_before(step_ends: Int64Array, index: int) -> int:
+    """Return when the step before one ended; before all times for the first, behind all for one that never comes."""
+    never = np.iinfo(np.int64)
+    return int(step_ends[index - 1]) if 0 < index <= len(step_ends) else never.min if index <= 0 else never.max

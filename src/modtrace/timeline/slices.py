@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._typing import AnyArray, BoolArray, Int8Array, Int32Array, Int64Array
-from .nesting import nest
+from .nesting import nest_by_time
 
 PHASES = ("forward", "backward", "recompute")
 """The phase of a module's slice by its code in `Slices.phase`."""
@@ -96,17 +96,15 @@ class Slices:
     def of(cls, **arrays: npt.ArrayLike) -> Slices:
         """Build a table from anything array-like, cast to each field's type.
 
-        What is left out is neutral: without a kind the slices are modules, and all are complete.
+        What is left out is neutral: without a kind the slices are modules, and all are complete. A scalar is for all.
 
         Raises:
             KeyError: there is no start, end or track.
         """
-        count = len(np.asarray(arrays["start"]))
-        given = {
-            field: arrays[field] if field in arrays else np.full(count, _NEUTRAL[field], dtype)
-            for field, dtype in DTYPES.items()
-        }
-        return cls(**{field: np.asarray(given[field], dtype) for field, dtype in DTYPES.items()})
+        given = {**_NEUTRAL, **arrays}
+        columns = {field: np.asarray(given[field], dtype) for field, dtype in DTYPES.items()}
+        count = len(columns["start"])
+        return cls(**{name: column if column.ndim else np.full(count, column) for name, column in columns.items()})
 
     @classmethod
     def of_kind(cls, kind: npt.ArrayLike, start: npt.ArrayLike, **arrays: npt.ArrayLike) -> Slices:
@@ -117,12 +115,8 @@ class Slices:
             start: of each slice.
             **arrays: `end` and `track`, and any other field; scalars are for all slices.
         """
-        given = {**_NEUTRAL, "kind": kind, "start": start, **arrays}
-        columns = {field: np.asarray(given[field], dtype) for field, dtype in DTYPES.items()}
-        rows = cls(**{field: np.broadcast_to(column, np.shape(start)) for field, column in columns.items()})
-        rows = rows.take(np.lexsort((-rows.end, rows.start)))
-        depth, parent = nest(rows)
-        return replace(rows, depth=depth, parent=parent)
+        rows = cls.of(kind=kind, start=start, **arrays)
+        return nest_by_time(rows.take(np.lexsort((-rows.end, rows.start))))
 
     @classmethod
     def empty(cls) -> Slices:

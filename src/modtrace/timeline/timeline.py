@@ -80,22 +80,13 @@ class Timeline:
         """What threads did by name, beside modules, in the order of their begins."""
         rows = self.slices.take(self.slices.block_of(RANGE))
         columns = (rows.name, rows.start, rows.end, rows.depth, rows.track, rows.step, rows.complete)
-        tracks = self.track_names
-        return [
-            Range(
-                self.names[name].label,
-                self.names[name].module_class.removeprefix(RANGE_CLASS),
-                start,
-                end,
-                depth,
-                tracks[track],
-                self.tracks[track].thread,
-                self.tracks[track].process,
-                step,
-                complete,
-            )
-            for name, start, end, depth, track, step, complete in zip(*(c.tolist() for c in columns), strict=True)
-        ]
+        track_names, ranges = self.track_names, []
+        for index, start, end, depth, on, step, complete in zip(*(c.tolist() for c in columns), strict=True):
+            name, track = self.names[index], self.tracks[on]
+            category = name.module_class.removeprefix(RANGE_CLASS)
+            where = track_names[on], track.thread, track.process
+            ranges.append(Range(name.label, category, start, end, depth, *where, step, complete))
+        return ranges
 
     @property
     def spans(self) -> Spans:

@@ -15,10 +15,10 @@ from ...ring.range_text import CATEGORIES, RangeName, parse_range
 from ...ring.slot_format import CALL_ENTER_KINDS, CALL_EXIT_KINDS, RANGE_KINDS, RECOMPUTE_BIT
 from ..collectives import Group
 from ..contents import Name
+from .attribution import attribute_nodes
 from .device_points import QueuedEvents, queued_events, read_device_clocks, read_stream_ids
-from .intervals import Intervals, attribute_nodes, build_intervals
+from .intervals import Intervals, build_intervals, is_core_event, pair_by_key, pair_calls
 from .open_calls import AFTER_BACKWARD, OpenCall, ThreadStack, open_stacks
-from .pairing import PassColumns, is_core_event, pair_by_key, pair_calls, pair_passes
 from .spans import forward_of_recompute
 
 _MAX_DRIFT = 500e-6
@@ -32,17 +32,17 @@ class RingAnalysis:
 
     Args:
         snapshot: what the ring held.
-        ends: serial and number of the ends of steps, if the snapshot is a part of a ring: those of all of it.
+        ring: if the snapshot is a part of a ring, the analysis of what ends steps in all of it.
 
     Attributes:
         snapshot: as given.
         all_events: all events of the ring.
     """
 
-    def __init__(self, snapshot: RingSnapshot, ends: tuple[Int64Array, Int64Array] | None = None) -> None:
+    def __init__(self, snapshot: RingSnapshot, ring: RingAnalysis | None = None) -> None:
         self.snapshot = snapshot
         self.all_events = snapshot.slots.events
-        self._ends = ends
+        self._ring = ring
 
     @cached_property
     def lookup(self) -> NameLookup:
@@ -77,17 +77,24 @@ class RingAnalysis:
     @cached_property
     def passes(self) -> PassColumns:
         """The backward passes; indexes are those of `events`."""
-        return pair_passes(self.events)
+        return _pair_passes(self.events)
 
     @cached_property
     def step_ends(self) -> StepEnds:
         """The ends of training steps; indexes are those of `events`."""
-        if self._ends is None:
+        if self._ring is None:
             return _find_step_ends(self.events)
-        serial, number = self._ends
+        ends = self._ring.step_ends
+        serial, number = self._ring.events.serial[ends.event], ends.number
         first, last = np.searchsorted(serial, (self.snapshot.slots.overwritten, self.snapshot.slots.recorded))
         inside = np.searchsorted(self.events.serial, serial[first:last])
-        return StepEnds(inside, number[first:last], ended=number[first - 1 : first] + 1)
+        return StepEnds(inside, number[first:last], ends.with_passes, number[first - 1 : first] + 1)
+
+    @cached_property
+    def extent(self) -> tuple[int, int]:
+        """When the ring's first and its last event were: no begin that was overwritten, and no lost end, is outside."""
+        times = (self if self._ring is None else self._ring).all_events.time
+        return int(times.min()), int(times.max())
 
     @cached_property
     def open_stacks(self) -> list[ThreadStack]:
@@ -260,3 +267,38 @@ def _find_step_ends(events: Events) -> StepEnds:
     passes = np.flatnonzero(events.kind == Kind.GRADIENTS)
     passes = passes[events.name[passes] == events.name[passes].min(initial=1)]
     return StepEnds(passes, events.value[passes], len(passes) > 0)
+
+
+class PassColumns(NamedTuple):
+    """Backward passes in the order of their begins; int64 arrays of equal length.
+
+    Attributes:
+        thread: index into the name table's threads.
+        begin: index of the event that begins it; -1 if that was overwritten.
+        end: index of the event that ends it; -1 if it is not over.
+    """
+
+    thread: Int64Array
+    begin: Int64Array
+    end: Int64Array
+
+
+def _pair_passes(events: Events) -> PassColumns:
+    """Pair the begins and ends of passes by their numbers."""
+    edges = np.flatnonzero((events.kind == Kind.PASS_BEGIN) | (events.kind == Kind.PASS_END))
+    number = events.value[edges]
+    _, pass_of = np.unique(number, return_inverse=True)
+    count = int(pass_of.max()) + 1 if len(edges) else 0
+    first = np.full((2, count), len(events), np.int64)
+    is_end = events.kind[edges] == Kind.PASS_END
+    np.minimum.at(first, (is_end.astype(np.int64), pass_of), edges)
+    begin, end = first
+    # In a damaged file an end can come before its begin.
+    known = (begin < len(events)) | (end < len(events))
+    end = np.where((begin < len(events)) & (end < begin), len(events), end)
+    thread = np.full(count, -1, np.int64)
+    thread[pass_of] = events.thread[edges]
+    order = np.argsort(np.where(begin < len(events), begin, -1), kind="stable")
+    order = order[known[order]]
+    begin, end = (np.where(edge < len(events), edge, -1) for edge in (begin, end))
+    return PassColumns(thread[order], begin[order], end[order])

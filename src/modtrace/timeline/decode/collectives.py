@@ -1,7 +1,5 @@
 """A ring's events of torch.distributed → collectives and waits."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -16,7 +14,7 @@ from ..contents import COMMUNICATION, Process, Track
 from ..slices import COLLECTIVE, WAIT, Slices
 from .analysis import RingAnalysis
 from .device_points import collective_points
-from .pairing import find_key
+from .intervals import find_key
 
 _COUNTER_BITS = 39
 
@@ -90,16 +88,17 @@ def _pair(events: Events, index: AnyArray) -> tuple[Int64Array, Int64Array, Bool
     return index[chosen].astype(np.int64), end[chosen].astype(np.int64), paired[chosen]
 
 
+def _key(events: Events, index: AnyArray) -> Int64Array:
+    """Return a number for each event, the same for those of one collective."""
+    counter = events.value[index] & (1 << _COUNTER_BITS) - 1
+    return np.asarray(events.name[index].astype(np.int64) << _COUNTER_BITS | counter, np.int64)
+
+
 def _find_done(events: Events, done: AnyArray, begin: Int64Array, is_wait: BoolArray) -> Int64Array:
     """Return when each call was complete, monotonic nanoseconds; -1 for waits and where it is not known."""
-
-    def key(index: AnyArray) -> Int64Array:
-        counter = events.value[index] & (1 << _COUNTER_BITS) - 1
-        return np.asarray(events.name[index].astype(np.int64) << _COUNTER_BITS | counter, np.int64)
-
     if not len(done):
         return np.full(len(begin), -1, np.int64)
-    position = find_key(key(done), key(begin))
+    position = find_key(_key(events, done), _key(events, begin))
     time = events.time[done[position]]
     return np.where((position >= 0) & ~is_wait & (time >= events.time[begin]), time, -1)
 
@@ -117,10 +116,10 @@ def _find_done_on_device(analysis: RingAnalysis, begin: Int64Array, end: Int64Ar
     # Only the end of a call that leaves nothing to wait for has an event.
     ends = np.isin(events.kind[end], (Kind.COLLECTIVE_EXIT, Kind.WAIT_EXIT))
     moment = np.where(ends & (reached[end] >= 0), np.maximum(reached[end], events.time[end]), -1)
-    key = events.name[begin].astype(np.int64) << _COUNTER_BITS | events.value[begin] & (1 << _COUNTER_BITS) - 1
-    first_wait: dict[int, int] = {}
-    for row in np.flatnonzero(is_wait & (moment >= 0)).tolist():
-        first_wait[int(key[row])] = min(int(moment[row]), first_wait.get(int(key[row]), int(moment[row])))
+    key = _key(events, begin)
+    waits = np.flatnonzero(is_wait & (moment >= 0))
+    waits = waits[np.argsort(-moment[waits], kind="stable")]
+    first_wait = dict(zip(key[waits].tolist(), moment[waits].tolist(), strict=True))
     for row in np.flatnonzero(~is_wait).tolist():
         done[row] = moment[row] if moment[row] >= 0 else first_wait.get(int(key[row]), -1)
     return done

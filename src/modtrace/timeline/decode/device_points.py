@@ -1,7 +1,5 @@
 """When a device passed an event of the host, and the clock that turns the device's times into the host's."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +8,7 @@ from ..._typing import BoolArray, Int64Array
 from ...clocks import ClockMap
 from ...ring import Events, Kind
 from ...ring.slot_format import DEVICE_TIME_BITS, DEVICE_TIME_MASK, EVENT_NUMBER_MASK, NO_NAME, STREAM_NUMBER_BITS
-from .pairing import is_core_event
+from .intervals import is_core_event
 
 _COLLECTIVE_KINDS = (Kind.COLLECTIVE_ENTER, Kind.COLLECTIVE_EXIT, Kind.WAIT_ENTER, Kind.WAIT_EXIT)
 
@@ -37,36 +35,19 @@ class QueuedEvents(NamedTuple):
     dropped: Int64Array
 
 
-class CollectivePoints(NamedTuple):
-    """Events of devices that were read, at the begin or the end of collectives and of waits; arrays of equal length.
-
-    Attributes:
-        event: index of the host's event that each belongs to, among all events.
-        device: the index of its device.
-        device_ns: when the device passed it, on its own clock.
-    """
-
-    event: Int64Array
-    device: Int64Array
-    device_ns: Int64Array
-
-
 class DevicePoints(NamedTuple):
     """Events of devices that were read, in the order of the host's events; int64 arrays of equal length.
 
     Attributes:
-        event: index of the host's event that each belongs to, among those of modules (`RingAnalysis.events`).
+        event: index of the host's event that each belongs to: of modules among those (`RingAnalysis.events`), at the
+            begin or the end of collectives and of waits among all.
         stream: number of the stream and index of the device, as in the ring.
         device_ns: when the device passed it, on its own clock.
-        dropped: how many could not be recorded, since none was free.
-        unread: how many were recorded, and never read.
     """
 
     event: Int64Array
     stream: Int64Array
     device_ns: Int64Array
-    dropped: int
-    unread: int
 
     @property
     def device(self) -> Int64Array:
@@ -97,23 +78,18 @@ def queued_events(events: Events) -> QueuedEvents:
 
 
 def device_points(events: Events, queued: QueuedEvents) -> DevicePoints:
-    """Return the points of all devices, given all events of a ring and those that were queued on devices."""
-    known = (queued.reached >= 0) & (queued.event >= 0) & (queued.collective < 0)
-    return DevicePoints(
-        queued.event[known],
-        queued.stream[known],
-        events.value[queued.reached[known]],
-        len(queued.dropped),
-        int(np.count_nonzero(queued.reached < 0)),
-    )
+    """Return the points of modules, given all events of a ring and those that were queued on devices."""
+    return _points(events, queued, np.where(queued.collective < 0, queued.event, -1))
 
 
-def collective_points(events: Events, queued: QueuedEvents) -> CollectivePoints:
+def collective_points(events: Events, queued: QueuedEvents) -> DevicePoints:
     """Return the points of collectives, given all events of a ring and those that were queued on devices."""
-    known = (queued.reached >= 0) & (queued.collective >= 0)
-    return CollectivePoints(
-        queued.collective[known], queued.stream[known] >> STREAM_NUMBER_BITS, events.value[queued.reached[known]]
-    )
+    return _points(events, queued, queued.collective)
+
+
+def _points(events: Events, queued: QueuedEvents, event: Int64Array) -> DevicePoints:
+    known = (queued.reached >= 0) & (event >= 0)
+    return DevicePoints(event[known], queued.stream[known], events.value[queued.reached[known]])
 
 
 def read_stream_ids(events: Events) -> dict[int, int]:

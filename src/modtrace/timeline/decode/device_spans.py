@@ -1,10 +1,7 @@
 """Device points → spans on the tracks of streams: of calls, and of runs of nodes that belong to calls in backward."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -16,8 +13,7 @@ from ..slices import BACKWARD, FORWARD, RECOMPUTE, Slices
 from ..timeline import Timeline
 from .analysis import RingAnalysis
 from .device_points import DevicePoints, collective_points, device_points
-from .intervals import Intervals
-from .pairing import segment_pass
+from .intervals import Intervals, segment_pass
 from .path_spans import LabelledInterval, clip_and_nest, spans_from_intervals
 
 _EVENT_RESOLUTION_NS = 500
@@ -33,26 +29,26 @@ def add_device_spans(timeline: Timeline, analysis: RingAnalysis) -> Timeline:
     """
     points = device_points(analysis.all_events, analysis.queued)
     of_collectives = collective_points(analysis.all_events, analysis.queued)
-    device, device_ns = (
-        np.append(points.device, of_collectives.device),
-        np.append(points.device_ns, of_collectives.device_ns),
-    )
-    if not len(device) and not points.dropped and not points.unread:
+    device = np.append(points.device, of_collectives.device)
+    device_ns = np.append(points.device_ns, of_collectives.device_ns)
+    dropped, unread = len(analysis.queued.dropped), int(np.count_nonzero(analysis.queued.reached < 0))
+    if not len(device) and not dropped and not unread:
         return timeline
     clocks, to_unix = analysis.device_clocks, analysis.clock.to_other
-    spans = [span for span in _device_spans(analysis, points) if span.stream >> STREAM_NUMBER_BITS in clocks]
+    spans = _device_spans(analysis, points)
+    spans = spans[:, np.isin(spans[0] >> STREAM_NUMBER_BITS, list(clocks))]
     bounds = [
         int(clocks[one].at(device_ns[device == one]).bound_ns.max()) + _EVENT_RESOLUTION_NS
         for one in np.unique(device).tolist()
         if one in clocks
     ]
-    metadata: dict[str, object] = {"device_events_dropped": points.dropped, "device_events_unread": points.unread}
+    metadata: dict[str, object] = {"device_events_dropped": dropped, "device_events_unread": unread}
     if bounds:
         metadata["device_clock_bound_ns"] = max(bounds)
     timeline = replace(timeline, metadata={**timeline.metadata, **metadata})
-    if not spans:
+    if not spans.size:
         return timeline
-    key, device_start, device_end, name, phase, call_index, event = np.array(spans, np.int64).T
+    key, device_start, device_end, name, phase, call_index, event = spans
     start, end = np.empty_like(device_start), np.empty_like(device_end)
     for number, clock in clocks.items():
         rows = key >> STREAM_NUMBER_BITS == number
@@ -68,38 +64,21 @@ def add_device_spans(timeline: Timeline, analysis: RingAnalysis) -> Timeline:
     return add_gpu_tracks(timeline, streams, rows)
 
 
-class _DeviceSpan(NamedTuple):
-    """A time in which a device was in a call.
+def _device_spans(analysis: RingAnalysis, points: DevicePoints) -> Int64Array:
+    """Return int64[7, n], the spans of all devices, from the points at which devices passed events of modules.
 
-    Attributes:
-        stream: as of `DevicePoints`.
-        start: ns of the device's clock.
-        end: ns of the device's clock.
-        name: number of the module's name.
-        phase: index into `PHASES`.
-        call: which call of that module.
-        event: index of the host's event that it begins with, among those of modules.
+    Each has its stream as of `DevicePoints`, its start and end on the device's clock, the number of its module's name,
+    its phase, which call of that module it is, and the host's event that it begins with, among those of modules.
     """
-
-    stream: int
-    start: int
-    end: int
-    name: int
-    phase: int
-    call: int
-    event: int
-
-
-def _device_spans(analysis: RingAnalysis, points: DevicePoints) -> list[_DeviceSpan]:
-    """Return the spans of all devices, from the points at which devices passed events of modules."""
     if not len(points.event):
-        return []
+        return np.zeros((7, 0), np.int64)
     intervals = analysis.intervals
     point_at = np.full(len(analysis.events), -1, np.int64)
     point_at[points.event] = np.arange(len(points.event))
     start = _point_at(point_at, intervals.start_position)
     end = _point_at(point_at, intervals.end_position)
-    return [*_spans_of_calls(analysis, points, start, end), *_spans_of_backward(analysis, points, start)]
+    of_backward = np.array([*_spans_of_backward(analysis, points, start)], np.int64).reshape(-1, 7).T
+    return np.append(_spans_of_calls(analysis, points, start, end), of_backward, axis=1)
 
 
 def _point_at(point_at: Int64Array, position: Int64Array) -> Int64Array:
@@ -109,27 +88,18 @@ def _point_at(point_at: Int64Array, position: Int64Array) -> Int64Array:
     return np.where(known, point_at[np.where(known, event, 0)], -1)
 
 
-def _spans_of_calls(
-    analysis: RingAnalysis, points: DevicePoints, start: Int64Array, end: Int64Array
-) -> Iterator[_DeviceSpan]:
-    intervals, original = analysis.intervals, analysis.original
+def _spans_of_calls(analysis: RingAnalysis, points: DevicePoints, start: Int64Array, end: Int64Array) -> Int64Array:
+    intervals, ns = analysis.intervals, points.device_ns
     whole = ~intervals.is_node & (start >= 0) & (end >= 0)
-    whole &= (points.stream[start] == points.stream[end]) & (points.device_ns[start] <= points.device_ns[end])
-    recompute = intervals.is_recompute
-    for row in np.flatnonzero(whole).tolist():
-        first, last = int(start[row]), int(end[row])
-        yield _DeviceSpan(
-            int(points.stream[first]),
-            int(points.device_ns[first]),
-            int(points.device_ns[last]),
-            int(intervals.name[row]),
-            RECOMPUTE if recompute[row] else FORWARD,
-            int(intervals.call_key[original[row]]) & CALL_INDEX_MASK,
-            int(points.event[first]),
-        )
+    whole &= (points.stream[start] == points.stream[end]) & (ns[start] <= ns[end])
+    rows = np.flatnonzero(whole)
+    first, phase = start[rows], np.where(intervals.is_recompute[rows], RECOMPUTE, FORWARD)
+    call = intervals.call_key[analysis.original[rows]] & CALL_INDEX_MASK
+    times = ns[first], ns[end[rows]]
+    return np.stack([points.stream[first], *times, intervals.name[rows], phase, call, points.event[first]])
 
 
-def _spans_of_backward(analysis: RingAnalysis, points: DevicePoints, start: Int64Array) -> Iterator[_DeviceSpan]:
+def _spans_of_backward(analysis: RingAnalysis, points: DevicePoints, start: Int64Array) -> Iterator[tuple[int, ...]]:
     """Let a segment last until its stream passes the next one of the pass; the last one until the pass is over."""
     events, intervals, call = analysis.events, analysis.intervals, analysis.call
     segments = np.flatnonzero(intervals.is_node & (start >= 0))
@@ -157,17 +127,9 @@ def _spans_of_backward(analysis: RingAnalysis, points: DevicePoints, start: Int6
         ]
         event_at = dict(zip(reversed(begins), reversed(points.event[own].tolist()), strict=True))
         for span in spans_from_intervals(parts):
-            row = span.key
-            assert isinstance(row, int)
-            yield _DeviceSpan(
-                int(points.stream[own[0]]),
-                span.start,
-                span.end,
-                int(intervals.name[row]),
-                BACKWARD,
-                int(intervals.call_key[row]) & CALL_INDEX_MASK,
-                event_at[span.start],
-            )
+            assert isinstance(span.key, int)
+            of_call = int(intervals.name[span.key]), BACKWARD, int(intervals.call_key[span.key]) & CALL_INDEX_MASK
+            yield int(points.stream[own[0]]), span.start, span.end, *of_call, event_at[span.start]
 
 
 def _chosen_path(intervals: Intervals, original: Int64Array, call: int, chosen: Int64Array) -> list[int]:

@@ -1,7 +1,5 @@
 """Where a training script evaluates: calls of a model that trains, which are not for training."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
@@ -13,9 +11,11 @@ from ..slices import BACKWARD, FORWARD
 from .analysis import RingAnalysis
 from .spans import SpanRows
 
+_NEVER = np.iinfo(np.int64)
+
 
 class Evaluations(NamedTuple):
-    """From when to when a thread evaluates; int64 arrays of equal length, the first three as in `Intervals`.
+    """From when to when a thread calls models to evaluate; arrays of equal length, the first three as in `Intervals`.
 
     Attributes:
         thread: index into the threads of the name table.
@@ -23,6 +23,8 @@ class Evaluations(NamedTuple):
         end: monotonic nanoseconds, when the last call ended.
         position: of the first call's enter.
         complete: bool, False if the last call did not end.
+        after: monotonic nanoseconds, when the thread trained last before it; the least number there is: not at all.
+        before: monotonic nanoseconds, when it trains again; the largest number there is: not at all.
     """
 
     thread: Int64Array
@@ -30,20 +32,20 @@ class Evaluations(NamedTuple):
     end: Int64Array
     position: Int64Array
     complete: BoolArray
+    after: Int64Array
+    before: Int64Array
 
 
 def find_evaluations(analysis: RingAnalysis, rows: SpanRows) -> Evaluations:
     """Return where each thread evaluates. Calls follow each other without a backward pass or a step's end in between.
 
-    A call is an evaluation if it is in no other call, no backward came of it, other calls of its module had one (so
-    a frozen teacher is none), and its module is in eval mode. If this model is also trained in eval mode, the call must
-    have made no autograd node either. A call in training mode that made no node is one if fewer than half of the steps
-    have such calls: a generator that runs under `no_grad` in each step belongs to the step.
+    A call is an evaluation if it is in no other call, no backward came of it, other calls of its module had one, and
+    its module is in eval mode. If this model is also trained in eval mode, the call must have made no autograd node
+    either. Two more are one if fewer than half of the steps have such calls: of a module in training mode, if it made
+    no node (a generator that runs under `no_grad` in each step belongs to the step), and of a module in eval mode that
+    never trains, as an average of weights (a frozen teacher runs in each step).
     """
     roots = _roots(rows)
-    if not len(roots) or not np.any(rows["phase"] == BACKWARD):
-        none = np.zeros(0, np.int64)
-        return Evaluations(none, none, none, none, np.zeros(0, np.bool_))
     start, end = rows["start_position"][roots], rows["end_position"][roots]
     events = analysis.events
     last = len(events) - 1
@@ -58,10 +60,14 @@ def find_evaluations(analysis: RingAnalysis, rows: SpanRows) -> Evaluations:
     trains_in_eval_mode = np.isin(fqn[roots], fqn[roots][has_backward & in_eval_mode])
     is_whole = rows["has_start"][roots]
     candidate = trains & ~has_backward & is_whole
-    of_steps = candidate & ~in_eval_mode & made_none & rows["has_end"][roots]
-    is_rare = 2 * len(np.unique(step[of_steps])) < len(np.unique(step[has_backward]))
-    evaluates = candidate & in_eval_mode & (~trains_in_eval_mode | made_none) | of_steps & is_rare
-    return _joined(rows, roots, evaluates, _moments_between(analysis, rows, roots[has_backward]))
+    evaluates = candidate & in_eval_mode & (~trains_in_eval_mode | made_none)
+    unsure = candidate & ~in_eval_mode & made_none & rows["has_end"][roots]
+    unsure |= ~trains & in_eval_mode & is_whole
+    trained_steps = len(np.unique(step[has_backward]))
+    for number in np.unique(fqn[roots][unsure]).tolist():
+        own = unsure & (fqn[roots] == number)
+        evaluates |= own & (2 * len(np.unique(step[own])) < trained_steps)
+    return _joined(rows, roots[evaluates], _moments_between(analysis, rows, roots[has_backward]))
 
 
 def _roots(rows: SpanRows) -> Int64Array:
@@ -70,34 +76,35 @@ def _roots(rows: SpanRows) -> Int64Array:
     return roots[np.lexsort((rows["start_position"][roots], rows["thread"][roots]))]
 
 
-def _moments_between(
-    analysis: RingAnalysis, rows: SpanRows, trained: Int64Array
-) -> list[tuple[Int64Array, Int64Array]]:
-    """Return (thread, position) of what ends an evaluation: calls for training, backward passes, and steps' ends.
+def _moments_between(analysis: RingAnalysis, rows: SpanRows, trained: Int64Array) -> Int64Array:
+    """Return int64[3, n]: thread, position and time of what ends an evaluation, in the order of positions.
 
-    A step's end is one for all threads; its thread is -1.
+    These are calls for training, backward passes, and ends of steps. These are of all threads: their thread is -1.
     """
-    passes = analysis.passes
+    passes, time = analysis.passes, analysis.events.time
     begun = passes.begin >= 0
-    ends = 2 * analysis.step_ends.event + 1
-    return [
-        (rows["thread"][trained], rows["start_position"][trained]),
-        (passes.thread[begun], 2 * passes.begin[begun] + 1),
-        (np.full(len(ends), -1), ends),
+    begin, ends = passes.begin[begun], analysis.step_ends.event
+    moments = [
+        (rows["thread"][trained], rows["start_position"][trained], rows["start"][trained]),
+        (passes.thread[begun], 2 * begin + 1, time[begin]),
+        (np.full(len(ends), -1), 2 * ends + 1, time[ends]),
     ]
+    between = np.concatenate([np.stack(columns) for columns in moments], axis=1).astype(np.int64)
+    return between[:, np.argsort(between[1], kind="stable")]
 
 
-def _joined(
-    rows: SpanRows, roots: Int64Array, evaluates: BoolArray, between: list[tuple[Int64Array, Int64Array]]
-) -> Evaluations:
-    chosen = roots[evaluates]
+def _joined(rows: SpanRows, chosen: Int64Array, between: Int64Array) -> Evaluations:
+    """Return evaluations of the chosen calls: those that have as many of the other moments before them are one."""
     thread, position = rows["thread"][chosen], rows["start_position"][chosen]
-    # How many of the other moments are before each call: those of one evaluation have as many.
     count = np.zeros(len(chosen), np.int64)
-    other_thread, other = (np.concatenate([pair[column] for pair in between]) for column in (0, 1))
+    after, before = np.full(len(chosen), _NEVER.min), np.full(len(chosen), _NEVER.max)
     for number in [-1, *np.unique(thread).tolist()]:
         own = slice(None) if number == -1 else thread == number
-        count[own] += np.searchsorted(np.sort(other[other_thread == number]), position[own])
+        _, other, time = between[:, between[0] == number]
+        at = np.searchsorted(other, position[own])
+        count[own] += at
+        after[own] = np.maximum(after[own], np.append(_NEVER.min, time)[at])
+        before[own] = np.minimum(before[own], np.append(time, _NEVER.max)[at])
     first = np.flatnonzero((np.diff(thread, prepend=-1) != 0) | (np.diff(count, prepend=-1) != 0))
     last = np.append(first[1:], len(chosen))[: len(first)] - 1
     return Evaluations(
@@ -106,4 +113,6 @@ def _joined(
         rows["end"][chosen[last]],
         position[first],
         rows["has_end"][chosen[last]],
+        after[first],
+        before[first],
     )

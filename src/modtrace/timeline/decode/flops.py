@@ -1,25 +1,23 @@
-"""FLOPs of spans: those of the operators that ran in their calls, and of calls alike where operators were not counted.
+"""FLOPs and bytes of spans: those of operators in their calls, and of calls alike where operators were not counted.
 
 An operator belongs to the innermost call around it on its thread, or to the call of the autograd node around it. Two
 calls are alike if they have the same name, are the n-th of it in outermost calls with the same inputs, and are both
 recomputed or both not. A call that was not counted costs what the last counted one like it did.
 """
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from ..._typing import AnyArray, BoolArray, Int64Array
+from ..._typing import BoolArray, Int64Array
 from ...ring import Kind
-from ..contents import UNKNOWN_FLOPS
+from ..contents import BYTES_ACCESSED, FLOPS, UNKNOWN_FLOPS
 from ..slices import BACKWARD
 from .analysis import RingAnalysis
 from .intervals import find_parents
-from .spans import SpanRows
+from .spans import SpanRows, count_in_group, differs
 
 _UNKNOWN = -1
 
@@ -28,14 +26,14 @@ class RingFlops(NamedTuple):
     """What spans cost.
 
     Attributes:
-        of_span: a text by index of the span: its FLOPs, with those of spans of its phase inside it, or that they are
-            unknown; without spans that have none.
+        of_span: args by index of the span: its FLOPs and the bytes of its operators, with those of spans of its phase
+            inside it, or that they are unknown; without spans that have none.
         metadata: `steps` in which operators were counted, `outside`: FLOPs in these outside of modules, `unknown`: how
             many spans have unknown FLOPs, `without_formula`: operators that could not be counted, and `dtypes`: FLOPs
             counted by device and type of numbers (`cpu float32`).
     """
 
-    of_span: dict[int, str]
+    of_span: dict[int, Mapping[str, str]]
     metadata: dict[str, object]
 
 
@@ -51,12 +49,14 @@ def find_flops(analysis: RingAnalysis, rows: SpanRows, track: Int64Array) -> Rin
     index = np.flatnonzero(events.kind == Kind.OPERATOR)
     if not np.any(np.isin(events.kind, (Kind.COUNTING, Kind.INPUTS))) and not len(index):
         return None
-    inner, (flops, is_known) = _innermost(analysis, index), _costs(analysis, index)
+    inner, (costs, is_known) = _innermost(analysis, index), _costs(analysis, index)
     in_node = (inner >= 0) & intervals.is_node[inner]
     call = np.where(in_node, analysis.call[inner], inner)
-    forward, backward = np.zeros((2, len(intervals)), np.int64)
-    np.add.at(forward, call[~in_node & (call >= 0)], flops[~in_node & (call >= 0)])
-    np.add.at(backward, original[call[in_node & (call >= 0)]], flops[in_node & (call >= 0)])
+    forward, backward = np.zeros((2, len(costs), len(intervals)), np.int64)
+    in_forward, in_backward = np.flatnonzero(~in_node & (call >= 0)), np.flatnonzero(in_node & (call >= 0))
+    for of_forward, of_backward, cost in zip(forward, backward, costs, strict=True):
+        np.add.at(of_forward, call[in_forward], cost[in_forward])
+        np.add.at(of_backward, original[call[in_backward]], cost[in_backward])
     alike, is_counted = _number_alike(analysis), _in_windows(analysis)
     is_counted[inner[~is_known & (inner >= 0)]] = False
     calls, nodes = np.flatnonzero(~intervals.is_node), np.flatnonzero(intervals.is_node & (analysis.call >= 0))
@@ -65,20 +65,23 @@ def find_flops(analysis: RingAnalysis, rows: SpanRows, track: Int64Array) -> Rin
     run_backward, missed = np.unique(of_node), np.unique(of_node[~is_counted[nodes]])
     _copy_to_alike(backward, alike, run_backward, np.isin(run_backward, missed, invert=True))
     is_backward = rows["phase"] == BACKWARD
-    own = np.where(is_backward, backward[rows["interval"]], forward[rows["interval"]])
+    own = np.where(is_backward, backward[:, rows["interval"]], forward[:, rows["interval"]])
     # A call's backward can be several spans; the first has all.
-    again = np.ones(len(own), np.bool_)
+    again = np.ones(len(is_backward), np.bool_)
     again[np.unique(np.where(is_backward, rows["interval"], _UNKNOWN), return_index=True)[1]] = False
-    own[is_backward & again] = 0
-    unknown = np.flatnonzero(own == _UNKNOWN)
-    total = _with_inner(np.maximum(own, 0), rows["phase"], find_parents(track, rows["depth"]))
-    known = np.flatnonzero(total)
-    texts = dict(zip(known.tolist(), map(str, total[known].tolist()), strict=True))
+    own[:, is_backward & again] = 0
+    unknown = np.flatnonzero(own[0] == _UNKNOWN)
+    parent = find_parents(track, rows["depth"])
+    flops, nbytes = (_with_inner(np.maximum(each, 0), rows["phase"], parent) for each in own)
+    known = np.flatnonzero(flops)
+    pairs = list(zip(flops[known].tolist(), nbytes[known].tolist(), strict=True))
+    shared = {pair: {FLOPS: str(pair[0]), BYTES_ACCESSED: str(pair[1])} for pair in set(pairs)}  # many cost the same
     return RingFlops(
-        texts | dict.fromkeys(unknown.tolist(), UNKNOWN_FLOPS),
+        dict(zip(known.tolist(), map(shared.__getitem__, pairs), strict=True))
+        | {span: {FLOPS: UNKNOWN_FLOPS} for span in unknown.tolist()},
         {
             "steps": np.unique(analysis.steps_before(_positions(analysis, index))).tolist(),
-            "outside": int(flops[call < 0].sum()),
+            "outside": int(costs[0, call < 0].sum()),
             "unknown": len(unknown),
             **_by_operator(analysis, index),
         },
@@ -86,11 +89,15 @@ def find_flops(analysis: RingAnalysis, rows: SpanRows, track: Int64Array) -> Rin
 
 
 def _costs(analysis: RingAnalysis, index: Int64Array) -> tuple[Int64Array, BoolArray]:
-    """Return what operators cost (0: no formula), and whether that was noted before the process died."""
-    flops = {record["number"]: record["flops"] for record in analysis.snapshot.records if record["kind"] == "operator"}
+    """Return FLOPs and bytes of operators, int64[2, n] (0: no formula), and whether the process noted them."""
+    costs = {
+        record["number"]: (record["flops"], record["bytes"]) if record["flops"] >= 0 else (0, 0)
+        for record in analysis.snapshot.records
+        if record["kind"] == "operator"
+    }
     number, of_number = np.unique(analysis.all_events.value[index], return_inverse=True)
-    each = np.array([max(flops.get(one, 0), 0) for one in number.tolist()], np.int64)
-    return each[of_number], np.array([one in flops for one in number.tolist()], np.bool_)[of_number]
+    each = np.array([costs.get(one, (0, 0)) for one in number.tolist()], np.int64).reshape(-1, 2)
+    return each[of_number].T, np.array([one in costs for one in number.tolist()], np.bool_)[of_number]
 
 
 def _by_operator(analysis: RingAnalysis, index: Int64Array) -> dict[str, object]:
@@ -155,38 +162,28 @@ def _number_alike(analysis: RingAnalysis) -> Int64Array:
     around, name, again = outermost[calls], intervals.name[calls], intervals.is_recompute[calls]
     order = np.lexsort((intervals.start_position[calls], again, name, around))
     nth = np.empty(len(calls), np.int64)
-    nth[order] = _count_in_group([column[order] for column in (around, name, again)])
+    nth[order] = count_in_group([column[order] for column in (around, name, again)])
     alike = np.full(len(intervals), -1, np.int64)
     key = (inputs[around], name, again, nth)
     order = np.lexsort(key)
-    alike[calls[order]] = np.cumsum(_differs([column[order] for column in key]))
+    alike[calls[order]] = np.cumsum(differs([column[order] for column in key]))
     return alike
 
 
-def _differs(columns: Sequence[AnyArray]) -> BoolArray:
-    """Return for each row whether it is not the same as the row before."""
-    return np.asarray(np.logical_or.reduce([np.diff(column, prepend=-1) != 0 for column in columns]), np.bool_)
-
-
-def _count_in_group(columns: Sequence[AnyArray]) -> Int64Array:
-    """Return for each row how many before it are the same."""
-    rank = np.arange(len(columns[0]))
-    return rank - np.maximum.accumulate(np.where(_differs(columns), rank, 0))
-
-
-def _copy_to_alike(flops: Int64Array, alike: Int64Array, calls: Int64Array, is_counted: BoolArray) -> None:
+def _copy_to_alike(costs: Int64Array, alike: Int64Array, calls: Int64Array, is_counted: BoolArray) -> None:
     """Give calls that were not counted what the last counted one like them has; -1 if there is none.
 
     Args:
-        flops: of each interval; changed in place.
+        costs: int64[2, n] of the intervals; changed in place.
         alike: a number that calls alike share, or -1.
         calls: which intervals.
         is_counted: whether each of these was counted.
     """
     source, target = calls[is_counted & (alike[calls] >= 0)], calls[~is_counted]
-    known = np.full(int(alike.max(initial=-1)) + 2, _UNKNOWN, np.int64)  # the last is for those that are like none
-    known[alike[source]] = flops[source]
-    flops[target] = known[alike[target]]
+    # The last is for those that are like none.
+    known = np.full((len(costs), int(alike.max(initial=-1)) + 2), _UNKNOWN, np.int64)
+    known[:, alike[source]] = costs[:, source]
+    costs[:, target] = known[:, alike[target]]
 
 
 def _with_inner(own: Int64Array, phase: Int64Array, parent: Int64Array) -> Int64Array:

@@ -1,12 +1,12 @@
-"""A ring's snapshot → a timeline."""
+"""A ring's snapshot → a timeline; first the spans of modules, of all of a ring or of a part of it."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from time import monotonic_ns
+from typing import NamedTuple
 
 import numpy as np
 
+from ..._typing import AnyArray, Int64Array
 from ...ring import FIRST_STEP, Kind, RingSnapshot
 from ..contents import (
     BACKWARD_PASSES,
@@ -25,17 +25,20 @@ from ..contents import (
 )
 from ..join import put_modules_before, with_slices
 from ..memory import peaks_of
-from ..slices import BACKWARD_PASS, Slices, join_columns
+from ..slices import BACKWARD, BACKWARD_PASS, DTYPES, Slices, append_to, join_columns
 from ..timeline import Timeline
 from .analysis import RingAnalysis
+from .attribution import count_outside_runs
 from .collectives import assign_communication_tracks, build_collectives
 from .device_spans import add_device_spans
+from .evaluation import Evaluations, find_evaluations
+from .flops import RingFlops, find_flops
+from .intervals import find_parents
 from .memory import held_memory
-from .module_spans import ModuleSpans, decode_modules
 from .open_calls import lasts_too_long
 from .path_spans import clip_and_nest
 from .ranges import add_ranges
-from .spans import assign_tracks
+from .spans import SpanRows, assign_tracks, build_span_rows
 
 _SYNC_PREFIX = "modtrace.sync"
 
@@ -50,7 +53,7 @@ def build_timeline(ring: RingSnapshot | RingAnalysis) -> Timeline:
     return assemble_timeline(analysis, decode_modules(analysis), analysis)
 
 
-def assemble_timeline(analysis: RingAnalysis, modules: ModuleSpans, end: RingAnalysis) -> Timeline:
+def assemble_timeline(analysis: RingAnalysis, modules: "ModuleSpans", end: RingAnalysis) -> Timeline:
     """Return the timeline of spans of modules and of the other events of a ring.
 
     Args:
@@ -58,7 +61,8 @@ def assemble_timeline(analysis: RingAnalysis, modules: ModuleSpans, end: RingAna
         modules: the spans of modules.
         end: of the end of the ring, with all events.
     """
-    snapshot, lookup = analysis.snapshot, analysis.lookup
+    snapshot, slots, lookup = analysis.snapshot, analysis.snapshot.slots, analysis.lookup
+    not_whole = modules.unfinished, modules.unstarted, modules.unattributed
     rank = snapshot.metadata.get("rank")
     process = Process(
         int(str(snapshot.metadata.get("pid", 0))),
@@ -76,20 +80,13 @@ def assemble_timeline(analysis: RingAnalysis, modules: ModuleSpans, end: RingAna
         Slices.empty() if is_large else Slices.of(**columns),
         names=lookup.names,
         tracks=tracks,
-        stats=Stats(
-            recorded=snapshot.slots.recorded,
-            overwritten=snapshot.slots.overwritten,
-            torn=snapshot.slots.torn,
-            unfinished=modules.unfinished,
-            unstarted=modules.unstarted,
-            unattributed=modules.unattributed,
-        ),
+        stats=Stats(slots.recorded, slots.overwritten, slots.torn, *not_whole),
         marks=_marks(analysis, counters),
         counters=counters,
         # Which host it was matters to those who watch the ring, not to those who get the trace.
         metadata={key: value for key, value in snapshot.metadata.items() if key not in ("host", FIRST_STEP)}
-        | {WHOLE_RUN: describe_whole_run(analysis, count)}
-        | _open_at_end(end)
+        | {WHOLE_RUN: describe_whole_run(snapshot, analysis.step_ends.number, count)}
+        | describe_open(end)
         | ({MISSING_BYTES: snapshot.missing_bytes} if snapshot.missing_bytes else {})
         | ({} if flops is None else {FLOPS: flops.metadata})
         | ({MEMORY: memory.to_json()} if memory is not None else {})
@@ -105,22 +102,27 @@ def assemble_timeline(analysis: RingAnalysis, modules: ModuleSpans, end: RingAna
     return put_modules_before(timeline, columns, modules.span_args) if is_large else timeline
 
 
-def describe_whole_run(analysis: RingAnalysis, spans: int | None) -> dict[str, float | None]:
-    """Return what is known of the whole recording; its spans are not once some events were overwritten."""
-    snapshot, ends = analysis.snapshot, analysis.step_ends
+def describe_whole_run(snapshot: RingSnapshot, ended: Int64Array, spans: int | None) -> dict[str, float | None]:
+    """Return what is known of the whole recording; its spans are not once some events were overwritten.
+
+    Args:
+        snapshot: with the last event.
+        ended: the numbers of the steps whose ends are in the ring.
+        spans: how many are.
+    """
     is_whole = not snapshot.slots.overwritten
-    kept = max(0, len(ends.number) - (not is_whole))  # of the first step that ends, the begin was overwritten
+    kept = max(0, len(ended) - (not is_whole))  # of the first step that ends, the begin was overwritten
     first = snapshot.metadata.get(FIRST_STEP)
-    steps = len(ends.number) if is_whole else None
-    if steps is None and isinstance(first, int) and len(ends.number):
-        steps = int(ends.number[-1]) - first + 1
+    steps = len(ended) if is_whole else None
+    if steps is None and isinstance(first, int) and len(ended):
+        steps = int(ended[-1]) - first + 1
     read = [record["monotonic"] for record in snapshot.records if record["kind"] == "anchor"]
-    times = [*read, *analysis.all_events.time[-1:].tolist()]
+    times = [*read, *snapshot.slots.events.time[-1:].tolist()]
     seconds = (max(times) - read[0]) / 1e9 if read else None
     return {"steps": steps, "spans": spans if is_whole else None, "seconds": seconds, "kept_steps": kept}
 
 
-def _open_at_end(analysis: RingAnalysis) -> dict[str, object]:
+def describe_open(analysis: RingAnalysis) -> dict[str, object]:
     """Return the metadata of what the process died in, or is in for long; see `OPEN_AT_END`."""
     snapshot = analysis.snapshot
     if any(record["kind"] == "stop" for record in snapshot.records) or snapshot.missing_bytes:
@@ -161,8 +163,8 @@ def _backward_passes(analysis: RingAnalysis, tracks: Sequence[Track], process: P
     thread, begin, end = analysis.passes
     if not len(thread):
         return [*tracks], Slices.empty()
-    start_ns = clock.to_other(np.where(begin >= 0, events.time[begin], events.time.min()))
-    end_ns = clock.to_other(np.where(end >= 0, events.time[end], events.time.max()))
+    start_ns = clock.to_other(np.where(begin >= 0, events.time[begin], analysis.extent[0]))
+    end_ns = clock.to_other(np.where(end >= 0, events.time[end], analysis.extent[1]))
     # One whose end is lost cannot outlast the one around it.
     until, _, _ = clip_and_nest(thread, start_ns, end_ns, np.arange(len(thread)))
     first_seen = [*dict.fromkeys(thread[np.lexsort((-end_ns, start_ns))].tolist())]
@@ -187,3 +189,108 @@ def _counters(analysis: RingAnalysis, process: Process) -> list[CounterSeries]:
         time = clock.to_other(events.time[own])
         counters.append(CounterSeries(analysis.lookup.texts[name], "bytes", process, time, events.value[own]))
     return counters
+
+
+class ModuleSpans(NamedTuple):
+    """The spans of modules.
+
+    Attributes:
+        columns: as of `Slices`, in the order of their begins; `track` is twice the thread in the name table, plus one
+            on a backward track.
+        span_args: what single spans hold beyond that, by their index.
+        evaluations: where threads evaluate.
+        unfinished: spans without their end.
+        unstarted: spans without their begin.
+        unattributed: runs of nodes of no known call.
+        flops: what spans cost; None if no operator was counted.
+    """
+
+    columns: dict[str, AnyArray]
+    span_args: dict[int, Mapping[str, str]]
+    evaluations: Evaluations
+    unfinished: int
+    unstarted: int
+    unattributed: int
+    flops: RingFlops | None = None
+
+
+def decode_modules(analysis: RingAnalysis) -> ModuleSpans:
+    """Return the spans of modules that events say."""
+    rows, clock = build_span_rows(analysis.intervals, analysis.call, analysis.original), analysis.clock
+    track = rows["thread"] * 2 + rows["on_backward"]
+    flops = find_flops(analysis, rows, track)
+    columns: dict[str, AnyArray] = {
+        **{field: rows[field] for field in ("name", "phase", "depth", "call", "link")},
+        "start": clock.to_other(rows["start"]),
+        "end": clock.to_other(rows["end"]),
+        "track": track,
+        "parent": find_parents(track, rows["depth"]),
+        "step": analysis.steps_before(rows["start_position"]),
+        "complete": rows["has_start"] & rows["has_end"],
+    }
+    return ModuleSpans(
+        {field: column.astype(DTYPES[field], copy=False) for field, column in columns.items()},
+        _find_span_args(analysis, rows, {} if flops is None else flops.of_span),
+        find_evaluations(analysis, rows),
+        int(np.count_nonzero(~rows["has_end"])),
+        int(np.count_nonzero(~rows["has_start"])),
+        count_outside_runs(analysis.intervals, analysis.call),
+        flops,
+    )
+
+
+def join_modules(parts: Iterable[ModuleSpans]) -> ModuleSpans:
+    """Return the spans of parts of a ring that follow each other; memory holds them once."""
+    columns: dict[str, AnyArray] = {}
+    span_args: dict[int, Mapping[str, str]] = {}
+    evaluations, counts, first_link, first_row = [], np.zeros(3, np.int64), 0, 0
+    for part in parts:
+        parent, link = part.columns["parent"], part.columns["link"]
+        parent[parent >= 0] += first_row
+        link[link >= 0] += first_link
+        span_args |= {first_row + row: args for row, args in part.span_args.items()}
+        first_link, first_row = max(first_link, int(link.max(initial=-1)) + 1), first_row + len(link)
+        append_to(columns, part.columns)
+        evaluations.append(part.evaluations)
+        counts += (part.unfinished, part.unstarted, part.unattributed)
+    joined = Evaluations(*map(np.concatenate, zip(*evaluations, strict=True)))
+    return ModuleSpans(columns, span_args, joined, *counts.tolist())
+
+
+def _find_span_args(
+    analysis: RingAnalysis, rows: SpanRows, costs: Mapping[int, Mapping[str, str]]
+) -> dict[int, Mapping[str, str]]:
+    """Return what single spans hold beyond the fields that all have, by index of the span.
+
+    These are the shapes of a call's inputs, the modules inside of what was compiled, and what it costs.
+    """
+    args: dict[int, Mapping[str, str]] = {span: {"shapes": text} for span, text in _find_shapes(analysis, rows).items()}
+    compiled = analysis.lookup.compiled
+    if compiled:
+        for span, name in enumerate(rows["name"].tolist()):
+            if name in compiled:
+                args[span] = {**args.get(span, {}), "compiled_modules": compiled[name]}
+    for span, cost in costs.items():
+        args[span] = {**args[span], **cost} if span in args else cost
+    return dict(sorted(args.items()))
+
+
+def _find_shapes(analysis: RingAnalysis, rows: SpanRows) -> dict[int, str]:
+    """Return the shapes of the calls that have them, by index of the span."""
+    events, phase = analysis.events, rows["phase"]
+    shapes = np.flatnonzero(events.kind == Kind.SHAPES)
+    if not len(shapes):
+        return {}
+    by_thread = np.lexsort((np.arange(len(events)), events.thread))
+    before = np.empty(len(events), np.int64)
+    before[by_thread] = np.roll(by_thread, 1)
+    # The shapes of a call follow its enter, on the same thread.
+    span_at = {
+        position: span for span, position in enumerate(rows["start_position"].tolist()) if phase[span] != BACKWARD
+    }
+    enters = (2 * before[shapes] + 1).tolist()
+    return {
+        span_at[enter]: analysis.lookup.texts[events.name[index]]
+        for index, enter in zip(shapes.tolist(), enters, strict=True)
+        if enter in span_at
+    }

@@ -1,22 +1,46 @@
-"""Events → intervals: what was open, from when to when, on which thread, inside what; and which call made each node.
+"""Events → intervals: what was open, from when to when, on which thread, inside what.
 
 Module calls and autograd nodes are intervals on their thread's stack. If the order of the nodes is known, an engine
 writes only "from now on the nodes of this call run"; each such segment is taken as one node, so that both engines'
-events end in the same shape. A node belongs to the innermost call whose range of sequence numbers holds the node's.
+events end in the same shape. Calls are paired by name and key, nodes by nesting, segments by what follows them.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ..._interrupts import cached_property
-from ..._typing import BoolArray, Int64Array
-from ...ring.slot_format import FORWARD_THREAD_MASK, NO_NAME, RECOMPUTE_BIT, SEQUENCE_MASK, Events, Kind
-from .pairing import IntervalColumns, find_key, pair_calls, pair_nodes, pair_segments
+from ..._typing import AnyArray, BoolArray, Int64Array, SignedIntArray
+from ...ring.slot_format import (
+    ABANDONED_BIT,
+    CALL_ENTER_KINDS,
+    CALL_EXIT_KINDS,
+    CALL_INDEX_BITS,
+    CALL_INDEX_MASK,
+    CALL_KEY_BITS,
+    CALL_KEY_MASK,
+    COMMUNICATION_KINDS,
+    DEVICE_KINDS,
+    FLOP_KINDS,
+    FORWARD_THREAD_SHIFT,
+    GRAPH_TASK_MASK,
+    NO_NAME,
+    RANGE_KINDS,
+    RECOMPUTE_BIT,
+    SEQUENCE_BITS,
+    SEQUENCE_MASK,
+    Events,
+    Kind,
+)
+
+_IntervalColumns = dict[str, AnyArray]
+"""The columns of `Intervals` but depth and parent, and `end_unknown`: True if it ended at an unknown time.
+
+A position is -1 if there is no such event.
+"""
+_FOREVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
@@ -90,7 +114,7 @@ class Intervals:
 
 def build_intervals(events: Events) -> Intervals:
     """Pair the starts and ends in `events` and nest them."""
-    parts = pair_calls(events), pair_nodes(events), pair_segments(events)
+    parts = pair_calls(events), _pair_nodes(events), _pair_segments(events)
     columns = {field: np.concatenate([part[field] for part in parts]) for field in parts[0]}
     _bound_by_own_thread(events, columns)
     last = 2 * len(events) + 2
@@ -113,7 +137,7 @@ def build_intervals(events: Events) -> Intervals:
     return Intervals(**columns, depth=depth, parent=parent)
 
 
-def _bound_by_own_thread(events: Events, columns: IntervalColumns) -> None:
+def _bound_by_own_thread(events: Events, columns: _IntervalColumns) -> None:
     """Move ends that another thread wrote between the two events of the own thread around them.
 
     Within a thread, times follow positions. The clocks of two threads differ by a little, in a damaged file by much.
@@ -126,12 +150,12 @@ def _bound_by_own_thread(events: Events, columns: IntervalColumns) -> None:
         rows = elsewhere[thread[elsewhere] == number]
         rows = rows[np.argsort(end_position[rows], kind="stable")]
         own = np.flatnonzero(events.thread == number)
-        time = np.concatenate([events.time[own[:1]], events.time[own], [np.iinfo(np.int64).max]])
+        time = np.concatenate([events.time[own[:1]], events.time[own], [_FOREVER]])
         following = np.searchsorted(own, end_position[rows] >> 1)
         end[rows] = np.maximum.accumulate(np.clip(end[rows], time[following], time[following + 1]))
 
 
-def _nest(columns: IntervalColumns) -> tuple[Int64Array, Int64Array]:
+def _nest(columns: _IntervalColumns) -> tuple[Int64Array, Int64Array]:
     """Return depth and parent of intervals in (thread, start) order; those that overlap are clipped first."""
     thread, start_position = columns["thread"], columns["start_position"]
     depth = _depths(thread, start_position, columns["end_position"])
@@ -176,7 +200,7 @@ def _depths(thread: Int64Array, start_position: Int64Array, end_position: Int64A
     return at_start if np.array_equal(at_start, at_end) and bool(np.all(apart | ~neighbours)) else None
 
 
-def _clip(columns: IntervalColumns) -> None:
+def _clip(columns: _IntervalColumns) -> None:
     """End what would outlive the interval around it together with that one, and mark it as without an end."""
     thread, start_position = columns["thread"], columns["start_position"]
     end_position, end, has_end = columns["end_position"].copy(), columns["end"].copy(), columns["has_end"].copy()
@@ -194,146 +218,254 @@ def _clip(columns: IntervalColumns) -> None:
     columns["end"], columns["has_end"] = np.maximum(end, columns["start"]), has_end
 
 
-_FOREVER = np.iinfo(np.int64).max
-_MAX_ROUNDS = 4
-"""How many backward passes are followed that each run the graph which the one before it made."""
+def is_core_event(events: Events) -> BoolArray:
+    """Return which events are of modules, nodes, steps and marks, not of counters and other kinds of slices."""
+    memory = (Kind.COUNTER, Kind.HELD, Kind.SAVED)
+    others = (*COMMUNICATION_KINDS, *DEVICE_KINDS, *RANGE_KINDS, *FLOP_KINDS, Kind.COLLECTION, *memory)
+    return np.isin(events.kind, others, invert=True)
 
 
-def enclosing_call(intervals: Intervals) -> Int64Array:
-    """Return for each interval the index of the innermost call around it, through nodes, or -1."""
-    call: Int64Array = intervals.parent.copy()
-    while True:
-        through = (call >= 0) & intervals.is_node[call]
-        if not through.any():
-            return call
-        call[through] = intervals.parent[call[through]]
+def _columns(count: int, **columns: AnyArray | int | bool) -> _IntervalColumns:
+    """Fill in the fields that a kind of interval does not have; scalars become columns of `count` entries."""
+    defaults: dict[str, Any] = {
+        "sequence": -1,
+        "exit_sequence": -1,
+        "forward_thread": -1,
+        "backward_pass": -1,
+        "end_unknown": False,
+    }
+    filled = defaults | columns
+    return {
+        field: np.full(count, value, np.bool_ if isinstance(value, bool) else np.int64) if np.isscalar(value) else value
+        for field, value in sorted(filled.items())
+    }
 
 
-def attribute_nodes(intervals: Intervals, events: Events, torch_threads: Int64Array) -> Int64Array:
-    """Return for each node the index of the call it belongs to; -1 for calls, and for nodes of no known call.
+def pair_calls(events: Events) -> _IntervalColumns:
+    """Pair enters and exits by name and key."""
+    is_enter = np.isin(events.kind, CALL_ENTER_KINDS)
+    index = np.flatnonzero(is_enter | np.isin(events.kind, CALL_EXIT_KINDS))
+    index = without_repeated_ends(index, is_enter[index], call_ids(events, index))
+    first, last = pair_by_key(index, is_enter[index], call_ids(events, index))
+    known = np.where(first >= 0, first, last)
+    recompute = np.isin(events.kind[known], (Kind.RECOMPUTE_ENTER, Kind.RECOMPUTE_EXIT))
+    call_index = events.value[known] >> SEQUENCE_BITS & CALL_INDEX_MASK
+    sequence = events.value & SEQUENCE_MASK
+    return _columns(
+        len(known),
+        thread=events.thread[known].astype(np.int64),
+        start_position=np.where(first >= 0, 2 * first + 1, -1),
+        end_position=np.where(last >= 0, 2 * last + 1, -1),
+        start=events.time[first],
+        end=events.time[last],
+        is_node=False,
+        name=events.name[known].astype(np.int64),
+        call_key=np.where(recompute, call_index | RECOMPUTE_BIT, call_index),
+        sequence=np.where(first >= 0, sequence[first], -1),
+        exit_sequence=np.where(last >= 0, sequence[last], -1),
+    )
+
+
+def call_ids(events: Events, index: SignedIntArray) -> Int64Array:
+    """Return for each enter or exit one number that only the enter and the exit of one call share."""
+    call_index = events.value[index] >> SEQUENCE_BITS & CALL_INDEX_MASK
+    recompute = np.isin(events.kind[index], (Kind.RECOMPUTE_ENTER, Kind.RECOMPUTE_EXIT))
+    return (
+        events.name[index].astype(np.int64) << CALL_KEY_BITS
+        | recompute.astype(np.int64) << CALL_INDEX_BITS
+        | call_index
+    )
+
+
+def _pair_nodes(events: Events) -> _IntervalColumns:
+    """Pair the native engine's node begins and ends by thread, sequence number, forward thread and graph task."""
+    index = np.flatnonzero((events.kind == Kind.NODE_BEGIN) | (events.kind == Kind.NODE_END))
+    name, value, thread = events.name[index], events.value[index], events.thread[index]
+    order = np.lexsort((name, value, thread))
+    differs = [np.diff(column[order], prepend=-1) != 0 for column in (name, value, thread)]
+    key = np.empty(len(index), np.int64)
+    key[order] = np.cumsum(np.logical_or.reduce(differs))
+    first, last = pair_by_key(index, events.kind[index] == Kind.NODE_BEGIN, key)
+    known = np.where(first >= 0, first, last)
+    end = events.time[last].copy()
+    _extend_to_next(events, last, last >= 0, end)
+    name = events.name[known].astype(np.int64)
+    return _columns(
+        len(known),
+        thread=events.thread[known].astype(np.int64),
+        start_position=np.where(first >= 0, 2 * first + 1, -1),
+        end_position=np.where(last >= 0, 2 * last + 1, -1),
+        start=events.time[first],
+        end=end,
+        is_node=True,
+        name=NO_NAME,
+        call_key=-1,
+        sequence=events.value[known],
+        forward_thread=name >> FORWARD_THREAD_SHIFT,
+        backward_pass=name & GRAPH_TASK_MASK,
+    )
+
+
+def find_key(keys: Int64Array, wanted: Int64Array) -> Int64Array:
+    """Return for each wanted key the position of the first equal one among `keys`; -1 if there is none."""
+    if not len(keys):
+        return np.full(len(wanted), -1, np.int64)
+    order = np.argsort(keys, kind="stable")
+    position = order[np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)]
+    return np.where(keys[position] == wanted, position, -1)
+
+
+def without_repeated_ends(index: SignedIntArray, is_begin: BoolArray, key: Int64Array) -> SignedIntArray:
+    """Return the events without ends that follow an end of the same key.
+
+    An end that an interrupt came into is written again, and the first one counts.
 
     Args:
-        intervals: calls and nodes.
-        events: where they came from.
-        torch_threads: int64, torch's number of each thread of the name table, -1 if it is not known.
+        index: the events, ascending.
+        is_begin: which of them begin something.
+        key: what they begin or end.
     """
-    call = np.full(len(intervals), -1, np.int64)
-    _attribute_by_key(intervals, call)
-    native = intervals.is_node & (intervals.forward_thread >= 0)
-    if native.any():
-        _attribute_by_sequence(intervals, events, torch_threads, native, call)
-    return call
+    order = np.argsort(key, kind="stable")
+    is_end = ~is_begin[order]
+    repeats = is_end & np.append(False, is_end[:-1] & (np.diff(key[order]) == 0))
+    return np.sort(index[order[~repeats]])
 
 
-def count_outside_runs(intervals: Intervals, call: Int64Array) -> int:
-    """Return how many runs of nodes of no known call there are, each in one pass on one thread.
-
-    Runs, as engines that write only where the nodes of another call begin do not see each node.
+def pair_by_key(index: SignedIntArray, is_begin: BoolArray, key: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Return the events that begin and end each thing; -1 if there is none. Those of one key are paired as they nest.
 
     Args:
-        intervals: calls and nodes.
-        call: what `attribute_nodes` returned.
+        index: the events that begin or end something, ascending.
+        is_begin: which of them begin it.
+        key: what they begin or end. A key that lost an event disturbs no other.
     """
-    nodes = np.flatnonzero(intervals.is_node)
-    thread, backward_pass = intervals.thread[nodes], intervals.backward_pass[nodes]
-    order = np.lexsort((intervals.start_position[nodes], backward_pass, thread))
-    outside = call[nodes[order]] < 0
-    goes_on = (np.diff(thread[order]) == 0) & (np.diff(backward_pass[order]) == 0) & outside[:-1]
-    return int(np.count_nonzero(outside)) - int(np.count_nonzero(outside[1:] & goes_on))
+    order = np.argsort(key, kind="stable")
+    sign = np.where(is_begin[order], 1, -1)
+    total, is_first = np.cumsum(sign), np.diff(key[order], prepend=-1) != 0
+    before = (total - sign)[is_first][np.cumsum(is_first) - 1]
+    depth = total - before - is_begin[order]
+    if depth.any():
+        nested = np.lexsort((order, depth, key[order]))
+        order, depth = order[nested], depth[nested]
+    first, second = order[:-1], order[1:]
+    is_pair = is_begin[first] & ~is_begin[second] & (key[first] == key[second]) & (depth[:-1] == depth[1:])
+    end_of, is_paired = np.full(len(index), -1, np.int64), is_begin.copy()
+    end_of[first[is_pair]] = index[second[is_pair]]
+    is_paired[second[is_pair]] = True
+    unpaired = index[~is_paired].astype(np.int64)
+    return (
+        np.concatenate([index[is_begin].astype(np.int64), np.full(len(unpaired), -1, np.int64)]),
+        np.concatenate([end_of[is_begin], unpaired]),
+    )
 
 
-def _attribute_by_key(intervals: Intervals, call: Int64Array) -> None:
-    """Fill in `call` for the nodes of the portable engine, which notes the call itself."""
-    nodes = np.flatnonzero(intervals.is_node & (intervals.forward_thread < 0) & (intervals.name != NO_NAME))
-    calls = np.flatnonzero(~intervals.is_node)
-    # Pairs of (name, key) are compared as one number.
-    shift = np.int64(1 << 32)
-    call_id = intervals.name[calls] * shift + intervals.call_key[calls]
-    position = find_key(call_id, intervals.name[nodes] * shift + intervals.call_key[nodes])
-    call[nodes] = np.where(position >= 0, calls[position] if len(calls) else -1, -1)
+def _extend_to_next(events: Events, last_event: Int64Array, has_end: BoolArray, end: Int64Array) -> None:
+    """Let a node last until its thread begins the next one of the same graph task, where nothing else lies between.
 
+    In that time the engine checks the gradients that the node made, sums them with others and accumulates them. Behind
+    the last node of a graph task, only what is accumulated is known; and while another thread runs nodes of the task,
+    the time between two nodes may be waiting for those.
 
-def _attribute_by_sequence(
-    intervals: Intervals, events: Events, torch_threads: Int64Array, native: BoolArray, call: Int64Array
-) -> None:
-    """Fill in `call` for the nodes of the native engine, by their sequence numbers."""
-    enclosing = enclosing_call(intervals)
-    ranges = _create_graph_nodes(intervals, events)
-    nodes = np.flatnonzero(native)
-    forward_thread = intervals.forward_thread[nodes]
-    threads = [
-        (nodes[forward_thread == torch_thread & FORWARD_THREAD_MASK], _boundaries(intervals, enclosing, thread, ranges))
-        for thread, torch_thread in enumerate(torch_threads.tolist())
-        if torch_thread >= 0
-    ]
-    for _ in range(_MAX_ROUNDS if ranges else 1):
-        before = call.copy()
-        for own, boundaries in threads:
-            if len(own) and len(boundaries.sequence):
-                position = np.searchsorted(boundaries.sequence, intervals.sequence[own], side="right") - 1
-                index = np.maximum(position, 0)
-                builder = boundaries.builder[index]
-                innermost = np.where(builder >= 0, before[builder], boundaries.innermost[index])
-                call[own] = np.where(position >= 0, innermost, -1)
-        if np.array_equal(before, call):
-            break
-
-
-class _Boundaries(NamedTuple):
-    """What makes the nodes of one thread, from each sequence number on.
-
-    Attributes:
-        sequence: int64[n], ascending.
-        innermost: int64[n], the innermost call from there on, or -1.
-        builder: int64[n], the node that makes nodes while it runs (`create_graph=True`) from there on, or -1.
+    Args:
+        events: all events.
+        last_event: index of each node's end in `events`.
+        has_end: which nodes have one.
+        end: monotonic nanoseconds, changed in place.
     """
-
-    sequence: Int64Array
-    innermost: Int64Array
-    builder: Int64Array
-
-
-def _boundaries(
-    intervals: Intervals, enclosing: Int64Array, thread: int, ranges: dict[int, tuple[int, int]]
-) -> _Boundaries:
-    calls = np.flatnonzero((intervals.thread == thread) & ~intervals.is_node)
-    builders = np.array([node for node in ranges if intervals.thread[node] == thread], np.int64)
-    built = np.array([ranges[node] for node in builders.tolist()], np.int64).reshape(-1, 2)
-    no_call = np.full(len(builders), -1, np.int64)
-    no_builder = np.full(len(calls), -1, np.int64)
-    start, end = intervals.start_position, intervals.end_position
-    position = np.concatenate([start[calls], end[calls], start[builders], end[builders]])
-    sequence = np.concatenate([intervals.sequence[calls], intervals.exit_sequence[calls], built[:, 0], built[:, 1]])
-    innermost = np.concatenate([calls, enclosing[calls], no_call, enclosing[builders]])
-    builder = np.concatenate([no_builder, no_builder, builders, no_call])
-    known = sequence >= 0
-    # A clipped interval ends together with the one around it, and that one comes last.
-    tie = np.concatenate([no_builder, -start[calls], no_call, -start[builders]])
-    order = np.lexsort((tie[known], position[known]))
-    return _Boundaries(sequence[known][order], innermost[known][order], builder[known][order])
+    no_work = (Kind.GRAPH_BUILT, Kind.STEP, Kind.OPTIMIZER_STEP, Kind.MARK, Kind.SHAPES, Kind.GRADIENTS)
+    index = np.flatnonzero(~np.isin(events.kind, no_work))
+    index = index[np.lexsort((index, events.thread[index]))]
+    accumulated = events.kind[index] == Kind.ACCUMULATE_END
+    # Each takes the last other event before it on its thread, and gives its time to that where it is an end.
+    before = np.maximum.accumulate(np.where(accumulated, -1, np.arange(len(index))))
+    before[~accumulated] = np.roll(before, 1)[~accumulated]
+    extends = accumulated | (events.kind[index] == Kind.NODE_BEGIN)
+    source, target = index[extends], index[np.maximum(before[extends], 0)]
+    fits = (
+        (before[extends] >= 0)
+        & (events.kind[target] == Kind.NODE_END)
+        & (events.thread[target] == events.thread[source])
+        & (events.name[target] & GRAPH_TASK_MASK == events.name[source] & GRAPH_TASK_MASK)
+    )
+    begins = events.kind[source] == Kind.NODE_BEGIN
+    fits[begins] &= ~_runs_elsewhere(events, target[begins], source[begins])
+    until = np.zeros(len(events), np.int64)
+    np.maximum.at(until, target[fits], events.time[source[fits]])
+    end[has_end] = np.maximum(end[has_end], until[last_event[has_end]])
 
 
-def _create_graph_nodes(intervals: Intervals, events: Events) -> dict[int, tuple[int, int]]:
-    """Return the nodes that ran with `create_graph=True`, with the thread's sequence numbers before and after each."""
-    if not np.any(events.kind == Kind.GRAPH_BUILT):
-        return {}
-    nodes = np.flatnonzero(intervals.is_node & (intervals.forward_thread >= 0))
-    by_begin = {(int(intervals.start_position[node]) - 1) // 2: int(node) for node in nodes}
-    by_end = {(int(intervals.end_position[node]) - 1) // 2: int(node) for node in nodes}
-    previous: dict[int, int] = {}
-    before: dict[int, int] = {}
-    ranges: dict[int, tuple[int, int]] = {}
-    # The first of these events follows its node's begin and the second comes just before its end, on the same thread.
-    kinds = (Kind.GRAPH_BUILT, Kind.NODE_BEGIN, Kind.NODE_END)
-    for index in np.flatnonzero(np.isin(events.kind, kinds)).tolist():
-        thread = int(events.thread[index])
-        kind = events.kind[index]
-        last = previous.get(thread)
-        if kind == Kind.GRAPH_BUILT and last in by_begin:
-            before[by_begin[last]] = int(events.value[index]) & SEQUENCE_MASK
-        elif kind == Kind.NODE_END and last is not None and events.kind[last] == Kind.GRAPH_BUILT:
-            node = by_end.get(index)
-            if node is not None and node in before:
-                ranges[node] = (before[node], int(events.value[last]) & SEQUENCE_MASK)
-        previous[thread] = index
-    return ranges
+def _runs_elsewhere(events: Events, gap_start: Int64Array, gap_end: Int64Array) -> BoolArray:
+    """Tell for each gap between two nodes of a thread whether a node of their graph task runs in it on another thread.
+
+    Args:
+        events: all events.
+        gap_start: index of the node end before each gap.
+        gap_end: index of the node begin behind it.
+    """
+    task = events.name.astype(np.int64) & GRAPH_TASK_MASK
+    task_and_thread = task * (int(events.thread.max()) + 1 if len(events) else 1) + events.thread
+    anywhere, here = (_count_running(events, group, gap_start, gap_end) for group in (task, task_and_thread))
+    return np.asarray(anywhere > here, np.bool_)
+
+
+def _count_running(events: Events, group: Int64Array, gap_start: Int64Array, gap_end: Int64Array) -> Int64Array:
+    """Return for each gap how many nodes of its group overlap it."""
+    first = group * len(events)
+    sort_key = first + np.arange(len(events))
+    begins = np.sort(sort_key[events.kind == Kind.NODE_BEGIN])
+    ends = np.sort(sort_key[events.kind == Kind.NODE_END])
+    begun = np.searchsorted(begins, sort_key[gap_end], "left") - np.searchsorted(begins, first[gap_end], "left")
+    ended = np.searchsorted(ends, sort_key[gap_start], "right") - np.searchsorted(ends, first[gap_start], "left")
+    return np.asarray(begun - ended, np.int64)
+
+
+def _pair_segments(events: Events) -> _IntervalColumns:
+    """Take each segment, from one "the nodes of this call run from now on" to the next, as one node."""
+    index = np.flatnonzero((events.kind == Kind.CALL_BACKWARD) | (events.kind == Kind.SEGMENT_BEGIN))
+    thread = events.thread[index].astype(np.int64)
+    pass_id = segment_pass(events)[index]
+    order = np.lexsort((index, thread, pass_id))
+    index, thread, pass_id = index[order], thread[order], pass_id[order]
+    has_next = np.zeros(len(index), np.bool_)
+    has_next[:-1] = (np.diff(pass_id) == 0) & (np.diff(thread) == 0)
+    pass_end = np.flatnonzero(events.kind == Kind.BACKWARD_OVER)
+    ended_pass = events.value[pass_end] & ~ABANDONED_BIT
+    position = find_key(ended_pass, pass_id)
+    pass_ended = position >= 0
+    last_event = pass_end[position] if len(pass_end) else np.zeros(len(index), np.int64)
+    next_event = np.roll(index, -1)
+    end_position = np.where(has_next, 2 * next_event, np.where(pass_ended, 2 * last_event + 1, -1))
+    end = np.where(has_next, events.time[next_event], events.time[last_event])
+    has_sequence = events.kind[index] == Kind.SEGMENT_BEGIN
+    name, value = events.name[index].astype(np.int64), events.value[index]
+    end_unknown = np.zeros(len(index), np.bool_)
+    if len(pass_end):
+        # In a damaged file the end of a pass can come before its segments.
+        end_unknown = pass_ended & ~has_next & (last_event > index) & (events.value[last_event] & ABANDONED_BIT != 0)
+    for segment in np.flatnonzero(end_unknown):
+        # Nothing says when the pass failed; it ran at least until the last event of this thread before that was seen.
+        before = np.flatnonzero(events.thread[: last_event[segment]] == thread[segment])[-1]
+        end_position[segment], end[segment] = 2 * before + 2, events.time[before]
+    return _columns(
+        len(index),
+        end_unknown=end_unknown,
+        thread=thread,
+        start_position=2 * index + 1,
+        end_position=end_position,
+        start=events.time[index],
+        end=end,
+        is_node=True,
+        name=np.where(has_sequence, NO_NAME, name),
+        call_key=np.where(has_sequence, -1, value & CALL_KEY_MASK),
+        sequence=np.where(has_sequence, value & SEQUENCE_MASK, -1),
+        forward_thread=np.where(has_sequence, name >> FORWARD_THREAD_SHIFT, -1),
+        # Our own numbers of passes and torch's of graph tasks count apart.
+        backward_pass=np.where(has_sequence, -2 - pass_id, pass_id),
+    )
+
+
+def segment_pass(events: Events) -> Int64Array:
+    """Return for each event that begins a segment its graph task or pass, as a `BACKWARD_OVER` names it."""
+    return np.asarray(
+        events.value >> np.where(events.kind == Kind.SEGMENT_BEGIN, SEQUENCE_BITS, CALL_KEY_BITS), np.int64
+    )

@@ -1,7 +1,5 @@
 """What a ring says of memory as a whole: who holds it, what grows with each step, and what could not be allocated."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -12,10 +10,10 @@ import numpy as np
 
 from ..._typing import Int64Array
 from ...ring import Kind
-from ...ring.slot_format import ALLOCATED, NO_NAME, REFUSED
+from ...ring.slot_format import ALLOCATED, CUDA_ALLOCATED, NO_NAME, REFUSED
 from ..memory import format_bytes
 from .analysis import RingAnalysis
-from .pairing import is_core_event
+from .intervals import is_core_event
 
 OUTSIDE = "no module"
 _NO_MODULE = (OUTSIDE, "backward", "optimizer", OUTSIDE)
@@ -111,10 +109,12 @@ class HeldMemory(NamedTuple):
 
 
 def _by_list(by: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Return names and bytes, with those of modules in a list together, as `GPT.blocks.*`; largest first."""
+    """Return names and bytes, largest first, with those of several modules in a list together, as `GPT.blocks.*`."""
+    members = Counter(_IN_A_LIST.sub(".*", name) for name in by)
     groups = Counter[str]()
     for name, count in by.items():
-        groups[_IN_A_LIST.sub(".*", name)] += count
+        group = _IN_A_LIST.sub(".*", name)
+        groups[group if members[group] > 1 else name] += count
     return groups.most_common()
 
 
@@ -122,10 +122,11 @@ def held_memory(analysis: RingAnalysis) -> HeldMemory | None:
     """Return what tensors hold by what a ring says; None if it did not count it."""
     events, texts = analysis.all_events, analysis.lookup.texts
     is_counter = events.kind == Kind.COUNTER
-    samples, refused = (
+    on_cpu, on_gpu, refused = (
         np.flatnonzero(is_counter & (events.name == texts.index(text))) if text in texts else np.zeros(0, np.int64)
-        for text in (ALLOCATED, REFUSED)
+        for text in (ALLOCATED, CUDA_ALLOCATED, REFUSED)
     )
+    samples = on_gpu if len(on_gpu) else on_cpu
     if not len(samples):
         return None
     owners = _owners(analysis)

@@ -19,11 +19,11 @@ from ...ring.slot_format import (
     SEQUENCE_MASK,
 )
 from ..contents import Name
-from .intervals import Intervals, attribute_nodes, build_intervals
-from .pairing import PassColumns, call_ids, segment_pass
+from .attribution import attribute_nodes
+from .intervals import Intervals, build_intervals, call_ids, segment_pass
 
 if TYPE_CHECKING:
-    from .analysis import NameLookup
+    from .analysis import NameLookup, PassColumns
 
 AFTER_BACKWARD = "after backward"
 """The phase of a thread that is in a backward pass in which no node runs."""

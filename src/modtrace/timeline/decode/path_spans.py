@@ -1,9 +1,7 @@
 """Turn intervals labelled with a call path into nested spans; used for autograd nodes and for GPU work."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -54,35 +52,29 @@ def spans_from_intervals(intervals: Iterable[LabelledInterval]) -> list[PathSpan
         [PathSpan(start=0, end=20, key='a', depth=0), PathSpan(start=10, end=20, key='b', depth=1)]
     """
     spans: list[PathSpan] = []
-    keys: list[Hashable] = []
-    starts: list[int] = []
-    ends: list[int] = []
+    still_open: list[list[Any]] = []  # start, end and key
+
+    def close(left: int, before: int) -> None:
+        while len(still_open) > left:
+            start, end, key = still_open.pop()
+            if still_open:
+                still_open[-1][1] = max(still_open[-1][1], end)
+            if min(end, before) > start:
+                spans.append(PathSpan(start, min(end, before), key, len(still_open)))
+
     for interval in intervals:
         shared = 0
-        for open_key, key in zip(keys, interval.path, strict=False):
+        for (_, _, open_key), key in zip(still_open, interval.path, strict=False):
             if open_key != key:
                 break
             shared += 1
-        _close(spans, keys, starts, ends, shared, interval.start)
-        ends[:] = [max(end, interval.end) for end in ends]
-        more = len(interval.path) - shared
-        keys += interval.path[shared:]
-        starts += [interval.start] * more
-        ends += [interval.end] * more
-    _close(spans, keys, starts, ends, 0, None)
+        close(shared, interval.start)
+        still_open += [[interval.start, interval.end, key] for key in interval.path[shared:]]
+        if still_open:
+            still_open[-1][1] = max(still_open[-1][1], interval.end)
+    close(0, np.iinfo(np.int64).max)
     spans.sort(key=lambda span: (span.start, span.depth))
     return spans
-
-
-def _close(
-    spans: list[PathSpan], keys: list[Hashable], starts: list[int], ends: list[int], left: int, before: int | None
-) -> None:
-    while len(keys) > left:
-        key, start, end = keys.pop(), starts.pop(), ends.pop()
-        if before is not None:
-            end = min(end, before)
-        if end > start:
-            spans.append(PathSpan(start, end, key, len(keys)))
 
 
 def clip_and_nest(

@@ -1,7 +1,5 @@
 """A ring's events of ranges and garbage collections → slices on tracks of their own."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,18 +7,19 @@ import numpy as np
 
 from ..._typing import BoolArray, Int64Array
 from ...ring import Kind
-from ...ring.range_text import parse_range
+from ...ring.range_text import EVAL, TRAIN, parse_range
 from ...ring.slot_format import COLLECTED_BITS, COLLECTED_MASK, GENERATION_BITS, GENERATION_MASK, RANGE_KINDS, Events
 from ..contents import RANGES, Process, Track, range_name
 from ..slices import GARBAGE_COLLECTION, KINDS, RANGE, Slices
 from ..timeline import Timeline
-from .analysis import RingAnalysis
+from .analysis import NameLookup, RingAnalysis
 from .evaluation import Evaluations
-from .pairing import pair_by_key, without_repeated_ends
+from .intervals import pair_by_key, without_repeated_ends
 from .path_spans import clip_and_nest
 
 _MAX_ROWS = 8
 """Per thread; ranges that overlap without one being in the other take a row each."""
+_NEVER, _FOREVER = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 _NO_TEXT = -1
 _EVALUATION = -2
 _OWN_NAMES = {
@@ -58,12 +57,15 @@ def add_ranges(
     complete = np.append((begin >= 0) & (end >= 0), np.ones(len(collection), np.bool_))
     complete = np.append(complete, evaluations.complete)
     known = np.append(np.where(begin >= 0, begin, end), collection)
-    start_ns = np.append(np.where(begin >= 0, events.time[begin], events.time.min()), collected_from)
-    end_ns = np.append(np.where(end >= 0, events.time[end], events.time.max()), events.time[collection])
-    start_ns, end_ns = np.append(start_ns, evaluations.start), np.append(end_ns, evaluations.end)
+    start_ns = np.append(np.where(begin >= 0, events.time[begin], analysis.extent[0]), collected_from)
+    end_ns = np.append(np.where(end >= 0, events.time[end], analysis.extent[1]), events.time[collection])
+    whole = np.stack([begin, end])[:, (begin >= 0) & (end >= 0)]
+    since, until = _from_eval_to_train(evaluations, events, whole, lookup)
+    start_ns, end_ns = np.append(start_ns, since), np.append(end_ns, until)
     end_ns = np.maximum(end_ns, start_ns)
     thread = np.append(events.thread[known].astype(np.int64), evaluations.thread)
     position = 2 * np.searchsorted(analysis.events.serial, events.serial[known]) - 1
+    position[: len(begin)][begin < 0] = -1
     row, end_ns = _rows(thread, start_ns, end_ns, complete)
     places, place = np.unique(np.stack([thread, row], axis=1), axis=0, return_inverse=True)
     added = []
@@ -87,6 +89,43 @@ def add_ranges(
     ]
     args = dict(zip(np.flatnonzero(slices.kind == GARBAGE_COLLECTION).tolist(), collection_args, strict=True))
     return replace(timeline, names=[*timeline.names, *names], tracks=[*timeline.tracks, *added]), slices, args
+
+
+def _from_eval_to_train(
+    evaluations: Evaluations, events: Events, edges: Int64Array, lookup: NameLookup
+) -> tuple[Int64Array, Int64Array]:
+    """Return when each evaluation begins and ends.
+
+    It begins with the last `eval()` before its first call. It ends with the `train()` behind its last call, or where
+    another range begins before that: no code that is known says what comes between the two.
+
+    Args:
+        evaluations: from the first call of a model to the last one.
+        events: of the ring.
+        edges: int64[2, n], the indexes of the begins and ends of ranges.
+        lookup: has their names.
+    """
+    since, until = evaluations.start.copy(), evaluations.end.copy()
+    if not len(since):
+        return since, until
+    names = [parse_range(text).name for text in lookup.texts]
+    is_eval, is_train = (
+        np.array([*(name.startswith(prefix) for name in names), False], np.bool_)[events.name[edges[0]]]
+        for prefix in (EVAL, TRAIN)
+    )
+    thread, (begin, end) = events.thread[edges[0]], events.time[edges]
+    for number in np.unique(evaluations.thread).tolist():
+        rows = np.flatnonzero(evaluations.thread == number)
+        own = np.flatnonzero(thread == number)
+        own = own[np.argsort(begin[own], kind="stable")]
+        evals = begin[own[is_eval[own]]]
+        found = np.append(evals, _NEVER)[np.searchsorted(evals, since[rows]) - 1]  # -1 takes the last one: none
+        since[rows] = np.where(found > evaluations.after[rows], found, since[rows])
+        ends = np.append(np.where(is_train[own], end[own], begin[own]), until.max())
+        following = np.searchsorted(begin[own], until[rows])
+        is_before = np.append(begin[own], _FOREVER)[following] < evaluations.before[rows]
+        until[rows] = np.where(is_before & evaluations.complete[rows], ends[following], until[rows])
+    return since, until
 
 
 def _collections(events: Events) -> tuple[Int64Array, Int64Array, list[dict[str, str]]]:

@@ -4,8 +4,6 @@ Neighbouring nodes of one thread share the spans of the calls that they have in 
 interleaved with another's has several spans. So backward spans are nested by construction.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -159,27 +157,23 @@ def build_span_rows(intervals: Intervals, call: Int64Array, original: Int64Array
     linked = np.unique(span_call)
     link[linked] = np.arange(len(linked))
 
-    def join(of_calls: AnyArray, of_backward: AnyArray) -> AnyArray:
-        return np.concatenate([of_calls, of_backward])
-
+    first, last = np.append(calls, backward.first_node), np.append(calls, backward.last_node)
+    depth = np.where(in_backward, outer_depth[calls], intervals.depth[calls])
     rows = {
-        "start": join(intervals.start[calls], intervals.start[backward.first_node]),
-        "end": join(intervals.end[calls], intervals.end[backward.last_node]),
-        "start_position": join(intervals.start_position[calls], intervals.start_position[backward.first_node]),
-        "end_position": join(intervals.end_position[calls], intervals.end_position[backward.last_node]),
-        "interval": join(calls, span_call),
-        "name": join(intervals.name[calls], intervals.name[backward.call]),
-        "phase": join(np.where(recompute, RECOMPUTE, FORWARD), np.full(len(span_call), BACKWARD)),
-        "on_backward": join(in_backward, np.ones(len(span_call), np.bool_)),
-        "thread": join(intervals.thread[calls], intervals.thread[backward.first_node]),
-        "depth": join(
-            np.where(in_backward, outer_depth[calls], intervals.depth[calls]),
-            outer_depth[backward.first_node] + backward.level,
-        ),
-        "call": join(intervals.call_key[original[calls]], intervals.call_key[span_call]) & CALL_INDEX_MASK,
-        "link": join(np.where(recompute, -1, link[calls]), link[span_call]),
-        "has_start": join(intervals.has_start[calls], intervals.has_start[backward.first_node]),
-        "has_end": join(intervals.has_end[calls], intervals.has_end[backward.last_node]),
+        "start": intervals.start[first],
+        "end": intervals.end[last],
+        "start_position": intervals.start_position[first],
+        "end_position": intervals.end_position[last],
+        "interval": np.append(calls, span_call),
+        "name": intervals.name[np.append(calls, backward.call)],
+        "phase": np.append(np.where(recompute, RECOMPUTE, FORWARD), np.full(len(span_call), BACKWARD)),
+        "on_backward": np.append(in_backward, np.ones(len(span_call), np.bool_)),
+        "thread": intervals.thread[first],
+        "depth": np.append(depth, outer_depth[backward.first_node] + backward.level),
+        "call": intervals.call_key[np.append(original[calls], span_call)] & CALL_INDEX_MASK,
+        "link": np.append(np.where(recompute, -1, link[calls]), link[span_call]),
+        "has_start": intervals.has_start[first],
+        "has_end": intervals.has_end[last],
     }
     order = np.lexsort((rows["depth"], rows["start_position"], rows["start"]))
     return {field: column[order] for field, column in rows.items()}
@@ -361,10 +355,7 @@ def _match_inside(intervals: Intervals, root: Int64Array, forward: Int64Array, o
     if not len(inner) or not len(forward):
         return
     inner = inner[np.lexsort((start[inner], intervals.name[inner], root[inner]))]
-    is_first = np.ones(len(inner), np.bool_)
-    is_first[1:] = (np.diff(root[inner]) != 0) | (np.diff(intervals.name[inner]) != 0)
-    rank = np.arange(len(inner))
-    occurrence = rank - np.maximum.accumulate(np.where(is_first, rank, 0))
+    occurrence = count_in_group([root[inner], intervals.name[inner]])
     lowest = int(start.min())
     stride = int(start.max()) - lowest + 1
     repeated = original[root[inner]]
@@ -379,3 +370,14 @@ def _match_inside(intervals: Intervals, root: Int64Array, forward: Int64Array, o
         & (end[candidate] <= end[repeated])
     )
     original[inner[match]] = candidate[match]
+
+
+def differs(columns: Sequence[AnyArray]) -> BoolArray:
+    """Return for each row whether it is not the same as the row before."""
+    return np.asarray(np.logical_or.reduce([np.diff(column, prepend=-1) != 0 for column in columns]), np.bool_)
+
+
+def count_in_group(columns: Sequence[AnyArray]) -> Int64Array:
+    """Return for each row how many before it are the same."""
+    rank = np.arange(len(columns[0]))
+    return rank - np.maximum.accumulate(np.where(differs(columns), rank, 0))

@@ -1,11 +1,9 @@
 """What each module of a timeline took, and each step, as tables in many forms."""
 
-from __future__ import annotations
-
 from .device_summary import DeviceModule, DeviceSummary
-from .flop_summary import FlopModule, FlopSummary, StepFlops, step_flops
+from .flop_summary import FlopModule, FlopSummary, PhaseRate, StepFlops, step_flops
 from .memory_summary import Holder, MemoryModule, MemorySummary
-from .module_rows import GpuStepTimes, GpuTotals, GroupBy, ModuleTimes
+from .module_rows import GpuStepTimes, GpuTotals, GroupBy, ModuleTimes, outer_modules
 from .module_summary import SORT_KEYS, Summary
 from .overview import Overview, kept_sentence
 from .parts import PARTS, PartTimes, StepParts, divide_steps, sum_up_parts
@@ -31,6 +29,7 @@ __all__ = [
     "ModuleTimes",
     "Overview",
     "PartTimes",
+    "PhaseRate",
     "StepFlops",
     "StepParts",
     "StepTimes",
@@ -41,6 +40,7 @@ __all__ = [
     "find_typical_step",
     "kept_sentence",
     "measure_steps",
+    "outer_modules",
     "self_times",
     "step_flops",
     "sum_up_parts",

@@ -1,16 +1,15 @@
 """What the streams of devices did, in a recording with device times: per module and as a whole, and their table."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..._tables import Table, first_lines, record_table
+from ..._tables import CellKind, Table, first_lines
 from ..._terminal import counted, wrapped
 from ..._typing import BoolArray, Int64Array
 from ..gpu_tracks import on_gpu
-from ..slices import BACKWARD, FORWARD, PHASES, RECOMPUTE, Columns
+from ..slices import FORWARD, PHASES, Columns
 from ..time_intervals import union_of
 from .percentiles import median
 from .self_times import is_outermost, self_times, times_in_phase
@@ -72,7 +71,7 @@ class DeviceSummary(NamedTuple):
     unread: int
 
 
-def summarize_device(timeline: Timeline) -> DeviceSummary | None:
+def summarize_device(timeline: "Timeline") -> DeviceSummary | None:
     """Return what streams did; None if the timeline has no device times. A merged profile has none."""
     bound = timeline.metadata.get("device_clock_bound_ns")
     chosen = on_gpu(timeline)
@@ -93,7 +92,7 @@ def summarize_device(timeline: Timeline) -> DeviceSummary | None:
     return DeviceSummary(rows, len(tracks), length, in_modules, gaps, bound, dropped, unread)
 
 
-def _rows(timeline: Timeline, chosen: BoolArray) -> tuple[DeviceModule, ...]:
+def _rows(timeline: "Timeline", chosen: BoolArray) -> tuple[DeviceModule, ...]:
     columns, names = timeline.columns, timeline.names
     fqns = list(dict.fromkeys(names[name].fqn for name in np.unique(columns.name[chosen]).tolist()))
     row_of = {fqn: row for row, fqn in enumerate(fqns)}
@@ -109,18 +108,10 @@ def _rows(timeline: Timeline, chosen: BoolArray) -> tuple[DeviceModule, ...]:
     calls = np.bincount(row[chosen & (columns.phase == FORWARD)], minlength=len(fqns))
     latencies = _latencies(columns, chosen, row_of_name, len(fqns))
     found = [
-        DeviceModule(
-            fqn,
-            class_of[fqn],
-            int(calls[index]),
-            int(totals[:, index].sum()),
-            int(own_ns[index]),
-            int(totals[FORWARD, index]),
-            int(totals[BACKWARD, index]),
-            int(totals[RECOMPUTE, index]),
-            median(latencies[index]),
+        DeviceModule(fqn, class_of[fqn], count, sum(phases), own, phases[0], phases[1], phases[2], median(latency))
+        for fqn, count, phases, own, latency in zip(
+            fqns, calls.tolist(), totals.T.tolist(), own_ns.tolist(), latencies, strict=True
         )
-        for index, fqn in enumerate(fqns)
     ]
     return tuple(sorted(found, key=lambda module: module.total_ns, reverse=True))
 
@@ -170,10 +161,19 @@ def render_device(device: DeviceSummary | None, limit: int | None = None, width:
 
 def device_table(device: DeviceSummary) -> Table:
     """Return the table of modules, the one with the longest total first; times in ms."""
-    columns = [column for column in _COLUMNS if column[1] != "recompute_ns" or any(r.recompute_ns for r in device.rows)]
-    return record_table(
-        columns, device.rows, lambda value, field: f"{value / 1e6:.3f}" if field.endswith("_ns") else str(value)
-    )
+    return times_table(_COLUMNS, device.rows, ["recompute_ns"])
+
+
+def times_table(columns: Sequence[tuple[str, str, int]], rows: Sequence[Any], optional: Sequence[str]) -> Table:
+    """Return a table of records, times in ms, without those of the optional fields that are 0 in all of them."""
+    shown = [column for column in columns if column[1] not in optional or any(getattr(row, column[1]) for row in rows)]
+    cells = [[_cell(getattr(row, field), field) for _, field, _ in shown] for row in rows]
+    kinds: list[CellKind] = ["name" if field in {"fqn", "module_class"} else "number" for _, field, _ in shown]
+    return Table([heading for heading, _, _ in shown], cells, kinds, [rank for _, _, rank in shown])
+
+
+def _cell(value: str | int, field: str) -> str:
+    return f"{int(value) / 1e6:.3f}" if field.endswith("_ns") else str(value)
 
 
 def device_totals(device: DeviceSummary) -> str:

@@ -13,7 +13,7 @@ from ..._typing import BoolArray, Int64Array
 from ..contents import FLOPS, UNKNOWN_FLOPS
 from ..slices import PHASES, RECOMPUTE, Columns
 from .module_rows import ModuleTimes
-from .peak_rates import peak_tflops
+from .overview import shortened
 from .percentiles import median
 from .step_times import StepTimes
 
@@ -76,6 +76,9 @@ class FlopModule(NamedTuple):
         flops_forward: of `flops`, those of forward.
         flops_backward: those of backward.
         flops_recompute: those of recompute; None if there are none.
+        bytes_forward: of the inputs and the outputs of the operators that were counted, each once, in forward.
+        bytes_backward: those of backward.
+        bytes_recompute: those of recompute.
     """
 
     fqn: str
@@ -87,6 +90,51 @@ class FlopModule(NamedTuple):
     flops_forward: int | None
     flops_backward: int | None
     flops_recompute: int | None
+    bytes_forward: int = 0
+    bytes_backward: int = 0
+    bytes_recompute: int = 0
+
+
+class PhaseRate(NamedTuple):
+    """How well the calls of one module use their time in one phase.
+
+    Attributes:
+        fqn: the module's fully qualified name; empty in a summary by class.
+        module_class: the name of its class.
+        phase: "forward", "backward" or "recompute".
+        flops: in this phase, with inner modules.
+        time_ns: what it took: of the device, of the host if the device is the CPU.
+        flops_per_second: `flops` by `time_ns`.
+        peak_share: what share of the device's peak that is; None if the peak is not known.
+        bytes_accessed: of the inputs and the outputs of the operators that were counted, each once: they read and
+            write at least that, if no cache holds it.
+        bytes_per_second: `bytes_accessed` by `time_ns`; None if these are not known.
+        intensity: `flops` by `bytes_accessed`; the same.
+        bound_by: what limits these operators on a roofline of the device: "compute", or "memory" if what it moves in a
+            second times `intensity` is below its peak; None if either is not known.
+        attainable_share: what share of that limit `flops_per_second` is.
+    """
+
+    fqn: str
+    module_class: str
+    phase: str
+    flops: int
+    time_ns: int
+    flops_per_second: float
+    peak_share: float | None = None
+    bytes_accessed: int = 0
+    bytes_per_second: float | None = None
+    intensity: float | None = None
+    bound_by: str | None = None
+    attainable_share: float | None = None
+
+    def with_peak(self, tflops: float | None, bandwidth: float | None) -> PhaseRate:
+        """Return it for a device of this peak, in 10¹² FLOP/s, and this bandwidth, in 10¹² bytes/s."""
+        share, bound, attainable = self.flops_per_second / (tflops * 1e12) if tflops else None, None, None
+        if tflops and bandwidth and self.intensity:
+            limit = min(tflops, self.intensity * bandwidth)
+            bound, attainable = "memory" if limit < tflops else "compute", self.flops_per_second / (limit * 1e12)
+        return self._replace(peak_share=share, bound_by=bound, attainable_share=attainable)
 
 
 class StepFlops(NamedTuple):
@@ -121,6 +169,8 @@ class FlopSummary(NamedTuple):
         unseen: compiled modules and functions, and replayed graphs: what Triton or a graph runs in them is not counted.
         dtypes: FLOPs that were counted, by device and type of numbers (`cpu float32`).
         peak_tflops: the highest rate of the device, 10¹² FLOP/s; None if it is not known.
+        rates: of each row and each phase in which it has FLOPs; none if the device has no times.
+        peak_tbytes: what the device's memory moves at most, 10¹² bytes/s; None if it is not known.
     """
 
     rows: Sequence[FlopModule]
@@ -132,6 +182,40 @@ class FlopSummary(NamedTuple):
     unseen: Sequence[str]
     dtypes: Mapping[str, int]
     peak_tflops: float | None = None
+    rates: Sequence[PhaseRate] = ()
+    peak_tbytes: float | None = None
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the CPU computed all that was counted."""
+        return bool(self.dtypes) and all(name.startswith(_CPU) for name in self.dtypes)
+
+    def timed(self, times_ns: Mapping[tuple[str, str], Sequence[int]]) -> FlopSummary:
+        """Return it with the rates of the modules that have times.
+
+        Args:
+            times_ns: by `fqn` and `module_class`: what forward, backward and recompute took, without one another.
+        """
+        rows, rates = [], []
+        for row in self.rows:
+            took: Sequence[int] = times_ns.get((row.fqn, row.module_class), ())
+            whole_ns = sum(took)
+            if row.flops is not None and whole_ns:
+                row = row._replace(flops_per_second=row.flops / whole_ns * 1e9)
+            rows.append(row)
+            flops = (row.flops_forward, row.flops_backward, row.flops_recompute)
+            nbytes = (row.bytes_forward, row.bytes_backward, row.bytes_recompute)
+            rates += [
+                PhaseRate(
+                    *(row.fqn, row.module_class, phase, count, ns, count / ns * 1e9),
+                    bytes_accessed=moved,
+                    bytes_per_second=moved / ns * 1e9 if moved else None,
+                    intensity=count / moved if moved else None,
+                ).with_peak(self.peak_tflops, self.peak_tbytes)
+                for phase, count, moved, ns in zip(PHASES, flops, nbytes, took, strict=False)
+                if count and ns
+            ]
+        return self._replace(rows=rows, rates=rates)
 
     def with_peak(self, tflops: float | None, steps: Sequence[StepTimes]) -> FlopSummary:
         """Return it with another peak.
@@ -146,19 +230,21 @@ class FlopSummary(NamedTuple):
             most = (tflops or 0) * 1e3 * taken_ns.get(step.step, 0)
             used = ((step.flops - step.recompute) / most, step.flops / most) if most else (None, None)
             by_step.append(StepFlops(step.step, step.flops, step.recompute, *used))
-        return self._replace(peak_tflops=tflops, by_step=by_step)
+        rates = [rate.with_peak(tflops, self.peak_tbytes) for rate in self.rates]
+        return self._replace(peak_tflops=tflops, by_step=by_step, rates=rates)
 
 
-def read_flops(timeline: Timeline) -> SpanFlops | None:
-    """Return what each span of a module cost; None if no operators were counted."""
+def read_flops(timeline: Timeline, arg: str = FLOPS) -> SpanFlops | None:
+    """Return what each span of a module cost, FLOPs or what another arg says; None if no operators were counted."""
     columns = timeline.columns
     known = np.ones(len(columns), np.bool_)
     total = np.zeros(len(columns), np.int64)
-    texts = [(row, args[FLOPS]) for row, args in timeline.span_args.items() if row < len(columns) and FLOPS in args]
-    if not texts and FLOPS not in timeline.metadata:
+    costs = [(row, args) for row, args in timeline.span_args.items() if row < len(columns) and FLOPS in args]
+    if not costs and FLOPS not in timeline.metadata:
         return None
-    for row, text in texts:
-        known[row] = text != UNKNOWN_FLOPS
+    for row, args in costs:
+        known[row] = args[FLOPS] != UNKNOWN_FLOPS
+        text = args.get(arg, "")
         total[row] = min(int(text), np.iinfo(np.int64).max) if text.isdecimal() else 0
     own = total.copy()
     inner = np.flatnonzero(columns.parent >= 0)
@@ -177,25 +263,11 @@ def step_flops(timeline: Timeline) -> int | None:
     return median(flops[flops > 0].tolist())
 
 
-def with_flops(rows: Sequence[ModuleTimes], total: Int64Array, unknown: BoolArray) -> list[ModuleTimes]:
-    """Return the rows with their FLOPs.
-
-    Args:
-        rows: of the summary.
-        total: int64[phases, rows].
-        unknown: bool[phases, rows], whether these are unknown.
-    """
-    values = np.where(unknown, None, total).T.tolist()  # type: ignore[call-overload]
-    return [
-        row._replace(flops_forward=forward, flops_backward=backward, flops_recompute=recompute)
-        for row, (forward, backward, recompute) in zip(rows, values, strict=True)
-    ]
-
-
 def describe_flops(
     timeline: Timeline,
     rows: Sequence[ModuleTimes],
     self_flops: Sequence[int],
+    bytes_accessed: Int64Array,
     flops_in_steps: Int64Array,
     steps: Sequence[StepTimes],
     device: DeviceSummary | None,
@@ -206,28 +278,26 @@ def describe_flops(
         timeline: what was recorded.
         rows: the rows of the summary, with FLOPs.
         self_flops: of each row.
+        bytes_accessed: int64[phases, rows].
         flops_in_steps: int64[phases, steps], FLOPs in each step.
         steps: of the summary.
         device: what devices did, if that is known.
     """
     said = _mapping(timeline.metadata.get(FLOPS))
     dtypes = {str(name): value for name, value in _mapping(said.get("dtypes")).items() if type(value) is int}
-    on_cpu = bool(dtypes) and all(name.startswith(_CPU) for name in dtypes)
-    device_ns = {} if device is None else {row.fqn: row.total_ns for row in device.rows}
     modules = []
-    for row, own in zip(rows, self_flops, strict=True):
+    for row, own, nbytes in zip(rows, self_flops, bytes_accessed.T.tolist(), strict=True):
         in_phases = row.flops_forward, row.flops_backward, row.flops_recompute or None
         parts = [part for part in in_phases if part is not None]
-        flops, took_ns = sum(parts) if parts else None, row.total_ns if on_cpu else device_ns.get(row.fqn, 0)
-        rate = flops / took_ns * 1e9 if flops is not None and took_ns else None
-        modules.append(FlopModule(row.fqn, row.module_class, row.calls, flops, own, rate, *in_phases))
+        flops = sum(parts) if parts else None
+        modules.append(FlopModule(row.fqn, row.module_class, row.calls, flops, own, None, *in_phases, *nbytes))
     in_step = zip(steps, flops_in_steps.sum(axis=0).tolist(), flops_in_steps[RECOMPUTE].tolist(), strict=True)
     name, _, dtype = max(dtypes, key=dtypes.__getitem__, default="").rpartition(" ")
     outside, unknown = (value if type(value := said.get(key)) is int else 0 for key in ("outside", "unknown"))
     counted_in, without = (
         value if isinstance(value := said.get(key), list) else [] for key in ("steps", "without_formula")
     )
-    return FlopSummary(
+    found = FlopSummary(
         modules,
         [StepFlops(step.step, flops, again) for step, flops, again in in_step],
         [step for step in counted_in if type(step) is int],
@@ -236,7 +306,12 @@ def describe_flops(
         [str(operator) for operator in without],
         _unseen(timeline),
         dtypes,
+        peak_tbytes=peak_tbytes(name),
     ).with_peak(peak_tflops(name, dtype), steps)
+    timed = rows if found.on_cpu else () if device is None else device.rows
+    return found.timed(
+        {(row.fqn, row.module_class): (row.forward_ns, row.backward_ns, row.recompute_ns) for row in timed}
+    )
 
 
 def _unseen(timeline: Timeline) -> list[str]:
@@ -262,7 +337,6 @@ _COLUMNS: tuple[tuple[str, str, int], ...] = (
 )
 """Heading, field, and rank: the column with the highest is hidden first if the table is too wide; 0: never."""
 _NOTE = "GFLOP: of all calls, in all phases and in each; self: outside of inner modules"
-_MAX_NAMED = 3
 
 
 def render_flops(flops: FlopSummary | None, limit: int | None = None, width: int | None = None) -> str:
@@ -278,9 +352,47 @@ def flop_table(flops: FlopSummary) -> Table:
     return record_table(_COLUMNS, sorted(flops.rows, key=lambda row: row.flops or 0, reverse=True), _cell)
 
 
+_RATE_COLUMNS: tuple[tuple[str, str, int], ...] = (
+    ("module", "fqn", 0),
+    ("class", "module_class", 5),
+    ("phase", "phase", 0),
+    ("GFLOP", "flops", 2),
+    ("ms", "time_ns", 1),
+    ("GFLOP/s", "flops_per_second", 0),
+    ("% of peak", "peak_share", 0),
+    ("GB/s", "bytes_per_second", 4),
+    ("FLOP/byte", "intensity", 3),
+    ("bound by", "bound_by", 0),
+    ("% of limit", "attainable_share", 0),
+)
+_RATE_NOTE = (
+    "GFLOP/s: by the time of the phase, without other phases inside it; bytes: of the inputs and the outputs of the "
+    "operators that are counted, and of no others"
+)
+
+
+def render_rates(flops: FlopSummary | None, limit: int | None = None, width: int | None = None) -> str:
+    """Return the table of rates, and how to read it; nothing if there are none."""
+    if flops is None or not flops.rates:
+        return ""
+    return "\n".join([*first_lines(rate_table(flops), limit, width, "row"), *wrapped(_RATE_NOTE, width)])
+
+
+def rate_table(flops: FlopSummary) -> Table:
+    """Return the table of modules and phases, what costs most first; FLOPs in 10⁹."""
+    return record_table(_RATE_COLUMNS, sorted(flops.rates, key=lambda rate: rate.flops, reverse=True), _cell)
+
+
 def _cell(value: str | float | None, field: str) -> str:
-    """Return a name, a count, or FLOPs in 10⁹."""
-    return "" if value is None else f"{float(value) / 1e9:,.3f}" if "flops" in field else str(value)
+    """Return a name, a count, FLOPs in 10⁹, ms, or per cent."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    if field.endswith("share"):
+        return f"{100 * value:.1f}"
+    if field == "intensity":
+        return f"{value:,.1f}"
+    giga = "flops" in field or "bytes" in field
+    return f"{value / 1e9:,.3f}" if giga else f"{value / 1e6:.3f}" if field == "time_ns" else str(value)
 
 
 def flops_lines(flops: FlopSummary) -> list[str]:
@@ -294,19 +406,79 @@ def flops_lines(flops: FlopSummary) -> list[str]:
         line += f", MFU {mfu:.1%}" + (f", with recompute HFU {hfu:.1%}" if hfu > mfu else "")
         line += f" of {flops.peak_tflops:,.6g} TFLOP/s"
     if flops.counted_in:
-        line += f"; counted in {'step' if len(flops.counted_in) == 1 else 'steps'} {_first(flops.counted_in)}"
+        line += f"; counted in {'step' if len(flops.counted_in) == 1 else 'steps'} {shortened(flops.counted_in)}"
     lines = [line]
     if flops.outside:
         lines.append(f"outside of modules: {flops.outside / 1e9:,.3f} GFLOP in these steps")
     if flops.unknown:
         lines.append(f"FLOPs of {counted(flops.unknown, 'span')} are unknown: no call alike was counted")
     if flops.without_formula:
-        lines.append(f"not counted, as torch has no formula: {_first(flops.without_formula)}")
+        lines.append(f"not counted, as torch has no formula: {shortened(flops.without_formula)}")
     if flops.unseen:
-        lines.append(f"not counted: what Triton or a replayed graph runs inside of {_first(flops.unseen)}")
+        lines.append(f"not counted: what Triton or a replayed graph runs inside of {shortened(flops.unseen)}")
     return lines
 
 
-def _first(values: Sequence[object]) -> str:
-    more = len(values) - _MAX_NAMED
-    return ", ".join(map(str, values[:_MAX_NAMED])) + (f" and {more} more" if more > 0 else "")
+_HALF = ("bfloat16", "float16")
+_EIGHT_BITS = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
+# From data sheets of NVIDIA (for the RTX 4090 its paper on the Ada architecture) and AMD, without sparsity: half of
+# what NVIDIA states with it. The RTX 4090 sums up in 32 bits. Numbers of 32 bits are left out: whether they are
+# computed as TF32 is not known.
+_PEAKS: tuple[tuple[str, float, float | None], ...] = (
+    ("B200", 2250.0, 4500.0),
+    ("H200", 989.4, 1978.9),
+    ("H100 PCIe", 756.0, 1513.0),
+    ("H100 NVL", 835.5, 1671.0),
+    ("H100", 989.4, 1978.9),
+    ("A100", 312.0, None),
+    ("L40S", 362.05, 733.0),
+    ("L4", 121.0, 242.5),
+    ("RTX 4090", 165.2, 330.3),
+    ("V100", 125.0, None),
+    ("MI300X", 1307.4, 2614.9),
+    ("MI250X", 383.0, None),
+)
+"""Part of the device's name, TFLOP/s of numbers of 16 bits, and of 8 bits."""
+
+
+# From the same data sheets; that of the B200 from the DGX B200's (64 TB/s of 8).
+_BANDWIDTHS: tuple[tuple[str, float], ...] = (
+    ("B200", 8.0),
+    ("H200", 4.8),
+    ("H100 PCIe", 2.0),
+    ("H100 NVL", 3.9),
+    ("H100", 3.35),
+    ("A100 SXM4 80GB", 2.039),
+    ("A100 80GB PCIe", 1.935),
+    ("A100 SXM4 40GB", 1.555),
+    ("A100 PCIE 40GB", 1.555),
+    ("L40S", 0.864),
+    ("L4", 0.3),
+    ("RTX 4090", 1.008),
+    ("V100", 0.9),
+    ("MI300X", 5.3),
+)
+"""Part of the device's name, and what its memory moves, 10¹² bytes/s."""
+
+
+def peak_tflops(device: str, dtype: str) -> float | None:
+    """Return the highest dense rate of a device in 10¹² FLOP/s; None if it is not known.
+
+    Args:
+        device: its name (`NVIDIA H100 80GB HBM3`).
+        dtype: the type of the numbers (`bfloat16`).
+    """
+    for name, half, eight_bits in _PEAKS:
+        if _is_named(device, name):
+            return half if dtype in _HALF else eight_bits if dtype in _EIGHT_BITS else None
+    return None
+
+
+def peak_tbytes(device: str) -> float | None:
+    """Return what the memory of a device moves at most, in 10¹² bytes/s; None if it is not known."""
+    return next((moved for name, moved in _BANDWIDTHS if _is_named(device, name)), None)
+
+
+def _is_named(device: str, name: str) -> bool:
+    words = f"{device.replace('-', ' ')} "
+    return f" {name} " in words and " MIG " not in words  # a part of a GPU has a part of its rates

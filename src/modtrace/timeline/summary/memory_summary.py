@@ -1,7 +1,5 @@
 """What modules took and kept of memory, and who held it at the peak: rows and tables."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,7 +10,7 @@ from ..._terminal import printable, wrapped
 from ..._typing import BoolArray, Int64Array
 from ..contents import MEMORY
 from ..memory import find_holders, format_bytes, measure_calls
-from ..slices import BACKWARD, FORWARD, PHASES, RECOMPUTE
+from ..slices import FORWARD, PHASES, RECOMPUTE
 from .module_rows import Groups
 from .step_bounds import StepBounds
 
@@ -64,7 +62,7 @@ class Holder(NamedTuple):
 
 
 class MemorySummary(NamedTuple):
-    """What tensors held on the CPU, in bytes, of what was allocated while the process recorded.
+    """What tensors held, in bytes: on the GPU, else on the CPU of what was allocated while the process recorded.
 
     Attributes:
         rows: a row per module or class, in the order of the summary's.
@@ -87,7 +85,7 @@ class MemorySummary(NamedTuple):
     sentences: tuple[str, ...] = ()
 
 
-def summarize_memory(timeline: Timeline, groups: Groups, order: list[int], steps: StepBounds) -> MemorySummary | None:
+def summarize_memory(timeline: "Timeline", groups: Groups, order: list[int], steps: StepBounds) -> MemorySummary | None:
     """Return what modules took; None if the timeline does not say.
 
     Args:
@@ -102,7 +100,7 @@ def summarize_memory(timeline: Timeline, groups: Groups, order: list[int], steps
     columns = timeline.columns
     group = groups.of_name[columns.name]
     phases = [calls.known & (columns.phase == phase) for phase in range(len(PHASES))]
-    retained = {phase: _medians(calls.retained, group, phases[phase]) for phase in (FORWARD, RECOMPUTE)}
+    retained = [_medians(calls.retained, group, phases[phase]) for phase in (FORWARD, RECOMPUTE)]
     peaks = [_largest(calls.peak, group, chosen) for chosen in (calls.known, *phases)]
     facts = timeline.metadata.get(MEMORY)
     saved = {} if held.process else _saved(facts)  # of which process it is, is not known
@@ -110,20 +108,14 @@ def summarize_memory(timeline: Timeline, groups: Groups, order: list[int], steps
         MemoryModule(
             groups.fqns[index],
             groups.classes[index],
-            retained[FORWARD].get(index),
-            retained[RECOMPUTE].get(index),
-            *(peak.get(index) for peak in (peaks[0], peaks[1 + FORWARD], peaks[1 + BACKWARD], peaks[1 + RECOMPUTE])),
+            *(of_groups.get(index) for of_groups in (*retained, *peaks)),
         )._replace(saved_bytes=_with_inner(saved, groups.fqns[index]))
         for index in order
     )
-    by_fqn: dict[str, int] = {}
-    for name, count in held.by_name.items():
-        by_fqn[timeline.names[name].fqn] = by_fqn.get(timeline.names[name].fqn, 0) + count
     holders = [
-        Holder(fqn, count, min(count, saved[fqn]) if fqn in saved else None)
-        for fqn, count in sorted(by_fqn.items(), key=lambda item: -item[1])
+        Holder(fqn, count, min(count, saved[fqn]) if fqn in saved else None) for fqn, count in held.by_fqn.items()
     ]
-    other = Holder("other", held.held - sum(by_fqn.values()))
+    other = Holder("other", held.other)
     sentences = facts.get("sentences") if isinstance(facts, dict) else None
     said = tuple(map(str, sentences)) if isinstance(sentences, list) else ()
     seconds = (held.time_ns - held.begin_ns) / 1e9

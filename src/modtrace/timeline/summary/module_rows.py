@@ -1,7 +1,5 @@
 """The rows of a summary: what one module took, and which row contains which by name."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -205,31 +203,20 @@ _COUNTED = frozenset(ModuleTimes._fields[ModuleTimes._fields.index("kernel_ns") 
 _SELF_FIELDS = tuple(field for field in ModuleTimes._fields if field.endswith("_self_ns") or field in _COUNTED)
 
 
-class TreeRow(NamedTuple):
-    """A row at its place in the tree.
+def in_tree_order(rows: Sequence[ModuleTimes]) -> list[tuple[ModuleTimes, str, str]]:
+    """Return each row after the one that contains it by name; siblings keep the order they have in `rows`.
 
-    Attributes:
-        row: the row.
-        path: its name below the row around it (`h.0`).
-        branch: the lines of the tree in front of it (`│  ├─ `).
+    With it are its name below the row around it (`h.0`) and the lines of the tree in front of it (`│  ├─ `).
     """
-
-    row: ModuleTimes
-    path: str
-    branch: str
-
-
-def in_tree_order(rows: Sequence[ModuleTimes]) -> list[TreeRow]:
-    """Return each row after the one that contains it by name; siblings keep the order they have in `rows`."""
     outer = outer_modules([row.fqn for row in rows])
     inner: dict[str | None, list[ModuleTimes]] = {}
     for row in rows:
         inner.setdefault(next(iter(outer[row.fqn]), None), []).append(row)
-    ordered: list[TreeRow] = []
+    ordered: list[tuple[ModuleTimes, str, str]] = []
     stack = [(row, "", "", "") for row in reversed(inner.get(None, []))]
     while stack:
         row, around, branch, below = stack.pop()
-        ordered.append(TreeRow(row, row.fqn[len(around) + 1 if around else 0 :], branch))
+        ordered.append((row, row.fqn[len(around) + 1 if around else 0 :], branch))
         children = inner.get(row.fqn, [])
         for index in range(len(children) - 1, -1, -1):
             turn, straight = ("└─ ", "   ") if index == len(children) - 1 else ("├─ ", "│  ")

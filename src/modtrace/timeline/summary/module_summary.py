@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import io
 import json
 import re
 from collections import Counter
@@ -16,7 +17,7 @@ from ..._tables import json_values, to_csv
 from ..._typing import AnyArray
 from . import render
 from .device_summary import DeviceModule, DeviceSummary, render_device
-from .flop_summary import FlopSummary, render_flops
+from .flop_summary import FlopSummary, render_flops, render_rates
 from .memory_summary import MemorySummary, render_memory
 from .module_rows import CPU_FIELDS, GpuStepTimes, GpuTotals, ModuleTimes, fold_below
 from .overview import Overview
@@ -126,7 +127,7 @@ class Summary:
         """
         if max_depth is not None:
             rows = fold_below(self.only(pattern).rows, max_depth)
-            return replace(self.only(pattern), rows=rows, modules=len(rows))
+            return replace(self.only(pattern), rows=rows, modules=len(rows))._with_costs_of_rows()
         if pattern is None:
             return self
         matches = re.compile(fnmatch.translate(pattern)).match
@@ -136,7 +137,21 @@ class Summary:
             device = device._replace(
                 rows=tuple(row for row in device.rows if matches(row.fqn if self.by == "module" else row.module_class))
             )
-        return replace(self, rows=rows, modules=len(rows), device=device)
+        return replace(self, rows=rows, modules=len(rows), device=device)._with_costs_of_rows()
+
+    def _with_costs_of_rows(self) -> Summary:
+        """Keep of memory and FLOPs what is of the rows."""
+        named = {(row.fqn, row.module_class) for row in self.rows}
+
+        def of_rows(costs: Sequence[Any]) -> tuple[Any, ...]:
+            return tuple(cost for cost in costs if (cost.fqn, cost.module_class) in named)
+
+        memory, flops = self.memory, self.flops
+        if memory is not None:
+            memory = memory._replace(rows=of_rows(memory.rows))
+        if flops is not None:
+            flops = flops._replace(rows=of_rows(flops.rows), rates=of_rows(flops.rates))
+        return replace(self, memory=memory, flops=flops)
 
     @property
     def steps_ns(self) -> int:
@@ -192,25 +207,14 @@ class Summary:
                 columns[f"device_{field}"] = np.array(values, np.int64)
         return columns
 
-    def step_columns(self) -> dict[str, AnyArray]:
-        """Return a NumPy array per field of `StepTimes`, one entry per step."""
-        return {
-            field: np.array([getattr(step, field) for step in self.steps], np.bool_ if field == "whole" else np.int64)
-            for field in StepTimes._fields
-        }
-
-    def to_text(self, width: int | None = None) -> str:
-        """Return header and table, times in ms.
-
-        Args:
-            width: characters in a line: the columns that matter least are hidden, and names shortened from the left,
-                until it fits. None: nothing is.
-        """
-        return render.modules_text(self, width)
-
-    def to_tree(self, width: int | None = None) -> str:
-        """Return header and the tree of the modules, times in ms; siblings are in the order of the rows."""
-        return render.modules_tree(self, width)
+    to_text = render.modules_text
+    to_tree = render.modules_tree
+    to_markdown = render.modules_markdown
+    to_html = render.summary_html
+    parts_text = render.parts_text
+    units_text = render.units_text
+    steps_text = render.steps_text
+    steps_markdown = render.steps_markdown
 
     def device_text(self, limit: int | None = None, width: int | None = None) -> str:
         """Return what the streams of devices did, and the table of the `limit` modules that took longest, times in ms.
@@ -230,29 +234,9 @@ class Summary:
         """Return what a step cost, and the table of the `limit` modules that cost most; empty if none was counted."""
         return render_flops(self.flops, limit, width)
 
-    def parts_text(self, width: int | None = None) -> str:
-        """Return the table of the parts of a step, times in ms, and why the slowest steps were slow."""
-        return render.parts_text(self, width)
-
-    def units_text(self, width: int | None = None) -> str:
-        """Return how long steps took that are calls or ranges, in ms; empty if steps are others."""
-        return render.units_text(self, width)
-
-    def steps_text(self, limit: int | None = None, width: int | None = None) -> str:
-        """Return the table of the `limit` slowest steps, times in ms."""
-        return render.steps_text(self, limit, width)
-
-    def to_markdown(self, width: int | None = None) -> str:
-        """Return a GitHub table, times in ms; module names can neither break it nor render as anything but text.
-
-        Args:
-            width: leave out the columns of modules that a terminal of so many characters has no room for.
-        """
-        return render.modules_markdown(self, width)
-
-    def steps_markdown(self, limit: int | None = None) -> str:
-        """Return the `limit` slowest steps as a GitHub table, times in ms."""
-        return render.steps_markdown(self, limit)
+    def rates_text(self, limit: int | None = None, width: int | None = None) -> str:
+        """Return how well modules use their time in each phase, `limit` rows; empty if that is not known."""
+        return render_rates(self.flops, limit, width)
 
     def to_csv(self) -> str:
         """Return CSV with a header line; times in ns, unprintable characters of names as escapes."""
@@ -263,17 +247,16 @@ class Summary:
         """Return the steps as CSV with a header line; times in ns."""
         return to_csv(StepTimes._fields, self.steps)
 
-    def to_html(self) -> str:
-        """Return header, table of modules and table of the slowest steps, times in ms."""
-        return render.summary_html(self)
-
     def to_json(self) -> str:
         """Return a JSON object: `rows`, `steps`, `parts`, `units` and more; times in ns."""
-        values = self.to_json_values()
-        for row, times in zip(values["rows"], self.rows, strict=True):
-            row |= {field: getattr(times, field) for field in _DERIVED_FIELDS}
-        values["by"] = self.by
-        values |= {"parts": json_values(self.parts), "units": json_values(self.units), "outside": self.outside}
+        fields = (*(CPU_FIELDS if self.gpu is None else ModuleTimes._fields), *_DERIVED_FIELDS)
+        values: dict[str, Any] = {
+            "rows": [{field: getattr(row, field) for field in fields} for row in self.rows],
+            **{name: getattr(self, name) for name in ("modules", "incomplete", "overwritten", "by", "outside")},
+            **{name: json_values(getattr(self, name)) for name in ("parts", "units")},
+        }
+        if self.gpu is not None:
+            values |= {"gpu": json_values(self.gpu), "gpu_steps": json_values(self.gpu_steps)}
         in_parts = {
             step.step: {"name": step.name, "parts": step.parts, "cause": step.cause} for step in self.step_parts
         }
@@ -282,53 +265,13 @@ class Summary:
         values |= {name: json_values(part) for name, part in known.items() if part is not None}
         if self.overview is not None:
             del values["overview"]["kept"]
-        return json.dumps(values, indent=2) + "\n"
-
-    def to_json_values(self, *, sparse: bool = False) -> dict[str, Any]:
-        """Return rows, losses and GPU time as JSON values.
-
-        Args:
-            sparse: leave out the fields of a row that are 0 or not known.
-        """
-        fields = CPU_FIELDS if self.gpu is None else ModuleTimes._fields
-        values: dict[str, Any] = {
-            "rows": [
-                {
-                    field: value
-                    for field, value in zip(fields, row, strict=False)
-                    if value not in (0, None) or not sparse
-                }
-                for row in self.rows
-            ],
-            "modules": self.modules,
-            "incomplete": self.incomplete,
-            "overwritten": self.overwritten,
-        }
-        if self.gpu is not None:
-            values["gpu"] = self.gpu._asdict()
-            values["gpu_steps"] = [step._asdict() for step in self.gpu_steps]
-        return values
-
-    @classmethod
-    def from_json_values(cls, values: Mapping[str, Any]) -> Summary:
-        """Read what `to_json_values` returned, sparse or not.
-
-        Raises:
-            KeyError: `values` is something else.
-            TypeError: `values` is something else.
-        """
-        gpu = values.get("gpu")
-        return cls(
-            rows=[ModuleTimes(**row) for row in values["rows"]],
-            modules=values["modules"],
-            incomplete=values["incomplete"],
-            overwritten=values["overwritten"],
-            gpu=None if gpu is None else GpuTotals(**gpu),
-            gpu_steps=tuple(GpuStepTimes(**step) for step in values.get("gpu_steps", ())),
-        )
+        text = io.StringIO()  # `json.dumps` keeps each token of a million steps until it joins them
+        json.dump(values, text, indent=2)
+        text.write("\n")
+        return text.getvalue()
 
     def __str__(self) -> str:
-        return render.modules_text(self)
+        return self.to_text()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.text import Text  # a summary can be made and written without rich

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..._terminal import counted
-from ..communication_totals import OperatorTotals, communication_line, sum_up_communication
+from ..collectives import Collectives
 from ..contents import MISSING_BYTES, OPEN_AT_END, STEPS_END_WITH, WHOLE_RUN
+from ..memory import format_bytes
 from ..slices import RECOMPUTE
 from .module_rows import outer_modules
 from .percentiles import median, nearest_rank
@@ -21,6 +22,25 @@ from .units import UnitTimes
 
 if TYPE_CHECKING:
     from ..timeline import Timeline
+
+
+_SHOWN_OPERATORS = 4
+
+
+class OperatorTotals(NamedTuple):
+    """All calls of one operator.
+
+    Attributes:
+        calls: how many.
+        nbytes: of their tensors on this rank, see `Collective.nbytes`.
+        call_ns: how long the calls took until they returned.
+        wait_ns: how long threads waited for them, as far as modtrace sees it.
+    """
+
+    calls: int
+    nbytes: int
+    call_ns: int
+    wait_ns: int
 
 
 class Overview(NamedTuple):
@@ -230,7 +250,7 @@ def overview_lines(overview: Overview, steps: Sequence[StepTimes], units: Sequen
     """Return the header of a summary: what, which steps, what is lost, and what recompute costs."""
     recorded_by = [f"{overview.engine} engine"] if overview.engine else []
     versions = [*recorded_by, *([f"torch {overview.torch}"] if overview.torch else [])]
-    what = [_shortened(overview.roots), _shortened(overview.processes), *([", ".join(versions)] if versions else [])]
+    what = [shortened(overview.roots), shortened(overview.processes), *([", ".join(versions)] if versions else [])]
     counted_steps = _units_line(overview, steps, units) if units else _steps_line(steps, overview.steps_of)
     lines = [" · ".join(part for part in what if part), counted_steps]
     if overview.steps_end_with:
@@ -283,10 +303,10 @@ def _told_apart_line(told_apart: Mapping[str, Sequence[str]]) -> str:
     """Say which names several modules had."""
     said = []
     for name, others in told_apart.items():
-        which = f"the second is {others[0]}" if len(others) == 1 else f"the others are {_shortened(others)}"
+        which = f"the second is {others[0]}" if len(others) == 1 else f"the others are {shortened(others)}"
         more = " or more" if others[-1].endswith("+") else ""
         said.append(f"{len(others) + 1}{more} modules were named {name}; {which}")
-    return _shortened(said, separator=". ")
+    return shortened(said, separator=". ")
 
 
 def _steps_of(timeline: Timeline) -> str:
@@ -328,7 +348,7 @@ def _units_line(overview: Overview, steps: Sequence[StepTimes], units: Sequence[
     of_process = f" of {overview.steps_of}" if overview.steps_of else ""
     cut = sum(not step.whole for step in steps)
     not_whole = f"; {counted(cut, 'step')} not recorded whole" if cut else ""
-    return f"a step is {what}: {_shortened(of_names)}{of_process}{not_whole}"
+    return f"a step is {what}: {shortened(of_names)}{of_process}{not_whole}"
 
 
 def _recompute_line(overview: Overview, steps: Sequence[StepTimes]) -> str:
@@ -357,12 +377,50 @@ def _compiled_line(overview: Overview) -> str:
     if not overview.compiled:
         return ""
     inside = [f"{name} with {counted(count, 'module')} inside" for name, count in overview.compiled.items()]
-    return f"compiled, each one span: {_shortened(inside)}"
+    return f"compiled, each one span: {shortened(inside)}"
 
 
-def _shortened(names: Sequence[str], limit: int = 3, separator: str = ", ") -> str:
+def sum_up_communication(collectives: Collectives) -> Mapping[str, OperatorTotals]:
+    """Return the totals by operator, the most often called first; waits for what is not known are of `""`."""
+    duration = collectives.end - collectives.start
+    operators = [name.operator for name in collectives.names] + [""]
+    totals: dict[str, OperatorTotals] = {}
+    for index in np.unique(collectives.name).tolist():
+        rows = collectives.name == index
+        calls = rows & ~collectives.is_wait
+        before = totals.get(operators[index], OperatorTotals(0, 0, 0, 0))
+        totals[operators[index]] = OperatorTotals(
+            before.calls + int(np.count_nonzero(calls)),
+            before.nbytes + int(collectives.nbytes[calls].sum()),
+            before.call_ns + int(duration[calls].sum()),
+            before.wait_ns + int(duration[rows & collectives.is_wait].sum()),
+        )
+    return dict(sorted(totals.items(), key=lambda item: (-item[1].calls, item[0])))
+
+
+def communication_line(totals: Mapping[str, OperatorTotals]) -> str:
+    """Return one line; empty where there are no collectives.
+
+    Example:
+        `communication: 24 all_reduce (1.20 MiB), 3 barrier; calls take 1.234 ms, waits 12.345 ms`
+    """
+    if not totals:
+        return ""
+    called = [(operator, total) for operator, total in totals.items() if total.calls]
+    parts = []
+    for operator, total in called[:_SHOWN_OPERATORS]:
+        parts.append(f"{total.calls:,} {operator}" + (f" ({format_bytes(total.nbytes)})" if total.nbytes else ""))
+    more = sum(total.calls for _, total in called[_SHOWN_OPERATORS:])
+    parts += [f"{more:,} others"] if more else []
+    call_ns, wait_ns = (sum(times) for times in zip(*((t.call_ns, t.wait_ns) for t in totals.values()), strict=True))
+    what = ", ".join(parts) or "only waits"
+    return f"communication: {what}; calls take {call_ns / 1e6:,.3f} ms, waits {wait_ns / 1e6:,.3f} ms"
+
+
+def shortened(names: Sequence[object], limit: int = 3, separator: str = ", ") -> str:
+    """Return the first of some names, and how many more there are."""
     more = len(names) - limit
-    return separator.join(names[:limit]) + (f" and {more:,} more" if more > 0 else "")
+    return separator.join(map(str, names[:limit])) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _ms(ns: int) -> str:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ..._numbering import Numbering
 from ..._typing import AnyArray, BoolArray, Int64Array
 from ..contents import RANGE_CLASS
-from ..slices import BACKWARD_PASS, COLLECTIVE, GARBAGE_COLLECTION, MODULE, RANGE, RECOMPUTE, WAIT, Slices
+from ..slices import BACKWARD, BACKWARD_PASS, COLLECTIVE, GARBAGE_COLLECTION, MODULE, RANGE, RECOMPUTE, WAIT, Slices
 from ..time_intervals import union_of
 from .percentiles import nearest_rank
 from .step_bounds import GENERATE, OPTIMIZER, STEP, StepBounds, find_step_bounds, once_per_timeline
@@ -29,7 +30,8 @@ PARTS = (
 """The parts of a step, in the order in which they are shown; user ranges by name and `other` follow."""
 OTHER = "other"
 
-_LOSS_SUFFIX = "Loss"
+_LOSSES = ("Loss", "Criterion")
+"""How the names of classes end whose outermost calls are the loss, if other modules are called outermost too."""
 _SLOW_BY, _SLOW_NS, _SPREADS = 0.25, 5_000_000, 8
 """A step is slow if it takes more than the median by a quarter and by 5 ms, for which the system may stop any thread. A
 part made it slow if it takes as much more, and more by 8 times its own usual distance from its median."""
@@ -114,24 +116,25 @@ def divide_steps(timeline: Timeline, step_by: str) -> list[StepParts]:
 @once_per_timeline
 def divide_piece(timeline: Timeline, step_by: str) -> DividedSteps:
     """Return the steps of a timeline in parts, without a reason why any was slow: for that, all pieces are needed."""
-    bounds, parts = find_step_bounds(timeline, step_by), _PartNames()
+    bounds, parts = find_step_bounds(timeline, step_by), _part_numbers()
     if not len(bounds.number):
-        return DividedSteps(bounds, np.zeros((0, len(parts.names)), np.int64), parts.names, {})
+        return DividedSteps(bounds, np.zeros((0, len(parts)), np.int64), list(parts), {})
     ns, tid = _divide(timeline, bounds, parts)
-    return DividedSteps(bounds, ns, parts.names, _longest_ranges(timeline, bounds, tid))
+    return DividedSteps(bounds, ns, list(parts), _longest_ranges(timeline, bounds, tid))
 
 
 def explain_steps(pieces: Sequence[DividedSteps]) -> list[StepParts]:
     """Return the parts of the steps of pieces that follow each other, and why the slow ones were slow."""
-    parts, longest, first = _PartNames(), dict[tuple[int, str], str](), 0
-    at = [[parts.number(name) for name in piece.names] for piece in pieces]
-    ns = np.zeros((sum(len(piece.ns) for piece in pieces), len(parts.names)), np.int64)
+    parts, longest, first = _part_numbers(), dict[tuple[int, str], str](), 0
+    at = [[parts[name] for name in piece.names] for piece in pieces]
+    ns = np.zeros((sum(len(piece.ns) for piece in pieces), len(parts)), np.int64)
     for piece, columns in zip(pieces, at, strict=True):
         ns[first : first + len(piece.ns), columns] = piece.ns
         longest |= {(first + step, category): name for (step, category), name in piece.longest.items()}
         first += len(piece.ns)
     bounds = StepBounds.joined([piece.bounds for piece in pieces])
     causes: dict[int, str | None] = {}
+    names = list(parts)
     for rows in bounds.by_name().values() if first else ():
         of_rows = {
             (row, category): longest[step, category]
@@ -139,29 +142,27 @@ def explain_steps(pieces: Sequence[DividedSteps]) -> list[StepParts]:
             for category in _NAMED_PARTS
             if (step, category) in longest
         }
-        causes |= zip(rows.tolist(), _causes(bounds.take(rows), ns[rows], parts.names, of_rows), strict=True)
+        causes |= zip(rows.tolist(), _causes(bounds.take(rows), ns[rows], names, of_rows), strict=True)
     return [
-        StepParts(number, {parts.names[part]: ns for part, ns in enumerate(row) if ns}, causes[index], name)
+        StepParts(number, {names[part]: ns for part, ns in enumerate(row) if ns}, causes[index], name)
         for index, (number, row, name) in enumerate(zip(bounds.number.tolist(), ns.tolist(), bounds.name, strict=True))
     ]
 
 
 def divide_outside(timeline: Timeline, step_by: str | None) -> dict[str, int]:
     """Return the nanoseconds between the steps of each thread by part, the longest first; see `Summary.outside`."""
-    bounds, parts = find_step_bounds(timeline, step_by), _PartNames()
+    bounds, parts = find_step_bounds(timeline, step_by), _part_numbers()
     if bounds.step_by == OPTIMIZER:
         return {}
     total = _divide(timeline, bounds.between(), parts)[0].sum(axis=0).tolist()
-    return dict(
-        sorted(((name, ns) for name, ns in zip(parts.names, total, strict=True) if ns), key=lambda pair: -pair[1])
-    )
+    return dict(sorted(((name, ns) for name, ns in zip(parts, total, strict=True) if ns), key=lambda pair: -pair[1]))
 
 
-def _divide(timeline: Timeline, bounds: StepBounds, parts: _PartNames) -> tuple[Int64Array, Int64Array]:
+def _divide(timeline: Timeline, bounds: StepBounds, parts: Numbering[str]) -> tuple[Int64Array, Int64Array]:
     """Return int64[steps, parts] of each step's time, and int64[steps], the thread that it was divided on."""
     if bounds.step_by != OPTIMIZER:
         tables = {tid: _divide_on_thread(timeline, own, tid, parts)[0] for tid, own in bounds.by_thread().items()}
-        ns = np.zeros((len(bounds.number), len(parts.names)), np.int64)
+        ns = np.zeros((len(bounds.number), len(parts)), np.int64)
         for tid, table in tables.items():
             ns[bounds.tid == tid, : table.shape[1]] = table
         return ns, bounds.tid
@@ -170,7 +171,7 @@ def _divide(timeline: Timeline, bounds: StepBounds, parts: _PartNames) -> tuple[
         dict.fromkeys(track.tid for track in timeline.tracks if track.process == process and track.device is None)
     )
     divided = [_divide_on_thread(timeline, bounds, tid, parts) for tid in threads]
-    by_thread = np.zeros((len(threads), len(bounds.number), len(parts.names)), np.int64)
+    by_thread = np.zeros((len(threads), len(bounds.number), len(parts)), np.int64)
     for of_thread, (table, _) in zip(by_thread, divided, strict=True):
         of_thread[:, : table.shape[1]] = table
     busiest = np.argmax(np.stack([busy for _, busy in divided]), axis=0)
@@ -197,23 +198,15 @@ def sum_up_parts(steps: Sequence[StepParts], whole_steps: Sequence[int]) -> list
     return times
 
 
-class _PartNames:
-    """The parts by number: `other` is 0, `PARTS` follow, then the names of the user's ranges."""
-
-    def __init__(self) -> None:
-        self.names = [OTHER, *PARTS]
-        self._numbers = {name: number for number, name in enumerate(self.names)}
-
-    def number(self, name: str) -> int:
-        """Return the number of a part, a new one for a new name."""
-        if name not in self._numbers:
-            self._numbers[name] = len(self.names)
-            self.names.append(name)
-        return self._numbers[name]
+def _part_numbers() -> Numbering[str]:
+    """Return the parts by number: `other` is 0, `PARTS` follow, then the names of the user's ranges as they come."""
+    parts = Numbering[str]()
+    parts.update({name: number for number, name in enumerate((OTHER, *PARTS))})
+    return parts
 
 
 def _divide_on_thread(
-    timeline: Timeline, bounds: StepBounds, tid: int, parts: _PartNames
+    timeline: Timeline, bounds: StepBounds, tid: int, parts: Numbering[str]
 ) -> tuple[Int64Array, Int64Array]:
     """Return int64[steps, parts] of what one thread did, and int64[steps] of its time in modules and passes."""
     layers = list(_layers(timeline, tid, parts))
@@ -225,9 +218,9 @@ def _divide_on_thread(
         part[inside] = layer.part[at[inside]]
     step = bounds.index_at(start, np.full(len(start), tid))
     in_step = step >= 0
-    table = np.zeros((len(bounds.number), len(parts.names)), np.int64)
+    table = np.zeros((len(bounds.number), len(parts)), np.int64)
     np.add.at(table, (step[in_step], part[in_step]), (edges[1:] - start)[in_step])
-    of_model = [parts.number(name) for name in ("forward", "backward", "recompute", "evaluation")]
+    of_model = [parts[name] for name in ("forward", "backward", "recompute", "evaluation")]
     return table, table[:, of_model].sum(axis=1)
 
 
@@ -239,7 +232,7 @@ def _covered(layer: _Layer, moment: Int64Array) -> tuple[BoolArray, Int64Array]:
     return (at >= 0) & (moment < layer.end[at]), at
 
 
-def _layers(timeline: Timeline, tid: int, parts: _PartNames) -> Iterator[_Layer]:
+def _layers(timeline: Timeline, tid: int, parts: Numbering[str]) -> Iterator[_Layer]:
     """Yield the layers of a thread, the one that is painted first at the beginning."""
     slices, tracks = timeline.slices, timeline.tracks
     process = tracks[0].process
@@ -251,31 +244,35 @@ def _layers(timeline: Timeline, tid: int, parts: _PartNames) -> Iterator[_Layer]
     passes = np.flatnonzero(own & (slices.kind == BACKWARD_PASS))
     on_backward = modules[kind_of_track[slices.track[modules]] == "backward"]
     roots = modules[(kind_of_track[slices.track[modules]] == "forward") & (slices.parent[modules] < 0)]
-    is_loss = np.array([name.module_class.endswith(_LOSS_SUFFIX) for name in timeline.names] or [False], np.bool_)
-    losses, models = roots[is_loss[slices.name[roots]]], roots[~is_loss[slices.name[roots]]]
+    is_loss = np.array([name.module_class.endswith(_LOSSES) for name in timeline.names] or [False], np.bool_)
+    is_loss = is_loss[slices.name[roots]]
+    is_loss &= not is_loss.all()
+    losses, models = roots[is_loss], roots[~is_loss]
     ranges = np.flatnonzero(own & (slices.kind == RANGE))
     category = np.array([_category(timeline, name) for name in slices.name[ranges].tolist()])
-    users, encloses = ranges[np.isin(category, ("user", GENERATE))], np.zeros(len(slices), np.bool_)
-    encloses[users] = _hold_any(slices, users, np.concatenate([models, passes]))
+    users, optimizers = ranges[np.isin(category, ("user", GENERATE))], ranges[category == "optimizer"]
+    encloses = np.zeros(len(slices), np.bool_)
+    encloses[ranges] = _hold_any(slices, ranges, np.concatenate([models, passes]))
 
     yield from _by_name(timeline, users[encloses[users]], parts)
     # A timeline that was saved without whole passes has the first backward spans in their place.
     begins = passes if len(passes) else on_backward[slices.parent[on_backward] < 0]
-    yield _gaps_before_passes(slices, models, begins, parts.number("loss"))
+    # A closure that an optimizer calls has a loss too.
+    yield _union_layer(slices, optimizers[encloses[optimizers]], parts["optimizer"])
+    optimizers = optimizers[~encloses[optimizers]]
+    yield _gaps_before_passes(slices, models, begins, optimizers, parts["loss"])
     yield from _by_name(timeline, users[~encloses[users]], parts)
-    yield _union_layer(slices, ranges[category == "optimizer"], parts.number("optimizer"))
-    yield _union_layer(slices, models, parts.number("forward"))
-    yield _union_layer(slices, losses, parts.number("loss"))
-    yield _union_layer(slices, np.concatenate([passes, on_backward]), parts.number("backward"))
-    yield _recompute(slices, is_own, passes, on_backward, parts.number("recompute"))
+    yield _union_layer(slices, optimizers, parts["optimizer"])
+    yield _union_layer(slices, models, parts["forward"])
+    yield _union_layer(slices, losses, parts["loss"])
+    yield _union_layer(slices, np.concatenate([passes, on_backward]), parts["backward"])
+    yield _recompute(slices, is_own, passes, on_backward, parts["recompute"])
     waits = np.flatnonzero(own & np.isin(slices.kind, (COLLECTIVE, WAIT)))
-    yield _union_layer(
-        slices, np.concatenate([waits, ranges[category == "communication"]]), parts.number("communication")
-    )
+    yield _union_layer(slices, np.concatenate([waits, ranges[category == "communication"]]), parts["communication"])
     for part in ("data loading", "saving", "compile"):
-        yield _union_layer(slices, ranges[category == part], parts.number(part))
-    yield _union_layer(slices, np.flatnonzero(own & (slices.kind == GARBAGE_COLLECTION)), parts.number("gc"))
-    yield _union_layer(slices, ranges[category == "evaluation"], parts.number("evaluation"))
+        yield _union_layer(slices, ranges[category == part], parts[part])
+    yield _union_layer(slices, np.flatnonzero(own & (slices.kind == GARBAGE_COLLECTION)), parts["gc"])
+    yield _union_layer(slices, ranges[category == "evaluation"], parts["evaluation"])
 
 
 def _category(timeline: Timeline, name: int) -> str:
@@ -288,13 +285,13 @@ def _union_layer(slices: Slices, rows: AnyArray, part: int) -> _Layer:
     return _Layer(times.start, times.end, np.full(len(times.start), part, np.int64))
 
 
-def _by_name(timeline: Timeline, rows: AnyArray, parts: _PartNames) -> Iterator[_Layer]:
+def _by_name(timeline: Timeline, rows: AnyArray, parts: Numbering[str]) -> Iterator[_Layer]:
     """Yield a layer for each depth of ranges, the outermost first; a range is the part of its name."""
     slices = timeline.slices
     for depth in np.unique(slices.depth[rows]).tolist():
         level = rows[slices.depth[rows] == depth]
         level = level[np.argsort(slices.start[level], kind="stable")]
-        number = np.array([parts.number(timeline.names[name].label) for name in slices.name[level].tolist()], np.int64)
+        number = np.array([parts[timeline.names[name].label] for name in slices.name[level].tolist()], np.int64)
         yield _Layer(slices.start[level], slices.end[level], number)
 
 
@@ -305,19 +302,23 @@ def _hold_any(slices: Slices, rows: AnyArray, inner: AnyArray) -> BoolArray:
     return np.asarray(last > first, np.bool_)
 
 
-def _gaps_before_passes(slices: Slices, models: AnyArray, passes: AnyArray, part: int) -> _Layer:
-    """Return the time from the end of the last call before each backward pass to the begin of the pass."""
-    calls = union_of(slices.start[models], slices.end[models])
-    begins = np.unique(slices.start[passes])
-    if not len(calls.start):
-        return _Layer(calls.start, calls.end, calls.start)
-    at = np.searchsorted(calls.end, begins, side="right") - 1
-    begins, at = begins[at >= 0], at[at >= 0]
-    # One gap per call: a second pass behind the same call is no loss of it.
-    at, first = np.unique(at, return_index=True)
-    start, end = calls.end[at], begins[first]
-    next_start = np.append(calls.start, np.iinfo(np.int64).max)[at + 1]
-    kept = end <= next_start
+def _gaps_before_passes(slices: Slices, models: AnyArray, passes: AnyArray, optimizers: AnyArray, part: int) -> _Layer:
+    """Return the time of the loss: between forward and backward, outside of both.
+
+    It is behind each call that has a backward, and before each backward pass: behind any call, or behind another pass
+    if no optimizer runs in between.
+    """
+    both = np.concatenate([models, passes])
+    busy = union_of(slices.start[both], slices.end[both])
+    if not len(models):
+        return _Layer(busy.start[:0], busy.end[:0], busy.start[:0])
+    start, end = busy.end[:-1], busy.start[1:]
+    backward = (slices.kind == MODULE) & (slices.phase == BACKWARD)
+    backed = models[np.isin(slices.link[models], slices.link[backward]) & (slices.link[models] >= 0)]
+    optimized = np.diff(np.searchsorted(np.sort(slices.start[optimizers]), np.stack([start, end]), "left"), axis=0)[0]
+    before_pass = np.isin(end, slices.start[passes])
+    kept = np.isin(start, slices.end[backed])
+    kept |= before_pass & (np.isin(start, slices.end[models]) | (optimized == 0) & (start >= slices.end[models].min()))
     return _Layer(start[kept], end[kept], np.full(int(np.count_nonzero(kept)), part, np.int64))
 
 

@@ -1,7 +1,5 @@
 """Percentiles over steps: in how long a step each module is usually done."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,10 +23,8 @@ def median_and_p95_by_group(
         found.append((np.searchsorted(group[counted], np.arange(groups + 1)), ns[counted]))
     p50, p95 = np.zeros((2, groups), np.int64)
     for index in range(groups):
-        sums = np.sort(np.concatenate([ns[first[index] : first[index + 1]] for first, ns in found]))
-        if count := len(sums):
-            p50[index] = (sums[(count - 1) // 2] + sums[count // 2]) // 2
-            p95[index] = sums[int(np.ceil(count * 0.95)) - 1]
+        sums = np.sort(np.concatenate([ns[first[index] : first[index + 1]] for first, ns in found])).tolist()
+        p50[index], p95[index] = median(sums), nearest_rank(sums, 0.95)
     return p50, p95
 
 
@@ -53,14 +49,10 @@ def sum_by_group_and_step(
 
 def median(values: Sequence[int]) -> int:
     """Return the middle value, or the whole mean of the middle two; 0 without values."""
-    if not values:
-        return 0
-    in_order = sorted(values)
-    return (in_order[(len(values) - 1) // 2] + in_order[len(values) // 2]) // 2
+    in_order = sorted(values) or [0]
+    return (in_order[(len(in_order) - 1) // 2] + in_order[len(in_order) // 2]) // 2
 
 
 def nearest_rank(values: Sequence[int], fraction: float) -> int:
     """Return the least of the values that `fraction` of them do not exceed; 0 without values."""
-    if not values:
-        return 0
-    return sorted(values)[max(int(np.ceil(len(values) * fraction)), 1) - 1]
+    return sorted(values)[max(int(np.ceil(len(values) * fraction)), 1) - 1] if values else 0

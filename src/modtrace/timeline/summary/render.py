@@ -5,112 +5,106 @@ from __future__ import annotations
 import html
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ..._tables import CellKind, Table, shortened, to_html, to_markdown, to_text, without_columns
 from ..._terminal import counted, printable, wrapped
-from .device_summary import device_table, device_totals
-from .flop_summary import flop_table
+from .device_summary import device_table, device_totals, times_table
+from .flop_summary import flop_table, rate_table
 from .memory_summary import memory_tables
-from .module_rows import GpuStepTimes, ModuleTimes, in_tree_order
+from .module_rows import GpuStepTimes, in_tree_order
 from .overview import overview_lines, steps_note
-from .step_times import StepTimes
 from .units import UnitTimes
 
 if TYPE_CHECKING:
     from .module_summary import Summary
 
 
-class _Column(NamedTuple):
-    """A column.
-
-    Attributes:
-        heading: its title; times are in ms.
-        field: of `ModuleTimes` or `StepTimes`; "share" is the total's part of all steps.
-        rank: the column with the highest rank is hidden first if the table is too wide; 0: never.
-        optional: hide it if it is 0 in every row.
-    """
-
-    heading: str
-    field: str
-    rank: int = 0
-    optional: bool = False
-
-
-_CPU_COLUMNS = (
-    _Column("module", "fqn"),
-    _Column("class", "module_class", 6),
-    _Column("calls", "calls", 2),
-    _Column("% step", "share"),
-    _Column("total ms", "total_ns"),
-    _Column("self", "self_ns"),
-    _Column("mean", "mean_ns", 8),
-    _Column("step p50", "step_p50_ns", 4),
-    _Column("step p95", "step_p95_ns", 5),
-    _Column("forward", "forward_ns", 1),
-    _Column("forward self", "forward_self_ns", 9),
-    _Column("backward", "backward_ns", 1),
-    _Column("backward self", "backward_self_ns", 9),
-    _Column("recompute", "recompute_ns", 3, optional=True),
-    _Column("recompute self", "recompute_self_ns", 9, optional=True),
+_CPU_COLUMNS: tuple[tuple[str, str, int], ...] = (
+    ("module", "fqn", 0),
+    ("class", "module_class", 6),
+    ("calls", "calls", 2),
+    ("total ms", "total_ns", 0),
+    ("self", "self_ns", 0),
+    ("mean", "mean_ns", 8),
+    ("step p50", "step_p50_ns", 4),
+    ("step p95", "step_p95_ns", 5),
+    ("forward", "forward_ns", 1),
+    ("forward self", "forward_self_ns", 9),
+    ("backward", "backward_ns", 1),
+    ("backward self", "backward_self_ns", 9),
+    ("recompute", "recompute_ns", 3),
+    ("recompute self", "recompute_self_ns", 9),
 )
 # There is no room for percentiles, and self times of single phases, of the CPU beside GPU times.
-_GPU_COLUMNS = (
-    _Column("module", "fqn"),
-    _Column("class", "module_class", 6),
-    _Column("calls", "calls", 3),
-    _Column("forward ms", "forward_ns", 5, optional=True),
-    _Column("backward ms", "backward_ns", 5, optional=True),
-    _Column("recompute ms", "recompute_ns", 5, optional=True),
-    _Column("self ms", "self_ns", 2, optional=True),
-    _Column("kernels", "kernels", 4, optional=True),
-    _Column("GPU forward ms", "gpu_forward_ns", 1, optional=True),
-    _Column("GPU backward ms", "gpu_backward_ns", 1, optional=True),
-    _Column("GPU recompute ms", "gpu_recompute_ns", 1, optional=True),
-    _Column("GPU self ms", "gpu_self_ns", 0, optional=True),
-    _Column("communication ms", "communication_ns", 0, optional=True),
-    _Column("overlapped", "communication_overlap_ns", 2, optional=True),
+_GPU_COLUMNS: tuple[tuple[str, str, int], ...] = (
+    ("module", "fqn", 0),
+    ("class", "module_class", 6),
+    ("calls", "calls", 3),
+    ("forward ms", "forward_ns", 5),
+    ("backward ms", "backward_ns", 5),
+    ("recompute ms", "recompute_ns", 5),
+    ("self ms", "self_ns", 2),
+    ("kernels", "kernels", 4),
+    ("GPU forward ms", "gpu_forward_ns", 1),
+    ("GPU backward ms", "gpu_backward_ns", 1),
+    ("GPU recompute ms", "gpu_recompute_ns", 1),
+    ("GPU self ms", "gpu_self_ns", 0),
+    ("communication ms", "communication_ns", 0),
+    ("overlapped", "communication_overlap_ns", 2),
 )
-_STEP_COLUMNS = (
-    _Column("step", "step"),
-    _Column("duration ms", "duration_ns"),
-    _Column("forward", "forward_ns", 1),
-    _Column("backward", "backward_ns", 1),
-    _Column("recompute", "recompute_ns", 2, optional=True),
-    _Column("before", "before_ns", 5),
-    _Column("between", "between_ns", 4),
-    _Column("after", "after_ns", 3),
-    _Column("evaluation", "evaluation_ns", 2, optional=True),
-    _Column("backward()", "backward_pass_ns", 6, optional=True),
+_STEP_COLUMNS: tuple[tuple[str, str, int], ...] = (
+    ("step", "step", 0),
+    ("duration ms", "duration_ns", 0),
+    ("forward", "forward_ns", 1),
+    ("backward", "backward_ns", 1),
+    ("recompute", "recompute_ns", 2),
+    ("before", "before_ns", 5),
+    ("between", "between_ns", 4),
+    ("after", "after_ns", 3),
+    ("evaluation", "evaluation_ns", 2),
+    ("backward()", "backward_pass_ns", 6),
 )
-_GPU_STEP_COLUMNS = (
-    _Column("GPU", "gpu_ns", 1, optional=True),
-    _Column("communication", "communication_ns", 2, optional=True),
-    _Column("overlapped", "communication_overlap_ns", 7, optional=True),
+_GPU_STEP_COLUMNS: tuple[tuple[str, str, int], ...] = (
+    ("GPU", "gpu_ns", 1),
+    ("communication", "communication_ns", 2),
+    ("overlapped", "communication_overlap_ns", 7),
 )
+
+
+_OPTIONAL = ("recompute_ns", "recompute_self_ns", "evaluation_ns", "backward_pass_ns")
+"""Columns that are hidden if they are 0 in every row; so are all times and counts of GPUs, and beside these."""
+_OPTIONAL_ON_GPU = [field for _, field, _ in (*_GPU_COLUMNS[3:], *_GPU_STEP_COLUMNS)]
 
 
 def modules_table(summary: Summary) -> Table:
     """Return the table of modules, or of classes if the summary is by class."""
-    columns: Sequence[_Column] = _CPU_COLUMNS if summary.gpu is None else _GPU_COLUMNS
+    columns = _CPU_COLUMNS if summary.gpu is None else _GPU_COLUMNS
     if summary.by == "class":
-        columns = (_Column("class", "module_class"), *columns[2:])
-    if not summary.steps_ns:
-        columns = tuple(column for column in columns if column.field != "share")
-    return _table(columns, summary.rows, summary)
+        columns = (("class", "module_class", 0), *columns[2:])
+    table = times_table(columns, summary.rows, _OPTIONAL if summary.gpu is None else _OPTIONAL_ON_GPU)
+    if summary.gpu is None and summary.steps_ns:
+        shares = [f"{100 * row.total_ns / summary.steps_ns:.1f}" for row in summary.rows]
+        at = table.headings.index("calls") + 1
+        for cells, share in zip([table.headings, *table.rows], ["% step", *shares], strict=True):
+            cells.insert(at, share)
+        table.kinds.insert(at, "number")
+        table.hide_order.insert(at, 0)
+    return table
 
 
 def steps_table(summary: Summary) -> Table:
     """Return the table of steps, slowest first; the duration of one that is not whole ends with `+`."""
     steps = sorted(summary.steps, key=lambda step: step.training_ns, reverse=True)
-    table = _table(_STEP_COLUMNS, steps, summary)
+    table = times_table(_STEP_COLUMNS, steps, _OPTIONAL)
     names = {step.step: f"{step.name} {step.step}" for step in summary.step_parts if summary.units}
     for cells, step in zip(table.rows, steps, strict=True):
         cells[0] = names.get(step.step, cells[0])
         cells[1] += "" if step.whole else "+"
     # Of steps that are calls no GPU times are known.
     gpu_of = {gpu.step: gpu for gpu in summary.gpu_steps if not summary.units}
-    beside = _table(_GPU_STEP_COLUMNS, [gpu_of.get(step.step, GpuStepTimes(step.step)) for step in steps], summary)
+    on_gpu = [gpu_of.get(step.step, GpuStepTimes(step.step)) for step in steps]
+    beside = times_table(_GPU_STEP_COLUMNS, on_gpu, _OPTIONAL_ON_GPU)
     rows = [[*cells, *more] for cells, more in zip(table.rows, beside.rows, strict=True)]
     return Table(
         [*table.headings, *beside.headings],
@@ -193,24 +187,6 @@ def _units_table(units: Sequence[UnitTimes]) -> Table:
     headings = ["step", "thread", "count", "calls", "p50 ms", "p95", "p99", "per second"]
     kinds: list[CellKind] = ["name", "name", *(["number"] * 6)]  # type: ignore[list-item]
     return Table(headings, rows, kinds, [0, 1, 2, 3, 0, 0, 0, 0])
-
-
-def _table(
-    columns: Sequence[_Column],
-    rows: Sequence[ModuleTimes] | Sequence[StepTimes] | Sequence[GpuStepTimes],
-    summary: Summary,
-) -> Table:
-    shown = [column for column in columns if not column.optional or any(getattr(row, column.field) for row in rows)]
-    kinds: list[CellKind] = ["name" if column.field in {"fqn", "module_class"} else "number" for column in shown]
-    cells = [[_cell(row, column.field, summary) for column in shown] for row in rows]
-    return Table([column.heading for column in shown], cells, kinds, [column.rank for column in shown])
-
-
-def _cell(row: ModuleTimes | StepTimes | GpuStepTimes, field: str, summary: Summary) -> str:
-    if field == "share":
-        return f"{100 * row.total_ns / summary.steps_ns:.1f}" if isinstance(row, ModuleTimes) else ""
-    value = getattr(row, field)
-    return f"{int(value) / 1e6:.3f}" if field.endswith("_ns") else str(value)
 
 
 _GAP = "  "
@@ -324,7 +300,8 @@ def modules_markdown(summary: Summary, width: int | None = None) -> str:
 
 def _more_tables(summary: Summary) -> list[Table]:
     """Return the tables of memory and of FLOPs, if these were recorded."""
-    return [*memory_tables(summary.memory), *([] if summary.flops is None else [flop_table(summary.flops)])]
+    flops = [] if summary.flops is None else [flop_table(summary.flops), rate_table(summary.flops)]
+    return [*memory_tables(summary.memory), *(table for table in flops if table.rows)]
 
 
 def steps_markdown(summary: Summary, limit: int | None = None) -> str:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ..._errors import ModtraceError
-from ..._typing import BoolArray, Int64Array
+from ..._typing import AnyArray, BoolArray, Int64Array
 from ..contents import RANGE_CLASS
 from ..gpu_tracks import without_gpu
 from ..select import first_process_tracks, keep_tracks
-from ..slices import BACKWARD_PASS, FORWARD, RANGE, RECOMPUTE
+from ..slices import BACKWARD_PASS, FORWARD, RANGE, RECOMPUTE, Slices
 from ..time_intervals import TimeIntervals, union_of
 from .step_bounds import OPTIMIZER, StepBounds, find_step_bounds, once_per_timeline
 
@@ -79,19 +79,21 @@ def measure_steps(timeline: Timeline, step_by: str) -> list[StepTimes]:
 
 def _measure(timeline: Timeline, bounds: StepBounds) -> list[StepTimes]:
     columns, (number, start, end, whole) = timeline.columns, bounds[:4]
-    trains, evaluations = ~is_in_evaluation(timeline), _evaluation_times(timeline)
+
+    def union(slices: Slices, chosen: AnyArray | slice) -> TimeIntervals:
+        return union_of(slices.start[chosen], slices.end[chosen])
+
+    trains, evaluations = ~is_in_evaluation(timeline), union(timeline.slices, _evaluation_rows(timeline))
     if bounds.step_by != OPTIMIZER:  # an evaluation's calls are steps too
         trains, evaluations = np.ones(len(columns), np.bool_), TimeIntervals(start[:0], end[:0])
     is_root = columns.parent < 0
     recomputes = columns.phase == RECOMPUTE
     is_backward = columns.phase != FORWARD
-    all_busy = _union(timeline, is_root & trains)
+    all_busy = union(columns, is_root & trains)
     modules = all_busy.time_within(start, end)
-    backward = _union(timeline, is_backward & trains & (is_root | ~is_backward[columns.parent])).time_within(start, end)
-    recompute = _union(timeline, recomputes & trains & (is_root | ~recomputes[columns.parent])).time_within(start, end)
-    passes = timeline.slices.block_of(BACKWARD_PASS)
-    pass_times = union_of(timeline.slices.start[passes], timeline.slices.end[passes])
-    whole_passes = pass_times.time_within(start, end)
+    backward = union(columns, is_backward & trains & (is_root | ~is_backward[columns.parent])).time_within(start, end)
+    recompute = union(columns, recomputes & trains & (is_root | ~recomputes[columns.parent])).time_within(start, end)
+    passes = union(timeline.slices, timeline.slices.block_of(BACKWARD_PASS)).time_within(start, end)
     before, after = _edges_outside(all_busy, start, end)
     either = union_of(np.append(all_busy.start, evaluations.start), np.append(all_busy.end, evaluations.end))
     evaluation = either.time_within(start, end) - modules
@@ -99,7 +101,7 @@ def _measure(timeline: Timeline, bounds: StepBounds) -> list[StepTimes]:
     after = after - evaluations.time_within(end - after, end)
     between = end - start - evaluation - modules - before - after
     phases = modules - backward, backward - recompute, recompute
-    fields = number, end - start, *phases, before, between, after, whole_passes, whole, evaluation
+    fields = number, end - start, *phases, before, between, after, passes, whole, evaluation
     return [StepTimes(*row) for row in zip(*(field.tolist() for field in fields), strict=True)]
 
 
@@ -117,21 +119,11 @@ def is_in_evaluation(timeline: Timeline) -> BoolArray:
     return inside
 
 
-def _evaluation_times(timeline: Timeline) -> TimeIntervals:
-    rows = _evaluation_rows(timeline)
-    return union_of(timeline.slices.start[rows], timeline.slices.end[rows])
-
-
 def _evaluation_rows(timeline: Timeline) -> Int64Array:
     class_name = f"{RANGE_CLASS}evaluation"
     is_evaluation = np.array([name.module_class == class_name for name in timeline.names] or [False], np.bool_)
     slices = timeline.slices
     return np.flatnonzero((slices.kind == RANGE) & is_evaluation[slices.name])
-
-
-def _union(timeline: Timeline, spans: BoolArray) -> TimeIntervals:
-    """Return the time that any of the spans covers."""
-    return union_of(timeline.columns.start[spans], timeline.columns.end[spans])
 
 
 def _edges_outside(busy: TimeIntervals, start: Int64Array, end: Int64Array) -> tuple[Int64Array, Int64Array]:

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ..._numbering import Numbering
 from ..._typing import BoolArray, Int64Array
+from ..contents import BYTES_ACCESSED, Process
 from ..gpu_tracks import without_gpu
 from ..select import first_process_tracks
 from ..slices import FORWARD, PHASES, RECOMPUTE, Columns
 from .device_summary import summarize_device
-from .flop_summary import describe_flops, read_flops, with_flops
+from .flop_summary import describe_flops, read_flops
 from .memory_summary import summarize_memory
 from .module_rows import GroupBy, Groups, ModuleTimes, group_modules
 from .module_summary import Summary
@@ -46,15 +48,21 @@ def summarize(timeline: Timeline, by: GroupBy = "module", step_by: str | None = 
             for row, took in zip(rows, memory.rows, strict=True)
         ]
     flops, costs = read_flops(timeline), None
-    if flops is not None:
+    moved = None if flops is None else read_flops(timeline, BYTES_ACCESSED)
+    if flops is not None and moved is not None:
         columns, count = timeline.columns, len(spans.groups)
         total = _add_up(columns, spans, flops.total, flops.own)[:, order]
-        rows = with_flops(rows, total, flops.is_unknown(columns, spans.group, count)[:, order])
+        unknown = flops.is_unknown(columns, spans.group, count)[:, order]
+        rows = [
+            row._replace(flops_forward=forward, flops_backward=backward, flops_recompute=recompute)
+            for row, (forward, backward, recompute) in zip(rows, np.where(unknown, None, total).T.tolist(), strict=True)  # type: ignore[call-overload]
+        ]
         self_flops = np.zeros(count, np.int64)
         np.add.at(self_flops, spans.group, flops.own)
         numbers = [whole.step for whole in summary.steps]
         in_steps = flops.in_steps(columns, np.where(spans.own, spans.step, -1), numbers)
-        costs = describe_flops(timeline, rows, self_flops[order].tolist(), in_steps, summary.steps, device)
+        nbytes = _add_up(columns, spans, moved.total, moved.own)[:, order]
+        costs = describe_flops(timeline, rows, self_flops[order].tolist(), nbytes, in_steps, summary.steps, device)
     return replace(
         summary,
         rows=rows,
@@ -236,12 +244,10 @@ def _add_up(columns: Columns, spans: _Spans, in_phase: Int64Array, own: Int64Arr
 
 def _time_of_others(timeline: Timeline) -> int:
     """Return what the processes but the first took, in ns: each from the start of its first span to its last end."""
-    index_of = {
-        process: index for index, process in enumerate(dict.fromkeys(track.process for track in timeline.tracks))
-    }
+    index_of = Numbering[Process]()
+    process = np.array([index_of[track.process] for track in timeline.tracks], np.int64)[timeline.columns.track]
     if len(index_of) < 2:
         return 0
-    process = np.array([index_of[track.process] for track in timeline.tracks], np.int64)[timeline.columns.track]
     first_start = np.full(len(index_of), np.iinfo(np.int64).max)
     last_end = np.full(len(index_of), np.iinfo(np.int64).min)
     np.minimum.at(first_start, process, timeline.columns.start)

@@ -1,0 +1,152 @@
+"""Which call made each node: the innermost one whose range of sequence numbers holds the node's."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..._typing import BoolArray, Int64Array
+from ...ring.slot_format import FORWARD_THREAD_MASK, NO_NAME, SEQUENCE_MASK, Events, Kind
+from .intervals import Intervals, find_key
+
+_MAX_ROUNDS = 4
+"""How many backward passes are followed that each run the graph which the one before it made."""
+
+
+def enclosing_call(intervals: Intervals) -> Int64Array:
+    """Return for each interval the index of the innermost call around it, through nodes, or -1."""
+    call: Int64Array = intervals.parent.copy()
+    while True:
+        through = (call >= 0) & intervals.is_node[call]
+        if not through.any():
+            return call
+        call[through] = intervals.parent[call[through]]
+
+
+def attribute_nodes(intervals: Intervals, events: Events, torch_threads: Int64Array) -> Int64Array:
+    """Return for each node the index of the call it belongs to; -1 for calls, and for nodes of no known call.
+
+    Args:
+        intervals: calls and nodes.
+        events: where they came from.
+        torch_threads: int64, torch's number of each thread of the name table, -1 if it is not known.
+    """
+    call = np.full(len(intervals), -1, np.int64)
+    _attribute_by_key(intervals, call)
+    native = intervals.is_node & (intervals.forward_thread >= 0)
+    if native.any():
+        _attribute_by_sequence(intervals, events, torch_threads, native, call)
+    return call
+
+
+def count_outside_runs(intervals: Intervals, call: Int64Array) -> int:
+    """Return how many runs of nodes of no known call there are, each in one pass on one thread.
+
+    Runs, as engines that write only where the nodes of another call begin do not see each node.
+
+    Args:
+        intervals: calls and nodes.
+        call: what `attribute_nodes` returned.
+    """
+    nodes = np.flatnonzero(intervals.is_node)
+    thread, backward_pass = intervals.thread[nodes], intervals.backward_pass[nodes]
+    order = np.lexsort((intervals.start_position[nodes], backward_pass, thread))
+    outside = call[nodes[order]] < 0
+    goes_on = (np.diff(thread[order]) == 0) & (np.diff(backward_pass[order]) == 0) & outside[:-1]
+    return int(np.count_nonzero(outside)) - int(np.count_nonzero(outside[1:] & goes_on))
+
+
+def _attribute_by_key(intervals: Intervals, call: Int64Array) -> None:
+    """Fill in `call` for the nodes of the portable engine, which notes the call itself."""
+    nodes = np.flatnonzero(intervals.is_node & (intervals.forward_thread < 0) & (intervals.name != NO_NAME))
+    calls = np.flatnonzero(~intervals.is_node)
+    # Pairs of (name, key) are compared as one number.
+    shift = np.int64(1 << 32)
+    call_id = intervals.name[calls] * shift + intervals.call_key[calls]
+    position = find_key(call_id, intervals.name[nodes] * shift + intervals.call_key[nodes])
+    call[nodes] = np.where(position >= 0, calls[position] if len(calls) else -1, -1)
+
+
+def _attribute_by_sequence(
+    intervals: Intervals, events: Events, torch_threads: Int64Array, native: BoolArray, call: Int64Array
+) -> None:
+    """Fill in `call` for the nodes of the native engine, by their sequence numbers."""
+    enclosing = enclosing_call(intervals)
+    ranges = _create_graph_nodes(intervals, events)
+    nodes = np.flatnonzero(native)
+    forward_thread = intervals.forward_thread[nodes]
+    threads = [
+        (nodes[forward_thread == torch_thread & FORWARD_THREAD_MASK], _boundaries(intervals, enclosing, thread, ranges))
+        for thread, torch_thread in enumerate(torch_threads.tolist())
+        if torch_thread >= 0
+    ]
+    for _ in range(_MAX_ROUNDS if ranges else 1):
+        before = call.copy()
+        for own, boundaries in threads:
+            if len(own) and len(boundaries.sequence):
+                position = np.searchsorted(boundaries.sequence, intervals.sequence[own], side="right") - 1
+                index = np.maximum(position, 0)
+                builder = boundaries.builder[index]
+                innermost = np.where(builder >= 0, before[builder], boundaries.innermost[index])
+                call[own] = np.where(position >= 0, innermost, -1)
+        if np.array_equal(before, call):
+            break
+
+
+class _Boundaries(NamedTuple):
+    """What makes the nodes of one thread, from each sequence number on.
+
+    Attributes:
+        sequence: int64[n], ascending.
+        innermost: int64[n], the innermost call from there on, or -1.
+        builder: int64[n], the node that makes nodes while it runs (`create_graph=True`) from there on, or -1.
+    """
+
+    sequence: Int64Array
+    innermost: Int64Array
+    builder: Int64Array
+
+
+def _boundaries(
+    intervals: Intervals, enclosing: Int64Array, thread: int, ranges: dict[int, tuple[int, int]]
+) -> _Boundaries:
+    calls = np.flatnonzero((intervals.thread == thread) & ~intervals.is_node)
+    builders = np.array([node for node in ranges if intervals.thread[node] == thread], np.int64)
+    built = np.array([ranges[node] for node in builders.tolist()], np.int64).reshape(-1, 2)
+    no_call = np.full(len(builders), -1, np.int64)
+    no_builder = np.full(len(calls), -1, np.int64)
+    start, end = intervals.start_position, intervals.end_position
+    position = np.concatenate([start[calls], end[calls], start[builders], end[builders]])
+    sequence = np.concatenate([intervals.sequence[calls], intervals.exit_sequence[calls], built[:, 0], built[:, 1]])
+    innermost = np.concatenate([calls, enclosing[calls], no_call, enclosing[builders]])
+    builder = np.concatenate([no_builder, no_builder, builders, no_call])
+    known = sequence >= 0
+    # A clipped interval ends together with the one around it, and that one comes last.
+    tie = np.concatenate([no_builder, -start[calls], no_call, -start[builders]])
+    order = np.lexsort((tie[known], position[known]))
+    return _Boundaries(sequence[known][order], innermost[known][order], builder[known][order])
+
+
+def _create_graph_nodes(intervals: Intervals, events: Events) -> dict[int, tuple[int, int]]:
+    """Return the nodes that ran with `create_graph=True`, with the thread's sequence numbers before and after each."""
+    if not np.any(events.kind == Kind.GRAPH_BUILT):
+        return {}
+    nodes = np.flatnonzero(intervals.is_node & (intervals.forward_thread >= 0))
+    by_begin = {(int(intervals.start_position[node]) - 1) // 2: int(node) for node in nodes}
+    by_end = {(int(intervals.end_position[node]) - 1) // 2: int(node) for node in nodes}
+    previous: dict[int, int] = {}
+    before: dict[int, int] = {}
+    ranges: dict[int, tuple[int, int]] = {}
+    # The first of these events follows its node's begin and the second comes just before its end, on the same thread.
+    kinds = (Kind.GRAPH_BUILT, Kind.NODE_BEGIN, Kind.NODE_END)
+    for index in np.flatnonzero(np.isin(events.kind, kinds)).tolist():
+        thread = int(events.thread[index])
+        kind = events.kind[index]
+        last = previous.get(thread)
+        if kind == Kind.GRAPH_BUILT and last in by_begin:
+            before[by_begin[last]] = int(events.value[index]) & SEQUENCE_MASK
+        elif kind == Kind.NODE_END and last is not None and events.kind[last] == Kind.GRAPH_BUILT:
+            node = by_end.get(index)
+            if node is not None and node in before:
+                ranges[node] = (before[node], int(events.value[last]) & SEQUENCE_MASK)
+        previous[thread] = index
+    return ranges

@@ -1,0 +1,142 @@
+"""Where a large ring can be cut: behind steps after which nothing belongs to what is before.
+
+What belongs together has a number that is given out in order: the calls of a module, the nodes that a thread makes, the
+passes, the collectives. A cut parts nothing if no number that comes behind it was given out before it.
+"""
+
+from collections.abc import Iterable
+from itertools import compress
+
+import numpy as np
+
+from ..._typing import BoolArray, Int8Array, Int64Array
+from ...ring import Events, Kind
+from ...ring.slot_format import (
+    CALL_ENTER_KINDS,
+    CALL_EXIT_KINDS,
+    CALL_INDEX_MASK,
+    FORWARD_THREAD_MASK,
+    FORWARD_THREAD_SHIFT,
+    NO_NAME,
+    RECOMPUTE_BIT,
+    SEQUENCE_BITS,
+    SEQUENCE_MASK,
+)
+from .analysis import NameLookup
+from .intervals import segment_pass
+
+_WINDOWS = 4
+"""Parts of a block; in each, one cut is looked at: the last one at which the fewest calls and passes are open."""
+_PASS, _SEGMENTS, _COLLECTIVE, _FIRST_THREAD = range(4)
+"""Columns of numbers. Those of threads are followed by two for each name: of its calls, and of those that run again."""
+_CALL_KINDS = (*CALL_ENTER_KINDS, *CALL_EXIT_KINDS)
+_FOREVER = np.iinfo(np.int64).max
+
+_Numbers = tuple[Int64Array, Int64Array, Int64Array]
+"""The indexes of some events, the columns of their numbers (-1: that of a thread that is not known), and these."""
+
+
+def find_cuts(blocks: Iterable[Events], lookup: NameLookup, ends: Int64Array, *, is_part: bool = False) -> list[int]:
+    """Return serial numbers from which on nothing belongs to what is before; none if names are lost.
+
+    Args:
+        blocks: the events of a ring, in order.
+        lookup: the name table.
+        ends: serial numbers of the ends of steps: cuts are behind these, but not behind the last, so that no piece is
+            an evaluation alone. Without any, they can be anywhere.
+        is_part: whether the blocks are a part of a ring. Then what was given out before them is lower than the first
+            number that is given out in them; if none is, it can be any.
+    """
+    count = _FIRST_THREAD + len(lookup.threads) + 2 * len(lookup.names) + 1
+    # By cut, what was given out since the one before it, and the lowest that comes; one row more than cuts.
+    cuts, made, used = list[int](), [np.full(count, -1)], [np.full(count, _FOREVER)]
+    is_open, first = np.zeros(0, np.int64), np.full(count, _FOREVER)
+    for events in blocks:
+        names = events.name[is_any(events.kind, _CALL_KINDS)]
+        if names.max(initial=-1) >= len(lookup.names) or events.thread.max(initial=-1) >= len(lookup.threads):
+            return []
+        begun, ended, given_out, coming, new = _numbers(events, lookup)
+        for _, column, number in new if is_part else ():
+            np.minimum.at(first, column, number)
+        candidates = _candidates(events, ends)
+        part = np.searchsorted(candidates, events.serial, "right")
+        for rows, function, found in ((made, np.maximum, given_out), (used, np.minimum, coming)):
+            more = np.full((len(candidates) + 1, count), -1 if rows is made else _FOREVER)
+            for at, column, number in found:
+                function.at(more.reshape(-1), part[at] * count + column, number)
+            function(rows[-1], more[0], out=rows[-1])
+            rows.extend(more[1:])
+        cuts += candidates.tolist()
+        # Each as one number: twice what begins, and one more where it ends.
+        edges = [(column << SEQUENCE_BITS | number) * 2 for _, column, number in begun]
+        edges += [(column << SEQUENCE_BITS | number) * 2 + 1 for _, column, number in ended]
+        edge = np.sort(np.concatenate([is_open, *edges]))
+        is_open = edge[(np.diff(edge >> 1, append=-1) != 0) & (edge & 1 == 0)]
+        lost = edge[(np.diff(edge >> 1, prepend=-1) != 0) & (edge & 1 == 1)] >> 1
+        lost = lost[lost >> SEQUENCE_BITS != _SEGMENTS]  # the end of a pass in which no node of a module ran
+        np.maximum.at(made[0], lost >> SEQUENCE_BITS, lost & SEQUENCE_MASK)
+    np.minimum.at(used[-1], is_open >> SEQUENCE_BITS + 1, is_open >> 1 & SEQUENCE_MASK)
+    if is_part:
+        np.maximum(made[0], first - 1, out=made[0])
+    before = np.maximum.accumulate(made)[:-1]
+    behind = np.minimum.accumulate(used[::-1])[::-1][1:]
+    parts_nothing: list[bool] = np.all((before < behind)[:, :-1], axis=1).tolist()
+    return [*compress(cuts, parts_nothing)]
+
+
+def is_any(found: Int8Array, kinds: Iterable[Kind]) -> BoolArray:
+    """Return which are of some kinds; many times faster than `np.isin`."""
+    found_any = np.zeros(len(found), np.bool_)
+    for kind in kinds:
+        found_any |= found == kind
+    return found_any
+
+
+def _candidates(events: Events, ends: Int64Array) -> Int64Array:
+    """Return the serial numbers behind which a block may be cut, in order."""
+    open_ = np.cumsum(is_any(events.kind, (*CALL_ENTER_KINDS, Kind.PASS_BEGIN)).astype(np.int64))
+    open_ -= np.cumsum(is_any(events.kind, (*CALL_EXIT_KINDS, Kind.PASS_END)))
+    at = np.flatnonzero(np.isin(events.serial, ends[:-1])) if len(ends) else np.arange(len(events))
+    best = [part[len(part) - 1 - np.argmin(open_[part[::-1]])] for part in np.array_split(at, _WINDOWS) if len(part)]
+    return events.serial[np.array(best, np.int64)] + 1
+
+
+def _numbers(events: Events, lookup: NameLookup) -> list[list[_Numbers]]:
+    """Return the numbers of what begins, what ends, what is given out, what comes, and what is new when it comes."""
+    value, first_name = events.value, _FIRST_THREAD + len(lookup.threads)
+    torch_threads, known = lookup.torch_threads, np.flatnonzero(lookup.torch_threads >= 0)
+    column_of = np.full(FORWARD_THREAD_MASK + 1, -1)
+    column_of[torch_threads[known] & FORWARD_THREAD_MASK] = _FIRST_THREAD + known
+    own_column = np.where(torch_threads >= 0, column_of[torch_threads & FORWARD_THREAD_MASK], -1)
+
+    def find(*kinds: Kind) -> Int64Array:
+        return np.flatnonzero(is_any(events.kind, kinds))
+
+    def numbers(column: int, *kinds: Kind) -> _Numbers:
+        at = find(*kinds)
+        return at, np.full(len(at), column), value[at] & SEQUENCE_MASK
+
+    def calls(*kinds: Kind) -> _Numbers:
+        at = find(*kinds)
+        again = is_any(events.kind[at], (Kind.RECOMPUTE_ENTER, Kind.RECOMPUTE_EXIT))
+        return (
+            at,
+            first_name + 2 * events.name[at].astype(np.int64) + again,
+            value[at] >> SEQUENCE_BITS & CALL_INDEX_MASK,
+        )
+
+    segments = find(Kind.CALL_BACKWARD, Kind.SEGMENT_BEGIN)
+    in_pass = segments, np.full(len(segments), _SEGMENTS), segment_pass(events.take(segments)) & SEQUENCE_MASK
+    made_by = find(Kind.CALL_BACKWARD)
+    name, key = events.name[made_by].astype(np.int64), value[made_by]
+    called = np.where(name == NO_NAME, -1, first_name + 2 * name + (key & RECOMPUTE_BIT != 0))
+    at = find(Kind.NODE_BEGIN, Kind.NODE_END, Kind.SEGMENT_BEGIN)
+    nodes = at, column_of[events.name[at] >> FORWARD_THREAD_SHIFT], value[at] & SEQUENCE_MASK
+    at = find(*_CALL_KINDS, Kind.GRAPH_BUILT)
+    counted = at, own_column[events.thread[at]], (value[at] & SEQUENCE_MASK) - 1
+    begins = [calls(*CALL_ENTER_KINDS), numbers(_PASS, Kind.PASS_BEGIN), in_pass]
+    ends = [calls(*CALL_EXIT_KINDS), numbers(_PASS, Kind.PASS_END), numbers(_SEGMENTS, Kind.BACKWARD_OVER)]
+    waits = numbers(_COLLECTIVE, Kind.COLLECTIVE_DONE, Kind.WAIT_ENTER, Kind.WAIT_EXIT)
+    new = [*begins, numbers(_COLLECTIVE, Kind.COLLECTIVE_ENTER)]
+    comes = [*ends, nodes, in_pass, (made_by, called, key & CALL_INDEX_MASK), waits]
+    return [begins, ends, [*new, nodes, counted], comes, [*new, (at, counted[1], counted[2] + 1)]]

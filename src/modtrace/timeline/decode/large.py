@@ -1,0 +1,108 @@
+"""The timeline of a large ring whose spans of modules are never in memory together: for writing it to a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..._typing import Int64Array
+from ..contents import WHOLE_RUN
+from ..join import put_modules_before
+from ..nesting import depth_by_time
+from ..select import keep_rows
+from ..slices import COLLECTIVE, MODULE, Slices
+from ..summary.parts import DividedSteps, divide_piece
+from ..timeline import Timeline
+from .analysis import RingAnalysis
+from .from_ring import ModuleSpans, assemble_timeline, decode_modules, describe_whole_run, join_modules
+from .pieces import ReadRing, RingPieces, find_pieces, place_among
+
+
+@dataclass(frozen=True)
+class LargeTimeline:
+    """The timeline of a large ring; its spans of modules are decoded whenever they are asked for, piece by piece.
+
+    Attributes:
+        rest: the timeline without spans of modules, but with their tracks and names.
+        deepest: int64[tracks], the depth of the innermost span of a module on each track; -1 if it has none.
+        uses: int64[names], how many spans have each name.
+        args: what spans hold beyond the fields that all have, without repetitions.
+        divided: its steps in parts, piece by piece.
+        start_ns: when the first span of a module begins.
+        spans: how many spans of modules there are.
+        pieces: yields timelines of them, in order, that have the names and tracks of `rest`.
+    """
+
+    rest: Timeline
+    deepest: Int64Array
+    uses: Int64Array
+    args: list[Mapping[str, str]]
+    divided: list[DividedSteps]
+    start_ns: int
+    spans: int
+    pieces: Callable[[], Iterator[Timeline]]
+
+
+def find_large(read: ReadRing, serials: range) -> LargeTimeline | None:
+    """Return the timeline of a large ring; None if it is not large, or only all its spans together say what is written.
+
+    Args:
+        read: reads some of its events.
+        serials: those of the ring.
+    """
+    ring = find_pieces(read, serials)
+    # It is read twice: a process that writes to it would overwrite some of it meanwhile.
+    return None if ring is None or ring.others.snapshot.writer == "running" else _look_through(ring)
+
+
+def _look_through(ring: RingPieces) -> LargeTimeline | None:
+    """Decode each piece once, and keep of its spans only what is needed to write them."""
+    others = last = ring.others
+    deepest = np.full(2 * len(others.lookup.threads), -1, np.int64)
+    uses = np.zeros(len(others.lookup.names), np.int64)
+    args = dict[tuple[tuple[str, str], ...], Mapping[str, str]]()
+    firsts, divided, keys, spans = list[ModuleSpans](), list[DividedSteps](), np.zeros(0, np.int64), 0
+
+    def look(piece: RingAnalysis, modules: ModuleSpans) -> None:
+        """Keep the first spans of tracks that had none, and all that is not about single spans."""
+        nonlocal last, keys
+        last, columns = piece, modules.columns
+        keys, first = np.unique(columns["track"], return_index=True)
+        first = first[deepest[keys] < 0]
+        few = {field: column[first] for field, column in columns.items()} | {"parent": np.full(len(first), -1)}
+        firsts.append(place_among(others, piece, modules._replace(columns=few, span_args={})))
+        uses[:] += np.bincount(columns["name"], minlength=len(uses))
+        args.update((tuple(of_span.items()), of_span) for of_span in modules.span_args.values())
+
+    for timeline in ring.timelines(look):
+        divided.append(divide_piece(timeline, "optimizer"))
+        np.maximum.at(deepest, keys[timeline.columns.track], depth_by_time(timeline.columns))
+        spans += len(timeline.columns)
+    others.snapshot = others.snapshot._replace(slots=others.snapshot.slots._replace(torn=ring.torn))
+    whole = assemble_timeline(others, join_modules(firsts), last)
+    if np.any(whole.slices.kind == COLLECTIVE):
+        return None  # arrows lead from spans to collectives
+    run = describe_whole_run(others.snapshot, others.step_ends.number, spans)
+    rest = replace(
+        keep_rows(whole, np.flatnonzero(whole.slices.kind != MODULE)), metadata={**whole.metadata, WHOLE_RUN: run}
+    )
+    used = np.flatnonzero(deepest >= 0)
+
+    def pieces() -> Iterator[Timeline]:
+        first_link = 0
+        for piece in ring:
+            modules = decode_modules(piece)
+            link = modules.columns["link"]
+            link[link >= 0] += first_link
+            first_link = max(first_link, int(link.max(initial=-1)) + 1)
+            track = np.searchsorted(used, modules.columns["track"]).astype(np.int32)
+            nothing = replace(rest, slices=Slices.empty(), span_args={})
+            yield put_modules_before(nothing, modules.columns | {"track": track}, modules.span_args)
+
+    deepest_of_track = np.full(len(rest.tracks), -1, np.int64)
+    deepest_of_track[: len(used)] = deepest[used]
+    start_ns = int(whole.columns.start[0])
+    uses = np.pad(uses, (0, len(rest.names) - len(uses)))  # those of ranges come last
+    return LargeTimeline(rest, deepest_of_track, uses, [*args.values()], divided, start_ns, spans, pieces)

@@ -1,0 +1,200 @@
+"""Some steps of a large ring: looks here and there find where they are; only these and a few beside them are read."""
+
+import itertools
+from collections.abc import Collection
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from ...ring import Events, Kind, RingSnapshot
+from ...ring.slot_format import CALL_ENTER_KINDS, CALL_EXIT_KINDS, RANGE_KINDS
+from ..contents import OPEN_AT_END, WHOLE_RUN
+from ..timeline import Timeline
+from . import pieces
+from .analysis import RingAnalysis
+from .cuts import find_cuts, is_any
+from .from_ring import build_timeline, describe_open, describe_whole_run
+from .intervals import call_ids
+
+_OTHER_KINDS = {*Kind} - {*CALL_ENTER_KINDS, *CALL_EXIT_KINDS}
+_BLOCKS = 16
+"""Parts of a piece. So large is a look, and what is read beside a window at first, to find where it can be cut."""
+_STEPS_AROUND = 4
+"""What is an evaluation shows in the steps beside it."""
+_MIN_ENDS = 4
+_NEVER = np.iinfo(np.int64).max
+
+
+class _StepEnd(NamedTuple):
+    """The serial number of the event that ends a step, and the number of the step."""
+
+    serial: int
+    number: int
+
+
+def build_around(read: pieces.ReadRing, serials: range, first: int | None, last: int | None) -> Timeline | None:
+    """Return the timeline of some steps of a large ring and of a few beside them; None if these are most, or none.
+
+    None also if the ring is not large, or if nothing ends its steps.
+
+    Args:
+        read: reads some of its events.
+        serials: those of the ring.
+        first: number of the first step, from the end if it is negative; None: the first of all.
+        last: number of the step behind the last one; the same.
+    """
+    looks = _Looks(read, serials)
+    window = looks.find_window(first or 0, _NEVER if last is None else last) if looks.is_large else None
+    if window is None:
+        return None
+
+    def read_window(part: range = window, without: Collection[Kind] = ()) -> RingSnapshot:
+        snapshot = read(part, without)
+        if part != window:
+            return snapshot
+        slots = snapshot.slots
+        return snapshot._replace(slots=slots._replace(events=looks.with_whole_ranges(slots.events, window)))
+
+    timeline = pieces.build_in_pieces(read_window, window) or build_timeline(read_window())
+    end = RingAnalysis(read(serials[-looks.block :], ()))
+    all_slots = end.snapshot.slots._replace(overwritten=serials.start)
+    numbers = np.arange(looks.first.number, looks.last.number + 1)
+    run = describe_whole_run(end.snapshot._replace(slots=all_slots), numbers, None)
+    known = {name: value for name, value in timeline.metadata.items() if name != OPEN_AT_END}
+    return replace(
+        timeline,
+        stats=replace(timeline.stats, recorded=serials.stop, overwritten=serials.start),
+        metadata={**known, WHOLE_RUN: run, **describe_open(end)},
+        begin_ns=looks.begin_ns(window.start),
+    )
+
+
+class _Looks:
+    """Looks into a ring.
+
+    Args:
+        read: reads some of its events.
+        serials: those of the ring.
+
+    Attributes:
+        is_large: whether it is large, and its last steps have ends; else it has no other attribute.
+        block: how many events a look reads.
+        first: the end of a step that is first in it.
+        last: the last one.
+    """
+
+    def __init__(self, read: pieces.ReadRing, serials: range) -> None:
+        self._read, self._serials, self.block = read, serials, max(pieces.PIECE_EVENTS // _BLOCKS, 1)
+        self.is_large = len(serials) >= 4 * pieces.PIECE_EVENTS
+        count, ended = self.block, 0
+        while self.is_large and ended < _MIN_ENDS:
+            self.is_large = 2 * count < len(serials)
+            tail = RingAnalysis(read(serials[-count:], pieces.MODULE_KINDS))
+            ends, count = tail.step_ends, 4 * count
+            ended = len(ends.event)
+        if self.is_large:
+            event = ends.event[-1]
+            self._kind, self._name = tail.events.kind[event], tail.events.name[event]
+            self.last = _StepEnd(int(tail.events.serial[event]), int(ends.number[-1]))
+            self.first = self._next_end(serials.start)
+
+    def _next_end(self, begin: int) -> _StepEnd:
+        """Return the first end of a step from a serial number on; behind the last, that of a step that never comes."""
+        without = {*Kind} - {self._kind}
+        for at in range(begin, self.last.serial + 1, self.block):
+            events = self._read(range(at, min(at + self.block, self._serials.stop)), without).slots.events
+            ends = np.flatnonzero((events.kind == self._kind) & (events.name == self._name))
+            if len(ends):
+                return _StepEnd(int(events.serial[ends[0]]), int(events.value[ends[0]]))
+        return _StepEnd(self._serials.stop - 1, _NEVER)
+
+    def _around(self, number: int) -> tuple[int, int]:
+        """Return serial numbers behind the end of an earlier step, and behind the end of this step or a later one."""
+        low, high = self._serials.start, self._serials.stop
+        before, behind = low, high
+        while high - low > self.block:
+            middle = (low + high) // 2
+            found = self._next_end(middle)
+            if found.number < number:
+                low = before = found.serial + 1
+            else:
+                high, behind = middle, found.serial + 1
+        return before, behind
+
+    def find_window(self, first: int, last: int) -> range | None:
+        """Return the serial numbers of some steps and a few beside them, cut where nothing belongs to what is outside.
+
+        Args:
+            first: number of the first step, from the end if it is negative.
+            last: number of the step behind the last one; the same.
+        """
+        start, stop, count = self._serials.start, self._serials.stop, self.last.number + 1
+        low = first if first >= 0 else count + first
+        high = last if min(first, last) >= 0 else _NEVER  # to count from the end needs the end
+        if not (self.first.number <= high and low <= count and low < high):
+            return None
+        before, behind = self._around(low - _STEPS_AROUND)[0], self._around(min(high, count) + _STEPS_AROUND)[1]
+        beside = self.block
+        while 2 * (behind - before + 2 * beside) <= len(self._serials):
+            begin, end = max(start, before - beside), min(stop, behind + beside)
+            others = RingAnalysis(self._read(range(begin, end), pieces.MODULE_KINDS))
+            ends = others.events.serial[others.step_ends.event]
+            if np.isin(others.all_events.kind, pieces.WHOLE_KINDS).any():
+                break
+            bounds = sorted({begin, *range(before, behind, pieces.PIECE_EVENTS), behind, end})
+            blocks = (self._read(range(*part), ()).slots.events for part in itertools.pairwise(bounds))
+            cuts = find_cuts(blocks, others.lookup, ends, is_part=begin > start)
+            begins = [start] if begin == start else [cut for cut in cuts if cut <= before]
+            stops = [cut for cut in cuts if cut >= behind] or ([stop] if end == stop else [])
+            if begins and stops:
+                window = range(begins[-1], stops[0])
+                return None if self._is_inside_a_call(window) else window
+            beside *= 4
+        return None
+
+    def _is_inside_a_call(self, window: range) -> bool:
+        """Whether a call is around a window: one before it has no end there, or one behind it no begin there."""
+        open_ = np.zeros(0, np.int64)
+        for part in (range(self._serials.start, window.start), range(window.stop, self._serials.stop)):
+            for begin in part[:: pieces.PIECE_EVENTS]:
+                some = range(begin, min(begin + pieces.PIECE_EVENTS, part.stop))
+                events = self._read(some, _OTHER_KINDS).slots.events
+                begun, ended = (
+                    call_ids(events, np.flatnonzero(is_any(events.kind, kinds)))
+                    for kinds in (CALL_ENTER_KINDS, CALL_EXIT_KINDS)
+                )
+                open_ = np.concatenate([open_, begun])
+                if part.start == window.stop and not np.isin(ended, open_).all():
+                    return True
+                open_ = np.setdiff1d(open_, ended)
+            if part.stop == window.start and len(open_):
+                return True
+        return False
+
+    def with_whole_ranges(self, events: Events, window: range) -> Events:
+        """Return the events of a window with the ends of all ranges that begin in it, and of no others."""
+        is_first = window.start == self._serials.start
+        has_lost = is_first and window.start > 0  # a range whose begin was overwritten counts to the first step
+        after = np.zeros(0, np.int64)  # whose begins are behind the window
+        begun, ended = (events.value[events.kind == kind] for kind in RANGE_KINDS)
+        parts = [events.take((events.kind != Kind.RANGE_END) | np.isin(events.value, begun) | is_first)]
+        for begin in range(window.stop, self._serials.stop, pieces.PIECE_EVENTS):
+            if not has_lost and np.isin(begun, ended).all():
+                break
+            part = range(begin, min(begin + pieces.PIECE_EVENTS, self._serials.stop))
+            more = self._read(part, {*Kind} - {*RANGE_KINDS}).slots.events
+            after = np.concatenate([after, more.value[more.kind == Kind.RANGE_BEGIN]])
+            more = more.take(
+                (more.kind == Kind.RANGE_END) & (np.isin(more.value, begun) | has_lost & ~np.isin(more.value, after))
+            )
+            ended = np.concatenate([ended, more.value])
+            parts.append(more)
+        return Events(*(np.concatenate([getattr(part, name) for part in parts]) for name in Events.__slots__))
+
+    def begin_ns(self, begin: int) -> int | None:
+        """Return when the step ended behind which a part begins; None for the begin of the ring."""
+        if begin == self._serials.start:
+            return None
+        end = RingAnalysis(self._read(range(begin - 1, begin), ()))
+        return int(end.clock.to_other(end.all_events.time)[0])
