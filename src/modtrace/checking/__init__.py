@@ -1,7 +1,5 @@
 """Find what is wrong with a trace: faults that viewers drop, hide or draw wrongly without saying so."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections import Counter
@@ -89,6 +87,7 @@ def check(path: str | os.PathLike[str], *, progress: Callable[[int], None] | Non
         with garbage_collection_paused():
             faults, layout = read_trace(trace, progress)
             layout.arrange()
+            faults += layout.unbegun + layout.unended
             for rule in STRUCTURE_RULES:
                 faults.extend(rule(layout))
         first = _first_own_event(trace)

@@ -1,12 +1,10 @@
 """Chrome's JSON: the rules on the fields of single events, and the slices and flows that are whole."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any
 
-from ..formats.reader_rounding import read_microseconds
+from ..formats.chrome_values import read_microseconds
 from .track_layout import Fault, FlowKey, TrackKey, TrackLayout
 
 _CHECKED_PHASES = frozenset("XBEstf")
@@ -67,21 +65,13 @@ class ChromeEvents:
             return False
         if not (0 <= pid <= _MAX_ID and 0 <= tid <= _MAX_ID and 0 <= time < _MAX_ORDINARY_US):
             return False
-        key, layout = (pid, tid or pid), self.layout
-        time_ns = time * 1000 if type(time) is int else read_microseconds(time)
         if phase == "X":
             duration = raw.get("dur")
             if not (type(duration) is float or type(duration) is int) or not 0 <= duration < _MAX_ORDINARY_US:
                 return False
-            duration_ns = duration * 1000 if type(duration) is int else read_microseconds(duration)
-            layout.track(key).add_slice(time_ns, duration_ns, position, layout.names[name])
-        elif phase in _FLOW_PHASES:
-            flow_id, category = raw.get("id"), raw.get("cat", "")
-            if not (type(flow_id) is int or type(flow_id) is str) or type(category) is not str:
-                return False
-            self._add_flow_end(position, phase, key, time_ns, (flow_id, category, name), raw.get("bp"))
-        else:
-            layout.track(key).add_half(phase == "B", time_ns, position, layout.names[name])
+        elif phase in _FLOW_PHASES and not (type(raw.get("id")) in (int, str) and type(raw.get("cat", "")) is str):
+            return False
+        self._draw(position, raw, (pid, tid or pid))
         return True
 
     def _add_any(self, position: int, raw: object) -> None:
@@ -91,21 +81,36 @@ class ChromeEvents:
             self._event_faults.append(Fault("not-an-event", message, position))
             return
         if raw.get("ph") == "M":
-            self._metadata_faults.extend(self._conflicting_metadata(position, raw))
+            # A process or thread that is named or sorted twice, differently: viewers take the last one silently.
+            kind, args = str(raw.get("name")), raw.get("args")
+            subject = raw.get("pid") if kind.startswith("process_") else _track_key(raw)
+            earlier = self._metadata_args.setdefault((kind, repr(subject)), args)
+            if earlier != args:
+                message = f"{kind} of {subject!r} is {args!r}, and was {earlier!r}"
+                self._metadata_faults.append(Fault("duplicate-metadata", message, position))
         problems = list(_field_faults(position, raw))
         if not self._null_time_seen and any(problem.rule == "null-time" for problem in problems):
             self._null_time_seen = True
-            problems = [self._with_lost_events(problem, position) for problem in problems]
+            lost = "" if self._total is None else f"; viewers lose the {self._total - position - 1} events behind it"
+            problems = [p._replace(message=p.message + lost) if p.rule == "null-time" else p for p in problems]
         self._event_faults.extend(problems)
         if any(problem.rule != "id-out-of-range" for problem in problems):
             return
         self._event_faults.extend(_bind_faults(position, raw))
-        if raw["ph"] in _CHECKED_PHASES:
-            self._add_drawn(position, raw)
+        if raw["ph"] not in _CHECKED_PHASES:
+            return
+        key, time = _track_key(raw), _to_ns(raw["ts"])
+        self._draw(position, raw, key)
+        bind_id = _parse_bind_id(raw.get(_BIND_ID))
+        outgoing, incoming = (raw.get(field) is True for field in _BIND_DIRECTIONS)
+        if raw["ph"] in _BINDABLE_PHASES and bind_id is not None and (outgoing or incoming):
+            # A flow end that the slice carries itself is at the slice's begin.
+            flow_phase = "t" if outgoing and incoming else "s" if outgoing else "f"
+            self._add_flow_end(position, flow_phase, key, time, (bind_id, _BIND_ID), "e")
 
-    def _add_drawn(self, position: int, raw: dict[str, Any]) -> None:
-        phase, name, key = raw["ph"], str(raw.get("name", "")), _track_key(raw)
-        time = _to_ns(raw["ts"])
+    def _draw(self, position: int, raw: dict[str, Any], key: TrackKey) -> None:
+        """Add a slice, a half of one or an end of a flow to its track."""
+        phase, name, time = raw["ph"], str(raw.get("name", "")), _to_ns(raw["ts"])
         if phase in _FLOW_PHASES:
             flow = (raw["id"], str(raw.get("cat", "")), name)
             self._add_flow_end(position, phase, key, time, flow, raw.get("bp"))
@@ -115,40 +120,11 @@ class ChromeEvents:
             track.add_slice(time, _to_ns(raw["dur"]), position, self.layout.names[name])
         else:
             track.add_half(phase == "B", time, position, self.layout.names[name])
-        bind_id = _parse_bind_id(raw.get(_BIND_ID))
-        outgoing, incoming = (raw.get(field) is True for field in _BIND_DIRECTIONS)
-        if phase in _BINDABLE_PHASES and bind_id is not None and (outgoing or incoming):
-            # A flow end that the slice carries itself is at the slice's begin.
-            flow_phase = "t" if outgoing and incoming else "s" if outgoing else "f"
-            self._add_flow_end(position, flow_phase, key, time, (bind_id, _BIND_ID), "e")
 
     def _add_flow_end(self, position: int, phase: str, key: TrackKey, time: int, flow: FlowKey, bind: object) -> None:
         """Add an end of a flow; its `bp` says whether an f belongs to the slice around it."""
-        flows = self.layout.flows
-        flows.add(
-            position,
-            ord(phase),
-            self.layout.track(key).index,
-            time,
-            flows.index_of(flow),
-            binds_next=phase == "f" and bind != "e",
-        )
-
-    def _with_lost_events(self, problem: Fault, position: int) -> Fault:
-        if problem.rule != "null-time" or self._total is None:
-            return problem
-        lost = self._total - position - 1
-        return problem._replace(message=f"{problem.message}; viewers lose the {lost} events behind it")
-
-    def _conflicting_metadata(self, position: int, raw: dict[str, Any]) -> Iterator[Fault]:
-        """Find a process or thread that is named or sorted twice, differently: viewers take the last one silently."""
-        kind = str(raw.get("name"))
-        subject = raw.get("pid") if kind.startswith("process_") else _track_key(raw)
-        args = raw.get("args")
-        earlier = self._metadata_args.setdefault((kind, repr(subject)), args)
-        if earlier != args:
-            message = f"{kind} of {subject!r} is {args!r}, and was {earlier!r}"
-            yield Fault("duplicate-metadata", message, position)
+        flows, track = self.layout.flows, self.layout.track(key).index
+        flows.add(position, ord(phase), track, time, flows.keys[flow], binds_next=phase == "f" and bind != "e")
 
 
 def _field_faults(position: int, raw: dict[str, Any]) -> Iterator[Fault]:

@@ -1,7 +1,5 @@
 """Perfetto's protobuf: packets, the state of their sequences, the rules on them, the slices and flows they draw."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -29,7 +27,7 @@ def parse_packets(blocks: Iterable[bytes], faults: list[Fault]) -> Iterator[list
         faults: takes the first byte that belongs to no packet; reading ends there.
     """
     try:
-        for offset, batch in packet_batches(blocks, _BATCH_BYTES):
+        for offset, batch, _ in packet_batches(blocks, _BATCH_BYTES):
             packets, parsed_to = _parse(batch)
             yield packets
             if parsed_to < len(batch):
@@ -102,7 +100,13 @@ class PacketSequence:
             self.default_clock_id = packet.trace_packet_defaults.timestamp_clock_id
             self.default_track = packet.trace_packet_defaults.track_event_defaults.track_uuid
         if packet.HasField("clock_snapshot"):
-            self._define_clocks(packet.clock_snapshot.clocks)
+            readings, first_own = packet.clock_snapshot.clocks, _MIN_SEQUENCE_CLOCK_ID
+            builtin_ns = next((reading.timestamp for reading in readings if reading.clock_id < first_own), 0)
+            for reading in (reading for reading in readings if reading.clock_id >= first_own):
+                unit_ns = reading.unit_multiplier_ns or 1
+                now_ns = reading.timestamp * unit_ns
+                clock = _SequenceClock(unit_ns, reading.is_incremental, now_ns, builtin_ns - now_ns)
+                self.clocks[reading.clock_id] = clock
         if packet.HasField("interned_data"):
             for descriptor, entries in packet.interned_data.ListFields():
                 values = self.interned[descriptor.name]
@@ -124,16 +128,6 @@ class PacketSequence:
         ticks_ns = packet.timestamp * clock.unit_ns
         clock.now_ns = clock.now_ns + ticks_ns if clock.incremental else ticks_ns
         return clock.now_ns + clock.offset_ns
-
-    def _define_clocks(self, readings: Any) -> None:
-        builtin_ns = next((reading.timestamp for reading in readings if reading.clock_id < _MIN_SEQUENCE_CLOCK_ID), 0)
-        for reading in readings:
-            if reading.clock_id >= _MIN_SEQUENCE_CLOCK_ID:
-                unit_ns = reading.unit_multiplier_ns or 1
-                now_ns = reading.timestamp * unit_ns
-                self.clocks[reading.clock_id] = _SequenceClock(
-                    unit_ns, reading.is_incremental, now_ns, builtin_ns - now_ns
-                )
 
 
 _MAX_TIME_NS = 2**63
@@ -185,15 +179,11 @@ class PerfettoPackets:
         event_type = event.type
         # Half of all packets are the end of a slice, and most of these nothing else.
         is_plain_end = event_type == _END and event.ByteSize() == _BYTES_OF_TYPE
-        if not _is_ordinary(packet, sequence, time) or not (is_plain_end or _has_plain_references(event, sequence)):
-            problems = [
-                *_packet_faults(position, packet, sequence, time),
-                *_undefined_references(position, event, sequence),
-            ]
-            self._faults.extend(problems)
-            if problems:
-                return
-        if time is None or event_type not in (_BEGIN, _END, _INSTANT):
+        problems = [*_packet_faults(position, packet, sequence, time)]
+        if not is_plain_end:
+            problems += _undefined_references(position, event, sequence)
+        self._faults += problems
+        if problems or time is None or event_type not in (_BEGIN, _END, _INSTANT):
             return
         uuid = event.track_uuid if not is_plain_end and event.HasField("track_uuid") else sequence.default_track
         track = self.layout.track((uuid,))
@@ -217,17 +207,6 @@ class PerfettoPackets:
                     self.layout.flows.add(position, END, track.index, time, flow)
 
 
-def _is_ordinary(packet: Any, sequence: PacketSequence, time: int | None) -> bool:
-    """Return whether the packet around a track event obviously breaks no rule."""
-    return (
-        sequence.has_state
-        and time is not None
-        and 0 <= time < _MAX_TIME_NS
-        and packet.HasField("timestamp")
-        and packet.trusted_packet_sequence_id != 0
-    )
-
-
 def _packet_faults(position: int, packet: Any, sequence: PacketSequence, time: int | None) -> Iterator[Fault]:
     """Apply the rules on the packet around a track event."""
     if not packet.trusted_packet_sequence_id:
@@ -243,32 +222,16 @@ def _packet_faults(position: int, packet: Any, sequence: PacketSequence, time: i
         yield Fault("time-out-of-range", f"{time} ns is negative or beyond 2^63 ns", position)
 
 
-def _has_plain_references(event: Any, sequence: PacketSequence) -> bool:
-    """Return whether a track event obviously refers to nothing undefined: it has a name and one category that are."""
-    interned, categories = sequence.interned, event.category_iids
-    return (
-        len(categories) == 1
-        and categories[0] in interned["event_categories"]
-        and event.name_iid in interned["event_names"]
-        and not event.debug_annotations
-    )
-
-
 def _undefined_references(position: int, event: Any, sequence: PacketSequence) -> Iterator[Fault]:
     """Find interned values that a track event refers to and its sequence has not defined."""
     interned = sequence.interned
-    if event.name_iid and event.name_iid not in interned["event_names"]:
-        yield _not_interned("event_names", event.name_iid, position)
-    for iid in event.category_iids:
-        if iid not in interned["event_categories"]:
-            yield _not_interned("event_categories", iid, position)
+    references = [("event_names", event.name_iid)] if event.name_iid else []
+    references += [("event_categories", iid) for iid in event.category_iids]
     for annotation in event.debug_annotations:
-        if annotation.name_iid and annotation.name_iid not in interned["debug_annotation_names"]:
-            yield _not_interned("debug_annotation_names", annotation.name_iid, position)
-        value = annotation.string_value_iid
-        if value and value not in interned["debug_annotation_string_values"]:
-            yield _not_interned("debug_annotation_string_values", value, position)
-
-
-def _not_interned(field: str, iid: int, position: int) -> Fault:
-    return Fault("undefined", f"{field} {iid} is not interned in its sequence", position)
+        if annotation.name_iid:
+            references.append(("debug_annotation_names", annotation.name_iid))
+        if annotation.string_value_iid:
+            references.append(("debug_annotation_string_values", annotation.string_value_iid))
+    for field_name, iid in references:
+        if iid not in interned[field_name]:
+            yield Fault("undefined", f"{field_name} {iid} is not interned in its sequence", position)

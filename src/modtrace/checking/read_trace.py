@@ -1,11 +1,9 @@
 """Read a trace and check its events one by one: as a stream if the file is good, else as a whole."""
 
-from __future__ import annotations
-
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import orjson
 
@@ -13,7 +11,7 @@ from .._errors import TraceError
 from ..formats.event_stream import EventStream
 from ..formats.limits import MAX_WHOLE_BYTES, LimitError, check_nested_json
 from ..formats.trace_file import TraceFile
-from ..formats.trace_kind import format_of
+from ..formats.trace_kind import BYTE_ORDER_MARK, format_of
 from .track_layout import Fault, TrackLayout
 
 
@@ -27,27 +25,6 @@ class NotStrictError(Exception):
     def __init__(self, message: str, rule: str = "unreadable") -> None:
         super().__init__(message)
         self.fault = Fault(rule, message)
-
-
-def stream_events(source: TraceFile, notes: list[str]) -> Iterator[list[Any]]:
-    """Yield a trace's events some at a time, in memory that does not grow with the file.
-
-    Args:
-        source: the trace.
-        notes: takes what is wrong with the JSON, and was left out or repaired.
-
-    Raises:
-        NotStrictError: no events can be read.
-    """
-    try:
-        stream = EventStream(source)
-        for chunk in stream.chunks():
-            yield chunk.events
-    except TraceError as error:
-        raise NotStrictError(str(error)) from error
-    notes += stream.notes
-    if stream.trailing_comma:
-        notes.append("a comma follows the last event")
 
 
 def parse_leniently(data: bytes, faults: list[Fault]) -> list[Any]:
@@ -110,9 +87,6 @@ def _trace_events(document: Any, faults: list[Fault]) -> list[Any]:
     return []
 
 
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-
-
 def _kind_of(data: bytes) -> str:
     """Return the format of a trace by its beginning, or by all of it.
 
@@ -128,14 +102,6 @@ def _kind_of(data: bytes) -> str:
     return kind
 
 
-class _Findings(NamedTuple):
-    """What reading a file has found: what is wrong with its events, these by track, what is wrong with the file."""
-
-    faults: list[Fault]
-    layout: TrackLayout
-    file_faults: list[Fault]
-
-
 def read_trace(
     path: str | os.PathLike[str], progress: Callable[[int], None] | None = None
 ) -> tuple[list[Fault], TrackLayout]:
@@ -149,17 +115,17 @@ def read_trace(
         TraceError: it cannot be opened.
     """
     try:
-        found = _read_stream(path, progress)
+        faults, layout, file_faults = _read_stream(path, progress)
     except NotStrictError as error:
-        found = _Findings([], TrackLayout(), [error.fault])
-    if not found.file_faults:
-        return found.faults, found.layout
+        faults, layout, file_faults = [], TrackLayout(), [error.fault]
     # Parsing all of it says more exactly what is wrong, if it is not too large.
-    return _read_whole(path) or ([*found.file_faults, *found.faults], found.layout)
+    return (_read_whole(path) if file_faults else None) or ([*file_faults, *faults], layout)
 
 
-def _read_stream(path: str | os.PathLike[str], progress: Callable[[int], None] | None) -> _Findings:
-    """Read a file in memory that does not grow with it.
+def _read_stream(
+    path: str | os.PathLike[str], progress: Callable[[int], None] | None
+) -> tuple[list[Fault], TrackLayout, list[Fault]]:
+    """Read a file in memory that does not grow with it: faults of its events, these by track, faults of the file.
 
     Raises:
         NotStrictError: no events can be read.
@@ -174,21 +140,34 @@ def _read_stream(path: str | os.PathLike[str], progress: Callable[[int], None] |
             from .chrome_rules import ChromeEvents
 
             events = ChromeEvents()
-            for chunk in stream_events(source, notes):
-                events.add(chunk)
+            try:
+                stream = EventStream(source)
+                for chunk in stream.chunks():
+                    events.add(chunk.events)
+            except TraceError as error:
+                raise NotStrictError(str(error)) from error
+            notes += [*stream.notes, *(["a comma follows the last event"] if stream.trailing_comma else [])]
             faults, layout = events.faults(), events.layout
-            if head.startswith(_BYTE_ORDER_MARK):
+            if head.startswith(BYTE_ORDER_MARK):
                 notes.append("byte 0: a byte order mark, which JSON forbids")
         notes += [] if source.damage is None else [source.damage]
-    return _Findings(faults, layout, [Fault("unreadable", note) for note in notes])
+    return faults, layout, [Fault("unreadable", note) for note in notes]
 
 
 def _read_whole(path: str | os.PathLike[str]) -> tuple[list[Fault], TrackLayout] | None:
     """Read a broken file as far as viewers would; None if it is larger than `MAX_WHOLE_BYTES`."""
     faults: list[Fault] = []
-    data = _read_bytes(path, faults)
-    if data is None:
-        return None
+    unpacked = bytearray()
+    with TraceFile(path) as source:
+        try:
+            for block in source.blocks():
+                unpacked += block
+                if len(unpacked) > MAX_WHOLE_BYTES:
+                    return None
+        except TraceError:  # it unpacks to too much
+            return None
+        faults += [] if source.damage is None else [Fault("unreadable", source.damage)]
+    data = bytes(unpacked)
     try:
         kind = _kind_of(data)
     except NotStrictError as error:
@@ -212,18 +191,3 @@ def _read_perfetto(blocks: Iterable[bytes]) -> tuple[list[Fault], TrackLayout]:
     for packets in parse_packets(blocks, faults):
         checked.add(packets)
     return [*faults, *checked.faults()], checked.layout
-
-
-def _read_bytes(path: str | os.PathLike[str], faults: list[Fault]) -> bytes | None:
-    """Return a file's bytes, decompressed as far as they are gzip; None if there are more than `MAX_WHOLE_BYTES`."""
-    data = bytearray()
-    with TraceFile(path) as source:
-        try:
-            for block in source.blocks():
-                data += block
-                if len(data) > MAX_WHOLE_BYTES:
-                    return None
-        except TraceError:  # it unpacks to too much
-            return None
-        faults += [] if source.damage is None else [Fault("unreadable", source.damage)]
-    return bytes(data)

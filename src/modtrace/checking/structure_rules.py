@@ -1,7 +1,5 @@
 """The rules between events, for every format: pairs of begin and end, nesting, and flows."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 
@@ -11,19 +9,6 @@ from .track_layout import NEVER_NS, Fault, FlowEnd, TrackKey, TrackLayout
 
 MAX_DRAWN_DEPTH = 512
 """How many slices may nest before viewers stop drawing them."""
-
-
-def end_without_begin(layout: TrackLayout) -> Iterator[Fault]:
-    """Find ends that close nothing; viewers ignore them."""
-    for event in layout.unbegun:
-        subject = f"{event.name!r} ends" if event.name else "an end"
-        yield Fault("end-without-begin", f"{subject} where nothing of that name is open", event.position)
-
-
-def begin_without_end(layout: TrackLayout) -> Iterator[Fault]:
-    """Find begins that nothing closes; viewers draw them to the end of the trace."""
-    for event in layout.unended:
-        yield Fault("begin-without-end", f"{event.name!r} is never ended", event.position)
 
 
 def partial_overlap(layout: TrackLayout) -> Iterator[Fault]:
@@ -36,7 +21,7 @@ def partial_overlap(layout: TrackLayout) -> Iterator[Fault]:
         for index, start in enumerate(slices.start.tolist()):
             end = ends[index]
             if end == NEVER_NS:
-                continue  # begin_without_end reports it; where it would have ended is unknown
+                continue  # it is among `unended`; where it would have ended is unknown
             while stack and ends[stack[-1]] <= start:
                 stack.pop()
             if stack and ends[stack[-1]] < end:
@@ -97,8 +82,7 @@ def duplicate_flow(layout: TrackLayout) -> Iterator[Fault]:
 def flow_outside_slice(layout: TrackLayout) -> Iterator[Fault]:
     """Find ends of flows that no slice holds."""
     flows, tracks = layout.flows, list(layout.slices)
-    in_order = flows.ordered()
-    if not len(in_order):
+    if not len(flows):
         return
     is_unbound = np.zeros(len(flows), np.bool_)
     of_track, all_times = np.frombuffer(flows.track, np.dtype("l")), np.frombuffer(flows.time, np.int64)
@@ -114,7 +98,7 @@ def flow_outside_slice(layout: TrackLayout) -> Iterator[Fault]:
         latest_end = np.maximum.accumulate(slices.end)
         is_around = (begun > 0) & (latest_end[np.maximum(begun, 1) - 1] >= times)
         is_unbound[rows] = ~np.where(binds_next[rows], slices.start[-1] >= times, is_around)
-    for end in flows.ends(in_order[is_unbound[in_order]], tracks):
+    for end in flows.ends(flows.order[is_unbound[flows.order]], tracks):
         message = f"the {end.phase} of {_flow_text(end)} touches no slice on {_track_text(end.track)}"
         yield Fault("flow-outside-slice", message, end.position)
 
@@ -128,8 +112,6 @@ def _track_text(track: TrackKey) -> str:
 
 
 STRUCTURE_RULES: tuple[Callable[[TrackLayout], Iterator[Fault]], ...] = (
-    end_without_begin,
-    begin_without_end,
     partial_overlap,
     too_deep,
     flow_without_end,

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .._numbering import Numbering
 from .._typing import BoolArray, Int32Array, Int64Array
-from ..formats.numbering import Numbering
 
 TrackKey = tuple[str | int, ...]
 """Identifies a track: (pid, tid) in a Chrome trace, (uuid,) in a Perfetto trace."""
@@ -57,18 +57,6 @@ class FlowEnd(NamedTuple):
     flow: FlowKey
 
 
-class UnpairedEvent(NamedTuple):
-    """A begin without an end, or an end without a begin.
-
-    Attributes:
-        position: in the file, from 0.
-        name: the slice's name; "" for an end that would close whatever is open.
-    """
-
-    position: int
-    name: str
-
-
 START, STEP, END = b"stf"
 """What an end of a flow does, by Chrome's letters."""
 ONWARD = ord("o")
@@ -87,6 +75,7 @@ class FlowEnds:
         phase: `START`, `STEP`, `END` or `ONWARD`; no longer the last once `arrange` was called.
         binds_next: 1 where it belongs to the next slice that begins, 0 for the one around it.
         keys: what identifies a flow, where an id alone does not, and its index.
+        order: the indexes of all ends by flow, and in each by time, once `arrange` was called.
     """
 
     position: array[int] = field(default_factory=lambda: array("q"))
@@ -95,8 +84,8 @@ class FlowEnds:
     flow: array[int] = field(default_factory=lambda: array("Q"))
     phase: bytearray = field(default_factory=bytearray)
     binds_next: bytearray = field(default_factory=bytearray)
-    keys: dict[FlowKey, int] = field(default_factory=dict)
-    _order: Int64Array = field(default_factory=lambda: np.empty(0, np.int64))
+    keys: Numbering[FlowKey] = field(default_factory=Numbering)
+    order: Int64Array = field(default_factory=lambda: np.empty(0, np.int64))
     _first: Int64Array = field(default_factory=lambda: np.empty(0, np.int64))
 
     def __len__(self) -> int:
@@ -111,10 +100,6 @@ class FlowEnds:
         self.phase.append(phase)
         self.binds_next.append(binds_next)
 
-    def index_of(self, key: FlowKey) -> int:
-        """Return the index of a flow that no id alone identifies."""
-        return self.keys.setdefault(key, len(self.keys))
-
     def arrange(self) -> None:
         """Order the ends by flow, and in each by time, once all were added."""
         if not len(self):
@@ -122,7 +107,7 @@ class FlowEnds:
         _, appearance, flow = np.unique(np.frombuffer(self.flow, np.uint64), return_index=True, return_inverse=True)
         # Flows in the order in which they appear in the file; ends of the same time stay in file order.
         order = np.lexsort((np.frombuffer(self.time, np.int64), appearance[flow]))
-        self._order = order
+        self.order = order
         self._first = np.flatnonzero(np.diff(appearance[flow][order], prepend=-1))
         phase = np.frombuffer(self.phase, np.uint8)
         is_onward = phase[order] == ONWARD
@@ -130,10 +115,6 @@ class FlowEnds:
             onward = order[is_onward]
             of_flow = flow[onward]
             phase[onward] = np.where(np.diff(of_flow, prepend=-1) != 0, START, STEP)
-
-    def ordered(self) -> Int64Array:
-        """Return the indexes of all ends by flow, and in each by time."""
-        return self._order
 
     def irregular(self, tracks: list[TrackKey]) -> Iterator[list[FlowEnd]]:
         """Yield the ends of all flows except those of two ends, a start and something else: these break no rule.
@@ -143,13 +124,13 @@ class FlowEnds:
         """
         if not len(self):
             return
-        is_start: BoolArray = np.frombuffer(self.phase, np.uint8)[self._order] == START
-        first, last = self._first, np.append(self._first[1:], len(self._order))
-        second = np.minimum(first + 1, len(self._order) - 1)
+        is_start: BoolArray = np.frombuffer(self.phase, np.uint8)[self.order] == START
+        first, last = self._first, np.append(self._first[1:], len(self.order))
+        second = np.minimum(first + 1, len(self.order) - 1)
         regular = (last - first == 2) & is_start[first] & ~is_start[second]
         texts = list(self.keys)
         for begin, end in zip(first[~regular].tolist(), last[~regular].tolist(), strict=True):
-            yield [self._end(row, tracks, texts) for row in self._order[begin:end].tolist()]
+            yield [self._end(row, tracks, texts) for row in self.order[begin:end].tolist()]
 
     def ends(self, rows: Int64Array, tracks: list[TrackKey]) -> Iterator[FlowEnd]:
         """Yield some ends by their indexes."""
@@ -246,8 +227,8 @@ class TrackLayout:
         flows: the ends of flows.
         events: how many events the file has, as Chrome's format counts them.
         slices: the slices of each track, arranged.
-        unended: begins without an end.
-        unbegun: ends without a begin.
+        unended: begins that nothing closes; viewers draw them to the end of the trace.
+        unbegun: ends that close nothing; viewers ignore them.
     """
 
     names: Numbering[str] = field(default_factory=Numbering)
@@ -255,8 +236,8 @@ class TrackLayout:
     flows: FlowEnds = field(default_factory=FlowEnds)
     events: int = 0
     slices: dict[TrackKey, ArrangedSlices] = field(default_factory=dict)
-    unended: list[UnpairedEvent] = field(default_factory=list)
-    unbegun: list[UnpairedEvent] = field(default_factory=list)
+    unended: list[Fault] = field(default_factory=list)
+    unbegun: list[Fault] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         _ = self.names[""]  # 0: no name
@@ -274,9 +255,11 @@ class TrackLayout:
         for key in list(self.tracks):
             events = self.tracks.pop(key)  # so that both forms are in memory for one track only
             is_paired = not events.start
-            if events.half_time and not _pair_nested(events):
-                self._pair(events, names)
-            self.slices[key] = _sort(events, is_paired)
+            self._pair(events, names)
+            start, end, position = (np.frombuffer(c, np.int64) for c in (events.start, events.end, events.position))
+            order = np.lexsort((position, -end, start))
+            name = np.frombuffer(events.name, np.int32)[order]
+            self.slices[key] = ArrangedSlices(start[order], end[order], position[order], name, is_paired)
         self.flows.arrange()
 
     def _pair(self, events: TrackEvents, names: list[str]) -> None:
@@ -284,7 +267,7 @@ class TrackLayout:
         times, positions, is_begin = events.half_time, events.half_position, events.is_begin
         half_name = events.half_name
         stack: list[int] = []
-        for index in _time_order(times).tolist():
+        for index in np.argsort(np.frombuffer(times, np.int64), kind="stable").tolist():
             if is_begin[index]:
                 stack.append(index)
                 continue
@@ -293,58 +276,19 @@ class TrackLayout:
             while match >= 0 and name and half_name[stack[match]] != name:
                 match -= 1
             if match < 0:
-                self.unbegun.append(UnpairedEvent(positions[index], names[name]))
+                subject = f"{names[name]!r} ends" if name else "an end"
+                message = f"{subject} where nothing of that name is open"
+                self.unbegun.append(Fault("end-without-begin", message, positions[index]))
                 continue
-            self.unended.extend(
-                UnpairedEvent(positions[begin], names[half_name[begin]]) for begin in stack[match + 1 :]
-            )
-            for begin in stack[match:]:
+            while len(stack) > match:
+                begin = stack.pop()
                 events.add_slice(times[begin], times[index] - times[begin], positions[begin], half_name[begin])
-            del stack[match:]
+                if len(stack) > match:
+                    self._add_unended(names[half_name[begin]], positions[begin])
         for begin in stack:
-            self.unended.append(UnpairedEvent(positions[begin], names[half_name[begin]]))
+            self._add_unended(names[half_name[begin]], positions[begin])
             events.add_slice(times[begin], 0, positions[begin], half_name[begin])
             events.end[-1] = NEVER_NS
 
-
-def _pair_nested(events: TrackEvents) -> bool:
-    """Pair B with E where each has its partner, as in nearly all tracks; return whether it is so."""
-    order = _time_order(events.half_time)
-    is_begin = np.frombuffer(events.is_begin, np.bool_)[order]
-    level = np.cumsum(np.where(is_begin, 1, -1))
-    if level[-1] != 0 or level.min() < 0:
-        return False
-    # At each level a B is followed by its E.
-    by_level = order[np.argsort(level + ~is_begin, kind="stable")]
-    begin, end = by_level[::2], by_level[1::2]
-    name = np.frombuffer(events.half_name, np.int32)
-    if np.any((name[end] != 0) & (name[end] != name[begin])):
-        return False
-    time, position = np.frombuffer(events.half_time, np.int64), np.frombuffer(events.half_position, np.int64)
-    for column, values in (
-        (events.start, time[begin]),
-        (events.end, np.minimum(time[end], NEVER_NS - 1)),
-        (events.position, position[begin]),
-        (events.name, name[begin]),
-    ):
-        column.frombytes(values.tobytes())
-    return True
-
-
-def _time_order(times: array[int]) -> Int64Array:
-    """Return the indexes in time order; events of the same time stay in file order."""
-    column = np.frombuffer(times, np.int64)
-    if np.all(column[1:] >= column[:-1]):
-        return np.arange(len(column))
-    return np.argsort(column, kind="stable")
-
-
-def _sort(events: TrackEvents, is_paired: bool) -> ArrangedSlices:
-    if not events.start:
-        empty = np.empty(0, np.int64)
-        return ArrangedSlices(empty, empty, empty, empty.astype(np.int32), True)
-    start, end, position = (np.frombuffer(part, np.int64) for part in (events.start, events.end, events.position))
-    order = np.lexsort((position, -end, start))
-    start, end = start[order], end[order]
-    name = np.frombuffer(events.name, np.int32)[order]
-    return ArrangedSlices(start, end, position[order], name, is_paired)
+    def _add_unended(self, name: str, position: int) -> None:
+        self.unended.append(Fault("begin-without-end", f"{name!r} is never ended", position))

@@ -3,8 +3,6 @@
 `load` is the one way in, for commands as for users; `file_kind` says what a file is, `trace_path` opens a report.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 from pathlib import Path
@@ -17,18 +15,8 @@ from .report_zip import errors_about, extract_trace, trace_path
 
 if TYPE_CHECKING:
     from ..timeline import Timeline
-    from ..timeline.summary import GroupBy, Summary
 
-__all__ = [
-    "FileKind",
-    "errors_about",
-    "extract_trace",
-    "file_kind",
-    "file_kind_by_head",
-    "load",
-    "summarize_large",
-    "trace_path",
-]
+__all__ = ["FileKind", "errors_about", "extract_trace", "file_kind", "file_kind_by_head", "load", "trace_path"]
 
 # What a file is that cannot be read, by how it begins.
 _OTHERS = {
@@ -39,7 +27,7 @@ _OTHERS = {
 _READABLE = "modtrace reads ring files, reports, traces of torch.profiler, and .json and .pftrace that it wrote"
 
 
-def load(path: str | os.PathLike[str]) -> Timeline:
+def load(path: str | os.PathLike[str]) -> "Timeline":
     """Read a timeline from any file that modtrace knows; what it is follows from its content, not from its name.
 
     Args:
@@ -66,46 +54,7 @@ def load(path: str | os.PathLike[str]) -> Timeline:
         raise TraceError(path, f"it cannot be read: {error.strerror or error}") from error
 
 
-def load_around(path: str | os.PathLike[str], steps: tuple[int | None, int | None] | None) -> Timeline:
-    """Do what `load` does; of a large ring file perhaps only for some training steps and a few beside them.
-
-    Args:
-        path: the file.
-        steps: the first step and the one behind the last, as for `Timeline.steps`; None: all.
-
-    Raises:
-        RingError: as of `load`.
-        TraceError: as of `load`.
-    """
-    timeline = None
-    if steps is not None and _is_ring(path):
-        from . import ring_file
-
-        timeline = ring_file.load_around(Path(path), steps)
-    return timeline or load(path)
-
-
-def summarize_large(path: str | os.PathLike[str], by: GroupBy) -> Summary | None:
-    """Return the summary of a large ring file, in memory that does not follow its events; None for other files.
-
-    Raises:
-        RingError: it is damaged beyond reading.
-    """
-    if not _is_ring(path):
-        return None
-    from .ring_file import summarize_ring
-
-    return summarize_ring(Path(path), by)
-
-
-def _is_ring(path: str | os.PathLike[str]) -> bool:
-    try:
-        return file_kind_by_head(Path(path)) is FileKind.RING
-    except (OSError, TraceError):
-        return False  # `load` says what is wrong with it
-
-
-def _load(path: Path) -> Timeline:
+def _load(path: Path) -> "Timeline":
     # Each reader is imported when it is needed: protobuf alone takes longer to import than a small file to read.
     kind = file_kind_by_head(path)
     if kind is FileKind.RING:
@@ -113,7 +62,7 @@ def _load(path: Path) -> Timeline:
 
         return load_ring(path)
     if kind is FileKind.PROFILE:
-        from .profile import load_profile
+        from .recorded_json import load_profile
 
         return load_profile(path)
     if kind is FileKind.MERGED_PERFETTO:

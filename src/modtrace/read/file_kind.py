@@ -1,7 +1,5 @@
 """What kind of file a trace is, by its content and never by its name."""
 
-from __future__ import annotations
-
 import enum
 import os
 import re
@@ -68,7 +66,7 @@ def _is_saved(head: bytes) -> bool:
     if _SAVED_HEADER.search(head.partition(b'"traceEvents"')[0]):
         return True
     try:
-        other = find_head(head).keys.get("otherData")
+        other = find_head(head)[1].get("otherData")
     except HeadError:
         return False
     return isinstance(other, dict) and "modtrace" in other

@@ -1,7 +1,5 @@
 """Merged traces in Perfetto's format: the recording's packets, and the spans above the streams of GPUs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,7 @@ import orjson
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackEvent
 
 from .._errors import TraceError
-from ..formats.merge_metadata import END_PACKET, MERGED_PACKET, gpu_work_in
+from ..formats.merge_metadata import END_PACKET, MERGED_PACKET, gpu_work_in, with_annotated_ranges
 from ..formats.trace_file import TraceFile
 from ..timeline import PHASES, Name, Timeline
 from .saved_perfetto import load_perfetto
@@ -26,7 +24,7 @@ def load_merged_perfetto(path: Path) -> Timeline:
     rows = _StreamRows(path)
     with TraceFile(path) as source:
         timeline = load_perfetto(path, source.whole_blocks(), rows.take, rows.check_end)
-    timeline = add_stream_spans(timeline, rows.spans)
+    timeline = with_annotated_ranges(add_stream_spans(timeline, rows.spans), str(path), rows.metadata)
     return replace(timeline, gpu_work=gpu_work_in(str(path), rows.metadata))
 
 

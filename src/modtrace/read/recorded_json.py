@@ -1,22 +1,23 @@
-"""The events of a recording in Chrome's JSON: in a file of its own, and among those of a merged trace."""
+"""The events of a recording in Chrome's JSON: in a file of its own, and among those of a trace of torch.profiler."""
 
-from __future__ import annotations
-
+import os
 from array import array
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .._errors import TraceError
+from .._numbering import Numbering
 from .._typing import Int64Array
-from ..formats.chrome_values import MAX_TIME_US, TrackKey, is_track_key, microseconds_to_ns
+from ..formats.chrome_values import MAX_TIME_US, TrackKey, base_time_ns, is_track_key, microseconds_to_ns
 from ..formats.escape import escaped
 from ..formats.event_stream import EventStream
 from ..formats.header import EDITED_FILE_ERRORS, WHAT_TO_DO, checked_header, is_int64, is_tid
 from ..formats.limits import BIND_ID_OFFSET, MAX_CHROME_NS, MAX_TIME_NS
-from ..formats.numbering import Numbering
+from ..formats.merge_metadata import MERGED, gpu_work_in, with_annotated_ranges
 from ..formats.slice_args import CATEGORIES, LAUNCH_CATEGORY, PARTS_CATEGORY, FileSlice, is_usable
 from ..formats.span_args import FLOW_CATEGORY, RESERVED_ARGS
 from ..formats.trace_file import TraceFile
@@ -51,6 +52,41 @@ def load_chrome(path: Path, source: TraceFile) -> Timeline:
         return reader.timeline(header, base)
     except EDITED_FILE_ERRORS as error:
         raise TraceError(path, f"its events are not as modtrace writes them: {error!r}; {WHAT_TO_DO}") from error
+
+
+def load_profile(path: str | os.PathLike[str]) -> Timeline:
+    """Read the recording out of a merged trace, or make a timeline of what the profiler noted of modules.
+
+    What cannot be known of the second is in the timeline's metadata, as `notes`.
+
+    Raises:
+        TraceError: it is no such trace, or nothing of it can be read.
+    """
+    from ..profiler.event_collector import EventCollector
+    from ..profiler.overlay import overlay
+    from ..profiler.stream_spans import with_stream_spans
+
+    merged, collector = RecordedEvents(merged=True), EventCollector()
+    with TraceFile(path) as file:
+        stream = EventStream(file)
+        for chunk in stream.chunks():
+            merged.take(chunk.events)
+            collector.add(chunk.events)
+        base = base_time_ns(stream.keys, file.path)
+        if merged or MERGED in stream.keys:
+            metadata = stream.keys.get(MERGED)
+            timeline = merged.merged_timeline(file.path, base, metadata)
+            timeline = with_annotated_ranges(timeline, file.path, metadata)
+            return replace(timeline, gpu_work=gpu_work_in(file.path, metadata))
+        events = collector.events()
+        made = overlay(None, events, stream.keys, file.path)
+    timeline = with_stream_spans(made.timeline, events, made.devices)
+    slices = timeline.slices
+    return replace(
+        timeline,
+        slices=replace(slices, start=slices.start + base, end=slices.end + base),
+        metadata={**timeline.metadata, "notes": [*made.notes, *stream.notes]},
+    )
 
 
 class RecordedEvents:
@@ -127,9 +163,10 @@ class RecordedEvents:
         ]
         self._add_counters(rows, header, base)
         starts, lengths = (self._nanoseconds([event[key] for event in self._slices]) for key in ("ts", "dur"))
+        kinds = [header["tracks"][lane["track"]]["kind"] for lane in header["lanes"]]
         for event, begin, length in zip(self._slices, (base + starts).tolist(), lengths.tolist(), strict=True):
             row = _row(event)
-            if self._merged and (row not in lanes or _track_kind(header, lanes[row]) != event["cat"]):
+            if self._merged and (row not in lanes or kinds[lanes[row]] != event["cat"]):
                 continue
             found = FileSlice(event["cat"], lanes[row], begin, begin + length, event["name"], event.get("args", {}))
             rows.slices += [found] if not self._merged or is_usable(found) else []
@@ -177,16 +214,11 @@ class RecordedEvents:
             pid, _ = keys[lane]
             row_name = self._row_names.get(keys[lane], "")
             if row_name.startswith(ROW_PREFIX):
-                yield StreamSpan(
-                    pid if isinstance(pid, int) else stream_number(pid),
-                    stream_number(row_name),
-                    int(start[index]),
-                    int(end[index]),
-                    Name(*names[rows.name[index]]),
-                    PHASES[rows.phase[index]],
-                    rows.call[index],
-                    rows.step[index],
-                )
+                device = pid if isinstance(pid, int) else stream_number(pid)
+                times = int(start[index]), int(end[index])
+                name, phase = Name(*names[rows.name[index]]), PHASES[rows.phase[index]]
+                call, step = rows.call[index], rows.step[index]
+                yield StreamSpan(device, stream_number(row_name), *times, name, phase, call, step)
 
     def _header_by_row_names(self) -> dict[str, Any]:
         """Return what a header says, as far as names of rows tell it: `forward · MainThread`."""
@@ -245,7 +277,7 @@ class RecordedEvents:
         start = self._nanoseconds(self._ts) + base
         return start, start + self._nanoseconds(self._dur)
 
-    def _nanoseconds(self, microseconds: array[float] | list[float]) -> Int64Array:
+    def _nanoseconds(self, microseconds: "array[float] | list[float]") -> Int64Array:
         """Convert times as the writer has them: in a file of its own from 0 on, and no longer than it writes."""
         times = np.array(microseconds, np.float64)
         wrong = np.flatnonzero(~((times >= 0) & (times < MAX_CHROME_NS / 1000)))
@@ -256,10 +288,6 @@ class RecordedEvents:
 
 def _row(event: Event) -> TrackKey:
     return event["pid"], event["tid"]
-
-
-def _track_kind(header: Mapping[str, Any], lane: int) -> object:
-    return header["tracks"][header["lanes"][lane]["track"]]["kind"]
 
 
 def _is_ours(event: Any) -> bool:
@@ -281,9 +309,8 @@ def _is_ours(event: Any) -> bool:
         if kind == "i":
             return category in ("step", "mark") and isinstance(event["name"], str) and _is_time(event["ts"])
         if kind == "C":
-            return (
-                isinstance(event["name"], str) and _is_time(event["ts"]) and all(map(is_int64, event["args"].values()))
-            )
+            samples = event["args"].values()
+            return isinstance(event["name"], str) and _is_time(event["ts"]) and all(map(is_int64, samples))
         return kind in ("s", "f") and category == FLOW_CATEGORY and is_int64(event["id"])
     except (AttributeError, KeyError, TypeError):
         return False

@@ -1,16 +1,20 @@
 """A ring file → a timeline, with what a watcher knows of the run beyond it."""
 
-from __future__ import annotations
-
-from contextlib import suppress
+import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from .._errors import TraceError
 from ..ring import read_ring, ring_serials
-from ..timeline import CrossedError, ReadRing, Timeline, build_in_pieces, build_timeline, find_pieces
+from ..timeline import LargeTimeline, ReadRing, Timeline, build_in_pieces, build_timeline, find_large, find_pieces
 from ..timeline.contents import WHOLE_RUN
+from ..timeline.decode.window import build_around
 from ..timeline.summary import GroupBy, Summary, summarize_pieces
 from ..watching.read_whole_run import read_whole_run
+from . import load
+from .file_kind import FileKind, file_kind_by_head
 
 
 def load_ring(path: Path) -> Timeline:
@@ -20,39 +24,67 @@ def load_ring(path: Path) -> Timeline:
         RingError: it is damaged beyond reading.
     """
     timeline = build_in_pieces(_reader(path), ring_serials(path))
-    return _with_whole_run(timeline or build_timeline(read_ring(path)), path)
+    return _with_whole_run(timeline or build_timeline(read_ring(path)), read_whole_run(path))
 
 
-def load_around(path: Path, steps: tuple[int | None, int | None]) -> Timeline | None:
-    """Return some steps of a large ring and a few beside them, for `Timeline.steps` to choose from; None: load all.
+def load_around(path: str | os.PathLike[str], steps: tuple[int | None, int | None] | None) -> Timeline:
+    """Do what `load` does; of a large ring file perhaps only for some training steps and a few beside them.
+
+    Args:
+        path: the file.
+        steps: the first step and the one behind the last, as for `Timeline.steps`; None: all.
+
+    Raises:
+        RingError: as of `load`.
+        TraceError: as of `load`.
+    """
+    ring = None if steps is None else _ring(path)
+    timeline = None if ring is None or steps is None else build_around(*ring, *steps)
+    return load(path) if timeline is None else _with_whole_run(timeline, read_whole_run(Path(path)))
+
+
+def load_large(path: str | os.PathLike[str]) -> LargeTimeline | None:
+    """Return the timeline of a large ring file for writing it in pieces; None for other files, and if it needs all.
 
     Raises:
         RingError: it is damaged beyond reading.
     """
-    pieces = find_pieces(_reader(path), ring_serials(path))
-    timeline = None if pieces is None else pieces.around(*steps)
-    return None if timeline is None else _with_whole_run(timeline, path)
+    ring = _ring(path)
+    large = None if ring is None else find_large(*ring)
+    return None if large is None else replace(large, rest=_with_whole_run(large.rest, read_whole_run(Path(path))))
 
 
-def summarize_ring(path: Path, by: GroupBy) -> Summary | None:
-    """Return the summary of a large ring, one piece at a time; None if it is not large, or no optimizer ends its steps.
+def summarize_large(path: str | os.PathLike[str], by: GroupBy) -> Summary | None:
+    """Return the summary of a large ring file, in memory that does not follow its events; None for other files.
+
+    None also if no optimizer ends its steps.
 
     Raises:
         RingError: it is damaged beyond reading.
     """
-    pieces = find_pieces(_reader(path), ring_serials(path))
+    ring = _ring(path)
+    pieces = None if ring is None else find_pieces(*ring)
     if pieces is not None and len(pieces.others.step_ends.event):
-        with suppress(CrossedError):
-            return summarize_pieces((_with_whole_run(piece, path) for piece in pieces.timelines()), by)
+        whole = read_whole_run(Path(path))
+        return summarize_pieces((_with_whole_run(piece, whole) for piece in pieces.timelines()), by)
     return None
 
 
-def _reader(path: Path) -> ReadRing:
+def _ring(path: str | os.PathLike[str]) -> tuple[ReadRing, range] | None:
+    """Return what reads a ring file, and the serial numbers in it; None for other files."""
+    try:
+        is_ring = file_kind_by_head(path) is FileKind.RING
+    except (OSError, TraceError):
+        return None  # `load` says what is wrong with it
+    return (_reader(path), ring_serials(path)) if is_ring else None
+
+
+def _reader(path: str | os.PathLike[str]) -> ReadRing:
     return lambda serials, without: read_ring(path, None, serials, without)
 
 
-def _with_whole_run(timeline: Timeline, path: Path) -> Timeline:
-    known, whole = timeline.metadata[WHOLE_RUN], read_whole_run(path)
+def _with_whole_run(timeline: Timeline, whole: Mapping[str, Any] | None) -> Timeline:
+    known = timeline.metadata[WHOLE_RUN]
     if whole is None or not isinstance(known, dict):
         return timeline
     is_all = not whole["missed_events"]

@@ -1,7 +1,5 @@
 """Perfetto's protobuf as modtrace wrote it."""
 
-from __future__ import annotations
-
 import functools
 from array import array
 from collections.abc import Callable, Iterable
@@ -17,18 +15,20 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket, TrackEvent
 
 from .._errors import TraceError
+from .._typing import Int64Array
 from ..formats.header import EDITED_FILE_ERRORS, WHAT_TO_DO, checked_header
-from ..formats.limits import MAX_LINK
-from ..formats.packet_stream import read_packet_batches
+from ..formats.packet_stream import FramingError, packet_batches
 from ..formats.perfetto_ids import INCREMENTAL_CLOCK, PROFILER_SEQUENCE, SequenceIds, add_call_message
 from ..formats.slice_args import CATEGORIES, FileSlice
 from ..timeline import Mark, Timeline
+from .span_packets import NUMBERS, SpanPackets, read_span_packets
 from .timeline_builder import SpanColumns, build_timeline_from
 
 BATCH_BYTES = 1 << 19
 """Bytes of packets that are parsed at a time; their objects take many times as much."""
 
-BEGIN, END = TrackEvent.TYPE_SLICE_BEGIN, TrackEvent.TYPE_SLICE_END
+_NAME_BITS = 21
+"""A trace has less than two million names."""
 
 
 def load_perfetto(
@@ -50,10 +50,12 @@ def load_perfetto(
     """
     reader = _Reader(path, take_other)
     try:
-        for offset, part in read_packet_batches(path, blocks, BATCH_BYTES):
-            reader.take(part, offset)
+        for offset, part, ends in packet_batches(blocks, BATCH_BYTES):
+            reader.take(part, np.array(ends), offset)
         check()
         return reader.timeline()
+    except FramingError as error:
+        raise TraceError(path, str(error), error.offset) from None
     except EDITED_FILE_ERRORS as error:
         raise TraceError(path, f"its packets are not as modtrace writes them: {error!r}; {WHAT_TO_DO}") from error
 
@@ -72,30 +74,48 @@ class _Reader:
         self._texts: dict[int, str] = {}
         self._clock: dict[int, int] = {}
         self._open: dict[int, list[int]] = {}
-        self._lanes = 0
         self._sequences = SequenceIds(0)
+        self._of_modules: set[int] = set()
         self._rows = SpanColumns()
         # The category of the slices on each sequence that has no modules.
         self._categories: dict[int, str] = {}
         self._start = array("q")
         self._end = array("q")
-        self._names: dict[tuple[int, int, int], int] = {}
 
-    def take(self, part: bytes, offset: int) -> None:
-        """Take the next packets of the file."""
+    def take(self, part: bytes, end: Int64Array, offset: int) -> None:
+        """Take the next packets of the file.
+
+        Args:
+            part: their bytes.
+            end: where each ends.
+            offset: of the first.
+        """
         if self._args is None:
             self._describe(part)
+        found = read_span_packets(part, end, 1 if self._args is None else self._args.number)
+        self._of_modules.update(np.unique(found.sequence[found.is_begin]).tolist())
+        found.sequence[~np.isin(found.sequence, [*self._of_modules - {-1}])] = -1  # other slices have such ends too
+        others = np.flatnonzero(found.sequence < 0).tolist()
+        begin = np.append(0, end)
         try:
-            trace = self._parser.FromString(part)
+            packets = self._parser.FromString(b"".join([part[begin[at] : end[at]] for at in others])).packet
         except DecodeError as error:
             raise TraceError(self._path, f"its packets cannot be parsed: {error}", offset) from error
-        for packet in trace.packet:
+        done = 0
+        for index, packet in zip(others, packets, strict=True):
             if self._take_other is not None and packet.trusted_packet_sequence_id == PROFILER_SEQUENCE:
                 self._take_other(packet)
             elif packet.HasField("track_event"):
                 self._event(packet)
             else:
+                if packet.HasField("clock_snapshot"):
+                    self._add(found, done, index)
+                    done = index
                 self._define(packet)
+        self._add(found, done, len(end))
+        for index, arg, value in found.args:
+            args: Any = self._rows.span_args.setdefault(int(found.row[index]), {})
+            args[self._annotations[arg]] = self._texts[value]
 
     def timeline(self) -> Timeline:
         """Return what has been read."""
@@ -128,8 +148,7 @@ class _Reader:
         for entry in packet.chrome_events.metadata:
             if entry.name == "modtrace":
                 self._header = checked_header(self._path, orjson.loads(entry.string_value))
-                self._lanes = len(self._header["lanes"])
-                self._sequences = SequenceIds(self._lanes)
+                self._sequences = SequenceIds(len(self._header["lanes"]))
                 tracks = self._header["tracks"]
                 kinds = [tracks[lane["track"]]["kind"] for lane in self._header["lanes"]]
                 self._categories = {
@@ -139,58 +158,72 @@ class _Reader:
     def _event(self, packet: Any) -> None:
         sequence, event = packet.trusted_packet_sequence_id, packet.track_event
         time = self._clock[sequence] = self._clock[sequence] + packet.timestamp
-        kind = event.type
         if sequence in self._categories:
             self._slice(sequence, event, time)
-        elif kind == END:
-            self._end[self._open[sequence].pop()] = time
-        elif kind == BEGIN:
-            self._open.setdefault(sequence, []).append(len(self._start))
-            self._start.append(time)
-            self._end.append(time)
-            self._begin(self._sequences.lane_of(sequence), event)
-        elif kind == TrackEvent.TYPE_COUNTER and event.WhichOneof("counter_value_field") == "double_counter_value":
-            pass  # of a part of the steps: the slices have it
-        elif kind == TrackEvent.TYPE_COUNTER:
+        elif event.type == TrackEvent.TYPE_INSTANT:
+            self._rows.marks.append(Mark(time, event.categories[0], event.name))
+        elif event.type != TrackEvent.TYPE_COUNTER:
+            raise ValueError(f"an event is of type {event.type}")
+        elif event.WhichOneof("counter_value_field") != "double_counter_value":  # of a part of the steps, of slices
             times, values = self._rows.samples.setdefault(self._sequences.counter_of(sequence), ([], []))
             times.append(time)
             values.append(event.counter_value)
-        else:
-            self._rows.marks.append(Mark(time, event.categories[0], event.name))
 
     def _slice(self, sequence: int, event: Any, time: int) -> None:
         rows = self._rows.slices
         open_rows = self._open.setdefault(sequence, [])
-        if event.type == END:
+        if event.type == TrackEvent.TYPE_SLICE_END:
             row = open_rows.pop()
             rows[row] = rows[row]._replace(end=time)
             return
         args = {entry.name: getattr(entry, entry.WhichOneof("value")) for entry in event.debug_annotations}
         open_rows.append(len(rows))
-        lane = self._sequences.lane_of(sequence)
+        lane = sequence - self._sequences.lane(0)
         rows.append(FileSlice(self._categories[sequence], lane, time, time, event.name, args))
 
-    def _begin(self, lane: int, event: Any) -> None:
-        rows, call = self._rows, event.Extensions[self._args]
-        key = (event.name_iid, call.fqn, call.module_class)
-        name = self._names.get(key)
-        if name is None:
-            texts = (self._labels[key[0]], self._fqns[key[1]], self._classes[key[2]])
-            name = self._names[key] = rows.names[texts]
-        rows.lane.append(lane)
-        rows.phase.append(event.category_iids[0] - 1)
-        rows.name.append(name)
-        rows.call.append(call.call)
-        rows.step.append(call.step)
-        # At most one of the three is there; larger ids are of flows to collectives.
-        links = [link for link in (*event.flow_ids_old, *event.terminating_flow_ids_old) if link < MAX_LINK]
-        rows.link.append(links[0] if links else call.link if call.HasField("link") else -1)
-        rows.complete.append(not call.HasField("complete"))
-        if event.debug_annotations:
-            rows.span_args[len(rows.lane) - 1] = {
-                self._annotations[annotation.name_iid]: self._texts[annotation.string_value_iid]
-                for annotation in event.debug_annotations
-            }
+    def _add(self, found: SpanPackets, first: int, last: int) -> None:
+        """Add the spans of some packets that follow each other, and the ends of those that are open."""
+        packets = first + np.flatnonzero(found.sequence[first:last] >= 0)
+        sequence, is_begin, time = found.sequence[packets], found.is_begin[packets], found.delta[packets]
+        row = found.row[packets] = len(self._start) + np.cumsum(is_begin) - 1
+        ended: list[tuple[Int64Array, Int64Array]] = []
+        for number in np.unique(sequence).tolist():
+            own = np.flatnonzero(sequence == number)
+            time[own] = self._clock[number] + np.cumsum(time[own])
+            self._clock[number] = int(time[own[-1]])
+            open_ = self._open.get(number, [])
+            level = len(open_) + np.cumsum(np.where(is_begin[own], 1, -1)) - is_begin[own]
+            if level.min() < 0:
+                raise ValueError("a span ends that did not begin")
+            # Sorted by level, and there as they come, a span's end is behind its begin.
+            order = np.argsort(np.append(np.arange(len(open_)), level), kind="stable")
+            begins = np.append(np.ones(len(open_), np.bool_), is_begin[own])[order]
+            rows = np.append(np.array(open_, np.int64), row[own])[order]
+            ends = np.flatnonzero(~begins)
+            ended.append((rows[ends - 1], time[own[order[ends] - len(open_)]]))
+            begins[ends - 1] = False
+            self._open[number] = rows[begins].tolist()
+        begun = packets[is_begin]
+        lane = sequence[is_begin] - self._sequences.lane(0)
+        columns = lane, *found.numbers[:, begun], self._name(*found.names[:, begun]), time[is_begin], time[is_begin]
+        arrays = *(getattr(self._rows, name) for name in ("lane", *NUMBERS, "name")), self._start, self._end
+        for of_file, column in zip(arrays, columns, strict=True):
+            of_file.frombytes(column.tobytes())
+        for rows, times in ended:
+            np.frombuffer(self._end, np.int64)[rows] = times
+
+    def _name(self, label: Int64Array, fqn: Int64Array, module_class: Int64Array) -> Int64Array:
+        """Return the number of each name; they are numbered as they come."""
+        if len(label) and not 0 <= max(label.max(), fqn.max(), module_class.max()) < 1 << _NAME_BITS:
+            raise ValueError("a name has too large a number")
+        key, first, inverse = np.unique(
+            (label << _NAME_BITS | fqn) << _NAME_BITS | module_class, return_index=True, return_inverse=True
+        )
+        number = np.zeros(len(key), np.int64)
+        for index in np.argsort(first).tolist():
+            of_label, of_fqn, of_class = (int(column[first[index]]) for column in (label, fqn, module_class))
+            number[index] = self._rows.names[self._labels[of_label], self._fqns[of_fqn], self._classes[of_class]]
+        return number[inverse]
 
 
 @functools.cache

@@ -1,7 +1,5 @@
 """Spans above the streams of GPUs, as a merged trace has them → tracks of the timeline."""
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 
@@ -49,27 +47,17 @@ def stream_number(text: str) -> int:
 
 def add_stream_spans(timeline: Timeline, spans: list[StreamSpan]) -> Timeline:
     """Return the timeline with a track per stream that has spans."""
-    names = list(timeline.names)
-    known = {name: index for index, name in enumerate(names)}
     names_of_spans = [restored_name(span.name) for span in spans]
-    for name in names_of_spans:
-        if name not in known:
-            known[name] = len(names)
-            names.append(name)
+    recorded = set(timeline.names)
+    names = [*timeline.names, *dict.fromkeys(name for name in names_of_spans if name not in recorded)]
+    known = {name: index for index, name in enumerate(names)}
     streams = sorted({(span.device, span.stream) for span in spans})
     index = {stream: number for number, stream in enumerate(streams)}
     rows = [
-        (
-            index[span.device, span.stream],
-            span.start,
-            span.end,
-            known[name],
-            PHASES.index(span.phase),
-            span.call,
-            span.step,
-        )
-        for span, name in zip(spans, names_of_spans, strict=True)
+        (index[span.device, span.stream], span.start, span.end, PHASES.index(span.phase), span.call, span.step)
+        for span in spans
     ]
-    stream, start, end, number, phase, call, step = np.array(rows, np.int64).reshape(-1, 7).T
+    stream, start, end, phase, call, step = np.array(rows, np.int64).reshape(-1, 6).T
+    number = np.array([known[name] for name in names_of_spans], np.int64)
     slices = Slices.of(start=start, end=end, name=number, phase=phase, track=stream, call=call, step=step)
     return add_gpu_tracks(timeline, streams, slices, names)

@@ -1,7 +1,5 @@
 """What the readers of all formats collect → `Timeline`."""
 
-from __future__ import annotations
-
 import itertools
 from array import array
 from collections.abc import Mapping, MutableSequence
@@ -10,13 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from .._numbering import Numbering
 from .._typing import Int64Array
 from ..formats.escape import restore, restored_name
-from ..formats.numbering import Numbering
 from ..formats.slice_args import FileSlice, add_file_slices, groups_from_header
 from ..timeline import PHASES, CounterSeries, Mark, Process, Slices, Stats, Timeline, Track
 from ..timeline.nesting import nest_by_time
 from ..timeline.slices import sort_by_start
+
+_FIELDS = ("name", "phase", "call", "step", "complete", "link")
+"""Of each span, besides its lane and its times."""
 
 
 @dataclass
@@ -46,15 +47,14 @@ class SpanColumns:
     samples: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
     slices: list[FileSlice] = field(default_factory=list)
 
-    def take(self, kept: Int64Array, lane: Int64Array) -> SpanColumns:
+    def take(self, kept: Int64Array, lane: Int64Array) -> "SpanColumns":
         """Return some spans, by their ascending positions, on other lanes; marks, samples and slices are left out.
 
         Args:
             kept: their positions.
             lane: of all spans.
         """
-        fields = ("name", "phase", "call", "step", "complete", "link")
-        columns: dict[str, Any] = {name: np.array(getattr(self, name), np.int64)[kept] for name in fields}
+        columns: dict[str, Any] = {name: np.array(getattr(self, name), np.int64)[kept] for name in _FIELDS}
         columns["lane"] = lane[kept]
         place = {int(row): position for position, row in enumerate(kept) if row in self.span_args}
         own_args = {place[row]: args for row, args in self.span_args.items() if row in place}
@@ -82,30 +82,11 @@ def build_timeline_from(header: Mapping[str, Any], rows: SpanColumns, start: Int
             raise ValueError(f"a span is of phase or lane {codes[(codes < 0) | (codes >= count)][0]}")
     if np.any(end < start):
         raise ValueError("a span ends before it starts")
-    processes = [Process(process["pid"], process["rank"], process["program"]) for process in header["processes"]]
-    tracks = [
-        Track(
-            track["kind"],
-            track["thread"],
-            track["tid"],
-            processes[track["process"]],
-            track.get("device"),
-            track.get("stream"),
-        )
-        for track in header["tracks"]
-    ]
+    processes = [Process(*(process[field] for field in Process._fields)) for process in header["processes"]]
+    tracks = [Track(**{**track, "process": processes[track["process"]]}) for track in header["tracks"]]
     track_of_lane = np.array([lane["track"] for lane in header["lanes"]], np.int32)
-    columns = Slices.of(
-        start=start,
-        end=end,
-        name=rows.name,
-        phase=rows.phase,
-        track=track_of_lane[np.array(rows.lane, np.int64)],
-        call=rows.call,
-        step=rows.step,
-        link=rows.link,
-        complete=rows.complete,
-    )
+    track = track_of_lane[np.array(rows.lane, np.int64)]
+    columns = Slices.of(start=start, end=end, track=track, **{name: getattr(rows, name) for name in _FIELDS})
     columns, position = sort_by_start(nest_by_time(columns))
     timeline = Timeline(
         columns,

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from .._errors import WriteError
 
 if TYPE_CHECKING:
-    from ..timeline import Timeline
+    from ..timeline import LargeTimeline, Timeline
 
-__all__ = ["SUFFIXES", "check_writable", "find_writer", "write"]
+__all__ = ["SUFFIXES", "check_writable", "find_writer", "takes_pieces", "write", "write_large"]
 
-SUFFIXES = (".speedscope.json", ".json", ".json.gz", ".pftrace", ".pftrace.gz", ".folded", ".html", ".zip")
+_CHROME, _PERFETTO = (".json", ".json.gz"), (".pftrace", ".pftrace.gz")
+SUFFIXES = (".speedscope.json", *_CHROME, *_PERFETTO, ".folded", ".html", ".zip")
 """The suffixes that `write` knows; the first that a name ends with counts."""
 
 
@@ -26,23 +27,36 @@ def write(timeline: Timeline, path: str | os.PathLike[str]) -> None:
     find_writer(path)(timeline, path)
 
 
-def find_writer(path: str | os.PathLike[str]) -> Callable[[Timeline, str | os.PathLike[str]], object]:
-    """Return what writes the format of a suffix, imported with all that it needs.
+def takes_pieces(path: str | os.PathLike[str]) -> bool:
+    """Whether the format of a suffix can be written piece by piece, as `write_large` does."""
+    return _suffix(path) in (*_CHROME, *_PERFETTO)
+
+
+def write_large(large: LargeTimeline, path: str | os.PathLike[str]) -> None:
+    """Write the timeline of a large ring to a `path` that `takes_pieces`.
+
+    Raises:
+        WriteError: the file cannot be written; an existing file is intact.
+    """
+    find_writer(path)(large.rest, path, large)
+
+
+def find_writer(path: str | os.PathLike[str]) -> Callable[..., object]:
+    """Return what writes a timeline to a path in the format of its suffix, imported with all that it needs.
 
     Raises:
         WriteError: the suffix is not known.
     """
-    name = os.fspath(path).lower()
-    suffix = next((suffix for suffix in SUFFIXES if name.endswith(suffix)), None)
+    suffix = _suffix(path)
     if suffix == ".speedscope.json":
         from .flame_graphs import write_speedscope
 
         return write_speedscope
-    if suffix in (".json", ".json.gz"):
+    if suffix in _CHROME:
         from .chrome import write_chrome
 
         return write_chrome
-    if suffix in (".pftrace", ".pftrace.gz"):
+    if suffix in _PERFETTO:
         from .perfetto import write_perfetto
 
         return write_perfetto
@@ -75,6 +89,11 @@ def check_writable(path: str | os.PathLike[str]) -> None:
         raise WriteError(f"{name}: there is no directory {directory}")
     if not os.access(directory, os.W_OK | os.X_OK):
         raise WriteError(f"{name}: the directory {directory} cannot be written to")
+
+
+def _suffix(path: str | os.PathLike[str]) -> str | None:
+    name = os.fspath(path).lower()
+    return next((suffix for suffix in SUFFIXES if name.endswith(suffix)), None)
 
 
 def _unknown_suffix(path: str | os.PathLike[str]) -> WriteError:

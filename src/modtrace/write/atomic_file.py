@@ -1,7 +1,5 @@
 """Output files that appear whole or not at all."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import os
@@ -45,7 +43,12 @@ def atomic_writer(path: str | os.PathLike[str]) -> Iterator[Sink]:
     """
     try:
         target = Path(os.path.realpath(path))  # a link stays a link to the new file
-        with _special(target) if _is_special(target) else _regular(target) as file:
+        mode = _mode_of(target)
+        is_special = mode is not None and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+        opened: contextlib.AbstractContextManager[BinaryIO] = (
+            target.open("wb") if is_special else _regular(target, mode)
+        )
+        with opened as file:
             if os.fspath(path).lower().endswith(".gz"):
                 with gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0) as packed:
                     yield packed
@@ -55,32 +58,17 @@ def atomic_writer(path: str | os.PathLike[str]) -> Iterator[Sink]:
         raise WriteError(f"cannot write {os.fspath(path)}: {error.strerror or error}") from error
 
 
-def _is_special(target: Path) -> bool:
-    try:
-        mode = target.stat().st_mode
-    except FileNotFoundError:
-        return False
-    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
-
-
 @contextlib.contextmanager
-def _special(target: Path) -> Iterator[BinaryIO]:
-    with target.open("wb") as file:
-        yield file
-
-
-@contextlib.contextmanager
-def _regular(target: Path) -> Iterator[BinaryIO]:
+def _regular(target: Path, mode: int | None) -> Iterator[BinaryIO]:
     if target.is_dir():
         raise IsADirectoryError(None, "it is a directory")
-    mode = _mode_of(target)
     temporary, descriptor = _create_beside(target, _NEW_FILE_MODE if mode is None else _PRIVATE_MODE)
     try:
         with open(descriptor, "wb") as file:
             yield file
             file.flush()
             if mode is not None:
-                os.chmod(descriptor if os.chmod in os.supports_fd else temporary, mode)
+                os.chmod(descriptor if os.chmod in os.supports_fd else temporary, stat.S_IMODE(mode))
             os.fsync(descriptor)
         os.replace(temporary, target)
     except BaseException:
@@ -102,8 +90,8 @@ def _create_beside(target: Path, mode: int) -> tuple[Path, int]:
 
 
 def _mode_of(target: Path) -> int | None:
-    """Return the permissions of the file that is replaced; None where there is none."""
+    """Return type and permissions of the file that is replaced; None where there is none."""
     try:
-        return stat.S_IMODE(target.stat().st_mode)
+        return target.stat().st_mode
     except FileNotFoundError:
         return None

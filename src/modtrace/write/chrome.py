@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Sequence
 
 import orjson
 
@@ -12,48 +13,46 @@ from ..formats.escape import UNNAMED, escaped, escaped_name
 from ..formats.header import make_header
 from ..formats.limits import MAX_CHROME_NS
 from ..formats.slice_args import PARTS_CATEGORY
-from ..timeline import Timeline
+from ..timeline import LargeTimeline, Timeline
 from .atomic_file import atomic_writer
 from .chrome_events import span_events
 from .lanes import MARKS_ROW, Lanes
 from .progress import show_progress
 from .slices import chrome_slices, microseconds
-from .step_parts import COUNTER_UNIT, part_counters
+from .step_parts import COUNTER_UNIT, PartCounter, part_counters
 
 
-def write_chrome(timeline: Timeline, path: str | os.PathLike[str]) -> None:
+def write_chrome(timeline: Timeline, path: str | os.PathLike[str], large: LargeTimeline | None = None) -> None:
     """Write Chrome's JSON, as chrome://tracing and Perfetto read it.
 
     Times are µs with three decimals since `baseTimeNanoseconds` (Unix ns), so that a reader gets every nanosecond.
 
+    Args:
+        timeline: what to write.
+        path: where.
+        large: whose `rest` the timeline is, and whose spans of modules are written with it.
+
     Raises:
         WriteError: the timeline is longer than eleven days, or the file cannot be written; an existing file is intact.
     """
-    base = first_moment(timeline)
-    chrome = ChromeTimeline(timeline, Lanes.from_timeline(timeline), base)
+    base = first_moment(timeline) if large is None else min(first_moment(large.rest), large.start_ns)
+    _check_length(timeline, base)
+    chrome = ChromeTimeline(
+        timeline, Lanes.from_timeline(timeline, large), base, parts=part_counters(timeline, large), large=large
+    )
     with atomic_writer(path) as file:
         file.write(b'{"baseTimeNanoseconds":%d,"otherData":' % base)
         file.write(orjson.dumps(chrome.header()))
         file.write(b',\n"traceEvents":[\n')
         separator = b""
-        what = f"writing {os.path.basename(path)}"
-        for block in show_progress(_all_events(chrome), what, len(timeline.columns)):
+        processes = b",\n".join(chrome.process_events())
+        parts = itertools.chain([(0, processes)] if processes else [], chrome.events())
+        spans = len(timeline.columns) if large is None else large.spans
+        for block in show_progress(parts, f"writing {os.path.basename(path)}", spans):
             file.write(separator)
             file.write(block)
             separator = b",\n"
         file.write(b"\n]}\n")
-
-
-def chrome_events(timeline: Timeline, base: int, taken: Collection[int] = ()) -> Iterator[bytes]:
-    """Yield a timeline's events as JSON texts, each one or more events with commas between them.
-
-    Args:
-        timeline: what to write.
-        base: Unix nanoseconds from which `ts` counts, no later than `first_moment(timeline)`.
-        taken: numbers that the trace already uses as pid or tid, which these events shall not share.
-    """
-    chrome = ChromeTimeline(timeline, Lanes.from_timeline(timeline, taken), base)
-    return (text for _, text in _all_events(chrome))
 
 
 def first_moment(timeline: Timeline) -> int:
@@ -71,13 +70,32 @@ def row_metadata_events(pid: int | str, tid: int, name: str, sort_index: int) ->
 
 
 class ChromeTimeline:
-    """A timeline as it stands in a JSON trace: its texts escaped, its spans on rows, its times counted from a base."""
+    """A timeline as a JSON trace holds it: its texts escaped, its spans on rows, its times counted from a base.
 
-    def __init__(self, timeline: Timeline, lanes: Lanes, base: int, resolution_ns: int = 1) -> None:
+    Args:
+        timeline: what to write.
+        lanes: the rows of its spans.
+        base: from which nanosecond on the times count.
+        resolution_ns: spans whose starts are closer may get one start.
+        parts: what its steps were spent on.
+        large: whose `rest` the timeline is, and whose spans of modules are written with it.
+    """
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        lanes: Lanes,
+        base: int,
+        resolution_ns: int = 1,
+        *,
+        parts: Sequence[PartCounter],
+        large: LargeTimeline | None = None,
+    ) -> None:
         self.timeline = timeline
         self.lanes = lanes
         self.base = base
         self._resolution_ns = resolution_ns
+        self._parts, self._large = parts, large
         self._names = [escaped_name(name) for name in timeline.names]
 
     def header(self) -> dict[str, object]:
@@ -97,7 +115,8 @@ class ChromeTimeline:
             text = b",\n".join(events)
             if text:
                 yield 0, text
-        yield from span_events(self.timeline, self.lanes, self._names, self.base, self._resolution_ns)
+        for piece, lanes in self.lanes.by_piece(self.timeline, self._large):
+            yield from span_events(piece, lanes, self._names, self.base, self._resolution_ns)
 
     def _row_events(self) -> Iterator[bytes]:
         *indexes, of_marks = self.lanes.sort_indexes or (*range(len(self.lanes.lanes)), -1)
@@ -121,20 +140,11 @@ class ChromeTimeline:
             for time, value in zip(counter.time.tolist(), counter.value.tolist(), strict=True):
                 yield head + b':%d},"ts":%b}' % (value, microseconds(time - self.base))
         pid = next(iter(self.lanes.pids.values()), 0)
-        for part in part_counters(self.timeline):
+        for part in self._parts:
             event = {"ph": "C", "pid": pid, "cat": PARTS_CATEGORY, "name": escaped(part.name)}
             head = orjson.dumps(event)[:-1] + b',"args":{"%b":' % COUNTER_UNIT.encode()
             for time, ns in zip(part.time.tolist(), part.ns.tolist(), strict=True):
                 yield head + b'%b},"ts":%b}' % (orjson.dumps(ns / 1e6), microseconds(time - self.base))
-
-
-def _all_events(chrome: ChromeTimeline) -> Iterator[tuple[int, bytes]]:
-    """Yield all events of a trace with nothing else in it."""
-    _check_length(chrome.timeline, chrome.base)
-    processes = b",\n".join(chrome.process_events())
-    if processes:
-        yield 0, processes
-    yield from chrome.events()
 
 
 def _check_length(timeline: Timeline, base: int) -> None:

@@ -4,19 +4,16 @@ The text of a span is put together from four pieces. What many spans share is ma
 each (times, flow ids) is made for thousands of spans at once, as rows of digits of one width.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import orjson
 
-from .._typing import AnyArray, IndexArray, Int32Array, ObjectArray, UInt8Array
+from .._typing import AnyArray, IndexArray, Int32Array, Int64Array, ObjectArray, UInt8Array, UInt32Array
 from ..formats.limits import BIND_ID_OFFSET
 from ..formats.span_args import FLOW_CATEGORY, FLOW_NAME, escaped_span_args, module_args
 from ..timeline import PHASES, Name, Slices, Timeline
-from .decimal_columns import digit_count, format_decimal, format_microseconds
 from .flows import FlowRole, flow_roles
 from .lanes import Lanes
 
@@ -217,3 +214,46 @@ def _join_columns(*columns: bytes | UInt8Array) -> list[bytes]:
 def _own_args(span_args: Mapping[str, str]) -> bytes:
     texts = escaped_span_args(span_args)
     return b"," + orjson.dumps(texts)[1:-1] if texts else b""
+
+
+_POWERS = 10 ** np.arange(1, 19, dtype=np.int64)
+
+
+def _table(count: int, form: str) -> UInt32Array:
+    return np.frombuffer("".join(form % number for number in range(count)).encode(), "<u4")
+
+
+# Four characters in one word of 32 bits, so that a number is a handful of look-ups.
+_FOUR_DIGITS = _table(10_000, "%04d")
+_FRACTION = _table(1_000, ".%03d")
+
+
+def digit_count(numbers: Int64Array) -> Int64Array:
+    """Return how many decimal digits each number has; none is negative."""
+    return np.searchsorted(_POWERS, numbers, side="right") + 1
+
+
+def format_decimal(numbers: Int64Array, digits: int) -> UInt8Array:
+    """Return uint8[n, digits]: the last `digits` digits of each number, which is not negative."""
+    groups = -(-digits // 4)
+    out = np.empty((len(numbers), groups), "<u4")
+    _fill_groups(out, numbers, groups)
+    return out.view(np.uint8)[:, 4 * groups - digits :]
+
+
+def format_microseconds(nanoseconds: Int64Array, digits: int) -> UInt8Array:
+    """Return uint8[n, digits + 4]: microseconds with leading zeros, a point and three decimals; none is negative."""
+    groups = -(-digits // 4)
+    out = np.empty((len(nanoseconds), groups + 1), "<u4")
+    whole = nanoseconds // 1000
+    out[:, groups] = _FRACTION[nanoseconds - whole * 1000]
+    _fill_groups(out, whole, groups)
+    return out.view(np.uint8)[:, 4 * groups - digits :]
+
+
+def _fill_groups(out: UInt32Array, numbers: Int64Array, groups: int) -> None:
+    """Write the last `groups` groups of four digits of each number."""
+    for group in range(groups - 1, -1, -1):
+        rest = numbers // 10_000
+        out[:, group] = _FOUR_DIGITS[numbers - rest * 10_000]
+        numbers = rest

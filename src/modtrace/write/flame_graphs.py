@@ -3,15 +3,14 @@
 Both call a span the same for all calls of a module in the same place, so that they add up.
 """
 
-from __future__ import annotations
-
+import itertools
 import os
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import orjson
 
+from .._numbering import Numbering
 from .._terminal import printable
 from .._typing import IndexArray, Int64Array
 from .._version import __version__
@@ -41,8 +40,8 @@ def write_folded(timeline: Timeline, path: str | os.PathLike[str]) -> None:
     """
     columns = timeline.columns
     names, frame = _frames_of(timeline)
-    roots: dict[str, int] = {}
-    root_of_track = np.array([roots.setdefault(root, len(roots)) for root in _roots(timeline.tracks)], np.int64)
+    roots = Numbering[str]()
+    root_of_track = np.array([roots[root] for root in _roots(timeline.tracks)], np.int64)
     stacks = [printable(root) for root in roots]
     # Level by level: a stack is known by the stack around it and its own frame.
     stack = np.zeros(len(columns), np.int64)
@@ -100,8 +99,9 @@ def write_speedscope(timeline: Timeline, path: str | os.PathLike[str]) -> None:
             }
             file.write((b",\n" if index else b"") + orjson.dumps(profile)[:-1] + b',"events":[')
             separator = b""
-            for batch in _batches(_events(columns, rows, frame[rows].tolist(), first)):
-                file.write(separator + batch)
+            events = _events(columns, rows, frame[rows].tolist(), first)
+            while batch := ",".join(itertools.islice(events, _BATCH)):
+                file.write(separator + batch.encode())
                 separator = b",\n"
             file.write(b"]}")
         file.write(b"]}")
@@ -123,31 +123,11 @@ def _events(columns: Slices, rows: IndexArray, frames: list[int], first: int) ->
         yield f'{{"type":"C","frame":{frames[closed]},"at":{ends[closed]}}}'
 
 
-def _batches(events: Iterator[str]) -> Iterator[bytes]:
-    batch: list[str] = []
-    for event in events:
-        batch.append(event)
-        if len(batch) == _BATCH:
-            yield ",".join(batch).encode()
-            batch.clear()
-    if batch:
-        yield ",".join(batch).encode()
+def _frames_of(timeline: Timeline) -> tuple[list[str], Int64Array]:
+    """Return the names of all frames, and int64[spans], the frame of each span by its index.
 
-
-class _Frames(NamedTuple):
-    """The frames of a flame graph.
-
-    Attributes:
-        names: each different one.
-        frame: int64[spans], index into `names`.
+    A frame is called by the label of its span (`h.0: Block`), inside backward of a call with the phase behind it.
     """
-
-    names: list[str]
-    frame: Int64Array
-
-
-def _frames_of(timeline: Timeline) -> _Frames:
-    """Return the frame of each span: its label (`h.0: Block`), inside backward of a call with its phase behind it."""
     columns = timeline.columns
     on_backward = np.array([track.kind == "backward" for track in timeline.tracks], np.bool_)
     phase = np.where((columns.phase == FORWARD) & ~on_backward[columns.track], BACKWARD, columns.phase)
@@ -156,4 +136,4 @@ def _frames_of(timeline: Timeline) -> _Frames:
     for key in used.tolist():
         name, of_phase = divmod(key, len(PHASES))
         names.append(printable(timeline.names[name].label) + (f" ({PHASES[of_phase]})" if of_phase != BACKWARD else ""))
-    return _Frames(names, frame.reshape(-1).astype(np.int64))
+    return names, frame.reshape(-1).astype(np.int64)

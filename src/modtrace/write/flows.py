@@ -1,13 +1,11 @@
 """Flows of a timeline: from a call's forward span to its first backward span, and between the ranks of a collective."""
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 import numpy as np
 
+from .._numbering import Numbering
 from .._typing import BoolArray, IndexArray, Int64Array, UInt8Array
 from ..formats.limits import MAX_LINK
 from ..timeline import BACKWARD, CollectiveName, Group, Slices, Timeline, launching_spans
@@ -44,19 +42,22 @@ def flow_pairs(columns: Slices) -> Iterator[tuple[IndexArray, IndexArray]]:
 
     A link has a flow if its first span that is not backward starts before its first backward span.
     """
-    links = _LinkIndex(columns.link)
-    begins = np.full(links.count, -1, np.int32 if len(columns) < 1 << 31 else np.int64)
+    # Links are indices themselves, unless they are too far apart for a table.
+    count = int(columns.link.max(initial=-1)) + 1
+    known = np.unique(columns.link) if count > 2 * len(columns) else None
+    count = count if known is None else len(known)
+    begins = np.full(count, -1, np.int32 if len(columns) < 1 << 31 else np.int64)
     ends = begins.copy()
     for last in range(len(columns), 0, -_CHUNK):
         rows = np.arange(max(last - _CHUNK, 0), last)[::-1]
         link = columns.link[rows]
         linked = (link >= 0) & (link < MAX_LINK)
-        rows, index = rows[linked], links.index(link[linked])
+        rows, index = rows[linked], link[linked] if known is None else np.searchsorted(known, link[linked])
         backward = columns.phase[rows] == BACKWARD
         # Of several spans with one link the one written last stays, which is the first in the timeline.
         begins[index[~backward]] = rows[~backward]
         ends[index[backward]] = rows[backward]
-    for first in range(0, links.count, _CHUNK):
+    for first in range(0, count, _CHUNK):
         begin, end = begins[first : first + _CHUNK], ends[first : first + _CHUNK]
         both = (begin >= 0) & (end >= 0)
         begin, end = begin[both], end[both]
@@ -64,38 +65,21 @@ def flow_pairs(columns: Slices) -> Iterator[tuple[IndexArray, IndexArray]]:
         yield begin[before].astype(np.intp), end[before].astype(np.intp)
 
 
-class CallFlows(NamedTuple):
-    """Which calls of different ranks are one collective, or the two ends of one message; arrays with an entry per row.
-
-    Attributes:
-        flow: int64, the number of its flow, from 0; -1 for a wait, and for what no other rank in the timeline called.
-        is_first: bool, whether its call was the earliest.
-        is_last: bool, whether it was the latest.
-    """
-
-    flow: Int64Array
-    is_first: BoolArray
-    is_last: BoolArray
-
-
-def call_flows(timeline: Timeline) -> CallFlows:
-    """Return the flows between ranks; a timeline of one rank has none."""
+def _call_flows(timeline: Timeline) -> tuple[Int64Array, BoolArray, BoolArray]:
+    """Return `flow`, `is_first` and `is_last` of `CollectiveFlows`; a timeline of one rank has no flows."""
     table = timeline.collectives
-    flow, first, last = (
-        np.full(len(table), -1, np.int64),
-        np.zeros(len(table), np.bool_),
-        np.zeros(len(table), np.bool_),
-    )
+    flow = np.full(len(table), -1, np.int64)
+    first, last = np.zeros((2, len(table)), np.bool_)
     if len({track.process.rank for track in timeline.tracks}) < 2:
-        return CallFlows(flow, first, last)
+        return flow, first, last
     rows = np.flatnonzero(~table.is_wait & (table.name >= 0) & (table.counter >= 0))
     groups = {group.name: group for group in table.groups}
     kind, of_row = np.unique(table.name[rows] * np.int64(len(timeline.tracks)) + table.track[rows], return_inverse=True)
-    numbers: dict[object, int] = {}
+    numbers = Numbering[object]()
     number = []
     for name, track in (divmod(pair, len(timeline.tracks)) for pair in kind.tolist()):
         what = _meeting(table.names[name], timeline.tracks[track].process.rank, groups)
-        number.append(-1 if what is None else numbers.setdefault(what, len(numbers)))
+        number.append(-1 if what is None else numbers[what])
     of_row = np.array(number, np.int64)[of_row] if len(rows) else of_row
     rows, of_row = rows[of_row >= 0], of_row[of_row >= 0]
     order = np.lexsort((table.track[rows], table.start[rows], table.counter[rows], of_row))
@@ -105,7 +89,7 @@ def call_flows(timeline: Timeline) -> CallFlows:
     alone = begins[:-1] & begins[1:]
     flow[rows] = np.where(alone, -1, np.cumsum(begins[:-1]) - 1)
     first[rows], last[rows] = begins[:-1] & ~alone, begins[1:] & ~alone
-    return CallFlows(flow, first, last)
+    return flow, first, last
 
 
 def _meeting(name: CollectiveName, rank: int | None, groups: Mapping[str, Group]) -> object:
@@ -128,13 +112,16 @@ class CollectiveFlows:
     Attributes:
         first_row: the row of the timeline's slices that the first collective or wait has.
         launched_by: int64, per collective or wait the span that launched it; -1 for none, and for waits.
-        calls: the flows between ranks.
+        flow: int64, per collective or wait the number of its flow between ranks, from 0, which joins the calls of one
+            collective or the two ends of one message; -1 for a wait, and for what no other rank in the timeline called.
+        is_first: bool, whether its call was the earliest of its flow.
+        is_last: bool, whether it was the latest.
     """
 
     def __init__(self, timeline: Timeline) -> None:
         self.first_row = timeline.slices.block_of(COLLECTIVE).start
         self.launched_by = np.where(timeline.collectives.is_wait, -1, launching_spans(timeline))
-        self.calls = call_flows(timeline)
+        self.flow, self.is_first, self.is_last = _call_flows(timeline)
         self._first_call = MAX_LINK + len(timeline.collectives)
 
     def of_row(self, index: int) -> tuple[list[int], list[int]]:
@@ -147,9 +134,9 @@ class CollectiveFlows:
         ending: list[int] = []
         if 0 <= index < len(self.launched_by):
             ending += [MAX_LINK + index] if self.launched_by[index] >= 0 else []
-            if self.calls.flow[index] >= 0:
-                flow = self._first_call + int(self.calls.flow[index])
-                (ending if self.calls.is_last[index] else going_on).append(flow)
+            if self.flow[index] >= 0:
+                flow = self._first_call + int(self.flow[index])
+                (ending if self.is_last[index] else going_on).append(flow)
         return going_on, ending
 
     def launches(self) -> dict[int, list[int]]:
@@ -158,15 +145,3 @@ class CollectiveFlows:
         for index in np.flatnonzero(self.launched_by >= 0).tolist():
             flows.setdefault(int(self.launched_by[index]), []).append(MAX_LINK + index)
         return flows
-
-
-class _LinkIndex:
-    """Indices from 0 for links: the links themselves, unless they are too far apart for a table."""
-
-    def __init__(self, link: Int64Array) -> None:
-        highest = int(link.max(initial=-1))
-        self._known = np.unique(link) if highest >= 2 * len(link) else None
-        self.count = highest + 1 if self._known is None else len(self._known)
-
-    def index(self, link: Int64Array) -> Int64Array:
-        return link if self._known is None else np.searchsorted(self._known, link).astype(np.int64)

@@ -1,7 +1,5 @@
 """HTML: the offline viewer's page with a timeline inside, one file that needs no network."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json
@@ -15,12 +13,13 @@ import numpy as np
 import orjson
 
 from .._typing import AnyArray, Int32Array
-from ..timeline import Process, Timeline
+from ..timeline import Timeline
+from ..timeline.memory import find_holders
 from ..timeline.slices import Slices
-from .atomic_file import Sink, atomic_writer
+from .atomic_file import atomic_writer
 from .chrome import first_moment
 from .slices import all_as_modules
-from .step_parts import PartTable, part_table
+from .step_parts import part_table
 
 _VERSION = 1
 _DATA_ELEMENT = b'<script type="application/octet-stream" id="modtrace-data">'
@@ -29,6 +28,7 @@ _PAGE = resources.files("modtrace.view").joinpath("viewer.html")
 _ALIGNMENT = 8
 """Bytes; a typed array of the browser must begin at a multiple of its element's size."""
 _TYPES = {"f64": "<f8", "i32": "<i4", "u8": "u1"}
+_INTEGERS = ("name", "track", "depth", "parent", "call", "step")
 _MAX_INT32 = np.iinfo(np.int32).max
 _GZIP_LEVEL = 6
 """gzip's level: on 190,000 spans 9 takes five times as long for 2 % less."""
@@ -51,23 +51,19 @@ class Comparison(NamedTuple):
     of_span: Int32Array
 
 
-def write_html(timeline: Timeline, target: str | os.PathLike[str] | Sink, comparison: Comparison | None = None) -> None:
+def write_html(timeline: Timeline, path: str | os.PathLike[str], comparison: Comparison | None = None) -> None:
     """Write the viewer's page with the timeline inside.
 
     Args:
         timeline: what it shows.
-        target: a path, replaced as a whole, or a file opened for writing bytes.
+        path: an `.html` file.
         comparison: shown beside the timeline, and in its colours.
 
     Raises:
         WriteError: the file cannot be written; an existing file there is intact.
     """
-    page = render_html(timeline, comparison)
-    if isinstance(target, (str, os.PathLike)):
-        with atomic_writer(target) as file:
-            file.write(page)
-    else:
-        target.write(page)
+    with atomic_writer(path) as file:
+        file.write(render_html(timeline, comparison))
 
 
 def render_html(timeline: Timeline, comparison: Comparison | None = None) -> bytes:
@@ -80,7 +76,7 @@ def render_html(timeline: Timeline, comparison: Comparison | None = None) -> byt
 
 def payload(timeline: Timeline, comparison: Comparison | None = None) -> bytes:
     """Return what the page unpacks: u32 length of a JSON header, the header, then the columns as plain arrays."""
-    parts = None if comparison else part_table(timeline)
+    parts, held = (None, None) if comparison else (part_table(timeline), find_holders(timeline))
     timeline = all_as_modules(timeline)
     base = first_moment(timeline)
     arrays = _Arrays()
@@ -92,17 +88,9 @@ def payload(timeline: Timeline, comparison: Comparison | None = None) -> bytes:
         "metadata": dict(timeline.metadata),
         "stats": dict(timeline.stats),
         "names": [list(name) for name in timeline.names],
-        "processes": [_process(process) for process in processes],
+        "processes": [{"pid": process.pid, "rank": process.rank, "name": process.name} for process in processes],
         "tracks": [
-            {
-                "kind": track.kind,
-                "thread": track.thread,
-                "tid": track.tid,
-                "process": processes.index(track.process),
-                "device": track.device,
-                "stream": track.stream,
-                "name": name,
-            }
+            {**track._asdict(), "process": processes.index(track.process), "name": name}
             for track, name in zip(timeline.tracks, timeline.track_names, strict=True)
         ],
         "marks": [[mark.time_ns - base, mark.kind, mark.text] for mark in timeline.marks],
@@ -120,36 +108,26 @@ def payload(timeline: Timeline, comparison: Comparison | None = None) -> bytes:
         "arrays": _columns(columns, base, arrays),
     }
     if comparison is not None:
-        header["comparison"] = {
-            "titles": list(comparison.titles),
-            "notes": list(comparison.notes),
-            "changes": [list(change) for change in comparison.changes],
-            "of_span": arrays.add(comparison.of_span, "i32"),
-        }
+        header["comparison"] = {**comparison._asdict(), "of_span": arrays.add(comparison.of_span, "i32")}
+    if held is not None:
+        rows = [*held.by_fqn.items(), ("other", held.other)]
+        header["holders"] = {"time": held.time_ns - base, "rows": rows}
     if parts is not None:
-        header["step_parts"] = _step_parts(parts, base, arrays)
+        header["step_parts"] = {
+            "parts": [*zip(parts.parts, parts.share, strict=True)],
+            "names": parts.names,
+            "causes": parts.causes,
+            "start": arrays.add(parts.start - base, "f64"),
+            "duration": arrays.add(parts.end - parts.start, "f64"),
+            "whole": arrays.add(parts.whole, "u8"),
+            "ns": arrays.add(parts.ns.ravel(), "f64"),
+        }
     text = _json(header)
     text += b" " * (-(len(text) + 4) % _ALIGNMENT)
     return b"".join((struct.pack("<I", len(text)), text, *arrays.parts))
 
 
-def _process(process: Process) -> dict[str, object]:
-    return {"pid": process.pid, "rank": process.rank, "name": process.name}
-
-
-def _step_parts(table: PartTable, base: int, arrays: _Arrays) -> dict[str, object]:
-    return {
-        "parts": [list(pair) for pair in zip(table.parts, table.share, strict=True)],
-        "names": list(table.names),
-        "causes": list(table.causes),
-        "start": arrays.add(table.start - base, "f64"),
-        "duration": arrays.add(table.end - table.start, "f64"),
-        "whole": arrays.add(table.whole, "u8"),
-        "ns": arrays.add(table.ns.ravel(), "f64"),
-    }
-
-
-def _columns(columns: Slices, base: int, arrays: _Arrays) -> dict[str, Mapping[str, object]]:
+def _columns(columns: Slices, base: int, arrays: "_Arrays") -> dict[str, Mapping[str, object]]:
     links = np.full(len(columns), -1, np.int64)
     linked = columns.link >= 0
     # A link is only ever compared, so that small numbers do as well and fit.
@@ -157,15 +135,9 @@ def _columns(columns: Slices, base: int, arrays: _Arrays) -> dict[str, Mapping[s
     return {
         "start": arrays.add(columns.start - base, "f64"),
         "duration": arrays.add(columns.end - columns.start, "f64"),
-        "name": arrays.add(columns.name, "i32"),
-        "phase": arrays.add(columns.phase, "u8"),
-        "track": arrays.add(columns.track, "i32"),
-        "depth": arrays.add(columns.depth, "i32"),
-        "parent": arrays.add(columns.parent, "i32"),
-        "call": arrays.add(columns.call, "i32"),
-        "step": arrays.add(columns.step, "i32"),
         "link": arrays.add(links, "i32"),
-        "complete": arrays.add(columns.complete, "u8"),
+        **{name: arrays.add(getattr(columns, name), "i32") for name in _INTEGERS},
+        **{name: arrays.add(getattr(columns, name), "u8") for name in ("phase", "complete")},
     }
 
 

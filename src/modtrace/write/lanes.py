@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -11,9 +11,9 @@ import numpy as np
 from .._typing import Int32Array, SignedIntArray
 from ..formats.escape import escaped
 from ..formats.limits import MAX_LEVELS_PER_ROW
-from ..timeline import Process, Timeline
+from ..timeline import LargeTimeline, Process, Timeline
 from ..timeline.contents import TRACK_KINDS
-from ..timeline.nesting import nest_by_time, outermost_first
+from ..timeline.nesting import depth_by_time, innermost_depths, outermost_first
 
 MARKS_ROW = "steps and marks"
 """What the row of the timeline's marks is called."""
@@ -45,6 +45,7 @@ class Lanes:
         lanes: in the order in which they are to be seen: by process and thread, forward above backward
             above communication.
         of_span: int32[n], the lane of each span.
+        of_row: int32, the lane of each row of a track, of as many rows for each track.
         pids: the pid of each process in the file: the real one where it is free.
         marks: pid and tid for the row of steps and marks, which belong to no thread; in the first process, if any.
         sort_indexes: where each lane is sorted to among its process' rows in JSON, and behind them the row of marks;
@@ -53,31 +54,29 @@ class Lanes:
 
     lanes: Sequence[Lane]
     of_span: Int32Array
+    of_row: Int32Array
     pids: dict[Process, int | str]
     marks: tuple[int | str, int]
     sort_indexes: Sequence[int] = ()
 
     @classmethod
-    def from_timeline(cls, timeline: Timeline, taken: Collection[int] = ()) -> Lanes:
-        """Lay out a timeline.
+    def from_timeline(cls, timeline: Timeline, large: LargeTimeline | None = None) -> Lanes:
+        """Lay out a timeline whose spans nest on each track.
 
         Args:
-            timeline: whose spans nest on each track.
-            taken: numbers that the file already uses as pid or tid.
+            timeline: which one.
+            large: whose `rest` it is: there are rows for all of its spans.
         """
-        columns = timeline.columns
-        # In Chrome's JSON and in Perfetto an empty span has the depth that its time gives it, not its own.
-        depth = nest_by_time(columns).depth if np.any(columns.start == columns.end) else columns.depth
-        rows_per_track = int(depth.max(initial=0)) // MAX_LEVELS_PER_ROW + 1
-        key = columns.track if rows_per_track == 1 else columns.track * rows_per_track + depth // MAX_LEVELS_PER_ROW
+        deepest = innermost_depths(timeline) if large is None else large.deepest
+        rows_per_track = int(deepest.max(initial=0)) // MAX_LEVELS_PER_ROW + 1
         count = len(timeline.tracks) * rows_per_track
-        used = np.bincount(key, minlength=count) > 0
+        used = (deepest[:, None] >= np.arange(rows_per_track) * MAX_LEVELS_PER_ROW).ravel()
         in_order = [track * rows_per_track + row for track in _in_view_order(timeline) for row in range(rows_per_track)]
         written = [key for key in in_order if used[key] or key % rows_per_track == 0]
         lane_of_key = np.zeros(count, np.int32)
         lane_of_key[written] = np.arange(len(written))
 
-        ids = _IdAllocator({*taken})
+        ids = _IdAllocator()
         pids: dict[Process, int | str] = {process: ids.take(process.pid) for process in _processes(timeline)}
         names = timeline.track_names
         lanes = []
@@ -87,7 +86,25 @@ class Lanes:
             name = escaped(names[track]) + (f" · from level {first_level}" if first_level else "")
             lanes.append(Lane(track, first_level, name, pids[timeline.tracks[track].process], ids.take()))
         marks = (next(iter(pids.values())) if pids else ids.take(), ids.take())
-        return cls(lanes, lane_of_key[key], pids, marks)
+        return cls(lanes, np.zeros(0, np.int32), lane_of_key, pids, marks).on(timeline)
+
+    def on(self, timeline: Timeline) -> Lanes:
+        """Return the lanes with the spans of another timeline, whose tracks are the same and whose depths have rows."""
+        columns, rows_per_track = timeline.columns, len(self.of_row) // max(len(timeline.tracks), 1)
+        row = depth_by_time(columns) // MAX_LEVELS_PER_ROW if rows_per_track > 1 else 0
+        return replace(self, of_span=self.of_row[columns.track * rows_per_track + row])
+
+    def by_piece(self, timeline: Timeline, large: LargeTimeline | None) -> Iterator[tuple[Timeline, Lanes]]:
+        """Yield what holds the spans, each with its lanes: the timeline, or the pieces of a large one.
+
+        Args:
+            timeline: whose lanes these are.
+            large: whose `rest` it is.
+        """
+        if large is None:
+            yield timeline, self
+        else:
+            yield from ((piece, self.on(piece)) for piece in large.pieces())
 
     def at(self, pid: int | str, places: Sequence[tuple[int, int]]) -> Lanes:
         """Return the lanes as rows of one process of a trace.
@@ -123,8 +140,8 @@ class Lanes:
 class _IdAllocator:
     """Hands out numbers from 1 to 2³²−1 that nobody has yet."""
 
-    def __init__(self, taken: set[int]) -> None:
-        self._taken = taken
+    def __init__(self) -> None:
+        self._taken: set[int] = set()
         self._next = 1
 
     def take(self, wanted: int = 0) -> int:

@@ -3,53 +3,89 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackEvent
 
-from .._typing import Float64Array, Int64Array
+from .._errors import WriteError
+from .._typing import Float64Array, IndexArray, Int32Array, Int64Array
 from ..formats.escape import escaped, escaped_name
+from ..formats.limits import MAX_LEVELS_PER_ROW
 from ..formats.perfetto_ids import SequenceIds
-from ..timeline import Timeline
+from ..formats.span_args import CALL_FIELDS, escaped_span_args, module_args
+from ..timeline import PHASES, LargeTimeline, Timeline
+from ..timeline.nesting import depth_by_time
 from .atomic_file import atomic_writer
-from .flows import CollectiveFlows
+from .flows import CollectiveFlows, FlowRole, flow_roles
 from .lanes import Lanes
 from .perfetto_descriptors import InternTable, TrackDescriptors, TrackParents, sequence_start, serialize
-from .perfetto_events import CHUNK, SpanPackets
 from .progress import show_progress
-from .protobuf_columns import FIXED64, BytesColumn, interleave, message_field_tag, track_event_packets, varint
+from .protobuf_columns import (
+    FIXED64,
+    LENGTH_DELIMITED,
+    BytesColumn,
+    ByteTable,
+    field_tag,
+    interleave,
+    message_field_tag,
+    record_lengths,
+    repeat,
+    track_event_packets,
+    varint,
+)
 from .slices import perfetto_slices
-from .step_parts import part_counters
+from .step_parts import PartCounter, part_counters
 
+_CHUNK = 1 << 15
+"""Spans state packets are in memory at a time."""
+
+# The varint forms: `flow_ids` takes eight bytes for what is two or three.
+_FLOW_BEGIN = message_field_tag(TrackEvent, "flow_ids_old")
+_FLOW_END = message_field_tag(TrackEvent, "terminating_flow_ids_old")
+_FLOW_TAGS = ByteTable([b"", b"", _FLOW_BEGIN, _FLOW_END])  # by FlowRole
+_CALL, _STEP, _LINK, _COMPLETE = (field_tag(CALL_FIELDS[name]) for name in ("call", "step", "link", "complete"))
+_END = TrackEvent(type=TrackEvent.TYPE_SLICE_END).SerializeToString()
 _COUNTER_KIND = TrackEvent(type=TrackEvent.TYPE_COUNTER).SerializeToString()
 _INTEGER_VALUE = message_field_tag(TrackEvent, "counter_value")
 _DOUBLE_VALUE = message_field_tag(TrackEvent, "double_counter_value", FIXED64)
 
 
-def write_perfetto(timeline: Timeline, path: str | os.PathLike[str]) -> None:
+def write_perfetto(timeline: Timeline, path: str | os.PathLike[str], large: LargeTimeline | None = None) -> None:
     """Write a trace of track events, as Perfetto reads it; its timestamps are Unix nanoseconds.
+
+    Args:
+        timeline: what to write.
+        path: where.
+        large: whose `rest` the timeline is, and whose spans of modules are written with it.
 
     Raises:
         WriteError: spans of a track overlap partly, or the file cannot be written; an existing file is intact.
     """
     what = f"writing {os.path.basename(path)}"
+    packets = perfetto_packets(timeline, part_counters(timeline, large), large=large)
     with atomic_writer(path) as file:
-        for part in show_progress(perfetto_packets(timeline), what, len(timeline.columns)):
+        for part in show_progress(packets, what, len(timeline.columns) if large is None else large.spans):
             file.write(part)
 
 
-def perfetto_packets(timeline: Timeline, parents: TrackParents | None = None) -> Iterator[tuple[int, bytes]]:
+def perfetto_packets(
+    timeline: Timeline,
+    parts: Sequence[PartCounter],
+    parents: TrackParents | None = None,
+    large: LargeTimeline | None = None,
+) -> Iterator[tuple[int, bytes]]:
     """Yield the trace in parts: how many spans have ended in each, and whole packets.
 
     Args:
         timeline: what to write.
+        parts: what its steps were spent on.
         parents: the tracks of threads where the file describes them already.
+        large: whose `rest` the timeline is, and whose spans of modules are written with it.
     """
-    lanes = Lanes.from_timeline(timeline)
-    interned = InternTable(timeline, [escaped_name(name) for name in timeline.names])
+    lanes = Lanes.from_timeline(timeline, large)
+    interned = InternTable(timeline, [escaped_name(name) for name in timeline.names], large)
     sequences = SequenceIds(len(lanes.lanes))
-    parts = part_counters(timeline)
     tracks = TrackDescriptors(timeline, lanes, sequences.metadata, parents, parts)
     yield 0, serialize(interned.description())
     for packet in tracks.packets():
@@ -58,30 +94,31 @@ def perfetto_packets(timeline: Timeline, parents: TrackParents | None = None) ->
     counters = [(counter.time, _integers(counter.value)) for counter in timeline.counters]
     counters += [(part.time, _doubles(part.ns / 1e6)) for part in parts]
     for index, (time, events) in enumerate(counters):
-        for packets in _counter(time, tracks.counter(index), sequences.counter(index), events):
+        for packets in _counter(time, tracks.uuid("counter", index), sequences.counter(index), events):
             yield 0, packets
     flows = CollectiveFlows(timeline)
-    spans = SpanPackets(timeline, lanes, interned, flows)
     first_other = len(timeline.columns)
-    for index, rows in enumerate(lanes.spans_by_lane(timeline)):
-        sequence = sequences.lane(index)
-        track = lanes.lanes[index].track
-        others = first_other + np.flatnonzero(timeline.slices.track[first_other:] == track)
-        if len(others) and not lanes.lanes[index].first_level:
-            for part in perfetto_slices(timeline, flows, others, tracks.lane(index), sequence):
+    for index, lane in enumerate(lanes.lanes):
+        others = first_other + np.flatnonzero(timeline.slices.track[first_other:] == lane.track)
+        if len(others) and not lane.first_level:
+            for part in perfetto_slices(timeline, flows, others, tracks.uuid("lane", index), sequences.lane(index)):
                 yield 0, part
-        if len(rows):
-            yield 0, serialize(sequence_start(sequence, tracks.lane(index), int(timeline.columns.start[rows[0]])))
-            for packet in interned.packets(sequence):
-                yield 0, serialize(packet)
-            yield from spans.of_lane(index, sequence, rows)
+    for piece, of_piece in lanes.by_piece(timeline, large):
+        spans = _SpanPackets(piece, of_piece, interned, flows)
+        for index, rows in enumerate(of_piece.spans_by_lane(piece)):
+            if len(rows):
+                sequence, first_ns = sequences.lane(index), int(piece.columns.start[rows[0]])
+                yield 0, serialize(sequence_start(sequence, tracks.uuid("lane", index), first_ns))
+                for packet in interned.packets(sequence):
+                    yield 0, serialize(packet)
+                yield from spans.of_lane(index, sequence, rows)
 
 
 def _marks(timeline: Timeline, tracks: TrackDescriptors, sequence: int) -> bytes:
     if not timeline.marks:
         return b""
     time = timeline.marks[0].time_ns
-    packets = [sequence_start(sequence, tracks.marks, time)]
+    packets = [sequence_start(sequence, tracks.uuid("marks"), time)]
     for mark in timeline.marks:
         packet = TracePacket(trusted_packet_sequence_id=sequence, timestamp=mark.time_ns - time)
         packet.track_event.type = TrackEvent.TYPE_INSTANT
@@ -116,8 +153,152 @@ def _counter(time: Int64Array, track: int, sequence: int, events: Callable[[slic
         return
     yield serialize(sequence_start(sequence, track, int(time[0])))
     sequence_field = TracePacket(trusted_packet_sequence_id=sequence).SerializeToString()
-    for first in range(0, len(time), CHUNK):
-        part = slice(first, first + CHUNK)
+    for first in range(0, len(time), _CHUNK):
+        part = slice(first, first + _CHUNK)
         delta = np.diff(time[part], prepend=time[max(first - 1, 0)])
         packets = track_event_packets(delta, sequence_field, [events(part)])
         yield interleave([(np.arange(len(delta)), packets)], len(delta))
+
+
+class _SpanPackets:
+    """The spans of a timeline as begin and end packets, lane by lane: bytes that many share are made once.
+
+    Args:
+        timeline: whose spans.
+        lanes: its rows.
+        interned: the numbers that stand for its texts.
+        flows: of the collectives that some of the spans launched.
+    """
+
+    def __init__(self, timeline: Timeline, lanes: Lanes, interned: InternTable, flows: CollectiveFlows) -> None:
+        self._columns = columns = timeline.columns
+        self._names = timeline.names
+        self._lanes = lanes
+        depth = depth_by_time(columns)
+        self._depth = depth if depth.max(initial=0) < MAX_LEVELS_PER_ROW else depth % MAX_LEVELS_PER_ROW
+        self._roles = flow_roles(columns)
+        call_message = field_tag(interned.extension, LENGTH_DELIMITED)
+        self._begin = ByteTable(
+            [
+                TrackEvent(
+                    type=TrackEvent.TYPE_SLICE_BEGIN, category_iids=[1 + phase], name_iid=iid
+                ).SerializeToString()
+                for phase in range(len(PHASES))
+                for iid in interned.label.tolist()
+            ]
+        )
+        # Slices of one correlation id have one colour in Perfetto: a module's is the same wherever it runs.
+        colours = [TrackEvent(correlation_id=1 + fqn) for fqn in interned.fqn.tolist()]
+        self._colour = ByteTable([event.SerializeToString() + call_message for event in colours])
+        modules = zip(interned.fqn.tolist(), interned.module_class.tolist(), strict=True)
+        self._module = ByteTable([_module(fqn, module_class) for fqn, module_class in modules])
+        self._fields_of_some = [*_own_args(timeline, interned), *_launches(flows, len(columns))]
+
+    def of_lane(self, lane: int, sequence: int, rows: IndexArray) -> Iterator[tuple[int, bytes]]:
+        """Yield packets, some thousand at a time, and how many spans they end.
+
+        Args:
+            lane: which lane.
+            sequence: the id of its packet sequence.
+            rows: the lane's spans, by start and outermost first.
+
+        Raises:
+            WriteError: two of them overlap without one lying in the other.
+        """
+        start = self._columns.start[rows]
+        sequence_field = TracePacket(trusted_packet_sequence_id=sequence).SerializeToString()
+        last_time = int(start[0])
+        still_open = np.empty(0, np.int64)
+        for first in range(0, len(rows), _CHUNK):
+            last = min(first + _CHUNK, len(rows))
+            # A begin stands behind all earlier begins, and the ends of those of them that are no longer open.
+            begun = np.arange(first, last)
+            begin = 2 * begun - self._depth[rows[begun]]
+            behind = 2 * last - int(self._depth[rows[last]]) if last < len(rows) else 2 * last
+            open_ = np.concatenate([still_open, begun])
+            end = self._end_positions(rows, start, open_)
+            ends_here = end < behind
+            ended, still_open = open_[ends_here], open_[~ends_here]
+            begin, end = begin - begin[0], end[ends_here] - begin[0]
+            count = len(begun) + len(ended)
+            time = np.full(count, -1, np.int64)
+            if behind - (2 * first - int(self._depth[rows[first]])) != count:
+                raise self._overlap(lane)
+            time[begin], time[end] = start[begun], self._columns.end[rows[ended]]
+            delta = np.diff(time, prepend=last_time)
+            if np.any(delta < 0):
+                raise self._overlap(lane)
+            last_time = int(time[-1])
+            parts = [(begin, track_event_packets(delta[begin], sequence_field, self._begin_event(rows[begun])))]
+            if len(ended):
+                parts.append((end, track_event_packets(delta[end], sequence_field, [repeat(_END, len(ended))])))
+            yield len(ended), interleave(parts, count)
+
+    def _end_positions(self, rows: IndexArray, start: Int64Array, spans: Int64Array) -> Int64Array:
+        """Return where in the lane's sequence of begins and ends the ends of some spans stand."""
+        end = self._columns.end[rows[spans]]
+        empty = end == start[spans]
+        inside = np.searchsorted(start, end, side="left")
+        if np.any(empty):
+            # An empty span ends behind all that begins in its instant, and others end before that.
+            inside[empty] = np.searchsorted(start, end[empty], side="right")
+        return 2 * inside - self._depth[rows[spans]] - 1
+
+    def _begin_event(self, rows: IndexArray) -> list[BytesColumn]:
+        columns = self._columns
+        count, name, roles = len(rows), columns.name[rows], self._roles[rows]
+        link = varint(columns.link[rows])
+        in_args, incomplete = roles == FlowRole.LINK_ARG, ~columns.complete[rows]
+        call = [self._module.pick(name), varint(columns.call[rows], _CALL), varint(columns.step[rows], _STEP)]
+        if np.any(in_args):
+            call.append(varint(columns.link[rows], _LINK).where(in_args))
+        if np.any(incomplete):
+            call.append(repeat(_COMPLETE + b"\0", count).where(incomplete))
+        return [
+            *(table.pick(index[rows]) for index, table in self._fields_of_some),
+            self._begin.pick(columns.phase[rows].astype(np.int64) * len(self._names) + name),
+            _FLOW_TAGS.pick(roles),
+            link.where(roles >= FlowRole.BEGIN),
+            self._colour.pick(name),
+            varint(record_lengths(call)),
+            *call,
+        ]
+
+    def _overlap(self, lane: int) -> WriteError:
+        return WriteError(f"spans on {self._lanes.lanes[lane].name} overlap without one lying in the other")
+
+
+def _module(fqn: int, module_class: int) -> bytes:
+    fields = ((CALL_FIELDS["fqn"], fqn), (CALL_FIELDS["module_class"], module_class))
+    return b"".join(varint(np.array([value]), field_tag(number)).text.tobytes() for number, value in fields)
+
+
+def _launches(flows: CollectiveFlows, span_count: int) -> Iterator[tuple[Int32Array, ByteTable]]:
+    """Yield which flows to collectives each span begins, and all sets of them as bytes; nothing if there are none."""
+    launches = flows.launches()
+    if not launches:
+        return
+    index = np.zeros(span_count, np.int32)
+    index[[*launches]] = np.arange(1, len(launches) + 1)
+    events = [TrackEvent(flow_ids_old=ids).SerializeToString() for ids in launches.values()]
+    yield index, ByteTable([b"", *events])
+
+
+def _own_args(timeline: Timeline, interned: InternTable) -> Iterator[tuple[Int32Array, ByteTable]]:
+    """Yield which args of its own each span has, and all that occur as bytes; nothing if there are none."""
+    of_modules = module_args(timeline)
+    if not of_modules:
+        return
+    index = np.zeros(len(timeline.columns), np.int32)
+    known: dict[tuple[tuple[str, str], ...], int] = {(): 0}
+    for row, span_args in of_modules.items():
+        index[row] = known.setdefault(tuple(span_args.items()), len(known))
+    yield index, ByteTable([_annotations(dict(span_args), interned) for span_args in known])
+
+
+def _annotations(span_args: Mapping[str, str], interned: InternTable) -> bytes:
+    event = TrackEvent()
+    for name, text in escaped_span_args(span_args).items():
+        event.debug_annotations.add(name_iid=interned.annotations[name], string_value_iid=interned.texts[text])
+    serialized: bytes = event.SerializeToString()
+    return serialized

@@ -17,7 +17,7 @@ from ..formats.escape import UNNAMED, escaped
 from ..formats.header import is_tid, make_header
 from ..formats.perfetto_ids import INCREMENTAL_CLOCK, REALTIME_CLOCK, add_call_message
 from ..formats.span_args import module_args
-from ..timeline import PHASES, Name, Process, Timeline
+from ..timeline import PHASES, LargeTimeline, Name, Process, Timeline
 from .lanes import MARKS_ROW, Lanes
 from .step_parts import COUNTER_UNIT, PartCounter
 
@@ -48,8 +48,9 @@ class InternTable:
         texts: iids of arguments' values.
     """
 
-    def __init__(self, timeline: Timeline, names: Sequence[Name]) -> None:
-        uses = np.bincount(timeline.columns.name, minlength=len(names)).tolist()
+    def __init__(self, timeline: Timeline, names: Sequence[Name], large: LargeTimeline | None = None) -> None:
+        count = np.bincount(timeline.columns.name, minlength=len(names)) if large is None else large.uses
+        uses = count.tolist()
         (labels, self.label), (fqns, self.fqn), (classes, self.module_class) = (
             _rank_by_use([name[field] for name in names], uses) for field in range(3)
         )
@@ -61,7 +62,8 @@ class InternTable:
         enums = {"fqn": "Fqn", "module_class": "ModuleClass"}
         add_call_message(schema, f"modtrace_{check:08x}", self.extension, enums)
         self._schema = FileDescriptorSet(file=[schema])
-        pairs = [pair for arguments in module_args(timeline).values() for pair in arguments.items()]
+        args = [*module_args(timeline).values()] if large is None else large.args
+        pairs = [pair for arguments in args for pair in arguments.items()]
         self.annotations = _iids(escaped(key) for key, _ in pairs)
         self.texts = _iids(escaped(value) for _, value in pairs)
 
@@ -120,20 +122,14 @@ class TrackDescriptors:
         self._lanes = lanes
         self._sequence = sequence
         self._part_counters = part_counters
-        self._recording = f"{timeline.columns.start[:1]} {sorted(lanes.pids.items(), key=repr)}"
+        self._recording = f"{timeline.slices.start[:1]} {sorted(lanes.pids.items(), key=repr)}"
 
-    def lane(self, index: int) -> int:
-        """Return the uuid of a lane's track."""
-        return self._uuid("lane", index)
+    def uuid(self, *what: object) -> int:
+        """Return the uuid of a track: of "lane" or "counter" and its index, or of "marks", which has steps too.
 
-    def counter(self, index: int) -> int:
-        """Return the uuid of a counter's track; those of parts of steps are behind the timeline's counters."""
-        return self._uuid("counter", index)
-
-    @property
-    def marks(self) -> int:
-        """The uuid of the track of steps and marks."""
-        return self._uuid("marks")
+        Counters of parts of steps are behind the timeline's.
+        """
+        return int.from_bytes(hashlib.blake2b(f"{self._recording} {what}".encode(), digest_size=8).digest(), "little")
 
     def packets(self) -> Iterator[TracePacket]:
         """Yield what describes the trace as a whole, and the tracks, parents first."""
@@ -150,7 +146,7 @@ class TrackDescriptors:
             if thread not in threads:
                 threads.add(thread)
                 if self._parents is None:
-                    packet = self._track("thread", *thread, parent=self._uuid(track.process), rank=rank)
+                    packet = self._track("thread", *thread, parent=self.uuid(track.process), rank=rank)
                     name = escaped(track.thread) or UNNAMED
                     if is_tid(track.tid):
                         descriptor = packet.track_descriptor.thread
@@ -159,11 +155,11 @@ class TrackDescriptors:
                     else:  # a longer one would be cut, and could then be another thread's
                         packet.track_descriptor.name = name
                     yield packet
-                    parent = self._uuid("thread", *thread)
+                    parent = self.uuid("thread", *thread)
                 else:
                     parent = self._parents.threads[track.tid]
                 yield self._track("modules", *thread, parent=parent, rank=0, name="modules")
-            yield self._track("lane", rank, parent=self._uuid("modules", *thread), rank=rank, name=lane.name)
+            yield self._track("lane", rank, parent=self.uuid("modules", *thread), rank=rank, name=lane.name)
         for index, counter in enumerate(self._timeline.counters):
             yield self._counter(index, counter.process, escaped(counter.name), escaped(counter.unit))
         for index, part in enumerate(self._part_counters, len(self._timeline.counters)):
@@ -174,16 +170,10 @@ class TrackDescriptors:
             yield self._track("marks", parent=around, rank=0, name=MARKS_ROW)
 
     def _process_uuid(self, process: Process) -> int:
-        return self._uuid(process) if self._parents is None else self._parents.process
-
-    def _uuid(self, *what: object) -> int:
-        return int.from_bytes(hashlib.blake2b(f"{self._recording} {what}".encode(), digest_size=8).digest(), "little")
-
-    def _packet(self) -> TracePacket:
-        return TracePacket(trusted_packet_sequence_id=self._sequence)
+        return self.uuid(process) if self._parents is None else self._parents.process
 
     def _metadata(self) -> TracePacket:
-        packet = self._packet()
+        packet = TracePacket(trusted_packet_sequence_id=self._sequence)
         header = make_header(self._timeline, self._lanes.pids, self._lanes.ids)
         # Entry by entry for people, who see them in Perfetto's list of metadata; the whole header for our reader, in
         # place of the entry `modtrace` of the recording's metadata.
@@ -195,9 +185,9 @@ class TrackDescriptors:
         return packet
 
     def _process(self, process: Process, pid: int | str, rank: int) -> TracePacket:
-        packet = self._packet()
+        packet = TracePacket(trusted_packet_sequence_id=self._sequence)
         descriptor = packet.track_descriptor
-        descriptor.uuid = self._uuid(process)
+        descriptor.uuid = self.uuid(process)
         descriptor.process.pid = _int32(pid)
         descriptor.process.process_name = escaped(process.name) or UNNAMED
         descriptor.child_ordering = TrackDescriptor.EXPLICIT
@@ -205,9 +195,9 @@ class TrackDescriptors:
         return packet
 
     def _track(self, *what: object, parent: int | None, rank: int, name: str | None = None) -> TracePacket:
-        packet = self._packet()
+        packet = TracePacket(trusted_packet_sequence_id=self._sequence)
         descriptor = packet.track_descriptor
-        descriptor.uuid = self._uuid(*what)
+        descriptor.uuid = self.uuid(*what)
         if parent is not None:
             descriptor.parent_uuid = parent
         if name is not None:

@@ -1,7 +1,5 @@
 """Slices that are no modules' in a written trace: events in JSON, packets in a Perfetto trace, rows of the page."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -10,6 +8,7 @@ import numpy as np
 import orjson
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackEvent
 
+from .._numbering import Numbering
 from .._typing import Int64Array
 from ..formats.slice_args import CALLS_NAME, LAUNCH_CATEGORY, LAUNCH_NAME, FileSlice, file_slices
 from ..timeline import Name, Timeline
@@ -49,10 +48,9 @@ def _chrome_flows(
     """Yield the flow events of a collective, by its index among collectives and waits; none of other slices."""
     if not 0 <= index < len(flows.launched_by):
         return
-    calls = flows.calls
-    if calls.flow[index] >= 0:
-        phase = "s" if calls.is_first[index] else "f" if calls.is_last[index] else "t"
-        yield {"ph": phase, **where, "cat": category, "name": CALLS_NAME, "id": int(calls.flow[index]), "bp": "e"}
+    if flows.flow[index] >= 0:
+        phase = "s" if flows.is_first[index] else "f" if flows.is_last[index] else "t"
+        yield {"ph": phase, **where, "cat": category, "name": CALLS_NAME, "id": int(flows.flow[index]), "bp": "e"}
     span = int(flows.launched_by[index])
     if span >= 0:
         launcher = lanes.lanes[int(lanes.of_span[span])]
@@ -125,7 +123,7 @@ def all_as_modules(timeline: Timeline) -> Timeline:
     first = len(timeline.columns)
     if first == len(timeline.slices):
         return timeline
-    names: dict[Name, int] = {}
+    names = Numbering[Name](len(timeline.names))
     seen: Counter[str] = Counter()
     name, call = timeline.slices.name.copy(), timeline.slices.call.copy()
     span_args = {row: args for row, args in timeline.span_args.items() if row < first}
@@ -133,7 +131,7 @@ def all_as_modules(timeline: Timeline) -> Timeline:
         what = f"{found.args['operator'] or 'wait'} · group {found.args['group']}" if "operator" in found.args else None
         category = found.args.get("category")
         shown = range_name(found.name, category) if category else Name(found.name, what or found.category, found.name)
-        name[row] = len(timeline.names) + names.setdefault(shown, len(names))
+        name[row] = names[shown]
         call[row] = found.args.get("counter", 0) if what else seen[found.category]
         seen[found.category] += 1
         args = {key: str(value) for key, value in found.args.items() if what or key != "complete"}

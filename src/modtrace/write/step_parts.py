@@ -8,9 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from .._typing import BoolArray, Int64Array
-from ..timeline import Timeline
+from ..timeline import LargeTimeline, Timeline
 from ..timeline.gpu_tracks import without_gpu
-from ..timeline.summary import divide_steps, find_step_bounds, sum_up_parts
+from ..timeline.summary import StepParts, divide_steps, find_step_bounds, sum_up_parts
+from ..timeline.summary.parts import explain_steps
+from ..timeline.summary.step_bounds import StepBounds
 
 COUNTER_UNIT = "ms"
 MAX_STEPS = 1 << 15
@@ -62,10 +64,12 @@ def part_table(timeline: Timeline, step_by: str | None = None) -> PartTable | No
         step_by: what a step is; see `Timeline.summary`.
     """
     timeline = without_gpu(timeline)
-    steps = divide_steps(timeline, step_by)
+    return _table(divide_steps(timeline, step_by), find_step_bounds(timeline, step_by))
+
+
+def _table(steps: Sequence[StepParts], bounds: StepBounds) -> PartTable | None:
     if not steps:
         return None
-    bounds = find_step_bounds(timeline, step_by)
     totals = sum_up_parts(steps, [])
     parts = [total.part for total in totals if total.total_ns]
     return PartTable(
@@ -80,16 +84,23 @@ def part_table(timeline: Timeline, step_by: str | None = None) -> PartTable | No
     )
 
 
-def part_counters(timeline: Timeline) -> list[PartCounter]:
+def part_counters(timeline: Timeline, large: LargeTimeline | None = None) -> list[PartCounter]:
     """Return a counter per part that any step has, in order.
 
     There is none if no step is whole, if there are more than `MAX_STEPS`, or if steps overlap, as calls of several
     threads do.
+
+    Args:
+        timeline: whose steps.
+        large: whose `rest` the timeline is.
     """
     timeline = without_gpu(timeline)
-    bounds = find_step_bounds(timeline, None)
-    overlaps = bool(np.any(bounds.start[1:] < bounds.end[:-1]))
-    table = None if overlaps or len(bounds.number) > MAX_STEPS else part_table(timeline)
+    bounds = (
+        find_step_bounds(timeline, None) if large is None else StepBounds.joined([own.bounds for own in large.divided])
+    )
+    if np.any(bounds.start[1:] < bounds.end[:-1]) or len(bounds.number) > MAX_STEPS:
+        return []
+    table = _table(divide_steps(timeline, None) if large is None else explain_steps(large.divided), bounds)
     if table is None or not table.whole.any():
         return []
     is_last = np.append(table.end[:-1] < table.start[1:], True)
