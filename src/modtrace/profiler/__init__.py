@@ -1,10 +1,10 @@
 """Traces of torch.profiler: read them, align a recording with them, attribute kernels to modules, merge.
 
 - Reading: `event_collector` picks out of the events what the rest needs, as `event_columns`.
-- Aligning: `alignment` by marks that both saw, `refine_alignment` by the operators, in whose gaps
-  (`operator_gaps`) the edges of calls are.
-- Attributing: `launches` finds the launch of a kernel, `call_lookup` the call that ran then, `device_work` the call of
-  each kernel, `backward_nodes` that of each autograd node; `recorded_part` picks what of a recording the trace is
+- Aligning: `alignment` by marks that both saw, then by the operators, in whose gaps (`operator_gaps`) the edges of
+  calls are.
+- Attributing: `call_lookup` finds the call that ran at a moment, `device_work` the launch of each kernel and so its
+  call, `backward_nodes` the call of each autograd node; `recorded_part` picks what of a recording the trace is
   about, and `reconstruct` makes one of the trace alone. `stream_spans` and `device_totals` are the results; `overlay`
   calls all of these.
 - Writing: `merge` is the whole; `merged_json` and `merged_perfetto` (with `slice_packets`) write a format each,

@@ -1,9 +1,11 @@
-"""From the recording's clock to the trace's: offset and drift, measured where both saw the same moments."""
+"""From the recording's clock to the trace's: offset and drift.
 
-from __future__ import annotations
+First they are measured where both saw the same moments, by sync marks. Then the operators of the trace refine them,
+until as few as can be lie partly outside a call.
+"""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +13,10 @@ import numpy as np
 from .._interrupts import cached_property
 from .._typing import Float64Array, Int64Array
 from ..clocks import MAX_RATE, ClockMap, Reading
-from ..timeline import Mark
+from ..timeline import Mark, Timeline
+from .call_lookup import runs_module_code, threads_of
+from .event_columns import ProfilerEvents
+from .operator_gaps import REACH_NS, CallEdges, OffsetBounds, bounds_from_gaps, busy_intervals, most_likely_shift
 
 _DRIFTS = (50e-6, 100e-6, 150e-6, 200e-6, 300e-6, 400e-6, 500e-6, 700e-6, 1e-3)
 """Drifts that are tried, nanoseconds per nanosecond, until one agrees with the bounds."""
@@ -25,20 +30,9 @@ _LINE_NS = 1 << 40
 """How far the two moments are apart that make a line."""
 _SAME_RUN_NS = 10_000_000_000
 """Marks of another run have the same names: the clocks of one run are never further apart than this."""
-
-
-class OffsetBounds(NamedTuple):
-    """Bounds on an offset, each at one moment; columns of equal length.
-
-    Attributes:
-        time: int64[n], ns, of the recording's clock.
-        low: float64[n], ns, the least offset; -inf where unknown.
-        high: float64[n], ns, the greatest; inf where unknown.
-    """
-
-    time: Int64Array
-    low: Float64Array
-    high: Float64Array
+_PASSES = ((REACH_NS, 2_000.0), (10_000, 1_000.0), (5_000, 500.0))
+"""How far off the guess of each pass may be, and how deep an edge may lie in an operator and still count, ns."""
+_AROUND_NS = 1_000_000
 
 
 class OffsetBand(NamedTuple):
@@ -170,11 +164,11 @@ class Alignment:
     method: str
     base_ns: int
     line: ClockLine
-    marks: int
-    residual_ns: float | None
-    worst_ns: float | None
-    bound_ns: float | None
-    note: str
+    marks: int = 0
+    residual_ns: float | None = None
+    worst_ns: float | None = None
+    bound_ns: float | None = None
+    note: str = ""
     operators: OperatorFit | None = None
 
     def to_trace(self, unix_ns: Int64Array) -> Int64Array:
@@ -213,7 +207,7 @@ def align_by_wall_clock(base_ns: int) -> Alignment:
         "no sync mark is in both files; the clocks usually agree within 10 µs: if they are more than 40 µs apart, as "
         "on another machine, the times are wrong"
     )
-    return Alignment("wall clock", base_ns, ClockLine(), 0, None, None, None, note)
+    return Alignment("wall clock", base_ns, ClockLine(), note=note)
 
 
 def align_by_sync_marks(
@@ -233,28 +227,62 @@ def align_by_sync_marks(
     middle, half = (low + high) / 2, (high - low) / 2
     line = _fit(time, middle, half)
     distance = np.abs(middle - line.offset_ns - line.drift * (time - line.center_ns))
-    return Alignment(
-        "sync marks",
-        base_ns,
-        line,
-        len(time),
-        float(np.median(distance)),
-        float(distance.max()),
-        float(np.median(half)),
-        "",
-    )
+    bounds = float(np.median(distance)), float(distance.max()), float(np.median(half))
+    return Alignment("sync marks", base_ns, line, len(time), *bounds)
 
 
-def sync_bounds(marks: Sequence[Mark], syncs: Mapping[str, Sequence[tuple[int, int]]], base_ns: int) -> OffsetBounds:
-    """Return what the sync marks say of the offset: each was written while the profiler's slice of its name ran.
+def refine_by_operators(
+    alignment: Alignment, timeline: Timeline, events: ProfilerEvents, threads: Int64Array
+) -> Alignment:
+    """Return an alignment that suits the operators of the trace; the same where none runs in a call.
 
     Args:
-        marks: those of the recording.
-        syncs: the profiler's slices, start and end in ns from its base.
-        base_ns: Unix nanoseconds of the trace's time 0.
+        alignment: off by at most `REACH_NS`.
+        timeline: the recording, in its own time.
+        events: the trace's.
+        threads: the OS thread of each of the trace's tracks, or -1.
     """
-    time, low, high = _pairs(marks, syncs, base_ns).T
-    return OffsetBounds(time, low.astype(np.float64), high.astype(np.float64))
+    shared = list(_shared_threads(timeline, events, threads))
+    if not shared:
+        return alignment
+    pairs = _pairs(timeline.marks, events.syncs, alignment.base_ns)
+    marks = OffsetBounds(pairs[:, 0], *pairs[:, 1:].T.astype(np.float64))
+    found = alignment
+    for margin, tolerance in _PASSES:
+        times, lows, highs = [marks.time], [marks.low], [marks.high]
+        operators = cut = 0
+        for all_edges, start, end in shared:
+            guess = found.to_trace(all_edges)
+            near = (guess > int(start.min()) - _AROUND_NS) & (guess < int(end.max()) + _AROUND_NS)
+            edges = CallEdges(all_edges[near], guess[near])
+            if not len(edges.time):
+                continue
+            busy = busy_intervals(start, end, np.sort(edges.guess), margin)
+            if not len(busy.start):
+                continue
+            # What was guessed to be the offset: what is found from here on are corrections of it.
+            guessed = (edges.guess + alignment.base_ns - edges.time).astype(np.float64)
+            least, most = _within_marks(marks, edges.time)
+            shift = most_likely_shift(edges, busy, least - guessed, most - guessed)
+            bounds = bounds_from_gaps(edges, shift, busy, tolerance)
+            low, high = bounds.low + guessed, bounds.high + guessed
+            # The slice of a mark is certain, the gap of an edge only likely.
+            agrees = (low <= most) & (high >= least) & (np.isfinite(low) | np.isfinite(high))
+            times.append(bounds.time[agrees])
+            lows.append(low[agrees])
+            highs.append(high[agrees])
+            operators += len(start)
+            cut += int(np.count_nonzero(~agrees))
+        if not operators:
+            return alignment
+        band = intersect(OffsetBounds(np.concatenate(times), np.concatenate(lows), np.concatenate(highs)))
+        if band is None:
+            return alignment
+        half = (band.high - band.low) / 2
+        contradicted = int(np.count_nonzero(half < 0))
+        widths = float(np.median(np.abs(half))), float(np.abs(half).max())
+        found = replace(alignment, operators=OperatorFit(band, operators, cut, contradicted, *widths))
+    return found
 
 
 def _pairs(marks: Sequence[Mark], syncs: Mapping[str, Sequence[tuple[int, int]]], base_ns: int) -> Int64Array:
@@ -299,3 +327,40 @@ def _greatest(low: Float64Array, drift: Float64Array) -> Float64Array:
     before: Float64Array = np.maximum.accumulate(low + drift) - drift
     after: Float64Array = np.maximum.accumulate((low - drift)[::-1])[::-1] + drift
     return np.maximum(before, after)
+
+
+def _within_marks(marks: OffsetBounds, time: Int64Array) -> tuple[Float64Array, Float64Array]:
+    """Return the least and the greatest offset at each moment that the sync marks allow."""
+    nothing = np.full(len(time), np.inf)
+    asked = OffsetBounds(time, -nothing, nothing)
+    band = intersect(OffsetBounds(*(np.concatenate(both) for both in zip(marks, asked, strict=True))))
+    if band is None:
+        return -nothing, nothing
+    at = np.searchsorted(band.time, time)
+    agree = band.low[at] <= band.high[at]
+    return np.where(agree, band.low[at], -np.inf), np.where(agree, band.high[at], np.inf)
+
+
+def _shared_threads(
+    timeline: Timeline, events: ProfilerEvents, threads: Int64Array
+) -> Iterator[tuple[Int64Array, Int64Array, Int64Array]]:
+    """Yield of each thread on which calls were recorded and operators traced how both files know it.
+
+    The edges of its calls, ns of the recording's clock, ascending; start and end of its operators, ns from the trace's
+    base, ascending and an outer one first.
+    """
+    columns = timeline.columns
+    thread_of_span = threads_of(timeline)
+    chosen = runs_module_code(columns) & columns.complete
+    track = np.concatenate([events.ops.track, events.plain_ops.track])
+    start = np.concatenate([events.ops.start, events.plain_ops.start])
+    end = np.concatenate([events.ops.end, events.plain_ops.end])
+    on = threads[track]
+    for thread in np.unique(thread_of_span[chosen]).tolist():
+        running = on == thread
+        if running.any():
+            spans = chosen & (thread_of_span == thread)
+            edges = np.sort(np.concatenate([columns.start[spans], columns.end[spans]]))
+            begins, ends = start[running], end[running]
+            order = np.lexsort((-ends, begins))
+            yield edges, begins[order], ends[order]

@@ -1,10 +1,8 @@
 """Autograd nodes of a trace: the calls that made them, and backward spans that begin and end with them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,7 +17,7 @@ from .call_lookup import CallIndex, innermost_spans, runs_module_code
 from .event_columns import NodeSlices, NumberedOps, ProfilerEvents
 
 
-def find_calls_of_nodes(timeline: Timeline, events: ProfilerEvents, threads: Int64Array) -> Nodes:
+def find_calls_of_nodes(timeline: Timeline, events: ProfilerEvents, threads: Int64Array) -> "Nodes":
     """Find the call of each autograd node of the trace.
 
     By its sequence number; where the trace does not hold what made it, by the recorded backward span around its
@@ -50,7 +48,7 @@ def find_calls_of_nodes(timeline: Timeline, events: ProfilerEvents, threads: Int
 
 
 def cut_to_nodes(
-    timeline: Timeline, nodes: Nodes, threads: Int64Array, names: dict[int, str], process: Process
+    timeline: Timeline, nodes: "Nodes", threads: Int64Array, names: dict[int, str], process: Process
 ) -> Timeline:
     """Replace the backward spans by ones that begin and end with the nodes of their call.
 
@@ -64,26 +62,23 @@ def cut_to_nodes(
         names: names of OS threads that the recording may not know.
         process: whose threads these are.
     """
-    if not len(nodes):
-        return timeline
-    builder = _Builder(timeline, nodes, threads, names, process)
-    return builder.build()
+    return _Builder(timeline, nodes, threads, names, process).build() if len(nodes) else timeline
 
 
+@dataclass
 class _Builder:
-    def __init__(
-        self, timeline: Timeline, nodes: Nodes, threads: Int64Array, names: dict[int, str], process: Process
-    ) -> None:
-        self.timeline = timeline
-        self.nodes = nodes
-        self.threads = threads
-        self.names = names
-        self.process = process
-        self.calls = CallIndex(timeline)
-        self.tracks = list(timeline.tracks)
+    timeline: Timeline
+    nodes: "Nodes"
+    threads: Int64Array
+    names: dict[int, str]
+    process: Process
+
+    def __post_init__(self) -> None:
+        self.calls = CallIndex(self.timeline)
+        self.tracks = list(self.timeline.tracks)
         self.backward_tracks = {t.tid: i for i, t in enumerate(self.tracks) if t.kind == "backward"}
         self.children: dict[int, list[int]] = {}
-        for index, parent in enumerate(nodes.parent.tolist()):
+        for index, parent in enumerate(self.nodes.parent.tolist()):
             self.children.setdefault(parent, []).append(index)
 
     def build(self) -> Timeline:
@@ -129,15 +124,8 @@ class _Builder:
         origin = np.concatenate([kept, np.full(len(rows), -1, np.int64)])[whole]
         ordered, new_index = sort_by_start(joined)
         span_args = self.timeline.span_args
-        arguments = (
-            {
-                index: span_args[origin_row]
-                for index, origin_row in sorted(zip(new_index.tolist(), origin.tolist(), strict=False))
-                if origin_row in span_args
-            }
-            if span_args
-            else {}
-        )
+        places = zip(new_index.tolist(), origin.tolist(), strict=False)
+        arguments = {index: span_args[row] for index, row in sorted(place for place in places if place[1] in span_args)}
         return with_modules(replace(self.timeline, tracks=tuple(self.tracks)), ordered, arguments)
 
     def _track(self, tid: int) -> int:
@@ -158,7 +146,7 @@ class _Builder:
         """Yield nodes as pieces; one inside which others run is its beginning, those, and its end."""
         for index in nodes:
             call = int(self.nodes.call[index])
-            path = around + _beyond(around, self.calls.path(call)) if call >= 0 else around
+            path = around + tuple(key for key in self.calls.path(call) if key not in around) if call >= 0 else around
             start, end = int(self.nodes.start[index]), int(self.nodes.end[index])
             inner = self.children.get(index)
             if not inner:
@@ -212,12 +200,6 @@ class _Builder:
         return begin, np.maximum(begin, finish)
 
 
-def _beyond(around: tuple[int, ...], path: tuple[int, ...]) -> tuple[int, ...]:
-    """Return what of `path` is not in `around` already."""
-    known = set(around)
-    return tuple(key for key in path if key not in known)
-
-
 _ROUNDS = 4
 """Backward passes through graphs that a backward pass made, each deeper by one, that are followed."""
 
@@ -248,8 +230,7 @@ class Nodes:
     @property
     def innermost(self) -> InnermostLookup:
         """Which node ran on a track at a moment."""
-        everything = np.ones(len(self), np.bool_)
-        return InnermostLookup(self.track, self.track, self.start, self.end, self.parent, everything)
+        return InnermostLookup(self.track, self)
 
 
 def _find_nodes(events: ProfilerEvents, running: InnermostLookup, threads: Int64Array) -> Nodes:

@@ -1,7 +1,5 @@
 """Which span ran on a thread at a moment, and the forward span of a call."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from .._typing import BoolArray, Int64Array
@@ -19,15 +17,9 @@ class CallIndex:
     def __init__(self, timeline: Timeline) -> None:
         columns = timeline.columns
         self._columns = columns
-        self._parent = columns.parent
-        self._phase = columns.phase
         forward = np.flatnonzero(columns.phase == FORWARD)
-        self._forward = {
-            (name, call): index
-            for name, call, index in zip(
-                columns.name[forward].tolist(), columns.call[forward].tolist(), forward.tolist(), strict=True
-            )
-        }
+        calls = zip(columns.name[forward].tolist(), columns.call[forward].tolist(), strict=True)
+        self._forward = dict(zip(calls, forward.tolist(), strict=True))
         self._paths: dict[int, tuple[int, ...]] = {}
 
     def forward_span_of(self, span: int) -> int:
@@ -43,8 +35,8 @@ class CallIndex:
         path = self._paths.get(span)
         if path is None:
             call = self.forward_span_of(span)
-            around = int(self._parent[call])
-            same = around >= 0 and (self._phase[around] == self._phase[call])
+            around = int(self._columns.parent[call])
+            same = around >= 0 and self._columns.phase[around] == self._columns.phase[call]
             path = self._paths[span] = (*(self.path(around) if same else ()), call)
         return path
 
@@ -62,12 +54,4 @@ def runs_module_code(columns: Columns) -> BoolArray:
 
 def innermost_spans(timeline: Timeline, chosen: BoolArray | None = None) -> InnermostLookup:
     """Return which span ran on a thread at a moment: of all, or of the chosen ones."""
-    columns = timeline.columns
-    return InnermostLookup(
-        threads_of(timeline),
-        columns.track.astype(np.int64),
-        columns.start,
-        columns.end,
-        columns.parent,
-        np.ones(len(columns), np.bool_) if chosen is None else chosen,
-    )
+    return InnermostLookup(threads_of(timeline), timeline.columns, chosen)

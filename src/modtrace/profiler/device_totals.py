@@ -1,11 +1,8 @@
 """Who launched the GPU work of a trace, and its communication: what the GPU columns of summaries are added up from."""
 
-from __future__ import annotations
-
-from typing import NamedTuple
-
 import numpy as np
 
+from .._numbering import Numbering
 from .._typing import Int8Array, Int64Array
 from ..timeline import GpuWork, Timeline
 from ..timeline.gpu_work import COMMUNICATION_KIND, NO_PHASE, Place
@@ -17,22 +14,9 @@ _MAX_ROWS = 100_000
 """Of a table with more the steps are not told apart: it is a part of the trace's metadata."""
 
 
-class _Pieces(NamedTuple):
-    """Work of GPUs and of the CPU; int64 columns of equal length.
-
-    Attributes:
-        launched_in: the span in which it was launched; for work without one its reason, behind all spans.
-        step: the step in which it was launched.
-        kind: as `GpuWork.kind`.
-        duration: ns.
-        overlap: ns of it while the device computed.
-    """
-
-    launched_in: Int64Array
-    step: Int64Array
-    kind: Int64Array
-    duration: Int64Array
-    overlap: Int64Array
+_Columns = tuple[Int64Array, ...]
+"""Five of pieces of work: the span in which each was launched (without one its reason, behind all spans), the step, the
+kind as `GpuWork.kind`, the duration in ns, and how much of it overlaps with what the device computed."""
 
 
 def add_up_gpu_work(
@@ -51,35 +35,23 @@ def add_up_gpu_work(
         return None
     computing = np.flatnonzero(owners.collective < 0)
     of_work = _launched_in(recorded, owners.span, owners.reason)
-    pieces = _joined(
-        [
-            _Pieces(
-                launched_in=of_work[computing],
-                step=owners.step[computing],
-                kind=work.kind[computing],
-                duration=work.duration[computing],
-                overlap=np.zeros(len(computing), np.int64),
-            ),
-            _communication(events, owners, of_work),
-            _Pieces(
-                launched_in=_launched_in(recorded, on_cpu.span, on_cpu.reason),
-                step=on_cpu.step,
-                kind=np.full(len(on_cpu.span), COMMUNICATION_KIND),
-                duration=on_cpu.end - on_cpu.start,
-                overlap=on_cpu.overlap,
-            ),
-        ]
-    )
-    modules, places, place = _places(recorded, pieces.launched_in)
-    keys, row = np.unique(np.stack([place, pieces.step, pieces.kind]), axis=1, return_inverse=True)
+    kinds, durations = work.kind[computing], work.duration[computing]
+    on_gpu = of_work[computing], owners.step[computing], kinds, durations, np.zeros_like(durations)
+    of_cpu = _launched_in(recorded, on_cpu.span, on_cpu.reason)
+    kinds = np.full_like(of_cpu, COMMUNICATION_KIND)
+    on_host = of_cpu, on_cpu.step, kinds, on_cpu.end - on_cpu.start, on_cpu.overlap
+    parts = [np.stack(columns) for columns in (on_gpu, _communication(events, owners, of_work), on_host)]
+    launched_in, step, kind, lasts, overlaps = np.concatenate(parts, axis=1).astype(np.int64)
+    modules, places, place = _places(recorded, launched_in)
+    keys, row = np.unique(np.stack([place, step, kind]), axis=1, return_inverse=True)
     if keys.shape[1] > _MAX_ROWS:
         keys[1] = -1
         keys, again = np.unique(keys, axis=1, return_inverse=True)
         row = again.ravel()[row]
     row = row.ravel()
     duration, overlap = np.zeros((2, keys.shape[1]), np.int64)
-    np.add.at(duration, row, pieces.duration)
-    np.add.at(overlap, row, pieces.overlap)
+    np.add.at(duration, row, lasts)
+    np.add.at(overlap, row, overlaps)
     place, step, kind = keys
     return GpuWork(modules, places, place, step, kind, np.bincount(row, minlength=keys.shape[1]), duration, overlap)
 
@@ -92,28 +64,21 @@ def _places(recorded: Timeline, launched_in: Int64Array) -> tuple[list[tuple[str
     """Return the modules, the places in which work was launched, and the place of each piece."""
     columns, names = recorded.columns, recorded.names
     name, phase, parent = columns.name.tolist(), columns.phase.tolist(), columns.parent.tolist()
-    modules: dict[tuple[str, str], int] = {}
-    places: dict[Place, int] = {}
+    modules, places = Numbering[tuple[str, str]](), Numbering[Place]()
     keys, of_piece = np.unique(launched_in, return_inverse=True)
     place_of = []
     for key in keys.tolist():
         path: list[tuple[int, int]] = []
         if key >= len(columns):
-            reason = (no_module_name(key - len(columns)), "")
-            path = [(modules.setdefault(reason, len(modules)), NO_PHASE)]
+            path = [(modules[no_module_name(key - len(columns)), ""], NO_PHASE)]
         while 0 <= key < len(columns):
-            own = (names[name[key]].fqn, names[name[key]].module_class)
-            path.append((modules.setdefault(own, len(modules)), phase[key]))
+            path.append((modules[names[name[key]].fqn, names[name[key]].module_class], phase[key]))
             key = parent[key]
-        place_of.append(places.setdefault(tuple(reversed(path)), len(places)))
+        place_of.append(places[tuple(reversed(path))])
     return list(modules), list(places), np.array(place_of, np.int64)[of_piece]
 
 
-def _joined(parts: list[_Pieces]) -> _Pieces:
-    return _Pieces(*(np.concatenate(columns).astype(np.int64) for columns in zip(*parts, strict=True)))
-
-
-def _communication(events: ProfilerEvents, owners: WorkOwners, of_work: Int64Array) -> _Pieces:
+def _communication(events: ProfilerEvents, owners: WorkOwners, of_work: Int64Array) -> _Columns:
     """Return the communication of GPUs, and how much of each piece overlaps with what its device computed."""
     work = events.work
     pieces = np.flatnonzero(owners.collective >= 0)
@@ -125,10 +90,5 @@ def _communication(events: ProfilerEvents, owners: WorkOwners, of_work: Int64Arr
         here = device[pieces] == number
         busy = union_of(work.start[computing], work.end[computing])
         overlap[here] = busy.time_within(work.start[pieces[here]], work.end[pieces[here]])
-    return _Pieces(
-        launched_in=of_work[pieces],
-        step=owners.step[pieces],
-        kind=np.full(len(pieces), COMMUNICATION_KIND),
-        duration=work.duration[pieces],
-        overlap=overlap,
-    )
+    kinds = np.full_like(overlap, COMMUNICATION_KIND)
+    return of_work[pieces], owners.step[pieces], kinds, work.duration[pieces], overlap

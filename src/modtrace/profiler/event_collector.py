@@ -3,8 +3,6 @@
 Categories and names say what an event is; those of old versions of torch.profiler are among them.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections import Counter
@@ -13,16 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from .._numbering import Numbering
 from ..formats.chrome_values import MAX_TIME_US, TrackKey, is_track_key, microseconds_to_ns
 from ..formats.header import is_int64
-from ..formats.numbering import Numbering
 from .event_columns import (
     ApiCall,
     ApiCalls,
     CollectiveSlices,
     DeviceWork,
     EventColumns,
-    FlowPairs,
     Launches,
     NamedSlices,
     NodeSlices,
@@ -30,6 +27,7 @@ from .event_columns import (
     ProfilerEvents,
     SliceTable,
     StepRanges,
+    pair_arrows,
 )
 
 SYNC = "modtrace.sync#"
@@ -104,7 +102,10 @@ _NO_ARGS: dict[str, Any] = {}
 
 
 class _Tables:
-    """Tables of slices; of others than `windows`, the first and the last count to what the trace covers."""
+    """Tables of slices; of others than `windows`, the first and the last count to what the trace covers.
+
+    Nothing else of `rest` does: its rows are dropped.
+    """
 
     def __init__(self) -> None:
         self.ops, self.plain_ops = SliceTable(NumberedOps), SliceTable(EventColumns)
@@ -113,7 +114,7 @@ class _Tables:
         self.work, self.collectives = SliceTable(DeviceWork), SliceTable(CollectiveSlices)
         self.modules, self.regions = SliceTable(NamedSlices), SliceTable(NamedSlices)
         self.cpu_collectives, self.syncs = SliceTable(NamedSlices), SliceTable(NamedSlices)
-        self.windows = SliceTable(EventColumns)
+        self.windows, self.rest = SliceTable(EventColumns), SliceTable(EventColumns)
 
 
 class EventCollector:
@@ -130,21 +131,17 @@ class EventCollector:
         self._process_names: dict[int | str, str] = {}
         self._sort_indexes: dict[TrackKey, int] = {}
         self._tables = _Tables()
-        self._rest: list[tuple[float, float]] = []
         self._module_names, self._region_names = Numbering[str](), Numbering[str]()
         self._collective_names, self._sync_names = Numbering[str](), Numbering[str]()
-        self._kernel_collectives: dict[str, int] = {}
-        self._cpu_kinds: dict[str, int] = {}
-        self._api_calls: dict[str, int] = {}
-        self._flows = FlowPairs()
+        self._arrow_begins: dict[Any, int] = {}
+        self._arrow_ends: dict[Any, tuple[int, float]] = {}
         self._first, self._last = float("inf"), float("-inf")
         self._times_up_to_zero = self._malformed = self._total = self._pending = 0
 
     def add(self, events: Sequence[Any]) -> None:
         """Take note of a chunk's events; malformed ones are ignored."""
         self._total += len(events)
-        tables, tracks, kind_of = self._tables, self._tracks, SLICE_KINDS.get
-        cpu_kind_of, api_call_of = self._cpu_kinds.get, self._api_calls.get
+        tables, tracks = self._tables, self._tracks
         plain_op, op, launch = (table.pending.append for table in (tables.plain_ops, tables.ops, tables.launches))
         # One pass, and no calls where there are many: this loop is what attribution takes beside parsing.
         for event in events:
@@ -154,18 +151,13 @@ class EventCollector:
                     if phase not in "sft" or event.get("cat") == "fwdbwd":
                         self._add_other(event, phase)
                     continue
-                kind = kind_of(event.get("cat"))
-                if kind is None:
-                    kind = slice_kind(event.get("cat"))
+                kind = slice_kind(event.get("cat"))
                 key = (event["pid"], event["tid"])
                 track = tracks.get(key)
                 if track is None:
                     track = self._new_track(key)
                 if kind == CPU_OP:
-                    name = event["name"]
-                    what = cpu_kind_of(name)
-                    if what is None:
-                        what = self._cpu_kind(name)
+                    what = _cpu_kind(event["name"])
                     sequence = (event.get("args") or _NO_ARGS).get("Sequence number")
                     if what != _ORDINARY:
                         self._add_special(event, what, track, sequence)
@@ -174,9 +166,7 @@ class EventCollector:
                     elif not event["args"].get("Fwd thread id"):
                         op((track, event["ts"], event["dur"], sequence))
                 elif kind == RUNTIME:
-                    call = api_call_of(event["name"])
-                    if call is None:
-                        call = self._api_call(event["name"])
+                    call = api_call(event["name"])
                     args = event.get("args") or _NO_ARGS
                     correlation = args.get("correlation")
                     if correlation is not None:
@@ -198,9 +188,9 @@ class EventCollector:
         if phase == "M":
             self._metadata(event)
         elif phase == "s":
-            self._flows.add_begin((event["pid"], event["id"]), self._track(event))
-        elif phase == "f":
-            self._flows.add_end((event["pid"], event["id"]), self._track(event), float(event["ts"]))
+            self._arrow_begins[event["pid"], event["id"]] = self._track(event)
+        elif phase == "f" and 0 <= (start := float(event["ts"])) < MAX_TIME_US:
+            self._arrow_ends[event["pid"], event["id"]] = self._track(event), start
         elif "tid" in event:
             self._track(event)
 
@@ -215,46 +205,21 @@ class EventCollector:
             tables.syncs.pending.append((*times, self._sync_names[name]))
         elif what == _STEP:
             tables.steps.pending.append((*times, int(name[len(STEP) :])))
-        elif what == _CPU_COLLECTIVE:
-            annotated = collective_of_annotation(name)
-            tables.cpu_collectives.pending.append((*times, self._collective_names[annotated[0] if annotated else ""]))
         else:
             annotated = collective_of_annotation(name)
             found = annotated[0] if annotated else collective_of_operator(name, args.get("Collective name"))
-            is_operator = name.startswith(C10D)
-            tables.collectives.pending.append((*times, self._collective_names[found or ""], int(is_operator)))
+            number = self._collective_names[found or ""]
+            if what == _CPU_COLLECTIVE:
+                tables.cpu_collectives.pending.append((*times, number))
+            else:
+                tables.collectives.pending.append((*times, number, int(name.startswith(C10D))))
             if not annotated:
                 tables.plain_ops.pending.append(times)
 
-    def _api_call(self, name: str) -> int:
-        call = api_call(name)
-        if len(self._api_calls) < _MAX_CACHED_NAMES:
-            self._api_calls[name] = call
-        return call
-
-    def _cpu_kind(self, name: str) -> int:
-        """Return what a slice of the CPU is, by its name."""
-        kind = _ORDINARY
-        if name.startswith(SYNC):
-            return _SYNC
-        if name.startswith(NODE):
-            kind = _NODE
-        elif name.startswith(STEP) and name[len(STEP) :].isascii() and name[len(STEP) :].isdigit():
-            kind = _STEP
-        elif annotated := collective_of_annotation(name):
-            kind = _CPU_COLLECTIVE if annotated[1] else _COLLECTIVE
-        elif collective_of_operator(name, None):
-            kind = _COLLECTIVE
-        if len(self._cpu_kinds) < _MAX_CACHED_NAMES:
-            self._cpu_kinds[name] = kind
-        return kind
-
     def _add_work(self, event: dict[str, Any], kind: int, track: int) -> None:
         args, name = event.get("args") or _NO_ARGS, event["name"]
-        collective = self._kernel_collectives.get(name)
-        if collective is None:
-            found = collective_of_kernel(name)
-            collective = self._kernel_collectives[name] = -1 if found is None else self._collective_names[found]
+        found = collective_of_kernel(name)
+        collective = -1 if found is None else self._collective_names[found]
         if collective >= 0 and isinstance(operator := args.get("Collective name"), str):
             collective = self._collective_names[collective_of_operator(PARAM_COMMS, operator) or ""]
         # It ran, whatever its id is.
@@ -272,14 +237,14 @@ class EventCollector:
             tables.windows.pending.append(times)
         elif kind == ANNOTATION:
             name = event["name"]
-            what = self._cpu_kind(name)
+            what = _cpu_kind(name)
             sequence = (event.get("args") or _NO_ARGS).get("Sequence number")
             if what != _ORDINARY:
                 self._add_special(event, what, track, sequence)
             elif sequence is None:
                 tables.regions.pending.append((*times, self._region_names[name]))
         else:
-            self._rest.append(times[1:])
+            tables.rest.pending.append(times)
 
     def _take_pending(self) -> None:
         """Move the rows of a chunk to the columns."""
@@ -290,17 +255,12 @@ class EventCollector:
                 self._malformed += broken
                 if name != "windows":
                     self._first, self._last = min(self._first, first), max(self._last, last)
-        for start, duration in map(_times, self._rest):
-            if start > 0 and duration >= 0 and start + duration < MAX_TIME_US:
-                self._first, self._last = min(self._first, start), max(self._last, start + duration)
-            self._times_up_to_zero += start <= 0
-        self._rest.clear()
+        self._tables.rest.take_rows()
         self._pending = 0
 
     def _track(self, event: dict[str, Any]) -> int:
         key = (event["pid"], event["tid"])
-        track = self._tracks.get(key)
-        return self._new_track(key) if track is None else track
+        return self._tracks[key] if key in self._tracks else self._new_track(key)
 
     def _new_track(self, key: TrackKey) -> int:
         if not is_track_key(key):
@@ -322,7 +282,7 @@ class EventCollector:
         """Return the columns."""
         self._take_pending()
         tables: dict[str, Any] = {name: table.take_rows() for name, table in vars(self._tables).items()}
-        syncs, windows = tables.pop("syncs"), tables.pop("windows")
+        syncs, windows, _ = (tables.pop(name) for name in ("syncs", "windows", "rest"))
         ends = microseconds_to_ns(np.array([self._first, self._last] if self._first <= self._last else [1.0, 0.0]))
         # What only a process has, and no device.
         of_cpu = ("ops", "plain_ops", "nodes", "launches", "modules", "regions")
@@ -344,7 +304,7 @@ class EventCollector:
             region_names=list(self._region_names),
             module_names=list(self._module_names),
             syncs=sync_times,
-            flows=self._flows.columns(),
+            flows=pair_arrows(self._arrow_begins, self._arrow_ends),
             first=int(ends[0]),
             last=int(ends[1]),
             window=(int(windows.start.min()), int(windows.end.max())) if len(windows) else None,
@@ -362,27 +322,34 @@ def _id(value: Any) -> int:
     return number
 
 
-def _times(row: tuple[Any, Any]) -> tuple[float, float]:
-    try:
-        return float(row[0]), float(row[1])
-    except (TypeError, OverflowError, ValueError):
-        return float("nan"), 0.0
+@functools.lru_cache(_MAX_CACHED_NAMES)
+def _cpu_kind(name: str) -> int:
+    """Return what a slice of the CPU is, by its name."""
+    if name.startswith(SYNC):
+        return _SYNC
+    if name.startswith(NODE):
+        return _NODE
+    if name.startswith(STEP) and name[len(STEP) :].isascii() and name[len(STEP) :].isdigit():
+        return _STEP
+    if annotated := collective_of_annotation(name):
+        return _CPU_COLLECTIVE if annotated[1] else _COLLECTIVE
+    return _COLLECTIVE if collective_of_operator(name, None) else _ORDINARY
 
 
+@functools.lru_cache(_MAX_CACHED_NAMES)
 def slice_kind(category: object) -> int:
     """Return the kind of slices of a category."""
-    kind = SLICE_KINDS.get(category)
-    if kind is None:
-        is_api = isinstance(category, str) and category.endswith(("_runtime", "_driver"))
-        return RUNTIME if is_api else OTHER
-    return kind
+    is_api = isinstance(category, str) and category.endswith(("_runtime", "_driver"))
+    return SLICE_KINDS.get(category, RUNTIME if is_api else OTHER)
 
 
+@functools.lru_cache(_MAX_CACHED_NAMES)
 def api_call(name: str) -> int:
     """Return what a call of the GPU's runtime or driver does, by its name (`cudaLaunchKernel`): an `ApiCall`."""
     return next((int(call) for pattern, call in _API_CALLS if pattern.match(name)), 0)
 
 
+@functools.lru_cache(_MAX_CACHED_NAMES)
 def collective_of_kernel(name: str) -> str | None:
     """Return which collective a kernel is part of (`all_reduce`), by its name; None for one that computes."""
     return _collective(name) if _COMMUNICATION_KERNEL.search(name) else None
@@ -411,7 +378,7 @@ def collective_of_operator(name: str, collective_name: object) -> str | None:
     return _collective(name[len(C10D) :]) if name.startswith(C10D) else None
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(_MAX_CACHED_NAMES)
 def _collective(text: str) -> str:
     letters = re.sub(r"[^a-z]", "", text.lower())
     return next((name for part, name in _COLLECTIVES if part in letters), UNNAMED_COLLECTIVE)

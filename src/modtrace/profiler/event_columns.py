@@ -4,9 +4,8 @@ Times are integer nanoseconds from the trace's own base. They are read as double
 trace of before torch 2.4, which counts from 1970, they come in steps of 250 ns.
 """
 
-from __future__ import annotations
-
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Any, Generic, TypeVar
@@ -251,10 +250,10 @@ class SliceTable(Generic[_Columns]):
         self._kind = kind
         self._columns = self._empty()
 
-    def _empty(self) -> list[array[Any]]:
+    def _empty(self) -> "list[array[Any]]":
         return [array("d" if field.name in ("start", "duration") else "q") for field in fields(self._kind)]
 
-    def _of(self, rows: list[tuple[Any, ...]]) -> list[array[Any]]:
+    def _of(self, rows: list[tuple[Any, ...]]) -> "list[array[Any]]":
         by_column = zip(self._columns, zip(*rows, strict=True), strict=True)
         return [array(column.typecode, numbers) for column, numbers in by_column]
 
@@ -296,7 +295,7 @@ class SliceTable(Generic[_Columns]):
         )
 
 
-def _array(column: array[Any], dtype: type[np.generic]) -> Any:
+def _array(column: "array[Any]", dtype: type[np.generic]) -> Any:
     """Return a column as an array, without copying it."""
     return np.frombuffer(column, dtype) if column else np.empty(0, dtype)
 
@@ -311,27 +310,14 @@ def _numbers(row: tuple[Any, ...]) -> tuple[Any, ...] | None:
         return None
 
 
-class FlowPairs:
-    """Takes the ends of arrows, in any order."""
+def pair_arrows(begins: Mapping[Any, int], ends: Mapping[Any, tuple[int, float]]) -> Arrows:
+    """Return a row for each arrow that has both ends.
 
-    def __init__(self) -> None:
-        self._begins: dict[Any, int] = {}
-        self._ends: dict[Any, tuple[int, float]] = {}
-
-    def add_begin(self, flow: Any, track: int) -> None:
-        """Take the begin of an arrow."""
-        self._begins[flow] = track
-
-    def add_end(self, flow: Any, track: int, start: float) -> None:
-        """Take the end of an arrow; `start` in µs."""
-        if 0 <= start < MAX_TIME_US:
-            self._ends[flow] = (track, start)
-
-    def columns(self) -> Arrows:
-        """Return a row for each arrow that has both ends."""
-        rows = [
-            (track, start, self._begins[flow]) for flow, (track, start) in self._ends.items() if flow in self._begins
-        ]
-        start = microseconds_to_ns(np.array([start for _, start, _ in rows], np.float64))
-        track, begin = np.array([(track, begin) for track, _, begin in rows], np.int64).reshape(-1, 2).T
-        return Arrows(track, start, np.zeros(len(rows), np.int64), begin)
+    Args:
+        begins: the track on which each arrow begins.
+        ends: the track on which it ends, and when, in µs.
+    """
+    rows = [(track, start, begins[flow]) for flow, (track, start) in ends.items() if flow in begins]
+    start = microseconds_to_ns(np.array([start for _, start, _ in rows], np.float64))
+    track, begin = np.array([(track, begin) for track, _, begin in rows], np.int64).reshape(-1, 2).T
+    return Arrows(track, start, np.zeros(len(rows), np.int64), begin)

@@ -1,7 +1,5 @@
 """The handler for `torch.profiler.profile(on_trace_ready=…)`: it records, exports and merges by itself."""
 
-from __future__ import annotations
-
 import logging
 import os
 import tempfile
@@ -36,7 +34,7 @@ class TraceHandler:
         paths: the traces written so far.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], worker_name: str | None, options: RecordOptions) -> None:
+    def __init__(self, folder: str | os.PathLike[str], worker_name: str | None, options: "RecordOptions") -> None:
         from .. import recording  # imports torch
 
         self._folder = Path(folder)
@@ -44,7 +42,8 @@ class TraceHandler:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise WriteError(f"{self._folder}: the folder cannot be made: {error.strerror}") from error
-        self._worker = worker_name or _worker()
+        rank = rank_in(os.environ)
+        self._worker = worker_name or (f"pid{os.getpid()}" if rank is None else f"rank{rank}")
         self.paths: list[Path] = []
         current = recording.current()
         self._own = current is None
@@ -80,7 +79,7 @@ class TraceHandler:
             self._recording.stop()
             self._close.detach()
 
-    def __enter__(self) -> TraceHandler:
+    def __enter__(self) -> "TraceHandler":
         return self
 
     def __exit__(
@@ -90,7 +89,7 @@ class TraceHandler:
 
 
 def on_trace_ready(
-    folder: str | os.PathLike[str], *, worker_name: str | None = None, **options: Unpack[RecordOptions]
+    folder: str | os.PathLike[str], *, worker_name: str | None = None, **options: "Unpack[RecordOptions]"
 ) -> TraceHandler:
     """Return a handler that writes each trace of a profiler, merged with a recording, to a folder.
 
@@ -113,8 +112,3 @@ def on_trace_ready(
         ...     train_step()
     """
     return TraceHandler(folder, worker_name, options)
-
-
-def _worker() -> str:
-    rank = rank_in(os.environ)
-    return f"pid{os.getpid()}" if rank is None else f"rank{rank}"

@@ -6,15 +6,13 @@ than its text says, while its duration stays. Slices that nest by their texts al
 dropped. So ends are chosen such that slices nest in both readings.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from .._typing import Int64Array, SignedIntArray
-from ..formats.reader_rounding import read_microseconds_array
+from ..formats.chrome_values import read_microseconds_array
 from ..timeline import Timeline
 
 # 2**43 µs (101 days) from the base doubles of µs begin to be 2 ns apart.

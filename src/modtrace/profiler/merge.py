@@ -4,17 +4,15 @@ Each chunk of the trace goes to the output and to the collector of what attribut
 attributes, and the output gets the new tracks.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .._errors import WriteError
+from .._errors import TraceError, WriteError
 from .._version import __version__
 from ..formats.event_stream import EventStream, garbage_collection_paused
-from ..formats.merge_metadata import GPU_TABLE, refuse_merged
+from ..formats.merge_metadata import ANNOTATED_RANGES, GPU_TABLE, MERGED
 from ..formats.trace_file import Progress, TraceFile
 from ..timeline import Summary, Timeline
 from ..write.atomic_file import Sink, atomic_writer
@@ -82,7 +80,11 @@ def merge_timeline(
             for chunk in stream.chunks():
                 output.add(chunk)
                 collector.add(chunk.events)
-            refuse_merged(stream.keys, source.path)
+            if MERGED in stream.keys:
+                problem = (
+                    "this trace was merged before and holds its recording: open it as it is, or merge the profiler's"
+                )
+                raise TraceError(source.path, f"{problem} own trace")
             events = collector.events()
             overlaid = overlay(timeline, events, stream.keys, source.path, captured)
             merged = _describe(overlaid, stream, output.notes(), name)
@@ -90,7 +92,7 @@ def merge_timeline(
             return merged
 
 
-def _new_output(path: str, stream: EventStream, sink: Sink) -> JsonOutput | PacketOutput:
+def _new_output(path: str, stream: EventStream, sink: Sink) -> "JsonOutput | PacketOutput":
     """Return what writes the format of a path's suffix."""
     if path.lower().endswith((".json", ".json.gz")):
         return JsonOutput(stream, sink)
@@ -142,8 +144,8 @@ def _describe(overlaid: Overlay, stream: EventStream, output_notes: Sequence[str
         "straddling_ops": overlaid.straddling_ops,
         "max_straddle_ns": overlaid.max_straddle_ns,
         "notes": notes,
-        "modules": overlaid.summary.to_json_values(sparse=True),
         GPU_TABLE: None if overlaid.timeline.gpu_work is None else overlaid.timeline.gpu_work.to_json_values(),
+        ANNOTATED_RANGES: overlaid.annotated,
     }
     return MergeResult(
         path=out,

@@ -3,13 +3,11 @@
 The recording is written as a saved trace has it. Its rows go right above those of the profiler's threads.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
@@ -18,12 +16,13 @@ from ..formats.escape import escaped, escaped_name
 from ..formats.event_stream import Chunk, EventStream
 from ..formats.merge_metadata import MERGED, metadata_json
 from ..formats.trace_kind import BYTE_ORDER_MARK
-from ..timeline import PHASES, Timeline
+from ..timeline import PHASES
 from ..write.atomic_file import Sink
 from ..write.chrome import ChromeTimeline, row_metadata_events
 from ..write.chrome_events import span_head
 from ..write.lanes import Lanes
 from ..write.slices import microseconds
+from ..write.step_parts import part_counters
 from .device_work import NO_MODULE, NoModuleReason
 from .event_columns import ProfilerEvents
 from .json_time_rounding import nest_after_rounding, nested_timeline, time_quantum_ns
@@ -75,10 +74,9 @@ class JsonOutput:
         """
         places = _RowPlaces(events.tids | events.int_pids, events.sort_indexes)
         quantum = time_quantum_ns(max(events.last, int(overlaid.timeline.columns.end.max(initial=0))))
-        recording = _recording_events(overlaid.timeline, overlaid.pid, places, quantum)
-        devices = _device_rows(set(overlaid.devices.track.tolist()), events.tracks, events.thread_names, places)
+        recording = _recording_events(overlaid, places, quantum)
         added = (text for _, text in recording.events())
-        for text in itertools.chain(added, _device_events(overlaid, devices, quantum)):
+        for text in itertools.chain(added, _device_events(overlaid, events, places, quantum)):
             self._sink.write(self._comma + b"\n")
             self._sink.write(text)
             self._comma = b","
@@ -101,26 +99,25 @@ def _trailer_json(metadata: Mapping[str, Any], stream: EventStream) -> bytes:
     return trailer + b"\n}\n"
 
 
-def _recording_events(timeline: Timeline, pid: int | str, places: _RowPlaces, quantum: int) -> ChromeTimeline:
+def _recording_events(overlaid: Overlay, places: "_RowPlaces", quantum: int) -> ChromeTimeline:
     """Return a recording as a merged trace has it: above the threads of a process.
 
     Its sync marks are left out: each is a slice of the profiler's already.
 
     Args:
-        timeline: in ns from the trace's base.
-        pid: the process it belongs to, as the trace has it.
+        overlaid: the recording.
         places: where rows go.
         quantum: see `time_quantum_ns`.
     """
-    timeline = nested_timeline(timeline, quantum)
+    pid, timeline = overlaid.pid, nested_timeline(overlaid.drawn, quantum)
     timeline = replace(timeline, marks=[mark for mark in timeline.marks if mark.kind != "sync"])
     lanes = Lanes.from_timeline(timeline)
     above = [places.above(pid, timeline.tracks[lane.track].tid) for lane in lanes.lanes]
     lanes = lanes.at(pid, [*above, places.top(pid)])
-    return ChromeTimeline(timeline, lanes, base=0, resolution_ns=_ROUNDING_NS)
+    return ChromeTimeline(timeline, lanes, base=0, resolution_ns=_ROUNDING_NS, parts=part_counters(overlaid.timeline))
 
 
-def _device_events(overlaid: Overlay, rows: Mapping[int, _DeviceRow], quantum: int) -> Iterator[bytes]:
+def _device_events(overlaid: Overlay, events: ProfilerEvents, places: "_RowPlaces", quantum: int) -> Iterator[bytes]:
     """Yield the rows above the streams and their spans, several events with commas at a time.
 
     A span has the args of the call whose kernels ran, and `gpu_work`, how many these are; what belongs to no call has a
@@ -128,42 +125,36 @@ def _device_events(overlaid: Overlay, rows: Mapping[int, _DeviceRow], quantum: i
 
     Args:
         overlaid: the spans.
-        rows: the row of each of the trace's tracks that has such spans.
+        events: the profiler's.
+        places: where rows go: each just before its stream.
         quantum: see `time_quantum_ns`.
     """
-    for row in rows.values():
-        yield from row_metadata_events(*row)
-    slices, columns, names = (
-        overlaid.devices,
-        overlaid.timeline_with_captures.columns,
-        overlaid.timeline_with_captures.names,
-    )
+    rows: dict[int, tuple[int | str, int]] = {}
+    for track in sorted(set(overlaid.devices.track.tolist())):
+        pid, stream = events.tracks[track]
+        tid, sort_index = places.above(pid, stream)
+        rows[track] = pid, tid
+        name_of_stream = events.thread_names.get((pid, stream), f"stream {stream}").strip()
+        yield from row_metadata_events(pid, tid, escaped(f"modules · {name_of_stream}"), sort_index)
+    slices, timeline = overlaid.devices, overlaid.timeline_with_captures
+    columns, names = timeline.columns, timeline.names
     start, duration = nest_after_rounding(slices.track, slices.start, slices.end, slices.parent, slices.depth, quantum)
     head_of = functools.lru_cache(maxsize=1 << 14)(span_head)
     texts: list[bytes] = []
-    fields = zip(
-        slices.track.tolist(),
-        start.tolist(),
-        duration.tolist(),
-        slices.span.tolist(),
-        slices.work.tolist(),
-        slices.collective.tolist(),
-        slices.step.tolist(),
-        slices.reason.tolist(),
-        strict=True,
-    )
-    for track, start_ns, duration_ns, span, work, collective, step, reason in fields:
-        row = rows[track]
+    fields = slices.track, start, duration, slices.span, slices.work, slices.collective, slices.step, slices.reason
+    rows_of_fields = zip(*(field.tolist() for field in fields), strict=True)
+    for track, start_ns, duration_ns, span, work, collective, step, reason in rows_of_fields:
+        pid, tid = rows[track]
         times = b'"gpu_work":%d},"ts":%b,"dur":%b}' % (work, microseconds(start_ns), microseconds(duration_ns))
         name = names[columns.name[span]] if span >= 0 else None
         if collective >= 0:
             name = collective_name(overlaid.collective_names[collective], name)
         if span >= 0 and name is not None:
-            head = head_of(row.pid, row.tid, PHASES[columns.phase[span]], escaped_name(name))
+            head = head_of(pid, tid, PHASES[columns.phase[span]], escaped_name(name))
             texts.append(head + b'%d,"step":%d,' % (columns.call[span], step) + times)
         else:
             label = NO_MODULE if name is None else name.label
-            event = {"ph": "X", "pid": row.pid, "tid": row.tid, "cat": "gpu", "name": label}
+            event = {"ph": "X", "pid": pid, "tid": tid, "cat": "gpu", "name": label}
             reason_text = orjson.dumps(NoModuleReason(reason).text)
             texts.append(orjson.dumps(event)[:-1] + b',"args":{"reason":' + reason_text + b"," + times)
         if len(texts) == _BLOCK:
@@ -171,22 +162,6 @@ def _device_events(overlaid: Overlay, rows: Mapping[int, _DeviceRow], quantum: i
             texts.clear()
     if texts:
         yield b",\n".join(texts)
-
-
-class _DeviceRow(NamedTuple):
-    """A row of spans above a stream.
-
-    Attributes:
-        pid: of the device, as the trace has it.
-        tid: ours.
-        name: what it is called, escaped.
-        sort_index: just before that of the stream.
-    """
-
-    pid: int | str
-    tid: int
-    name: str
-    sort_index: int
 
 
 class _RowPlaces:
@@ -221,23 +196,3 @@ class _RowPlaces:
 
     def _first(self, pid: int | str) -> int:
         return min((index for (of_pid, _), index in self._indexes.items() if of_pid == pid), default=0)
-
-
-def _device_rows(
-    used: Collection[int], keys: list[TrackKey], names: Mapping[TrackKey, str], places: _RowPlaces
-) -> dict[int, _DeviceRow]:
-    """Return a row for each of the trace's tracks that has module spans above it.
-
-    Args:
-        used: indices of these tracks.
-        keys: pid and tid of each track of the trace.
-        names: what the profiler calls them.
-        places: where rows go.
-    """
-    rows: dict[int, _DeviceRow] = {}
-    for track in sorted(used):
-        pid, stream = keys[track]
-        tid, sort_index = places.above(pid, stream)
-        name = escaped(f"modules · {names.get(keys[track], f'stream {stream}').strip()}")
-        rows[track] = _DeviceRow(pid, tid, name, sort_index)
-    return rows

@@ -1,8 +1,5 @@
 """A merged trace in Perfetto's own format: the profiler's events as track events, the recording as it always is."""
 
-from __future__ import annotations
-
-import functools
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -17,11 +14,12 @@ from ..formats.escape import UNNAMED, escaped
 from ..formats.event_stream import Chunk, EventStream
 from ..formats.merge_metadata import END_PACKET, MERGED_PACKET, metadata_json
 from ..formats.perfetto_ids import PROFILER_SEQUENCE, REALTIME_CLOCK
-from ..timeline import PHASES, Timeline
+from ..timeline import PHASES
 from ..timeline.rewrite import move_times
 from ..write.atomic_file import Sink
 from ..write.perfetto import perfetto_packets
 from ..write.perfetto_descriptors import TrackParents, serialize
+from ..write.step_parts import part_counters
 from .device_work import NO_MODULE, NoModuleReason
 from .event_columns import ProfilerEvents
 from .overlay import Overlay
@@ -65,13 +63,16 @@ class PacketOutput:
         sink, slices, base = self._sink, self._slices, base_time_ns(self._stream.keys, "")
         start = _sequence_start(base, {**metadata, "end": END_PACKET})
         sink.write(serialize(*start, *_tracks(slices, events, overlaid)))
-        threads = {track.tid: _uuid("track", (overlaid.pid, track.tid)) for track in overlaid.timeline.tracks}
+        threads = {track.tid: _uuid("track", (overlaid.pid, track.tid)) for track in overlaid.drawn.tracks}
         parents = TrackParents(_uuid("process", overlaid.pid), threads)
-        for _, part in perfetto_packets(_in_unix_time(overlaid.timeline, base), parents):
+        recorded = move_times(overlaid.drawn, lambda time: time + base)
+        # Sync marks are slices of the profiler's.
+        recorded = replace(recorded, marks=[mark for mark in recorded.marks if mark.kind != "sync"])
+        parts = [part._replace(time=part.time + base) for part in part_counters(overlaid.timeline)]
+        for _, part in perfetto_packets(recorded, parts, parents):
             sink.write(part)
-        stream_slices = {
-            track: _stream_slices(overlaid, track, slices.encoder) for track in _tracks_with_modules(overlaid)
-        }
+        with_modules = np.unique(overlaid.devices.track).tolist()
+        stream_slices = {track: _stream_slices(overlaid, track, slices.encoder) for track in with_modules}
         sink.write(serialize(*slices.encoder.interned_packets()))
         ranks = {key: rank for rank, key in enumerate(slices.tracks)}
         for key, rank in ranks.items():
@@ -89,10 +90,8 @@ class PacketOutput:
 
 def _sequence_start(base: int, metadata: Mapping[str, Any]) -> Iterator[TracePacket]:
     """Yield the packets that begin the profiler's sequence and say how the trace was made."""
-    first = TracePacket(
-        trusted_packet_sequence_id=PROFILER_SEQUENCE,
-        sequence_flags=TracePacket.SEQ_INCREMENTAL_STATE_CLEARED | TracePacket.SEQ_NEEDS_INCREMENTAL_STATE,
-    )
+    first = sequence_packet()
+    first.sequence_flags |= TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
     first.trace_packet_defaults.timestamp_clock_id = REALTIME_CLOCK
     # Without slices of modules nothing else says that the trace's time is this clock, and a reader drops all.
     first.clock_snapshot.primary_trace_clock = REALTIME_CLOCK
@@ -103,25 +102,13 @@ def _sequence_start(base: int, metadata: Mapping[str, Any]) -> Iterator[TracePac
     yield about
 
 
-def _in_unix_time(timeline: Timeline, base: int) -> Timeline:
-    """Return a timeline of the trace's time in Unix time; without sync marks, which are slices of the profiler's."""
-    moved = move_times(timeline, lambda time: time + base)
-    return replace(moved, marks=[mark for mark in moved.marks if mark.kind != "sync"])
-
-
-def _tracks_with_modules(overlaid: Overlay) -> list[int]:
-    """Return the trace's tracks of streams that have module spans above them."""
-    tracks: list[int] = np.unique(overlaid.devices.track).tolist()
-    return tracks
-
-
 def _tracks(slices: ProfilerSlices, events: ProfilerEvents, overlaid: Overlay) -> Iterator[TracePacket]:
     """Yield descriptors: of processes and devices, their threads and streams, and ours above the streams.
 
     A process is one group, which holds the recording's tracks too: below each thread, above its operators.
     """
-    with_modules = {events.tracks[track] for track in _tracks_with_modules(overlaid)}
-    recorded: dict[TrackKey, str] = {(overlaid.pid, track.tid): track.thread for track in overlaid.timeline.tracks}
+    with_modules = {events.tracks[track] for track in np.unique(overlaid.devices.track).tolist()}
+    recorded: dict[TrackKey, str] = {(overlaid.pid, track.tid): track.thread for track in overlaid.drawn.tracks}
     keys = list(dict.fromkeys([*slices.tracks, *with_modules, *recorded]))
     for pid in dict.fromkeys([overlaid.pid, *(pid for pid, _ in keys if isinstance(pid, int))]):
         packet = _descriptor(("process", pid))
@@ -159,16 +146,16 @@ def _is_process(pid: int | str, events: ProfilerEvents, overlaid: Overlay) -> bo
 
 
 def _beside(key: TrackKey, rank: int, overlaid: Overlay) -> Callable[[int], TracePacket]:
-    process = key[0] if isinstance(key[0], int) else overlaid.pid
-    return functools.partial(_row_beside, key, rank, process)
+    """Return what describes the rows for slices of a track that partly overlap others, by their numbers."""
 
+    def describe(row: int) -> TracePacket:
+        process = key[0] if isinstance(key[0], int) else overlaid.pid
+        packet = _descriptor(("beside", key, row), parent=("process", process))
+        packet.track_descriptor.name = escaped(f"{key[1]} · overlapping slices")
+        packet.track_descriptor.sibling_order_rank = 3 * rank + 2
+        return packet
 
-def _row_beside(key: TrackKey, rank: int, process: int | str, row: int) -> TracePacket:
-    """Return the descriptor of a row for slices of a track that partly overlap others."""
-    packet = _descriptor(("beside", key, row), parent=("process", process))
-    packet.track_descriptor.name = escaped(f"{key[1]} · overlapping slices")
-    packet.track_descriptor.sibling_order_rank = 3 * rank + 2
-    return packet
+    return describe
 
 
 def _descriptor(what: tuple[object, ...], parent: tuple[object, ...] | None = None) -> TracePacket:
@@ -198,12 +185,7 @@ def _stream_slices(
         category, label = "gpu", NO_MODULE if name is None else name.label or UNNAMED
         if span >= 0 and name is not None:
             category = PHASES[columns.phase[span]]
-            args |= {
-                "fqn": name.fqn,
-                "module_class": name.module_class,
-                "call": int(columns.call[span]),
-                "step": step,
-            }
+            args |= {"fqn": name.fqn, "module_class": name.module_class, "call": int(columns.call[span]), "step": step}
         else:
             args["reason"] = NoModuleReason(reason).text
         names.append(encoder.names[label])

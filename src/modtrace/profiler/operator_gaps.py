@@ -6,15 +6,12 @@ from both sides. Which gap it is shows when many edges agree: `most_likely_shift
 operators. Around long operators more than one gap may suit an edge.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
 
 from .._typing import Float64Array, Int64Array
 from ..timeline.time_intervals import TimeIntervals, union_of
-from .alignment import OffsetBounds
 
 REACH_NS = 40_000
 """How far off the first guess may be."""
@@ -24,6 +21,20 @@ SHIFTS = np.arange(-REACH_NS, REACH_NS + 1, SHIFT_STEP_NS, dtype=np.int64)
 _WINDOW_EDGES, _MIN_WINDOW_EDGES = 64, 8
 _WINDOW_NS = 20_000_000
 _WINDOWS_AT_ONCE = 256
+
+
+class OffsetBounds(NamedTuple):
+    """Bounds on an offset, each at one moment; columns of equal length.
+
+    Attributes:
+        time: int64[n], ns, of the recording's clock.
+        low: float64[n], ns, the least offset; -inf where unknown.
+        high: float64[n], ns, the greatest; inf where unknown.
+    """
+
+    time: Int64Array
+    low: Float64Array
+    high: Float64Array
 
 
 class CallEdges(NamedTuple):

@@ -1,7 +1,5 @@
 """Align a recording with a trace, attribute the trace's nodes and kernels to calls: what a merge computes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -15,17 +13,22 @@ from ..timeline import Process, Summary, Timeline
 from ..timeline.join import join
 from ..timeline.nesting import InnermostLookup
 from ..timeline.rewrite import move_times
-from ..timeline.select import modules_only
-from .alignment import Alignment, align_by_sync_marks
+from ..timeline.select import modules_only, whole_spans
+from .alignment import Alignment, align_by_sync_marks, refine_by_operators
 from .backward_nodes import Nodes, cut_to_nodes, find_calls_of_nodes
 from .call_lookup import innermost_spans, runs_module_code
 from .device_totals import add_up_gpu_work
-from .device_work import NoModuleReason, attribute_device_work, find_cpu_collectives
+from .device_work import (
+    CudaGraphCapture,
+    NoModuleReason,
+    attribute_device_work,
+    captured_graphs,
+    find_cpu_collectives,
+    find_launches,
+)
 from .event_columns import ProfilerEvents
-from .launches import CudaGraphCapture, captured_graphs, find_launches
 from .reconstruct import reconstruct
 from .recorded_part import (
-    clip_to_profile,
     drop_unused,
     for_process,
     profiled_window,
@@ -35,18 +38,43 @@ from .recorded_part import (
     with_profiled_steps,
     without_annotated_ranges,
 )
-from .refine_alignment import refine_by_operators
 from .stream_spans import StreamSpans, build_stream_spans
 
 
 @dataclass(frozen=True)
-class Overlay:
+class Aligned:
+    """A recording over one trace.
+
+    Attributes:
+        timeline: in ns from the trace's base, clipped to it and cut to its nodes.
+        running: which of its spans, of any phase, ran on a thread at a moment.
+        pid: the process it belongs to, as the trace has it.
+        threads: the OS thread of each of the trace's tracks, or -1.
+        alignment: None if the timeline was made from the trace itself.
+        calls_of_nodes: the trace's autograd nodes, with their calls.
+        straddling_ops: forward operations that lie partly in and partly outside a call: what misalignment would cause.
+        max_straddle_ns: by how much at most.
+        notes: what the user should know.
+    """
+
+    timeline: Timeline
+    running: InnermostLookup
+    pid: int | str
+    threads: Int64Array
+    alignment: Alignment | None
+    calls_of_nodes: Nodes
+    straddling_ops: int
+    max_straddle_ns: int
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class Overlay(Aligned):
     """A recording in the time of a trace, and what became of the trace's nodes and kernels.
 
     Attributes:
-        timeline: in ns from the trace's base.
-        pid: the process it belongs to, as the trace has it.
-        alignment: None if the timeline was made from the trace itself.
+        drawn: the timeline without the ranges that the profiler's annotations show already.
+        annotated: these ranges; see `ANNOTATED_RANGES`.
         timeline_with_captures: the timeline, and behind its spans those that launched what a captured graph holds.
         devices: spans above the streams, whose calls are spans of `timeline_with_captures`.
         collective_names: of the collectives among them.
@@ -56,14 +84,10 @@ class Overlay:
         work: kernels, memcpys and memsets.
         attributed_work: of these, how many were launched in a call.
         unattributed: of the others, how many there are for each reason.
-        straddling_ops: forward operations that lie partly in and partly outside a call: what misalignment would cause.
-        max_straddle_ns: by how much at most.
-        notes: what the user should know.
     """
 
-    timeline: Timeline
-    pid: int | str
-    alignment: Alignment | None
+    drawn: Timeline
+    annotated: list[list[int | str]]
     timeline_with_captures: Timeline
     devices: StreamSpans
     collective_names: list[str]
@@ -73,9 +97,6 @@ class Overlay:
     work: int
     attributed_work: int
     unattributed: dict[str, int]
-    straddling_ops: int
-    max_straddle_ns: int
-    notes: list[str]
 
 
 class Trace(NamedTuple):
@@ -92,32 +113,8 @@ class Trace(NamedTuple):
     path: str
 
 
-class _Aligned(NamedTuple):
-    """A recording over one trace.
-
-    Attributes:
-        timeline: in the trace's time, clipped to it and cut to its nodes.
-        running: which of its spans, of any phase, ran on a thread at a moment.
-        threads: the OS thread of each of the trace's tracks, or -1.
-    """
-
-    timeline: Timeline
-    running: InnermostLookup
-    pid: int | str
-    threads: Int64Array
-    alignment: Alignment | None
-    nodes: Nodes
-    straddling_ops: int
-    max_straddle_ns: int
-    notes: list[str]
-
-
 def overlay(
-    timeline: Timeline | None,
-    events: ProfilerEvents,
-    keys: Mapping[str, Any],
-    path: str,
-    capture: Trace | None = None,
+    timeline: Timeline | None, events: ProfilerEvents, keys: Mapping[str, Any], path: str, capture: Trace | None = None
 ) -> Overlay:
     """Align, attribute and cut.
 
@@ -143,26 +140,27 @@ def overlay(
     on_cpu = find_cpu_collectives(aligned.timeline, events, threads, aligned.running)
     reasons = np.bincount(owners.reason, minlength=len(NoModuleReason)).tolist()
     timeline = replace(aligned.timeline, gpu_work=add_up_gpu_work(known, events, owners, on_cpu))
+    drawn, annotated = timeline, list[list[int | str]]()
+    if aligned.alignment is not None:
+        drawn, annotated = without_annotated_ranges(timeline, events, base_time_ns(keys, path))
+        drawn = drop_unused(drawn)
     return Overlay(
-        timeline=timeline,
-        pid=aligned.pid,
-        alignment=aligned.alignment,
+        **{**vars(aligned), "timeline": timeline},
+        drawn=drawn,
+        annotated=annotated,
         timeline_with_captures=known,
         devices=build_stream_spans(known, events, owners),
         collective_names=events.collective_names,
         summary=timeline.summary(),
-        nodes=len(aligned.nodes),
-        attributed_nodes=int(np.count_nonzero(aligned.nodes.call >= 0)),
+        nodes=len(aligned.calls_of_nodes),
+        attributed_nodes=int(np.count_nonzero(aligned.calls_of_nodes.call >= 0)),
         work=len(owners.span),
         attributed_work=int(np.count_nonzero(owners.span >= 0)),
         unattributed={reason.text: reasons[reason] for reason in NoModuleReason if reason and reasons[reason]},
-        straddling_ops=aligned.straddling_ops,
-        max_straddle_ns=aligned.max_straddle_ns,
-        notes=aligned.notes,
     )
 
 
-def _align(timeline: Timeline | None, events: ProfilerEvents, keys: Mapping[str, Any], path: str) -> _Aligned:
+def _align(timeline: Timeline | None, events: ProfilerEvents, keys: Mapping[str, Any], path: str) -> Aligned:
     _check_usable(events, path)
     notes: list[str] = []
     alignment = None
@@ -182,8 +180,9 @@ def _align(timeline: Timeline | None, events: ProfilerEvents, keys: Mapping[str,
         alignment = refine_by_operators(alignment, timeline, events, threads)
         timeline = move_times(timeline, alignment.to_trace)
         _check_common(timeline, events, path, alignment)
-        timeline = clip_to_profile(timeline, profiled_window(events))
-        timeline = without_annotated_ranges(timeline, events)
+        window = profiled_window(events)
+        # Calls at its edges are whole, and one that ran throughout is in too.
+        timeline = timeline if window is None else whole_spans(timeline, *window)
     timeline = with_profiled_steps(timeline, events)
     if events.times_up_to_zero:
         count = events.times_up_to_zero
@@ -195,7 +194,7 @@ def _align(timeline: Timeline | None, events: ProfilerEvents, keys: Mapping[str,
     }
     timeline = cut_to_nodes(timeline, nodes, threads, {tid: name for tid, name in names.items() if name}, process)
     timeline = drop_unused(timeline)
-    return _Aligned(timeline, innermost_spans(timeline), pid, threads, alignment, nodes, cuts, worst, notes)
+    return Aligned(timeline, innermost_spans(timeline), pid, threads, alignment, nodes, cuts, worst, notes)
 
 
 def _with_captures(

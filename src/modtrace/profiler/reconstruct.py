@@ -1,20 +1,18 @@
 """Module tracks from a trace alone: what torch.profiler noted with `with_stack=True`, and nothing that it did not."""
 
-from __future__ import annotations
-
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
-from .._typing import Int64Array
+from .._numbering import Numbering
+from .._typing import BoolArray, Int64Array
 from ..timeline import FORWARD, RECOMPUTE, Columns, Name, Process, Timeline, Track
 from ..timeline.contents import REGION_CLASS
 from ..timeline.decode.path_spans import clip_and_nest
+from ..timeline.decode.spans import count_in_group
 from ..timeline.slices import in_start_order
-from .backward_nodes import Nodes, find_calls_of_nodes
-from .call_lookup import CallIndex
+from .backward_nodes import Nodes
 from .event_columns import ProfilerEvents
 
 NO_EVENTS = "the trace has no events: nothing ran under the profiler, or it was exported within its with block"
@@ -55,32 +53,26 @@ def reconstruct(events: ProfilerEvents, threads: Int64Array, process: Process) -
     if not has_modules:
         # What is only ever run by backward repeats nothing.
         is_recompute &= np.isin(slices.name, slices.name[~is_recompute])
-    tracks: list[Track] = []
-    index: dict[tuple[int, bool], int] = {}
-    track = np.empty(len(slices), np.int64)
-    for row, key in enumerate(zip(slices.track.tolist(), is_recompute.tolist(), strict=True)):
-        if key not in index:
-            index[key] = len(tracks)
-            tid = int(threads[key[0]])
-            thread = events.thread_names.get(events.tracks[key[0]], f"thread {tid}")
-            tracks.append(Track("backward" if key[1] else "forward", thread, tid, process))
-        track[row] = index[key]
+    numbers = Numbering[tuple[int, bool]]()
+    keys = zip(slices.track.tolist(), is_recompute.tolist(), strict=True)
+    track = np.array([numbers[key] for key in keys], np.int64)
+    tracks = []
+    for (number, again), tid in zip(numbers, threads[[number for number, _ in numbers]].tolist(), strict=True):
+        thread = events.thread_names.get(events.tracks[number], f"thread {tid}")
+        tracks.append(Track("backward" if again else "forward", thread, tid, process))
     end, parent, depth = clip_and_nest(track, slices.start, slices.end, np.zeros(len(slices), np.int64))
-    names, name = _names(texts, slices.name, parent, depth, _module_name if has_modules else _region_name)
+    make_name = _module_name if has_modules else _region_name
+    names, name = _names(texts, slices.name, parent, np.lexsort((depth, is_recompute)), is_recompute, make_name)
+    phase = np.where(is_recompute, RECOMPUTE, FORWARD)
     columns = in_start_order(
-        Columns.of(
-            start=slices.start,
-            end=end,
-            name=name,
-            phase=np.where(is_recompute, RECOMPUTE, FORWARD),
-            track=track,
-            depth=depth,
-            parent=parent,
-        )
+        Columns.of(start=slices.start, end=end, name=name, phase=phase, track=track, depth=depth, parent=parent)
     )
-    columns = replace(columns, call=_numbers(columns))
-    timeline = Timeline(columns, names, tuple(tracks), metadata={"reconstructed": True})
-    return _name_recomputes_after_forward(timeline, events, threads), [note]
+    # Calls are numbered for each name, forward and recomputed ones apart.
+    order = np.lexsort((columns.phase, columns.name))
+    call = np.empty(len(columns), np.int64)
+    call[order] = count_in_group([columns.name[order], columns.phase[order]])
+    columns = replace(columns, call=call)
+    return Timeline(columns, names, tuple(tracks), metadata={"reconstructed": True}), [note]
 
 
 def _module_name(shown: str, outer: Name | None) -> Name:
@@ -99,84 +91,33 @@ def _names(
     texts: list[str],
     value: Int64Array,
     parent: Int64Array,
-    depth: Int64Array,
+    order: Int64Array,
+    is_recompute: BoolArray,
     make_name: Callable[[str, Name | None], Name],
 ) -> tuple[list[Name], Int64Array]:
-    """Return the names, one for each chain of modules, and the name of each span."""
-    index_of: dict[tuple[int, int], int] = {}
+    """Return the names, one for each chain of modules, and the name of each span.
+
+    An outermost recomputed call has the name of the forward call that it repeats, which others are around.
+
+    Args:
+        texts: what the trace calls modules.
+        value: of each span, which of them.
+        parent: of each span.
+        order: the spans, a parent before its children, and forward ones before recomputed ones.
+        is_recompute: of each span.
+        make_name: of a text, below the name around it.
+    """
+    numbers = Numbering[tuple[int, int]]()
     names: list[Name] = []
     name_of: list[int] = [-1] * len(value)
-    # A parent has to be named before its children.
-    for row in np.argsort(depth, kind="stable").tolist():
+    around_text: dict[int, int] = {}
+    for row in order.tolist():
         around = name_of[parent[row]] if parent[row] >= 0 else -1
-        key = (around, int(value[row]))
-        if key not in index_of:
-            index_of[key] = len(names)
-            names.append(make_name(texts[key[1]], names[around] if around >= 0 else None))
-        name_of[row] = index_of[key]
+        if not is_recompute[row]:
+            around_text.setdefault(int(value[row]), around)
+        elif parent[row] < 0:
+            around = around_text.get(int(value[row]), -1)
+        name_of[row] = numbers[around, int(value[row])]
+        if name_of[row] == len(names):
+            names.append(make_name(texts[value[row]], names[around] if around >= 0 else None))
     return names, np.array(name_of, np.int64)
-
-
-def _numbers(columns: Columns) -> Int64Array:
-    """Number the calls of each name, forward and recomputed ones apart."""
-    seen: Counter[tuple[int, int]] = Counter()
-    numbers = []
-    for key in zip(columns.name.tolist(), columns.phase.tolist(), strict=True):
-        numbers.append(seen[key])
-        seen[key] += 1
-    return np.array(numbers, np.int64)
-
-
-def _name_recomputes_after_forward(timeline: Timeline, events: ProfilerEvents, threads: Int64Array) -> Timeline:
-    """Give recomputed calls the name and the number of the forward calls that they repeat.
-
-    A recomputation that runs inside a node of the call, or of one inside it, repeats that call; else the latest one of
-    that module that was not repeated yet. What is called in it repeats its namesakes there, in order.
-    """
-    columns = timeline.columns
-    roots = np.flatnonzero((columns.phase == RECOMPUTE) & (columns.parent < 0))
-    if not len(roots):
-        return timeline
-    nodes = find_calls_of_nodes(timeline, events, threads)
-    track_of_tid = {int(tid): index for index, tid in enumerate(threads.tolist()) if tid >= 0}
-    track = np.array([track_of_tid[timeline.tracks[t].tid] for t in columns.track[roots].tolist()], np.int64)
-    node = nodes.innermost.on_threads(track, columns.start[roots])
-    calls = CallIndex(timeline)
-    attribute_names = [name.fqn.rpartition(".")[2] for name in timeline.names]
-    label = [attribute_names[name] for name in columns.name.tolist()]
-    children = _children(columns.parent)
-    name, call = columns.name.copy(), columns.call.copy()
-    repeated: set[int] = set()
-    forward: dict[str, list[int]] = {}
-    for index in np.flatnonzero(columns.phase == FORWARD).tolist():
-        forward.setdefault(label[index], []).append(index)
-    for root, inside in zip(roots.tolist(), node.tolist(), strict=True):
-        asked = int(nodes.call[inside]) if inside >= 0 else -1
-        chain = [c for c in (calls.path(asked) if asked >= 0 else ()) if label[c] == label[root]]
-        chain = [c for c in chain if columns.phase[c] == FORWARD]
-        latest = [
-            c for c in forward.get(label[root], []) if c not in repeated and columns.start[c] < columns.start[root]
-        ]
-        if not chain and not latest:
-            continue
-        original = chain[-1] if chain else latest[-1]
-        repeated.add(original)
-        pairs = [(root, original)]
-        while pairs:
-            recompute, forward_call = pairs.pop()
-            name[recompute], call[recompute] = columns.name[forward_call], columns.call[forward_call]
-            unmatched = list(children.get(forward_call, []))
-            for inner in children.get(recompute, []):
-                match = next((c for c in unmatched if label[c] == label[inner]), None)
-                if match is not None:
-                    unmatched.remove(match)
-                    pairs.append((inner, match))
-    return replace(timeline, slices=replace(columns, name=name, call=call))
-
-
-def _children(parent: Int64Array) -> dict[int, list[int]]:
-    children: dict[int, list[int]] = {}
-    for index, outer in enumerate(parent.tolist()):
-        if outer >= 0:
-            children.setdefault(outer, []).append(index)
-    return children

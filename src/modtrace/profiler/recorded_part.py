@@ -1,17 +1,17 @@
 """The part of a recording that a trace is about: its process, the calls in its window, and the profiler's steps."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 
 import numpy as np
 
 from .._typing import Int64Array
+from ..formats.merge_metadata import MAX_ANNOTATED
 from ..timeline import Mark, Process, Timeline
+from ..timeline.contents import RANGE_CLASS
 from ..timeline.gpu_tracks import DEVICE_METADATA, without_gpu
 from ..timeline.rewrite import replace_processes
-from ..timeline.select import keep_rows, keep_tracks, whole_spans
+from ..timeline.select import keep_rows, keep_tracks
 from ..timeline.slices import RANGE
 from .event_columns import ProfilerEvents
 
@@ -29,30 +29,28 @@ def profiled_window(events: ProfilerEvents) -> tuple[int, int] | None:
     return (min(start for start, _ in ends), max(end for _, end in ends)) if ends else None
 
 
-def clip_to_profile(timeline: Timeline, window: tuple[int, int] | None) -> Timeline:
-    """Return what ran while the profiler did: calls at its edges are whole, and one that ran throughout is in too.
-
-    Args:
-        timeline: the recording, in the trace's time.
-        window: see `profiled_window`; None keeps all.
-    """
-    return timeline if window is None else whole_spans(timeline, *window)
-
-
-def without_annotated_ranges(timeline: Timeline, events: ProfilerEvents) -> Timeline:
-    """Return the timeline without the ranges that the profiler shows as annotations of the same names.
+def without_annotated_ranges(
+    timeline: Timeline, events: ProfilerEvents, base: int
+) -> tuple[Timeline, list[list[int | str]]]:
+    """Return the timeline without the ranges that the profiler shows as annotations of the same names, and these.
 
     Args:
         timeline: what ran while the profiler did.
         events: the trace's.
+        base: Unix nanoseconds from which its times count.
     """
     shown = set(events.region_names)
     dropped = [name.label in shown or _SPECIAL_ANNOTATION.match(name.label) is not None for name in timeline.names]
     if not dropped:
-        return timeline
+        return timeline, []
     slices = timeline.slices
     kept = (slices.kind != RANGE) | ~np.array(dropped, np.bool_)[slices.name]
-    return keep_rows(timeline, np.flatnonzero(kept), cut_links=False)
+    left_out: list[list[int | str]] = []
+    for row in np.flatnonzero(~kept)[:MAX_ANNOTATED].tolist():
+        name, tid = timeline.names[slices.name[row]], timeline.tracks[slices.track[row]].tid
+        edges = int(slices.start[row]) + base, int(slices.end[row]) + base
+        left_out.append([tid, name.label, name.module_class.removeprefix(RANGE_CLASS), *edges])
+    return keep_rows(timeline, np.flatnonzero(kept), cut_links=False), left_out
 
 
 def drop_unused(timeline: Timeline) -> Timeline:
@@ -155,13 +153,9 @@ def for_process(timeline: Timeline, pid: int | str) -> tuple[Timeline, list[str]
         return timeline, notes
     process = next((process for process in processes if process.pid == pid), timeline.tracks[0].process)
     kept = keep_tracks(timeline, np.array([track.process == process for track in timeline.tracks], np.bool_))
-    return (
-        replace(
-            kept,
-            counters=[counter for counter in timeline.counters if counter.process == process],
-        ),
-        [*notes, f"{len(processes) - 1} other processes of the recording were left out: the trace is of pid {pid}"],
-    )
+    kept = replace(kept, counters=[counter for counter in timeline.counters if counter.process == process])
+    notes.append(f"{len(processes) - 1} other processes of the recording were left out: the trace is of pid {pid}")
+    return kept, notes
 
 
 def with_pid(timeline: Timeline, pid: int | str) -> tuple[Timeline, Process]:

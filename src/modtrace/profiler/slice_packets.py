@@ -13,18 +13,19 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any, NamedTuple
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import orjson
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackEvent
 
 from .._interrupts import cached_property
+from .._numbering import Numbering
 from .._typing import Float64Array, Int64Array
 from ..formats.chrome_values import MAX_TIME_US, TrackKey, is_track_key, microseconds_to_ns
 from ..formats.escape import UNNAMED, escaped
-from ..formats.numbering import Numbering
 from ..formats.perfetto_ids import PROFILER_FLOW, PROFILER_SEQUENCE
 from ..write.perfetto_descriptors import serialize
 from ..write.protobuf_columns import ByteTable, RaggedColumn, interleave, message_field_tag, track_event_packets, varint
@@ -116,27 +117,6 @@ class EventEncoder:
         yield packet
 
 
-class FlowEndsOfTrack(NamedTuple):
-    """The flows that begin or end at slices of one track; columns of equal length.
-
-    Attributes:
-        slice: int64[n], index of the slice on its track, ascending.
-        flow: int64[n], number of the flow.
-    """
-
-    slice: Int64Array
-    flow: Int64Array
-
-    def added_to(self, fields: Sequence[bytes]) -> list[bytes]:
-        """Return the fields of the track's slices with those that name their flows."""
-        found = list(fields)
-        ids = self.flow + PROFILER_FLOW
-        first = np.flatnonzero(np.diff(self.slice, prepend=-1)).tolist()
-        for begin, end in pairwise([*first, len(ids)]):
-            found[self.slice[begin]] += TrackEvent(flow_ids=ids[begin:end].tolist()).SerializeToString()
-        return found
-
-
 @dataclass
 class SliceFlows:
     """Takes the ends of flows in file order; columns of equal length."""
@@ -163,9 +143,10 @@ class SliceFlows:
         self._track.append(track)
         self._slices_before.append(slices_before)
 
-    def by_track(self, starts: Sequence[array[float]]) -> list[FlowEndsOfTrack]:
-        """Return for each track the flows of its slices: those flows that lead from a slice to one.
+    def by_track(self, starts: Sequence[array[float]]) -> list[Int64Array]:
+        """Return for each track the ends of those flows that lead from a slice to a slice.
 
+        int64[n, 2]: the index of a slice, ascending, and the number of a flow that begins or ends there.
         A number may come again for another flow, once the flow before has ended; here each has one of its own, from 1.
 
         Args:
@@ -186,7 +167,7 @@ class SliceFlows:
                 pairs += 1
                 for end in (begun.pop(flow), row):
                     found[self._track[end]].append((slice_[end], pairs))
-        return [FlowEndsOfTrack(*np.array(sorted(own), np.int64).reshape(-1, 2).T) for own in found]
+        return [np.array(sorted(own), np.int64).reshape(-1, 2) for own in found]
 
     def _slices(self, starts: Sequence[array[float]]) -> Int64Array:
         """Return the slice that each end belongs to, by its index on its track; -1 for none."""
@@ -246,7 +227,7 @@ class ProfilerSlices:
     flows: SliceFlows = field(default_factory=SliceFlows)
     skipped: int = 0
     _flow_numbers: Numbering[str] = field(default_factory=Numbering)
-    _flow_tracks: dict[TrackKey, int] = field(default_factory=dict)
+    _flow_tracks: Numbering[TrackKey] = field(default_factory=Numbering)
 
     def add(self, events: Sequence[Any]) -> None:
         """Take some events; malformed ones are skipped."""
@@ -275,8 +256,7 @@ class ProfilerSlices:
                 elif phase in _FLOW_PHASES:
                     flow = self._flow_numbers[f"{event.get('cat')} {event['name']} {event['id']}"]
                     before = len(tracks[key].start) if key in tracks else 0
-                    index = self._flow_tracks.setdefault(key, len(self._flow_tracks))
-                    self.flows.add(flow, start, index, before, ends=phase == "f")
+                    self.flows.add(flow, start, self._flow_tracks[key], before, ends=phase == "f")
                 else:
                     self.skipped += 1
             except (KeyError, TypeError, ValueError, AttributeError):
@@ -288,30 +268,17 @@ class ProfilerSlices:
         start, duration = np.frombuffer(track.start, np.float64), np.frombuffer(track.duration, np.float64)
         fields = track.fields
         if key in self._flows_by_track:
-            fields = self._flows_by_track[key].added_to(fields)
+            fields = list(fields)
+            for index, own in groupby(self._flows_by_track[key].tolist(), key=itemgetter(0)):
+                flows = [flow + PROFILER_FLOW for _, flow in own]
+                fields[index] += TrackEvent(flow_ids=flows).SerializeToString()
         start_ns, duration_ns = microseconds_to_ns(start) + base, microseconds_to_ns(duration)
         yield from slice_packets(start_ns, duration_ns, track.name, fields, uuid, row_beside)
 
     @cached_property
-    def _flows_by_track(self) -> dict[TrackKey, FlowEndsOfTrack]:
+    def _flows_by_track(self) -> dict[TrackKey, Int64Array]:
         starts = [self.tracks[key].start if key in self.tracks else array("d") for key in self._flow_tracks]
         return dict(zip(self._flow_tracks, self.flows.by_track(starts), strict=True))
-
-
-class EventPackets(NamedTuple):
-    """The packets of one track in the order in which they are written.
-
-    Attributes:
-        event: index of the slice or instant.
-        type: of the packet, as TrackEvent has it.
-        row: 0 for the track itself, from 1 on for rows beside it.
-        rows: how many rows there are.
-    """
-
-    event: Int64Array
-    type: Int64Array
-    row: Int64Array
-    rows: int
 
 
 def slice_packets(
@@ -332,9 +299,9 @@ def slice_packets(
         uuid: of the track.
         row_beside: returns the descriptor of a row, from 1 on, for slices that partly overlap those of the rows before.
     """
-    packets = _in_order(start, duration)
+    events, types, rows = _in_order(start, duration)
     uuids = [uuid]
-    for row in range(1, packets.rows):
+    for row in range(1, int(rows.max(initial=0)) + 1):
         descriptor = row_beside(row)
         uuids.append(descriptor.track_descriptor.uuid)
         yield serialize(descriptor)
@@ -344,9 +311,8 @@ def slice_packets(
     }
     sequence = sequence_packet().SerializeToString()
     names = np.array(name, np.int64)
-    for first in range(0, len(packets.event), _CHUNK):
-        part = slice(first, first + _CHUNK)
-        event, type_, row_of = packets.event[part], packets.type[part], packets.row[part]
+    for first in range(0, len(events), _CHUNK):
+        event, type_, row_of = (column[first : first + _CHUNK] for column in (events, types, rows))
         time = start[event] + np.where(type_ == _END, duration[event], 0)
         parts = []
         for kind, table in tables.items():
@@ -362,8 +328,13 @@ def slice_packets(
         yield interleave(parts, len(event))
 
 
-def _in_order(start: Int64Array, duration: Int64Array) -> EventPackets:
-    """Sort begins and ends so that every end closes the slice it belongs to."""
+def _in_order(start: Int64Array, duration: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Sort begins and ends so that every end closes the slice it belongs to.
+
+    Returns:
+        Of each packet the index of the slice or instant, its type as TrackEvent has it, and its row: 0 for the track
+        itself, from 1 on for rows beside it.
+    """
     order = np.lexsort((np.arange(len(start)), -duration, start))
     starts, ends, instants = start[order].tolist(), (start + duration)[order].tolist(), (duration < 0)[order].tolist()
     rows: list[list[tuple[int, int]]] = [[]]  # of each row the end and the index of its open slices
@@ -390,4 +361,4 @@ def _in_order(start: Int64Array, duration: Int64Array) -> EventPackets:
         codes += [index << _TYPE_BITS | _END for _, index in reversed(stack)]
     packets = np.array(codes, np.int64)
     event = packets >> _TYPE_BITS
-    return EventPackets(event, packets & (1 << _TYPE_BITS) - 1, row_of[event], len(rows))
+    return event, packets & (1 << _TYPE_BITS) - 1, row_of[event]

@@ -1,12 +1,11 @@
 """Spans above the streams of GPUs: which module's work ran when, and which collective."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from .._numbering import Numbering
 from .._typing import Int8Array, Int64Array
 from ..timeline import Name, Slices, Timeline
 from ..timeline.decode.path_spans import LabelledInterval, spans_from_intervals
@@ -102,7 +101,7 @@ def build_stream_spans(timeline: Timeline, events: ProfilerEvents, owners: WorkO
 
 
 def _intervals(
-    paths: _Paths, events: ProfilerEvents, owners: WorkOwners, pieces: Int64Array
+    paths: "_Paths", events: ProfilerEvents, owners: WorkOwners, pieces: Int64Array
 ) -> Iterator[LabelledInterval]:
     work = events.work
     columns = (work.start, work.end, owners.span, owners.reason, owners.collective, owners.replay)
@@ -125,22 +124,17 @@ def with_stream_spans(timeline: Timeline, events: ProfilerEvents, spans: StreamS
     known = np.flatnonzero(spans.span >= 0)
     used, stream = np.unique(spans.track[known], return_inverse=True)
     owner, collective = spans.span[known], spans.collective[known]
-    calls, names = timeline.columns.take(owner), list(timeline.names)
+    calls, numbers = timeline.columns.take(owner), Numbering[Name](len(timeline.names))
     name = calls.name.copy()
-    index: dict[Name, int] = {}
     for row in np.flatnonzero(collective >= 0).tolist():
-        found = collective_name(events.collective_names[collective[row]], timeline.names[name[row]])
-        if found not in index:
-            index[found] = len(names)
-            names.append(found)
-        name[row] = index[found]
+        name[row] = numbers[collective_name(events.collective_names[collective[row]], timeline.names[name[row]])]
     streams = [
         (pid if isinstance(pid, int) else 0, tid if isinstance(tid, int) else 0)
         for pid, tid in (events.tracks[track] for track in used.tolist())
     ]
     start, end, step = spans.start[known], spans.end[known], spans.step[known]
     rows = Slices.of(start=start, end=end, name=name, phase=calls.phase, track=stream, call=calls.call, step=step)
-    return add_gpu_tracks(timeline, streams, rows, names)
+    return add_gpu_tracks(timeline, streams, rows, [*timeline.names, *numbers])
 
 
 class _Paths:

@@ -1,7 +1,5 @@
 """Assemble a report: its files, its summary, and as much of the trace as fits the size limit, in a ZIP."""
 
-from __future__ import annotations
-
 import io
 import logging
 import os
@@ -20,7 +18,7 @@ from ..read import FileKind, file_kind, load, trace_path
 from ..timeline import Timeline
 from ..write.atomic_file import atomic_writer
 from ..write.html import render_html
-from .clean_timeline import environment_text
+from .clean_timeline import clean_timeline, environment_text
 from .names import AliasedNames, Redactor, ReportNames
 from .source_trace import ProfileSource, ReportSource, TimelineSource, TracePart
 
@@ -193,25 +191,21 @@ def _pack_file(path: str | os.PathLike[str], names: ReportNames, folder: Path, m
             source = TimelineSource(load(trace), names, folder)
         if kind is FileKind.MERGED_PERFETTO:
             source.notes.append(_ONLY_MODULES_NOTE)
-        return _fit(source, _gpu_table(trace, names), names, max_bytes)
+        is_merged = kind in (FileKind.MERGED_JSON, FileKind.MERGED_PERFETTO)
+        return _fit(source, _gpu_table(trace, names) if is_merged else None, names, max_bytes)
 
 
-def _gpu_table(path: str | os.PathLike[str], names: ReportNames) -> str | None:
-    """Return the table with GPU times of a merged trace; None for any other."""
-    from ..formats.merge_metadata import read_merged_summary
+def _gpu_table(path: Path, names: ReportNames) -> str:
+    """Return the table with GPU times of a merged trace."""
     from ..profiler.device_work import NoModuleReason, no_module_name
 
-    summary = read_merged_summary(path)
-    if summary is None:
-        return None
+    timeline = load(path)
     no_module = {no_module_name(reason) for reason in NoModuleReason}
-    rows = []
-    for row in summary.rows:
-        if row.fqn not in no_module:
-            fqn, module_class = names.module(row.fqn, row.module_class)
-            row = row._replace(fqn=fqn, module_class=module_class)
-        rows.append(row)
-    return replace(summary, rows=rows).sort_by(limit=_MAX_TABLE_ROWS).to_markdown(_TABLE_WIDTH)
+    work = timeline.gpu_work
+    if work is not None:
+        work = replace(work, modules=[one if one[0] in no_module else names.module(*one) for one in work.modules])
+    summary = replace(clean_timeline(timeline, names), gpu_work=work).summary()
+    return summary.sort_by(limit=_MAX_TABLE_ROWS).to_markdown(_TABLE_WIDTH)
 
 
 def _fit(source: ReportSource, table: str | None, names: ReportNames, max_bytes: int) -> Report:

@@ -1,7 +1,5 @@
 """Copy a profiler's trace, plain or merged, for a report: only events and fields that are known to be harmless."""
 
-from __future__ import annotations
-
 import os
 import re
 from array import array
@@ -114,7 +112,12 @@ class EventFilter:
         if phase == "M":
             return self._metadata(clean, event.get("name"), args)
         if phase in ("s", "t", "f"):
-            return _clean_flow(clean, event, category)
+            flow_id = event.get("id")
+            if category not in _FLOW_CATEGORIES or not (type(flow_id) is int or _is_number(flow_id)):
+                return None
+            flow_name = category if event.get("name") == category else FLOW_NAME
+            clean |= {"cat": category, "name": flow_name, "id": flow_id}
+            return clean | ({"bp": "e"} if event.get("bp") == "e" else {})
         if phase == "C":
             return self._counter(clean, event.get("name"), args)
         if phase not in ("X", "i", "I") or not isinstance(event.get("name"), str):
@@ -122,11 +125,16 @@ class EventFilter:
         name = self._name(phase, category, event["name"], args)
         if name is None:
             return None
-        clean |= {"name": name, "args": _clean_args(args) | self._module_args(category, args)}
+        clean |= {"name": name, "args": _clean_args(args)}
         if category is not None:
             clean["cat"] = category
         if category in _SPAN_CATEGORIES:
-            clean |= _clean_bound_flow(event)
+            if "fqn" in args:
+                fqn, module_class = self._names.module(str(args["fqn"]), str(args.get("module_class")))
+                clean["args"] |= {"fqn": fqn, "module_class": module_class}
+            if type(event.get("bind_id")) is int:  # a flow event would bind to another span
+                clean["bind_id"] = event["bind_id"]
+                clean |= {key: True for key in ("flow_out", "flow_in") if event.get(key) is True}
         if phase != "X":
             clean["s"] = event.get("s") if event.get("s") in ("g", "p", "t") else "t"
         return clean
@@ -157,12 +165,6 @@ class EventFilter:
         if category in _RUNTIME_CATEGORIES:
             return name if _RUNTIME_CALL.fullmatch(name) else "runtime call"
         return name if category is None and phase != "X" and _PROFILER_EVENT.fullmatch(name) else None
-
-    def _module_args(self, category: object, args: RawEvent) -> RawEvent:
-        if category not in _SPAN_CATEGORIES or "fqn" not in args:
-            return {}
-        fqn, module_class = self._names.module(str(args["fqn"]), str(args.get("module_class")))
-        return {"fqn": fqn, "module_class": module_class}
 
     def _metadata(self, clean: RawEvent, name: object, args: RawEvent) -> RawEvent | None:
         if name == "process_name":
@@ -195,21 +197,6 @@ class EventFilter:
     def _counter(self, clean: RawEvent, name: object, args: RawEvent) -> RawEvent:
         values = {self._names.counter(unit): value for unit, value in args.items() if type(value) in (int, float)}
         return clean | {"name": self._names.counter(str(name)), "args": values}
-
-
-def _clean_flow(clean: RawEvent, event: RawEvent, category: object) -> RawEvent | None:
-    flow_id = event.get("id")
-    if category not in _FLOW_CATEGORIES or not (type(flow_id) is int or _is_number(flow_id)):
-        return None
-    name = category if event.get("name") == category else FLOW_NAME
-    return clean | {"cat": category, "name": name, "id": flow_id} | ({"bp": "e"} if event.get("bp") == "e" else {})
-
-
-def _clean_bound_flow(event: RawEvent) -> RawEvent:
-    """Return the flow that a span carries itself, where a flow event would bind to another span."""
-    if type(event.get("bind_id")) is not int:
-        return {}
-    return {"bind_id": event["bind_id"]} | {key: True for key in ("flow_out", "flow_in") if event.get(key) is True}
 
 
 def _clean_args(args: RawEvent) -> RawEvent:
@@ -359,7 +346,11 @@ class _EventWriter:
 
 def _clean_keys(keys: dict[str, Any], base: int) -> dict[str, Any]:
     merged = keys.get(MERGED)
-    clean: dict[str, Any] = {} if merged is None else {MERGED: _clean_merge_metadata(merged)}
+    clean: dict[str, Any] = {}
+    if merged is not None:
+        version = merged.get("version") if isinstance(merged, dict) else None
+        is_version = isinstance(version, str) and _VERSION.fullmatch(version)
+        clean[MERGED] = {"version": version} if is_version else {}
     clean |= {"schemaVersion": 1, "displayTimeUnit": "ms"}
     clean["baseTimeNanoseconds"] = base
     devices = keys.get("deviceProperties")
@@ -371,11 +362,6 @@ def _clean_keys(keys: dict[str, Any], base: int) -> dict[str, Any]:
             key: distributed[key] for key in ("rank", "world_size") if type(distributed.get(key)) is int
         }
     return clean
-
-
-def _clean_merge_metadata(merged: object) -> dict[str, Any]:
-    version = merged.get("version") if isinstance(merged, dict) else None
-    return {"version": version} if isinstance(version, str) and _VERSION.fullmatch(version) else {}
 
 
 def _clean_device(device: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """Copy a timeline for a report: every field is chosen here, none is passed on by default."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,10 +17,10 @@ from ..timeline import (
     Timeline,
     Track,
 )
-from ..timeline.collectives import CollectiveDetails
-from ..timeline.contents import BACKWARD_PASSES, FLOPS, STEPS_END_WITH, TRACK_KINDS
+from ..timeline.contents import BACKWARD_PASSES, BYTES_ACCESSED, FLOPS, STEPS_END_WITH, TRACK_KINDS
 from ..timeline.gpu_tracks import DEVICE_METADATA
 from ..timeline.rewrite import move_times, replace_processes
+from ..write.chrome import first_moment
 from .names import ReportNames
 
 _VERSION = r"[0-9][\w.+-]{0,40}"
@@ -105,10 +103,7 @@ class IdNumbers:
 
 def without_identity(timeline: Timeline) -> Timeline:
     """Return the timeline with its start at `REPORT_START_NS`, and with numbers in place of process and thread ids."""
-    starts = [int(timeline.slices.start.min())] if len(timeline.slices) else []
-    starts += [mark.time_ns for mark in timeline.marks]
-    starts += [int(counter.time[0]) for counter in timeline.counters if len(counter.time)]
-    shift = np.int64(REPORT_START_NS - min(starts, default=REPORT_START_NS))
+    shift = np.int64(REPORT_START_NS - first_moment(timeline))
     moved = move_times(timeline, lambda times: times + shift)
     ids = IdNumbers()
     moved = replace_processes(moved, lambda process: process._replace(pid=ids.number(process.pid)))
@@ -129,6 +124,7 @@ def clean_timeline(timeline: Timeline, names: ReportNames) -> Timeline:
         names: replaces texts.
     """
     timeline = replace_processes(timeline, lambda process: Process(process.pid, process.rank))
+    collectives = timeline.collective_details
     return Timeline(
         timeline.slices,
         names=[names.name(name) for name in timeline.names],
@@ -156,7 +152,15 @@ def clean_timeline(timeline: Timeline, names: ReportNames) -> Timeline:
         metadata=clean_metadata(timeline.metadata),
         begin_ns=timeline.begin_ns,
         span_args={span: cleaned for span, args in timeline.span_args.items() if (cleaned := _clean_args(args, names))},
-        collective_details=_clean_collectives(timeline.collective_details, names),
+        # Names of groups can be the user's; numbers of ranks stay.
+        collective_details=replace(
+            collectives,
+            names=[
+                CollectiveName(names.collective(c.operator), names.group(c.group), c.peer, _clean_device(c.device))
+                for c in collectives.names
+            ],
+            groups=[Group(names.group(g.name), g.ranks, names.group(g.description)) for g in collectives.groups],
+        ),
     )
 
 
@@ -164,28 +168,14 @@ def _clean_args(args: Mapping[str, str], names: ReportNames) -> dict[str, str]:
     """Return the args that a report holds."""
     compiled = args.get("compiled_modules")
     cleaned = {
-        "shapes": _clean_shapes(args.get("shapes")),
+        "shapes": _clean_shapes(args.get("shapes", "")),
         "compiled_modules": None if compiled is None else names.inner_modules(compiled),
         **{
             name: args.get(name) if args.get(name, "").isdecimal() else None
-            for name in ("generation", "collected", FLOPS)
+            for name in ("generation", "collected", FLOPS, BYTES_ACCESSED)
         },
     }
     return {name: text for name, text in cleaned.items() if text}
-
-
-def _clean_collectives(collectives: CollectiveDetails, names: ReportNames) -> CollectiveDetails:
-    """Return them with the names of groups replaced, which can be the user's; numbers of ranks stay."""
-    return replace(
-        collectives,
-        names=[
-            CollectiveName(
-                names.collective(name.operator), names.group(name.group), name.peer, _clean_device(name.device)
-            )
-            for name in collectives.names
-        ],
-        groups=[Group(names.group(g.name), g.ranks, names.group(g.description)) for g in collectives.groups],
-    )
 
 
 def _clean_device(device: str) -> str:
@@ -193,10 +183,8 @@ def _clean_device(device: str) -> str:
     return device if device in ("", "cuda", "hpu", "mtia", "npu", "xla", "xpu") else "privateuseone"
 
 
-def _clean_shapes(shapes: str | None) -> str | None:
+def _clean_shapes(shapes: str) -> str | None:
     """Return shapes and dtypes without the names of arguments; None if there is anything else in it."""
-    if shapes is None:
-        return None
     parts = re.split(r", (?=\w+=|\w+\[|…)", shapes)
     if not all(part == "…" or _SHAPE.fullmatch(part) for part in parts):
         return None

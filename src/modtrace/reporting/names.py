@@ -1,7 +1,6 @@
 """What a report calls modules, threads, marks and operations, and what it replaces in any text."""
 
-from __future__ import annotations
-
+import contextlib
 import functools
 import getpass
 import os
@@ -57,7 +56,7 @@ class Redactor:
         self._word_pattern = _any_of(rf"(?<![^\W_]){re.escape(word)}(?![^\W_])" for word in _longest_first(words))
 
     @classmethod
-    def of_this_machine(cls, environ: Mapping[str, str] = os.environ) -> Redactor:
+    def of_this_machine(cls, environ: Mapping[str, str] = os.environ) -> "Redactor":
         """Return one for this machine: its user, host and home, and values of variables that are named like secrets."""
         homes = {environ.get("HOME", ""), environ.get("USERPROFILE", ""), os.path.expanduser("~")}
         # A path below it is then found as one that starts with ~.
@@ -66,7 +65,9 @@ class Redactor:
             if _SECRET_VARIABLE.search(name) and len(value) >= _MIN_SECRET_LENGTH:
                 literal[value] = "<secret>"
         users = {environ.get(name, "") for name in ("USER", "LOGNAME", "USERNAME", "SUDO_USER")}
-        users |= {_account(), *(os.path.basename(home) for home in homes)}
+        users |= {os.path.basename(home) for home in homes}
+        with contextlib.suppress(KeyError, OSError, ImportError):  # Windows has no pwd, some containers no name
+            users.add(getpass.getuser())
         hosts = {socket.gethostname(), environ.get("HOSTNAME", ""), environ.get("COMPUTERNAME", "")}
         hosts |= {host.split(".")[0] for host in hosts}
         words = dict.fromkeys(_identifying(hosts), "<host>") | dict.fromkeys(_identifying(users), "<user>")
@@ -96,13 +97,6 @@ def _longest_first(texts: Iterable[str]) -> list[str]:
 def _any_of(parts: Iterable[str]) -> re.Pattern[str] | None:
     pattern = "|".join(parts)
     return re.compile(pattern, re.IGNORECASE) if pattern else None
-
-
-def _account() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError, ImportError):  # Windows has no pwd
-        return ""  # a user without a name, as in some containers
 
 
 _KNOWN_THREAD = re.compile(r"MainThread|pt_[a-z]+_\d+|(?:Thread|Dummy)-\d+|thread #?\d+|ThreadPoolExecutor-\d+_\d+")
@@ -173,7 +167,7 @@ class ReportNames:
     def name(self, name: Name) -> Name:
         """Return a module's label, fully qualified name and class; of a range of `record_function` an alias of each."""
         if name.module_class == REGION_CLASS:
-            return self._region(name)
+            return Name(self.annotation(name.label), self._region_fqn(name.fqn), REGION_CLASS)
         return self._range(name) if name.module_class.startswith(RANGE_CLASS) else self._of_module(name)
 
     def module(self, fqn: str, module_class: str) -> tuple[str, str]:
@@ -251,10 +245,6 @@ class ReportNames:
             label = self.annotation(name.label)
         category = name.module_class.removeprefix(RANGE_CLASS)
         return range_name(label, category if category in CATEGORIES else "user")
-
-    def _region(self, name: Name) -> Name:
-        label = self.annotation(name.label)
-        return Name(label, self._region_fqn(name.fqn), REGION_CLASS)
 
     def _region_fqn(self, fqn: str) -> str:
         # What lies in others is called after all of them: that is the user's text, however it looks.
