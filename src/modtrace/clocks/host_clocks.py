@@ -1,7 +1,5 @@
 """The clocks of a job's hosts: their ids, their measurements in rings, and the tree in which they were measured."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform
@@ -48,28 +46,20 @@ class Measurement(NamedTuple):
     reading: Reading
 
 
+_READING = ("time", "offset", "bound", "round_trip")
+"""What a record calls the fields of a `Reading`."""
+
+
 def measurement_record(measurement: Measurement) -> dict[str, Any]:
-    """Return the record of a measurement, see `ring.name_table`."""
-    reading = measurement.reading
-    return {
-        "kind": "offset",
-        "clock": measurement.clock,
-        "parent": measurement.parent,
-        "time": reading.time_ns,
-        "offset": reading.offset_ns,
-        "bound": reading.bound_ns,
-        "round_trip": reading.round_trip_ns,
-    }
+    """Return the record of a measurement, see `ring.file_format`."""
+    clock, parent, reading = measurement
+    return {"kind": "offset", "clock": clock, "parent": parent, **dict(zip(_READING, reading, strict=True))}
 
 
 def measurements_in(records: Iterable[Mapping[str, Any]]) -> list[Measurement]:
     """Return the measurements among the records of a ring."""
     return [
-        Measurement(
-            record["clock"],
-            record["parent"],
-            Reading(record["time"], record["offset"], record["bound"], record["round_trip"]),
-        )
+        Measurement(record["clock"], record["parent"], Reading(*(record[key] for key in _READING)))
         for record in records
         if record["kind"] == "offset"
     ]

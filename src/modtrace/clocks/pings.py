@@ -1,7 +1,5 @@
 """Reading another process's clock over TCP: who answers, who asks, and the offset that the answers show."""
 
-from __future__ import annotations
-
 import hmac
 import secrets
 import selectors
@@ -23,7 +21,6 @@ PINGS = 64
 _BEST_PART = 8
 """One of so many pings has a round trip that is short enough to count."""
 _TIME = struct.Struct("<q")
-_REQUEST = b"?"
 _CONNECT_TIMEOUT_S = 2.0
 _ANSWER_TIMEOUT_S = 1.0
 _MAX_CONNECTIONS = 64
@@ -86,7 +83,7 @@ class PingServer:
 
     Attributes:
         address: host and port.
-        token: what a client says first, as hexadecimal digits.
+        token: what a client asks with, as hexadecimal digits.
 
     Raises:
         OSError: it cannot listen there.
@@ -102,7 +99,7 @@ class PingServer:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._socket, selectors.EVENT_READ, self._accept)
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
-        self._expected: dict[socket.socket, bytes] = {}
+        self._connections: set[socket.socket] = set()
         self._thread = threading.Thread(target=self._serve, name="modtrace-clock-server", daemon=True)
         self._thread.start()
 
@@ -114,7 +111,7 @@ class PingServer:
 
     def close_sockets(self) -> None:
         """Close what a forked child has of it, whose thread does not exist."""
-        for connection in [*self._expected, self._socket, self._wake_read, self._wake_write]:
+        for connection in [*self._connections, self._socket, self._wake_read, self._wake_write]:
             connection.close()
         self._selector.close()
 
@@ -130,46 +127,24 @@ class PingServer:
             connection, _ = listener.accept()
         except OSError:
             return
-        if len(self._expected) >= _MAX_CONNECTIONS:
+        if len(self._connections) >= _MAX_CONNECTIONS:
             connection.close()
             return
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setblocking(False)
-        self._expected[connection] = b""
-        self._selector.register(connection, selectors.EVENT_READ, self._authenticate)
-
-    def _authenticate(self, connection: socket.socket) -> None:
-        received = self._expected[connection] + self._receive(connection, TOKEN_BYTES - len(self._expected[connection]))
-        if connection not in self._expected:
-            return
-        self._expected[connection] = received
-        if len(received) == TOKEN_BYTES:
-            if hmac.compare_digest(received, self.token.encode()):
-                self._selector.modify(connection, selectors.EVENT_READ, self._answer)
-            else:
-                self._drop(connection)
+        self._connections.add(connection)
+        self._selector.register(connection, selectors.EVENT_READ, self._answer)
 
     def _answer(self, connection: socket.socket) -> None:
-        if self._receive(connection, 1) == _REQUEST:
-            try:
-                connection.send(_TIME.pack(self._clock()))
-            except OSError:
-                self._drop(connection)
-
-    def _receive(self, connection: socket.socket, count: int) -> bytes:
         try:
-            received = connection.recv(count)
-        except BlockingIOError:
-            return b""
+            # 32 bytes come in one piece, as they were sent.
+            if hmac.compare_digest(connection.recv(TOKEN_BYTES), self.token.encode()):
+                connection.send(_TIME.pack(self._clock()))
+                return
         except OSError:
-            received = b""
-        if not received:
-            self._drop(connection)
-        return received
-
-    def _drop(self, connection: socket.socket) -> None:
+            pass
         self._selector.unregister(connection)
-        del self._expected[connection]
+        self._connections.remove(connection)
         connection.close()
 
 
@@ -186,15 +161,10 @@ class PingClient:
     """
 
     def __init__(self, address: tuple[str, int], token: str, clock: Clock = time.monotonic_ns) -> None:
-        self._clock = clock
+        self._token, self._clock = token.encode(), clock
         self._socket = socket.create_connection(address, _CONNECT_TIMEOUT_S)
-        try:
-            self._socket.settimeout(_ANSWER_TIMEOUT_S)
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._socket.sendall(token.encode())
-        except BaseException:
-            self._socket.close()
-            raise
+        self._socket.settimeout(_ANSWER_TIMEOUT_S)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def read(self, pings: int = PINGS) -> Reading:
         """Ask for the other clock some times, and return how far it is ahead.
@@ -211,7 +181,7 @@ class PingClient:
 
     def _ping(self) -> Ping:
         sent = self._clock()
-        self._socket.send(_REQUEST)
+        self._socket.send(self._token)
         answer = self._socket.recv(_TIME.size)
         received = self._clock()
         while 0 < len(answer) < _TIME.size:

@@ -1,11 +1,9 @@
 """Comparing: two sets of recordings → which modules became slower or faster, and how sure that is."""
 
-from __future__ import annotations
-
 from .compare import diff, save_baseline
 from .diff_result import Diff, suffix_of
 from .run_times import RunTimes
 from .side_by_side import Side
-from .verdicts import Change
+from .verdicts import Change, PeakChange
 
-__all__ = ["Change", "Diff", "RunTimes", "Side", "diff", "save_baseline", "suffix_of"]
+__all__ = ["Change", "Diff", "PeakChange", "RunTimes", "Side", "diff", "save_baseline", "suffix_of"]

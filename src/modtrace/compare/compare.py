@@ -15,10 +15,9 @@ from .diff_result import Diff
 from .run_times import EXACT, RunTimes, is_baseline, measure_run, read_baseline, renamed_run, write_baseline
 from .samples import is_within, renamed_fqn
 from .side_by_side import Side, typical_side
-from .verdicts import compare_modules, compare_steps
+from .verdicts import PeakChange, compare_modules, compare_steps
 
 Recorded: TypeAlias = "Timeline | str | os.PathLike[str]"
-_Shape: TypeAlias = "tuple[object, ...]"
 
 
 def diff(
@@ -137,8 +136,11 @@ def compare_runs(before: Sequence[RunTimes], after: Sequence[RunTimes], renamed:
     Raises:
         ModtraceError: `renamed` gives two modules one name, or names a module that is missing.
     """
-    if renamed:
-        before = _renamed(before, after, renamed)
+    for old, new in renamed.items():
+        for side, name, when in ((before, old, "before"), (after, new, "after")):
+            if not any(is_within(fqn, name) for run in side for fqn in run.classes):
+                raise ModtraceError(f"{old}={new} maps nothing: no module {when} is {name} or inside it")
+    before = [renamed_run(run, renamed) for run in before]
     given = len(before), len(after)
     before, after = _without_copies(before), _without_copies(after)
     runs = [*before, *after]
@@ -158,20 +160,23 @@ def compare_runs(before: Sequence[RunTimes], after: Sequence[RunTimes], renamed:
         environment=_environments(before, after),
         suggested=suggest_renames(before[0], after[0]),
         parts=modules.parts,
+        peak_bytes=_peak_changes(before, after),
     )
+
+
+def _peak_changes(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> list[PeakChange]:
+    """Return the peaks that both sides know."""
+    most: list[dict[str, int]] = [{}, {}]
+    for peaks, side in zip(most, (before, after), strict=True):
+        for run in side:
+            peaks |= {fqn: max(count, peaks.get(fqn, 0)) for fqn, count in run.peak_bytes.items()}
+    base, new = most
+    return [PeakChange(fqn, base[fqn], new[fqn], new[fqn] - base[fqn]) for fqn in base if fqn in new]
 
 
 def _without_copies(side: Sequence[RunTimes]) -> list[RunTimes]:
     """Return each recording once: a copy says nothing about how much recordings differ."""
     return [run for index, run in enumerate(side) if run not in side[:index]]
-
-
-def _renamed(before: Sequence[RunTimes], after: Sequence[RunTimes], renamed: Mapping[str, str]) -> list[RunTimes]:
-    for old, new in renamed.items():
-        for side, name, when in ((before, old, "before"), (after, new, "after")):
-            if not any(is_within(fqn, name) for run in side for fqn in run.classes):
-                raise ModtraceError(f"{old}={new} maps nothing: no module {when} is {name} or inside it")
-    return [renamed_run(run, renamed) for run in before]
 
 
 def _environments(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> dict[str, tuple[str, str]]:
@@ -189,42 +194,8 @@ def _environments(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> dict
     }
 
 
-class _Modules:
-    """The modules of a recording as a tree by their names.
-
-    Args:
-        run: the recording.
-        unmatched: which of them the other side does not have.
-    """
-
-    def __init__(self, run: RunTimes, unmatched: Collection[str]) -> None:
-        self._calls: dict[str, dict[str, int]] = {}
-        for (fqn, phase), module in run.modules.items():
-            self._calls.setdefault(fqn, {})[phase] = module.calls
-        self._classes = run.classes
-        self._children: dict[str, list[str]] = {}
-        for fqn in run.classes:
-            self._children.setdefault(self.parent(fqn), []).append(fqn)
-        self.outermost = [fqn for fqn in run.classes if fqn in unmatched and self.parent(fqn) not in unmatched]
-
-    def parent(self, fqn: str) -> str:
-        """Return the innermost module that contains one; empty for a root."""
-        while fqn:
-            fqn = fqn.rpartition(".")[0]
-            if fqn in self._classes:
-                return fqn
-        return ""
-
-    def shape(self, fqn: str) -> _Shape:
-        """Return class and calls per step of a module and of all in it, in the order in which they are called."""
-        # A model's class is its name: if that changed, what it contains must be the same.
-        module_class = self._classes[fqn] if "." in fqn else ""
-        children = self._children.get(fqn, [])
-        return (module_class, tuple(sorted(self._calls.get(fqn, {}).items())), *map(self.shape, children))
-
-
 def suggest_renames(base: RunTimes, new: RunTimes) -> dict[str, str]:
-    """Return names before and what they may be called after: same class, place, children and calls per step.
+    """Return names before and what they may be called after: same class, place, contents and calls per step.
 
     If several modules of one shape vanished from one place, as many must have appeared there; they are paired in the
     order in which they are called. Names that pairs have in common are listed once: `{"Net.h": "Net.layers"}`.
@@ -233,28 +204,35 @@ def suggest_renames(base: RunTimes, new: RunTimes) -> dict[str, str]:
         base: a recording before.
         new: one after.
     """
-    before = _Modules(base, base.classes.keys() - new.classes.keys())
-    after = _Modules(new, new.classes.keys() - base.classes.keys())
-    vanished, appeared = (_by_place(side) for side in (before, after))
+    before, after = _unmatched(base, new), _unmatched(new, base)
     pairs: dict[str, str] = {}
     stayed = base.classes.keys() & new.classes.keys()
-    for place, old in vanished.items():
-        found = appeared.get(place, [])
-        if len(old) == len(found) and (place[1][0] or place[1][2:]):
+    for place, old in before.items():
+        found = after.get(place, [])
+        if len(old) == len(found):
             pairs.update(_shortest(*pair, stayed) for pair in zip(old, found, strict=True))
     return {old: to for old, to in pairs.items() if _matches(base, new, {old: to}) > len(stayed)}
+
+
+def _unmatched(run: RunTimes, other: RunTimes) -> dict[tuple[object, ...], list[str]]:
+    """Return the outermost modules that the other side lacks, by what is around them and what is in them."""
+    calls: dict[str, list[tuple[str, int]]] = {}
+    for (fqn, phase), module in run.modules.items():
+        calls.setdefault(fqn, []).append((phase, module.calls))
+    found: dict[tuple[object, ...], list[str]] = {}
+    for fqn in (fqn for fqn in run.classes if fqn not in other.classes):
+        around = [outer for outer in run.classes if outer != fqn and is_within(fqn, outer)]
+        inside = [name for name in run.classes if is_within(name, fqn)]
+        # A model's class is its name: if that changed, what it contains must be the same.
+        shape = [(name[len(fqn) :], run.classes[name] if "." in name else "", *calls.get(name, ())) for name in inside]
+        if all(outer in other.classes for outer in around) and ("." in fqn or len(inside) > 1):
+            found.setdefault((*around[-1:], *shape), []).append(fqn)
+    return found
 
 
 def _matches(base: RunTimes, new: RunTimes, renamed: Mapping[str, str]) -> int:
     """Return how many modules have the same name on both sides once they are renamed."""
     return len({renamed_fqn(fqn, renamed) for fqn in base.classes} & new.classes.keys())
-
-
-def _by_place(side: _Modules) -> Mapping[tuple[str, _Shape], list[str]]:
-    places: dict[tuple[str, _Shape], list[str]] = {}
-    for fqn in side.outermost:
-        places.setdefault((side.parent(fqn), side.shape(fqn)), []).append(fqn)
-    return places
 
 
 def _shortest(old: str, new: str, stayed: Collection[str]) -> tuple[str, str]:

@@ -1,7 +1,5 @@
 """Diff: what a comparison found, and the forms it is written in."""
 
-from __future__ import annotations
-
 import fnmatch
 import html
 import json
@@ -20,7 +18,7 @@ from ..write import write
 from ..write.atomic_file import atomic_writer
 from ..write.html import write_html
 from .side_by_side import Side, compared, side_by_side
-from .verdicts import MIN_MODULES, MIN_STEPS, Change
+from .verdicts import MIN_MODULES, MIN_STEPS, Change, PeakChange
 
 SUFFIXES = (".html", ".csv", ".json", ".md", ".pftrace", ".pftrace.gz")
 """The suffixes that `Diff.save` knows."""
@@ -69,6 +67,7 @@ class Diff:
             and bytes, the texts before and after.
         suggested: names before and what they may be called after, as the structure suggests; nothing is compared by it.
         parts: one per part of the step, such as data loading, in the order of `changes`; none if a baseline has none.
+        peak_bytes: the most memory that all took, and each module, before and after; none if a side has no memory.
         by: what the changes are of: a "module", or all of a "class", which `fqn` then names.
 
     Examples:
@@ -89,17 +88,19 @@ class Diff:
     environment: Mapping[str, tuple[str, str]]
     suggested: Mapping[str, str]
     parts: Sequence[Change] = ()
+    peak_bytes: Sequence[PeakChange] = ()
     by: GroupBy = "module"
     _sides: tuple[Side, Side] | None = field(default=None, repr=False, compare=False)
     """A typical step before and one after, which pages and traces show; None if a side is a baseline."""
     _selected: bool = field(default=False, repr=False, compare=False)
     """True if only some modules are looked at; the step, which has all others in it, then does not count."""
 
-    def only(self, pattern: str) -> Diff:
+    def only(self, pattern: str) -> "Diff":
         """Keep the modules whose fully qualified name matches a shell's pattern; `*` also matches dots."""
         matches = re.compile(fnmatch.translate(pattern)).match
         changes = [change for change in self.changes if matches(change.fqn)]
-        return replace(self, changes=changes, parts=(), _selected=True)
+        peaks = [peak for peak in self.peak_bytes if not peak.fqn or matches(peak.fqn)]
+        return replace(self, changes=changes, parts=(), peak_bytes=peaks, _selected=True)
 
     def above(self, limit: float, *, floor: float = FLOOR) -> list[Change]:
         """Return changes that are slower, with the whole interval, by more than a part of the time before (0.05: 5 %).
@@ -117,6 +118,19 @@ class Diff:
             for change in (*([] if self._selected else [self.step]), *slower)
             if change.verdict == "slower" and change.low_ns is not None and change.low_ns > limit * change.base_ns
         ]
+
+    def peaks_above(self, limit: float, *, floor: float = FLOOR) -> list[PeakChange]:
+        """Return peaks of memory that are higher by more than a part of that before (0.05: 5 %).
+
+        The peak of all is among it, unless `only` selected modules.
+
+        Args:
+            limit: the part.
+            floor: part of all that was held at most before: a module counts if its peak is higher by at least that.
+        """
+        least = floor * max((peak.base_bytes for peak in self.peak_bytes), default=0)
+        grown = [peak for peak in self.peak_bytes if peak.difference_bytes > limit * peak.base_bytes]
+        return [peak for peak in grown if (peak.difference_bytes >= least if peak.fqn else not self._selected)]
 
     @property
     def modules_in_common(self) -> tuple[int, int]:
@@ -144,7 +158,8 @@ class Diff:
             count = len({change.fqn for change in rows})
             if rows:
                 of = f" of {self._rows_in_words(modules)}" if not parts else ""
-                parts.append(f"{count:,}{of} {'is' if count == 1 else 'are'} {verdict}: {_worst(rows[0], count)}")
+                worst = f"{'' if count == 1 else 'most of all '}{rows[0].fqn} {rows[0].phase}, {_cost(rows[0])}"
+                parts.append(f"{count:,}{of} {'is' if count == 1 else 'are'} {verdict}: {worst}")
         only = [change.verdict for change in self.changes]
         parts = parts or [
             f"no {'other ' if often else ''}{self.by} of {modules:,} is slower or faster beyond the noise"
@@ -171,6 +186,8 @@ class Diff:
     def header(self) -> list[str]:
         """The answer, what was compared, how the whole step changed, and how much noise there is."""
         step, runs = self.step, self.runs
+        differences = [f"{key}: {old} before, {new} after" for key, (old, new) in self.environment.items()]
+        more = len(differences) - _MAX_DIFFERENCES
         return [
             self.sentence,
             f"before: {self.base_steps:,} steps of {counted(runs[0], 'recording')}; after: {self.new_steps:,} of "
@@ -178,15 +195,21 @@ class Diff:
             f"step: {step.base_ns / 1e6:.3f} ms before, {step.new_ns / 1e6:.3f} ms after "
             f"({step.ratio:+.1%}; {_interval(step)} ms): {step.verdict}",
             *self._reservations(),
-            *self._differences(),
+            *differences[:_MAX_DIFFERENCES],
+            *([counted(more, "more difference")] if more > 0 else []),
+            *self._changed_peaks(),
             *(f"{old} may be called {new} now: --map {old}={new} compares them" for old, new in self.suggested.items()),
         ]
 
-    def _differences(self) -> list[str]:
-        """What differs in the environment, and in what is exact; of modules the first."""
-        lines = [f"{key}: {old} before, {new} after" for key, (old, new) in self.environment.items()]
-        more = len(lines) - _MAX_DIFFERENCES
-        return lines[:_MAX_DIFFERENCES] + ([counted(more, "more difference")] if more > 0 else [])
+    def _changed_peaks(self) -> list[str]:
+        """The modules whose peaks differ most; that of all is among the differences."""
+        peaks = [peak for peak in self.peak_bytes if peak.fqn and peak.difference_bytes]
+        peaks.sort(key=lambda peak: -abs(peak.difference_bytes))
+        more = len(peaks) - _NAMED
+        return [
+            f"peak_bytes of {fqn}: {base:,} before, {new:,} after ({difference:+,})"
+            for fqn, base, new, difference in peaks[:_NAMED]
+        ] + ([f"peak_bytes of {counted(more, 'more module')} differ"] if more > 0 else [])
 
     def _reservations(self) -> list[str]:
         """What was taken off differences, how much noise there is, and why there may be no verdict."""
@@ -198,10 +221,13 @@ class Diff:
         elif self.compared < MIN_MODULES:
             notes.append("too few modules to know the machine's speed: it is in all differences")
         else:
+            single = ", which one recording a side cannot tell from a change of all" if self.runs == (1, 1) else ""
             notes.append(
-                f"the machine changed by {self.common_ratio - 1:+.1%}, by the median of the modules, weighted by time: "
-                "it is taken off the times of modules after"
+                f"the machine changed by {self.common_ratio - 1:+.1%}, as most modules did{single}: it is taken off "
+                "the times of modules and parts after, and not off the step's"
             )
+        if self.parts:
+            notes.append("each time is the mean of its own faster half of the steps: parts do not add up to the step")
         if self.compared:
             notes.append(f"noise: a module differs by {self.spread:.1%} between recordings")
         if any(self.copies):
@@ -210,10 +236,6 @@ class Diff:
             same = (self.on_both_sides, self.on_both_sides) == self.runs
             which = f"{counted(self.on_both_sides, 'recording')} on both sides"
             notes.append(f"{'both sides hold the same recordings' if same else which}: they say nothing of a change")
-        return notes + self._incomplete()
-
-    def _incomplete(self) -> list[str]:
-        """What some recordings of a side lack, and others have."""
         parts = [
             f"{change.fqn} {change.phase} ({has} of {runs} {when})"
             for change in self.changes
@@ -224,7 +246,7 @@ class Diff:
             if 0 < has < runs
         ]
         more = f" and {len(parts) - _NAMED:,} more" if len(parts) > _NAMED else ""
-        return [f"not in every recording: {', '.join(parts[:_NAMED])}{more}"] if parts else []
+        return notes + ([f"not in every recording: {', '.join(parts[:_NAMED])}{more}"] if parts else [])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the comparison; the suffix picks the form.
@@ -344,11 +366,6 @@ def suffix_of(path: str | os.PathLike[str]) -> str:
 def _stands_out(change: Change) -> bool:
     """Return whether a row is more than noise: it is called otherwise, or has a verdict that says so."""
     return change.calls_changed or change.verdict not in {"same", "cannot tell"}
-
-
-def _worst(change: Change, count: int) -> str:
-    first = "" if count == 1 else "most of all "
-    return f"{first}{change.fqn} {change.phase}, {_cost(change)}"
 
 
 def _cost(change: Change) -> str:

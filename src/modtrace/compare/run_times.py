@@ -10,8 +10,6 @@ A baseline is JSON with one module or part of a recording per line, so that a ch
     …
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -21,10 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._errors import ModtraceError
-from .._system.files import open_regular
+from .._system.files import begins_with, open_regular
 from .._typing import Int64Array
-from ..ring.slot_format import ALLOCATED
 from ..timeline import Timeline
+from ..timeline.memory import allocated
 from ..timeline.summary import GroupBy, step_flops
 from ..write.atomic_file import atomic_writer
 from .samples import SAMPLED_PHASES, Key, Samples, renamed_fqn, take_samples
@@ -99,6 +97,8 @@ class RunTimes(NamedTuple):
         warm_up: how many were left out at the beginning.
         environment: what of its metadata can explain a difference, as texts.
         parts: each part of the step; none in a baseline of an earlier version.
+        peak_bytes: the most that tensors held inside each module or class, less what they held at its begin, and under
+            an empty name the most that they held at all; empty if memory was not recorded.
     """
 
     modules: Mapping[Key, ModuleRun]
@@ -108,6 +108,7 @@ class RunTimes(NamedTuple):
     warm_up: int
     environment: Mapping[str, str]
     parts: Mapping[str, ModuleRun] = {}
+    peak_bytes: Mapping[str, int] = {}
 
 
 def measure_run(timeline: Timeline, by: GroupBy = "module", step_by: str | None = None) -> RunTimes:
@@ -117,14 +118,15 @@ def measure_run(timeline: Timeline, by: GroupBy = "module", step_by: str | None 
         ModtraceError: no step is whole.
     """
     environment = {key: str(timeline.metadata[key]) for key in ENVIRONMENT if timeline.metadata.get(key)}
-    return measure_samples(take_samples(timeline, by, step_by), environment | _exact_values(timeline, by))
+    exact, peak_bytes = _exact_values(timeline, by)
+    return measure_samples(take_samples(timeline, by, step_by), environment | exact)._replace(peak_bytes=peak_bytes)
 
 
-def _exact_values(timeline: Timeline, by: GroupBy) -> dict[str, str]:
-    """Return what a step and calls of each module cost in FLOPs and bytes, of what was recorded."""
-    flops = step_flops(timeline)
-    if flops is None and all(series.name != ALLOCATED for series in timeline.counters):
-        return {}
+def _exact_values(timeline: Timeline, by: GroupBy) -> tuple[dict[str, str], dict[str, int]]:
+    """Return what a step and calls of each module cost in FLOPs and bytes, of what was recorded, and peaks."""
+    flops, peaks = step_flops(timeline), dict[str, int]()
+    if flops is None and not allocated(timeline.counters):
+        return {}, peaks
     summary, values = timeline.summary(by), dict[str, int]()
     if flops is not None and summary.flops is not None:
         own = {row.fqn or row.module_class: row.self_flops // max(row.calls, 1) for row in summary.flops.rows}
@@ -133,7 +135,9 @@ def _exact_values(timeline: Timeline, by: GroupBy) -> dict[str, str]:
         kept = {row.fqn or row.module_class: row.retained_bytes for row in summary.memory.rows}
         values |= {"bytes held at most": summary.memory.peak_bytes}
         values |= {f"bytes retained by {name}": count for name, count in kept.items() if count is not None}
-    return {key: f"{value:,}" for key, value in values.items()}
+        inside = {row.fqn or row.module_class: row.peak_bytes for row in summary.memory.rows}
+        peaks = {"": summary.memory.peak_bytes} | {name: most for name, most in inside.items() if most is not None}
+    return {key: f"{value:,}" for key, value in values.items()}, peaks
 
 
 def measure_samples(samples: Samples, environment: Mapping[str, str]) -> RunTimes:
@@ -197,6 +201,7 @@ def renamed_run(run: RunTimes, renamed: Mapping[str, str]) -> RunTimes:
     return run._replace(
         modules={(new_name[fqn], phase): module for (fqn, phase), module in run.modules.items()},
         classes={new_name[fqn]: module_class for fqn, module_class in run.classes.items()},
+        peak_bytes={new_name.get(fqn, fqn): most for fqn, most in run.peak_bytes.items()},
     )
 
 
@@ -218,6 +223,7 @@ def _run_to_json(run: RunTimes) -> str:
     modules = ",\n".join(json.dumps([fqn, module_class, phases[fqn]]) for fqn, module_class in run.classes.items())
     step = [*map(_digits, run.step)]
     head = {"steps": run.steps, "warm_up": run.warm_up, "step": step, "environment": dict(run.environment)}
+    head |= {"peak_bytes": dict(run.peak_bytes)} if run.peak_bytes else {}
     parts = ",\n".join(f"{json.dumps(part)}: {json.dumps(_numbers(times))}" for part, times in run.parts.items())
     return f'{json.dumps(head)[:-1]}, "parts": {{\n{parts}}}, "modules": [\n{modules}]}}'
 
@@ -233,11 +239,7 @@ def _digits(number: float) -> float:
 
 def is_baseline(path: str | os.PathLike[str]) -> bool:
     """Say whether a file begins as `write_baseline` begins one; False if it cannot be read."""
-    try:
-        with open_regular(os.fspath(path)) as file:
-            return file.read(len(_HEAD)) == _HEAD
-    except OSError:
-        return False
+    return begins_with(path, _HEAD)
 
 
 def read_baseline(path: str | os.PathLike[str]) -> list[RunTimes]:
@@ -280,7 +282,8 @@ def _run_from(values: Mapping[str, Any]) -> RunTimes:
     environment = {str(key): str(text) for key, text in values["environment"].items()}
     step = _typical("step", *values["step"])
     warm_up = int(_number("warm_up", values["warm_up"], 0))
-    return RunTimes(modules, classes, step, int(steps), warm_up, environment, parts)
+    peak_bytes = {str(fqn): int(_number("peak_bytes", most, 0)) for fqn, most in values.get("peak_bytes", {}).items()}
+    return RunTimes(modules, classes, step, int(steps), warm_up, environment, parts, peak_bytes)
 
 
 def _module_run(field: str, numbers: Sequence[Any], steps: int) -> ModuleRun:

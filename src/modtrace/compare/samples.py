@@ -1,7 +1,5 @@
 """What each module, and each part of the step, took in each step of a recording: the samples that are compared."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -107,7 +105,9 @@ def _ranks_of(timeline: Timeline, module: Int64Array, count: int) -> Int64Array:
 def _plain_fqns(timeline: Timeline) -> list[str]:
     """Return the plain names; wrappers in front are replaced by the class of what they wrap."""
     names = [(name.fqn, name.module_class) for name in timeline.names]
-    while wrapped := {fqn: module_class for fqn, module_class in names if _is_wrapped_root(fqn)}:
+    while wrapped := {
+        fqn: module_class for fqn, module_class in names if fqn.count(".") == 1 and "." not in plain_fqn(fqn)
+    }:
         roots = {fqn.partition(".")[0]: fqn for fqn in wrapped}
         inside = [(fqn, roots.get(fqn.partition(".")[0], "")) for fqn, _ in names]
         names = [
@@ -115,11 +115,6 @@ def _plain_fqns(timeline: Timeline) -> list[str]:
             for (fqn, root), (_, module_class) in zip(inside, names, strict=True)
         ]
     return [plain_fqn(fqn) for fqn, _ in names]
-
-
-def _is_wrapped_root(fqn: str) -> bool:
-    parts = fqn.split(".")
-    return len(parts) == 2 and (parts[1] in _WRAPPERS or (parts[0] in _PARALLEL_CLASSES and parts[1] == "module"))
 
 
 def plain_fqn(fqn: str, renamed: Mapping[str, str] | None = None) -> str:

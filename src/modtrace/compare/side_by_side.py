@@ -1,9 +1,8 @@
 """A step of each side as one timeline: two groups of processes whose steps begin at the same time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -56,7 +55,8 @@ def side_by_side(sides: tuple[Side, Side]) -> Timeline:
     """Return both steps in the time of the first, which the other is moved to; marks say whose they are."""
     shifts = [sides[0].start_ns - side.start_ns for side in sides]
     processes = [_processes(side.step, title) for side, title in zip(sides, TITLES, strict=True)]
-    order = _process_order(processes)
+    # Those of one rank above each other.
+    order = [process for pair in zip_longest(*(named.values() for named in processes)) for process in pair]
     parts = [
         _moved(side, shift, named.__getitem__) for side, shift, named in zip(sides, shifts, processes, strict=True)
     ]
@@ -101,13 +101,6 @@ def compared(
 def _processes(step: Timeline, title: str) -> dict[Process, Process]:
     owners = [track.process for track in step.tracks] + [counter.process for counter in step.counters]
     return {owner: owner._replace(program=f"{title} · {owner.program}") for owner in owners}
-
-
-def _process_order(processes: Sequence[Mapping[Process, Process]]) -> list[Process]:
-    """Return the processes with those of one rank above each other."""
-    pairs = [list(side.values()) for side in processes]
-    longest = max(map(len, pairs))
-    return [side[index] for index in range(longest) for side in pairs if index < len(side)]
 
 
 def _moved(side: Side, shift: int, process_of: Callable[[Process], Process]) -> Timeline:

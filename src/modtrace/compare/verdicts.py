@@ -16,7 +16,6 @@ from .._typing import BoolArray, Float64Array
 from .run_times import RunTimes
 from .samples import SAMPLED_PHASES, Key
 
-VERDICTS = ("slower", "faster", "same", "cannot tell", "added", "removed")
 PART = "part"
 """The phase of a part of the step."""
 CLOCK_NS = 1_000
@@ -32,10 +31,11 @@ MIN_STEPS = 6
 """How many steps a side needs for a verdict."""
 MIN_MODULES = 6
 """With fewer modules and phases, a change of the machine looks like one of the modules."""
-LARGEST_WEIGHT = 1 / 3
-"""How much one module may count for the machine's speed, against all others together."""
-SIZE_RATIO, NEIGHBOURS = 4.0, 32
-"""Modules are of one size if their times differ by at most this factor; the nearest so many count."""
+OUTLIER = 0.1
+"""Modules that differ from most by more than that, and three times as much as half of them do, are not the machine."""
+SIZE_RATIO, NEIGHBOURS, ENOUGH_ALIKE = 4.0, 32, 8
+"""Modules are of one size if their times differ by at most this factor; the nearest so many count. With one recording a
+side those of other sizes count too if fewer than `ENOUGH_ALIKE` are of one."""
 SIZE_FREEDOM = 5.0
 """As how many recordings the noise of modules of its size counts beside a module's own: on three architectures and a
 busy machine, modules differed in their noise as variances of 5 to 12 degrees of freedom do."""
@@ -47,6 +47,22 @@ _CUT = 0.125
 """Which part of eight or more recordings is left out at each end."""
 _MOST = 40.0
 """Logarithms are cut here, so that each interval is a number."""
+
+
+class PeakChange(NamedTuple):
+    """The most memory that a module took, before and after: exact.
+
+    Attributes:
+        fqn: the module's fully qualified name; empty for all that tensors held.
+        base_bytes: `peak_bytes` before, of several recordings the most.
+        new_bytes: the same after.
+        difference_bytes: `new_bytes` less `base_bytes`.
+    """
+
+    fqn: str
+    base_bytes: int
+    new_bytes: int
+    difference_bytes: int
 
 
 class Change(NamedTuple):
@@ -74,7 +90,7 @@ class Change(NamedTuple):
         new_calls: the same after.
         calls_changed: True if the steps before and after have different numbers of spans, but for one in twenty, or
             another part of them has any.
-        verdict: one of `VERDICTS`.
+        verdict: "slower", "faster", "same", "cannot tell", "added" or "removed".
         base_recordings: how many recordings before have it; those without it do not count for its time.
         new_recordings: how many after.
     """
@@ -180,7 +196,10 @@ def student_quantile(outside: float, freedom: float) -> float:
 
 
 def machine_speeds(logs: Float64Array) -> Float64Array:
-    """Return by how much each recording is slower than usual: the median over modules, weighted by their times.
+    """Return by how much each recording is slower than usual, as far as most modules and most of the time agree.
+
+    That is the median over modules or the one weighted by their times, whichever is nearer to 0; 0 if they disagree.
+    So neither a large module alone, nor many small ones, are taken for the machine.
 
     Args:
         logs: float64[modules, recordings]; NaN if a recording lacks the module.
@@ -188,9 +207,15 @@ def machine_speeds(logs: Float64Array) -> Float64Array:
     if len(logs) < MIN_MODULES:
         return np.zeros(logs.shape[1])
     usual = np.nanmedian(logs, axis=1)
-    weight = np.exp(usual - usual.max())
-    weight = np.minimum(weight, LARGEST_WEIGHT * (weight.sum() - weight))
-    return np.array([_weighted_median(run - usual, weight) for run in logs.T])
+    weights = np.ones(len(usual)), np.exp(usual - usual.max())
+    return np.array([_machine_speed(run - usual, *weights) for run in logs.T])
+
+
+def _machine_speed(slower: Float64Array, alike: Float64Array, time: Float64Array) -> float:
+    apart = np.abs(slower - _weighted_median(slower, alike))
+    slower = np.where(apart <= max(OUTLIER, 3 * _weighted_median(apart, alike)), slower, np.nan)
+    by_count, by_time = _weighted_median(slower, alike), _weighted_median(slower, time)
+    return min(by_count, by_time, key=abs) if by_count * by_time > 0 else 0.0
 
 
 def _weighted_median(values: Float64Array, weight: Float64Array) -> float:
@@ -226,8 +251,8 @@ def noise_of(
     for place, module in enumerate(order.tolist()):
         first = max(place - NEIGHBOURS // 2, 0)
         near = np.delete(order[first : place + NEIGHBOURS // 2 + 1], place - first)
-        if freedom[module]:
-            near = near[np.abs(size[near] - size[module]) <= math.log(SIZE_RATIO)]
+        alike = near[np.abs(size[near] - size[module]) <= math.log(SIZE_RATIO)]
+        near = alike if freedom[module] or len(alike) >= ENOUGH_ALIKE else near
         usual = float(np.median(scaled[near] / expected[near])) * expected[module] if len(near) else SINGLE_SPREAD**2
         if freedom[module]:
             count = min(SIZE_FREEDOM, len(near))
@@ -273,24 +298,31 @@ def compare_modules(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> Mo
     variance[modules], freedom[modules] = noise_of(
         size[modules], within[modules], [estimates[place] for place in modules.tolist()]
     )
-    calls = [
-        compare_calls(before, after, key, int(np.count_nonzero(is_part == part)))
-        for key, part in zip(keys, is_part.tolist(), strict=True)
-    ]
-    found: dict[int, Change] = {}
-    for place, row in enumerate(chosen.tolist()):
+    places = {row: place for place, row in enumerate(chosen.tolist())}
+    changes: list[Change] = []
+    for row, (key, part) in enumerate(zip(keys, is_part.tolist(), strict=True)):
+        calls = compare_calls(before, after, key, int(np.count_nonzero(is_part == part)))
+        if row not in places:
+            changes.append(_uncompared(before, after, key, calls, common))
+            continue
+        place = places[row]
         alike = int(np.count_nonzero(of_module == of_module[place]))
         reach = student_quantile(MODULES_OUTSIDE / alike, float(freedom[place]))
         error = math.sqrt(variance[place] * estimates[place].recordings)
         measured = estimate(logs[row, :split], logs[row, split:])
-        found[row] = _compared(before, after, keys[row], calls[row], measured, common, reach * error)
-    changes = sorted(
-        (
-            found[row] if row in found else _uncompared(before, after, key, calls[row], common)
-            for row, key in enumerate(keys)
-        ),
-        key=_by_cost,
-    )
+        # If it is called in more or fewer steps, what it takes per step is over all of them.
+        more = measured.difference + math.log(calls.new_share / calls.base_share)
+        steps = min(
+            sum(run.steps if calls.share_changed else run.modules[key].steps for run in side if key in run.modules)
+            for side in (before, after)
+        )
+        base_ns = math.exp(measured.base) * calls.base_share
+        log_ends = more - common, more, math.hypot(reach * error, calls.share_reach)
+        changes.append(_change(key, base_ns, log_ends, calls, _recordings(before, after, key), steps))
+    changes.sort(key=_by_cost)
+    if any(change.phase == PART and change.verdict in ("added", "removed") for change in changes):
+        # What one side gives a name of its own is `other` on the other side.
+        changes = [c._replace(verdict="cannot tell") if (c.fqn, c.phase) == ("other", PART) else c for c in changes]
     weight = np.exp(size[modules] - size[modules].max(initial=0))
     return ModuleChanges(
         [change for change in changes if change.phase != PART],
@@ -309,27 +341,6 @@ def _in_enough(has: BoolArray) -> BoolArray:
     """Return which modules are in at least two recordings of a side, or in all but one."""
     enough: BoolArray = has.sum(axis=1) >= max(1, min(2, has.shape[1] - 1))
     return enough
-
-
-def _compared(
-    before: Sequence[RunTimes],
-    after: Sequence[RunTimes],
-    key: Key,
-    calls: Calls,
-    measured: Estimate,
-    common: float,
-    reach: float,
-) -> Change:
-    """Return the change of a module; `common` is what the machine changed by, `reach` half the interval."""
-    # If it is called in more or fewer steps, what it takes per step is over all of them.
-    more = measured.difference + math.log(calls.new_share / calls.base_share)
-    reach = math.hypot(reach, calls.share_reach)
-    steps = min(
-        sum(run.steps if calls.share_changed else run.modules[key].steps for run in side if key in run.modules)
-        for side in (before, after)
-    )
-    base_ns = math.exp(measured.base) * calls.base_share
-    return _change(key, base_ns, (more - common, more, reach), calls, _recordings(before, after, key), steps)
 
 
 def _recordings(before: Sequence[RunTimes], after: Sequence[RunTimes], key: Key) -> tuple[int, int]:
@@ -385,10 +396,8 @@ def _verdict(base_ns: float, raw_ns: float, interval: tuple[int, int, int]) -> s
     """
     limit = MIN_CHANGE * base_ns
     low, difference, high = interval
-    if low > 0 and difference > limit and abs(raw_ns) > limit:
-        return "slower"
-    if high < 0 and difference < -limit and abs(raw_ns) > limit:
-        return "faster"
+    if max(low, -high) > 0 and min(abs(difference), abs(raw_ns)) > limit:
+        return "slower" if low > 0 else "faster"
     return "same" if -limit <= low and high <= limit else "cannot tell"
 
 

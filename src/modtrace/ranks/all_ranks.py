@@ -1,18 +1,17 @@
 """The timelines of many ranks as one: a process per rank, all in the time of the job."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from statistics import median_low
 from typing import NamedTuple
 
 import numpy as np
 
 from .._errors import ModtraceError
-from ..timeline import Group, Mark, Process, Timeline
+from ..timeline import Timeline
 from ..timeline.contents import WHOLE_RUN
 from ..timeline.join import join
+from ..timeline.memory import allocated, format_bytes
 from ..timeline.rewrite import move_times, replace_processes
 from .job_time import JobTime, RankTime
 from .rank_folder import RankRecording, load_own_time
@@ -26,14 +25,35 @@ class RankTimeline(NamedTuple):
         timeline: in Unix nanoseconds of the job's clock.
         bound_ns: how far its times are off at most.
         method: how its place in time was found, see `RankTime`.
-        path: the recording.
     """
 
     rank: int
     timeline: Timeline
     bound_ns: int
     method: str
-    path: Path
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The most that tensors of the rank held; None if it recorded no memory."""
+        held = [int(series.value.max()) for series in allocated(self.timeline.counters) if len(series.value)]
+        return max(held, default=None)
+
+
+def peak_sentence(peaks: Mapping[int, int]) -> str:
+    """Say which rank held most memory, and how much more than the median of the others; empty if none is known."""
+    if not peaks:
+        return ""
+    rank = max(peaks, key=lambda one: (peaks[one], -one))
+    others = [peak for one, peak in peaks.items() if one != rank]
+    if not others:
+        return f"rank {rank} held {format_bytes(peaks[rank])} of memory at its peak"
+    more = peaks[rank] - median_low(others)
+    if not more:
+        return f"no rank holds more memory than the others: {format_bytes(peaks[rank])} at the peak"
+    share = f" ({more / (peaks[rank] - more):.1%})" if more < peaks[rank] else ""
+    than = "the other" if len(others) == 1 else f"the median of {len(others):,} others"
+    most, by = format_bytes(peaks[rank]), format_bytes(more)
+    return f"rank {rank} held most memory: {most} at its peak, {by}{share} more than {than}"
 
 
 def load_rank(
@@ -51,7 +71,7 @@ def load_rank(
     """
     own = choose(load_own_time(file))
     moments = np.concatenate([own.slices.start, own.slices.end])
-    return RankTimeline(file.rank, move_times(own, time.move), time.bound_ns(moments), time.method, file.path)
+    return RankTimeline(file.rank, move_times(own, time.move), time.bound_ns(moments), time.method)
 
 
 def all_ranks_timeline(ranks: Sequence[RankTimeline], job: JobTime) -> Timeline:
@@ -65,18 +85,24 @@ def all_ranks_timeline(ranks: Sequence[RankTimeline], job: JobTime) -> Timeline:
     if not any(len(one.timeline.slices) for one in ranks):
         raise ModtraceError("nothing is left of any rank")
     parts = [_named_apart(one, group_names) for one, group_names in zip(ranks, _group_names(ranks), strict=True)]
-    return replace(join(parts), marks=_joined_marks(ranks), metadata=_metadata(ranks, job))
-
-
-def _process_of(one: RankTimeline, process: Process) -> Process:
-    """Return a rank's process, with the bound of its times in its name (`rank 3 · python ±12.3 µs`)."""
-    bound = "" if one.bound_ns == 0 else f" ±{one.bound_ns / 1e3:,.1f} µs"
-    return process._replace(rank=one.rank, program=f"{process.program}{bound}")
+    # The steps of the first rank are those of the whole.
+    marks = [mark for mark in ranks[0].timeline.marks if mark.kind != "sync"]
+    placed = [
+        {"rank": one.rank, "bound_ns": one.bound_ns, "method": one.method, "clock": job[one.rank].clock}
+        | ({} if one.peak_bytes is None else {"peak_bytes": one.peak_bytes})
+        for one in ranks
+    ]
+    metadata = {**ranks[0].timeline.metadata, WHOLE_RUN: None, "rank": None, "ranks": placed}
+    return replace(join(parts), marks=marks, metadata=metadata)
 
 
 def _named_apart(one: RankTimeline, group_names: Mapping[str, str]) -> Timeline:
-    """Return a rank's timeline with the names that its process and its groups have among those of all ranks."""
-    timeline = replace_processes(one.timeline, lambda process: _process_of(one, process))
+    """Return a rank's timeline with the names that its process and its groups have among those of all ranks.
+
+    The bound of its times is in the name of the process (`rank 3 · python ±12.3 µs`).
+    """
+    bound = "" if one.bound_ns == 0 else f" ±{one.bound_ns / 1e3:,.1f} µs"
+    timeline = replace_processes(one.timeline, lambda p: p._replace(rank=one.rank, program=f"{p.program}{bound}"))
     details = timeline.collective_details
     details = replace(
         details,
@@ -93,23 +119,10 @@ def _group_names(ranks: Sequence[RankTimeline]) -> list[dict[str, str]]:
         for group in one.timeline.collective_details.groups:
             members.setdefault(group.name, {})[group.ranks] = None
     return [
-        {group.name: _group_name(group, members) for group in one.timeline.collective_details.groups} for one in ranks
-    ]
-
-
-def _group_name(group: Group, members: Mapping[str, Mapping[tuple[int, ...], None]]) -> str:
-    others = list(members[group.name])
-    return group.name if len(others) == 1 else f"{group.name} ({others.index(group.ranks)})"
-
-
-def _joined_marks(ranks: Sequence[RankTimeline]) -> list[Mark]:
-    """Return the marks of the first rank, whose steps are those of the whole."""
-    return [mark for mark in ranks[0].timeline.marks if mark.kind != "sync"]
-
-
-def _metadata(ranks: Sequence[RankTimeline], job: JobTime) -> dict[str, object]:
-    placed = [
-        {"rank": one.rank, "bound_ns": one.bound_ns, "method": one.method, "clock": job[one.rank].clock}
+        {
+            group.name: group.name if len(same) == 1 else f"{group.name} ({same.index(group.ranks)})"
+            for group in one.timeline.collective_details.groups
+            for same in [list(members[group.name])]
+        }
         for one in ranks
     ]
-    return {**ranks[0].timeline.metadata, WHOLE_RUN: None, "rank": None, "ranks": placed}

@@ -5,16 +5,14 @@ not before b, on any clock that shows both. So each collective is a range that h
 the ends, which come at about the same time, say where in the range it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from .._typing import Float64Array, IndexArray, Int64Array
 from ..clocks import MAX_RATE, ClockMap, Offset, Reading
 from ..timeline import Collectives
+from .groups import group_lengths, group_starts
 from .sync_points import GroupKey, SyncPoints, sync_points
 
 _PER_READING = 64
@@ -24,38 +22,10 @@ _MIN_RATE_ERROR = 1e-6
 """How far the rate of two clocks changes within a reading at least."""
 
 
-class OffsetsByCollectives(NamedTuple):
-    """How far the job's time is ahead of a rank's own.
-
-    Attributes:
-        rank: whose own time it is.
-        offsets: at any own time.
-    """
-
-    rank: int
-    offsets: ClockMap
-
-
-class _Calls(NamedTuple):
-    """Calls of collectives by many ranks: arrays of equal length, in nanoseconds of the job; ordered by `key`.
-
-    Attributes:
-        key: int64, which collective it is.
-        last_start: int64, the latest call of any of the ranks, less its bound.
-        first_release: int64, the earliest release of any of them, and its bound.
-        release: int64, their median release.
-    """
-
-    key: Int64Array
-    last_start: Int64Array
-    first_release: Int64Array
-    release: Int64Array
-
-
 def offsets_by_collectives(
     collectives: Mapping[int, Collectives], placed: Mapping[int, Callable[[Int64Array], Offset]]
-) -> Iterator[OffsetsByCollectives]:
-    """Yield the offsets of the ranks that have collectives together with ranks that are placed.
+) -> Iterator[tuple[int, ClockMap]]:
+    """Yield how far the job's time is ahead of each rank that has collectives together with ranks that are placed.
 
     Those that have them only with ranks that this places come behind these. The bound holds that of the ranks that one
     is placed by.
@@ -70,14 +40,14 @@ def offsets_by_collectives(
     while True:
         known = _calls_of([(points[rank], to_job[rank]) for rank in to_job if rank in points], numbers)
         found = [
-            OffsetsByCollectives(rank, ClockMap(readings))
+            (rank, ClockMap(readings))
             for rank in sorted(points.keys() - to_job.keys())
             if (readings := _readings(points[rank], known, numbers))
         ]
         if not found:
             return
         yield from found
-        to_job.update((one.rank, one.offsets.at) for one in found)
+        to_job.update((rank, offsets.at) for rank, offsets in found)
 
 
 def readings_of_ranges(time: Int64Array, low: Int64Array, high: Int64Array, estimate: Int64Array) -> list[Reading]:
@@ -96,7 +66,8 @@ def readings_of_ranges(time: Int64Array, low: Int64Array, high: Int64Array, esti
     since, about = (time - base_time).astype(np.float64), (estimate - base).astype(np.float64)
     least, most = (low - base).astype(np.float64), (high - base).astype(np.float64)
     middle = np.array([np.median(since[part]) for part in parts])
-    rate, rate_error = _rate(parts, since, least, most, middle, np.array([np.median(about[part]) for part in parts]))
+    seems = np.array([np.median(about[part]) for part in parts])
+    rate, rate_error = _rate(parts, (since, least, most), middle, seems)
     readings = []
     for part, moment in zip(parts, middle.tolist(), strict=True):
         distance = since[part] - moment
@@ -111,23 +82,17 @@ def readings_of_ranges(time: Int64Array, low: Int64Array, high: Int64Array, esti
 
 
 def _rate(
-    parts: Sequence[IndexArray],
-    time: Float64Array,
-    low: Float64Array,
-    high: Float64Array,
-    middle: Float64Array,
-    about: Float64Array,
+    parts: Sequence[IndexArray], ranges: tuple[Float64Array, ...], middle: Float64Array, about: Float64Array
 ) -> tuple[float, float]:
     """Return how fast an offset grows, and how far that is off at most if it grows evenly.
 
     Args:
         parts: the ranges of each reading.
-        time: of each range.
-        low: of each range.
-        high: of each range.
+        ranges: of each range the time, the least and the most.
         middle: the time of each reading.
         about: what the offset seems to be there.
     """
+    time, low, high = ranges
     first, second = np.triu_indices(len(middle), 1)
     apart = middle[second] > middle[first]
     if not np.any(apart):
@@ -154,45 +119,42 @@ def _least_slope(
 
 def _calls_of(
     ranks: Iterable[tuple[SyncPoints, Callable[[Int64Array], Offset]]], numbers: dict[GroupKey, int]
-) -> _Calls:
+) -> tuple[Int64Array, ...]:
+    """Return the calls of collectives by many ranks: arrays of equal length, in nanoseconds of the job.
+
+    They say, ordered by the first, which collective it is; the latest call of any of the ranks, less its bound; the
+    earliest release of any of them, and its bound; their median release.
+    """
     parts = [np.empty((4, 0), np.int64)]
     for points, to_job in ranks:
         whole = points.released >= 0
-        start, released = to_job(points.start[whole]), to_job(points.released[whole])
-        bound = np.maximum(start.bound_ns, released.bound_ns)
-        moved_start, moved_release = (
-            points.start[whole] + start.offset_ns,
-            points.released[whole] + released.offset_ns,
-        )
-        parts.append(np.stack([_keys(points, numbers)[whole], moved_start, moved_release, bound]))
-    key, start_ns, release_ns, bound_ns = np.concatenate(parts, axis=1)
-    order = np.lexsort((release_ns, key))
-    key, start_ns, release_ns, bound_ns = (values[order] for values in (key, start_ns, release_ns, bound_ns))
-    unique, first, count = np.unique(key, return_index=True, return_counts=True)
-    if not len(unique):
-        return _Calls(*np.empty((4, 0), np.int64))
-    return _Calls(
-        unique,
+        start, released = points.start[whole], points.released[whole]
+        of_start, of_release = to_job(start), to_job(released)
+        bound = np.maximum(of_start.bound_ns, of_release.bound_ns)
+        moved = [start + of_start.offset_ns, released + of_release.offset_ns]
+        parts.append(np.stack([_keys(points, numbers)[whole], *moved, bound]))
+    calls = np.concatenate(parts, axis=1)
+    key, start_ns, release_ns, bound_ns = calls[:, np.lexsort((calls[2], calls[0]))]
+    first = group_starts(key)
+    return (
+        key[first],
         np.maximum.reduceat(start_ns - bound_ns, first),
         np.minimum.reduceat(release_ns + bound_ns, first),
-        release_ns[first + count // 2],
+        release_ns[first + group_lengths(first, len(key)) // 2],
     )
 
 
-def _readings(points: SyncPoints, known: _Calls, numbers: dict[GroupKey, int]) -> list[Reading]:
-    whole = points.released >= 0
-    key, start, released = _keys(points, numbers)[whole], points.start[whole], points.released[whole]
-    if not len(known.key):
+def _readings(points: SyncPoints, known: tuple[Int64Array, ...], numbers: dict[GroupKey, int]) -> list[Reading]:
+    key, last_start, first_release, release = known
+    whole = np.flatnonzero(points.released >= 0)
+    _, position, own = np.intersect1d(key, _keys(points, numbers)[whole], return_indices=True)
+    if not len(own):
         return []
-    position = np.minimum(np.searchsorted(known.key, key), len(known.key) - 1)
-    both = known.key[position] == key
-    position, start, released = position[both], start[both], released[both]
-    if not len(position):
-        return []
+    start = points.start[whole[own]]
     order = np.argsort(start, kind="stable")
-    position, start, released = position[order], start[order], released[order]
-    low, high = known.last_start[position] - released, known.first_release[position] - start
-    return readings_of_ranges(start, low, high, known.release[position] - released)
+    position, start, released = position[order], start[order], points.released[whole[own]][order]
+    low, high = last_start[position] - released, first_release[position] - start
+    return readings_of_ranges(start, low, high, release[position] - released)
 
 
 def _keys(points: SyncPoints, numbers: dict[GroupKey, int]) -> Int64Array:

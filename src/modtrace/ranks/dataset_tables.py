@@ -1,4 +1,4 @@
-"""What a dataset says of itself: the steps in a bucket, and which ranks each of its parts holds.
+"""A dataset: what it says of itself, its tables, and SQL over them, or over each bucket in processes, by DuckDB.
 
 ```
 DATASET/dataset.json            steps in a bucket, and which time it is
@@ -7,12 +7,11 @@ DATASET/spans/NAME.parquet      their spans; so collectives/ and steps/
 ```
 """
 
-from __future__ import annotations
-
+import glob
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,29 +22,18 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from .._errors import ModtraceError
+from .._system.processes import map_in_processes, processor_count
 from .._typing import AnyArray
 from ..timeline import PHASES, Name
 from .groups import number_distinct
 from .rank_folder import DATASET_MARKER
-from .rank_tables import ROW_KINDS, Bounds, CollectiveTable, RangeTable, SpanTable, StepTable
+from .rank_tables import ROW_KINDS, Bounds, CollectiveTable, RangeTable, SpanTable, StepTable, Table
 
 _FORMAT = 1
 """The version of the layout; others are refused."""
 
 TABLES = ("spans", "collectives", "steps")
 """The tables of a dataset, each in a folder of this name."""
-
-
-class DatasetHead(NamedTuple):
-    """What a dataset says as a whole.
-
-    Attributes:
-        steps_per_bucket: how many steps are stored together.
-        reference: which time it is, see `JobTime`.
-    """
-
-    steps_per_bucket: int
-    reference: str
 
 
 class RankEntry(NamedTuple):
@@ -68,11 +56,11 @@ class RankEntry(NamedTuple):
     source: list[Any]
 
 
-_ENTRY_TYPES = {"rank": int, "bound_ns": int, "method": str, "clock": str, "spans": int, "source": list}
+_ENTRY_TYPES = (int, int, str, str, int, list)
 
 
-def read_head(folder: Path) -> DatasetHead:
-    """Return what a dataset says as a whole.
+def read_head(folder: Path) -> tuple[int, str]:
+    """Return how many steps of a dataset are stored together, and which time it is, see `JobTime`.
 
     Raises:
         ModtraceError: it is none, or of another version.
@@ -87,16 +75,17 @@ def read_head(folder: Path) -> DatasetHead:
     steps, reference = values.get("steps_per_bucket"), values.get("reference")
     if not (isinstance(steps, int) and steps > 0 and isinstance(reference, str)):
         raise _no_dataset(folder)
-    return DatasetHead(steps, reference)
+    return steps, reference
 
 
-def write_head(folder: Path, head: DatasetHead) -> None:
-    """Write what a dataset says as a whole.
+def write_head(folder: Path, steps_per_bucket: int, reference: str) -> None:
+    """Write what `read_head` returns.
 
     Raises:
         OSError: it cannot be written.
     """
-    _write_json(folder / DATASET_MARKER, {"format": _FORMAT, **head._asdict()})
+    head = {"format": _FORMAT, "steps_per_bucket": steps_per_bucket, "reference": reference}
+    _write_json(folder / DATASET_MARKER, head)
 
 
 def read_parts(folder: Path) -> dict[str, list[RankEntry]]:
@@ -108,12 +97,12 @@ def read_parts(folder: Path) -> dict[str, list[RankEntry]]:
     parts = {}
     for path in sorted((folder / "parts").glob("*.json")):
         try:
-            entries = orjson.loads(path.read_bytes())
-        except (OSError, ValueError) as error:
+            entries = [RankEntry(**entry) for entry in orjson.loads(path.read_bytes())]
+            if any(tuple(map(type, entry)) != _ENTRY_TYPES for entry in entries):
+                raise ValueError("it does not say which ranks it is of")
+        except (OSError, ValueError, TypeError) as error:
             raise ModtraceError(f"{path}: cannot be read: {error}; delete it and pack again") from error
-        if not isinstance(entries, list) or not all(_is_entry(entry) for entry in entries):
-            raise ModtraceError(f"{path}: it does not say which ranks it is of; delete it and pack again")
-        parts[path.stem] = [RankEntry(**{key: entry[key] for key in _ENTRY_TYPES}) for entry in entries]
+        parts[path.stem] = entries
     return parts
 
 
@@ -124,10 +113,6 @@ def write_part(folder: Path, name: str, entries: Sequence[RankEntry]) -> None:
         OSError: it cannot be written.
     """
     _write_json(folder / "parts" / f"{name}.json", [entry._asdict() for entry in entries])
-
-
-def _is_entry(entry: object) -> bool:
-    return isinstance(entry, Mapping) and all(isinstance(entry.get(key), kind) for key, kind in _ENTRY_TYPES.items())
 
 
 def _no_dataset(folder: Path) -> ModtraceError:
@@ -161,76 +146,50 @@ def parquet_options(schema: pa.Schema) -> dict[str, Any]:
 _OF_ALL = ("rank", "step")
 _SPANS = (*_OF_ALL, "track", "phase", "fqn", "module_class", "call", "start_ns", "duration_ns", "self_ns", "depth")
 _COLLECTIVES = (*_OF_ALL, "operator", "group", "peer", "kind", "counter", "start_ns", "end_ns", "done_ns", "bytes")
-_STEPS = (*_OF_ALL, "end_ns")
-"""The columns of each table of a dataset."""
+_COLUMNS = {SpanTable: _SPANS, CollectiveTable: _COLLECTIVES, StepTable: (*_OF_ALL, "end_ns")}
 _FIELDS = {"fqn": "name", "module_class": "name", "self_ns": "self_time", "bytes": "nbytes"}
 """The fields that columns are made of; of others it is the column's name without its unit."""
 _SMALL = ("track", "depth")
 """Columns of 16 bits."""
+_KNOWN_TEXTS: Mapping[str, Sequence[str]] = {"phase": PHASES, "kind": ROW_KINDS}
+_OWN_TEXTS = {"operator": "operators", "group": "groups"}
+"""Columns of texts, and the fields that have them."""
 
 
-def arrow_spans(table: SpanTable) -> pa.Table:
-    """Return spans with their names and phases as texts."""
-    fqns, classes = [name.fqn for name in table.names], [name.module_class for name in table.names]
-    return _arrow(table, _SPANS, {"phase": PHASES, "fqn": fqns, "module_class": classes})
+def to_arrow(table: SpanTable | CollectiveTable | StepTable) -> pa.Table:
+    """Return a table with names, phases, operators and the like as texts."""
+    texts = {**_KNOWN_TEXTS, **{column: getattr(table, field, ()) for column, field in _OWN_TEXTS.items()}}
+    if isinstance(table, SpanTable):
+        texts["fqn"], texts["module_class"] = ([name[part] for name in table.names] for part in (1, 2))
+    columns = {}
+    for column in _COLUMNS[type(table)]:
+        values = getattr(table, _FIELDS.get(column, column.removesuffix("_ns")))
+        columns[column] = values.astype(np.int16) if column in _SMALL else values
+        if column in texts:
+            columns[column] = _texts(texts[column], values)
+    return pa.table(columns)
 
 
-def arrow_collectives(table: CollectiveTable) -> pa.Table:
-    """Return collectives and waits with operators, groups and kinds as texts."""
-    return _arrow(table, _COLLECTIVES, {"operator": table.operators, "group": table.groups, "kind": ROW_KINDS})
-
-
-def arrow_steps(table: StepTable) -> pa.Table:
-    """Return when steps ended."""
-    return _arrow(table, _STEPS, {})
-
-
-def _field(column: str) -> str:
-    return _FIELDS.get(column, column.removesuffix("_ns"))
-
-
-def _arrow(table: object, columns: Sequence[str], texts: Mapping[str, Sequence[str]]) -> pa.Table:
-    arrays = {column: getattr(table, _field(column)) for column in columns}
-    arrays |= {column: arrays[column].astype(np.int16) for column in _SMALL if column in arrays}
-    return pa.table(arrays | {column: _texts(values, arrays[column]) for column, values in texts.items()})
-
-
-def spans_from_arrow(table: pa.Table) -> SpanTable:
-    """Return the spans of an Arrow table; their names lack what a slice is called."""
-    fqns, fqn = _codes(table["fqn"])
-    classes, module_class = _codes(table["module_class"])
-    pairs, name = np.unique(fqn.astype(np.int64) * max(len(classes), 1) + module_class, return_inverse=True)
-    names = [Name("", fqns[pair // len(classes)], classes[pair % len(classes)]) for pair in pairs.tolist()]
-    known: dict[str, Any] = {"names": names, "name": name.astype(np.int32)}
-    known["phase"] = _known_codes(table["phase"], PHASES)
-    return SpanTable(**known, **_numbers(table, _SPANS, known))
-
-
-def collectives_from_arrow(table: pa.Table) -> CollectiveTable:
-    """Return the collectives of an Arrow table."""
-    operators, operator = _codes(table["operator"])
-    groups, group = _codes(table["group"])
-    known: dict[str, Any] = {"operators": operators, "operator": operator, "groups": groups, "group": group}
-    known["kind"] = _known_codes(table["kind"], ROW_KINDS)
-    return CollectiveTable(**known, **_numbers(table, _COLLECTIVES, known))
-
-
-def steps_from_arrow(table: pa.Table) -> StepTable:
-    """Return the steps of an Arrow table."""
-    return StepTable(**_numbers(table, _STEPS, ()))
-
-
-def _numbers(table: pa.Table, columns: Sequence[str], known: Collection[str]) -> dict[str, Any]:
-    """Return the arrays of numbers, by field; of 16 bits as the tables have them."""
-    arrays = {_field(column): table[column].to_numpy() for column in columns if _field(column) not in known}
-    return arrays | {field: arrays[field].astype(np.int32) for field in _SMALL if field in arrays}
-
-
-def _known_codes(column: pa.ChunkedArray, values: Sequence[str]) -> AnyArray:
-    """Return for each row which of the values it has."""
-    texts, code = _codes(column)
-    of_text = np.array([values.index(text) for text in texts] or [0], np.int8)
-    return np.asarray(of_text[code])
+def from_arrow(kind: type[Table], table: pa.Table) -> Table:
+    """Return a table of one kind; names of modules lack what a slice is called."""
+    fields: dict[str, Any] = {}
+    for column in _COLUMNS[kind]:
+        field = _FIELDS.get(column, column.removesuffix("_ns"))
+        if column in _KNOWN_TEXTS:
+            texts, code = _codes(table[column])
+            fields[field] = np.array([_KNOWN_TEXTS[column].index(text) for text in texts] or [0], np.int8)[code]
+        elif column in _OWN_TEXTS:
+            fields[_OWN_TEXTS[column]], fields[field] = _codes(table[column])
+        elif field != "name":
+            fields[field] = table[column].to_numpy()
+            if column in _SMALL:
+                fields[field] = fields[field].astype(np.int32)
+    if kind is SpanTable:
+        (fqns, fqn), (classes, module_class) = _codes(table["fqn"]), _codes(table["module_class"])
+        pairs, name = np.unique(fqn.astype(np.int64) << 32 | module_class, return_inverse=True)
+        fields["names"] = [Name("", fqns[pair >> 32], classes[pair & 0xFFFFFFFF]) for pair in pairs.tolist()]
+        fields["name"] = name.astype(np.int32)
+    return kind(**fields)
 
 
 def _texts(values: Sequence[str], codes: AnyArray) -> pa.DictionaryArray:
@@ -246,9 +205,6 @@ def _codes(column: pa.ChunkedArray) -> tuple[list[str], Any]:
     texts = column.chunk(0).dictionary.to_pylist() if column.num_chunks else []
     codes = [chunk.indices.to_numpy() for chunk in column.chunks]
     return texts, np.concatenate([np.empty(0, np.int32), *codes]).astype(np.int32)
-
-
-_TEXTS = ("phase", "fqn", "module_class", "operator", "group", "kind")
 
 
 class DatasetTables:
@@ -267,11 +223,10 @@ class DatasetTables:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        head, parts = read_head(self.path), read_parts(self.path)
+        (self._steps_per_bucket, _), parts = read_head(self.path), read_parts(self.path)
         self.ranks = sorted((entry for entries in parts.values() for entry in entries), key=lambda entry: entry.rank)
         if not self.ranks:
             raise ModtraceError(f"{self.path}: it holds no rank yet; run `modtrace ranks pack` again")
-        self._steps_per_bucket = head.steps_per_bucket
         self._names = list(parts)
 
     def files(self, table: str) -> list[Path]:
@@ -289,8 +244,7 @@ class DatasetTables:
         with self._damage_named():
             for table in tables or TABLES:
                 for fragment in self._dataset(table).get_fragments():
-                    steps = [group.statistics["step"] for group in fragment.row_groups]
-                    for bounds in steps:
+                    for bounds in (group.statistics["step"] for group in fragment.row_groups):
                         numbers.update(range(bounds["min"] // length, bounds["max"] // length + 1))
         return [(number * length, (number + 1) * length) for number in sorted(numbers)]
 
@@ -305,7 +259,7 @@ class DatasetTables:
     def collectives(self, first: int, last: int) -> CollectiveTable:
         """Return the collectives of the steps from `first` to before `last`, of all ranks."""
         with self._damage_named():
-            return collectives_from_arrow(self._dataset("collectives").to_table(filter=_steps(first, last)))
+            return from_arrow(CollectiveTable, self._dataset("collectives").to_table(filter=_steps(first, last)))
 
     def spans(self, ranks: Sequence[int], first: int, last: int) -> SpanTable:
         """Return the spans of some ranks in the steps from `first` to before `last`."""
@@ -313,7 +267,7 @@ class DatasetTables:
         chosen = _steps(first, last) & (pc.field("rank") >= low) & (pc.field("rank") <= high)
         chosen &= pc.field("rank").isin(list(ranks))
         with self._damage_named():
-            return spans_from_arrow(self._dataset("spans").to_table(filter=chosen))
+            return from_arrow(SpanTable, self._dataset("spans").to_table(filter=chosen))
 
     def ranges(self, *_: object) -> RangeTable:
         """Return no ranges: a dataset keeps none."""
@@ -323,7 +277,7 @@ class DatasetTables:
     def steps(self, first: int, last: int) -> StepTable:
         """Return when the steps from `first` to before `last` ended."""
         with self._damage_named():
-            return steps_from_arrow(self._dataset("steps").to_table(filter=_steps(first, last)))
+            return from_arrow(StepTable, self._dataset("steps").to_table(filter=_steps(first, last)))
 
     def _dataset(self, table: str) -> Any:
         return _open(tuple((str(file), file.stat().st_mtime_ns) for file in self.files(table)))
@@ -339,9 +293,76 @@ class DatasetTables:
 @lru_cache(maxsize=2 * len(TABLES))  # each bucket asks for them
 def _open(files: tuple[tuple[str, int], ...]) -> Any:
     """Open the Parquet files of a table, known by their paths and the times at which they were changed."""
-    options = ds.ParquetReadOptions(dictionary_columns=list(_TEXTS))
+    options = ds.ParquetReadOptions(dictionary_columns=["fqn", "module_class", *_KNOWN_TEXTS, *_OWN_TEXTS])
     return ds.dataset([path for path, _ in files], format=ds.ParquetFileFormat(read_options=options))
 
 
 def _steps(first: int, last: int) -> Any:
     return (pc.field("step") >= first) & (pc.field("step") < last)
+
+
+def query(dataset: str | os.PathLike[str], sql: str, steps: tuple[int, int] | None = None) -> pa.Table:
+    """Return what SQL says of the tables `spans`, `collectives`, `steps` and `ranks`.
+
+    Args:
+        dataset: its folder.
+        sql: over the tables.
+        steps: those from the first to before the second alone; None: all.
+
+    Raises:
+        ModtraceError: it is no dataset, or the SQL is wrong.
+    """
+    import duckdb
+
+    tables, connection = DatasetTables(dataset), duckdb.connect()
+    only = "" if steps is None else f" WHERE step >= {steps[0]} AND step < {steps[1]}"
+    try:
+        for table in TABLES:
+            files = ", ".join("'" + glob.escape(str(path)).replace("'", "''") + "'" for path in tables.files(table))
+            # Texts of ours in SQL: the names of tables, paths with their quotes doubled, and numbers.
+            connection.execute(f"CREATE VIEW {table} AS SELECT * FROM read_parquet([{files}]){only}")  # noqa: S608
+    except duckdb.Error as error:
+        # The lines after the first are our SQL.
+        text = str(error).partition("\n")[0]
+        raise ModtraceError(f"{tables.path}: cannot be read: {text}; delete it and pack again") from error
+    ranks = pa.Table.from_pylist([entry._asdict() | {"source": None} for entry in tables.ranks])
+    connection.register("ranks", ranks.drop_columns(["source"]))
+    return _run(connection, sql)
+
+
+def query_each_bucket(dataset: str | os.PathLike[str], sql: str, then: str | None = None) -> pa.Table:
+    """Return what SQL says of each bucket of steps, below each other in the order of the steps.
+
+    Args:
+        dataset: its folder.
+        sql: over the tables, which hold one bucket each time.
+        then: SQL over all these results, as the table `results`.
+
+    Raises:
+        ModtraceError: it is no dataset, or the SQL is wrong.
+    """
+    tables = DatasetTables(dataset)
+    ask = partial(query, os.fspath(dataset), sql)
+    found = dict(map_in_processes(ask, tables.buckets(), processor_count()))
+    if not found:
+        raise ModtraceError(f"{dataset}: nothing is in it, so there is no bucket to ask")
+    results = pa.concat_tables([found[bucket] for bucket in sorted(found)], promote_options="permissive")
+    if then is None:
+        return results
+    import duckdb
+
+    connection = duckdb.connect()
+    connection.register("results", results)
+    return _run(connection, then)
+
+
+def _run(connection: Any, sql: str) -> pa.Table:
+    import duckdb
+
+    try:
+        relation = connection.sql(sql)
+        if relation is None:
+            raise ModtraceError("the SQL returns nothing; it should be one SELECT")
+        return relation.to_arrow_table()
+    except duckdb.Error as error:
+        raise ModtraceError(f"the SQL cannot be run: {error}") from error

@@ -1,7 +1,5 @@
 """Groups of equal values in columns: their numbers, begins and medians."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from typing import TypeVar
 
@@ -18,7 +16,7 @@ def number_distinct(values: Sequence[T]) -> tuple[list[T], Int32Array]:
     return list(numbers), np.array([numbers[value] for value in values], np.int32)
 
 
-def group_starts(*keys: Int64Array) -> Int64Array:
+def group_starts(*keys: Float64Array | Int64Array) -> Int64Array:
     """Return where the groups begin: neighbours whose keys are all equal."""
     changes = np.ones(len(keys[0]), np.bool_)
     changes[1:] = False
@@ -32,12 +30,15 @@ def group_lengths(begins: Int64Array, count: int) -> Int64Array:
     return np.diff(np.append(begins, count))
 
 
-def median_of_groups(values: Float64Array | Int64Array, begins: Int64Array) -> Float64Array:
-    """Return the median of each group; values are ascending within each, and below 2**53."""
+def medians_within(values: Float64Array | Int64Array, *keys: Int64Array) -> Float64Array:
+    """Return for each value the median of those with the same keys; values are below 2**53."""
+    order = np.lexsort((values, *keys))
+    begins = group_starts(*(key[order] for key in keys))
     size = group_lengths(begins, len(values))
-    low, high = values[begins + (size - 1) // 2], values[begins + size // 2]
-    median: Float64Array = low + (high - low) / 2
-    return median
+    low, high = values[order[begins + (size - 1) // 2]], values[order[begins + size // 2]]
+    found = np.empty(len(values))
+    found[order] = np.repeat(low + (high - low) / 2, size)
+    return found
 
 
 def median_of_others(values: Int64Array, begins: Int64Array) -> Float64Array:

@@ -1,7 +1,5 @@
 """The place of each rank's times in the time of the whole job, and how far that is off at most."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,8 +9,8 @@ import numpy as np
 
 from .._typing import Int64Array
 from ..clocks import ClockMap, ClockTree, Offset, clock_in, measurements_in
-from ..ring import Record, read_ring_records
-from ..timeline.decode import wall_clock
+from ..ring import read_ring_records
+from ..timeline.decode.analysis import wall_clock
 from .collective_offsets import offsets_by_collectives
 from .rank_folder import RankRecording, load_own_time
 
@@ -73,25 +71,34 @@ class JobTime:
     """
 
     def __init__(self, files: Sequence[RankRecording]) -> None:
-        records = {file.rank: _clock_records(file) for file in files if file.is_ring}
-        self._clocks = {file.rank: _clock(file, records.get(file.rank, [])) for file in files}
+        # Not their names, which are many.
+        records = {
+            file.rank: [record for record in read_ring_records(file.path) if record["kind"] in _CLOCK_KINDS]
+            for file in files
+            if file.is_ring
+        }
+        clocks = {file.rank: clock_in(records.get(file.rank, ())) or _own_clock(file.rank) for file in files}
         tree = ClockTree(measurement for found in records.values() for measurement in measurements_in(found))
-        roots = Counter(tree.root_of(clock) for clock in self._clocks.values())
+        roots = Counter(tree.root_of(clock) for clock in clocks.values())
         # Of equally many the one with the lowest rank.
         root = max(roots, key=lambda root: roots[root])
-        reference = next(rank for rank in sorted(self._clocks) if tree.root_of(self._clocks[rank]) == root)
+        reference = next(rank for rank in sorted(clocks) if tree.root_of(clocks[rank]) == root)
         anchors = {rank: wall_clock(found) for rank, found in records.items()}
-        wall_ns = _wall_ahead(tree, self._clocks[reference], anchors.get(reference))
+        wall_ns = _wall_ahead(tree, clocks[reference], anchors.get(reference))
         self.reference = f"{root} {wall_ns}"
         self._times: dict[int, RankTime] = {}
-        for rank, clock in self._clocks.items():
+        for rank, clock in clocks.items():
             if tree.root_of(clock) == root:
                 method: Method = "same clock" if clock == root else "pings"
                 by_clocks = partial(_by_clocks, tree, clock, wall_ns)
                 self._times[rank] = RankTime(rank, clock, method, by_clocks, partial(tree.largest_bound, clock))
         left = [file for file in files if file.rank not in self._times]
         if left:
-            self._place_by_collectives(files)
+            collectives = {file.rank: load_own_time(file).collectives for file in files}
+            for rank, offsets in offsets_by_collectives(
+                collectives, {rank: time.to_job for rank, time in self._times.items()}
+            ):
+                self._times[rank] = RankTime(rank, _own_clock(rank), "collectives", offsets.at, offsets.largest_bound)
         for file in left:
             if file.rank not in self._times:
                 by_wall = partial(_by_wall_clock, anchors.get(file.rank))
@@ -105,22 +112,6 @@ class JobTime:
     def ranks(self) -> list[int]:
         """The ranks, ascending."""
         return sorted(self._times)
-
-    def _place_by_collectives(self, files: Sequence[RankRecording]) -> None:
-        collectives = {file.rank: load_own_time(file).collectives for file in files}
-        placed = {rank: time.to_job for rank, time in self._times.items()}
-        for rank, offsets in offsets_by_collectives(collectives, placed):
-            self._times[rank] = RankTime(rank, _own_clock(rank), "collectives", offsets.at, offsets.largest_bound)
-
-
-def _clock_records(file: RankRecording) -> list[Record]:
-    """Return what a ring says of its clock, and not its names, which are many."""
-    return [record for record in read_ring_records(file.path) if record["kind"] in _CLOCK_KINDS]
-
-
-def _clock(file: RankRecording, records: Sequence[Record]) -> str:
-    """Return the id of a rank's clock; one of its own where the recording does not say it."""
-    return clock_in(records) or _own_clock(file.rank)
 
 
 def _own_clock(rank: int) -> str:

@@ -1,7 +1,5 @@
 """`modtrace.load_ranks`: the recordings of a job as one timeline."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Collection, Sequence
 
@@ -45,19 +43,13 @@ def load_ranks(
     """
     files = find_rank_recordings(folder, on_left_out)
     job = JobTime(files)
-    chosen = _choose(files, job, ranks, worst)
+    chosen: Sequence[RankRecording] = files
+    if ranks is not None or worst:
+        wanted = {*(ranks or ()), *(worst_ranks(slow_of_recordings(files, job), worst) if worst else ())}
+        chosen = [file for file in files if file.rank in wanted]
     if not chosen:
         raise ModtraceError(f"{os.fspath(folder)}: none of these ranks is in it; it holds {rank_list(job.ranks)}")
     read = [
         load_rank(file, job[file.rank], lambda part: part if steps is None else part.steps(*steps)) for file in chosen
     ]
     return all_ranks_timeline(read, job)
-
-
-def _choose(
-    files: Sequence[RankRecording], job: JobTime, ranks: Collection[int] | None, worst: int
-) -> Sequence[RankRecording]:
-    if ranks is None and not worst:
-        return files
-    wanted = {*(ranks or ()), *(worst_ranks(slow_of_recordings(files, job), worst) if worst else ())}
-    return [file for file in files if file.rank in wanted]

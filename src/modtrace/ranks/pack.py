@@ -4,31 +4,25 @@ A part holds as many ranks as fit the memory. In each file a row group holds som
 that whoever asks for a bucket reads one row group of each file: a map over buckets needs no shuffle.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from .._errors import ModtraceError, WriteError
 from .._system.processes import map_in_processes, processor_count
-from .._typing import Int32Array
 from .all_ranks import load_rank
 from .dataset_tables import (
     TABLES,
-    DatasetHead,
     RankEntry,
-    arrow_collectives,
-    arrow_spans,
-    arrow_steps,
     parquet_options,
     read_head,
     read_parts,
+    to_arrow,
     write_head,
     write_part,
 )
@@ -41,12 +35,8 @@ _PART_BYTES = 128 << 20
 _MAX_RANKS_PER_PART = 512
 
 
-_MAKERS: dict[str, tuple[Callable[..., Any], Callable[..., pa.Table]]] = {
-    "spans": (span_table, arrow_spans),
-    "collectives": (collective_table, arrow_collectives),
-    "steps": (step_end_table, arrow_steps),
-}
-"""What makes each of `TABLES` from a timeline, and an Arrow table from that."""
+_MAKERS: dict[str, Callable[..., Any]] = dict(zip(TABLES, (span_table, collective_table, step_end_table), strict=True))
+"""What makes each of `TABLES` from a timeline."""
 
 
 class PackResult(NamedTuple):
@@ -63,15 +53,6 @@ class PackResult(NamedTuple):
     packed: int
     spans: int
     nbytes: int
-
-
-class _Part(NamedTuple):
-    """Ranks that one process packs at a time."""
-
-    files: list[RankRecording]
-    times: list[RankTime]
-    dataset: Path
-    steps_per_bucket: int
 
 
 def pack(
@@ -97,13 +78,13 @@ def pack(
     """
     root = Path(dataset)
     job = JobTime(files)
-    _begin(root, DatasetHead(steps_per_bucket, job.reference))
+    _begin(root, steps_per_bucket, job.reference)
     try:
         known = _known_ranks(root, {file.rank: _fingerprint(file) for file in files})
         left = [file for file in files if file.rank not in known]
-        groups = _group_by_size(left)
-        parts = [_Part(group, [job[file.rank] for file in group], root, steps_per_bucket) for group in groups]
-        for _, packed in map_in_processes(_pack_part, parts, processes or processor_count()):
+        parts = [[(file, job[file.rank]) for file in group] for group in _group_by_size(left)]
+        pack_part = partial(_pack_part, root, steps_per_bucket)
+        for _, packed in map_in_processes(pack_part, parts, processes or processor_count()):
             if progress is not None:
                 progress(packed)
         entries = [entry for part in read_parts(root).values() for entry in part]
@@ -113,27 +94,22 @@ def pack(
     return PackResult(len(entries), len(left), sum(entry.spans for entry in entries), nbytes)
 
 
-def _begin(root: Path, head: DatasetHead) -> None:
+def _begin(root: Path, steps_per_bucket: int, reference: str) -> None:
     """Make the folder, or check that it is of an earlier run in the same time; else begin anew."""
     try:
-        if root.exists() and any(root.iterdir()) and _head_there(root) != head:
+        if root.exists() and any(root.iterdir()) and read_head(root) != (steps_per_bucket, reference):
             for name in ("parts", *TABLES):  # the description last, so that a run that is cut off goes on here
                 for path in sorted((root / name).glob("*")):
                     path.unlink()
         for name in ("parts", *TABLES):
             (root / name).mkdir(parents=True, exist_ok=True)
-        write_head(root, head)
-    except OSError as error:
-        raise _cannot(root, error) from error
-
-
-def _head_there(root: Path) -> DatasetHead:
-    try:
-        return read_head(root)
+        write_head(root, steps_per_bucket, reference)
     except ModtraceError as error:
         raise WriteError(
             f"{root}: it holds something else than a dataset of this version; name another folder"
         ) from error
+    except OSError as error:
+        raise _cannot(root, error) from error
 
 
 def _cannot(root: Path, error: OSError) -> WriteError:
@@ -171,41 +147,30 @@ def _group_by_size(files: Sequence[RankRecording]) -> list[list[RankRecording]]:
     return groups
 
 
-def _pack_part(part: _Part) -> int:
+def _pack_part(dataset: Path, steps_per_bucket: int, part: Sequence[tuple[RankRecording, RankTime]]) -> int:
     """Write one part; runs in a process of its own. What was cut off in the middle is written again by the next run."""
     entries: list[RankEntry] = []
     parts: dict[str, list[Any]] = {name: [] for name in TABLES}
-    for file, time in zip(part.files, part.times, strict=True):
+    for file, time in part:
         source = _fingerprint(file)
         one = load_rank(file, time)
-        for name, (make, _) in _MAKERS.items():
+        for name, make in _MAKERS.items():
             parts[name].append(make(one.timeline, one.rank))
         spans = len(parts["spans"][-1].rank)
         entries.append(RankEntry(one.rank, one.bound_ns, one.method, time.clock, spans, source))
-    file_name = f"{part.files[0].rank:06}-{part.files[-1].rank:06}"
+    file_name = f"{entries[0].rank:06}-{entries[-1].rank:06}"
     whole: dict[str, Any] = {name: join_tables(parts.pop(name)) for name in TABLES}
     # If nothing is in the recordings, one bucket without rows, so that there is a schema.
-    buckets = _buckets([table.step for table in whole.values()], part.steps_per_bucket) or [(0, 0)]
+    numbers = np.unique(np.concatenate([table.step for table in whole.values()]) // steps_per_bucket).tolist()
+    buckets = [(number * steps_per_bucket, (number + 1) * steps_per_bucket) for number in numbers] or [(0, 0)]
     for name, table in whole.items():
-        row_groups = [
-            _MAKERS[name][1](take(table, np.flatnonzero((table.step >= first) & (table.step < last))))
-            for first, last in buckets
-        ]
-        _write_parquet(part.dataset / name / f"{file_name}.parquet", row_groups)
-    write_part(part.dataset, file_name, entries)
+        path = dataset / name / f"{file_name}.parquet"
+        row_groups = [to_arrow(take(table, (table.step >= first) & (table.step < last))) for first, last in buckets]
+        schema = row_groups[0].schema
+        with pq.ParquetWriter(path.with_suffix(".new"), schema, **parquet_options(schema)) as writer:
+            for row_group in row_groups:
+                if row_group.num_rows:
+                    writer.write_table(row_group, row_group_size=row_group.num_rows)
+        os.replace(path.with_suffix(".new"), path)
+    write_part(dataset, file_name, entries)
     return len(entries)
-
-
-def _buckets(steps: Sequence[Int32Array], length: int) -> list[tuple[int, int]]:
-    numbers = np.unique(np.concatenate(steps) // length).tolist()
-    return [(number * length, (number + 1) * length) for number in numbers]
-
-
-def _write_parquet(path: Path, row_groups: Sequence[pa.Table]) -> None:
-    partial = path.with_suffix(".new")
-    schema = row_groups[0].schema
-    with pq.ParquetWriter(partial, schema, **parquet_options(schema)) as writer:
-        for row_group in row_groups:
-            if row_group.num_rows:
-                writer.write_table(row_group, row_group_size=row_group.num_rows)
-    os.replace(partial, path)

@@ -1,7 +1,5 @@
 """A folder → the recordings of ranks in it."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Collection
@@ -9,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .._errors import ModtraceError, TraceError
-from .._system.files import open_regular
+from .._system.files import begins_with
 from ..read import FileKind, file_kind_by_head, load
 from ..ring import MAGIC, Kind, RingSnapshot, newest_rings, read_ring, read_ring_rank, ring_serials
 from ..timeline import Timeline, build_in_pieces, build_timeline
@@ -18,7 +16,6 @@ DATASET_MARKER = "dataset.json"
 
 _RING_SUFFIX = ".modtrace"
 _TRACE_SUFFIXES = (".json", ".json.gz", ".pftrace", ".pftrace.gz")
-_OTHER_JSON = (".speedscope.json",)
 _RECORDINGS = (FileKind.SAVED_JSON, FileKind.PERFETTO, FileKind.PROFILE, FileKind.MERGED_PERFETTO)
 
 
@@ -58,7 +55,9 @@ def find_rank_recordings(
         paths = sorted(path for path in root.iterdir() if path.is_file())
     except OSError as error:
         raise ModtraceError(f"{root}: cannot be read: {error.strerror}") from error
-    rings = [path for path in paths if path.suffix == _RING_SUFFIX or (path.suffix != ".new" and _is_ring(path))]
+    rings = [
+        path for path in paths if path.suffix == _RING_SUFFIX or (path.suffix != ".new" and begins_with(path, MAGIC))
+    ]
     rings = [Path(path) for path in newest_rings(map(str, rings))[0]]
     found = [file for path in rings if (file := _read(path, _ring, on_left_out))]
     found = found or [file for path in paths if (file := _read(path, _trace, on_left_out))]
@@ -120,18 +119,10 @@ def _ring(path: Path) -> RankRecording:
     return RankRecording(_rank_in_name(path) if rank is None else rank, path, is_ring=True)
 
 
-def _is_ring(path: Path) -> bool:
-    try:
-        with open_regular(path) as file:
-            return file.read(len(MAGIC)) == MAGIC
-    except OSError:
-        return False
-
-
 def _trace(path: Path) -> RankRecording | None:
     """Return the rank's recording in a file; None if it is not a trace of one rank."""
     name = path.name.lower()
-    if not name.endswith(_TRACE_SUFFIXES) or name.endswith(_OTHER_JSON):
+    if not name.endswith(_TRACE_SUFFIXES) or name.endswith(".speedscope.json"):
         return None
     if file_kind_by_head(path) not in _RECORDINGS:
         return None

@@ -3,8 +3,6 @@
 Times are Unix nanoseconds of the job's clock.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -346,6 +344,9 @@ class FolderTables:
         files: the recordings.
         job: where they are in the job's time.
 
+    Attributes:
+        peak_bytes: by rank, the most that its tensors held; without those that recorded no memory.
+
     Raises:
         ModtraceError: one cannot be read.
     """
@@ -355,15 +356,11 @@ class FolderTables:
         self._bounds = Bounds(
             [one.rank for one in loaded], [one.bound_ns for one in loaded], [job[one.rank].clock for one in loaded]
         )
+        self.peak_bytes = {one.rank: peak for one in loaded if (peak := one.peak_bytes) is not None}
         self._spans = {one.rank: span_table(one.timeline, one.rank) for one in loaded}
         self._ranges = {one.rank: range_table(one.timeline, one.rank) for one in loaded}
         self._collectives = join_tables([collective_table(one.timeline, one.rank) for one in loaded])
         self._steps = join_tables([step_end_table(one.timeline, one.rank) for one in loaded])
-
-    @property
-    def step_count(self) -> int:
-        """One more than the last step that has a collective."""
-        return int(self._collectives.step.max(initial=-1)) + 1
 
     def bounds(self) -> Bounds:
         """Return how far the times of each rank are off."""
@@ -371,8 +368,7 @@ class FolderTables:
 
     def collectives(self, first: int, last: int) -> CollectiveTable:
         """Return the collectives of the steps from `first` to before `last`, of all ranks."""
-        table = self._collectives
-        return take(table, (table.step >= first) & (table.step < last))
+        return _join_steps([self._collectives], first, last)
 
     def spans(self, ranks: Sequence[int], first: int, last: int) -> SpanTable:
         """Return the spans of some ranks in the steps from `first` to before `last`."""
@@ -384,4 +380,4 @@ class FolderTables:
 
     def steps(self, first: int, last: int) -> StepTable:
         """Return when the steps from `first` to before `last` ended."""
-        return take(self._steps, (self._steps.step >= first) & (self._steps.step < last))
+        return _join_steps([self._steps], first, last)

@@ -1,13 +1,11 @@
 """The collectives of one rank that no rank can leave before the last one has come."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from .._typing import BoolArray, Int64Array
+from .._typing import Int64Array
 from ..timeline import Collectives, Group, Timeline
 from .groups import number_distinct
 
@@ -76,21 +74,13 @@ def _first_wait_end(
     collectives: Collectives, group_of_name: Int64Array, waits: Int64Array, group: Int64Array, counter: Int64Array
 ) -> Int64Array:
     """Return for each call the first end of a wait for it; -1 if there is none."""
-    found = np.full(len(group), -1, np.int64)
-    if not len(waits):
-        return found
-    key = _key(group_of_name[collectives.name[waits]], collectives.counter[waits])
-    order = np.lexsort((collectives.end[waits], key))
-    key, end = key[order], collectives.end[waits][order]
-    wanted = _key(group, counter)
-    position = np.minimum(np.searchsorted(key, wanted), len(key) - 1)
-    fits: BoolArray = key[position] == wanted
-    found[fits] = end[position[fits]]
-    return found
-
-
-def _key(group: Int64Array, counter: Int64Array) -> Int64Array:
-    return group << 40 | counter
+    never = np.iinfo(np.int64).max
+    called, waited = group << 40 | counter, group_of_name[collectives.name[waits]] << 40 | collectives.counter[waits]
+    keys, place = np.unique(np.concatenate([called, waited]), return_inverse=True)
+    first = np.full(len(keys), never)
+    np.minimum.at(first, place[len(called) :], collectives.end[waits])
+    found = first[place[: len(called)]]
+    return np.where(found == never, -1, found)
 
 
 class InferredWaits(NamedTuple):
@@ -114,9 +104,8 @@ def inferred_waits(timeline: Timeline) -> InferredWaits:
     unseen = (collectives.done[points.row] >= 0) & (collectives.done[points.row] > collectives.end[points.row])
     unseen &= ~collectives.on_device[points.row]
     waits = collectives.is_wait & (collectives.counter >= 0)
-    seen = np.stack([collectives.name[waits].astype(np.int64), collectives.counter[waits]])
-    called = np.stack([collectives.name[points.row].astype(np.int64), collectives.counter[points.row]])
-    unseen &= ~_in(called, seen)
+    key = collectives.name.astype(np.int64) << 40 | collectives.counter
+    unseen &= ~np.isin(key[points.row], key[waits])
     row, done = points.row[unseen], points.released[unseen]
     if not len(row):
         return InferredWaits(*(np.empty(0, np.int64) for _ in range(3)))
@@ -133,11 +122,6 @@ def inferred_waits(timeline: Timeline) -> InferredWaits:
     since = np.maximum(collectives.end[last_row[used]], _last_activity(timeline, until[used]))
     waited = since < until[used]
     return InferredWaits(since[waited], until[used][waited], collectives.step[last_row[used]][waited])
-
-
-def _in(wanted: Int64Array, known: Int64Array) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
-    """Tell which pairs of (name, counter) are among the known ones."""
-    return np.isin(wanted[0] << 40 | wanted[1], known[0] << 40 | known[1])
 
 
 def _sections(timeline: Timeline) -> tuple[Int64Array, Int64Array]:

@@ -1,9 +1,8 @@
 """Who is late: what the steps of a part of a run say, and of all parts the run."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -11,12 +10,13 @@ import numpy as np
 from ..._errors import ModtraceError
 from ..._system.processes import map_in_processes, processor_count
 from ..._typing import Float32Array, Int64Array
-from ..groups import group_starts, median_of_groups
+from ..groups import group_starts, medians_within
 from ..job_time import JobTime
 from ..rank_folder import RankRecording, find_rank_recordings, is_dataset
 from ..rank_tables import FolderTables, RankTables, StepTable, take
 from .late_senders import late_senders
 from .late_steps import (
+    MODULES_PER_STEP,
     Arrivals,
     LateStep,
     ModuleExcess,
@@ -31,7 +31,8 @@ from .own_time import OwnTime
 from .replay import Replay, rank_events, without_excess
 from .slow_run import PartOfRun, SlowRun, join_parts
 
-_MODULES_PER_STEP = 3
+_NO_STEP = 1 << 30
+"""Behind the last step of any recording."""
 _VERDICTS: tuple[Verdict, ...] = ("even", "cannot tell", "late")
 """What says more comes last."""
 
@@ -119,7 +120,7 @@ def _modules_of(
             first, last = np.searchsorted(spans.step, [step - 1, step + 1], sorter=by_step)
             near = take(spans, np.sort(by_step[first:last]))
             near_ranges = take(ranges, (ranges.step >= step - 1) & (ranges.step <= step))
-            modules[step] = tuple(module_excess(arrivals, late, peers, near, near_ranges, own_time)[:_MODULES_PER_STEP])
+            modules[step] = tuple(module_excess(arrivals, late, peers, near, near_ranges, own_time)[:MODULES_PER_STEP])
     return modules
 
 
@@ -128,11 +129,9 @@ def step_durations(table: StepTable) -> dict[int, int]:
     order = np.lexsort((table.step, table.rank))
     rank, step, end = table.rank[order], table.step[order], table.end[order]
     follows = (np.diff(rank) == 0) & (np.diff(step) == 1)
-    step, duration = step[1:][follows], np.diff(end)[follows]
-    order = np.lexsort((duration, step))
-    begins = group_starts(step[order])
-    medians = median_of_groups(duration[order], begins)
-    return {number: int(median) for number, median in zip(step[order][begins].tolist(), medians.tolist(), strict=True)}
+    step = step[1:][follows]
+    medians = medians_within(np.diff(end)[follows], step)
+    return dict(zip(step.tolist(), medians.astype(np.int64).tolist(), strict=True))
 
 
 def find_slow_ranks(
@@ -164,7 +163,8 @@ def slow_of_recordings(files: Sequence[RankRecording], job: JobTime) -> SlowRun:
         ModtraceError: one cannot be read, or no two ranks waited for each other.
     """
     tables = FolderTables(files, job)
-    return _checked(join_parts([find_late(tables, 0, tables.step_count)]), files[0].path.parent)
+    run = join_parts([find_late(tables, 0, _NO_STEP)])
+    return _checked(replace(run, peak_bytes=tables.peak_bytes), files[0].path.parent)
 
 
 def worst_ranks(run: SlowRun, count: int) -> list[int]:

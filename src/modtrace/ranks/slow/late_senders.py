@@ -1,7 +1,5 @@
 """Self times of modules per rank and step against the slowest of their like elsewhere: for ranks of a pipeline."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -10,12 +8,13 @@ import numpy as np
 
 from ..._typing import BoolArray, Float64Array, Int64Array
 from ...timeline import PHASES
-from ..groups import group_lengths, group_starts, median_of_groups, slowest_of_others
-from ..rank_tables import CALL, WAIT, Bounds, CollectiveTable, RankTables, SpanTable, take
+from ..groups import group_lengths, group_starts, medians_within, slowest_of_others
+from ..rank_tables import CALL, WAIT, CollectiveTable, RankTables, SpanTable, take
 from .late_steps import (
     COUNTED_NOISES,
     MAD_TO_SIGMA,
     MIN_NOISES,
+    MODULES_PER_STEP,
     ModuleExcess,
     StepFinding,
     Verdict,
@@ -71,8 +70,10 @@ def like_module_times(parts: Iterable[SpanTable], own_time: OwnTime) -> LikeModu
         for rank, chosen in zip(ranks.tolist(), np.split(by_rank, begins[1:]) if len(ranks) else [], strict=True):
             rows.append(_rank_rows(take(spans, chosen), own_time, rank, fqn, like))
     rank, step, name, phase, kind, own = np.concatenate(rows, axis=1)
-    excess = _excess(rank, step, kind * len(PHASES) + phase, own)
-    noise = _noise(rank, name * len(PHASES) + phase, kind * len(PHASES) + phase, own)
+    like, module = kind * len(PHASES) + phase, name * len(PHASES) + phase
+    excess = _excess(rank, step, like, own)
+    # The deviations of the modules of a kind from what each takes at the median of its steps.
+    noise = MAD_TO_SIGMA * medians_within(np.abs(own - medians_within(own, module, rank)), like)
     return LikeModuleTimes(list(fqns), rank, step, name, phase, own, excess, noise)
 
 
@@ -98,62 +99,26 @@ def _excess(rank: Int64Array, step: Int64Array, kind: Int64Array, own: Int64Arra
     ordered = slowest[by_size]
     groups = group_starts(kind[ordered], step[ordered])
     count = group_lengths(groups, len(ordered))
-    compared = np.repeat(count, count) > 1
-    usual = np.full(len(slowest), -1)
-    if np.any(compared):
-        values = own[ordered[compared]]
-        again = group_starts(kind[ordered[compared]], step[ordered[compared]])
-        usual[by_size[compared]] = slowest_of_others(values, again)
-    of_row = np.empty(len(own), np.int64)
+    usual, of_row = np.empty(len(slowest), np.int64), np.empty(len(own), np.int64)
+    # A rank that is alone in a step has no others: what is found then is of another step.
+    usual[by_size] = np.where(np.repeat(count, count) > 1, slowest_of_others(own[ordered], groups), -1)
     of_row[order] = np.repeat(usual, sizes)
     return np.where(of_row >= 0, own - of_row, 0)
-
-
-def _noise(rank: Int64Array, module: Int64Array, kind: Int64Array, own: Int64Array) -> Float64Array:
-    """Return the deviations of the modules of a kind from what each takes at the median of its steps."""
-    order = np.lexsort((own, module, rank))
-    begins = group_starts(module[order], rank[order])
-    rest = np.empty(len(own))
-    usual = np.repeat(median_of_groups(own[order], begins), group_lengths(begins, len(order)))
-    rest[order] = np.abs(own[order] - usual)
-    order = np.lexsort((rest, kind))
-    begins = group_starts(kind[order])
-    noise = np.empty(len(own))
-    noise[order] = np.repeat(median_of_groups(rest[order], begins), group_lengths(begins, len(order)))
-    return MAD_TO_SIGMA * noise
 
 
 _CHUNK = 256
 """Ranks whose spans are read at a time."""
 _MAX_CANDIDATES = 8
 """Ranks of a part of a run that are replayed: those that took most more."""
-_MODULES_PER_STEP = 3
 _NEVER = np.iinfo(np.int64).min
-
-
-class LateSender(NamedTuple):
-    """A step with messages, and what made it late.
-
-    Attributes:
-        finding: what it says, without its duration.
-        shorter: int64, by how much the own time before each event is shorter without the excess of its rank in all
-            steps, ns.
-    """
-
-    finding: StepFinding
-    shorter: Int64Array
-
-
-class _Candidate(NamedTuple):
-    rank: int
-    shorter: Int64Array
-    saved: dict[int, int]
 
 
 def late_senders(
     table: CollectiveTable, own_time: OwnTime, replay: Replay, tables: RankTables, first: int, last: int
-) -> list[LateSender]:
+) -> list[tuple[StepFinding, Int64Array]]:
     """Return what each step says in which ranks sent each other messages, in order.
+
+    With it: by how much the own time before each event is shorter without the excess of its rank in all steps, ns.
 
     Args:
         table: the collectives of all ranks.
@@ -180,51 +145,43 @@ def late_senders(
     worst: dict[int, int] = {}
     for (rank, _), (total, _) in totals.items():
         worst[rank] = worst.get(rank, 0) + total
-    candidates = []
+    shorter: dict[int, Int64Array] = {}
     for rank in sorted(worst, key=lambda one: -worst[one])[:_MAX_CANDIDATES]:
         own_steps = [step for one, step in totals if one == rank]
         rows = np.flatnonzero(counted & (times.rank == rank) & np.isin(times.step, own_steps))
-        shorter = _shorter(events, times, rows, tables.spans([rank], first, last), own_time)
-        candidates.append(_Candidate(rank, shorter, replay.saved_by_step(shorter)))
+        shorter[rank] = _shorter(events, times, rows, tables.spans([rank], first, last), own_time)
+    saved = {rank: replay.saved_by_step(without) for rank, without in shorter.items()}
     bounds = tables.bounds()
-    return [_late_sender(step, candidates, totals, late, times, counted, bounds, events) for step in steps]
 
+    def late_sender(step: int) -> tuple[StepFinding, Int64Array]:
+        # Late is whom another one waited for, and without whose excess the step would have been shorter.
+        here = [
+            rank
+            for rank, of_steps in saved.items()
+            if (rank, step) in totals
+            and late.get((rank, step), (0, 0))[0] > 0
+            and of_steps.get(step, 0) > totals[rank, step][1]
+        ]
+        if not here:
+            rank = min(rank for rank, own in late if own == step)
+            return StepFinding(step, "even", rank, 0, 0, 0, 0, 0), np.zeros(len(events.time), np.int64)
+        rank = max(here, key=lambda one: saved[one][step])
+        total, limit = totals[rank, step]
+        lateness, other = late[rank, step]
+        bound = bounds.largest_bound(rank, np.array([other]))
+        verdict: Verdict = "late" if lateness > bound else "cannot tell"
+        rows = np.flatnonzero(counted & (times.rank == rank) & (times.step == step))
+        rows = rows[np.argsort(-times.excess[rows], kind="stable")][:MODULES_PER_STEP]
+        modules = tuple(
+            ModuleExcess(
+                times.fqns[times.fqn[row]], PHASES[times.phase[row]], int(times.excess[row]), int(times.own[row])
+            )
+            for row in rows
+        )
+        finding = StepFinding(step, verdict, rank, total, saved[rank][step], lateness, bound, limit)
+        return finding._replace(modules=modules if verdict == "late" else ()), shorter[rank]
 
-def _late_sender(
-    step: int,
-    candidates: list[_Candidate],
-    totals: dict[tuple[int, int], tuple[int, int]],
-    late: dict[tuple[int, int], tuple[int, int]],
-    times: LikeModuleTimes,
-    counted: BoolArray,
-    bounds: Bounds,
-    events: RankEvents,
-) -> LateSender:
-    # Late is whom another one waited for, and without whose excess the step would have been shorter.
-    here = [
-        one
-        for one in candidates
-        if (one.rank, step) in totals
-        and late.get((one.rank, step), (0, 0))[0] > 0
-        and one.saved.get(step, 0) > totals[one.rank, step][1]
-    ]
-    worst = max(here, key=lambda one: one.saved[step], default=None)
-    if worst is None:
-        rank = min(rank for rank, own in late if own == step)
-        return LateSender(StepFinding(step, "even", rank, 0, 0, 0, 0, 0), np.zeros(len(events.time), np.int64))
-    total, limit = totals[worst.rank, step]
-    lateness, other = late[worst.rank, step]
-    bound = bounds.largest_bound(worst.rank, np.array([other]))
-    verdict: Verdict = "late" if lateness > bound else "cannot tell"
-    rows = np.flatnonzero(counted & (times.rank == worst.rank) & (times.step == step))
-    rows = rows[np.argsort(-times.excess[rows], kind="stable")][:_MODULES_PER_STEP]
-    modules = tuple(
-        ModuleExcess(times.fqns[times.fqn[row]], PHASES[times.phase[row]], int(times.excess[row]), int(times.own[row]))
-        for row in rows
-    )
-    saved = worst.saved[step]
-    finding = StepFinding(step, verdict, worst.rank, total, saved, lateness, bound, limit)
-    return LateSender(finding._replace(modules=modules if verdict == "late" else ()), worst.shorter)
+    return [late_sender(step) for step in steps]
 
 
 def _typical_total(times: LikeModuleTimes, counted: BoolArray) -> float:

@@ -1,7 +1,5 @@
 """What one step says of who was late, and of the modules in which it was."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -10,7 +8,7 @@ import numpy as np
 
 from ..._typing import BoolArray, Float64Array, Int64Array
 from ...timeline import PHASES
-from ..groups import group_lengths, group_starts, median_of_groups, median_of_others
+from ..groups import group_lengths, group_starts, median_of_others, medians_within
 from ..rank_tables import CALL, Bounds, CollectiveTable, RangeTable, SpanTable, take
 from ..sync_points import is_synchronizing
 from .own_time import OwnTime, segments_of
@@ -19,6 +17,9 @@ OUTSIDE = ""
 """The name of what ran in no module and in no range."""
 IN_RANGE = "range"
 """The phase of what ran in no module and in a range: loading a batch, the optimizer."""
+
+MODULES_PER_STEP = 3
+"""How many modules a finding names."""
 
 Verdict = Literal["late", "even", "cannot tell"]
 
@@ -76,28 +77,24 @@ class Arrivals(NamedTuple):
         rank: int64.
         step: int64, the same for all calls of one collective.
         position: int64, which call of its rank in its step it is, from 0, the same for all calls of one collective.
-        time: int64, when it was called, Unix ns.
-        place: int64, the same on the axis of `OwnTime`.
+        place: int64, when it was called, on the axis of `OwnTime`.
         place_before: int64, of the same rank's call before; -1 if there is none.
         own: int64, own time between the two, ns; -1 if there is none before.
         excess: int64, by how much `own` is more than the median of the other ranks', ns; 0 if it is not known.
         lateness: int64, by how much the call was later than the median of the other ranks' calls, ns.
         is_last: bool, whether it is the last call of its collective.
-        size: int64, how many ranks called it.
     """
 
     collective: Int64Array
     rank: Int64Array
     step: Int64Array
     position: Int64Array
-    time: Int64Array
     place: Int64Array
     place_before: Int64Array
     own: Int64Array
     excess: Int64Array
     lateness: Int64Array
     is_last: BoolArray
-    size: Int64Array
 
 
 def find_arrivals(table: CollectiveTable, own_time: OwnTime) -> Arrivals:
@@ -117,17 +114,15 @@ def find_arrivals(table: CollectiveTable, own_time: OwnTime) -> Arrivals:
     before[1:], own[1:] = place[:-1], np.diff(own_time.until(place))
     first_of_rank = group_starts(rank)
     before[first_of_rank] = own[first_of_rank] = -1
-    position = _position(rank, step)
+    begins = group_starts(rank, step)
+    position = np.arange(len(rank)) - np.repeat(begins, group_lengths(begins, len(rank)))
     key = table.group[rows].astype(np.int64) << 40 | table.counter[rows]
     _, collective, count = np.unique(key, return_inverse=True, return_counts=True)
-    both = count[collective] > 1
-    rows, rank, step, position, place, before, own, collective = (
-        values[both] for values in (rows, rank, step, position, place, before, own, collective)
-    )
     time = table.start[rows]
-    order = np.lexsort((time, collective))
+    chosen = np.flatnonzero(count[collective] > 1)
+    chosen = chosen[np.lexsort((time[chosen], collective[chosen]))]
     rank, step, position, place, before, own, collective, time = (
-        values[order] for values in (rank, step, position, place, before, own, collective, time)
+        values[chosen] for values in (rank, step, position, place, before, own, collective, time)
     )
     begins = group_starts(collective)
     size = group_lengths(begins, len(collective))
@@ -136,26 +131,15 @@ def find_arrivals(table: CollectiveTable, own_time: OwnTime) -> Arrivals:
     is_last = np.zeros(len(time), np.bool_)
     is_last[last] = True
     step, position = (np.minimum.reduceat(values, begins)[of_row] for values in (step, position))
-    excess = _excess(own, begins, of_row)
+    by_own = np.lexsort((own, of_row))
+    excess = np.zeros(len(own), np.int64)
+    excess[by_own] = np.rint(own[by_own] - median_of_others(own[by_own], begins)).astype(np.int64)
+    # If one rank has no call before, nothing says what it did.
+    excess[np.minimum.reduceat(own, begins)[of_row] < 0] = 0
     # From the first call of all on: a double does not hold Unix nanoseconds.
     since = time - time.min(initial=np.iinfo(np.int64).max)
     lateness = np.rint(since - median_of_others(since, begins)).astype(np.int64)
-    return Arrivals(of_row, rank, step, position, time, place, before, own, excess, lateness, is_last, size[of_row])
-
-
-def _excess(own: Int64Array, begins: Int64Array, of_row: Int64Array) -> Int64Array:
-    order = np.lexsort((own, of_row))
-    excess = np.zeros(len(own), np.int64)
-    excess[order] = np.rint(own[order] - median_of_others(own[order], begins)).astype(np.int64)
-    # If one rank has no call before, nothing says what it did.
-    known = np.minimum.reduceat(own, begins) >= 0
-    return np.where(known[of_row], excess, 0)
-
-
-def _position(rank: Int64Array, step: Int64Array) -> Int64Array:
-    """Return which row of its rank and step each is, for rows in order of rank and time."""
-    begins = group_starts(rank, step)
-    return np.arange(len(rank)) - np.repeat(begins, group_lengths(begins, len(rank)))
+    return Arrivals(of_row, rank, step, position, place, before, own, excess, lateness, is_last)
 
 
 MIN_NOISES = 6.0
@@ -165,6 +149,7 @@ COUNTED_NOISES = 3.0
 _MIN_STEPS = 4
 """From so many steps on, what a rank always takes more can be separated from what varies."""
 MAD_TO_SIGMA = 1.4826
+_RANK_BITS = 31
 
 
 class LateStep(NamedTuple):
@@ -196,34 +181,26 @@ def late_steps(arrivals: Arrivals, bounds: Bounds) -> list[LateStep]:
     cost = np.where(cost > COUNTED_NOISES * noise, cost, 0)
     order = np.argsort(arrivals.step, kind="stable")
     steps, first = np.unique(arrivals.step[order], return_index=True)
-    parts = np.split(order, first[1:]) if len(steps) else []
-    return [_late_step(arrivals, rows, cost, noise, bounds) for rows in parts]
-
-
-def _late_step(arrivals: Arrivals, rows: Int64Array, cost: Int64Array, noise: Float64Array, bounds: Bounds) -> LateStep:
-    lasts = rows[arrivals.is_last[rows]]
-    ranks, index = np.unique(arrivals.rank[lasts], return_inverse=True)
-    by_rank = np.bincount(index, cost[lasts], len(ranks))
-    rank = int(ranks[np.argmax(by_rank)])
-    own = lasts[arrivals.rank[lasts] == rank]
-    costly = own[cost[own] > 0]
-    counted = costly if len(costly) else own
-    limit = noise_limit(noise[counted], len(rows))
-    total = int(cost[own].sum())
-    worst = int(counted[np.argmax(arrivals.lateness[counted])])
-    lateness = int(arrivals.lateness[worst])
-    # Any rank may be last but one or near the median, so the largest bound of all that came counts.
-    bound = bounds.largest_bound(
-        rank, arrivals.rank[slice(*np.searchsorted(arrivals.collective, arrivals.collective[worst] + np.arange(2)))]
-    )
-    verdict: Verdict = "late"
-    if total <= limit:
-        verdict = "even"
-    elif lateness <= bound:
-        verdict = "cannot tell"
-    finding = StepFinding(int(arrivals.step[rows[0]]), verdict, rank, total, 0, lateness, bound, round(limit))
-    slower = rows[(arrivals.rank[rows] == rank) & (arrivals.excess[rows] > COUNTED_NOISES * noise[rows])]
-    return LateStep(finding, costly, slower)
+    found = []
+    for rows in np.split(order, first[1:]) if len(steps) else ():
+        lasts = rows[arrivals.is_last[rows]]
+        ranks, index = np.unique(arrivals.rank[lasts], return_inverse=True)
+        rank = int(ranks[np.argmax(np.bincount(index, cost[lasts], len(ranks)))])
+        own = lasts[arrivals.rank[lasts] == rank]
+        costly = own[cost[own] > 0]
+        counted = costly if len(costly) else own
+        limit = noise_limit(noise[counted], len(rows))
+        total = int(cost[own].sum())
+        worst = int(counted[np.argmax(arrivals.lateness[counted])])
+        lateness = int(arrivals.lateness[worst])
+        # Any rank may be last but one or near the median, so the largest bound of all that came counts.
+        came = slice(*np.searchsorted(arrivals.collective, arrivals.collective[worst] + np.arange(2)))
+        bound = bounds.largest_bound(rank, arrivals.rank[came])
+        verdict: Verdict = "even" if total <= limit else "cannot tell" if lateness <= bound else "late"
+        finding = StepFinding(int(arrivals.step[rows[0]]), verdict, rank, total, 0, lateness, bound, round(limit))
+        slower = rows[(arrivals.rank[rows] == rank) & (arrivals.excess[rows] > COUNTED_NOISES * noise[rows])]
+        found.append(LateStep(finding, costly, slower))
+    return found
 
 
 def _noise(arrivals: Arrivals) -> Float64Array:
@@ -233,34 +210,25 @@ def _noise(arrivals: Arrivals) -> Float64Array:
     ranks varies, the excess of both does. So the noise is at most what the own time of
     the median rank lets expect.
     """
-    place = arrivals.position
-    excess_varies = _from_usual(arrivals, arrivals.excess)
-    order = np.lexsort((excess_varies, place))
-    begins = group_starts(place[order])
-    of_place = median_of_groups(excess_varies[order], begins)
-    own_varies = _from_usual(arrivals, arrivals.own)
-    by_rank = np.lexsort((own_varies, arrivals.rank, place))
-    ranks = group_starts(place[by_rank], arrivals.rank[by_rank])
-    of_rank, place_of_rank = median_of_groups(own_varies[by_rank], ranks), place[by_rank][ranks]
-    in_order = np.lexsort((of_rank, place_of_rank))
-    first = group_starts(place_of_rank[in_order])
-    middle = first + (group_lengths(first, len(in_order)) - 1) // 2
-    spread = np.minimum(of_place, math.sqrt(2) * of_rank[in_order][middle])
-    noise = np.empty(len(place))
-    noise[order] = MAD_TO_SIGMA * np.repeat(spread, group_lengths(begins, len(order)))
+    place, rank = arrivals.position, arrivals.rank
+    of_place = medians_within(_from_usual(arrivals, arrivals.excess), place)
+    of_rank = medians_within(_from_usual(arrivals, arrivals.own), rank, place)
+    # Once for each rank, in the order of what varies.
+    order = np.lexsort((rank, of_rank, place))
+    order = order[group_starts(place[order], of_rank[order], rank[order])]
+    first = group_starts(place[order])
+    middle = first + (group_lengths(first, len(order)) - 1) // 2
+    of_median_rank = of_rank[order][middle][np.searchsorted(place[order][first], place)]
+    noise: Float64Array = MAD_TO_SIGMA * np.minimum(of_place, math.sqrt(2) * of_median_rank)
     return noise
 
 
 def _from_usual(arrivals: Arrivals, values: Int64Array) -> Float64Array:
     """Return how far each value is from what its rank has at its place of the step as a rule."""
-    order = np.lexsort((values, arrivals.rank, arrivals.position))
-    begins = group_starts(arrivals.position[order], arrivals.rank[order])
-    steps = group_lengths(begins, len(order))
+    place, rank = arrivals.position, arrivals.rank
+    _, of_row, steps = np.unique(place << _RANK_BITS | rank, return_inverse=True, return_counts=True)
     # Few steps do not show what is always so: then ranks are compared alone.
-    always = np.where(steps < _MIN_STEPS, 0, median_of_groups(values[order], begins))
-    rest = np.empty(len(values))
-    rest[order] = np.abs(values[order] - np.repeat(always, steps))
-    return rest
+    return np.abs(values - np.where(steps[of_row] < _MIN_STEPS, 0, medians_within(values, rank, place)))
 
 
 def noise_limit(noise: Float64Array, count: int) -> float:
@@ -313,7 +281,8 @@ def module_excess(
     times = np.zeros((1 + len(peers), outside + 1))
     rows = _rows_of(arrivals, late)
     for row, rank in enumerate([late.finding.rank, *peers]):
-        begins, stops, own = _windows(arrivals, rows[arrivals.rank[rows] == rank])
+        own_rows = rows[(arrivals.rank[rows] == rank) & (arrivals.place_before[rows] >= 0)]
+        begins, stops = arrivals.place_before[own_rows], arrivals.place[own_rows]
         part = take(spans, spans.rank == rank)
         of_rank = own_time.of_rank(rank)
         segments = segments_of(part, of_rank, rank)
@@ -326,7 +295,7 @@ def module_excess(
             inside = np.clip(ends, begin, end), np.clip(starts, begin, end)
             length = of_rank.until(inside[0]) - of_rank.until(inside[1])
             times[row] += np.bincount(key, length, outside + 1)
-        times[row, outside] = max(own - times[row, :outside].sum(), 0)
+        times[row, outside] = max(arrivals.own[own_rows].sum() - times[row, :outside].sum(), 0)
     usual = np.median(times[1:], axis=0) if peers else np.zeros(outside + 1)
     more = times[0] - usual
     names = [
@@ -349,9 +318,3 @@ def _rows_of(arrivals: Arrivals, late: LateStep) -> Int64Array:
     begins, ends = np.searchsorted(arrivals.collective, wanted), np.searchsorted(arrivals.collective, wanted + 1)
     parts = [np.arange(begin, end) for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
     return np.concatenate([np.empty(0, np.int64), *parts])
-
-
-def _windows(arrivals: Arrivals, rows: Int64Array) -> tuple[Int64Array, Int64Array, int]:
-    """Return the windows before a rank's arrivals, and its own time in them."""
-    rows = rows[arrivals.place_before[rows] >= 0]
-    return arrivals.place_before[rows], arrivals.place[rows], int(arrivals.own[rows].sum())

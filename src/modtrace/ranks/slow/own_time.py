@@ -1,7 +1,5 @@
 """The own time of ranks, which stops while they wait; and which module's it was."""
 
-from __future__ import annotations
-
 import copy
 from typing import NamedTuple
 
@@ -42,7 +40,7 @@ class OwnTime:
         position: Int64Array = index * self._length + (time - self._zero)
         return position
 
-    def of_rank(self, rank: int) -> OwnTime:
+    def of_rank(self, rank: int) -> "OwnTime":
         """Return the same for one rank alone, which is quicker to ask."""
         index = int(np.searchsorted(self.ranks, rank))
         first, last = np.searchsorted(self._waits.start, [index * self._length, (index + 1) * self._length])
@@ -81,7 +79,7 @@ def segments_of(spans: SpanTable, own_time: OwnTime, rank: int) -> Segments:
     """
     count = len(spans.start)
     if not count:
-        return Segments(*(np.empty(0, np.int64) for _ in range(4)))
+        return Segments(*np.empty((4, 0), np.int64))
     parent = find_parents(spans.track.astype(np.int64), spans.depth.astype(np.int64))
     track = np.concatenate([spans.track, spans.track])
     time = np.concatenate([spans.start, spans.start + spans.duration])

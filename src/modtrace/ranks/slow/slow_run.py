@@ -1,7 +1,5 @@
 """What came out: who was late in each step and over the run, as sentences, tables, JSON, and a page with a picture."""
 
-from __future__ import annotations
-
 import base64
 import html
 import math
@@ -10,7 +8,7 @@ import struct
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -22,6 +20,7 @@ from ..._terminal import counted, printable
 from ..._typing import Float32Array, Int64Array, UInt8Array
 from ...ring.collective_text import rank_list
 from ...write.atomic_file import atomic_writer
+from ..all_ranks import peak_sentence
 from .late_steps import IN_RANGE, OUTSIDE, StepFinding
 
 _OUTSIDE_TEXT = "(outside modules)"
@@ -112,6 +111,7 @@ class SlowRun:
         late: the ranks that were late, by what they cost.
         duration_ns: of all steps together, as far as known.
         parts: what the picture shows.
+        peak_bytes: by rank, the most that its tensors held; empty for a dataset, and where no memory was recorded.
     """
 
     steps: Sequence[StepFinding]
@@ -119,6 +119,7 @@ class SlowRun:
     late: Sequence[LateRank]
     duration_ns: int
     parts: Sequence[PartOfRun]
+    peak_bytes: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def saved_ns(self) -> int:
@@ -149,7 +150,7 @@ class SlowRun:
         if unsure:
             steps = counted(unsure, "step")
             lines.append(f"in {steps} it is not clear who was late: by less than the times of ranks are off")
-        return lines
+        return lines + [peak_sentence(self.peak_bytes)] * bool(self.peak_bytes)
 
     def _rank_sentence(self, one: LateRank) -> str:
         each = one.cost_ns / max(one.steps, 1) / 1e6
@@ -179,11 +180,11 @@ class SlowRun:
 
     def to_text(self, limit: int | None = None) -> str:
         """Return the sentences, and the tables of ranks, modules and steps with `limit` rows each; times in ms."""
-        return "\n".join([*map(printable, self.sentences), *self._tables_as(to_text, limit)])
+        return self._rendered(to_text, limit)
 
     def to_markdown(self, limit: int | None = None) -> str:
         """Return the same with the tables as GitHub has them."""
-        return "\n".join([*map(printable, self.sentences), *self._tables_as(to_markdown, limit)])
+        return self._rendered(to_markdown, limit)
 
     def to_csv(self) -> str:
         """Return the table of steps as CSV with a header line."""
@@ -205,9 +206,16 @@ class SlowRun:
         with atomic_writer(path) as file:
             file.write(_page(self, title).encode())
 
-    def _tables_as(self, render: Callable[[Table], Sequence[str]], limit: int | None) -> list[str]:
-        tables = (self._rank_table(limit), self._module_table(limit), self._step_table(limit))
-        return [line for table in tables if table.rows for line in ("", *render(table))]
+    def _rendered(self, render: Callable[[Table], Sequence[str]], limit: int | None) -> str:
+        tables = [line for table in self._tables(limit).values() if table.rows for line in ("", *render(table))]
+        return "\n".join([*map(printable, self.sentences), *tables])
+
+    def _tables(self, limit: int | None) -> dict[str, Table]:
+        return {
+            "Ranks": self._rank_table(limit),
+            "Modules": self._module_table(limit),
+            "Steps": self._step_table(limit),
+        }
 
     def _rank_table(self, limit: int | None = None) -> Table:
         """Return the late ranks by what they cost."""
@@ -230,11 +238,11 @@ class SlowRun:
         totals: dict[tuple[str, str], list[int]] = {}
         ranks: dict[tuple[str, str], list[int]] = {}
         for one in self.late:
-            for fqn, phase, steps, cost in one.modules:
-                total = totals.setdefault((fqn, phase), [0, 0])
-                total[0] += steps
-                total[1] += cost
-                ranks.setdefault((fqn, phase), []).append(one.rank)
+            for module in one.modules:
+                total = totals.setdefault(module[:2], [0, 0])
+                total[0] += module.steps
+                total[1] += module.cost_ns
+                ranks.setdefault(module[:2], []).append(one.rank)
         in_order = sorted(totals.items(), key=lambda item: -item[1][1])[:limit]
         rows = [
             [fqn or _OUTSIDE_TEXT, phase, str(steps), f"{cost / 1e6:,.3f}", rank_list(ranks[fqn, phase])]
@@ -246,7 +254,23 @@ class SlowRun:
     def _step_table(self, limit: int | None = None) -> Table:
         """Return the steps, those that lost most first."""
         in_order = sorted(self.steps, key=lambda step: (step.verdict != "late", -step.cost_ns, step.step))
-        rows = [_step_row(step) for step in in_order[:limit]]
+        rows = []
+        for step in in_order[:limit]:
+            told = step.verdict != "even"
+            module, phase = step.modules[0][:2] if step.modules else ("", "")
+            rows.append(
+                [
+                    str(step.step),
+                    step.verdict,
+                    str(step.rank) if told else "",
+                    module or (_OUTSIDE_TEXT if step.modules else ""),
+                    phase,
+                    f"{step.cost_ns / 1e6:,.3f}" if told else "",
+                    f"{step.lateness_ns / 1e6:,.3f}" if told else "",
+                    f"{step.bound_ns / 1e3:,.1f}",
+                    f"{step.duration_ns / 1e6:,.3f}" if step.duration_ns else "",
+                ]
+            )
         headings = ["step", "verdict", "rank", "module", "phase", "cost ms", "late by ms", "± µs", "step ms"]
         kinds: list[Any] = ["number", "text", "number", "name", "text", "number", "number", "number", "number"]
         return Table(headings, rows, kinds, [0] * len(headings))
@@ -259,6 +283,7 @@ class SlowRun:
             "duration_ns": self.duration_ns,
             "saved_ns": self.saved_ns,
             "late_ranks": json_values(self.late),
+            "peak_bytes": [{"rank": rank, "peak_bytes": peak} for rank, peak in self.peak_bytes.items()],
             "steps": json_values(self.steps),
         }
 
@@ -267,22 +292,6 @@ def _module_text(fqn: str, phase: str) -> str:
     if phase == IN_RANGE:
         return fqn
     return f"{fqn} {phase}" if fqn != OUTSIDE else _OUTSIDE_TEXT
-
-
-def _step_row(step: StepFinding) -> list[str]:
-    worst = step.modules[0] if step.modules else None
-    told = step.verdict != "even"
-    return [
-        str(step.step),
-        step.verdict,
-        str(step.rank) if told else "",
-        "" if worst is None else worst.fqn or _OUTSIDE_TEXT,
-        "" if worst is None else worst.phase,
-        f"{step.cost_ns / 1e6:,.3f}" if told else "",
-        f"{step.lateness_ns / 1e6:,.3f}" if told else "",
-        f"{step.bound_ns / 1e3:,.1f}",
-        f"{step.duration_ns / 1e6:,.3f}" if step.duration_ns else "",
-    ]
 
 
 def join_parts(parts: Iterable[PartOfRun]) -> SlowRun:
@@ -296,20 +305,19 @@ def join_parts(parts: Iterable[PartOfRun]) -> SlowRun:
             by_rank.setdefault(step.rank, []).append(step)
     slow = often_late([step.rank if step.verdict == "late" else NO_RANK for step in steps], ranks)
     saved = {rank: sum(part.saved.get(rank, 0) for part in in_order) for rank in by_rank}
-    late = [_late_rank(rank, own, saved[rank], is_slow=rank in slow) for rank, own in by_rank.items()]
+    late = []
+    for rank, own in by_rank.items():
+        modules: dict[tuple[str, str], list[int]] = {}
+        for step in own:
+            if step.modules:
+                worst = step.modules[0]
+                modules.setdefault((worst.fqn, worst.phase), []).append(min(worst.excess_ns, step.cost_ns))
+        rows = [LateModule(*key, len(found), sum(found)) for key, found in modules.items()]
+        rows.sort(key=lambda row: -row.cost_ns)
+        cost = sum(step.cost_ns for step in own)
+        late.append(LateRank(rank, len(own), cost, saved[rank], rank in slow, tuple(rows)))
     late.sort(key=lambda one: (-one.cost_ns, one.rank))
     return SlowRun(steps, ranks, late, sum(step.duration_ns for step in steps), in_order)
-
-
-def _late_rank(rank: int, own: Sequence[StepFinding], saved_ns: int, *, is_slow: bool) -> LateRank:
-    modules: dict[tuple[str, str], list[int]] = {}
-    for step in own:
-        if step.modules:
-            worst = step.modules[0]
-            modules.setdefault((worst.fqn, worst.phase), []).append(min(worst.excess_ns, step.cost_ns))
-    rows = [LateModule(*key, len(found), sum(found)) for key, found in modules.items()]
-    rows.sort(key=lambda row: -row.cost_ns)
-    return LateRank(rank, len(own), sum(step.cost_ns for step in own), saved_ns, is_slow, tuple(rows))
 
 
 def often_late(late: Sequence[int], ranks: int) -> set[int]:
@@ -326,20 +334,19 @@ def often_late(late: Sequence[int], ranks: int) -> set[int]:
     counts = Counter(rank for rank in late if rank != NO_RANK)
     usual = sorted([*counts.values(), *[0] * (ranks - len(counts))])[(ranks - 1) // 2] if ranks else 0
 
+    def chance(count: int, length: float) -> float:
+        """Return how probable it is that a rank is late `count` times by chance, of runs of `length` steps."""
+        own, others = int(count / length), int(usual * (ranks - 1) / length)
+        # How often the others were late is a count too: few ranks do not show the rate well.
+        as_others = at_least(own, own + others, 1 / ranks)
+        return max(as_others, at_least(own, int(len(late) / length), min(_LATE_BY_CHANCE, 1 / ranks)))
+
     def often(among: set[int], length: float) -> set[int]:
-        return {rank for rank in among if ranks * _chance(counts[rank], usual, len(late), ranks, length) < _SIGNIFICANT}
+        return {rank for rank in among if ranks * chance(counts[rank], length) < _SIGNIFICANT}
 
     found = often(set(counts), 1.0)
     runs = [len(list(steps)) for rank, steps in groupby(late) if rank != NO_RANK and rank not in found]
     return often(found, sum(runs) / len(runs)) if runs else found
-
-
-def _chance(count: int, usual: int, steps: int, ranks: int, length: float) -> float:
-    """Return how probable it is that a rank is late `count` times by chance, of runs of `length` steps."""
-    own, others = int(count / length), int(usual * (ranks - 1) / length)
-    # How often the others were late is a count too: few ranks do not show the rate well.
-    as_others = at_least(own, own + others, 1 / ranks)
-    return max(as_others, at_least(own, int(steps / length), min(_LATE_BY_CHANCE, 1 / ranks)))
 
 
 def at_least(count: int, of: int, probability: float) -> float:
@@ -378,24 +385,20 @@ def _page(run: SlowRun, title: str) -> str:
         *(f"<p>{html.escape(line)}</p>" for line in run.sentences),
         *_picture(run),
     ]
-    for heading, table in (
-        ("Ranks", run._rank_table(_TABLE_ROWS)),
-        ("Modules", run._module_table(_TABLE_ROWS)),
-        ("Steps", run._step_table(_TABLE_ROWS)),
-    ):
-        lines += [f"<h2>{heading}</h2>", *_table(table)]
+    for heading, table in run._tables(_TABLE_ROWS).items():
+        lines += [f"<h2>{heading}</h2>", *(to_html(table) if table.rows else ["<p>none</p>"])]
     return "\n".join([*lines, "</body></html>\n"])
-
-
-def _table(table: Table) -> list[str]:
-    return to_html(table) if table.rows else ["<p>none</p>"]
 
 
 def _picture(run: SlowRun) -> list[str]:
     matrix, ranks, steps = run.lateness
     if not matrix.size:
         return ["<p>There is no collective that several ranks called.</p>"]
-    shown = _pooled(matrix)
+    shown: Any = matrix
+    for axis, limit in ((0, _MAX_ROWS), (1, _MAX_COLUMNS)):
+        size = shown.shape[axis]
+        if size > limit:  # the worst of neighbouring cells
+            shown = np.fmax.reduceat(shown, np.unique(np.arange(limit) * size // limit), axis=axis)
     most = max(float(np.nanmax(shown, initial=0.0)), 2 * _LEAST_NS)
     data = base64.b64encode(png(_coloured(shown, most))).decode()
     caption = (
@@ -408,23 +411,11 @@ def _picture(run: SlowRun) -> list[str]:
     return [f"<figure>{image}<figcaption>{caption}</figcaption></figure>"]
 
 
-def _pooled(matrix: Any) -> Any:
-    """Return the matrix with the worst of neighbouring cells if it is larger than a picture."""
-    for axis, limit in ((0, _MAX_ROWS), (1, _MAX_COLUMNS)):
-        size = matrix.shape[axis]
-        if size > limit:
-            starts = np.unique(np.arange(limit) * size // limit)
-            matrix = np.fmax.reduceat(matrix, starts, axis=axis)
-    return matrix
-
-
 def _coloured(matrix: Any, most: float) -> UInt8Array:
     known = np.isfinite(matrix)
     level = np.log(np.clip(np.where(known, matrix, 0), _LEAST_NS, most) / _LEAST_NS) / np.log(most / _LEAST_NS)
-    place = level * (len(_COLOURS) - 1)
-    low = np.minimum(place.astype(np.int64), len(_COLOURS) - 2)
-    part = (place - low)[..., None]
-    pixels = _COLOURS[low] * (1 - part) + _COLOURS[low + 1] * part
+    stops = np.linspace(0, 1, len(_COLOURS))
+    pixels = np.stack([np.interp(level, stops, colour) for colour in _COLOURS.T], axis=-1)
     pixels[~known] = _UNKNOWN
     coloured: UInt8Array = np.rint(pixels).astype(np.uint8)
     return coloured
