@@ -3,12 +3,11 @@
 It imports no torch: `modtrace run --help` and `modtrace.on_trace_ready` read it.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 if TYPE_CHECKING:
@@ -29,9 +28,9 @@ class RecordOptions(TypedDict, total=False):
     engine: EngineName
     capacity: int
     ring: str | os.PathLike[str] | None
-    model: nn.Module | str | None
+    model: "nn.Module | str | None"
     max_steps: int | None
-    schedule: Callable[[int], ProfilerAction] | None
+    schedule: "Callable[[int], ProfilerAction] | None"
     shapes: bool
     memory_interval: float | None
     memory: bool
@@ -104,12 +103,7 @@ def _number(text: str, least: int) -> int:
     return number
 
 
-def _positive(text: str) -> int:
-    return _number(text, 1)
-
-
-def _count(text: str) -> int:
-    return _number(text, 0)
+_positive = partial(_number, least=1)
 
 
 def _seconds(text: str) -> float:
@@ -141,7 +135,7 @@ class _StepSchedule:
     def __str__(self) -> str:
         return f"{self.wait},{self.warmup},{self.active},{self.repeat}"
 
-    def __call__(self, step: int) -> ProfilerAction:
+    def __call__(self, step: int) -> "ProfilerAction":
         from torch.profiler import ProfilerAction
 
         cycle, place = divmod(step, self.wait + self.warmup + self.active)
@@ -180,7 +174,13 @@ OPTIONS: tuple[Option, ...] = (
     Option("schedule", _schedule, "Record only some steps, a file per cycle.", "WAIT,WARMUP,ACTIVE[,REPEAT]"),
     Option("shapes", parse_flag, "Note shapes and dtypes of each call's input tensors.", None, False),
     Option("memory_interval", _seconds, "Sample memory, at most once in so many seconds.", "SECONDS"),
-    Option("memory", parse_flag, "Record what each call of a module allocates and keeps, on the CPU.", None, False),
+    Option(
+        "memory",
+        parse_flag,
+        "Record what each call of a module allocates and keeps, on the GPU if one is used.",
+        None,
+        False,
+    ),
     Option(
         "on_signal",
         _signal,
@@ -205,7 +205,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("ranges", parse_flag, "Record named ranges: data loading, optimizer, your own.", None, True),
     Option("flops", parse_flag, "Count the FLOPs of each module, in the first step.", None, False),
     Option("workers", parse_flag, "Also record what the workers of a DataLoader do.", None, False),
-    Option("keep", _count, "Rings of earlier runs to keep, as run.1.modtrace.", "N", 3),
+    Option("keep", partial(_number, least=0), "Rings of earlier runs to keep, as run.1.modtrace.", "N", 3),
     Option("keep_when", str, "Keep the steps around what is slow: 'step > 3x'.", "CONDITION", separator="; "),
 )
 """All of `RecordOptions`."""

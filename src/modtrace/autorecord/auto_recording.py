@@ -1,7 +1,5 @@
 """A recording that starts once torch is imported, for `modtrace run` or the variable `MODTRACE`, and its last words."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os
@@ -102,7 +100,7 @@ class AutoRecording:
             self._prepare()
             recording = record(**self._arguments)
             recording.replaceable = True
-            recording.on_saved = _say_where if self._unattended else _say_nothing
+            recording.on_saved = _say_where if self._unattended else lambda _: None  # who made it says it
             recording.warn = _say
             if self._save_on_term and recording.path is not None:
                 recording.save_on_term()
@@ -170,10 +168,6 @@ def _say(line: str) -> None:
 
 def _say_where(path: str) -> None:
     _say(f"recorded to {path}. {next_step_hint(path)}")
-
-
-def _say_nothing(_path: str) -> None:
-    """Say nothing: who made the recording does."""
 
 
 _VARIABLE = "MODTRACE"

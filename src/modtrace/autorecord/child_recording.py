@@ -4,11 +4,10 @@ So processes that call none (resource trackers, the server of `forkserver`, pool
 fork costs nothing but a wrapper around `nn.Module.__call__`. Workers of a DataLoader are not recorded.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.util import Finalize
 from typing import Any
 
@@ -24,23 +23,6 @@ from ..track.skip_dynamo import skip_frame
 from .job import Job
 
 _exclusive = Exclusive()
-
-
-def call_at_first_module_call(function: Callable[[], None]) -> None:
-    """Call `function` once, just before a module is called; what it starts sees that call already.
-
-    Modules that run only inside of what torch.compile compiled are not seen.
-    """
-    begun = False
-
-    def call_if_first() -> None:
-        nonlocal begun
-        if not begun:
-            begun = True
-            _PATCH.uninstall()
-            function()
-
-    _PATCH.install(lambda: _exclusive.run(call_if_first))
 
 
 def _make_wrapper(patched: WrappedFunction) -> Callable[..., Any]:
@@ -68,8 +50,20 @@ _recorded: tuple[Recording, Job] | None = None
 
 
 def record_this_child(job: Job) -> None:
-    """Record this process from its first call of a module on, unless something else does by then."""
-    call_at_first_module_call(lambda: _begin(job))
+    """Record this process from its first call of a module on, unless something else does by then.
+
+    That call is recorded already. Modules that run only inside of what torch.compile compiled are not seen.
+    """
+    begun = False
+
+    def begin_if_first() -> None:
+        nonlocal begun
+        if not begun:
+            begun = True
+            _PATCH.uninstall()
+            _begin(job)
+
+    _PATCH.install(lambda: _exclusive.run(begin_if_first))
 
 
 def record_forked_children(recording: Recording, job: Job) -> None:
@@ -94,12 +88,12 @@ def _begin(job: Job) -> None:
     try:
         recording = record(**job.child_arguments())
         recording.replaceable = True
-        recording.on_saved = job.note_saved
+        recording.on_saved = partial(job.note, "saved")
         recording.start()
     except Exception as error:
         _log.error("nothing is recorded of the child process %d: %s", os.getpid(), error)
         return
-    job.note_begin()
+    job.note("begin")
     record_forked_children(recording, job)
     # Children of `multiprocessing` that were forked end without `atexit`.
     Finalize(None, _save, (recording,), exitpriority=_BEFORE_EXIT)

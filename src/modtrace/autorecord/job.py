@@ -5,8 +5,6 @@ runs when it starts, and `MODTRACE_JOB` holds the rest. So it reaches whatever s
 `subprocess`, torchrun, a shell. Forked children have it already.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -53,7 +51,7 @@ class Job:
         self._notes = notes
 
     @classmethod
-    def begin(cls, arguments: Mapping[str, Any]) -> Job:
+    def begin(cls, arguments: Mapping[str, Any]) -> "Job":
         """Return a new job."""
         notes = ""
         with contextlib.suppress(OSError):  # no place for temporary files: the children are recorded and not counted
@@ -62,7 +60,7 @@ class Job:
         return cls(arguments, notes)
 
     @classmethod
-    def inherited(cls) -> Job:
+    def inherited(cls) -> "Job":
         """Return the job that this process was started by, as `tell_children` says it."""
         arguments, notes = json.loads(os.environ[_VARIABLE].partition("\n")[2])
         for name, value in arguments.items():
@@ -97,15 +95,8 @@ class Job:
             return None
         return re.sub("%[rph%]", lambda match: "%" if match[0] == "%%" else "*", _child_path(path))
 
-    def note_begin(self) -> None:
-        """Note that this process, a child, records."""
-        self._note("begin")
-
-    def note_saved(self, path: str) -> None:
-        """Note that this process, a child, saved its recording to `path`."""
-        self._note("saved", path)
-
-    def _note(self, what: str, path: str = "") -> None:
+    def note(self, what: str, path: str = "") -> None:
+        """Note that this process, a child, records ("begin"), or saved its recording to `path` ("saved")."""
         # It is gone if the process that began the job has ended.
         with contextlib.suppress(OSError):
             descriptor = os.open(self._notes, os.O_WRONLY | os.O_APPEND)

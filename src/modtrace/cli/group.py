@@ -1,7 +1,5 @@
 """The group of subcommands, each imported when it is used: `modtrace NAME` is `NAME_command` of `commands/NAME.py`."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import sys
@@ -110,8 +108,9 @@ class LazyGroup(click.Group):
         if name not in known and not ctx.resilient_parsing:
             hint = did_you_mean(name, known) or f" There are {', '.join(known)}."
             raise click.UsageError(f"There is no command {name!r}.{hint}", ctx)
-        if name != "run":  # whose script prints to the same stream
-            _print_all_characters()
+        # `?` for characters that the output cannot encode; the script of `run` prints to the same stream.
+        if name != "run" and isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -129,12 +128,6 @@ class LazyGroup(click.Group):
             return super().make_context(*args, **kwargs)
         except click.UsageError as error:
             _raise_in_our_style(error)
-
-
-def _print_all_characters() -> None:
-    """Print `?` for characters that the output cannot encode, such as the lines of trees in a pipe of Windows."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
 
 
 def _raise_in_our_style(error: click.UsageError) -> NoReturn:

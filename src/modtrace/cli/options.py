@@ -1,10 +1,8 @@
 """Options that several commands have, each with one name and one meaning."""
 
-from __future__ import annotations
-
 import difflib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeVar
 
 import click
@@ -43,66 +41,42 @@ def interval(parse_number: Callable[[str], Number]) -> Callable[[str], tuple[Num
     return parse
 
 
-class LazyChoice(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3 only
-    """A choice whose values are looked up when they are needed, as their module is slow to import.
+def value_option(
+    names: str, kind: Any, metavar: str | None, explained: str, default: object = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return an option with one value, whose help shows the default.
 
     Args:
-        values: returns them.
+        names: as it is given (`-o --output`), and perhaps the name of the argument.
+        kind: the type of the value, or a function that parses its text.
+        metavar: what the help calls the value.
+        explained: the help.
+        default: the value, or the text to parse, where it is not given.
     """
-
-    name = "choice"
-
-    def __init__(self, values: Callable[[], Sequence[str]]) -> None:
-        self._values = values
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the value if it is one of them."""
-        known = self._values()
-        try:
-            return click.Choice(known).convert(value, param, ctx)
-        except click.BadParameter as error:
-            self.fail(f"{error.message}{did_you_mean(str(value), known)}", param, ctx)
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[click.shell_completion.CompletionItem]:
-        """Return the values that begin with what was typed."""
-        return click.Choice(self._values()).shell_complete(ctx, param, incomplete)
+    return click.option(
+        *names.split(), type=kind, metavar=metavar, default=default, show_default=default is not None, help=explained
+    )
 
 
-format_option = click.option(
-    "--format",
-    "output_format",
-    type=click.Choice(["table", "markdown", "csv", "json"]),
-    default="table",
-    show_default=True,
-    help="Times are ms in table and markdown, ns in csv and json.",
+def _format_option(formats: list[str], explained: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    return value_option("--format output_format", click.Choice(formats), None, explained, formats[0])
+
+
+format_option = _format_option(
+    ["table", "markdown", "csv", "json"], "Times of modules are ms in table and markdown, ns in csv and json."
 )
-text_or_json_option = click.option(
-    "--format",
-    "output_format",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Text or JSON.",
+text_or_json_option = _format_option(["text", "json"], "Text or JSON.")
+only_option = value_option("--only", str, "PATTERN", "Take modules whose full name matches, as in 'GPT.blocks.*'.")
+max_depth_option = value_option(
+    "--max-depth", click.IntRange(1), "N", "Take N levels of modules; the time of those below counts to the last."
 )
-only_option = click.option(
-    "--only",
-    metavar="PATTERN",
-    help="Take modules whose full name matches, as in 'GPT.blocks.*'.",
+steps_option = value_option(
+    "--steps", interval(int), "A:B", "Take steps A to B, without B; 0 is the first, -1 the last."
 )
-max_depth_option = click.option(
-    "--max-depth",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Take N levels of modules; the time of those below counts to the last.",
-)
-steps_option = click.option(
-    "--steps", metavar="A:B", type=interval(int), help="Take steps A to B, without B; 0 is the first, -1 the last."
-)
-step_by_option = click.option(
+step_by_option = value_option(
     "--step-by",
-    metavar="WHAT",
-    help="What a step is: optimizer, call (an outermost call, or a generate), 'range NAME', or a class of modules; "
+    str,
+    "WHAT",
+    "What a step is: optimizer, call (an outermost call, or a generate), 'range NAME', or a class of modules; "
     "else optimizer, or call where nothing is trained.",
 )

@@ -1,11 +1,9 @@
 """What the commands print: text of unknown origin is made safe for the terminal here, and progress is shown."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 import click
@@ -14,7 +12,6 @@ from .._terminal import is_terminal, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import ProgressColumn
 
     from ..formats.trace_file import Progress
     from ..record_options import EngineName
@@ -27,7 +24,7 @@ def echo(line: object, *, err: bool = False) -> None:
     click.echo(printable(str(line)), err=err)
 
 
-def make_console(*, stderr: bool = False) -> Console:
+def make_console(*, stderr: bool = False) -> "Console":
     """Return a console that takes no markup from texts, and folds nothing where a program or a file reads it."""
     from rich.console import Console
 
@@ -37,7 +34,7 @@ def make_console(*, stderr: bool = False) -> Console:
     return console
 
 
-def build_engine(wanted: EngineName) -> None:
+def build_engine(wanted: "EngineName") -> None:
     """Build the native engine where it is wanted, was not built yet, and can be; torch is imported for that."""
     from ..track.native.build import build_if_missing
 
@@ -56,35 +53,27 @@ def show_status(text: str) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def show_count(what: str, total: int) -> Iterator[Callable[[int], object] | None]:
+def show_count(what: str, total: int) -> AbstractContextManager[Callable[[int], object] | None]:
     """Show on a terminal how many things have been done, while the block runs; None where there is no terminal."""
-    if not is_terminal(sys.stderr):
-        yield None
-        return
-    from rich.progress import MofNCompleteColumn
-
-    with _bar(what, total, MofNCompleteColumn()) as advance:
-        yield advance
+    return _bar(what, total, "MofNCompleteColumn")
 
 
-@contextmanager
-def show_reading(path: str) -> Iterator[Progress | None]:
+def show_reading(path: str) -> "AbstractContextManager[Progress | None]":
     """Show on a terminal how much of a file has been read, while the block runs; None where there is no terminal."""
-    if not is_terminal(sys.stderr) or not os.path.isfile(path):
-        yield None
-        return
-    from rich.progress import DownloadColumn
-
-    with _bar(os.path.basename(path), os.path.getsize(path), DownloadColumn()) as advance:
-        yield advance
+    return _bar(os.path.basename(path), os.path.getsize(path) if os.path.isfile(path) else 0, "DownloadColumn")
 
 
 @contextmanager
-def _bar(what: str, total: int, count: ProgressColumn) -> Iterator[Callable[[int], None]]:
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+def _bar(what: str, total: int, column: str) -> Iterator[Callable[[int], None] | None]:
+    if not is_terminal(sys.stderr) or not total:
+        yield None
+        return
+    from rich import progress
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), count, TimeRemainingColumn())
-    with Progress(*columns, console=make_console(stderr=True), transient=True) as bar:
+    count = getattr(progress, column)()
+    columns = (progress.TextColumn("{task.description}", markup=False), progress.BarColumn(), count)
+    with progress.Progress(
+        *columns, progress.TimeRemainingColumn(), console=make_console(stderr=True), transient=True
+    ) as bar:
         task = bar.add_task(printable(what), total=total)
         yield lambda done: bar.update(task, advance=done)

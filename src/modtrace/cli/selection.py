@@ -1,7 +1,5 @@
 """What the options of several commands leave of a timeline, and what they say if that is nothing."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from .._errors import ModtraceError
@@ -10,7 +8,7 @@ if TYPE_CHECKING:
     from ..timeline import Timeline
 
 
-def require_spans(timeline: Timeline, whole: Timeline, path: str, *, chosen: bool) -> None:
+def require_spans(timeline: "Timeline", whole: "Timeline", path: str, *, chosen: bool) -> None:
     """Check that there is something to show or to write.
 
     Args:
@@ -25,7 +23,11 @@ def require_spans(timeline: Timeline, whole: Timeline, path: str, *, chosen: boo
     if len(timeline.columns):
         return
     if len(whole.columns):
-        raise ModtraceError(f"nothing is left of {path}: {_describe(whole)}")
+        columns, example = whole.columns, whole.names[whole.columns.name[0]].fqn
+        first, last = int(columns.step.min()), int(columns.step.max())
+        length = (int(columns.end.max()) - int(columns.start[0])) / 1e6
+        there = f"{len(columns)} spans in steps {first} to {last}, over {length:.3f} ms, of modules such as {example}"
+        raise ModtraceError(f"nothing is left of {path}: it holds {there}")
     notes = whole.metadata.get("notes")
     if isinstance(notes, list) and notes:
         raise ModtraceError(f"{path} holds no module: {notes[0]}")
@@ -43,14 +45,3 @@ def no_such_module(path: str, pattern: str, example: str) -> ModtraceError:
     """
     hint = f"; there is {example}, for one" if example else ""
     return ModtraceError(f"nothing is left of {path}: no module is called {pattern}{hint}")
-
-
-def _describe(timeline: Timeline) -> str:
-    """Say what a selection can choose from."""
-    columns = timeline.columns
-    first, last = int(columns.step.min()), int(columns.step.max())
-    length = (int(columns.end.max()) - int(columns.start[0])) / 1e6
-    return (
-        f"it holds {len(columns)} spans in steps {first} to {last}, over {length:.3f} ms, of modules such as "
-        f"{timeline.names[columns.name[0]].fqn}"
-    )

@@ -11,7 +11,7 @@ import re
 import sys
 from typing import Any
 
-from ..track.naming.module_kinds import MethodCall
+from ..track.naming.modules import MethodCall
 from .training_recorder import RecordingCallback
 
 if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
@@ -43,14 +43,7 @@ class ModtraceCallback(RecordingCallback, Callback):  # type: ignore[misc]
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self._begin_step(self._step)
 
-    def on_train_batch_end(
-        self,
-        trainer: Any,
-        pl_module: Any,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         # Unchanged while gradients are accumulated.
         if trainer.global_step != self._optimizer_steps:
             self._optimizer_steps = trainer.global_step

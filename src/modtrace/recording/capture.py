@@ -1,9 +1,7 @@
-"""What writes the events of a recording: its ring, engine and sampler, what its header says, and errors of one of them.
+"""What writes the events of a recording: ring, engine (and which), sampler; what the header says, and errors of these.
 
 The header has versions and hardware, nothing that names a person, a machine or a script.
 """
-
-from __future__ import annotations
 
 import logging
 import os
@@ -12,26 +10,34 @@ import re
 import socket
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import nn
 
-from .._errors import RecordingError
+from .._errors import EngineError, RecordingError
 from .._interrupts import raised_by_handler
 from .._rank import host_hash, rank_in
 from .._version import __version__
 from ..record_options import EngineName
-from ..ring import FIRST_STEP, STACKS_SIGNAL, Kind, NameTable, Ring
-from ..track.compiled_regions import CompiledRegions
-from ..track.engine import choose_engine, make_engine
-from ..track.event_sink import EngineOptions
+from ..ring import FIRST_STEP, STACKS_SIGNAL, Kind, Ring, RingSnapshot
+from ..ring.slot_format import NO_NAME
+from ..track.event_sink import EngineOptions, OnError, warn_once, warn_without
 from ..track.job_clocks import JobClocks
+from ..track.native.engine import NativeEngine
+from ..track.native.library import why_unavailable
+from ..track.portable.engine import PortableEngine
 from ..track.sampling import Sampler
 from .signals import write_stacks_on
 
 _log = logging.getLogger("modtrace")
+
+# Loads the native engine if it is built. Now, and not when a recording begins: torch holds a lock while the engine
+# gives it a callback, and a child that is forked meanwhile would wait for that lock for ever.
+if hasattr(os, "fork"):
+    why_unavailable()
 
 
 class Capture:
@@ -39,7 +45,6 @@ class Capture:
 
     Args:
         ring: a file behind the ring, or None.
-        regions: what torch.compile made.
         engine: which engine, as for `record`; so are the others.
         capacity: events kept.
         host_name: write the host's name.
@@ -64,7 +69,6 @@ class Capture:
     def __init__(
         self,
         ring: str | None,
-        regions: CompiledRegions,
         engine: EngineName,
         capacity: int,
         host_name: bool,
@@ -93,7 +97,6 @@ class Capture:
         self.engine = make_engine(kind, self.ring, self._on_error, options._replace(model=alive))
         self._sampler = sampler
         self._clocks = JobClocks(self.ring.names)
-        self._regions = regions
         self._failed = False
         self.started = False
 
@@ -103,11 +106,9 @@ class Capture:
         self._sampler.start(self.engine, self.ring.names, self._on_error)
         self.engine.start()
         self._clocks.start()
-        self._regions.backward = self.engine
 
     def stop(self) -> None:
         """End, and restore what of torch was wrapped; the ring stays readable."""
-        self._regions.backward = None
         self.note_libraries()
         self.engine.stop()
         self._sampler.stop()
@@ -124,28 +125,41 @@ class Capture:
         """Note what is loaded now: a recording that began before the script did knows none of its libraries."""
         self.ring.metadata = {**self.ring.metadata, "libraries": _libraries()}
 
-    def write_mark(self, kind: Kind, name: Callable[[NameTable], int], value: int) -> None:
-        """Write one event of this thread.
-
-        Args:
-            kind: its kind.
-            name: returns the id of its name or text.
-            value: by kind.
-        """
+    def write_mark(self, kind: Kind, text: str | None, value: int) -> None:
+        """Write one event of this thread, with a text or with no name."""
         if not self._failed:
             try:
-                self.engine.write_event(kind, name(self.ring.names), value)
+                self.engine.write_event(kind, NO_NAME if text is None else self.ring.names.text(text), value)
             except Exception as error:
                 self._on_error(error)
 
+    def reader(self, running: bool) -> tuple[Callable[..., RingSnapshot], range]:
+        """Return what reads the events so far, or some serial numbers without some kinds, and their serial numbers.
+
+        Args:
+            running: whether the recording runs.
+        """
+        if running:
+            self.note_libraries()
+        self.engine.finish_notes()
+        serials = self.ring.serials()
+        records = list(self.ring.names.records)  # those that the events so far need, and no later ones
+
+        def read(part: range | None = None, without: Collection[Kind] = ()) -> RingSnapshot:
+            snapshot = self.ring.read(part, without)
+            if running:
+                snapshot = snapshot._replace(writer="running", known_pid=True)
+            return snapshot if part is None else snapshot._replace(records=records)
+
+        return read, serials
+
     def unmatched_model(self) -> str | None:
         """Return the class given as `model=` if names started at no module of it; else None."""
-        return self.engine.unmatched_model() if self.started else None
+        return self.engine.module_names.unmatched_model() if self.started else None
 
     def after_fork(self) -> None:
         """End in a forked child: the ring and its file are the parent's."""
         self._failed = True
-        self._regions.stop()
         self.engine.after_fork()
         self._sampler.stop()
         self._clocks.after_fork()
@@ -168,6 +182,41 @@ class Capture:
         _log.error(
             "the recording stopped after an error inside modtrace; the training goes on", exc_info=error, stacklevel=4
         )
+
+
+def choose_engine(wanted: EngineName) -> Literal["native", "python"]:
+    """Return the engine to use where `wanted` is asked for; "auto" takes the native one where it can be had."""
+    if wanted != "auto":
+        return wanted
+    reason = why_unavailable()
+    if reason is None:
+        return "native"
+    warn_once(f"the portable engine records, not the native one (exact, and a fifth of the cost): {reason}")
+    return "python"
+
+
+def make_engine(
+    kind: Literal["native", "python"], ring: Ring, on_error: OnError, options: EngineOptions
+) -> NativeEngine | PortableEngine:
+    """Return an engine that was not started.
+
+    Args:
+        kind: which one.
+        ring: where events and names go.
+        on_error: called with what went wrong inside.
+        options: what it records.
+
+    Raises:
+        EngineError: the native engine is asked for and cannot be had, or FLOPs are, which it alone counts.
+    """
+    if kind == "native":
+        return NativeEngine(ring, on_error, options)
+    if options.flops:
+        raise EngineError("flops needs the native engine; `modtrace build` makes it, `modtrace doctor` says what lacks")
+    for what, is_wanted in (("device_times", options.device is not None), ("memory", options.memory)):
+        if is_wanted:
+            warn_without(what, "the portable engine has none; `modtrace doctor` says why the native one is not used")
+    return PortableEngine(ring, on_error, options)
 
 
 _CPU_INFO = Path("/proc/cpuinfo")

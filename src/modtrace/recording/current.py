@@ -116,18 +116,17 @@ def change_alone(recording: Recording, change: Callable[[], None]) -> None:
 
 def stop_alone(recording: Recording) -> bool:
     """Switch `recording` off where it is not off already, and return whether it ran until now."""
-    ran = False
 
-    def stop() -> None:
-        nonlocal ran
+    def stop() -> bool:
         global _current, _complete
-        if _current is recording:
-            ran, _complete = _complete, False
-            recording._switch_off()
-            _current = None
+        if _current is not recording:
+            return False
+        ran, _complete = _complete, False
+        recording._switch_off()
+        _current = None
+        return ran
 
-    _exclusive.run(stop)
-    return ran
+    return _exclusive.run(stop)
 
 
 def _after_fork_in_child() -> None:

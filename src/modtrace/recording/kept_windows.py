@@ -1,20 +1,33 @@
-"""What a recording keeps while it runs: by a watcher beside it, or at once by a thread where there is none."""
+"""What a recording keeps while it runs: by a watcher beside it, or at once by a thread where there is none.
 
-from __future__ import annotations
+The training never sees the watcher as a child process.
+"""
 
 import contextlib
+import ctypes
 import os
+import shlex
+import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 from .._errors import ModtraceError, RecordingError
 from .._rank import rank_in
 from ..timeline import Timeline
 from ..watching.conditions import parse_conditions
-from ..watching.start import start_watcher
 from ..watching.windows import KeepLimits, kept_folder, save_window
 
 _NO_PATH = "modtrace"
+_MAIN = (
+    "import os, signal, sys; os.setsid(); os.closerange(3, min(os.sysconf('SC_OPEN_MAX'), 1 << 20)); "
+    "signal.pthread_sigmask(signal.SIG_SETMASK, ()); "
+    "sys.path[0] = sys.argv.pop(1); from modtrace.cli import main; main()"
+)
+"""It leaves the terminal and the descriptors of the training, which other libraries may hand on."""
+_CLONE_VM, _CLONE_VFORK, _WAIT_FOR_ALL = 0x100, 0x4000, 0x40000000
+_STACK_BYTES = 1 << 18
 
 
 class KeptWindows:
@@ -25,6 +38,7 @@ class KeptWindows:
         ring: the file behind the recording's ring, or None.
 
     Attributes:
+        conditions: the texts of those that a watcher of the ring has; None if there is no watcher.
         on_signal: whether a signal is among the conditions.
 
     Raises:
@@ -32,12 +46,12 @@ class KeptWindows:
     """
 
     def __init__(self, keep_when: str | Iterable[str] | None, ring: object) -> None:
-        self._conditions: Sequence[str] | None = None
+        self.conditions: Sequence[str] | None = None
         self.on_signal = False
         if keep_when is not None:
             try:
                 parsed = parse_conditions(keep_when)
-                self._conditions = [condition.text for condition in parsed]
+                self.conditions = [condition.text for condition in parsed]
                 self.on_signal = any(condition.subject == "signal" for condition in parsed)
             except ModtraceError as error:
                 raise RecordingError(f"keep_when: {error}") from None
@@ -49,17 +63,12 @@ class KeptWindows:
         self._kept = 0
         self._saving = threading.Lock()
 
-    @property
-    def has_watcher(self) -> bool:
-        """Whether a watcher reads the ring."""
-        return self._conditions is not None
-
     def watch(self, ring: str | None, warn: Callable[[str], None]) -> None:
         """Start the watcher if there are conditions; what is wrong goes to `warn`."""
-        if self._conditions is None or ring is None:
+        if self.conditions is None or ring is None:
             return
         try:
-            start_watcher(ring, self._conditions)
+            _start_watcher(ring, self.conditions)
         except (OSError, AttributeError) as error:  # no such function in another system's library
             warn(f"keep_when: the watcher cannot be started, nothing is kept: {error}")
 
@@ -67,7 +76,7 @@ class KeptWindows:
         self, why: str, path: str | None, snapshot: Callable[[], Timeline], warn: Callable[[str], None]
     ) -> None:
         """Save the last steps, by a thread, where no watcher does; one at a time, and no more than a watcher would."""
-        if self._conditions is not None or self._kept >= self._limits.max_kept or not self._saving.acquire(False):
+        if self.conditions is not None or self._kept >= self._limits.max_kept or not self._saving.acquire(False):
             return
         self._kept += 1
 
@@ -87,6 +96,43 @@ class KeptWindows:
         try:
             threading.Thread(target=save, name="modtrace-keep").start()
         except RuntimeError as error:  # no more threads, or the interpreter ends
-            with contextlib.suppress(RuntimeError):
-                self._saving.release()
+            self._saving.release()
             warn(f"the window cannot be kept: {error}")
+
+
+def _start_watcher(ring: str, conditions: Sequence[str]) -> None:
+    """Start `modtrace watch` for a ring of this process; it ends by itself once the ring has.
+
+    The kernel sends SIGCHLD for an ended child, and `os.wait` returns it. A program that expects neither must not get
+    them from a profiler. So the process between the two is made by `clone` without a signal, which `os.wait` does not
+    see; its child runs the shell, which starts the watcher and ends.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    folder = kept_folder(ring)
+    os.makedirs(folder, exist_ok=True)
+    given = [word for condition in conditions for word in ("--keep-when", condition)]
+    root = str(Path(__file__).parents[2])
+    command = shlex.join([sys.executable, "-c", _MAIN, root, "watch", os.path.abspath(ring), *given])
+    log = shlex.quote(str(folder / "watch.log"))
+    # A numpy that reads a ring needs one thread.
+    _run_unseen(f"OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 {command} </dev/null >>{log} 2>&1 &")
+
+
+def _run_unseen(command: str) -> None:
+    """Run a command of the shell to its end, without a child that this process could see."""
+    library = ctypes.CDLL(None, use_errno=True)
+    stack = ctypes.create_string_buffer(_STACK_BYTES)
+    top = ctypes.c_void_p((ctypes.addressof(stack) + _STACK_BYTES) & ~63)
+    flags = _CLONE_VM | _CLONE_VFORK  # as posix_spawn does it: this thread goes on once the other process has ended
+    # No Python may run in the process between, which has this one's memory; no handler of SIGCHLD either.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD,))
+    try:
+        child = library.clone(ctypes.cast(library.system, ctypes.c_void_p), top, flags, os.fsencode(command))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    if child < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(child, _WAIT_FOR_ALL)

@@ -4,8 +4,6 @@ torch's function that a worker runs is replaced once per process. A forked worke
 that is started anew gets it with the function.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import inspect
@@ -74,7 +72,7 @@ class WorkerRings:
         for name in sorted(os.listdir(self._folder)):
             with contextlib.suppress(ModtraceError):  # it is being made
                 part = build_timeline(read_ring(os.path.join(self._folder, name)))
-                part = replace_processes(part, partial(_named, program=name.split(",")[0]))
+                part = replace_processes(part, partial(Process._replace, program=name.split(",")[0]))
                 step = first_step + np.searchsorted(marks, part.slices.start, side="right")
                 parts.append(replace(part, slices=replace(part.slices, step=step.astype(part.slices.step.dtype))))
         return timeline if len(parts) == 1 else replace(join(parts), stats=timeline.stats)
@@ -131,10 +129,6 @@ def _install() -> None:
     module: Any = importlib.import_module(_LOOP_MODULE)
     if not isinstance(module._worker_loop, _WorkerLoop):
         module._worker_loop = _WorkerLoop(module._worker_loop)
-
-
-def _named(process: Process, program: str) -> Process:
-    return process._replace(program=program)
 
 
 def _remove(folder: str, pid: int) -> None:

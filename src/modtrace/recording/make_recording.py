@@ -1,8 +1,7 @@
 """`modtrace.record`."""
 
-from __future__ import annotations
-
 import os
+import signal
 import weakref
 from collections.abc import Sequence
 from functools import partial
@@ -20,7 +19,6 @@ from .kept_windows import KeptWindows
 from .loader_workers import WorkerRings
 from .outputs import Schedule
 from .recording import Recording
-from .signals import check_signal
 
 
 def record(
@@ -73,7 +71,8 @@ def record(
             own, `step.cycle0.pftrace`, which is written when the cycle ends; the last one is what `timeline` returns.
         shapes: also record shapes and dtypes of the tensors that go into each call.
         memory_interval: also sample memory when modules are called, at most once in so many seconds.
-        memory: also record how many bytes tensors hold on the CPU whenever a call begins or ends: what each module
+        memory: also record how many bytes tensors hold, on a GPU of CUDA as soon as the process allocates there,
+            else on the CPU, whenever a call begins or ends: what each module
             keeps (`retained_bytes`), the most inside it (`peak_bytes`), and who holds it at the peak. It needs the
             native engine.
         on_signal: save to `path` whenever this signal comes (`signal.SIGUSR1`), and go on.
@@ -122,7 +121,10 @@ def record(
     if not isinstance(model, nn.Module | str | None):
         raise RecordingError(f"model is {model!r}; give a module, or the name of a class as text")
     if stacks_on_signal is not None:
-        check_signal(stacks_on_signal, ring)
+        if stacks_on_signal not in set(signal.Signals):
+            raise RecordingError(f"stacks_on_signal is {stacks_on_signal!r}; it must be a signal, as signal.SIGUSR2")
+        if ring is None:
+            raise RecordingError("stacks_on_signal needs a ring: the stacks are written beside its file")
     if type(keep) is not int or keep < 0:
         raise RecordingError(f"keep is {keep!r}; it must be a whole number, 0 or more")
     if keep_when is not None and schedule is not None:

@@ -1,7 +1,5 @@
 """The files that a recording writes: a set for each cycle of its schedule, and no two ranks write the same one."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib
@@ -9,7 +7,6 @@ import logging
 import os
 import socket
 from collections.abc import Callable
-from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 import numpy.ma  # noqa: F401  # `numpy.unique` imports it when it is first called
@@ -33,15 +30,6 @@ Schedule = Callable[[int], ProfilerAction]
 """Number of a step, from 0 → what to do in it; as `torch.profiler.schedule` makes them."""
 
 
-class Action(Enum):
-    """What to do in a step."""
-
-    WAIT = auto()
-    PREPARE = auto()
-    """Make what events go into: that takes time."""
-    RECORD = auto()
-
-
 class Cycles:
     """Goes through a schedule, step by step.
 
@@ -49,8 +37,9 @@ class Cycles:
         schedule: None records all steps, in one cycle that has no number.
 
     Attributes:
-        action: what to do in the step that runs.
+        action: what to do in the step that runs; in a warm-up, what events go into is made: that takes time.
         is_scheduled: whether there is a schedule.
+        number: of the cycle that runs or comes next, from 0.
 
     Raises:
         RecordingError: the schedule is none.
@@ -61,39 +50,24 @@ class Cycles:
             raise RecordingError(f"schedule is {schedule!r}; give it as torch.profiler.schedule(wait=…, …) makes it")
         self._schedule = schedule
         self.is_scheduled = schedule is not None
-        self._number = 0
-        self._torch_action = self._at(0)
-        self.action = _ACTIONS[self._torch_action]
+        self.number = 0
+        self.action = self._at(0)
 
     def path(self, path: str) -> str:
         """Return the path of the cycle that runs or comes next: `a.json` → `a.cycle0.json`."""
-        return path if self._schedule is None else insert_before_suffixes(path, f"cycle{self._number}")
+        return path if self._schedule is None else insert_before_suffixes(path, f"cycle{self.number}")
 
     def next(self, step: int) -> bool:
         """Go on to the step of this number; return whether the cycle ended with the one before."""
-        last, self._torch_action = self._torch_action, self._at(step)
-        self.action = _ACTIONS[self._torch_action]
-        return last is ProfilerAction.RECORD_AND_SAVE or (
-            last is ProfilerAction.RECORD and self.action is not Action.RECORD
-        )
-
-    def begin_next(self) -> None:
-        """Give the cycle that comes next its number."""
-        self._number += 1
+        last, self.action = self.action, self._at(step)
+        goes_on = self.action in (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
+        return last is ProfilerAction.RECORD_AND_SAVE or (last is ProfilerAction.RECORD and not goes_on)
 
     def _at(self, step: int) -> ProfilerAction:
         action = ProfilerAction.RECORD if self._schedule is None else self._schedule(step)
-        if action not in _ACTIONS:
+        if not isinstance(action, ProfilerAction):
             raise RecordingError(f"schedule({step}) is {action!r}; it must be a torch.profiler.ProfilerAction")
         return action
-
-
-_ACTIONS = {
-    ProfilerAction.NONE: Action.WAIT,
-    ProfilerAction.WARMUP: Action.PREPARE,
-    ProfilerAction.RECORD: Action.RECORD,
-    ProfilerAction.RECORD_AND_SAVE: Action.RECORD,
-}
 
 
 # Held until the process ends, so that no rank overwrites what another one has saved. By the file's real path.
@@ -172,7 +146,7 @@ class OutputPath:
                 return
             if status.st_mtime_ns > read_process_stat("self").start_unix_ns:
                 raise _taken(path)
-            writer = _rank_that_wrote(path)
+            writer = os.getxattr(path, _RANK_ATTRIBUTE).decode("ascii", "replace") if hasattr(os, "getxattr") else None
             if writer is not None and writer != str(rank_in(os.environ)):
                 raise _taken(path, f", or remove what rank {writer} wrote there")
 
@@ -184,14 +158,6 @@ class OutputPath:
                 _written.add((status.st_dev, status.st_ino))
                 if hasattr(os, "setxattr"):
                     os.setxattr(path, _RANK_ATTRIBUTE, str(rank_in(os.environ)).encode())
-
-
-def _rank_that_wrote(path: str) -> str | None:
-    """Return the rank that wrote a file; None if it does not say."""
-    if hasattr(os, "getxattr"):
-        with contextlib.suppress(OSError):
-            return os.getxattr(path, _RANK_ATTRIBUTE).decode("ascii", "replace")
-    return None
 
 
 def _taken(path: str, otherwise: str = "") -> RecordingError:
@@ -233,17 +199,17 @@ class Outputs:
     @property
     def path(self) -> str | None:
         """Where the cycle that runs or comes next is saved."""
-        return None if self._trace is None else self._path_of(self._trace)
+        return None if self._trace is None else self._cycles.path(self._trace.path)
 
     @property
     def ring_path(self) -> str | None:
         """The file behind the ring of the cycle that runs or comes next."""
         if self._ring is None:
             return None
-        path = self._path_of(self._ring)
+        path = self._cycles.path(self._ring.path)
         return self._ring_names.get(path, path)
 
-    def make_capture(self, make: Callable[[str | None], Capture], warn: Callable[[str], None]) -> Capture:
+    def make_capture(self, make: "Callable[[str | None], Capture]", warn: Callable[[str], None]) -> "Capture":
         """Return what `make` makes with the path of the ring's file, or with None.
 
         Args:
@@ -254,10 +220,10 @@ class Outputs:
             RecordingError: another rank writes that file, or saves where this one does.
         """
         if self._trace is not None:
-            self._trace.claim(self._path_of(self._trace))
+            self._trace.claim(self._cycles.path(self._trace.path))
         if self._ring is None:
             return make(None)
-        path = self._path_of(self._ring)
+        path = self._cycles.path(self._ring.path)
         self._ring.claim(path)
         capture = make(path)
         name = self._ring_names[path] = capture.ring.path or path
@@ -273,15 +239,12 @@ class Outputs:
             RecordingError: another rank has saved there.
         """
         if self._trace is not None:
-            path = self._path_of(self._trace)
+            path = self._cycles.path(self._trace.path)
             self._trace.check(path)
             save(path)
             self._trace.note_written(path)
             if path not in self.saved:
                 self.saved.append(path)
-
-    def _path_of(self, file: OutputPath) -> str:
-        return self._cycles.path(file.path)
 
 
 def log_saved(path: str) -> None:

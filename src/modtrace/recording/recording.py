@@ -7,25 +7,28 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 
+from torch.profiler import ProfilerAction
+
 from .._errors import ModtraceError, RecordingError
-from ..ring import Kind, NameTable, RingSnapshot
-from ..ring.slot_format import NO_NAME
-from ..timeline import RingAnalysis, ThreadStack, Timeline, build_in_pieces, build_timeline
+from .._interrupts import raised_by_handler
+from ..ring import Kind
+from ..timeline import RingAnalysis, ThreadStack, Timeline, build_in_pieces, build_timeline, find_large
 from ..timeline.summary import kept_sentence
 from ..track.optimizer_steps import OptimizerSteps
 from ..track.ranges import NamedRange
 from ..watching.follow import KEEP_PREFIX
 from ..watching.windows import STEPS_FILE, kept_folder
+from ..write import takes_pieces, write_large
 from .capture import Capture
 from .current import block_exit, change_alone, is_running, start_alone, stop_alone
 from .kept_windows import KeptWindows
 from .loader_workers import WorkerRings
-from .outputs import Action, Cycles, Outputs, Schedule, log_saved
+from .outputs import Cycles, Outputs, Schedule, log_saved
 from .signals import SaveOnSignal
 
 _log = logging.getLogger("modtrace")
@@ -81,8 +84,9 @@ class Recording:
         self._unused = threading.Lock()
         self._capture: Capture | None = None
         self._timeline: Timeline | None = None
+        self._written: tuple[Timeline, int] | None = None
         self._optimizer_steps = OptimizerSteps(self._on_optimizer_step)
-        self._make_capture = partial(make_capture, regions=self._optimizer_steps.regions)
+        self._make_capture = make_capture
         self.first_step = self._marked_steps = self._followed_steps = 0
         self._block: object = None
         self._entered = self._unsaved = self._cycle_ended = self._was_stopped = self.replaceable = False
@@ -130,7 +134,7 @@ class Recording:
     def lines_path(self) -> Path | None:
         """The file in which the watcher of `keep_when` writes a JSON line per step; None if there is no watcher."""
         ring = self._outputs.ring_path
-        return None if ring is None or not self._kept_windows.has_watcher else kept_folder(ring) / STEPS_FILE
+        return None if ring is None or self._kept_windows.conditions is None else kept_folder(ring) / STEPS_FILE
 
     @property
     def saved_paths(self) -> list[str]:
@@ -199,19 +203,17 @@ class Recording:
 
     def _follow_schedule(self) -> None:
         """Make and start what the step that begins needs."""
-        if self._cycles.action is Action.WAIT:
+        if self._cycles.action is ProfilerAction.NONE:
             return
         if self._capture is None or self._cycle_ended:
-            self._timeline = None
-            self._capture = self._outputs.make_capture(self._make_part, self.warn)
+            self._timeline = self._written = None
+            make = partial(self._make_capture, first_step=None if self._cycles.is_scheduled else self.first_step)
+            self._capture = self._outputs.make_capture(make, self.warn)
             self._cycle_ended = False
         capture = self._started()
-        if self._cycles.action is Action.RECORD and not capture.started:
+        if self._cycles.action is not ProfilerAction.WARMUP and not capture.started:
             self._unsaved = True
             capture.start()
-
-    def _make_part(self, ring: str | None) -> Capture:
-        return self._make_capture(ring, first_step=None if self._cycles.is_scheduled else self.first_step)
 
     def _switch_off(self) -> None:
         """Undo all of `_switch_on` that was done; what an interrupt came into can be done again."""
@@ -250,7 +252,8 @@ class Recording:
             if model is not None:
                 self.warn(f"model: no {model}, nor a part of one, was called; names start at the outermost modules")
             self.save_unsaved()
-            lost = kept_sentence(self._timeline) if self._timeline is not None else ""
+            is_known = self._timeline is not None or self._written is not None
+            lost = kept_sentence(self.saved_timeline()[0]) if is_known else ""
             if lost:
                 self.warn(lost)
             path = self.saved_paths[-1] if self.saved_paths else self._outputs.ring_path
@@ -274,7 +277,7 @@ class Recording:
         Steps also end by themselves where optimizers step; once this is called, only its calls count. After `max_steps`
         steps the recording stops, and saves; an error of saving is logged.
         """
-        self._write_mark(Kind.STEP, lambda _: NO_NAME, self.first_step + self._marked_steps)
+        self._write_mark(Kind.STEP, None, self.first_step + self._marked_steps)
         self._marked_steps += 1
         # The optimizer has most often stepped just before the first call of this, for the same step.
         if self._marked_steps > self._followed_steps:
@@ -283,7 +286,7 @@ class Recording:
     def _on_optimizer_step(self, step: int, _complete: bool) -> None:
         if self._marked_steps or not self.running:
             return
-        self._write_mark(Kind.OPTIMIZER_STEP, lambda _: NO_NAME, self.first_step + step)
+        self._write_mark(Kind.OPTIMIZER_STEP, None, self.first_step + step)
         if self._optimizer_steps.ended > self._followed_steps:
             self._on_steps_ended(self._optimizer_steps.ended)
 
@@ -293,18 +296,17 @@ class Recording:
             self._stop_and_log("after max_steps")
         elif self.running:
             try:
-                self._go_on(count)
+                if self._cycles.next(count):
+                    change_alone(self, self._end_cycle)
+                    self.save_unsaved()
+                    self._unsaved = False
+                    self._cycles.number += 1
+                change_alone(self, self._follow_schedule)
             except Exception as error:
+                if raised_by_handler(error):
+                    raise
                 _log.error("the recording cannot follow its schedule, and stops: %s", error)
                 self._stop_and_log("when it stopped")
-
-    def _go_on(self, step: int) -> None:
-        if self._cycles.next(step):
-            change_alone(self, self._end_cycle)
-            self.save_unsaved()
-            self._unsaved = False
-            self._cycles.begin_next()
-        change_alone(self, self._follow_schedule)
 
     def _end_cycle(self) -> None:
         self._started().stop()
@@ -319,7 +321,7 @@ class Recording:
         """
         if not isinstance(text, str):
             raise TypeError(f"the text of a mark is a str, not {type(text).__name__}")
-        self._write_mark(Kind.MARK, lambda names: names.text(text), 0)
+        self._write_mark(Kind.MARK, text, 0)
 
     def keep(self, why: str) -> None:
         """Keep the steps around now as a small trace, `run.kept/step57-keep-WHY.pftrace` beside the ring or the path.
@@ -340,7 +342,7 @@ class Recording:
                 f"keep({why!r}): the recording has stopped; call keep() before stop(), or save its last steps by "
                 "recording.timeline().steps(-3).save(path)"
             )
-        self._write_mark(Kind.MARK, lambda names: names.text(f"{KEEP_PREFIX}{why}"), 0)
+        self._write_mark(Kind.MARK, f"{KEEP_PREFIX}{why}", 0)
         if self.running and self._capture is not None:
             self._kept_windows.keep_now(why, self._outputs.ring_path or self.path, self.snapshot, self.warn)
 
@@ -354,11 +356,11 @@ class Recording:
         """
         return NamedRange(name, lambda: self.running)
 
-    def _write_mark(self, kind: Kind, name: Callable[[NameTable], int], value: int) -> None:
+    def _write_mark(self, kind: Kind, text: str | None, value: int) -> None:
         if not self.running:
             self._started()
         elif self._capture is not None and self._capture.started:
-            self._capture.write_mark(kind, name, value)
+            self._capture.write_mark(kind, text, value)
 
     def snapshot(self) -> Timeline:
         """Return the timeline of the last `capacity` events, while running or after.
@@ -366,19 +368,7 @@ class Recording:
         Raises:
             RecordingError: nothing was recorded yet.
         """
-        capture = self._started()
-        if self.running:
-            capture.note_libraries()
-        capture.engine.finish_notes()
-        ring, running, serials = capture.ring, self.running, capture.ring.serials()
-        records = list(ring.names.records)  # those that the events so far need, and no later ones
-
-        def read(serials: range | None = None, without: Collection[Kind] = ()) -> RingSnapshot:
-            snapshot = ring.read(serials, without)
-            if running:
-                snapshot = snapshot._replace(writer="running", known_pid=True)
-            return snapshot if serials is None else snapshot._replace(records=records)
-
+        read, serials = self._started().reader(self.running)
         timeline = build_in_pieces(read, serials) or build_timeline(read())
         return timeline if self._worker_rings is None else self._worker_rings.joined(timeline)
 
@@ -395,6 +385,16 @@ class Recording:
             self._timeline = self.snapshot()
         return self._timeline
 
+    def saved_timeline(self) -> tuple[Timeline, int]:
+        """Return the timeline of a stopped recording and its number of spans, which it lacks if a large ring was saved.
+
+        Raises:
+            RecordingError: it was not started, or it runs still.
+        """
+        if self._timeline is None and self._written is not None:
+            return self._written
+        return self.timeline(), len(self.timeline().columns)
+
     def where(self) -> list[ThreadStack]:
         """Return what is open now on each thread: its modules, outermost first; if there are none, its ranges.
 
@@ -409,7 +409,13 @@ class Recording:
         Raises:
             WriteError: the file cannot be written; one that was there is intact.
         """
-        (self.snapshot() if self.running else self.timeline()).save(path)
+        in_pieces = self._timeline is None and self._worker_rings is None and takes_pieces(path)
+        large = find_large(*self._started().reader(self.running)) if in_pieces else None
+        if large is None:
+            (self.snapshot() if self.running else self.timeline()).save(path)
+        else:
+            self._written = large.rest, large.spans
+            write_large(large, path)
 
     def _started(self) -> Capture:
         if self._capture is None and self._unused.locked():
@@ -455,6 +461,7 @@ class Recording:
     def _after_fork(self) -> None:
         """In a forked child: the ring, its file and the path to save to are the parent's."""
         atexit.unregister(self._save_at_exit)
+        self._optimizer_steps.regions.stop()
         if self._capture is not None:
             self._capture.after_fork()
         if self._signal is not None:

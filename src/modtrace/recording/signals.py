@@ -1,7 +1,5 @@
 """What a recording does when a signal comes: save, also while the main thread hangs, or write Python stacks."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import faulthandler
@@ -196,18 +194,6 @@ def _end_by(number: int) -> None:
 
 _descriptors: dict[int, int] = {}
 """Of the files in which the stacks go, for each signal that this process has registered here."""
-
-
-def check_signal(number: object, ring: object) -> None:
-    """Check what `record` was given.
-
-    Raises:
-        RecordingError: it is no signal, or there is no ring.
-    """
-    if number not in set(signal.Signals):
-        raise RecordingError(f"stacks_on_signal is {number!r}; it must be a signal, as signal.SIGUSR2")
-    if ring is None:
-        raise RecordingError("stacks_on_signal needs a ring: the stacks are written beside its file")
 
 
 def write_stacks_on(number: int, ring: str) -> None:

@@ -1,7 +1,5 @@
 """The screen of a job: drawn anew while a thread reads the rings, and changed by keys."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os
@@ -11,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import FrameType, TracebackType
+from types import FrameType
 
 from rich.console import Console
 from rich.live import Live
@@ -46,7 +44,7 @@ class TerminalKeys:
         self._before: list[object] = []
         self._unread = b""
 
-    def __enter__(self) -> TerminalKeys:
+    def __enter__(self) -> "TerminalKeys":
         if self._descriptor is not None:
             import termios
             import tty
@@ -55,9 +53,7 @@ class TerminalKeys:
             tty.setcbreak(self._descriptor)  # Ctrl-C is a signal still
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._descriptor is not None:
             import termios
 

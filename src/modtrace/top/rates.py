@@ -1,7 +1,5 @@
 """What the processes of a job did in the last seconds: one by one, and together."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -11,8 +9,7 @@ import numpy as np
 
 from .._typing import Int64Array
 from ..ring import read_ring
-from ..timeline import build_timeline
-from ..timeline.decode import RingAnalysis
+from ..timeline import RingAnalysis, build_timeline
 from ..timeline.summary import ModuleTimes
 from ..timeline.summary.module_rows import fold_below
 from ..timeline.time_intervals import union_of
@@ -71,8 +68,13 @@ def read_rank_rates(path: str | os.PathLike[str], seconds: float, max_events: in
     begin_ns = max(first_ns, end_ns - window_ns)
     step_ends_ns = analysis.events.time[analysis.step_ends.event]
     rate, window_rate = (steps_per_second(step_ends_ns, until_ns, window_ns) for until_ns in (state.now_ns, end_ns))
-    rows, communication_ns, parts = _measure(analysis, begin_ns, end_ns)
-    return RankRates(state, rate, window_rate, end_ns - begin_ns, rows, communication_ns, parts)
+    begin_unix_ns, end_unix_ns = analysis.clock.to_other(np.array([begin_ns, end_ns])).tolist()
+    timeline = build_timeline(analysis).window(begin_unix_ns, end_unix_ns)
+    communication = union_of(timeline.collectives.start, timeline.collectives.end)
+    communication_ns = int((communication.end - communication.start).sum())
+    summary = timeline.summary(step_by="optimizer")
+    parts = {part.part: part.share for part in summary.parts}
+    return RankRates(state, rate, window_rate, end_ns - begin_ns, tuple(summary.rows), communication_ns, parts)
 
 
 def steps_per_second(ends_ns: Int64Array, now_ns: int, window_ns: int) -> float | None:
@@ -88,17 +90,6 @@ def steps_per_second(ends_ns: Int64Array, now_ns: int, window_ns: int) -> float 
     if since_ns > 2 * took_ns / steps:
         took_ns += since_ns
     return 1e9 * steps / took_ns if took_ns else None
-
-
-def _measure(
-    analysis: RingAnalysis, begin_ns: int, end_ns: int
-) -> tuple[tuple[ModuleTimes, ...], int, dict[str, float]]:
-    begin_unix_ns, end_unix_ns = analysis.clock.to_other(np.array([begin_ns, end_ns])).tolist()
-    timeline = build_timeline(analysis).window(begin_unix_ns, end_unix_ns)
-    communication = union_of(timeline.collectives.start, timeline.collectives.end)
-    summary = timeline.summary(step_by="optimizer")
-    parts = {part.part: part.share for part in summary.parts}
-    return tuple(summary.rows), int((communication.end - communication.start).sum()), parts
 
 
 SORT_KEYS = ("self", "total", "forward", "backward", "calls", "name")

@@ -1,7 +1,6 @@
 """What a job does, as lines of a terminal, and what keys change in that."""
 
-from __future__ import annotations
-
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from textwrap import wrap
@@ -15,7 +14,7 @@ from .._terminal import counted, printable
 from ..whereabouts import RankGroup, find_hangs
 from ..whereabouts.places import format_durations, format_stack
 from ..whereabouts.render import EndOfText
-from .rates import SORT_KEYS, ModuleRate, RankRates, merge_ranks, sort_modules
+from .rates import SORT_KEYS, RankRates, merge_ranks, sort_modules
 
 KEYS_HELP = "q quit  p pause  s sort  - + fold  m modules or ranks  [ ] rank  ↑ ↓ scroll"
 _PAGE = 10
@@ -67,16 +66,13 @@ class ScreenState:
         elif key == "m":
             self.by_rank, self.first = not self.by_rank, 0
         elif key in ("[", "]") and ranks:
-            self._next_rank(1 if key == "]" else -1, ranks)
+            # All of them come before the first one.
+            index = (0 if self.rank is None else min(self.rank, ranks - 1) + 1) + (1 if key == "]" else -1)
+            index %= ranks + 1
+            self.rank, self.by_rank, self.first = (index - 1 if index else None), False, 0
         else:
             moved = {"up": -1, "down": 1, "page up": -_PAGE, "page down": _PAGE}.get(key, 0)
             self.first = max(0, self.first + moved)
-
-    def _next_rank(self, step: int, ranks: int) -> None:
-        # All of them come before the first one.
-        index = (0 if self.rank is None else min(self.rank, ranks - 1) + 1) + step
-        index %= ranks + 1
-        self.rank, self.by_rank, self.first = (index - 1 if index else None), False, 0
 
 
 _UNLIMITED = 1 << 16
@@ -160,9 +156,7 @@ def _headline(job: JobView, chosen: Sequence[RankRates], screen: ScreenState) ->
     parts = []
     if states:
         label = printable(states[0].label) if len(states) == 1 else f"{len(states):,} ranks"
-        counts = {state.state: 0 for state in states}
-        for state in states:
-            counts[state.state] += 1
+        counts = Counter(state.state for state in states)
         parts.append(
             label + " " + ", ".join(f"{n:,} {name}" if len(states) > 1 else name for name, n in counts.items())
         )
@@ -236,28 +230,22 @@ def _module_table(ranks: Sequence[RankRates], screen: ScreenState) -> tuple[Tabl
     for head in heads:
         title = f"{head}↓" if head == sorted_by else head
         table.add_column(title, justify="right", no_wrap=True, min_width=_NUMBER_WIDTH)
-    rows: list[_Row] = [
-        (
-            "bold red" if module.fqn in open_modules else "",
-            [EndOfText(printable(module.fqn)), *_module_cells(module, per_step, several)],
-        )
-        for module in modules
-    ]
-    return table, rows
-
-
-def _module_cells(module: ModuleRate, per_step: float, several: bool) -> list[RenderableType]:
     scale = 1e3 / per_step if per_step else 1e3
-    cells: list[RenderableType] = [
-        f"{100 * module.self_share:.1f}",
-        f"{100 * module.total_share:.1f}",
-        f"{scale * module.forward_share:,.2f}",
-        f"{scale * module.backward_share:,.2f}",
-        f"{module.calls_per_s:,.1f}",
-    ]
-    if several:
-        cells.append("" if module.busiest_rank is None else f"{module.busiest_rank}: {100 * module.busiest_share:.1f}")
-    return cells
+    rows: list[_Row] = []
+    for module in modules:
+        cells: list[RenderableType] = [
+            EndOfText(printable(module.fqn)),
+            f"{100 * module.self_share:.1f}",
+            f"{100 * module.total_share:.1f}",
+            f"{scale * module.forward_share:,.2f}",
+            f"{scale * module.backward_share:,.2f}",
+            f"{module.calls_per_s:,.1f}",
+        ]
+        if several:
+            busiest = f"{module.busiest_rank}: {100 * module.busiest_share:.1f}"
+            cells.append("" if module.busiest_rank is None else busiest)
+        rows.append(("bold red" if module.fqn in open_modules else "", cells))
+    return table, rows
 
 
 def _rank_table(ranks: Sequence[RankRates]) -> tuple[Table, list[_Row]]:

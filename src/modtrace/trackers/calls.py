@@ -1,15 +1,12 @@
 """What the trackers know: calls as the graph remembers them, the work of each thread, and hooks on inputs of calls."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Iterator
 
 from torch import Tensor, nn
 
 from .._interrupts import WeakMap
-from ..ring.slot_format import NO_NAME
-from ..track.portable.segment_hooks import FrameBase, FrameStack, make_hook_tensor, node_of
+from ..track.portable.segment_hooks import FrameBase, FrameStack, node_of
 from ..track.tensors import tensors_in
 
 GradientEdge = tuple[int, int]
@@ -23,20 +20,18 @@ class Call:
         name: the fully qualified name.
         module: whose call it is.
         outer: the call around it.
-        depth: how many calls are around it.
         inputs: where the gradients come from that are waited for.
     """
 
-    __slots__ = ("__weakref__", "depth", "inputs", "module", "name", "outer")
+    __slots__ = ("__weakref__", "inputs", "module", "name", "outer")
 
-    def __init__(self, name: str, module: weakref.ref[nn.Module], outer: Call | None) -> None:
+    def __init__(self, name: str, module: weakref.ref[nn.Module], outer: "Call | None") -> None:
         self.name = name
         self.module = module
         self.outer = outer
-        self.depth: int = 0 if outer is None else outer.depth + 1
         self.inputs: list[GradientEdge] = []
 
-    def chain(self) -> Iterator[Call]:
+    def chain(self) -> "Iterator[Call]":
         """Yield the call and those around it."""
         call: Call | None = self
         while call is not None:
@@ -49,20 +44,16 @@ class LiveFrame(FrameBase):
 
     Attributes:
         thread: the thread it runs on.
-        module: None for the frame around all calls, and for one that is not in use.
-        name: id of its name.
         call_id: the call; None as `module`.
     """
 
-    __slots__ = ("module", "name", "thread")
+    __slots__ = ("thread",)
 
     call_id: Call | None
 
-    def __init__(self, thread: LiveThread, depth: int) -> None:
+    def __init__(self, thread: "LiveThread", depth: int) -> None:
         super().__init__(depth)
         self.thread = thread
-        self.module: nn.Module | None = None
-        self.name = NO_NAME
         self.call_id = None
 
 
@@ -94,18 +85,16 @@ class LiveThread(FrameStack[LiveFrame]):
 
     Attributes:
         graph_tasks: the last one runs, those before it are around it or run by turns with it.
-        hook_tensor: an empty tensor that carries a hook to the node it is registered on.
     """
 
-    __slots__ = ("graph_tasks", "hook_tensor")
+    __slots__ = ("graph_tasks",)
 
     def __init__(self) -> None:
+        super().__init__()
         self.frames = [LiveFrame(self, 0)]
         # Nodes from before belong to no call, as those between outermost calls do.
         self.frames[0].segment_start_seq = 0
-        self.stack_depth = 0
         self.graph_tasks: list[LiveGraphTask] = []
-        self.hook_tensor = make_hook_tensor()
 
 
 _MIN_PRUNE_LENGTH = 8

@@ -4,8 +4,6 @@ It works like the portable engine, by a patch of `nn.Module.__call__` and hooks 
 of writing events.
 """
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -21,8 +19,8 @@ from .._interrupts import WeakMap
 from ..ring import NameTable
 from ..ring.slot_format import NO_NAME
 from ..track.call_patch import Patch, WrappedFunction
-from ..track.naming.module_kinds import named_modules
-from ..track.naming.module_names import ModuleNames, OpenCall
+from ..track.naming.module_names import ModuleNames
+from ..track.naming.modules import named_modules
 from ..track.portable.passes import NO_GRAPH_TASK, backward_nesting_depth, current_graph_task
 from ..track.portable.segment_hooks import SegmentHooks
 from .calls import Call, InputHooks, LiveFrame, LiveGraphTask, LiveThread
@@ -315,13 +313,12 @@ class Follower(_BackwardFollower):
         thread.frames[depth].segment_start_seq = sequence
 
     def _resolve(self, module: nn.Module, outer_name: int, thread: LiveThread) -> NamedModule:
-        frames = thread.open_frames()
-        open_calls: list[OpenCall] = [(f.module, f.name) for f in reversed(frames) if f.module is not None]
+        open_calls = thread.open_calls()
         name = self._names.resolve(module, open_calls)
         fqn = "" if name == NO_NAME else self._names.fqn(name)
         named = NamedModule(name, fqn, weakref.ref(module))
         self._names_by_module.setdefault(id(module), {})[outer_name] = named
-        if not frames:
+        if not open_calls:
             self._roots[module] = fqn
         return named
 
@@ -349,22 +346,20 @@ def _follow(
     __tracebackhide__ = __traceback_hide__ = True
     if not followers:
         return patched.wrapped(module, *args, **kwargs)
-    frame = output = None
-    # Both begin before the call is entered: a line between would be one more place for an interrupt.
+    frame = None
+    # It begins before the call is entered: a line between would be one more place for an interrupt.
     try:
-        try:
-            frame = followers[0].enter(module, args, kwargs)
-            output = _follow(followers[1:], patched, module, args, kwargs)
-            return output
-        finally:
-            if frame is not None:
-                followers[0].exit(frame, args, output)
+        frame = followers[0].enter(module, args, kwargs)
+        output = _follow(followers[1:], patched, module, args, kwargs)
+        if frame is not None:
+            followers[0].exit(frame, args, output)
+        return output
     except BaseException:
         # An interrupt can come just after the call was entered, and while it was left.
         if frame is None:
             frame = followers[0].frame_of(kwargs)
         if frame is not None and frame.module is not None:
-            followers[0].pop(frame, None)
+            followers[0].exit(frame, args, None)
         raise
 
 

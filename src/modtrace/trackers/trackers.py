@@ -1,7 +1,5 @@
 """Drop-in trackers: which modules run now."""
 
-from __future__ import annotations
-
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -14,7 +12,7 @@ from torch.autograd import Variable
 from torch.autograd.graph import register_multi_grad_hook
 
 from .._interrupts import WeakMap
-from ..track.naming.module_kinds import class_name, named_modules
+from ..track.naming.modules import class_name, named_modules
 from ..track.tensors import tensors_in
 from .follower import Follower
 
@@ -37,8 +35,8 @@ class _TorchHooks:
     """
 
     _follower: Follower
-    _fw_pre_handle: RemovableHandle | None = None
-    _fw_post_handle: RemovableHandle | None = None
+    _fw_pre_handle: "RemovableHandle | None" = None
+    _fw_post_handle: "RemovableHandle | None" = None
 
     def __init__(self) -> None:
         self.hooked_names: Counter[str] = Counter()
@@ -130,7 +128,7 @@ class _Tracker:
         self._follower = Follower(follow_graphs_after_exit)
         self._entered = 0
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Self":
         self._entered += 1
         if self._entered == 1:
             self._follower.start()

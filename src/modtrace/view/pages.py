@@ -30,22 +30,16 @@ def ensure_viewable(path: str | os.PathLike[str], folder: Path) -> tuple[Path, l
         RingError: a ring file is damaged beyond reading.
         TraceError: it is no trace, or broken.
     """
-    trace = extract_trace(path, folder)
+    trace, made = extract_trace(path, folder), folder / "viewable.pftrace"
     with errors_about(path, trace):
-        return _viewable(trace, folder)
-
-
-def _viewable(trace: Path, folder: Path) -> tuple[Path, list[str]]:
-    kind = file_kind(trace)
-    made = folder / "viewable.pftrace"
-    if kind is FileKind.PROFILE:
-        return made, merge_timeline(trace, None, made).notes
-    if kind in (FileKind.RING, FileKind.OTHER):
-        load(trace).save(made)
-        return made, []
-    with TraceFile(trace) as source:
-        if source.gzipped:
-            for _ in source.blocks():
+        kind = file_kind(trace)
+        if kind is FileKind.PROFILE:
+            return made, merge_timeline(trace, None, made).notes
+        if kind in (FileKind.RING, FileKind.OTHER):
+            load(trace).save(made)
+            return made, []
+        with TraceFile(trace) as source:
+            for _ in source.blocks() if source.gzipped else ():
                 pass  # what no reader of ours would unpack is not for a browser either
     return trace, []
 

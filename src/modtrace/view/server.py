@@ -1,7 +1,5 @@
 """A local HTTP server for one browser, and that browser: one page and one trace, as long as the page is open."""
 
-from __future__ import annotations
-
 import errno
 import hmac
 import os
@@ -80,7 +78,7 @@ class TraceServer:
         self.url = f"http://127.0.0.1:{self.port}{self.path}"
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
 
-    def __enter__(self) -> TraceServer:
+    def __enter__(self) -> "TraceServer":
         self._thread.start()
         return self
 
@@ -167,20 +165,21 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer with the page or with the trace."""
         owner = self.server.owner
-        if not self._is_local_host(owner.port):
+        # A DNS name rebound to 127.0.0.1 is another Host.
+        if self.headers.get_all("Host", []) not in ([f"127.0.0.1:{owner.port}"], [f"localhost:{owner.port}"]):
             self.send_error(HTTPStatus.FORBIDDEN, "another Host")
         elif _equal(self.path, owner.path):
             self._send_page(owner)
         elif owner.trace is not None and _equal(self.path, f"{owner.path}trace"):
             self._send_trace(owner, owner.trace)
         elif owner.trace is not None and _equal(self.path, f"{owner.path}open"):
-            self._hold_open(owner)
+            # The page's request that lasts as long as the page.
+            if self._is_own_page():
+                self._send_headers("text/plain", 1)
+                self.end_headers()
+                owner.hold(self.connection)
         else:
             self.send_error(HTTPStatus.NOT_FOUND)
-
-    def _is_local_host(self, port: int) -> bool:
-        """Return whether the one Host header names this machine; a DNS name rebound to 127.0.0.1 does not."""
-        return self.headers.get_all("Host", []) in ([f"127.0.0.1:{port}"], [f"localhost:{port}"])
 
     def _send_page(self, owner: TraceServer) -> None:
         if self.headers.get_all("Origin"):
@@ -205,14 +204,6 @@ class _Handler(BaseHTTPRequestHandler):
             if self.connection.sendfile(file) != size:
                 raise ConnectionError("the trace became shorter while it was sent")
             self.connection.shutdown(socket.SHUT_WR)
-
-    def _hold_open(self, owner: TraceServer) -> None:
-        """Answer the page's request that lasts as long as the page."""
-        if not self._is_own_page():
-            return
-        self._send_headers("text/plain", 1)
-        self.end_headers()
-        owner.hold(self.connection)
 
     def _is_own_page(self) -> bool:
         """Return whether the request comes from our page; refuse it otherwise."""
@@ -295,14 +286,15 @@ def open_and_serve(
     else:
         for line in _remote_instructions(server):
             print_line(line)
-    print_line("Serving until Ctrl-C." if keep else "Serving until the page is closed, or Ctrl-C.")
     delivered = False
     try:
+        print_line("Serving until Ctrl-C." if keep else "Serving until the page is closed, or Ctrl-C.")
         while not (delivered := server.wait(timeout_s)) and keep:
             pass
         if delivered:
             server.wait_until_left(float("inf") if keep else RELOAD_GRACE_S if server.trace else PAGE_GRACE_S)
     except KeyboardInterrupt:
+        delivered = server.wait(0)  # it may have been in this moment
         if not delivered and not keep:
             raise
     return delivered or keep

@@ -1,7 +1,5 @@
 """What is kept: conditions as text, and what each means."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
@@ -52,8 +50,8 @@ def parse_conditions(texts: str | Iterable[str]) -> tuple[Condition, ...]:
     Raises:
         ModtraceError: one is not understood, or a text has none; the message lists the forms.
     """
-    texts = [texts] if isinstance(texts, str) else list(texts)
-    return tuple(_parse(part) for text in texts for part in _split(text))
+    is_one = isinstance(texts, str | bytes) or not isinstance(texts, Iterable)
+    return tuple(_parse(part) for text in ([texts] if is_one else texts) for part in _split(text))
 
 
 def _split(text: object) -> list[str]:

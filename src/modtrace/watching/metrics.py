@@ -1,9 +1,6 @@
 """Numbers of the job for Prometheus: OpenMetrics text, served on this machine alone."""
 
-from __future__ import annotations
-
 import threading
-from collections import deque
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
@@ -11,7 +8,6 @@ import numpy as np
 from .follow import Look, RingFollower
 
 _RECENT_NS = 60_000_000_000
-_MAX_RECENT = 1 << 16
 _OWN_HOSTS = ("127.0.0.1", "localhost")
 _TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
@@ -22,7 +18,6 @@ class _RankNumbers:
     def __init__(self) -> None:
         self.steps, self.total_ns = 0, 0
         self.parts: dict[str, int] = {}
-        self.recent: deque[tuple[int, int]] = deque(maxlen=_MAX_RECENT)
 
 
 class Metrics:
@@ -50,11 +45,8 @@ class Metrics:
         for step in look.steps:
             numbers.steps += 1
             numbers.total_ns += step.end_ns - step.start_ns
-            numbers.recent.append((step.end_ns, step.end_ns - step.start_ns))
             for part, ns in step.parts.items():
                 numbers.parts[part] = numbers.parts.get(part, 0) + ns
-        while numbers.recent and numbers.recent[0][0] < follower.last_ns - _RECENT_NS:
-            numbers.recent.popleft()
         self._numbers = {**self._numbers, follower: numbers}  # a thread may go through the one before
 
     def close(self) -> None:
@@ -67,9 +59,12 @@ class Metrics:
         of_rank = [(_labels(follower), follower, numbers) for follower, numbers in self._numbers.items()]
         lines = _family("modtrace_steps", "counter", "Training steps that have ended.")
         lines += [f"modtrace_steps_total{{{labels}}} {numbers.steps}" for labels, _, numbers in of_rank]
-        lines += _family("modtrace_step_seconds", "summary", "Time of a step; quantiles are of the last minute.")
-        for labels, _, numbers in of_rank:
-            recent = [ns for _, ns in list(numbers.recent)]
+        lines += _family(
+            "modtrace_step_seconds", "summary", "Time of a step; quantiles are of the last minute, 256 steps at most."
+        )
+        for labels, follower, numbers in of_rank:
+            since_ns = follower.last_ns - _RECENT_NS
+            recent = [step.end_ns - step.start_ns for step in list(follower.last_steps) if step.end_ns >= since_ns]
             for quantile in (0.5, 0.95) if recent else ():
                 value = float(np.quantile(recent, quantile)) / 1e9
                 lines.append(f'modtrace_step_seconds{{{labels},quantile="{quantile}"}} {value:.9f}')
@@ -80,7 +75,8 @@ class Metrics:
         )
         for labels, _, numbers in of_rank:
             for part, ns in list(numbers.parts.items()):
-                lines.append(f'modtrace_part_seconds_total{{{labels},part="{_escaped(part)}"}} {ns / 1e9:.9f}')
+                escaped = part.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+                lines.append(f'modtrace_part_seconds_total{{{labels},part="{escaped}"}} {ns / 1e9:.9f}')
         lines += _family("modtrace_quiet_seconds", "gauge", "Time since the last event.")
         lines += [f"modtrace_quiet_seconds{{{labels}}} {f.quiet_ns / 1e9:.3f}" for labels, f, _ in of_rank]
         return "\n".join([*lines, "# EOF", ""])
@@ -112,7 +108,3 @@ def _family(name: str, kind: str, meaning: str) -> list[str]:
 def _labels(follower: RingFollower) -> str:
     rank = "" if follower.rank is None else f'rank="{follower.rank}",'
     return f'{rank}pid="{follower.pid}"'
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

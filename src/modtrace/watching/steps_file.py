@@ -1,7 +1,5 @@
 """A JSON line per step, in a file of bounded length."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -11,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from .._errors import ModtraceError
-from .follow import EndedStep, Look, RingFollower
+from .follow import Look, RingFollower
 from .windows import find_causes
 
 _MAX_LINES = 100_000
@@ -42,13 +40,24 @@ class StepsFile:
             return
         causes: dict[int, str] = {}
         with contextlib.suppress(ModtraceError):
-            causes = find_causes(follower, _slow(follower, steps))
+            usual = float(np.median([step.training_ns for step in follower.last_steps]))
+            slow = [step.number for step in steps if step.training_ns > _SLOW_BY * usual + _SLOW_NS]
+            causes = find_causes(follower, slow)
         try:
             if not self._lines:
                 self._begin()
             with open(self._path, "a", encoding="utf-8") as file:
                 for step in steps:
-                    file.write(f"{json.dumps(_line(follower, step, causes.get(step.number)))}\n")
+                    line = {
+                        "rank": follower.rank,
+                        "pid": follower.pid,
+                        "step": step.number,
+                        "end_ns": step.end_ns,
+                        "duration_ns": step.end_ns - step.start_ns,
+                        "parts": step.parts,
+                        "cause": causes.get(step.number),
+                    }
+                    file.write(f"{json.dumps(line)}\n")
             self._lines += len(steps)
             if self._lines > self._max_lines:
                 self._thin()
@@ -75,20 +84,3 @@ class StepsFile:
                     file.write(line)
                     self._lines += 1
         os.replace(new, self._path)
-
-
-def _line(follower: RingFollower, step: EndedStep, cause: str | None) -> dict[str, object]:
-    return {
-        "rank": follower.rank,
-        "pid": follower.pid,
-        "step": step.number,
-        "end_ns": step.end_ns,
-        "duration_ns": step.end_ns - step.start_ns,
-        "parts": step.parts,
-        "cause": cause,
-    }
-
-
-def _slow(follower: RingFollower, steps: list[EndedStep]) -> list[int]:
-    usual = float(np.median([step.training_ns for step in follower.last_steps]))
-    return [step.number for step in steps if step.training_ns > _SLOW_BY * usual + _SLOW_NS]

@@ -1,7 +1,5 @@
 """What the whole run took, beyond what the ring still holds: distributions of bounded size, beside the ring."""
 
-from __future__ import annotations
-
 import json
 import math
 import time
@@ -13,7 +11,7 @@ import numpy as np
 from .._errors import WriteError
 from .._typing import Int64Array
 from ..ring import whole_run_path
-from ..timeline import PHASES, Timeline
+from ..timeline import PHASES
 from ..write.atomic_file import atomic_writer
 from .follow import Look, RingFollower
 from .read_whole_run import read_whole_run
@@ -116,19 +114,14 @@ class _WholeRun:
             until = np.iinfo(np.int64).max if follower.state == "ended" else last
             is_new = (columns.step > self._folded_step) & (columns.step <= until)
             self._folded_step = max(self._folded_step, until)
-        self._fold_spans(look.timeline, np.flatnonzero(is_new & columns.complete))
-
-    def _fold_spans(self, timeline: Timeline, rows: Int64Array) -> None:
-        columns, names = timeline.columns, timeline.names
+        rows, names = np.flatnonzero(is_new & columns.complete), look.timeline.names
         self.spans += len(rows)
         key = columns.name[rows].astype(np.int64) * len(PHASES) + columns.phase[rows]
 
         def of_key(number: int) -> Distribution:
             name = names[number // len(PHASES)]
             module = (name.fqn, name.module_class, PHASES[number % len(PHASES)])
-            if module not in self.modules:
-                self.modules[module] = Distribution()
-            return self.modules[module]
+            return self.modules.setdefault(module, Distribution())
 
         add_groups(key, (columns.end - columns.start)[rows], of_key)
 

@@ -1,7 +1,5 @@
 """Saves the window around what is to be kept: some steps before and after it, of all ranks, within bounds."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os
@@ -51,35 +49,33 @@ class _Pending:
     """A moment whose window is not saved yet."""
 
     def __init__(self, follower: RingFollower, trigger: Trigger) -> None:
-        self.follower = follower
-        self.triggers = [trigger]
-        self.step, self.time_ns, self.waits = trigger.step, trigger.time_ns, trigger.waits
+        self.follower, self.first, self.triggers = follower, trigger, [trigger]
         self.asked_at = time.monotonic_ns()
 
     def holds(self, follower: RingFollower, trigger: Trigger, after: int) -> bool:
         """Whether the window of this moment shows another one too."""
-        if self.step is None or trigger.step is None:
-            return abs(self.time_ns - trigger.time_ns) <= _AROUND_NS
-        return self.step <= trigger.step <= self.step + (after if follower is self.follower else 0)
+        if self.first.step is None or trigger.step is None:
+            return abs(self.first.time_ns - trigger.time_ns) <= _AROUND_NS
+        return self.first.step <= trigger.step <= self.first.step + (after if follower is self.follower else 0)
 
     def is_ready(self, after: int) -> bool:
         """Whether what follows it is there, or will not come."""
         follower = self.follower
-        if not self.waits or follower.state == "ended" or time.monotonic_ns() - self.asked_at > _MAX_WAIT_NS:
+        if not self.first.waits or follower.state == "ended" or time.monotonic_ns() - self.asked_at > _MAX_WAIT_NS:
             return True
-        if self.step is None:
-            return follower.last_ns >= self.time_ns + _AROUND_NS
-        return bool(follower.last_steps) and follower.last_steps[-1].number >= self.step + after
+        if self.first.step is None:
+            return follower.last_ns >= self.first.time_ns + _AROUND_NS
+        return bool(follower.last_steps) and follower.last_steps[-1].number >= self.first.step + after
 
     def bounds(self, around: int) -> tuple[int, int]:
         """Return from when to when the window reaches, Unix nanoseconds."""
-        if self.step is None:
-            return self.time_ns - _AROUND_NS, self.time_ns + _AROUND_NS
-        steps = [step for step in self.follower.last_steps if abs(step.number - self.step) <= around]
-        start = min((step.start_ns for step in steps), default=self.time_ns - _AROUND_NS)
-        end = max((step.end_ns for step in steps), default=self.time_ns)
+        if self.first.step is None:
+            return self.first.time_ns - _AROUND_NS, self.first.time_ns + _AROUND_NS
+        steps = [step for step in self.follower.last_steps if abs(step.number - self.first.step) <= around]
+        start = min((step.start_ns for step in steps), default=self.first.time_ns - _AROUND_NS)
+        end = max((step.end_ns for step in steps), default=self.first.time_ns)
         last = self.follower.last_steps[-1].number if self.follower.last_steps else -1
-        return min(start, self.time_ns), self.follower.last_ns + 1 if last < self.step + around else end
+        return min(start, self.first.time_ns), self.follower.last_ns + 1 if last < self.first.step + around else end
 
 
 class WindowKeeper:
@@ -100,7 +96,7 @@ class WindowKeeper:
         self._last_ns: dict[str, int] = {}
         self._bytes = sum(file.stat().st_size for file in folder.rglob("*.pftrace")) if folder.is_dir() else 0
         self._is_full = self._has_stopped = False
-        self._passed_over = 0
+        self._passed_over: dict[str, tuple[int, str]] = {}
         self.kept = 0
 
     def add(self, follower: RingFollower, trigger: Trigger) -> None:
@@ -112,16 +108,20 @@ class WindowKeeper:
                 held.triggers.append(trigger)
             return
         if last_ns is not None and trigger.time_ns - last_ns < self._limits.pause_ns:
-            self._passed_over += 1
+            self._pass_over("--pause", trigger)
             return
         if self.kept + len(self._pending) >= self._limits.max_kept:
+            self._pass_over("--max-kept", trigger)
             self._stop_keeping(f"{self._limits.max_kept} windows are kept (--max-kept)")
             return
         self._last_ns[trigger.key] = trigger.time_ns
         self._pending.append(_Pending(follower, trigger))
 
+    def _pass_over(self, limit: str, trigger: Trigger) -> None:
+        count, first = self._passed_over.get(limit, (0, trigger.sentence))
+        self._passed_over[limit] = count + 1, first
+
     def _stop_keeping(self, why: str) -> None:
-        self._passed_over += 1
         if not self._has_stopped:
             self._has_stopped = True
             self._say(f"{why}; no further window is kept")
@@ -139,23 +139,25 @@ class WindowKeeper:
             self._save(pending, followers)
 
     def close(self) -> None:
-        """Say how much was passed over."""
-        if self._passed_over:
-            self._say(f"{self._passed_over} more were not kept: see --pause, --max-kept and --max-bytes")
+        """Say what was passed over, and by which limit."""
+        for limit, (count, first) in self._passed_over.items():
+            self._say(f"{count} more were not kept, by {limit}; the first: {first}")
 
     def _save(self, pending: _Pending, followers: Sequence[RingFollower]) -> None:
         start_ns, end_ns = pending.bounds(self._limits.steps)
         triggers = sorted(pending.triggers, key=lambda trigger: trigger.label)
         label = "+".join(dict.fromkeys(trigger.label for trigger in triggers))
-        step = "" if pending.step is None else f"step{pending.step}-"
+        step = "" if pending.first.step is None else f"step{pending.first.step}-"
         sentences = [trigger.sentence for trigger in triggers]
         with contextlib.suppress(ModtraceError):
-            sentences += find_causes(pending.follower, [] if pending.step is None else [pending.step]).values()
+            sentences += find_causes(
+                pending.follower, [] if pending.first.step is None else [pending.first.step]
+            ).values()
         folder = self._folder / _file_name(f"{step}{label}") if len(followers) > 1 else self._folder
         saved: list[Path] = []
         for follower in sorted(followers, key=lambda follower: follower is not pending.follower):
             if self._is_full and not saved:
-                self._passed_over += 1
+                self._pass_over("--max-bytes", pending.triggers[0])
                 return
             who = "" if follower.rank is None else f"rank{follower.rank}-"
             if not who and len(followers) > 1:
@@ -171,6 +173,7 @@ class WindowKeeper:
                     with contextlib.suppress(OSError):
                         folder.rmdir()
                     self._is_full = True
+                    self._pass_over("--max-bytes", pending.triggers[0])
                     self._stop_keeping(f"the windows in {self._folder} take {self._bytes:,} bytes (--max-bytes)")
                     break
             except (ModtraceError, OSError) as error:

@@ -1,14 +1,19 @@
 """Where each rank of a run is, or was when it died: from its ring file, also while the process runs."""
 
-from __future__ import annotations
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from .flight_recorder import FlightRecord, find_all_hangs
-from .hangs import Hang, find_hangs
-from .look import WhereResult, read_job, where
+from .._interrupts import cached_property
+from .._system.files import find_each
+from .._system.processes import ParallelReader
+from ..ring import find_rings
+from .flight_recorder import FlightRecord, rank_of_dump, read_flight_record
+from .hangs import Hang, find_all_hangs, find_hangs
 from .places import RankGroup, group_ranks, headline
 from .python_stack import NO_STACKS, python_stacks
 from .rank_state import RankState, rank_state_of, read_rank_state
-from .streams import StreamState
 
 __all__ = [
     "NO_STACKS",
@@ -16,15 +21,93 @@ __all__ = [
     "Hang",
     "RankGroup",
     "RankState",
-    "StreamState",
     "WhereResult",
-    "find_all_hangs",
     "find_hangs",
-    "group_ranks",
-    "headline",
     "python_stacks",
     "rank_state_of",
     "read_job",
     "read_rank_state",
     "where",
 ]
+
+_Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+@dataclass(frozen=True)
+class WhereResult:
+    """Where the ranks of a job are, or were when they ended.
+
+    Attributes:
+        ranks: the state of each ring that could be read, in the order of the files.
+        records: what the dumps of flight recorders say.
+        errors: why files could not be read.
+        older: the rings of earlier runs in the folders, which are not read: of each rank the newest is.
+    """
+
+    ranks: list[RankState]
+    records: list[FlightRecord]
+    errors: list[str]
+    older: Sequence[str] = ()
+
+    @cached_property
+    def groups(self) -> list[RankGroup]:
+        """The ranks that are in the same modules, together; smaller groups first."""
+        return group_ranks(self.ranks)
+
+    @cached_property
+    def hangs(self) -> list[Hang]:
+        """The collectives, sends and receives that ranks wait in; those that others follow from come first."""
+        return find_all_hangs(self.ranks, self.records)
+
+    @property
+    def sentence(self) -> str:
+        """Which ranks others wait for, and which died; without a hang, which module each rank is in."""
+        causes = [hang.text for hang in self.hangs if hang.is_cause]
+        named = {rank for hang in self.hangs for rank in (*hang.waiting, *hang.dead)}
+        died = [state for state in self.ranks if state.state == "dead" and state.rank not in named]
+        return "; ".join([*causes, *([headline(group_ranks(died))] if died else [])]) or headline(self.groups)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values: `sentence`, `hangs`, `ranks` (as `RankState.to_json`), `errors`."""
+        return {
+            "sentence": self.sentence,
+            "hangs": [hang.to_json() for hang in self.hangs],
+            "ranks": [rank.to_json() for rank in self.ranks],
+            "errors": self.errors,
+        }
+
+
+def where(paths: _Paths, *, flight_recorder: _Paths = ()) -> WhereResult:
+    """Read which modules each process of a job is in, or was in when it ended.
+
+    Args:
+        paths: ring files, folders of them, patterns. The processes may run, hang or be dead. Of a folder and a pattern
+            the newest ring of each rank counts, and those of running processes.
+        flight_recorder: dumps of torch's flight recorder, folders of them, patterns.
+
+    Returns:
+        The state of each rank, and who waits for whom; what could not be read is in its `errors`.
+
+    Raises:
+        ModtraceError: a process that reads files was killed.
+
+    Example:
+        >>> modtrace.where("/dev/shm/job").sentence  # doctest: +SKIP
+        'rank 3 is in GPT.h.7.mlp, the other 63 in GPT.h.8.attn'
+    """
+    with ParallelReader() as reader:
+        return read_job(reader, paths, flight_recorder)
+
+
+def read_job(reader: ParallelReader, paths: _Paths, flight_recorder: _Paths = ()) -> WhereResult:
+    """Do what `where` does, with a reader that the caller keeps for the next look."""
+    rings, older, no_rings = find_rings(_texts(paths))
+    dumps, no_dumps = find_each(_texts(flight_recorder), lambda path: rank_of_dump(path) is not None)
+    states, ring_errors = reader.read(read_rank_state, rings)
+    records, dump_errors = reader.read(read_flight_record, dumps)
+    cut = [state.cut_sentence for state in states if state.missing_bytes]
+    return WhereResult(states, records, [*no_rings, *no_dumps, *ring_errors, *cut, *dump_errors], older)
+
+
+def _texts(paths: _Paths) -> list[str]:
+    return [os.fspath(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]

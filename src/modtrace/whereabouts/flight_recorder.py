@@ -1,18 +1,16 @@
-"""Dumps of torch's flight recorder → how far each process is with collectives, and hangs that only dumps show.
+"""Dumps of torch's flight recorder → how far each process is with collectives.
 
 A dump is a pickle, or its form in JSON, of one process: the last collectives of each group with their sequence
 numbers, whether they are complete, and the frames that called them. Only plain values of a pickle are read; no code in
 it is run.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os
 import pickle
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import orjson
@@ -20,13 +18,9 @@ import orjson
 from .._errors import TraceError
 from .._system.files import open_regular
 from ..timeline import Group
-from .hangs import Hang, find_hangs, order_hangs
-from .places import by_place, ranks_phrase
-from .rank_state import RankState
-from .waits import Blocked, GroupProgress, PeerProgress, RankProgress
+from .rank_state import Blocked, GroupProgress, PeerProgress, recent_operators
 
 _MAX_BYTES = 1 << 28
-_MAX_OPERATORS = 256
 _NO_NUMBER = 1 << 63
 """Numbers from here on are damage; what is written of them could be of any length."""
 _NOT_THE_USERS = ("/torch/", "/modtrace/track/")
@@ -97,7 +91,7 @@ def read_flight_record(path: str) -> FlightRecord:
         if entry.peer is None:
             collectives.setdefault(entry.group, []).append(entry)
         else:
-            sent.setdefault((entry.group, entry.operator, entry.peer), []).append(entry)
+            sent.setdefault((entry.group, entry.call.operator, entry.peer), []).append(entry)
     return FlightRecord(
         path,
         rank,
@@ -140,12 +134,9 @@ def _load(path: str, data: bytes) -> Any:
 class _Entry(NamedTuple):
     group: str
     description: str
-    operator: str
     peer: int | None
-    counter: int
-    since_ns: int
     is_complete: bool
-    details: tuple[str, ...]
+    call: Blocked
 
 
 def _entries(entries: Iterable[Any]) -> Iterator[_Entry]:
@@ -166,12 +157,14 @@ def _entries(entries: Iterable[Any]) -> Iterator[_Entry]:
                 yield _Entry(
                     group,
                     "" if description == "undefined" else description,
-                    of_peer[1] if of_peer else _OPERATORS.get(operator, operator),
                     int(of_peer[3]) if of_peer else None,
-                    counter,
-                    created_ns,
                     state == "completed" or bool(entry.get("retired")),
-                    tuple(_details(entry, state)),
+                    Blocked(
+                        of_peer[1] if of_peer else _OPERATORS.get(operator, operator),
+                        counter,
+                        created_ns,
+                        details=tuple(_details(entry, state)),
+                    ),
                 )
 
 
@@ -215,120 +208,14 @@ def _groups(config: Any) -> dict[str, Group]:
 
 
 def _group_progress(group: Group, entries: list[_Entry]) -> GroupProgress:
-    operators: dict[int, str] = {}
-    for entry in entries:
-        operators.setdefault(entry.counter, entry.operator)
-    last = max(operators)
-    first = max(min(operators), last + 1 - _MAX_OPERATORS)
-    blocked = min((entry for entry in entries if not entry.is_complete), key=lambda e: e.counter, default=None)
-    return GroupProgress(
-        group,
-        last,
-        tuple(operators.get(counter, "") for counter in range(first, last + 1)),
-        None if blocked is None else _blocked(blocked, blocked.counter),
-    )
+    # The first entry of a counter says its operator.
+    operators = {entry.call.counter: entry.call.operator for entry in reversed(entries)}
+    pending = [entry.call for entry in entries if not entry.is_complete]
+    blocked = min(pending, key=lambda call: call.counter, default=None)
+    return GroupProgress(group, max(operators), recent_operators(operators), blocked)
 
 
 def _peer_progress(group: Group, operator: str, peer: int, entries: list[_Entry]) -> PeerProgress:
     # How many came before is not known of a recorder that keeps the last ones; both ends complete together.
-    pending = [entry for entry in entries if not entry.is_complete]
-    return PeerProgress(group, operator, peer, len(pending) - 1, _blocked(pending[0], 0) if pending else None)
-
-
-def _blocked(entry: _Entry, counter: int) -> Blocked:
-    return Blocked(entry.operator, counter, entry.since_ns, 0, entry.details)
-
-
-_DEFAULT_GROUP = "default_pg"
-"""What torch says of the group of all ranks."""
-
-
-def find_all_hangs(states: Sequence[RankState], records: Sequence[FlightRecord] = ()) -> list[Hang]:
-    """Return the hangs from rings, with details from dumps of flight recorders, then those that only dumps show.
-
-    Which modules ranks are in is from the rings. Counters are from the ring if it has them: it also sees sends and
-    receives, which gloo's flight recorder does not.
-    """
-    hangs = find_hangs(states)
-    if not records:
-        return hangs
-    by_rank = {state.rank: state for state in states if state.rank is not None}
-    groups = _Groups(by_rank, records)
-    joined = [_join(record, by_rank.get(record.rank), groups) for record in records]
-    by_recorder = {_key(hang): hang for hang in find_hangs(joined, by_flight_recorder=True)}
-    joined_hangs = []
-    for hang in hangs:
-        same = by_recorder.pop(_key(hang), None)
-        if same is not None:
-            hang = hang._replace(text=f"{hang.text}; {_what_is_said(same, hang)}", details=same.details)
-        joined_hangs.append(hang)
-    for hang in by_recorder.values():
-        text = "; ".join((hang.text, *hang.details))
-        elsewhere = by_place([by_rank[rank] for rank in hang.unknown if rank in by_rank], {})
-        text += "".join(f"; by the ring, {ranks_phrase(ranks)}: {place}" for ranks, place in elsewhere)
-        joined_hangs.append(hang._replace(text=text))
-    return order_hangs(joined_hangs)
-
-
-def _what_is_said(by_recorder: Hang, by_ring: Hang) -> str:
-    """Describe a hang by the dumps; name the ranks of the dumps if the rings name others."""
-    others = set(by_recorder.waiting).isdisjoint(by_ring.waiting)
-    of_whom = f" of {ranks_phrase(by_recorder.waiting)}" if others else ""
-    what = ", ".join((f"{by_recorder.operator} #{by_recorder.counter}", *by_recorder.details))
-    return f"the flight recorder says{of_whom} {what}"
-
-
-class _Groups:
-    """The groups of a job, with their ranks wherever anyone knows them: gloo's recorder does not."""
-
-    def __init__(self, states: Mapping[int, RankState], records: Sequence[FlightRecord]) -> None:
-        # Torch gave one name to several groups that share no rank.
-        self._by_name: dict[str, dict[int, Group]] = {}
-        for state in states.values():
-            for group in (progress.group for progress in state.progress.groups):
-                if group.ranks:
-                    self._by_name.setdefault(group.name, {})[group.ranks[0]] = group
-        self._all_ranks = tuple(sorted({*states, *(record.rank for record in records)}))
-
-    def with_ranks(self, group: Group, rank: int) -> Group:
-        if group.ranks:
-            return group
-        if group.description == _DEFAULT_GROUP and group.name not in self._by_name:
-            return group._replace(ranks=self._all_ranks)
-        return next((known for known in self._by_name.get(group.name, {}).values() if rank in known.ranks), group)
-
-
-def _join(record: FlightRecord, ring: RankState | None, groups: _Groups) -> RankState:
-    """Return the state of a rank with what its recorder says; times count back from when that was written."""
-    if ring is None:
-        ring = RankState(
-            path=record.path,
-            rank=record.rank,
-            pid=0,
-            engine="",
-            state="unknown",
-            step=None,
-            threads=(),
-            now_ns=record.dumped_ns,
-            last_unix_ns=record.dumped_ns,
-        )
-    later_ns = record.dumped_ns - ring.now_ns
-
-    def moved(blocked: Blocked | None) -> Blocked | None:
-        return None if blocked is None else blocked._replace(since_ns=blocked.since_ns - later_ns)
-
-    collectives = (p._replace(group=groups.with_ranks(p.group, record.rank)) for p in record.groups)
-    peers = (p._replace(group=groups.with_ranks(p.group, record.rank)) for p in record.peers)
-    progress = RankProgress(
-        tuple(p._replace(blocked=moved(p.blocked)) for p in collectives),
-        tuple(p._replace(blocked=moved(p.blocked)) for p in peers),
-    )
-    return ring._replace(progress=progress)
-
-
-def _key(hang: Hang) -> tuple[Group, str, tuple[int, ...], tuple[int, ...]]:
-    """Return what identifies a hang: its group, and for a send or receive who waits for whom."""
-    group = hang.group._replace(description="")
-    if hang.operator not in ("send", "recv"):
-        return group, "", (), ()
-    return group, hang.operator, hang.waiting, (*hang.not_called, *hang.dead, *hang.unknown)
+    pending = [entry.call._replace(counter=0) for entry in entries if not entry.is_complete]
+    return PeerProgress(group, operator, peer, len(pending) - 1, pending[0] if pending else None)

@@ -1,12 +1,11 @@
 """Ranks that wait in a collective, a send or a receive, and those that keep them waiting, in sentences."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .._tables import json_values
 from ..timeline import Group
+from .flight_recorder import FlightRecord
 from .places import (
     by_place,
     common_place,
@@ -17,12 +16,13 @@ from .places import (
     in_place,
     ranks_phrase,
 )
-from .rank_state import RankState
-from .waits import ANY_PEER, Blocked, GroupProgress, PeerProgress
+from .rank_state import ANY_PEER, Blocked, GroupProgress, PeerProgress, RankProgress, RankState
 
 _MIN_WAIT_NS = 1_000_000_000
 """A shorter wait is as usual: rings are not read at one moment."""
 _OTHER_END = {"send": "recv", "recv": "send"}
+_DEFAULT_GROUP = "default_pg"
+"""What torch says of the group of all ranks."""
 
 
 class Hang(NamedTuple):
@@ -78,10 +78,84 @@ def find_hangs(states: Iterable[RankState], *, by_flight_recorder: bool = False)
         by_flight_recorder: the counters are the flight recorder's.
     """
     ranks = _Ranks(states, by_flight_recorder)
-    return order_hangs([*_collective_hangs(ranks), *_peer_hangs(ranks)])
+    return _order_hangs([*_collective_hangs(ranks), *_peer_hangs(ranks)])
 
 
-def order_hangs(hangs: Sequence[Hang]) -> list[Hang]:
+def find_all_hangs(states: Sequence[RankState], records: Sequence[FlightRecord] = ()) -> list[Hang]:
+    """Return the hangs from rings, with details from dumps of flight recorders, then those that only dumps show.
+
+    Which modules ranks are in is from the rings. Counters are from the ring if it has them: it also sees sends and
+    receives, which gloo's flight recorder does not.
+    """
+    hangs = find_hangs(states)
+    if not records:
+        return hangs
+    by_rank = {state.rank: state for state in states if state.rank is not None}
+    # Gloo's recorder does not know the ranks of groups, and torch gave one name to several that share no rank.
+    groups: dict[str, list[Group]] = {}
+    for group in dict.fromkeys(progress.group for state in states for progress in state.progress.groups):
+        if group.ranks:
+            groups.setdefault(group.name, []).append(group)
+    all_ranks = tuple(sorted({*by_rank, *(record.rank for record in records)}))
+
+    def with_ranks(group: Group, rank: int) -> Group:
+        if not group.ranks and group.description == _DEFAULT_GROUP and group.name not in groups:
+            return group._replace(ranks=all_ranks)
+        same = [] if group.ranks else groups.get(group.name, [])
+        return next((known for known in same if rank in known.ranks), group)
+
+    joined = [_join(record, by_rank.get(record.rank), with_ranks) for record in records]
+    by_recorder = {_key(hang): hang for hang in find_hangs(joined, by_flight_recorder=True)}
+    joined_hangs = []
+    for hang in hangs:
+        same = by_recorder.pop(_key(hang), None)
+        if same is not None:
+            # The ranks of the dumps are named if the rings name others.
+            others = set(same.waiting).isdisjoint(hang.waiting)
+            of_whom = f" of {ranks_phrase(same.waiting)}" if others else ""
+            what = ", ".join((f"{same.operator} #{same.counter}", *same.details))
+            hang = hang._replace(text=f"{hang.text}; the flight recorder says{of_whom} {what}", details=same.details)
+        joined_hangs.append(hang)
+    for hang in by_recorder.values():
+        text = "; ".join((hang.text, *hang.details))
+        elsewhere = by_place([by_rank[rank] for rank in hang.unknown if rank in by_rank], {})
+        text += "".join(f"; by the ring, {ranks_phrase(ranks)}: {place}" for ranks, place in elsewhere)
+        joined_hangs.append(hang._replace(text=text))
+    return _order_hangs(joined_hangs)
+
+
+def _join(record: FlightRecord, ring: RankState | None, with_ranks: Callable[[Group, int], Group]) -> RankState:
+    """Return the state of a rank with what its recorder says; times count back from when that was written."""
+    if ring is None:
+        ring = RankState(
+            path=record.path,
+            rank=record.rank,
+            pid=0,
+            engine="",
+            state="unknown",
+            step=None,
+            threads=(),
+            now_ns=record.dumped_ns,
+            last_unix_ns=record.dumped_ns,
+        )
+    later_ns = record.dumped_ns - ring.now_ns
+
+    def moved(progress: Any) -> Any:
+        blocked = progress.blocked and progress.blocked._replace(since_ns=progress.blocked.since_ns - later_ns)
+        return progress._replace(group=with_ranks(progress.group, record.rank), blocked=blocked)
+
+    return ring._replace(progress=RankProgress(tuple(map(moved, record.groups)), tuple(map(moved, record.peers))))
+
+
+def _key(hang: Hang) -> tuple[Group, str, tuple[int, ...], tuple[int, ...]]:
+    """Return what identifies a hang: its group, and for a send or receive who waits for whom."""
+    group = hang.group._replace(description="")
+    if hang.operator not in ("send", "recv"):
+        return group, "", (), ()
+    return group, hang.operator, hang.waiting, (*hang.not_called, *hang.dead, *hang.unknown)
+
+
+def _order_hangs(hangs: Sequence[Hang]) -> list[Hang]:
     """Mark which hangs are causes, and which follow from these; and put causes first."""
     stuck = {rank for hang in hangs for rank in hang.waiting}
     marked = [hang._replace(is_cause=not hang.blamed or not hang.blamed <= stuck) for hang in hangs]
@@ -148,17 +222,11 @@ class _Ranks:
         return state.progress.first_ns is None or state.now_ns - state.progress.first_ns >= wait_ns
 
 
-class _Absent(NamedTuple):
-    """The ranks that have not called something that others wait for, and a clause for each kind of them."""
+def _find_absent(ranks: _Ranks, absent: Iterable[int], call: str, wait_ns: int) -> tuple[dict[str, Any], list[str]]:
+    """Return the ranks that have not called `call` (`it`, `recv`), which others wait for since `wait_ns`.
 
-    not_called: tuple[int, ...]
-    dead: tuple[int, ...]
-    unknown: tuple[int, ...]
-    clauses: list[str]
-
-
-def _find_absent(ranks: _Ranks, absent: Iterable[int], call: str, wait_ns: int) -> _Absent:
-    """Return where the ranks are that have not called `call` (`it`, `recv`), which others wait for since `wait_ns`."""
+    They are fields of a `Hang`; and there is a clause for each kind of them.
+    """
     by_state: dict[str, list[int]] = {}
     for rank in sorted(absent):
         state = ranks.by_rank[rank].state if rank in ranks.by_rank else "absent"
@@ -178,7 +246,7 @@ def _find_absent(ranks: _Ranks, absent: Iterable[int], call: str, wait_ns: int) 
     unknown = by_state.get("absent", [])
     if unknown:
         clauses.append(f"of {ranks_phrase(unknown)} there is no {ranks.source}")
-    return _Absent(tuple(not_called), tuple(dead), tuple(unknown), clauses)
+    return {"not_called": tuple(not_called), "dead": tuple(dead), "unknown": tuple(unknown)}, clauses
 
 
 def _collective_hangs(ranks: _Ranks) -> Iterator[Hang]:
@@ -189,8 +257,39 @@ def _collective_hangs(ranks: _Ranks) -> Iterator[Hang]:
             for rank, progress in members.items()
             if progress.blocked is not None and ranks.waits_long(rank, progress.blocked)
         }
-        if waiting:
-            yield _collective_hang(group, members, waiting, ranks)
+        if not waiting:
+            continue
+        first = min(blocked.counter for blocked in waiting.values())
+        called = [blocked.operator for blocked in waiting.values() if blocked.counter == first]
+        # If two operators were called in one place, the one that more ranks called is meant.
+        operator = max(dict.fromkeys(sorted(called)), key=called.count)
+        inside = {r: b for r, b in sorted(waiting.items()) if b.counter == first and b.operator == operator}
+        wait_ns = max(ranks.by_rank[rank].now_ns - blocked.since_ns for rank, blocked in inside.items())
+        others: dict[str, list[int]] = {}
+        for rank, progress in sorted(members.items()):
+            if (other := progress.operator(first) or operator) != operator:
+                others.setdefault(other, []).append(rank)
+        has_called = {rank for rank, progress in members.items() if progress.last >= first}
+        absent, missing = _find_absent(ranks, {*(group.ranks or members)} - has_called, "it", wait_ns)
+        one = next(iter(inside.values()))
+        clauses = [
+            ranks.say_who_waits(inside, format_call(one, group, ranks.by_flight_recorder)),
+            *(f"{ranks_phrase(instead)} called {other} #{first} instead" for other, instead in others.items()),
+            *missing,
+        ]
+        if len(clauses) == 1:
+            clauses.append("all ranks called it, so it does not complete")
+        yield Hang(
+            operator=operator,
+            group=group,
+            counter=first,
+            waiting=tuple(inside),
+            called_other=tuple(sorted((rank, other) for other, instead in others.items() for rank in instead)),
+            **absent,
+            wait_ns=wait_ns,
+            text="; ".join(clauses),
+            details=one.details,
+        )
 
 
 def _groups(ranks: _Ranks) -> list[tuple[Group, dict[int, GroupProgress]]]:
@@ -208,74 +307,32 @@ def _groups(ranks: _Ranks) -> list[tuple[Group, dict[int, GroupProgress]]]:
     return [pair for pairs_of_name in by_name.values() for pair in pairs_of_name]
 
 
-def _collective_hang(
-    group: Group, members: Mapping[int, GroupProgress], waiting: Mapping[int, Blocked], ranks: _Ranks
-) -> Hang:
-    first = min(blocked.counter for blocked in waiting.values())
-    called = [blocked.operator for blocked in waiting.values() if blocked.counter == first]
-    # If two operators were called in one place, the one that more ranks called is meant.
-    operator = max(dict.fromkeys(sorted(called)), key=called.count)
-    inside = {r: b for r, b in sorted(waiting.items()) if b.counter == first and b.operator == operator}
-    wait_ns = max(ranks.by_rank[rank].now_ns - blocked.since_ns for rank, blocked in inside.items())
-    others: dict[str, list[int]] = {}
-    for rank, progress in sorted(members.items()):
-        if (other := progress.operator(first) or operator) != operator:
-            others.setdefault(other, []).append(rank)
-    has_called = {rank for rank, progress in members.items() if progress.last >= first}
-    absent = _find_absent(ranks, {*(group.ranks or members)} - has_called, "it", wait_ns)
-    one = next(iter(inside.values()))
-    clauses = [
-        ranks.say_who_waits(inside, format_call(one, group, ranks.by_flight_recorder)),
-        *(f"{ranks_phrase(instead)} called {other} #{first} instead" for other, instead in others.items()),
-        *absent.clauses,
-    ]
-    if len(clauses) == 1:
-        clauses.append("all ranks called it, so it does not complete")
-    return Hang(
-        operator=operator,
-        group=group,
-        counter=first,
-        waiting=tuple(inside),
-        not_called=absent.not_called,
-        dead=absent.dead,
-        called_other=tuple(sorted((rank, other) for other, instead in others.items() for rank in instead)),
-        unknown=absent.unknown,
-        wait_ns=wait_ns,
-        text="; ".join(clauses),
-        details=one.details,
-    )
-
-
 def _peer_hangs(ranks: _Ranks) -> Iterator[Hang]:
     """Yield one hang for each send and each receive that a rank has waited in for a second or more."""
     for rank, state in ranks.by_rank.items():
         for progress in state.progress.peers:
-            if progress.blocked is not None and ranks.waits_long(rank, progress.blocked):
-                yield _peer_hang(rank, progress, progress.blocked, ranks)
-
-
-def _peer_hang(rank: int, progress: PeerProgress, blocked: Blocked, ranks: _Ranks) -> Hang:
-    wait_ns = ranks.by_rank[rank].now_ns - blocked.since_ns
-    peer, other_end = global_rank(progress.group, progress.peer), _OTHER_END[progress.operator]
-    has_called = peer in ranks.by_rank and _has_called(rank, progress, blocked.counter, ranks)
-    absent = _find_absent(ranks, () if peer is None or has_called else (peer,), other_end, wait_ns)
-    clauses = [
-        ranks.say_who_waits({rank: blocked}, format_peer_call(blocked, progress, ranks.by_flight_recorder)),
-        *([f"rank {peer} has called {other_end}, so it does not complete"] if has_called else absent.clauses),
-    ]
-    return Hang(
-        operator=progress.operator,
-        group=progress.group,
-        counter=blocked.counter,
-        waiting=(rank,),
-        not_called=absent.not_called,
-        dead=absent.dead,
-        called_other=(),
-        unknown=absent.unknown,
-        wait_ns=wait_ns,
-        text="; ".join(clauses),
-        details=blocked.details,
-    )
+            blocked = progress.blocked
+            if blocked is None or not ranks.waits_long(rank, blocked):
+                continue
+            wait_ns = state.now_ns - blocked.since_ns
+            peer, other_end = global_rank(progress.group, progress.peer), _OTHER_END[progress.operator]
+            has_called = peer in ranks.by_rank and _has_called(rank, progress, blocked.counter, ranks)
+            absent, missing = _find_absent(ranks, () if peer is None or has_called else (peer,), other_end, wait_ns)
+            clauses = [
+                ranks.say_who_waits({rank: blocked}, format_peer_call(blocked, progress, ranks.by_flight_recorder)),
+                *([f"rank {peer} has called {other_end}, so it does not complete"] if has_called else missing),
+            ]
+            yield Hang(
+                operator=progress.operator,
+                group=progress.group,
+                counter=blocked.counter,
+                waiting=(rank,),
+                called_other=(),
+                **absent,
+                wait_ns=wait_ns,
+                text="; ".join(clauses),
+                details=blocked.details,
+            )
 
 
 def _has_called(rank: int, progress: PeerProgress, counter: int, ranks: _Ranks) -> bool:

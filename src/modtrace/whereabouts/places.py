@@ -3,17 +3,14 @@
 In a hang the rank that is elsewhere is the one to look at.
 """
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from ..ring.range_text import CATEGORIES, RangeName
 from ..timeline import AFTER_BACKWARD, Group, OpenCall, ThreadStack
-from .rank_state import RankState
+from .rank_state import ANY_PEER, Blocked, PeerProgress, RankState
 from .streams import StreamState
-from .waits import ANY_PEER, Blocked, PeerProgress
 
 
 def format_durations(seconds: Sequence[float]) -> str:
@@ -76,7 +73,7 @@ class RankGroup(NamedTuple):
 
         Without any of these it is the range that its first thread is in.
         """
-        calls = _first_in_module([calls for _, calls in self.stacks], lambda calls: calls[-1][1])
+        calls = min((calls for _, calls in self.stacks), key=lambda calls: calls[-1][1] in CATEGORIES, default=None)
         if calls is None or calls[-1][1] in CATEGORIES:
             on_device = [stream.calls[-1].fqn for stream in self.ranks[0].streams if stream.calls and stream.is_known]
             if on_device or calls is None:
@@ -160,14 +157,11 @@ def _places_clause(groups: Sequence[RankGroup], verb_of_one: str, verb_of_severa
 
 def _headline_place(innermost: str, states: Sequence[RankState]) -> str:
     thread = _main_thread(states[0])
-    is_range = thread is not None and innermost == _range_of(thread.calls[-1])
+    last = thread.calls[-1] if thread is not None else None
+    is_range = last is not None and innermost == (RangeName(last.fqn, last.phase).place if last.is_range else "")
     if is_range and all(state.state in ("running", "unknown") for state in states):
         return _describe_place(innermost, "", states).removeprefix("in ")
     return innermost or "no module"
-
-
-def _range_of(call: OpenCall) -> str:
-    return RangeName(call.fqn, call.phase).place if call.is_range else ""
 
 
 def format_stack(calls: Sequence[tuple[str, str]] | Sequence[OpenCall]) -> str:
@@ -296,11 +290,4 @@ def _describe_place(stack: str, wait: str, states: Sequence[RankState]) -> str:
 def _main_thread(state: RankState) -> ThreadStack | None:
     """Return the first thread that is in a module, else the first one that is in a range."""
     threads = [thread for thread in state.threads if thread.calls]
-    return _first_in_module(threads, lambda thread: thread.calls[-1].phase)
-
-
-_Place = TypeVar("_Place")
-
-
-def _first_in_module(places: Sequence[_Place], phase: Callable[[_Place], str]) -> _Place | None:
-    return min(places, key=lambda place: phase(place) in CATEGORIES, default=None)
+    return min(threads, key=lambda thread: thread.calls[-1].phase in CATEGORIES, default=None)

@@ -1,7 +1,6 @@
 """The Python stacks of a running process, by py-spy, or by its own faulthandler if it listens to a signal."""
 
-from __future__ import annotations
-
+import contextlib
 import os
 import shutil
 import signal
@@ -85,11 +84,8 @@ def _listens(pid: int, number: int, file: os.stat_result) -> bool:
     if not stat.S_ISREG(file.st_mode) or file.st_uid != os.geteuid() or not is_signal_caught(pid, number):
         return False
     folder = f"/proc/{pid}/fd"
-    return any(_is_file(f"{folder}/{name}", file) for name in os.listdir(folder))
-
-
-def _is_file(path: str, file: os.stat_result) -> bool:
-    try:
-        return os.path.samestat(os.stat(path), file)
-    except OSError:
-        return False
+    for name in os.listdir(folder):
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(f"{folder}/{name}"), file):
+                return True
+    return False

@@ -1,7 +1,5 @@
 """Groups of ranks → a table for the terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
@@ -12,7 +10,6 @@ from rich.text import Text
 
 from .._tables import shortened
 from .._terminal import printable
-from ..timeline import ThreadStack
 from .hangs import Hang
 from .places import RankGroup, format_durations, format_ranges, format_stack, headline
 from .rank_state import RankState
@@ -40,7 +37,14 @@ def render(
     lines: list[RenderableType] = _first([_text(error, "red") for error in errors], "errors", whole)
     if sum(len(group.ranks) for group in groups) > 1 or any(group.ranks[0].state == "dead" for group in groups):
         lines.append(_text(headline(groups), "bold"))
-    lines += _hang_lines(hangs, whole)
+    lines += _first([_text(hang.text, "bold red") for hang in hangs if hang.is_cause], "hangs", whole)
+    following = [hang for hang in hangs if not hang.is_cause]
+    if whole:
+        lines += [_text(hang.text) for hang in following]
+    elif following:
+        waiting = {rank for hang in following for rank in hang.waiting}
+        more = f"{len(following):,} more, of {len(waiting):,} ranks (--all)"
+        lines.append(_text(f"what follows from that: {following[0].text if len(following) == 1 else more}"))
     told = [f"{rank.label}: {text}" for group in groups for rank in group.ranks for text in rank.memory]
     lines += _first([_text(line) for line in told], "lines about memory", whole)
     if len(lines) > 0 and groups:
@@ -63,20 +67,6 @@ def _first(lines: list[RenderableType], what: str, whole: bool) -> list[Renderab
     return [*lines[:_MAX_SENTENCES], f"… and {len(lines) - _MAX_SENTENCES:,} more {what} (--all shows them)"]
 
 
-def _hang_lines(hangs: Sequence[Hang], whole: bool) -> list[RenderableType]:
-    """Return the hangs that are causes, and how many follow from them."""
-    causes = [_text(hang.text, "bold red") for hang in hangs if hang.is_cause]
-    following = [hang for hang in hangs if not hang.is_cause]
-    lines = _first([*causes], "hangs", whole)
-    if whole:
-        lines += [_text(hang.text) for hang in following]
-    elif following:
-        ranks = {rank for hang in following for rank in hang.waiting}
-        what = following[0].text if len(following) == 1 else f"{len(following):,} more, of {len(ranks):,} ranks (--all)"
-        lines.append(_text(f"what follows from that: {what}"))
-    return lines
-
-
 def _table(groups: Sequence[RankGroup]) -> Table:
     table = Table(box=None, pad_edge=False)
     for column in ("", "pid", "state", "step", "thread"):
@@ -87,14 +77,15 @@ def _table(groups: Sequence[RankGroup]) -> Table:
     for group in groups:
         first = group.ranks[0]
         step = "" if first.step is None else str(first.step)
+        pids = [str(rank.pid) for rank in group.ranks]
         head: list[RenderableType] = [
             _text(group.label),
-            _pids(group),
+            ", ".join(pids) if len(pids) <= _MAX_PIDS else f"{pids[0]} …",
             Text(first.state, style=_COLORS[first.state]),
             step,
         ]
         for thread_index, (thread, calls) in enumerate(group.stacks):
-            threads = [_open_thread(rank, thread_index) for rank in group.ranks]
+            threads = [[stack for stack in rank.threads if stack.calls][thread_index] for rank in group.ranks]
             since_ns = [stack.calls[-1].since_ns for stack in threads]
             hung = any(rank.seems_hung(stack) for rank, stack in zip(group.ranks, threads, strict=True))
             style = "bold red" if hung else ""
@@ -102,9 +93,9 @@ def _table(groups: Sequence[RankGroup]) -> Table:
             what = innermost.fqn if innermost.is_range else innermost.module_class
             where = format_stack(calls) + (f" ({what})" if what and innermost.phase != "user" else "")
             duration = _text(_lasted(since_ns, group), style)
-            table.add_row(
-                *head, _text(thread), EndOfText(printable(where), style), duration, _usually(group, *calls[-1])
-            )
+            usual = [rank.usual_ns[calls[-1]] / 1e9 for rank in group.ranks if calls[-1] in rank.usual_ns]
+            usually = format_durations(usual) if usual else ""
+            table.add_row(*head, _text(thread), EndOfText(printable(where), style), duration, usually)
             head = ["", "", "", ""]
         if not group.stacks:
             table.add_row(*head, "", "no module", _lasted([rank.last_ns for rank in group.ranks], group), "")
@@ -163,23 +154,6 @@ class EndOfText:
 def _text(text: str, style: str = "") -> Text:
     """Return a text of unknown origin without markup; what a terminal would obey becomes escapes."""
     return Text(printable(text), style=style)
-
-
-def _pids(group: RankGroup) -> str:
-    """Return the process ids: all of two, else the first."""
-    pids = [str(rank.pid) for rank in group.ranks]
-    return ", ".join(pids) if len(pids) <= _MAX_PIDS else f"{pids[0]} …"
-
-
-def _open_thread(rank: RankState, thread_index: int) -> ThreadStack:
-    """Return the group's n-th thread with open calls, of one of its ranks."""
-    return [thread for thread in rank.threads if thread.calls][thread_index]
-
-
-def _usually(group: RankGroup, fqn: str, phase: str) -> str:
-    """Return what the call usually takes, if any of the rings knows it."""
-    known = [rank.usual_ns[fqn, phase] / 1e9 for rank in group.ranks if (fqn, phase) in rank.usual_ns]
-    return format_durations(known) if known else ""
 
 
 def _lasted(since_ns: Sequence[int], group: RankGroup) -> str:

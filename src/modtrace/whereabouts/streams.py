@@ -1,14 +1,12 @@
 """What the streams of devices are in, where a recording has device times: as far as their events were read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from .._typing import BoolArray, Int64Array
-from ..ring import Events, Kind
+from ..ring import Kind
 from ..ring.collective_text import parse_collective
 from ..ring.slot_format import (
     CALL_ENTER_KINDS,
@@ -17,8 +15,7 @@ from ..ring.slot_format import (
     STREAM_NUMBER_BITS,
     STREAM_NUMBER_MASK,
 )
-from ..timeline import OpenCall
-from ..timeline.decode import RingAnalysis
+from ..timeline import OpenCall, RingAnalysis
 
 _GRACE_NS = 1_000_000_000
 """How late the thread that reads events may write one, on a busy machine."""
@@ -78,12 +75,23 @@ class _Reading:
 
     def __init__(self, analysis: RingAnalysis, now_ns: int | None) -> None:
         self._events = analysis.all_events
-        self._queued = analysis.queued
+        queued = self._queued = analysis.queued
         self._now_ns = now_ns
-        self._position = _HostPosition(analysis)
         self._clocks, self._ids = analysis.device_clocks, analysis.stream_ids
-        self._asked = _last_asked(self._events)
-        self._texts = analysis.lookup.texts
+        # When a device was asked last, by stream and number of the event that it had not passed, monotonic ns.
+        pending = np.flatnonzero(self._events.kind == Kind.DEVICE_PENDING)
+        columns = (self._events.name, self._events.value, self._events.time)
+        names, numbers, times = (column[pending].tolist() for column in columns)
+        self._asked = dict(zip(zip(names, numbers, strict=True), times, strict=True))
+        self._names, self._texts = analysis.lookup.names, analysis.lookup.texts
+        self._intervals, self._call = analysis.intervals, analysis.call
+        self._row_by_start = _by_position(self._intervals.start_position)
+        self._row_by_end = _by_position(self._intervals.end_position)
+        # Events of modules have numbers of their own.
+        of_modules = analysis.events
+        of_calls = queued.event[(queued.event >= 0) & (queued.collective < 0)]
+        of_calls = of_calls[np.isin(of_modules.kind[of_calls], (*CALL_ENTER_KINDS, *CALL_EXIT_KINDS))]
+        self._chosen = set(of_modules.name[of_calls].tolist())
 
     def state_of(self, key: int) -> StreamState:
         """Return the state of the stream that has events under this key."""
@@ -98,7 +106,7 @@ class _Reading:
             of_modules = queued.collective[rows] < 0
             event_ns = dict(zip(queued.event[rows].tolist(), reached_ns.tolist(), strict=True))
             event_ns |= dict(zip(queued.event[rows[of_modules]].tolist(), reached_ns[of_modules].tolist(), strict=True))
-            calls = tuple(self._position.calls_after(int(queued.event[last]), event_ns))
+            calls = tuple(self._calls_after(int(queued.event[last]), event_ns))
             dropped = int(np.count_nonzero(queued.dropped > queued.slot[last]))
         else:
             behind, read_ns, calls, dropped = rows, None, (), len(queued.dropped)
@@ -111,7 +119,7 @@ class _Reading:
             device=key >> STREAM_NUMBER_BITS,
             stream=self._ids.get(key, key & STREAM_NUMBER_MASK),
             calls=calls,
-            queued=self._position.count_begun(queued.event[behind[queued.collective[behind] < 0]]),
+            queued=self._count_begun(queued.event[behind[queued.collective[behind] < 0]]),
             unread=len(behind),
             dropped=dropped,
             read_ns=read_ns,
@@ -139,11 +147,9 @@ class _Reading:
         clock = self._clocks.get(key >> STREAM_NUMBER_BITS)
         if clock is None:
             return read_ns
-        device_ns = clock.to_other(self._events.value[reached])
         # Not before it was recorded, nor after it was read: the clock may be off by its bound.
-        return np.where(
-            reached >= 0, np.clip(device_ns, self._events.time[self._queued.slot[rows]], read_ns), np.int64(-1)
-        )
+        recorded_ns = self._events.time[self._queued.slot[rows]]
+        return np.minimum(np.maximum(clock.to_other(self._events.value[reached]), recorded_ns), read_ns)
 
     def _may_still_be_read(self, first_unread: int, read_ns: int | None, asked_ns: int | None) -> bool:
         """Whether the first unread event may still be read: the reader's next report on it is not overdue."""
@@ -153,51 +159,31 @@ class _Reading:
         due_ns = first_ns + (DEVICE_PENDING_NS if asked_ns is None else 2 * (asked_ns - first_ns))
         return self._now_ns <= due_ns + _GRACE_NS
 
-
-def _last_asked(events: Events) -> Mapping[tuple[int, int], int]:
-    """Return when a device was asked last, by stream and number of the event that it had not passed, monotonic ns."""
-    pending = np.flatnonzero(events.kind == Kind.DEVICE_PENDING)
-    names, numbers = events.name[pending].tolist(), events.value[pending].tolist()
-    return dict(zip(zip(names, numbers, strict=True), events.time[pending].tolist(), strict=True))
-
-
-class _HostPosition:
-    """The chosen calls that were open on the host just after an event. A device that passes it is in them too."""
-
-    def __init__(self, analysis: RingAnalysis) -> None:
-        self._names, self._events, queued = analysis.lookup.names, analysis.events, analysis.queued
-        self._intervals, self._call = analysis.intervals, analysis.call
-        self._row_by_start = _by_position(self._intervals.start_position)
-        self._row_by_end = _by_position(self._intervals.end_position)
-        of_calls = queued.event[(queued.event >= 0) & (queued.collective < 0)]
-        of_calls = of_calls[np.isin(self._events.kind[of_calls], (*CALL_ENTER_KINDS, *CALL_EXIT_KINDS))]
-        self._chosen = set(self._events.name[of_calls].tolist())
-
-    def calls_after(self, event: int, event_ns: Mapping[int, int]) -> Iterator[OpenCall]:
+    def _calls_after(self, event: int, event_ns: Mapping[int, int]) -> Iterator[OpenCall]:
         """Yield the chosen calls that are open behind an event of the host, outermost first.
+
+        A device that passes the event is in them too.
 
         Args:
             event: its index among those of modules; -1 if it is lost.
             event_ns: by event, when the device passed it; negative if that was not read.
         """
         reached_ns = event_ns[event]
-        for row, phase in reversed(list(self._around(self._innermost_after(event)))):
+        innermost = self._row_by_start.get(event, -1)
+        if innermost < 0 and event in self._row_by_end:
+            innermost = int(self._intervals.parent[self._row_by_end[event]])
+        for row, phase in reversed(list(self._around(innermost))):
             name = self._names[self._intervals.name[row]]
             begun_ns = event_ns.get(int(self._intervals.start_position[row]) >> 1, -1)
             since_ns = reached_ns if phase == "backward" or begun_ns < 0 else begun_ns
             yield OpenCall(name.fqn, phase, since_ns, name.module_class)
 
-    def count_begun(self, events: Int64Array) -> int:
+    def _count_begun(self, events: Int64Array) -> int:
         """Return how many of the events begin a call, or a run of nodes of one."""
         return sum(
             row is not None and (not self._intervals.is_node[row] or bool(self._call[row] >= 0))
             for row in (self._row_by_start.get(event) for event in events.tolist())
         )
-
-    def _innermost_after(self, event: int) -> int:
-        if event in self._row_by_start:
-            return self._row_by_start[event]
-        return int(self._intervals.parent[self._row_by_end[event]]) if event in self._row_by_end else -1
 
     def _around(self, row: int) -> Iterator[tuple[int, str]]:
         """Yield the chosen calls around an interval and with it, innermost first, and the phase of each."""

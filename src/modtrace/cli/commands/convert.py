@@ -1,13 +1,11 @@
 """`modtrace convert`: write any trace that modtrace reads in any format that it writes."""
 
-from __future__ import annotations
-
 import os
 
 import click
 
 from ..._terminal import counted
-from ..options import interval, max_depth_option, only_option, steps_option
+from ..options import interval, max_depth_option, only_option, steps_option, value_option
 from ..output import echo, show_status
 from ..selection import require_spans
 
@@ -19,12 +17,7 @@ from ..selection import require_spans
 @steps_option
 @only_option
 @max_depth_option
-@click.option(
-    "--window",
-    metavar="START:END",
-    type=interval(float),
-    help="Keep what lies between two times, in ms from the first span.",
-)
+@value_option("--window", interval(float), "START:END", "Keep what lies between two times, in ms from the first span.")
 def convert_command(
     source: str,
     target: str | None,
@@ -43,8 +36,8 @@ def convert_command(
     nothing, where they leave no span.
     """
     from ..._errors import WriteError
-    from ...read import load_around
-    from ...write import check_writable
+    from ...read.ring_file import load_around, load_large
+    from ...write import check_writable, takes_pieces, write_large
 
     if (target is None) == (output is None):
         raise click.UsageError("Give one file to write, as OUT or -o OUT.")
@@ -52,8 +45,10 @@ def convert_command(
     check_writable(target)
     if os.path.exists(target) and os.path.exists(source) and os.path.samefile(source, target):
         raise WriteError(f"{target}: IN and OUT are the same file; give OUT another name")
+    chosen = any(option is not None for option in (steps, window, only, max_depth))
     with show_status(f"reading {source}"):
-        timeline = whole = load_around(source, steps)
+        large = None if chosen or not takes_pieces(target) else load_large(source)
+        timeline = whole = load_around(source, steps) if large is None else large.rest
     if steps is not None:
         timeline = timeline.steps(*steps)
     if window is not None and len(timeline.columns):
@@ -61,8 +56,10 @@ def convert_command(
         timeline = timeline.window(*(None if ms is None else first + round(ms * 1e6) for ms in window))
     if only is not None or max_depth is not None:
         timeline = timeline.only(only, max_depth)
-    chosen = any(option is not None for option in (steps, window, only, max_depth))
-    require_spans(timeline, whole, source, chosen=chosen)
-    timeline.save(target)
-    spans = len(timeline.columns)
+    if large is None:
+        require_spans(timeline, whole, source, chosen=chosen)
+        timeline.save(target)
+    else:
+        write_large(large, target)
+    spans = len(timeline.columns) if large is None else large.spans
     echo(f"{counted(spans, 'span')} {'is' if spans == 1 else 'are'} in {target}", err=True)

@@ -1,28 +1,19 @@
 """`modtrace demo`: record the training of a small GPT, for a trace to look at."""
 
-from __future__ import annotations
-
 import click
 
 from ..._next_step import next_step_hint
 from ..._requirements import check_can_record
 from ...record_options import ENGINES, EngineName
+from ..options import value_option
 from ..output import build_engine, make_console
 
 STEPS = 20
 
 
 @click.command("demo")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(),
-    metavar="OUT",
-    default="demo.json",
-    show_default=True,
-    help="Trace to write; the suffix picks the format.",
-)
-@click.option("--engine", type=click.Choice(ENGINES), default="auto", show_default=True, help="Which engine records.")
+@value_option("-o --output", click.Path(), "OUT", "Trace to write; the suffix picks the format.", "demo.json")
+@value_option("--engine", click.Choice(ENGINES), None, "Which engine records.", "auto")
 def demo_command(output: str, engine: EngineName) -> None:
     """Train a small GPT on its own source for 20 steps, and record it."""
     from ...write import check_writable

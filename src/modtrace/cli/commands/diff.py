@@ -1,7 +1,5 @@
 """`modtrace diff`: what changed between two sets of recordings, and whether that is too much."""
 
-from __future__ import annotations
-
 import math
 import sys
 from typing import TYPE_CHECKING
@@ -10,7 +8,7 @@ import click
 
 from ..._system.files import find_recordings
 from ..._terminal import counted
-from ..options import TableFormat, format_option, only_option, step_by_option
+from ..options import TableFormat, format_option, only_option, step_by_option, value_option
 from ..output import echo, make_console, show_status
 from ..selection import no_such_module
 
@@ -21,9 +19,7 @@ if TYPE_CHECKING:
 LIMIT = 30
 
 
-def _parse_share(_context: click.Context, _parameter: click.Parameter, text: str | None) -> float | None:
-    if text is None:
-        return None
+def _parse_share(text: str) -> float:
     try:
         share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
@@ -55,12 +51,12 @@ def _name_map(_context: click.Context, _parameter: click.Parameter, pairs: tuple
 )
 @click.option("--verbose", is_flag=True, help="List modules without a difference beyond the noise too.")
 @only_option
-@click.option(
+@value_option(
     "--by",
-    type=click.Choice(["module", "class"]),
-    default="module",
-    show_default=True,
-    help="What is compared; a baseline has what it was saved by.",
+    click.Choice(["module", "class"]),
+    None,
+    "What is compared; a baseline has what it was saved by.",
+    "module",
 )
 @step_by_option
 @click.option(
@@ -71,27 +67,25 @@ def _name_map(_context: click.Context, _parameter: click.Parameter, pairs: tuple
     callback=_name_map,
     help="The old and the new name of a module; the modules inside it follow. Repeatable.",
 )
-@click.option(
+@value_option(
     "--fail-above",
-    metavar="SHARE",
-    callback=_parse_share,
-    help="Exit with 1 if the step, a part of it or a module is slower by more, even at the lower end of its interval: "
-    "5% or 0.05. With --only, modules alone count.",
+    _parse_share,
+    "SHARE",
+    "Exit with 1 if the step, a part of it or a module is slower by more, even at the lower end of its interval, or if "
+    "its peak of memory is higher by more: 5% or 0.05. With --only, modules alone count.",
 )
-@click.option(
+@value_option(
     "--fail-floor",
-    metavar="SHARE",
-    callback=_parse_share,
-    default="0.5%",
-    show_default=True,
-    help="--fail-above ignores a module or a part that is slower by less than this share of the step.",
+    _parse_share,
+    "SHARE",
+    "--fail-above ignores a module or a part that is slower, or holds more, by less than this share of the step.",
+    "0.5%",
 )
-@click.option(
-    "--save-baseline",
-    "baseline",
-    type=click.Path(),
-    metavar="FILE",
-    help="Compare nothing, and keep what RECORDING… say in FILE, a small JSON file that can be BASE or NEW.",
+@value_option(
+    "--save-baseline baseline",
+    click.Path(),
+    "FILE",
+    "Compare nothing, and keep what RECORDING… say in FILE, a small JSON file that can be BASE or NEW.",
 )
 def diff_command(
     sides: tuple[str, ...],
@@ -99,7 +93,7 @@ def diff_command(
     output: str | None,
     verbose: bool,
     only: str | None,
-    by: GroupBy,
+    by: "GroupBy",
     step_by: str | None,
     name_map: dict[str, str],
     fail_above: float | None,
@@ -129,7 +123,12 @@ def diff_command(
         found = whole.only(only)
         if not found.changes:
             raise no_such_module(" and ".join(sides), only, whole.changes[0].fqn if whole.changes else "")
-    _show(found, output_format, verbose=verbose)
+    if output_format == "table":
+        make_console().print(found.to_text(LIMIT, verbose=verbose), soft_wrap=True)
+    elif output_format == "markdown":
+        click.echo(found.to_markdown(verbose=verbose), nl=False)
+    else:
+        click.echo(found.to_csv() if output_format == "csv" else found.to_json(), nl=False)
     if output is not None:
         found.save(output)
         echo(f"the comparison is in {output}", err=True)
@@ -137,7 +136,7 @@ def diff_command(
         sys.exit(1)
 
 
-def _save_baseline(recordings: tuple[str, ...], path: str, by: GroupBy, step_by: str | None) -> None:
+def _save_baseline(recordings: tuple[str, ...], path: str, by: "GroupBy", step_by: str | None) -> None:
     from ...compare import save_baseline
 
     files = find_recordings(recordings)
@@ -150,16 +149,7 @@ def _save_baseline(recordings: tuple[str, ...], path: str, by: GroupBy, step_by:
     echo(f"Next: modtrace diff {path} NEW.pftrace --fail-above 5%")
 
 
-def _show(found: Diff, output_format: TableFormat, *, verbose: bool) -> None:
-    if output_format == "table":
-        make_console().print(found.to_text(LIMIT, verbose=verbose), soft_wrap=True)
-    elif output_format == "markdown":
-        click.echo(found.to_markdown(verbose=verbose), nl=False)
-    else:
-        click.echo(found.to_csv() if output_format == "csv" else found.to_json(), nl=False)
-
-
-def _fails(found: Diff, limit: float, floor: float) -> bool:
+def _fails(found: "Diff", limit: float, floor: float) -> bool:
     """Say on stderr what is too slow, and return whether anything is."""
     if found.unrelated:
         echo(f"modtrace: {found.sentence}; nothing can be said", err=True)
@@ -169,4 +159,13 @@ def _fails(found: Diff, limit: float, floor: float) -> bool:
         told = "is slower" if change.outcome == change.verdict else f"{change.outcome} and took longer"
         by = f"{change.ratio:.1%}" if math.isfinite(change.ratio) else f"{change.difference_ns / 1e6:.3f} ms"
         echo(f"modtrace: {what} {told} by {by}, more than {limit:.1%}", err=True)
-    return bool(above) or found.unrelated
+    peaks = found.peaks_above(limit, floor=floor)
+    for peak in peaks:
+        share = f" ({peak.difference_bytes / peak.base_bytes:.1%})" if peak.base_bytes else ""
+        what = f"{peak.fqn}: " if peak.fqn else ""
+        echo(
+            f"modtrace: {what}peak_bytes are {peak.difference_bytes:,} more{share}: {peak.base_bytes:,} before, "
+            f"{peak.new_bytes:,} after",
+            err=True,
+        )
+    return bool(above or peaks) or found.unrelated

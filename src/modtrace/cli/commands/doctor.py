@@ -1,7 +1,5 @@
 """`modtrace doctor`: what is installed, which engine records and why, for a bug report."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -82,7 +80,9 @@ def doctor_command(output_format: TextFormat) -> None:
     1 if nothing can be recorded here.
     """
     with show_status("looking"):
-        lines = {label: _without_home(text) for label, text in (*_versions(), *_engine(), *_machine())}
+        home = os.path.expanduser("~")
+        found = (*_versions(), *_engine(), *_machine())
+        lines = {label: text.replace(home, "~") if len(home) > 1 else text for label, text in found}
     if output_format == "json":
         click.echo(json.dumps(lines, indent=2))
     else:
@@ -106,7 +106,6 @@ def _versions() -> Iterator[tuple[str, str]]:
 
 
 def _engine() -> Iterator[tuple[str, str]]:
-    from ..._errors import EngineError
     from ...track.native.cache_folder import cache_home
 
     if installed("torch") is not None:
@@ -164,8 +163,3 @@ def _free(folder: str) -> str:
         return f"{shutil.disk_usage(folder).free / 1e9:,.1f} GB free"
     except OSError:
         return "not there"
-
-
-def _without_home(text: str) -> str:
-    home = os.path.expanduser("~")
-    return text.replace(home, "~") if len(home) > 1 else text

@@ -1,7 +1,5 @@
 """`modtrace ranks`: the recordings of all ranks of a job together."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import json
@@ -15,7 +13,7 @@ import click
 
 from ..._errors import ModtraceError
 from ..._terminal import counted
-from ..options import TableFormat, format_option, steps_option
+from ..options import TableFormat, format_option, steps_option, value_option
 from ..output import echo, show_count, show_status
 
 if TYPE_CHECKING:
@@ -80,7 +78,7 @@ def timeline(
     while the job ran, collectives show the offset, since no rank leaves one before the last has come; else the wall
     clocks count. The name of a process says how far its times are off at most (rank 3 · python ±12.3 µs).
     """
-    from ...ranks import load_ranks
+    from ...ranks import load_ranks, peak_sentence
     from ...write import check_writable
 
     check_writable(output)
@@ -89,7 +87,8 @@ def timeline(
         whole = load_ranks(folder, steps=steps, ranks=numbers, worst=worst, on_left_out=_left_out)
     whole.save(output)
     placed: Any = whole.metadata["ranks"]
-    for line in _describe_time(placed):
+    peaks = peak_sentence({one["rank"]: one["peak_bytes"] for one in placed if "peak_bytes" in one})
+    for line in [*_describe_time(placed), *([peaks] if peaks else [])]:
         echo(line, err=True)
     off = max(placed, key=lambda one: one["bound_ns"])
     bound = (
@@ -133,14 +132,7 @@ def slow(source: str, output_format: TableFormat, output: str | None, limit: int
 @ranks_command.command("pack", short_help="Write all ranks as Parquet files.")
 @click.argument("folder", type=click.Path(), metavar="DIR")
 @click.option("-o", "--output", type=click.Path(), required=True, metavar="DATASET", help="A folder, new or begun.")
-@click.option(
-    "--steps-per-bucket",
-    type=click.IntRange(1),
-    metavar="N",
-    default=10,
-    show_default=True,
-    help="Steps that are stored together.",
-)
+@value_option("--steps-per-bucket", click.IntRange(1), "N", "Steps that are stored together.", 10)
 @click.option("--processes", type=click.IntRange(1), metavar="N", help="Pack with N processes; else one per processor.")
 def pack_ranks(folder: str, output: str, steps_per_bucket: int, processes: int | None) -> None:
     """Write the spans, collectives and steps of the ranks in DIR as a dataset of Parquet files.
@@ -164,13 +156,7 @@ def pack_ranks(folder: str, output: str, steps_per_bucket: int, processes: int |
 @ranks_command.command("query", short_help="Ask a dataset by SQL.")
 @click.argument("dataset", type=click.Path())
 @click.argument("sql")
-@click.option(
-    "--format",
-    "output_format",
-    type=click.Choice(["table", "markdown", "csv", "json"]),
-    default="table",
-    show_default=True,
-)
+@format_option
 @click.option("--each-bucket", is_flag=True, help="Run SQL for each bucket of steps apart, in parallel.")
 @click.option("--then", metavar="SQL", help="With --each-bucket: SQL over all their results, as the table results.")
 def query_dataset(dataset: str, sql: str, output_format: TableFormat, each_bucket: bool, then: str | None) -> None:
@@ -184,14 +170,14 @@ def query_dataset(dataset: str, sql: str, output_format: TableFormat, each_bucke
     _require_extra("pyarrow", "duckdb")
     if then is not None and not each_bucket:
         raise click.UsageError("--then needs --each-bucket.")
-    from ...ranks.query import query, query_each_bucket
+    from ...ranks.dataset_tables import query, query_each_bucket
 
     with show_status(f"asking {dataset}"):
         found = query_each_bucket(dataset, sql, then) if each_bucket else query(dataset, sql)
     _print(found, output_format)
 
 
-def _print(found: pa.Table, output_format: TableFormat) -> None:
+def _print(found: "pa.Table", output_format: TableFormat) -> None:
     from ..._tables import Table, to_csv, to_markdown, to_text
 
     names = _distinct(found.column_names)

@@ -1,19 +1,16 @@
 """`modtrace report`: pack a trace for a bug report."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click
 
+from ..options import value_option
 from ..output import echo, show_status
 
 
 @click.command("report")
 @click.argument("trace", type=click.Path())
-@click.option(
-    "-o", "--output", type=click.Path(), metavar="OUT", help="The .zip to write; may be left out with --show."
-)
+@value_option("-o --output", click.Path(), "OUT", "The .zip to write; may be left out with --show.")
 @click.option("--anonymize", is_flag=True, help="Replace names of modules and classes by aliases.")
 @click.option("--show", is_flag=True, help="First print what the archive holds, with every name and text in it.")
 def report_command(trace: str, output: str | None, anonymize: bool, show: bool) -> None:

@@ -1,7 +1,5 @@
 """`modtrace run`: record an unchanged script."""
 
-from __future__ import annotations
-
 import builtins
 import importlib.util
 import io
@@ -16,7 +14,6 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from ..._errors import ModtraceError
 from ..._next_step import next_step_hint
@@ -24,6 +21,7 @@ from ..._requirements import check_can_record
 from ..._terminal import counted
 from ...record_options import OPTIONS, Option
 from ..group import ScriptError
+from ..options import value_option
 from ..output import build_engine, echo
 
 if TYPE_CHECKING:
@@ -107,19 +105,9 @@ def _parser(option: Option) -> Callable[[str], Any]:
     return parse
 
 
-def _completion(option: Option) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+def _completion(option: Option) -> Callable[[click.Context, click.Parameter, str], list[str]]:
     """Return what a shell's completion asks for the texts of an option."""
-
-    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        if option.is_path:
-            return _files(context, parameter, incomplete)
-        return [CompletionItem(text) for text in option.suggestions if text.startswith(incomplete)]
-
-    return complete
-
-
-def _files(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(incomplete, type="file")]
+    return lambda _context, _parameter, begun: [text for text in option.suggestions if text.startswith(begun)]
 
 
 def _joined(separator: str) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], str | None]:
@@ -139,14 +127,14 @@ def _recording_options(function: Callable[..., None]) -> Callable[..., None]:
             add = click.option(
                 flag,
                 option.name,
-                type=_parser(option),
+                type=click.Path() if option.is_path else _parser(option),
                 default=None if option.default is None else str(option.default),
                 show_default=True,
                 multiple=bool(option.separator),
                 callback=_joined(option.separator) if option.separator else None,
                 metavar=option.metavar,
                 help=option.help,
-                shell_complete=_completion(option),
+                shell_complete=_completion(option) if option.suggestions else None,
             )
         function = add(function)
     return function
@@ -154,15 +142,9 @@ def _recording_options(function: Callable[..., None]) -> Callable[..., None]:
 
 @click.command("run", context_settings={"allow_interspersed_args": False})
 @click.argument("script", type=click.Path())
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, shell_complete=_files)
+@click.argument("arguments", nargs=-1, type=click.Path())
 @click.option("-m", "as_module", is_flag=True, help="SCRIPT is a module, as for python -m.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(),
-    metavar="OUT",
-    help="Trace to write; the suffix picks the format. [SCRIPT.pftrace]",
-)
+@value_option("-o --output", click.Path(), "OUT", "Trace to write; the suffix picks the format. [SCRIPT.pftrace]")
 @click.option("--save-on-term/--no-save-on-term", default=False, help="Save OUT if SIGTERM ends SCRIPT.")
 @_recording_options
 def run_command(
@@ -187,7 +169,8 @@ def run_command(
         raise click.UsageError(f"There is no script {script!r}.")
     check_can_record()
     _check_conditions(options["keep_when"], options["ring"])
-    path = add_rank(output or _default_output(script, as_module), os.environ)
+    stem = script.removesuffix(".__main__").rpartition(".")[2] if as_module else Path(script).stem
+    path = add_rank(output or f"{stem}.pftrace".replace("%", "%%"), os.environ)
     trace = expand_path(path, os.environ)
     check_writable(trace)
     for option in OPTIONS:
@@ -227,7 +210,7 @@ def _check_conditions(keep_when: str | None, ring: str | None) -> None:
         raise click.UsageError(f"--keep-when: {error}.") from None
 
 
-def _finish(auto: AutoRecording, trace: str) -> None:
+def _finish(auto: "AutoRecording", trace: str) -> None:
     """Stop and save, and say where on stderr.
 
     Raises:
@@ -251,8 +234,7 @@ def _finish(auto: AutoRecording, trace: str) -> None:
         if auto.recording.steps:
             echo(f"modtrace: the schedule records none of the script's {auto.recording.steps} steps", err=True)
         return
-    timeline = auto.recording.timeline()
-    spans = len(timeline.columns)
+    timeline, spans = auto.recording.saved_timeline()
     # Where no optimizer steps, backward passes may end steps, which the timeline counts.
     whole_run = timeline.metadata[WHOLE_RUN]
     ended = auto.recording.steps or (whole_run["steps"] if isinstance(whole_run, dict) else None)
@@ -262,8 +244,3 @@ def _finish(auto: AutoRecording, trace: str) -> None:
     else:
         echo(f"modtrace: {len(files)} parts{steps} are in {', '.join(files)}", err=True)
     echo(f"modtrace: {next_step_hint(files[-1])}", err=True)
-
-
-def _default_output(script: str, as_module: bool) -> str:
-    stem = script.removesuffix(".__main__").rpartition(".")[2] if as_module else Path(script).stem
-    return f"{stem}.pftrace".replace("%", "%%")

@@ -1,62 +1,63 @@
 """`modtrace summary`: tables of the time that modules and steps took."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import click
 
 from ..options import (
-    LazyChoice,
     TableFormat,
     format_option,
     max_depth_option,
     only_option,
     step_by_option,
     steps_option,
+    value_option,
 )
 from ..output import make_console, show_status
 from ..selection import no_such_module, require_spans
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from ...timeline import Summary
 
 SLOWEST_STEPS = 5
 """How many steps stand below the modules."""
 
 
-def _sort_keys() -> tuple[str, ...]:
+def _sort_keys(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     from ...timeline.summary import SORT_KEYS
 
-    return SORT_KEYS
+    return [key for key in SORT_KEYS if key.startswith(incomplete)]
+
+
+def _sort_key(text: str) -> str:
+    from ...timeline.summary import SORT_KEYS
+
+    if text not in SORT_KEYS:
+        raise click.BadParameter(f"{text!r} is none of {', '.join(SORT_KEYS)}.")
+    return text
 
 
 @click.command("summary")
 @click.argument("trace", type=click.Path())
-@click.option(
-    "--by",
-    type=click.Choice(["module", "class", "step"]),
-    default="module",
-    show_default=True,
-    help="What gets a row; steps come slowest first.",
+@value_option(
+    "--by", click.Choice(["module", "class", "step"]), None, "What gets a row; steps come slowest first.", "module"
 )
 @click.option("--tree", is_flag=True, help="Show the modules as a tree.")
 @click.option(
     "--sort",
-    type=LazyChoice(_sort_keys),
+    type=_sort_key,
+    shell_complete=_sort_keys,
     metavar="COLUMN",
     help="Column to sort by: self, total, p95, calls, name … [gpu if known, else self; total with --tree]",
 )
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Show the first N rows only.")
 @click.option("--flops", is_flag=True, help="Show FLOPs only: what modules cost, and how well they use the time.")
-@click.option(
+@value_option(
     "--peak-tflops",
-    type=click.FloatRange(0, min_open=True),
-    metavar="X",
-    help="The highest rate of the device, 10¹² FLOP/s, for MFU. [by its name]",
+    click.FloatRange(0, min_open=True),
+    "X",
+    "The highest rate of the device, 10¹² FLOP/s, for MFU and shares of it. [by its name]",
 )
 @click.option(
     "--memory", is_flag=True, help="Show memory only: what modules keep and take, and who holds it at the peak."
@@ -87,6 +88,8 @@ def summary_command(
     step, "before" is the time before its first span, "between" the time between its spans, and "after" the time after
     its last span; the parts of the step say what ran there.
     """
+    from ...watching.read_whole_run import read_whole_run, whole_run_text
+
     if tree and (output_format != "table" or by != "module"):
         raise click.UsageError("--tree is a table of modules; leave out --format and --by.")
     if tree and (memory or flops):
@@ -119,6 +122,8 @@ def summary_command(
         costs = (
             [summary.flops_text(limit, console.width)] if summary.flops is not None and (flops or not memory) else []
         )
+        if flops and summary.flops is not None and summary.flops.rates:
+            costs.append(summary.rates_text(limit, console.width))
         if summary.memory is not None and (memory or not flops):
             costs.append(summary.memory_text(limit, console.width))
         if memory or flops:
@@ -136,23 +141,16 @@ def summary_command(
         if len(summary.steps) > 1 and not tree:
             console.print("\nslowest steps\n" + summary.steps_text(SLOWEST_STEPS, console.width), soft_wrap=True)
         if steps is None and only is None and not tree:
-            _print_whole_run(trace, console)
+            values = read_whole_run(trace)  # what a watcher knows of the run whose end the ring has
+            if values is not None:
+                console.print("\n" + whole_run_text(values), soft_wrap=True)
     else:
         render = {"markdown": summary.to_markdown, "csv": summary.to_csv, "json": summary.to_json}[output_format]
         click.echo(render(), nl=False)
 
 
-def _print_whole_run(trace: str, console: Console) -> None:
-    """Print what a watcher knows of the run whose end the ring has."""
-    from ...watching.read_whole_run import read_whole_run, whole_run_text
-
-    values = read_whole_run(trace)
-    if values is not None:
-        console.print("\n" + whole_run_text(values), soft_wrap=True)
-
-
-def _summarize(trace: str, by: str, steps: tuple[int | None, int | None] | None, step_by: str | None) -> Summary:
-    from ...read import load_around, summarize_large
+def _summarize(trace: str, by: str, steps: tuple[int | None, int | None] | None, step_by: str | None) -> "Summary":
+    from ...read.ring_file import load_around, summarize_large
 
     group_by: Literal["module", "class"] = "class" if by == "class" else "module"
     with show_status(f"reading {trace}"):
@@ -167,7 +165,7 @@ def _summarize(trace: str, by: str, steps: tuple[int | None, int | None] | None,
     return timeline.summary(group_by, step_by)
 
 
-def _steps_as(summary: Summary, output_format: TableFormat, limit: int | None) -> str:
+def _steps_as(summary: "Summary", output_format: TableFormat, limit: int | None) -> str:
     if output_format == "markdown":
         return summary.steps_markdown(limit)
     # Programs get the slowest steps too, in the order in which they ran.

@@ -1,7 +1,5 @@
 """`modtrace top`: what a job does now."""
 
-from __future__ import annotations
-
 import json
 import os
 import time
@@ -10,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..options import TextFormat, text_or_json_option
+from ..options import TextFormat, text_or_json_option, value_option
 from ..output import echo, make_console
 
 if TYPE_CHECKING:
@@ -28,12 +26,8 @@ _SECONDS = click.FloatRange(0.1, 3600)
 
 @click.command("top")
 @click.argument("rings", type=click.Path(), metavar="RING|DIR...", nargs=-1, required=True)
-@click.option(
-    "--seconds", type=_SECONDS, metavar="SECONDS", default=10.0, show_default=True, help="How far to look back."
-)
-@click.option(
-    "--refresh", type=_SECONDS, metavar="SECONDS", default=1.0, show_default=True, help="Time between readings."
-)
+@value_option("--seconds", _SECONDS, "SECONDS", "How far to look back.", 10.0)
+@value_option("--refresh", _SECONDS, "SECONDS", "Time between readings.", 1.0)
 @text_or_json_option
 def top_command(rings: tuple[str, ...], seconds: float, refresh: float, output_format: TextFormat) -> None:
     """Show what a job does now: steps per second, and what each module takes in the last seconds.
@@ -53,7 +47,8 @@ def top_command(rings: tuple[str, ...], seconds: float, refresh: float, output_f
         if console.is_terminal and output_format == "text":
             from ...top.live import show_live
 
-            _yield_to_training()
+            if hasattr(os, "nice"):  # not on Windows; processes that this one starts give way to others too
+                os.nice(_NICENESS)
             show_live(lambda: _read(reader, rings, seconds), console, refresh)
             return
         job = _read(reader, rings, seconds)
@@ -67,7 +62,7 @@ def top_command(rings: tuple[str, ...], seconds: float, refresh: float, output_f
         raise click.exceptions.Exit(1)
 
 
-def _to_json(rank: RankRates) -> dict[str, Any]:
+def _to_json(rank: "RankRates") -> dict[str, Any]:
     """Return where a process is, as `where` says it, and what each module took in `window_ns`."""
     return rank.state.to_json() | {
         "steps_per_s": rank.steps_per_s,
@@ -80,13 +75,7 @@ def _to_json(rank: RankRates) -> dict[str, Any]:
     }
 
 
-def _yield_to_training() -> None:
-    """Give other programs the processors first; processes that this one starts do so too."""
-    if hasattr(os, "nice"):  # not on Windows
-        os.nice(_NICENESS)
-
-
-def _read(reader: ParallelReader, rings: tuple[str, ...], seconds: float) -> JobView:
+def _read(reader: "ParallelReader", rings: tuple[str, ...], seconds: float) -> "JobView":
     from ...ring import find_rings
     from ...top import read_rank_rates
     from ...top.screen import JobView

@@ -1,20 +1,19 @@
 """`modtrace view`: open a trace in the browser."""
 
-from __future__ import annotations
-
 import os
 import re
 
 import click
 
+from ..options import value_option
 from ..output import echo, show_status
 
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(?::\d{1,5})?")
 
 
-def _origin(context: click.Context, parameter: click.Parameter, url: str | None) -> str | None:  # noqa: ARG001
+def _origin(url: str) -> str:
     """Return the origin that a URL is, without the slash behind it."""
-    if url is not None and not _ORIGIN.fullmatch(url := url.rstrip("/")):
+    if not _ORIGIN.fullmatch(url := url.rstrip("/")):
         raise click.BadParameter(f"{url!r} is not http(s)://host or http(s)://host:port.")
     return url
 
@@ -22,14 +21,10 @@ def _origin(context: click.Context, parameter: click.Parameter, url: str | None)
 @click.command("view")
 @click.argument("trace", type=click.Path())
 @click.option("--offline", is_flag=True, help="Show the modules in modtrace's own page, which needs no network.")
-@click.option(
-    "--port", type=click.IntRange(1, 65535), metavar="N", help="Serve at this port; else at any that is free."
-)
+@value_option("--port", click.IntRange(1, 65535), "N", "Serve at this port; else at any that is free.")
 @click.option("--no-browser", is_flag=True, help="Open no browser; only say what to open.")
 @click.option("--keep", is_flag=True, help="Serve until Ctrl-C; else as long as the page is open.")
-@click.option(
-    "--perfetto-url", metavar="URL", callback=_origin, help="A Perfetto UI of your own, as https://host:port."
-)
+@value_option("--perfetto-url", _origin, "URL", "A Perfetto UI of your own, as https://host:port.")
 def view_command(
     trace: str, offline: bool, port: int | None, no_browser: bool, keep: bool, perfetto_url: str | None
 ) -> None:

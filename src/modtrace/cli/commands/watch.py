@@ -1,7 +1,5 @@
 """`modtrace watch`: keep the window around what is slow in a running job."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -10,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..options import value_option
 from ..output import echo
 
 if TYPE_CHECKING:
@@ -39,37 +38,12 @@ def _size(text: str) -> int:
 @click.command("watch")
 @click.argument("rings", type=click.Path(), metavar="RING|DIR...", nargs=-1, required=True)
 @click.option("--keep-when", "conditions", metavar="CONDITION", multiple=True, help="Keep the window when this is so.")
-@click.option("-o", "--output", type=click.Path(), metavar="FOLDER", help="Where to keep. [RING.kept, DIR/kept]")
-@click.option(
-    "--around",
-    type=click.IntRange(0, 100),
-    metavar="N",
-    default=2,
-    show_default=True,
-    help="Steps to keep before and after.",
-)
-@click.option(
-    "--every", type=_duration, metavar="TIME", default="1s", show_default=True, help="Time between two looks."
-)
-@click.option(
-    "--pause",
-    type=_duration,
-    metavar="TIME",
-    default="30s",
-    show_default=True,
-    help="Time between two windows of one reason, at least.",
-)
-@click.option(
-    "--max-kept", type=click.IntRange(1), metavar="N", default=20, show_default=True, help="Keep so many moments."
-)
-@click.option(
-    "--max-bytes",
-    type=_size,
-    metavar="SIZE",
-    default="500MB",
-    show_default=True,
-    help="Keep no more in FOLDER, with what earlier runs kept.",
-)
+@value_option("-o --output", click.Path(), "FOLDER", "Where to keep. [run.kept beside run.modtrace, DIR/kept]")
+@value_option("--around", click.IntRange(0, 100), "N", "Steps to keep before and after.", 2)
+@value_option("--every", _duration, "TIME", "Time between two looks.", "1s")
+@value_option("--pause", _duration, "TIME", "Time between two windows of one reason, at least.", "30s")
+@value_option("--max-kept", click.IntRange(1), "N", "Keep so many moments.", 20)
+@value_option("--max-bytes", _size, "SIZE", "Keep no more in FOLDER, with what earlier runs kept.", "500MB")
 @click.option("--lines", type=click.Path(), metavar="FILE", help="A JSON line per step. [FOLDER/steps.jsonl]")
 @click.option("--metrics", type=click.IntRange(0, 65535), metavar="PORT", help="Serve OpenMetrics at 127.0.0.1:PORT.")
 def watch_command(
@@ -110,19 +84,15 @@ def watch_command(
     keeper = WindowKeeper(folder, keep, _say)
     sinks: list[LookSink] = [StepsFile(Path(lines) if lines else folder / STEPS_FILE, _say), WholeRuns(_say)]
     if metrics is not None:
-        sinks.append(_serve(metrics))
+        from ...watching.metrics import Metrics  # only here: it brings a web server
+
+        try:
+            served = Metrics(metrics)
+        except OSError as error:
+            raise click.UsageError(f"--metrics {metrics}: {error.strerror or error}.") from None
+        _say(f"metrics at http://127.0.0.1:{served.port}/metrics")
+        sinks.append(served)
     Watcher(rings, parsed, keeper, _say, sinks).run(limits["every"] / 1e9)
-
-
-def _serve(port: int) -> LookSink:
-    from ...watching.metrics import Metrics
-
-    try:
-        served = Metrics(port)
-    except OSError as error:
-        raise click.UsageError(f"--metrics {port}: {error.strerror or error}.") from None
-    _say(f"metrics at http://127.0.0.1:{served.port}/metrics")
-    return served
 
 
 def _say(line: str) -> None:

@@ -1,7 +1,5 @@
 """`modtrace where`: the modules that a live, hung or dead process is in."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys
@@ -18,7 +16,7 @@ from ..output import echo, make_console
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ...whereabouts import RankState, WhereResult
+    from ...whereabouts import WhereResult
 
 REFRESH_S = 1.0
 
@@ -66,7 +64,7 @@ def where_command(
     if watch:
         _watch(rings, dumps, whole)
         return
-    from ...whereabouts import where
+    from ...whereabouts import NO_STACKS, python_stacks, where
 
     result = where(rings, flight_recorder=dumps)
     if output_format == "json":
@@ -76,23 +74,14 @@ def where_command(
     else:
         make_console().print(_summary(result, whole))
     if stacks:
-        _print_stacks(result.ranks)
+        found = [(state.label, python_stacks(state)) for state in result.ranks]
+        for label, lines in found:
+            for line in [] if lines is None else ["", f"--- {label}", *lines]:
+                echo(line)
+        if any(lines is None for _, lines in found):
+            echo(f"modtrace: {NO_STACKS}", err=True)
     if result.errors:
         raise click.exceptions.Exit(1)
-
-
-def _print_stacks(states: list[RankState]) -> None:
-    from ...whereabouts import NO_STACKS, python_stacks
-
-    found = [(state.label, python_stacks(state)) for state in states]
-    for label, lines in found:
-        if lines is not None:
-            echo("")
-            echo(f"--- {label}")
-            for line in lines:
-                echo(line)
-    if any(lines is None for _, lines in found):
-        echo(f"modtrace: {NO_STACKS}", err=True)
 
 
 def _watch(rings: tuple[str, ...], dumps: tuple[str, ...], whole: bool) -> None:
@@ -112,7 +101,7 @@ def _watch(rings: tuple[str, ...], dumps: tuple[str, ...], whole: bool) -> None:
                 live.update(_summary(result, whole), refresh=True)
 
 
-def _read_again_and_again(rings: tuple[str, ...], dumps: tuple[str, ...]) -> Iterator[WhereResult]:
+def _read_again_and_again(rings: tuple[str, ...], dumps: tuple[str, ...]) -> "Iterator[WhereResult]":
     from ..._system.processes import ParallelReader
     from ...whereabouts import read_job
 
@@ -122,7 +111,7 @@ def _read_again_and_again(rings: tuple[str, ...], dumps: tuple[str, ...]) -> Ite
             time.sleep(REFRESH_S)
 
 
-def _summary(result: WhereResult, whole: bool) -> RenderableType:
+def _summary(result: "WhereResult", whole: bool) -> "RenderableType":
     from ...whereabouts.render import render
 
     shown = render(result.groups, result.errors, result.hangs, whole=whole)
