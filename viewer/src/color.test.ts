@@ -1,6 +1,17 @@
 import { expect, test } from "vitest";
 
-import { assignColors, colorKey, hash, luminance, partColor } from "./color";
+import {
+  assignColors,
+  colorKey,
+  GIVEN_HUE,
+  hash,
+  luminance,
+  NOTHING,
+  partColor,
+  shades,
+  TAKEN_HUE,
+  UNKNOWN,
+} from "./color";
 
 const MANY = Array.from({ length: 200 }, (_, i) => `Class${i}`);
 
@@ -27,9 +38,18 @@ test("assignColors of the classes of torch and transformers gives each its own",
 });
 
 test("ink on every fill has a contrast of 4.5 or more", () => {
-  for (const { fill, ink } of assignColors(MANY).values()) {
+  const costs = [...shades(TAKEN_HUE, 10), ...shades(GIVEN_HUE, 10), NOTHING, UNKNOWN];
+  for (const { fill, ink } of [...assignColors(MANY).values(), ...costs]) {
     const [light, dark] = [luminance(fill), luminance(ink)].sort((a, b) => b - a);
     expect((light + 0.05) / (dark + 0.05)).toBeGreaterThanOrEqual(4.5);
+  }
+});
+
+test("shades of one hue are each darker than the one before", () => {
+  for (const hue of [TAKEN_HUE, GIVEN_HUE]) {
+    const light = shades(hue, 10).map(({ fill }) => luminance(fill));
+    expect(light).toEqual([...new Set(light)].sort((a, b) => b - a));
+    expect(light.length).toBe(10);
   }
 });
 

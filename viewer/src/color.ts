@@ -1,5 +1,5 @@
 /** One colour per module class, which depends on the class alone: the same in every recording. */
-import type { Verdict } from "./trace/comparison";
+import { type Change, ranOtherwise, type Verdict } from "./trace/comparison";
 import type { Name } from "./trace/trace";
 
 export interface Color {
@@ -57,14 +57,29 @@ export function luminance(color: string): number {
 const between = ({ min, max }: { readonly min: number; readonly max: number }, byte: number): number =>
   min + ((max - min) * byte) / 255;
 
+const toColor = (channels: readonly number[]): Color => {
+  const fill = `#${channels.map(toHex).join("")}`;
+  return { fill, ink: luminance(fill) > MIN_LUMINANCE_FOR_BLACK ? "#000000" : "#ffffff" };
+};
+
 /** The colour of a class: 16 bits of its hash are the hue, 8 each the lightness and the chroma. */
 export function colorOf(moduleClass: string): Color {
   const bits = hash(moduleClass);
   const hue = ((bits & 0xffff) / 0x10000) * 360;
-  const channels = rgb(between(LIGHTNESS, (bits >>> 16) & 0xff), between(CHROMA, bits >>> 24), hue);
-  const fill = `#${channels.map(toHex).join("")}`;
-  return { fill, ink: luminance(fill) > MIN_LUMINANCE_FOR_BLACK ? "#000000" : "#ffffff" };
+  return toColor(rgb(between(LIGHTNESS, (bits >>> 16) & 0xff), between(CHROMA, bits >>> 24), hue));
 }
+
+/** Colours of one hue, from pale to deep. */
+export const shades = (hue: number, count: number): Color[] =>
+  Array.from({ length: count }, (_, i) => i / (count - 1)).map((depth) =>
+    toColor(rgb(0.94 - 0.5 * depth, 0.02 + 0.11 * depth, hue)),
+  );
+/** Of what a span took, and of what it gave back. */
+export const TAKEN_HUE = 45;
+export const GIVEN_HUE = 250;
+/** What took nothing, and of what that is not known. */
+export const NOTHING: Color = { fill: "#d3d9df", ink: "#000000" };
+export const UNKNOWN: Color = { fill: "#a9b4bf", ink: "#000000" };
 
 /** What the spans of a comparison are painted in: what changed stands out. */
 export const VERDICT_COLORS: Readonly<Record<Verdict, Color>> = {
@@ -77,6 +92,13 @@ export const VERDICT_COLORS: Readonly<Record<Verdict, Color>> = {
   added: { fill: "#d9a514", ink: "#000000" },
   removed: { fill: "#7446a8", ink: "#ffffff" },
 };
+
+/** Of what ran more or less often: its time per step says little else. */
+export const RAN_OTHERWISE: Color = { fill: "#0f8b8d", ink: "#000000" };
+
+/** What the spans of a change are painted in. */
+export const colorOfChange = (change: Change): Color =>
+  ranOtherwise(change) ? RAN_OTHERWISE : VERDICT_COLORS[change.verdict];
 
 /** What the parts of a step are painted in; a range of the user's has the colour of its name. */
 const PART_COLORS: Readonly<Record<string, Color>> = {

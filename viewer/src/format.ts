@@ -69,6 +69,9 @@ export function formatQuantity(value: number, unit: string): string {
   return `${SIGNIFICANT.format(value)} ${BYTE_UNITS[power]}`;
 }
 
+/** FLOPs per second, as `modtrace summary` has them: `12.35 GFLOP/s`. */
+export const formatFlopRate = (perSecond: number): string => `${SIGNIFICANT.format(perSecond / 1e9)} GFLOP/s`;
+
 /** `1 span`, `2 spans`. */
 export const plural = (count: number, noun: string, nouns = `${noun}s`): string =>
   `${formatCount(count)} ${count === 1 ? noun : nouns}`;

@@ -1,21 +1,33 @@
 /** The page's state: the trace, and the signals that its parts share. */
-import { batch, computed, signal } from "@preact/signals";
+import { batch, computed, type ReadonlySignal, signal } from "@preact/signals";
 import { countBars } from "./analysis/bar-counts";
+import { COSTS, type Cost, costsOf, hasFlops, isCost, SHADES, shadeOf } from "./analysis/costs";
 import { matchSpans, parseQuery, QueryError } from "./analysis/query";
 import { flaggedSpans, nextMatch } from "./analysis/search";
 import type { Device } from "./analysis/spans-in-range";
 import { type Grouping, groupsOf } from "./analysis/totals";
-import { assignColors, type Color, colorKey, VERDICT_COLORS } from "./color";
+import {
+  assignColors,
+  type Color,
+  colorKey,
+  colorOfChange,
+  GIVEN_HUE,
+  NOTHING,
+  shades,
+  TAKEN_HUE,
+  UNKNOWN,
+  VERDICT_COLORS,
+} from "./color";
 import { layoutRows, metricsFor } from "./layout/rows";
 import { clamp, overlapOf, reveal, withMargin } from "./layout/viewport";
-import { VERDICTS } from "./trace/comparison";
 import { buildDepthLevels } from "./trace/depth-levels";
+import { isMemory } from "./trace/memory";
 import { type Step, shownStep, stepBeside, stepsOf } from "./trace/steps";
 import { extent, spansByLink, type TimeRange, type Trace } from "./trace/trace";
 
 export type Tab = "changes" | "selection" | "modules" | "steps" | "flame" | "recording";
-/** What the colour of a span tells: its class, or how it changed. */
-export type ColorBy = "class" | "change";
+/** What the colour of a span tells: its class, how it changed, or what it cost. */
+export type ColorBy = "class" | "change" | Cost;
 
 /** The colours that spans are painted in. */
 export interface Coloring {
@@ -52,7 +64,14 @@ export function createStore(trace: Trace) {
     : ["selection", "modules", ...(steps.length > 1 ? (["steps"] as const) : []), "flame", "recording"];
   const firstTab: Tab = comparison ? "changes" : "modules";
   const tab = signal<Tab>(firstTab);
-  const colorBy = signal<ColorBy>(comparison ? "change" : "class");
+  /** What colours can tell here; the first is chosen until the user says otherwise. */
+  const colorings: readonly ColorBy[] = [
+    ...(comparison ? (["change"] as const) : []),
+    "class",
+    ...(trace.counters.some(isMemory) ? (["retained", "peak"] as const) : []),
+    ...(hasFlops(trace) ? (["flops"] as const) : []),
+  ];
+  const colorBy = signal(colorings[0]);
   /** The change whose spans are highlighted; null for none. An index into the comparison's. */
   const pickedChange = signal<number | null>(null);
   const grouping = signal<Grouping>("module");
@@ -99,13 +118,34 @@ export function createStore(trace: Trace) {
     return Uint8Array.from(trace.spans.name, (name, i) => (ofName[name] === group ? (flags?.[i] ?? 1) : 0));
   });
   const classColors = assignColors(trace.names.map(colorKey));
+  const costs = Object.fromEntries(COSTS.map((cost) => [cost, computed(() => costsOf(trace, cost))])) as Record<
+    Cost,
+    ReadonlySignal<Float64Array>
+  >;
+  /** What spans cost that the colour tells; null where it tells something else. */
+  const coloredCost = computed(() => {
+    const cost = colorBy.value;
+    if (!isCost(cost)) return null;
+    const ofSpan = costs[cost].value;
+    const sizes = ofSpan.map((value) => Math.abs(value) || 0);
+    return { cost, ofSpan, most: sizes.reduce((a, b) => Math.max(a, b), 0) };
+  });
   const coloring = computed((): Coloring => {
+    if (coloredCost.value) {
+      const { cost, ofSpan, most } = coloredCost.value;
+      const given = shades(GIVEN_HUE, SHADES).reverse();
+      const colors = [...given, NOTHING, ...shades(TAKEN_HUE, SHADES), UNKNOWN];
+      const unknown = colors.length - 1;
+      return {
+        colors,
+        ofSpan: (span) => (Number.isNaN(ofSpan[span]) ? unknown : SHADES + shadeOf(cost, ofSpan[span], most)),
+      };
+    }
     if (comparison && colorBy.value === "change") {
-      const ofChange = comparison.changes.map(({ verdict }) => VERDICTS.indexOf(verdict));
       // What was not compared, as work on GPUs may be.
-      const unknown = VERDICTS.indexOf("cannot tell");
-      const colors = VERDICTS.map((verdict) => VERDICT_COLORS[verdict]);
-      return { colors, ofSpan: (span) => ofChange[comparison.ofSpan[span]] ?? unknown };
+      const unknown = comparison.changes.length;
+      const colors = [...comparison.changes.map(colorOfChange), VERDICT_COLORS["cannot tell"]];
+      return { colors, ofSpan: (span) => (comparison.ofSpan[span] < 0 ? unknown : comparison.ofSpan[span]) };
     }
     const position = new Map([...classColors.keys()].map((moduleClass, i) => [moduleClass, i]));
     const ofName = Int32Array.from(trace.names, (name) => position.get(colorKey(name))!);
@@ -206,7 +246,10 @@ export function createStore(trace: Trace) {
     steps,
     classColors,
     coloring,
+    colorings,
     colorBy,
+    costs,
+    coloredCost,
     pickedChange,
     pickChange: (change: number | null) => {
       pickedChange.value = change === pickedChange.value ? null : change;

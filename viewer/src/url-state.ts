@@ -1,12 +1,13 @@
 /** The view in the page's address: what a link, a reload, back and forward bring back. */
 import { batch, effect } from "@preact/signals";
+import { COSTS } from "./analysis/costs";
 import { overlapOf } from "./layout/viewport";
 import type { Session, StepPair } from "./session";
 import type { ColorBy, Store, Tab } from "./store";
 import type { TimeRange } from "./trace/trace";
 
 const TABS: readonly Tab[] = ["changes", "selection", "modules", "steps", "flame", "recording"];
-const COLORINGS: readonly ColorBy[] = ["class", "change"];
+const COLORINGS: readonly ColorBy[] = ["class", "change", ...COSTS];
 /** After the last change it takes this long until the address has it. */
 const QUIET_MS = 250;
 
@@ -112,7 +113,7 @@ function readView({ compared, store: { value: store } }: Session): ViewState {
     folded: folded.value.size ? [...folded.value] : undefined,
     group: pickedGroup.value ?? undefined,
     change: store.pickedChange.value ?? undefined,
-    color: store.trace.comparison && store.colorBy.value === "class" ? "class" : undefined,
+    color: store.colorBy.value === store.colorings[0] ? undefined : store.colorBy.value,
   };
 }
 
@@ -144,7 +145,7 @@ function applyView(session: Session, view: ViewState): void {
     store.groupBy(view.by ?? "module");
     store.pickedGroup.value = below(places.group, store.groups.value.groups.length);
     store.pickedChange.value = below(places.change, comparison?.changes.length ?? 0);
-    store.colorBy.value = comparison ? (view.color ?? "change") : "class";
+    store.colorBy.value = store.colorings.find((one) => one === view.color) ?? store.colorings[0];
     store.device.value = view.on && store.hasGpu ? view.on : "cpu";
     store.maxLevels.value = below(view.levels || undefined, store.deepest) ?? Infinity;
     store.folded.value = new Set(places.folded?.filter(isRow));

@@ -196,5 +196,6 @@ export function compareSteps(trace: Trace, steps: readonly [Step, Step]): Trace 
     ),
     comparison,
     stepParts: null,
+    holders: null,
   };
 }

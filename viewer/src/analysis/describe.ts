@@ -1,6 +1,6 @@
 /** What is at a place of the timeline in one line, for the tooltip and for screen readers. */
 import { formatDuration, formatMoment, formatQuantity } from "../format";
-import { lowerBound } from "../trace/depth-levels";
+import { sampleAt } from "../trace/memory";
 import { type CounterSeries, isOfModules, type Mark, PHASES, type Trace } from "../trace/trace";
 
 /** `forward`, `GPU backward`; of what is no module, as `communication`, which has no phase, the kind of its track. */
@@ -19,10 +19,22 @@ export function describeSpan(trace: Trace, span: number): string {
 }
 
 /** `process RSS, 1.5 GiB at 12.5 ms`: the last sample before a time, which holds until the next; null before the first. */
-export function describeCounter({ name, unit, time, value }: CounterSeries, moment: number): string | null {
-  const sample = lowerBound(time, moment);
-  const index = time[sample] === moment ? sample : sample - 1;
+export function describeCounter(counter: CounterSeries, moment: number): string | null {
+  const { name, unit, time, value } = counter;
+  const index = sampleAt(counter, moment);
   return index < 0 ? null : `${name}, ${formatQuantity(value[index], unit)} at ${formatMoment(time[index])}`;
+}
+
+/** Holders at a peak that are listed; of more only the sum. */
+const MAX_HOLDERS = 10;
+
+/** Who held memory at its peak, largest first, with the bytes. */
+export function describeHolders({ holders }: Trace): { readonly name: string; readonly value: string }[] {
+  if (!holders) return [];
+  const rows = [...holders.rows];
+  const between = rows.splice(MAX_HOLDERS, rows.length - MAX_HOLDERS - 1);
+  if (between.length) rows.splice(-1, 0, ["more modules", between.reduce((sum, [, bytes]) => sum + bytes, 0)]);
+  return rows.map(([name, bytes]) => ({ name, value: formatQuantity(bytes, "bytes") }));
 }
 
 /** `step 3, the end of a training step, at 12.5 ms` */

@@ -25,6 +25,13 @@ const trace = makeTrace([], [], {
 const depths = [1, 2, 3, 0, 1];
 const rows = (folded: string[] = []) => layoutRows(trace, depths, new Set(folded), metrics);
 
+test("layoutRows puts what tensors hold above the tracks of its process", () => {
+  const counters = ["RSS", "allocated"].map((name) => ({ ...trace.counters[0], name }));
+  const titles = layoutRows({ ...trace, counters }, depths, new Set(), metrics).map((row) => row.title);
+  expect(titles.slice(0, 3)).toEqual(["rank 0", "allocated", "forward · main"]);
+  expect(titles.indexOf("RSS")).toBe(6);
+});
+
 test("layoutRows of a process puts forward above backward per thread, then GPUs, then counters", () => {
   expect(rows().map((row) => row.title)).toEqual([
     "rank 0",

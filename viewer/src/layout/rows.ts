@@ -1,4 +1,5 @@
 /** Which rows the tracks area has, and where: processes, tracks of spans, counters. */
+import { isMemory } from "../trace/memory";
 import { THREAD_KINDS, type Trace } from "../trace/trace";
 
 export interface Row {
@@ -36,7 +37,8 @@ export const metricsFor = (rem: number): Metrics => ({
 });
 
 /**
- * Rows from top to bottom. In a process: per thread those of its tracks, then GPU tracks, then counters.
+ * Rows from top to bottom. In a process: what tensors hold, per thread those of its tracks, then GPU tracks, then other
+ * counters.
  *
  * @param depths the number of depth levels of each track
  */
@@ -59,17 +61,21 @@ export function layoutRows(
     if (!tracks.length && !counters.length) return;
     add({ type: "process", key: header, title, index: process, height: metrics.header, depths: 0 });
     if (folded.has(header)) return;
+    const addCounters = (indexes: readonly number[]) => {
+      for (const index of indexes) {
+        const key = `counter ${index}`;
+        const height = folded.has(key) ? metrics.level + metrics.gap : metrics.counter + metrics.gap;
+        add({ type: "counter", key, title: trace.counters[index].name, index, height, depths: 0 });
+      }
+    };
+    addCounters(counters.filter((i) => isMemory(trace.counters[i])));
     for (const index of tracks) {
       const key = `track ${index}`;
       const shown = folded.has(key) ? Math.min(depths[index], 1) : depths[index];
       const height = Math.max(shown, 1) * metrics.level + metrics.gap;
       add({ type: "track", key, title: trace.tracks[index].name, index, height, depths: shown });
     }
-    for (const index of counters) {
-      const key = `counter ${index}`;
-      const height = folded.has(key) ? metrics.level + metrics.gap : metrics.counter + metrics.gap;
-      add({ type: "counter", key, title: trace.counters[index].name, index, height, depths: 0 });
-    }
+    addCounters(counters.filter((i) => !isMemory(trace.counters[i])));
   });
   return rows;
 }

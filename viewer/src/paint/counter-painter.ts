@@ -1,27 +1,23 @@
 /** Paints a counter's row: its value over time as a filled step line. */
+
+import { formatQuantity } from "../format";
 import type { Row } from "../layout/rows";
 import { lowerBound } from "../trace/depth-levels";
-import type { CounterSeries } from "../trace/trace";
+import { isMemory, maximumOf, peakOf } from "../trace/memory";
 import type { Frame } from "./frame";
 
 const LINE_HEIGHT = 1.5;
 const FILL_ALPHA = 0.35;
+/** CSS pixels: half the width of a peak's mark, from there to its text, and the height of that. */
+const PEAK_MARK = 5;
+const PEAK_GAP = 8;
+const PEAK_FONT = 11;
 
-const maxima = new WeakMap<CounterSeries, number>();
-
-/** The highest value of a counter, at least 0. */
-export function maximumOf(counter: CounterSeries): number {
-  let maximum = maxima.get(counter);
-  if (maximum === undefined) {
-    maximum = counter.value.reduce((a, b) => Math.max(a, b), 0);
-    maxima.set(counter, maximum);
-  }
-  return maximum;
-}
-
-export function paintCounter({ context, store, colors, viewport, width, scrollTop, x }: Frame, row: Row): void {
-  const { time, value } = store.trace.counters[row.index];
-  const maximum = maximumOf(store.trace.counters[row.index]);
+export function paintCounter(frame: Frame, row: Row): void {
+  const { context, store, colors, viewport, width, scrollTop, x } = frame;
+  const counter = store.trace.counters[row.index];
+  const { time, value } = counter;
+  const maximum = maximumOf(counter);
   const bottom = row.top + row.height - scrollTop - 1;
   const fullHeight = row.height - store.metrics.value.gap;
   // The sample before the viewport holds into it.
@@ -40,4 +36,27 @@ export function paintCounter({ context, store, colors, viewport, width, scrollTo
     context.globalAlpha = 1;
     context.fillRect(left, bottom - height, Math.max(right - left, 1), LINE_HEIGHT);
   }
+  const peak = peakOf(counter);
+  if (isMemory(counter) && !row.folded && peak >= 0) {
+    paintPeak(frame, x(time[peak]), bottom - fullHeight, `peak ${formatQuantity(value[peak], counter.unit)}`);
+  }
+}
+
+/** A mark at the top of the curve, and beside it how high that is. */
+function paintPeak({ context, colors, width }: Frame, left: number, y: number, text: string): void {
+  if (left < 0 || left > width) return;
+  context.fillStyle = colors.mark;
+  context.beginPath();
+  context.moveTo(left - PEAK_MARK, y - 2);
+  context.lineTo(left + PEAK_MARK, y - 2);
+  context.lineTo(left, y + PEAK_MARK);
+  context.fill();
+  context.font = `${PEAK_FONT}px ${colors.font}`;
+  context.textBaseline = "top";
+  const size = context.measureText(text).width;
+  const from = left + PEAK_GAP + size > width ? left - PEAK_GAP - size : left + PEAK_GAP;
+  context.fillStyle = colors.ground;
+  context.fillRect(from - 2, y, size + 4, PEAK_FONT + 2);
+  context.fillStyle = colors.ink;
+  context.fillText(text, from, y + 1);
 }

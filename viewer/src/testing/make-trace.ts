@@ -53,6 +53,7 @@ export function makeTrace(
     spanArgs: {},
     comparison: null,
     stepParts: null,
+    holders: null,
     ...rest,
   };
 }

@@ -67,6 +67,24 @@ test("decode of a whole block returns every field", () => {
   expect([...trace.counters[0].time, ...trace.counters[0].value]).toEqual([10, 30]);
 });
 
+test("decode of a block has who held memory, with each character visible", () => {
+  const holders = {
+    time: 5,
+    rows: [
+      ["GPT\u0007", 64],
+      ["other", 2],
+    ],
+  };
+  expect(decode(block((header) => Object.assign(header, { holders }))).holders).toEqual({
+    time: 5,
+    rows: [
+      ["GPT␇", 64],
+      ["other", 2],
+    ],
+  });
+  expect(decode(block()).holders).toBeNull();
+});
+
 test("unpack undoes base64 and gzip", async () => {
   const packed = Buffer.from(gzipSync(Buffer.from("modtrace"))).toString("base64");
   expect(Buffer.from(await unpack(` ${packed}\n`)).toString()).toBe("modtrace");

@@ -1,6 +1,7 @@
 /** From the page's data block to a trace: base64 of gzip of (u32 H, H bytes of JSON, arrays). */
 import { visibleText } from "../format";
 import { type Comparison, VERDICTS, type Verdict } from "./comparison";
+import type { Holders } from "./memory";
 import type { StepParts } from "./step-parts";
 import { type CounterSeries, type IntegerArray, PHASES, type Spans, type Trace } from "./trace";
 
@@ -29,6 +30,7 @@ interface Header {
   readonly arrays: Record<string, ArrayRef>;
   readonly comparison?: HeaderComparison;
   readonly step_parts?: HeaderStepParts;
+  readonly holders?: Holders;
 }
 
 interface HeaderStepParts {
@@ -124,6 +126,9 @@ export function decode(block: ArrayBuffer): Trace {
     ),
     comparison: header.comparison ? readComparison(header.comparison, array(header.comparison.of_span), spans) : null,
     stepParts: header.step_parts ? readStepParts(header.step_parts, doubles) : null,
+    holders: header.holders
+      ? { ...header.holders, rows: header.holders.rows.map(([fqn, bytes]) => [visibleText(fqn), bytes]) }
+      : null,
   };
 }
 

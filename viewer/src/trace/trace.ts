@@ -1,5 +1,6 @@
 /** A timeline in memory: columns of spans as typed arrays, and the tables that they index. */
 import type { Comparison } from "./comparison";
+import type { Holders } from "./memory";
 import type { StepParts } from "./step-parts";
 
 export const FORWARD = 0;
@@ -105,6 +106,8 @@ export interface Trace {
   readonly comparison: Comparison | null;
   /** What each step was spent on; null where no step is known. */
   readonly stepParts: StepParts | null;
+  /** Who held memory at the peak; null where that was not counted. */
+  readonly holders: Holders | null;
 }
 
 /** Nanoseconds after the base. */

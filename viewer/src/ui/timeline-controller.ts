@@ -1,6 +1,7 @@
 /** Joins the timeline's canvases with the store: paints when something changes, and turns events into changes. */
 import { effect, type Signal } from "@preact/signals";
-import { describeCounter, describeMark, describeSpan, markAt } from "../analysis/describe";
+import { COST_NAMES, formatCost } from "../analysis/costs";
+import { describeCounter, describeHolders, describeMark, describeSpan, markAt } from "../analysis/describe";
 import { fractionAt, onDrag, onOverview, onPinch, onWheel } from "../input/gestures";
 import { depthAt, levelTop, rowAt } from "../layout/rows";
 import { durationOf, timeAt } from "../layout/viewport";
@@ -11,6 +12,7 @@ import { TrackPainter } from "../paint/track-painter";
 import type { Store } from "../store";
 import { readCanvasColors, theme } from "../theme";
 import { spanAt } from "../trace/depth-levels";
+import { isMemory, peakOf } from "../trace/memory";
 import { type Direction, neighbour } from "../trace/neighbours";
 import type { Hover } from "./tooltip";
 
@@ -199,7 +201,7 @@ export class TimelineController {
     if (!same || next.span !== before.span) this.hover.value = next;
   }
 
-  /** What is under a point of the page: a span, else a mark, else a counter's value. */
+  /** What is under a point of the page: a span, the peak of memory, a mark, a counter's value. */
   private hoverAt(point: Point): Hover | null {
     const { store } = this;
     const { trace } = store;
@@ -207,11 +209,20 @@ export class TimelineController {
     const { row, time, toleranceNs } = this.placeOf(point);
     const span = this.spanUnder(point);
     if (span >= 0) {
-      return { span, title: describeSpan(trace, span), detail: trace.names[trace.spans.name[span]].fqn, x, y };
+      const cost = store.coloredCost.peek();
+      const said = cost ? `, ${COST_NAMES[cost.cost]} ${formatCost(cost.cost, cost.ofSpan[span])}` : "";
+      return { span, title: describeSpan(trace, span) + said, detail: trace.names[trace.spans.name[span]].fqn, x, y };
+    }
+    const counter = row?.type === "counter" ? trace.counters[row.index] : undefined;
+    const peak = counter && isMemory(counter) ? counter.time[peakOf(counter)] : Number.NaN;
+    if (counter && Math.abs(peak - time) <= toleranceNs) {
+      const rows = trace.holders?.time === peak ? describeHolders(trace) : [];
+      const detail = rows.length ? "Held by" : "";
+      return { span, title: `peak of ${describeCounter(counter, peak)}`, detail, rows, x, y };
     }
     const mark = markAt(trace.marks, time, toleranceNs);
     if (mark) return { span, title: describeMark(mark), detail: "", x, y };
-    const title = row?.type === "counter" ? describeCounter(trace.counters[row.index], time) : null;
+    const title = counter ? describeCounter(counter, time) : null;
     return title === null ? null : { span, title, detail: "", x, y };
   }
 

@@ -7,8 +7,8 @@ export interface Hover {
   readonly span: number;
   readonly title: string;
   readonly detail: string;
-  /** Coloured lines below. */
-  readonly rows?: readonly { readonly color: string; readonly name: string; readonly value: string }[];
+  /** Lines below, with their colours if they have any. */
+  readonly rows?: readonly { readonly color?: string; readonly name: string; readonly value: string }[];
   readonly x: number;
   readonly y: number;
 }
@@ -36,7 +36,7 @@ export function Tooltip({ hover }: { hover: { readonly value: Hover | null } }) 
       {detail && <span>{shortenFromLeft(detail, DETAIL_LIMIT)}</span>}
       {rows.map((row) => (
         <div key={row.name} class="tooltip-row">
-          <i class="color-swatch" style={{ background: row.color }} />
+          {row.color && <i class="color-swatch" style={{ background: row.color }} />}
           {shortenFromLeft(row.name, TITLE_LIMIT)}
           <b>{row.value}</b>
         </div>

@@ -1,8 +1,8 @@
 /** The titles of the rows, which fold them. A process' title stays in sight as long as any of its rows is. */
 import { formatQuantity } from "../format";
 import { type Row, rowsByProcess, rowsHeight } from "../layout/rows";
-import { maximumOf } from "../paint/counter-painter";
 import type { Store } from "../store";
+import { maximumOf } from "../trace/memory";
 import { THREAD_KINDS } from "../trace/trace";
 import { Icon } from "./icons";
 
@@ -13,12 +13,24 @@ function splitTitle(title: string): readonly [head: string, tail: string] {
 }
 
 function FoldButton({ store, row }: { store: Store; row: Row }) {
-  const isOfThread = row.type === "track" && THREAD_KINDS.includes(store.trace.tracks[row.index].kind);
-  const [head, tail] = isOfThread ? splitTitle(row.title) : [row.title, ""];
+  const { tracks } = store.trace;
+  const track = row.type === "track" && THREAD_KINDS.includes(tracks[row.index].kind) ? tracks[row.index] : undefined;
+  // The name of the only thread of its process says nothing.
+  const isOneOfSeveral = tracks.some(
+    ({ kind, process, thread }) => process === track?.process && thread !== track.thread && THREAD_KINDS.includes(kind),
+  );
+  const [head, end] = track ? splitTitle(row.title) : [row.title, ""];
+  const tail = isOneOfSeveral && end;
   return (
-    <button type="button" aria-expanded={!row.folded} title={row.title} onClick={() => store.toggleFold(row.key)}>
+    <button
+      type="button"
+      aria-label={row.title}
+      aria-expanded={!row.folded}
+      title={row.title}
+      onClick={() => store.toggleFold(row.key)}
+    >
       <Icon name={row.folded ? "next" : "down"} />
-      <span class={tail && "kind"}>{tail ? `${head} · ` : head}</span>
+      <span class={tail ? "kind" : ""}>{tail ? `${head} · ` : head}</span>
       {tail && (
         <span class="thread">
           <bdi>{tail}</bdi>

@@ -2,14 +2,14 @@
 import { useComputed, useSignal } from "@preact/signals";
 
 import { flaggedSpans } from "../../analysis/search";
-import { VERDICT_COLORS } from "../../color";
+import { type Color, colorOfChange, RAN_OTHERWISE, VERDICT_COLORS } from "../../color";
 import { compareValues, formatCount } from "../../format";
 import type { Store } from "../../store";
 import { type Change, ranOtherwise, ratioOf, VERDICTS, type Verdict } from "../../trace/comparison";
 import { CopyButton } from "../copy-button";
+import { ColorChoice } from "./color-choice";
 import { ColumnHead, type Order } from "./column-head";
 import { MoreRows, PAGE_ROWS } from "./more-rows";
-import { Choice } from "./scope";
 
 type Key = "cost" | "fqn" | "phase" | "before" | "after" | "difference" | "ratio" | "calls" | "verdict";
 
@@ -64,8 +64,8 @@ function toText(changes: readonly Change[], [before, after]: readonly [string, s
   return [columns.map(([title]) => title).join("\t"), ...lines].join("\n");
 }
 
-function Swatch({ verdict }: { verdict: Verdict }) {
-  return <span class="color-swatch" style={{ background: VERDICT_COLORS[verdict].fill }} />;
+function Swatch({ color }: { color: Color }) {
+  return <span class="color-swatch" style={{ background: color.fill }} />;
 }
 
 export function ChangesPanel({ store }: { store: Store }) {
@@ -98,28 +98,23 @@ export function ChangesPanel({ store }: { store: Store }) {
         ))}
       </div>
       <div class="scope">
-        <Choice
-          label="Colour spans by"
-          options={[
-            ["change", "Colour by change"],
-            ["class", "Colour by class"],
-          ]}
-          value={store.colorBy.value}
-          choose={(by) => {
-            store.colorBy.value = by;
-          }}
-        />
+        <ColorChoice store={store} />
         <p class="verdicts">
           {VERDICTS.map(
             (verdict, i) =>
               counts[i] > 0 && (
                 <span key={verdict}>
-                  <Swatch verdict={verdict} />
+                  <Swatch color={VERDICT_COLORS[verdict]} />
                   {formatCount(counts[i])} {verdictTitle(verdict, titles)}
                 </span>
               ),
           )}
-          {otherwise > 0 && <span>{formatCount(otherwise)} ran more or less often</span>}
+          {otherwise > 0 && (
+            <span>
+              <Swatch color={RAN_OTHERWISE} />
+              {formatCount(otherwise)} ran more or less often
+            </span>
+          )}
         </p>
         <CopyButton
           text={() =>
@@ -156,7 +151,7 @@ export function ChangesPanel({ store }: { store: Store }) {
             return (
               <tr key={index} class={index === picked ? "picked" : ""}>
                 <th scope="row">
-                  <Swatch verdict={verdict} />
+                  <Swatch color={colorOfChange(change)} />
                   <button
                     type="button"
                     class="link"

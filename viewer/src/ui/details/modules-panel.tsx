@@ -12,6 +12,7 @@ import type { Store } from "../../store";
 import { hasDeviceTimes } from "../../trace/trace";
 import { CopyButton } from "../copy-button";
 import { CallStatsCard } from "./call-stats-card";
+import { ColorChoice } from "./color-choice";
 import { ColumnHead, type Order } from "./column-head";
 import { MoreRows, PAGE_ROWS } from "./more-rows";
 import { Scope } from "./scope";
@@ -147,6 +148,11 @@ export function ModulesPanel({ store }: { store: Store }) {
       <Scope store={store}>
         <CopyButton text={() => toText(sorted.value, columns)} label="Copy table" />
       </Scope>
+      {store.colorings.length > 1 && (
+        <div class="scope">
+          <ColorChoice store={store} />
+        </div>
+      )}
       <table>
         <thead>
           <tr>

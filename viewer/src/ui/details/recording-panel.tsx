@@ -1,7 +1,7 @@
 /** The recording as a whole: what was lost, what was kept, where it came from. */
 
 import { reportLosses } from "../../analysis/loss-report";
-import { formatCount, visibleText } from "../../format";
+import { formatCount, formatMoment, formatQuantity, visibleText } from "../../format";
 import type { Session } from "../../session";
 import type { Store } from "../../store";
 
@@ -30,8 +30,51 @@ function selectNextIncomplete({ trace, selected, select }: Store): void {
   }
 }
 
+/** Who held memory when most of it was held, why an allocation failed, and what grows. */
+function HoldersTable({ store }: { store: Store }) {
+  const { holders, metadata } = store.trace;
+  if (!holders) return null;
+  const { sentences = [] } = (metadata.memory ?? {}) as { sentences?: string[] };
+  const whole = holders.rows.reduce((sum, [, bytes]) => sum + bytes, 0);
+  return (
+    <>
+      <h2 class="selection-title">
+        Held at the peak: {formatQuantity(whole, "bytes")} at {formatMoment(holders.time)}
+      </h2>
+      {sentences.map((sentence) => (
+        <p key={sentence} class="note">
+          {visibleText(sentence)}
+        </p>
+      ))}
+      <table class="holders">
+        <thead>
+          <tr>
+            <th scope="col">Module</th>
+            <th scope="col" class="number">
+              Held
+            </th>
+            <th scope="col" class="number">
+              % peak
+            </th>
+          </tr>
+        </thead>
+        <tbody>
+          {holders.rows.map(([fqn, bytes], i) => (
+            <tr key={i}>
+              <th scope="row">{fqn}</th>
+              <td class="number">{formatQuantity(bytes, "bytes")}</td>
+              <td class="number">{((bytes / whole) * 100).toFixed(1)} %</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+      <p class="hint">other: held before the step, or by no module</p>
+    </>
+  );
+}
+
 export function RecordingPanel({ store, session }: { store: Store; session: Session }) {
-  const { metadata, base, processes, comparison } = store.trace;
+  const { metadata, base, processes, comparison, holders } = store.trace;
   // A comparison of recordings has no statistics of its own.
   const isOfRecordings = comparison !== null && session.compared.value === null;
   const stats = isOfRecordings ? {} : store.trace.stats;
@@ -42,7 +85,7 @@ export function RecordingPanel({ store, session }: { store: Store; session: Sess
       ? []
       : [["time 0", `${new Date(Number(base / 1_000_000n)).toISOString()} (Unix ${base} ns)`] as [string, string]]),
     ...Object.entries(metadata)
-      .filter(([, value]) => value !== null)
+      .filter(([key, value]) => value !== null && !(key === "memory" && holders))
       .map(([key, value]): [string, string] => [visibleText(key), formatMetadata(value)]),
   ];
   return (
@@ -81,6 +124,7 @@ export function RecordingPanel({ store, session }: { store: Store; session: Sess
           </div>
         ))}
       </dl>
+      <HoldersTable store={store} />
     </>
   );
 }

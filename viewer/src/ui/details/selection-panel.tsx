@@ -1,6 +1,7 @@
 /** What is known about the selected span. */
 import type { ComponentChildren } from "preact";
 
+import { COST_NAMES, formatCost, isCost } from "../../analysis/costs";
 import { describePhase } from "../../analysis/describe";
 import { colorKey } from "../../color";
 import { formatCount, formatDuration, formatMoment } from "../../format";
@@ -113,6 +114,11 @@ export function SelectionPanel({ store }: { store: Store }) {
         <Field name="Phase">{describePhase(trace, span)}</Field>
         <Field name="Duration">{formatDuration(spans.end[span] - spans.start[span])}</Field>
         <Field name="Self">{formatDuration(selfTime(spans, span))}</Field>
+        {store.colorings.filter(isCost).map((cost) => (
+          <Field key={cost} name={COST_NAMES[cost]}>
+            {formatCost(cost, store.costs[cost].value[span])}
+          </Field>
+        ))}
         <Field name="Start">{formatMoment(spans.start[span])}</Field>
         {!trace.comparison && (
           <Field name="Unix time">{String(trace.base + BigInt(Math.round(spans.start[span])))} ns</Field>
