@@ -16,7 +16,7 @@ from tests.support.models import ARCHITECTURES
 from tests.support.profiler_truth import measure
 
 import modtrace
-from modtrace.track.engine import EngineName
+from modtrace.record_options import EngineName
 
 REQUIRED: dict[EngineName, float] = {"native": 0.999, "python": 0.95}
 

@@ -195,25 +195,37 @@ def made_up(kind: str, random_: np.random.Generator, typical_ns: np.ndarray) -> 
 
 def of_made_up(comparisons: int) -> None:
     random_ = np.random.default_rng(0)
-    print("\n| noise | a side | A/A: anything changed | 10 % slower: first | else |\n| --- | --- | --- | --- | --- |")
+    print("\n| noise | a side | A/A: anything changed | 10 % slower: first | else | large × 8: found | else |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
     for kind in ("quiet", "AR(1)", "jumps", "heavy tails", "by size"):
         for per_side in PER_SIDE:
-            some, first, other = [], [], []
+            some, first, other, wide, beside = [], [], [], [], []
             for _ in range(comparisons):
                 typical_ns = np.exp(random_.uniform(np.log(2e4), np.log(2e6), 80))
                 if kind == "by size":
                     typical_ns[7] = 1e6
                 slower = typical_ns * np.where(np.arange(80) == 7, 1.1, 1.0)
-                base, same, new = (
+                # A module that takes 70 % of the step, forward and backward.
+                is_large = np.isin(np.arange(80), (20, 21))
+                large = np.where(is_large, typical_ns[~is_large].sum() * 7 / 6, typical_ns)
+                base, same, new, before, after = (
                     [made_up(kind, random_, times) for _ in range(per_side)]
-                    for times in (typical_ns, typical_ns, slower)
+                    for times in (typical_ns, typical_ns, slower, large, np.where(is_large, 8 * large, large))
                 )
+                widened = {
+                    (row.fqn, row.phase, row.verdict)
+                    for row in compare_runs(before, after, {}).changes
+                    if row.verdict in SLOWER_OR_FASTER
+                }
+                true = {("Net.10", phase, "slower") for phase in ("forward", "backward")}
+                wide.append(true <= widened)
+                beside.append(bool(widened - true))
                 equal, found = compare_runs(base, same, {}), compare_runs(base, new, {})
                 some.append(any(row.verdict in SLOWER_OR_FASTER for row in (equal.step, *equal.changes)))
                 names = [(row.fqn, row.phase) for row in found.changes if row.verdict in SLOWER_OR_FASTER]
                 first.append(names[:1] == [("Net.3", "backward")])
                 other.append(any(name != ("Net.3", "backward") for name in names))
-            shares = " | ".join(f"{np.mean(which):.1%}" for which in (some, first, other))
+            shares = " | ".join(f"{np.mean(which):.1%}" for which in (some, first, other, wide, beside))
             print(f"| {kind} | {per_side} | {shares} |", flush=True)
 
 

@@ -23,9 +23,8 @@ from tests.support.made_job import Culprit, MadeJob, Template, read_template
 from tests.support.ranks_job import MICRO_BATCHES, SPENT
 
 from modtrace.ranks import find_rank_recordings
-from modtrace.ranks.dataset_tables import DatasetTables
+from modtrace.ranks.dataset_tables import DatasetTables, query
 from modtrace.ranks.pack import pack
-from modtrace.ranks.query import query
 from modtrace.ranks.slow import find_slow_ranks
 
 MS = 1_000_000

@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 import modtrace
 from modtrace.demo import GPT
 from modtrace.demo.gpt import batches, make_optimizer
-from modtrace.ring.file_header import LOG_CHUNK_BYTES, SLOTS_OFFSET
+from modtrace.ring.file_format import LOG_CHUNK_BYTES, SLOTS_OFFSET
 from modtrace.ring.slot_format import SLOT_BYTES
 from modtrace.whereabouts import find_hangs, read_rank_state
 

@@ -37,6 +37,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
         sys.exit("there is no GPU that this torch sees; --device cpu tries the program without one")
+    if options.device == "cpu":
+        torch.set_num_threads(1)  # several may share a sum in another way each time: other bits without a recording too
     subject = Subject.of(options)
     print(subject.describe(), flush=True)
     failed = []
