@@ -12,7 +12,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from modtrace.track.engine import EngineName
+from modtrace.record_options import EngineName
 from modtrace.track.native.build import build, missing_compiler
 from tests.support import trace_processor as processor
 from tests.support.kineto import GPU_TRACES

@@ -13,7 +13,7 @@ from torch.distributed._tools.mod_tracker import ModTracker as TorchModTracker
 from torch.utils.module_tracker import ModuleTracker as TorchModuleTracker
 
 import modtrace
-from modtrace.track.engine import EngineName
+from modtrace.record_options import EngineName
 
 from .case import Case
 from .live import trees_told_by

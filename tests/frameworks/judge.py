@@ -26,7 +26,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 import modtrace
 from modtrace.checking import check
-from modtrace.track.engine import EngineName
+from modtrace.record_options import EngineName
 
 __all__ = ["COLUMNS", "Run", "Verdict", "judge", "train_on"]
 

@@ -120,7 +120,7 @@ def test_loggers_of_lightning_get_each_step_with_its_parts(tmp_path: Path, monke
     from modtrace.integrations.lightning import ModtraceCallback
 
     # The test writes what the watcher would.
-    monkeypatch.setattr("modtrace.recording.kept_windows.start_watcher", lambda *_: None)
+    monkeypatch.setattr("modtrace.recording.kept_windows._start_watcher", lambda *_: None)
     lines = tmp_path / "run.kept" / "steps.jsonl"
     lines.parent.mkdir()
 

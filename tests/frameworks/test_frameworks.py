@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from modtrace.track.engine import EngineName
+from modtrace.record_options import EngineName
 from tests.support.test_scale import EFFORT
 
 from .judge import Run, Verdict, judge

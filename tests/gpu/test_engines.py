@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import modtrace
-from modtrace.track.engine import EngineName
+from modtrace.record_options import EngineName
 
 
 class Scale(nn.Module):
@@ -191,3 +191,33 @@ def test_memory_of_cuda_is_that_which_torch_tells(cuda: torch.device) -> None:
     assert set(allocated) <= {before + count * (1 << 24) for count in range(4)}
     assert max(allocated) >= before + 2 * (1 << 24)
     assert max(series[f"cuda:{cuda.index} reserved"]) >= max(allocated)
+
+
+@pytest.mark.usefixtures("native_engine")
+def test_memory_of_calls_is_that_of_the_gpu_to_the_byte(cuda: torch.device) -> None:
+    model, x = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512)).to(cuda), torch.ones(64, 512).to(cuda)
+    model(x).sum().backward()
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    with modtrace.record(engine="native", memory=True) as recording:
+        begin = torch.cuda.memory_stats()["requested_bytes.all.current"]
+        model(x).sum().backward()
+    (series,) = [one for one in recording.timeline().counters if one.name == "cuda allocated"]
+
+    assert int(series.value[0]) == begin
+    assert int(series.value.max()) == torch.cuda.memory_stats()["requested_bytes.all.peak"]
+
+
+@pytest.mark.usefixtures("native_engine")
+def test_what_the_gpu_refuses_is_told_with_the_module(cuda: torch.device) -> None:
+    class Greedy(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.empty(1 << 42, dtype=torch.uint8, device=cuda)
+
+    with modtrace.record(engine="native", memory=True) as recording, pytest.raises(torch.OutOfMemoryError):
+        Greedy()(torch.ones(1, device=cuda))
+
+    memory = recording.timeline().summary().memory
+    assert memory is not None
+    assert memory.sentences[0].startswith("could not allocate 4.00 TiB in forward Greedy")

@@ -14,7 +14,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 import modtrace
-from modtrace.track.engine import EngineName
+from modtrace.record_options import EngineName
 
 pytestmark = [
     # Torch's own, when its compiler is imported, and of what compiles for a GPU.

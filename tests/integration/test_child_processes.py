@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import modtrace
-from modtrace.track.engine import EngineName
+from modtrace.record_options import EngineName
 from tests.support.python_process import python_environment, run_python
 from tests.support.test_scale import PORTABLE_IN_FULL
 

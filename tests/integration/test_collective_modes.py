@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from modtrace.track.engine import EngineName
+from modtrace.record_options import EngineName
 from tests.support.python_process import run_python
 
 SCRIPT = """

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from modtrace.ring.file_header import HEADER, MAGIC, SLOTS_OFFSET, VERSION
+from modtrace.ring.file_format import HEADER, MAGIC, SLOTS_OFFSET, VERSION
 from modtrace.ring.slot_format import SLOT_BYTES
 from tests.support.kineto import BASE, recording, trace, x
 from tests.support.python_process import run_python

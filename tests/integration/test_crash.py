@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import modtrace
-from modtrace.track.engine import EngineName
+from modtrace.record_options import EngineName
 from tests.support.crash_processes import DEATHS, CrashProcesses, Death
 from tests.support.test_scale import scaled
 from tests.support.trace_processor import TraceProcessor

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from modtrace.track.engine import EngineName
+from modtrace.record_options import EngineName
 from modtrace.whereabouts import read_rank_state
 from tests.support import fake_device
 from tests.support.fake_streams import compile_fake_streams, compile_for_torch
@@ -26,7 +26,7 @@ SCRIPT = """
 import ctypes, json, os, sys
 import torch, torch.distributed as dist
 import modtrace
-from modtrace.timeline.decode import wall_clock
+from modtrace.timeline.decode.analysis import wall_clock
 from tests.support import fake_device
 from tests.support.fake_streams import FakeStreams
 

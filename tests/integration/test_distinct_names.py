@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import modtrace
-from modtrace.track.engine import EngineName
+from modtrace.record_options import EngineName
 from tests.support.python_process import run_python
 
 X = torch.ones(2, 4)

@@ -57,6 +57,7 @@ class Script:
             with torch.set_grad_enabled(self.has_graph):
                 for _ in range(4):
                     self.model(torch.ones(2, 4))
+            self.model.train(not self.trains_in_eval_mode)
             self.evaluations.append((begin, time.time_ns()))
 
 
@@ -85,6 +86,10 @@ def test_an_evaluation_is_one_range_and_no_part_of_a_training_step(script: objec
     assert [one.step for one in found] == [3, 6]
     for one, (begin, end) in zip(found, program.evaluations, strict=True):
         assert begin <= one.start_ns < one.end_ns <= end
+        first = next(span.start_ns for span in timeline.spans if span.start_ns >= begin)
+        evals = [each.start_ns for each in timeline.ranges if each.name == "Module.eval#Net" and each.start_ns < first]
+        assert one.start_ns == (evals[-1] if evals and evals[-1] >= begin else first)
+        assert bool(evals and evals[-1] >= begin) == (program.evaluates_in_eval_mode or program.trains_in_eval_mode)
         inside = [span.fqn for span in timeline.spans if one.start_ns <= span.start_ns < one.end_ns]
         assert inside == ["Net", "Net.inner"] * 4
     summary = timeline.summary()

@@ -24,8 +24,8 @@ from torch.utils.flop_counter import (
 
 import modtrace
 from modtrace._errors import EngineError, RecordingError
+from modtrace.recording import capture
 from modtrace.timeline.summary.flop_summary import flops_lines
-from modtrace.track import engine as engines
 from tests.support.models import ARCHITECTURES
 
 pytestmark = pytest.mark.usefixtures("native_engine")
@@ -341,6 +341,104 @@ def test_modules_cost_what_their_closed_forms_say_in_each_phase(case: Callable[[
     assert costs(modtrace.load(tmp_path / "steps.json")) == found
 
 
+X, W, Y = N * NARROW, NARROW * WIDE, N * WIDE
+INTO, BACK = X + W + WIDE + Y, Y + W + NARROW + X
+"""Numbers that a Linear from NARROW to WIDE, and one back, read and write in forward."""
+
+
+def mlp_bytes() -> Case:
+    forward, product = (INTO, BACK), X + W + Y
+    return Case(
+        trained(two_linears()),
+        {
+            "Sequential": (sum(forward), 3 * product, 0),
+            "Sequential.0": (INTO, product, 0),  # the gradient of the weight alone
+            "Sequential.2": (BACK, 2 * product, 0),
+        },
+    )
+
+
+def checkpointed_bytes() -> Case:
+    product = X + W + Y
+    return Case(
+        trained(Checkpointed(reentrant=False)),
+        {
+            "Checkpointed": (2 * INTO + BACK, 5 * product, INTO + BACK),
+            "Checkpointed.block.0": (INTO, product, INTO),
+            "Checkpointed.head": (INTO, 2 * product, 0),
+        },
+    )
+
+
+def attention_bytes() -> Case:
+    x, heads, sums = BATCH * LENGTH * HIDDEN, BATCH * HEADS * LENGTH * HEAD, BATCH * HEADS * LENGTH
+    qkv, out = x + 3 * HIDDEN * HIDDEN + 3 * HIDDEN + 3 * x, x + HIDDEN * HIDDEN + HIDDEN + x
+    into_weight, product = 4 * x + 3 * HIDDEN * HIDDEN, 2 * x + HIDDEN * HIDDEN
+    return Case(
+        trained(Attention(), lambda: torch.randn(BATCH, LENGTH, HIDDEN)),
+        {
+            # Query, key, value, output and logarithms of sums; in backward these, and the gradients of the first four.
+            "Attention": (qkv + out + 4 * heads + sums, into_weight + 2 * product + 8 * heads + sums, 0),
+            "Attention.qkv": (qkv, into_weight, 0),
+            "Attention.out": (out, 2 * product, 0),
+        },
+    )
+
+
+def convolution_bytes() -> Case:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1))
+    x, weight, y = 4 * 3 * 16 * 16, 8 * 3 * 9, 4 * 8 * 16 * 16
+    return Case(
+        trained(model, lambda: torch.randn(4, 3, 16, 16)),
+        # backward: reads all three, and writes the gradients of the weight and of the bias
+        {"Sequential.0": (x + weight + 8 + y, y + x + weight + weight + 8, 0)},
+    )
+
+
+class Views(nn.Module):
+    def forward(self, batch: Tensor, weight: Tensor) -> None:
+        torch.bmm(batch, weight.expand(3, 5, 6))  # in memory once
+        torch.bmm(batch, weight.expand(3, 5, 6).contiguous())
+        total = torch.mm(batch[0], weight)
+        torch.mm(batch[0], weight, out=total)
+
+
+def views_bytes() -> Case:
+    x, weight, y = 3 * 4 * 5, 5 * 6, 3 * 4 * 6
+    single = (x + y) // 3 + weight
+    return Case(
+        lambda: Views()(torch.randn(3, 4, 5), torch.randn(5, 6)),
+        {"Views": (x + weight + y + x + 3 * weight + y + 2 * single, 0, 0)},
+    )
+
+
+@pytest.mark.parametrize("case", [mlp_bytes, checkpointed_bytes, attention_bytes, convolution_bytes, views_bytes])
+def test_bytes_are_those_of_inputs_and_outputs_each_once(case: Callable[[], Case], tmp_path: Path) -> None:
+    step, expected = case()
+    with modtrace.record(tmp_path / "steps.json", flops=True, engine="native") as recording:
+        for _ in range(STEPS):
+            step()
+            recording.step()
+    for timeline in recording.timeline(), modtrace.load(tmp_path / "steps.json"):
+        flops = timeline.summary().flops
+        assert flops is not None
+        found = {row.fqn: (row.bytes_forward, row.bytes_backward, row.bytes_recompute) for row in flops.rows}
+        assert {name: found[name] for name in expected} == {
+            name: tuple(4 * STEPS * numbers for numbers in of_phase) for name, of_phase in expected.items()
+        }
+
+
+def test_numbers_of_16_bits_are_half_as_many_bytes() -> None:
+    model = nn.Linear(NARROW, WIDE, dtype=torch.bfloat16)
+    with modtrace.record(flops=True, engine="native") as recording, torch.no_grad():
+        model(rows().bfloat16())
+    flops = recording.timeline().summary().flops
+
+    assert flops is not None
+    assert flops.rows[0].bytes_forward == 2 * INTO
+    assert flops.rates[0].intensity == FIRST / (2 * INTO)
+
+
 @contextmanager
 def attention_on_cpu_registered() -> Iterator[None]:
     """torch's counter with the formula of the CPU's attention, which it lacks."""
@@ -596,6 +694,6 @@ def test_transforms_of_torch_func_count_what_is_computed() -> None:
 def test_without_the_native_engine_flops_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RecordingError, match="flops needs the native engine; give engine='native' or 'auto'"):
         modtrace.record(flops=True, engine="python")
-    monkeypatch.setattr(engines, "why_unavailable", lambda: "it is not built")
+    monkeypatch.setattr(capture, "why_unavailable", lambda: "it is not built")
     with pytest.raises(EngineError, match="flops needs the native engine; `modtrace build` makes it"):
         modtrace.record(flops=True).start()

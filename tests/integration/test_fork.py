@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import modtrace
-from modtrace.track.engine import EngineName
+from modtrace.record_options import EngineName
 from tests.support.python_process import run_python
 from tests.support.test_scale import PORTABLE_IN_FULL, PROMISED, scaled
 
@@ -166,6 +166,24 @@ def test_a_fork_inside_a_forward(engine: EngineName, tmp_path: Path) -> None:
         ("Parent", 1, True),
     ]
     assert calls(tmp_path / "child.json") == [("Child", 0, True)]
+
+
+FIRST = """
+import sys, torch, modtrace
+from torch import nn
+torch.optim.SGD([torch.ones(1, requires_grad=True)]).step()
+record = modtrace.record
+before = {*sys.modules}
+for suffix in ("json", "pftrace"):
+    with record(f"{sys.argv[2]}/first.{suffix}", engine=sys.argv[1], ring=f"{sys.argv[2]}/first.modtrace"):
+        nn.Identity()(torch.ones(1))
+print(sorted({*sys.modules} - before))
+"""
+
+
+def test_a_recording_imports_nothing(engine: EngineName, tmp_path: Path) -> None:
+    """A child that is forked while another thread imports a module waits for ever where it needs that module too."""
+    assert run_python("-c", FIRST, engine, tmp_path).stdout == "[]\n"
 
 
 @pytest.mark.timeout(7200 if PROMISED else 300)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import modtrace
-from modtrace.track.engine import EngineName
+from modtrace.record_options import EngineName
 
 STEPS = 2
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from modtrace._system.processes import ParallelReader
 from modtrace.cli.group import group as commands
-from modtrace.track.engine import EngineName
+from modtrace.record_options import EngineName
 from modtrace.whereabouts import Hang, read_job
 from tests.support.hang_job import FIRST_STEPS, HANGS, RANKS
 from tests.support.python_process import start_python

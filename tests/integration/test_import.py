@@ -344,20 +344,6 @@ def test_traces_in_one_file_keep_their_names(trace_processor: Opener, tmp_path: 
     assert rows == [{"name": label, "fqn": f"Net.{label}"} for label in ("first", "second")]
 
 
-def test_a_timeline_lies_in_another_trace(trace_processor: Opener) -> None:
-    """What `merge` does: events of ours among those of a process whose numbers we must not take."""
-    from modtrace.write.chrome import chrome_events, first_moment
-
-    timeline = gpt2_timeline(300)
-    ours = b",".join(chrome_events(timeline, first_moment(timeline) - 1_000, taken={1, 2, 48213}))
-    theirs = b'{"ph":"X","pid":48213,"tid":1,"ts":0,"dur":99999999,"name":"theirs"}'
-    trace = trace_processor.open(b'{"traceEvents":[' + theirs + b"," + ours + b"]}")
-    assert trace.import_problems() == {}
-    (row,) = trace.query("select count(*) as n, min(ts) as first from slice where name != 'theirs' and dur > 0")
-    assert row == {"n": len(timeline.columns), "first": 1_000}
-    assert trace.query("select depth from slice where name = 'GPT2LMHeadModel' group by depth") == [{"depth": 0}]
-
-
 def test_nesting_follows_perfetto_where_times_alone_decide() -> None:
     """Empty spans lie in what holds or begins at their instant; adjoining ones do not nest."""
     rows = [(0, 10, 0), (0, 4, 1), (4, 4, 2), (4, 10, 1), (10, 10, 1), (10, 12, 0), (12, 12, 0)]

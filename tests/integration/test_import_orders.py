@@ -14,7 +14,7 @@ import pytest
 
 import modtrace
 from modtrace._after_import import call_after_import
-from modtrace.track.engine import EngineName
+from modtrace.record_options import EngineName
 from tests.support.python_process import python_environment, run_python
 from tests.support.test_scale import PORTABLE_IN_FULL
 

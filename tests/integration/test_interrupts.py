@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import modtrace
-from modtrace.track.engine import EngineName
+from modtrace.record_options import EngineName
 from modtrace.track.portable.engine import PortableEngine
 from modtrace.trackers.follower import Follower
 from tests.support.interrupts import Interrupt, every, interrupted_at, positions

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import modtrace
-from modtrace.track.engine import EngineName
-from modtrace.track.naming.module_kinds import MethodCall
+from modtrace.record_options import EngineName
+from modtrace.track.naming.modules import MethodCall
 from tests.support.models import ARCHITECTURES
 from tests.support.small_modules import made_in_place_of
 from tests.support.test_scale import PORTABLE_IN_FULL

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import modtrace
+from modtrace.record_options import EngineName
 from modtrace.ring import Kind, read_ring
-from modtrace.track.engine import EngineName
 from tests.support.python_process import start_python
 from tests.support.test_scale import PORTABLE_IN_FULL, scaled
 
@@ -19,8 +19,8 @@ SECONDS = scaled(1, 3, 30)
 
 EVENTS = """
 import sys, threading
+from modtrace.recording.capture import make_engine
 from modtrace.ring import Kind, Ring
-from modtrace.track.engine import make_engine
 from modtrace.track.event_sink import EngineOptions
 
 path, engine, capacity, threads = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from modtrace.track.engine import EngineName
+from modtrace.record_options import EngineName
 from tests.support.python_process import run_python
 from tests.support.test_scale import PORTABLE_IN_FULL, scaled
 

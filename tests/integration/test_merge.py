@@ -19,7 +19,7 @@ import pytest
 
 import modtrace
 from modtrace import TraceError, WriteError, merge
-from modtrace.formats.merge_metadata import read_merge_metadata, read_merged_summary
+from modtrace.formats.merge_metadata import read_merge_metadata
 from modtrace.timeline import Columns, Name, Process, Timeline, Track
 from modtrace.timeline.slices import in_start_order
 from tests.support.kineto import GPU_TRACES, recording, trace, x
@@ -249,7 +249,10 @@ def test_as_pftrace_every_slice_of_the_profiler_keeps_its_time(
     rows = opened.query("select category, ts, dur from slice where category is not null")
     ours = {"forward", "backward", "recompute", "gpu"}
     assert Counter((r["category"], r["ts"], r["dur"]) for r in rows if r["category"] not in {*ours, "step"}) == wanted
-    assert read_merged_summary(out) == read_merged_summary(merged(path, folder))
+    packets, json_ = (modtrace.load(file).summary() for file in (out, merged(path, folder)))
+    assert [(row.fqn, row.calls) for row in packets.rows] == [(row.fqn, row.calls) for row in json_.rows]
+    assert [row[16:] for row in packets.rows] == [row[16:] for row in json_.rows]  # what a GPU did
+    assert (packets.gpu, packets.gpu_steps) == (json_.gpu, json_.gpu_steps)
     written = Counter(
         event["cat"]
         for event in json.loads(merged(path, folder).read_text())["traceEvents"][len(document(path)["traceEvents"]) :]
@@ -351,8 +354,7 @@ def test_the_command_merges_and_says_what_it_did(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     done = run_python("-m", "modtrace", "merge", GPU_TRACES[0], "-o", out)
     assert "its ranges of record_function; profile with with_stack=True" in done.stderr
-    summary = read_merged_summary(out)
-    assert summary is not None
+    summary = modtrace.load(out).summary()
     outer = "[param|cuda]"
     assert [row.fqn for row in summary.rows][:2] == [outer, f"{outer}.[param|pytorch.model.alex_net|0|0|0]"]
     assert summary.gpu is not None
@@ -364,8 +366,7 @@ def test_the_command_merges_and_says_what_it_did(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("gpu_traces")
 def test_totals_sort_and_print(folder: Path) -> None:
-    summary = read_merged_summary(merged(GPU_TRACES[1], folder))
-    assert summary is not None
+    summary = modtrace.load(merged(GPU_TRACES[1], folder)).summary()
     assert summary.gpu is not None
     top = summary.sort_by("gpu", 3)
     assert [row.gpu_self_ns for row in top.rows] == sorted((row.gpu_self_ns for row in summary.rows), reverse=True)[:3]

@@ -16,7 +16,6 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.checkpoint import checkpoint
 
 import modtrace
-from modtrace.formats.merge_metadata import read_merged_summary
 from modtrace.timeline.rewrite import move_times
 from tests.support.trace_processor import TraceProcessor
 
@@ -180,8 +179,7 @@ def test_the_handler_records_exports_and_merges_each_cycle(tmp_path: Path) -> No
     assert [path.name for path in handler.paths] == ["w.0.json.gz", "w.1.json.gz"]
     assert sorted(path.name for path in (tmp_path / "traces").iterdir()) == ["w.0.json.gz", "w.1.json.gz"]
     for path in handler.paths:
-        summary = read_merged_summary(path)
-        assert summary is not None
+        summary = modtrace.load(path).summary()
         assert {row.fqn for row in summary.rows} == {"Net", "Net.inner", "Net.inner.0", "Net.inner.1", "Net.plain"}
     with modtrace.record(engine="python"):
         pass  # the handler's recording has ended

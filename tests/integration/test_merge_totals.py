@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import modtrace
-from modtrace.formats.merge_metadata import read_merged_summary
 from modtrace.timeline import Mark, Summary
 from tests.support.kineto import BASE, GPU_TRACES, evaluate, recording, trace, x
 
@@ -121,8 +120,7 @@ def test_of_traces_made_by_hand(tmp_path: Path, kind: str, suffix: str) -> None:
     data, expected, modules = MADE[kind]
     path.write_bytes(data)
     modtrace.merge(path, None, out)
-    summary = read_merged_summary(out)
-    assert summary is not None
+    summary = modtrace.load(out).summary()
     assert told(summary) == expected == totals(json.loads(data)["traceEvents"])
     assert {row.fqn: row.gpu_self_ns for row in summary.rows if row.gpu_self_ns} == modules
 
@@ -132,8 +130,7 @@ def test_of_traces_made_by_hand(tmp_path: Path, kind: str, suffix: str) -> None:
 def test_of_traces_from_gpu_machines(path: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     modtrace.merge(path, None, out)
-    summary = read_merged_summary(out)
-    assert summary is not None
+    summary = modtrace.load(out).summary()
     assert told(summary) == totals(json.loads(gzip.decompress(path.read_bytes()))["traceEvents"])
 
 
@@ -141,8 +138,7 @@ def test_of_traces_from_gpu_machines(path: Path, tmp_path: Path) -> None:
 def test_communication_says_whose_backward_launched_it(tmp_path: Path) -> None:
     """Of three steps of DDP on A100: 46.9 of 162.5 ms of kernels are NCCL's."""
     modtrace.merge(GPU_TRACES[1], None, tmp_path / "out.json")
-    summary = read_merged_summary(tmp_path / "out.json")
-    assert summary is not None
+    summary = modtrace.load(tmp_path / "out.json").summary()
     assert summary.gpu is not None
     assert (summary.gpu.communication_ns, summary.gpu.kernel_ns) == (46_876_493, 115_655_847)
     module = "## forward ##.DistributedDataParallel.forward"

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 import modtrace
-from modtrace.track.native.build import UNITS, WORK_PREFIX
+from modtrace.track.native.build import CUDA_UNIT, UNITS, WORK_PREFIX
 from modtrace.track.native.cache_folder import LIBRARY_NAME
 from modtrace.track.native.library import find_library, native_folder
 from tests.support.python_process import python_environment, run_python
@@ -197,7 +197,7 @@ def test_an_interrupt_ends_the_compilers_and_what_they_started(
     alive = home.folder / "alive"
     os.mkfifo(alive)
     compiler = home.folder / "c++"
-    interrupt = "kill -INT $PPID" if while_they_start else ""
+    interrupt = f"mkdir {home.folder}/interrupted && kill -INT $PPID" if while_they_start else ""
     # As g++ does, it waits for another process, which holds the pipe open.
     compiler.write_text(
         f"#!/bin/sh\ncase $* in *--version*) exit 0 ;; esac\n"
@@ -210,7 +210,7 @@ def test_an_interrupt_ends_the_compilers_and_what_they_started(
     )
     with open(alive, "rb", buffering=0) as pipe:
         said = b""
-        # Where the first one interrupts, the others may not come that far.
+        # If the first one interrupts, the others may not come that far.
         while len(said.splitlines()) < len(UNITS) and (more := pipe.read(4096)):
             said += more
 
@@ -240,4 +240,18 @@ def test_every_source_is_compiled_once() -> None:
     folder = Path(modtrace.__file__).parent / "track/native/cpp"
     sources = [str(path.relative_to(folder)) for path in folder.rglob("*.cpp")]
 
-    assert sorted(name for _, names in UNITS.values() for name in names) == sorted(sources)
+    assert sorted(name for _, names in (UNITS | CUDA_UNIT).values() for name in names) == sorted(sources)
+
+
+@pytest.mark.parametrize("engine", ["native", "python"])
+def test_a_recording_asks_nothing_that_starts_the_driver_of_cuda(engine: str) -> None:
+    """Forked children could not use CUDA then: `torch.__config__.show()` starts it, as was seen on a GPU."""
+    code = f"""
+import torch
+del torch._C._show_config
+import modtrace
+with modtrace.record(engine={engine!r}) as recording:
+    torch.nn.Linear(2, 2)(torch.ones(2))
+print([span.fqn for span in recording.timeline().spans])
+"""
+    assert run_python("-c", code).stdout == "['Linear']\n"

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import modtrace
-from modtrace.track.engine import EngineName
+from modtrace.record_options import EngineName
 
 Action = Callable[[], object]
 _recording: modtrace.Recording

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import modtrace
 from modtrace import RecordingError
 from modtrace._rank import expand_path
-from modtrace.track.engine import EngineName
+from modtrace.record_options import EngineName
 
 
 class Unhashable(nn.Module):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -69,6 +71,8 @@ class Training:
 
 EXPECTED = {
     ("data loading", "enumerate(DataLoader)#DataLoader.__iter__"): 1,
+    ("optimizer", "_get_total_norm"): 3,
+    ("optimizer", "_clip_grads_with_norm_"): 3,
     # The fourth one ends the epoch.
     ("data loading", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"): 4,
     ("user", "forward of mine"): 3,
@@ -276,8 +280,14 @@ def test_a_merge_shows_each_range_once(engine: EngineName, tmp_path: Path) -> No
             training.model(torch.ones(1, 4))
     profiler.export_chrome_trace(str(tmp_path / "profile.json"))
 
-    modtrace.merge(tmp_path / "profile.json", recording.timeline(), tmp_path / "merged.json")
+    merged = modtrace.merge(tmp_path / "profile.json", recording.timeline(), tmp_path / "merged.json")
 
+    alone = {part.part: part.total_ns for part in recording.timeline().summary().parts}
+    assert {part.part: part.total_ns for part in merged.summary.parts} == pytest.approx(alone, rel=1e-3, abs=100)
+    recording.save(tmp_path / "alone.json")
+    counted = [_total_of_counters(tmp_path / name) for name in ("alone.json", "merged.json")]
+    assert counted[1] == pytest.approx(counted[0], rel=1e-3, abs=1e-4)
+    assert {"step: data loading", "step: optimizer"} < counted[1].keys()
     events = json.loads((tmp_path / "merged.json").read_bytes())["traceEvents"]
     shown = Counter(event["name"] for event in events if event.get("ph") == "X")
     names = {name: count for (_, name), count in EXPECTED.items()}
@@ -285,10 +295,31 @@ def test_a_merge_shows_each_range_once(engine: EngineName, tmp_path: Path) -> No
     assert shown["of modtrace"] == 1
     ours = Counter(event["name"] for event in events if event.get("cat") == "ranges")
     assert ours.keys() == {name for name in names if name.startswith(WITHOUT_ANNOTATION)} | {"of modtrace"}
+    modtrace.merge(tmp_path / "profile.json", recording.timeline(), tmp_path / "merged.pftrace")
+    for suffix in ("json", "pftrace"):
+        read = modtrace.load(tmp_path / f"merged.{suffix}").ranges
+        assert Counter((row.category, row.name) for row in read) == EXPECTED | {("user", "of modtrace"): 1}
+
+
+def _total_of_counters(path: Path) -> Counter[str]:
+    """Return what the counters of a trace that are called `step: …` add up to, in ms."""
+    total: Counter[str] = Counter()
+    for event in json.loads(path.read_bytes())["traceEvents"]:
+        if event["ph"] == "C" and event["name"].startswith("step: "):
+            total[event["name"]] += event["args"]["ms"]
+    return total
 
 
 WITHOUT_ANNOTATION = (
-    *("clip_grad_", "GradScaler.", "LRScheduler.", "torch.", "Module.zero_grad"),
+    *(
+        "clip_grad_",
+        "_get_total_norm",
+        "_clip_grads_with_norm_",
+        "GradScaler.",
+        "LRScheduler.",
+        "torch.",
+        "Module.zero_grad",
+    ),
     "enumerate(DataLoader)#DataLoader.__iter__",
 )
 
@@ -333,3 +364,46 @@ except KeyboardInterrupt:
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (run.stdout.strip(), run.stderr) == ("raised", "")
+
+
+def test_a_range_that_is_entered_long_after_it_was_made_begins_when_it_is_entered(engine: EngineName) -> None:
+    model = nn.Linear(4, 4)
+    with modtrace.record(engine=engine) as recording:
+        late = record_function("enumerate(mine)")
+        made = time.monotonic_ns()
+        model(torch.ones(1, 4))
+        while time.monotonic_ns() - made < 2_000_000:
+            pass
+        with late:
+            pass
+    timeline = recording.timeline()
+    (found,) = (one for one in timeline.ranges if one.name == "enumerate(mine)")
+    assert found.start_ns >= timeline.spans[0].end_ns
+
+
+def test_a_range_whose_name_is_no_text_is_torchs_to_refuse(engine: EngineName) -> None:
+    with modtrace.record(engine=engine) as recording:
+        with pytest.raises(RuntimeError):
+            record_function(3).__enter__()  # type: ignore[arg-type]
+        nn.Linear(4, 4)(torch.ones(1, 4))
+    assert [span.module_class for span in recording.timeline().spans] == ["Linear"]
+
+
+class _Timeout(Exception):
+    """What a handler of the user's raises."""
+
+
+def test_what_a_handler_raises_while_the_schedule_is_followed_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    def on_signal(_number: int, _frame: object) -> None:
+        raise _Timeout
+
+    before = signal.signal(signal.SIGUSR2, on_signal)
+    try:
+        with modtrace.record() as recording:
+            monkeypatch.setattr(recording, "_follow_schedule", lambda: signal.raise_signal(signal.SIGUSR2))
+            with pytest.raises(_Timeout):
+                recording.step()
+            monkeypatch.undo()
+            assert recording.running
+    finally:
+        signal.signal(signal.SIGUSR2, before)

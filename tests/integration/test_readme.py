@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import modtrace
-from modtrace.track.engine import EngineName
+from modtrace.record_options import EngineName
 from tests.support.test_scale import PORTABLE_IN_FULL
 from tests.support.view_process import see_page
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import modtrace
 from modtrace.checking import check
-from modtrace.track.engine import EngineName
+from modtrace.record_options import EngineName
 from modtrace.track.naming.module_names import ModuleNames, OpenCall
 from tests.support.random_models import Spec, Tree, called, specs, with_gradient
 from tests.support.test_scale import scaled

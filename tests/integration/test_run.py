@@ -176,6 +176,17 @@ def test_the_trace_is_saved_however_the_script_ends(end: str, tmp_path: Path) ->
     assert len(modtrace.load(tmp_path / "train.pftrace").spans) == 4
 
 
+def test_the_end_of_a_large_ring_is_never_a_timeline_as_a_whole(tmp_path: Path) -> None:
+    patched = "from modtrace.recording.recording import Recording\nfrom modtrace.timeline.decode import pieces\n"
+    patched += "pieces.PIECE_EVENTS = 64\nRecording.snapshot = None\n"
+    (tmp_path / "train.py").write_text(TRAIN + patched + "train(50)")
+
+    done = run("-m", "modtrace", "run", "-o", "out.pftrace", "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert ours(done.stderr)[-2] == "modtrace: 200 spans of 50 steps are in out.pftrace"
+    assert len(modtrace.load(tmp_path / "out.pftrace").spans) == 200
+
+
 @pytest.mark.parametrize(("step", "said"), [("loss.backward()", "8 spans of 2 steps are"), ("", "4 spans are")])
 def test_the_last_line_counts_the_steps_that_backward_passes_end_and_names_no_others(
     step: str, said: str, tmp_path: Path

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import modtrace
-from modtrace.track.engine import EngineName
+from modtrace.record_options import EngineName
 from tests.support.python_process import run_python
 from tests.support.test_scale import PORTABLE_IN_FULL
 

@@ -12,8 +12,8 @@ from torch import nn
 
 import modtrace
 from modtrace import RecordingError
+from modtrace.record_options import EngineName
 from modtrace.recording.signals import SaveOnSignal
-from modtrace.track.engine import EngineName
 from tests.support.python_process import run_python, start_python
 from tests.support.test_scale import PORTABLE_IN_FULL
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import modtrace
-from modtrace.track.engine import EngineName
+from modtrace.record_options import EngineName
 from tests.support.models import ARCHITECTURES
 from tests.support.python_process import run_python
 

@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 import modtrace
 from modtrace.demo import GPT
+from modtrace.record_options import EngineName
 from modtrace.timeline import RingAnalysis
-from modtrace.track.engine import EngineName
 from modtrace.whereabouts import read_rank_state
 from tests.support.python_process import python_environment, run_python, start_python
 from tests.support.test_scale import PORTABLE_IN_FULL

@@ -19,7 +19,7 @@ import torch
 import torch._dynamo
 
 import modtrace
-from modtrace.track.engine import EngineName
+from modtrace.record_options import EngineName
 
 assert torch._dynamo
 

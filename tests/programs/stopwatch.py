@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-__all__ = ["WIDTH", "Net", "Rows", "fetched", "learn", "part", "report", "spread", "step"]
+__all__ = ["WIDTH", "Net", "Rows", "fetched", "learn", "part", "report", "spread", "step", "turn_to"]
 
 WIDTH = int(os.environ.get("STOPWATCH_WIDTH", "640"))
 
@@ -48,6 +48,13 @@ def part(name: str) -> Iterator[None]:
         _open.pop()
 
 
+def turn_to(name: str) -> None:
+    """End the part that runs, and begin another one in the same moment."""
+    _turn()
+    _starts[name] = _starts.get(name, 0) + 1
+    _open[-1] = name
+
+
 def fetched(batches: Iterable[_Batch]) -> Iterator[_Batch]:
     """Yield what a loader has, and stop how long it takes."""
     with part("data loading"):
@@ -73,15 +80,16 @@ def learn(
     run_model: Callable[[], Tensor],
     loss_of: Callable[[Tensor], Tensor] = lambda output: output.square().mean(),
     forward: str = "forward",
-    backward: str = "loss+backward",
+    backward: str = "backward",
 ) -> Tensor:
     """Take a step of training, and return its loss; the last two say what the parts are called."""
     with part("optimizer"):
         optimizer.zero_grad()
     with part(forward):
         output = run_model()
-    with part(backward):
+        turn_to("loss")
         loss = loss_of(output)
+        turn_to(backward)
         loss.backward()
     with part("optimizer"):
         optimizer.step()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from modtrace.track.engine import EngineName
+from modtrace.record_options import EngineName
 from tests.programs.recorded import find_faults, told_by, without_pids
 from tests.support.python_process import python_environment, run_python
 

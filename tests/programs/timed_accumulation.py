@@ -2,7 +2,7 @@
 
 import stopwatch
 import torch
-from stopwatch import part
+from stopwatch import part, turn_to
 from torch.utils.data import DataLoader
 
 model = stopwatch.Net()
@@ -13,13 +13,15 @@ for _ in range(10):
         inputs, classes = next(batches)
         with part("forward"):
             output = model(inputs)
-        with part("loss+backward"):
+            turn_to("loss")
             loss = torch.nn.functional.cross_entropy(output, classes) / 4
+            turn_to("backward")
             loss.backward()
     with part("optimizer"):
         torch.nn.utils.clip_grad_value_(model.parameters(), 1.0)
     with part("optimizer"):
         optimizer.step()
+    del output, loss  # else the next forward ends with freeing this graph
     stopwatch.step()
     with part("optimizer"):
         model.zero_grad()

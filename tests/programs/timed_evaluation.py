@@ -11,16 +11,14 @@ from torch.utils.data import DataLoader
 
 
 def evaluate() -> None:
-    model.eval()
-    with part("data loading"):
+    with part("evaluation"), torch.no_grad():
+        model.eval()
         batches = iter(DataLoader(stopwatch.Rows(128), batch_size=64))
-    with part("data loading"):
         inputs, classes = next(batches)
-    with part("evaluation"), torch.no_grad():  # it begins with its first call
         criterion(model(inputs), classes)
         inputs, classes = next(batches)
         criterion(model(inputs), classes)
-    model.train()
+        model.train()
 
 
 model, criterion = stopwatch.Net(), nn.CrossEntropyLoss()

@@ -2,7 +2,7 @@
 
 import stopwatch
 import torch
-from stopwatch import part
+from stopwatch import part, turn_to
 from torch import nn
 
 generator, discriminator, criterion = stopwatch.Net(stopwatch.WIDTH), stopwatch.Net(1), nn.BCEWithLogitsLoss()
@@ -17,8 +17,9 @@ for _ in range(12):
     with part("forward"):
         fake = generator(noise)
         on_real, on_fake = discriminator(real), discriminator(fake.detach())
-    with part("loss+backward"):
+        turn_to("loss")
         loss = criterion(on_real, ones) + criterion(on_fake, zeros)
+        turn_to("backward")
         loss.backward()
     with part("optimizer"):
         discriminator_optimizer.step()
@@ -26,10 +27,12 @@ for _ in range(12):
         generator.zero_grad()
     with part("forward"):
         output = discriminator(fake)
-    with part("loss+backward"):
+        turn_to("loss")
         loss = criterion(output, ones)
+        turn_to("backward")
         loss.backward()
     with part("optimizer"):
         generator_optimizer.step()
+    del fake, on_real, on_fake, output, loss  # else the next forward ends with freeing this graph
     stopwatch.step()
 stopwatch.report()

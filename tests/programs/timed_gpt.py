@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import stopwatch
 import torch
-from stopwatch import part
+from stopwatch import part, turn_to
 from torch import Tensor, nn
 from torch.profiler import record_function
 
@@ -55,12 +55,13 @@ for _ in range(12):
         words, targets = get_batch()
     with part("forward"):
         loss = model(words, targets)
-    with part("loss+backward"):  # the model computes the loss
+        turn_to("backward")  # the model computes the loss
         loss.backward()
     with part("optimizer"):
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     with part("optimizer"):
         optimizer.step()
+    del loss  # else the next forward ends with freeing this graph
     stopwatch.step()
     with part("optimizer"):
         optimizer.zero_grad(set_to_none=True)

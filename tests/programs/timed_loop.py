@@ -2,7 +2,7 @@
 
 import stopwatch
 import torch
-from stopwatch import part
+from stopwatch import part, turn_to
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -18,14 +18,15 @@ def train(workers: int) -> None:
                 optimizer.zero_grad()
             with part("forward"):
                 output = model(inputs)
-            with part("loss"):
+                turn_to("loss")
                 loss = criterion(output, classes) + stopwatch.spread(output)
-            with part("backward"):
+                turn_to("backward")
                 loss.backward()
             with part("optimizer"):
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             with part("optimizer"):
                 optimizer.step()
+            del output, loss  # else the next forward ends with freeing this graph
             stopwatch.step()
             with part("optimizer"):
                 scheduler.step()

@@ -3,7 +3,7 @@
 import numpy as np
 import stopwatch
 import torch
-from stopwatch import part
+from stopwatch import part, turn_to
 from torch.profiler import record_function
 
 generator = np.random.default_rng(0)
@@ -24,12 +24,14 @@ for _ in range(12):
             rewards.append(torch.from_numpy(state.mean(axis=1)))
     with part("forward"):
         logits = policy(torch.cat(states))
-    with part("loss+backward"):
+        turn_to("loss")
         chosen = logits.log_softmax(1).gather(1, torch.cat(actions)[:, None])[:, 0]
         loss = -(chosen.exp() * torch.cat(rewards)).clamp(-1, 1).mean()
+        turn_to("backward")
         loss.backward()
     with part("optimizer"):
         optimizer.step()
+    del logits, chosen, loss  # else the next forward ends with freeing this graph
     stopwatch.step()
     with part("optimizer"):
         optimizer.zero_grad()

@@ -2,7 +2,7 @@
 
 import stopwatch
 import torch
-from stopwatch import part
+from stopwatch import part, turn_to
 from torch import nn
 
 model, criterion = stopwatch.Net(), nn.MSELoss()
@@ -10,19 +10,21 @@ optimizer = torch.optim.Adam(model.parameters())
 scaler = torch.amp.GradScaler("cpu")
 batch, target = torch.randn(128, stopwatch.WIDTH), torch.randn(128, 10)
 for _ in range(16):
-    with torch.autocast("cpu", torch.bfloat16):
-        with part("forward"):
-            output = model(batch)
-        with part("loss+backward"):
-            loss = criterion(output, target)
-    with part("loss+backward"):
-        scaler.scale(loss).backward()
+    with torch.autocast("cpu", torch.bfloat16), part("forward"):
+        output = model(batch)
+        turn_to("loss")
+        loss = criterion(output, target)
+    with part("loss"):
+        scaled = scaler.scale(loss)
+        turn_to("backward")
+        scaled.backward()
     with part("optimizer"):
         scaler.unscale_(optimizer)
     with part("optimizer"):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     with part("optimizer"):
         scaler.step(optimizer)
+    del output, loss, scaled  # else the next forward ends with freeing this graph
     stopwatch.step()
     with part("optimizer"):
         scaler.update()

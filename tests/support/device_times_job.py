@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import modtrace
 from modtrace.ring import Kind
-from modtrace.timeline.decode import wall_clock
+from modtrace.timeline.decode.analysis import wall_clock
 from tests.support import device_stalls, fake_device
 from tests.support.fake_streams import FakeStreams
 
@@ -247,15 +247,6 @@ def full(recording: modtrace.Recording) -> None:
     thread.join()
 
 
-def traced(recording: modtrace.Recording) -> None:
-    """A step, and one behind the moment at which torch's sanitizer is asked to trace events."""
-    with _behind_a_kernel():
-        _step(Net())
-    _wait_until_read(recording)
-    torch._C._activate_gpu_trace()
-    _step(Net())
-
-
 def forked(recording: modtrace.Recording) -> None:
     """A child that trains too, and records for itself, while its parent goes on."""
     model, x = Net(), _input()
@@ -343,7 +334,7 @@ SCENARIOS: dict[str, Callable[[modtrace.Recording], None]] = {
     run.__name__: run
     for run in (
         *(plain, nested, streams, held, captured, captured_by_others),
-        *(broken, interrupted, died, hung, full, traced, forked),
+        *(broken, interrupted, died, hung, full, forked),
         *_AT_FIRST_UNUSED,
     )
 } | {name: _on_streams(run) for name, run in device_stalls.SCENARIOS.items()}

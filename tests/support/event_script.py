@@ -118,9 +118,9 @@ class EventScript:
         """Run an operator by the number of its record."""
         self.event(time, Kind.OPERATOR, NO_NAME, number)
 
-    def note_operator(self, number: int, name: str, dtype: str, flops: int) -> None:
+    def note_operator(self, number: int, name: str, dtype: str, flops: int, nbytes: int = 0) -> None:
         """Note what an operator on the CPU costs."""
-        self._ring.names.operator(number, name, "cpu", dtype, flops)
+        self._ring.names.operator(number, name, "cpu", dtype, flops, nbytes)
 
     def note_group(self, name: str, ranks: str, description: str) -> None:
         """Note a process group."""

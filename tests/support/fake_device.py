@@ -21,8 +21,8 @@ from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 import modtrace
+from modtrace.record_options import EngineName
 from modtrace.ring import Kind
-from modtrace.track.engine import EngineName
 from tests.support.small_modules import Failing
 
 __all__ = ["SCENARIOS", "backend", "missing"]
@@ -224,56 +224,8 @@ def shared() -> None:
         thread.join()
 
 
-class _Wait(torch.autograd.Function):
-    """In backward: says that it runs, and waits until it may go on."""
-
-    runs, may_go_on = threading.Event(), threading.Event()
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        _Wait.runs.set()
-        assert _Wait.may_go_on.wait(60)
-        return gradients[0]
-
-
-class Waiting(nn.Module):
-    """Two modules, and between them a node that waits."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = Scale(), Scale()
-
-    def forward(self, x: Tensor) -> Tensor:
-        waited: Tensor = _Wait.apply(self.first(x))
-        out: Tensor = self.last(waited)
-        return out
-
-
-def overtaken() -> None:
-    """A pass of another thread, on two devices, comes onto the device in the middle of one that was alone there."""
-
-    def overtake() -> None:
-        # The engine prefers newer nodes: all of this thread's shall be newer.
-        x = torch.ones((), requires_grad=True)
-        for _ in range(100):
-            x = x + 1
-        assert _Wait.runs.wait(60)
-        x.register_hook(lambda _: _Wait.may_go_on.set())
-        # Its last node is the newest, and gives the device something to do before the hook is reached.
-        (x + Scale()(_input()).sum().cpu()).backward()
-
-    thread = threading.Thread(target=overtake, name="overtaker")
-    thread.start()
-    Waiting()(_input()).sum().backward()
-    thread.join()
-
-
 SCENARIOS: dict[str, Callable[[], None]] = {
-    run.__name__: run for run in (plain, observed, offloaded, reentrant, failing, shared, overtaken)
+    run.__name__: run for run in (plain, observed, offloaded, reentrant, failing, shared)
 }
 
 

@@ -1,7 +1,6 @@
 """Takes items in two processes, and is interrupted like a command in a terminal once the first is done.
 
 `python -m tests.support.pool_worker FOLDER`: each item that was taken up leaves a file there.
-`python -m tests.support.pool_worker FOLDER starting`: the processes are interrupted while they start.
 """
 
 from __future__ import annotations
@@ -31,5 +30,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-elif __name__ == "__mp_main__" and sys.argv[2:] == ["starting"]:
-    os.kill(os.getpid(), signal.SIGINT)

@@ -24,8 +24,8 @@ from torch._C._profiler import _RecordFunctionFast
 from torch.profiler import ProfilerActivity, profile
 
 import modtrace
+from modtrace.record_options import EngineName
 from modtrace.timeline import BACKWARD, Timeline
-from modtrace.track.engine import EngineName
 
 from .models import Workload
 

@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modtrace.timeline.decode.intervals import Intervals, attribute_nodes, build_intervals, enclosing_call
+from modtrace.timeline.decode.attribution import attribute_nodes, enclosing_call
+from modtrace.timeline.decode.intervals import Intervals, build_intervals
 from tests.support.event_script import EventScript
 
 ONE_THREAD = np.array([1])

@@ -12,11 +12,11 @@ from torch import nn
 
 import modtrace
 from modtrace.checking import check
+from modtrace.record_options import EngineName
 from modtrace.ring import Kind
 from modtrace.ring.slot_format import NO_NAME
 from modtrace.timeline import BackwardPass, OpenCall, Process, RingAnalysis, Timeline, build_timeline
 from modtrace.timeline.select import chosen_steps
-from modtrace.track.engine import EngineName
 from modtrace.write.slices import all_as_modules
 from tests.support.event_script import WALL, EventScript
 from tests.support.small_modules import Failing

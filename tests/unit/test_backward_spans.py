@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modtrace.timeline.decode.intervals import attribute_nodes, build_intervals
+from modtrace.timeline.decode.attribution import attribute_nodes
+from modtrace.timeline.decode.intervals import build_intervals
 from modtrace.timeline.decode.spans import call_path_lengths, cut_backward_spans
 from tests.support.event_script import EventScript
 

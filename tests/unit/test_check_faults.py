@@ -8,7 +8,7 @@ import pytest
 
 import modtrace
 from modtrace.checking import check
-from modtrace.formats.reader_rounding import read_microseconds
+from modtrace.formats.chrome_values import read_microseconds
 from tests.support.kineto import recording, trace, x
 from tests.support.python_process import run_python
 

@@ -338,9 +338,8 @@ def test_check_of_an_empty_name_says_that_there_is_no_such_file() -> None:
     assert result.output == "modtrace: : cannot be read: No such file or directory\n"
 
 
-def test_a_column_that_is_misspelt_gets_a_suggestion(trace: Path) -> None:
+def test_a_column_that_is_misspelt_is_told_which_there_are(trace: Path) -> None:
     result = invoke("summary", trace, "--sort", "slef")
 
     assert result.exit_code == 2
-    assert "'slef' is not one of" in result.output
-    assert "Did you mean self?" in result.output
+    assert "'slef' is none of gpu, self, total, " in result.output

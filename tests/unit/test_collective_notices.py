@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from modtrace.ring import NameTable
-from modtrace.track.collectives import NativeCollectives, say_unavailable
+from modtrace.track.collectives import NativeCollectives
+from modtrace.track.event_sink import warn_once
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without torch.distributed")
@@ -18,10 +19,10 @@ def test_a_torch_that_does_not_take_the_tap_is_told_once(caplog: pytest.LogCaptu
         raise RuntimeError("no operator c10d::allreduce_")
 
     native: Any = SimpleNamespace(start_collectives=refuse)
-    say_unavailable.cache_clear()
+    warn_once.cache_clear()
     for _ in range(2):
         NativeCollectives(native, NameTable()).start()
-    say_unavailable.cache_clear()
+    warn_once.cache_clear()
     assert [record.getMessage() for record in caplog.records] == [
         f"collectives are not recorded: torch {torch.__version__} does not take the tap (no operator c10d::allreduce_)"
     ]

@@ -12,7 +12,7 @@ from modtrace.ring import Kind
 from modtrace.ring.collective_text import CollectiveName, collective_text, parse_collective, parse_ranks, rank_list
 from modtrace.ring.slot_format import NO_NAME
 from modtrace.timeline import Group, Timeline, build_timeline, launching_spans
-from modtrace.timeline.communication_totals import communication_line, sum_up_communication
+from modtrace.timeline.summary.overview import communication_line, sum_up_communication
 from tests.support.event_script import WALL, EventScript
 
 ALL_REDUCE, SEND = '["all_reduce", "0"]', '["send", "0", 3]'
@@ -138,7 +138,7 @@ def test_a_summary_counts_collectives_apart_from_modules() -> None:
         "send": (1, 20, 10, 0),
     }
     assert communication_line(totals) == (
-        "communication: 1 all_reduce (4.1 kB), 1 send (20 B); calls take 0.000 ms, waits 0.000 ms"
+        "communication: 1 all_reduce (4.00 KiB), 1 send (20 B); calls take 0.000 ms, waits 0.000 ms"
     )
 
 

@@ -15,8 +15,8 @@ from modtrace.reporting.clean_timeline import clean_timeline
 from modtrace.reporting.names import ReportNames
 from modtrace.ring import Kind
 from modtrace.timeline import RingAnalysis, Timeline, build_timeline
+from modtrace.whereabouts.rank_state import read_rank_progress
 from modtrace.whereabouts.streams import read_streams
-from modtrace.whereabouts.waits import read_rank_progress
 from tests.support.event_script import WALL, EventScript
 
 ON_CPU, ON_GPU, BARRIER = '["all_reduce", "0"]', '["all_reduce", "0", -1, "cuda"]', '["barrier", "0"]'

@@ -41,7 +41,8 @@ def runs(draw: st.DrawFn) -> RunTimes:
     }
     environment = draw(st.dictionaries(Plain, Plain, max_size=3))
     steps = max([draw(counts), *(module.steps for module in modules.values())])
-    return RunTimes(modules, classes, draw(typicals), steps, draw(counts), environment)
+    peaks = draw(st.dictionaries(Plain, st.integers(0, 1 << 50), max_size=3))
+    return RunTimes(modules, classes, draw(typicals), steps, draw(counts), environment, {}, peaks)
 
 
 @given(st.lists(runs(), min_size=1, max_size=3))
@@ -103,6 +104,7 @@ def written(tmp_path: Path, **changed: object) -> Path:
         ({"modules": [["Net", "Net", {"forward": [1, 1, 1]}]]}, "not enough values"),
         ({"modules": [["Net", "Net"]]}, "not enough values"),
         ({"environment": []}, "a damaged baseline"),
+        ({"peak_bytes": {"Net": -1}}, "peak_bytes: not a number from 0"),
     ],
 )
 def test_a_baseline_with_wrong_values_is_refused(tmp_path: Path, changed: dict[str, object], message: str) -> None:

@@ -84,6 +84,27 @@ def test_one_module_alone_is_not_the_machine() -> None:
     assert machine_speeds(logs) == pytest.approx([0, 0])
 
 
+def test_a_parent_with_its_children_is_not_the_machine() -> None:
+    # Three modules with 99.7 % of the time became eight times as slow, and the machine by 0.2.
+    usual = np.log([*[1e6] * 3, *[1e3] * 9])
+    logs = np.stack([usual, usual + np.array([np.log(8)] * 3 + [0] * 9) + 0.2], axis=1)
+
+    assert machine_speeds(logs) == pytest.approx([-0.1, 0.1])
+
+
+def test_the_machine_is_what_time_and_number_of_modules_agree_on() -> None:
+    def speeds(large: float, small: float) -> list[float]:
+        usual = np.log([*[1e6] * 2, *[1e4] * 10])
+        logs = np.stack([usual, usual + np.array([large] * 2 + [small] * 10)], axis=1)
+        found: list[float] = machine_speeds(logs).tolist()
+        return found
+
+    # Two modules have 95 % of the time. Half of a change is on each side of the usual times.
+    assert speeds(0.02, 0.06) == pytest.approx([-0.01, 0.01])
+    assert speeds(0.06, 0.02) == pytest.approx([-0.01, 0.01])
+    assert speeds(-0.06, 0.02) == [0, 0]
+
+
 def test_noise_belongs_to_modules_of_one_size() -> None:
     random = np.random.default_rng(2)
     sizes, deviation = np.repeat([np.log(1e4), np.log(1e6)], 40), np.repeat([0.1, 0.01], 40)
@@ -136,6 +157,17 @@ def test_one_recording_a_side_is_held_against_what_modules_of_its_size_do() -> N
 
     assert np.sqrt(np.median(variance)) == pytest.approx(0.02, rel=0.25)
     assert set(freedom) == {SIZE_FREEDOM}
+
+
+def test_one_recording_a_side_is_held_against_modules_of_its_size_if_these_are_enough() -> None:
+    # Nine modules of 10 µs differ by 0.2 between the sides, nine of 1 ms by 0.02: the variance is half the square.
+    estimates = [estimate(np.zeros(1), np.full(1, 0.2))] * 9 + [estimate(np.zeros(1), np.full(1, 0.02))] * 9
+    sizes = np.repeat(np.log([1e4, 1e6]), 9)
+
+    variance, _ = noise_of(sizes, np.full(18, 1e-6), estimates)
+
+    assert variance[:9] == pytest.approx(0.2**2 / 2 / 0.455)
+    assert variance[9:] == pytest.approx(0.02**2 / 2 / 0.455)
 
 
 def test_noise_follows_how_much_the_steps_vary() -> None:

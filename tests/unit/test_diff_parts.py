@@ -100,6 +100,14 @@ def test_a_part_that_is_new_comes_first() -> None:
     assert found.parts[0].fqn == "log"
 
 
+def test_what_gets_a_name_of_its_own_makes_nothing_else_faster() -> None:
+    """The program names the 0.8 ms that were `other` before."""
+    named = [part_timeline([{"forward": 20 * MS, "other": MS // 5, "augment": 4 * MS // 5}] * STEPS) for _ in range(5)]
+    plain = [part_timeline([{"forward": 20 * MS, "other": MS}] * STEPS) for _ in range(5)]
+
+    assert changed(modtrace.diff(plain, named)) == [("augment", "part", "added")]
+
+
 def test_a_machine_that_is_slower_changes_no_part() -> None:
     assert changed(modtrace.diff(side(0), side(5, speed=1.3))) == []
 

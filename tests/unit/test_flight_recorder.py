@@ -15,9 +15,9 @@ from click.testing import CliRunner
 from modtrace import TraceError
 from modtrace.cli.group import group as commands
 from modtrace.timeline import Group
-from modtrace.whereabouts import find_all_hangs
 from modtrace.whereabouts.flight_recorder import FlightRecord, rank_of_dump, read_flight_record
-from modtrace.whereabouts.waits import Blocked, GroupProgress, PeerProgress
+from modtrace.whereabouts.hangs import find_all_hangs
+from modtrace.whereabouts.rank_state import Blocked, GroupProgress, PeerProgress
 from tests.unit.test_hangs import called, calls, state
 
 SECOND = 10**9

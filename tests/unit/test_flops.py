@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -13,8 +14,9 @@ import modtrace
 from modtrace.cli.group import group
 from modtrace.ring import Kind
 from modtrace.ring.slot_format import NO_NAME
-from modtrace.timeline import Timeline, build_timeline
-from modtrace.timeline.summary.peak_rates import peak_tflops
+from modtrace.timeline import Columns, GpuWork, Timeline, build_timeline
+from modtrace.timeline.gpu_tracks import add_gpu_tracks
+from modtrace.timeline.summary.flop_summary import peak_tbytes, peak_tflops
 from tests.support.event_script import EventScript
 
 
@@ -23,7 +25,7 @@ def counted(flops: int = 100) -> Timeline:
     script = EventScript()
     net, inner = script.name("Net", module_class="Net"), script.name("Net.a", module_class="A")
     for number, cost in enumerate((flops, 30, 7, 200)):
-        script.note_operator(number, "aten::mm", "bfloat16", cost)
+        script.note_operator(number, "aten::mm", "bfloat16", cost, 2 * number + 5)
     script.note_operator(4, "aten::rnn", "float32", -1)
     for step, inputs in enumerate((0, 0, 1)):
         now = 100 * step
@@ -84,21 +86,139 @@ def test_a_summary_says_rates_and_shares_of_the_peak() -> None:
         ("Net", 260, 400, 0),
         ("Net.a", 200, 400, 0),
     ]
-    assert [row[-3:] for row in summary.flops.rows] == [(260, 400, None), (200, 400, None)]
+    assert [(row.flops_forward, row.flops_backward, row.flops_recompute) for row in summary.flops.rows] == [
+        (260, 400, None),
+        (200, 400, None),
+    ]
     # 660 in 3 · (30 + 10) ns
     assert [(row.flops, row.self_flops, row.flops_per_second) for row in summary.flops.rows] == [
         (660, 60, 5.5e9),
         (600, 600, 1e10),
     ]
+    # Forward is 30 ns a step and of Net.a 10, backward 10; in the last step nothing is counted.
+    rates = [("Net", "forward", 260, 90), ("Net", "backward", 400, 30)]
+    rates += [("Net.a", "forward", 200, 30), ("Net.a", "backward", 400, 30)]
+    assert [(rate.fqn, rate.phase, rate.flops, rate.time_ns) for rate in summary.flops.rates] == rates
+    assert [rate.flops_per_second for rate in summary.flops.rates] == [
+        pytest.approx(flops / ns * 1e9) for *_, flops, ns in rates
+    ]
+    assert {rate.peak_share for rate in summary.flops.rates} == {None}
     assert summary.flops.peak_tflops is None
     at_peak = summary.flops.with_peak(0.01, summary.steps)  # 10 FLOP/ns: 1,000 in a step
     assert [(step.flops, step.mfu) for step in at_peak.by_step] == [(330, 0.33), (330, 0.33), (0, 0.0)]
+    assert [rate.peak_share for rate in at_peak.rates] == [pytest.approx(flops / ns / 10) for *_, flops, ns in rates]
     assert summary.flops_text().splitlines()[:4] == [
         "a step: at least 0.000 GFLOP (median); counted in step 0",
         "outside of modules: 0.000 GFLOP in these steps",
         "FLOPs of 3 spans are unknown: no call alike was counted",
         "not counted, as torch has no formula: aten::rnn",
     ]
+
+
+def test_in_a_merged_trace_rates_are_by_the_time_of_kernels() -> None:
+    forward, backward, recompute = range(3)
+    places = [((0, forward),), ((0, forward), (1, forward)), ((1, backward),), ((1, backward), (1, recompute))]
+    # place, step, kind, count, ns, overlap ns
+    rows = [(0, 0, 0, 1, 10, 0), (1, 0, 0, 1, 40, 0), (2, 0, 0, 1, 80, 0), (3, 0, 0, 1, 7, 0)]
+    work = GpuWork([("Net", "Net"), ("Net.a", "A")], places, *np.array(rows, np.int64).T)
+    timeline = counted()
+    said = timeline.metadata["flops"] | {"dtypes": {"NVIDIA H100 80GB HBM3 bfloat16": 337}}  # type: ignore[operator]
+    merged = replace(timeline, metadata={"flops": said}, gpu_work=work).summary()
+
+    assert merged.flops is not None
+    assert [(rate.fqn, rate.phase, rate.flops, rate.time_ns) for rate in merged.flops.rates] == [
+        ("Net", "forward", 260, 50),
+        ("Net", "backward", 400, 80),
+        ("Net.a", "forward", 200, 40),
+        ("Net.a", "backward", 400, 80),
+    ]
+    assert merged.flops.rates[0].peak_share == pytest.approx(5.2e9 / 989.4e12)
+    assert [row.flops_per_second for row in merged.flops.rows] == [660 / 137 * 1e9, 600 / 127 * 1e9]
+
+
+def test_with_device_times_rates_are_by_these() -> None:
+    timeline = counted()
+    said = timeline.metadata["flops"] | {"dtypes": {"NVIDIA H100 80GB HBM3 bfloat16": 337}}  # type: ignore[operator]
+    begin = int(timeline.columns.start[0])
+    spans = Columns.of(
+        start=[begin + 60, begin + 62, begin + 70],
+        end=[begin + 68, begin + 65, begin + 74],
+        name=[0, 1, 0],
+        phase=[0, 0, 1],
+        track=[0, 0, 0],
+        depth=[0, 1, 0],
+        parent=[-1, 0, -1],
+        call=[0, 0, 0],
+        step=[0, 0, 0],
+        link=[-1, -1, -1],
+        complete=[True, True, True],
+    )
+    on_device = add_gpu_tracks(replace(timeline, metadata={"flops": said, "device_clock_bound_ns": 5}), [(0, 7)], spans)
+    flops = on_device.summary().flops
+
+    assert flops is not None
+    assert [(rate.fqn, rate.phase, rate.flops, rate.time_ns) for rate in flops.rates] == [
+        ("Net", "forward", 260, 8),
+        ("Net", "backward", 400, 4),
+        ("Net.a", "forward", 200, 3),
+    ]
+    without = replace(timeline, metadata={"flops": said}).summary().flops
+    assert without is not None
+    assert (without.rates, [row.flops_per_second for row in without.rows]) == ([], [None, None])
+
+
+def test_chosen_modules_have_their_rows_alone() -> None:
+    summary = counted().summary()
+    for chosen, name in ((summary.only("Net.*"), "Net.a"), (summary.only(max_depth=1), "Net")):
+        assert chosen.flops is not None
+        assert [row.fqn for row in chosen.flops.rows] == [name]
+        assert [(rate.fqn, rate.phase) for rate in chosen.flops.rates] == [(name, "forward"), (name, "backward")]
+
+
+def test_on_a_roofline_a_phase_is_bound_by_what_is_less() -> None:
+    timeline = counted()
+    said = timeline.metadata["flops"] | {"dtypes": {"NVIDIA H100 80GB HBM3 bfloat16": 337}}  # type: ignore[operator]
+    work = GpuWork([("Net", "Net")], [((0, 0),), ((0, 1),)], *np.array([(0, 0, 0, 1, 10, 0), (1, 0, 0, 1, 4, 0)]).T)
+    summary = replace(timeline, metadata={"flops": said}, gpu_work=work).summary()
+
+    assert summary.flops is not None
+    assert (summary.flops.peak_tflops, summary.flops.peak_tbytes) == (989.4, 3.35)
+    # In each of two steps operators 0 (5 bytes), 1 (7) in forward and 3 (11) in backward.
+    found = [(rate.phase, rate.flops, rate.bytes_accessed, rate.bytes_per_second) for rate in summary.flops.rates]
+    assert found == [("forward", 260, 24, 2.4e9), ("backward", 400, 22, 5.5e9)]
+    forward = summary.flops.rates[0]
+    # 260 / 24 FLOP/byte times 3.35 TB/s are 36.3 TFLOP/s.
+    assert (forward.intensity, forward.bound_by) == (260 / 24, "memory")
+    assert forward.attainable_share == pytest.approx(0.026 / (260 / 24 * 3.35))
+    bound = summary.flops.with_peak(50, summary.steps).rates
+    assert [rate.bound_by for rate in bound] == ["memory", "compute"]  # backward could reach 60.9
+    assert bound[1].attainable_share == pytest.approx(0.1 / 50)
+    assert summary.flops.with_peak(None, summary.steps).rates[0].bound_by is None
+    on_cpu = counted().summary().flops
+    assert on_cpu is not None
+    assert {rate.bound_by for rate in on_cpu.with_peak(0.01, summary.steps).rates} == {None}  # no bandwidth is known
+    assert summary.rates_text().splitlines()[:3] == [
+        "module  class  phase     GFLOP     ms  GFLOP/s  % of peak   GB/s  FLOP/byte  bound by  % of limit",
+        "Net     Net    backward  0.000  0.000  100.000        0.0  5.500       18.2  memory           0.2",
+        "Net     Net    forward   0.000  0.000   26.000        0.0  2.400       10.8  memory           0.1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("device", "moved"),
+    [
+        ("NVIDIA H100 80GB HBM3", 3.35),
+        ("NVIDIA H200", 4.8),
+        ("NVIDIA A100-SXM4-80GB", 2.039),
+        ("NVIDIA A100-PCIE-40GB", 1.555),
+        ("NVIDIA A100 80GB PCIe", 1.935),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
+        ("AMD Instinct MI250X", None),
+        ("cpu", None),
+    ],
+)
+def test_what_the_memory_moves_is_known_of_some_devices(device: str, moved: float | None) -> None:
+    assert peak_tbytes(device) == moved
 
 
 def test_a_diff_says_exactly_what_steps_cost_if_that_differs(tmp_path: Path) -> None:
@@ -116,9 +236,16 @@ def test_a_diff_says_exactly_what_steps_cost_if_that_differs(tmp_path: Path) -> 
 def test_markdown_and_html_have_the_table_of_flops() -> None:
     summary = counted().summary()
 
-    assert summary.to_markdown().splitlines()[-2:] == [
+    lines = summary.to_markdown().splitlines()
+    assert lines[-9:-7] == [
         "| `Net` | `Net` | 3 | 0.000 | 0.000 | 0.000 | 0.000 | 5.500 |",
         "| `Net.a` | `A` | 3 | 0.000 | 0.000 | 0.000 | 0.000 | 10.000 |",
+    ]
+    assert lines[-4:] == [
+        "| `Net` | `Net` | backward | 0.000 | 0.000 | 13.333 | 0.733 | 18.2 |",
+        "| `Net.a` | `A` | backward | 0.000 | 0.000 | 13.333 | 0.733 | 18.2 |",
+        "| `Net` | `Net` | forward | 0.000 | 0.000 | 2.889 | 0.267 | 10.8 |",
+        "| `Net.a` | `A` | forward | 0.000 | 0.000 | 6.667 | 0.333 | 20.0 |",
     ]
     assert "GFLOP/s" in summary.to_html()
 
@@ -135,10 +262,16 @@ def test_the_command_shows_flops_alone_and_says_where_there_are_none(tmp_path: P
 
     assert shown.exit_code == 0
     assert "MFU 33.0% of 0.01 TFLOP/s; counted in step 0" in shown.output
-    assert [line.split() for line in shown.output.splitlines()[-4:-1]] == [
+    lines = [line.split() for line in shown.output.splitlines()]
+    assert lines[-11:-8] == [
         ["module", "class", "calls", "GFLOP", "self", "forward", "backward", "GFLOP/s"],
         ["Net", "Net", "3", "0.000", "0.000", "0.000", "0.000", "5.500"],
         ["Net.a", "A", "3", "0.000", "0.000", "0.000", "0.000", "10.000"],
+    ]
+    assert lines[-6:-3] == [
+        ["module", "class", "phase", "GFLOP", "ms", "GFLOP/s", "%", "of", "peak", "GB/s", "FLOP/byte"],
+        ["Net", "Net", "backward", "0.000", "0.000", "13.333", "133.3", "0.733", "18.2"],
+        ["Net.a", "A", "backward", "0.000", "0.000", "13.333", "133.3", "0.733", "18.2"],
     ]
     assert (none.exit_code, "has no FLOPs; record with --flops" in none.output) == (2, True)
     row = json.loads(as_json.output)["rows"][0]
@@ -157,6 +290,7 @@ def test_the_command_shows_flops_alone_and_says_where_there_are_none(tmp_path: P
         ("AMD Instinct MI300X", "bfloat16", 1307.4),
         ("NVIDIA A100-SXM4-80GB", "float32", None),
         ("NVIDIA A100-SXM4-80GB", "float8_e4m3fn", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bfloat16", None),
         ("cpu", "bfloat16", None),
     ],
 )

@@ -9,7 +9,14 @@ import pytest
 from modtrace.ring import Kind
 from modtrace.timeline import Group, OpenCall, RingAnalysis, ThreadStack
 from modtrace.whereabouts import RankState, find_hangs
-from modtrace.whereabouts.waits import ANY_PEER, Blocked, GroupProgress, PeerProgress, RankProgress, read_rank_progress
+from modtrace.whereabouts.rank_state import (
+    ANY_PEER,
+    Blocked,
+    GroupProgress,
+    PeerProgress,
+    RankProgress,
+    read_rank_progress,
+)
 from tests.support.event_script import EventScript
 
 SECOND = 10**9

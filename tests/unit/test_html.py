@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import base64
 import gzip
-import io
 import json
 import re
 import struct
@@ -18,9 +17,10 @@ from hypothesis import strategies as st
 from modtrace import WriteError
 from modtrace.timeline import CounterSeries, Mark, Name, Process, Stats, Timeline, Track
 from modtrace.timeline.slices import Columns
-from modtrace.write.html import payload, render_html, write_html
+from modtrace.write.html import Comparison, payload, render_html, write_html
 from tests.support.gpt_timeline import BASE, gpt_timeline
 from tests.support.span_fields import SPAN_FIELDS
+from tests.unit.test_memory_summary import recorded
 
 TYPES = {"f64": "<f8", "i32": "<i4", "u8": "u1"}
 
@@ -64,6 +64,15 @@ def two_spans(**changes: Any) -> Timeline:
     return Timeline(
         **{"slices": Columns.of(**columns), **timeline, **{k: v for k, v in changes.items() if k in timeline}}
     )
+
+
+def test_who_holds_memory_at_the_peak_is_in_the_payload_and_in_no_comparison() -> None:
+    timeline = recorded()
+    # As of `test_holders_at_the_peak_sum_to_all_that_is_held`, 1010 ns after the first sample.
+    rows = [["Net.b", 140], ["Net.a", 10], ["other", 100]]
+    assert unpack(payload(timeline))[0]["holders"] == {"time": 1010, "rows": rows}
+    comparison = Comparison(("a", "b"), [], [], np.full(len(timeline.columns), -1, np.int32))
+    assert "holders" not in unpack(payload(timeline, comparison))[0]
 
 
 def test_every_field_is_in_the_payload() -> None:
@@ -236,12 +245,10 @@ def test_the_same_timeline_makes_the_same_bytes() -> None:
     assert render_html(gpt_timeline(2, 2)) == render_html(gpt_timeline(2, 2))
 
 
-def test_the_page_is_written_to_a_path_and_to_a_file(tmp_path: Path) -> None:
-    file = io.BytesIO()
+def test_the_page_is_written_to_a_path(tmp_path: Path) -> None:
     write_html(two_spans(), tmp_path / "t.html")
-    write_html(two_spans(), file)
 
-    assert (tmp_path / "t.html").read_bytes() == file.getvalue() == render_html(two_spans())
+    assert (tmp_path / "t.html").read_bytes() == render_html(two_spans())
     assert [path.name for path in tmp_path.iterdir()] == ["t.html"]
 
 

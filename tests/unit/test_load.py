@@ -10,11 +10,13 @@ from typing import cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackEvent
 
 from modtrace import ModtraceError, TraceError
-from modtrace.read import load
+from modtrace.read import load, saved_perfetto
 from modtrace.timeline import Timeline
-from modtrace.write import chrome_events, flows, perfetto_events
+from modtrace.write import chrome_events, flows, perfetto
 from tests.support.test_scale import scaled
 from tests.support.timelines import gpt2_timeline, timeline_of, timelines
 
@@ -52,12 +54,35 @@ def test_a_round_trip_keeps_everything(tmp_path: Path, suffix: str, timeline: Ti
     assert told(load(path)) == told(timeline)
 
 
+@settings(max_examples=scaled(20, 60, 1000), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(timeline=timelines(), batch=st.integers(1, 300))
+def test_spans_that_are_open_from_batch_to_batch_are_whole(tmp_path: Path, timeline: Timeline, batch: int) -> None:
+    path = tmp_path / "trace.pftrace"
+    timeline.save(path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(saved_perfetto, "BATCH_BYTES", batch)
+        assert told(load(path)) == told(timeline)
+
+
+def test_the_packets_of_spans_are_read_thousands_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timeline = gpt2_timeline(10_000)
+    timeline.save(tmp_path / "trace.pftrace")
+    parsed: list[int] = []
+    monkeypatch.setattr(saved_perfetto._Reader, "_event", lambda self, packet: parsed.append(packet.track_event.type))
+
+    loaded = load(tmp_path / "trace.pftrace")
+    assert len(loaded.columns) == len(timeline.columns)
+    # To parse packets as protobuf takes four times as long.
+    assert {*parsed} == {TrackEvent.TYPE_INSTANT, TrackEvent.TYPE_COUNTER}
+    assert parsed.count(TrackEvent.TYPE_INSTANT) == len(timeline.marks)
+
+
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_a_round_trip_of_more_than_one_chunk_keeps_the_columns(
     tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module, chunk in ((chrome_events, "_CHUNK"), (flows, "_CHUNK"), (perfetto_events, "CHUNK")):
-        monkeypatch.setattr(module, chunk, 1 << 10)
+    for module in (chrome_events, flows, perfetto):
+        monkeypatch.setattr(module, "_CHUNK", 1 << 10)
     timeline = gpt2_timeline(scaled(5_000, 150_000, 150_000))
     path = tmp_path / f"trace{suffix}"
     timeline.save(path)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import modtrace
-from modtrace.track.engine import EngineName
+from modtrace.record_options import EngineName
 
 
 def counted(engine: EngineName) -> dict[str, list[int]]:

@@ -13,8 +13,9 @@ from click.testing import CliRunner, Result
 
 import modtrace
 from modtrace.cli.group import group
+from modtrace.compare import PeakChange
 from modtrace.timeline import BACKWARD, FORWARD, Columns, CounterSeries, Mark, Name, Process, Timeline, Track
-from modtrace.timeline.summary import Holder, MemoryModule
+from modtrace.timeline.summary.memory_summary import Holder, MemoryModule
 
 PROCESS = Process(7)
 NAMES = [Name("Net", "Net", "Net"), Name("a: Linear", "Net.a", "Linear"), Name("b: Linear", "Net.b", "Linear")]
@@ -175,6 +176,51 @@ def test_a_diff_says_any_difference_in_bytes() -> None:
     assert "bytes held at most: 250 before, 330 after" in found.header
 
 
+def test_a_peak_that_is_higher_than_in_the_baseline_fails(tmp_path: Path) -> None:
+    base, path = tmp_path / "base.json", tmp_path / "new.json"
+    modtrace.save_baseline([recorded(), recorded()], base)
+    more = recorded()
+    more.counters[0].value[3:6] += 80
+    more.save(path)
+    found = modtrace.diff(base, path)
+
+    # In forward Net holds 250 - 100, and b 250 - 120.
+    assert found.peak_bytes == [
+        PeakChange("", 250, 330, 80),
+        PeakChange("Net", 100, 150, 50),
+        PeakChange("Net.a", 40, 40, 0),
+        PeakChange("Net.b", 90, 130, 40),
+    ]
+    assert "peak_bytes of Net: 100 before, 150 after (+50)" in found.header
+    assert [peak.fqn for peak in found.peaks_above(0.3)] == ["", "Net", "Net.b"]
+    assert [peak.fqn for peak in found.peaks_above(0.3, floor=0.17)] == ["", "Net"]  # 42.5 bytes
+    assert [peak.fqn for peak in found.only("Net.*").peaks_above(0.3)] == ["Net.b"]
+    assert json.loads(found.to_json())["peak_bytes"][1]["difference_bytes"] == 50
+
+    fails, passes = (command("diff", base, path, "--fail-above", limit) for limit in ("40%", "50%"))
+    assert (fails.exit_code, fails.stderr.splitlines()) == (
+        1,
+        [
+            "modtrace: Net: peak_bytes are 50 more (50.0%): 100 before, 150 after",
+            "modtrace: Net.b: peak_bytes are 40 more (44.4%): 90 before, 130 after",
+        ],
+    )
+    assert (passes.exit_code, passes.stderr) == (0, "")
+    renamed = replace(more, names=[*NAMES[:2], Name("c: Linear", "Net.c", "Linear")])
+    assert modtrace.diff(base, renamed, map={"Net.b": "Net.c"}).peak_bytes[-1] == PeakChange("Net.c", 90, 130, 40)
+
+
+def test_chosen_modules_have_their_rows_alone() -> None:
+    memory = recorded().summary().only("*.b").memory
+
+    assert memory is not None
+    assert [row.fqn for row in memory.rows] == ["Net.b"]
+
+
+def test_peaks_are_unknown_where_a_side_has_no_memory(tmp_path: Path) -> None:
+    assert modtrace.diff(recorded(), replace(recorded(), counters=[])).peak_bytes == []
+
+
 def test_a_file_without_memory_says_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     Timeline(recorded().slices, NAMES, recorded().tracks).save(path)
@@ -189,3 +235,14 @@ def test_a_file_without_memory_says_what_to_do(tmp_path: Path) -> None:
 def test_the_portable_engine_refuses_to_count() -> None:
     with pytest.raises(modtrace.RecordingError, match="memory needs the native engine; give engine='native' or 'auto'"):
         modtrace.record(engine="python", memory=True)
+
+
+def test_results_that_are_gone_are_held_by_no_call_any_more() -> None:
+    spans = [(NET, FORWARD, start, start + 9, -1, 0) for start in (10, 30, 50)]
+    samples = [(9, 10), (18, 110), (29, 10), (38, 110), (49, 15), (58, 165)]
+    counters = [CounterSeries("allocated", "bytes", PROCESS, *np.array(samples, np.int64).T)]
+    memory = replace(recorded(spans), marks=[], counters=counters).summary().memory
+
+    assert memory is not None
+    # The first result is gone before the next call, and of the second 95 bytes: 5 of another kind came.
+    assert memory.holders == (Holder("Net", 155), Holder("other", 10))

@@ -10,8 +10,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 
 from modtrace.ring import NameTable
 from modtrace.ring.slot_format import NO_NAME
-from modtrace.track.naming.module_kinds import MethodCall
 from modtrace.track.naming.module_names import ModuleNames
+from modtrace.track.naming.modules import MethodCall
 from tests.support.small_modules import made_in_place_of
 
 

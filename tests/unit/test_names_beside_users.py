@@ -14,8 +14,8 @@ from torch import nn
 
 import modtrace
 from modtrace.ring import NameTable, Record
-from modtrace.track.naming import module_paths
-from modtrace.track.naming.module_kinds import named_modules
+from modtrace.track.naming import modules
+from modtrace.track.naming.modules import named_modules
 from tests.unit.test_names import Block, Names, Net
 
 
@@ -45,7 +45,7 @@ def test_a_thread_does_not_wait_for_one_that_walks_and_waits_for_it(monkeypatch:
             assert done.wait(60)
         return named_modules(*arguments)
 
-    monkeypatch.setattr(module_paths, "named_modules", walk)
+    monkeypatch.setattr(modules, "named_modules", walk)
     thread = threading.Thread(target=lambda: names(net, net.fc(1)))
     thread.start()
     assert entered.wait(60)

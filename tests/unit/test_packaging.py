@@ -7,6 +7,7 @@ import inspect
 import re
 import subprocess
 import tarfile
+import textwrap
 import zipfile
 from pathlib import Path
 
@@ -53,14 +54,17 @@ def test_each_public_name_can_be_imported_and_listed() -> None:
 
 def names_returned(value: object) -> set[str]:
     """Return the names in the annotations of what a public function returns, or a public class's methods and fields."""
-    functions, fields = [value], []
-    if isinstance(value, type):
-        members = {name: member for name, member in vars(value).items() if not name.startswith("_")}
-        functions = [getattr(one, "fget", None) or getattr(one, "__func__", one) for one in members.values()]
-        fields = [text for name, text in vars(value).get("__annotations__", {}).items() if not name.startswith("_")]
-    returned = [function.__annotations__["return"] for function in functions if inspect.isfunction(function)]
-    trees = [ast.parse(str(getattr(text, "__forward_arg__", text))) for text in returned + fields]
-    return {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    if not (inspect.isclass(value) or inspect.isfunction(value)):
+        return set()
+    (defined,) = ast.parse(textwrap.dedent(inspect.getsource(value))).body
+    annotations = []
+    for node in defined.body if isinstance(defined, ast.ClassDef) else [defined]:
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            annotations.append(node.returns)
+        elif isinstance(node, ast.AnnAssign) and not ast.unparse(node.target).startswith("_"):
+            annotations.append(node.annotation)
+    texts = [ast.unparse(annotation).replace("'", "") for annotation in annotations if annotation is not None]
+    return {node.id for text in texts for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
 
 
 def test_types_that_public_functions_return_are_public_or_documented() -> None:

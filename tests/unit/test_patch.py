@@ -173,17 +173,6 @@ def test_after_torchs_own_was_put_back_by_force_it_is_on_again() -> None:
     assert Echo()([]) == ["one"]
 
 
-def test_wrappers_around_what_is_gone_are_forgotten() -> None:
-    one, foreign = make_patch(), Foreign("foreign")
-    for _ in range(10):
-        foreign.on()
-        one.install("one")
-        one.uninstall()
-        foreign.off()
-
-    assert sum(patched.patch is one for patched in one._targets[0]._by_wrapper.values()) == 0
-
-
 class AnyOrder(RuleBasedStateMachine):
     """Two patches of ours and three of others, on and off in any order, and torch's own put back by force."""
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from modtrace.profiler.device_work import find_launches
 from modtrace.profiler.event_collector import EventCollector
-from modtrace.profiler.launches import find_launches
 from tests.support.kineto import GPU_TRACES, PID, TID, recording, x
 from tests.support.overlaid import overlaid
 

@@ -9,7 +9,6 @@ import pytest
 
 import modtrace
 from modtrace import TraceError
-from modtrace.formats.merge_metadata import read_merged_summary
 from tests.support.kineto import evaluate, recording, trace, x
 from tests.support.overlaid import overlaid
 
@@ -85,9 +84,7 @@ def test_a_module_named_by_half_a_character_is_merged_as_a_look_alike(tmp_path: 
 
     modtrace.merge(path, None, out)
 
-    summary = read_merged_summary(out)
-    assert summary is not None
-    assert [row.fqn for row in summary.rows] == ["＼ud800_0"]
+    assert "＼ud800_0".encode() in out.read_bytes()
     assert [span.fqn for span in modtrace.load(out).spans] == ["\ud800_0"]
 
 

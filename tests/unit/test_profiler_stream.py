@@ -206,7 +206,7 @@ def test_gzip_members_after_one_another_are_one_file(tmp_path: Path) -> None:
         (b"", 0, "empty"),
         (b"PK\x03\x04 zip", 0, "not a profiler trace"),
         (b'{"events":[]}', 12, 'no "traceEvents"'),
-        (b'{"traceEvents":{}}', 15, "expected"),
+        (b'{"traceEvents":{}}', 17, "that is a list"),
         (b'{"a": tru, "traceEvents":[]}', 6, "broken JSON before the events"),
         (b'{"traceEvents":[', 16, "no event of it can be read"),
         (b'{"traceEvents":[{"ph":"X","na', 16, "no event of it can be read"),

@@ -43,6 +43,6 @@ def test_a_process_beside_another_keeps_its_own_backward(tmp_path: Path, later_n
         (tmp_path / "t.json").write_bytes(trace(*events))
         modtrace.merge(tmp_path / "t.json", None, tmp_path / "m.json")
         merged = json.loads((tmp_path / "m.json").read_bytes())["modtrace"]
-        (row,) = merged["modules"]["rows"]
+        (row,) = modtrace.load(tmp_path / "m.json").summary().rows
         assert (merged["attributed_nodes"], merged["nodes"]) == (1, 1)
-        assert row["backward_self_ns"] == 1000
+        assert row.backward_self_ns == 1000

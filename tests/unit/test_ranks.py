@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ import modtrace
 from modtrace import ModtraceError
 from modtrace.cli.group import group as commands
 from modtrace.clocks import Measurement, Reading, measurement_record
-from modtrace.ranks import JobTime, find_rank_recordings, load_rank, parse_rank_list
+from modtrace.ranks import JobTime, find_rank_recordings, parse_rank_list, peak_sentence
+from modtrace.ranks.all_ranks import load_rank
 from modtrace.ranks.collective_offsets import readings_of_ranges
 from modtrace.ring import Kind
 from tests.support.event_script import EventScript
@@ -37,10 +39,18 @@ HOSTS = {0: "a", 1: "b", 2: "c", 3: "b"}
 
 
 def write_ring(
-    folder: Path, rank: int, *, clock: str | None, pings: int = 0, collectives: int = 20, name: str = "{}.modtrace"
+    folder: Path,
+    rank: int,
+    *,
+    clock: str | None,
+    pings: int = 0,
+    collectives: int = 20,
+    name: str = "{}.modtrace",
+    held: int = 0,
 ) -> None:
     """One second of a rank: in each step a module for 10 ms, and an all_reduce which rank 3 calls last, 1 ms late.
 
+    In the third step tensors hold `held` bytes, in the others less.
     All ranks see that it is complete 50 µs behind the last call, rank 2 another 30 µs later.
     """
     script = EventScript(1024, folder / name.format(rank), {"rank": rank, "pid": 77}, CLOCKS[rank])
@@ -50,6 +60,8 @@ def write_ring(
     model = script.name("Net", "Net", "Net")
     for step in range(collectives):
         begin = BEGIN + step * SECOND // collectives
+        if held:
+            script.collective(begin, Kind.COUNTER, "allocated", held if step == 2 else held // (step + 2))
         script.enter(begin, model, step)
         script.exit(begin + 10_000_000, model, step)
         called = begin + 10_000_000 + (1_000_000 if rank == 3 else 1_000 * rank)
@@ -312,3 +324,27 @@ def test_wrong_usage_is_told(tmp_path: Path) -> None:
 
     assert "none of these ranks is in it; it holds 0" in run("-o", str(tmp_path / "a.json"), "--ranks", "7")
     assert "'x' is no list of ranks such as 0-7,worst:4." in run("-o", str(tmp_path / "a.json"), "--ranks", "x")
+
+
+def test_the_rank_that_holds_most_memory_is_named_with_how_much_more_that_is(tmp_path: Path) -> None:
+    peaks = {0: 4 << 20, 1: 5 << 20, 2: 9 << 20, 3: 9 << 19}
+    for rank, held in peaks.items():
+        write_ring(tmp_path, rank, clock=HOSTS[rank], pings=5, held=held)
+    sentence = "rank 2 held most memory: 9.00 MiB at its peak, 4.50 MiB (100.0%) more than the median of 3 others"
+
+    whole: Any = modtrace.load_ranks(tmp_path).metadata["ranks"]
+    assert {one["rank"]: one["peak_bytes"] for one in whole} == peaks
+    saved = CliRunner().invoke(commands, ["ranks", "timeline", str(tmp_path), "-o", str(tmp_path / "all.pftrace")])
+    assert sentence in saved.stderr.splitlines()
+    run = modtrace.find_slow_ranks(tmp_path)
+    assert run.sentences[-1] == sentence
+    assert run.to_json()["peak_bytes"] == [{"rank": rank, "peak_bytes": held} for rank, held in peaks.items()]
+
+
+def test_what_is_said_of_ranks_that_hold_as_much_and_of_one_alone() -> None:
+    assert peak_sentence({}) == ""
+    assert peak_sentence({5: 2048}) == "rank 5 held 2.00 KiB of memory at its peak"
+    assert peak_sentence({0: 2048, 1: 2048}) == "no rank holds more memory than the others: 2.00 KiB at the peak"
+    assert peak_sentence({0: 0, 1: 2048}) == (
+        "rank 1 held most memory: 2.00 KiB at its peak, 2.00 KiB more than the other"
+    )

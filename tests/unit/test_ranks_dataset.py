@@ -13,7 +13,8 @@ from click.testing import CliRunner
 
 from modtrace import ModtraceError
 from modtrace.cli.group import group as commands
-from modtrace.ranks import JobTime, find_rank_recordings, load_rank
+from modtrace.ranks import JobTime, find_rank_recordings
+from modtrace.ranks.all_ranks import load_rank
 from modtrace.ranks.slow import find_slow_ranks
 from modtrace.ring import Kind
 from tests.support.event_script import EventScript

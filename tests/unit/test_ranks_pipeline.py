@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from modtrace.ranks.rank_tables import Bounds, CollectiveTable, RangeTable, SpanTable, StepTable, join_tables, take
-from modtrace.ranks.slow import find_late, join_parts
+from modtrace.ranks.slow.findings import find_late
+from modtrace.ranks.slow.slow_run import join_parts
 from modtrace.timeline import PHASES, Name
 from tests.support.simulated_ranks import BEGIN, Job, Op, run, table_of
 

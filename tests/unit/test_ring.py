@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from modtrace import RingError
+from modtrace.record_options import EngineName
+from modtrace.recording.capture import choose_engine, make_engine
 from modtrace.ring import Kind, Ring, read_ring, ring
 from modtrace.ring.slot_format import KIND_SHIFT, LAP_SHIFT, WORDS_PER_SLOT
-from modtrace.track.engine import EngineName, choose_engine, make_engine
 from modtrace.track.event_sink import EngineOptions
 
 COUNT = Kind.COUNTER << KIND_SHIFT
@@ -175,49 +176,12 @@ def test_a_ring_that_the_process_does_not_get_the_memory_for_is_an_error(monkeyp
 MEMINFO = "MemTotal: 100 kB\nMemAvailable: 50 kB\nSwapFree: 7 kB\n"
 
 
-@pytest.mark.parametrize(
-    ("groups", "files", "left"),
-    [
-        ("", {}, 57 * 1024),
-        ("0::/job\n", {"job/memory.max": "40000", "job/memory.current": "10000"}, 30_000),
-        (
-            "0::/job\n",
-            {
-                "job/memory.max": "40000",
-                "job/memory.current": "30000",
-                "job/memory.stat": "anon 9000\ninactive_file 5000\n",
-            },
-            15_000,
-        ),
-        (
-            "0::/job/step\n",
-            {
-                "job/memory.max": "20000",
-                "job/memory.current": "1",
-                "job/step/memory.max": "max",
-                "job/step/memory.current": "1",
-            },
-            19_999,
-        ),
-        ("0::/elsewhere\n", {"memory.max": "900", "memory.current": "100"}, 800),
-        ("0::/job\n", {"job/memory.max": "max", "job/memory.current": "1"}, 57 * 1024),
-    ],
-)
-def test_memory_is_what_the_machine_and_the_control_groups_leave(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: str, files: dict[str, str], left: int
-) -> None:
+def test_memory_is_what_the_machine_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "meminfo").write_text(MEMINFO)
-    (tmp_path / "own").write_text(groups)
-    for name, text in files.items():
-        (tmp_path / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "groups" / name).write_text(text)
     monkeypatch.setattr(ring, "_MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(ring, "_OWN_GROUPS", tmp_path / "own")
-    monkeypatch.setattr(ring, "_GROUPS", tmp_path / "groups")
-    assert ring._available_memory_bytes() == left
+    assert ring._available_memory_bytes() == 57 * 1024
 
 
 def test_a_system_that_does_not_say_leaves_it_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ring, "_MEMINFO", tmp_path / "absent")
-    monkeypatch.setattr(ring, "_OWN_GROUPS", tmp_path / "absent")
     assert ring._available_memory_bytes() is None

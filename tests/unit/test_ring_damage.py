@@ -16,10 +16,10 @@ from torch.utils.checkpoint import checkpoint
 import modtrace
 from modtrace import ModtraceError, RingError
 from modtrace.demo import GPT
+from modtrace.record_options import EngineName
 from modtrace.ring import Events, read_ring
-from modtrace.ring.file_header import SLOTS_OFFSET
+from modtrace.ring.file_format import SLOTS_OFFSET
 from modtrace.ring.slot_format import SLOT_BYTES
-from modtrace.track.engine import EngineName
 from tests.support.test_scale import scaled
 from tests.support.trace_processor import TraceProcessor
 

@@ -15,7 +15,7 @@ import pytest
 import modtrace
 from modtrace import RingError
 from modtrace.ring import Kind, Ring, read_ring, read_ring_records
-from modtrace.ring.file_header import SLOTS_OFFSET
+from modtrace.ring.file_format import SLOTS_OFFSET
 from modtrace.ring.slot_format import KIND_SHIFT, SEQUENCE_BITS, SLOT_BYTES, THREAD_SHIFT
 
 ENTER, EXIT = Kind.FORWARD_ENTER << KIND_SHIFT, Kind.FORWARD_EXIT << KIND_SHIFT
@@ -113,17 +113,11 @@ def test_a_file_that_is_not_regular_is_not_replaced(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(str(tmp_path / "socket"))
 
-    for path, what in (
-        (tmp_path / "folder", "a directory"),
-        (tmp_path / "fifo", "a FIFO"),
-        (tmp_path / "socket", "a socket"),
-        (tmp_path / "link", "a device"),
-        (Path(os.devnull), "a device"),
-    ):
+    for path in (*(tmp_path / name for name in ("folder", "fifo", "socket", "link")), Path(os.devnull)):
         before = path.lstat()
         with pytest.raises(RingError) as raised:
             Ring(16, path)
-        assert str(raised.value) == f"{path}: it is {what}, which a ring does not replace. Name another place."
+        assert str(raised.value) == f"{path}: it is no ring, and a ring replaces nothing else. Name another place."
         assert path.lstat() == before
     assert sorted(os.listdir(tmp_path)) == ["fifo", "folder", "link", "socket"]
 

@@ -5,20 +5,32 @@ from __future__ import annotations
 import json
 import random
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import MappingProxyType
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from modtrace.read import load, load_around, summarize_large
-from modtrace.ring import Kind, ring_serials
+from modtrace.read import load
+from modtrace.read.ring_file import load_around, load_large, summarize_large
+from modtrace.ring import Kind, read_ring, ring_serials
 from modtrace.ring.range_text import range_text
+from modtrace.ring.slot_format import NO_NAME
 from modtrace.timeline import Timeline
+from modtrace.timeline.contents import BACKWARD_PASSES, STEPS_END_WITH
 from modtrace.timeline.decode import pieces
-from modtrace.timeline.slices import DTYPES
+from modtrace.timeline.slices import BACKWARD, DTYPES
+from modtrace.write import write_large
+from modtrace.write.step_parts import part_counters
 from tests.support.event_script import EventScript
+from tests.support.random_run import RandomRun
 
 STEPS = 60
+_SUFFIXES = (".pftrace", ".json")
 
 
 class Training:
@@ -29,20 +41,38 @@ class Training:
         seed: of what is random.
         capacity: of the ring.
         retains: how often the backward pass of a step comes in the next one.
+        inside: steps in which a call is open that is around everything.
+        late: steps whose backward pass comes with that of another step.
+        ends_with: what ends a step.
     """
 
-    def __init__(self, path: Path, seed: int, capacity: int = 8192, retains: float = 0) -> None:
+    def __init__(
+        self,
+        path: Path,
+        seed: int,
+        capacity: int = 8192,
+        retains: float = 0,
+        inside: range = range(0),
+        late: Mapping[int, int] = MappingProxyType({}),
+        ends_with: Kind = Kind.STEP,
+    ) -> None:
         begin = time.monotonic_ns() + 10**9
         self.script = EventScript(capacity, path, clock=lambda at: begin + at)
         self.random, self.now, self.sequence, self.calls = random.Random(seed), 0, 0, 0
         self.names = [self.script.name(name) for name in ("Net", "Net.body", "Net.head")]
         left: list[int] = []
+        kept: dict[int, list[int]] = {}
+        trainer = self.script.name("Trainer")
         for number in range(STEPS):
             if number % 20 == 0:
                 self.range(Kind.RANGE_BEGIN, "epoch", number)
+            if number == inside.start < inside.stop:
+                self.script.enter(self.after(), trainer, 0, self.sequence)
             self.range(Kind.RANGE_BEGIN, "fetch", 1000 + number)
             self.range(Kind.RANGE_END, "fetch", 1000 + number)
-            made = self.forward()
+            made = kept.pop(number, []) + self.forward()
+            if number in late:
+                kept[late[number]], made = made, []
             if self.random.random() >= retains:
                 left, made = [], left + made
                 self.backward(number, made)
@@ -51,8 +81,11 @@ class Training:
             if number % 7 == 0:
                 self.script.mark(self.after(), f"at {number}")
             self.range(Kind.RANGE_BEGIN, "update", 2000 + number)
-            self.script.step(self.after(), number)
+            name = 0 if ends_with == Kind.GRADIENTS else NO_NAME
+            self.script.event(self.after(), ends_with, name, number)
             self.range(Kind.RANGE_END, "update", 2000 + number)
+            if number + 1 == inside.stop:
+                self.script.exit(self.after(), trainer, 0, self.sequence)
             if number % 20 == 14:
                 self.range(Kind.RANGE_END, "epoch", number - 14)
         self.script.close()
@@ -85,17 +118,51 @@ class Training:
 
 
 def as_values(timeline: Timeline) -> dict[str, object]:
-    """All that a timeline says, with names in place of their numbers, and links by the first slice of each."""
+    """All that a timeline says, with names and tracks in place of their numbers, links by the first slice of each."""
     columns = {field: getattr(timeline.slices, field).tolist() for field in DTYPES}
-    columns["name"] = [timeline.names[name] for name in columns["name"]]
+    columns["name"] = [timeline.names[name] if name >= 0 else None for name in columns["name"]]
+    columns["track"] = [timeline.tracks[track] for track in columns["track"]]
     _, first, link = np.unique(timeline.slices.link, return_index=True, return_inverse=True)
     columns["link"] = first[link].tolist()
-    whole_run = {**timeline.metadata, "whole_run": {}}
-    return columns | {"stats": timeline.stats, "marks": [*timeline.marks], "metadata": whole_run}
+    return columns | {"stats": timeline.stats, "marks": [*timeline.marks], "metadata": timeline.metadata}
 
 
 def no_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "PIECE_EVENTS", 1 << 30)
+
+
+def check(ring: Path, monkeypatch: pytest.MonkeyPatch, chosen: list[tuple[int | None, int | None]]) -> Timeline:
+    """Compare pieces of a ring, their summary and files, and some steps, with the ring as a whole, and return it."""
+    monkeypatch.setattr(pieces, "PIECE_EVENTS", 128)
+    in_pieces, summary = load(ring), summarize_large(ring, "module")
+    some = [load_around(ring, steps) for steps in chosen]
+    large = load_large(ring)
+    if large is not None:
+        for suffix in _SUFFIXES:
+            write_large(large, ring.with_suffix(f".pieces{suffix}"))
+    no_pieces(monkeypatch)
+    whole = load(ring)
+
+    for suffix in _SUFFIXES if large is not None else ():
+        whole.save(ring.with_suffix(f".whole{suffix}"))
+        written = [load(ring.with_suffix(f".{how}{suffix}")) for how in ("pieces", "whole")]
+        assert as_values(written[0]) == as_values(written[1])
+    if large is not None:
+        in_parts = [part_counters(large.rest, large), part_counters(whole)]
+        of_pieces, of_whole = ([(part.name, part.time.tolist(), part.ns.tolist()) for part in c] for c in in_parts)
+        assert of_pieces == of_whole
+    assert as_values(in_pieces) == as_values(whole)
+    if summary is not None:
+        assert json.loads(summary.to_json()) == json.loads(whole.summary().to_json())
+    for steps, part in zip(chosen, some, strict=True):
+        assert as_values(part.steps(*steps)) == as_values(whole.steps(*steps))
+    return whole
+
+
+def cuts_of(ring: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    monkeypatch.setattr(pieces, "PIECE_EVENTS", 128)
+    found = pieces.find_pieces(lambda serials, without: read_ring(ring, None, serials, without), ring_serials(ring))
+    return [] if found is None else found.cuts
 
 
 @pytest.mark.parametrize(("seed", "capacity", "retains"), [(1, 8192, 0), (2, 1500, 0), (3, 8192, 0.1), (1, 8192, 0.2)])
@@ -104,21 +171,59 @@ def test_pieces_say_what_the_whole_ring_says(
 ) -> None:
     ring = tmp_path / "run.modtrace"
     Training(ring, seed, capacity, retains)
-    monkeypatch.setattr(pieces, "PIECE_EVENTS", 128)
-    in_pieces, summary = load(ring), summarize_large(ring, "module")
-    chosen = [(-3, -1), (-2, None), (50, 53), (45, -12)]
-    some = [load_around(ring, steps) for steps in chosen]
-    no_pieces(monkeypatch)
-    whole = load(ring)
+    assert len(cuts_of(ring, monkeypatch)) >= 8
+    for steps in [(-3, -1), (-2, None), (50, 53), (45, -12)]:
+        part = load_around(ring, steps)
+        assert 0 < len(part.slices) < 700
+    check(ring, monkeypatch, [(-3, -1), (-2, None), (50, 53), (45, -12)])
 
-    assert as_values(in_pieces) == as_values(whole)
-    assert (summary is None) == (retains == 0.2)  # the graph of a step outlives the piece that it is in
-    if summary is not None:
-        assert json.loads(summary.to_json()) == json.loads(whole.summary().to_json())
-    for steps, part in zip(chosen, some, strict=True):
-        assert len(part.slices) < len(whole.slices) / 2
-        stats = {"stats": part.stats}  # what nodes outside of all modules are in the rest is not read
-        assert as_values(part.steps(*steps)) == as_values(whole.steps(*steps)) | stats
+
+def test_a_call_that_is_open_for_many_pieces_is_in_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = tmp_path / "run.modtrace"
+    Training(ring, 1, inside=range(20, 45))
+    whole = check(ring, monkeypatch, [(30, 32), (50, 52)])
+    trainer = [*(name.fqn for name in whole.names)].index("Trainer")
+    row = whole.slices.name.tolist().index(trainer)
+
+    assert (int(whole.slices.step[row]), bool(whole.slices.complete[row])) == (20, True)
+    events = read_ring(ring).slots.events
+    enter, leave = events.serial[
+        (events.name == trainer) & np.isin(events.kind, (Kind.FORWARD_ENTER, Kind.FORWARD_EXIT))
+    ]
+    cuts = cuts_of(ring, monkeypatch)
+    assert cuts[0] < enter < leave < cuts[-1]
+    assert not any(enter < cut <= leave for cut in cuts)
+
+
+def test_steps_have_the_backward_of_an_old_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = tmp_path / "run.modtrace"
+    Training(ring, 1, late={40: 51})
+    monkeypatch.setattr(pieces, "PIECE_EVENTS", 128)
+    part = load_around(ring, (51, 52)).steps(51, 52)
+    backward = [part.names[name].fqn for name in part.slices.name[part.slices.phase == BACKWARD].tolist()]
+
+    assert backward.count("Net") == 2  # of this step, and of step 40
+    check(ring, monkeypatch, [(51, 52), (45, 46)])
+
+
+def test_what_ends_steps_is_known_of_all_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = tmp_path / "run.modtrace"
+    Training(ring, 1, ends_with=Kind.GRADIENTS)
+    monkeypatch.setattr(pieces, "PIECE_EVENTS", 128)
+    summary = summarize_large(ring, "module")
+
+    assert summary is not None
+    assert summary.overview is not None
+    assert summary.overview.steps_end_with == load_around(ring, (50, 52)).metadata[STEPS_END_WITH] == BACKWARD_PASSES
+    check(ring, monkeypatch, [(50, 52)])
+
+
+@given(seed=st.integers(0, 1 << 32))
+def test_whatever_a_program_does_pieces_say_what_the_whole_ring_says(seed: int) -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch, TemporaryDirectory() as folder:
+        ring = Path(folder) / "run.modtrace"
+        RandomRun(ring, seed)
+        check(ring, monkeypatch, [(-3, -1), (-2, None), (12, 14)])
 
 
 def test_the_oldest_events_of_a_running_process_are_left_out(tmp_path: Path) -> None:

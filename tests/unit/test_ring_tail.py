@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from modtrace.ring import Kind, Ring, read_file, read_ring
-from modtrace.ring.file_header import SLOTS_OFFSET
+from modtrace.ring.file_format import SLOTS_OFFSET
 from modtrace.ring.slot_format import KIND_SHIFT, LAP_SHIFT, NO_NAME, SLOT_BYTES
 
 CAPACITY = 64

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import given
 
 from modtrace.ring import Kind
 from modtrace.ring.range_text import range_text
-from modtrace.ring.slot_format import COLLECTED_BITS, GENERATION_BITS, NO_NAME
+from modtrace.ring.slot_format import COLLECTED_BITS, GENERATION_BITS, NO_NAME, SEQUENCE_BITS
 from modtrace.timeline import Timeline, build_timeline
 from modtrace.timeline.summary import StepParts, divide_steps, measure_steps
-from tests.support.event_script import EventScript
+from tests.support.event_script import WALL, EventScript
 from tests.support.timelines import timelines
 from tests.support.training_timeline import MS, training
 
@@ -111,6 +112,112 @@ def test_all_that_is_in_an_evaluation_is_evaluation() -> None:
 
     assert parts_of(timeline) == [{"forward": 20, "evaluation": 30, "other": 20}]
     assert [step.training_ns for step in measure_steps(timeline)] == [40]
+
+
+@pytest.mark.parametrize(
+    ("behind", "end", "loading"),
+    [
+        ([], 80, 0),
+        ([("train", 85, 90)], 90, 0),
+        ([("fetch", 82, 85), ("train", 86, 90)], 82, 3),  # of the evaluation, or of the training
+        ([("save", 83, 84), ("train", 86, 90)], 83, 0),
+    ],
+)
+def test_an_evaluation_lasts_from_eval_to_train(behind: list[tuple[str, int, int]], end: int, loading: int) -> None:
+    script = EventScript()
+    ranges, model = _Ranges(script), script.name("Net", module_class="Net")
+    evaluates = range_text("Module.eval#Net", "torch")
+    ranges.whole(1, 2, evaluates)  # the training goes on behind it
+    script.enter(3, model, sequence=0)
+    script.exit(10, model, sequence=1)
+    script.pass_begin(20)
+    script.node(20, 28, 0)
+    script.pass_end(30)
+    ranges.whole(35, 38, evaluates)
+    ranges.whole(50, 55, evaluates)
+    ranges.whole(56, 58, FETCH)
+    for start, call in ((60, 1), (70, 2)):
+        script.event(start, Kind.EVAL_ENTER, model, call << SEQUENCE_BITS | 1)
+        script.exit(start + 10, model, call, sequence=1)
+    texts = {"fetch": FETCH, "save": SAVE, "train": range_text("Module.train#Net", "torch")}
+    for name, begin, until in behind:
+        ranges.whole(begin, until, texts[name])
+    script.step(100, 0)
+    timeline = build_timeline(script.snapshot())
+
+    (evaluation,) = (one for one in timeline.ranges if one.category == "evaluation")
+    assert (evaluation.start_ns - WALL, evaluation.end_ns - WALL) == (50, end)
+    (parts,) = parts_of(timeline)
+    assert (parts["evaluation"], parts.get("data loading", 0)) == (end - 50, loading)
+    assert (parts["forward"], parts["loss"], parts["backward"]) == (7, 10, 10)
+
+
+def test_the_loss_is_behind_each_call_with_a_backward_and_before_each_pass() -> None:
+    script = EventScript()
+    ranges, model, teacher = _Ranges(script), script.name("Net"), script.name("Teacher")
+    script.enter(0, model, sequence=0)
+    script.exit(10, model, sequence=1)
+    script.enter(14, teacher, sequence=1)  # without a backward: what follows it is loss if a pass comes next
+    script.exit(20, teacher, sequence=1)
+    script.enter(23, model, 1, sequence=1)
+    script.exit(30, model, 1, sequence=2)
+    script.pass_begin(35, 1)
+    script.node(36, 40, 1)
+    script.pass_end(42, 1)
+    script.pass_begin(47, 2)  # a second loss of the same calls
+    script.node(48, 50, 0)
+    script.pass_end(52, 2)
+    ranges.whole(54, 58, CLIP)
+    script.pass_begin(60, 3)  # behind an optimizer
+    script.pass_end(64, 3)
+    script.step(70, 0)
+
+    assert parts_of(build_timeline(script.snapshot())) == [
+        {
+            "forward": 10 + 6 + 7,
+            "loss": 4 + 5 + 5,
+            "backward": 7 + 5 + 4,
+            "optimizer": 4,
+            "other": 3 + 2 + 2 + 6,
+        }
+    ]
+
+
+def test_the_loss_of_a_closure_is_not_the_optimizers() -> None:
+    script = EventScript()
+    ranges, model = _Ranges(script), script.name("Net")
+    opened = ranges.begin(0, STEP)
+    script.enter(10, model, sequence=0)
+    script.exit(20, model, sequence=1)
+    ranges.whole(22, 25, CLIP)
+    script.pass_begin(30)
+    script.node(31, 34, 0)
+    script.pass_end(40)
+    script.step(48, 0)
+    ranges.end(50, opened)
+
+    assert parts_of(build_timeline(script.snapshot()))[0] == {
+        "forward": 10, "loss": 2 + 5, "backward": 10, "optimizer": 10 + 3 + 8
+    }  # fmt: skip
+
+
+def test_a_loss_around_the_model_is_the_model() -> None:
+    script = EventScript()
+    both = script.name("Net", module_class="NetWithLoss")
+    script.enter(0, both)
+    script.exit(10, both)
+    script.step(20, 0)
+    alone = parts_of(build_timeline(script.snapshot()))
+    script = EventScript()
+    model, criterion = script.name("Net"), script.name("C", module_class="SetCriterion")
+    script.enter(0, model)
+    script.exit(10, model)
+    script.enter(12, criterion)
+    script.exit(15, criterion)
+    script.step(20, 0)
+
+    assert alone == [{"forward": 10, "other": 10}]
+    assert parts_of(build_timeline(script.snapshot())) == [{"forward": 10, "loss": 3, "other": 7}]
 
 
 def test_totals_and_percentiles_of_parts() -> None:

@@ -290,15 +290,6 @@ def test_gpu_time_is_what_a_profiled_summary_is_sorted_by() -> None:
         EXAMPLE.sort_by("gpu")
 
 
-@pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize("summary", [EXAMPLE, PROFILED], ids=["cpu", "gpu"])
-def test_json_values_are_read_back_as_the_same_summary(summary: Summary, sparse: bool) -> None:
-    values = json.loads(json.dumps(summary.to_json_values(sparse=sparse)))
-
-    assert Summary.from_json_values(values) == summary
-    assert ("recompute_ns" in values["rows"][0]) is not sparse
-
-
 def test_summary_of_an_empty_timeline_has_no_rows() -> None:
     empty = summarize(Timeline(Columns.empty()))
 

@@ -134,7 +134,7 @@ def test_columns_are_arrays_of_nanoseconds() -> None:
     assert columns["fqn"].tolist() == ["Net", "Net.b", "Net.b.fc"]
     assert columns["total_ns"].dtype == np.int64
     assert (columns["total_ns"] // MS).tolist() == [80, 50, 24]
-    assert training().summary().step_columns()["after_ns"].tolist() == [10 * MS, 180 * MS]
+    assert [step.after_ns for step in training().summary().steps] == [10 * MS, 180 * MS]
 
 
 @pytest.mark.parametrize(

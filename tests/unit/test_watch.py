@@ -19,7 +19,7 @@ from click.testing import CliRunner
 import modtrace
 from modtrace.cli.group import group as commands
 from modtrace.ring import Kind, RingSnapshot, has_news, read_ring
-from modtrace.ring.file_header import SLOTS_OFFSET
+from modtrace.ring.file_format import SLOTS_OFFSET
 from modtrace.ring.range_text import range_text
 from modtrace.ring.slot_format import SLOT_BYTES
 from modtrace.watching.conditions import Condition, parse_conditions
@@ -108,6 +108,12 @@ def test_a_condition_is_understood_or_the_forms_are_listed(text: str, condition:
         return
     with pytest.raises(modtrace.ModtraceError, match=r'is no condition; the forms are "step > 3x".*"hang 60s"'):
         parse_conditions(text)
+
+
+@pytest.mark.parametrize("given", [5, True, b"signal", ["signal", 5], [b"signal"]])
+def test_what_is_no_text_is_refused_like_a_text_that_is_no_condition(tmp_path: Path, given: object) -> None:
+    with pytest.raises(modtrace.RecordingError, match=r"keep_when: (5|True|b'signal') is no condition; the forms are "):
+        modtrace.record(ring=tmp_path / "run.modtrace", keep_when=given)  # type: ignore[arg-type]
 
 
 def test_several_conditions_are_one_text_or_more() -> None:
@@ -225,7 +231,10 @@ def test_a_storm_stays_within_its_bounds(tmp_path: Path) -> None:
     steps = [f"step{number}-step.pftrace" for number in range(10, 100, 10)]
     assert run("a", pause_ns=0)[0] == sorted(steps)
     # Ten steps take 0.405 s: two of them pass by in each pause of a second.
-    assert run("b", pause_ns=SECOND)[0] == sorted(steps[::3])
+    files, lines = run("b", pause_ns=SECOND)
+    assert files == sorted(steps[::3])
+    first = "step 20 took 306 ms (step > 3x; usually 11 ms)"
+    assert lines[-2] == f"6 more were not kept, by --pause; the first: {first}"
     files, lines = run("c", pause_ns=0, max_kept=3)
     assert files == sorted(steps[:3])
     assert [line for line in lines if "--max-kept)" in line] == [

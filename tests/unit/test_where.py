@@ -18,7 +18,7 @@ from modtrace import ModtraceError
 from modtrace._system.processes import ParallelReader, processor_count
 from modtrace.cli.group import group as commands
 from modtrace.ring import Kind
-from modtrace.ring.file_header import SLOTS_OFFSET
+from modtrace.ring.file_format import SLOTS_OFFSET
 from modtrace.ring.owner import find_process
 from modtrace.ring.range_text import range_text
 from modtrace.ring.slot_format import (
@@ -27,8 +27,8 @@ from modtrace.ring.slot_format import (
     NO_NAME,
     SLOT_BYTES,
 )
-from modtrace.whereabouts import RankState, group_ranks, headline, read_rank_state
-from modtrace.whereabouts.places import format_stack
+from modtrace.whereabouts import RankState, read_rank_state
+from modtrace.whereabouts.places import format_stack, group_ranks, headline
 from modtrace.whereabouts.render import render
 from tests.support.python_process import start_python
 from tests.support.where_rings import SECOND, Writer, state

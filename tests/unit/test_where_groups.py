@@ -10,8 +10,7 @@ from datetime import datetime
 import pytest
 from rich.console import Console
 
-from modtrace.whereabouts import group_ranks, headline
-from modtrace.whereabouts.places import format_durations, format_ranges, format_stack
+from modtrace.whereabouts.places import format_durations, format_ranges, format_stack, group_ranks, headline
 from modtrace.whereabouts.render import render
 from tests.support.where_rings import SECOND, state
 

@@ -10,9 +10,10 @@ from rich.console import Console
 from modtrace.ring import Kind
 from modtrace.ring.slot_format import NO_NAME, SEQUENCE_BITS, STREAM_NUMBER_BITS
 from modtrace.timeline import OpenCall, RingAnalysis
-from modtrace.whereabouts import RankState, StreamState, group_ranks, headline
+from modtrace.whereabouts import RankState
+from modtrace.whereabouts.places import group_ranks, headline
 from modtrace.whereabouts.render import render
-from modtrace.whereabouts.streams import read_streams
+from modtrace.whereabouts.streams import StreamState, read_streams
 from tests.support.event_script import EventScript
 from tests.support.where_rings import SECOND, state
 

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from modtrace import WriteError
 from modtrace.formats.limits import MAX_CHROME_NS
 from modtrace.timeline import BACKWARD, FORWARD, Columns, CounterSeries, Mark, Name, Process, Stats, Timeline, Track
-from modtrace.write.chrome import chrome_events, first_moment, write_chrome
-from modtrace.write.decimal_columns import digit_count, format_decimal, format_microseconds
+from modtrace.write.chrome import ChromeTimeline, first_moment, write_chrome
+from modtrace.write.chrome_events import digit_count, format_decimal, format_microseconds
+from modtrace.write.lanes import Lanes
 from tests.support.timelines import EPOCH, gpt2_timeline, timeline_of
 
 PROCESS = Process(4242, 0)
@@ -150,16 +151,11 @@ def test_metadata_that_are_no_json_are_refused(tmp_path: Path, suffix: str) -> N
             timeline.save(tmp_path / f"trace{suffix}")
 
 
-def test_numbers_that_are_taken_are_left_alone() -> None:
-    events = orjson.loads(b"[" + b",".join(chrome_events(call_of_net(), EPOCH, taken={4242, 1, 3})) + b"]")
-    assert {event["pid"] for event in events} == {2}
-    assert {event["tid"] for event in events if event["ph"] == "X"} == {4, 5}
-
-
 def test_a_block_of_events_stands_alone() -> None:
     """Blocks can be put between other events: no comma too many, whatever their number."""
     timeline = gpt2_timeline(40_000)
-    blocks = list(chrome_events(timeline, EPOCH))
+    chrome = ChromeTimeline(timeline, Lanes.from_timeline(timeline), EPOCH, parts=[])
+    blocks = [text for _, text in chrome.events()]
     assert len(blocks) > 3
     events = [event for block in blocks for event in orjson.loads(b"[" + block + b"]")]
     assert sum(event["ph"] == "X" for event in events) == len(timeline.columns)

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 import modtrace
 from modtrace.reporting import zip_bytes
@@ -183,3 +185,35 @@ def test_ranges_that_stand_for_modules_lose_their_texts(tmp_path: Path) -> None:
             plain = gzip.decompress(content) if file.endswith(".gz") else content
             assert b"alex_net" not in plain, file
             assert b"[param|" not in plain, file
+
+
+@pytest.mark.usefixtures("native_engine")
+@pytest.mark.parametrize("suffix", ["json", "pftrace"])
+def test_tables_of_memory_and_flops_of_a_merged_trace_have_aliases(tmp_path: Path, suffix: str) -> None:
+    class Hush(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.whisper = nn.Linear(16, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.whisper(x)
+            return result
+
+    model = Hush()
+    with (
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler,
+        modtrace.record(engine="native", memory=True, flops=True) as recording,
+    ):
+        for _ in range(2):
+            model(torch.randn(2, 16)).mean().backward()
+    profiler.export_chrome_trace(str(tmp_path / "profile.json"))
+    modtrace.merge(tmp_path / "profile.json", recording.timeline(), tmp_path / f"merged.{suffix}")
+
+    plain, aliased = (
+        modtrace.report(tmp_path / f"merged.{suffix}", anonymize=anonymize) for anonymize in (False, True)
+    )
+
+    counts = [plain.files["summary.md"].count(name) for name in (b"`Hush`", b"`Hush.whisper`")]
+    assert min(counts) >= 4  # of times, memory, FLOPs and FLOP/s
+    assert [aliased.files["summary.md"].count(name) for name in (b"`Class1`", b"`Class1.m1`")] == counts
+    assert found(zip_bytes(aliased.files), ("hush", "whisper")) == []

@@ -35,6 +35,10 @@ def test_theme_switched_by_the_button_is_kept_after_a_reload(open_page: Open) ->
 
     page.get_by_role("button", name="Switch to light").click()
     assert page.evaluate(ground) == "rgb(255, 255, 255)"
+    other = page.context.new_page()
+    other.goto(page.url)
+    while not other.evaluate("localStorage.length"):  # the browser stores it in its own time
+        other.reload()
     page.reload()
     page.wait_for_selector("html[data-ready]", state="attached")
     assert page.evaluate(ground) == "rgb(255, 255, 255)", "the choice is kept"

@@ -20,7 +20,7 @@ from tests.unit.test_diff import recording
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-SLOWER, FASTER, SAME = "#c2410c", "#1f6fd6", "#a9b4bf"
+SLOWER, FASTER, SAME, RAN_TWICE = "#c2410c", "#1f6fd6", "#a9b4bf", "#0f8b8d"
 SHIFT = 400 * US
 
 
@@ -63,6 +63,16 @@ def test_steps_have_a_table_that_zooms_to_them(open_page: Open) -> None:
     start, end = viewport(page)
     assert end - start < (before[1] - before[0]) / 3
     assert page.get_by_role("button", name="Compare step 0 with step 2").count() == 1, "a usual one and the slowest"
+
+
+@pytest.mark.parametrize("width", [900, 1100, 1600])
+def test_steps_past_the_tenth_take_one_line_as_the_others_do(open_page: Open, width: int) -> None:
+    page = open_page(gpt_timeline(12, 1), viewport={"width": width, "height": 900}).page
+    page.get_by_role("tab", name="Steps").click()
+    settle(page)
+    heights = page.locator("tbody tr").evaluate_all("rows => rows.map(row => row.getBoundingClientRect().height)")
+    assert len(heights) == 12
+    assert len(set(heights)) == 1
 
 
 MARK = (0x9A, 0x6A, 0x00, 0xFF)
@@ -217,7 +227,7 @@ def test_page_of_a_diff_shows_both_sides_coloured_by_verdict(browser: Browser, t
             assert cells[2:4] == [f"{ns / 1e6:.3f}" for ns in (change.base_ns, change.new_ns)]
         assert page.locator(".notes p").all_inner_texts() == found.header
         assert found._sides is not None
-        for fqn, color in (("Net.h.3", SLOWER), ("Net.h.5", FASTER)):
+        for fqn, color in (("Net.h.3", SLOWER), ("Net.h.5", FASTER), ("Net.h.6", RAN_TWICE)):
             for side, track in ((0, "track 1"), (1, "track 3")):
                 spans = found._sides[side].step
                 span = next(one for one in spans.spans if (one.fqn, one.phase) == (fqn, "backward"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.support.gpt_timeline import gpt_timeline
 from tests.support.viewer_page import HEADER_PX, Open, one_step, settle, table
 
@@ -129,8 +131,54 @@ def test_names_that_have_no_room_keep_what_tells_them_apart(open_page: Open) -> 
     assert page.locator("tbody th .link").evaluate_all(outside) == 0
 
 
+def test_rows_of_the_only_thread_of_a_process_say_what_they_show_alone(open_page: Open) -> None:
+    page = open_page(gpt_timeline(2, 1, ranks=2), viewport={"width": 900, "height": 600}).page
+    tracks = page.locator(".label.track")
+    assert tracks.all_inner_texts() == ["forward", "backward"] * 2
+    titles = [button.get_attribute("title") for button in tracks.locator("button").all()]
+    assert titles == ["forward · MainThread", "backward · MainThread"] * 2
+
+
+def test_rows_of_several_threads_say_whole_what_they_show(open_page: Open) -> None:
+    timeline = one_step()
+    forward, backward, *others = timeline.tracks
+    several = [forward, backward._replace(thread="pt_autograd_0 of a pool", tid=8), *others]
+    tracks = [*several, forward._replace(kind="backward pass")]
+    page = open_page(replace(timeline, tracks=tracks), viewport={"width": 900, "height": 600}).page
+    cut = "kinds => kinds.map(kind => kind.scrollWidth > kind.clientWidth)"
+    named = page.locator(":is([data-kind=forward], [data-kind=backward]) .kind")
+    assert named.all_inner_texts() == ["forward · ", "backward · "]
+    assert named.evaluate_all(cut) == [False, False]
+    outside = """parts => parts.filter(part =>
+        part.getBoundingClientRect().right > part.closest(".label").getBoundingClientRect().right)"""
+    assert page.locator(".label .thread").count() == 3
+    assert page.locator(".label .thread").evaluate_all(outside) == []
+
+
+@pytest.mark.parametrize("width", [900, 1600])
+def test_a_flame_graph_stays_in_its_panel(open_page: Open, width: int) -> None:
+    page = open_page(gpt_timeline(2, 6), viewport={"width": width, "height": 900}).page
+    page.get_by_role("tab", name="Flame graph").click()
+    reach = """panel => {
+        const edge = panel.getBoundingClientRect().right;
+        const past = [...panel.querySelectorAll("*")].filter(part => part.getBoundingClientRect().right > edge);
+        return [panel.scrollWidth - panel.clientWidth, past.length];
+    }"""
+    for choice in ("All, top down", "One, callers and callees", "All, top down"):
+        page.get_by_role("button", name=choice).click()
+        settle(page)
+        assert page.locator("#details").evaluate(reach) == [0, 0], choice
+    if width == 1600:
+        page.locator(".dock").click()
+        settle(page)
+        assert page.locator("#details").evaluate(reach) == [0, 0]
+
+
 def test_on_a_phone_a_row_says_what_it_shows_above_the_name_of_its_thread(open_page: Open) -> None:
-    page = open_page(one_step(), viewport={"width": 390, "height": 844}).page
+    timeline = one_step()
+    forward, backward, *others = timeline.tracks
+    several = [forward, backward._replace(thread="pt_autograd_0", tid=8), *others]
+    page = open_page(replace(timeline, tracks=several), viewport={"width": 390, "height": 844}).page
     # The word's own box, as its element is as wide as the label however much of it is cut off.
     places = """(label, word) => {
         const [kind, thread] = [label.querySelector(".kind"), label.querySelector(".thread")];
@@ -154,7 +202,8 @@ def test_paper_has_what_is_looked_at_and_no_controls(open_page: Open) -> None:
         "Modules",
         "By module",
     ]
-    for control in (".search", ".steps", ".switches", ".dock", ".copy"):
+    for control in (".search", ".steps", ".switches", ".dock", ".copy", ".corner label"):
+        assert page.locator(control).count()
         assert not page.locator(control).first.is_visible()
     assert "GPT2LMHeadModel.transformer" in table(page)
     # Browsers leave out backgrounds otherwise, and with them the legend's colours.

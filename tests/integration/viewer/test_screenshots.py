@@ -19,12 +19,13 @@ from modtrace.timeline import BACKWARD, Timeline
 from modtrace.timeline.slices import Columns, in_start_order
 from modtrace.write.html import write_html
 from tests.integration.test_merge import synthetic
+from tests.integration.viewer.test_costs import counted
 from tests.integration.viewer.test_scrolling import numbered_timeline
 from tests.support.browser import Visit, visit
 from tests.support.firefox import Firefox
 from tests.support.gpt_timeline import gpt_timeline
 from tests.support.models import ARCHITECTURES
-from tests.support.viewer_page import cut_off, settle
+from tests.support.viewer_page import cut_off, position_of, settle
 from tests.unit.test_diff import recording
 
 if TYPE_CHECKING:
@@ -113,6 +114,11 @@ def recording_tab(page: Page) -> None:
     page.get_by_role("tab", name="Recording").click()
 
 
+def retained(page: Page) -> None:
+    page.get_by_role("button", name="Retained").click()
+    page.mouse.move(*position_of(page, "counter 0", 0, 1010))
+
+
 def help_dialog(page: Page) -> None:
     page.keyboard.press("?")
 
@@ -134,6 +140,8 @@ PICTURES: dict[str, tuple[Callable[[Path], Timeline], Look, dict[str, Any]]] = {
     "sandwich": (lambda _: gpt_timeline(6, 6), sandwich, {}),
     "steps": (lambda _: gpt_timeline(6, 6), steps, {}),
     "recording": (lambda _: llama(), recording_tab, {}),
+    "memory": (lambda _: counted(), retained, {}),
+    "phone-memory": (lambda _: counted(), retained, PHONE),
     "help": (lambda _: gpt_timeline(6, 6), help_dialog, {}),
     "two-steps": (lambda _: noisy(), two_steps, {}),
     "dark": (lambda _: gpt_timeline(6, 6, ranks=2), nothing, DARK),
