@@ -11,7 +11,6 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
-#include <exception>
 #include <memory>
 #include <set>
 #include <string>
@@ -129,7 +128,6 @@ struct OpenOperator final : at::ObserverContext {
   uint64_t generation;
   bool only_if_none_inside;  // count it only if none inside is
   uint64_t noted_before = noted_operators;
-  int exceptions = std::uncaught_exceptions();
   int64_t number = 0;  // 0 where it has none yet
   std::string key;     // only then, and the next
   std::unique_ptr<UnknownOperator> unknown;
@@ -300,14 +298,15 @@ std::unique_ptr<at::ObserverContext> on_operator_begin(const at::RecordFunction&
 
 void on_operator_end(const at::RecordFunction& function, at::ObserverContext* context) {
   auto* open = static_cast<OpenOperator*>(context);
-  // One that raised has computed nothing.
-  if (open == nullptr || std::uncaught_exceptions() > open->exceptions) return;
+  if (open == nullptr) return;
+  const auto outputs = last(function.outputs(), function.num_outputs());
+  // One that raised, as the last of a checkpoint does, has computed nothing.
+  if (outputs.empty() && function.num_outputs() > 0) return;
   ThreadState& thread = this_thread();
   if (thread.generation != open->generation) return;
   if (open->only_if_none_inside && noted_operators != open->noted_before) return;
   ++noted_operators;
-  const int64_t number =
-      open->unknown ? note_unknown(thread, *open, last(function.outputs(), function.num_outputs())) : open->number;
+  const int64_t number = open->unknown ? note_unknown(thread, *open, outputs) : open->number;
   write_without_gil(thread, open->generation, kOperator << kKindShift | thread.meta_bits | kNoName, number);
 }
 
