@@ -312,6 +312,23 @@ def test_a_summary_adds_up_what_streams_did_and_how_late_they_came() -> None:
     )
 
 
+def test_a_summary_by_class_adds_up_the_times_of_the_device_by_class() -> None:
+    summary = two_calls().summary(by="class")
+
+    assert summary.device is not None
+    assert summary.device.rows == (
+        DeviceModule("", "Net", 2, 6000, 2000, 6000, 0, 0, 3250),
+        DeviceModule("", "Linear", 2, 4000, 4000, 4000, 0, 0, 3650),
+    )
+    assert dict(zip(summary.columns()["module_class"], summary.columns()["device_total_ns"], strict=True)) == {
+        "Net": 6000,
+        "Linear": 4000,
+    }
+    assert render_device(summary.device).splitlines()[1].split() == (
+        "class calls total ms self forward backward latency p50".split()
+    )
+
+
 def test_a_summary_is_shown_as_a_table_of_modules() -> None:
     device = DeviceSummary(
         (

@@ -11,6 +11,7 @@ from ..._typing import BoolArray, Int64Array
 from ..gpu_tracks import on_gpu
 from ..slices import FORWARD, PHASES, Columns
 from ..time_intervals import union_of
+from .module_rows import GroupBy, group_modules
 from .percentiles import median
 from .self_times import is_outermost, self_times, times_in_phase
 
@@ -24,7 +25,7 @@ class DeviceModule(NamedTuple):
     Times are from event to event, so they include waits of the stream for the host.
 
     Attributes:
-        fqn: the module's fully qualified name.
+        fqn: the module's fully qualified name; empty in a summary by class.
         module_class: the name of its class.
         calls: how many of its forwards were seen on a stream.
         total_ns: of all phases together.
@@ -51,7 +52,7 @@ class DeviceSummary(NamedTuple):
     """What the streams did as a whole; times are integer nanoseconds.
 
     Attributes:
-        rows: a row per module, the one with the longest total first.
+        rows: a row per module, or class, the one with the longest total first.
         streams: how many there are.
         length_ns: from the first begin to the last end of each stream's spans, together.
         in_modules_ns: of it, in any module.
@@ -71,14 +72,14 @@ class DeviceSummary(NamedTuple):
     unread: int
 
 
-def summarize_device(timeline: "Timeline") -> DeviceSummary | None:
+def summarize_device(timeline: "Timeline", by: GroupBy = "module") -> DeviceSummary | None:
     """Return what streams did; None if the timeline has no device times. A merged profile has none."""
     bound = timeline.metadata.get("device_clock_bound_ns")
     chosen = on_gpu(timeline)
     if not isinstance(bound, int) or not chosen.any():
         return None
     columns = timeline.columns
-    rows = _rows(timeline, chosen)
+    rows = _rows(timeline, chosen, by)
     length = in_modules = gaps = 0
     tracks = np.unique(columns.track[chosen])
     for track in tracks.tolist():
@@ -92,44 +93,43 @@ def summarize_device(timeline: "Timeline") -> DeviceSummary | None:
     return DeviceSummary(rows, len(tracks), length, in_modules, gaps, bound, dropped, unread)
 
 
-def _rows(timeline: "Timeline", chosen: BoolArray) -> tuple[DeviceModule, ...]:
-    columns, names = timeline.columns, timeline.names
-    fqns = list(dict.fromkeys(names[name].fqn for name in np.unique(columns.name[chosen]).tolist()))
-    row_of = {fqn: row for row, fqn in enumerate(fqns)}
-    class_of = {name.fqn: name.module_class for name in reversed(names)}
-    row_of_name = np.array([row_of.get(name.fqn, -1) for name in names], np.int64)
-    row = row_of_name[columns.name]
-    outermost = chosen & is_outermost(columns, row)
+def _rows(timeline: "Timeline", chosen: BoolArray, by: GroupBy) -> tuple[DeviceModule, ...]:
+    columns, groups = timeline.columns, group_modules(timeline.names, by)
+    count = len(groups)
+    group = groups.of_name[columns.name]
+    outermost = chosen & is_outermost(columns, group)
     duration = times_in_phase(columns)
-    totals = np.zeros((len(PHASES), len(fqns)), np.int64)
-    np.add.at(totals, (columns.phase[outermost], row[outermost]), duration[outermost])
-    own_ns = np.zeros(len(fqns), np.int64)
-    np.add.at(own_ns, row[chosen], self_times(columns)[chosen])
-    calls = np.bincount(row[chosen & (columns.phase == FORWARD)], minlength=len(fqns))
-    latencies = _latencies(columns, chosen, row_of_name, len(fqns))
+    totals = np.zeros((len(PHASES), count), np.int64)
+    np.add.at(totals, (columns.phase[outermost], group[outermost]), duration[outermost])
+    own_ns = np.zeros(count, np.int64)
+    np.add.at(own_ns, group[chosen], self_times(columns)[chosen])
+    calls = np.bincount(group[chosen & (columns.phase == FORWARD)], minlength=count)
+    latencies = _latencies(columns, chosen, groups.of_name, count)
     found = [
-        DeviceModule(fqn, class_of[fqn], count, sum(phases), own, phases[0], phases[1], phases[2], median(latency))
-        for fqn, count, phases, own, latency in zip(
-            fqns, calls.tolist(), totals.T.tolist(), own_ns.tolist(), latencies, strict=True
+        DeviceModule(
+            *(groups.fqns[row], groups.classes[row], int(calls[row]), int(totals[:, row].sum()), int(own_ns[row])),
+            *totals[:, row].tolist(),
+            latency_p50_ns=median(latencies[row]),
         )
+        for row in np.unique(group[chosen]).tolist()
     ]
     return tuple(sorted(found, key=lambda module: module.total_ns, reverse=True))
 
 
-def _latencies(columns: Columns, chosen: BoolArray, row_of_name: Int64Array, count: int) -> list[list[int]]:
-    """Return for each row the latencies of its calls, in each phase: from the begin on a thread to that on a stream."""
+def _latencies(columns: Columns, chosen: BoolArray, group_of_name: Int64Array, count: int) -> list[list[int]]:
+    """Return for each group the latencies of its calls, in each phase: from the begin on a thread to that on a stream."""
     found: list[list[int]] = [[] for _ in range(count)]
     begun: list[dict[tuple[int, int, int], int]] = []
     for side in (~chosen, chosen):
         # Spans are in start order; the first of each call and phase counts.
-        rows = np.flatnonzero(side & (row_of_name[columns.name] >= 0))[::-1]
+        rows = np.flatnonzero(side)[::-1]
         keys = zip(*(column[rows].tolist() for column in (columns.name, columns.call, columns.phase)), strict=True)
         begun.append(dict(zip(keys, columns.start[rows].tolist(), strict=True)))
     on_threads, on_streams = begun
     for key, start in on_streams.items():
         if key in on_threads:
             # At the moment itself, the bound of the clock can put the device before the host.
-            found[row_of_name[key[0]]].append(max(start - on_threads[key], 0))
+            found[group_of_name[key[0]]].append(max(start - on_threads[key], 0))
     return found
 
 
@@ -160,8 +160,8 @@ def render_device(device: DeviceSummary | None, limit: int | None = None, width:
 
 
 def device_table(device: DeviceSummary) -> Table:
-    """Return the table of modules, the one with the longest total first; times in ms."""
-    return times_table(_COLUMNS, device.rows, ["recompute_ns"])
+    """Return the table of modules or classes, the one with the longest total first; times in ms."""
+    return times_table(_COLUMNS, device.rows, ["fqn", "recompute_ns"])
 
 
 def times_table(columns: Sequence[tuple[str, str, int]], rows: Sequence[Any], optional: Sequence[str]) -> Table:

@@ -134,9 +134,7 @@ class Summary:
         rows = [row for row in self.rows if matches(row.fqn or row.module_class)]
         device = self.device
         if device is not None:
-            device = device._replace(
-                rows=tuple(row for row in device.rows if matches(row.fqn if self.by == "module" else row.module_class))
-            )
+            device = device._replace(rows=tuple(row for row in device.rows if matches(row.fqn or row.module_class)))
         return replace(self, rows=rows, modules=len(rows), device=device)._with_costs_of_rows()
 
     def _with_costs_of_rows(self) -> Summary:
@@ -200,10 +198,10 @@ class Summary:
             for values in [[getattr(row, field) for row in self.rows]]
             if not values or values.count(None) < len(values)
         }
-        if self.device is not None and self.by == "module":
-            on_device = {row.fqn: row for row in self.device.rows}
+        if self.device is not None:
+            on_device = {(row.fqn, row.module_class): row for row in self.device.rows}
             for field in _DEVICE_FIELDS:
-                values = [getattr(on_device.get(row.fqn), field, 0) for row in self.rows]
+                values = [getattr(on_device.get((row.fqn, row.module_class)), field, 0) for row in self.rows]
                 columns[f"device_{field}"] = np.array(values, np.int64)
         return columns
 

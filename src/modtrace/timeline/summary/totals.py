@@ -36,7 +36,7 @@ def summarize(timeline: Timeline, by: GroupBy = "module", step_by: str | None = 
 
     See `Timeline.summary`.
     """
-    device = summarize_device(timeline)
+    device = summarize_device(timeline, by)
     timeline = without_gpu(timeline)
     spans = _classify(timeline, by, step_by)
     summary, order = _sum_up(timeline, by, spans.groups, [_measure(timeline, spans, step_by)])
