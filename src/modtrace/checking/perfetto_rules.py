@@ -90,8 +90,8 @@ class PacketSequence:
     clocks: dict[int, _SequenceClock] = field(default_factory=dict)
     interned: defaultdict[str, dict[int, str]] = field(default_factory=lambda: defaultdict(dict))
 
-    def update(self, packet: Any) -> None:
-        """Apply what a packet sets for those after it."""
+    def update(self, packet: Any, data: str | None) -> None:
+        """Apply what a packet, which holds this kind of data, sets for those after it."""
         if packet.sequence_flags & _STATE_CLEARED:
             self.has_state = True
             self.interned.clear()
@@ -99,7 +99,7 @@ class PacketSequence:
         if packet.HasField("trace_packet_defaults"):
             self.default_clock_id = packet.trace_packet_defaults.timestamp_clock_id
             self.default_track = packet.trace_packet_defaults.track_event_defaults.track_uuid
-        if packet.HasField("clock_snapshot"):
+        if data == "clock_snapshot":
             readings, first_own = packet.clock_snapshot.clocks, _MIN_SEQUENCE_CLOCK_ID
             builtin_ns = next((reading.timestamp for reading in readings if reading.clock_id < first_own), 0)
             for reading in (reading for reading in readings if reading.clock_id >= first_own):
@@ -159,10 +159,12 @@ class PerfettoPackets:
         """Check the next packets of the file."""
         for position, packet in enumerate(packets, self._position):
             sequence = self._sequences[packet.trusted_packet_sequence_id]
-            sequence.update(packet)
-            if packet.HasField("track_event"):
+            # One look at the packet is far cheaper than to ask for each field.
+            data = packet.WhichOneof("data")
+            sequence.update(packet, data)
+            if data == "track_event":
                 self._add_event(position, packet, packet.track_event, sequence, sequence.time_ns(packet))
-            elif packet.HasField("track_descriptor"):
+            elif data == "track_descriptor":
                 self._described_tracks.add(packet.track_descriptor.uuid)
         self._position += len(packets)
 
@@ -179,7 +181,10 @@ class PerfettoPackets:
         event_type = event.type
         # Half of all packets are the end of a slice, and most of these nothing else.
         is_plain_end = event_type == _END and event.ByteSize() == _BYTES_OF_TYPE
-        problems = [*_packet_faults(position, packet, sequence, time)]
+        # None of the rules on the packet breaks then; to ask them all takes longer.
+        is_usual = sequence.has_state and packet.timestamp and packet.trusted_packet_sequence_id
+        is_usual = is_usual and time is not None and 0 <= time < _MAX_TIME_NS
+        problems = [] if is_usual else [*_packet_faults(position, packet, sequence, time)]
         if not is_plain_end:
             problems += _undefined_references(position, event, sequence)
         self._faults += problems
@@ -225,13 +230,19 @@ def _packet_faults(position: int, packet: Any, sequence: PacketSequence, time: i
 def _undefined_references(position: int, event: Any, sequence: PacketSequence) -> Iterator[Fault]:
     """Find interned values that a track event refers to and its sequence has not defined."""
     interned = sequence.interned
-    references = [("event_names", event.name_iid)] if event.name_iid else []
-    references += [("event_categories", iid) for iid in event.category_iids]
+    if event.name_iid and event.name_iid not in interned["event_names"]:
+        yield _undefined("event_names", event.name_iid, position)
+    known = interned["event_categories"]
+    for iid in event.category_iids:
+        if iid not in known:
+            yield _undefined("event_categories", iid, position)
+    names, texts = interned["debug_annotation_names"], interned["debug_annotation_string_values"]
     for annotation in event.debug_annotations:
-        if annotation.name_iid:
-            references.append(("debug_annotation_names", annotation.name_iid))
-        if annotation.string_value_iid:
-            references.append(("debug_annotation_string_values", annotation.string_value_iid))
-    for field_name, iid in references:
-        if iid not in interned[field_name]:
-            yield Fault("undefined", f"{field_name} {iid} is not interned in its sequence", position)
+        if (iid := annotation.name_iid) and iid not in names:
+            yield _undefined("debug_annotation_names", iid, position)
+        if (iid := annotation.string_value_iid) and iid not in texts:
+            yield _undefined("debug_annotation_string_values", iid, position)
+
+
+def _undefined(field_name: str, iid: int, position: int) -> Fault:
+    return Fault("undefined", f"{field_name} {iid} is not interned in its sequence", position)
