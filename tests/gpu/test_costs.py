@@ -207,13 +207,13 @@ def test_rates_are_those_of_the_devices_stopwatch(cuda: torch.device) -> None:
             for _ in range(4):
                 model(x)
                 recording.step()
-            begin.record()  # type: ignore[no-untyped-call]
+            begin.record()
             for _ in range(8):
                 model(x)
                 recording.step()
-            end.record()  # type: ignore[no-untyped-call]
+            end.record()
             torch.cuda.synchronize()
-    timed = 8 * 8 * 2 * 8192**3 / (begin.elapsed_time(end) / 1e3)  # type: ignore[no-untyped-call]
+    timed = 8 * 8 * 2 * 8192**3 / (begin.elapsed_time(end) / 1e3)
     summary = recording.timeline().summary()
     by_class = recording.timeline().summary(by="class")
 

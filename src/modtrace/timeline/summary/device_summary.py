@@ -108,8 +108,7 @@ def _rows(timeline: "Timeline", chosen: BoolArray, by: GroupBy) -> tuple[DeviceM
     found = [
         DeviceModule(
             *(groups.fqns[row], groups.classes[row], int(calls[row]), int(totals[:, row].sum()), int(own_ns[row])),
-            *totals[:, row].tolist(),
-            latency_p50_ns=median(latencies[row]),
+            *(*totals[:, row].tolist(), median(latencies[row])),
         )
         for row in np.unique(group[chosen]).tolist()
     ]
@@ -117,7 +116,7 @@ def _rows(timeline: "Timeline", chosen: BoolArray, by: GroupBy) -> tuple[DeviceM
 
 
 def _latencies(columns: Columns, chosen: BoolArray, group_of_name: Int64Array, count: int) -> list[list[int]]:
-    """Return for each group the latencies of its calls, in each phase: from the begin on a thread to that on a stream."""
+    """Return the latencies of the calls of each group, in each phase: from a thread's begin to that of a stream."""
     found: list[list[int]] = [[] for _ in range(count)]
     begun: list[dict[tuple[int, int, int], int]] = []
     for side in (~chosen, chosen):
