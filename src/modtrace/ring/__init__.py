@@ -4,30 +4,22 @@ Engines write it, `timeline.decode` reads it; another process can read a file wh
 was killed.
 """
 
-from .file_format import FIRST_STEP, MAGIC, STACKS_SIGNAL, Record
-from .kept_rings import find_rings, newest_rings, stacks_path, whole_run_path
-from .read_file import RingSnapshot, has_news, read_ring, read_ring_rank, read_ring_records, ring_serials
-from .ring import NameTable, Ring, WriteSlot
-from .slot_format import Events, Kind
-
-__all__ = [
-    "FIRST_STEP",
-    "MAGIC",
-    "STACKS_SIGNAL",
-    "Events",
-    "Kind",
-    "NameTable",
-    "Record",
-    "Ring",
-    "RingSnapshot",
-    "WriteSlot",
-    "find_rings",
-    "has_news",
-    "newest_rings",
-    "read_ring",
-    "read_ring_rank",
-    "read_ring_records",
-    "ring_serials",
-    "stacks_path",
-    "whole_run_path",
-]
+from .file_format import FIRST_STEP as FIRST_STEP
+from .file_format import MAGIC as MAGIC
+from .file_format import STACKS_SIGNAL as STACKS_SIGNAL
+from .file_format import Record as Record
+from .kept_rings import find_rings as find_rings
+from .kept_rings import newest_rings as newest_rings
+from .kept_rings import stacks_path as stacks_path
+from .kept_rings import whole_run_path as whole_run_path
+from .read_file import RingSnapshot as RingSnapshot
+from .read_file import has_news as has_news
+from .read_file import read_ring as read_ring
+from .read_file import read_ring_rank as read_ring_rank
+from .read_file import read_ring_records as read_ring_records
+from .read_file import ring_serials as ring_serials
+from .ring import NameTable as NameTable
+from .ring import Ring as Ring
+from .ring import WriteSlot as WriteSlot
+from .slot_format import Events as Events
+from .slot_format import Kind as Kind

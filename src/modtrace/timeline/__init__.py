@@ -2,58 +2,41 @@
 
 from __future__ import annotations
 
-from ..ring.collective_text import CollectiveName
-from .collectives import Collective, CollectiveDetails, Collectives, Group, launching_spans
-from .contents import BackwardPass, CounterSeries, Mark, Name, Process, Range, Stats, Track
-from .decode.analysis import RingAnalysis
-from .decode.from_ring import build_timeline
-from .decode.large import LargeTimeline, find_large
-from .decode.open_calls import AFTER_BACKWARD, OpenCall, ThreadStack
-from .decode.pieces import ReadRing, build_in_pieces, find_pieces
-from .gpu_work import GpuWork
-from .slices import BACKWARD, FORWARD, PHASES, RECOMPUTE, Columns, Slices
-from .spans import Span, Spans
-from .summary import ModuleTimes, StepTimes, Summary
-from .summary.overview import OperatorTotals
-from .timeline import Timeline
-
-__all__ = [
-    "AFTER_BACKWARD",
-    "BACKWARD",
-    "FORWARD",
-    "PHASES",
-    "RECOMPUTE",
-    "BackwardPass",
-    "Collective",
-    "CollectiveDetails",
-    "CollectiveName",
-    "Collectives",
-    "Columns",
-    "CounterSeries",
-    "GpuWork",
-    "Group",
-    "LargeTimeline",
-    "Mark",
-    "ModuleTimes",
-    "Name",
-    "OpenCall",
-    "OperatorTotals",
-    "Process",
-    "Range",
-    "ReadRing",
-    "RingAnalysis",
-    "Slices",
-    "Span",
-    "Spans",
-    "Stats",
-    "StepTimes",
-    "Summary",
-    "ThreadStack",
-    "Timeline",
-    "Track",
-    "build_in_pieces",
-    "build_timeline",
-    "find_large",
-    "find_pieces",
-    "launching_spans",
-]
+from ..ring.collective_text import CollectiveName as CollectiveName
+from .collectives import Collective as Collective
+from .collectives import CollectiveDetails as CollectiveDetails
+from .collectives import Collectives as Collectives
+from .collectives import Group as Group
+from .collectives import launching_spans as launching_spans
+from .contents import BackwardPass as BackwardPass
+from .contents import CounterSeries as CounterSeries
+from .contents import Mark as Mark
+from .contents import Name as Name
+from .contents import Process as Process
+from .contents import Range as Range
+from .contents import Stats as Stats
+from .contents import Track as Track
+from .decode.analysis import RingAnalysis as RingAnalysis
+from .decode.from_ring import build_timeline as build_timeline
+from .decode.large import LargeTimeline as LargeTimeline
+from .decode.large import find_large as find_large
+from .decode.open_calls import AFTER_BACKWARD as AFTER_BACKWARD
+from .decode.open_calls import OpenCall as OpenCall
+from .decode.open_calls import ThreadStack as ThreadStack
+from .decode.pieces import ReadRing as ReadRing
+from .decode.pieces import build_in_pieces as build_in_pieces
+from .decode.pieces import find_pieces as find_pieces
+from .gpu_work import GpuWork as GpuWork
+from .slices import BACKWARD as BACKWARD
+from .slices import FORWARD as FORWARD
+from .slices import PHASES as PHASES
+from .slices import RECOMPUTE as RECOMPUTE
+from .slices import Columns as Columns
+from .slices import Slices as Slices
+from .spans import Span as Span
+from .spans import Spans as Spans
+from .summary import ModuleTimes as ModuleTimes
+from .summary import StepTimes as StepTimes
+from .summary import Summary as Summary
+from .summary.overview import OperatorTotals as OperatorTotals
+from .timeline import Timeline as Timeline

@@ -9,26 +9,18 @@ from .._interrupts import cached_property
 from .._system.files import find_each
 from .._system.processes import ParallelReader
 from ..ring import find_rings
-from .flight_recorder import FlightRecord, rank_of_dump, read_flight_record
-from .hangs import Hang, find_all_hangs, find_hangs
-from .places import RankGroup, group_ranks, headline
-from .python_stack import NO_STACKS, python_stacks
-from .rank_state import RankState, rank_state_of, read_rank_state
-
-__all__ = [
-    "NO_STACKS",
-    "FlightRecord",
-    "Hang",
-    "RankGroup",
-    "RankState",
-    "WhereResult",
-    "find_hangs",
-    "python_stacks",
-    "rank_state_of",
-    "read_job",
-    "read_rank_state",
-    "where",
-]
+from .flight_recorder import FlightRecord as FlightRecord
+from .flight_recorder import rank_of_dump, read_flight_record
+from .hangs import Hang as Hang
+from .hangs import find_all_hangs
+from .hangs import find_hangs as find_hangs
+from .places import RankGroup as RankGroup
+from .places import group_ranks, headline
+from .python_stack import NO_STACKS as NO_STACKS
+from .python_stack import python_stacks as python_stacks
+from .rank_state import RankState as RankState
+from .rank_state import rank_state_of as rank_state_of
+from .rank_state import read_rank_state as read_rank_state
 
 _Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 

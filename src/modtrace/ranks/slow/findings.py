@@ -1,21 +1,29 @@
-"""Who is late: what the steps of a part of a run say, and of all parts the run."""
+"""Who is late: what the steps of a part of a run say, and then all parts of the run.
+
+For the ranks of a pipeline, self times of modules per rank and step are compared with the slowest of their like.
+"""
 
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from ..._errors import ModtraceError
 from ..._system.processes import map_in_processes, processor_count
-from ..._typing import Float32Array, Int64Array
-from ..groups import group_starts, medians_within
+from ..._typing import BoolArray, Float32Array, Float64Array, Int64Array
+from ...timeline import PHASES
+from ..groups import group_lengths, group_starts, medians_within, slowest_of_others
 from ..job_time import JobTime
 from ..rank_folder import RankRecording, find_rank_recordings, is_dataset
-from ..rank_tables import FolderTables, RankTables, StepTable, take
-from .late_senders import late_senders
+from ..rank_tables import CALL, WAIT, CollectiveTable, FolderTables, RankTables, SpanTable, StepTable, take
 from .late_steps import (
+    COUNTED_NOISES,
+    MAD_TO_SIGMA,
+    MIN_NOISES,
     MODULES_PER_STEP,
     Arrivals,
     LateStep,
@@ -25,11 +33,238 @@ from .late_steps import (
     find_arrivals,
     late_steps,
     module_excess,
+    noise_limit,
     peers_of,
 )
-from .own_time import OwnTime
-from .replay import Replay, rank_events, without_excess
+from .own_time import OwnTime, segments_of
+from .replay import RankEvents, Replay, message_ends, rank_events, shared_keys, shorten, without_excess
 from .slow_run import PartOfRun, SlowRun, join_parts
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+
+
+class LikeModuleTimes(NamedTuple):
+    """What modules took in each step; arrays of equal length.
+
+    Attributes:
+        fqns: what `fqn` points into.
+        rank: int64.
+        step: int64.
+        fqn: int64.
+        phase: int64, index into `timeline.PHASES`.
+        own: int64, self time, ns.
+        excess: int64, by how much that is more than the slowest of its like took on other ranks, ns; 0 if there is
+            none. Alike are modules of one class whose names differ by numbers (`layers.3.up` and `layers.7.up`).
+        noise: float64, how much the self times of its like vary from step to step, as a deviation, ns.
+    """
+
+    fqns: list[str]
+    rank: Int64Array
+    step: Int64Array
+    fqn: Int64Array
+    phase: Int64Array
+    own: Int64Array
+    excess: Int64Array
+    noise: Float64Array
+
+
+def like_module_times(parts: Iterable[SpanTable], own_time: OwnTime) -> LikeModuleTimes:
+    """Return what the modules of some ranks took.
+
+    Args:
+        parts: their spans, each rank's in one of the tables.
+        own_time: the ranks' own time.
+    """
+    fqns: dict[str, int] = {}
+    likes: dict[tuple[str, str], int] = {}
+    rows = [np.empty((6, 0), np.int64)]
+    for spans in parts:
+        fqn = np.array([fqns.setdefault(name.fqn, len(fqns)) for name in spans.names] or [0])
+        names = [(_NUMBER.sub("*", name.fqn), name.module_class) for name in spans.names]
+        like = np.array([likes.setdefault(name, len(likes)) for name in names] or [0])
+        by_rank = np.argsort(spans.rank, kind="stable")
+        ranks, begins = np.unique(spans.rank[by_rank], return_index=True)
+        for rank, chosen in zip(ranks.tolist(), np.split(by_rank, begins[1:]) if len(ranks) else [], strict=True):
+            rows.append(_rank_rows(take(spans, chosen), own_time, rank, fqn, like))
+    rank, step, name, phase, kind, own = np.concatenate(rows, axis=1)
+    like, module = kind * len(PHASES) + phase, name * len(PHASES) + phase
+    excess = _excess(rank, step, like, own)
+    # The deviations of the modules of a kind from what each takes at the median of its steps.
+    noise = MAD_TO_SIGMA * medians_within(np.abs(own - medians_within(own, module, rank)), like)
+    return LikeModuleTimes(list(fqns), rank, step, name, phase, own, excess, noise)
+
+
+def _rank_rows(spans: SpanTable, own_time: OwnTime, rank: int, fqn: Int64Array, like: Int64Array) -> Int64Array:
+    of_rank = own_time.of_rank(rank)
+    segments = segments_of(spans, of_rank, rank)
+    own = of_rank.until(segments.end) - of_rank.until(segments.begin)
+    name, phase = np.divmod(segments.key, len(PHASES))
+    step = spans.step[segments.owner].astype(np.int64)
+    key, index = np.unique(np.stack([step, fqn[name], phase, like[name]]), axis=1, return_inverse=True)
+    total = np.bincount(index.ravel(), own, key.shape[1]).astype(np.int64)
+    step, number, phase, kind = key
+    return np.stack([np.full(len(total), rank), step, number, phase, kind, total])
+
+
+def _excess(rank: Int64Array, step: Int64Array, kind: Int64Array, own: Int64Array) -> Int64Array:
+    order = np.lexsort((own, rank, step, kind))
+    begins = group_starts(kind[order], step[order], rank[order])
+    sizes = group_lengths(begins, len(order))
+    # The slowest of each rank: the last of each run.
+    slowest = order[begins + sizes - 1]
+    by_size = np.lexsort((own[slowest], step[slowest], kind[slowest]))
+    ordered = slowest[by_size]
+    groups = group_starts(kind[ordered], step[ordered])
+    count = group_lengths(groups, len(ordered))
+    usual, of_row = np.empty(len(slowest), np.int64), np.empty(len(own), np.int64)
+    # A rank that is alone in a step has no others: what is found then is of another step.
+    usual[by_size] = np.where(np.repeat(count, count) > 1, slowest_of_others(own[ordered], groups), -1)
+    of_row[order] = np.repeat(usual, sizes)
+    return np.where(of_row >= 0, own - of_row, 0)
+
+
+_CHUNK = 256
+"""Ranks whose spans are read at a time."""
+_MAX_CANDIDATES = 8
+"""Ranks of a part of a run that are replayed: those that took most more."""
+_NEVER = np.iinfo(np.int64).min
+
+
+def late_senders(
+    table: CollectiveTable, own_time: OwnTime, replay: Replay, tables: RankTables, first: int, last: int
+) -> list[tuple[StepFinding, Int64Array]]:
+    """Return what each step says in which ranks sent each other messages, in order.
+
+    With it: by how much the own time before each event is shorter without the excess of its rank in all steps, ns.
+
+    Args:
+        table: the collectives of all ranks.
+        own_time: their own time.
+        replay: of what they did.
+        tables: where spans come from, and how far times are off.
+        first: the first step.
+        last: the one behind the last.
+    """
+    events, late = replay.events, _late_to_messages(table)
+    steps = np.unique([step for _, step in late if first <= step < last]).tolist()
+    if not steps:
+        return []
+    ranks = sorted({rank for rank, _ in late})
+    chunks = (tables.spans(ranks[begin : begin + _CHUNK], first, last) for begin in range(0, len(ranks), _CHUNK))
+    times = like_module_times(chunks, own_time)
+    counted = times.excess > np.maximum(COUNTED_NOISES * times.noise, 0)
+    typical = _typical_total(times, counted)
+    totals: dict[tuple[int, int], tuple[int, int]] = {}
+    for key, rows in _by_rank_and_step(times, counted).items():
+        limit = max(noise_limit(times.noise[rows], int(np.sum(times.step == key[1]))), MIN_NOISES * typical)
+        if (total := int(times.excess[rows].sum())) > limit:
+            totals[key] = total, round(limit)
+    worst: dict[int, int] = {}
+    for (rank, _), (total, _) in totals.items():
+        worst[rank] = worst.get(rank, 0) + total
+    shorter: dict[int, Int64Array] = {}
+    for rank in sorted(worst, key=lambda one: -worst[one])[:_MAX_CANDIDATES]:
+        own_steps = [step for one, step in totals if one == rank]
+        rows = np.flatnonzero(counted & (times.rank == rank) & np.isin(times.step, own_steps))
+        shorter[rank] = _shorter(events, times, rows, tables.spans([rank], first, last), own_time)
+    saved = {rank: replay.saved_by_step(without) for rank, without in shorter.items()}
+    bounds = tables.bounds()
+
+    def late_sender(step: int) -> tuple[StepFinding, Int64Array]:
+        # Late is whom another one waited for, and without whose excess the step would have been shorter.
+        here = [
+            rank
+            for rank, of_steps in saved.items()
+            if (rank, step) in totals
+            and late.get((rank, step), (0, 0))[0] > 0
+            and of_steps.get(step, 0) > totals[rank, step][1]
+        ]
+        if not here:
+            rank = min(rank for rank, own in late if own == step)
+            return StepFinding(step, "even", rank, 0, 0, 0, 0, 0), np.zeros(len(events.time), np.int64)
+        rank = max(here, key=lambda one: saved[one][step])
+        total, limit = totals[rank, step]
+        lateness, other = late[rank, step]
+        bound = bounds.largest_bound(rank, np.array([other]))
+        verdict: Verdict = "late" if lateness > bound else "cannot tell"
+        rows = np.flatnonzero(counted & (times.rank == rank) & (times.step == step))
+        rows = rows[np.argsort(-times.excess[rows], kind="stable")][:MODULES_PER_STEP]
+        modules = tuple(
+            ModuleExcess(
+                times.fqns[times.fqn[row]], PHASES[times.phase[row]], int(times.excess[row]), int(times.own[row])
+            )
+            for row in rows
+        )
+        finding = StepFinding(step, verdict, rank, total, saved[rank][step], lateness, bound, limit)
+        return finding._replace(modules=modules if verdict == "late" else ()), shorter[rank]
+
+    return [late_sender(step) for step in steps]
+
+
+def _typical_total(times: LikeModuleTimes, counted: BoolArray) -> float:
+    """Return what all modules of a rank together take more in a step as a rule, of the median rank, ns.
+
+    Some of many modules always take long; ranks vary by that.
+    """
+    ranks, rank = np.unique(times.rank, return_inverse=True)
+    steps, step = np.unique(times.step, return_inverse=True)
+    totals = np.bincount(rank * len(steps) + step, np.where(counted, times.excess, 0), len(ranks) * len(steps))
+    of_ranks = np.sort(np.median(totals.reshape(len(ranks), len(steps)), axis=1)) if len(steps) else np.zeros(1)
+    return float(of_ranks[(len(of_ranks) - 1) // 2])
+
+
+def _by_rank_and_step(times: LikeModuleTimes, counted: BoolArray) -> dict[tuple[int, int], Int64Array]:
+    rows = np.flatnonzero(counted)
+    order = rows[np.lexsort((times.step[rows], times.rank[rows]))]
+    keys, begins = np.unique(np.stack([times.rank[order], times.step[order]]), axis=1, return_index=True)
+    parts = np.split(order, begins[1:]) if len(begins) else []
+    return {(int(rank), int(step)): part for (rank, step), part in zip(keys.T, parts, strict=True)}
+
+
+def _shorter(
+    events: RankEvents, times: LikeModuleTimes, rows: Int64Array, spans: SpanTable, own_time: OwnTime
+) -> Int64Array:
+    """Return by how much the own time before each event is shorter without the excess of some modules of a rank."""
+    rank = int(times.rank[rows[0]])
+    of_rank = own_time.of_rank(rank)
+    segments = segments_of(spans, of_rank, rank)
+    own = of_rank.until(segments.end) - of_rank.until(segments.begin)
+    inside = slice(*np.searchsorted(events.rank, [rank, rank + 1]).tolist())
+    event = np.searchsorted(events.place[inside], segments.end)
+    count = inside.stop - inside.start
+    step, fqn = spans.step[segments.owner], np.array([name.fqn for name in spans.names], object)
+    name, phase = np.divmod(segments.key, len(PHASES))
+    shorter = np.zeros(len(events.time), np.int64)
+    for row in rows.tolist():
+        chosen = (step == times.step[row]) & (phase == times.phase[row]) & (event < count)
+        chosen[chosen] = fqn[name[chosen]] == times.fqns[times.fqn[row]]
+        weights = np.bincount(event[chosen], own[chosen].astype(np.float64), count).astype(np.float64)
+        shorten(shorter, events, inside, weights, int(times.excess[row]))
+    return shorter
+
+
+def _late_to_messages(table: CollectiveTable) -> dict[tuple[int, int], tuple[int, int]]:
+    """Return for each rank and step with messages the longest time that a peer waited for it, and which peer."""
+    sender, receiver = message_ends(table)
+    is_message = sender >= 0
+    if not np.any(is_message):
+        return {}
+    key = shared_keys(table)
+    is_receiver = (table.rank == receiver).astype(np.int64)
+    began = np.full((int(key.max()) + 1, 2), np.iinfo(np.int64).max)
+    waits, calls = np.flatnonzero(is_message & (table.kind == WAIT)), np.flatnonzero(is_message & (table.kind == CALL))
+    np.minimum.at(began, (key[waits], is_receiver[waits]), table.start[waits])
+    other_began = began[key[calls], 1 - is_receiver[calls]]
+    known = other_began < np.iinfo(np.int64).max
+    lateness = np.where(known, table.start[calls] - np.where(known, other_began, 0), _NEVER)
+    other = np.where(is_receiver == 1, sender, receiver)[calls]
+    order = np.lexsort((lateness, table.step[calls], table.rank[calls]))
+    # The last of each rank and step is the largest.
+    return {
+        (int(table.rank[calls[row]]), int(table.step[calls[row]])): (int(lateness[row]), int(other[row]))
+        for row in order.tolist()
+    }
+
 
 _NO_STEP = 1 << 30
 """Behind the last step of any recording."""
