@@ -24,8 +24,9 @@ import modtrace
 from modtrace.cli.group import group
 from modtrace.read import FileKind, file_kind, load
 from modtrace.timeline import Name, Timeline
-from modtrace.view.pages import MAX_SPANS, ensure_viewable, handover_page, iframe_html
+from modtrace.view.pages import MAX_SPANS, handover_page, iframe_html
 from modtrace.view.server import TraceServer
+from modtrace.view.viewable import ensure_viewable
 from tests.support import perfetto_ui
 from tests.support.browser import visit
 from tests.support.gpt_timeline import gpt_timeline

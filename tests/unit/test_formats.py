@@ -10,7 +10,7 @@ from modtrace import TraceError
 from modtrace.checking import check
 from modtrace.formats.trace_kind import format_of
 from modtrace.read import FileKind, file_kind, load
-from modtrace.view.pages import ensure_viewable
+from modtrace.view.viewable import ensure_viewable
 
 JSON = b'{"traceEvents": []}'
 

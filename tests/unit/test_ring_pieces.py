@@ -15,8 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modtrace.read import load
-from modtrace.read.ring_file import load_around, load_large, summarize_large
+from modtrace import TraceError
+from modtrace.read import load, ring_file
+from modtrace.read.ring_file import load_around, load_large, load_shown, summarize_large
+from modtrace.reporting import report
 from modtrace.ring import Kind, read_ring, ring_serials
 from modtrace.ring.range_text import range_text
 from modtrace.ring.slot_format import NO_NAME
@@ -24,6 +26,7 @@ from modtrace.timeline import Timeline
 from modtrace.timeline.contents import BACKWARD_PASSES, STEPS_END_WITH
 from modtrace.timeline.decode import pieces
 from modtrace.timeline.slices import BACKWARD, DTYPES
+from modtrace.view.viewable import ensure_viewable
 from modtrace.write import write_large
 from modtrace.write.step_parts import part_counters
 from tests.support.event_script import EventScript
@@ -235,3 +238,45 @@ def test_the_oldest_events_of_a_running_process_are_left_out(tmp_path: Path) -> 
     assert ring_serials(path) == range(40, 100)
     script.close()
     assert ring_serials(path) == range(36, 100)
+
+
+def test_of_a_ring_with_too_many_events_the_last_steps_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring = tmp_path / "run.modtrace"
+    Training(ring, 1)
+    monkeypatch.setattr(ring_file, "SHOWN_EVENTS", 700)
+    whole, events = load(ring), read_ring(ring).slots.events
+    # The first step of which all events are among the last 700: the one behind the first that ends there.
+    first = min(events.value[-700:][events.kind[-700:] == Kind.STEP].tolist()) + 1
+    monkeypatch.setattr(pieces, "PIECE_EVENTS", 128)
+    shown, notes = load_shown(ring, None)
+    viewable, view_notes = ensure_viewable(ring, tmp_path)
+    (tmp_path / "all").mkdir()
+    everything, no_notes = ensure_viewable(ring, tmp_path / "all", (None, None))
+    packed, chosen = report(ring), report(ring, steps=(3, 5))
+
+    assert 0 < first < STEPS - 1
+    assert as_values(shown) == as_values(whole.steps(first))
+    assert notes == view_notes == packed.notes
+    assert notes[0].startswith(
+        f"This holds the steps from {first} on: the ring has {len(events):,} events, from step 0"
+    )
+    assert f"- {notes[0]}\n" in packed.files["summary.md"].decode()
+    assert f"{STEPS - first} steps" in packed.files["summary.md"].decode()
+    assert {*load(viewable).slices.step.tolist()} == {*range(first, STEPS)}
+    assert chosen.notes == ["This holds steps 3 to 4, which --steps chose."]
+    assert no_notes == []
+    assert as_values(load(everything))["start"] == as_values(whole)["start"]
+    with pytest.raises(TraceError, match="it holds nothing of these steps; its last one is 59"):
+        load_shown(ring, (100, 200))
+
+
+def test_the_last_step_is_shown_even_if_it_has_too_many_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = tmp_path / "run.modtrace"
+    Training(ring, 1)
+    monkeypatch.setattr(ring_file, "SHOWN_EVENTS", 2)
+    monkeypatch.setattr(pieces, "PIECE_EVENTS", 128)
+    shown, _ = load_shown(ring, None)
+
+    assert {*shown.slices.step.tolist()} == {STEPS - 1}

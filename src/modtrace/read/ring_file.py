@@ -10,11 +10,14 @@ from .._errors import TraceError
 from ..ring import read_ring, ring_serials
 from ..timeline import LargeTimeline, ReadRing, Timeline, build_in_pieces, build_timeline, find_large, find_pieces
 from ..timeline.contents import WHOLE_RUN
-from ..timeline.decode.window import build_around
+from ..timeline.decode.window import build_around, find_last_steps
 from ..timeline.summary import GroupBy, Summary, summarize_pieces
 from ..watching.read_whole_run import read_whole_run
 from . import load
 from .file_kind import FileKind, file_kind_by_head
+
+SHOWN_EVENTS = 4_000_000
+"""Events of a ring that are shown at once, if nobody chose steps: as many as a browser draws in a moment."""
 
 
 def load_ring(path: Path) -> Timeline:
@@ -41,6 +44,38 @@ def load_around(path: str | os.PathLike[str], steps: tuple[int | None, int | Non
     ring = None if steps is None else _ring(path)
     timeline = None if ring is None or steps is None else build_around(*ring, *steps)
     return load(path) if timeline is None else _with_whole_run(timeline, read_whole_run(Path(path)))
+
+
+def load_shown(path: str | os.PathLike[str], steps: tuple[int | None, int | None] | None) -> tuple[Timeline, list[str]]:
+    """Read some steps of a file; if none are named, all, or of a ring with too many events the last ones.
+
+    Args:
+        path: the file.
+        steps: the first step and the one behind the last, as for `Timeline.steps`; None: none are named.
+
+    Returns:
+        The timeline, and what the user should know of what is not in it.
+
+    Raises:
+        RingError: as of `load`.
+        TraceError: as of `load`, or nothing ran in these steps.
+    """
+    notes, ring = list[str](), None if steps is not None else _ring(path)
+    if ring is not None and len(ring[1]) > SHOWN_EVENTS and (found := find_last_steps(*ring, SHOWN_EVENTS)):
+        begin, first = found
+        steps = first, None
+        notes.append(
+            f"This holds the steps from {first:,} on: the ring has {len(ring[1]):,} events, from step {begin:,} on. "
+            "--steps A:B chooses other steps, and --steps : all."
+        )
+    whole = load_around(path, steps)
+    timeline = whole if steps is None else whole.steps(*steps)
+    if steps is not None and not len(timeline.slices):
+        last = int(whole.slices.step.max(initial=-1))
+        raise TraceError(
+            path, f"it holds nothing of these steps; its last one is {last}" if last >= 0 else "it is empty"
+        )
+    return timeline, notes
 
 
 def load_large(path: str | os.PathLike[str]) -> LargeTimeline | None:

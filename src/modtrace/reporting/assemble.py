@@ -20,6 +20,7 @@ from .._system.files import work_folder
 from .._terminal import counted
 from .._version import __version__
 from ..read import FileKind, file_kind, load, trace_path
+from ..read.ring_file import load_shown
 from ..timeline import Timeline
 from ..timeline.excerpt import choose_slowest, last_spans, slowest_steps
 from ..write.atomic_file import atomic_writer
@@ -218,6 +219,8 @@ _ONLY_MODULES_NOTE = (
     "The profiler's own events are left out: of a merged trace in Perfetto's format only the modules can be told. "
     "A report of the same in JSON has them."
 )
+_PROFILES = (FileKind.PROFILE, FileKind.MERGED_JSON, FileKind.MERGED_PERFETTO)
+_Steps = tuple[int | None, int | None]
 _log = logging.getLogger("modtrace")
 
 
@@ -255,16 +258,19 @@ def report(
     *,
     anonymize: bool = False,
     max_bytes: int = MAX_REPORT_BYTES,
+    steps: _Steps | None = None,
 ) -> Report:
     """Pack a trace for a bug report: the trace, a page that shows it, a summary and the environment.
 
-    If only a part of the trace fits and `out` is given, a warning is logged.
+    If only a part of the trace fits and `out` is given, a warning is logged. Of a ring with more than 4 million events,
+    the last steps are packed; `notes` says which.
 
     Args:
         trace: a timeline, or any file that `modtrace.load` reads.
         out: the `.zip` to write; None: write none.
         anonymize: replace names of modules and classes by aliases.
         max_bytes: size limit of the archive.
+        steps: pack the modules of the steps from the first number to before the second, as `Timeline.steps` takes them.
 
     Raises:
         RingError: a ring file is damaged beyond reading.
@@ -278,9 +284,10 @@ def report(
     names = AliasedNames(redact) if anonymize else ReportNames(redact)
     with work_folder() as folder:
         if isinstance(trace, Timeline):
-            packed = _fit(TimelineSource(trace, names, folder), None, names, max_bytes)
+            chosen = trace if steps is None else trace.steps(*steps)
+            packed = _fit(TimelineSource(chosen, names, folder), None, names, max_bytes)
         else:
-            packed = _pack_file(trace, names, folder, max_bytes)
+            packed = _pack_file(trace, names, folder, max_bytes, steps)
     if out is not None:
         packed.save(out)
         if packed.cut is not None:
@@ -289,18 +296,31 @@ def report(
     return packed
 
 
-def _pack_file(path: str | os.PathLike[str], names: ReportNames, folder: Path, max_bytes: int) -> Report:
+def _pack_file(
+    path: str | os.PathLike[str], names: ReportNames, folder: Path, max_bytes: int, steps: _Steps | None
+) -> Report:
     with trace_path(path) as trace:
         kind = file_kind(trace)
         source: ReportSource
-        if kind in (FileKind.PROFILE, FileKind.MERGED_JSON):
+        if kind in (FileKind.PROFILE, FileKind.MERGED_JSON) and steps is None:
             source = ProfileSource(trace, kind, names, folder)
         else:
-            source = TimelineSource(load(trace), names, folder)
-        if kind is FileKind.MERGED_PERFETTO:
+            timeline, notes = load_shown(trace, steps)
+            source = TimelineSource(timeline, names, folder)
+            source.notes += notes
+        if steps is not None:
+            source.notes.append(_describe_steps(source.timeline, has_events=kind in _PROFILES))
+        elif kind is FileKind.MERGED_PERFETTO:
             source.notes.append(_ONLY_MODULES_NOTE)
-        is_merged = kind in (FileKind.MERGED_JSON, FileKind.MERGED_PERFETTO)
+        is_merged = steps is None and kind in (FileKind.MERGED_JSON, FileKind.MERGED_PERFETTO)
         return _fit(source, _gpu_table(trace, names) if is_merged else None, names, max_bytes)
+
+
+def _describe_steps(timeline: Timeline, *, has_events: bool) -> str:
+    """Say which steps were chosen; `has_events`: whether the trace has events of a profiler, which are not in them."""
+    step = timeline.slices.step
+    left_out = "; the profiler's own events are left out" if has_events else ""
+    return f"This holds steps {int(step.min()):,} to {int(step.max()):,}, which --steps chose{left_out}."
 
 
 def _gpu_table(path: Path, names: ReportNames) -> str:

@@ -4,21 +4,25 @@ from pathlib import Path
 
 import click
 
-from ..options import value_option
+from ..options import steps_option, value_option
 from ..output import echo, show_status
 
 
 @click.command("report")
 @click.argument("trace", type=click.Path())
 @value_option("-o --output", click.Path(), "OUT", "The .zip to write; may be left out with --show.")
+@steps_option
 @click.option("--anonymize", is_flag=True, help="Replace names of modules and classes by aliases.")
 @click.option("--show", is_flag=True, help="First print what the archive holds, with every name and text in it.")
-def report_command(trace: str, output: str | None, anonymize: bool, show: bool) -> None:
+def report_command(
+    trace: str, output: str | None, steps: tuple[int | None, int | None] | None, anonymize: bool, show: bool
+) -> None:
     """Pack TRACE for an issue: the trace, a page that shows it, a summary to paste, and the environment.
 
     TRACE is any file that modtrace reads. Names of modules, classes and operations stay; texts of marks, names of
     threads and annotations, process ids and the time of the recording are replaced; source code, command lines, hosts
-    and paths are left out. The archive has at most 25 MB: of a longer trace it holds the slowest steps.
+    and paths are left out. The archive has at most 25 MB: of a longer trace it holds the slowest steps. Of a ring with
+    more than 4 million events it is about the last steps, unless --steps chooses others.
     """
     from ...write import check_writable
 
@@ -31,7 +35,7 @@ def report_command(trace: str, output: str | None, anonymize: bool, show: bool) 
     from ...reporting import MAX_REPORT_BYTES, report
 
     with show_status(f"packing {trace}"):
-        packed = report(trace, anonymize=anonymize)
+        packed = report(trace, anonymize=anonymize, steps=steps)
     if show:
         for name, data in packed.files.items():
             click.echo(f"{len(data):12,} {name}")
@@ -45,6 +49,8 @@ def report_command(trace: str, output: str | None, anonymize: bool, show: bool) 
             for text in texts:
                 echo(f"{kind}: {text}")
         click.echo()
+    for note in packed.notes:
+        echo(note, err=True)
     if packed.cut is not None:
         megabytes = MAX_REPORT_BYTES // 10**6
         echo(f"The trace is cut to {packed.cut}, so that the archive has no more than {megabytes} MB.", err=True)

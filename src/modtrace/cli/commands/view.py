@@ -5,7 +5,7 @@ import re
 
 import click
 
-from ..options import value_option
+from ..options import steps_option, value_option
 from ..output import echo, show_status
 
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(?::\d{1,5})?")
@@ -20,22 +20,30 @@ def _origin(url: str) -> str:
 
 @click.command("view")
 @click.argument("trace", type=click.Path())
+@steps_option
 @click.option("--offline", is_flag=True, help="Show the modules in modtrace's own page, which needs no network.")
 @value_option("--port", click.IntRange(1, 65535), "N", "Serve at this port; else at any that is free.")
 @click.option("--no-browser", is_flag=True, help="Open no browser; only say what to open.")
 @click.option("--keep", is_flag=True, help="Serve until Ctrl-C; else as long as the page is open.")
 @value_option("--perfetto-url", _origin, "URL", "A Perfetto UI of your own, as https://host:port.")
 def view_command(
-    trace: str, offline: bool, port: int | None, no_browser: bool, keep: bool, perfetto_url: str | None
+    trace: str,
+    steps: tuple[int | None, int | None] | None,
+    offline: bool,
+    port: int | None,
+    no_browser: bool,
+    keep: bool,
+    perfetto_url: str | None,
 ) -> None:
     """Open TRACE in ui.perfetto.dev, with the module tracks on top.
 
     TRACE is any file that modtrace reads. It goes from a server on this machine to the browser and nowhere else. The
-    server ends when the page is closed.
+    server ends when the page is closed. Of a ring with more than 4 million events it shows the last steps, unless
+    --steps chooses others; of a merged trace or one of torch.profiler, --steps shows the modules alone.
     """
     from ..._errors import ModtraceError
     from ..._system.files import work_folder
-    from ...read import load
+    from ...read.ring_file import load_shown
     from ...view.server import PERFETTO_ORIGIN, WAIT_TIMEOUT_S, Page, TraceServer, open_and_serve
 
     if offline and perfetto_url:
@@ -45,14 +53,16 @@ def view_command(
             if offline:
                 from ...write.html import render_html
 
-                page, path = Page(render_html(load(trace))), None
+                timeline, notes = load_shown(trace, steps)
+                page, path = Page(render_html(timeline)), None
             else:
-                from ...view.pages import ensure_viewable, handover_page
+                from ...view.pages import handover_page
+                from ...view.viewable import ensure_viewable
 
-                path, notes = ensure_viewable(trace, folder)
+                path, notes = ensure_viewable(trace, folder, steps)
                 page = handover_page("trace", os.path.basename(trace), perfetto_url or PERFETTO_ORIGIN)
-                for note in notes:
-                    echo(note, err=True)
+        for note in notes:
+            echo(note, err=True)
         with TraceServer(page, path, port=port or 0) as server:
             delivered = open_and_serve(server, echo, browser=not no_browser, keep=keep)
     if not delivered:

@@ -70,6 +70,23 @@ def build_around(read: pieces.ReadRing, serials: range, first: int | None, last:
     )
 
 
+def find_last_steps(read: pieces.ReadRing, serials: range, max_events: int) -> tuple[int, int] | None:
+    """Return the numbers of the first step that ends in a ring, and of the first of its last ones, which are whole.
+
+    None if the ring is not large, or if nothing ends its steps.
+
+    Args:
+        read: reads some of its events.
+        serials: those of the ring.
+        max_events: how many events the last steps have together at most, unless the last one that ended has more.
+    """
+    looks = _Looks(read, serials)
+    if not looks.is_large:
+        return None
+    cut_off = looks.next_end(max(serials.start, serials.stop - max_events))
+    return looks.first.number, min(cut_off.number + 1, looks.last.number)
+
+
 class _Looks:
     """Looks into a ring.
 
@@ -97,9 +114,9 @@ class _Looks:
             event = ends.event[-1]
             self._kind, self._name = tail.events.kind[event], tail.events.name[event]
             self.last = _StepEnd(int(tail.events.serial[event]), int(ends.number[-1]))
-            self.first = self._next_end(serials.start)
+            self.first = self.next_end(serials.start)
 
-    def _next_end(self, begin: int) -> _StepEnd:
+    def next_end(self, begin: int) -> _StepEnd:
         """Return the first end of a step from a serial number on; behind the last, that of a step that never comes."""
         without = {*Kind} - {self._kind}
         for at in range(begin, self.last.serial + 1, self.block):
@@ -115,7 +132,7 @@ class _Looks:
         before, behind = low, high
         while high - low > self.block:
             middle = (low + high) // 2
-            found = self._next_end(middle)
+            found = self.next_end(middle)
             if found.number < number:
                 low = before = found.serial + 1
             else:
