@@ -278,6 +278,25 @@ def test_tensors_that_are_no_plain_tensors(engine: EngineName) -> None:
     assert len([span for span in recording.timeline().spans if span.phase == "forward"]) == 9
 
 
+def test_a_trace_of_jit_does_not_note_that_shapes_are_recorded(engine: EngineName) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 3), nn.ReLU()), torch.ones(2, 4)
+
+    def trace() -> tuple[list[str], list[str]]:
+        with warnings.catch_warnings(record=True) as found, torch.no_grad():
+            warnings.simplefilter("always")
+            graph = torch.jit.trace(model, x, check_trace=False).inlined_graph
+        return [node.kind() for node in graph.nodes()], [str(warning.message) for warning in found]
+
+    plain = trace()
+    with modtrace.record(engine=engine, shapes=True) as recording:
+        recorded = trace()
+
+    assert recorded == plain
+    assert [args["shapes"] for args in recording.timeline().span_args.values()] == ["float32[2, 4]"] * 2 + [
+        "float32[2, 3]"
+    ]
+
+
 def test_a_class_of_tensors_does_not_see_that_shapes_are_recorded(engine: EngineName) -> None:
     seen: list[str] = []
 

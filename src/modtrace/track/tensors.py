@@ -1,7 +1,7 @@
 """The tensors inside what goes into a module and what comes out of it, and how to look at one."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -10,8 +10,19 @@ from torch import Tensor
 
 _MAX_DEPTH = 8
 
-unseen_by_modes: Callable[[], AbstractContextManager[None]] = torch._C.DisableTorchFunction
-"""For a look at tensors: the user's modes and subclasses, which are told of it, may count, print or refuse."""
+
+@contextmanager
+def unseen_by_modes() -> Iterator[None]:
+    """Look at tensors: the user's modes and subclasses may count or refuse that, and `torch.jit.trace` notes it."""
+    tracing = torch._C._get_tracing_state()
+    try:
+        if tracing is not None:
+            torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
+        with torch._C.DisableTorchFunction():
+            yield
+    finally:
+        if tracing is not None:
+            torch._C._set_tracing_state(tracing)  # type: ignore[attr-defined]
 
 
 def tensors_in(value: Any, depth: int = 0) -> Iterator[Tensor]:
