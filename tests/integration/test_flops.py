@@ -244,6 +244,93 @@ class Shared(nn.Module):
         return out @ out.T  # of the module itself
 
 
+class CheckpointedFunction(nn.Module):
+    def __init__(self, *, reentrant: bool) -> None:
+        super().__init__()
+        self.into, self.back = nn.Parameter(torch.randn(NARROW, WIDE)), nn.Parameter(torch.randn(WIDE, NARROW))
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(lambda x: torch.relu(x @ self.into) @ self.back, x, use_reentrant=self.reentrant)
+        return out
+
+
+def checkpointed_functions(again: int, *, reentrant: bool) -> Case:
+    model = nn.Sequential(
+        *(
+            nn.Linear(NARROW, NARROW),
+            CheckpointedFunction(reentrant=reentrant),
+            CheckpointedFunction(reentrant=reentrant),
+        )
+    )
+    linear = 2 * N * NARROW * NARROW
+    return Case(
+        trained(model),
+        {
+            "Sequential": (linear + 4 * FIRST, linear + 8 * FIRST, 2 * again),
+            "Sequential.0": (linear, linear, 0),
+            "Sequential.1": (2 * FIRST, 4 * FIRST, again),
+            "Sequential.2": (2 * FIRST, 4 * FIRST, again),
+        },
+    )
+
+
+def checkpointed_function() -> Case:
+    return checkpointed_functions(FIRST, reentrant=False)  # it stops where the last product saves its inputs
+
+
+def checkpointed_function_reentrant() -> Case:
+    return checkpointed_functions(2 * FIRST, reentrant=True)
+
+
+class Inside(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.back = nn.Linear(NARROW, WIDE), nn.Parameter(torch.randn(WIDE, NARROW))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.into(x) @ self.back)
+
+
+class CheckpointedForward(nn.Module):
+    def __init__(self, *, reentrant: bool) -> None:
+        super().__init__()
+        self.block = Inside()
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(type(self.block).forward, self.block, x, use_reentrant=self.reentrant)
+        return out
+
+
+def checkpointed_forward(*, reentrant: bool = False) -> Case:
+    model = nn.Sequential(CheckpointedForward(reentrant=reentrant))
+    return Case(
+        trained(model, lambda: rows().requires_grad_()),
+        {
+            "Sequential": (2 * FIRST, 4 * FIRST, 2 * FIRST),
+            "Sequential.0": (2 * FIRST, 4 * FIRST, 2 * FIRST),
+            "Sequential.0.block.into": (FIRST, 2 * FIRST, FIRST),
+        },
+    )
+
+
+def checkpointed_forward_reentrant() -> Case:
+    return checkpointed_forward(reentrant=True)
+
+
+def double_backward() -> Case:
+    model = nn.Linear(NARROW, WIDE)
+
+    def step() -> None:
+        x = rows().requires_grad_()
+        (gradient,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+        gradient.square().sum().backward()
+
+    # One product, then two gradients of it and two of the forward's.
+    return Case(step, {"Linear": (FIRST, 5 * FIRST, 0)})
+
+
 def shared() -> Case:
     linear, product = 2 * N * NARROW * NARROW, 2 * N * N * NARROW
     return Case(
@@ -311,7 +398,9 @@ def batched_products() -> Case:
 
 CASES = (
     *(mlp, input_with_gradient, frozen_first, frozen_last, lora, convolutions, transposed_convolution, attention),
-    *(checkpointed, checkpointed_reentrant, shared, inference, functional_call, compiled, batched_products),
+    *(checkpointed, checkpointed_reentrant, checkpointed_function, checkpointed_function_reentrant),
+    *(checkpointed_forward, checkpointed_forward_reentrant, double_backward),
+    *(shared, inference, functional_call, compiled, batched_products),
 )
 
 

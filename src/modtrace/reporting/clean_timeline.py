@@ -17,7 +17,7 @@ from ..timeline import (
     Timeline,
     Track,
 )
-from ..timeline.contents import BACKWARD_PASSES, BYTES_ACCESSED, FLOPS, STEPS_END_WITH, TRACK_KINDS
+from ..timeline.contents import BACKWARD_PASSES, BYTES_ACCESSED, FLOPS, RECOMPUTE_FLOPS, STEPS_END_WITH, TRACK_KINDS
 from ..timeline.gpu_tracks import DEVICE_METADATA
 from ..timeline.rewrite import move_times, replace_processes
 from ..write.chrome import first_moment
@@ -172,7 +172,7 @@ def _clean_args(args: Mapping[str, str], names: ReportNames) -> dict[str, str]:
         "compiled_modules": None if compiled is None else names.inner_modules(compiled),
         **{
             name: args.get(name) if args.get(name, "").isdecimal() else None
-            for name in ("generation", "collected", FLOPS, BYTES_ACCESSED)
+            for name in ("generation", "collected", FLOPS, BYTES_ACCESSED, RECOMPUTE_FLOPS)
         },
     }
     return {name: text for name, text in cleaned.items() if text}

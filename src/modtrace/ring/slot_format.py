@@ -88,6 +88,9 @@ DEVICE_PENDING_NS = 100_000_000
 NOT_AWAITED_BIT = 1 << 62
 """In the value of a `COLLECTIVE_EXIT`: a device runs it, and the call left nothing by which a thread could wait."""
 
+WITH_GRADIENTS_BIT = 1 << 62
+"""In the value of an `OPERATOR`: gradients are enabled."""
+
 ABANDONED_BIT = 1 << 62
 """In the value of a `BACKWARD_OVER`: the graph task had ended by an exception some time before."""
 
@@ -172,7 +175,8 @@ class Kind(IntEnum):
     EVAL_ENTER = 32
     """Instead of a FORWARD_ENTER: a call begins that is in no other call, and its module is in eval mode."""
     OPERATOR = 33
-    """An operator that has a formula ran on this thread, in no other one. Value: the number of its record; no name."""
+    """An operator that has a formula ran on this thread, in no other one. Value: the number of its record, perhaps with
+    WITH_GRADIENTS_BIT; no name."""
     COUNTING = 34
     """From now on operators are counted, or are not any more. Value: 1 or 0; no name."""
     INPUTS = 35

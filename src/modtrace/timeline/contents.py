@@ -27,6 +27,9 @@ were counted: when, and what could not be."""
 BYTES_ACCESSED = "bytes_accessed"
 """The arg of a span beside its FLOPs: the bytes of the inputs and the outputs of the same operators."""
 
+RECOMPUTE_FLOPS = "recompute_flops"
+"""The arg of a backward span beside its FLOPs: those of them of functions, no modules, that a checkpoint ran again."""
+
 MEMORY = "memory"
 """In a timeline's metadata: what tensors held and by whom, what grew, and what could not be allocated; JSON values."""
 

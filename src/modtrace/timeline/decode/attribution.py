@@ -71,7 +71,7 @@ def _attribute_by_sequence(
 ) -> None:
     """Fill in `call` for the nodes of the native engine, by their sequence numbers."""
     enclosing = enclosing_call(intervals)
-    ranges = _create_graph_nodes(intervals, events)
+    ranges = create_graph_nodes(intervals, events)
     nodes = np.flatnonzero(native)
     forward_thread = intervals.forward_thread[nodes]
     threads = [
@@ -126,7 +126,7 @@ def _boundaries(
     return _Boundaries(sequence[known][order], innermost[known][order], builder[known][order])
 
 
-def _create_graph_nodes(intervals: Intervals, events: Events) -> dict[int, tuple[int, int]]:
+def create_graph_nodes(intervals: Intervals, events: Events) -> dict[int, tuple[int, int]]:
     """Return the nodes that ran with `create_graph=True`, with the thread's sequence numbers before and after each."""
     if not np.any(events.kind == Kind.GRAPH_BUILT):
         return {}

@@ -3,6 +3,8 @@
 An operator belongs to the innermost call around it on its thread, or to the call of the autograd node around it. Two
 calls are alike if they have the same name, are the n-th of it in outermost calls with the same inputs, and are both
 recomputed or both not. A call that was not counted costs what the last counted one like it did.
+
+In a node that builds no graph, what runs with gradients is a function, no module, that a checkpoint runs again.
 """
 
 from collections import Counter
@@ -13,9 +15,11 @@ import numpy as np
 
 from ..._typing import BoolArray, Int64Array
 from ...ring import Kind
-from ..contents import BYTES_ACCESSED, FLOPS, UNKNOWN_FLOPS
+from ...ring.slot_format import WITH_GRADIENTS_BIT
+from ..contents import BYTES_ACCESSED, FLOPS, RECOMPUTE_FLOPS, UNKNOWN_FLOPS
 from ..slices import BACKWARD
 from .analysis import RingAnalysis
+from .attribution import create_graph_nodes
 from .intervals import find_parents
 from .spans import SpanRows, count_in_group, differs
 
@@ -50,8 +54,11 @@ def find_flops(analysis: RingAnalysis, rows: SpanRows, track: Int64Array) -> Rin
     if not np.any(np.isin(events.kind, (Kind.COUNTING, Kind.INPUTS))) and not len(index):
         return None
     inner, (costs, is_known) = _innermost(analysis, index), _costs(analysis, index)
-    in_node = (inner >= 0) & intervals.is_node[inner]
-    call = np.where(in_node, analysis.call[inner], inner)
+    in_node, of_interval = (inner >= 0) & intervals.is_node[inner], _with_nodes_inside(analysis)
+    call = np.where(in_node, of_interval[inner], inner)
+    rerun = in_node & (events.value[index] & WITH_GRADIENTS_BIT != 0)
+    rerun &= ~np.isin(inner, list(create_graph_nodes(intervals, analysis.events)))
+    costs = np.append(costs, [np.where(rerun, costs[0], 0)], axis=0)
     forward, backward = np.zeros((2, len(costs), len(intervals)), np.int64)
     in_forward, in_backward = np.flatnonzero(~in_node & (call >= 0)), np.flatnonzero(in_node & (call >= 0))
     for of_forward, of_backward, cost in zip(forward, backward, costs, strict=True):
@@ -59,9 +66,9 @@ def find_flops(analysis: RingAnalysis, rows: SpanRows, track: Int64Array) -> Rin
         np.add.at(of_backward, original[call[in_backward]], cost[in_backward])
     alike, is_counted = _number_alike(analysis), _in_windows(analysis)
     is_counted[inner[~is_known & (inner >= 0)]] = False
-    calls, nodes = np.flatnonzero(~intervals.is_node), np.flatnonzero(intervals.is_node & (analysis.call >= 0))
+    calls, nodes = np.flatnonzero(~intervals.is_node), np.flatnonzero(intervals.is_node & (of_interval >= 0))
     _copy_to_alike(forward, alike, calls, is_counted[calls])
-    of_node = original[analysis.call[nodes]]
+    of_node = original[of_interval[nodes]]
     run_backward, missed = np.unique(of_node), np.unique(of_node[~is_counted[nodes]])
     _copy_to_alike(backward, alike, run_backward, np.isin(run_backward, missed, invert=True))
     is_backward = rows["phase"] == BACKWARD
@@ -72,12 +79,14 @@ def find_flops(analysis: RingAnalysis, rows: SpanRows, track: Int64Array) -> Rin
     own[:, is_backward & again] = 0
     unknown = np.flatnonzero(own[0] == _UNKNOWN)
     parent = find_parents(track, rows["depth"])
-    flops, nbytes = (_with_inner(np.maximum(each, 0), rows["phase"], parent) for each in own)
-    known = np.flatnonzero(flops)
-    pairs = list(zip(flops[known].tolist(), nbytes[known].tolist(), strict=True))
-    shared = {pair: {FLOPS: str(pair[0]), BYTES_ACCESSED: str(pair[1])} for pair in set(pairs)}  # many cost the same
+    total = np.array([_with_inner(np.maximum(each, 0), rows["phase"], parent) for each in own])
+    known = np.flatnonzero(total[0])
+    each = list(map(tuple, total[:, known].T.tolist()))
+    names = FLOPS, BYTES_ACCESSED, RECOMPUTE_FLOPS
+    # Many cost the same.
+    shared = {one: {name: str(cost) for name, cost in zip(names, one, strict=True) if cost} for one in set(each)}
     return RingFlops(
-        dict(zip(known.tolist(), map(shared.__getitem__, pairs), strict=True))
+        dict(zip(known.tolist(), map(shared.__getitem__, each), strict=True))
         | {span: {FLOPS: UNKNOWN_FLOPS} for span in unknown.tolist()},
         {
             "steps": np.unique(analysis.steps_before(_positions(analysis, index))).tolist(),
@@ -88,6 +97,19 @@ def find_flops(analysis: RingAnalysis, rows: SpanRows, track: Int64Array) -> Rin
     )
 
 
+def _with_nodes_inside(analysis: RingAnalysis) -> Int64Array:
+    """Return `RingAnalysis.call` where a node of no call that runs inside another node has that one's.
+
+    A function that a checkpoint runs again makes such nodes, and the reentrant kind runs them in its own node.
+    """
+    intervals = analysis.intervals
+    call: Int64Array = analysis.call.copy()
+    for depth in range(1, int(intervals.depth.max(initial=0)) + 1):
+        inside = np.flatnonzero((intervals.depth == depth) & intervals.is_node & (call < 0))
+        call[inside] = call[intervals.parent[inside]]
+    return call
+
+
 def _costs(analysis: RingAnalysis, index: Int64Array) -> tuple[Int64Array, BoolArray]:
     """Return FLOPs and bytes of operators, int64[2, n] (0: no formula), and whether the process noted them."""
     costs = {
@@ -95,13 +117,18 @@ def _costs(analysis: RingAnalysis, index: Int64Array) -> tuple[Int64Array, BoolA
         for record in analysis.snapshot.records
         if record["kind"] == "operator"
     }
-    number, of_number = np.unique(analysis.all_events.value[index], return_inverse=True)
+    number, of_number = np.unique(_operators(analysis, index), return_inverse=True)
     each = np.array([costs.get(one, (0, 0)) for one in number.tolist()], np.int64).reshape(-1, 2)
     return each[of_number].T, np.array([one in costs for one in number.tolist()], np.bool_)[of_number]
 
 
+def _operators(analysis: RingAnalysis, index: Int64Array) -> Int64Array:
+    number: Int64Array = analysis.all_events.value[index] & ~WITH_GRADIENTS_BIT
+    return number
+
+
 def _by_operator(analysis: RingAnalysis, index: Int64Array) -> dict[str, object]:
-    ran = Counter(analysis.all_events.value[index].tolist())
+    ran = Counter(_operators(analysis, index).tolist())
     dtypes = Counter[str]()
     without: set[str] = set()
     for record in analysis.snapshot.records:

@@ -79,6 +79,8 @@ class FlopModule(NamedTuple):
         bytes_forward: of the inputs and the outputs of the operators that were counted, each once, in forward.
         bytes_backward: those of backward.
         bytes_recompute: those of recompute.
+        recompute_in_backward: of `flops_recompute`, those of functions, no modules, that a checkpoint ran again: their
+            time and their bytes are in backward.
     """
 
     fqn: str
@@ -93,6 +95,7 @@ class FlopModule(NamedTuple):
     bytes_forward: int = 0
     bytes_backward: int = 0
     bytes_recompute: int = 0
+    recompute_in_backward: int = 0
 
 
 class PhaseRate(NamedTuple):
@@ -203,7 +206,8 @@ class FlopSummary(NamedTuple):
             if row.flops is not None and whole_ns:
                 row = row._replace(flops_per_second=row.flops / whole_ns * 1e9)
             rows.append(row)
-            flops = (row.flops_forward, row.flops_backward, row.flops_recompute)
+            again = row.recompute_in_backward
+            flops = (row.flops_forward, (row.flops_backward or 0) + again, (row.flops_recompute or 0) - again)
             nbytes = (row.bytes_forward, row.bytes_backward, row.bytes_recompute)
             rates += [
                 PhaseRate(
@@ -267,6 +271,7 @@ def describe_flops(
     timeline: Timeline,
     rows: Sequence[ModuleTimes],
     self_flops: Sequence[int],
+    recompute_in_backward: Sequence[int],
     bytes_accessed: Int64Array,
     flops_in_steps: Int64Array,
     steps: Sequence[StepTimes],
@@ -278,6 +283,7 @@ def describe_flops(
         timeline: what was recorded.
         rows: the rows of the summary, with FLOPs.
         self_flops: of each row.
+        recompute_in_backward: the same, see `FlopModule`.
         bytes_accessed: int64[phases, rows].
         flops_in_steps: int64[phases, steps], FLOPs in each step.
         steps: of the summary.
@@ -286,11 +292,13 @@ def describe_flops(
     said = _mapping(timeline.metadata.get(FLOPS))
     dtypes = {str(name): value for name, value in _mapping(said.get("dtypes")).items() if type(value) is int}
     modules = []
-    for row, own, nbytes in zip(rows, self_flops, bytes_accessed.T.tolist(), strict=True):
+    each = zip(rows, self_flops, recompute_in_backward, bytes_accessed.T.tolist(), strict=True)
+    for row, own, again, nbytes in each:
         in_phases = row.flops_forward, row.flops_backward, row.flops_recompute or None
         parts = [part for part in in_phases if part is not None]
         flops = sum(parts) if parts else None
-        modules.append(FlopModule(row.fqn, row.module_class, row.calls, flops, own, None, *in_phases, *nbytes))
+        rest = *in_phases, *nbytes, again
+        modules.append(FlopModule(row.fqn, row.module_class, row.calls, flops, own, None, *rest))
     in_step = zip(steps, flops_in_steps.sum(axis=0).tolist(), flops_in_steps[RECOMPUTE].tolist(), strict=True)
     name, _, dtype = max(dtypes, key=dtypes.__getitem__, default="").rpartition(" ")
     outside, unknown = (value if type(value := said.get(key)) is int else 0 for key in ("outside", "unknown"))

@@ -10,10 +10,10 @@ import numpy as np
 
 from ..._numbering import Numbering
 from ..._typing import BoolArray, Int64Array
-from ..contents import BYTES_ACCESSED, Process
+from ..contents import BYTES_ACCESSED, RECOMPUTE_FLOPS, Process
 from ..gpu_tracks import without_gpu
 from ..select import first_process_tracks
-from ..slices import FORWARD, PHASES, RECOMPUTE, Columns
+from ..slices import BACKWARD, FORWARD, PHASES, RECOMPUTE, Columns
 from .device_summary import summarize_device
 from .flop_summary import describe_flops, read_flops
 from .memory_summary import summarize_memory
@@ -48,10 +48,12 @@ def summarize(timeline: Timeline, by: GroupBy = "module", step_by: str | None = 
             for row, took in zip(rows, memory.rows, strict=True)
         ]
     flops, costs = read_flops(timeline), None
-    moved = None if flops is None else read_flops(timeline, BYTES_ACCESSED)
-    if flops is not None and moved is not None:
+    moved, again = (read_flops(timeline, arg) for arg in (BYTES_ACCESSED, RECOMPUTE_FLOPS))
+    if flops is not None and moved is not None and again is not None:
         columns, count = timeline.columns, len(spans.groups)
         total = _add_up(columns, spans, flops.total, flops.own)[:, order]
+        in_backward = _add_up(columns, spans, again.total, again.own)[BACKWARD, order]
+        total[[BACKWARD, RECOMPUTE]] += [-in_backward, in_backward]
         unknown = flops.is_unknown(columns, spans.group, count)[:, order]
         rows = [
             row._replace(flops_forward=forward, flops_backward=backward, flops_recompute=recompute)
@@ -60,9 +62,13 @@ def summarize(timeline: Timeline, by: GroupBy = "module", step_by: str | None = 
         self_flops = np.zeros(count, np.int64)
         np.add.at(self_flops, spans.group, flops.own)
         numbers = [whole.step for whole in summary.steps]
-        in_steps = flops.in_steps(columns, np.where(spans.own, spans.step, -1), numbers)
+        step = np.where(spans.own, spans.step, -1)
+        in_steps = flops.in_steps(columns, step, numbers)
+        again_in_steps = again.in_steps(columns, step, numbers)[BACKWARD]
+        in_steps[[BACKWARD, RECOMPUTE]] += [-again_in_steps, again_in_steps]
         nbytes = _add_up(columns, spans, moved.total, moved.own)[:, order]
-        costs = describe_flops(timeline, rows, self_flops[order].tolist(), nbytes, in_steps, summary.steps, device)
+        own = self_flops[order].tolist()
+        costs = describe_flops(timeline, rows, own, in_backward.tolist(), nbytes, in_steps, summary.steps, device)
     return replace(
         summary,
         rows=rows,

@@ -307,7 +307,9 @@ void on_operator_end(const at::RecordFunction& function, at::ObserverContext* co
   if (open->only_if_none_inside && noted_operators != open->noted_before) return;
   ++noted_operators;
   const int64_t number = open->unknown ? note_unknown(thread, *open, outputs) : open->number;
-  write_without_gil(thread, open->generation, kOperator << kKindShift | thread.meta_bits | kNoName, number);
+  const int64_t with_gradients = c10::GradMode::is_enabled() ? kWithGradientsBit : 0;
+  write_without_gil(thread, open->generation, kOperator << kKindShift | thread.meta_bits | kNoName,
+                    number | with_gradients);
 }
 
 }  // namespace
