@@ -66,7 +66,7 @@ class ScreenState:
         elif key == "m":
             self.by_rank, self.first = not self.by_rank, 0
         elif key in ("[", "]") and ranks:
-            # All of them come before the first one.
+            # Before the first rank comes the view of all of them.
             index = (0 if self.rank is None else min(self.rank, ranks - 1) + 1) + (1 if key == "]" else -1)
             index %= ranks + 1
             self.rank, self.by_rank, self.first = (index - 1 if index else None), False, 0
@@ -111,7 +111,7 @@ def render(job: JobView, screen: ScreenState, width: int, height: int | None = N
 
     Args:
         job: what was read.
-        screen: what to show of it.
+        screen: what to show of it. If fewer rows are left, its `first` is moved back, so that keys go on from there.
         width: columns of the terminal.
         height: its lines; None: as many as there are, and no help on keys.
     """

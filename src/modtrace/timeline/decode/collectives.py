@@ -41,7 +41,7 @@ def build_collectives(analysis: RingAnalysis) -> tuple[Slices, CollectiveDetails
     known = used[used >= 0]
     exit_value = np.where(complete & ~is_wait, events.value[end], 0)
     names = [parse_collective(analysis.lookup.texts[number]) for number in known.tolist()]
-    # A device is asked up to 100 ms after it is done; the event of its stream says when that was.
+    # Up to 100 ms pass between the end of the work and the question whether it is done. The stream's event has the end.
     on_device = np.array([bool(name.device) for name in names] + [False])[name - (len(used) - len(known))]
     done = np.where(on_device, _find_done_on_device(analysis, begin, end, is_wait), done)
     rows = Slices.of_kind(
@@ -62,7 +62,7 @@ def build_collectives(analysis: RingAnalysis) -> tuple[Slices, CollectiveDetails
 def assign_communication_tracks(
     tracks: Sequence[Track], collectives: Slices, threads: Sequence[tuple[str, int]], process: Process
 ) -> tuple[list[Track], Slices]:
-    """Return the tracks with one more for each thread that has collectives, and the collectives on these."""
+    """Add a track for each thread that has collectives. Return all tracks, and the collectives on the new ones."""
     used, track = np.unique(collectives.track, return_inverse=True)
     described = [threads[thread] for thread in used.tolist()]
     added = [Track(COMMUNICATION, name, tid, process) for name, tid in described]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SORT_KEYS = ("gpu", "self", "total", "forward", "backward", "recompute", "mean", "p50", "p95", "calls", "name")
 
-_DEVICE_FIELDS = tuple(field for field in DeviceModule._fields if field not in {"fqn", "module_class"})
+_DEVICE_FIELDS = tuple(name for name in DeviceModule._fields if name not in {"fqn", "module_class"})
 _DERIVED_FIELDS = ("total_ns", "self_ns", "mean_ns")
 _SORT_FIELDS = {"gpu": "gpu_self_ns", "calls": "calls", "p50": "step_p50_ns", "p95": "step_p95_ns"}
 
@@ -48,10 +48,9 @@ class Summary:
         overview: what was recorded; None if that is not known.
         steps: what each step took; `overview.step_by` says what a step is.
         by: what has a row, "module" or "class".
-        gpu_steps: what was launched on GPUs in each step that optimizers or `Recording.step` end; empty if that is not
-            known.
-        others_ns: what the processes but the first took, whose steps are not marked: each from the start of its first
-            span to the end of its last, in nanoseconds together.
+        gpu_steps: what each step launched on GPUs, if optimizers or `Recording.step` end the steps; else empty.
+        others_ns: nanoseconds of all processes but the first, added up. Their steps are not marked, so each counts from
+            the start of its first span to the end of its last.
         device: what the streams of devices did; None if the recording has no device times.
         step_parts: each step in parts, and why a slow one was slow; in the order of `steps`.
         units: if steps are calls or ranges: percentiles of how long they took by name and thread, and how many there
@@ -113,8 +112,8 @@ class Summary:
         if key == "name":
             rows = sorted(self.rows, key=lambda row: (row.fqn, row.module_class))
         else:
-            field = _SORT_FIELDS.get(key, f"{key}_ns")
-            rows = sorted(self.rows, key=lambda row: getattr(row, field), reverse=True)
+            sorted_by = _SORT_FIELDS.get(key, f"{key}_ns")
+            rows = sorted(self.rows, key=lambda row: getattr(row, sorted_by), reverse=True)
         return replace(self, rows=rows[:limit])
 
     def only(self, pattern: str | None = None, max_depth: int | None = None) -> Summary:
@@ -138,7 +137,7 @@ class Summary:
         return replace(self, rows=rows, modules=len(rows), device=device)._with_costs_of_rows()
 
     def _with_costs_of_rows(self) -> Summary:
-        """Keep of memory and FLOPs what is of the rows."""
+        """Drop the memory and the FLOPs of modules that have no row."""
         named = {(row.fqn, row.module_class) for row in self.rows}
 
         def of_rows(costs: Sequence[Any]) -> tuple[Any, ...]:
@@ -193,16 +192,16 @@ class Summary:
         """
         fields = (*(CPU_FIELDS if self.gpu is None else ModuleTimes._fields), *_DERIVED_FIELDS)
         columns: dict[str, AnyArray] = {
-            field: np.array(values, np.object_ if field in {"fqn", "module_class"} or None in values else np.int64)
-            for field in fields
-            for values in [[getattr(row, field) for row in self.rows]]
+            name: np.array(values, np.object_ if name in {"fqn", "module_class"} or None in values else np.int64)
+            for name in fields
+            for values in [[getattr(row, name) for row in self.rows]]
             if not values or values.count(None) < len(values)
         }
         if self.device is not None:
             on_device = {(row.fqn, row.module_class): row for row in self.device.rows}
-            for field in _DEVICE_FIELDS:
-                values = [getattr(on_device.get((row.fqn, row.module_class)), field, 0) for row in self.rows]
-                columns[f"device_{field}"] = np.array(values, np.int64)
+            for name in _DEVICE_FIELDS:
+                values = [getattr(on_device.get((row.fqn, row.module_class)), name, 0) for row in self.rows]
+                columns[f"device_{name}"] = np.array(values, np.int64)
         return columns
 
     to_text = render.modules_text
@@ -249,7 +248,7 @@ class Summary:
         """Return a JSON object: `rows`, `steps`, `parts`, `units` and more; times in ns."""
         fields = (*(CPU_FIELDS if self.gpu is None else ModuleTimes._fields), *_DERIVED_FIELDS)
         values: dict[str, Any] = {
-            "rows": [{field: getattr(row, field) for field in fields} for row in self.rows],
+            "rows": [{name: getattr(row, name) for name in fields} for row in self.rows],
             **{name: getattr(self, name) for name in ("modules", "incomplete", "overwritten", "by", "outside")},
             **{name: json_values(getattr(self, name)) for name in ("parts", "units")},
         }

@@ -1,4 +1,4 @@
-"""How long steps take that are calls or ranges: percentiles, and how many there are per second."""
+"""How long calls or ranges take if they are the steps: percentiles, and how many end per second."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _STAGES_OF_GENERATE = ("prefill", "decode")
 
 
 class UnitTimes(NamedTuple):
-    """How long the steps of one name took that are calls or ranges; times are integer nanoseconds.
+    """How long the calls or ranges of one name took, each of which is a step; times are integer nanoseconds.
 
-    Only whole ones count.
+    Only those count that were recorded whole.
 
     Attributes:
         unit: what the module or range is called: "generate", "GPT".
-        stage: empty for the whole; of the calls inside "prefill" or "first call" for the first one of each module,
-            "decode" or "later calls" for the others. The first name of each is that of `generate`.
+        stage: which part of a step this is. The whole step has the empty text. Inside `generate` the first call of each
+            module is "prefill" and the others are "decode"; elsewhere these are "first call" and "later calls".
         thread: the thread's name; empty for all threads together.
         measured: how many there are.
         calls: how many outermost calls of modules are inside.
