@@ -13,18 +13,21 @@ from click.testing import CliRunner
 
 from modtrace import ModtraceError
 from modtrace.cli.group import group as commands
-from modtrace.ranks import JobTime, find_rank_recordings
+from modtrace.ranks import JobTime, find_rank_recordings, load_ranks, rank_folder
 from modtrace.ranks.all_ranks import load_rank
+from modtrace.ranks.rank_folder import load_own_time, load_pieces
 from modtrace.ranks.slow import find_slow_ranks
 from modtrace.ring import Kind
+from modtrace.timeline.decode import pieces
 from tests.support.event_script import EventScript
 from tests.support.made_job import Culprit, MadeJob, read_template
 from tests.unit.test_ranks_slow import ALL_REDUCE, MS, write_steps
+from tests.unit.test_ring_pieces import as_values
 
 pq = pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("duckdb")
 
-from modtrace.ranks.dataset_tables import DatasetTables  # noqa: E402 (it needs pyarrow)
+from modtrace.ranks.dataset_tables import TABLES, DatasetTables  # noqa: E402 (it needs pyarrow)
 
 STEPS = 25
 
@@ -280,3 +283,44 @@ def test_errors_say_what_to_do(run: Path, tmp_path: Path) -> None:
     (dataset / "dataset.json").write_text('{"format": 99}')
     with pytest.raises(ModtraceError, match="its format is 99"):
         find_slow_ranks(dataset)
+
+
+@pytest.mark.parametrize("ranks", [1, 12])
+def test_large_rings_are_packed_in_pieces(run: Path, monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
+    for path in sorted(run.iterdir())[ranks:]:
+        path.unlink()
+    whole = pack(run, "--steps-per-bucket", 2)
+    whole.rename(run.parent / "whole")
+    monkeypatch.setattr(pieces, "PIECE_EVENTS", 64)
+    found = [len([*load_pieces(file)]) for file in find_rank_recordings(run)]
+    in_pieces = pack(run, "--steps-per-bucket", 2)
+
+    assert min(found) >= 4
+    for table in TABLES:
+        (one,), (other,) = ([*(folder / table).iterdir()] for folder in (in_pieces, run.parent / "whole"))
+        assert pq.read_table(one).equals(pq.read_table(other))
+        assert pq.ParquetFile(one).num_row_groups == pq.ParquetFile(other).num_row_groups == 13
+    assert (in_pieces / "parts" / f"000000-{ranks - 1:06}.json").read_bytes() == (
+        run.parent / "whole" / "parts" / f"000000-{ranks - 1:06}.json"
+    ).read_bytes()
+
+
+def test_of_large_rings_some_steps_are_read_or_none(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = {step.step: step for step in find_slow_ranks(run).steps}
+    file = find_rank_recordings(run)[3]
+    parts = [load_own_time(file).steps(*steps) for steps in [(-3, -1), (15, 18)]]
+    monkeypatch.setattr(pieces, "PIECE_EVENTS", 64)
+    monkeypatch.setattr(rank_folder, "SHOWN_EVENTS", 100)
+    some = find_slow_ranks(run, steps=(20, None))
+
+    assert [step.step for step in some.steps] == [20, 21, 22, 23, 24]
+    # Of the first one it is not known what its ranks did before.
+    assert [step[:4] for step in some.steps[1:]] == [whole[step.step][:4] for step in some.steps[1:]]
+    for part, steps in zip(parts, [(-3, -1), (15, 18)], strict=True):
+        read = load_own_time(file, steps)
+        assert as_values(read)["start"] == as_values(part)["start"]
+        assert read.collectives.done.tolist() == part.collectives.done.tolist()
+    for ask in (find_slow_ranks, load_ranks):
+        with pytest.raises(ModtraceError, match="too many to read all ranks at once; choose steps"):
+            ask(run)
+    assert invoke("slow", run, "--steps", "20:") == find_slow_ranks(run, steps=(20, None)).to_text(10) + "\n"

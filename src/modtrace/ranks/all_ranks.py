@@ -1,6 +1,6 @@
 """The timelines of many ranks as one: a process per rank, all in the time of the job."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median_low
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from ..timeline.join import join
 from ..timeline.memory import allocated, format_bytes
 from ..timeline.rewrite import move_times, replace_processes
 from .job_time import JobTime, RankTime
-from .rank_folder import RankRecording, load_own_time
+from .rank_folder import RankRecording, Steps, load_own_time
 
 
 class RankTimeline(NamedTuple):
@@ -56,20 +56,22 @@ def peak_sentence(peaks: Mapping[int, int]) -> str:
     return f"rank {rank} held most memory: {most} at its peak, {by}{share} more than {than}"
 
 
-def load_rank(
-    file: RankRecording, time: RankTime, choose: Callable[[Timeline], Timeline] = lambda timeline: timeline
-) -> RankTimeline:
+def load_rank(file: RankRecording, time: RankTime, steps: Steps | None = None) -> RankTimeline:
     """Read a rank's recording and move it to the time of the job.
 
     Args:
         file: the recording.
         time: the place of its times in the job's time.
-        choose: returns the part that is wanted.
+        steps: take these alone; None: all.
 
     Raises:
         ModtraceError: it cannot be read.
     """
-    own = choose(load_own_time(file))
+    return place_rank(load_own_time(file, steps), file, time)
+
+
+def place_rank(own: Timeline, file: RankRecording, time: RankTime) -> RankTimeline:
+    """Move what was read of a rank's recording to the time of the job."""
     moments = np.concatenate([own.slices.start, own.slices.end])
     return RankTimeline(file.rank, move_times(own, time.move), time.bound_ns(moments), time.method)
 

@@ -12,7 +12,7 @@ from ..clocks import ClockMap, ClockTree, Offset, clock_in, measurements_in
 from ..ring import read_ring_records
 from ..timeline.decode.analysis import wall_clock
 from .collective_offsets import offsets_by_collectives
-from .rank_folder import RankRecording, load_own_time
+from .rank_folder import RankRecording, load_collectives
 
 WALL_CLOCK_BOUND_NS = 100_000_000
 """How far the wall clocks of two hosts are apart at most where NTP runs; nothing measures it."""
@@ -94,7 +94,7 @@ class JobTime:
                 self._times[rank] = RankTime(rank, clock, method, by_clocks, partial(tree.largest_bound, clock))
         left = [file for file in files if file.rank not in self._times]
         if left:
-            collectives = {file.rank: load_own_time(file).collectives for file in files}
+            collectives = {file.rank: load_collectives(file) for file in files}
             for rank, offsets in offsets_by_collectives(
                 collectives, {rank: time.to_job for rank, time in self._times.items()}
             ):

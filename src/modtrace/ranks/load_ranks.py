@@ -8,16 +8,14 @@ from ..ring.collective_text import rank_list
 from ..timeline import Timeline
 from .all_ranks import all_ranks_timeline, load_rank
 from .job_time import JobTime
-from .rank_folder import RankRecording, find_rank_recordings
+from .rank_folder import RankRecording, Steps, check_size, find_rank_recordings
 from .slow import slow_of_recordings, worst_ranks
-
-_Steps = tuple[int | None, int | None]
 
 
 def load_ranks(
     folder: str | os.PathLike[str],
     *,
-    steps: _Steps | None = None,
+    steps: Steps | None = None,
     ranks: Collection[int] | None = None,
     worst: int = 0,
     on_left_out: Callable[[ModtraceError], None] | None = None,
@@ -35,21 +33,20 @@ def load_ranks(
         on_left_out: is called with what is wrong with a recording that is not taken; None: that is raised.
 
     Raises:
-        ModtraceError: the folder holds no recording, or none of these ranks; one cannot be read; with `worst`, no two
-            ranks waited for each other.
+        ModtraceError: the folder holds no recording, or none of these ranks; one cannot be read, or is a ring with more
+            than 4 million events, and `steps` says nothing; with `worst`, no two ranks waited for each other.
 
     Example:
         >>> modtrace.load_ranks("run", steps=(10, 12), worst=4).save("late.pftrace")
     """
     files = find_rank_recordings(folder, on_left_out)
+    if steps is None:
+        check_size(files)
     job = JobTime(files)
     chosen: Sequence[RankRecording] = files
     if ranks is not None or worst:
-        wanted = {*(ranks or ()), *(worst_ranks(slow_of_recordings(files, job), worst) if worst else ())}
+        wanted = {*(ranks or ()), *(worst_ranks(slow_of_recordings(files, job, steps), worst) if worst else ())}
         chosen = [file for file in files if file.rank in wanted]
     if not chosen:
         raise ModtraceError(f"{os.fspath(folder)}: none of these ranks is in it; it holds {rank_list(job.ranks)}")
-    read = [
-        load_rank(file, job[file.rank], lambda part: part if steps is None else part.steps(*steps)) for file in chosen
-    ]
-    return all_ranks_timeline(read, job)
+    return all_ranks_timeline([load_rank(file, job[file.rank], steps) for file in chosen], job)

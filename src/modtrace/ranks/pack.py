@@ -1,11 +1,13 @@
 """A folder of recordings → a dataset: Parquet files of spans, collectives and steps, see `dataset_tables`.
 
-A part holds as many ranks as fit the memory. In each file a row group holds some steps, a bucket, of all its ranks, so
-that whoever asks for a bucket reads one row group of each file: a map over buckets needs no shuffle.
+A part holds as many ranks as fit the memory, or one that is read in pieces. In each file a row group holds some steps,
+a bucket, of all its ranks, so that whoever asks for a bucket reads one row group of each file: a map over buckets needs
+no shuffle.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,8 +16,10 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from .._errors import ModtraceError, WriteError
+from .._numbering import Numbering
 from .._system.processes import map_in_processes, processor_count
-from .all_ranks import load_rank
+from ..timeline import Track
+from .all_ranks import RankTimeline, place_rank
 from .dataset_tables import (
     TABLES,
     RankEntry,
@@ -27,7 +31,7 @@ from .dataset_tables import (
     write_part,
 )
 from .job_time import JobTime, RankTime
-from .rank_folder import RankRecording
+from .rank_folder import RankRecording, load_pieces
 from .rank_tables import collective_table, join_tables, span_table, step_end_table, take
 
 _PART_BYTES = 128 << 20
@@ -150,27 +154,62 @@ def _group_by_size(files: Sequence[RankRecording]) -> list[list[RankRecording]]:
 def _pack_part(dataset: Path, steps_per_bucket: int, part: Sequence[tuple[RankRecording, RankTime]]) -> int:
     """Write one part; runs in a process of its own. What was cut off in the middle is written again by the next run."""
     entries: list[RankEntry] = []
-    parts: dict[str, list[Any]] = {name: [] for name in TABLES}
-    for file, time in part:
-        source = _fingerprint(file)
-        one = load_rank(file, time)
-        for name, make in _MAKERS.items():
-            parts[name].append(make(one.timeline, one.rank))
-        spans = len(parts["spans"][-1].rank)
-        entries.append(RankEntry(one.rank, one.bound_ns, one.method, time.clock, spans, source))
-    file_name = f"{entries[0].rank:06}-{entries[-1].rank:06}"
-    whole: dict[str, Any] = {name: join_tables(parts.pop(name)) for name in TABLES}
-    # If nothing is in the recordings, one bucket without rows, so that there is a schema.
-    numbers = np.unique(np.concatenate([table.step for table in whole.values()]) // steps_per_bucket).tolist()
-    buckets = [(number * steps_per_bucket, (number + 1) * steps_per_bucket) for number in numbers] or [(0, 0)]
-    for name, table in whole.items():
-        path = dataset / name / f"{file_name}.parquet"
-        row_groups = [to_arrow(take(table, (table.step >= first) & (table.step < last))) for first, last in buckets]
-        schema = row_groups[0].schema
-        with pq.ParquetWriter(path.with_suffix(".new"), schema, **parquet_options(schema)) as writer:
-            for row_group in row_groups:
+    parts = _parts(part, entries)
+    if len(part) > 1:
+        by_name: dict[str, list[Any]] = {name: [] for name in TABLES}
+        for tables in parts:
+            for name, table in tables.items():
+                by_name[name].append(table)
+        parts = iter([{name: join_tables(by_name.pop(name)) for name in TABLES}])
+    file_name = f"{part[0][0].rank:06}-{part[-1][0].rank:06}"
+    paths = {name: dataset / name / f"{file_name}.parquet" for name in TABLES}
+    with ExitStack() as stack:
+        writers: dict[str, pq.ParquetWriter] = {}
+        for tables in _buckets(parts, steps_per_bucket):
+            for name, table in tables.items():
+                row_group = to_arrow(table)
+                if name not in writers:
+                    new, schema = paths[name].with_suffix(".new"), row_group.schema
+                    writers[name] = stack.enter_context(pq.ParquetWriter(new, schema, **parquet_options(schema)))
                 if row_group.num_rows:
-                    writer.write_table(row_group, row_group_size=row_group.num_rows)
+                    writers[name].write_table(row_group, row_group_size=row_group.num_rows)
+    for path in paths.values():
         os.replace(path.with_suffix(".new"), path)
     write_part(dataset, file_name, entries)
     return len(entries)
+
+
+def _parts(part: Sequence[tuple[RankRecording, RankTime]], entries: list[RankEntry]) -> Iterator[dict[str, Any]]:
+    """Yield the tables of each rank, of a large ring piece by piece; append what a dataset says of it to `entries`."""
+    for file, time in part:
+        source, spans, bound_ns = _fingerprint(file), 0, 0
+        tracks = Numbering[Track]()  # each piece has its own
+        for own in load_pieces(file):
+            one: RankTimeline = place_rank(own, file, time)
+            tables: dict[str, Any] = {name: make(one.timeline, one.rank) for name, make in _MAKERS.items()}
+            numbers = np.array([tracks[track] for track in one.timeline.tracks] or [0], np.int32)
+            tables["spans"] = tables["spans"]._replace(track=numbers[tables["spans"].track])
+            spans, bound_ns = spans + len(tables["spans"].rank), max(bound_ns, one.bound_ns)
+            yield tables
+        entries.append(RankEntry(file.rank, bound_ns, time.method, time.clock, spans, source))
+
+
+def _buckets(parts: Iterator[dict[str, Any]], length: int) -> Iterator[dict[str, Any]]:
+    """Yield the tables of each bucket of `length` steps, in order.
+
+    Each part has whole steps, behind those of the part before. If nothing is in them, one bucket without rows is there,
+    so that there is a schema.
+    """
+    waiting: dict[str, Any] = {}
+    for part in parts:
+        joined = {name: join_tables([waiting[name], table]) if waiting else table for name, table in part.items()}
+        bucket = {name: table.step // length for name, table in joined.items()}
+        numbers = np.unique(np.concatenate([*bucket.values()])).tolist()
+        order = {name: np.argsort(of, kind="stable") for name, of in bucket.items()}
+        bounds = {name: np.searchsorted(of[order[name]], [*numbers, 1 << 31]) for name, of in bucket.items()}
+        for place in range(max(len(numbers), 1)):
+            if place:
+                yield waiting  # the last one goes on in the next part
+            rows = {name: order[name][bounds[name][place] : bounds[name][place + 1]] for name in numbers and joined}
+            waiting = {name: take(table, rows.get(name, order[name])) for name, table in joined.items()}
+    yield waiting

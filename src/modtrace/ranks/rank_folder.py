@@ -2,15 +2,18 @@
 
 import os
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from .._errors import ModtraceError, TraceError
 from .._system.files import begins_with
 from ..read import FileKind, file_kind_by_head, load
+from ..read.ring_file import SHOWN_EVENTS
 from ..ring import MAGIC, Kind, RingSnapshot, newest_rings, read_ring, read_ring_rank, ring_serials
-from ..timeline import Timeline, build_in_pieces, build_timeline
+from ..timeline import Collectives, ReadRing, Timeline, build_in_pieces, build_timeline, find_pieces
+from ..timeline.decode.pieces import MODULE_KINDS
+from ..timeline.decode.window import build_around
 
 DATASET_MARKER = "dataset.json"
 
@@ -143,18 +146,72 @@ def _rank_in_name(path: Path) -> int:
 _OWN_ANCHOR = {"kind": "anchor", "monotonic": 0, "wall": 0}
 
 
-def load_own_time(file: RankRecording) -> Timeline:
+Steps = tuple[int | None, int | None]
+"""The first of some steps and the one behind the last, as `Timeline.steps` takes them."""
+
+
+def check_size(files: Iterable[RankRecording]) -> None:
+    """Check that no ring is so large that its user should say which steps to read.
+
+    Raises:
+        ModtraceError: one is.
+    """
+    for file in files:
+        events = len(ring_serials(file.path)) if file.is_ring else 0
+        if events > SHOWN_EVENTS:
+            raise ModtraceError(
+                f"{file.path}: it has {events:,} events, too many to read all ranks at once; choose steps, as in "
+                "--steps -1000: (--steps : takes all, with 100 MB or more for a million events), or make a dataset: "
+                "modtrace ranks pack"
+            )
+
+
+def load_own_time(file: RankRecording, steps: Steps | None = None) -> Timeline:
     """Read a rank's recording in its own time: monotonic nanoseconds of a ring, Unix nanoseconds of a trace.
+
+    Args:
+        file: the recording.
+        steps: take these alone; None: all.
+
+    Raises:
+        ModtraceError: it cannot be read.
+    """
+    whole: Timeline | None
+    if file.is_ring:
+        read, serials = _reader(file.path), ring_serials(file.path)
+        whole = None if steps is None else build_around(read, serials, *steps)
+        whole = whole or build_in_pieces(read, serials) or build_timeline(read(serials, ()))
+    else:
+        whole = load(file.path)
+    return whole if steps is None else whole.steps(*steps)
+
+
+def load_pieces(file: RankRecording) -> Iterator[Timeline]:
+    """Do what `load_own_time` does; of a large ring piece by piece, each with whole steps and tracks of its own."""
+    ring = find_pieces(_reader(file.path), ring_serials(file.path)) if file.is_ring else None
+    if ring is None:
+        yield load_own_time(file)
+    else:
+        yield from ring.timelines()
+
+
+def load_collectives(file: RankRecording) -> Collectives:
+    """Read a rank's collectives in its own time, and as little else as possible.
 
     Raises:
         ModtraceError: it cannot be read.
     """
     if not file.is_ring:
-        return load(file.path)
+        return load(file.path).collectives
+    return build_timeline(_reader(file.path)(ring_serials(file.path), MODULE_KINDS)).collectives
 
-    def read(serials: range | None = None, without: Collection[Kind] = ()) -> RingSnapshot:
-        snapshot = read_ring(file.path, None, serials, without)
+
+def _reader(path: Path) -> ReadRing:
+    """Return what reads the events of a ring, with monotonic nanoseconds for its wall clock."""
+
+    def read(serials: range, without: Collection[Kind]) -> RingSnapshot:
+        snapshot = read_ring(path, None, serials, without)
         records = [record for record in snapshot.records if record["kind"] != "anchor"]
         return snapshot._replace(records=[*records, _OWN_ANCHOR])
 
-    return build_in_pieces(read, ring_serials(file.path)) or build_timeline(read())
+    return read

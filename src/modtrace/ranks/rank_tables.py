@@ -20,7 +20,7 @@ from ..timeline.time_intervals import union_of
 from .all_ranks import load_rank
 from .groups import group_lengths, group_starts, number_distinct
 from .job_time import JobTime
-from .rank_folder import RankRecording
+from .rank_folder import RankRecording, Steps
 from .sync_points import group_keys, inferred_waits
 
 ROW_KINDS = ("call", "wait", "inferred wait")
@@ -343,6 +343,7 @@ class FolderTables:
     Args:
         files: the recordings.
         job: where they are in the job's time.
+        steps: read these alone; None: all.
 
     Attributes:
         peak_bytes: by rank, the most that its tensors held; without those that recorded no memory.
@@ -351,8 +352,8 @@ class FolderTables:
         ModtraceError: one cannot be read.
     """
 
-    def __init__(self, files: Sequence[RankRecording], job: JobTime) -> None:
-        loaded = [load_rank(file, job[file.rank]) for file in files]
+    def __init__(self, files: Sequence[RankRecording], job: JobTime, steps: Steps | None = None) -> None:
+        loaded = [load_rank(file, job[file.rank], steps) for file in files]
         self._bounds = Bounds(
             [one.rank for one in loaded], [one.bound_ns for one in loaded], [job[one.rank].clock for one in loaded]
         )

@@ -100,10 +100,17 @@ def timeline(
 
 @ranks_command.command("slow", short_help="Say who is late: rank, module, milliseconds.")
 @click.argument("source", type=click.Path(), metavar="DATASET|DIR")
+@steps_option
 @format_option
 @click.option("-o", "--output", type=click.Path(), metavar="PAGE", help="Write a page with a picture too: .html.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", default=10, show_default=True, help="Rows of each table.")
-def slow(source: str, output_format: TableFormat, output: str | None, limit: int) -> None:
+def slow(
+    source: str,
+    steps: tuple[int | None, int | None] | None,
+    output_format: TableFormat,
+    output: str | None,
+    limit: int,
+) -> None:
     """Say per step which rank kept the others waiting, in which module and for how long, and what that cost the run.
 
     A rank is late if it reaches a collective last, and used the most time of its own since the one before; waits do
@@ -118,7 +125,7 @@ def slow(source: str, output_format: TableFormat, output: str | None, limit: int
     if is_dataset(source):
         _require_extra("pyarrow")
     with show_status(f"reading {source}"):
-        run = find_slow_ranks(source, on_left_out=_left_out)
+        run = find_slow_ranks(source, steps=steps, on_left_out=_left_out)
     if output is not None:
         run.save(output, os.path.basename(os.path.abspath(source)))
     if output_format == "csv":

@@ -18,7 +18,7 @@ from ..._typing import BoolArray, Float32Array, Float64Array, Int64Array
 from ...timeline import PHASES
 from ..groups import group_lengths, group_starts, medians_within, slowest_of_others
 from ..job_time import JobTime
-from ..rank_folder import RankRecording, find_rank_recordings, is_dataset
+from ..rank_folder import RankRecording, Steps, check_size, find_rank_recordings, is_dataset
 from ..rank_tables import CALL, WAIT, CollectiveTable, FolderTables, RankTables, SpanTable, StepTable, take
 from .late_steps import (
     COUNTED_NOISES,
@@ -370,20 +370,27 @@ def step_durations(table: StepTable) -> dict[int, int]:
 
 
 def find_slow_ranks(
-    source: str | os.PathLike[str], *, on_left_out: Callable[[ModtraceError], None] | None = None
+    source: str | os.PathLike[str],
+    *,
+    steps: Steps | None = None,
+    on_left_out: Callable[[ModtraceError], None] | None = None,
 ) -> SlowRun:
     """Say who is late in a folder of recordings, all of which are read into memory, or in a dataset, bucket by bucket.
 
     Args:
         source: a folder with a recording of each rank, or a dataset of `modtrace ranks pack`.
+        steps: of recordings, those from the first number to before the second, as `Timeline.steps` takes them.
         on_left_out: is called with what is wrong with a recording that is not taken; None: that is raised.
 
     Raises:
-        ModtraceError: there are no recordings, one cannot be read, or no two ranks waited for each other.
+        ModtraceError: there are no recordings, one cannot be read, or is a ring with more than 4 million events and no
+            steps are chosen; no two ranks waited for each other; or steps of a dataset are chosen.
     """
     if not is_dataset(source):
         files = find_rank_recordings(source, on_left_out)
-        return slow_of_recordings(files, JobTime(files))
+        return slow_of_recordings(files, JobTime(files), steps)
+    if steps is not None:
+        raise ModtraceError(f"{os.fspath(source)}: all steps of a dataset are looked at; leave out --steps")
     from ..dataset_tables import DatasetTables
 
     buckets = DatasetTables(source).buckets("collectives")
@@ -391,13 +398,15 @@ def find_slow_ranks(
     return _checked(join_parts(part for _, part in parts), source)
 
 
-def slow_of_recordings(files: Sequence[RankRecording], job: JobTime) -> SlowRun:
-    """Say who is late in recordings, all of which are read into memory.
+def slow_of_recordings(files: Sequence[RankRecording], job: JobTime, steps: Steps | None = None) -> SlowRun:
+    """Say who is late in recordings, all of which are read into memory, or in some of their steps.
 
     Raises:
         ModtraceError: one cannot be read, or no two ranks waited for each other.
     """
-    tables = FolderTables(files, job)
+    if steps is None:
+        check_size(files)
+    tables = FolderTables(files, job, steps)
     run = join_parts([find_late(tables, 0, _NO_STEP)])
     return _checked(replace(run, peak_bytes=tables.peak_bytes), files[0].path.parent)
 
