@@ -25,10 +25,10 @@ from ..timeline.slices import in_start_order
 from .alignment import Alignment, align_by_sync_marks, refine_by_operators
 from .backward_nodes import Nodes, cut_to_nodes, find_calls_of_nodes
 from .call_lookup import innermost_spans, runs_module_code
-from .device_totals import add_up_gpu_work
 from .device_work import (
     CudaGraphCapture,
     NoModuleReason,
+    add_up_gpu_work,
     attribute_device_work,
     captured_graphs,
     find_cpu_collectives,
