@@ -189,7 +189,8 @@ def made_up(kind: str, random_: np.random.Generator, typical_ns: np.ndarray) -> 
     times = np.maximum(np.exp(logs) * typical_ns[:, None], 1).astype(np.int64)
     keys = [(f"Net.{number // 2}", ("forward", "backward")[number % 2]) for number in range(modules)]
     calls = np.ones(steps, np.int64)
-    samples = Samples(dict(zip(keys, times, strict=True)), dict.fromkeys(keys, calls), times.sum(axis=0), 0, {})
+    classes = {fqn: "Layer" for fqn, _ in keys}
+    samples = Samples(dict(zip(keys, times, strict=True)), dict.fromkeys(keys, calls), times.sum(axis=0), 0, classes)
     return measure_samples(samples, {})
 
 
