@@ -15,7 +15,9 @@ from modtrace.read import load
 from tests.support.json_mutations import all_paths, mutated, mutations
 from tests.unit.test_write_chrome import call_of_net
 
-WHAT_TO_DO = "load the file as modtrace saved it, or the ring file of the recording"
+WHAT_TO_DO = (
+    "another program has changed or cut it; load the file as modtrace saved it, or the ring file of the recording"
+)
 
 
 @pytest.fixture

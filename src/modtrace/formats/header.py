@@ -34,7 +34,9 @@ FORMAT_VERSION = 1
 EDITED_FILE_ERRORS = (ArithmeticError, AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError)
 """What reading events raises where someone has edited them since modtrace wrote them."""
 
-WHAT_TO_DO = "load the file as modtrace saved it, or the ring file of the recording"
+WHAT_TO_DO = (
+    "another program has changed or cut it; load the file as modtrace saved it, or the ring file of the recording"
+)
 
 
 def make_header(

@@ -223,7 +223,7 @@ class _Reader:
         try:
             packets = self._parser.FromString(b"".join([part[begin[at] : end[at]] for at in others])).packet
         except DecodeError as error:
-            raise TraceError(self._path, f"its packets cannot be parsed: {error}", offset) from error
+            raise TraceError(self._path, f"its packets cannot be parsed: {error}; {WHAT_TO_DO}", offset) from error
         done = 0
         for index, packet in zip(others, packets, strict=True):
             if self._take_other is not None and packet.trusted_packet_sequence_id == PROFILER_SEQUENCE:
