@@ -38,8 +38,8 @@ def view_command(
     """Open TRACE in ui.perfetto.dev, with the module tracks on top.
 
     TRACE is any file that modtrace reads. It goes from a server on this machine to the browser and nowhere else. The
-    server ends when the page is closed. Of a ring with more than 4 million events it shows the last steps, unless
-    --steps chooses others; of a merged trace or one of torch.profiler, --steps shows the modules alone.
+    server ends when the page is closed. A ring with more than 4 million events is shown from one of its last steps on,
+    unless --steps chooses others; --steps shows the modules alone of a merged trace or one of torch.profiler.
     """
     from ..._errors import ModtraceError
     from ..._system.files import work_folder

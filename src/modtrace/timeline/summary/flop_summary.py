@@ -375,7 +375,7 @@ _RATE_COLUMNS: tuple[tuple[str, str, int], ...] = (
 )
 _RATE_NOTE = (
     "GFLOP/s: by the time of the phase, without other phases inside it; bytes: of the inputs and the outputs of the "
-    "operators that are counted, and of no others"
+    "operators that are counted, and no others; backward: with what checkpointed functions compute again in it"
 )
 
 
