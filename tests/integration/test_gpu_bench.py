@@ -161,6 +161,7 @@ def test_an_edge_is_off_by_how_far_it_lies_outside_its_gap_between_kernels() -> 
 
 def test_a_median_above_its_bound_falls_short() -> None:
     ratios = {"native": [1.0, 1.004, 1.3], "native, ring file": [1.006] * 3, "native, device times": [1.0, 1.03, 1.03]}
+    ratios |= {"native, memory": [1.04] * 3, "native, FLOPs": [1.0, 1.0, 1.1]}
 
     assert overhead.short_of(ratios) == [
         "native, ring file × 1.0060, bound 1.005",
