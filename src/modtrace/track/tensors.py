@@ -1,7 +1,7 @@
 """The tensors inside what goes into a module and what comes out of it, and how to look at one."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -11,18 +11,20 @@ from torch import Tensor
 _MAX_DEPTH = 8
 
 
-@contextmanager
-def unseen_by_modes() -> Iterator[None]:
-    """Look at tensors: the user's modes and subclasses may count or refuse that, and `torch.jit.trace` notes it."""
+def unseen_by_modes() -> AbstractContextManager[None]:
+    """Return what to look at tensors in: modes and subclasses of the user's may count or refuse it, traces note it."""
     tracing = torch._C._get_tracing_state()
+    return torch._C.DisableTorchFunction() if tracing is None else _unseen_by_trace(tracing)
+
+
+@contextmanager
+def _unseen_by_trace(tracing: Any) -> Iterator[None]:
+    torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
     try:
-        if tracing is not None:
-            torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
         with torch._C.DisableTorchFunction():
             yield
     finally:
-        if tracing is not None:
-            torch._C._set_tracing_state(tracing)  # type: ignore[attr-defined]
+        torch._C._set_tracing_state(tracing)  # type: ignore[attr-defined]
 
 
 def tensors_in(value: Any, depth: int = 0) -> Iterator[Tensor]:
