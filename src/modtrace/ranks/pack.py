@@ -204,12 +204,12 @@ def _buckets(parts: Iterator[dict[str, Any]], length: int) -> Iterator[dict[str,
     for part in parts:
         joined = {name: join_tables([waiting[name], table]) if waiting else table for name, table in part.items()}
         bucket = {name: table.step // length for name, table in joined.items()}
-        numbers = np.unique(np.concatenate([*bucket.values()])).tolist()
+        numbers = np.unique(np.concatenate([*bucket.values()])).tolist() or [0]
         order = {name: np.argsort(of, kind="stable") for name, of in bucket.items()}
         bounds = {name: np.searchsorted(of[order[name]], [*numbers, 1 << 31]) for name, of in bucket.items()}
-        for place in range(max(len(numbers), 1)):
+        for place in range(len(numbers)):
             if place:
                 yield waiting  # the last one goes on in the next part
-            rows = {name: order[name][bounds[name][place] : bounds[name][place + 1]] for name in numbers and joined}
-            waiting = {name: take(table, rows.get(name, order[name])) for name, table in joined.items()}
+            rows = {name: order[name][slice(*of[place : place + 2])] for name, of in bounds.items()}
+            waiting = {name: take(table, rows[name]) for name, table in joined.items()}
     yield waiting
