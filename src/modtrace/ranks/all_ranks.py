@@ -8,13 +8,14 @@ from typing import NamedTuple
 import numpy as np
 
 from .._errors import ModtraceError
+from ..read.ring_file import Steps
 from ..timeline import Timeline
 from ..timeline.contents import WHOLE_RUN
 from ..timeline.join import join
 from ..timeline.memory import allocated, format_bytes
 from ..timeline.rewrite import move_times, replace_processes
 from .job_time import JobTime, RankTime
-from .rank_folder import RankRecording, Steps, load_own_time
+from .rank_folder import RankRecording, load_own_time
 
 
 class RankTimeline(NamedTuple):

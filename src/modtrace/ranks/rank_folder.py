@@ -9,7 +9,7 @@ from typing import NamedTuple
 from .._errors import ModtraceError, TraceError
 from .._system.files import begins_with
 from ..read import FileKind, file_kind_by_head, load
-from ..read.ring_file import SHOWN_EVENTS
+from ..read.ring_file import SHOWN_EVENTS, Steps
 from ..ring import MAGIC, Kind, RingSnapshot, newest_rings, read_ring, read_ring_rank, ring_serials
 from ..timeline import Collectives, ReadRing, Timeline, build_in_pieces, build_timeline, find_pieces
 from ..timeline.decode.pieces import MODULE_KINDS
@@ -144,10 +144,6 @@ def _rank_in_name(path: Path) -> int:
 
 
 _OWN_ANCHOR = {"kind": "anchor", "monotonic": 0, "wall": 0}
-
-
-Steps = tuple[int | None, int | None]
-"""The first of some steps and the one behind the last, as `Timeline.steps` takes them."""
 
 
 def check_size(files: Iterable[RankRecording]) -> None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from .._typing import AnyArray, Int8Array, Int32Array, Int64Array
+from ..read.ring_file import Steps
 from ..ring.collective_text import parse_ranks, rank_list
 from ..ring.range_text import RangeName
 from ..timeline import Name, Timeline
@@ -20,7 +21,7 @@ from ..timeline.time_intervals import union_of
 from .all_ranks import load_rank
 from .groups import group_lengths, group_starts, number_distinct
 from .job_time import JobTime
-from .rank_folder import RankRecording, Steps
+from .rank_folder import RankRecording
 from .sync_points import group_keys, inferred_waits
 
 ROW_KINDS = ("call", "wait", "inferred wait")

@@ -16,6 +16,9 @@ from ..watching.read_whole_run import read_whole_run
 from . import load
 from .file_kind import FileKind, file_kind_by_head
 
+Steps = tuple[int | None, int | None]
+"""The first of some steps and the one behind the last; None: from the first on, and to the last."""
+
 SHOWN_EVENTS = 4_000_000
 """Events of a ring that are shown at once, if nobody chose steps: as many as a browser draws in a moment."""
 
@@ -30,7 +33,7 @@ def load_ring(path: Path) -> Timeline:
     return _with_whole_run(timeline or build_timeline(read_ring(path)), read_whole_run(path))
 
 
-def load_around(path: str | os.PathLike[str], steps: tuple[int | None, int | None] | None) -> Timeline:
+def load_around(path: str | os.PathLike[str], steps: Steps | None) -> Timeline:
     """Do what `load` does; of a large ring file perhaps only for some training steps and a few beside them.
 
     Args:
@@ -46,7 +49,7 @@ def load_around(path: str | os.PathLike[str], steps: tuple[int | None, int | Non
     return load(path) if timeline is None else _with_whole_run(timeline, read_whole_run(Path(path)))
 
 
-def load_shown(path: str | os.PathLike[str], steps: tuple[int | None, int | None] | None) -> tuple[Timeline, list[str]]:
+def load_shown(path: str | os.PathLike[str], steps: Steps | None) -> tuple[Timeline, list[str]]:
     """Read some steps of a file; if none are named, all, or of a ring with too many events the last ones.
 
     Args:

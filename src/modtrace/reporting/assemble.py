@@ -20,7 +20,7 @@ from .._system.files import work_folder
 from .._terminal import counted
 from .._version import __version__
 from ..read import FileKind, file_kind, load, trace_path
-from ..read.ring_file import load_shown
+from ..read.ring_file import Steps, load_shown
 from ..timeline import Timeline
 from ..timeline.excerpt import choose_slowest, last_spans, slowest_steps
 from ..write.atomic_file import atomic_writer
@@ -220,7 +220,6 @@ _ONLY_MODULES_NOTE = (
     "A report of the same in JSON has them."
 )
 _PROFILES = (FileKind.PROFILE, FileKind.MERGED_JSON, FileKind.MERGED_PERFETTO)
-_Steps = tuple[int | None, int | None]
 _log = logging.getLogger("modtrace")
 
 
@@ -258,7 +257,7 @@ def report(
     *,
     anonymize: bool = False,
     max_bytes: int = MAX_REPORT_BYTES,
-    steps: _Steps | None = None,
+    steps: Steps | None = None,
 ) -> Report:
     """Pack a trace for a bug report: the trace, a page that shows it, a summary and the environment.
 
@@ -297,7 +296,7 @@ def report(
 
 
 def _pack_file(
-    path: str | os.PathLike[str], names: ReportNames, folder: Path, max_bytes: int, steps: _Steps | None
+    path: str | os.PathLike[str], names: ReportNames, folder: Path, max_bytes: int, steps: Steps | None
 ) -> Report:
     with trace_path(path) as trace:
         kind = file_kind(trace)

@@ -6,13 +6,11 @@ from pathlib import Path
 from ..formats.trace_file import TraceFile
 from ..profiler.merge import merge_timeline
 from ..read import FileKind, errors_about, extract_trace, file_kind
-from ..read.ring_file import load_large, load_shown
+from ..read.ring_file import Steps, load_large, load_shown
 from ..write import write_large
 
 
-def ensure_viewable(
-    path: str | os.PathLike[str], folder: Path, steps: tuple[int | None, int | None] | None = None
-) -> tuple[Path, list[str]]:
+def ensure_viewable(path: str | os.PathLike[str], folder: Path, steps: Steps | None = None) -> tuple[Path, list[str]]:
     """Return a file that the Perfetto UI draws module tracks of, and what the user should know.
 
     Args:

@@ -15,10 +15,11 @@ import numpy as np
 from ..._errors import ModtraceError
 from ..._system.processes import map_in_processes, processor_count
 from ..._typing import BoolArray, Float32Array, Float64Array, Int64Array
+from ...read.ring_file import Steps
 from ...timeline import PHASES
 from ..groups import group_lengths, group_starts, medians_within, slowest_of_others
 from ..job_time import JobTime
-from ..rank_folder import RankRecording, Steps, check_size, find_rank_recordings, is_dataset
+from ..rank_folder import RankRecording, check_size, find_rank_recordings, is_dataset
 from ..rank_tables import CALL, WAIT, CollectiveTable, FolderTables, RankTables, SpanTable, StepTable, take
 from .late_steps import (
     COUNTED_NOISES,
