@@ -241,6 +241,21 @@ def _columns(count: int, **columns: AnyArray | int | bool) -> _IntervalColumns:
     }
 
 
+def _paired(events: Events, first: SignedIntArray, last: SignedIntArray, **columns: AnyArray | int) -> _IntervalColumns:
+    """Fill in where and when pairs of events begin and end, each -1 where it is missing, and other columns."""
+    return _columns(
+        len(first),
+        **{
+            "thread": events.thread[np.where(first >= 0, first, last)].astype(np.int64),
+            "start_position": np.where(first >= 0, 2 * first + 1, -1),
+            "end_position": np.where(last >= 0, 2 * last + 1, -1),
+            "start": events.time[first],
+            "end": events.time[last],
+        }
+        | columns,
+    )
+
+
 def pair_calls(events: Events) -> _IntervalColumns:
     """Pair enters and exits by name and key."""
     is_enter = np.isin(events.kind, CALL_ENTER_KINDS)
@@ -251,13 +266,10 @@ def pair_calls(events: Events) -> _IntervalColumns:
     recompute = np.isin(events.kind[known], (Kind.RECOMPUTE_ENTER, Kind.RECOMPUTE_EXIT))
     call_index = events.value[known] >> SEQUENCE_BITS & CALL_INDEX_MASK
     sequence = events.value & SEQUENCE_MASK
-    return _columns(
-        len(known),
-        thread=events.thread[known].astype(np.int64),
-        start_position=np.where(first >= 0, 2 * first + 1, -1),
-        end_position=np.where(last >= 0, 2 * last + 1, -1),
-        start=events.time[first],
-        end=events.time[last],
+    return _paired(
+        events,
+        first,
+        last,
         is_node=False,
         name=events.name[known].astype(np.int64),
         call_key=np.where(recompute, call_index | RECOMPUTE_BIT, call_index),
@@ -290,12 +302,10 @@ def _pair_nodes(events: Events) -> _IntervalColumns:
     end = events.time[last].copy()
     _extend_to_next(events, last, last >= 0, end)
     name = events.name[known].astype(np.int64)
-    return _columns(
-        len(known),
-        thread=events.thread[known].astype(np.int64),
-        start_position=np.where(first >= 0, 2 * first + 1, -1),
-        end_position=np.where(last >= 0, 2 * last + 1, -1),
-        start=events.time[first],
+    return _paired(
+        events,
+        first,
+        last,
         end=end,
         is_node=True,
         name=NO_NAME,
