@@ -21,8 +21,8 @@ def report_command(
 
     TRACE is any file that modtrace reads. Names of modules, classes and operations stay; texts of marks, names of
     threads and annotations, process ids and the time of the recording are replaced; source code, command lines, hosts
-    and paths are left out. The archive has at most 25 MB: of a longer trace it holds the slowest steps. Of a ring with
-    more than 4 million events it is about the last steps, unless --steps chooses others.
+    and paths are left out. The archive has at most 25 MB, so it holds the slowest steps of a longer trace. It is about
+    the last steps of a ring with more than 4 million events, unless --steps chooses others.
     """
     from ...write import check_writable
 
