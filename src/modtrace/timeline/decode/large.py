@@ -80,7 +80,6 @@ def _look_through(ring: RingPieces) -> LargeTimeline | None:
         divided.append(divide_piece(timeline, "optimizer"))
         np.maximum.at(deepest, keys[timeline.columns.track], depth_by_time(timeline.columns))
         spans += len(timeline.columns)
-    others.snapshot = others.snapshot._replace(slots=others.snapshot.slots._replace(torn=ring.torn))
     whole = assemble_timeline(others, join_modules(firsts), last)
     if np.any(whole.slices.kind == COLLECTIVE):
         return None  # arrows lead from spans to collectives

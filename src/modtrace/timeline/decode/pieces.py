@@ -43,23 +43,24 @@ class RingPieces:
         serials: those of the ring.
 
     Attributes:
-        others: all events but those of calls and nodes.
-        torn: how many events of the ring are lost.
+        others: all events but those of calls and nodes; its stats count what is lost of all.
         cuts: serial numbers with which a piece can begin; none if all events are needed together.
     """
 
     def __init__(self, read: ReadRing, serials: range) -> None:
         self._read, self._serials = read, serials
-        self.others, self.torn = RingAnalysis(read(serials, MODULE_KINDS)), 0
+        self.others, self._torn = RingAnalysis(read(serials, MODULE_KINDS)), 0
         events, ends = self.others.events, self.others.step_ends
         self._ends = events.serial[ends.event]
         is_possible = not np.isin(self.others.all_events.kind, WHOLE_KINDS).any()
         self.cuts = find_cuts(self._blocks(), self.others.lookup, self._ends) if is_possible else []
+        snapshot = self.others.snapshot
+        self.others.snapshot = snapshot._replace(slots=snapshot.slots._replace(torn=self._torn))
 
     def _blocks(self) -> Iterator[Events]:
         for begin in self._serials[::PIECE_EVENTS]:
             piece = self._piece(begin, min(begin + PIECE_EVENTS, self._serials.stop))
-            self.torn += piece.snapshot.slots.torn
+            self._torn += piece.snapshot.slots.torn
             yield piece.all_events
 
     def __iter__(self) -> Iterator[RingAnalysis]:
@@ -158,5 +159,4 @@ def build_in_pieces(read: ReadRing, serials: range) -> Timeline | None:
             yield place_among(others, piece, decode_modules(piece))
 
     modules = join_modules(parts())
-    others.snapshot = others.snapshot._replace(slots=others.snapshot.slots._replace(torn=pieces.torn))
     return assemble_timeline(others, modules, piece)
