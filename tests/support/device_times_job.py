@@ -372,13 +372,15 @@ def main() -> None:
     timed = _streams.timed
     origin = min((int(event.host_ns) for event in timed), default=0)
     truth = [float(clock.to_other(torch.tensor([int(event.host_ns)]).numpy())[0]) for event in timed]
-    kinds = [Kind(kind).name for kind in snapshot.slots.events.kind.tolist()]
+    events = snapshot.slots.events
+    kinds = [Kind(kind).name for kind in events.kind.tolist()]
     told = {
         "spans": _spans(timeline),
         "host": [(s.fqn, s.phase, s.call) for s in timeline.spans if not s.track.startswith("gpu")],
         "truth": truth,
         "elapsed_ns": max((event.host_ns for event in timed), default=0) - origin,
         "metadata": {key: value for key, value in timeline.metadata.items() if key.startswith("device")},
+        "clock_read_ns": events.time[events.kind == Kind.DEVICE_CLOCK].tolist(),
         "queued": kinds.count("DEVICE_QUEUED"),
         "synchronized": _streams.synchronized,
         "asked_while_capturing": _streams.asked_while_capturing,
