@@ -138,7 +138,7 @@ def test_the_sample_of_where_has_the_columns_of_the_command() -> None:
     sample = (ROOT / "README.md").read_text().partition("$ modtrace where run-*.modtrace\n")[2].splitlines()
 
     assert sample[0] == "rank 3 is in GPT.blocks.3.mlp, the other 3 in GPT.blocks.4.attention"
-    assert sample[2].split() == ["pid", "state", "step", "thread", "in", "for", "usually"]
+    assert sample[4].split() == ["pid", "state", "step", "thread", "in", "for", "usually"]
 
 
 def test_each_file_that_the_readmes_link_to_is_there() -> None:

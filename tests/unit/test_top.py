@@ -208,7 +208,12 @@ def test_a_hang_a_stall_and_the_dead_are_said() -> None:
     assert "rank 0 waits in barrier #0 for 20.0 s; rank 1 has not called it: in forward Net.slow for 25.0 s" in shown
 
     stalled = state(0, stack=(OpenCall("Net.slow", "forward", NOW - 90 * SECOND),))
-    assert lines(JobView([rank_rates(0, at=stalled)], (), 0))[1] == "rank 0 stays in forward Net.slow for 90.0 s"
+    told = lines(JobView([rank_rates(0, at=stalled)], (), 0))
+    assert told[0].startswith("rank 0 hung · step 3 · ")
+    assert told[1] == "rank 0 seems hung: in forward Net.slow for 90.0 s"
+    assert lines(JobView([rank_rates(0, at=stalled)], (), 0), ScreenState(by_rank=True))[4].split()[:3] == [
+        *("rank", "0", "hung")
+    ]
 
     dead = [rank_rates(number, at=state(number, state="dead")) for number in (0, 1, 3)]
     assert lines(JobView(dead, (), 0))[1] == "ranks 0-1, 3 died"

@@ -10,6 +10,8 @@ from datetime import datetime
 import pytest
 from rich.console import Console
 
+from modtrace.timeline import Group
+from modtrace.whereabouts import Hang, WhereResult, hung_sentences
 from modtrace.whereabouts.places import format_durations, format_ranges, format_stack, group_ranks, headline
 from modtrace.whereabouts.render import render
 from tests.support.where_rings import SECOND, state
@@ -102,11 +104,28 @@ def test_a_call_that_takes_ten_times_as_long_seems_hung(
 
     assert found.seems_hung(found.threads[0]) is hung
     assert not found.seems_hung(found.threads[1])
-    colors = render(group_ranks([found]))
+    usually = "" if usual_s is None else " (usually 1.0 s)" if usual_s == 1 else " (usually 10 ms)"
+    sentence = f"rank 0 seems hung: in forward Net for {lasts_s:.1f} s{usually}"
+    assert hung_sentences([found], []) == [sentence] * hung
+    result = WhereResult([found], [], [])
+    assert result.sentence == (sentence if hung else headline(group_ranks([found])))
+    colors = render(result.groups)
     console = Console(force_terminal=True, color_system="standard", width=120, file=io.StringIO())
     console.print(colors)
     text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert text.startswith(f"\x1b[1;31m{sentence}\x1b[0m\n\n") is hung
     assert ("\x1b[1;31mforward Net" in text) is hung
+
+
+def test_ranks_that_hang_in_one_place_share_a_sentence_without_those_that_a_hang_names() -> None:
+    hung = [state(rank, ("Net", "forward"), now_ns=(161 + rank) * SECOND) for rank in (0, 1, 2)]
+    elsewhere = state(None, FETCH, path="a.modtrace", usual_ns={FETCH: SECOND}, now_ns=120 * SECOND)
+    hang = Hang("barrier", Group("0"), 0, (2,), (), (), (), (), SECOND, "")
+
+    assert hung_sentences([*hung, elsewhere], [hang]) == [
+        "ranks 0-1 seem hung: in forward Net for 61.0 s to 62.0 s",
+        "a.modtrace seems hung: in data loading for 20.0 s (usually 1.0 s)",
+    ]
 
 
 def test_format_ranges_and_durations_are_short() -> None:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .._terminal import counted, printable
-from ..whereabouts import RankGroup, find_hangs
+from ..whereabouts import RankGroup, RankState, find_hangs, hung_sentences
 from ..whereabouts.places import format_durations, format_stack
 from ..whereabouts.render import EndOfText
 from .rates import SORT_KEYS, RankRates, merge_ranks, sort_modules
@@ -156,7 +156,7 @@ def _headline(job: JobView, chosen: Sequence[RankRates], screen: ScreenState) ->
     parts = []
     if states:
         label = printable(states[0].label) if len(states) == 1 else f"{len(states):,} ranks"
-        counts = Counter(state.state for state in states)
+        counts = Counter(map(_state, states))
         parts.append(
             label + " " + ", ".join(f"{n:,} {name}" if len(states) > 1 else name for name, n in counts.items())
         )
@@ -197,19 +197,17 @@ def _parts_line(ranks: Sequence[RankRates]) -> str:
 
 def _alarms(ranks: Sequence[RankRates]) -> list[str]:
     """Return who hangs, stalls or died, in sentences."""
-    hangs = find_hangs(rank.state for rank in ranks)
-    alarms = [printable(hang.text) for hang in hangs if hang.is_cause]
-    blamed = {rank for hang in hangs for rank in (*hang.waiting, *hang.blamed)}
-    for rank in ranks:
-        state = rank.state
-        for thread in state.threads:
-            if state.seems_hung(thread) and state.rank not in blamed:
-                lasted = format_durations([(state.now_ns - thread.calls[-1].since_ns) / 1e9])
-                alarms.append(printable(f"{state.label} stays in {format_stack(thread.calls)} for {lasted}"))
-    dead = tuple(rank.state for rank in ranks if rank.state.state == "dead")
+    states = [rank.state for rank in ranks]
+    hangs = find_hangs(states)
+    alarms = [*(hang.text for hang in hangs if hang.is_cause), *hung_sentences(states, hangs)]
+    dead = tuple(state for state in states if state.state == "dead")
     if dead:
-        alarms.append(printable(f"{RankGroup(dead, ()).label} died"))
-    return alarms
+        alarms.append(f"{RankGroup(dead, ()).label} died")
+    return [printable(alarm) for alarm in alarms]
+
+
+def _state(state: RankState) -> str:
+    return "hung" if state.hung_threads else state.state
 
 
 def _module_table(ranks: Sequence[RankRates], screen: ScreenState) -> tuple[Table, list[_Row]]:
@@ -264,14 +262,13 @@ def _rank_table(ranks: Sequence[RankRates]) -> tuple[Table, list[_Row]]:
             place = f"{format_stack(thread.calls)} {since}"
         cells: list[RenderableType] = [
             EndOfText(printable(state.label)),
-            state.state,
+            _state(state),
             "" if state.step is None else f"{state.step:,}",
             "" if rank.steps_per_s is None else _rate(rank.steps_per_s),
             f"{rank.communication_ns / rank.window_ns:.0%}" if rank.window_ns else "",
             EndOfText(printable(place)),
         ]
-        is_bad = any(state.seems_hung(t) for t in state.threads) or state.state == "dead"
-        rows.append(("bold red" if is_bad else "", cells))
+        rows.append(("bold red" if _state(state) in ("hung", "dead") else "", cells))
     return table, rows
 
 

@@ -14,6 +14,7 @@ from .flight_recorder import rank_of_dump, read_flight_record
 from .hangs import Hang as Hang
 from .hangs import find_all_hangs
 from .hangs import find_hangs as find_hangs
+from .hangs import hung_sentences as hung_sentences
 from .places import RankGroup as RankGroup
 from .places import group_ranks, headline
 from .python_stack import NO_STACKS as NO_STACKS
@@ -53,8 +54,8 @@ class WhereResult:
 
     @property
     def sentence(self) -> str:
-        """Which ranks others wait for, and which died; without a hang, which module each rank is in."""
-        causes = [hang.text for hang in self.hangs if hang.is_cause]
+        """Which ranks others wait for, which seem hung or died; if none does, which module each rank is in."""
+        causes = [*(hang.text for hang in self.hangs if hang.is_cause), *hung_sentences(self.ranks, self.hangs)]
         named = {rank for hang in self.hangs for rank in (*hang.waiting, *hang.dead)}
         died = [state for state in self.ranks if state.state == "dead" and state.rank not in named]
         return "; ".join([*causes, *([headline(group_ranks(died))] if died else [])]) or headline(self.groups)

@@ -81,6 +81,16 @@ def find_hangs(states: Iterable[RankState], *, by_flight_recorder: bool = False)
     return _order_hangs([*_collective_hangs(ranks), *_peer_hangs(ranks)])
 
 
+def hung_sentences(states: Iterable[RankState], hangs: Sequence[Hang]) -> list[str]:
+    """Return who seems hung, where, for how long, and how long that usually takes; without ranks that hangs name."""
+    named = {rank for hang in hangs for rank in (*hang.waiting, *hang.blamed)}
+    hung = [state._replace(threads=state.hung_threads) for state in states if state.rank not in named]
+    return [
+        f"{group.label} {'seems' if len(group.ranks) == 1 else 'seem'} hung: {place}"
+        for group, place in by_place([state for state in hung if state.threads], {})
+    ]
+
+
 def find_all_hangs(states: Sequence[RankState], records: Sequence[FlightRecord] = ()) -> list[Hang]:
     """Return the hangs from rings, with details from dumps of flight recorders, then those that only dumps show.
 
@@ -119,7 +129,7 @@ def find_all_hangs(states: Sequence[RankState], records: Sequence[FlightRecord] 
     for hang in by_recorder.values():
         text = "; ".join((hang.text, *hang.details))
         elsewhere = by_place([by_rank[rank] for rank in hang.unknown if rank in by_rank], {})
-        text += "".join(f"; by the ring, {ranks_phrase(ranks)}: {place}" for ranks, place in elsewhere)
+        text += "".join(f"; by the ring, {group.label}: {place}" for group, place in elsewhere)
         joined_hangs.append(hang._replace(text=text))
     return _order_hangs(joined_hangs)
 
@@ -216,9 +226,8 @@ class _Ranks:
         verb = "waits" if len(blocked) == 1 else "wait"
         return f"{ranks_phrase(list(blocked))} {verb} in {what} for {format_durations(waited_s)}{place}"
 
-    def remembers(self, rank: int, wait_ns: int) -> bool:
+    def remembers(self, state: RankState, wait_ns: int) -> bool:
         """Return whether the events that were read of a rank's ring go back for as long as others have waited."""
-        state = self.by_rank[rank]
         return state.progress.first_ns is None or state.now_ns - state.progress.first_ns >= wait_ns
 
 
@@ -237,10 +246,10 @@ def _find_absent(ranks: _Ranks, absent: Iterable[int], call: str, wait_ns: int) 
         last = common_place([ranks.by_rank[rank] for rank in dead], [0] * len(dead))
         clauses.append(f"{ranks_phrase(dead)} died before calling {call}" + in_place(last))
     for together, where in by_place([ranks.by_rank[rank] for rank in not_called], ranks.waits):
-        has = "has" if len(together) == 1 else "have"
-        is_known = all(ranks.remembers(rank, wait_ns) for rank in together)
+        has = "has" if len(together.ranks) == 1 else "have"
+        is_known = all(ranks.remembers(state, wait_ns) for state in together.ranks)
         as_far = "" if is_known else ", as far as its ring goes back"
-        clauses.append(f"{ranks_phrase(together)} {has} not called {call}{as_far}: {where}")
+        clauses.append(f"{together.label} {has} not called {call}{as_far}: {where}")
     if "stopped" in by_state:
         clauses.append(f"the recording of {ranks_phrase(by_state['stopped'])} had been stopped")
     unknown = by_state.get("absent", [])

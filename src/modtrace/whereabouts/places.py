@@ -255,7 +255,7 @@ def _stack_of(state: RankState, tid: int) -> str:
     return format_stack(thread.calls) if thread is not None else ""
 
 
-def by_place(states: Sequence[RankState], waits: Mapping[int, str]) -> list[tuple[list[int], str]]:
+def by_place(states: Sequence[RankState], waits: Mapping[int, str]) -> list[tuple[RankGroup, str]]:
     """Return ranks by place: with the module, for how long they are there, and for how long usually.
 
     Args:
@@ -268,7 +268,7 @@ def by_place(states: Sequence[RankState], waits: Mapping[int, str]) -> list[tupl
         wait = waits.get(state.rank, "") if state.rank is not None else ""
         together.setdefault((format_stack(thread.calls) if thread else "", wait), []).append(state)
     return [
-        ([state.rank for state in members if state.rank is not None], _describe_place(stack, wait, members))
+        (RankGroup(tuple(members), ()), _describe_place(stack, wait, members))
         for (stack, wait), members in together.items()
     ]
 

@@ -158,6 +158,11 @@ class RankState(NamedTuple):
         """Its last event, in nanoseconds of the same clock as `now_ns`."""
         return max((thread.last_ns for thread in self.threads), default=self.now_ns)
 
+    @property
+    def hung_threads(self) -> tuple[ThreadStack, ...]:
+        """The threads that seem hung."""
+        return tuple(filter(self.seems_hung, self.threads))
+
     def seems_hung(self, thread: ThreadStack) -> bool:
         """Return whether a running thread's innermost call takes much longer than it usually does."""
         if self.state != "running" or not thread.calls:

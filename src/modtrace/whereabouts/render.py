@@ -10,7 +10,7 @@ from rich.text import Text
 
 from .._tables import shortened
 from .._terminal import printable
-from .hangs import Hang
+from .hangs import Hang, hung_sentences
 from .places import RankGroup, format_durations, format_ranges, format_stack, headline
 from .rank_state import RankState
 from .streams import StreamState
@@ -26,7 +26,7 @@ _COLORS = {"running": "green", "dead": "red", "stopped": "dim", "unknown": "yell
 def render(
     groups: Sequence[RankGroup], errors: Iterable[str] = (), hangs: Sequence[Hang] = (), *, whole: bool = False
 ) -> RenderableType:
-    """Return the errors, the headline and hangs of several ranks, and a line per group and open thread.
+    """Return the errors, the headline and hangs of several ranks, who seems hung, and a line per group and thread.
 
     Args:
         groups: of ranks; those that hangs blame come first.
@@ -34,10 +34,12 @@ def render(
         hangs: as `find_hangs` returns them.
         whole: show all of thousands, not only the first ones.
     """
+    states = [rank for group in groups for rank in group.ranks]
     lines: list[RenderableType] = _first([_text(error, "red") for error in errors], "errors", whole)
-    if sum(len(group.ranks) for group in groups) > 1 or any(group.ranks[0].state == "dead" for group in groups):
+    if len(states) > 1 or any(group.ranks[0].state == "dead" for group in groups):
         lines.append(_text(headline(groups), "bold"))
-    lines += _first([_text(hang.text, "bold red") for hang in hangs if hang.is_cause], "hangs", whole)
+    stuck = [*(hang.text for hang in hangs if hang.is_cause), *hung_sentences(states, hangs)]
+    lines += _first([_text(text, "bold red") for text in stuck], "hangs", whole)
     following = [hang for hang in hangs if not hang.is_cause]
     if whole:
         lines += [_text(hang.text) for hang in following]
@@ -45,7 +47,7 @@ def render(
         waiting = {rank for hang in following for rank in hang.waiting}
         more = f"{len(following):,} more, of {len(waiting):,} ranks (--all)"
         lines.append(_text(f"what follows from that: {following[0].text if len(following) == 1 else more}"))
-    told = [f"{rank.label}: {text}" for group in groups for rank in group.ranks for text in rank.memory]
+    told = [f"{state.label}: {text}" for state in states for text in state.memory]
     lines += _first([_text(line) for line in told], "lines about memory", whole)
     if len(lines) > 0 and groups:
         lines.append("")
