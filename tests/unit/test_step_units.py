@@ -159,13 +159,16 @@ def test_calls_have_percentiles_and_a_rate_per_thread_and_over_all() -> None:
         UnitTimes("Net", "", "worker", 3, 3, 400, 400, 400, 3e9 / 1300),
     ]
     assert str(summary).splitlines()[1] == "a step is an outermost call (--step-by chooses others): 103 × Net"
-    assert [line.split()[:5] for line in summary.units_text().splitlines()[1:4]] == [
+    assert [line.split()[:5] for line in summary.units_text().splitlines()[3:6]] == [
         ["Net", "all", "103", "103", "0.000"],
         ["Net", "MainThread", "100", "100", "0.000"],
         ["Net", "worker", "3", "3", "0.000"],
     ]
     assert summary.outside == {"other": 99 * 10 + 100}
-    assert summary.units_text().splitlines()[4] == "between steps: 14.9% of the time of these threads: other 0.001 ms"
+    assert summary.units_text().splitlines()[:2] == [
+        "14.9% of the threads' time is between steps (other 0.001 ms); the tables are of the steps",
+        "",
+    ]
 
 
 def test_steps_at_once_on_two_threads_each_add_up() -> None:

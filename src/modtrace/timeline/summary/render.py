@@ -152,7 +152,7 @@ _MAX_THREADS, _MAX_OUTSIDE = 8, 3
 
 
 def units_text(summary: Summary, width: int | None = None) -> str:
-    """Return how long steps took that are calls or ranges; the busiest threads follow all threads."""
+    """Return how much is between steps that are calls or ranges, and how long these took; the busiest threads last."""
     if not summary.units:
         return ""
     threads = Counter[str]()
@@ -168,7 +168,8 @@ def units_text(summary: Summary, width: int | None = None) -> str:
     if outside_ns:
         share = outside_ns / (outside_ns + sum(step.duration_ns for step in summary.steps))
         parts = ", ".join(f"{part} {ns / 1e6:,.3f} ms" for part, ns in list(summary.outside.items())[:_MAX_OUTSIDE])
-        lines += wrapped(printable(f"between steps: {share:.1%} of the time of these threads: {parts}"), width)
+        text = f"{share:.1%} of the threads' time is between steps ({parts}); the tables are of the steps"
+        lines = [*wrapped(printable(text), width), "", *lines]
     return "\n".join(lines)
 
 
