@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import modtrace
+from modtrace._terminal import counted
 from modtrace.cli.group import group as commands
 from modtrace.ranks.groups import median_of_others
 from modtrace.ranks.rank_tables import StepTable, step_end_table
@@ -200,6 +201,30 @@ def test_lateness_is_exact_to_the_nanosecond(tmp_path: Path) -> None:
     assert run.lateness[0].tolist() == [[-511] * 3, [-496] * 3, [1_007] * 3]
 
 
+@pytest.mark.parametrize(("ended", "late_ns", "steps"), [(5, 0, 5), (5, 9 * MS, 6), (0, 0, 1)])
+def test_what_follows_the_last_step_counts_if_a_rank_was_late_in_it(
+    tmp_path: Path, ended: int, late_ns: int, steps: int
+) -> None:
+    for rank in range(3):
+        script = EventScript(64, tmp_path / f"{rank}.modtrace", {"rank": rank, "pid": 1})
+        script.note({"kind": "clock", "clock": "a"})
+        script.note_group("0", "0-2", "default_pg")
+        for step in range(6):
+            begin = 10**16 + step * MS + (late_ns if step == 5 and rank == 2 else 0)
+            script.collective(begin, Kind.COLLECTIVE_ENTER, ALL_REDUCE, step)
+            script.collective(begin + 10, Kind.COLLECTIVE_EXIT, ALL_REDUCE, 8)
+            if step < ended:
+                script.step(begin + 20, step)
+        script.close()
+
+    run = find_slow_ranks(tmp_path)
+
+    assert [step.step for step in run.steps] == [*range(steps)]
+    assert run.lateness[2] == [*range(steps)]
+    assert [(one.rank, one.steps, one.cost_ns) for one in run.late] == [(2, 1, 9 * MS)] * (late_ns > 0)
+    assert run.sentences[0].startswith(f"3 ranks, {counted(steps, 'step')}; ")
+
+
 def test_the_duration_of_a_step_is_the_median_of_all_ranks() -> None:
     # Step 1 lasts 10 on rank 0, 30 on rank 1, 20 on rank 2; step 2 lasts 5 and 8; before step 4 one is missing.
     rows = [(1, 1, 130), (0, 0, 100), (0, 1, 110), (0, 2, 115), (1, 0, 100), (2, 0, 100), (2, 1, 120), (2, 2, 128)]
@@ -308,6 +333,9 @@ def test_the_command_says_who_is_late_in_each_form(tmp_path: Path, run_command: 
     assert "4 ranks, 12 steps; ranks that wait for each other read one clock" in text
     assert "rank 3 was late in 1" in text
     assert "mostly in Net.second backward" in text
+    told = text[text.rindex("\n\n") :].split("\n")[2:-1]
+    assert [line.partition(":")[0] for line in told] == ["cost", "saved", "late by", "±"]
+    assert set(told) <= set(run_command("slow", "--format", "markdown").splitlines())
     found = json.loads(run_command("slow", "--format", "json"))
     assert [one["rank"] for one in found["late_ranks"]] == [3]
     assert {step["modules"][0]["fqn"] for step in found["steps"][1:]} == {"Net.second"}
@@ -315,6 +343,7 @@ def test_the_command_says_who_is_late_in_each_form(tmp_path: Path, run_command: 
     assert "| `Net.second` | backward |" in run_command("slow", "--format", "markdown")
     html = page.read_text()
     assert "<script" not in html
+    assert all(f"<p>{line}</p>" in html for line in told)
     assert "default-src 'none'" in html
     assert "data:image/png;base64," in html
 

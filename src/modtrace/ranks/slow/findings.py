@@ -281,7 +281,8 @@ def find_late(tables: RankTables, first: int, last: int) -> PartOfRun:
     arrivals = find_arrivals(table, own_time)
     chosen = arrivals.step >= first
     arrivals = Arrivals._make(column[chosen] for column in arrivals)
-    duration = step_durations(tables.steps(first - 1, last))
+    ends = tables.steps(first - 1, last)
+    duration, last_end = step_durations(ends), int(ends.step.max(initial=-1))
     in_steps = late_steps(arrivals, tables.bounds())
     modules = _modules_of(arrivals, in_steps, tables, own_time)
     by_step = {
@@ -304,6 +305,8 @@ def find_late(tables: RankTables, first: int, last: int) -> PartOfRun:
         if finding.verdict == "late"
         else finding._replace(duration_ns=duration.get(step, 0))
         for step, finding in sorted(by_step.items())
+        # What follows the last end of a step is none; but if a rank was late there, that is said.
+        if step <= last_end or last_end < 0 or finding.verdict == "late"
     ]
     each = {rank: sum(own.values()) for rank, own in saved.items()}
     together = sum(each.values())
@@ -323,6 +326,8 @@ def _weight(finding: StepFinding) -> tuple[int, int]:
 
 def _lateness(arrivals: Arrivals, steps: Sequence[StepFinding], ranks: Int64Array) -> Float32Array:
     """Return the most that each rank was behind in each step; of pipelines only of who was late in it."""
+    counted = np.isin(arrivals.step, [step.step for step in steps])
+    arrivals = Arrivals._make(column[counted] for column in arrivals)
     arrived = set(arrivals.step.tolist())
     late = [step for step in steps if step.step not in arrived and step.verdict == "late"]
     index = np.searchsorted(ranks, np.append(arrivals.rank, [step.rank for step in late]).astype(np.int64))

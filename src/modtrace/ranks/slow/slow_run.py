@@ -33,6 +33,12 @@ _LATE_BY_CHANCE = 0.02
 _MAX_ROWS, _MAX_COLUMNS = 1500, 2000
 _TABLE_ROWS = 100
 _LEAST_NS = 1e3
+_COLUMNS = (
+    "cost: what the late rank took more than the median of the others, without its waits.",
+    "saved: by how much shorter the run would be without that.",
+    "late by: the most that the late rank came behind the median of the others to a collective.",
+    "±: how far that may be off.",
+)
 _UNKNOWN = (224, 224, 224)
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 1.5rem auto; max-width: 75rem; padding: 0 1rem; color: #1a1a1a;
@@ -208,7 +214,7 @@ class SlowRun:
 
     def _rendered(self, render: Callable[[Table], Sequence[str]], limit: int | None) -> str:
         tables = [line for table in self._tables(limit).values() if table.rows for line in ("", *render(table))]
-        return "\n".join([*map(printable, self.sentences), *tables])
+        return "\n".join([*map(printable, self.sentences), *tables, "", *_COLUMNS])
 
     def _tables(self, limit: int | None) -> dict[str, Table]:
         return {
@@ -387,7 +393,7 @@ def _page(run: SlowRun, title: str) -> str:
     ]
     for heading, table in run._tables(_TABLE_ROWS).items():
         lines += [f"<h2>{heading}</h2>", *(to_html(table) if table.rows else ["<p>none</p>"])]
-    return "\n".join([*lines, "</body></html>\n"])
+    return "\n".join([*lines, *(f"<p>{line}</p>" for line in _COLUMNS), "</body></html>\n"])
 
 
 def _picture(run: SlowRun) -> list[str]:
