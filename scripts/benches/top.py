@@ -1,8 +1,9 @@
-"""Whether a training notices `modtrace top`: its steps without, beside one of its ring, and beside one of another ring.
+"""Whether a training notices what looks on: its steps without, beside `modtrace top` of its ring, and of another ring.
 
 The other ring is a copy, of a recording that is over: what reading the same number of events costs a machine whose
 processors and caches are shared. What is more beside the training's own ring is what reading *it* does. The three take
 turns, round by round; a round's figure is the median of its steps, and their sum. Both look as often as `top` allows.
+With `--triggers` it is `modtrace watch` of its ring alone, with four conditions that no step meets.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -30,14 +31,18 @@ from modtrace.demo import GPT
 from modtrace.demo.gpt import batches, make_optimizer
 
 SUBJECTS = ("none", "its ring", "another ring")
-REFRESH_S = 0.1
+TOP = ("top", "--refresh", "0.1")
+WATCH = (
+    "watch",
+    *(word for condition in ("step > 100x", "gc > 9s", "data > 9s", "hang 60s") for word in ("--keep-when", condition)),
+)
 
 
 @contextmanager
-def looking(path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `modtrace top` on a terminal that nobody reads but a thread; it is stopped until somebody lets it go on."""
+def looking(path: Path, words: tuple[str, ...]) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command of modtrace on a terminal that only a thread reads; it is stopped until somebody lets it go on."""
     master, slave = pty.openpty()
-    command = [sys.executable, "-m", "modtrace", "top", str(path), "--refresh", str(REFRESH_S)]
+    command = [sys.executable, "-m", "modtrace", *words, str(path)]
     process = subprocess.Popen(
         command,
         stdin=slave,
@@ -80,7 +85,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--seconds", type=float, default=1.0, help="of a round, for each of the three")
+    parser.add_argument("--triggers", action="store_true", help="watch in place of top")
     options = parser.parse_args()
+    words, subjects = (WATCH, SUBJECTS[:2]) if options.triggers else (TOP, SUBJECTS)
     torch.set_num_threads(1)
     model = GPT(layers=6, width=64)
     optimizer, data = make_optimizer(model), batches(1, 8, seed=0)
@@ -101,14 +108,15 @@ def main() -> None:
         with modtrace.record(ring=own):
             train(20)  # so long that both rings hold the events of the 10 s that top looks back
         shutil.copy(own, other)
-        medians: dict[str, list[float]] = {subject: [] for subject in SUBJECTS}
-        means: dict[str, list[float]] = {subject: [] for subject in SUBJECTS}
-        with modtrace.record(ring=own), looking(own) as at_own, looking(other) as at_other:
+        medians: dict[str, list[float]] = {subject: [] for subject in subjects}
+        means: dict[str, list[float]] = {subject: [] for subject in subjects}
+        with modtrace.record(ring=own), ExitStack() as stack:
+            rings = dict(zip(subjects[1:], (own, other), strict=False))
+            processes = {subject: stack.enter_context(looking(ring, words)) for subject, ring in rings.items()}
             train(10)
-            processes = {"its ring": at_own, "another ring": at_other}
             before = {subject: used_s(process) for subject, process in processes.items()}
             for turn in range(options.rounds):
-                for subject in SUBJECTS[turn % 3 :] + SUBJECTS[: turn % 3]:
+                for subject in subjects[turn % len(subjects) :] + subjects[: turn % len(subjects)]:
                     if subject in processes:
                         processes[subject].send_signal(signal.SIGCONT)
                     took = train(options.seconds)
@@ -119,7 +127,7 @@ def main() -> None:
             used = {subject: used_s(process) - before[subject] for subject, process in processes.items()}
     without = statistics.median(medians["none"])
     print(f"6-layer GPT, {options.rounds} rounds of {options.seconds} s: {without:.2f} ms a step")
-    for subject in SUBJECTS[1:]:
+    for subject in subjects[1:]:
         ratios, sums = (
             sorted(beside / alone for beside, alone in zip(values[subject], values["none"], strict=True))
             for values in (medians, means)
@@ -127,7 +135,7 @@ def main() -> None:
         low, middle, high = statistics.quantiles(ratios, n=4)
         share = used[subject] / (options.rounds * options.seconds)
         print(
-            f"top of {subject}: median step × {middle:.3f} (quartiles {low:.3f} to {high:.3f}), mean step × "
+            f"{words[0]} of {subject}: median step × {middle:.3f} (quartiles {low:.3f} to {high:.3f}), mean step × "
             f"{statistics.median(sums):.3f}; it takes {share:.2f} of a processor"
         )
 
