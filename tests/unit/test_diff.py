@@ -300,8 +300,8 @@ def test_forms_of_a_diff() -> None:
         "beyond the noise; 1 added; the step is 3.0% slower",
         "before: 30 steps of 1 recording; after: 28 of 1 recording; 2 of warm-up left out",
         "step: 10.000 ms before, 10.300 ms after (+3.0%; +0.100 … +0.500 ms): slower",
-        "the machine changed by +1.0%, as most modules did, which one recording a side cannot tell from a change of "
-        "all: it is taken off the times of modules and parts after, and not off the step's",
+        "modules in general became 1.0% slower, as on a slower machine: each module and part is compared with that, "
+        "and shown without it; the step is not; one recording a side cannot tell that from a change of all modules",
         "noise: a module differs by 1.5% between recordings",
         "torch: 2.12.0 before, 2.13.0 after",
         "Net.old may be called Net.new now: --map Net.old=Net.new compares them",
@@ -449,6 +449,23 @@ def test_where_modules_are_selected_the_step_does_not_count() -> None:
     assert FOUND.only("Net.x").above(0.005) == []
 
 
+def test_above_1000_percent_it_is_told_how_many_times_as_long() -> None:
+    at_most, longer = (
+        FOUND.changes[0]._replace(new_ns=1_000_000 + more, difference_ns=more, new_calls=1)
+        for more in (10_000_000, 242_000_000)
+    )
+    step = FOUND.step._replace(new_ns=2_430_000_000, difference_ns=2_420_000_000)
+    found = replace(FOUND, changes=[longer, at_most], step=step, common_ratio=0.9512)
+    lines, rows = str(found).splitlines(), found.to_markdown().splitlines()[-2:]
+
+    assert lines[0] == (
+        "1 of 1 module is slower: Net.h|0 forward, +242.000 ms (243 times as long); the step is 243 times as long"
+    )
+    assert lines[2] == "step: 10.000 ms before, 2430.000 ms after (243 times as long; +0.100 … +0.500 ms): slower"
+    assert lines[3].startswith("modules in general became 4.9% faster, as on a faster machine: ")
+    assert [row.split(" | ")[5] for row in rows] == ["243 times as long", "+1000.0"]
+
+
 def invoke(*arguments: str | Path) -> Result:
     return CliRunner().invoke(group, ["diff", *map(str, arguments)])
 
@@ -464,9 +481,9 @@ def test_the_command_fails_above_a_budget(tmp_path: Path) -> None:
     assert "modtrace: Net.h.3 forward is slower by 29.6%, more than 5.0%" in failed.stderr
     assert invoke(base, new, "--fail-above", "0.5").exit_code == 0
     slow = tmp_path / "slow.pftrace"
-    recording(2, speed=3.0).save(slow)
+    recording(2, speed=20.0).save(slow)
     whole = invoke(base, slow, "--fail-above", "5%")
-    assert (whole.exit_code, "modtrace: the step is slower by" in whole.stderr) == (1, True)
+    assert (whole.exit_code, "modtrace: the step is 16 times as long, more than 5.0%" in whole.stderr) == (1, True)
     assert invoke(base, slow, "--fail-above", "5%", "--only", "Net.h.*").exit_code == 0
     assert invoke(base, new, "--format", "csv").stdout.splitlines()[1].startswith("Net.h.3,forward,")
     assert invoke(base, new, "--fail-above", "much").exit_code == 2

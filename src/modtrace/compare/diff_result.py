@@ -12,7 +12,7 @@ from typing import Any
 
 from .._errors import WriteError
 from .._tables import CellKind, Table, json_values, to_csv, to_html, to_markdown, to_text
-from .._terminal import counted, printable
+from .._terminal import counted, printable, ratio_text
 from ..timeline.summary import GroupBy
 from ..write import write
 from ..write.atomic_file import atomic_writer
@@ -170,7 +170,9 @@ class Diff:
         parts += [f"{only.count(verdict):,} {verdict}" for verdict in ("added", "removed") if verdict in only]
         step = self.step
         change = (
-            f"{abs(step.ratio):.1%} {step.verdict}" if step.verdict in {"slower", "faster"} else "as long as before"
+            ratio_text(abs(step.ratio), f"{{:.1%}} {step.verdict}")
+            if step.verdict in {"slower", "faster"}
+            else "as long as before"
         )
         parts.append(
             "whether the step changed is not clear" if step.verdict == "cannot tell" else f"the step is {change}"
@@ -193,7 +195,7 @@ class Diff:
             f"before: {self.base_steps:,} steps of {counted(runs[0], 'recording')}; after: {self.new_steps:,} of "
             f"{counted(runs[1], 'recording')}; {self.warm_up:,} of warm-up left out",
             f"step: {step.base_ns / 1e6:.3f} ms before, {step.new_ns / 1e6:.3f} ms after "
-            f"({step.ratio:+.1%}; {_interval(step)} ms): {step.verdict}",
+            f"({ratio_text(step.ratio)}; {_interval(step)} ms): {step.verdict}",
             *self._reservations(),
             *differences[:_MAX_DIFFERENCES],
             *([counted(more, "more difference")] if more > 0 else []),
@@ -221,10 +223,13 @@ class Diff:
         elif self.compared < MIN_MODULES:
             notes.append("too few modules to know the machine's speed: it is in all differences")
         else:
-            single = ", which one recording a side cannot tell from a change of all" if self.runs == (1, 1) else ""
+            kind = "slower" if self.common_ratio >= 1 else "faster"
+            single = "; one recording a side cannot tell that from a change of all modules"
+            changed = ratio_text(abs(self.common_ratio - 1), f"{{:.1%}} {kind}")
             notes.append(
-                f"the machine changed by {self.common_ratio - 1:+.1%}, as most modules did{single}: it is taken off "
-                "the times of modules and parts after, and not off the step's"
+                f"modules in general became {changed}, as on a {kind} machine: each module and part is compared with "
+                "that, and shown without it; the step is not"
+                f"{single if self.runs == (1, 1) else ''}"
             )
         if self.parts:
             notes.append("each time is the mean of its own faster half of the steps: parts do not add up to the step")
@@ -369,7 +374,7 @@ def _stands_out(change: Change) -> bool:
 
 
 def _cost(change: Change) -> str:
-    ratio = f" ({abs(change.ratio):.0%})" if math.isfinite(change.ratio) else ""
+    ratio = f" ({ratio_text(abs(change.ratio), '{:.0%}')})" if math.isfinite(change.ratio) else ""
     return f"{change.difference_ns / 1e6:+.3f} ms{ratio}"
 
 
@@ -379,7 +384,7 @@ def _times(change: Change) -> list[str]:
         f"{change.base_ns / 1e6:.3f}",
         f"{change.new_ns / 1e6:.3f}",
         f"{change.difference_ns / 1e6:+.3f}",
-        f"{100 * change.ratio:+.1f}" if math.isfinite(change.ratio) else "",
+        ratio_text(change.ratio).removesuffix("%") if math.isfinite(change.ratio) else "",
         _interval(change),
     ]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..._system.files import find_recordings
-from ..._terminal import counted
+from ..._terminal import counted, ratio_text
 from ..options import TableFormat, format_option, only_option, step_by_option, value_option
 from ..output import echo, make_console, show_status
 from ..selection import no_such_module
@@ -156,12 +156,14 @@ def _fails(found: "Diff", limit: float, floor: float) -> bool:
     above = found.above(limit, floor=floor)
     for change in above:
         what = change.fqn if change.phase == "part" else f"{change.fqn} {change.phase}" if change.fqn else "the step"
-        told = "is slower" if change.outcome == change.verdict else f"{change.outcome} and took longer"
-        by = f"{change.ratio:.1%}" if math.isfinite(change.ratio) else f"{change.difference_ns / 1e6:.3f} ms"
-        echo(f"modtrace: {what} {told} by {by}, more than {limit:.1%}", err=True)
+        told, kind = ("is", "slower") if change.outcome == change.verdict else (f"{change.outcome} and took", "longer")
+        by = f"{kind} by {change.difference_ns / 1e6:.3f} ms"
+        by = ratio_text(change.ratio, f"{kind} by {{:.1%}}") if math.isfinite(change.ratio) else by
+        echo(f"modtrace: {what} {told} {by}, more than {limit:.1%}", err=True)
     peaks = found.peaks_above(limit, floor=floor)
     for peak in peaks:
-        share = f" ({peak.difference_bytes / peak.base_bytes:.1%})" if peak.base_bytes else ""
+        ratio = peak.difference_bytes / (peak.base_bytes or 1)
+        share = f" ({ratio_text(ratio, '{:.1%}', 'much')})" if peak.base_bytes else ""
         what = f"{peak.fqn}: " if peak.fqn else ""
         echo(
             f"modtrace: {what}peak_bytes are {peak.difference_bytes:,} more{share}: {peak.base_bytes:,} before, "
