@@ -344,7 +344,10 @@ _COLUMNS: tuple[tuple[str, str, int], ...] = (
     ("GFLOP/s", "flops_per_second", 0),
 )
 """Heading, field, and rank: the column with the highest is hidden first if the table is too wide; 0: never."""
-_NOTE = "GFLOP: of all calls, in all phases and in each; self: outside of inner modules"
+_NOTE = (
+    "GFLOP: of all calls with their inner modules, in all phases and in each, so that rows overlap; "
+    "self: without inner modules; GFLOP/s: of the former"
+)
 
 
 def render_flops(flops: FlopSummary | None, limit: int | None = None, width: int | None = None) -> str:
@@ -374,8 +377,9 @@ _RATE_COLUMNS: tuple[tuple[str, str, int], ...] = (
     ("% of limit", "attainable_share", 0),
 )
 _RATE_NOTE = (
-    "GFLOP/s: by the time of the phase, without other phases inside it; bytes: of the inputs and the outputs of the "
-    "operators that are counted, and no others; backward: with what checkpointed functions compute again in it"
+    "GFLOP: with inner modules; GFLOP/s: by the time of the phase, without other phases inside it; "
+    "bytes: of the inputs and the outputs of the operators that are counted, and no others; "
+    "backward: with what checkpointed functions compute again in it"
 )
 
 
