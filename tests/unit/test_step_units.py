@@ -94,6 +94,12 @@ def test_a_generate_is_one_step_and_a_call_outside_is_another() -> None:
     ]
 
 
+def test_the_header_says_whose_generate_is_counted() -> None:
+    assert str(GENERATED.summary()).splitlines()[1] == (
+        "a step is an outermost call (--step-by chooses others): 2 × generate of transformers (5 calls inside), 1 × Net"
+    )
+
+
 def test_the_parts_of_a_generate_are_forward_and_what_is_between_the_calls() -> None:
     steps = divide_steps(GENERATED, None)
 

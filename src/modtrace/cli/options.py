@@ -77,6 +77,6 @@ step_by_option = value_option(
     "--step-by",
     str,
     "WHAT",
-    "What a step is: optimizer, call (an outermost call, or a generate), 'range NAME', or a class of modules; "
+    "What a step is: optimizer, call (an outermost call, or generate of transformers), 'range NAME', or a class; "
     "else optimizer, or call where nothing is trained.",
 )

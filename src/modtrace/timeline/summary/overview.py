@@ -16,7 +16,7 @@ from ..memory import format_bytes
 from ..slices import RECOMPUTE
 from .module_rows import outer_modules
 from .percentiles import median, nearest_rank
-from .step_bounds import CALL, OPTIMIZER
+from .step_bounds import CALL, GENERATE, OPTIMIZER
 from .step_times import StepTimes
 from .units import UnitTimes
 
@@ -344,7 +344,8 @@ def _units_line(overview: Overview, steps: Sequence[StepTimes], units: Sequence[
     of_names = []
     for unit in (unit for unit in units if not unit.stage and not unit.thread):
         inside = f" ({counted(unit.calls, 'call')} inside)" if unit.calls != unit.measured else ""
-        of_names.append(f"{unit.measured:,} × {unit.unit}{inside}")
+        whose = " of transformers" if unit.unit == GENERATE else ""
+        of_names.append(f"{unit.measured:,} × {unit.unit}{whose}{inside}")
     of_process = f" of {overview.steps_of}" if overview.steps_of else ""
     cut = sum(not step.whole for step in steps)
     not_whole = f"; {counted(cut, 'step')} not recorded whole" if cut else ""
