@@ -12,13 +12,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from modtrace import RingError
-from modtrace._system.processes import read_process_stat
+from modtrace._system.processes import child_processes, read_process_stat
 from modtrace.cli.group import group as commands
 from modtrace.ring import Kind, owner
 from modtrace.ring.slot_format import (
     NO_NAME,
 )
-from modtrace.whereabouts import read_rank_state
+from modtrace.whereabouts import places, read_rank_state
 from modtrace.whereabouts import where as look
 from tests.support.python_process import start_python
 from tests.support.where_rings import SECOND, Writer
@@ -44,6 +44,49 @@ def test_stacks_come_from_py_spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "--- rank 5",
         f"pid {1 << 30}: no stacks, as it does not run on this machine",
     ]
+
+
+def test_what_child_processes_do_is_told_of_one_that_waits_for_its_data_loader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "py-spy").write_text('#!/bin/sh\necho "Process $3"\n')
+    (tmp_path / "py-spy").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    children = {"6": "in poll", "7": "in nanosleep", "8": "in poll"}
+    asked: list[int] = []
+
+    def children_of(pid: int) -> dict[int, str]:
+        asked.append(pid)
+        return {int(child): place for child, place in children.items()}
+
+    monkeypatch.setattr(places, "child_processes", children_of)
+    loading, inside = Writer(tmp_path / "0.modtrace"), Writer(tmp_path / "1.modtrace")
+    loading.event(0, Kind.RANGE_BEGIN, loading.ring.names.text('["data loading", "next"]'), 0)
+    inside.enter(0, "Net")
+    now_ns = max(loading.start, inside.start) + 90 * SECOND
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns)
+
+    done = where("--stacks", tmp_path / "0.modtrace", tmp_path / "1.modtrace")
+
+    lines = done.stdout.splitlines()
+    assert "0.modtrace seems hung: in data loading for 90.0 s; child processes: pid 7 in nanosleep, 2 in poll" in (
+        " ".join(lines)
+    )
+    assert lines[lines.index("--- 0.modtrace") :] == [
+        *("--- 0.modtrace", f"Process {os.getpid()}"),
+        *(line for child in children for line in ("", f"child process {child}:", f"Process {child}")),
+        *("", "--- 1.modtrace", f"Process {os.getpid()}"),
+    ]
+    assert set(asked) == {os.getpid()}
+
+
+def test_children_are_found_with_what_they_do() -> None:
+    with start_python("-c", "") as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert child_processes(os.getpid())[process.pid] == "dead"
+        assert process.pid not in child_processes(process.pid)
+        children = child_processes(os.getppid())
+    assert children[os.getpid()] == "running"
 
 
 def test_stacks_without_py_spy_say_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

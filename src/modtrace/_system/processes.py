@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -69,11 +69,13 @@ class ProcessStat(NamedTuple):
 
     Attributes:
         state: one letter: R runs, S and D wait, Z and X are dead.
+        parent: id of the process that it is a child of.
         start_unix_ns: when it began, in Unix nanoseconds, to the kernel's tick of 10 ms.
         start_ticks: the same in ticks since the kernel started.
     """
 
     state: str
+    parent: int
     start_unix_ns: int
     start_ticks: int
 
@@ -89,7 +91,23 @@ def read_process_stat(pid: int | Literal["self"]) -> ProcessStat:
     start_ticks = int(fields[19])
     started_after_boot_ns = start_ticks * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
     boot_unix_ns = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    return ProcessStat(fields[0], boot_unix_ns + started_after_boot_ns, start_ticks)
+    return ProcessStat(fields[0], int(fields[1]), boot_unix_ns + started_after_boot_ns, start_ticks)
+
+
+def child_processes(pid: int) -> dict[int, str]:
+    """Return what each child of a process of this host does: "running", "dead", "asleep" or "in" a kernel's function.
+
+    It is empty where the system has no `/proc`.
+    """
+    children = {}
+    for folder in sorted(Path("/proc").glob("[0-9]*"), key=lambda folder: int(folder.name)):
+        with suppress(OSError):
+            stat = read_process_stat(int(folder.name))
+            if stat.parent == pid:
+                function = (folder / "wchan").read_text().partition(".")[0].strip("0")
+                asleep = f"in {function}" if function else "asleep"
+                children[int(folder.name)] = {"R": "running", "Z": "dead"}.get(stat.state, asleep)
+    return children
 
 
 _MIN_FILES_IN_PROCESSES = 128
@@ -139,14 +157,14 @@ def is_signal_caught(pid: int, number: int) -> bool:
     return _has(f"/proc/{pid}/status", "SigCgt", number)
 
 
-def is_signal_handled_now(pid: int, number: int) -> bool:
-    """Whether a signal waits for a process or its handler runs, which blocks it on that thread until it returns."""
+def threads_with_signal(pid: int, number: int) -> set[str]:
+    """Return the threads for which a signal waits, or that block it: as its handler does until it returns."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
-        return False
-    statuses = [f"/proc/{pid}/task/{thread}/status" for thread in threads]
-    return any(_has(status, field, number) for status in statuses for field in ("ShdPnd", "SigPnd", "SigBlk"))
+        return set()
+    fields = ("ShdPnd", "SigPnd", "SigBlk")
+    return {one for one in threads if any(_has(f"/proc/{pid}/task/{one}/status", field, number) for field in fields)}
 
 
 def _has(status: str, field: str, number: int) -> bool:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from .._system.processes import child_processes
 from ..ring.range_text import CATEGORIES, RangeName
 from ..timeline import AFTER_BACKWARD, Group, OpenCall, ThreadStack
 from .rank_state import ANY_PEER, Blocked, PeerProgress, RankState
@@ -268,9 +269,24 @@ def by_place(states: Sequence[RankState], waits: Mapping[int, str]) -> list[tupl
         wait = waits.get(state.rank, "") if state.rank is not None else ""
         together.setdefault((format_stack(thread.calls) if thread else "", wait), []).append(state)
     return [
-        (RankGroup(tuple(members), ()), _describe_place(stack, wait, members))
+        (RankGroup(tuple(members), ()), _describe_place(stack, wait, members) + _describe_workers(members))
         for (stack, wait), members in together.items()
     ]
+
+
+def workers(state: RankState) -> dict[int, str]:
+    """Return what the child processes do of a process that waits for its DataLoader, see `child_processes`."""
+    thread = _main_thread(state)
+    is_loading = thread is not None and thread.calls[-1].phase == "data loading"
+    return child_processes(state.pid) if is_loading and state.state == "running" and state.known_pid else {}
+
+
+def _describe_workers(states: Sequence[RankState]) -> str:
+    place_of = workers(states[0]) if len(states) == 1 else {}
+    counts = sorted(Counter(place_of.values()).items(), key=lambda item: item[1])
+    pids = {place: f"pid {pid}" for pid, place in place_of.items()}
+    told = [f"{pids[place] if count == 1 else count} {place}" for place, count in counts]
+    return f"; child processes: {', '.join(told)}" if told else ""
 
 
 def _describe_place(stack: str, wait: str, states: Sequence[RankState]) -> str:

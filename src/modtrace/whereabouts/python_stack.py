@@ -8,8 +8,9 @@ import stat
 import subprocess
 import time
 
-from .._system.processes import is_signal_caught, is_signal_handled_now
+from .._system.processes import is_signal_caught, threads_with_signal
 from ..ring import stacks_path
+from .places import workers
 from .rank_state import RankState
 
 _TIMEOUT_S = 20.0
@@ -24,15 +25,23 @@ NO_STACKS = (
 def python_stacks(state: RankState) -> list[str] | None:
     """Return the lines of a process' stacks, or why there are none; None if nothing can read them.
 
-    py-spy stops the process for some milliseconds; without py-spy it gets the signal that it listens to for this, and
-    no other. If the process does not run here, one line says so.
+    Those of its child processes follow if it waits for its DataLoader. py-spy stops a process for some milliseconds;
+    without py-spy it gets the signal that it listens to for this, and no other. If the process does not run here, one
+    line says so.
     """
     if state.state != "running" or not state.known_pid:
         return [f"pid {state.pid}: no stacks, as it does not run on this machine"]
     py_spy = shutil.which("py-spy")
-    if py_spy is not None:
-        return _by_py_spy(py_spy, state.pid)
-    return None if state.stacks_signal is None else _by_signal(state, state.stacks_signal)
+    number, lines = state.stacks_signal, []
+    for pid in (state.pid, *workers(state)):
+        lines += ["", f"child process {pid}:"] if pid != state.pid else []
+        if py_spy is not None:
+            lines += _by_py_spy(py_spy, pid)
+        elif number is not None:
+            lines += _by_signal(pid, stacks_path(state.path), number)
+        else:
+            return None
+    return lines
 
 
 def _by_py_spy(py_spy: str, pid: int) -> list[str]:
@@ -49,9 +58,8 @@ def _by_py_spy(py_spy: str, pid: int) -> list[str]:
     return done.stdout.splitlines()
 
 
-def _by_signal(state: RankState, number: int) -> list[str]:
+def _by_signal(pid: int, path: str, number: int) -> list[str]:
     """Ask the process for its stacks, and return what it appends to the file that both know."""
-    pid, path = state.pid, stacks_path(state.path)
     try:
         # Taken first: from now on this is one process, whatever becomes of its number.
         process = os.pidfd_open(pid)
@@ -62,10 +70,10 @@ def _by_signal(state: RankState, number: int) -> list[str]:
         with open(descriptor, encoding="utf-8", errors="replace") as file:
             if not _listens(pid, number, os.fstat(descriptor)):
                 return [f"pid {pid}: no stacks: it does not listen to signal {number} for {path}"]
-            before = file.seek(0, os.SEEK_END)
+            before, always = file.seek(0, os.SEEK_END), threads_with_signal(pid, number)
             signal.pidfd_send_signal(process, number)
             deadline = time.monotonic() + _ANSWER_TIMEOUT_S
-            while os.fstat(descriptor).st_size == before or is_signal_handled_now(pid, number):
+            while os.fstat(descriptor).st_size == before or threads_with_signal(pid, number) - always:
                 if time.monotonic() > deadline:
                     return [f"pid {pid}: no stacks: no answer in {_ANSWER_TIMEOUT_S:.0f} s"]
                 time.sleep(_POLL_S)
