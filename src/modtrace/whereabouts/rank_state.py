@@ -182,8 +182,14 @@ class RankState(NamedTuple):
             "last_event_ns": self.last_unix_ns,
             "last_event_seconds": (self.now_ns - self.last_ns) / 1e9,
             "memory": list(self.memory),
-            "collectives": [self._group_to_json(progress) for progress in self.progress.groups],
-            "sends_and_receives": [self._peer_to_json(progress) for progress in self.progress.peers],
+            "collectives": [
+                self._progress_to_json(one, description=one.group.description, ranks=list(one.group.ranks))
+                for one in self.progress.groups
+            ],
+            "sends_and_receives": [
+                self._progress_to_json(one, operator=one.operator, peer=None if one.peer == ANY_PEER else one.peer)
+                for one in self.progress.peers
+            ],
             "threads": [
                 {
                     "thread": thread.thread,
@@ -191,7 +197,9 @@ class RankState(NamedTuple):
                     "last_event_seconds": (self.now_ns - thread.last_ns) / 1e9,
                     "seems_hung": self.seems_hung(thread),
                     "stack": [
-                        self._call_to_json(call) | {"usual_seconds": self._usual_seconds(call)} for call in thread.calls
+                        self._call_to_json(call) | {"usual_seconds": usual_ns and usual_ns / 1e9}
+                        for call in thread.calls
+                        for usual_ns in [self.usual_ns.get((call.fqn, call.phase))]
                     ],
                 }
                 for thread in self.threads
@@ -218,33 +226,14 @@ class RankState(NamedTuple):
             place = {"fqn": "", "class": "", "phase": "range", "category": call.phase, "name": call.fqn}
         return place | {"seconds": (self.now_ns - call.since_ns) / 1e9}
 
-    def _group_to_json(self, progress: GroupProgress) -> dict[str, Any]:
-        return {
-            "group": progress.group.name,
-            "description": progress.group.description,
-            "ranks": list(progress.group.ranks),
-            "called": progress.last + 1,
-            "waits_in": self._wait_to_json(progress.blocked),
+    def _progress_to_json(self, progress: GroupProgress | PeerProgress, **own: Any) -> dict[str, Any]:
+        blocked = progress.blocked
+        wait = blocked and {
+            "operator": blocked.operator,
+            "counter": blocked.counter,
+            "seconds": (self.now_ns - blocked.since_ns) / 1e9,
         }
-
-    def _peer_to_json(self, progress: PeerProgress) -> dict[str, Any]:
-        return {
-            "group": progress.group.name,
-            "operator": progress.operator,
-            "peer": None if progress.peer == ANY_PEER else progress.peer,
-            "called": progress.last + 1,
-            "waits_in": self._wait_to_json(progress.blocked),
-        }
-
-    def _wait_to_json(self, blocked: Blocked | None) -> dict[str, Any] | None:
-        if blocked is None:
-            return None
-        seconds = (self.now_ns - blocked.since_ns) / 1e9
-        return {"operator": blocked.operator, "counter": blocked.counter, "seconds": seconds}
-
-    def _usual_seconds(self, call: OpenCall) -> float | None:
-        usual_ns = self.usual_ns.get((call.fqn, call.phase))
-        return None if usual_ns is None else usual_ns / 1e9
+        return {"group": progress.group.name, "called": progress.last + 1, "waits_in": wait} | own
 
 
 def read_rank_state(path: str | os.PathLike[str]) -> RankState:
