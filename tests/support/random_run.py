@@ -9,7 +9,7 @@ from pathlib import Path
 
 from modtrace.ring import Kind
 from modtrace.ring.range_text import range_text
-from modtrace.ring.slot_format import NO_NAME
+from modtrace.ring.slot_format import ALLOCATED, NO_NAME, WITH_GRADIENTS_BIT
 from tests.support.event_script import EventScript
 
 _NAMES = ("Net", "Net.body", "Net.head", "Teacher")
@@ -40,6 +40,9 @@ class RandomRun:
             self.random.choice((0, 0, chance)) for chance in (0.1, 0.1, 0.3, 0.003, 0.05)
         )
         engine, *others = (self.script.add_thread(f"t{n}", tid=n, torch_thread_id=n) for n in (2, 3, 4))
+        self.counts, self.samples, self.counting = self.happens(0.5), self.happens(0.5), False
+        for number, flops in enumerate((100, 30, -1)):
+            self.script.note_operator(number, "aten::mm", "float32", flops, 2 * number + 5)
         threads = [0, *(thread for thread in others if self.happens(0.4))]
         self.sequence = dict.fromkeys([*threads, engine], 0)
         self.engine = engine if self.happens(0.3) else None
@@ -60,6 +63,23 @@ class RandomRun:
         self.now += self.random.randint(1, 1000)
         return self.now
 
+    def costs(self) -> None:
+        """Run an operator, if these are counted, and sample memory, if that is counted."""
+        if self.counting and self.happens(0.5):
+            gradients = WITH_GRADIENTS_BIT if self.happens(0.5) else 0
+            self.script.operator(self.after(), self.random.randint(0, 2) | gradients)
+        if not self.samples:
+            return
+        name = self.random.choice([*self.names, NO_NAME])
+        if self.happens(0.4):
+            self.script.collective(self.after(), Kind.COUNTER, ALLOCATED, self.random.randint(0, 9000))
+        if self.happens(0.1):
+            self.script.event(
+                self.after(), Kind.HELD, name, self.random.randint(0, 9000) << 2 | self.random.randint(0, 2)
+            )
+        if self.happens(0.1):
+            self.script.event(self.after(), Kind.SAVED, name, self.passes)
+
     def trains(self, thread: int, steps: int) -> Iterator[None]:
         ranges = list[int]()
         for _ in range(steps):
@@ -74,6 +94,9 @@ class RandomRun:
                 index = self.enter(thread, name)
                 yield from self.trains(thread, self.random.randint(2, 15))
                 self.exit(thread, name, index)
+            if self.counts and thread == 0 and self.counting != (self.steps < 2):
+                self.counting = self.steps < 2
+                self.script.event(self.after(), Kind.COUNTING, NO_NAME, int(self.counting))
             graph = _Graph()
             yield from self.forward(thread, graph, 0)
             if not self.is_portable and self.happens(0.5):
@@ -110,6 +133,9 @@ class RandomRun:
         name = self.random.choice(self.names) if again is None else again
         is_again = again is not None
         index = self.enter(thread, name, again=is_again)
+        if self.counts and depth == 0:
+            self.script.event(self.after(), Kind.INPUTS, NO_NAME, self.random.randint(0, 1))
+        self.costs()
         yield
         for _ in range(self.random.randint(0, 2) if depth < 2 else 0):
             yield from self.forward(thread, graph, depth + 1, self.random.choice(self.names) if is_again else None)
@@ -119,6 +145,7 @@ class RandomRun:
         else:
             graph += [(thread, self.sequence[thread] + n, name) for n in range(made)]
         self.sequence[thread] += made
+        self.costs()
         if not self.happens(self.loses):
             self.exit(thread, name, index, again=is_again)
             yield
@@ -140,6 +167,7 @@ class RandomRun:
             node = {"graph_task": task % 256, "forward_thread": maker + 1}
             self.script.on_thread(runs_on)
             self.script.node_begin(self.after(), at, **node)
+            self.costs()
             if name is not None and runs_on == thread and self.happens(self.recomputes):
                 yield from self.forward(thread, _Graph(), 1, again=name)
             self.script.node_end(self.after(), at, **node)

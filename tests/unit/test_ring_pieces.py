@@ -21,7 +21,7 @@ from modtrace.read.ring_file import load_around, load_large, load_shown, summari
 from modtrace.reporting import report
 from modtrace.ring import Kind, read_ring, ring_serials
 from modtrace.ring.range_text import range_text
-from modtrace.ring.slot_format import NO_NAME
+from modtrace.ring.slot_format import ALLOCATED, NO_NAME, REFUSED
 from modtrace.timeline import Timeline
 from modtrace.timeline.contents import BACKWARD_PASSES, STEPS_END_WITH
 from modtrace.timeline.decode import pieces
@@ -47,6 +47,7 @@ class Training:
         inside: steps in which a call is open that is around everything.
         late: steps whose backward pass comes with that of another step.
         ends_with: what ends a step.
+        costs: whether FLOPs and memory are counted, until an allocation fails in step 41.
     """
 
     def __init__(
@@ -58,15 +59,22 @@ class Training:
         inside: range = range(0),
         late: Mapping[int, int] = MappingProxyType({}),
         ends_with: Kind = Kind.STEP,
+        costs: bool = False,
     ) -> None:
         begin = time.monotonic_ns() + 10**9
         self.script = EventScript(capacity, path, clock=lambda at: begin + at)
         self.random, self.now, self.sequence, self.calls = random.Random(seed), 0, 0, 0
         self.names = [self.script.name(name) for name in ("Net", "Net.body", "Net.head")]
+        self.costs, self.number, self.held = costs, 0, 0
+        self.script.note_operator(0, "aten::mm", "float32", 100, 7)
+        self.script.note_operator(1, "aten::rnn", "float32", -1)
         left: list[int] = []
         kept: dict[int, list[int]] = {}
         trainer = self.script.name("Trainer")
         for number in range(STEPS):
+            self.number = number
+            if costs and number < 2:
+                self.script.event(self.after(), Kind.COUNTING, NO_NAME, 1 - number)
             if number % 20 == 0:
                 self.range(Kind.RANGE_BEGIN, "epoch", number)
             if number == inside.start < inside.stop:
@@ -101,12 +109,28 @@ class Training:
         texts = {"update": range_text(name, "optimizer"), "fetch": range_text(name, "data loading")}
         self.script.collective(self.after(), kind, texts.get(name, range_text(name, "user")), number)
 
+    def cost(self, owner: int) -> None:
+        """Run operators in the first step; allocate in each."""
+        if not self.costs:
+            return
+        for operator in (0, 1) if self.number == 0 else ():
+            self.script.operator(self.after(), operator)
+        self.held += self.random.randint(-100, 1000)
+        self.script.collective(self.after(), Kind.COUNTER, ALLOCATED, self.held)
+        if self.random.random() < 0.2:
+            self.script.event(self.after(), Kind.HELD, owner, self.held << 2)
+        if self.number == 41 and owner == self.names[-1]:
+            self.script.collective(self.after(), Kind.COUNTER, REFUSED, 1 << 20)
+
     def forward(self) -> list[int]:
         first, call, (net, *inner) = self.sequence, self.calls, self.names
         self.script.enter(self.after(), net, call, self.sequence)
+        if self.costs:
+            self.script.event(self.after(), Kind.INPUTS, NO_NAME, self.number % 3 % 2)
         for name in inner * self.random.randint(1, 3):
             self.calls += 1
             self.script.enter(self.after(), name, self.calls, self.sequence)
+            self.cost(name)
             self.sequence += 2
             self.script.exit(self.after(), name, self.calls, self.sequence)
         self.script.exit(self.after(), net, call, self.sequence)
@@ -116,7 +140,9 @@ class Training:
     def backward(self, number: int, made: list[int]) -> None:
         self.script.pass_begin(self.after(), number)
         for sequence in reversed(made):
-            self.script.node(self.after(), self.after(), sequence)
+            self.script.node_begin(self.after(), sequence)
+            self.cost(NO_NAME)
+            self.script.node_end(self.after(), sequence)
         self.script.pass_end(self.after(), number)
 
 
@@ -127,6 +153,8 @@ def as_values(timeline: Timeline) -> dict[str, object]:
     columns["track"] = [timeline.tracks[track] for track in columns["track"]]
     _, first, link = np.unique(timeline.slices.link, return_index=True, return_inverse=True)
     columns["link"] = first[link].tolist()
+    columns |= {counter.name: [counter.time.tolist(), counter.value.tolist()] for counter in timeline.counters}
+    columns |= {"args": timeline.span_args}
     return columns | {"stats": timeline.stats, "marks": [*timeline.marks], "metadata": timeline.metadata}
 
 
@@ -166,6 +194,23 @@ def cuts_of(ring: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(pieces, "PIECE_EVENTS", 128)
     found = pieces.find_pieces(lambda serials, without: read_ring(ring, None, serials, without), ring_serials(ring))
     return [] if found is None else found.cuts
+
+
+@pytest.mark.parametrize("capacity", [4096, 2000])
+def test_pieces_of_a_ring_with_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capacity: int) -> None:
+    ring = tmp_path / "run.modtrace"
+    Training(ring, 1, capacity, costs=True)
+    assert len(cuts_of(ring, monkeypatch)) >= 8
+    assert load_large(ring) is not None
+    part = load_around(ring, (45, 48))
+    assert 0 < len(part.slices) < 700
+    whole = check(ring, monkeypatch, [(45, 48), (-3, -1)])
+    summary = whole.summary()
+
+    assert summary.memory is not None
+    assert "could not allocate 1.00 MiB in forward Net.head, after step 40" in summary.memory.sentences[0]
+    assert summary.flops is not None
+    assert (summary.flops.counted_in == [0]) == (capacity == 4096)
 
 
 @pytest.mark.parametrize(("seed", "capacity", "retains"), [(1, 8192, 0), (2, 1500, 0), (3, 8192, 0.1), (1, 8192, 0.2)])

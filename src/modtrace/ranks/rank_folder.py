@@ -12,7 +12,7 @@ from ..read import FileKind, file_kind_by_head, load
 from ..read.ring_file import SHOWN_EVENTS, Steps
 from ..ring import MAGIC, Kind, RingSnapshot, newest_rings, read_ring, read_ring_rank, ring_serials
 from ..timeline import Collectives, ReadRing, Timeline, build_in_pieces, build_timeline, find_pieces
-from ..timeline.decode.pieces import MODULE_KINDS
+from ..timeline.decode.pieces import PIECE_KINDS
 from ..timeline.decode.window import build_around
 
 DATASET_MARKER = "dataset.json"
@@ -199,7 +199,7 @@ def load_collectives(file: RankRecording) -> Collectives:
     """
     if not file.is_ring:
         return load(file.path).collectives
-    return build_timeline(_reader(file.path)(ring_serials(file.path), MODULE_KINDS)).collectives
+    return build_timeline(_reader(file.path)(ring_serials(file.path), PIECE_KINDS)).collectives
 
 
 def _reader(path: Path) -> ReadRing:

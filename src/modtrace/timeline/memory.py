@@ -82,7 +82,8 @@ def find_holders(timeline: "Timeline") -> Holders | None:
     moment = int(series.value.argmax())
     until = int(series.time[moment])
     ended = [mark.time_ns for mark in timeline.marks if mark.kind == "step" and mark.time_ns <= until]
-    begin = max([int(series.time[0]), *ended])
+    begun = [] if timeline.begin_ns is None else [timeline.begin_ns]
+    begin = max([int(series.time[0]), *begun, *ended])
     rows = np.flatnonzero(own & (columns.end > begin) & (columns.start <= until))
     last = np.minimum(_sample_at(series, columns.end[rows]), moment)
     kept = np.zeros(len(columns), np.int64)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .._typing import BoolArray, IndexArray, Int32Array, Int64Array
-from .contents import WHOLE_RUN
+from .contents import FLOPS, UNKNOWN_FLOPS, WHOLE_RUN
 from .slices import BACKWARD, KINDS, MODULE, Slices, sort_by_start
 
 if TYPE_CHECKING:
@@ -116,6 +116,10 @@ def steps(timeline: Timeline, first: int | None = None, last: int | None = None)
     since, until = (_end_before(step_ends, at - first_ended) for at in (low, high))
     whole_run = timeline.metadata.get(WHOLE_RUN)
     known = {WHOLE_RUN: {**whole_run, "spans": None}} if isinstance(whole_run, Mapping) else {}
+    flops = timeline.metadata.get(FLOPS)
+    if isinstance(flops, Mapping):
+        unknown = sum(args.get(FLOPS) == UNKNOWN_FLOPS for args in part.span_args.values())
+        known[FLOPS] = {**flops, "unknown": unknown}
     return dataclasses.replace(
         part,
         stats=dataclasses.replace(timeline.stats, unfinished=0, unstarted=0, unattributed=0),

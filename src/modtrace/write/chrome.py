@@ -21,6 +21,9 @@ from .progress import show_progress
 from .slices import chrome_slices, microseconds
 from .step_parts import COUNTER_UNIT, PartCounter, part_counters
 
+_EVENTS = 1 << 16
+"""How many events are written at a time."""
+
 
 def write_chrome(timeline: Timeline, path: str | os.PathLike[str], large: LargeTimeline | None = None) -> None:
     """Write Chrome's JSON, as chrome://tracing and Perfetto read it.
@@ -112,9 +115,8 @@ class ChromeTimeline:
         """Yield everything else, some events with commas between them at a time, and how many spans they show."""
         slices = chrome_slices(self.timeline, self.lanes, self.base)
         for events in (self._row_events(), self._mark_events(), self._counter_events(), slices):
-            text = b",\n".join(events)
-            if text:
-                yield 0, text
+            while some := [*itertools.islice(events, _EVENTS)]:
+                yield 0, b",\n".join(some)
         for piece, lanes in self.lanes.by_piece(self.timeline, self._large):
             yield from span_events(piece, lanes, self._names, self.base, self._resolution_ns)
 
@@ -137,8 +139,10 @@ class ChromeTimeline:
         for counter in self.timeline.counters:
             event = {"ph": "C", "pid": self.lanes.pids[counter.process], "name": escaped(counter.name)}
             head = orjson.dumps(event)[:-1] + b',"args":{' + orjson.dumps(escaped(counter.unit))
-            for time, value in zip(counter.time.tolist(), counter.value.tolist(), strict=True):
-                yield head + b':%d},"ts":%b}' % (value, microseconds(time - self.base))
+            for first in range(0, len(counter.time), _EVENTS):
+                some = slice(first, first + _EVENTS)
+                for time, value in zip(counter.time[some].tolist(), counter.value[some].tolist(), strict=True):
+                    yield head + b':%d},"ts":%b}' % (value, microseconds(time - self.base))
         pid = next(iter(self.lanes.pids.values()), 0)
         for part in self._parts:
             event = {"ph": "C", "pid": pid, "cat": PARTS_CATEGORY, "name": escaped(part.name)}

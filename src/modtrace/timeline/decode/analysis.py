@@ -37,12 +37,14 @@ class RingAnalysis:
     Attributes:
         snapshot: as given.
         all_events: all events of the ring.
+        ring: the analysis of all of it: this one, or the other one that was given.
     """
 
     def __init__(self, snapshot: RingSnapshot, ring: RingAnalysis | None = None) -> None:
         self.snapshot = snapshot
         self.all_events = snapshot.slots.events
         self._ring = ring
+        self.ring = self if ring is None else ring
 
     @cached_property
     def lookup(self) -> NameLookup:
@@ -93,7 +95,7 @@ class RingAnalysis:
     @cached_property
     def extent(self) -> tuple[int, int]:
         """When the ring's first and its last event were: no begin that was overwritten, and no lost end, is outside."""
-        times = (self if self._ring is None else self._ring).all_events.time
+        times = self.ring.all_events.time
         return int(times.min()), int(times.max())
 
     @cached_property

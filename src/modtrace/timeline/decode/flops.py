@@ -15,7 +15,7 @@ import numpy as np
 
 from ..._typing import BoolArray, Int64Array
 from ...ring import Kind
-from ...ring.slot_format import WITH_GRADIENTS_BIT
+from ...ring.slot_format import FLOP_KINDS, WITH_GRADIENTS_BIT
 from ..contents import BYTES_ACCESSED, FLOPS, RECOMPUTE_FLOPS, UNKNOWN_FLOPS
 from ..slices import BACKWARD
 from .analysis import RingAnalysis
@@ -24,55 +24,64 @@ from .intervals import find_parents
 from .spans import SpanRows, count_in_group, differs
 
 _UNKNOWN = -1
+_FOREVER = np.iinfo(np.int64).max
+_Key = tuple[int, int, int, int]
 
 
-class RingFlops(NamedTuple):
+class CountedCalls(NamedTuple):
+    """What calls of which operators were counted cost: FLOPs, bytes and FLOPs that ran again, of the last one alike.
+
+    The keys are what calls alike share: inputs, name, whether a checkpoint runs it again, and which one it is.
+
+    Attributes:
+        forward: by key.
+        backward: by key.
+    """
+
+    forward: dict[_Key, list[int]]
+    backward: dict[_Key, list[int]]
+
+
+class SpanFlops(NamedTuple):
     """What spans cost.
 
     Attributes:
         of_span: args by index of the span: its FLOPs and the bytes of its operators, with those of spans of its phase
             inside it, or that they are unknown; without spans that have none.
-        metadata: `steps` in which operators were counted, `outside`: FLOPs in these outside of modules, `unknown`: how
-            many spans have unknown FLOPs, `without_formula`: operators that could not be counted, and `dtypes`: FLOPs
-            counted by device and type of numbers (`cpu float32`).
+        outside: FLOPs counted outside of modules.
+        unknown: how many spans have unknown FLOPs.
     """
 
     of_span: dict[int, Mapping[str, str]]
-    metadata: dict[str, object]
+    outside: int
+    unknown: int
 
 
-def find_flops(analysis: RingAnalysis, rows: SpanRows, track: Int64Array) -> RingFlops | None:
+def has_flops(analysis: RingAnalysis) -> bool:
+    """Whether a ring says what operators cost."""
+    return bool(np.isin(analysis.ring.all_events.kind, FLOP_KINDS).any())
+
+
+def find_flops(
+    analysis: RingAnalysis, rows: SpanRows, track: Int64Array, counted: CountedCalls | None
+) -> SpanFlops | None:
     """Return what spans cost; None if no operator was counted.
 
     Args:
-        analysis: of the ring.
+        analysis: of the ring, or of a part of it.
         rows: the spans.
         track: the track of each.
+        counted: what calls of the ring cost, if this is a part of it.
     """
-    events, intervals, original = analysis.all_events, analysis.intervals, analysis.original
-    index = np.flatnonzero(events.kind == Kind.OPERATOR)
-    if not np.any(np.isin(events.kind, (Kind.COUNTING, Kind.INPUTS))) and not len(index):
+    if not has_flops(analysis):
         return None
-    inner, (costs, is_known) = _innermost(analysis, index), _costs(analysis, index)
-    in_node, of_interval = (inner >= 0) & intervals.is_node[inner], _with_nodes_inside(analysis)
-    call = np.where(in_node, of_interval[inner], inner)
-    rerun = in_node & (events.value[index] & WITH_GRADIENTS_BIT != 0)
-    rerun &= ~np.isin(inner, list(create_graph_nodes(intervals, analysis.events)))
-    costs = np.append(costs, [np.where(rerun, costs[0], 0)], axis=0)
-    forward, backward = np.zeros((2, len(costs), len(intervals)), np.int64)
-    in_forward, in_backward = np.flatnonzero(~in_node & (call >= 0)), np.flatnonzero(in_node & (call >= 0))
-    for of_forward, of_backward, cost in zip(forward, backward, costs, strict=True):
-        np.add.at(of_forward, call[in_forward], cost[in_forward])
-        np.add.at(of_backward, original[call[in_backward]], cost[in_backward])
-    alike, is_counted = _number_alike(analysis), _in_windows(analysis)
-    is_counted[inner[~is_known & (inner >= 0)]] = False
-    calls, nodes = np.flatnonzero(~intervals.is_node), np.flatnonzero(intervals.is_node & (of_interval >= 0))
-    _copy_to_alike(forward, alike, calls, is_counted[calls])
-    of_node = original[of_interval[nodes]]
-    run_backward, missed = np.unique(of_node), np.unique(of_node[~is_counted[nodes]])
-    _copy_to_alike(backward, alike, run_backward, np.isin(run_backward, missed, invert=True))
+    calls = _CallCosts(analysis)
+    if counted is None:
+        counted = CountedCalls({}, {})
+        calls.note(counted)
+    calls.copy(counted)
     is_backward = rows["phase"] == BACKWARD
-    own = np.where(is_backward, backward[:, rows["interval"]], forward[:, rows["interval"]])
+    own = np.where(is_backward, calls.backward[:, rows["interval"]], calls.forward[:, rows["interval"]])
     # A call's backward can be several spans; the first has all.
     again = np.ones(len(is_backward), np.bool_)
     again[np.unique(np.where(is_backward, rows["interval"], _UNKNOWN), return_index=True)[1]] = False
@@ -85,16 +94,98 @@ def find_flops(analysis: RingAnalysis, rows: SpanRows, track: Int64Array) -> Rin
     names = FLOPS, BYTES_ACCESSED, RECOMPUTE_FLOPS
     # Many cost the same.
     shared = {one: {name: str(cost) for name, cost in zip(names, one, strict=True) if cost} for one in set(each)}
-    return RingFlops(
+    return SpanFlops(
         dict(zip(known.tolist(), map(shared.__getitem__, each), strict=True))
         | {span: {FLOPS: UNKNOWN_FLOPS} for span in unknown.tolist()},
-        {
-            "steps": np.unique(analysis.steps_before(_positions(analysis, index))).tolist(),
-            "outside": int(costs[0, call < 0].sum()),
-            "unknown": len(unknown),
-            **_by_operator(analysis, index),
-        },
+        calls.outside,
+        len(unknown),
     )
+
+
+def note_counted(analysis: RingAnalysis, counted: CountedCalls) -> int:
+    """Note what calls in a part of a ring cost of which operators were counted; return FLOPs outside of modules."""
+    costs = _CallCosts(analysis)
+    costs.note(counted)
+    return costs.outside
+
+
+def describe_counted(analysis: RingAnalysis, outside: int, unknown: int) -> dict[str, object]:
+    """Return the metadata of a ring with FLOPs.
+
+    These are `steps` in which operators were counted, `outside`: FLOPs in these outside of modules, `unknown`: how many
+    spans have unknown FLOPs, `without_formula`: operators that could not be counted, and `dtypes`: FLOPs counted by
+    device and type of numbers (`cpu float32`).
+    """
+    index = np.flatnonzero(analysis.all_events.kind == Kind.OPERATOR)
+    return {
+        "steps": np.unique(analysis.steps_before(_positions(analysis, index))).tolist(),
+        "outside": outside,
+        "unknown": unknown,
+        **_by_operator(analysis, index),
+    }
+
+
+def counted_serials(analysis: RingAnalysis) -> list[tuple[int, int]]:
+    """Return from which to which serial number a ring says that operators were counted."""
+    events = analysis.all_events
+    index = np.flatnonzero(events.kind == Kind.COUNTING)
+    edges = [*zip(events.serial[index].tolist(), (events.value[index] == 1).tolist(), strict=True)]
+    if not edges or not edges[0][1]:  # its begin was overwritten
+        edges = [(-1, True), *edges]
+    ends = [serial for serial, _ in edges[1:]]
+    return [(at, end) for (at, begins), end in zip(edges, [*ends, _FOREVER], strict=True) if begins]
+
+
+class _CallCosts:
+    """What the operators in each interval cost.
+
+    Args:
+        analysis: of the ring, or of a part of it.
+
+    Attributes:
+        forward: int64[3, n]: of the intervals, FLOPs, bytes and FLOPs that ran again, outside of their nodes.
+        backward: the same of their nodes.
+        outside: FLOPs counted outside of modules.
+    """
+
+    def __init__(self, analysis: RingAnalysis) -> None:
+        events, intervals, original = analysis.all_events, analysis.intervals, analysis.original
+        index = np.flatnonzero(events.kind == Kind.OPERATOR)
+        inner, (costs, is_known) = _innermost(analysis, index), _costs(analysis, index)
+        in_node, of_interval = (inner >= 0) & intervals.is_node[inner], _with_nodes_inside(analysis)
+        call = np.where(in_node, of_interval[inner], inner)
+        rerun = in_node & (events.value[index] & WITH_GRADIENTS_BIT != 0)
+        rerun &= ~np.isin(inner, list(create_graph_nodes(intervals, analysis.events)))
+        costs = np.append(costs, [np.where(rerun, costs[0], 0)], axis=0)
+        self.outside = int(costs[0, call < 0].sum())
+        self.forward, self.backward = np.zeros((2, len(costs), len(intervals)), np.int64)
+        in_forward, in_backward = np.flatnonzero(~in_node & (call >= 0)), np.flatnonzero(in_node & (call >= 0))
+        for of_forward, of_backward, cost in zip(self.forward, self.backward, costs, strict=True):
+            np.add.at(of_forward, call[in_forward], cost[in_forward])
+            np.add.at(of_backward, original[call[in_backward]], cost[in_backward])
+        is_counted = _in_windows(analysis)
+        is_counted[inner[~is_known & (inner >= 0)]] = False
+        self._alike, self._keys = _number_alike(analysis)
+        calls, nodes = np.flatnonzero(~intervals.is_node), np.flatnonzero(intervals.is_node & (of_interval >= 0))
+        of_node = original[of_interval[nodes]]
+        run_backward, missed = np.unique(of_node), np.unique(of_node[~is_counted[nodes]])
+        self._calls = (calls, is_counted[calls]), (run_backward, np.isin(run_backward, missed, invert=True))
+
+    def note(self, counted: CountedCalls) -> None:
+        """Note what calls cost of which operators were counted."""
+        for costs, (calls, is_counted), found in zip((self.forward, self.backward), self._calls, counted, strict=True):
+            source = calls[is_counted & (self._alike[calls] >= 0)]
+            numbers, last = np.unique(self._alike[source][::-1], return_index=True)
+            each = costs[:, source[::-1][last]].T.tolist()
+            found |= zip(map(self._keys.__getitem__, numbers.tolist()), each, strict=True)
+
+    def copy(self, counted: CountedCalls) -> None:
+        """Give calls that were not counted what the last counted one like them has; -1 if there is none."""
+        for costs, (calls, is_counted), found in zip((self.forward, self.backward), self._calls, counted, strict=True):
+            target, none = calls[~is_counted], [_UNKNOWN] * len(costs)
+            # The last is for those that are like none.
+            known = np.array([*(found.get(key, none) for key in self._keys), none], np.int64)
+            costs[:, target] = known[self._alike[target]].T
 
 
 def _with_nodes_inside(analysis: RingAnalysis) -> Int64Array:
@@ -162,19 +253,19 @@ def _innermost(analysis: RingAnalysis, index: Int64Array) -> Int64Array:
 
 def _in_windows(analysis: RingAnalysis) -> BoolArray:
     """Return for each interval whether operators were counted from its start to its end."""
-    events, intervals = analysis.all_events, analysis.intervals
-    index = np.flatnonzero(events.kind == Kind.COUNTING)
-    position, begins = _positions(analysis, index), events.value[index] == 1
-    if not len(begins) or not begins[0]:  # its begin was overwritten
-        position, begins = np.append(0, position), np.append(True, begins)
-    last = np.searchsorted(position, intervals.start_position, side="right") - 1
-    end = np.append(position, np.iinfo(np.int64).max)[last + 1]
-    whole: BoolArray = intervals.has_start & intervals.has_end & (last >= 0) & begins[last]
-    return whole & (intervals.end_position < end)
+    intervals = analysis.intervals
+    begin, end = 2 * np.searchsorted(analysis.events.serial, np.array(counted_serials(analysis.ring)).T)
+    at = np.searchsorted(begin, intervals.start_position, side="right") - 1
+    whole: BoolArray = intervals.has_start & intervals.has_end & (at >= 0)
+    whole &= intervals.end_position < end[at]
+    return whole
 
 
-def _number_alike(analysis: RingAnalysis) -> Int64Array:
-    """Return for each call a number that calls alike share; -1 for nodes, and where the inputs are not known."""
+def _number_alike(analysis: RingAnalysis) -> tuple[Int64Array, list[_Key]]:
+    """Return for each call a number that calls alike share; -1 for nodes, and where the inputs are not known.
+
+    Also return what those share, by number.
+    """
     events, intervals, original = analysis.all_events, analysis.intervals, analysis.original
     index = np.flatnonzero(events.kind == Kind.INPUTS)
     entered = _innermost(analysis, index)
@@ -193,24 +284,10 @@ def _number_alike(analysis: RingAnalysis) -> Int64Array:
     alike = np.full(len(intervals), -1, np.int64)
     key = (inputs[around], name, again, nth)
     order = np.lexsort(key)
-    alike[calls[order]] = np.cumsum(differs([column[order] for column in key]))
-    return alike
-
-
-def _copy_to_alike(costs: Int64Array, alike: Int64Array, calls: Int64Array, is_counted: BoolArray) -> None:
-    """Give calls that were not counted what the last counted one like them has; -1 if there is none.
-
-    Args:
-        costs: int64[2, n] of the intervals; changed in place.
-        alike: a number that calls alike share, or -1.
-        calls: which intervals.
-        is_counted: whether each of these was counted.
-    """
-    source, target = calls[is_counted & (alike[calls] >= 0)], calls[~is_counted]
-    # The last is for those that are like none.
-    known = np.full((len(costs), int(alike.max(initial=-1)) + 2), _UNKNOWN, np.int64)
-    known[:, alike[source]] = costs[:, source]
-    costs[:, target] = known[:, alike[target]]
+    in_order = [column[order] for column in key]
+    is_first = differs(in_order)
+    alike[calls[order]] = np.cumsum(is_first) - 1
+    return alike, [*zip(*(column[is_first].tolist() for column in in_order), strict=True)]
 
 
 def _with_inner(own: Int64Array, phase: Int64Array, parent: Int64Array) -> Int64Array:

@@ -32,9 +32,9 @@ from .attribution import count_outside_runs
 from .collectives import assign_communication_tracks, build_collectives
 from .device_spans import add_device_spans
 from .evaluation import Evaluations, find_evaluations
-from .flops import RingFlops, find_flops
+from .flops import CountedCalls, describe_counted, find_flops, has_flops
 from .intervals import find_parents
-from .memory import held_memory
+from .memory import HeldMemory, held_memory
 from .open_calls import lasts_too_long
 from .path_spans import clip_and_nest
 from .ranges import add_ranges
@@ -43,23 +43,27 @@ from .spans import SpanRows, assign_tracks, build_span_rows
 _SYNC_PREFIX = "modtrace.sync"
 
 
-def build_timeline(ring: RingSnapshot | RingAnalysis) -> Timeline:
+def build_timeline(ring: RingSnapshot | RingAnalysis, counted: CountedCalls | None = None) -> Timeline:
     """Build the timeline of what a ring held.
 
     Args:
         ring: what was read, or its analysis if that answers other questions too.
+        counted: what calls cost, if operators were counted elsewhere.
     """
     analysis = ring if isinstance(ring, RingAnalysis) else RingAnalysis(ring)
-    return assemble_timeline(analysis, decode_modules(analysis), analysis)
+    return assemble_timeline(analysis, decode_modules(analysis, counted), analysis, held_memory(analysis))
 
 
-def assemble_timeline(analysis: RingAnalysis, modules: "ModuleSpans", end: RingAnalysis) -> Timeline:
+def assemble_timeline(
+    analysis: RingAnalysis, modules: "ModuleSpans", end: RingAnalysis, memory: HeldMemory | None
+) -> Timeline:
     """Return the timeline of spans of modules and of the other events of a ring.
 
     Args:
         analysis: of the ring; of a large one the events of calls and nodes may be left out.
         modules: the spans of modules.
         end: of the end of the ring, with all events.
+        memory: what tensors hold.
     """
     snapshot, slots, lookup = analysis.snapshot, analysis.snapshot.slots, analysis.lookup
     not_whole = modules.unfinished, modules.unstarted, modules.unattributed
@@ -72,8 +76,9 @@ def assemble_timeline(analysis: RingAnalysis, modules: "ModuleSpans", end: RingA
     tracks, track = assign_tracks(modules.columns["track"], lookup.threads, process)
     communication, details = build_collectives(analysis)
     tracks, communication = assign_communication_tracks(tracks, communication, lookup.threads, process)
-    counters, memory = _counters(analysis, process), held_memory(analysis)
-    columns, flops = modules.columns | {"track": track}, modules.flops
+    texts = lookup.texts
+    counters = [CounterSeries(texts[name], "bytes", process, *samples) for name, samples in modules.counters.items()]
+    columns = modules.columns | {"track": track}
     count, is_large = len(track), end is not analysis
     modules.columns.clear()  # there is memory for them once
     timeline = Timeline(
@@ -88,7 +93,7 @@ def assemble_timeline(analysis: RingAnalysis, modules: "ModuleSpans", end: RingA
         | {WHOLE_RUN: describe_whole_run(snapshot, analysis.step_ends.number, count)}
         | describe_open(end)
         | ({MISSING_BYTES: snapshot.missing_bytes} if snapshot.missing_bytes else {})
-        | ({} if flops is None else {FLOPS: flops.metadata})
+        | ({FLOPS: describe_counted(analysis, *modules.flops)} if has_flops(analysis) else {})
         | ({MEMORY: memory.to_json()} if memory is not None else {})
         | ({STEPS_END_WITH: BACKWARD_PASSES} if analysis.step_ends.with_passes else {}),
         span_args={} if is_large else modules.span_args,
@@ -179,20 +184,26 @@ def _backward_passes(analysis: RingAnalysis, tracks: Sequence[Track], process: P
     return [*tracks, *(Track(PASSES, name, tid, process) for name, tid in map(threads.__getitem__, first_seen))], rows
 
 
-def _counters(analysis: RingAnalysis, process: Process) -> list[CounterSeries]:
+Samples = tuple[Int64Array, Int64Array]
+"""When a counter was sampled, Unix nanoseconds, and the samples."""
+
+
+def _in_order(samples: Mapping[int, Samples]) -> dict[int, Samples]:
+    order = {name: np.argsort(time, kind="stable") for name, (time, _) in samples.items()}
+    return {name: (samples[name][0][order[name]], samples[name][1][order[name]]) for name in sorted(samples)}
+
+
+def find_samples(analysis: RingAnalysis) -> dict[int, Samples]:
+    """Return the samples of each counter, by the number of its text."""
     events, clock = analysis.all_events, analysis.clock
-    samples = np.flatnonzero(events.kind == Kind.COUNTER)
-    counters = []
-    for name in np.unique(events.name[samples]).tolist():
-        own = samples[events.name[samples] == name]
-        own = own[np.argsort(events.time[own], kind="stable")]
-        time = clock.to_other(events.time[own])
-        counters.append(CounterSeries(analysis.lookup.texts[name], "bytes", process, time, events.value[own]))
-    return counters
+    samples = events.take(events.kind == Kind.COUNTER)
+    time = clock.to_other(samples.time)
+    own = {name: samples.name == name for name in np.unique(samples.name).tolist()}
+    return _in_order({name: (time[rows], samples.value[rows]) for name, rows in own.items()})
 
 
 class ModuleSpans(NamedTuple):
-    """The spans of modules.
+    """The spans of modules, and what was sampled beside them.
 
     Attributes:
         columns: as of `Slices`, in the order of their begins; `track` is twice the thread in the name table, plus one
@@ -202,7 +213,8 @@ class ModuleSpans(NamedTuple):
         unfinished: spans without their end.
         unstarted: spans without their begin.
         unattributed: runs of nodes of no known call.
-        flops: what spans cost; None if no operator was counted.
+        counters: the samples of each counter, by the number of its text.
+        flops: counted outside of modules, and how many spans have unknown ones.
     """
 
     columns: dict[str, AnyArray]
@@ -211,14 +223,20 @@ class ModuleSpans(NamedTuple):
     unfinished: int
     unstarted: int
     unattributed: int
-    flops: RingFlops | None = None
+    counters: Mapping[int, Samples]
+    flops: tuple[int, int] = (0, 0)
 
 
-def decode_modules(analysis: RingAnalysis) -> ModuleSpans:
-    """Return the spans of modules that events say."""
+def decode_modules(analysis: RingAnalysis, counted: CountedCalls | None = None) -> ModuleSpans:
+    """Return the spans of modules that events say.
+
+    Args:
+        analysis: of a ring, or of a part of it.
+        counted: what calls of the ring cost, if this is a part of it.
+    """
     rows, clock = build_span_rows(analysis.intervals, analysis.call, analysis.original), analysis.clock
     track = rows["thread"] * 2 + rows["on_backward"]
-    flops = find_flops(analysis, rows, track)
+    flops = find_flops(analysis, rows, track, counted)
     columns: dict[str, AnyArray] = {
         **{field: rows[field] for field in ("name", "phase", "depth", "call", "link")},
         "start": clock.to_other(rows["start"]),
@@ -235,7 +253,8 @@ def decode_modules(analysis: RingAnalysis) -> ModuleSpans:
         int(np.count_nonzero(~rows["has_end"])),
         int(np.count_nonzero(~rows["has_start"])),
         count_outside_runs(analysis.intervals, analysis.call),
-        flops,
+        find_samples(analysis),
+        (0, 0) if flops is None else flops[1:],
     )
 
 
@@ -243,7 +262,8 @@ def join_modules(parts: Iterable[ModuleSpans]) -> ModuleSpans:
     """Return the spans of parts of a ring that follow each other; memory holds them once."""
     columns: dict[str, AnyArray] = {}
     span_args: dict[int, Mapping[str, str]] = {}
-    evaluations, counts, first_link, first_row = [], np.zeros(3, np.int64), 0, 0
+    samples: dict[int, list[Samples]] = {}
+    evaluations, counts, first_link, first_row = [], np.zeros(5, np.int64), 0, 0
     for part in parts:
         parent, link = part.columns["parent"], part.columns["link"]
         parent[parent >= 0] += first_row
@@ -252,9 +272,18 @@ def join_modules(parts: Iterable[ModuleSpans]) -> ModuleSpans:
         first_link, first_row = max(first_link, int(link.max(initial=-1)) + 1), first_row + len(link)
         append_to(columns, part.columns)
         evaluations.append(part.evaluations)
-        counts += (part.unfinished, part.unstarted, part.unattributed)
+        for name, of_part in part.counters.items():
+            samples.setdefault(name, []).append(of_part)
+        counts += (part.unfinished, part.unstarted, part.unattributed, *part.flops)
     joined = Evaluations(*map(np.concatenate, zip(*evaluations, strict=True)))
-    return ModuleSpans(columns, span_args, joined, *counts.tolist())
+    counters = {
+        name: (np.concatenate([time for time, _ in own]), np.concatenate([value for _, value in own]))
+        for name, own in samples.items()
+    }
+    unfinished, unstarted, unattributed, outside, unknown = counts.tolist()
+    return ModuleSpans(
+        columns, span_args, joined, unfinished, unstarted, unattributed, _in_order(counters), (outside, unknown)
+    )
 
 
 def _find_span_args(

@@ -16,7 +16,7 @@ from ..slices import COLLECTIVE, MODULE, Slices
 from ..summary.parts import DividedSteps, divide_piece
 from ..timeline import Timeline
 from .analysis import RingAnalysis
-from .from_ring import ModuleSpans, assemble_timeline, decode_modules, describe_whole_run, join_modules
+from .from_ring import ModuleSpans, assemble_timeline, describe_whole_run, join_modules
 from .pieces import ReadRing, RingPieces, find_pieces, place_among
 
 
@@ -80,7 +80,7 @@ def _look_through(ring: RingPieces) -> LargeTimeline | None:
         divided.append(divide_piece(timeline, "optimizer"))
         np.maximum.at(deepest, keys[timeline.columns.track], depth_by_time(timeline.columns))
         spans += len(timeline.columns)
-    whole = assemble_timeline(others, join_modules(firsts), last)
+    whole = assemble_timeline(others, join_modules(firsts), last, ring.memory)
     if np.any(whole.slices.kind == COLLECTIVE):
         return None  # arrows lead from spans to collectives
     run = describe_whole_run(others.snapshot, others.step_ends.number, spans)
@@ -92,7 +92,7 @@ def _look_through(ring: RingPieces) -> LargeTimeline | None:
     def pieces() -> Iterator[Timeline]:
         first_link = 0
         for piece in ring:
-            modules = decode_modules(piece)
+            modules = ring.decode(piece)
             link = modules.columns["link"]
             link[link >= 0] += first_link
             first_link = max(first_link, int(link.max(initial=-1)) + 1)

@@ -2,22 +2,23 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..._typing import Int64Array
-from ...ring import Kind
+from ...ring import Events, Kind
 from ...ring.slot_format import ALLOCATED, CUDA_ALLOCATED, NO_NAME, REFUSED
 from ..memory import format_bytes
-from .analysis import RingAnalysis
+from .analysis import NameLookup, RingAnalysis
 from .intervals import is_core_event
 
 OUTSIDE = "no module"
 _NO_MODULE = (OUTSIDE, "backward", "optimizer", OUTSIDE)
 """Who holds what no call of a module allocated: nodes of backward hold gradients, an optimizer its state."""
+_MOMENTS = (Kind.STEP, Kind.OPTIMIZER_STEP, Kind.GRADIENTS, Kind.HELD)
 _WARM_UP, _LEAST_STEPS = 2, 8
 _LEAST_SHARE = 0.01
 """What grows by less of all that is held, over all steps, is not told."""
@@ -118,8 +119,13 @@ def _by_list(by: Mapping[str, int]) -> list[tuple[str, int]]:
     return groups.most_common()
 
 
-def held_memory(analysis: RingAnalysis) -> HeldMemory | None:
-    """Return what tensors hold by what a ring says; None if it did not count it."""
+def held_memory(analysis: RingAnalysis, read_until: Callable[[int], RingAnalysis] | None = None) -> HeldMemory | None:
+    """Return what tensors hold by what a ring says; None if it did not count it.
+
+    Args:
+        analysis: of the ring.
+        read_until: if the events of calls are not in it, returns the last ones before a serial number.
+    """
     events, texts = analysis.all_events, analysis.lookup.texts
     is_counter = events.kind == Kind.COUNTER
     on_cpu, on_gpu, refused = (
@@ -136,13 +142,33 @@ def held_memory(analysis: RingAnalysis) -> HeldMemory | None:
     found = HeldMemory(held, _held_by(owners, until), last, *_growth(analysis, samples, owners), saved=_saved(analysis))
     if not len(refused):
         return found
-    slots = analysis.snapshot.slots._replace(events=events.take(np.arange(until)))
-    before = RingAnalysis(analysis.snapshot._replace(slots=slots))
+    if read_until is not None:
+        before = read_until(int(events.serial[until]))
+    else:
+        slots = analysis.snapshot.slots._replace(events=events.take(np.arange(until)))
+        before = RingAnalysis(analysis.snapshot._replace(slots=slots))
     thread = analysis.lookup.threads[events.thread[until]]
     calls = next((stack.calls for stack in before.open_stacks if (stack.thread, stack.tid) == thread), ())
     place = f"{calls[-1].phase} {calls[-1].fqn}" if calls else OUTSIDE
-    steps = before.step_ends.number
+    ended = analysis.events.serial[analysis.step_ends.event] < events.serial[until]
+    steps = analysis.step_ends.number[ended]
     return found._replace(refused=int(events.value[until]), place=place, step=int(steps[-1]) if len(steps) else None)
+
+
+def samples_at_moments(events: Events, lookup: NameLookup) -> Events:
+    """Return those samples of some events that say how much is held: the first, the most, the last before each moment.
+
+    Moments are ends of steps, changes of what modules hold, and allocations that fail; the end of these events too.
+    """
+    is_sample = events.kind == Kind.COUNTER
+    refused = lookup.texts.index(REFUSED) if REFUSED in lookup.texts else NO_NAME
+    moments = np.flatnonzero(np.isin(events.kind, _MOMENTS) | is_sample & (events.name == refused))
+    kept = np.zeros(len(events), np.bool_)
+    for name in np.unique(events.name[is_sample]).tolist():
+        own = np.flatnonzero(is_sample & (events.name == name))
+        kept[own[np.diff(np.searchsorted(moments, own), append=-1) != 0]] = True
+        kept[[own[0], own[int(np.argmax(events.value[own]))]]] = True
+    return events.take(kept)
 
 
 _Owner = tuple[Int64Array, Int64Array]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,25 +11,28 @@ import numpy as np
 from ..._interrupts import cached_property
 from ..._typing import BoolArray, Int64Array
 from ...ring import Events, Kind, RingSnapshot
-from ...ring.slot_format import CALL_ENTER_KINDS, CALL_EXIT_KINDS, DEVICE_KINDS, FLOP_KINDS, RANGE_KINDS
-from ..contents import WHOLE_RUN, Stats
+from ...ring.slot_format import CALL_ENTER_KINDS, CALL_EXIT_KINDS, DEVICE_KINDS, RANGE_KINDS
+from ..contents import FLOPS, WHOLE_RUN, Stats
 from ..timeline import Timeline
 from .analysis import RingAnalysis
 from .cuts import find_cuts
-from .from_ring import ModuleSpans, assemble_timeline, decode_modules, describe_whole_run, join_modules
+from .flops import CountedCalls, counted_serials, describe_counted, has_flops, note_counted
+from .from_ring import ModuleSpans, Samples, assemble_timeline, decode_modules, describe_whole_run, join_modules
 from .intervals import pair_by_key
+from .memory import HeldMemory, held_memory, samples_at_moments
 
 PIECE_EVENTS = 1 << 18
 """Events of a piece, at most if a cut allows it; a ring with fewer than four times as many is decoded as a whole."""
-MODULE_KINDS = (
+PIECE_KINDS = (
     *(*CALL_ENTER_KINDS, *CALL_EXIT_KINDS, Kind.NODE_BEGIN, Kind.NODE_END, Kind.GRAPH_BUILT, Kind.CALL_BACKWARD),
-    *(Kind.BACKWARD_OVER, Kind.SHAPES, Kind.ACCUMULATE_END, Kind.SEGMENT_BEGIN),
+    *(Kind.BACKWARD_OVER, Kind.SHAPES, Kind.ACCUMULATE_END, Kind.SEGMENT_BEGIN, Kind.COUNTER),
 )
-"""What only the spans of modules are made of: nearly all events of a ring."""
-WHOLE_KINDS = (*FLOP_KINDS, *DEVICE_KINDS, Kind.HELD)
+"""What only the spans of modules, and samples, are made of: nearly all events of a ring."""
+WHOLE_KINDS = DEVICE_KINDS
 """Of a ring with these, any event can say something of any other."""
 
 _FOREVER = np.iinfo(np.int64).max
+_NOTHING: Samples = (np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 ReadRing = Callable[[range, Collection[Kind]], RingSnapshot]
 """Reads the events of some serial numbers, without some kinds."""
@@ -41,35 +44,70 @@ class RingPieces:
     Args:
         read: reads some of its events.
         serials: those of the ring.
+        counted: what calls cost, if operators were counted elsewhere.
 
     Attributes:
-        others: all events but those of calls and nodes; its stats count what is lost of all.
+        others: all events but those of calls and nodes, and of samples only those that `held_memory` needs; its stats
+            count what is lost of all.
         cuts: serial numbers with which a piece can begin; none if all events are needed together.
     """
 
-    def __init__(self, read: ReadRing, serials: range) -> None:
-        self._read, self._serials = read, serials
-        self.others, self._torn = RingAnalysis(read(serials, MODULE_KINDS)), 0
+    def __init__(self, read: ReadRing, serials: range, counted: CountedCalls | None = None) -> None:
+        self._read, self._serials, self._counted_elsewhere = read, serials, counted
+        self.others, self._torn, samples = RingAnalysis(read(serials, PIECE_KINDS)), 0, list[Events]()
         events, ends = self.others.events, self.others.step_ends
         self._ends = events.serial[ends.event]
         is_possible = not np.isin(self.others.all_events.kind, WHOLE_KINDS).any()
-        self.cuts = find_cuts(self._blocks(), self.others.lookup, self._ends) if is_possible else []
+        self.cuts = find_cuts(self._blocks(samples), self.others.lookup, self._ends) if is_possible else []
+        if any(map(len, samples)) and not len(self._ends):
+            self.cuts = []  # what grows does so with outermost calls
         snapshot = self.others.snapshot
-        self.others.snapshot = snapshot._replace(slots=snapshot.slots._replace(torn=self._torn))
+        others = join_events([snapshot.slots.events.take(snapshot.slots.events.kind != Kind.COUNTER), *samples])
+        others = others.take(np.argsort(others.serial, kind="stable"))
+        self.others = RingAnalysis(snapshot._replace(slots=snapshot.slots._replace(events=others, torn=self._torn)))
 
-    def _blocks(self) -> Iterator[Events]:
+    def _blocks(self, samples: list[Events]) -> Iterator[Events]:
         for begin in self._serials[::PIECE_EVENTS]:
             piece = self._piece(begin, min(begin + PIECE_EVENTS, self._serials.stop))
             self._torn += piece.snapshot.slots.torn
+            samples.append(samples_at_moments(piece.all_events, self.others.lookup))
             yield piece.all_events
 
     def __iter__(self) -> Iterator[RingAnalysis]:
         """Yield the events of each piece, in order."""
+        return (self._piece(*bounds) for bounds in self._bounds())
+
+    def _bounds(self) -> Iterator[tuple[int, int]]:
         bounds, begin = [*self.cuts, self._serials.stop], self._serials.start
         while begin < self._serials.stop:
             end = bounds[max(bisect_right(bounds, begin), bisect_right(bounds, begin + PIECE_EVENTS) - 1)]
-            yield self._piece(begin, end)
+            yield begin, end
             begin = end
+
+    @cached_property
+    def _counted(self) -> CountedCalls:
+        """What calls of which operators were counted cost."""
+        if self._counted_elsewhere is not None:
+            return self._counted_elsewhere
+        counted = CountedCalls({}, {})
+        windows = counted_serials(self.others) if has_flops(self.others) else []
+        for begin, end in self._bounds():
+            if any(first < end and begin < last for first, last in windows):
+                note_counted(self._piece(begin, end), counted)
+        return counted
+
+    @cached_property
+    def memory(self) -> HeldMemory | None:
+        """What tensors hold."""
+        return held_memory(self.others, self._read_until)
+
+    def _read_until(self, serial: int) -> RingAnalysis:
+        cuts = [self._serials.start, *self.cuts]
+        return self._piece(cuts[max(bisect_left(cuts, serial) - 1, 0)], serial)
+
+    def decode(self, piece: RingAnalysis) -> ModuleSpans:
+        """Return the spans of modules of a piece."""
+        return decode_modules(piece, self._counted)
 
     def _piece(self, begin: int, end: int) -> RingAnalysis:
         """Return the events from one serial number to before another."""
@@ -98,7 +136,7 @@ class RingPieces:
         for rows in pair:
             own[rows[(rows >= 0) & (begun < slots.recorded) & (ended >= slots.overwritten)]] = True
         part = RingAnalysis(piece.snapshot._replace(slots=slots._replace(events=events.take(own))), self.others)
-        return assemble_timeline(part, place_among(part, piece, modules), piece)
+        return assemble_timeline(part, place_among(part, piece, modules), piece, self.memory)
 
     def timelines(self, look: Callable[[RingAnalysis, ModuleSpans], None] | None = None) -> Iterator[Timeline]:
         """Yield the timeline of each piece; its stats count all pieces so far.
@@ -106,21 +144,36 @@ class RingPieces:
         Args:
             look: is called with each piece and its spans of modules before they are put into a timeline.
         """
-        stats, spans, begin_ns = Stats(), 0, None
+        stats, spans, begin_ns, flops = Stats(), 0, None, np.zeros(2, np.int64)
+        last: dict[int, Samples] = {}
         for piece in self:
-            modules = decode_modules(piece)
+            modules = self.decode(piece)
             if look is not None:
                 look(piece, modules)
-            timeline = self._timeline(piece, modules)
+            # Each begins with the last samples before it.
+            counters = {
+                name: (np.append(*times), np.append(*values))
+                for name in sorted({*last, *modules.counters})
+                for times, values in [zip(last.get(name, _NOTHING), modules.counters.get(name, _NOTHING), strict=True)]
+            }
+            last = {name: (time[-1:], value[-1:]) for name, (time, value) in counters.items()}
+            timeline = self._timeline(piece, modules._replace(counters=counters))
             spans += len(timeline.columns)
             sums = [new + old for new, old in zip(timeline.stats.values(), stats.values(), strict=True)]
             stats = Stats(piece.snapshot.slots.recorded, self._serials.start, *sums[2:])
+            flops += modules.flops
             metadata = {
                 **timeline.metadata,
                 WHOLE_RUN: describe_whole_run(self.others.snapshot, self.others.step_ends.number, spans),
+                **({FLOPS: describe_counted(self.others, *flops.tolist())} if has_flops(self.others) else {}),
             }
             yield replace(timeline, stats=stats, metadata=metadata, begin_ns=begin_ns)
             begin_ns = max((mark.time_ns for mark in timeline.marks if mark.kind == "step"), default=None)
+
+
+def join_events(parts: Sequence[Events]) -> Events:
+    """Return the events of several parts, one behind the other."""
+    return Events(*(np.concatenate([getattr(part, name) for part in parts]) for name in Events.__slots__))
 
 
 def place_among(others: RingAnalysis, piece: RingAnalysis, modules: ModuleSpans) -> ModuleSpans:
@@ -130,25 +183,27 @@ def place_among(others: RingAnalysis, piece: RingAnalysis, modules: ModuleSpans)
     return modules._replace(evaluations=modules.evaluations._replace(position=position))
 
 
-def find_pieces(read: ReadRing, serials: range) -> RingPieces | None:
+def find_pieces(read: ReadRing, serials: range, counted: CountedCalls | None = None) -> RingPieces | None:
     """Return the pieces of a large ring; None if it is not large, or if only all events together show it.
 
     Args:
         read: reads some of its events.
         serials: those of the ring.
+        counted: what calls cost, if operators were counted elsewhere.
     """
-    pieces = RingPieces(read, serials) if len(serials) >= 4 * PIECE_EVENTS else None
+    pieces = RingPieces(read, serials, counted) if len(serials) >= 4 * PIECE_EVENTS else None
     return pieces if pieces is not None and pieces.cuts else None
 
 
-def build_in_pieces(read: ReadRing, serials: range) -> Timeline | None:
+def build_in_pieces(read: ReadRing, serials: range, counted: CountedCalls | None = None) -> Timeline | None:
     """Build the timeline of a large ring; None if it is not large, or if only all events together show it.
 
     Args:
         read: reads some of its events.
         serials: those of the ring.
+        counted: what calls cost, if operators were counted elsewhere.
     """
-    pieces = find_pieces(read, serials)
+    pieces = find_pieces(read, serials, counted)
     if pieces is None:
         return None
     piece = others = pieces.others
@@ -156,7 +211,7 @@ def build_in_pieces(read: ReadRing, serials: range) -> Timeline | None:
     def parts() -> Iterator[ModuleSpans]:
         nonlocal piece
         for piece in pieces:
-            yield place_among(others, piece, decode_modules(piece))
+            yield place_among(others, piece, pieces.decode(piece))
 
     modules = join_modules(parts())
-    return assemble_timeline(others, modules, piece)
+    return assemble_timeline(others, modules, piece, pieces.memory)

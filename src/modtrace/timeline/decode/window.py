@@ -1,21 +1,25 @@
 """Some steps of a large ring: looks here and there find where they are; only these and a few beside them are read."""
 
 import itertools
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
 from ...ring import Events, Kind, RingSnapshot
 from ...ring.slot_format import CALL_ENTER_KINDS, CALL_EXIT_KINDS, RANGE_KINDS
-from ..contents import OPEN_AT_END, WHOLE_RUN
+from ..contents import FLOPS, MEMORY, OPEN_AT_END, WHOLE_RUN, CounterSeries, Mark
+from ..memory import peaks_of
 from ..timeline import Timeline
 from . import pieces
-from .analysis import RingAnalysis
+from .analysis import NameLookup, RingAnalysis
 from .cuts import find_cuts, is_any
-from .from_ring import build_timeline, describe_open, describe_whole_run
+from .flops import CountedCalls, counted_serials, describe_counted, has_flops, note_counted
+from .from_ring import build_timeline, describe_open, describe_whole_run, find_samples
 from .intervals import call_ids
+from .memory import held_memory, samples_at_moments
 
 _OTHER_KINDS = {*Kind} - {*CALL_ENTER_KINDS, *CALL_EXIT_KINDS}
 _BLOCKS = 16
@@ -33,6 +37,20 @@ class _StepEnd(NamedTuple):
     number: int
 
 
+class _Costs(NamedTuple):
+    """What the operators of a ring cost.
+
+    Attributes:
+        counting: the events that say when they were counted.
+        counted: what calls cost.
+        metadata: of a timeline.
+    """
+
+    counting: Events | None = None
+    counted: CountedCalls | None = None
+    metadata: Mapping[str, object] = MappingProxyType({})
+
+
 def build_around(read: pieces.ReadRing, serials: range, first: int | None, last: int | None) -> Timeline | None:
     """Return the timeline of some steps of a large ring and of a few beside them; None if these are most, or none.
 
@@ -48,15 +66,24 @@ def build_around(read: pieces.ReadRing, serials: range, first: int | None, last:
     window = looks.find_window(first or 0, _NEVER if last is None else last) if looks.is_large else None
     if window is None:
         return None
+    costs = looks.find_costs() if looks.has_flops else _Costs()
+    if costs is None:
+        return None
 
     def read_window(part: range = window, without: Collection[Kind] = ()) -> RingSnapshot:
         snapshot = read(part, without)
         if part != window:
             return snapshot
-        slots = snapshot.slots
-        return snapshot._replace(slots=slots._replace(events=looks.with_whole_ranges(slots.events, window)))
+        events = looks.with_whole_ranges(snapshot.slots.events, window)
+        if costs.counting is not None:
+            events = pieces.join_events([events.take(events.kind != Kind.COUNTING), costs.counting])
+            events = events.take(np.argsort(events.serial, kind="stable"))
+        return snapshot._replace(slots=snapshot.slots._replace(events=events))
 
-    timeline = pieces.build_in_pieces(read_window, window) or build_timeline(read_window())
+    timeline = pieces.build_in_pieces(read_window, window, costs.counted)
+    timeline = timeline or build_timeline(read_window(), costs.counted)
+    if MEMORY in timeline.metadata:
+        timeline = looks.with_memory(timeline, window)
     end = RingAnalysis(read(serials[-looks.block :], ()))
     all_slots = end.snapshot.slots._replace(overwritten=serials.start)
     numbers = np.arange(looks.first.number, looks.last.number + 1)
@@ -65,7 +92,7 @@ def build_around(read: pieces.ReadRing, serials: range, first: int | None, last:
     return replace(
         timeline,
         stats=replace(timeline.stats, recorded=serials.stop, overwritten=serials.start),
-        metadata={**known, WHOLE_RUN: run, **describe_open(end)},
+        metadata={**known, WHOLE_RUN: run, **describe_open(end), **costs.metadata},
         begin_ns=looks.begin_ns(window.start),
     )
 
@@ -96,6 +123,7 @@ class _Looks:
 
     Attributes:
         is_large: whether it is large, and its last steps have ends; else it has no other attribute.
+        has_flops: whether operators were counted.
         block: how many events a look reads.
         first: the end of a step that is first in it.
         last: the last one.
@@ -107,7 +135,7 @@ class _Looks:
         count, ended = self.block, 0
         while self.is_large and ended < _MIN_ENDS:
             self.is_large = 2 * count < len(serials)
-            tail = RingAnalysis(read(serials[-count:], pieces.MODULE_KINDS))
+            tail = RingAnalysis(read(serials[-count:], pieces.PIECE_KINDS))
             ends, count = tail.step_ends, 4 * count
             ended = len(ends.event)
         if self.is_large:
@@ -115,6 +143,7 @@ class _Looks:
             self._kind, self._name = tail.events.kind[event], tail.events.name[event]
             self.last = _StepEnd(int(tail.events.serial[event]), int(ends.number[-1]))
             self.first = self.next_end(serials.start)
+            self.has_flops = has_flops(tail)
 
     def next_end(self, begin: int) -> _StepEnd:
         """Return the first end of a step from a serial number on; behind the last, that of a step that never comes."""
@@ -155,7 +184,7 @@ class _Looks:
         beside = self.block
         while 2 * (behind - before + 2 * beside) <= len(self._serials):
             begin, end = max(start, before - beside), min(stop, behind + beside)
-            others = RingAnalysis(self._read(range(begin, end), pieces.MODULE_KINDS))
+            others = RingAnalysis(self._read(range(begin, end), pieces.PIECE_KINDS))
             ends = others.events.serial[others.step_ends.event]
             if np.isin(others.all_events.kind, pieces.WHOLE_KINDS).any():
                 break
@@ -189,6 +218,58 @@ class _Looks:
                 return True
         return False
 
+    def find_costs(self) -> _Costs | None:
+        """Return what operators cost; None if all of the ring says it."""
+        snapshot = self._read(self._serials, {*Kind} - {Kind.COUNTING})
+        events = snapshot.slots.events
+        counting = events.take(events.kind == Kind.COUNTING)
+        if not len(counting):
+            return _Costs()  # the begin of counting was overwritten: each call says what it costs
+        windows = counted_serials(RingAnalysis(snapshot._replace(slots=snapshot.slots._replace(events=counting))))
+        begin, end = max(windows[0][0], self._serials.start), windows[-1][1]
+        part = self.find_window(self.next_end(begin).number, self.next_end(end).number + 1)
+        if part is None or end >= self._serials.stop:
+            return None
+        analysis, counted = RingAnalysis(self._read(part, ())), CountedCalls({}, {})
+        outside = note_counted(analysis, counted)
+        return _Costs(counting, counted, {FLOPS: describe_counted(analysis, outside, 0)})
+
+    def with_memory(self, timeline: Timeline, window: range) -> Timeline:
+        """Return the timeline of a window with what all of the ring says of memory, and the last samples before."""
+        without = {*Kind} - {Kind.COUNTER, Kind.HELD, Kind.SAVED, self._kind}
+        found = list[Events]()
+        for begin in self._serials[:: pieces.PIECE_EVENTS]:
+            snapshot = self._read(range(begin, min(begin + pieces.PIECE_EVENTS, self._serials.stop)), without)
+            events, lookup = snapshot.slots.events, NameLookup(snapshot.records)
+            found += [events.take(events.kind != Kind.COUNTER), samples_at_moments(events, lookup)]
+        events = pieces.join_events(found)
+        events = events.take(np.argsort(events.serial, kind="stable"))
+        ring, before = (
+            RingAnalysis(snapshot._replace(slots=snapshot.slots._replace(events=some)))
+            for some in (events, events.take(events.serial < window.start))
+        )
+
+        def read_until(serial: int) -> RingAnalysis:
+            return RingAnalysis(self._read(range(max(self._serials.start, serial - pieces.PIECE_EVENTS), serial), ()))
+
+        memory, process = held_memory(ring, read_until), timeline.counters[0].process
+        of_ring, earlier = find_samples(ring), find_samples(before)
+        own = {series.name: (series.time, series.value) for series in timeline.counters}
+        nothing = np.zeros(0, np.int64)
+        counters, whole = list[CounterSeries](), list[CounterSeries]()
+        for name, samples in of_ring.items():
+            text, last = ring.lookup.texts[name], earlier.get(name, (nothing, nothing))
+            joined = [
+                np.append(at[-1:], more) for at, more in zip(last, own.get(text, (nothing, nothing)), strict=True)
+            ]
+            counters.append(CounterSeries(text, "bytes", process, *joined))
+            whole.append(CounterSeries(text, "bytes", process, *samples))
+        peaks = [Mark(time, "mark", text) for time, text in peaks_of(timeline.counters)]
+        marks = [mark for mark in timeline.marks if mark not in peaks]
+        marks += [Mark(time, "mark", text) for time, text in peaks_of(whole)]
+        known = {} if memory is None else {MEMORY: memory.to_json()}
+        return replace(timeline, counters=counters, marks=sorted(marks), metadata={**timeline.metadata, **known})
+
     def with_whole_ranges(self, events: Events, window: range) -> Events:
         """Return the events of a window with the ends of all ranges that begin in it, and of no others."""
         is_first = window.start == self._serials.start
@@ -207,7 +288,7 @@ class _Looks:
             )
             ended = np.concatenate([ended, more.value])
             parts.append(more)
-        return Events(*(np.concatenate([getattr(part, name) for part in parts]) for name in Events.__slots__))
+        return pieces.join_events(parts)
 
     def begin_ns(self, begin: int) -> int | None:
         """Return when the step ended behind which a part begins; None for the begin of the ring."""

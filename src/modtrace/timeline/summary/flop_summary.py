@@ -38,14 +38,6 @@ class SpanFlops(NamedTuple):
     own: Int64Array
     known: BoolArray
 
-    def is_unknown(self, columns: Columns, group: Int64Array, groups: int) -> BoolArray:
-        """Return bool[phases, groups]: whether a group has spans in a phase, and the FLOPs of none are known."""
-        spans, known = np.zeros((2, len(PHASES), groups), np.int64)
-        np.add.at(spans, (columns.phase, group), 1)
-        np.add.at(known, (columns.phase, group), self.known)
-        unknown: BoolArray = (spans > 0) & (known == 0)
-        return unknown
-
     def in_steps(self, columns: Columns, step: Int64Array, numbers: Sequence[int]) -> Int64Array:
         """Return int64[phases, steps], FLOPs in each of the steps.
 
@@ -276,11 +268,12 @@ def describe_flops(
     flops_in_steps: Int64Array,
     steps: Sequence[StepTimes],
     device: DeviceSummary | None,
+    unseen: Sequence[int],
 ) -> FlopSummary:
     """Return what modules and steps cost.
 
     Args:
-        timeline: what was recorded.
+        timeline: what was recorded, or its last piece.
         rows: the rows of the summary, with FLOPs.
         self_flops: of each row.
         recompute_in_backward: the same, see `FlopModule`.
@@ -288,6 +281,7 @@ def describe_flops(
         flops_in_steps: int64[phases, steps], FLOPs in each step.
         steps: of the summary.
         device: what devices did, if that is known.
+        unseen: the names of what was compiled, in their order.
     """
     said = _mapping(timeline.metadata.get(FLOPS))
     dtypes = {str(name): value for name, value in _mapping(said.get("dtypes")).items() if type(value) is int}
@@ -312,7 +306,7 @@ def describe_flops(
         outside,
         unknown,
         [str(operator) for operator in without],
-        _unseen(timeline),
+        _unseen(timeline, unseen),
         dtypes,
         peak_tbytes=peak_tbytes(name),
     ).with_peak(peak_tflops(name, dtype), steps)
@@ -322,9 +316,14 @@ def describe_flops(
     )
 
 
-def _unseen(timeline: Timeline) -> list[str]:
+def compiled_names(timeline: Timeline) -> set[int]:
+    """Return the names of what was compiled."""
     compiled = [row for row, args in timeline.span_args.items() if "compiled_modules" in args]
-    names = [timeline.names[name] for name in np.unique(timeline.columns.name[compiled]).tolist()]
+    return {*timeline.columns.name[compiled].tolist()}
+
+
+def _unseen(timeline: Timeline, compiled: Sequence[int]) -> list[str]:
+    names = [timeline.names[name] for name in compiled]
     return [name.fqn for name in (*names, *(name for name in timeline.names if name.module_class == _REPLAY))]
 
 

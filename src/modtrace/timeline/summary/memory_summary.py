@@ -7,15 +7,18 @@ import numpy as np
 
 from ..._tables import CellKind, Table, first_lines, record_table, to_text
 from ..._terminal import printable, wrapped
-from ..._typing import BoolArray, Int64Array
+from ..._typing import Int64Array
 from ..contents import MEMORY
-from ..memory import find_holders, format_bytes, measure_calls
+from ..memory import Holders, find_holders, format_bytes, measure_calls
 from ..slices import FORWARD, PHASES, RECOMPUTE
 from .module_rows import Groups
 from .step_bounds import StepBounds
 
 if TYPE_CHECKING:
     from ..timeline import Timeline
+
+
+_NONE = np.iinfo(np.int64).min
 
 
 class MemoryModule(NamedTuple):
@@ -85,30 +88,72 @@ class MemorySummary(NamedTuple):
     sentences: tuple[str, ...] = ()
 
 
-def summarize_memory(timeline: "Timeline", groups: Groups, order: list[int], steps: StepBounds) -> MemorySummary | None:
-    """Return what modules took; None if the timeline does not say.
+class MeasuredMemory(NamedTuple):
+    """What a piece of a timeline adds to a `MemorySummary`.
+
+    Attributes:
+        calls: int64[4, n]: phase, group, bytes retained, and how many calls retained as much.
+        peaks: int64[phases, groups], the most held inside a call; negative where none was counted.
+        held: who held most, when they did.
+        step: the number of the step that this is in; None if it is in none.
+    """
+
+    calls: Int64Array
+    peaks: Int64Array
+    held: Holders
+    step: int | None
+
+
+def measure_memory(timeline: "Timeline", groups: Groups, steps: StepBounds) -> MeasuredMemory | None:
+    """Return what modules of a piece of a timeline took; None if it does not say.
 
     Args:
         timeline: without spans of GPUs.
         groups: what has a row.
-        order: the groups that have one.
         steps: of the timeline.
     """
     calls, held = measure_calls(timeline), find_holders(timeline)
     if calls is None or held is None:
         return None
-    columns = timeline.columns
-    group = groups.of_name[columns.name]
-    phases = [calls.known & (columns.phase == phase) for phase in range(len(PHASES))]
-    retained = [_medians(calls.retained, group, phases[phase]) for phase in (FORWARD, RECOMPUTE)]
-    peaks = [_largest(calls.peak, group, chosen) for chosen in (calls.known, *phases)]
+    columns, known = timeline.columns, calls.known
+    phase, group = columns.phase[known].astype(np.int64), groups.of_name[columns.name[known]]
+    each, count = np.unique(np.stack([phase, group, calls.retained[known]]), axis=1, return_counts=True)
+    peaks = np.full((len(PHASES), len(groups)), _NONE)
+    np.maximum.at(peaks, (phase, group), calls.peak[known])
+    step = next(iter(steps.number[(steps.start <= held.time_ns) & (held.time_ns < steps.end)].tolist()), None)
+    return MeasuredMemory(np.concatenate([each, [count]]), peaks, held, step)
+
+
+def summarize_memory(
+    timeline: "Timeline", groups: Groups, order: list[int], pieces: Sequence[MeasuredMemory]
+) -> MemorySummary | None:
+    """Return what modules took; None if the timeline does not say.
+
+    Args:
+        timeline: the last piece.
+        groups: what has a row.
+        order: the groups that have one.
+        pieces: what was measured of each.
+    """
+    if not pieces:
+        return None
+    phase, group, retained, alike = np.concatenate([piece.calls for piece in pieces], axis=1)
+    medians = [_medians(*(column[phase == one] for column in (group, retained, alike))) for one in (FORWARD, RECOMPUTE)]
+    most = np.full((len(PHASES), len(groups)), _NONE)
+    for piece in pieces:
+        count = min(len(groups), piece.peaks.shape[1])  # as ranges have groups too, behind those of modules
+        np.maximum(most[:, :count], piece.peaks[:, :count], out=most[:, :count])
+    peaks = np.where((table := np.vstack([most.max(axis=0), most])) == _NONE, None, table).T.tolist()  # type: ignore[call-overload]
+    _, _, held, step = max(pieces, key=lambda piece: piece.held.held)
+    begin_ns = pieces[0].held.begin_ns
     facts = timeline.metadata.get(MEMORY)
     saved = {} if held.process else _saved(facts)  # of which process it is, is not known
     rows = tuple(
         MemoryModule(
             groups.fqns[index],
             groups.classes[index],
-            *(of_groups.get(index) for of_groups in (*retained, *peaks)),
+            *(of_groups.get(index) for of_groups in medians),
+            *peaks[index],
         )._replace(saved_bytes=_with_inner(saved, groups.fqns[index]))
         for index in order
     )
@@ -118,8 +163,7 @@ def summarize_memory(timeline: "Timeline", groups: Groups, order: list[int], ste
     other = Holder("other", held.other)
     sentences = facts.get("sentences") if isinstance(facts, dict) else None
     said = tuple(map(str, sentences)) if isinstance(sentences, list) else ()
-    seconds = (held.time_ns - held.begin_ns) / 1e9
-    step = next(iter(steps.number[(steps.start <= held.time_ns) & (held.time_ns < steps.end)].tolist()), None)
+    seconds = (held.time_ns - begin_ns) / 1e9
     return MemorySummary(rows, held.held, held.time_ns, seconds, step, (*holders, other), held.process, said)
 
 
@@ -134,18 +178,15 @@ def _with_inner(saved: Mapping[str, int], fqn: str) -> int | None:
     return sum(counts) if counts else None
 
 
-def _medians(value: Int64Array, group: Int64Array, chosen: BoolArray) -> dict[int, int]:
-    rows = np.flatnonzero(chosen)
-    rows = rows[np.lexsort((value[rows], group[rows]))]
-    found, first, count = np.unique(group[rows], return_index=True, return_counts=True)
-    return dict(zip(found.tolist(), value[rows[first + (count - 1) // 2]].tolist(), strict=True))
-
-
-def _largest(value: Int64Array, group: Int64Array, chosen: BoolArray) -> dict[int, int]:
-    rows = np.flatnonzero(chosen)
-    rows = rows[np.lexsort((-value[rows], group[rows]))]
-    found, first = np.unique(group[rows], return_index=True)
-    return dict(zip(found.tolist(), value[rows[first]].tolist(), strict=True))
+def _medians(group: Int64Array, value: Int64Array, count: Int64Array) -> dict[int, int]:
+    """Return the median of each group's values, of which there are as many as `count` says."""
+    order = np.lexsort((value, group))
+    group, value, until = group[order], value[order], np.cumsum(count[order])
+    found, first = np.unique(group, return_index=True)
+    before = np.append(0, until)[first]
+    counts = np.diff(np.append(before, until[-1:]))
+    middle = np.searchsorted(until, before + (counts - 1) // 2, side="right")
+    return dict(zip(found.tolist(), value[middle].tolist(), strict=True))
 
 
 _COLUMNS: tuple[tuple[str, str, int], ...] = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,13 +10,13 @@ import numpy as np
 
 from ..._numbering import Numbering
 from ..._typing import BoolArray, Int64Array
-from ..contents import BYTES_ACCESSED, RECOMPUTE_FLOPS, Process
+from ..contents import BYTES_ACCESSED, FLOPS, RECOMPUTE_FLOPS, Process
 from ..gpu_tracks import without_gpu
 from ..select import first_process_tracks
 from ..slices import BACKWARD, FORWARD, PHASES, RECOMPUTE, Columns
-from .device_summary import summarize_device
-from .flop_summary import describe_flops, read_flops
-from .memory_summary import summarize_memory
+from .device_summary import DeviceSummary, summarize_device
+from .flop_summary import compiled_names, describe_flops, read_flops
+from .memory_summary import MeasuredMemory, measure_memory, summarize_memory
 from .module_rows import GroupBy, Groups, ModuleTimes, group_modules
 from .module_summary import Summary
 from .overview import SpanCounts, count_spans, describe_recording
@@ -39,45 +39,11 @@ def summarize(timeline: Timeline, by: GroupBy = "module", step_by: str | None = 
     device = summarize_device(timeline, by)
     timeline = without_gpu(timeline)
     spans = _classify(timeline, by, step_by)
-    summary, order = _sum_up(timeline, by, spans.groups, [_measure(timeline, spans, step_by)])
-    rows = summary.rows
-    memory = summarize_memory(timeline, spans.groups, order, find_step_bounds(timeline, step_by))
-    if memory is not None:
-        rows = [
-            row._replace(retained_bytes=took.retained_bytes, peak_bytes=took.peak_bytes)
-            for row, took in zip(rows, memory.rows, strict=True)
-        ]
-    flops, costs = read_flops(timeline), None
-    moved, again = (read_flops(timeline, arg) for arg in (BYTES_ACCESSED, RECOMPUTE_FLOPS))
-    if flops is not None and moved is not None and again is not None:
-        columns, count = timeline.columns, len(spans.groups)
-        total = _add_up(columns, spans, flops.total, flops.own)[:, order]
-        in_backward = _add_up(columns, spans, again.total, again.own)[BACKWARD, order]
-        total[[BACKWARD, RECOMPUTE]] += [-in_backward, in_backward]
-        unknown = flops.is_unknown(columns, spans.group, count)[:, order]
-        rows = [
-            row._replace(flops_forward=forward, flops_backward=backward, flops_recompute=recompute)
-            for row, (forward, backward, recompute) in zip(rows, np.where(unknown, None, total).T.tolist(), strict=True)  # type: ignore[call-overload]
-        ]
-        self_flops = np.zeros(count, np.int64)
-        np.add.at(self_flops, spans.group, flops.own)
-        numbers = [whole.step for whole in summary.steps]
-        step = np.where(spans.own, spans.step, -1)
-        in_steps = flops.in_steps(columns, step, numbers)
-        again_in_steps = again.in_steps(columns, step, numbers)[BACKWARD]
-        in_steps[[BACKWARD, RECOMPUTE]] += [-again_in_steps, again_in_steps]
-        nbytes = _add_up(columns, spans, moved.total, moved.own)[:, order]
-        own = self_flops[order].tolist()
-        costs = describe_flops(timeline, rows, own, in_backward.tolist(), nbytes, in_steps, summary.steps, device)
     return replace(
-        summary,
-        rows=rows,
+        _sum_up(timeline, by, spans.groups, [_measure(timeline, spans, step_by)], device),
         others_ns=_time_of_others(timeline),
-        device=device,
         units=measure_units(timeline, step_by),
         outside=divide_outside(timeline, step_by),
-        memory=memory,
-        flops=costs,
     )
 
 
@@ -92,7 +58,7 @@ def summarize_pieces(pieces: Iterable[Timeline], by: GroupBy = "module") -> Summ
     for timeline in pieces:
         spans = _classify(timeline, by, OPTIMIZER)
         measured.append(_measure(timeline, spans, OPTIMIZER))
-    return _sum_up(timeline, by, spans.groups, measured)[0]
+    return _sum_up(timeline, by, spans.groups, measured)
 
 
 class _Spans(NamedTuple):
@@ -144,6 +110,8 @@ class _Measured(NamedTuple):
         divided: their parts.
         counts: of spans.
         step_by: what the steps are.
+        memory: what modules took; None if it was not counted.
+        flops: what they cost; None if it was not counted.
     """
 
     totals: Int64Array
@@ -155,6 +123,54 @@ class _Measured(NamedTuple):
     divided: DividedSteps
     counts: SpanCounts
     step_by: str
+    memory: MeasuredMemory | None
+    flops: _MeasuredFlops | None
+
+
+class _MeasuredFlops(NamedTuple):
+    """What a piece of a timeline cost, by group, and by step.
+
+    Attributes:
+        spans: int64[phases, groups], how many there are.
+        known: of how many of these FLOPs are known.
+        flops: of all calls, with inner modules.
+        self_flops: the same without them, in each row.
+        again: FLOPs of what ran again in backward.
+        nbytes: of the operators that were counted.
+        in_steps: int64[phases, steps], FLOPs in each step.
+        compiled: the names of what was compiled.
+    """
+
+    spans: Int64Array
+    known: Int64Array
+    flops: Int64Array
+    self_flops: Int64Array
+    again: Int64Array
+    nbytes: Int64Array
+    in_steps: Int64Array
+    compiled: set[int]
+
+
+def _measure_flops(timeline: Timeline, spans: _Spans, steps: Sequence[StepTimes]) -> _MeasuredFlops | None:
+    flops, moved, again = (read_flops(timeline, arg) for arg in (FLOPS, BYTES_ACCESSED, RECOMPUTE_FLOPS))
+    if flops is None or moved is None or again is None:
+        return None
+    columns, count = timeline.columns, len(spans.groups)
+    in_backward = _add_up(columns, spans, again.total, again.own)
+    total = _add_up(columns, spans, flops.total, flops.own)
+    total[[BACKWARD, RECOMPUTE]] += [-in_backward[BACKWARD], in_backward[BACKWARD]]
+    of_phase, known, self_flops = np.zeros((3, len(PHASES), count), np.int64)
+    np.add.at(of_phase, (columns.phase, spans.group), 1)
+    np.add.at(known, (columns.phase, spans.group), flops.known)
+    np.add.at(self_flops, (columns.phase, spans.group), flops.own)
+    numbers = [whole.step for whole in steps]
+    step = np.where(spans.own, spans.step, -1)
+    in_steps = flops.in_steps(columns, step, numbers)
+    again_in_steps = again.in_steps(columns, step, numbers)[BACKWARD]
+    in_steps[[BACKWARD, RECOMPUTE]] += [-again_in_steps, again_in_steps]
+    nbytes = _add_up(columns, spans, moved.total, moved.own)
+    compiled = compiled_names(timeline)
+    return _MeasuredFlops(of_phase, known, total, self_flops, in_backward, nbytes, in_steps, compiled)
 
 
 def _measure(timeline: Timeline, spans: _Spans, step_by: str | None) -> _Measured:
@@ -167,27 +183,33 @@ def _measure(timeline: Timeline, spans: _Spans, step_by: str | None) -> _Measure
     inner = _with_outer_groups(columns, step, groups, calls_inside, self_ns[calls_inside])
     outer = group[timed], step[timed], in_phase_ns[timed]
     called, first = np.unique(group, return_index=True)
+    steps = measure_steps(timeline, step_by)
     return _Measured(
         total_ns,
         phase_self_ns,
         np.bincount(group[columns.phase == FORWARD], minlength=len(groups)),
         called[np.argsort(first)].tolist(),
         sum_by_group_and_step(*(np.concatenate(pair) for pair in zip(outer, inner, strict=True))),
-        measure_steps(timeline, step_by),
+        steps,
         divide_piece(timeline, step_by),
         count_spans(timeline),
         found_by,
+        measure_memory(timeline, groups, find_step_bounds(timeline, step_by)),
+        _measure_flops(timeline, spans, steps),
     )
 
 
-def _sum_up(timeline: Timeline, by: GroupBy, groups: Groups, pieces: list[_Measured]) -> tuple[Summary, list[int]]:
-    """Return the summary of the pieces of a timeline, and the groups of its rows.
+def _sum_up(
+    timeline: Timeline, by: GroupBy, groups: Groups, pieces: list[_Measured], device: DeviceSummary | None = None
+) -> Summary:
+    """Return the summary of the pieces of a timeline.
 
     Args:
         timeline: the last piece.
         by: what has a row.
         groups: of the last piece: those of the others are among them.
         pieces: what was measured of each.
+        device: what devices did.
     """
 
     def total(tables: Iterable[Int64Array]) -> Int64Array:
@@ -217,6 +239,26 @@ def _sum_up(timeline: Timeline, by: GroupBy, groups: Groups, pieces: list[_Measu
         for index in order
     ]
     counts = SpanCounts.joined([piece.counts for piece in pieces])
+    memory = summarize_memory(timeline, groups, order, [piece.memory for piece in pieces if piece.memory is not None])
+    if memory is not None:
+        rows = [
+            row._replace(retained_bytes=took.retained_bytes, peak_bytes=took.peak_bytes)
+            for row, took in zip(rows, memory.rows, strict=True)
+        ]
+    costs, measured = None, [piece.flops for piece in pieces if piece.flops is not None]
+    if measured:
+        of_phase, known, flops, self_flops, again, nbytes = (
+            total(tables)[:, order] for tables in zip(*(piece[:6] for piece in measured), strict=True)
+        )
+        unknown = (of_phase > 0) & (known == 0)
+        rows = [
+            row._replace(flops_forward=forward, flops_backward=backward, flops_recompute=recompute)
+            for row, (forward, backward, recompute) in zip(rows, np.where(unknown, None, flops).T.tolist(), strict=True)  # type: ignore[call-overload]
+        ]
+        own, in_backward = self_flops.sum(axis=0).tolist(), again[BACKWARD].tolist()
+        in_steps = np.concatenate([piece.in_steps for piece in measured], axis=1)
+        compiled = sorted(set[int]().union(*(piece.compiled for piece in measured)))
+        costs = describe_flops(timeline, rows, own, in_backward, nbytes, in_steps, steps, device, compiled)
     return Summary(
         rows,
         len(rows),
@@ -226,7 +268,10 @@ def _sum_up(timeline: Timeline, by: GroupBy, groups: Groups, pieces: list[_Measu
         steps=steps,
         by=by,
         step_parts=explain_steps([piece.divided for piece in pieces]),
-    ), order
+        device=device,
+        memory=memory,
+        flops=costs,
+    )
 
 
 def _add_up(columns: Columns, spans: _Spans, in_phase: Int64Array, own: Int64Array) -> Int64Array:
