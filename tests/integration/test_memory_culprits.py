@@ -272,6 +272,25 @@ def test_owners_at_a_failed_allocation_hold_all_that_is_held() -> None:
     assert memory.refused == TOO_MANY * 64 * 4
 
 
+def test_at_the_peak_parameters_gradients_and_the_optimizers_state_are_named(tmp_path: Path) -> None:
+    with modtrace.record(tmp_path / "run.pftrace", memory=True):
+        training = Training()
+        for step in range(4):
+            if step == 2:
+                training.model(torch.randn(4096, 64))
+            training.model(training.x).square().mean().backward()
+            training.optimizer.step()
+    memory = modtrace.load(tmp_path / "run.pftrace").summary().memory
+
+    assert memory is not None
+    held = {holder.fqn: holder.bytes for holder in memory.holders}
+    state = [value for values in training.optimizer.state.values() for value in values.values()]
+    parameters = sum(parameter.nbytes for parameter in training.model.parameters())
+    assert (held["parameters"], held["optimizer state"]) == (parameters, sum(value.nbytes for value in state))
+    assert held["gradients"] == sum(p.grad.nbytes for p in training.model.parameters() if p.grad is not None)
+    assert sum(held.values()) == memory.peak_bytes
+
+
 KILLED = """
 import os, signal, sys, torch, modtrace
 from tests.integration.test_memory_culprits import Training

@@ -15,7 +15,7 @@ import modtrace
 from modtrace.cli.group import group
 from modtrace.compare import PeakChange
 from modtrace.timeline import BACKWARD, FORWARD, Columns, CounterSeries, Mark, Name, Process, Timeline, Track
-from modtrace.timeline.summary.memory_summary import Holder, MemoryModule
+from modtrace.timeline.summary.memory_summary import Holder, MemoryModule, render_memory
 
 PROCESS = Process(7)
 NAMES = [Name("Net", "Net", "Net"), Name("a: Linear", "Net.a", "Linear"), Name("b: Linear", "Net.b", "Linear")]
@@ -122,6 +122,43 @@ def test_holders_in_a_later_step_are_its_own_calls() -> None:
     assert (memory.peak_bytes, memory.holders) == (230, (Holder("Net", 100), Holder("other", 130)))
 
 
+@pytest.mark.parametrize(
+    ("first_step", "time_ns", "holders"),
+    [
+        # What b's backward keeps is a gradient, and in b's row: how much of 8 is not in one is not known.
+        (0, 2010, (("Net.b", 140), ("optimizer state", 60), ("parameters", 30), ("Net.a", 10), ("other", 10))),
+        (1, 3005, (("Net", 100), ("optimizer state", 60), ("parameters", 30), ("gradients", 8), ("other", 32))),
+        (1, 2010, (("Net", 100), ("other", 130))),  # that was at another moment
+    ],
+)
+def test_parameters_gradients_and_the_optimizers_state_are_named_where_known(
+    first_step: int, time_ns: int, holders: tuple[tuple[str, int], ...]
+) -> None:
+    at_peak = {"time_ns": time_ns, "gradients": 8, "optimizer state": 60, "parameters": 30}
+    memory = replace(recorded(), metadata={"memory": {"at_peak": at_peak}}).steps(first_step, 2).summary().memory
+
+    assert memory is not None
+    assert tuple(holder[:2] for holder in memory.holders) == holders
+    assert memory.peak_bytes == sum(count for _, count in holders)
+
+
+def test_kinds_take_no_more_than_modules_leave() -> None:
+    at_peak = {"time_ns": 2010, "gradients": 8, "optimizer state": 80, "parameters": 30}
+    memory = replace(recorded(), metadata={"memory": {"at_peak": at_peak}}).summary().memory
+
+    assert memory is not None
+    assert [holder[:2] for holder in memory.holders[1:]] == [
+        ("optimizer state", 70),
+        ("parameters", 30),
+        ("Net.a", 10),
+        ("other", 0),
+    ]
+    assert render_memory(memory).endswith(
+        "; parameters: of modules called by then; gradients, optimizer state: what backward passes and optimizers' "
+        "steps allocated; other: held before the step, or by no module"
+    )
+
+
 def test_calls_before_the_first_sample_are_not_known() -> None:
     timeline = recorded([(A, FORWARD, 10, 20, -1, 0), *SPANS[5:6]])
 
@@ -152,7 +189,8 @@ def test_the_command_shows_memory_of_a_file(suffix: str, tmp_path: Path) -> None
         "Net.b                140 B  56.0",
         "Net.a                 10 B   4.0",
         "other                100 B  40.0",
-        "together 250 B, in step 0, 0.000 s from the start; other: held before the step, or by no module",
+        "together 250 B, in step 0, 0.000 s from the start; other: held before the step (parameters, gradients, the "
+        "optimizer's state), or by no module",
     ]
     values = json.loads(command("summary", "--format", "json", path).stdout)
     assert values["memory"]["peak_bytes"] == 250

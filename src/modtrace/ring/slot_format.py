@@ -184,12 +184,15 @@ class Kind(IntEnum):
     inputs, the same for calls that are alike; no name."""
     HELD = 36
     """What tensors hold that calls of a module allocated, outside of inner ones, has changed since the last. Value:
-    bytes, above two bits: 1 for what nodes of backward allocated, 2 for the step of an optimizer; no name: no call of a
-    module allocated it."""
+    bytes, above two bits: 1 for what nodes of backward allocated, 2 for the step of an optimizer, 3 for parameters of
+    modules that were called; no name: no call of a module allocated it, or it is of a parameter."""
     SAVED = 37
     """What calls of a module, in a forward with gradients and outside of inner ones, have allocated so far that was
     freed in or after a backward pass that began later. Value: bytes; before such events, no name: the number of passes
     so far."""
+    HELD_AT_PEAK = 38
+    """What these held when most was held so far: four events together. Value: bytes, above two bits: 0 for all that was
+    held, 1 to 3 as in HELD; no name."""
     RANGE_BEGIN = 40
     """A range begins. Value: its number, which no other range has; name: a text, see `range_text`."""
     RANGE_END = 41

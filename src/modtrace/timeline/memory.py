@@ -8,12 +8,17 @@ import numpy as np
 
 from .._typing import BoolArray, Int64Array
 from ..ring.slot_format import ALLOCATED, CUDA_ALLOCATED
-from .contents import CounterSeries
+from .contents import MEMORY, CounterSeries
 from .slices import BACKWARD, Columns
 from .time_intervals import union_of
 
 if TYPE_CHECKING:
     from .timeline import Timeline
+
+
+KINDS = "gradients", "optimizer state", "parameters"
+"""What no call of a module holds, by who allocated it: nodes of backward passes, the step of an optimizer; the
+parameters of modules that were called."""
 
 
 class CallMemory(NamedTuple):
@@ -40,7 +45,7 @@ class Holders(NamedTuple):
         begin_ns: when the process began to count, Unix nanoseconds.
         by_fqn: what the calls of that step hold by then, largest first, by fully qualified name: what each kept outside
             of inner calls, less what was freed in its backward, in a call around it, or between calls (the oldest
-            first). Together with what else is held they sum to `held`.
+            first). Among them are `KINDS`, as far as known. Together with what else is held they sum to `held`.
     """
 
     process: str
@@ -97,8 +102,27 @@ def find_holders(timeline: "Timeline") -> Holders | None:
     by_name = np.bincount(columns.name[rows], itself[rows], len(timeline.names)).astype(np.int64)
     for name in np.flatnonzero(by_name > 0).tolist():
         by_fqn[timeline.names[name].fqn] += int(by_name[name])
+    if len(counted) == 1:
+        # What backward spans keep is with their modules.
+        known = KINDS[bool((columns.phase[rows] == BACKWARD).any()) :]
+        by_fqn.update(
+            _kinds_at(timeline.metadata.get(MEMORY), until, known, int(series.value[moment]) - by_fqn.total())
+        )
     process = series.process.name if len(counted) > 1 else ""
     return Holders(process, until, int(series.value[moment]), int(series.time[0]), dict(by_fqn.most_common()))
+
+
+def _kinds_at(facts: object, time_ns: int, kinds: Sequence[str], most: int) -> dict[str, int]:
+    """Return what kinds held at a moment, bytes, together at most so many; nothing if that is not known."""
+    at_peak = facts.get("at_peak") if isinstance(facts, dict) else None
+    if not isinstance(at_peak, dict) or at_peak.get("time_ns") != time_ns:
+        return {}
+    held = {}
+    for kind in reversed(kinds):
+        count = at_peak.get(kind)
+        if type(count) is int and (count := min(count, most)) > 0:
+            held[kind], most = count, most - count
+    return held
 
 
 def _take_from_inner_calls(columns: Columns, itself: Int64Array, rows: Int64Array) -> None:

@@ -220,7 +220,7 @@ def _clip(columns: _IntervalColumns) -> None:
 
 def is_core_event(events: Events) -> BoolArray:
     """Return which events are of modules, nodes, steps and marks, not of counters and other kinds of slices."""
-    memory = (Kind.COUNTER, Kind.HELD, Kind.SAVED)
+    memory = (Kind.COUNTER, Kind.HELD, Kind.SAVED, Kind.HELD_AT_PEAK)
     others = (*COMMUNICATION_KINDS, *DEVICE_KINDS, *RANGE_KINDS, *FLOP_KINDS, Kind.COLLECTION, *memory)
     return np.isin(events.kind, others, invert=True)
 

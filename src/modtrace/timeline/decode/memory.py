@@ -11,12 +11,12 @@ import numpy as np
 from ..._typing import Int64Array
 from ...ring import Events, Kind
 from ...ring.slot_format import ALLOCATED, CUDA_ALLOCATED, NO_NAME, REFUSED
-from ..memory import format_bytes
+from ..memory import KINDS, format_bytes
 from .analysis import NameLookup, RingAnalysis
 from .intervals import is_core_event
 
 OUTSIDE = "no module"
-_NO_MODULE = (OUTSIDE, "backward", "optimizer", OUTSIDE)
+_NO_MODULE = (OUTSIDE, "backward", "optimizer", "parameters")
 """Who holds what no call of a module allocated: nodes of backward hold gradients, an optimizer its state."""
 _MOMENTS = (Kind.STEP, Kind.OPTIMIZER_STEP, Kind.GRADIENTS, Kind.HELD)
 _WARM_UP, _LEAST_STEPS = 2, 8
@@ -32,7 +32,7 @@ class HeldMemory(NamedTuple):
 
     Attributes:
         held: all of it, at the failed allocation, else when the last step ended.
-        by: who holds it: fully qualified names of modules, `no module`, `backward`, `optimizer`; largest
+        by: who holds it: fully qualified names of modules, `no module`, `backward`, `optimizer`, `parameters`; largest
             first.
         last: all that was held at the last event.
         grows: by how much it grows a step; 0 if it does not grow steadily.
@@ -42,6 +42,7 @@ class HeldMemory(NamedTuple):
         step: the last step that had ended then; None if none had.
         saved: bytes that the calls of each module, outside of inner ones, keep for a backward pass, the mean of the
             last ones.
+        at_peak: when most was held, `time_ns`, and the bytes of `KINDS` then; none if the ring does not say.
     """
 
     held: int
@@ -53,6 +54,7 @@ class HeldMemory(NamedTuple):
     place: str = ""
     step: int | None = None
     saved: Mapping[str, int] = MappingProxyType({})
+    at_peak: Mapping[str, int] = MappingProxyType({})
 
     @property
     def sentences(self) -> list[str]:
@@ -105,6 +107,7 @@ class HeldMemory(NamedTuple):
         return self._asdict() | {
             "grows_by": dict(self.grows_by),
             "saved": dict(self.saved),
+            "at_peak": dict(self.at_peak),
             "sentences": self.sentences,
         }
 
@@ -139,7 +142,11 @@ def held_memory(analysis: RingAnalysis, read_until: Callable[[int], RingAnalysis
     ends = np.flatnonzero(events.kind == Kind.HELD)
     until = int(refused[-1]) if len(refused) else int(ends[-1]) + 1 if len(ends) else len(events)
     held, last = _last_value(samples, events.value[samples], np.array([until, len(events)])).tolist()
-    found = HeldMemory(held, _held_by(owners, until), last, *_growth(analysis, samples, owners), saved=_saved(analysis))
+    found = HeldMemory(
+        *(held, _held_by(owners, until), last, *_growth(analysis, samples, owners)),
+        saved=_saved(analysis),
+        at_peak=_at_peak(analysis, samples),
+    )
     if not len(refused):
         return found
     if read_until is not None:
@@ -211,6 +218,17 @@ def _saved(analysis: RingAnalysis) -> dict[str, int]:
         before = int(value[own[own < until][-1:]].sum())
         saved[analysis.lookup.names[key].fqn] += (int(value[own[-1]]) - before) // new_passes
     return dict(saved)
+
+
+def _at_peak(analysis: RingAnalysis, samples: Int64Array) -> dict[str, int]:
+    """Return what was held at the first sample of the most, if what the ring says last of a peak is of that one."""
+    events = analysis.all_events
+    index = np.flatnonzero(events.kind == Kind.HELD_AT_PEAK)[-len(KINDS) - 1 :]
+    value, peak = events.value[index], samples[events.value[samples].argmax()]
+    if (value & 3).tolist() != [0, 1, 2, 3] or peak > index[0] or value[0] >> 2 != events.value[peak]:
+        return {}
+    time_ns = int(analysis.clock.to_other(events.time[peak : peak + 1])[0])
+    return {"time_ns": time_ns, **dict(zip(KINDS, (value[1:] >> 2).tolist(), strict=True))}
 
 
 def _growth(analysis: RingAnalysis, samples: Int64Array, owners: dict[str, _Owner]) -> tuple[int, dict[str, int]]:

@@ -236,7 +236,7 @@ class _Looks:
 
     def with_memory(self, timeline: Timeline, window: range) -> Timeline:
         """Return the timeline of a window with what all of the ring says of memory, and the last samples before."""
-        without = {*Kind} - {Kind.COUNTER, Kind.HELD, Kind.SAVED, self._kind}
+        without = {*Kind} - {Kind.COUNTER, Kind.HELD, Kind.SAVED, Kind.HELD_AT_PEAK, self._kind}
         found = list[Events]()
         for begin in self._serials[:: pieces.PIECE_EVENTS]:
             snapshot = self._read(range(begin, min(begin + pieces.PIECE_EVENTS, self._serials.stop)), without)

@@ -9,7 +9,7 @@ from ..._tables import CellKind, Table, first_lines, record_table, to_text
 from ..._terminal import printable, wrapped
 from ..._typing import Int64Array
 from ..contents import MEMORY
-from ..memory import Holders, find_holders, format_bytes, measure_calls
+from ..memory import KINDS, Holders, find_holders, format_bytes, measure_calls
 from ..slices import FORWARD, PHASES, RECOMPUTE
 from .module_rows import Groups
 from .step_bounds import StepBounds
@@ -53,7 +53,8 @@ class Holder(NamedTuple):
     """What one module held at the peak.
 
     Attributes:
-        fqn: its fully qualified name, or `other`: what was held before the step, and outside of modules.
+        fqn: its fully qualified name; `parameters`, `gradients`, `optimizer state`, if these are known; or `other`:
+            what else was held before the step, and outside of modules.
         bytes: what its own calls in that step kept by then, outside of inner ones.
         saved_bytes: how much of that is for the backward pass, an estimate: at most what its calls keep for one; None
             if that is not known.
@@ -207,6 +208,12 @@ _NOTE = (
     "peak inside: the most held inside less at its begin, then by phase"
 )
 
+_KINDS_NOTE = (
+    "parameters: of modules called by then; gradients, optimizer state: what backward passes and optimizers' steps "
+    "allocated; other: held before the step, or by no module"
+)
+_OTHER_NOTE = "other: held before the step (parameters, gradients, the optimizer's state), or by no module"
+
 
 def _cell(value: str | int | None, _field: str) -> str:
     return value if isinstance(value, str) else "" if value is None else format_bytes(value)
@@ -236,13 +243,16 @@ def render_memory(memory: MemorySummary | None, limit: int | None = None, width:
     lines += [""] if lines else []
     lines += [*first_lines(modules, limit, width, "module"), *wrapped(_NOTE, width), ""]
     between = memory.holders[_HOLDERS:-1]
+    knows_kinds = any(h.fqn in KINDS for h in memory.holders)
     empty = [""] * (len(holders.headings) - 2)
-    rest = [["more modules", format_bytes(sum(h.bytes for h in between)), *empty]] if between else []
+    rest = [["more rows", format_bytes(sum(h.bytes for h in between)), *empty]] if between else []
     rows = [*holders.rows[:-1][:_HOLDERS], *rest, holders.rows[-1]]
     lines += to_text(holders._replace(rows=rows), width)
     where = f" in {memory.process}" if memory.process else ""
     step = "" if memory.peak_step is None else f" in step {memory.peak_step},"
     when = f"{step} {memory.peak_seconds:,.3f} s from the start"
-    together = f"together {format_bytes(memory.peak_bytes)}{where},{when}; other: held before the step, or by no module"
+    together = (
+        f"together {format_bytes(memory.peak_bytes)}{where},{when}; {_KINDS_NOTE if knows_kinds else _OTHER_NOTE}"
+    )
     lines += wrapped(printable(together), width)
     return "\n".join(lines)

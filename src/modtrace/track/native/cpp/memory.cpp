@@ -4,6 +4,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/flat_hash_map.h>
 #include <pthread.h>
+#include <torch/csrc/autograd/python_variable.h>
 
 #include <array>
 #include <cstddef>
@@ -44,6 +45,18 @@ class Blocks {
     const Block block = found->second;
     shard.blocks.erase(found);
     return block;
+  }
+
+  // Gives a block to another owner, and returns it as it was; one without a size if it is not known.
+  Block give(const void* address, const Block& owned) {
+    Shard& shard = shard_of(address);
+    const std::lock_guard<std::mutex> lock(shard.mutex);
+    const auto found = shard.blocks.find(address);
+    if (found == shard.blocks.end()) return {};
+    const int64_t size = found->second.size;
+    const Block before = std::exchange(found->second, owned);
+    found->second.size = size;
+    return before;
   }
 
   void clear() {
@@ -106,23 +119,51 @@ Block new_block(size_t bytes) {
           static_cast<uint32_t>(current_generation()), for_backward ? memory.passes.load() : kNotForBackward};
 }
 
-void count_on(const Block& block) {
-  held_bytes.bytes[block.owner].fetch_add(block.size, std::memory_order_relaxed);
+void add_to_owner(size_t owner, int64_t bytes) {
+  held_bytes.bytes[owner].fetch_add(bytes, std::memory_order_relaxed);
   size_t used = held_bytes.used.load(std::memory_order_relaxed);
-  while (used <= block.owner && !held_bytes.used.compare_exchange_weak(used, block.owner + 1)) {
+  while (used <= owner && !held_bytes.used.compare_exchange_weak(used, owner + 1)) {
   }
+}
+
+// Takes a block from its owner; from none where an earlier session left it, outside of all that this one knows.
+void take_from_owner(const Block& block) {
+  const bool is_known = block.session == static_cast<uint32_t>(current_generation());
+  held_bytes.bytes[is_known ? block.owner : kOutside].fetch_sub(block.size, std::memory_order_relaxed);
+}
+
+void note_peak(int64_t live) {
+  const std::unique_lock<std::mutex> lock(held_at_peak.mutex, std::try_to_lock);
+  if (!lock || live <= held_at_peak.most.load(std::memory_order_relaxed)) return;
+  held_at_peak.most.store(live, std::memory_order_relaxed);
+  for (size_t owner = kInBackward; owner < kFirstModule; ++owner) {
+    held_at_peak.bytes[owner] = held_bytes.bytes[owner].load(std::memory_order_relaxed);
+  }
+  held_at_peak.bytes[kOutside] = live;
+  held_at_peak.is_new = true;
+}
+
+// Forgets the peak, where counting begins with so many bytes.
+void begin_peak(int64_t live) {
+  const std::lock_guard<std::mutex> lock(held_at_peak.mutex);
+  held_at_peak.most.store(live);
+  held_at_peak.is_new = false;
+}
+
+void count_on(const Block& block) {
+  add_to_owner(block.owner, block.size);
   const int64_t live = memory.live.fetch_add(block.size, std::memory_order_relaxed) + block.size;
   int64_t most = memory.most.load(std::memory_order_relaxed);
   while (live > most && !memory.most.compare_exchange_weak(most, live, std::memory_order_relaxed)) {
   }
+  if (live > held_at_peak.most.load(std::memory_order_relaxed)) note_peak(live);
 }
 
 void count_off(const Block& block) {
   memory.live.fetch_sub(block.size, std::memory_order_relaxed);
-  // What earlier sessions left is outside of all that this one knows.
-  const bool is_known = block.session == static_cast<uint32_t>(current_generation());
-  held_bytes.bytes[is_known ? block.owner : kOutside].fetch_sub(block.size, std::memory_order_relaxed);
-  if (is_known && block.passes != kNotForBackward && block.passes != memory.passes.load(std::memory_order_relaxed)) {
+  take_from_owner(block);
+  if (block.session == static_cast<uint32_t>(current_generation()) && block.passes != kNotForBackward &&
+      block.passes != memory.passes.load(std::memory_order_relaxed)) {
     held_bytes.saved[block.owner].fetch_add(block.size, std::memory_order_relaxed);
   }
 }
@@ -192,6 +233,7 @@ bool install_allocator() {
     if (delete_wrapped == nullptr) return false;
     ours = new CountingAllocator(*wrapped);
     constexpr auto unlock = [] {
+      held_at_peak.mutex.unlock();
       device_blocks().unlock_all();
       counted_blocks().unlock_all();
     };
@@ -199,6 +241,7 @@ bool install_allocator() {
         [] {
           counted_blocks().lock_all();
           device_blocks().lock_all();
+          held_at_peak.mutex.lock();
         },
         unlock, unlock);
     // With the priority that the one there has: who replaces allocators later is to find what it would have found.
@@ -225,6 +268,7 @@ void count_device(int device, int64_t held) {
   held_bytes.bytes[kOutside].store(held);
   memory.live.store(held);
   memory.most.store(held);
+  begin_peak(held);
   memory.sampled.store(-1);
   memory.sample_meta.store(memory.device_meta.load());
 }
@@ -261,9 +305,34 @@ PyObject* start_memory(PyObject*, PyObject* args) {
   memory.live.store(memory.cpu_live.load());
   held_bytes.bytes[kOutside].store(memory.live.load());
   memory.most.store(memory.live.load());
+  begin_peak(memory.live.load());
   memory.sampled.store(-1);  // so that the first event has a sample
   memory.counting.store(true);
   Py_RETURN_TRUE;
+}
+
+void note_parameters(PyObject* module) {
+  static PyObject* const name = PyUnicode_InternFromString("_parameters");
+  const PyRef fields = name == nullptr ? PyRef() : steal(PyObject_GenericGetDict(module, nullptr));
+  PyObject* parameters = fields && PyDict_Check(fields.get()) ? PyDict_GetItemWithError(fields.get(), name) : nullptr;
+  PyErr_Clear();
+  if (parameters == nullptr || !PyDict_Check(parameters)) return;
+  const bool on_cpu = memory.device.load() < 0;
+  Py_ssize_t at = 0;
+  for (PyObject* parameter = nullptr; PyDict_Next(parameters, &at, nullptr, &parameter) != 0;) {
+    if (!THPVariable_Check(parameter)) continue;
+    const at::Tensor& tensor = THPVariable_Unpack(parameter);
+    if (tensor.is_cpu() != on_cpu || !tensor.has_storage()) continue;
+    try {
+      const Block owned{0, kParameters, static_cast<uint32_t>(current_generation())};
+      const Block before =
+          (on_cpu ? counted_blocks() : device_blocks()).give(tensor.storage().data_ptr().get_context(), owned);
+      take_from_owner(before);
+      add_to_owner(kParameters, before.size);
+    } catch (const c10::Error&) {
+      // A tensor that has no data, as a fake one.
+    }
+  }
 }
 
 PyObject* watch_cuda_memory(PyObject*, PyObject*) {

@@ -11,6 +11,8 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
+#include <utility>
 
 #include "py_ref.h"
 #include "slot_format.h"
@@ -35,9 +37,9 @@ struct MemoryCounts {
 inline MemoryCounts memory;
 
 // Who allocates a block: no module, the nodes of a backward pass, the step of an optimizer, or the calls of a module,
-// whose name follows these.
+// whose name follows these. A block of a parameter is that, whoever allocated it, once its module is called.
 constexpr uint32_t kSavedEvery = 64;
-constexpr size_t kOutside = 0, kInBackward = 1, kInOptimizer = 2, kFirstModule = 3, kOwners = 1 << 12;
+constexpr size_t kOutside = 0, kInBackward = 1, kInOptimizer = 2, kParameters = 3, kFirstModule = 4, kOwners = 1 << 12;
 
 // What the blocks of each owner hold; those of earlier sessions are no module's.
 struct HeldBytes {
@@ -48,6 +50,16 @@ struct HeldBytes {
 };
 
 inline HeldBytes held_bytes;
+
+// What all together, and owners that are no modules, held when most was held so far.
+struct HeldAtPeak {
+  std::mutex mutex;
+  std::atomic<int64_t> most{0};
+  std::array<int64_t, kFirstModule> bytes{};  // the first: all together
+  bool is_new = false;                        // since it was written
+};
+
+inline HeldAtPeak held_at_peak;
 
 // Writes what owners hold, where that changed since it was written, or of all; seldom also how many passes there were,
 // and what calls of modules kept for them. `write` takes meta without the thread, and a value.
@@ -60,6 +72,13 @@ void sample_held(bool of_all, const Write& write) {
     }
     const int64_t name = owner < kFirstModule ? kNoName : static_cast<int64_t>(owner - kFirstModule);
     write(int64_t{kHeld} << kKindShift | name, bytes << 2 | (owner < kFirstModule ? static_cast<int64_t>(owner) : 0));
+  }
+  std::array<int64_t, kFirstModule> at_peak{};
+  if (const std::lock_guard<std::mutex> lock(held_at_peak.mutex); std::exchange(held_at_peak.is_new, false)) {
+    at_peak = held_at_peak.bytes;
+  }
+  for (size_t owner = 0; at_peak[0] != 0 && owner < kFirstModule; ++owner) {
+    write(int64_t{kHeldAtPeak} << kKindShift | kNoName, at_peak[owner] << 2 | static_cast<int64_t>(owner));
   }
   const uint32_t sample = ++held_bytes.samples;
   if (of_all || (sample % kSavedEvery != 0 && (sample & (sample - 1)) != 0)) return;
@@ -87,6 +106,9 @@ void sample_memory(const Write& write) {
 // start_memory(text, device_text, refused_text): count from now on in the session that runs, and write counters with
 // these texts. False where the CPU's allocator is another's, which cannot be wrapped.
 PyObject* start_memory(PyObject*, PyObject* args);
+
+// Counts the blocks of a module's own parameters as such from now on. Runs nothing of the user's.
+void note_parameters(PyObject* module);
 
 // watch_cuda_memory(): count a GPU's bytes from its first block on; called once CUDA is initialized. Returns what keeps
 // it from that, or None.

@@ -20,6 +20,7 @@ constexpr int64_t kNotFound = -1;
 // Asks Python for the name that the module has below the open calls; kNotFound where that failed or the session ended.
 int64_t resolve_name(Session& session, ThreadState& thread, PyObject* module, int64_t parent) {
   const SessionRef hold(session);
+  if (memory.counting.load(std::memory_order_relaxed)) note_parameters(module);
   // Copied first: to make a Python object can run the garbage collector, and what dies there can call modules.
   std::vector<std::pair<PyRef, int64_t>> copies;
   copies.reserve(thread.open_calls.size());
