@@ -34,6 +34,7 @@ const signedMs = (ns: number): string => signed(ns / 1e6, 3);
 
 function formatRatio(change: Change): string {
   const ratio = ratioOf(change);
+  if (ratio > 10 && Number.isFinite(ratio)) return `${formatCount(Math.round(ratio + 1))} times as long`;
   return Number.isFinite(ratio) ? `${signed(ratio * 100, 1)} %` : "–";
 }
 
