@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modtrace import TraceError
+from modtrace import ModtraceError, TraceError
 from modtrace.read import load, ring_file
 from modtrace.read.ring_file import load_around, load_large, load_shown, summarize_large
 from modtrace.reporting import report
@@ -325,3 +325,50 @@ def test_the_last_step_is_shown_even_if_it_has_too_many_events(tmp_path: Path, m
     shown, _ = load_shown(ring, None)
 
     assert {*shown.slices.step.tolist()} == {STEPS - 1}
+
+
+def test_steps_inside_a_call_around_all_are_read_alone_and_all_of_them_only_if_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring = tmp_path / "run.modtrace"
+    Training(ring, 1, inside=range(STEPS))
+    monkeypatch.setattr(pieces, "PIECE_EVENTS", 128)
+    monkeypatch.setattr(ring_file, "SHOWN_EVENTS", 700)
+    shown, notes = load_shown(ring, None)
+
+    assert 0 < len(load_around(ring, (50, 53)).slices) < 700
+    assert "from step 0 on" in notes[0]
+    with pytest.raises(ModtraceError, match=r"only all of its .* events together .* choose steps at its end"):
+        load_around(ring, None)
+    assert len(load_around(ring, (None, None)).slices) > 2 * len(shown.slices)
+    check(ring, monkeypatch, [(50, 53), (-3, None)])
+
+
+def test_of_a_ring_without_steps_the_last_calls_are_read_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ring, begin = tmp_path / "run.modtrace", time.monotonic_ns() + 10**9
+    script = EventScript(8192, ring, clock=lambda at: begin + at)
+    net, head = script.name("Net"), script.name("Net.head")
+    for call in range(800):
+        for depth, name in enumerate((net, head)):
+            script.enter(100 * call + depth, name, call)
+        for depth, name in enumerate((head, net)):
+            script.exit(100 * call + 50 + depth * call % 40, name, call)
+    script.close()
+    whole = load(ring)
+    monkeypatch.setattr(pieces, "PIECE_EVENTS", 128)
+    monkeypatch.setattr(ring_file, "SHOWN_EVENTS", 700)
+    monkeypatch.setattr(ring_file, "_FIRST_LOOK", 50)
+    shown, notes = load_shown(ring, None)
+    _, view_notes = ensure_viewable(ring, tmp_path)
+
+    assert 300 < len(shown.slices) <= 350
+    assert as_values(shown)["end"] == whole.slices.end[-len(shown.slices) :].tolist()
+    assert notes == view_notes
+    assert notes[0].startswith("This holds the last 700 events of 3,200")
+    for first, last in [(-3, -1), (-40, None)]:
+        part = load_around(ring, (first, last))
+        assert len(part.slices) < 400
+        tables = [timeline.steps(first, last).summary() for timeline in (part, whole)]
+        assert tables[0].to_csv() == tables[1].to_csv()
+        assert tables[0].steps == tables[1].steps
+        assert tables[0].step_parts == tables[1].step_parts

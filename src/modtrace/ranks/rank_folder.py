@@ -9,7 +9,7 @@ from typing import NamedTuple
 from .._errors import ModtraceError, TraceError
 from .._system.files import begins_with
 from ..read import FileKind, file_kind_by_head, load
-from ..read.ring_file import SHOWN_EVENTS, Steps
+from ..read.ring_file import SHOWN_EVENTS, Steps, too_large
 from ..ring import MAGIC, Kind, RingSnapshot, newest_rings, read_ring, read_ring_rank, ring_serials
 from ..timeline import Collectives, ReadRing, Timeline, build_in_pieces, build_timeline, find_pieces
 from ..timeline.decode.pieces import PIECE_KINDS
@@ -186,6 +186,9 @@ def load_pieces(file: RankRecording) -> Iterator[Timeline]:
     """Do what `load_own_time` does; of a large ring piece by piece, each with whole steps and tracks of its own."""
     ring = find_pieces(_reader(file.path), ring_serials(file.path)) if file.is_ring else None
     if ring is None:
+        events = len(ring_serials(file.path)) if file.is_ring else 0
+        if events > SHOWN_EVENTS:
+            raise too_large(file.path, events, "record with a smaller --capacity")
         yield load_own_time(file)
     else:
         yield from ring.timelines()

@@ -6,12 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .._errors import TraceError
+from .._errors import ModtraceError, TraceError
 from ..ring import read_ring, ring_serials
 from ..timeline import LargeTimeline, ReadRing, Timeline, build_in_pieces, build_timeline, find_large, find_pieces
 from ..timeline.contents import WHOLE_RUN
-from ..timeline.decode.window import build_around, find_last_steps
-from ..timeline.summary import GroupBy, Summary, summarize_pieces
+from ..timeline.decode.window import build_around, build_last, find_last_steps
+from ..timeline.summary import GroupBy, Summary, find_step_bounds, summarize_pieces
+from ..timeline.summary.step_bounds import CALL
 from ..watching.read_whole_run import read_whole_run
 from . import load
 from .file_kind import FileKind, file_kind_by_head
@@ -21,6 +22,10 @@ Steps = tuple[int | None, int | None]
 
 SHOWN_EVENTS = 4_000_000
 """Events of a ring that are shown at once, if nobody chose steps: as many as a browser draws in a moment."""
+
+
+_FIRST_LOOK = 1 << 14
+_BYTES_PER_EVENT = 250
 
 
 def load_ring(path: Path) -> Timeline:
@@ -43,10 +48,40 @@ def load_around(path: str | os.PathLike[str], steps: Steps | None) -> Timeline:
     Raises:
         RingError: as of `load`.
         TraceError: as of `load`.
+        ModtraceError: a ring has too many events for the memory that they take together.
     """
-    ring = None if steps is None else _ring(path)
-    timeline = None if ring is None or steps is None else build_around(*ring, *steps)
+    ring, timeline = _ring(path), None
+    if ring is not None and steps is not None:
+        timeline = build_around(*ring, *steps) or _last_calls(ring, *steps)
+    if ring is not None and timeline is None and len(ring[1]) > SHOWN_EVENTS and steps != (None, None):
+        timeline = build_in_pieces(*ring)
+        if timeline is None:
+            raise too_large(path, len(ring[1]), "choose steps at its end, as in --steps -100:, or all with --steps :")
     return load(path) if timeline is None else _with_whole_run(timeline, read_whole_run(Path(path)))
+
+
+def too_large(path: str | os.PathLike[str], events: int, advice: str) -> ModtraceError:
+    """Return the error of a ring that cannot be read in pieces, and is too large to be read without."""
+    return ModtraceError(
+        f"{os.fspath(path)}: only all of its {events:,} events together say what ran, which takes about "
+        f"{events * _BYTES_PER_EVENT / 1e9:.0f} GB of memory; {advice}"
+    )
+
+
+def _last_calls(ring: tuple[ReadRing, range], first: int | None, last: int | None) -> Timeline | None:
+    """Return the timeline of the end of a ring, if some of its last calls are asked for, and calls are its steps."""
+    events = _FIRST_LOOK
+    while first is not None and first < 0 and (last is None or last < 0):
+        timeline = build_last(*ring, events)
+        if timeline is None:
+            return None
+        bounds = find_step_bounds(timeline, None)
+        if bounds.step_by == CALL and len(bounds.number) > -first:
+            return timeline
+        if bounds.step_by != CALL:
+            return None
+        events *= 8
+    return None
 
 
 def load_shown(path: str | os.PathLike[str], steps: Steps | None) -> tuple[Timeline, list[str]]:
@@ -63,15 +98,23 @@ def load_shown(path: str | os.PathLike[str], steps: Steps | None) -> tuple[Timel
         RingError: as of `load`.
         TraceError: as of `load`, or nothing ran in these steps.
     """
-    notes, ring = list[str](), None if steps is not None else _ring(path)
-    if ring is not None and len(ring[1]) > SHOWN_EVENTS and (found := find_last_steps(*ring, SHOWN_EVENTS)):
+    notes, ring, end = list[str](), None if steps is not None else _ring(path), None
+    found = None if ring is None or len(ring[1]) <= SHOWN_EVENTS else find_last_steps(*ring, SHOWN_EVENTS)
+    if ring is not None and found is None and len(ring[1]) > SHOWN_EVENTS:
+        end = build_last(*ring, SHOWN_EVENTS)
+        if end is not None:
+            notes.append(
+                f"This holds the last {SHOWN_EVENTS:,} events of {len(ring[1]):,}, in which nothing ends steps. "
+                "--steps : shows all."
+            )
+    if ring is not None and found is not None:
         begin, first = found
         steps = first, None
         notes.append(
             f"This holds the steps from {first:,} on: the ring has {len(ring[1]):,} events, from step {begin:,} on. "
             "--steps A:B chooses other steps, and --steps : all."
         )
-    whole = load_around(path, steps)
+    whole = load_around(path, steps) if end is None else _with_whole_run(end, read_whole_run(Path(path)))
     timeline = whole if steps is None else whole.steps(*steps)
     if steps is not None and not len(timeline.slices):
         last = int(whole.slices.step.max(initial=-1))

@@ -1,13 +1,14 @@
 """Some steps of a large ring: looks here and there find where they are; only these and a few beside them are read."""
 
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
+from ..._typing import Int64Array
 from ...ring import Events, Kind, RingSnapshot
 from ...ring.slot_format import CALL_ENTER_KINDS, CALL_EXIT_KINDS, RANGE_KINDS
 from ..contents import FLOPS, MEMORY, OPEN_AT_END, WHOLE_RUN, CounterSeries, Mark
@@ -28,6 +29,43 @@ _STEPS_AROUND = 4
 """What is an evaluation shows in the steps beside it."""
 _MIN_ENDS = 4
 _NEVER = np.iinfo(np.int64).max
+
+
+def build_last(read: pieces.ReadRing, serials: range, max_events: int) -> Timeline | None:
+    """Return the timeline of the last events of a large ring; None if it is not large, or cannot be cut there.
+
+    Args:
+        read: reads some of its events.
+        serials: those of the ring.
+        max_events: how many events.
+    """
+    if not max_events < len(serials) >= 4 * pieces.PIECE_EVENTS:
+        return None
+    tail = serials[-max_events:]
+    end = RingAnalysis(read(serials[-1:], ()))
+    parts = (range(begin, min(begin + pieces.PIECE_EVENTS, tail.stop)) for begin in tail[:: pieces.PIECE_EVENTS])
+    blocks = (read(part, ()).slots.events for part in parts)
+    cuts = find_cuts(blocks, end.lookup, np.zeros(0, np.int64), is_part=True)
+    if not cuts:
+        return None
+    window = range(cuts[0], serials.stop)
+
+    def read_window(part: range = window, without: Collection[Kind] = ()) -> RingSnapshot:
+        snapshot = read(part, without)
+        if part != window:
+            return snapshot
+        events = snapshot.slots.events
+        begun = events.value[events.kind == Kind.RANGE_BEGIN]
+        return _with_events(snapshot, [events.take((events.kind != Kind.RANGE_END) | np.isin(events.value, begun))])
+
+    timeline = pieces.build_in_pieces(read_window, window) or build_timeline(read_window())
+    all_slots = end.snapshot.slots._replace(overwritten=serials.start)
+    run = describe_whole_run(end.snapshot._replace(slots=all_slots), np.zeros(0, np.int64), None)
+    return replace(
+        timeline,
+        stats=replace(timeline.stats, recorded=serials.stop, overwritten=serials.start),
+        metadata={**timeline.metadata, WHOLE_RUN: run},
+    )
 
 
 class _StepEnd(NamedTuple):
@@ -63,9 +101,10 @@ def build_around(read: pieces.ReadRing, serials: range, first: int | None, last:
         last: number of the step behind the last one; the same.
     """
     looks = _Looks(read, serials)
-    window = looks.find_window(first or 0, _NEVER if last is None else last) if looks.is_large else None
-    if window is None:
+    found = looks.find_window(first or 0, _NEVER if last is None else last) if looks.is_large else None
+    if found is None:
         return None
+    window, around = found
     costs = looks.find_costs() if looks.has_flops else _Costs()
     if costs is None:
         return None
@@ -77,10 +116,9 @@ def build_around(read: pieces.ReadRing, serials: range, first: int | None, last:
         events = looks.with_whole_ranges(snapshot.slots.events, window)
         if costs.counting is not None:
             events = pieces.join_events([events.take(events.kind != Kind.COUNTING), costs.counting])
-            events = events.take(np.argsort(events.serial, kind="stable"))
-        return snapshot._replace(slots=snapshot.slots._replace(events=events))
+        return _with_events(snapshot, [events, around])
 
-    timeline = pieces.build_in_pieces(read_window, window, costs.counted)
+    timeline = None if len(around) else pieces.build_in_pieces(read_window, window, costs.counted)
     timeline = timeline or build_timeline(read_window(), costs.counted)
     if MEMORY in timeline.metadata:
         timeline = looks.with_memory(timeline, window)
@@ -114,6 +152,21 @@ def find_last_steps(read: pieces.ReadRing, serials: range, max_events: int) -> t
     return looks.first.number, min(cut_off.number + 1, looks.last.number)
 
 
+def _with_events(snapshot: RingSnapshot, parts: Sequence[Events]) -> RingSnapshot:
+    """Return a snapshot with the events of some parts, in order."""
+    events = pieces.join_events(parts)
+    events = events.take(np.argsort(events.serial, kind="stable"))
+    return snapshot._replace(slots=snapshot.slots._replace(events=events))
+
+
+def _without_calls(events: Events, ids: Int64Array) -> Events:
+    """Return the events without the begins and ends of some calls."""
+    index = np.flatnonzero(is_any(events.kind, (*CALL_ENTER_KINDS, *CALL_EXIT_KINDS)))
+    kept = np.ones(len(events), np.bool_)
+    kept[index[np.isin(call_ids(events, index), ids)]] = False
+    return events if kept.all() else events.take(kept)
+
+
 class _Looks:
     """Looks into a ring.
 
@@ -132,7 +185,7 @@ class _Looks:
     def __init__(self, read: pieces.ReadRing, serials: range) -> None:
         self._read, self._serials, self.block = read, serials, max(pieces.PIECE_EVENTS // _BLOCKS, 1)
         self.is_large = len(serials) >= 4 * pieces.PIECE_EVENTS
-        count, ended = self.block, 0
+        self._stopped, count, ended = False, self.block, 0
         while self.is_large and ended < _MIN_ENDS:
             self.is_large = 2 * count < len(serials)
             tail = RingAnalysis(read(serials[-count:], pieces.PIECE_KINDS))
@@ -144,6 +197,8 @@ class _Looks:
             self.last = _StepEnd(int(tail.events.serial[event]), int(ends.number[-1]))
             self.first = self.next_end(serials.start)
             self.has_flops = has_flops(tail)
+            self._no_events = tail.events.take(np.zeros(0, np.int64))
+            self._stopped = any(record["kind"] == "stop" for record in tail.snapshot.records)
 
     def next_end(self, begin: int) -> _StepEnd:
         """Return the first end of a step from a serial number on; behind the last, that of a step that never comes."""
@@ -168,8 +223,10 @@ class _Looks:
                 high, behind = middle, found.serial + 1
         return before, behind
 
-    def find_window(self, first: int, last: int) -> range | None:
+    def find_window(self, first: int, last: int) -> tuple[range, Events] | None:
         """Return the serial numbers of some steps and a few beside them, cut where nothing belongs to what is outside.
+
+        Also return the begins of the calls around them, which began before.
 
         Args:
             first: number of the first step, from the end if it is negative.
@@ -188,35 +245,49 @@ class _Looks:
             ends = others.events.serial[others.step_ends.event]
             if np.isin(others.all_events.kind, pieces.WHOLE_KINDS).any():
                 break
+            around = self._open_at(begin, self._no_events, start)
+            of_around = call_ids(around, np.arange(len(around)))
             bounds = sorted({begin, *range(before, behind, pieces.PIECE_EVENTS), behind, end})
-            blocks = (self._read(range(*part), ()).slots.events for part in itertools.pairwise(bounds))
+            parts = (self._read(range(*part), ()).slots.events for part in itertools.pairwise(bounds))
+            blocks = (_without_calls(events, of_around) for events in parts)
             cuts = find_cuts(blocks, others.lookup, ends, is_part=begin > start)
             begins = [start] if begin == start else [cut for cut in cuts if cut <= before]
             stops = [cut for cut in cuts if cut >= behind] or ([stop] if end == stop else [])
             if begins and stops:
                 window = range(begins[-1], stops[0])
-                return None if self._is_inside_a_call(window) else window
+                around = self._open_at(window.start, around, begin)
+                return (window, around) if self._is_whole(window, around) else None
             beside *= 4
         return None
 
-    def _is_inside_a_call(self, window: range) -> bool:
-        """Whether a call is around a window: one before it has no end there, or one behind it no begin there."""
-        open_ = np.zeros(0, np.int64)
-        for part in (range(self._serials.start, window.start), range(window.stop, self._serials.stop)):
-            for begin in part[:: pieces.PIECE_EVENTS]:
-                some = range(begin, min(begin + pieces.PIECE_EVENTS, part.stop))
-                events = self._read(some, _OTHER_KINDS).slots.events
-                begun, ended = (
-                    call_ids(events, np.flatnonzero(is_any(events.kind, kinds)))
-                    for kinds in (CALL_ENTER_KINDS, CALL_EXIT_KINDS)
-                )
-                open_ = np.concatenate([open_, begun])
-                if part.start == window.stop and not np.isin(ended, open_).all():
-                    return True
-                open_ = np.setdiff1d(open_, ended)
-            if part.stop == window.start and len(open_):
-                return True
-        return False
+    def _calls(self, part: range) -> Iterator[tuple[Events, Int64Array]]:
+        """Yield the begins of calls in a part, and the ids of those that end in it."""
+        for begin in part[:: pieces.PIECE_EVENTS]:
+            events = self._read(range(begin, min(begin + pieces.PIECE_EVENTS, part.stop)), _OTHER_KINDS).slots.events
+            yield (
+                events.take(is_any(events.kind, CALL_ENTER_KINDS)),
+                call_ids(events, np.flatnonzero(is_any(events.kind, CALL_EXIT_KINDS))),
+            )
+
+    def _open_at(self, serial: int, open_: Events, since: int) -> Events:
+        """Return the begins of calls that have not ended before an event, of those open at an earlier one and later."""
+        for begun, ended in self._calls(range(since, serial)):
+            calls = pieces.join_events([open_, begun])
+            open_ = calls.take(~np.isin(call_ids(calls, np.arange(len(calls))), ended))
+        return open_
+
+    def _is_whole(self, window: range, around: Events) -> bool:
+        """Whether the calls around a window end, or the process died in them, and no other one reaches out of it."""
+        left, later = call_ids(around, np.arange(len(around))), np.zeros(0, np.int64)
+        for part in (window, range(window.stop, self._serials.stop)):
+            for begun, ended in self._calls(part):
+                if part is not window:
+                    later = np.concatenate([later, call_ids(begun, np.arange(len(begun)))])
+                    if not np.isin(ended, np.concatenate([later, left])).all():
+                        return False
+                    later = np.setdiff1d(later, ended)
+                left = np.setdiff1d(left, ended)
+        return not len(left) or not self._stopped
 
     def find_costs(self) -> _Costs | None:
         """Return what operators cost; None if all of the ring says it."""
@@ -225,12 +296,13 @@ class _Looks:
         counting = events.take(events.kind == Kind.COUNTING)
         if not len(counting):
             return _Costs()  # the begin of counting was overwritten: each call says what it costs
-        windows = counted_serials(RingAnalysis(snapshot._replace(slots=snapshot.slots._replace(events=counting))))
+        windows = counted_serials(RingAnalysis(_with_events(snapshot, [counting])))
         begin, end = max(windows[0][0], self._serials.start), windows[-1][1]
         part = self.find_window(self.next_end(begin).number, self.next_end(end).number + 1)
         if part is None or end >= self._serials.stop:
             return None
-        analysis, counted = RingAnalysis(self._read(part, ())), CountedCalls({}, {})
+        snapshot, counted = self._read(part[0], ()), CountedCalls({}, {})
+        analysis = RingAnalysis(_with_events(snapshot, [part[1], snapshot.slots.events]))
         outside = note_counted(analysis, counted)
         return _Costs(counting, counted, {FLOPS: describe_counted(analysis, outside, 0)})
 
@@ -242,12 +314,8 @@ class _Looks:
             snapshot = self._read(range(begin, min(begin + pieces.PIECE_EVENTS, self._serials.stop)), without)
             events, lookup = snapshot.slots.events, NameLookup(snapshot.records)
             found += [events.take(events.kind != Kind.COUNTER), samples_at_moments(events, lookup)]
-        events = pieces.join_events(found)
-        events = events.take(np.argsort(events.serial, kind="stable"))
-        ring, before = (
-            RingAnalysis(snapshot._replace(slots=snapshot.slots._replace(events=some)))
-            for some in (events, events.take(events.serial < window.start))
-        )
+        earlier_events = [events.take(events.serial < window.start) for events in found]
+        ring, before = (RingAnalysis(_with_events(snapshot, events)) for events in (found, earlier_events))
 
         def read_until(serial: int) -> RingAnalysis:
             return RingAnalysis(self._read(range(max(self._serials.start, serial - pieces.PIECE_EVENTS), serial), ()))
