@@ -18,6 +18,7 @@ from ..slices import BACKWARD, BACKWARD_PASS, COLLECTIVE, GARBAGE_COLLECTION, MO
 from ..time_intervals import union_of
 from .percentiles import nearest_rank
 from .step_bounds import GENERATE, OPTIMIZER, STEP, StepBounds, find_step_bounds, once_per_timeline
+from .step_times import warm_up_steps
 
 if TYPE_CHECKING:
     from ..timeline import Timeline
@@ -367,6 +368,9 @@ def _causes(
     least = max(_SLOW_BY * np.median(duration[whole]), _SLOW_NS)
     longer = ns - usual[:, 0]
     made_slow = longer > np.maximum(least, _SPREADS * usual[:, 1])
+    # First steps are slow by what they set up.
+    warm_up = whole[: max(warm_up_steps(duration[whole]), int(bounds.number[whole[0]] == 0))]
+    made_slow[warm_up] &= (longer[warm_up] == longer[warm_up].max(axis=1, keepdims=True)) & np.isin(names, _NEVER_USUAL)
     if bounds.step_by != OPTIMIZER:  # a longer prompt is more to do, also between ranks
         forward, communication = names.index("forward"), names.index("communication")
         made_slow[:, communication] &= ~made_slow[:, forward]
