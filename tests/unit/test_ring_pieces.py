@@ -12,10 +12,12 @@ from types import MappingProxyType
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from modtrace import ModtraceError, TraceError
+from modtrace.cli.group import group
 from modtrace.read import load, ring_file
 from modtrace.read.ring_file import load_around, load_large, load_shown, summarize_large
 from modtrace.reporting import report
@@ -363,7 +365,9 @@ def test_of_a_ring_without_steps_the_last_calls_are_read_alone(tmp_path: Path, m
 
     assert 300 < len(shown.slices) <= 350
     assert as_values(shown)["end"] == whole.slices.end[-len(shown.slices) :].tolist()
-    assert notes == view_notes
+    result = CliRunner().invoke(group, ["summary", str(ring), "--format", "csv"])
+    assert result.stdout == shown.summary().sort_by(None).to_csv()
+    assert notes == view_notes == result.stderr.splitlines()
     assert notes[0].startswith("This holds the last 700 events of 3,200")
     for first, last in [(-3, -1), (-40, None)]:
         part = load_around(ring, (first, last))

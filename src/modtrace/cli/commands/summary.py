@@ -14,7 +14,7 @@ from ..options import (
     steps_option,
     value_option,
 )
-from ..output import make_console, show_status
+from ..output import echo, make_console, show_status
 from ..selection import no_such_module, require_spans
 
 if TYPE_CHECKING:
@@ -150,14 +150,20 @@ def summary_command(
 
 
 def _summarize(trace: str, by: str, steps: tuple[int | None, int | None] | None, step_by: str | None) -> "Summary":
-    from ...read.ring_file import load_around, summarize_large
+    from ...read.ring_file import load_around, load_shown, summarize_large
 
     group_by: Literal["module", "class"] = "class" if by == "class" else "module"
     with show_status(f"reading {trace}"):
         by_optimizer = step_by in (None, "optimizer")
         if steps is None and by_optimizer and (summary := summarize_large(trace, group_by)) is not None:
             return summary
-        timeline = whole = load_around(trace, steps if by_optimizer else None)
+        if steps is None:
+            timeline, notes = load_shown(trace, None)
+        else:
+            timeline, notes = load_around(trace, steps if by_optimizer else None), []
+        whole = timeline
+    for note in notes:
+        echo(note, err=True)
     if steps is not None:
         timeline = whole.steps(*steps, step_by)
     if steps is not None or timeline.gpu_work is None:

@@ -12,7 +12,7 @@ from ..._typing import BoolArray, Int64Array
 from ...clocks import ClockMap, Reading
 from ...ring import Events, Kind, Record, RingSnapshot
 from ...ring.range_text import CATEGORIES, RangeName, parse_range
-from ...ring.slot_format import CALL_ENTER_KINDS, CALL_EXIT_KINDS, RANGE_KINDS, RECOMPUTE_BIT
+from ...ring.slot_format import CALL_ENTER_KINDS, CALL_EXIT_KINDS, FLOP_KINDS, RANGE_KINDS, RECOMPUTE_BIT
 from ..collectives import Group
 from ..contents import Name
 from .attribution import attribute_nodes
@@ -60,6 +60,11 @@ class RingAnalysis:
     def events(self) -> Events:
         """The events of modules and nodes, without those of torch.distributed and of devices."""
         return self.all_events.take(is_core_event(self.all_events))
+
+    @cached_property
+    def has_flops(self) -> bool:
+        """Whether operators were counted."""
+        return bool(np.isin(self.all_events.kind, FLOP_KINDS).any())
 
     @cached_property
     def intervals(self) -> Intervals:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..._typing import BoolArray, Int64Array
 from ...ring import Kind
-from ...ring.slot_format import FLOP_KINDS, WITH_GRADIENTS_BIT
+from ...ring.slot_format import WITH_GRADIENTS_BIT
 from ..contents import BYTES_ACCESSED, FLOPS, RECOMPUTE_FLOPS, UNKNOWN_FLOPS
 from ..slices import BACKWARD
 from .analysis import RingAnalysis
@@ -57,11 +57,6 @@ class SpanFlops(NamedTuple):
     unknown: int
 
 
-def has_flops(analysis: RingAnalysis) -> bool:
-    """Whether a ring says what operators cost."""
-    return bool(np.isin(analysis.ring.all_events.kind, FLOP_KINDS).any())
-
-
 def find_flops(
     analysis: RingAnalysis, rows: SpanRows, track: Int64Array, counted: CountedCalls | None
 ) -> SpanFlops | None:
@@ -73,7 +68,7 @@ def find_flops(
         track: the track of each.
         counted: what calls of the ring cost, if this is a part of it.
     """
-    if not has_flops(analysis):
+    if not analysis.ring.has_flops:
         return None
     calls = _CallCosts(analysis)
     if counted is None:

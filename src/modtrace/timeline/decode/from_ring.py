@@ -32,7 +32,7 @@ from .attribution import count_outside_runs
 from .collectives import assign_communication_tracks, build_collectives
 from .device_spans import add_device_spans
 from .evaluation import Evaluations, find_evaluations
-from .flops import CountedCalls, describe_counted, find_flops, has_flops
+from .flops import CountedCalls, describe_counted, find_flops
 from .intervals import find_parents
 from .memory import HeldMemory, held_memory
 from .open_calls import lasts_too_long
@@ -93,7 +93,7 @@ def assemble_timeline(
         | {WHOLE_RUN: describe_whole_run(snapshot, analysis.step_ends.number, count)}
         | describe_open(end)
         | ({MISSING_BYTES: snapshot.missing_bytes} if snapshot.missing_bytes else {})
-        | ({FLOPS: describe_counted(analysis, *modules.flops)} if has_flops(analysis) else {})
+        | ({FLOPS: describe_counted(analysis, *modules.flops)} if analysis.ring.has_flops else {})
         | ({MEMORY: memory.to_json()} if memory is not None else {})
         | ({STEPS_END_WITH: BACKWARD_PASSES} if analysis.step_ends.with_passes else {}),
         span_args={} if is_large else modules.span_args,

@@ -16,7 +16,7 @@ from ..contents import FLOPS, WHOLE_RUN, Stats
 from ..timeline import Timeline
 from .analysis import RingAnalysis
 from .cuts import find_cuts
-from .flops import CountedCalls, counted_serials, describe_counted, has_flops, note_counted
+from .flops import CountedCalls, counted_serials, describe_counted, note_counted
 from .from_ring import ModuleSpans, Samples, assemble_timeline, decode_modules, describe_whole_run, join_modules
 from .intervals import pair_by_key
 from .memory import HeldMemory, held_memory, samples_at_moments
@@ -90,7 +90,7 @@ class RingPieces:
         if self._counted_elsewhere is not None:
             return self._counted_elsewhere
         counted = CountedCalls({}, {})
-        windows = counted_serials(self.others) if has_flops(self.others) else []
+        windows = counted_serials(self.others) if self.others.has_flops else []
         for begin, end in self._bounds():
             if any(first < end and begin < last for first, last in windows):
                 note_counted(self._piece(begin, end), counted)
@@ -165,7 +165,7 @@ class RingPieces:
             metadata = {
                 **timeline.metadata,
                 WHOLE_RUN: describe_whole_run(self.others.snapshot, self.others.step_ends.number, spans),
-                **({FLOPS: describe_counted(self.others, *flops.tolist())} if has_flops(self.others) else {}),
+                **({FLOPS: describe_counted(self.others, *flops.tolist())} if self.others.has_flops else {}),
             }
             yield replace(timeline, stats=stats, metadata=metadata, begin_ns=begin_ns)
             begin_ns = max((mark.time_ns for mark in timeline.marks if mark.kind == "step"), default=None)

@@ -17,7 +17,7 @@ from ..timeline import Timeline
 from . import pieces
 from .analysis import NameLookup, RingAnalysis
 from .cuts import find_cuts, is_any
-from .flops import CountedCalls, counted_serials, describe_counted, has_flops, note_counted
+from .flops import CountedCalls, counted_serials, describe_counted, note_counted
 from .from_ring import build_timeline, describe_open, describe_whole_run, find_samples
 from .intervals import call_ids
 from .memory import held_memory, samples_at_moments
@@ -196,7 +196,7 @@ class _Looks:
             self._kind, self._name = tail.events.kind[event], tail.events.name[event]
             self.last = _StepEnd(int(tail.events.serial[event]), int(ends.number[-1]))
             self.first = self.next_end(serials.start)
-            self.has_flops = has_flops(tail)
+            self.has_flops = tail.has_flops
             self._no_events = tail.events.take(np.zeros(0, np.int64))
             self._stopped = any(record["kind"] == "stop" for record in tail.snapshot.records)
 

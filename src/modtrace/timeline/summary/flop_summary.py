@@ -232,16 +232,19 @@ class FlopSummary(NamedTuple):
 
 def read_flops(timeline: Timeline, arg: str = FLOPS) -> SpanFlops | None:
     """Return what each span of a module cost, FLOPs or what another arg says; None if no operators were counted."""
-    columns = timeline.columns
-    known = np.ones(len(columns), np.bool_)
-    total = np.zeros(len(columns), np.int64)
-    costs = [(row, args) for row, args in timeline.span_args.items() if row < len(columns) and FLOPS in args]
+    columns, most = timeline.columns, int(np.iinfo(np.int64).max)
+    count, parsed = len(columns), dict[int, tuple[int, int]]()
+    known = np.ones(count, np.bool_)
+    total = np.zeros(count, np.int64)
+    costs = [(row, args) for row, args in timeline.span_args.items() if row < count and FLOPS in args]
     if not costs and FLOPS not in timeline.metadata:
         return None
-    for row, args in costs:
-        known[row] = args[FLOPS] != UNKNOWN_FLOPS
+    for args in {id(args): args for _, args in costs}.values():  # many spans share theirs
         text = args.get(arg, "")
-        total[row] = min(int(text), np.iinfo(np.int64).max) if text.isdecimal() else 0
+        parsed[id(args)] = args[FLOPS] != UNKNOWN_FLOPS, min(int(text), most) if text.isdecimal() else 0
+    rows = np.array([row for row, _ in costs], np.int64)
+    each = np.array([parsed[id(args)] for _, args in costs], np.int64).reshape(-1, 2)
+    known[rows], total[rows] = each[:, 0] != 0, each[:, 1]
     own = total.copy()
     inner = np.flatnonzero(columns.parent >= 0)
     inner = inner[columns.phase[inner] == columns.phase[columns.parent[inner]]]
