@@ -322,7 +322,9 @@ void note_parameters(PyObject* module) {
   for (PyObject* parameter = nullptr; PyDict_Next(parameters, &at, nullptr, &parameter) != 0;) {
     if (!THPVariable_Check(parameter)) continue;
     const at::Tensor& tensor = THPVariable_Unpack(parameter);
-    if (tensor.is_cpu() != on_cpu || !tensor.has_storage()) continue;
+    // Of a wrapper, Python would be asked for the device.
+    if (tensor.unsafeGetTensorImpl()->is_python_dispatch() || tensor.is_cpu() != on_cpu || !tensor.has_storage())
+      continue;
     try {
       const Block owned{0, kParameters, static_cast<uint32_t>(current_generation())};
       const Block before =
