@@ -15,7 +15,8 @@ import pytest
 
 import modtrace
 from modtrace.record_options import EngineName
-from modtrace.timeline.summary import StepParts, divide_steps, measure_steps
+from modtrace.timeline.summary import measure_steps
+from modtrace.timeline.summary.parts import StepParts, divide_steps
 from tests.programs.recorded import told_by
 from tests.support.python_process import python_environment, run_python
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from modtrace.timeline import BackwardPass, CollectiveDetails, CollectiveName, Collectives, Group, Timeline, Track
+from modtrace.timeline import BackwardPass, CollectiveName, Collectives, Group, Timeline, Track
+from modtrace.timeline.collectives import CollectiveDetails
 from modtrace.timeline.join import with_slices
 from modtrace.timeline.select import keep_rows, steps_at
 from modtrace.timeline.slices import BACKWARD_PASS, COLLECTIVE, WAIT, Slices

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from modtrace.clocks import (
-    ClockMap,
+from modtrace.clocks.clock_map import ClockMap, Reading
+from modtrace.clocks.host_clocks import (
     ClockTree,
     Measurement,
-    Reading,
     clock_id,
     clock_in,
     measurement_record,

@@ -23,7 +23,8 @@ from .._system.files import begins_with, open_regular
 from .._typing import Int64Array
 from ..timeline import Timeline
 from ..timeline.memory import allocated
-from ..timeline.summary import GroupBy, step_flops
+from ..timeline.summary import GroupBy
+from ..timeline.summary.flop_summary import step_flops
 from ..write.atomic_file import atomic_writer
 from .samples import SAMPLED_PHASES, Key, Samples, renamed_fqn, take_samples
 

@@ -8,7 +8,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from .._typing import Int64Array
-from ..clocks import ClockMap, ClockTree, Offset, clock_in, measurements_in
+from ..clocks.clock_map import ClockMap, Offset
+from ..clocks.host_clocks import ClockTree, clock_in, measurements_in
 from ..ring import read_ring_records
 from ..timeline.decode.analysis import wall_clock
 from .collective_offsets import offsets_by_collectives

@@ -18,7 +18,7 @@ from .._errors import ModtraceError, RecordingError
 from .._interrupts import raised_by_handler
 from ..ring import Kind
 from ..timeline import RingAnalysis, ThreadStack, Timeline, build_in_pieces, build_timeline, find_large
-from ..timeline.summary import kept_sentence
+from ..timeline.summary.overview import kept_sentence
 from ..track.optimizer_steps import OptimizerSteps
 from ..track.ranges import NamedRange
 from ..watching.follow import KEEP_PREFIX

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from .._rank import world_size_in
-from ..clocks import Measurement, clock_id, measurement_record, parent_number
+from ..clocks.host_clocks import Measurement, clock_id, measurement_record, parent_number
 from ..clocks.pings import PingClient, PingServer
 from ..ring import NameTable
 

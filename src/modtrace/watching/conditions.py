@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from .._errors import ModtraceError
-from ..timeline.summary import PARTS
+from ..timeline.summary.parts import PARTS
 
 _UNITS_NS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000, "min": 60_000_000_000}
 _NUMBER = r"(\d+(?:\.\d+)?)\s*"

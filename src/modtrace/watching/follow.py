@@ -15,7 +15,8 @@ from .._system.files import open_regular
 from .._typing import Int64Array
 from ..ring import Kind, RingSnapshot, has_news, read_ring
 from ..timeline import RingAnalysis, Timeline, build_timeline
-from ..timeline.summary import divide_steps, find_step_bounds
+from ..timeline.summary import find_step_bounds
+from ..timeline.summary.parts import divide_steps
 
 KEEP_PREFIX = "modtrace.keep "
 """What the text of a mark begins with that asks to keep the window around it; the reason follows."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from .._errors import ModtraceError
 from ..timeline import Timeline
 from ..timeline.contents import WHOLE_RUN
-from ..timeline.summary import divide_steps
+from ..timeline.summary.parts import divide_steps
 from .follow import RingFollower
 from .triggers import Trigger
 

@@ -10,7 +10,7 @@ import pytest
 
 from modtrace import Timeline
 from modtrace.timeline import build_timeline
-from modtrace.timeline.summary import DeviceSummary
+from modtrace.timeline.summary.device_summary import DeviceSummary
 from tests.support.device_steps import device_steps
 from tests.support.viewer_page import Open, cut_off, table
 

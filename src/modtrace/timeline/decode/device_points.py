@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..._typing import BoolArray, Int64Array
-from ...clocks import ClockMap
+from ...clocks.clock_map import ClockMap
 from ...ring import Events, Kind
 from ...ring.slot_format import DEVICE_TIME_BITS, DEVICE_TIME_MASK, EVENT_NUMBER_MASK, NO_NAME, STREAM_NUMBER_BITS
 from .intervals import is_core_event
