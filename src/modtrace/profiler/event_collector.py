@@ -46,8 +46,6 @@ SLICE_KINDS: dict[object, int] = {
     "cpu_op": CPU_OP,
     "user_annotation": ANNOTATION,
     "python_function": PYTHON,
-    "cuda_runtime": RUNTIME,
-    "cuda_driver": RUNTIME,
     "Trace": WINDOW,
     # Kineto before torch 1.13.
     "Kernel": KERNEL,
@@ -73,18 +71,8 @@ _COMMUNICATION_KERNEL = re.compile(
 )
 _ANNOTATION = re.compile(r"(nccl|rccl|gloo|mpi|ucc|xccl):(\w+)")
 _COLLECTIVES = (
-    ("reducescatter", "reduce_scatter"),
-    ("allreduce", "all_reduce"),
-    ("allgather", "all_gather"),
-    ("alltoall", "all_to_all"),
-    ("broadcast", "broadcast"),
-    ("sendrecv", "send_recv"),
-    ("barrier", "barrier"),
-    ("scatter", "scatter"),
-    ("gather", "gather"),
-    ("reduce", "reduce"),
-    ("send", "send"),
-    ("recv", "recv"),
+    *("reduce_scatter", "all_reduce", "all_gather", "all_to_all", "broadcast", "send_recv"),
+    *("barrier", "scatter", "gather", "reduce", "send", "recv"),
 )
 UNNAMED_COLLECTIVE = "collective"
 """What a collective is called of which nothing tells more."""
@@ -381,4 +369,4 @@ def collective_of_operator(name: str, collective_name: object) -> str | None:
 @functools.lru_cache(_MAX_CACHED_NAMES)
 def _collective(text: str) -> str:
     letters = re.sub(r"[^a-z]", "", text.lower())
-    return next((name for part, name in _COLLECTIVES if part in letters), UNNAMED_COLLECTIVE)
+    return next((name for name in _COLLECTIVES if name.replace("_", "") in letters), UNNAMED_COLLECTIVE)
