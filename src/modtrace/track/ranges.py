@@ -8,7 +8,7 @@ is wrapped here. All of this is put in its place once per process and stays; a r
 import itertools
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, wraps
 from typing import Any, TypeVar, cast, overload
 
@@ -28,24 +28,15 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _MAX_NAMES = 4096
 """Names that a program makes anew all the time must not fill the name table."""
 _OTHERS = "other ranges"
-_PREFIXES: tuple[tuple[str, RangeCategory], ...] = (
-    ("enumerate(", "data loading"),
-    ("Optimizer.", "optimizer"),
-    ("gloo:", "communication"),
-    ("nccl:", "communication"),
-    ("mpi:", "communication"),
-    ("ucc:", "communication"),
-    ("xccl:", "communication"),
-    ("FSDP::", "communication"),
-    ("FullyShardedDataParallel.", "torch"),
-    ("DistributedDataParallel.", "torch"),
-    ("torch.distributed.", "torch"),
-    ("ProfilerStep#", "torch"),
-    ("Torch-Compiled Region", "torch"),
-    ("TorchDynamo ", "torch"),
-    ("CompiledFunction", "torch"),
-    ("## Call CompiledFxGraph", "torch"),
-)
+_PREFIXES: Mapping[RangeCategory, tuple[str, ...]] = {
+    "data loading": ("enumerate(",),
+    "optimizer": ("Optimizer.",),
+    "communication": ("gloo:", "nccl:", "mpi:", "ucc:", "xccl:", "FSDP::"),
+    "torch": (
+        *("FullyShardedDataParallel.", "DistributedDataParallel.", "torch.distributed.", "ProfilerStep#"),
+        *("Torch-Compiled Region", "TorchDynamo ", "CompiledFunction", "## Call CompiledFxGraph"),
+    ),
+}
 """How names begin that torch gives; all others are the user's."""
 _PREPARED = ("enumerate(", "Optimizer.")
 """How the names begin of ranges that torch enters as soon as it has made them."""
@@ -60,7 +51,7 @@ OpenRange = tuple[int, int]
 @cache
 def category_of(name: str) -> RangeCategory:
     """Return the category of a range that torch or the user gave this name."""
-    return next((category for prefix, category in _PREFIXES if name.startswith(prefix)), "user")
+    return next((category for category, prefixes in _PREFIXES.items() if name.startswith(prefixes)), "user")
 
 
 class RangeRecorder:
