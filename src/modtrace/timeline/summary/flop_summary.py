@@ -309,7 +309,8 @@ def describe_flops(
         outside,
         unknown,
         [str(operator) for operator in without],
-        _unseen(timeline, unseen),
+        [timeline.names[name].fqn for name in unseen]
+        + [name.fqn for name in timeline.names if name.module_class == _REPLAY],
         dtypes,
         peak_tbytes=peak_tbytes(name),
     ).with_peak(peak_tflops(name, dtype), steps)
@@ -323,11 +324,6 @@ def compiled_names(timeline: Timeline) -> set[int]:
     """Return the names of what was compiled."""
     compiled = [row for row, args in timeline.span_args.items() if "compiled_modules" in args]
     return {*timeline.columns.name[compiled].tolist()}
-
-
-def _unseen(timeline: Timeline, compiled: Sequence[int]) -> list[str]:
-    names = [timeline.names[name] for name in compiled]
-    return [name.fqn for name in (*names, *(name for name in timeline.names if name.module_class == _REPLAY))]
 
 
 def _mapping(value: object) -> Mapping[str, object]:
@@ -437,42 +433,26 @@ _HALF = ("bfloat16", "float16")
 _EIGHT_BITS = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
 # From data sheets of NVIDIA (for the RTX 4090 its paper on the Ada architecture) and AMD, without sparsity: half of
 # what NVIDIA states with it. The RTX 4090 sums up in 32 bits. Numbers of 32 bits are left out: whether they are
-# computed as TF32 is not known.
-_PEAKS: tuple[tuple[str, float, float | None], ...] = (
-    ("B200", 2250.0, 4500.0),
-    ("H200", 989.4, 1978.9),
-    ("H100 PCIe", 756.0, 1513.0),
-    ("H100 NVL", 835.5, 1671.0),
-    ("H100", 989.4, 1978.9),
-    ("A100", 312.0, None),
-    ("L40S", 362.05, 733.0),
-    ("L4", 121.0, 242.5),
-    ("RTX 4090", 165.2, 330.3),
-    ("V100", 125.0, None),
-    ("MI300X", 1307.4, 2614.9),
-    ("MI250X", 383.0, None),
-)
-"""Part of the device's name, TFLOP/s of numbers of 16 bits, and of 8 bits."""
-
-
-# From the same data sheets; that of the B200 from the DGX B200's (64 TB/s of 8).
-_BANDWIDTHS: tuple[tuple[str, float], ...] = (
-    ("B200", 8.0),
-    ("H200", 4.8),
-    ("H100 PCIe", 2.0),
-    ("H100 NVL", 3.9),
-    ("H100", 3.35),
-    ("A100 SXM4 80GB", 2.039),
-    ("A100 80GB PCIe", 1.935),
-    ("A100 SXM4 40GB", 1.555),
-    ("A100 PCIE 40GB", 1.555),
-    ("L40S", 0.864),
-    ("L4", 0.3),
-    ("RTX 4090", 1.008),
-    ("V100", 0.9),
-    ("MI300X", 5.3),
-)
-"""Part of the device's name, and what its memory moves, 10¹² bytes/s."""
+# computed as TF32 is not known. The bandwidth of the B200 is from the DGX B200's (64 TB/s of 8).
+_PEAKS: Mapping[str, tuple[float, float | None, float | None]] = {
+    "B200": (2250.0, 4500.0, 8.0),
+    "H200": (989.4, 1978.9, 4.8),
+    "H100 PCIe": (756.0, 1513.0, 2.0),
+    "H100 NVL": (835.5, 1671.0, 3.9),
+    "H100": (989.4, 1978.9, 3.35),
+    "A100 SXM4 80GB": (312.0, None, 2.039),
+    "A100 80GB PCIe": (312.0, None, 1.935),
+    "A100 SXM4 40GB": (312.0, None, 1.555),
+    "A100 PCIE 40GB": (312.0, None, 1.555),
+    "A100": (312.0, None, None),
+    "L40S": (362.05, 733.0, 0.864),
+    "L4": (121.0, 242.5, 0.3),
+    "RTX 4090": (165.2, 330.3, 1.008),
+    "V100": (125.0, None, 0.9),
+    "MI300X": (1307.4, 2614.9, 5.3),
+    "MI250X": (383.0, None, None),
+}
+"""By a part of the device's name: TFLOP/s of numbers of 16 bits, and of 8 bits; what its memory moves, 10¹² bytes/s."""
 
 
 def peak_tflops(device: str, dtype: str) -> float | None:
@@ -482,17 +462,16 @@ def peak_tflops(device: str, dtype: str) -> float | None:
         device: its name (`NVIDIA H100 80GB HBM3`).
         dtype: the type of the numbers (`bfloat16`).
     """
-    for name, half, eight_bits in _PEAKS:
-        if _is_named(device, name):
-            return half if dtype in _HALF else eight_bits if dtype in _EIGHT_BITS else None
-    return None
+    half, eight_bits, _ = _peaks(device)
+    return half if dtype in _HALF else eight_bits if dtype in _EIGHT_BITS else None
 
 
 def peak_tbytes(device: str) -> float | None:
     """Return what the memory of a device moves at most, in 10¹² bytes/s; None if it is not known."""
-    return next((moved for name, moved in _BANDWIDTHS if _is_named(device, name)), None)
+    return _peaks(device)[2]
 
 
-def _is_named(device: str, name: str) -> bool:
+def _peaks(device: str) -> tuple[float | None, ...]:
     words = f"{device.replace('-', ' ')} "
-    return f" {name} " in words and " MIG " not in words  # a part of a GPU has a part of its rates
+    is_part = " MIG " in words  # a part of a GPU has a part of its rates
+    return next((peaks for name, peaks in _PEAKS.items() if f" {name} " in words and not is_part), (None, None, None))
