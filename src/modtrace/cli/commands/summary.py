@@ -118,35 +118,28 @@ def summary_command(
     if only is not None and not summary.rows:
         raise no_such_module(trace, only, whole.rows[0].fqn or whole.rows[0].module_class if whole.rows else "")
     summary = summary.sort_by(sort or ("total" if tree else None), limit)
-    if output_format == "table":
-        costs = (
-            [summary.flops_text(limit, console.width)] if summary.flops is not None and (flops or not memory) else []
-        )
-        if flops and summary.flops is not None and summary.flops.rates:
-            costs.append(summary.rates_text(limit, console.width))
-        if summary.memory is not None and (memory or not flops):
-            costs.append(summary.memory_text(limit, console.width))
-        if memory or flops:
-            console.print("\n\n".join(costs), soft_wrap=True)
-            return
-        if summary.units and not tree:
-            console.print(f"{summary.units_text(console.width)}\n", soft_wrap=True)
-        if summary.step_parts and not tree:
-            console.print(f"{summary.parts_text(console.width)}\n", soft_wrap=True)
-        console.print(summary.to_tree(console.width) if tree else summary.to_text(console.width), soft_wrap=True)
-        for text in [] if tree else costs:
-            console.print(f"\n{text}", soft_wrap=True)
-        if summary.device is not None and not tree:
-            console.print("\n" + summary.device_text(limit, console.width), soft_wrap=True)
-        if len(summary.steps) > 1 and not tree:
-            console.print("\nslowest steps\n" + summary.steps_text(SLOWEST_STEPS, console.width), soft_wrap=True)
-        if steps is None and only is None and not tree:
-            values = read_whole_run(trace)  # what a watcher knows of the run whose end the ring has
-            if values is not None:
-                console.print("\n" + whole_run_text(values), soft_wrap=True)
-    else:
+    if output_format != "table":
         render = {"markdown": summary.to_markdown, "csv": summary.to_csv, "json": summary.to_json}[output_format]
         click.echo(render(), nl=False)
+        return
+    costs = [
+        "" if memory and not flops else summary.flops_text(limit, console.width),
+        summary.rates_text(limit, console.width) if flops else "",
+        "" if flops and not memory else summary.memory_text(limit, console.width),
+    ]
+    blocks = costs
+    if tree:
+        blocks = [summary.to_tree(console.width)]
+    elif not (memory or flops):
+        parts = summary.parts_text(console.width) if summary.step_parts else ""
+        blocks = [summary.units_text(console.width), parts, summary.to_text(console.width), *costs]
+        blocks.append(summary.device_text(limit, console.width))
+        if len(summary.steps) > 1:
+            blocks.append("slowest steps\n" + summary.steps_text(SLOWEST_STEPS, console.width))
+        # What a watcher knows of the run whose end the ring has.
+        if steps is None and only is None and (values := read_whole_run(trace)) is not None:
+            blocks.append(whole_run_text(values))
+    console.print("\n\n".join(filter(None, blocks)), soft_wrap=True)
 
 
 def _summarize(trace: str, by: str, steps: tuple[int | None, int | None] | None, step_by: str | None) -> "Summary":
