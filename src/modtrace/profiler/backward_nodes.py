@@ -36,8 +36,7 @@ def find_calls_of_nodes(timeline: Timeline, events: ProfilerEvents, threads: Int
         middle = (nodes.start[unknown] + nodes.end[unknown]) // 2
         nodes.call[unknown] = behind.on_threads(threads[nodes.track[unknown]], middle)
     before: dict[tuple[int, int], int] = {}
-    for index in np.flatnonzero(nodes.rows.sequence < 0).tolist():
-        nodes.call[index] = -2
+    nodes.call[nodes.rows.sequence < 0] = -2
     for index, (track_, parent, call) in enumerate(
         zip(nodes.track.tolist(), nodes.parent.tolist(), nodes.call.tolist(), strict=True)
     ):

@@ -429,8 +429,7 @@ def _communication(events: ProfilerEvents, owners: WorkOwners, of_work: Int64Arr
     """Return the communication of GPUs, and how much of each piece overlaps with what its device computed."""
     work = events.work
     pieces = np.flatnonzero(owners.collective >= 0)
-    pids = {pid: index for index, pid in enumerate(dict.fromkeys(pid for pid, _ in events.tracks))}
-    device = np.array([pids[pid] for pid, _ in events.tracks] or [0], np.int64)[work.track]
+    device = _processes_of(events)[work.track]
     overlap = np.zeros(len(pieces), np.int64)
     for number in np.unique(device[pieces]).tolist():
         computing = (owners.collective < 0) & (device == number)
