@@ -96,7 +96,12 @@ def _candidates(events: Events, ends: Int64Array) -> Int64Array:
     """Return the serial numbers behind which a block may be cut, in order."""
     open_ = np.cumsum(is_any(events.kind, (*CALL_ENTER_KINDS, Kind.PASS_BEGIN)).astype(np.int64))
     open_ -= np.cumsum(is_any(events.kind, (*CALL_EXIT_KINDS, Kind.PASS_END)))
-    at = np.flatnonzero(np.isin(events.serial, ends[:-1])) if len(ends) else np.arange(len(events))
+    at = np.arange(len(events))
+    if len(ends):
+        first, last = np.searchsorted(
+            ends[:-1], (events.serial.min(initial=_FOREVER), events.serial.max(initial=-1) + 1)
+        )
+        at = np.flatnonzero(np.isin(events.serial, ends[first : max(first, last)]))
     best = [part[len(part) - 1 - np.argmin(open_[part[::-1]])] for part in np.array_split(at, _WINDOWS) if len(part)]
     return events.serial[np.array(best, np.int64)] + 1
 
