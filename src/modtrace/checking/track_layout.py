@@ -139,14 +139,8 @@ class FlowEnds:
             yield self._end(row, tracks, texts)
 
     def _end(self, row: int, tracks: list[TrackKey], texts: list[FlowKey]) -> FlowEnd:
-        flow = self.flow[row]
-        return FlowEnd(
-            self.position[row],
-            chr(self.phase[row]),
-            tracks[self.track[row]],
-            self.time[row],
-            texts[flow] if texts else (flow,),
-        )
+        flow = texts[self.flow[row]] if texts else (self.flow[row],)
+        return FlowEnd(self.position[row], chr(self.phase[row]), tracks[self.track[row]], self.time[row], flow)
 
 
 NEVER_NS = 2**63 - 1

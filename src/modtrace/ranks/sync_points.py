@@ -60,14 +60,8 @@ def sync_points(collectives: Collectives) -> SyncPoints:
     released = np.where(collectives.on_device[rows], -1, collectives.done[rows])
     waits = np.flatnonzero(chosen & collectives.is_wait & collectives.complete & ~collectives.on_device)
     waited = _first_wait_end(collectives, group_of_name, waits, group, counter)
-    return SyncPoints(
-        groups,
-        rows.astype(np.int64),
-        group,
-        counter,
-        collectives.start[rows],
-        np.where(released >= 0, released, waited),
-    )
+    released = np.where(released >= 0, released, waited)
+    return SyncPoints(groups, rows.astype(np.int64), group, counter, collectives.start[rows], released)
 
 
 def _first_wait_end(

@@ -92,15 +92,9 @@ def read_flight_record(path: str) -> FlightRecord:
             collectives.setdefault(entry.group, []).append(entry)
         else:
             sent.setdefault((entry.group, entry.call.operator, entry.peer), []).append(entry)
-    return FlightRecord(
-        path,
-        rank,
-        status.st_mtime_ns,
-        tuple(_group_progress(groups[name], of_group) for name, of_group in collectives.items()),
-        tuple(
-            _peer_progress(groups[name], operator, peer, of_peer) for (name, operator, peer), of_peer in sent.items()
-        ),
-    )
+    of_groups = tuple(_group_progress(groups[name], own) for name, own in collectives.items())
+    peers = tuple(_peer_progress(groups[name], operator, peer, own) for (name, operator, peer), own in sent.items())
+    return FlightRecord(path, rank, status.st_mtime_ns, of_groups, peers)
 
 
 class _PlainUnpickler(pickle._Unpickler):
@@ -154,18 +148,12 @@ def _entries(entries: Iterable[Any]) -> Iterator[_Entry]:
                 of_peer = _PEERS.match(operator)
                 if of_peer is None and entry.get("is_p2p"):
                     continue  # one of several that are sent together, without saying to whom
-                yield _Entry(
-                    group,
-                    "" if description == "undefined" else description,
-                    int(of_peer[3]) if of_peer else None,
-                    state == "completed" or bool(entry.get("retired")),
-                    Blocked(
-                        of_peer[1] if of_peer else _OPERATORS.get(operator, operator),
-                        counter,
-                        created_ns,
-                        details=tuple(_details(entry, state)),
-                    ),
+                operator, peer = (
+                    (of_peer[1], int(of_peer[3])) if of_peer else (_OPERATORS.get(operator, operator), None)
                 )
+                call = Blocked(operator, counter, created_ns, details=tuple(_details(entry, state)))
+                is_complete = state == "completed" or bool(entry.get("retired"))
+                yield _Entry(group, "" if description == "undefined" else description, peer, is_complete, call)
 
 
 def _details(entry: Mapping[str, Any], state: str) -> Iterator[str]:

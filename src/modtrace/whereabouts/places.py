@@ -101,16 +101,11 @@ def group_ranks(states: Iterable[RankState]) -> list[RankGroup]:
 def _stream_keys(streams: Sequence[StreamState]) -> tuple[StreamKey, ...]:
     """Return what distinguishes streams, also if the devices of ranks have different numbers."""
     devices = sorted({stream.device for stream in streams})
-    return tuple(
-        (
-            devices.index(stream.device),
-            stream.stream,
-            tuple((call.fqn, call.phase) for call in stream.calls),
-            stream.is_known,
-            stream.collective,
-        )
-        for stream in streams
-    )
+    keys = []
+    for stream in streams:
+        calls = tuple((call.fqn, call.phase) for call in stream.calls)
+        keys.append((devices.index(stream.device), stream.stream, calls, stream.is_known, stream.collective))
+    return tuple(keys)
 
 
 def headline(groups: Sequence[RankGroup]) -> str:

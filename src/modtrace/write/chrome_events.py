@@ -51,15 +51,9 @@ def span_events(
 
 def span_head(pid: int | str, tid: int, category: str, name: Name, *, complete: bool = True) -> bytes:
     """Return the beginning of a span's event, up to the value of its arg `call`; `name` is escaped."""
-    return b'{"ph":"X","pid":%b,"tid":%d,"cat":"%b","name":%b,"args":{"fqn":%b,"module_class":%b,%b"call":' % (
-        orjson.dumps(pid),
-        tid,
-        category.encode(),
-        orjson.dumps(name.label),
-        orjson.dumps(name.fqn),
-        orjson.dumps(name.module_class),
-        b"" if complete else b'"complete":false,',
-    )
+    where, cut = (orjson.dumps(pid), tid, category.encode()), b"" if complete else b'"complete":false,'
+    head = b'{"ph":"X","pid":%b,"tid":%d,"cat":"%b","name":%b,"args":{"fqn":%b,"module_class":%b,%b"call":'
+    return head % (*where, *map(orjson.dumps, name), cut)
 
 
 class _SpanWriter:
@@ -182,13 +176,9 @@ def _event_suffixes(columns: Slices, roles: UInt8Array, lane: Int32Array, lanes:
 
 def _flow_head(role: FlowRole, lanes: Lanes, lane: int) -> bytes:
     """Return the beginning of a flow event, up to the value of `id`."""
-    return b'{"ph":%b,"pid":%b,"tid":%d,"cat":"%b","name":"%b","id":' % (
-        _FLOW_BEGIN if role is FlowRole.BEGIN else _FLOW_END,
-        orjson.dumps(lanes.lanes[lane].pid),
-        lanes.lanes[lane].tid,
-        FLOW_CATEGORY.encode(),
-        FLOW_NAME.encode(),
-    )
+    phase = _FLOW_BEGIN if role is FlowRole.BEGIN else _FLOW_END
+    where = orjson.dumps(lanes.lanes[lane].pid), lanes.lanes[lane].tid, FLOW_CATEGORY.encode(), FLOW_NAME.encode()
+    return b'{"ph":%b,"pid":%b,"tid":%d,"cat":"%b","name":"%b","id":' % (phase, *where)
 
 
 def _groups(*keys: AnyArray) -> list[IndexArray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -178,15 +179,9 @@ class _SpanPackets:
         self._depth = depth if depth.max(initial=0) < MAX_LEVELS_PER_ROW else depth % MAX_LEVELS_PER_ROW
         self._roles = flow_roles(columns)
         call_message = field_tag(interned.extension, LENGTH_DELIMITED)
-        self._begin = ByteTable(
-            [
-                TrackEvent(
-                    type=TrackEvent.TYPE_SLICE_BEGIN, category_iids=[1 + phase], name_iid=iid
-                ).SerializeToString()
-                for phase in range(len(PHASES))
-                for iid in interned.label.tolist()
-            ]
-        )
+        begin, pairs = TrackEvent.TYPE_SLICE_BEGIN, itertools.product(range(len(PHASES)), interned.label.tolist())
+        begins = [TrackEvent(type=begin, category_iids=[1 + phase], name_iid=iid) for phase, iid in pairs]
+        self._begin = ByteTable([event.SerializeToString() for event in begins])
         # Slices of one correlation id have one colour in Perfetto: a module's is the same wherever it runs.
         colours = [TrackEvent(correlation_id=1 + fqn) for fqn in interned.fqn.tolist()]
         self._colour = ByteTable([event.SerializeToString() + call_message for event in colours])

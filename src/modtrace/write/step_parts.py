@@ -70,18 +70,11 @@ def part_table(timeline: Timeline, step_by: str | None = None) -> PartTable | No
 def _table(steps: Sequence[StepParts], bounds: StepBounds) -> PartTable | None:
     if not steps:
         return None
-    totals = sum_up_parts(steps, [])
-    parts = [total.part for total in totals if total.total_ns]
-    return PartTable(
-        parts,
-        [total.share for total in totals if total.total_ns],
-        [f"{step.name} {step.step}" for step in steps],
-        [step.cause for step in steps],
-        bounds.start,
-        bounds.end,
-        bounds.whole,
-        np.array([[step.parts.get(part, 0) for part in parts] for step in steps], np.int64).reshape(len(steps), -1),
-    )
+    totals = [total for total in sum_up_parts(steps, []) if total.total_ns]
+    parts, shares = [total.part for total in totals], [total.share for total in totals]
+    names, causes = [f"{step.name} {step.step}" for step in steps], [step.cause for step in steps]
+    ns = np.array([[step.parts.get(part, 0) for part in parts] for step in steps], np.int64).reshape(len(steps), -1)
+    return PartTable(parts, shares, names, causes, bounds.start, bounds.end, bounds.whole, ns)
 
 
 def part_counters(timeline: Timeline, large: LargeTimeline | None = None) -> list[PartCounter]:
@@ -106,11 +99,6 @@ def part_counters(timeline: Timeline, large: LargeTimeline | None = None) -> lis
     is_last = np.append(table.end[:-1] < table.start[1:], True)
     time = np.concatenate([table.start, table.end[is_last]])
     order = np.argsort(time, kind="stable")
-    return [
-        PartCounter(
-            f"step: {part}",
-            time[order],
-            np.concatenate([table.ns[:, index], np.zeros(np.count_nonzero(is_last), np.int64)])[order],
-        )
-        for index, part in enumerate(table.parts)
-    ]
+    none = np.zeros((np.count_nonzero(is_last), len(table.parts)), np.int64)
+    columns = np.concatenate([table.ns, none])[order].T
+    return [PartCounter(f"step: {part}", time[order], ns) for part, ns in zip(table.parts, columns, strict=True)]

@@ -67,14 +67,8 @@ def queued_events(events: Events) -> QueuedEvents:
     collective = np.where(is_collective, own, -1)
     module = np.where(is_collective, _event_before(events, index, of_modules, beyond_queued=True), own)
     event = np.where(module >= 0, (np.cumsum(of_modules) - 1)[module], -1).astype(np.int64)
-    return QueuedEvents(
-        index,
-        event,
-        collective,
-        events.name[index].astype(np.int64),
-        _find_reached(events, index),
-        queued[is_dropped],
-    )
+    stream, reached = events.name[index].astype(np.int64), _find_reached(events, index)
+    return QueuedEvents(index, event, collective, stream, reached, queued[is_dropped])
 
 
 def device_points(events: Events, queued: QueuedEvents) -> DevicePoints:

@@ -107,12 +107,5 @@ def _joined(rows: SpanRows, chosen: Int64Array, between: Int64Array) -> Evaluati
         before[own] = np.minimum(before[own], np.append(time, _NEVER.max)[at])
     first = np.flatnonzero((np.diff(thread, prepend=-1) != 0) | (np.diff(count, prepend=-1) != 0))
     last = np.append(first[1:], len(chosen))[: len(first)] - 1
-    return Evaluations(
-        thread[first],
-        rows["start"][chosen[first]],
-        rows["end"][chosen[last]],
-        position[first],
-        rows["has_end"][chosen[last]],
-        after[first],
-        before[first],
-    )
+    start, end, complete = rows["start"][chosen[first]], rows["end"][chosen[last]], rows["has_end"][chosen[last]]
+    return Evaluations(thread[first], start, end, position[first], complete, after[first], before[first])

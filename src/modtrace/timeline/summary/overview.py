@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -130,17 +130,13 @@ class SpanCounts(NamedTuple):
     @classmethod
     def joined(cls, pieces: Sequence[SpanCounts]) -> SpanCounts:
         """Return the counts of several pieces of a timeline."""
-        operators: dict[str, OperatorTotals] = {}
-        for piece in pieces:
-            for name, new in piece.communication.items():
-                operators[name] = OperatorTotals(*map(sum, zip(new, operators.get(name, (0, 0, 0, 0)), strict=True)))
         return cls(
             sum(piece.spans for piece in pieces),
             sum(piece.incomplete for piece in pieces),
             sum((piece.roots for piece in pieces), Counter[int]()),
             set().union(*(piece.used for piece in pieces)),
             set().union(*(piece.rerun for piece in pieces)),
-            dict(sorted(operators.items(), key=lambda item: (-item[1].calls, item[0]))),
+            _by_operator(item for piece in pieces for item in piece.communication.items()),
             {name: count for piece in pieces for name, count in piece.compiled.items()},
         )
 
@@ -385,18 +381,22 @@ def sum_up_communication(collectives: Collectives) -> Mapping[str, OperatorTotal
     """Return the totals by operator, the most often called first; waits for what is not known are of `""`."""
     duration = collectives.end - collectives.start
     operators = [name.operator for name in collectives.names] + [""]
-    totals: dict[str, OperatorTotals] = {}
-    for index in np.unique(collectives.name).tolist():
+
+    def totals(index: int) -> OperatorTotals:
         rows = collectives.name == index
-        calls = rows & ~collectives.is_wait
-        before = totals.get(operators[index], OperatorTotals(0, 0, 0, 0))
-        totals[operators[index]] = OperatorTotals(
-            before.calls + int(np.count_nonzero(calls)),
-            before.nbytes + int(collectives.nbytes[calls].sum()),
-            before.call_ns + int(duration[calls].sum()),
-            before.wait_ns + int(duration[rows & collectives.is_wait].sum()),
-        )
-    return dict(sorted(totals.items(), key=lambda item: (-item[1].calls, item[0])))
+        calls, waits = rows & ~collectives.is_wait, rows & collectives.is_wait
+        sums = (int(column.sum()) for column in (calls, collectives.nbytes[calls], duration[calls], duration[waits]))
+        return OperatorTotals(*sums)
+
+    return _by_operator((operators[index], totals(index)) for index in np.unique(collectives.name).tolist())
+
+
+def _by_operator(totals: Iterable[tuple[str, OperatorTotals]]) -> dict[str, OperatorTotals]:
+    """Add up what is of one operator; the one with most calls comes first."""
+    sums: dict[str, OperatorTotals] = {}
+    for name, more in totals:
+        sums[name] = OperatorTotals(*map(sum, zip(more, sums.get(name, (0, 0, 0, 0)), strict=True)))
+    return dict(sorted(sums.items(), key=lambda item: (-item[1].calls, item[0])))
 
 
 def communication_line(totals: Mapping[str, OperatorTotals]) -> str:

@@ -221,18 +221,10 @@ def _sum_up(
         return sums
 
     steps = [step for piece in pieces for step in piece.steps]
-    p50_ns, p95_ns = median_and_p95_by_group(
-        [piece.in_steps for piece in pieces],
-        whole_steps=[whole.step for whole in steps if whole.whole],
-        groups=len(groups),
-    )
+    in_steps, whole_steps = [piece.in_steps for piece in pieces], [step.step for step in steps if step.whole]
+    quantiles = median_and_p95_by_group(in_steps, whole_steps=whole_steps, groups=len(groups))
     by_phase = zip(total(piece.totals for piece in pieces), total(piece.self_ns for piece in pieces), strict=True)
-    numbers = [
-        total(piece.calls for piece in pieces)[0],
-        *(table for pair in by_phase for table in pair),
-        p50_ns,
-        p95_ns,
-    ]
+    numbers = [total(piece.calls for piece in pieces)[0], *(table for pair in by_phase for table in pair), *quantiles]
     order = list(dict.fromkeys(group for piece in pieces for group in piece.order))
     rows = [
         ModuleTimes(groups.fqns[index], groups.classes[index], *(int(counted[index]) for counted in numbers))
@@ -256,9 +248,9 @@ def _sum_up(
             for row, (forward, backward, recompute) in zip(rows, np.where(unknown, None, flops).T.tolist(), strict=True)  # type: ignore[call-overload]
         ]
         own, in_backward = self_flops.sum(axis=0).tolist(), again[BACKWARD].tolist()
-        in_steps = np.concatenate([piece.in_steps for piece in measured], axis=1)
+        flops_in_steps = np.concatenate([piece.in_steps for piece in measured], axis=1)
         compiled = sorted(set[int]().union(*(piece.compiled for piece in measured)))
-        costs = describe_flops(timeline, rows, own, in_backward, nbytes, in_steps, steps, device, compiled)
+        costs = describe_flops(timeline, rows, own, in_backward, nbytes, flops_in_steps, steps, device, compiled)
     return Summary(
         rows,
         len(rows),

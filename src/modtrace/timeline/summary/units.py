@@ -114,17 +114,10 @@ def _calls_inside(timeline: Timeline, bounds: StepBounds) -> tuple[Int64Array, I
 def _row(unit: str, stage: str, thread: str, times: _Times) -> UnitTimes:
     took = (times.end - times.start).tolist()
     lasts = int(times.end.max() - times.start.min())
-    return UnitTimes(
-        unit,
-        stage,
-        thread,
-        len(took),
-        int(times.calls.sum()),
-        median(took),
-        nearest_rank(took, 0.95),
-        nearest_rank(took, 0.99),
-        len(took) * 1e9 / lasts if lasts else 0.0,
-    )
+    per_second = len(took) * 1e9 / lasts if lasts else 0.0
+    p95_ns, p99_ns = nearest_rank(took, 0.95), nearest_rank(took, 0.99)
+    calls = int(times.calls.sum())
+    return UnitTimes(unit, stage, thread, len(took), calls, median(took), p95_ns, p99_ns, per_second)
 
 
 def _thread_name(timeline: Timeline, tid: int) -> str:

@@ -85,7 +85,8 @@ class NativeDeviceTimes:
         if device is None:
             warn_without("device_times", f"this torch ({torch.__version__}) has no accelerator")
             return
-        begun_before = _is_capturing()
+        # The second question would initialize CUDA.
+        begun_before = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
         for patch in _patches(self._native):
             patch.install(self)
         if begun_before:
@@ -128,11 +129,6 @@ class NativeDeviceTimes:
         self._waits_for = None
         for patch in _patches(self._native):
             patch.uninstall()
-
-
-def _is_capturing() -> bool:
-    """Tell whether this thread captures a graph; torch has not initialized CUDA for that."""
-    return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())  # type: ignore[no-untyped-call]
 
 
 class _Replay(nn.Module):
