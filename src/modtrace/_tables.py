@@ -39,6 +39,11 @@ class Table(NamedTuple):
         """Keep the first `limit` rows; None: all."""
         return self._replace(rows=self.rows[:limit])
 
+    def beside(self, other: "Table") -> "Table":
+        """Return a table with the columns of both, which have as many rows."""
+        rows = [[*cells, *more] for cells, more in zip(self.rows, other.rows, strict=True)]
+        return Table(self.headings + other.headings, rows, self.kinds + other.kinds, self.hide_order + other.hide_order)
+
 
 def record_table(
     columns: Sequence[tuple[str, str, int]], rows: Sequence[Any], cell: Callable[[Any, str], str]

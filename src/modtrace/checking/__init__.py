@@ -91,13 +91,8 @@ def check(path: str | os.PathLike[str], *, progress: Callable[[int], None] | Non
             for rule in STRUCTURE_RULES:
                 faults.extend(rule(layout))
         first = _first_own_event(trace)
-    return CheckResult(
-        name,
-        [
-            fault._replace(of_profiler=True) if fault.event is not None and fault.event < first else fault
-            for fault in faults
-        ],
-    )
+    faults = [fault._replace(of_profiler=fault.event is not None and fault.event < first) for fault in faults]
+    return CheckResult(name, faults)
 
 
 def _first_own_event(trace: Path) -> float:

@@ -287,17 +287,14 @@ class SliceTable(Generic[_Columns]):
     def take_rows(self) -> _Columns:
         """Return the columns, with times in nanoseconds, and empty the table: nothing is in memory twice."""
         columns, self._columns = self._columns, self._empty()
-        return self._kind(
-            *(
-                microseconds_to_ns(_array(column, np.float64)) if column.typecode == "d" else _array(column, np.int64)
-                for column in columns
-            )
-        )
+        return self._kind(*map(_array, columns))
 
 
-def _array(column: "array[Any]", dtype: type[np.generic]) -> Any:
-    """Return a column as an array, without copying it."""
-    return np.frombuffer(column, dtype) if column else np.empty(0, dtype)
+def _array(column: "array[Any]") -> Any:
+    """Return a column as an array; one of times, which are µs, in ns."""
+    if column.typecode == "d":
+        return microseconds_to_ns(np.frombuffer(column, np.float64) if column else np.empty(0))
+    return np.frombuffer(column, np.int64) if column else np.empty(0, np.int64)
 
 
 def _numbers(row: tuple[Any, ...]) -> tuple[Any, ...] | None:

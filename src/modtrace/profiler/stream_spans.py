@@ -89,14 +89,10 @@ def build_stream_spans(timeline: Timeline, events: ProfilerEvents, owners: WorkO
             piece = int(pieces[first])
             key = paths.keys[found.key]  # type: ignore[index]
             is_collective = found.key[0] == _COLLECTIVE  # type: ignore[index]
-            rows.append(
-                (
-                    *(track, found.start, found.end, key, found.depth, around, int(last - first)),
-                    int(owners.collective[piece]) if is_collective else -1,
-                    int(owners.step[piece]),
-                    0 if key >= 0 else int(owners.reason[piece]),
-                )
-            )
+            collective = int(owners.collective[piece]) if is_collective else -1
+            reason = 0 if key >= 0 else int(owners.reason[piece])
+            of_work = int(last - first), collective, int(owners.step[piece]), reason
+            rows.append((track, found.start, found.end, key, found.depth, around, *of_work))
     return StreamSpans(*np.array(rows, np.int64).reshape(-1, 10).T)
 
 

@@ -231,14 +231,10 @@ def _module_table(ranks: Sequence[RankRates], screen: ScreenState) -> tuple[Tabl
     scale = 1e3 / per_step if per_step else 1e3
     rows: list[_Row] = []
     for module in modules:
-        cells: list[RenderableType] = [
-            EndOfText(printable(module.fqn)),
-            f"{100 * module.self_share:.1f}",
-            f"{100 * module.total_share:.1f}",
-            f"{scale * module.forward_share:,.2f}",
-            f"{scale * module.backward_share:,.2f}",
-            f"{module.calls_per_s:,.1f}",
-        ]
+        shares = [f"{100 * share:.1f}" for share in (module.self_share, module.total_share)]
+        times = [f"{scale * share:,.2f}" for share in (module.forward_share, module.backward_share)]
+        fqn = EndOfText(printable(module.fqn))
+        cells: list[RenderableType] = [fqn, *shares, *times, f"{module.calls_per_s:,.1f}"]
         if several:
             busiest = f"{module.busiest_rank}: {100 * module.busiest_share:.1f}"
             cells.append("" if module.busiest_rank is None else busiest)
@@ -260,14 +256,11 @@ def _rank_table(ranks: Sequence[RankRates]) -> tuple[Table, list[_Row]]:
         if thread is not None:
             since = format_durations([(state.now_ns - thread.calls[-1].since_ns) / 1e9])
             place = f"{format_stack(thread.calls)} {since}"
-        cells: list[RenderableType] = [
-            EndOfText(printable(state.label)),
-            _state(state),
-            "" if state.step is None else f"{state.step:,}",
-            "" if rank.steps_per_s is None else _rate(rank.steps_per_s),
-            f"{rank.communication_ns / rank.window_ns:.0%}" if rank.window_ns else "",
-            EndOfText(printable(place)),
-        ]
+        label, where = EndOfText(printable(state.label)), EndOfText(printable(place))
+        step = "" if state.step is None else f"{state.step:,}"
+        rate = "" if rank.steps_per_s is None else _rate(rank.steps_per_s)
+        communication = f"{rank.communication_ns / rank.window_ns:.0%}" if rank.window_ns else ""
+        cells: list[RenderableType] = [label, _state(state), step, rate, communication, where]
         rows.append(("bold red" if _state(state) in ("hung", "dead") else "", cells))
     return table, rows
 

@@ -88,11 +88,8 @@ def group_ranks(states: Iterable[RankState]) -> list[RankGroup]:
     """Put together the ranks with the same state, step and open modules; smaller groups first."""
     ranks_by_key: dict[tuple[str, int | None, StackKey, tuple[StreamKey, ...]], list[RankState]] = {}
     for state in sorted(states, key=lambda state: (state.rank is None, state.rank or 0, state.path)):
-        stacks = tuple(
-            (thread.thread, tuple((call.fqn, call.phase) for call in thread.calls))
-            for thread in state.threads
-            if thread.calls
-        )
+        threads = [thread for thread in state.threads if thread.calls]
+        stacks = tuple((thread.thread, tuple((call.fqn, call.phase) for call in thread.calls)) for thread in threads)
         ranks_by_key.setdefault((state.state, state.step, stacks, _stream_keys(state.streams)), []).append(state)
     groups = [RankGroup(tuple(ranks), stacks) for (_, _, stacks, _), ranks in ranks_by_key.items()]
     return sorted(groups, key=lambda group: len(group.ranks))

@@ -306,22 +306,12 @@ def read_rank_progress(analysis: RingAnalysis) -> RankProgress:
     def group(name: str) -> Group:
         return groups.get(name) or Group(name)
 
-    return RankProgress(
-        tuple(
-            GroupProgress(group(name), calls.last, calls.recent(), calls.blocked()) for name, calls in of_group.items()
-        ),
-        tuple(
-            PeerProgress(
-                group(name.group),
-                "recv" if name.operator == _ANY_SOURCE else name.operator,
-                ANY_PEER if name.operator == _ANY_SOURCE else name.peer,
-                calls.last,
-                calls.blocked(),
-            )
-            for name, calls in of_peer.items()
-        ),
-        first_ns,
-    )
+    together = [GroupProgress(group(name), own.last, own.recent(), own.blocked()) for name, own in of_group.items()]
+    peers = []
+    for name, calls in of_peer.items():
+        operator, peer = ("recv", ANY_PEER) if name.operator == _ANY_SOURCE else (name.operator, name.peer)
+        peers.append(PeerProgress(group(name.group), operator, peer, calls.last, calls.blocked()))
+    return RankProgress(tuple(together), tuple(peers), first_ns)
 
 
 def recent_operators(called: Mapping[int, str]) -> tuple[str, ...]:

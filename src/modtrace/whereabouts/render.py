@@ -80,12 +80,9 @@ def _table(groups: Sequence[RankGroup]) -> Table:
         first = group.ranks[0]
         step = "" if first.step is None else str(first.step)
         pids = [str(rank.pid) for rank in group.ranks]
-        head: list[RenderableType] = [
-            _text(group.label),
-            ", ".join(pids) if len(pids) <= _MAX_PIDS else f"{pids[0]} …",
-            Text(first.state, style=_COLORS[first.state]),
-            step,
-        ]
+        pid = ", ".join(pids) if len(pids) <= _MAX_PIDS else f"{pids[0]} …"
+        state = Text(first.state, style=_COLORS[first.state])
+        head: list[RenderableType] = [_text(group.label), pid, state, step]
         for thread_index, (thread, calls) in enumerate(group.stacks):
             threads = [[stack for stack in rank.threads if stack.calls][thread_index] for rank in group.ranks]
             since_ns = [stack.calls[-1].since_ns for stack in threads]
@@ -104,13 +101,9 @@ def _table(groups: Sequence[RankGroup]) -> Table:
         for streams in zip(*(rank.streams for rank in group.ranks), strict=True):
             devices = {stream.device for stream in streams}
             label = f"device{'s' if len(devices) > 1 else ''} {format_ranges(devices)}, stream {streams[0].stream}"
-            table.add_row(
-                *("", "", "", ""),
-                label,
-                EndOfText(printable(_format_streams(streams)), "" if streams[0].is_known else "yellow"),
-                _lasted([_since_ns(rank, stream) for rank, stream in zip(group.ranks, streams, strict=True)], group),
-                "",
-            )
+            place = EndOfText(printable(_format_streams(streams)), "" if streams[0].is_known else "yellow")
+            since_ns = [_since_ns(rank, stream) for rank, stream in zip(group.ranks, streams, strict=True)]
+            table.add_row("", "", "", "", label, place, _lasted(since_ns, group), "")
     return table
 
 

@@ -124,11 +124,8 @@ def _numbers(events: Events, lookup: NameLookup) -> list[list[_Numbers]]:
     def calls(*kinds: Kind) -> _Numbers:
         at = find(*kinds)
         again = is_any(events.kind[at], (Kind.RECOMPUTE_ENTER, Kind.RECOMPUTE_EXIT))
-        return (
-            at,
-            first_name + 2 * events.name[at].astype(np.int64) + again,
-            value[at] >> SEQUENCE_BITS & CALL_INDEX_MASK,
-        )
+        column = first_name + 2 * events.name[at].astype(np.int64) + again
+        return at, column, value[at] >> SEQUENCE_BITS & CALL_INDEX_MASK
 
     segments = find(Kind.CALL_BACKWARD, Kind.SEGMENT_BEGIN)
     in_pass = segments, np.full(len(segments), _SEGMENTS), segment_pass(events.take(segments)) & SEQUENCE_MASK

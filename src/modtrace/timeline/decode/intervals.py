@@ -282,11 +282,8 @@ def call_ids(events: Events, index: SignedIntArray) -> Int64Array:
     """Return for each enter or exit one number that only the enter and the exit of one call share."""
     call_index = events.value[index] >> SEQUENCE_BITS & CALL_INDEX_MASK
     recompute = np.isin(events.kind[index], (Kind.RECOMPUTE_ENTER, Kind.RECOMPUTE_EXIT))
-    return (
-        events.name[index].astype(np.int64) << CALL_KEY_BITS
-        | recompute.astype(np.int64) << CALL_INDEX_BITS
-        | call_index
-    )
+    name = events.name[index].astype(np.int64)
+    return name << CALL_KEY_BITS | recompute.astype(np.int64) << CALL_INDEX_BITS | call_index
 
 
 def _pair_nodes(events: Events) -> _IntervalColumns:

@@ -251,14 +251,9 @@ def overview_lines(overview: Overview, steps: Sequence[StepTimes], units: Sequen
     lines = [" · ".join(part for part in what if part), counted_steps]
     if overview.steps_end_with:
         lines.append(f"steps end with {overview.steps_end_with} that reach parameters: no optimizer of torch stepped")
-    lines += [
-        _open_line(overview.open_at_end),
-        overview.kept,
-        _losses_line(overview),
-        _told_apart_line(overview.told_apart),
-    ]
-    lines += [_recompute_line(overview, steps), _compiled_line(overview), communication_line(overview.communication)]
-    return [line for line in lines if line]
+    lines += [_open_line(overview.open_at_end), overview.kept, _losses_line(overview)]
+    lines += [_told_apart_line(overview.told_apart), _recompute_line(overview, steps), _compiled_line(overview)]
+    return [line for line in (*lines, communication_line(overview.communication)) if line]
 
 
 def _losses_line(overview: Overview) -> str:

@@ -104,14 +104,7 @@ def steps_table(summary: Summary) -> Table:
     # Of steps that are calls no GPU times are known.
     gpu_of = {gpu.step: gpu for gpu in summary.gpu_steps if not summary.units}
     on_gpu = [gpu_of.get(step.step, GpuStepTimes(step.step)) for step in steps]
-    beside = times_table(_GPU_STEP_COLUMNS, on_gpu, _OPTIONAL_ON_GPU)
-    rows = [[*cells, *more] for cells, more in zip(table.rows, beside.rows, strict=True)]
-    return Table(
-        [*table.headings, *beside.headings],
-        rows,
-        [*table.kinds, *beside.kinds],
-        [*table.hide_order, *beside.hide_order],
-    )
+    return table.beside(times_table(_GPU_STEP_COLUMNS, on_gpu, _OPTIONAL_ON_GPU))
 
 
 _BAR_WIDTH = 24
@@ -127,16 +120,10 @@ def parts_text(summary: Summary, width: int | None = None) -> str:
         summary: what to show.
         width: characters in a line: the bars, and then the 95th percentiles, are hidden until it fits.
     """
-    rows = [
-        [
-            part.part,
-            f"{part.p50_ns / 1e6:.3f}",
-            f"{part.p95_ns / 1e6:.3f}",
-            f"{100 * part.share:.1f}",
-            "█" * round(_BAR_WIDTH * part.share),
-        ]
-        for part in summary.parts
-    ]
+    rows = []
+    for part in summary.parts:
+        times = [f"{ns / 1e6:.3f}" for ns in (part.p50_ns, part.p95_ns)]
+        rows.append([part.part, *times, f"{100 * part.share:.1f}", "█" * round(_BAR_WIDTH * part.share)])
     headings = ["part of a step", "median ms", "p95", "%", ""]
     kinds: list[CellKind] = ["name", "number", "number", "number", "name"]
     table, _ = without_columns(Table(headings, rows, kinds, [0, 0, 1, 0, 2]), width)
@@ -174,17 +161,12 @@ def units_text(summary: Summary, width: int | None = None) -> str:
 
 
 def _units_table(units: Sequence[UnitTimes]) -> Table:
-    rows = [
-        [
-            f"  {unit.stage}" if unit.stage else unit.unit,
-            unit.thread or "all",
-            str(unit.measured),
-            str(unit.calls),
-            *(f"{ns / 1e6:.3f}" for ns in (unit.p50_ns, unit.p95_ns, unit.p99_ns)),
-            f"{unit.per_second:,.2f}",
-        ]
-        for unit in units
-    ]
+    rows = []
+    for unit in units:
+        what = f"  {unit.stage}" if unit.stage else unit.unit
+        times = [f"{ns / 1e6:.3f}" for ns in (unit.p50_ns, unit.p95_ns, unit.p99_ns)]
+        counts = [str(unit.measured), str(unit.calls)]
+        rows.append([what, unit.thread or "all", *counts, *times, f"{unit.per_second:,.2f}"])
     headings = ["step", "thread", "count", "calls", "p50 ms", "p95", "p99", "per second"]
     kinds: list[CellKind] = ["name", "name", *(["number"] * 6)]  # type: ignore[list-item]
     return Table(headings, rows, kinds, [0, 1, 2, 3, 0, 0, 0, 0])
@@ -252,15 +234,8 @@ def modules_tree(summary: Summary, width: int | None = None) -> str:
         name = printable(f"{path}: {row.module_class}" if path != row.module_class else path)
         room = None if width is None else max(width - len(numbers) - len(_GAP) - len(branch), _MIN_TREE_NAME_WIDTH)
         lines.append(f"{numbers}{_GAP}{branch}{shortened(name, room)}")
-    return "\n".join(
-        [
-            *_header(summary, width),
-            *lines,
-            *wrapped(summary.note, width),
-            *_share_notes(summary, width),
-            *_left_out(headings[shown:], width),
-        ]
-    )
+    notes = [*wrapped(summary.note, width), *_share_notes(summary, width), *_left_out(headings[shown:], width)]
+    return "\n".join([*_header(summary, width), *lines, *notes])
 
 
 def _share_notes(summary: Summary, width: int | None) -> list[str]:

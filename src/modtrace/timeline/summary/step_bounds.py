@@ -211,12 +211,8 @@ def _called_steps(timeline: Timeline, step_by: str) -> StepBounds:
     calls = forward_calls(timeline)
     ranges = np.flatnonzero((slices.kind == RANGE) & first_process_tracks(timeline)[slices.track])
     if step_by == CALL:
-        rows = np.concatenate(
-            [
-                calls[slices.parent[calls] < 0],
-                _named(timeline, ranges, [name.module_class == f"{RANGE_CLASS}{GENERATE}" for name in names]),
-            ]
-        )
+        generated = _named(timeline, ranges, [name.module_class == f"{RANGE_CLASS}{GENERATE}" for name in names])
+        rows = np.append(calls[slices.parent[calls] < 0], generated)
     elif step_by.startswith(_RANGE):
         rows = _named(timeline, ranges, [name.label == step_by.removeprefix(_RANGE) for name in names])
     else:
