@@ -1,5 +1,14 @@
 """What each module of a timeline took, and each step, as tables in many forms."""
 
+from .device_summary import DeviceModule as DeviceModule
+from .device_summary import DeviceSummary as DeviceSummary
+from .flop_summary import FlopModule as FlopModule
+from .flop_summary import FlopSummary as FlopSummary
+from .flop_summary import PhaseRate as PhaseRate
+from .flop_summary import StepFlops as StepFlops
+from .memory_summary import Holder as Holder
+from .memory_summary import MemoryModule as MemoryModule
+from .memory_summary import MemorySummary as MemorySummary
 from .module_rows import GpuStepTimes as GpuStepTimes
 from .module_rows import GpuTotals as GpuTotals
 from .module_rows import GroupBy as GroupBy
@@ -7,6 +16,9 @@ from .module_rows import ModuleTimes as ModuleTimes
 from .module_rows import outer_modules as outer_modules
 from .module_summary import SORT_KEYS as SORT_KEYS
 from .module_summary import Summary as Summary
+from .overview import Overview as Overview
+from .parts import PartTimes as PartTimes
+from .parts import StepParts as StepParts
 from .self_times import self_times as self_times
 from .step_bounds import find_step_bounds as find_step_bounds
 from .step_bounds import take_steps as take_steps
@@ -16,3 +28,4 @@ from .step_times import measure_steps as measure_steps
 from .step_times import warm_up_steps as warm_up_steps
 from .totals import summarize as summarize
 from .totals import summarize_pieces as summarize_pieces
+from .units import UnitTimes as UnitTimes
