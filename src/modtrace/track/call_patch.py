@@ -121,8 +121,6 @@ RUN_BACKWARD = (
 
 MAKE_GRADIENTS = (PatchTarget(torch.autograd, "_make_grads"),)
 """What both call first."""
-TENSOR_BACKWARD = (PatchTarget(torch.Tensor, "backward"),)
-"""What calls `torch.autograd.backward`, mostly; on cold caches 80 µs before gradients are made."""
 
 
 class Patch:

@@ -11,7 +11,7 @@ from torch import nn
 
 from ...ring import Kind, NameTable, Ring
 from ...ring.slot_format import ALLOCATED, CUDA_ALLOCATED, KIND_SHIFT, REFUSED
-from ..call_patch import MAKE_GRADIENTS, RUN_BACKWARD, TENSOR_BACKWARD, Patch, WrappedFunction
+from ..call_patch import MAKE_GRADIENTS, RUN_BACKWARD, Patch, WrappedFunction
 from ..checkpoint_reruns import CheckpointReruns
 from ..collectives import NativeCollectives
 from ..event_sink import EngineOptions, OnError, SyncMarks, describe_thread, warn_without
@@ -146,13 +146,6 @@ def _watch_cuda_memory_later(native: ModuleType) -> None:
 
 
 _CALL: Any = nn.Module._wrapped_call_impl
-_BACKWARD: Any = torch.Tensor.backward
-
-
-def _copy(function: FunctionType) -> FunctionType:
-    """Return a function with the same code object, which shows as that of `function` in tracebacks."""
-    code, names = function.__code__, function.__globals__
-    return FunctionType(code, names, function.__name__, function.__defaults__, function.__closure__)
 
 
 @cache
@@ -161,18 +154,12 @@ def _patches(native: ModuleType) -> tuple[Patch, ...]:
         # A copy of torch's own, with the same code object: torch.compile and torch.profiler (with_stack) know a
         # module's call by that, and the latter remembers for good the first that it saw. A call of the copy runs
         # natively.
-        wrapper = _copy(_CALL)
+        wrapper = FunctionType(_CALL.__code__, _CALL.__globals__, _CALL.__name__, _CALL.__defaults__, _CALL.__closure__)
         native.wrap_call(wrapper, patched.wrapped)
-        return wrapper
-
-    def wrap_tensor_backward(patched: WrappedFunction) -> Callable[..., Any]:
-        wrapper = _copy(_BACKWARD)
-        native.wrap_tensor_backward(wrapper, patched.wrapped)
         return wrapper
 
     return (
         Patch(wrap_call, activate=lambda wrapper, active: native.set_call_wrapper(wrapper if active else None)),
         Patch(lambda patched: native.wrap_backward(patched.wrapped), RUN_BACKWARD, native.set_active),
         Patch(lambda patched: native.wrap_make_gradients(patched.wrapped), MAKE_GRADIENTS, native.set_active),
-        Patch(wrap_tensor_backward, TENSOR_BACKWARD),
     )

@@ -19,7 +19,6 @@
 
 #include "device/calls.h"
 #include "engine.h"
-#include "module_calls.h"
 
 namespace modtrace {
 namespace {
@@ -376,21 +375,10 @@ void write_pass_edge(Session& session, const ThreadState& thread, Kind kind, int
   write_with_gil(session, kind << kKindShift | thread.meta_bits | kNoName, call, time);
 }
 
-// Notes that this thread prepares a pass; of several notes the first counts.
-void expect_pass() {
-  int64_t& expected_ns = this_thread().pass_expected_ns;
-  const int64_t earlier_ns = take_expected(expected_ns);
-  if (earlier_ns == 0) {
-    expect(expected_ns);
-  } else {
-    expected_ns = earlier_ns;
-  }
-}
-
 PyObject* make_gradients(PyObject* capsule, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
   const Wrapper* wrapper = wrapper_in(capsule);
   const PyRef wrapped = borrow(wrapper->wrapped.get());
-  if (wrapper->active) expect_pass();
+  if (wrapper->active) expect(this_thread().pass_expected_ns);
   return PyObject_Vectorcall(wrapped.get(), args, count, keywords);
 }
 
@@ -445,11 +433,6 @@ PyMethodDef run_backward_definition = {
 }  // namespace
 
 PyObject* wrap_backward(PyObject*, PyObject* wrapped) { return new_wrapper(run_backward_definition, wrapped); }
-
-PyObject* call_tensor_backward(PyObject* wrapper, PyObject* const* args, size_t flagged_count, PyObject* keywords) {
-  if (engine.active_session.load(std::memory_order_relaxed) != nullptr) expect_pass();
-  return pass_on(wrapper, args, flagged_count, keywords);
-}
 
 PyObject* wrap_make_gradients(PyObject*, PyObject* wrapped) { return new_wrapper(make_gradients_definition, wrapped); }
 

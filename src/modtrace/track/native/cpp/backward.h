@@ -42,11 +42,8 @@ inline int64_t node_meta(Kind kind, uint64_t forward_thread, int graph_task) {
 // (outputs, gradients, retain_graph, create_graph, inputs). It notes whose nodes run while it is active (set_active).
 PyObject* wrap_backward(PyObject*, PyObject* wrapped);
 
-// The same for torch.autograd._make_grads, which runs before that: the pass begins with it.
+// The same for torch.autograd._make_grads, which runs first: the pass begins with it.
 PyObject* wrap_make_gradients(PyObject*, PyObject* wrapped);
-
-// The vectorcall of the wrapper of Tensor.backward, which calls these: the pass begins with it.
-PyObject* call_tensor_backward(PyObject*, PyObject* const* args, size_t flagged_count, PyObject* keywords);
 
 // Where a session ends: takes the observer off, and lets the hooks of passes that still run do nothing.
 void abandon_backward_passes();

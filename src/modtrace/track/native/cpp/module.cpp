@@ -89,15 +89,15 @@ PyTypeObject* call_wrapper_type() {
 }
 #endif
 
-// Lets calls of a function run here: args are the function, and what it wraps.
-PyObject* run_natively(PyObject* args, vectorcallfunc call) {
+// wrap_call(wrapper, wrapped): let calls of the function `wrapper` run here, around `wrapped`.
+PyObject* py_wrap_call(PyObject*, PyObject* args) {
   PyObject *wrapper, *wrapped;
   if (!PyArg_ParseTuple(args, "O!O", &PyFunction_Type, &wrapper, &wrapped)) return nullptr;
   if (PyObject_SetAttrString(wrapper, kWrappedCall, wrapped) != 0) return nullptr;
 #if PY_VERSION_HEX >= 0x030C0000
-  PyFunction_SetVectorcall(reinterpret_cast<PyFunctionObject*>(wrapper), call);
+  PyFunction_SetVectorcall(reinterpret_cast<PyFunctionObject*>(wrapper), call_module);
 #else
-  reinterpret_cast<PyFunctionObject*>(wrapper)->vectorcall = call;
+  reinterpret_cast<PyFunctionObject*>(wrapper)->vectorcall = call_module;
 #endif
 #if PY_VERSION_HEX >= 0x030B0000 && PY_VERSION_HEX < 0x030C0000
   PyTypeObject* type = call_wrapper_type();
@@ -106,12 +106,6 @@ PyObject* run_natively(PyObject* args, vectorcallfunc call) {
 #endif
   Py_RETURN_NONE;
 }
-
-// wrap_call(wrapper, wrapped): let calls of the function `wrapper` run here, around `wrapped`.
-PyObject* py_wrap_call(PyObject*, PyObject* args) { return run_natively(args, call_module); }
-
-// wrap_tensor_backward(wrapper, wrapped): the same for what stands for Tensor.backward.
-PyObject* py_wrap_tensor_backward(PyObject*, PyObject* args) { return run_natively(args, call_tensor_backward); }
 
 // set_call_wrapper(wrapper): note the calls of this one; of none with None. Others only pass calls on.
 PyObject* py_set_call_wrapper(PyObject*, PyObject* wrapper) {
@@ -260,7 +254,6 @@ PyMethodDef methods[] = {
     {"after_fork", py_after_fork, METH_NOARGS, nullptr},
     {"expect_range", modtrace::py_expect_range, METH_NOARGS, nullptr},
     {"wrap_call", py_wrap_call, METH_VARARGS, nullptr},
-    {"wrap_tensor_backward", py_wrap_tensor_backward, METH_VARARGS, nullptr},
     {"set_call_wrapper", py_set_call_wrapper, METH_O, nullptr},
     {"wrap_backward", wrap_backward, METH_O, nullptr},
     {"wrap_make_gradients", wrap_make_gradients, METH_O, nullptr},

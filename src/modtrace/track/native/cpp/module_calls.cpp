@@ -164,6 +164,12 @@ bool enter(PyObject* module, const Inputs& inputs) {
   return true;
 }
 
+// A wrapper that others have wrapped since cannot be taken out: it passes calls on.
+PyObject* pass_on(PyObject* wrapper, PyObject* const* args, size_t flagged_count, PyObject* keywords) {
+  const PyRef wrapped = steal(PyObject_GetAttrString(wrapper, kWrappedCall));
+  return wrapped ? PyObject_Vectorcall(wrapped.get(), args, flagged_count, keywords) : nullptr;
+}
+
 // Notes that the call at this height of the stack ended. Calls above it have lost their exit to an interrupt.
 void exit(Session& session, ThreadState& thread, size_t height) {
   const OpenCall& call = thread.open_calls[height];
@@ -176,13 +182,7 @@ void exit(Session& session, ThreadState& thread, size_t height) {
 
 }  // namespace
 
-PyObject* pass_on(PyObject* wrapper, PyObject* const* args, size_t flagged_count, PyObject* keywords) {
-  const PyRef wrapped = steal(PyObject_GetAttrString(wrapper, kWrappedCall));
-  return wrapped ? PyObject_Vectorcall(wrapped.get(), args, flagged_count, keywords) : nullptr;
-}
-
 PyObject* call_module(PyObject* wrapper, PyObject* const* args, size_t flagged_count, PyObject* keywords) {
-  // A wrapper that others have wrapped since cannot be taken out: it passes calls on.
   if (C10_UNLIKELY(wrapper != engine.call_wrapper)) return pass_on(wrapper, args, flagged_count, keywords);
   PyObject* wrapped = engine.wrapped_call;  // the wrapper that is called keeps it
   if (PyVectorcall_NARGS(flagged_count) == 0 || !enter(args[0], {args, flagged_count, keywords})) {

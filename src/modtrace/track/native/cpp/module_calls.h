@@ -12,7 +12,4 @@ constexpr const char* kWrappedCall = "modtrace_wrapped";
 // What a call of the wrapper runs instead of its bytecode: notes enter and exit around what it wraps.
 PyObject* call_module(PyObject*, PyObject* const* args, size_t flagged_count, PyObject* keywords);
 
-// Calls what a wrapper wraps.
-PyObject* pass_on(PyObject* wrapper, PyObject* const* args, size_t flagged_count, PyObject* keywords);
-
 }  // namespace modtrace
