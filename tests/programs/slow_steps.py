@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grad
 from torch.utils.data import DataLoader, Dataset
 
 SLOW_BATCHES, SLOW_CLIP, SLOW_SAVE, OTHER_LENGTH, COLLECTION = (9, 29), 13, 19, 25, 31
-SLOWNESS_S, SLOW_BATCH_S = 0.25, 0.05
+SLOWNESS_S = 0.25
 
 
 class Rows(Dataset[Tensor]):
@@ -23,7 +23,7 @@ class Rows(Dataset[Tensor]):
 
     def __getitem__(self, index: int) -> Tensor:
         if index in SLOW_BATCHES:
-            time.sleep(SLOW_BATCH_S)
+            time.sleep(SLOWNESS_S)
         return torch.ones(6 if index == OTHER_LENGTH else 4, 64)
 
 
