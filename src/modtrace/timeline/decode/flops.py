@@ -42,7 +42,7 @@ class CountedCalls(NamedTuple):
     backward: dict[_Key, list[int]]
 
 
-class SpanFlops(NamedTuple):
+class SpanCosts(NamedTuple):
     """What spans cost.
 
     Attributes:
@@ -59,7 +59,7 @@ class SpanFlops(NamedTuple):
 
 def find_flops(
     analysis: RingAnalysis, rows: SpanRows, track: Int64Array, counted: CountedCalls | None
-) -> SpanFlops | None:
+) -> SpanCosts | None:
     """Return what spans cost; None if no operator was counted.
 
     Args:
@@ -89,7 +89,7 @@ def find_flops(
     names = FLOPS, BYTES_ACCESSED, RECOMPUTE_FLOPS
     # Many cost the same.
     shared = {one: {name: str(cost) for name, cost in zip(names, one, strict=True) if cost} for one in set(each)}
-    return SpanFlops(
+    return SpanCosts(
         dict(zip(known.tolist(), map(shared.__getitem__, each), strict=True))
         | {span: {FLOPS: UNKNOWN_FLOPS} for span in unknown.tolist()},
         calls.outside,
@@ -161,6 +161,7 @@ class _CallCosts:
         is_counted = _in_windows(analysis)
         is_counted[inner[~is_known & (inner >= 0)]] = False
         self._alike, self._keys = _number_alike(analysis)
+        self._position = intervals.start_position
         calls, nodes = np.flatnonzero(~intervals.is_node), np.flatnonzero(intervals.is_node & (of_interval >= 0))
         of_node = original[of_interval[nodes]]
         run_backward, missed = np.unique(of_node), np.unique(of_node[~is_counted[nodes]])
@@ -170,6 +171,7 @@ class _CallCosts:
         """Note what calls cost of which operators were counted."""
         for costs, (calls, is_counted), found in zip((self.forward, self.backward), self._calls, counted, strict=True):
             source = calls[is_counted & (self._alike[calls] >= 0)]
+            source = source[np.argsort(self._position[source], kind="stable")]  # also among threads
             numbers, last = np.unique(self._alike[source][::-1], return_index=True)
             each = costs[:, source[::-1][last]].T.tolist()
             found |= zip(map(self._keys.__getitem__, numbers.tolist()), each, strict=True)
