@@ -32,7 +32,8 @@ WHOLE_KINDS = DEVICE_KINDS
 """Of a ring with these, any event can say something of any other."""
 
 _FOREVER = np.iinfo(np.int64).max
-_NOTHING: Samples = (np.zeros(0, np.int64), np.zeros(0, np.int64))
+NOTHING: Samples = (np.zeros(0, np.int64), np.zeros(0, np.int64))
+"""No samples."""
 
 ReadRing = Callable[[range, Collection[Kind]], RingSnapshot]
 """Reads the events of some serial numbers, without some kinds."""
@@ -61,10 +62,9 @@ class RingPieces:
         self.cuts = find_cuts(self._blocks(samples), self.others.lookup, self._ends) if is_possible else []
         if any(map(len, samples)) and not len(self._ends):
             self.cuts = []  # what grows does so with outermost calls
-        snapshot = self.others.snapshot
-        others = join_events([snapshot.slots.events.take(snapshot.slots.events.kind != Kind.COUNTER), *samples])
-        others = others.take(np.argsort(others.serial, kind="stable"))
-        self.others = RingAnalysis(snapshot._replace(slots=snapshot.slots._replace(events=others, torn=self._torn)))
+        all_others = self.others.all_events
+        snapshot = with_events(self.others.snapshot, [all_others.take(all_others.kind != Kind.COUNTER), *samples])
+        self.others = RingAnalysis(snapshot._replace(slots=snapshot.slots._replace(torn=self._torn)))
 
     def _blocks(self, samples: list[Events]) -> Iterator[Events]:
         for begin in self._serials[::PIECE_EVENTS]:
@@ -145,27 +145,26 @@ class RingPieces:
             look: is called with each piece and its spans of modules before they are put into a timeline.
         """
         stats, spans, begin_ns, flops = Stats(), 0, None, np.zeros(2, np.int64)
+        counted = describe_counted(self.others, 0, 0) if self.others.has_flops else None
         last: dict[int, Samples] = {}
         for piece in self:
             modules = self.decode(piece)
             if look is not None:
                 look(piece, modules)
-            # Each begins with the last samples before it.
-            counters = {
-                name: (np.append(*times), np.append(*values))
+            last = {
+                name: behind_last(last.get(name, NOTHING), modules.counters.get(name, NOTHING))
                 for name in sorted({*last, *modules.counters})
-                for times, values in [zip(last.get(name, _NOTHING), modules.counters.get(name, _NOTHING), strict=True)]
             }
-            last = {name: (time[-1:], value[-1:]) for name, (time, value) in counters.items()}
-            timeline = self._timeline(piece, modules._replace(counters=counters))
+            timeline = self._timeline(piece, modules._replace(counters=last))
             spans += len(timeline.columns)
             sums = [new + old for new, old in zip(timeline.stats.values(), stats.values(), strict=True)]
             stats = Stats(piece.snapshot.slots.recorded, self._serials.start, *sums[2:])
             flops += modules.flops
+            outside, unknown = flops.tolist()
             metadata = {
                 **timeline.metadata,
                 WHOLE_RUN: describe_whole_run(self.others.snapshot, self.others.step_ends.number, spans),
-                **({FLOPS: describe_counted(self.others, *flops.tolist())} if self.others.has_flops else {}),
+                **({} if counted is None else {FLOPS: counted | {"outside": outside, "unknown": unknown}}),
             }
             yield replace(timeline, stats=stats, metadata=metadata, begin_ns=begin_ns)
             begin_ns = max((mark.time_ns for mark in timeline.marks if mark.kind == "step"), default=None)
@@ -174,6 +173,18 @@ class RingPieces:
 def join_events(parts: Sequence[Events]) -> Events:
     """Return the events of several parts, one behind the other."""
     return Events(*(np.concatenate([getattr(part, name) for part in parts]) for name in Events.__slots__))
+
+
+def with_events(snapshot: RingSnapshot, parts: Sequence[Events]) -> RingSnapshot:
+    """Return a snapshot with the events of some parts, in order."""
+    events = join_events(parts)
+    events = events.take(np.argsort(events.serial, kind="stable"))
+    return snapshot._replace(slots=snapshot.slots._replace(events=events))
+
+
+def behind_last(before: Samples, own: Samples) -> Samples:
+    """Return samples behind the last of those before: a part of a ring begins with what was sampled last."""
+    return np.append(before[0][-1:], own[0]), np.append(before[1][-1:], own[1])
 
 
 def place_among(others: RingAnalysis, piece: RingAnalysis, modules: ModuleSpans) -> ModuleSpans:

@@ -1,7 +1,7 @@
 """Some steps of a large ring: looks here and there find where they are; only these and a few beside them are read."""
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
@@ -56,7 +56,9 @@ def build_last(read: pieces.ReadRing, serials: range, max_events: int) -> Timeli
             return snapshot
         events = snapshot.slots.events
         begun = events.value[events.kind == Kind.RANGE_BEGIN]
-        return _with_events(snapshot, [events.take((events.kind != Kind.RANGE_END) | np.isin(events.value, begun))])
+        return pieces.with_events(
+            snapshot, [events.take((events.kind != Kind.RANGE_END) | np.isin(events.value, begun))]
+        )
 
     timeline = pieces.build_in_pieces(read_window, window) or build_timeline(read_window())
     all_slots = end.snapshot.slots._replace(overwritten=serials.start)
@@ -116,7 +118,7 @@ def build_around(read: pieces.ReadRing, serials: range, first: int | None, last:
         events = looks.with_whole_ranges(snapshot.slots.events, window)
         if costs.counting is not None:
             events = pieces.join_events([events.take(events.kind != Kind.COUNTING), costs.counting])
-        return _with_events(snapshot, [events, around])
+        return pieces.with_events(snapshot, [events, around])
 
     timeline = None if len(around) else pieces.build_in_pieces(read_window, window, costs.counted)
     timeline = timeline or build_timeline(read_window(), costs.counted)
@@ -150,13 +152,6 @@ def find_last_steps(read: pieces.ReadRing, serials: range, max_events: int) -> t
         return None
     cut_off = looks.next_end(max(serials.start, serials.stop - max_events))
     return looks.first.number, min(cut_off.number + 1, looks.last.number)
-
-
-def _with_events(snapshot: RingSnapshot, parts: Sequence[Events]) -> RingSnapshot:
-    """Return a snapshot with the events of some parts, in order."""
-    events = pieces.join_events(parts)
-    events = events.take(np.argsort(events.serial, kind="stable"))
-    return snapshot._replace(slots=snapshot.slots._replace(events=events))
 
 
 def _without_calls(events: Events, ids: Int64Array) -> Events:
@@ -296,13 +291,13 @@ class _Looks:
         counting = events.take(events.kind == Kind.COUNTING)
         if not len(counting):
             return _Costs()  # the begin of counting was overwritten: each call says what it costs
-        windows = counted_serials(RingAnalysis(_with_events(snapshot, [counting])))
+        windows = counted_serials(RingAnalysis(pieces.with_events(snapshot, [counting])))
         begin, end = max(windows[0][0], self._serials.start), windows[-1][1]
         part = self.find_window(self.next_end(begin).number, self.next_end(end).number + 1)
         if part is None or end >= self._serials.stop:
             return None
         snapshot, counted = self._read(part[0], ()), CountedCalls({}, {})
-        analysis = RingAnalysis(_with_events(snapshot, [part[1], snapshot.slots.events]))
+        analysis = RingAnalysis(pieces.with_events(snapshot, [part[1], snapshot.slots.events]))
         outside = note_counted(analysis, counted)
         return _Costs(counting, counted, {FLOPS: describe_counted(analysis, outside, 0)})
 
@@ -315,7 +310,7 @@ class _Looks:
             events, lookup = snapshot.slots.events, NameLookup(snapshot.records)
             found += [events.take(events.kind != Kind.COUNTER), samples_at_moments(events, lookup)]
         earlier_events = [events.take(events.serial < window.start) for events in found]
-        ring, before = (RingAnalysis(_with_events(snapshot, events)) for events in (found, earlier_events))
+        ring, before = (RingAnalysis(pieces.with_events(snapshot, events)) for events in (found, earlier_events))
 
         def read_until(serial: int) -> RingAnalysis:
             return RingAnalysis(self._read(range(max(self._serials.start, serial - pieces.PIECE_EVENTS), serial), ()))
@@ -323,13 +318,10 @@ class _Looks:
         memory, process = held_memory(ring, read_until), timeline.counters[0].process
         of_ring, earlier = find_samples(ring), find_samples(before)
         own = {series.name: (series.time, series.value) for series in timeline.counters}
-        nothing = np.zeros(0, np.int64)
         counters, whole = list[CounterSeries](), list[CounterSeries]()
         for name, samples in of_ring.items():
-            text, last = ring.lookup.texts[name], earlier.get(name, (nothing, nothing))
-            joined = [
-                np.append(at[-1:], more) for at, more in zip(last, own.get(text, (nothing, nothing)), strict=True)
-            ]
+            text = ring.lookup.texts[name]
+            joined = pieces.behind_last(earlier.get(name, pieces.NOTHING), own.get(text, pieces.NOTHING))
             counters.append(CounterSeries(text, "bytes", process, *joined))
             whole.append(CounterSeries(text, "bytes", process, *samples))
         peaks = [Mark(time, "mark", text) for time, text in peaks_of(timeline.counters)]
