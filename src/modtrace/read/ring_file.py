@@ -23,9 +23,10 @@ Steps = tuple[int | None, int | None]
 SHOWN_EVENTS = 4_000_000
 """Events of a ring that are shown at once, if nobody chose steps: as many as a browser draws in a moment."""
 
-
 _FIRST_LOOK = 1 << 14
+"""Events of a ring's end that are read first, to see whether its last calls are among them."""
 _BYTES_PER_EVENT = 250
+"""What an event takes, about, where a ring is decoded as a whole."""
 
 
 def load_ring(path: Path) -> Timeline:
@@ -70,16 +71,15 @@ def too_large(path: str | os.PathLike[str], events: int, advice: str) -> Modtrac
 
 def _last_calls(ring: tuple[ReadRing, range], first: int | None, last: int | None) -> Timeline | None:
     """Return the timeline of the end of a ring, if some of its last calls are asked for, and calls are its steps."""
+    if first is None or first >= 0 or (last is not None and last >= 0):
+        return None
     events = _FIRST_LOOK
-    while first is not None and first < 0 and (last is None or last < 0):
-        timeline = build_last(*ring, events)
-        if timeline is None:
-            return None
+    while (timeline := build_last(*ring, events)) is not None:
         bounds = find_step_bounds(timeline, None)
-        if bounds.step_by == CALL and len(bounds.number) > -first:
-            return timeline
         if bounds.step_by != CALL:
             return None
+        if len(bounds.number) > -first:
+            return timeline
         events *= 8
     return None
 
@@ -98,23 +98,20 @@ def load_shown(path: str | os.PathLike[str], steps: Steps | None) -> tuple[Timel
         RingError: as of `load`.
         TraceError: as of `load`, or nothing ran in these steps.
     """
-    notes, ring, end = list[str](), None if steps is not None else _ring(path), None
-    found = None if ring is None or len(ring[1]) <= SHOWN_EVENTS else find_last_steps(*ring, SHOWN_EVENTS)
-    if ring is not None and found is None and len(ring[1]) > SHOWN_EVENTS:
-        end = build_last(*ring, SHOWN_EVENTS)
-        if end is not None:
+    notes, ring = list[str](), None if steps is not None else _ring(path)
+    if ring is not None and len(ring[1]) > SHOWN_EVENTS:
+        found = find_last_steps(*ring, SHOWN_EVENTS)
+        if found is not None:
+            begin, first = found
+            steps = first, None
             notes.append(
-                f"This holds the last {SHOWN_EVENTS:,} events of {len(ring[1]):,}, in which nothing ends steps. "
-                "--steps : shows all."
+                f"This holds the steps from {first:,} on: the ring has {len(ring[1]):,} events, from step {begin:,} "
+                "on. --steps A:B chooses other steps, and --steps : all."
             )
-    if ring is not None and found is not None:
-        begin, first = found
-        steps = first, None
-        notes.append(
-            f"This holds the steps from {first:,} on: the ring has {len(ring[1]):,} events, from step {begin:,} on. "
-            "--steps A:B chooses other steps, and --steps : all."
-        )
-    whole = load_around(path, steps) if end is None else _with_whole_run(end, read_whole_run(Path(path)))
+        elif (end := build_last(*ring, SHOWN_EVENTS)) is not None:
+            note = f"This holds the last {SHOWN_EVENTS:,} events of {len(ring[1]):,}, in which nothing ends steps. "
+            return _with_whole_run(end, read_whole_run(Path(path))), [f"{note}--steps : shows all."]
+    whole = load_around(path, steps)
     timeline = whole if steps is None else whole.steps(*steps)
     if steps is not None and not len(timeline.slices):
         last = int(whole.slices.step.max(initial=-1))
