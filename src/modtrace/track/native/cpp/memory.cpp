@@ -126,10 +126,11 @@ void add_to_owner(size_t owner, int64_t bytes) {
   }
 }
 
-// Takes a block from its owner; from none where an earlier session left it, outside of all that this one knows.
-void take_from_owner(const Block& block) {
+// Takes a block from its owner, and returns whether this session knows that one: what earlier ones left is outside.
+bool take_from_owner(const Block& block) {
   const bool is_known = block.session == static_cast<uint32_t>(current_generation());
   held_bytes.bytes[is_known ? block.owner : kOutside].fetch_sub(block.size, std::memory_order_relaxed);
+  return is_known;
 }
 
 void note_peak(int64_t live) {
@@ -161,9 +162,8 @@ void count_on(const Block& block) {
 
 void count_off(const Block& block) {
   memory.live.fetch_sub(block.size, std::memory_order_relaxed);
-  take_from_owner(block);
-  if (block.session == static_cast<uint32_t>(current_generation()) && block.passes != kNotForBackward &&
-      block.passes != memory.passes.load(std::memory_order_relaxed)) {
+  const bool is_known = take_from_owner(block);
+  if (is_known && block.passes != kNotForBackward && block.passes != memory.passes.load(std::memory_order_relaxed)) {
     held_bytes.saved[block.owner].fetch_add(block.size, std::memory_order_relaxed);
   }
 }
