@@ -197,9 +197,7 @@ class RankState(NamedTuple):
                     "last_event_seconds": (self.now_ns - thread.last_ns) / 1e9,
                     "seems_hung": self.seems_hung(thread),
                     "stack": [
-                        self._call_to_json(call) | {"usual_seconds": usual_ns and usual_ns / 1e9}
-                        for call in thread.calls
-                        for usual_ns in [self.usual_ns.get((call.fqn, call.phase))]
+                        self._call_to_json(call) | {"usual_seconds": self._usual_seconds(call)} for call in thread.calls
                     ],
                 }
                 for thread in self.threads
@@ -227,13 +225,15 @@ class RankState(NamedTuple):
         return place | {"seconds": (self.now_ns - call.since_ns) / 1e9}
 
     def _progress_to_json(self, progress: GroupProgress | PeerProgress, **own: Any) -> dict[str, Any]:
-        blocked = progress.blocked
-        wait = blocked and {
-            "operator": blocked.operator,
-            "counter": blocked.counter,
-            "seconds": (self.now_ns - blocked.since_ns) / 1e9,
-        }
+        wait, blocked = None, progress.blocked
+        if blocked is not None:
+            seconds = (self.now_ns - blocked.since_ns) / 1e9
+            wait = {"operator": blocked.operator, "counter": blocked.counter, "seconds": seconds}
         return {"group": progress.group.name, "called": progress.last + 1, "waits_in": wait} | own
+
+    def _usual_seconds(self, call: OpenCall) -> float | None:
+        usual_ns = self.usual_ns.get((call.fqn, call.phase))
+        return None if usual_ns is None else usual_ns / 1e9
 
 
 def read_rank_state(path: str | os.PathLike[str]) -> RankState:

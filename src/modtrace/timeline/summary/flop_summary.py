@@ -299,16 +299,21 @@ def describe_flops(
     in_step = zip(steps, flops_in_steps.sum(axis=0).tolist(), flops_in_steps[RECOMPUTE].tolist(), strict=True)
     name, _, dtype = max(dtypes, key=dtypes.__getitem__, default="").rpartition(" ")
     outside, unknown = (value if type(value := said.get(key)) is int else 0 for key in ("outside", "unknown"))
-    lists = (value if isinstance(value := said.get(key), list) else [] for key in ("steps", "without_formula"))
-    counted_in, without = lists
-    replays = [name.fqn for name in timeline.names if name.module_class == _REPLAY]
-    not_counted = list(map(str, without)), [*(timeline.names[name].fqn for name in unseen), *replays]
-    by_step = [StepFlops(step.step, flops, again) for step, flops, again in in_step]
-    numbers = [step for step in counted_in if type(step) is int]
-    found = FlopSummary(
-        modules, by_step, numbers, outside, unknown, *not_counted, dtypes, peak_tbytes=peak_tbytes(name)
+    counted_in, without = (
+        value if isinstance(value := said.get(key), list) else [] for key in ("steps", "without_formula")
     )
-    found = found.with_peak(peak_tflops(name, dtype), steps)
+    replays = [name.fqn for name in timeline.names if name.module_class == _REPLAY]
+    found = FlopSummary(
+        modules,
+        [StepFlops(step.step, flops, again) for step, flops, again in in_step],
+        [step for step in counted_in if type(step) is int],
+        outside,
+        unknown,
+        [str(operator) for operator in without],
+        [*(timeline.names[name].fqn for name in unseen), *replays],
+        dtypes,
+        peak_tbytes=peak_tbytes(name),
+    ).with_peak(peak_tflops(name, dtype), steps)
     timed = rows if found.on_cpu else () if device is None else device.rows
     return found.timed(
         {(row.fqn, row.module_class): (row.forward_ns, row.backward_ns, row.recompute_ns) for row in timed}

@@ -144,7 +144,8 @@ def summarize_memory(
     for piece in pieces:
         count = min(len(groups), piece.peaks.shape[1])  # as ranges have groups too, behind those of modules
         np.maximum(most[:, :count], piece.peaks[:, :count], out=most[:, :count])
-    peaks = np.where((table := np.vstack([most.max(axis=0), most])) == _NONE, None, table).T.tolist()  # type: ignore[call-overload]
+    table = np.vstack([most.max(axis=0), most])
+    peaks = np.where(table == _NONE, None, table).T.tolist()  # type: ignore[call-overload]
     _, _, held, step = max(pieces, key=lambda piece: piece.held.held)
     begin_ns = pieces[0].held.begin_ns
     facts = timeline.metadata.get(MEMORY)
