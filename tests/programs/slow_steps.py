@@ -6,13 +6,14 @@ import gc
 import io
 import time
 
+import stopwatch
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad
 from torch.utils.data import DataLoader, Dataset
 
 SLOW_BATCHES, SLOW_CLIP, SLOW_SAVE, OTHER_LENGTH, COLLECTION = (9, 29), 13, 19, 25, 31
-SLOWNESS_S = 0.25
+SLOWNESS_S, SLOW_BATCH_S = 0.25, 0.05
 
 
 class Rows(Dataset[Tensor]):
@@ -23,7 +24,7 @@ class Rows(Dataset[Tensor]):
 
     def __getitem__(self, index: int) -> Tensor:
         if index in SLOW_BATCHES:
-            time.sleep(SLOWNESS_S)
+            time.sleep(SLOW_BATCH_S)
         return torch.ones(6 if index == OTHER_LENGTH else 4, 64)
 
 
@@ -52,12 +53,15 @@ heap: list[list[int]] = [[] for _ in range(1_500_000)]
 compiled = torch.compile(model, backend="eager", dynamic=False)
 optimizer = torch.optim.Adam(model.parameters())
 for number, batch in enumerate(DataLoader(Rows(), batch_size=None)):
-    loss = compiled(batch).square().mean()
-    loss.backward()
-    vars(clip_grad)["_get_total_norm"] = norm_slowly if number == SLOW_CLIP else total_norm
-    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    torch.save(model.state_dict(), SlowFile() if number == SLOW_SAVE else io.BytesIO())
-    if number == COLLECTION:
-        gc.collect()
-    optimizer.step()
+    with stopwatch.part("behind the batch"):
+        loss = compiled(batch).square().mean()
+        loss.backward()
+        vars(clip_grad)["_get_total_norm"] = norm_slowly if number == SLOW_CLIP else total_norm
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.save(model.state_dict(), SlowFile() if number == SLOW_SAVE else io.BytesIO())
+        if number == COLLECTION:
+            gc.collect()
+        optimizer.step()
+    stopwatch.step()
     optimizer.zero_grad()
+stopwatch.report()
