@@ -16,7 +16,7 @@ from modtrace.ring import Kind, Ring, whole_run_path
 from modtrace.ring.slot_format import NO_NAME
 from modtrace.timeline.contents import WHOLE_RUN
 from modtrace.watching.follow import RingFollower
-from modtrace.watching.whole_run import Distribution, WholeRuns
+from modtrace.watching.whole_run import Distributions, WholeRuns
 from tests.support.event_script import EventScript
 from tests.unit.test_watch import MS, SECOND, Training
 
@@ -179,11 +179,14 @@ def test_the_file_follows_the_ring_to_its_number(tmp_path: Path) -> None:
 
 
 def test_a_distribution_of_a_few() -> None:
-    times = Distribution()
-    assert set(times.to_json().values()) == {0}
-    times.add(np.zeros(0, np.int64))
-    times.add(np.array([MS, 3 * MS, 0], np.int64))
-    assert times.to_json() | {"p50_ns": 0} == {
+    times: Distributions[str] = Distributions()
+    assert times.to_json() == {}
+    times.add(times.rows([]), np.zeros(0, np.int64))
+    assert times.to_json() == {}
+    times.add(times.rows(["a", "b", "a", "a"]), np.array([MS, 7, 3 * MS, 0], np.int64))
+    b = {"count": 1, "total_ns": 7, "min_ns": 7, "p50_ns": 7, "p95_ns": 7, "p99_ns": 7, "max_ns": 7}
+    assert times.to_json()["b"] == b
+    assert times.to_json()["a"] | {"p50_ns": 0} == {
         "count": 3,
         "total_ns": 4 * MS,
         "min_ns": 0,
@@ -192,5 +195,7 @@ def test_a_distribution_of_a_few() -> None:
         "p99_ns": 3 * MS,
         "max_ns": 3 * MS,
     }
-    assert times.quantiles(0.5) == [pytest.approx(MS, rel=0.01)]
-    assert times.quantiles(0, 0.33, 0.34, 1) == [1, 1, pytest.approx(MS, rel=0.01), 3 * MS]
+    a = [of_rows[0] for of_rows in times.quantiles(0, 0.33, 0.34, 1)]
+    assert a == [1, 1, pytest.approx(MS, rel=0.01), 3 * MS]
+    times.add(times.rows(["c"]), np.array([2**62], np.int64))
+    assert [of_rows.tolist()[1:] for of_rows in times.quantiles(0.5)] == [[7, 2**62]]

@@ -10,7 +10,8 @@ from .._terminal import counted
 from ..ring import Record, read_ring_records, whole_run_path
 
 _MAX_BYTES = 64 << 20
-_TIMES = ("count", "total_ns", "min_ns", "p50_ns", "p95_ns", "p99_ns", "max_ns")
+TIMES = ("count", "total_ns", "min_ns", "p50_ns", "p95_ns", "p99_ns", "max_ns")
+"""What the file says of each distribution."""
 _SHOWN_MODULES = 10
 
 
@@ -43,7 +44,7 @@ def _is_whole_run(values: Any) -> bool:
     parts, modules = values.get("parts"), values.get("modules")
     if not isinstance(parts, dict) or not isinstance(modules, list) or type(values.get("seconds")) is not float:
         return False
-    are_times = all(_has_numbers(times, _TIMES) for times in (values.get("step"), *parts.values(), *modules))
+    are_times = all(_has_numbers(times, TIMES) for times in (values.get("step"), *parts.values(), *modules))
     return are_times and all(isinstance(row.get(f), str) for row in modules for f in ("fqn", "module_class", "phase"))
 
 
@@ -72,7 +73,7 @@ def whole_run_text(values: Mapping[str, Any]) -> str:
 
 
 def _row(name: str, of: str, times: Mapping[str, int]) -> list[str]:
-    return [name, of, f"{times['count']:,}", *(f"{times[field] / 1e6:,.3f}" for field in _TIMES[1:])]
+    return [name, of, f"{times['count']:,}", *(f"{times[field] / 1e6:,.3f}" for field in TIMES[1:])]
 
 
 def _long(seconds: float) -> str:

@@ -1,10 +1,9 @@
 """What the whole run took, beyond what the ring still holds: distributions of bounded size, beside the ring."""
 
 import json
-import math
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -14,82 +13,69 @@ from ..ring import whole_run_path
 from ..timeline import PHASES
 from ..write.atomic_file import atomic_writer
 from .follow import Look, RingFollower
-from .read_whole_run import read_whole_run
+from .read_whole_run import TIMES, read_whole_run
+
+Key = TypeVar("Key", bound=Hashable)
 
 _LOG_RATIO = float(np.log(1.02))
 """Each bin of a histogram ends 2 % above its begin, so its middle is 1 % from all that it holds."""
-_BINS = 1 << 12
-"""More than 64 bits of nanoseconds have."""
+_BINS = int(np.log(2.0**63) / _LOG_RATIO) + 1
+"""For all nanoseconds that 64 bits hold."""
 _WRITE_EVERY_NS = 600_000_000
 
 
-class Distribution:
-    """Durations in nanoseconds: how many, their sum, least and largest, and a histogram with bins of 2 %."""
+class Distributions(Generic[Key]):
+    """Durations in nanoseconds by key: how many, their sum, least and largest, and a histogram with bins of 2 %."""
 
     def __init__(self) -> None:
-        self.count = self.total_ns = self.max_ns = 0
-        self.min_ns = np.iinfo(np.int64).max
-        self._bins: dict[int, int] = {}
+        self._row_of: dict[Key, int] = {}
+        self._total = np.zeros(0, np.int64)
+        self._min = np.zeros(0, np.int64)
+        self._max = np.zeros(0, np.int64)
+        self._counts = np.zeros((0, _BINS), np.int64)
 
-    def add(self, ns: Int64Array) -> None:
-        """Add durations; those below a nanosecond count as one."""
-        add_groups(np.zeros(len(ns), np.int64), ns, lambda _: self)
+    def rows(self, keys: Iterable[Key]) -> Int64Array:
+        """Return the number of the row of each key; one that is new gets a row."""
+        rows = np.array([self._row_of.setdefault(key, len(self._row_of)) for key in keys], np.int64)
+        new = len(self._row_of) - len(self._total)
+        if new:
+            self._total = np.append(self._total, np.zeros(new, np.int64))
+            self._min = np.append(self._min, np.full(new, np.iinfo(np.int64).max))
+            self._max = np.append(self._max, np.zeros(new, np.int64))
+            self._counts = np.append(self._counts, np.zeros((new, _BINS), np.int64), axis=0)
+        return rows
 
-    def _add(self, total_ns: int, min_ns: int, max_ns: int, bins: list[int], counts: list[int]) -> None:
-        self.count += sum(counts)
-        self.total_ns += total_ns
-        self.min_ns, self.max_ns = min(self.min_ns, min_ns), max(self.max_ns, max_ns)
-        for number, count in zip(bins, counts, strict=True):
-            self._bins[number] = self._bins.get(number, 0) + count
+    def add(self, rows: Int64Array, ns: Int64Array) -> None:
+        """Add durations to rows, one to each; those below a nanosecond are in the first bin."""
+        np.add.at(self._total, rows, ns)
+        np.minimum.at(self._min, rows, ns)
+        np.maximum.at(self._max, rows, ns)
+        np.add.at(self._counts, (rows, (np.log(np.maximum(ns, 1)) / _LOG_RATIO).astype(np.int64)), 1)
 
-    def quantiles(self, *shares: float) -> list[int]:
-        """Return what these shares of the durations, in rising order, do not exceed, to 1 %."""
-        bins = sorted(self._bins.items())
-        found, seen, at = [], 0, -1
-        for share in shares:
-            while at < 0 or (seen < share * self.count and at + 1 < len(bins)):
-                at += 1
-                seen += bins[at][1] if bins else 0
-            middle = round(math.exp((bins[at][0] + 0.5) * _LOG_RATIO)) if bins else 0
-            found.append(min(max(middle, self.min_ns), self.max_ns))
-        return found
+    def quantiles(self, *shares: float) -> list[Int64Array]:
+        """Return for each share what it of a row's durations does not exceed, to 1 %: a number per row."""
+        bins = np.flatnonzero(self._counts.any(axis=0))
+        up_to = self._counts[:, bins].cumsum(axis=1)
+        places = [np.count_nonzero(up_to < share * up_to[:, -1:], axis=1) for share in shares]
+        middles = np.exp((bins + 0.5) * _LOG_RATIO).round().astype(np.int64)
+        return [np.clip(middles[place], self._min, self._max) for place in places]
 
-    def to_json(self) -> dict[str, int]:
-        """Return `count`, `total_ns`, `min_ns`, `p50_ns`, `p95_ns`, `p99_ns` and `max_ns`."""
-        p50, p95, p99 = self.quantiles(0.5, 0.95, 0.99)
-        least = self.min_ns if self.count else 0
-        ends = {"count": self.count, "total_ns": self.total_ns, "min_ns": least}
-        return {**ends, "p50_ns": p50, "p95_ns": p95, "p99_ns": p99, "max_ns": self.max_ns}
-
-
-def add_groups(group: Int64Array, ns: Int64Array, of_group: Callable[[int], Distribution]) -> None:
-    """Add durations to several distributions at once.
-
-    Args:
-        group: of each duration, a number from 0.
-        ns: the durations.
-        of_group: returns the distribution of a group.
-    """
-    order = np.argsort(group, kind="stable")
-    group, ns = group[order], ns[order]
-    groups, first = np.unique(group, return_index=True)
-    ends = (ufunc.reduceat(ns, first).tolist() if len(ns) else [] for ufunc in (np.add, np.minimum, np.maximum))
-    bins = (np.log(np.maximum(ns, 1)) / _LOG_RATIO).astype(np.int64)
-    keys, counts = np.unique(group * _BINS + bins, return_counts=True)
-    splits = np.searchsorted(keys, groups[1:] * _BINS)
-    parts = [[part.tolist() for part in np.split(column, splits)] for column in (keys % _BINS, counts)]
-    for number, *of_one in zip(groups.tolist(), *ends, *(parts if len(ns) else ([], [])), strict=True):
-        of_group(number)._add(*of_one)
+    def to_json(self) -> dict[Key, dict[str, int]]:
+        """Return `count`, `total_ns`, `min_ns`, `p50_ns`, `p95_ns`, `p99_ns` and `max_ns` of each key."""
+        if not self._row_of:
+            return {}
+        columns = [self._counts.sum(axis=1), self._total, self._min, *self.quantiles(0.5, 0.95, 0.99), self._max]
+        rows = np.stack(columns, axis=1).tolist()
+        return {key: dict(zip(TIMES, row, strict=True)) for key, row in zip(self._row_of, rows, strict=True)}
 
 
 class _WholeRun:
     """The distributions of one ring."""
 
     def __init__(self) -> None:
-        self.step = Distribution()
-        self.parts: dict[str, Distribution] = {}
-        self.modules: dict[tuple[str, str, str], Distribution] = {}
-        self.spans = 0
+        self.step_and_parts: Distributions[str | None] = Distributions()
+        self.modules: Distributions[tuple[str, str, str]] = Distributions()
+        self.steps = self.spans = 0
         self._folded_step, self._by_time = -1, False
         self.written_at = 0
 
@@ -99,10 +85,12 @@ class _WholeRun:
         A span counts with the step that it began in, once that has ended for good. If many events come before the end
         of a step, it counts when it has ended itself.
         """
-        self.step.add(np.array([step.end_ns - step.start_ns for step in look.steps], np.int64))
-        for part in dict.fromkeys(part for step in look.steps for part in step.parts):
-            ns = [step.parts[part] for step in look.steps if part in step.parts]
-            self.parts.setdefault(part, Distribution()).add(np.array(ns, np.int64))
+        times: list[tuple[str | None, int]] = [(None, step.end_ns - step.start_ns) for step in look.steps]
+        times += [part for step in look.steps for part in step.parts.items()]
+        self.step_and_parts.add(
+            self.step_and_parts.rows(name for name, _ in times), np.array([ns for _, ns in times], np.int64)
+        )
+        self.steps += len(look.steps)
         if look.timeline is None:
             return
         columns = look.timeline.columns
@@ -116,14 +104,12 @@ class _WholeRun:
             self._folded_step = max(self._folded_step, until)
         rows, names = np.flatnonzero(is_new & columns.complete), look.timeline.names
         self.spans += len(rows)
-        key = columns.name[rows].astype(np.int64) * len(PHASES) + columns.phase[rows]
-
-        def of_key(number: int) -> Distribution:
-            name = names[number // len(PHASES)]
-            module = (name.fqn, name.module_class, PHASES[number % len(PHASES)])
-            return self.modules.setdefault(module, Distribution())
-
-        add_groups(key, (columns.end - columns.start)[rows], of_key)
+        keys, which = np.unique(
+            columns.name[rows].astype(np.int64) * len(PHASES) + columns.phase[rows], return_inverse=True
+        )
+        modules = [(names[key // len(PHASES)], PHASES[key % len(PHASES)]) for key in keys.tolist()]
+        of_key = self.modules.rows((name.fqn, name.module_class, phase) for name, phase in modules)
+        self.modules.add(of_key[which], (columns.end - columns.start)[rows])
 
     def to_json(self, follower: RingFollower) -> dict[str, Any]:
         """Return all of it; `begin` tells this run from others of the same ring's name."""
@@ -132,17 +118,18 @@ class _WholeRun:
         begin = next((record["monotonic"] for record in snapshot.records if record["kind"] == "anchor"), 0)
         last = int(snapshot.slots.events.time.max(initial=begin))
         fields = ("fqn", "module_class", "phase")
+        parts = self.step_and_parts.to_json()
         return {
             "pid": follower.pid,
             "begin": begin,
-            "steps": self.step.count,
+            "steps": self.steps,
             "spans": self.spans,
             "seconds": (last - begin) / 1e9,
             "missed_events": follower.missed_events,
-            "step": self.step.to_json(),
-            "parts": {part: times.to_json() for part, times in self.parts.items()},
+            "step": parts.pop(None, dict.fromkeys(TIMES, 0)),
+            "parts": parts,
             "modules": [
-                dict(zip(fields, module, strict=True)) | times.to_json() for module, times in self.modules.items()
+                dict(zip(fields, module, strict=True)) | times for module, times in self.modules.to_json().items()
             ],
         }
 
