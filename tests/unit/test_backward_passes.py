@@ -294,6 +294,17 @@ def test_a_pass_that_ran_no_node_of_a_module_has_no_name() -> None:
     assert calls(script) == [[OpenCall("", "after backward", 5)]]
 
 
+def test_a_node_outside_all_modules_runs_in_backward_too() -> None:
+    script, _ = with_forward()
+    script.pass_begin(3)
+    script.node_begin(4, 13)
+    assert calls(script) == [[OpenCall("", "backward", 4)]]
+    assert calls(script)[0][0].place == "backward"
+
+    script.node_end(5, 13)
+    assert calls(script) == [[OpenCall("", "after backward", 5)]]
+
+
 def test_a_pass_whose_node_runs_is_told_by_that() -> None:
     script, net = with_forward()
     script.pass_begin(3)

@@ -27,7 +27,7 @@ from modtrace.ring.slot_format import (
     NO_NAME,
     SLOT_BYTES,
 )
-from modtrace.whereabouts import RankState, read_rank_state
+from modtrace.whereabouts import RankState, hung_sentences, read_rank_state
 from modtrace.whereabouts.places import format_stack, group_ranks, headline
 from modtrace.whereabouts.render import render
 from tests.support.python_process import start_python
@@ -179,6 +179,7 @@ def test_waiting_in_a_backward_pass_is_told_by_the_last_node_before_it() -> None
 
     assert format_stack(behind) == f"forward GPT · {waits}"
     assert format_stack([("", "after backward")]) == first
+    assert format_stack([("", "backward")]) == "backward, in a node outside all modules"
     groups = group_ranks([state(0, *behind), state(1, ("", "after backward")), state(2), state(3)])
     assert [group.innermost for group in groups] == [waits, first, ""]
     assert headline(groups) == f"rank 0 is in {waits}, rank 1 in {first}, the other 2 in no module"
@@ -264,6 +265,17 @@ def test_usual_duration_of_a_native_backward_is_that_of_a_node(tmp_path: Path) -
 
     # A node lasts until the next one begins, as in a trace: 4, 2 and 9 seconds.
     assert read_rank_state(tmp_path / "run.modtrace").usual_ns == {("Net", "backward"): 4 * SECOND}
+    writer.event(21, Kind.NODE_END, origin, 13)
+    for begin, end in ((30, 33), (40, 41), (50, 52)):  # of the loss: no call made them
+        writer.event(begin, Kind.NODE_BEGIN, origin, 19)
+        writer.event(end, Kind.NODE_END, origin, 19)
+    writer.event(60, Kind.NODE_BEGIN, origin, 19)
+
+    found = read_rank_state(tmp_path / "run.modtrace")
+    assert found.usual_ns == {("", "backward"): 10 * SECOND}
+    assert hung_sentences([found._replace(state="running", now_ns=found.now_ns + 110 * SECOND)], []) == [
+        "run.modtrace seems hung: in backward, in a node outside all modules for 110.0 s (usually 10.0 s)"
+    ]
 
 
 def test_a_killed_process_of_those_that_read_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ def _format_seconds(seconds: float) -> str:
     return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
 
 
+_OUTSIDE = "backward, in a node outside all modules"
 _MAX_NAMED_MODULES = 4
 """Modules that the headline names beside that with the most ranks."""
 _MAX_NAMED_FILES = 2
@@ -81,7 +82,7 @@ class RankGroup(NamedTuple):
                 return f"{on_device[0]} on the device" if on_device else ""
             return RangeName(*calls[-1]).place
         fqn, phase = calls[-1]
-        return _format_wait(fqn) if phase == AFTER_BACKWARD else fqn
+        return _format_wait(fqn) if phase == AFTER_BACKWARD else fqn or _OUTSIDE
 
 
 def group_ranks(states: Iterable[RankState]) -> list[RankGroup]:
@@ -167,6 +168,9 @@ def format_stack(calls: Sequence[tuple[str, str]] | Sequence[OpenCall]) -> str:
             continue
         if phase in CATEGORIES:
             parts.append(f" › {RangeName(fqn, phase).place}")
+            continue
+        if not fqn:
+            parts.append(f" · {_OUTSIDE}")
             continue
         name = fqn.removeprefix(f"{outer_fqn}.") if outer_fqn else fqn
         parts.append(f" · {phase} {fqn}" if phase != outer_phase else f" › {name}")

@@ -12,7 +12,7 @@ from ..._typing import BoolArray, Int64Array
 from ...clocks.clock_map import ClockMap, Reading
 from ...ring import Events, Kind, Record, RingSnapshot
 from ...ring.range_text import CATEGORIES, RangeName, parse_range
-from ...ring.slot_format import CALL_ENTER_KINDS, CALL_EXIT_KINDS, FLOP_KINDS, RANGE_KINDS, RECOMPUTE_BIT
+from ...ring.slot_format import CALL_ENTER_KINDS, CALL_EXIT_KINDS, FLOP_KINDS, NO_NAME, RANGE_KINDS, RECOMPUTE_BIT
 from ..collectives import Group
 from ..contents import Name
 from .attribution import attribute_nodes
@@ -146,7 +146,7 @@ class RingAnalysis:
     def _durations(self, fqn: str, phase: str) -> Int64Array:
         if phase in CATEGORIES:
             return self._range_durations(RangeName(fqn, phase))
-        ids = [number for number, name in enumerate(self.lookup.names) if name.fqn == fqn]
+        ids = [number for number, name in enumerate(self.lookup.names) if name.fqn == fqn] or [NO_NAME]
         if phase == "backward":
             name, duration = self._ended_nodes
             return duration[np.isin(name, ids)]
@@ -166,7 +166,7 @@ class RingAnalysis:
 
     @cached_property
     def _ended_nodes(self) -> tuple[Int64Array, Int64Array]:
-        """The name of the call that made each ended node, and how long the node ran, ns."""
+        """The name of the call that made each ended node, if any, and how long the node ran, ns."""
         events = self.events
         if len(events) > _MAX_BACKWARD_EVENTS:
             events = events.take(np.arange(len(events) - _MAX_BACKWARD_EVENTS, len(events)))
@@ -174,8 +174,9 @@ class RingAnalysis:
             call = attribute_nodes(intervals, events, self.lookup.torch_threads)
         else:
             intervals, call = self.intervals, self.call
-        is_ended: BoolArray = intervals.is_node & intervals.has_start & intervals.has_end & (call >= 0)
-        return intervals.name[call[is_ended]], (intervals.end - intervals.start)[is_ended]
+        is_ended: BoolArray = intervals.is_node & intervals.has_start & intervals.has_end
+        name = np.where(call >= 0, intervals.name[call], NO_NAME)
+        return name[is_ended], (intervals.end - intervals.start)[is_ended]
 
 
 class NameLookup:

@@ -32,6 +32,8 @@ AFTER_BACKWARD = "after backward"
 _COMMUNICATION = "communication"
 """Ranges of this category do not say where a thread is: another thread can end them. Waits have events of their own."""
 
+_OUTSIDE = Name("", "", "")
+"""For what is no module's."""
 _HUNG_FACTOR = 10
 _MIN_HUNG_NS = 5_000_000_000
 _HUNG_WITHOUT_HISTORY_NS = 60_000_000_000
@@ -43,7 +45,8 @@ class OpenCall(NamedTuple):
     """A call that has not ended; or a range, on a thread that is in no module.
 
     Attributes:
-        fqn: the module's fully qualified name (`GPT.transformer.h.0`); the name of a range.
+        fqn: the module's fully qualified name (`GPT.transformer.h.0`), empty if the autograd node that runs is of none;
+            the name of a range.
         phase: "forward", "backward" or "recompute"; or "after backward", the innermost of a thread's, where the thread
             is in a backward pass in which no node runs: it waits, as DistributedDataParallel does for the other ranks.
             `fqn` is then the module whose node ran last, or empty if none of a module ran yet. Of a range it is the
@@ -63,7 +66,7 @@ class OpenCall(NamedTuple):
         """Where a thread is, in words: `forward GPT.h.0`, `data loading`."""
         if self.is_range:
             return RangeName(self.fqn, self.phase).place
-        return "backward" if self.phase == AFTER_BACKWARD else f"{self.phase} {self.fqn}"
+        return f"{self.phase} {self.fqn}" if self.fqn and self.phase != AFTER_BACKWARD else "backward"
 
     @property
     def is_range(self) -> bool:
@@ -147,10 +150,11 @@ def open_stacks(
             stack.append(_open_call(lookup.names[intervals.name[index]], phase, since_ns))
             continue
         path = [lookup.names[intervals.name[inner]] for inner in intervals.call_path(int(call[index]))]
+        path = path or [_OUTSIDE]
         stack.extend(_open_call(name, "backward", since_ns) for name in reversed(path))
     for thread, since_ns, nodes in _waits(intervals, open_intervals, in_passes):
         of_module = nodes[call[nodes] >= 0]
-        name = lookup.names[intervals.name[call[of_module[-1]]]] if len(of_module) else Name("", "", "")
+        name = lookup.names[intervals.name[call[of_module[-1]]]] if len(of_module) else _OUTSIDE
         stacks.setdefault(thread, []).append(_open_call(name, AFTER_BACKWARD, since_ns))
     in_model = {*stacks, *(open_pass.thread for open_pass in in_passes)}
     stacks |= {thread: calls for thread, calls in _open_ranges(all_events, lookup).items() if thread not in in_model}
