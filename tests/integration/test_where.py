@@ -213,7 +213,7 @@ def test_command_groups_hung_ranks_by_open_modules(ranks: list[subprocess.Popen[
 
     lines = done.stdout.splitlines()
     assert lines[0] == "rank 2 is in Net.mlp, the other 3 in Net.attn"
-    rows = [re.sub(" {2,}.*", "", re.sub(".*MainThread +", "", line)) for line in lines[3:]]
+    rows = [re.sub(" {2,}.*", "", re.sub(".*MainThread +", "", line)) for line in lines if "MainThread" in line]
     assert sorted(rows) == ["backward Net › attn (Layer)", "forward Net › attn (Layer)", "forward Net › mlp (Layer)"]
     pids = f"{ranks[0].pid}, {ranks[1].pid}"
     lasted = r"[\d.]+ m?s( to [\d.]+ m?s)?"
@@ -243,7 +243,7 @@ def test_a_process_that_waits_for_its_data_is_said_to_do_so(engine: EngineName, 
     while not is_fetching(ring):
         assert process.poll() is None
     done = run_python("-m", "modtrace", "where", ring, env=python_environment(COLUMNS="200"))
-    sentence = modtrace.where(ring).sentence
+    result = modtrace.where(ring)
     process.kill()
     process.communicate()  # its worker reads the end of what it waits for
 
@@ -251,7 +251,9 @@ def test_a_process_that_waits_for_its_data_is_said_to_do_so(engine: EngineName, 
     lasted = r"<?[\d.]+ m?s"
     place = rf"range epoch › data loading \(enumerate\(DataLoader\)#{name}\.__next__\)"
     assert re.search(rf"MainThread +{place} +{lasted} +{lasted}", done.stdout), done.stdout
-    assert re.fullmatch(rf"rank 3 is in data loading for {lasted} \(usually {lasted}\)", sentence)
+    # After 5 seconds it seems hung: a slow machine comes that late.
+    place = "seems hung: in range epoch › data loading" if result.ranks[0].hung_threads else "is in data loading"
+    assert re.match(rf"rank 3 {place} for {lasted} \(usually {lasted}\)", result.sentence)
 
 
 @PORTABLE_IN_FULL

@@ -117,6 +117,18 @@ def test_a_call_that_takes_ten_times_as_long_seems_hung(
     assert ("\x1b[1;31mforward Net" in text) is hung
 
 
+@pytest.mark.parametrize(
+    ("lasts_s", "state_name", "hung"), [(60.1, "running", True), (59.9, "running", False), (1000, "stopped", False)]
+)
+def test_a_process_seems_hung_in_no_module_after_a_minute_without_an_event(
+    lasts_s: float, state_name: str, hung: bool
+) -> None:
+    found = state(0, now_ns=101 * SECOND + int(lasts_s * SECOND), state=state_name)
+
+    assert [found.seems_hung(thread) for thread in found.threads] == [hung, False]
+    assert hung_sentences([found], []) == [f"rank 0 seems hung: in no module for {lasts_s:.1f} s"] * hung
+
+
 def test_ranks_that_hang_in_one_place_share_a_sentence_without_those_that_a_hang_names() -> None:
     hung = [state(rank, ("Net", "forward"), now_ns=(161 + rank) * SECOND) for rank in (0, 1, 2)]
     elsewhere = state(None, FETCH, path="a.modtrace", usual_ns={FETCH: SECOND}, now_ns=120 * SECOND)

@@ -14,7 +14,7 @@ from ..ring.slot_format import CALL_ENTER_KINDS, NO_NAME, NOT_AWAITED_BIT
 from ..timeline import Group, OpenCall, RingAnalysis, ThreadStack
 from ..timeline.decode.collectives import is_communication
 from ..timeline.decode.memory import held_memory
-from ..timeline.decode.open_calls import lasts_too_long
+from ..timeline.decode.open_calls import HUNG_WITHOUT_HISTORY_NS, lasts_too_long
 from ..timeline.memory import format_bytes
 from .streams import StreamState, read_streams
 
@@ -164,9 +164,15 @@ class RankState(NamedTuple):
         return tuple(filter(self.seems_hung, self.threads))
 
     def seems_hung(self, thread: ThreadStack) -> bool:
-        """Return whether a running thread's innermost call takes much longer than it usually does."""
-        if self.state != "running" or not thread.calls:
+        """Return whether a running thread's innermost call takes much longer than it usually does.
+
+        If no thread is in a call, the one that wrote last seems hung after a minute without an event.
+        """
+        if self.state != "running":
             return False
+        if not thread.calls:
+            is_last = thread.last_ns == self.last_ns and not any(other.calls for other in self.threads)
+            return is_last and self.now_ns - self.last_ns > HUNG_WITHOUT_HISTORY_NS
         call = thread.calls[-1]
         return lasts_too_long(call, self.now_ns - call.since_ns, self.usual_ns.get((call.fqn, call.phase)))
 

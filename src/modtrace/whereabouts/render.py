@@ -97,7 +97,9 @@ def _table(groups: Sequence[RankGroup]) -> Table:
             table.add_row(*head, _text(thread), EndOfText(printable(where), style), duration, usually)
             head = ["", "", "", ""]
         if not group.stacks:
-            table.add_row(*head, "", "no module", _lasted([rank.last_ns for rank in group.ranks], group), "")
+            style = "bold red" if any(rank.hung_threads for rank in group.ranks) else ""
+            lasted = _lasted([rank.last_ns for rank in group.ranks], group)
+            table.add_row(*head, "", Text("no module", style), _text(lasted, style), "")
         for streams in zip(*(rank.streams for rank in group.ranks), strict=True):
             devices = {stream.device for stream in streams}
             label = f"device{'s' if len(devices) > 1 else ''} {format_ranges(devices)}, stream {streams[0].stream}"

@@ -36,7 +36,8 @@ _OUTSIDE = Name("", "", "")
 """For what is no module's."""
 _HUNG_FACTOR = 10
 _MIN_HUNG_NS = 5_000_000_000
-_HUNG_WITHOUT_HISTORY_NS = 60_000_000_000
+HUNG_WITHOUT_HISTORY_NS = 60_000_000_000
+"""What takes longer than that seems hung if it is not known how long it usually takes."""
 _VARYING = ("gc", "compile", "saving", "evaluation", "generate")
 """Categories of ranges one of which can take a thousand times as long as the one before."""
 
@@ -84,7 +85,7 @@ def lasts_too_long(call: OpenCall, lasted_ns: int, usual_ns: int | None) -> bool
     """
     if call.phase in _VARYING or (usual_ns is None and call.phase == "user"):  # one can be around the whole program
         return False
-    return lasted_ns > (_HUNG_WITHOUT_HISTORY_NS if usual_ns is None else max(_HUNG_FACTOR * usual_ns, _MIN_HUNG_NS))
+    return lasted_ns > (HUNG_WITHOUT_HISTORY_NS if usual_ns is None else max(_HUNG_FACTOR * usual_ns, _MIN_HUNG_NS))
 
 
 class ThreadStack(NamedTuple):
