@@ -28,6 +28,7 @@ pq = pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("duckdb")
 
 from modtrace.ranks.dataset_tables import TABLES, DatasetTables  # noqa: E402 (it needs pyarrow)
+from modtrace.ranks.rank_tables import SpanTable  # noqa: E402
 
 STEPS = 25
 
@@ -223,14 +224,14 @@ def test_recordings_in_which_nothing_is_make_an_empty_dataset(tmp_path: Path) ->
 
 def test_a_dataset_that_was_packed_anew_is_read_anew(run: Path) -> None:
     dataset = pack(run)
-    spans = [len(DatasetTables(dataset).spans([0], 0, STEPS).start)]
+    spans = [len(DatasetTables(dataset).read(SpanTable, 0, STEPS, [0]).start)]
     shutil.rmtree(dataset)
     for path in list(run.iterdir()):
         path.unlink()  # else it is kept under another name
         write_steps(script := EventScript(1024, path, {"rank": int(path.stem), "pid": 1}), sharded=False)
         script.close()
     pack(run)
-    spans.append(len(DatasetTables(dataset).spans([0], 0, STEPS).start))
+    spans.append(len(DatasetTables(dataset).read(SpanTable, 0, STEPS, [0]).start))
 
     assert spans == [STEPS * 6, 6 * 6]
 

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import numpy as np
 
-from modtrace.ranks.rank_tables import Bounds, CollectiveTable, RangeTable, SpanTable, StepTable, join_tables, take
+from modtrace.ranks.rank_tables import (
+    Bounds,
+    CollectiveTable,
+    RangeTable,
+    SpanTable,
+    StepTable,
+    Table,
+    join_tables,
+    take,
+)
 from modtrace.ranks.slow.findings import find_late
 from modtrace.ranks.slow.slow_run import join_parts
 from modtrace.timeline import PHASES, Name
@@ -66,10 +76,18 @@ class Pipeline:
     def bounds(self) -> Bounds:
         return Bounds(range(RANKS), [BOUND_NS] * RANKS, ["a"] * RANKS if self._one_clock else ["a", "b", "c"])
 
-    def collectives(self, first: int, last: int) -> CollectiveTable:
-        return take(self.table, (self.table.step >= first) & (self.table.step < last))
+    def read(self, kind: type[Table], first: int, last: int, ranks: Sequence[int] | None = None) -> Table:
+        if kind is CollectiveTable:
+            return take(self.table, (self.table.step >= first) & (self.table.step < last))
+        number, time = np.empty(0, np.int32), np.empty(0, np.int64)
+        if kind is RangeTable:
+            return kind([], number, number, number, time, time)
+        if kind is StepTable:
+            return kind(number, number, time)
+        spans: Any = self._spans(ranks or range(RANKS), first, last)
+        return cast("Table", spans)
 
-    def spans(self, ranks: Sequence[int], first: int, last: int) -> SpanTable:
+    def _spans(self, ranks: Sequence[int], first: int, last: int) -> SpanTable:
         times = run(self.job)
         parts = []
         for rank in ranks:
@@ -105,13 +123,6 @@ class Pipeline:
                 )
             )
         return join_tables(parts)
-
-    def ranges(self, *_: object) -> RangeTable:
-        number, time = np.empty(0, np.int32), np.empty(0, np.int64)
-        return RangeTable([], number, number, number, time, time)
-
-    def steps(self, first: int, last: int) -> StepTable:
-        return StepTable(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.int64))
 
     def ends(self) -> list[int]:
         """When each step is over: the last operation of any rank in it."""

@@ -32,7 +32,9 @@ from .rank_tables import ROW_KINDS, Bounds, CollectiveTable, RangeTable, SpanTab
 _FORMAT = 1
 """The version of the layout; others are refused."""
 
-TABLES = ("spans", "collectives", "steps")
+FOLDERS: Mapping[type, str] = {SpanTable: "spans", CollectiveTable: "collectives", StepTable: "steps"}
+"""The folder of each table of a dataset."""
+TABLES = tuple(FOLDERS.values())
 """The tables of a dataset, each in a folder of this name."""
 
 
@@ -256,28 +258,17 @@ class DatasetTables:
             [one.clock for one in self.ranks],
         )
 
-    def collectives(self, first: int, last: int) -> CollectiveTable:
-        """Return the collectives of the steps from `first` to before `last`, of all ranks."""
+    def read(self, kind: type[Table], first: int, last: int, ranks: Sequence[int] | None = None) -> Table:
+        """Return the rows of a kind of table, as `RankTables.read` does; no ranges, of which a dataset keeps none."""
+        if kind is RangeTable:
+            number, time = np.empty(0, np.int32), np.empty(0, np.int64)
+            return kind([], number, number, number, time, time)
+        rank, step = pc.field("rank"), pc.field("step")
+        chosen = (step >= first) & (step < last)
+        if ranks is not None:
+            chosen &= (rank >= min(ranks)) & (rank <= max(ranks)) & rank.isin(list(ranks))
         with self._damage_named():
-            return from_arrow(CollectiveTable, self._dataset("collectives").to_table(filter=_steps(first, last)))
-
-    def spans(self, ranks: Sequence[int], first: int, last: int) -> SpanTable:
-        """Return the spans of some ranks in the steps from `first` to before `last`."""
-        low, high = min(ranks), max(ranks)
-        chosen = _steps(first, last) & (pc.field("rank") >= low) & (pc.field("rank") <= high)
-        chosen &= pc.field("rank").isin(list(ranks))
-        with self._damage_named():
-            return from_arrow(SpanTable, self._dataset("spans").to_table(filter=chosen))
-
-    def ranges(self, *_: object) -> RangeTable:
-        """Return no ranges: a dataset keeps none."""
-        number, time = np.empty(0, np.int32), np.empty(0, np.int64)
-        return RangeTable([], number, number, number, time, time)
-
-    def steps(self, first: int, last: int) -> StepTable:
-        """Return when the steps from `first` to before `last` ended."""
-        with self._damage_named():
-            return from_arrow(StepTable, self._dataset("steps").to_table(filter=_steps(first, last)))
+            return from_arrow(kind, self._dataset(FOLDERS[kind]).to_table(filter=chosen))
 
     def _dataset(self, table: str) -> Any:
         return _open(tuple((str(file), file.stat().st_mtime_ns) for file in self.files(table)))
@@ -295,10 +286,6 @@ def _open(files: tuple[tuple[str, int], ...]) -> Any:
     """Open the Parquet files of a table, known by their paths and the times at which they were changed."""
     options = ds.ParquetReadOptions(dictionary_columns=["fqn", "module_class", *_KNOWN_TEXTS, *_OWN_TEXTS])
     return ds.dataset([path for path, _ in files], format=ds.ParquetFileFormat(read_options=options))
-
-
-def _steps(first: int, last: int) -> Any:
-    return (pc.field("step") >= first) & (pc.field("step") < last)
 
 
 def query(dataset: str | os.PathLike[str], sql: str, steps: tuple[int, int] | None = None) -> pa.Table:

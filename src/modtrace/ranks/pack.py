@@ -21,6 +21,7 @@ from .._system.processes import map_in_processes, processor_count
 from ..timeline import Track
 from .all_ranks import RankTimeline, place_rank
 from .dataset_tables import (
+    FOLDERS,
     TABLES,
     RankEntry,
     parquet_options,
@@ -32,15 +33,11 @@ from .dataset_tables import (
 )
 from .job_time import JobTime, RankTime
 from .rank_folder import RankRecording, load_pieces
-from .rank_tables import collective_table, join_tables, span_table, step_end_table, take
+from .rank_tables import MAKERS, join_tables, take
 
 _PART_BYTES = 128 << 20
 """Bytes of rings in a part; reading one takes several times as much memory."""
 _MAX_RANKS_PER_PART = 512
-
-
-_MAKERS: dict[str, Callable[..., Any]] = dict(zip(TABLES, (span_table, collective_table, step_end_table), strict=True))
-"""What makes each of `TABLES` from a timeline."""
 
 
 class PackResult(NamedTuple):
@@ -186,7 +183,7 @@ def _parts(part: Sequence[tuple[RankRecording, RankTime]], entries: list[RankEnt
         tracks = Numbering[Track]()  # each piece has its own
         for own in load_pieces(file):
             one: RankTimeline = place_rank(own, file, time)
-            tables: dict[str, Any] = {name: make(one.timeline, one.rank) for name, make in _MAKERS.items()}
+            tables = {name: MAKERS[kind](one.timeline, one.rank) for kind, name in FOLDERS.items()}
             numbers = np.array([tracks[track] for track in one.timeline.tracks] or [0], np.int32)
             tables["spans"] = tables["spans"]._replace(track=numbers[tables["spans"].track])
             spans, bound_ns = spans + len(tables["spans"].rank), max(bound_ns, one.bound_ns)

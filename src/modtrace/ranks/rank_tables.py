@@ -3,7 +3,7 @@
 Times are Unix nanoseconds of the job's clock.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -277,10 +277,6 @@ def ranks_in_group(text: str) -> list[int]:
         return []
 
 
-def _join_steps(tables: Sequence[Table], first: int, last: int) -> Table:
-    return join_tables([take(table, (table.step >= first) & (table.step < last)) for table in tables])
-
-
 class Bounds:
     """How far the times of ranks are off at most.
 
@@ -325,17 +321,24 @@ class RankTables(Protocol):
     def bounds(self) -> Bounds:
         """Return how far the times of each rank are off."""
 
-    def collectives(self, first: int, last: int) -> CollectiveTable:
-        """Return the collectives of the steps from `first` to before `last`, of all ranks."""
+    def read(self, kind: type[Table], first: int, last: int, ranks: Sequence[int] | None = None) -> Table:
+        """Return the rows of a kind of table in the steps from `first` to before `last`.
 
-    def spans(self, ranks: Sequence[int], first: int, last: int) -> SpanTable:
-        """Return the spans of some ranks in the steps from `first` to before `last`."""
+        Args:
+            kind: which table; of ranges what is kept.
+            first: the first step.
+            last: the one behind the last.
+            ranks: of these, in this order; None: of all.
+        """
 
-    def ranges(self, ranks: Sequence[int], first: int, last: int, /) -> RangeTable:
-        """Return the ranges of some ranks in the steps from `first` to before `last`, as far as they are kept."""
 
-    def steps(self, first: int, last: int) -> StepTable:
-        """Return when the steps from `first` to before `last` ended."""
+MAKERS: Mapping[type, Callable[[Timeline, int], Any]] = {
+    SpanTable: span_table,
+    CollectiveTable: collective_table,
+    StepTable: step_end_table,
+    RangeTable: range_table,
+}
+"""What makes each kind of table from a rank's timeline."""
 
 
 class FolderTables:
@@ -359,27 +362,15 @@ class FolderTables:
             [one.rank for one in loaded], [one.bound_ns for one in loaded], [job[one.rank].clock for one in loaded]
         )
         self.peak_bytes = {one.rank: peak for one in loaded if (peak := one.peak_bytes) is not None}
-        self._spans = {one.rank: span_table(one.timeline, one.rank) for one in loaded}
-        self._ranges = {one.rank: range_table(one.timeline, one.rank) for one in loaded}
-        self._collectives = join_tables([collective_table(one.timeline, one.rank) for one in loaded])
-        self._steps = join_tables([step_end_table(one.timeline, one.rank) for one in loaded])
+        self._tables = {
+            kind: {one.rank: make(one.timeline, one.rank) for one in loaded} for kind, make in MAKERS.items()
+        }
 
     def bounds(self) -> Bounds:
         """Return how far the times of each rank are off."""
         return self._bounds
 
-    def collectives(self, first: int, last: int) -> CollectiveTable:
-        """Return the collectives of the steps from `first` to before `last`, of all ranks."""
-        return _join_steps([self._collectives], first, last)
-
-    def spans(self, ranks: Sequence[int], first: int, last: int) -> SpanTable:
-        """Return the spans of some ranks in the steps from `first` to before `last`."""
-        return _join_steps([self._spans[rank] for rank in ranks], first, last)
-
-    def ranges(self, ranks: Sequence[int], first: int, last: int, /) -> RangeTable:
-        """Return the ranges of some ranks in the steps from `first` to before `last`."""
-        return _join_steps([self._ranges[rank] for rank in ranks], first, last)
-
-    def steps(self, first: int, last: int) -> StepTable:
-        """Return when the steps from `first` to before `last` ended."""
-        return _join_steps([self._steps], first, last)
+    def read(self, kind: type[Table], first: int, last: int, ranks: Sequence[int] | None = None) -> Table:
+        """Return the rows of a kind of table, as `RankTables.read` does."""
+        tables: list[Table] = [self._tables[kind][rank] for rank in ranks or self._tables[kind]]
+        return join_tables([take(table, (table.step >= first) & (table.step < last)) for table in tables])

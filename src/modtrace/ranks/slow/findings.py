@@ -20,7 +20,7 @@ from ...timeline import PHASES
 from ..groups import group_lengths, group_starts, medians_within, slowest_of_others
 from ..job_time import JobTime
 from ..rank_folder import RankRecording, check_size, find_rank_recordings, is_dataset
-from ..rank_tables import CALL, WAIT, CollectiveTable, FolderTables, RankTables, SpanTable, StepTable, take
+from ..rank_tables import CALL, WAIT, CollectiveTable, FolderTables, RangeTable, RankTables, SpanTable, StepTable, take
 from .late_steps import (
     COUNTED_NOISES,
     MAD_TO_SIGMA,
@@ -151,7 +151,8 @@ def late_senders(
     if not steps:
         return []
     ranks = sorted({rank for rank, _ in late})
-    chunks = (tables.spans(ranks[begin : begin + _CHUNK], first, last) for begin in range(0, len(ranks), _CHUNK))
+    parts = (ranks[begin : begin + _CHUNK] for begin in range(0, len(ranks), _CHUNK))
+    chunks = (tables.read(SpanTable, first, last, part) for part in parts)
     times = like_module_times(chunks, own_time)
     counted = times.excess > np.maximum(COUNTED_NOISES * times.noise, 0)
     typical = _typical_total(times, counted)
@@ -167,7 +168,7 @@ def late_senders(
     for rank in sorted(worst, key=lambda one: -worst[one])[:_MAX_CANDIDATES]:
         own_steps = [step for one, step in totals if one == rank]
         rows = np.flatnonzero(counted & (times.rank == rank) & np.isin(times.step, own_steps))
-        shorter[rank] = _shorter(events, times, rows, tables.spans([rank], first, last), own_time)
+        shorter[rank] = _shorter(events, times, rows, tables.read(SpanTable, first, last, [rank]), own_time)
     saved = {rank: replay.saved_by_step(without) for rank, without in shorter.items()}
     bounds = tables.bounds()
 
@@ -276,12 +277,12 @@ _VERDICTS: tuple[Verdict, ...] = ("even", "cannot tell", "late")
 def find_late(tables: RankTables, first: int, last: int) -> PartOfRun:
     """Say who was late in the steps from `first` to before `last`. The same function runs wherever the part does."""
     # From the step before on: what a rank did until its first collective begins behind its last one.
-    table = tables.collectives(first - 1, last)
+    table = tables.read(CollectiveTable, first - 1, last)
     own_time = OwnTime(table)
     arrivals = find_arrivals(table, own_time)
     chosen = arrivals.step >= first
     arrivals = Arrivals._make(column[chosen] for column in arrivals)
-    ends = tables.steps(first - 1, last)
+    ends = tables.read(StepTable, first - 1, last)
     duration, last_end = step_durations(ends), int(ends.step.max(initial=-1))
     in_steps = late_steps(arrivals, tables.bounds())
     modules = _modules_of(arrivals, in_steps, tables, own_time)
@@ -352,8 +353,8 @@ def _modules_of(
     for rank, of_rank in by_rank.items():
         numbers = [late.finding.step for late, _ in of_rank]
         ranks = sorted({rank, *(peer for _, peers in of_rank for peer in peers)})
-        spans = tables.spans(ranks, min(numbers) - 1, max(numbers) + 1)
-        ranges = tables.ranges(ranks, min(numbers) - 1, max(numbers) + 1)
+        spans = tables.read(SpanTable, min(numbers) - 1, max(numbers) + 1, ranks)
+        ranges = tables.read(RangeTable, min(numbers) - 1, max(numbers) + 1, ranks)
         # In the order of steps, so that each finds its spans without looking at all.
         by_step = np.argsort(spans.step, kind="stable")
         for late, peers in of_rank:
