@@ -29,7 +29,7 @@ UNITS = {
         "-O3",
         ("backward.cpp", "engine.cpp", "flops.cpp", "memory.cpp", "module.cpp", "module_calls.cpp", "ranges.cpp"),
     ),
-    "collectives": ("-O2", ("collectives.cpp", "collective_waits.cpp")),
+    "collectives": ("-O2", ("collectives.cpp",)),
     "devices": ("-O2", ("device/reader.cpp", "device/times.cpp")),
 }
 """What is compiled as one: most of the time goes into torch's headers, which each unit reads once."""

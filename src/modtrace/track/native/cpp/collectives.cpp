@@ -19,6 +19,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <tuple>
+#include <typeinfo>
 #include <unordered_map>
 #include <utility>
 
@@ -28,7 +29,7 @@
 namespace modtrace {
 namespace {
 
-constexpr int64_t kNoPeer = -1;
+constexpr int64_t kNoPeer = -1, kNoCounter = -1;
 constexpr size_t kRecentWorks = 4096;
 
 // The name of an operator on a group (for p2p: with a peer), and what counts its calls.
@@ -37,6 +38,12 @@ struct NamedOperator {
   std::string group;
   int64_t* counter;        // of the group; for p2p of this name
   bool no_future = false;  // its Work has none
+};
+
+// A collective that can be waited for: its name and counter, and the device that runs it where that goes on alone.
+struct Awaited {
+  int64_t name_id = kNoName, counter = kNoCounter;
+  c10::DeviceType device = c10::kCPU;
 };
 
 // Tap, group, peer, and the type of the device that runs it.
@@ -54,6 +61,18 @@ struct CollectiveState {
 
 // Never destroyed, as the engine's state; replaced in a forked child.
 std::atomic<CollectiveState*> collective_state{nullptr};
+
+// The collective that a Work or a tensor's memory at this address is of, or none.
+Awaited find_awaited(const void* address) {
+  CollectiveState& state = *collective_state.load();
+  const std::lock_guard<std::mutex> lock(state.mutex);
+  if (address == nullptr || state.generation != current_generation()) return {};
+  for (const auto* works : {&state.works, &state.older_works}) {
+    const auto known = works->find(address);
+    if (known != works->end()) return known->second;
+  }
+  return {};
+}
 
 // --- The tensors that a collective is given ---
 
@@ -329,18 +348,34 @@ void register_taps() {
   functional.impl("wait_tensor", torch::CppFunction::makeFromBoxedFunction<&tap_wait_tensor>());
 }
 
-}  // namespace
+// --- The method Work.wait, wrapped ---
 
-Awaited find_awaited(const void* address) {
-  CollectiveState& state = *collective_state.load();
-  const std::lock_guard<std::mutex> lock(state.mutex);
-  if (address == nullptr || state.generation != current_generation()) return {};
-  for (const auto* works : {&state.works, &state.older_works}) {
-    const auto known = works->find(address);
-    if (known != works->end()) return known->second;
+PyObject* wait(PyObject* capsule, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
+  const Wrapper* wrapper = wrapper_in(capsule);
+  const PyRef wrapped = borrow(wrapper->wrapped.get());
+  Session* session = wrapper->active ? engine.active_session.load(std::memory_order_relaxed) : nullptr;
+  ThreadState& thread = this_thread();
+  if (session == nullptr || count == 0 ||
+      (thread.generation != current_generation() && !register_thread(*session, thread))) {
+    if (C10_UNLIKELY(PyErr_Occurred() != nullptr)) return nullptr;
+    return PyObject_Vectorcall(wrapped.get(), args, count, keywords);
   }
-  return {};
+  const Awaited awaited = find_awaited(bound_object(args[0], typeid(c10d::Work)));
+  const uint64_t generation = thread.generation;
+  const int64_t meta = thread.meta_bits | awaited.name_id;
+  write_without_gil(thread, generation, kWaitEnter << kKindShift | meta, awaited.counter);
+  queue_device_event_of_collective(thread, awaited.device);
+  PyObject* result = PyObject_Vectorcall(wrapped.get(), args, count, keywords);
+  write_without_gil(thread, generation, kWaitExit << kKindShift | meta, awaited.counter);
+  queue_device_event_of_collective(thread, awaited.device);
+  return result;
 }
+
+PyMethodDef wait_definition = {"wait", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(wait)),
+                               METH_FASTCALL | METH_KEYWORDS,
+                               "wait(work, timeout): wait for a work, and note from when to when."};
+
+}  // namespace
 
 PyObject* start_collectives(PyObject*, PyObject* name) {
   Py_INCREF(name);
@@ -367,6 +402,12 @@ PyObject* start_collectives(PyObject*, PyObject* name) {
 PyObject* stop_collectives(PyObject*, PyObject*) {
   Py_CLEAR(name_collective);
   Py_RETURN_NONE;
+}
+
+PyObject* wrap_wait(PyObject*, PyObject* wrapped) {
+  PyObject* function = PyInstanceMethod_Check(wrapped) ? PyInstanceMethod_GET_FUNCTION(wrapped) : wrapped;
+  const PyRef wrapper = steal(new_wrapper(wait_definition, function));
+  return wrapper ? PyInstanceMethod_New(wrapper.get()) : nullptr;
 }
 
 void reset_collectives() {

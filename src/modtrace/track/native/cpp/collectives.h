@@ -2,9 +2,6 @@
 
 #pragma once
 
-#include <c10/core/DeviceType.h>
-
-#include "engine.h"
 #include "py_ref.h"
 
 namespace modtrace {
@@ -23,16 +20,5 @@ PyObject* wrap_wait(PyObject*, PyObject* wrapped);
 
 // In a forked child: nobody holds the locks that other threads of the parent held.
 void reset_collectives();
-
-constexpr int64_t kNoCounter = -1;
-
-// A collective that can be waited for: its name and counter, and the device that runs it where that goes on alone.
-struct Awaited {
-  int64_t name_id = kNoName, counter = kNoCounter;
-  c10::DeviceType device = c10::kCPU;
-};
-
-// The collective that a Work or a tensor's memory at this address is of, or none.
-Awaited find_awaited(const void* address);
 
 }  // namespace modtrace
