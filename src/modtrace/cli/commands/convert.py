@@ -5,7 +5,7 @@ import os
 import click
 
 from ..._terminal import counted
-from ..options import interval, max_depth_option, only_option, steps_option, value_option
+from ..options import StepRange, interval, max_depth_option, only_option, steps_option, value_option
 from ..output import echo, show_status
 from ..selection import require_spans
 
@@ -23,7 +23,7 @@ def convert_command(
     target: str | None,
     output: str | None,
     window: tuple[float | None, float | None] | None,
-    steps: tuple[int | None, int | None] | None,
+    steps: StepRange | None,
     only: str | None,
     max_depth: int | None,
 ) -> None:

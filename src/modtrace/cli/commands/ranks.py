@@ -13,7 +13,7 @@ import click
 
 from ..._errors import ModtraceError
 from ..._terminal import counted
-from ..options import TableFormat, format_option, steps_option, value_option
+from ..options import StepRange, TableFormat, format_option, steps_option, value_option
 from ..output import echo, show_count, show_status
 
 if TYPE_CHECKING:
@@ -66,12 +66,7 @@ def _left_out(error: ModtraceError) -> None:
 @click.option(
     "--ranks", callback=_ranks, metavar="LIST", help="Take some ranks, as in 0-7,worst:4: those that were late most."
 )
-def timeline(
-    folder: str,
-    output: str,
-    steps: tuple[int | None, int | None] | None,
-    ranks: tuple[list[int], int] | None,
-) -> None:
+def timeline(folder: str, output: str, steps: StepRange | None, ranks: tuple[list[int], int] | None) -> None:
     """Write the recordings in DIR as one trace: a process per rank, and arrows between the calls of one collective.
 
     All times use one clock: the offset and the drift of each rank's clock are taken off. If clocks were not compared
@@ -104,13 +99,7 @@ def timeline(
 @format_option
 @click.option("-o", "--output", type=click.Path(), metavar="PAGE", help="Write a page with a picture too: .html.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", default=10, show_default=True, help="Rows of each table.")
-def slow(
-    source: str,
-    steps: tuple[int | None, int | None] | None,
-    output_format: TableFormat,
-    output: str | None,
-    limit: int,
-) -> None:
+def slow(source: str, steps: StepRange | None, output_format: TableFormat, output: str | None, limit: int) -> None:
     """Say per step which rank kept the others waiting, in which module and for how long, and what that cost the run.
 
     A rank is late if it reaches a collective last, and used the most time of its own since the one before; waits do

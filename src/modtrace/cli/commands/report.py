@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from ..options import steps_option, value_option
+from ..options import StepRange, steps_option, value_option
 from ..output import echo, show_status
 
 
@@ -14,9 +14,7 @@ from ..output import echo, show_status
 @steps_option
 @click.option("--anonymize", is_flag=True, help="Replace names of modules and classes by aliases.")
 @click.option("--show", is_flag=True, help="First print what the archive holds, with every name and text in it.")
-def report_command(
-    trace: str, output: str | None, steps: tuple[int | None, int | None] | None, anonymize: bool, show: bool
-) -> None:
+def report_command(trace: str, output: str | None, steps: StepRange | None, anonymize: bool, show: bool) -> None:
     """Pack TRACE for an issue: the trace, a page that shows it, a summary to paste, and the environment.
 
     TRACE is any file that modtrace reads. Names of modules, classes and operations stay; texts of marks, names of

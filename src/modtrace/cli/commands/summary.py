@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from ..options import (
+    StepRange,
     TableFormat,
     format_option,
     max_depth_option,
@@ -76,7 +77,7 @@ def summary_command(
     limit: int | None,
     only: str | None,
     max_depth: int | None,
-    steps: tuple[int | None, int | None] | None,
+    steps: StepRange | None,
     step_by: str | None,
     memory: bool,
     flops: bool,
@@ -142,7 +143,7 @@ def summary_command(
     console.print("\n\n".join(filter(None, blocks)), soft_wrap=True)
 
 
-def _summarize(trace: str, by: str, steps: tuple[int | None, int | None] | None, step_by: str | None) -> "Summary":
+def _summarize(trace: str, by: str, steps: StepRange | None, step_by: str | None) -> "Summary":
     from ...read.ring_file import load_around, load_shown, summarize_large
 
     group_by: Literal["module", "class"] = "class" if by == "class" else "module"

@@ -5,7 +5,7 @@ import re
 
 import click
 
-from ..options import steps_option, value_option
+from ..options import StepRange, steps_option, value_option
 from ..output import echo, show_status
 
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(?::\d{1,5})?")
@@ -28,7 +28,7 @@ def _origin(url: str) -> str:
 @value_option("--perfetto-url", _origin, "URL", "A Perfetto UI of your own, as https://host:port.")
 def view_command(
     trace: str,
-    steps: tuple[int | None, int | None] | None,
+    steps: StepRange | None,
     offline: bool,
     port: int | None,
     no_browser: bool,
