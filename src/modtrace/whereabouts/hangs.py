@@ -258,6 +258,14 @@ def _find_absent(ranks: _Ranks, absent: Iterable[int], call: str, wait_ns: int) 
     return {"not_called": tuple(not_called), "dead": tuple(dead), "unknown": tuple(unknown)}, clauses
 
 
+def _hang(
+    call: Blocked, group: Group, waiting: tuple[int, ...], wait_ns: int, clauses: Sequence[str], **others: Any
+) -> Hang:
+    """Return the hang of some ranks in a call; `others` are the fields of a `Hang` on ranks that have not called it."""
+    text = "; ".join(clauses)
+    return Hang(call.operator, group, call.counter, waiting, wait_ns=wait_ns, text=text, details=call.details, **others)
+
+
 def _collective_hangs(ranks: _Ranks) -> Iterator[Hang]:
     """Yield one hang for each group that ranks have waited in for a second or more."""
     for group, members in _groups(ranks):
@@ -288,17 +296,8 @@ def _collective_hangs(ranks: _Ranks) -> Iterator[Hang]:
         ]
         if len(clauses) == 1:
             clauses.append("all ranks called it, so it does not complete")
-        yield Hang(
-            operator=operator,
-            group=group,
-            counter=first,
-            waiting=tuple(inside),
-            called_other=tuple(sorted((rank, other) for other, instead in others.items() for rank in instead)),
-            **absent,
-            wait_ns=wait_ns,
-            text="; ".join(clauses),
-            details=one.details,
-        )
+        called_other = tuple(sorted((rank, other) for other, instead in others.items() for rank in instead))
+        yield _hang(one, group, tuple(inside), wait_ns, clauses, called_other=called_other, **absent)
 
 
 def _groups(ranks: _Ranks) -> list[tuple[Group, dict[int, GroupProgress]]]:
@@ -331,17 +330,7 @@ def _peer_hangs(ranks: _Ranks) -> Iterator[Hang]:
                 ranks.say_who_waits({rank: blocked}, format_peer_call(blocked, progress, ranks.by_flight_recorder)),
                 *([f"rank {peer} has called {other_end}, so it does not complete"] if has_called else missing),
             ]
-            yield Hang(
-                operator=progress.operator,
-                group=progress.group,
-                counter=blocked.counter,
-                waiting=(rank,),
-                called_other=(),
-                **absent,
-                wait_ns=wait_ns,
-                text="; ".join(clauses),
-                details=blocked.details,
-            )
+            yield _hang(blocked, progress.group, (rank,), wait_ns, clauses, called_other=(), **absent)
 
 
 def _has_called(rank: int, progress: PeerProgress, counter: int, ranks: _Ranks) -> bool:
