@@ -90,7 +90,7 @@ def placed(folder: Path) -> Iterator[tuple[int, int, int, str]]:
     zero = int(ranks[0].timeline.columns.start[0]) - BEGIN
     for one in ranks:
         error = int(np.abs(one.timeline.columns.start - zero - truth).max())
-        yield one.rank, error, one.bound_ns, one.method
+        yield one.rank, error, one.bound_ns, one.time.method
 
 
 def test_measured_clocks_place_ranks_within_their_bounds_drift_included(tmp_path: Path) -> None:

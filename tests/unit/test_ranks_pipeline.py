@@ -74,7 +74,7 @@ class Pipeline:
         self.computed[rank].append((step, len(self.job.programs[rank]) - 1, phase))
 
     def bounds(self) -> Bounds:
-        return Bounds(range(RANKS), [BOUND_NS] * RANKS, ["a"] * RANKS if self._one_clock else ["a", "b", "c"])
+        return Bounds([(rank, BOUND_NS, "a" if self._one_clock else "abc"[rank]) for rank in range(RANKS)])
 
     def read(self, kind: type[Table], first: int, last: int, ranks: Sequence[int] | None = None) -> Table:
         if kind is CollectiveTable:

@@ -14,7 +14,7 @@ from ..timeline.contents import WHOLE_RUN
 from ..timeline.join import join
 from ..timeline.memory import allocated, format_bytes
 from ..timeline.rewrite import move_times, replace_processes
-from .job_time import JobTime, RankTime
+from .job_time import RankTime
 from .rank_folder import RankRecording, load_own_time
 
 
@@ -22,16 +22,19 @@ class RankTimeline(NamedTuple):
     """One rank in the time of the job.
 
     Attributes:
-        rank: its number.
+        time: the place of its own times in the job's.
         timeline: in Unix nanoseconds of the job's clock.
         bound_ns: how far its times are off at most.
-        method: how its place in time was found, see `RankTime`.
     """
 
-    rank: int
+    time: RankTime
     timeline: Timeline
     bound_ns: int
-    method: str
+
+    @property
+    def rank(self) -> int:
+        """Its number."""
+        return self.time.rank
 
     @property
     def peak_bytes(self) -> int | None:
@@ -68,16 +71,16 @@ def load_rank(file: RankRecording, time: RankTime, steps: Steps | None = None) -
     Raises:
         ModtraceError: it cannot be read.
     """
-    return place_rank(load_own_time(file, steps), file, time)
+    return place_rank(load_own_time(file, steps), time)
 
 
-def place_rank(own: Timeline, file: RankRecording, time: RankTime) -> RankTimeline:
+def place_rank(own: Timeline, time: RankTime) -> RankTimeline:
     """Move what was read of a rank's recording to the time of the job."""
     moments = np.concatenate([own.slices.start, own.slices.end])
-    return RankTimeline(file.rank, move_times(own, time.move), time.bound_ns(moments), time.method)
+    return RankTimeline(time, move_times(own, time.move), time.bound_ns(moments))
 
 
-def all_ranks_timeline(ranks: Sequence[RankTimeline], job: JobTime) -> Timeline:
+def all_ranks_timeline(ranks: Sequence[RankTimeline]) -> Timeline:
     """Return one timeline of all ranks, each a process of its own even where process ids are equal.
 
     A rank's process says how far its times are off; the metadata hold the same of each rank, and how it was found.
@@ -91,7 +94,7 @@ def all_ranks_timeline(ranks: Sequence[RankTimeline], job: JobTime) -> Timeline:
     # The steps of the first rank are those of the whole.
     marks = [mark for mark in ranks[0].timeline.marks if mark.kind != "sync"]
     placed = [
-        {"rank": one.rank, "bound_ns": one.bound_ns, "method": one.method, "clock": job[one.rank].clock}
+        {"rank": one.rank, "bound_ns": one.bound_ns, "method": one.time.method, "clock": one.time.clock}
         | ({} if one.peak_bytes is None else {"peak_bytes": one.peak_bytes})
         for one in ranks
     ]

@@ -252,11 +252,7 @@ class DatasetTables:
 
     def bounds(self) -> Bounds:
         """Return how far the times of each rank are off."""
-        return Bounds(
-            [one.rank for one in self.ranks],
-            [one.bound_ns for one in self.ranks],
-            [one.clock for one in self.ranks],
-        )
+        return Bounds([(one.rank, one.bound_ns, one.clock) for one in self.ranks])
 
     def read(self, kind: type[Table], first: int, last: int, ranks: Sequence[int] | None = None) -> Table:
         """Return the rows of a kind of table, as `RankTables.read` does; no ranges, of which a dataset keeps none."""

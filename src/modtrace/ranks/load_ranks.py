@@ -50,4 +50,4 @@ def load_ranks(
         chosen = [file for file in files if file.rank in wanted]
     if not chosen:
         raise ModtraceError(f"{os.fspath(folder)}: none of these ranks is in it; it holds {rank_list(job.ranks)}")
-    return all_ranks_timeline([load_rank(file, job[file.rank], steps) for file in chosen], job)
+    return all_ranks_timeline([load_rank(file, job[file.rank], steps) for file in chosen])

@@ -19,7 +19,7 @@ from .._errors import ModtraceError, WriteError
 from .._numbering import Numbering
 from .._system.processes import map_in_processes, processor_count
 from ..timeline import Track
-from .all_ranks import RankTimeline, place_rank
+from .all_ranks import place_rank
 from .dataset_tables import (
     FOLDERS,
     TABLES,
@@ -182,7 +182,7 @@ def _parts(part: Sequence[tuple[RankRecording, RankTime]], entries: list[RankEnt
         source, spans, bound_ns = _fingerprint(file), 0, 0
         tracks = Numbering[Track]()  # each piece has its own
         for own in load_pieces(file):
-            one: RankTimeline = place_rank(own, file, time)
+            one = place_rank(own, time)
             tables = {name: MAKERS[kind](one.timeline, one.rank) for kind, name in FOLDERS.items()}
             numbers = np.array([tracks[track] for track in one.timeline.tracks] or [0], np.int32)
             tables["spans"] = tables["spans"]._replace(track=numbers[tables["spans"].track])

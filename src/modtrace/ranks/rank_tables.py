@@ -281,15 +281,13 @@ class Bounds:
     """How far the times of ranks are off at most.
 
     Args:
-        ranks: ascending.
-        bound_ns: of each rank.
-        clocks: of each rank: those with one clock are compared without error.
+        ranks: number, bound in ns, and clock of each, ascending: those with one clock are compared without error.
     """
 
-    def __init__(self, ranks: Sequence[int], bound_ns: Sequence[int], clocks: Sequence[str]) -> None:
-        self._ranks = np.array(ranks, np.int64)
-        self._bound = np.array(bound_ns, np.int64)
-        self._clock = np.unique(np.array(clocks, object), return_inverse=True)[1] if len(clocks) else self._ranks
+    def __init__(self, ranks: Sequence[tuple[int, int, str]]) -> None:
+        self._ranks = np.array([rank for rank, _, _ in ranks], np.int64)
+        self._bound = np.array([bound_ns for _, bound_ns, _ in ranks], np.int64)
+        self._clock = number_distinct([clock for _, _, clock in ranks])[1]
 
     def largest_bound(self, rank: int, others: Int64Array) -> int:
         """Return how wrong the time between a rank and any of the others can be, ns."""
@@ -358,9 +356,7 @@ class FolderTables:
 
     def __init__(self, files: Sequence[RankRecording], job: JobTime, steps: Steps | None = None) -> None:
         loaded = [load_rank(file, job[file.rank], steps) for file in files]
-        self._bounds = Bounds(
-            [one.rank for one in loaded], [one.bound_ns for one in loaded], [job[one.rank].clock for one in loaded]
-        )
+        self._bounds = Bounds([(one.rank, one.bound_ns, one.time.clock) for one in loaded])
         self.peak_bytes = {one.rank: peak for one in loaded if (peak := one.peak_bytes) is not None}
         self._tables = {
             kind: {one.rank: make(one.timeline, one.rank) for one in loaded} for kind, make in MAKERS.items()

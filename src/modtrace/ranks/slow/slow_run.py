@@ -159,13 +159,13 @@ class SlowRun:
         return lines + [peak_sentence(self.peak_bytes)] * bool(self.peak_bytes)
 
     def _rank_sentence(self, one: LateRank) -> str:
-        each = one.cost_ns / max(one.steps, 1) / 1e6
+        each = _ms(one.cost_ns / max(one.steps, 1))
         where = ", ".join(_module_text(fqn, phase) for fqn, phase, *_ in one.modules[:1])
         share = f" ({100 * one.saved_ns / self.duration_ns:.1f} %)" if self.duration_ns else ""
         return (
-            f"rank {one.rank} was late in {one.steps:,} of {counted(len(self.steps), 'step')}, by {each:,.3f} ms on "
+            f"rank {one.rank} was late in {one.steps:,} of {counted(len(self.steps), 'step')}, by {each} ms on "
             f"average{f', mostly in {where}' if where else ''}; without this delay the run would be "
-            f"{one.saved_ns / 1e6:,.3f} ms shorter{share}"
+            f"{_ms(one.saved_ns)} ms shorter{share}"
         )
 
     @property
@@ -225,17 +225,11 @@ class SlowRun:
 
     def _rank_table(self, limit: int | None = None) -> Table:
         """Return the late ranks by what they cost."""
-        rows = [
-            [
-                str(one.rank),
-                str(one.steps),
-                f"{one.cost_ns / 1e6:,.3f}",
-                f"{one.saved_ns / 1e6:,.3f}",
-                "slow" if one.is_slow else "now and then",
-                _module_text(*one.modules[0][:2]) if one.modules else "",
-            ]
-            for one in self.late[:limit]
-        ]
+        rows = []
+        for one in self.late[:limit]:
+            verdict = "slow" if one.is_slow else "now and then"
+            place = _module_text(one.modules[0].fqn, one.modules[0].phase) if one.modules else ""
+            rows.append([str(one.rank), str(one.steps), _ms(one.cost_ns), _ms(one.saved_ns), verdict, place])
         headings = ["rank", "late in steps", "cost ms", "saved ms", "verdict", "mostly in"]
         return Table(headings, rows, ["number", "number", "number", "number", "text", "name"], [0] * 6)
 
@@ -251,7 +245,7 @@ class SlowRun:
                 ranks.setdefault(module[:2], []).append(one.rank)
         in_order = sorted(totals.items(), key=lambda item: -item[1][1])[:limit]
         rows = [
-            [fqn or _OUTSIDE_TEXT, phase, str(steps), f"{cost / 1e6:,.3f}", rank_list(ranks[fqn, phase])]
+            [fqn or _OUTSIDE_TEXT, phase, str(steps), _ms(cost), rank_list(ranks[fqn, phase])]
             for (fqn, phase), (steps, cost) in in_order
         ]
         kinds: list[Any] = ["name", "text", "number", "number", "text"]
@@ -262,21 +256,13 @@ class SlowRun:
         in_order = sorted(self.steps, key=lambda step: (step.verdict != "late", -step.cost_ns, step.step))
         rows = []
         for step in in_order[:limit]:
-            told = step.verdict != "even"
             module, phase = step.modules[0][:2] if step.modules else ("", "")
-            rows.append(
-                [
-                    str(step.step),
-                    step.verdict,
-                    str(step.rank) if told else "",
-                    module or (_OUTSIDE_TEXT if step.modules else ""),
-                    phase,
-                    f"{step.cost_ns / 1e6:,.3f}" if told else "",
-                    f"{step.lateness_ns / 1e6:,.3f}" if told else "",
-                    f"{step.bound_ns / 1e3:,.1f}",
-                    f"{step.duration_ns / 1e6:,.3f}" if step.duration_ns else "",
-                ]
-            )
+            module = module or (_OUTSIDE_TEXT if step.modules else "")
+            told = (str(step.rank), module, phase, _ms(step.cost_ns), _ms(step.lateness_ns))
+            if step.verdict == "even":
+                told = ("", module, phase, "", "")
+            duration = _ms(step.duration_ns) if step.duration_ns else ""
+            rows.append([str(step.step), step.verdict, *told, f"{step.bound_ns / 1e3:,.1f}", duration])
         headings = ["step", "verdict", "rank", "module", "phase", "cost ms", "late by ms", "± µs", "step ms"]
         kinds: list[Any] = ["number", "text", "number", "name", "text", "number", "number", "number", "number"]
         return Table(headings, rows, kinds, [0] * len(headings))
@@ -292,6 +278,10 @@ class SlowRun:
             "peak_bytes": [{"rank": rank, "peak_bytes": peak} for rank, peak in self.peak_bytes.items()],
             "steps": json_values(self.steps),
         }
+
+
+def _ms(ns: float) -> str:
+    return f"{ns / 1e6:,.3f}"
 
 
 def _module_text(fqn: str, phase: str) -> str:
