@@ -11,6 +11,7 @@ from .._system.files import begins_with
 from ..read import FileKind, file_kind_by_head, load
 from ..read.ring_file import SHOWN_EVENTS, Steps, too_large
 from ..ring import MAGIC, Kind, RingSnapshot, newest_rings, read_ring, read_ring_rank, ring_serials
+from ..ring.collective_text import parse_ranks
 from ..timeline import Collectives, ReadRing, Timeline, build_in_pieces, build_timeline, find_pieces
 from ..timeline.decode.pieces import PIECE_KINDS
 from ..timeline.decode.window import build_around
@@ -89,20 +90,12 @@ def parse_rank_list(text: str) -> tuple[list[int], int]:
     Raises:
         ValueError: it is no such list.
     """
-    ranks: list[int] = []
-    worst = 0
-    for part in text.split(","):
-        first, dash, last = part.partition("-")
-        if part.startswith("worst:"):
-            worst = int(part.removeprefix("worst:"))
-            if worst < 1:
-                raise ValueError(part)
-        else:
-            numbers = range(int(first), int(last if dash else first) + 1)
-            if not numbers or numbers.start < 0 or len(numbers) > 1 << 20:
-                raise ValueError(part)
-            ranks.extend(numbers)
-    return sorted(set(ranks)), worst
+    parts = text.split(",")
+    worst = [int(part.removeprefix("worst:")) for part in parts if part.startswith("worst:")]
+    ranks = [rank for part in parts if not part.startswith("worst:") for rank in parse_ranks(part or "-")]
+    if min(worst, default=1) < 1:
+        raise ValueError(text)
+    return sorted(set(ranks)), worst[-1] if worst else 0
 
 
 def _read(
