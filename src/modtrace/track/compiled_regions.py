@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from .._after_import import call_after_import
-from ..ring import NameTable
 from .optimizer_hook import OptimizerRef, call_listener, step_frames, stepped_in_graph
 from .skip_dynamo import skip_all
 
@@ -87,26 +86,6 @@ def inner_names(modules: tuple[InnerModule, ...], *, is_call_of_module: bool) ->
         if path:
             names.append(f"{path}: {module_class}")
     return names
-
-
-class CompiledModuleNames:
-    """Notes beside the name of a span which modules run inside it, compiled.
-
-    Args:
-        table: takes the notes.
-    """
-
-    def __init__(self, table: NameTable) -> None:
-        self._table = table
-        self._by_name: dict[int, dict[str, None]] = {}
-
-    def add(self, name_id: int, names: list[str]) -> None:
-        """Note that these run inside the calls of that name, beside those that are known to."""
-        known = self._by_name.setdefault(name_id, {})
-        if known.keys() >= set(names):
-            return
-        known.update(dict.fromkeys(names))
-        self._table.compiled(name_id, ", ".join(known))
 
 
 _PREFIX = "__compiled_fn"

@@ -20,7 +20,7 @@ from ..._interrupts import Exclusive
 from ...ring import NameTable
 from ...ring.slot_format import NO_NAME
 from ...timeline.contents import COMPILED_CLASS
-from ..compiled_regions import CompiledModuleNames, CompiledRegion, inner_names, is_inside_region
+from ..compiled_regions import CompiledRegion, inner_names, is_inside_region
 from .modules import (
     Backoff,
     MethodCall,
@@ -77,7 +77,8 @@ class ModuleNames:
         self._models = None if model is None else _Models(model)
         self._distinct = _DistinctNames() if tell_apart else None
         self._outermost = OutermostModules()
-        self._compiled = CompiledModuleNames(table)
+        # By the name of a span, the modules that run inside it, compiled.
+        self._compiled: dict[int, dict[str, None]] = {}
         self._fqns: dict[int, str] = {}
         # What the names of those inside begin with: of a wrapper, as if it was not there.
         self._prefixes: dict[int, str] = {}
@@ -160,12 +161,19 @@ class ModuleNames:
             return NO_NAME
         inner = inner_names(region.inner_modules, is_call_of_module=region.is_call_of_module)
         if open_calls and (region.is_call_of_module or is_compiled(open_calls[0][0])):
-            self._compiled.add(open_calls[0][1], inner)
+            self._note_compiled(open_calls[0][1], inner)
             return NO_NAME
         prefix = f"{self._prefixes[open_calls[0][1]]}." if open_calls else ""
         name_id = self._add(region.label, f"{prefix}{region.label}", COMPILED_CLASS)
-        self._compiled.add(name_id, inner)
+        self._note_compiled(name_id, inner)
         return name_id
+
+    def _note_compiled(self, name_id: int, modules: list[str]) -> None:
+        """Note that these modules run inside the calls of a name, beside those that are known to."""
+        known = self._compiled.setdefault(name_id, {})
+        if not known.keys() >= set(modules):
+            known.update(dict.fromkeys(modules))
+            self._table.compiled(name_id, ", ".join(known))
 
     def _resolve_method(self, call: MethodCall, open_calls: Sequence[OpenCall]) -> int:
         """Return the name of a method's call; `NO_NAME` directly inside a call of its module, which shows it."""
