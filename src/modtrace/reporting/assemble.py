@@ -79,10 +79,6 @@ class ProfileSource:
         self.timeline = _without_notes(load(self._clean.path))
         self.count = len(self._clean.times)
         self.notes = list(self._clean.notes)
-        if self._clean.dropped:
-            self.notes.append(
-                f"{self._clean.dropped:,} events of the profiler's trace were left out as not known to be harmless"
-            )
 
     def part(self, max_items: int) -> TracePart:
         """Return the slowest steps that have at most `max_items` events, else the last `max_items` events."""

@@ -247,8 +247,7 @@ class CleanProfile:
         steps: float64[steps], µs from the base, ascending: when steps begin.
         step_durations: float64[steps], µs.
         end: µs from the base: when the last event ends.
-        dropped: how many events were left out because they are not known to be harmless.
-        notes: what was wrong with the file.
+        notes: what was wrong with the file, and left out of it.
     """
 
     path: Path
@@ -257,7 +256,6 @@ class CleanProfile:
     steps: Float64Array
     step_durations: Float64Array
     end: float
-    dropped: int
     notes: list[str]
 
 
@@ -302,8 +300,10 @@ def clean_profile(path: str | os.PathLike[str], out: Path, names: ReportNames) -
         writer.close(_clean_keys(stream.keys, base))
     order = np.argsort(steps, kind="stable")
     notes = [re.sub(r"^byte \d+: ", "", note) for note in stream.notes]
+    if dropped := event_filter.dropped:
+        notes.append(f"{dropped:,} events of the profiler's trace were left out as not known to be harmless")
     step_starts, step_durations = np.asarray(steps)[order], np.asarray(durations)[order]
-    return CleanProfile(out, base, np.sort(times), step_starts, step_durations, end, event_filter.dropped, notes)
+    return CleanProfile(out, base, np.sort(times), step_starts, step_durations, end, notes)
 
 
 def cut_profile(profile: CleanProfile, out: Path, windows: Sequence[tuple[float, float]]) -> None:
