@@ -34,10 +34,10 @@ def interval(parse_number: Callable[[str], Number]) -> Callable[[str], tuple[Num
         if not colon or any(bound is not None and not math.isfinite(bound) for bound in bounds):
             raise click.BadParameter(f"{text!r} is not A:B, two numbers of which one may be missing.")
         first, last = bounds
-        numbers_steps: object = parse_number
-        from_both_ends = numbers_steps is int and first is not None and last is not None and (first < 0) != (last < 0)
-        if first is not None and last is not None and last < first and not from_both_ends:
-            raise click.BadParameter(f"{text!r} ends before it starts.")
+        if first is not None and last is not None and last < first:
+            from_both_ends = isinstance(first, int) and (first < 0) != (last < 0)
+            if not from_both_ends:
+                raise click.BadParameter(f"{text!r} ends before it starts.")
         return first, last
 
     return parse
