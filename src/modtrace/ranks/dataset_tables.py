@@ -346,6 +346,7 @@ def _run(connection: Any, sql: str) -> pa.Table:
         relation = connection.sql(sql)
         if relation is None:
             raise ModtraceError("the SQL returns nothing; it should be one SELECT")
-        return relation.to_arrow_table()
+        # Of several columns with one name, as a join can have, all but the first are numbered so.
+        return relation.select("*").to_arrow_table()
     except duckdb.Error as error:
         raise ModtraceError(f"the SQL cannot be run: {error}") from error

@@ -1,7 +1,6 @@
 """`modtrace ranks`: the recordings of all ranks of a job together."""
 
 import importlib.util
-import itertools
 import json
 import math
 import os
@@ -176,13 +175,12 @@ def query_dataset(dataset: str, sql: str, output_format: TableFormat, each_bucke
 def _print(found: "pa.Table", output_format: TableFormat) -> None:
     from ..._tables import Table, to_csv, to_markdown, to_text
 
-    names = _distinct(found.column_names)
-    rows = list(zip(*(column.to_pylist() for column in found.columns), strict=True))
+    names, rows = found.column_names, found.to_pylist()
     if output_format == "json":
-        objects = [{name: _json_value(value) for name, value in zip(names, row, strict=True)} for row in rows]
+        objects = [{name: _json_value(value) for name, value in row.items()} for row in rows]
         click.echo(json.dumps(objects, default=str))
         return
-    cells = [["" if value is None else str(value) for value in row] for row in rows]
+    cells = [["" if value is None else str(value) for value in row.values()] for row in rows]
     if output_format == "csv":
         click.echo(to_csv(names, cells), nl=False)
         return
@@ -195,15 +193,6 @@ def _print(found: "pa.Table", output_format: TableFormat) -> None:
     table = Table(names, cells, kinds, [0] * len(names))
     for line in to_markdown(table) if output_format == "markdown" else to_text(table):
         echo(line)
-
-
-def _distinct(names: Sequence[str]) -> list[str]:
-    """Return the names of columns; of those with one name, as a join can have, all but the first are numbered."""
-    taken: dict[str, None] = {}
-    for name in names:
-        candidates = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(1)))
-        taken[next(candidate for candidate in candidates if candidate not in taken)] = None
-    return list(taken)
 
 
 def _json_value(value: object) -> object:
