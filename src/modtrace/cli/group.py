@@ -4,7 +4,7 @@ import importlib
 import io
 import sys
 from types import TracebackType
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -59,25 +59,6 @@ class ScriptError(BaseException):
         self.traceback = traceback
 
 
-class CliError(click.ClickException):
-    """One of our errors, as the command line shows it: one line on stderr, exit code 1."""
-
-    def show(self, file: IO[Any] | None = None) -> None:  # noqa: ARG002 (click's signature)
-        """Print `modtrace: MESSAGE`, with line breaks in the message as spaces."""
-        echo(f"modtrace: {' '.join(self.message.splitlines())}", err=True)
-
-
-class CliUsageError(click.UsageError):
-    """Wrong usage, in the style of all other errors, with a line on the right usage; exit code 2."""
-
-    def show(self, file: IO[Any] | None = None) -> None:
-        """Print how the command is used, and `modtrace: MESSAGE`."""
-        if self.ctx is not None:
-            usage = " ".join(self.ctx.get_usage().split())
-            echo(f"{usage}; help: {self.ctx.command_path} -h", err=True)
-        CliError(self.format_message()).show(file)
-
-
 class LazyGroup(click.Group):
     """The subcommands of `_SECTIONS`."""
 
@@ -113,27 +94,33 @@ class LazyGroup(click.Group):
             sys.stdout.reconfigure(errors="replace")
         return super().resolve_command(ctx, args)
 
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run a subcommand; a `ModtraceError` becomes a `CliError`, wrong usage a `CliUsageError`."""
+    def main(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Run a subcommand and exit: with 1 and a line on stderr for a `ModtraceError`, with 2 for wrong usage."""
+        status: object
+        run: Any = super().main
         try:
-            return super().invoke(ctx)
+            status = run(*args, **kwargs, standalone_mode=False)
         except ModtraceError as error:
-            raise CliError(str(error)) from error
-        except click.UsageError as error:
-            _raise_in_our_style(error)
+            status = 1
+            _say(str(error))
+        except click.Abort:
+            status = 1
+            echo("Aborted!", err=True)
+        except click.ClickException as error:
+            status = error.exit_code
+            if not isinstance(error, click.UsageError) or isinstance(error, click.exceptions.NoArgsIsHelpError):
+                error.show()
+            else:
+                if error.ctx is not None:
+                    usage = " ".join(error.ctx.get_usage().split())
+                    echo(f"{usage}; help: {error.ctx.command_path} -h", err=True)
+                _say(_message_of(error))
+        sys.exit(status if isinstance(status, int) else 0)
 
-    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        """Parse the arguments before the subcommand; wrong usage becomes a `CliUsageError`."""
-        try:
-            return super().make_context(*args, **kwargs)
-        except click.UsageError as error:
-            _raise_in_our_style(error)
 
-
-def _raise_in_our_style(error: click.UsageError) -> NoReturn:
-    if isinstance(error, CliUsageError | click.exceptions.NoArgsIsHelpError):
-        raise error
-    raise CliUsageError(_message_of(error), error.ctx) from error
+def _say(message: str) -> None:
+    """Print an error as one line, with line breaks in it as spaces."""
+    echo(f"modtrace: {' '.join(message.splitlines())}", err=True)
 
 
 def _message_of(error: click.UsageError) -> str:
