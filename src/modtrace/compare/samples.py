@@ -59,7 +59,7 @@ def take_samples(timeline: Timeline, by: GroupBy = "module", step_by: str | None
     duration_ns = np.array([step.training_ns for step in whole], np.int64)
     warm_up = warm_up_steps(duration_ns)
     steps = np.array([step.step for step in whole[warm_up:]], np.int64)
-    name_fqns = _plain_fqns(timeline) if by == "module" else [name.module_class for name in timeline.names]
+    name_fqns = [plain_fqn(name.fqn) if by == "module" else name.module_class for name in timeline.names]
     fqns = list(dict.fromkeys(name_fqns))
     index_of = {fqn: index for index, fqn in enumerate(fqns)}
     module = np.array([index_of[fqn] for fqn in name_fqns], np.int64)
@@ -101,21 +101,6 @@ def _ranks_of(timeline: Timeline, module: Int64Array, count: int) -> Int64Array:
     process = np.array([processes[track.process] for track in timeline.tracks] or [0], np.int64)
     pairs = np.unique(module * max(len(processes), 1) + process[timeline.columns.track])
     return np.bincount(pairs // max(len(processes), 1), minlength=count)
-
-
-def _plain_fqns(timeline: Timeline) -> list[str]:
-    """Return the plain names; wrappers in front are replaced by the class of what they wrap."""
-    names = [(name.fqn, name.module_class) for name in timeline.names]
-    while wrapped := {
-        fqn: module_class for fqn, module_class in names if fqn.count(".") == 1 and "." not in plain_fqn(fqn)
-    }:
-        roots = {fqn.partition(".")[0]: fqn for fqn in wrapped}
-        inside = [(fqn, roots.get(fqn.partition(".")[0], "")) for fqn, _ in names]
-        names = [
-            (wrapped[root] + fqn[len(root) :] if root and f"{fqn}.".startswith(f"{root}.") else fqn, module_class)
-            for (fqn, root), (_, module_class) in zip(inside, names, strict=True)
-        ]
-    return [plain_fqn(fqn) for fqn, _ in names]
 
 
 def plain_fqn(fqn: str, renamed: Mapping[str, str] | None = None) -> str:
