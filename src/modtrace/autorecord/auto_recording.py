@@ -173,11 +173,7 @@ def _say_where(path: str) -> None:
 _VARIABLE = "MODTRACE"
 _RING_SUFFIX = ".modtrace"
 _EXAMPLES = "MODTRACE=trace.pftrace, or MODTRACE=ring=run-%r.modtrace,path=run-%r.pftrace"
-_PARSERS: Mapping[str, Callable[[str], Any]] = {
-    "path": str,
-    "save_on_term": parse_flag,
-    **PARSERS,
-}
+_PARSERS: Mapping[str, Callable[[str], Any]] = {"path": str, "save_on_term": parse_flag, **PARSERS}
 
 
 def start_from_variable() -> None:

@@ -148,11 +148,7 @@ def _show_version(context: click.Context, _parameter: click.Parameter, wanted: b
     context.exit()
 
 
-@click.group(
-    "modtrace",
-    cls=LazyGroup,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+@click.group("modtrace", cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version, help="Show versions."
 )

@@ -52,11 +52,7 @@ def _name_map(_context: click.Context, _parameter: click.Parameter, pairs: tuple
 @click.option("--verbose", is_flag=True, help="List modules without a difference beyond the noise too.")
 @only_option
 @value_option(
-    "--by",
-    click.Choice(["module", "class"]),
-    None,
-    "What is compared; a baseline has what it was saved by.",
-    "module",
+    "--by", click.Choice(["module", "class"]), None, "What is compared; a baseline has what it was saved by.", "module"
 )
 @step_by_option
 @click.option(

@@ -148,12 +148,7 @@ def _recording_options(function: Callable[..., None]) -> Callable[..., None]:
 @click.option("--save-on-term/--no-save-on-term", default=False, help="Save OUT if SIGTERM ends SCRIPT.")
 @_recording_options
 def run_command(
-    script: str,
-    arguments: tuple[str, ...],
-    as_module: bool,
-    output: str | None,
-    save_on_term: bool,
-    **options: Any,
+    script: str, arguments: tuple[str, ...], as_module: bool, output: str | None, save_on_term: bool, **options: Any
 ) -> None:
     """Run SCRIPT with its ARGUMENTS, unchanged, and record its modules.
 

@@ -36,12 +36,7 @@ REFRESH_S = 1.0
 )
 @text_or_json_option
 def where_command(
-    rings: tuple[str, ...],
-    dumps: tuple[str, ...],
-    watch: bool,
-    output_format: TextFormat,
-    stacks: bool,
-    whole: bool,
+    rings: tuple[str, ...], dumps: tuple[str, ...], watch: bool, output_format: TextFormat, stacks: bool, whole: bool
 ) -> None:
     """Say which modules each process is in: phase, class, for how long, how long it usually takes, and the last step.
 
