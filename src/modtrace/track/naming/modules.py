@@ -17,8 +17,6 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from ..._interrupts import WeakMap
-
 _class_name = type.__dict__["__name__"].__get__
 _class_module = type.__dict__["__module__"].__get__
 
@@ -190,17 +188,11 @@ _ATTRIBUTES = frozenset(how.attribute for how in _WRAPPERS.values())
 _PREFIXED = {"FSDPModule", "ReplicateModule"}
 """Classes of torch.distributed that it puts before a module's own, in a class that it makes for it."""
 
-_NONE = Wrapping("", False)
-_known: WeakMap[type, Wrapping] = WeakMap()
-
 
 def _wrapping(kind: type) -> Wrapping | None:
     """Return how modules of a class wrap another one, None where they do not."""
-    how = _known.get(kind)
-    if how is None:
-        bases = ((_module_of_class(base), name_of_class(base)) for base in kind.__mro__)
-        how = _known[kind] = next((_WRAPPERS[base] for base in bases if base in _WRAPPERS), _NONE)
-    return None if how is _NONE else how
+    bases = ((_module_of_class(base), name_of_class(base)) for base in kind.__mro__)
+    return next((_WRAPPERS[base] for base in bases if base in _WRAPPERS), None)
 
 
 def is_scripted(kind: type) -> bool:
