@@ -22,8 +22,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import modtrace
+from modtrace.ring.collective_text import OPERATORS
 from modtrace.timeline import launching_spans
-from modtrace.track.collectives import OPERATORS
 from tests.support.own_output import keep_own_output
 
 Step = Callable[[], object]

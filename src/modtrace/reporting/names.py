@@ -8,6 +8,7 @@ import re
 import socket
 from collections.abc import Callable, Iterable, Mapping
 
+from ..ring.collective_text import COLLECTIVES
 from ..ring.range_text import CATEGORIES
 from ..timeline import Name
 from ..timeline.contents import RANGE_CLASS, REGION_CLASS, range_name
@@ -131,14 +132,6 @@ _KNOWN_COUNTER = re.compile(
     r"process RSS|allocated|could not be allocated|cuda:\d+ (?:allocated|reserved)|bytes|Total (?:Allocated|Reserved)"
 )
 _KNOWN_GROUP = re.compile(r"\d{1,6}|default_pg|undefined|", re.ASCII)
-_COLLECTIVES = frozenset(
-    (
-        *("", "all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_into_tensor_coalesced"),
-        *("all_reduce", "all_reduce_coalesced", "all_to_all", "all_to_all_single", "barrier", "broadcast", "gather"),
-        *("monitored_barrier", "recv", "recv_any_source", "reduce", "reduce_scatter", "reduce_scatter_tensor"),
-        *("reduce_scatter_tensor_coalesced", "scatter", "send"),
-    )
-)
 _IDENTIFIER = re.compile(r"(?:autograd::engine::evaluate_function: )?[\w:.~<>,*&#\[\]]{1,200}")
 _MEMORY_COPY = re.compile(r"(?:Memcpy|Memset) [\w (>-]+\)")
 _NUMBERED_CLASS = re.compile(r"(.*)_(\d+)", re.DOTALL)
@@ -210,7 +203,9 @@ class ReportNames:
 
     def collective(self, operator: str) -> str:
         """Return the operator of a collective if torch has it, else an alias."""
-        return self._use("collective", operator if operator in _COLLECTIVES else self._alias("collective ", operator))
+        return self._use(
+            "collective", operator if operator in COLLECTIVES or not operator else self._alias("collective ", operator)
+        )
 
     def group(self, text: str) -> str:
         """Return the name or description of a process group if torch chose it, else an alias."""

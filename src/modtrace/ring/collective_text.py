@@ -6,6 +6,24 @@ from typing import NamedTuple
 
 _MAX_RANKS = 1 << 20
 
+OPERATORS = {
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce_coalesced",
+    "allgather": "all_gather",
+    "_allgather_base": "all_gather_into_tensor",
+    "allgather_coalesced": "all_gather_coalesced",
+    "allgather_into_tensor_coalesced": "all_gather_into_tensor_coalesced",
+    "_reduce_scatter_base": "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor_coalesced",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all_single",
+}
+"""The operators of c10d, without their last underscore, that `torch.distributed` calls something else."""
+SAME_NAME = ("reduce_scatter", "broadcast", "reduce", "gather", "scatter", "barrier", "monitored_barrier")
+PEER_OPERATORS = ("send", "recv")
+COLLECTIVES = frozenset((*OPERATORS.values(), *SAME_NAME, *PEER_OPERATORS, "recv_any_source"))
+"""The operators as `torch.distributed` calls them."""
+
 
 class CollectiveName(NamedTuple):
     """What a collective is called.

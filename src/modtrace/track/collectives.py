@@ -16,26 +16,10 @@ from torch.compiler import is_dynamo_compiling
 
 from .._interrupts import WeakMap
 from ..ring import Kind, NameTable
-from ..ring.collective_text import collective_text, rank_list
+from ..ring.collective_text import OPERATORS, PEER_OPERATORS, SAME_NAME, collective_text, rank_list
 from ..ring.slot_format import NO_NAME, NOT_AWAITED_BIT
 from .call_patch import Patch, PatchTarget, WrappedFunction
 from .event_sink import EventSink, OnError, warn_once
-
-OPERATORS = {
-    "allreduce": "all_reduce",
-    "allreduce_coalesced": "all_reduce_coalesced",
-    "allgather": "all_gather",
-    "_allgather_base": "all_gather_into_tensor",
-    "allgather_coalesced": "all_gather_coalesced",
-    "allgather_into_tensor_coalesced": "all_gather_into_tensor_coalesced",
-    "_reduce_scatter_base": "reduce_scatter_tensor",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor_coalesced",
-    "alltoall": "all_to_all",
-    "alltoall_base": "all_to_all_single",
-}
-"""The operators of c10d, without their last underscore, that `torch.distributed` calls something else."""
-_SAME_NAME = ("reduce_scatter", "broadcast", "reduce", "gather", "scatter", "barrier", "monitored_barrier")
-_PEER_OPERATORS = ("send", "recv")
 
 
 class CollectiveNames:
@@ -114,7 +98,7 @@ def _wait_patch(native: ModuleType) -> Patch:
 
 
 _METHODS = {
-    **{operator: operator for operator in (*OPERATORS, *_SAME_NAME, *_PEER_OPERATORS)},
+    **{operator: operator for operator in (*OPERATORS, *SAME_NAME, *PEER_OPERATORS)},
     "recv_anysource": "recv_any_source",
     # What later versions of torch call some of them.
     "all_gather_single": "_allgather_base",
@@ -162,13 +146,13 @@ class PortableCollectives:
         """
         try:
             warn_once(_PORTABLE_LIMITS)
-            peer = args[1] if operator in _PEER_OPERATORS and len(args) > 1 and type(args[1]) is int else -1
+            peer = args[1] if operator in PEER_OPERATORS and len(args) > 1 and type(args[1]) is int else -1
             key = (operator, str(group.group_name), peer, _device_type(args))
             name_id = self._name_ids.get(key)
             if name_id is None:
                 name_id = self._name_ids[key] = self._name(key)
             # What goes to or comes from one rank is in order with that rank only.
-            count_key = (key[1], name_id if operator in (*_PEER_OPERATORS, "recv_any_source") else -1)
+            count_key = (key[1], name_id if operator in (*PEER_OPERATORS, "recv_any_source") else -1)
             counter = self._counters.setdefault(count_key, itertools.count().__next__)()
             self._events.write_event(Kind.COLLECTIVE_ENTER, name_id, counter)
         except Exception as error:
