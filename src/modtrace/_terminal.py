@@ -1,7 +1,6 @@
 """What people read: text of unknown origin made safe to print, and numbers of things."""
 
 import textwrap
-import unicodedata
 
 
 def is_terminal(stream: object) -> bool:
@@ -45,10 +44,9 @@ def cell_width(text: str) -> int:
     """Return how many cells of a terminal a printable text takes: 2 for a wide character, 0 for a combining one."""
     if text.isascii():
         return len(text)
-    return sum(
-        0 if unicodedata.category(c) in {"Mn", "Me"} else 2 if unicodedata.east_asian_width(c) in "WF" else 1
-        for c in text
-    )
+    from rich.cells import cell_len  # most texts do without
+
+    return cell_len(text)
 
 
 def padded(text: str, width: int) -> str:
