@@ -21,6 +21,35 @@ PyRef exchange_compiler(PyObject* compiler) {
   return before;
 }
 
+// Calls a Python function. torch.compile replaces the evaluation of frames, and would compile this one into the user's;
+// while it runs, frames are evaluated as usual.
+PyRef call_without_dynamo(const PyRef& function, PyObject* first, PyObject* second = nullptr,
+                          PyObject* third = nullptr) {
+  const bool replaced = _PyInterpreterState_GetEvalFrameFunc(PyInterpreterState_Get()) != _PyEval_EvalFrameDefault;
+  const PyRef compiler = replaced ? exchange_compiler(Py_None) : PyRef();
+  PyRef result = steal(PyObject_CallFunctionObjArgs(function.get(), first, second, third, nullptr));
+  if (compiler) {
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    exchange_compiler(compiler.get());
+    PyErr_Restore(type, value, traceback);
+  }
+  return result;
+}
+
+// Hands the pending Python error to the recording, which stops; the user's call goes on. An error that the recording
+// raises again is the user's own (an interrupt), and is pending afterwards.
+void report_error(Session& session) {
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  PyErr_NormalizeException(&type, &value, &traceback);
+  if (traceback != nullptr) PyException_SetTraceback(value, traceback);
+  const PyRef owned_type = steal(type), error = steal(value), owned_traceback = steal(traceback);
+  // The session may end in there.
+  const PyRef on_error = borrow(session.on_error.get());
+  call_without_dynamo(on_error, error ? error.get() : Py_None);
+}
+
 struct PendingError {
   PyObject *type, *value, *traceback;
 };
@@ -70,19 +99,6 @@ void release_session(Session& session) {
   if (--session.references == 0) delete &session;
 }
 
-PyRef call_without_dynamo(const PyRef& function, PyObject* first, PyObject* second, PyObject* third) {
-  const bool replaced = _PyInterpreterState_GetEvalFrameFunc(PyInterpreterState_Get()) != _PyEval_EvalFrameDefault;
-  const PyRef compiler = replaced ? exchange_compiler(Py_None) : PyRef();
-  PyRef result = steal(PyObject_CallFunctionObjArgs(function.get(), first, second, third, nullptr));
-  if (compiler) {
-    PyObject *type, *value, *traceback;
-    PyErr_Fetch(&type, &value, &traceback);
-    exchange_compiler(compiler.get());
-    PyErr_Restore(type, value, traceback);
-  }
-  return result;
-}
-
 PyRef ask(Session& session, const PyRef& function, PyObject* first, PyObject* second, PyObject* third) {
   const SessionRef hold(session);
   const PyRef held = borrow(function.get());  // the session may let it go meanwhile
@@ -98,17 +114,6 @@ void raise_later() {
   if (Py_AddPendingCall(raise_pending, error) == 0) return;
   raise_pending(error);  // too many are waiting
   PyErr_WriteUnraisable(nullptr);
-}
-
-void report_error(Session& session) {
-  PyObject *type, *value, *traceback;
-  PyErr_Fetch(&type, &value, &traceback);
-  PyErr_NormalizeException(&type, &value, &traceback);
-  if (traceback != nullptr) PyException_SetTraceback(value, traceback);
-  const PyRef owned_type = steal(type), error = steal(value), owned_traceback = steal(traceback);
-  // The session may end in there.
-  const PyRef on_error = borrow(session.on_error.get());
-  call_without_dynamo(on_error, error ? error.get() : Py_None);
 }
 
 }  // namespace modtrace

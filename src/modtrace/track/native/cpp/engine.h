@@ -10,7 +10,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <ctime>
 #include <map>
 #include <memory>
@@ -41,7 +40,6 @@ class SequenceBoundaries {
   void add(uint64_t sequence) {
     if (sequence == newest_) return;
     if (words_ == nullptr || sequence > newest_) advance(sequence);
-    if (words_ == nullptr) return;
     words_[sequence / 64 % kWords] |= uint64_t{1} << sequence % 64;
   }
 
@@ -65,7 +63,7 @@ class SequenceBoundaries {
     return false;
   }
 
-  // False before the first boundary, and where there is no memory for them.
+  // False before the first boundary.
   bool allocated() const { return words_ != nullptr; }
 
   void reset() {
@@ -77,16 +75,11 @@ class SequenceBoundaries {
   static constexpr uint64_t kWords = kSequenceWindow / 64;
   static constexpr uint64_t kNone = ~uint64_t{0};
 
-  struct Free {
-    void operator()(uint64_t* words) const { std::free(words); }
-  };
-
   // Moves the window up to this number, and clears the words that enter it.
   void advance(uint64_t sequence) {
     const uint64_t target = sequence / 64;
     if (words_ == nullptr) {
-      // Pages of it that are never written take no memory.
-      words_.reset(static_cast<uint64_t*>(std::calloc(kWords, sizeof(uint64_t))));
+      words_ = std::make_unique<uint64_t[]>(kWords);
     } else {
       uint64_t cleared = newest_ / 64;
       if (target - cleared > kWords) cleared = target - kWords;
@@ -96,7 +89,7 @@ class SequenceBoundaries {
   }
 
   uint64_t newest_ = kNone;
-  std::unique_ptr<uint64_t[], Free> words_;
+  std::unique_ptr<uint64_t[]> words_;
 };
 
 constexpr size_t kMaxConcurrentPasses = 256;
@@ -361,22 +354,13 @@ class SessionRef {
   Session& session_;
 };
 
-// Calls a Python function of ours. torch.compile replaces the evaluation of frames, and would compile this one into the
-// user's; while it runs, frames are evaluated as usual.
-PyRef call_without_dynamo(const PyRef& function, PyObject* first = nullptr, PyObject* second = nullptr,
-                          PyObject* third = nullptr);
-
-// Calls such a function for a session, unless making its arguments has failed. Null where that or the call failed,
-// which is reported, or the session has ended. Needs the interpreter's lock.
+// Calls a Python function of ours for a session, unless making its arguments has failed. Null where that or the call
+// failed, which is reported, or the session has ended. Needs the interpreter's lock.
 PyRef ask(Session& session, const PyRef& function, PyObject* first = nullptr, PyObject* second = nullptr,
           PyObject* third = nullptr);
 
 // Has the pending error, if there is one, raised in the main thread: that of a handler of a signal, which ran while
 // torch called us where nothing can be raised.
 void raise_later();
-
-// Hands the pending Python error to the recording, which stops; the user's call goes on. An error that the recording
-// raises again is the user's own (an interrupt), and is pending afterwards.
-void report_error(Session& session);
 
 }  // namespace modtrace

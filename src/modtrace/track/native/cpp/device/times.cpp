@@ -24,11 +24,12 @@ bool has_context(DeviceTimes& times, c10::Device device) {
   return true;
 }
 
-// Whether a graph is captured from the stream. CUDA's legacy default stream does not say so while others capture: any
-// work on it would end their captures.
-bool captures(const c10::impl::DeviceGuardImplInterface& guard, const c10::Stream& stream) {
+// Whether a graph is captured from the stream, as far as this torch tells. CUDA's legacy default stream does not say so
+// while others capture: any work on it would end their captures.
+bool captures(const auto& guard, const c10::Stream& stream) {
   try {
-    return is_capturing(guard, stream, 0);
+    if constexpr (requires { guard.isStreamCapturing(stream); }) return guard.isStreamCapturing(stream);
+    return false;
   } catch (const std::exception&) {
     return true;
   }
@@ -44,6 +45,15 @@ std::shared_ptr<DeviceStream> find_stream(DeviceTimes& times, ThreadState& threa
   times.streams.push_back(std::make_shared<DeviceStream>(stream, key));
   write_without_gil(thread, kDeviceStream << kKindShift | key, stream.id());
   return times.streams.back();
+}
+
+// An event of the device that is free, or null where the next record makes one. Under the mutex.
+void* take_unused_event(DeviceTimes& times, c10::DeviceIndex device) {
+  std::vector<void*>& unused = times.unused[device];
+  if (unused.empty()) return nullptr;
+  void* event = unused.back();
+  unused.pop_back();
+  return event;
 }
 
 // Whether the session of a thread is the one that records. Under the mutex.
@@ -132,14 +142,6 @@ void take_back_events(DeviceTimes& times) {
 }
 
 }  // namespace
-
-void* take_unused_event(DeviceTimes& times, c10::DeviceIndex device) {
-  std::vector<void*>& unused = times.unused[device];
-  if (unused.empty()) return nullptr;
-  void* event = unused.back();
-  unused.pop_back();
-  return event;
-}
 
 void fail_device_times(DeviceTimes& times, const char* message) {
   if (&times == device_times.load()) engine.device_times_active.store(false);

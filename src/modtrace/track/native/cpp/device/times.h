@@ -106,17 +106,4 @@ void fail_device_times(DeviceTimes& times, const char* message);
 // What the reader's thread runs.
 void read_device_events(DeviceTimes& times);
 
-// An event of the device that is free, or null where the next record makes one. Under the mutex.
-void* take_unused_event(DeviceTimes& times, c10::DeviceIndex device);
-
-// Not every torch has it.
-template <class Guard>
-auto is_capturing(const Guard& guard, const c10::Stream& stream, int) -> decltype(guard.isStreamCapturing(stream)) {
-  return guard.isStreamCapturing(stream);
-}
-template <class Guard>
-bool is_capturing(const Guard&, const c10::Stream&, long) {
-  return false;
-}
-
 }  // namespace modtrace
