@@ -96,13 +96,11 @@ def like_module_times(parts: Iterable[SpanTable], own_time: OwnTime) -> LikeModu
 
 
 def _rank_rows(spans: SpanTable, own_time: OwnTime, rank: int, fqn: Int64Array, like: Int64Array) -> Int64Array:
-    of_rank = own_time.of_rank(rank)
-    segments = segments_of(spans, of_rank, rank)
-    own = of_rank.until(segments.end) - of_rank.until(segments.begin)
+    segments = segments_of(spans, own_time, rank)
     name, phase = np.divmod(segments.key, len(PHASES))
     step = spans.step[segments.owner].astype(np.int64)
     key, index = np.unique(np.stack([step, fqn[name], phase, like[name]]), axis=1, return_inverse=True)
-    total = np.bincount(index.ravel(), own, key.shape[1]).astype(np.int64)
+    total = np.bincount(index.ravel(), segments.own, key.shape[1]).astype(np.int64)
     step, number, phase, kind = key
     return np.stack([np.full(len(total), rank), step, number, phase, kind, total])
 
@@ -228,9 +226,7 @@ def _shorter(
 ) -> Int64Array:
     """Return by how much the own time before each event is shorter without the excess of some modules of a rank."""
     rank = int(times.rank[rows[0]])
-    of_rank = own_time.of_rank(rank)
-    segments = segments_of(spans, of_rank, rank)
-    own = of_rank.until(segments.end) - of_rank.until(segments.begin)
+    segments = segments_of(spans, own_time, rank)
     inside = slice(*np.searchsorted(events.rank, [rank, rank + 1]).tolist())
     event = np.searchsorted(events.place[inside], segments.end)
     count = inside.stop - inside.start
@@ -240,7 +236,7 @@ def _shorter(
     for row in rows.tolist():
         chosen = (step == times.step[row]) & (phase == times.phase[row]) & (event < count)
         chosen[chosen] = fqn[name[chosen]] == times.fqns[times.fqn[row]]
-        weights = np.bincount(event[chosen], own[chosen].astype(np.float64), count).astype(np.float64)
+        weights = np.bincount(event[chosen], segments.own[chosen].astype(np.float64), count).astype(np.float64)
         shorten(shorter, events, inside, weights, int(times.excess[row]))
     return shorter
 

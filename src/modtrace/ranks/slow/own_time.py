@@ -61,12 +61,14 @@ class Segments(NamedTuple):
         key: int64, name × phases + phase.
         begin: int64, on the axis of `OwnTime`.
         end: int64.
+        own: int64, own time in between, ns.
     """
 
     owner: Int64Array
     key: Int64Array
     begin: Int64Array
     end: Int64Array
+    own: Int64Array
 
 
 def segments_of(spans: SpanTable, own_time: OwnTime, rank: int) -> Segments:
@@ -79,7 +81,7 @@ def segments_of(spans: SpanTable, own_time: OwnTime, rank: int) -> Segments:
     """
     count = len(spans.start)
     if not count:
-        return Segments(*np.empty((4, 0), np.int64))
+        return Segments(*np.empty((5, 0), np.int64))
     parent = find_parents(spans.track.astype(np.int64), spans.depth.astype(np.int64))
     track = np.concatenate([spans.track, spans.track])
     time = np.concatenate([spans.start, spans.start + spans.duration])
@@ -94,4 +96,5 @@ def segments_of(spans: SpanTable, own_time: OwnTime, rank: int) -> Segments:
     owner, begin, end = owner[goes_on], begin[goes_on], end[goes_on]
     ranks = np.full(len(owner), rank, np.int64)
     key = spans.name[owner].astype(np.int64) * len(PHASES) + spans.phase[owner]
-    return Segments(owner, key, own_time.place(ranks, begin), own_time.place(ranks, end))
+    begin, end, of_rank = own_time.place(ranks, begin), own_time.place(ranks, end), own_time.of_rank(rank)
+    return Segments(owner, key, begin, end, of_rank.until(end) - of_rank.until(begin))
