@@ -22,6 +22,15 @@ def processor_count() -> int:
     return os.cpu_count() or 1
 
 
+_NICENESS = 10
+
+
+def give_way() -> None:
+    """Let other processes run before this one and those that it starts, where the system can do that."""
+    if hasattr(os, "nice"):  # not on Windows
+        os.nice(_NICENESS)
+
+
 T = TypeVar("T")
 R = TypeVar("R")
 

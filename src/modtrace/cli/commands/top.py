@@ -1,7 +1,6 @@
 """`modtrace top`: what a job does now."""
 
 import json
-import os
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,6 @@ _MAX_EVENTS = 1 << 16
 """Of all rings together: what is read again and again must not keep a core busy."""
 _MIN_EVENTS = 1 << 12
 _PIPE_WIDTH = 120
-_NICENESS = 10
 _SECONDS = click.FloatRange(0.1, 3600)
 
 
@@ -39,7 +37,7 @@ def top_command(rings: tuple[str, ...], seconds: float, refresh: float, output_f
     Keys: q quits, p pauses, s sorts by the next column, - and + fold, m shows a line per rank, [ and ] choose a rank,
     arrows scroll. Into a pipe, and as JSON, the state of now is printed once.
     """
-    from ..._system.processes import ParallelReader
+    from ..._system.processes import ParallelReader, give_way
     from ...top.screen import ScreenState, render
 
     console = make_console()
@@ -47,8 +45,7 @@ def top_command(rings: tuple[str, ...], seconds: float, refresh: float, output_f
         if console.is_terminal and output_format == "text":
             from ...top.live import show_live
 
-            if hasattr(os, "nice"):  # not on Windows; processes that this one starts give way to others too
-                os.nice(_NICENESS)
+            give_way()
             show_live(lambda: _read(reader, rings, seconds), console, refresh)
             return
         job = _read(reader, rings, seconds)

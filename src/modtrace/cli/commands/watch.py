@@ -1,6 +1,5 @@
 """`modtrace watch`: keep the window around what is slow in a running job."""
 
-import os
 import re
 import signal
 from pathlib import Path
@@ -14,7 +13,6 @@ from ..output import echo
 if TYPE_CHECKING:
     from ...watching.watch import LookSink
 
-_NICENESS = 10
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMG]?)B?")
 _FACTORS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 
@@ -66,6 +64,7 @@ def watch_command(
     Recording.keep("why") is kept too. The first step is never slow.
     """
     from ..._errors import ModtraceError
+    from ..._system.processes import give_way
     from ...watching.conditions import parse_conditions
     from ...watching.steps_file import StepsFile
     from ...watching.watch import Watcher
@@ -76,8 +75,7 @@ def watch_command(
         parsed = parse_conditions(conditions)
     except ModtraceError as error:
         raise click.UsageError(f"--keep-when: {error}.") from None
-    if hasattr(os, "nice"):  # not on Windows
-        os.nice(_NICENESS)
+    give_way()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what waits is saved then too
     folder = Path(output) if output else kept_folder(rings[0])
     keep = KeepLimits(limits["around"], limits["pause"], limits["max_kept"], limits["max_bytes"])
