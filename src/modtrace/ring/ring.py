@@ -109,16 +109,17 @@ class Ring:
             serials: read the events with these numbers alone; None: all.
             without: of `serials`, leave out the events of these kinds, but for the first and the last.
         """
-        blocks = slot_blocks(self._slots(), serials)
+        blocks = slot_blocks(self.slots(), serials)
         slots = read_slots(blocks, self.capacity, *(() if serials is None else (serials, without)))
         return RingSnapshot(slots, list(self.names.records), self.metadata)
 
     def serials(self) -> range:
         """Return the serial numbers of the events that the ring holds now."""
-        recorded = int(self._slots()[:, -1].max())
+        recorded = int(self.slots()[:, -1].max())
         return range(max(0, recorded - self.capacity), recorded)
 
-    def _slots(self) -> Int64Array:
+    def slots(self) -> Int64Array:
+        """Return a view of the slots, int64[capacity, 4]; other threads may go on writing."""
         words = np.frombuffer(self.buffer, np.int64, self.capacity * WORDS_PER_SLOT, self.offset)
         return words.reshape(-1, WORDS_PER_SLOT)
 

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 from torch.compiler import is_dynamo_compiling
@@ -28,7 +27,6 @@ from ...ring.slot_format import (
     SEQUENCE_BITS,
     SEQUENCE_MASK,
     THREAD_SHIFT,
-    WORDS_PER_SLOT,
 )
 from ..call_patch import Patch, WrappedFunction
 from ..checkpoint_reruns import CheckpointReruns
@@ -290,9 +288,8 @@ class PortableEngine(SegmentHooks):
     def _undo_enter(self, frame: CallFrame, meta: int, value: int) -> None:
         """Exit a call that an interrupt kept from being made; its exit is written if its enter was."""
         frame.thread.stack_depth = frame.depth - 1
-        slots = np.frombuffer(self._ring.buffer, np.int64, self._ring.capacity * WORDS_PER_SLOT, self._ring.offset)
-        slots = slots.reshape(-1, WORDS_PER_SLOT)
-        if np.any((slots[:, 0] & (1 << LAP_SHIFT) - 1 == meta) & (slots[:, 2] == value)):
+        slots = self._ring.slots()
+        if ((slots[:, 0] & (1 << LAP_SHIFT) - 1 == meta) & (slots[:, 2] == value)).any():
             self.exit(frame, None)
 
     def _thread(self) -> ThreadState:
