@@ -105,13 +105,9 @@ class NativeEngine:
             self._device_times.stop()
         self._native.stop()
         self.finish_notes()
-        if self._ranges is not None:
-            self._ranges.stop()
         # Begun by another thread meanwhile.
         self._native.stop_device_times()
-        for patch in _patches(self._native):
-            patch.uninstall()
-        self._collectives.stop()
+        self._restore()
 
     def finish_notes(self) -> None:
         """Note what is known of events that were written and not noted with them, before the ring is read."""
@@ -121,13 +117,17 @@ class NativeEngine:
     def after_fork(self) -> None:
         """Stop in a forked child, whose ring is its parent's."""
         self._native.after_fork()
+        self._restore()
+        if self._device_times is not None:
+            self._device_times.after_fork()
+
+    def _restore(self) -> None:
+        """Restore what of torch was wrapped, and switch off what stays wrapped."""
         if self._ranges is not None:
             self._ranges.stop()
         for patch in _patches(self._native):
             patch.uninstall()
         self._collectives.stop()
-        if self._device_times is not None:
-            self._device_times.after_fork()
 
     def write_event(self, kind: Kind, name: int, value: int) -> None:
         """Write one event of this thread."""
