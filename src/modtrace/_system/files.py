@@ -78,17 +78,16 @@ FileKind = tuple[str, ...] | Callable[[str], bool]
 """Which files of a folder are meant: the ends of their names, or a function that decides by the path."""
 
 
-def find_recordings(paths: Iterable[str], kind: FileKind = RECORDING_SUFFIXES) -> list[str]:
-    """Return the files that arguments mean, each once.
+def find_recordings(paths: Iterable[str]) -> list[str]:
+    """Return the recordings that arguments mean, each once; a file that is named itself may be called anything.
 
     Args:
         paths: files, folders, and patterns that the shell did not expand.
-        kind: which files of a folder; one that is named itself may be called anything.
 
     Raises:
         ModtraceError: a folder holds none, or nothing matches a pattern.
     """
-    return list(dict.fromkeys(file for path in paths for file in _files_of(path, kind)))
+    return list(dict.fromkeys(file for path in paths for file in _files_of(path, RECORDING_SUFFIXES)))
 
 
 def find_each(paths: Iterable[str], kind: FileKind) -> tuple[list[str], list[str]]:

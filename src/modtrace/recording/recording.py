@@ -66,12 +66,12 @@ class Recording:
         max_steps: int | None,
         schedule: Schedule | None,
         on_signal: int | None,
-        worker_rings: WorkerRings | None = None,
-        kept_windows: KeptWindows | None = None,
+        worker_rings: WorkerRings | None,
+        kept_windows: KeptWindows,
     ) -> None:
         if max_steps is not None and not (isinstance(max_steps, int) and max_steps >= 1):
             raise RecordingError(f"max_steps is {max_steps!r}; it must be a whole number, 1 or more, or None")
-        self._kept_windows = kept_windows or KeptWindows(None, ring)
+        self._kept_windows = kept_windows
         if on_signal is not None and path is None and not self._kept_windows.on_signal:
             raise RecordingError("on_signal needs a path to save to, or keep_when='signal'")
         self._cycles = Cycles(schedule)
