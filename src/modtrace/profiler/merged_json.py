@@ -3,7 +3,6 @@
 The recording is written as a saved trace has it. Its rows go right above those of the profiler's threads.
 """
 
-import functools
 import itertools
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
@@ -12,22 +11,19 @@ from typing import Any
 import orjson
 
 from ..formats.chrome_values import TrackKey
-from ..formats.escape import escaped, escaped_name
+from ..formats.escape import escaped, escaped_json
 from ..formats.event_stream import Chunk, EventStream
 from ..formats.merge_metadata import MERGED, metadata_json
 from ..formats.trace_kind import BYTE_ORDER_MARK
-from ..timeline import PHASES
 from ..write.atomic_file import Sink
 from ..write.chrome import ChromeTimeline, row_metadata_events
-from ..write.chrome_events import span_head
 from ..write.lanes import Lanes
 from ..write.slices import microseconds
 from ..write.step_parts import part_counters
-from .device_work import NO_MODULE, NoModuleReason
 from .event_columns import ProfilerEvents
 from .json_time_rounding import nest_after_rounding, nested_timeline, time_quantum_ns
 from .overlay import Overlay
-from .stream_spans import collective_name
+from .stream_spans import StreamSlice, describe_slices
 
 _BLOCK = 1 << 12
 """Spans whose text is in memory at a time."""
@@ -136,32 +132,22 @@ def _device_events(overlaid: Overlay, events: ProfilerEvents, places: "_RowPlace
         rows[track] = pid, tid
         name_of_stream = events.thread_names.get((pid, stream), f"stream {stream}").strip()
         yield from row_metadata_events(pid, tid, escaped(f"modules · {name_of_stream}"), sort_index)
-    slices, timeline = overlaid.devices, overlaid.timeline_with_captures
-    columns, names = timeline.columns, timeline.names
+    slices = overlaid.devices
     start, duration = nest_after_rounding(slices.track, slices.start, slices.end, slices.parent, slices.depth, quantum)
-    head_of = functools.lru_cache(maxsize=1 << 14)(span_head)
-    texts: list[bytes] = []
-    fields = slices.track, start, duration, slices.span, slices.work, slices.collective, slices.step, slices.reason
-    rows_of_fields = zip(*(field.tolist() for field in fields), strict=True)
-    for track, start_ns, duration_ns, span, work, collective, step, reason in rows_of_fields:
-        pid, tid = rows[track]
-        times = b'"gpu_work":%d},"ts":%b,"dur":%b}' % (work, microseconds(start_ns), microseconds(duration_ns))
-        name = names[columns.name[span]] if span >= 0 else None
-        if collective >= 0:
-            name = collective_name(overlaid.collective_names[collective], name)
-        if span >= 0 and name is not None:
-            head = head_of(pid, tid, PHASES[columns.phase[span]], escaped_name(name))
-            texts.append(head + b'%d,"step":%d,' % (columns.call[span], step) + times)
-        else:
-            label = NO_MODULE if name is None else name.label
-            event = {"ph": "X", "pid": pid, "tid": tid, "cat": "gpu", "name": label}
-            reason_text = orjson.dumps(NoModuleReason(reason).text)
-            texts.append(orjson.dumps(event)[:-1] + b',"args":{"reason":' + reason_text + b"," + times)
-        if len(texts) == _BLOCK:
-            yield b",\n".join(texts)
-            texts.clear()
-    if texts:
-        yield b",\n".join(texts)
+    described = describe_slices(slices, overlaid.timeline_with_captures, overlaid.collective_names)
+    texts = itertools.starmap(
+        _slice_event,
+        zip(map(rows.get, slices.track.tolist()), start.tolist(), duration.tolist(), described, strict=True),
+    )
+    while some := [*itertools.islice(texts, _BLOCK)]:
+        yield b",\n".join(some)
+
+
+def _slice_event(row: tuple[int | str, int], start_ns: int, duration_ns: int, shown: StreamSlice) -> bytes:
+    pid, tid = row
+    what = {"cat": shown.category, "name": escaped(shown.label), "args": escaped_json(shown.args)}
+    text = orjson.dumps({"ph": "X", "pid": pid, "tid": tid, **what})
+    return b'%b,"ts":%b,"dur":%b}' % (text[:-1], microseconds(start_ns), microseconds(duration_ns))
 
 
 class _RowPlaces:

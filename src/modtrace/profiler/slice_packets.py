@@ -27,25 +27,17 @@ from .._typing import Float64Array, Int64Array
 from ..formats.chrome_values import MAX_TIME_US, TrackKey, is_track_key, microseconds_to_ns
 from ..formats.escape import UNNAMED, escaped
 from ..formats.perfetto_ids import PROFILER_FLOW, PROFILER_SEQUENCE
-from ..write.perfetto_descriptors import serialize
+from ..write.perfetto_descriptors import following_packet, interned_packets, serialize
 from ..write.protobuf_columns import ByteTable, RaggedColumn, interleave, message_field_tag, track_event_packets, varint
 
 _CHUNK = 1 << 13
 """Packets that are in memory at a time."""
-_NAMES_PER_PACKET = 10_000
 _NAME_IID = message_field_tag(TrackEvent, "name_iid")
 _BEGIN, _END, _INSTANT = TrackEvent.TYPE_SLICE_BEGIN, TrackEvent.TYPE_SLICE_END, TrackEvent.TYPE_INSTANT
 _TYPE_BITS = 2
 """Bits that mark these three."""
 _MAX_MESSAGES = 1000
 _SLICE_PHASES, _FLOW_PHASES = ("X", "i", "I"), ("s", "f")
-
-
-def sequence_packet() -> TracePacket:
-    """Return a packet on the sequence of the profiler's events that builds on what the sequence defined before."""
-    return TracePacket(
-        trusted_packet_sequence_id=PROFILER_SEQUENCE, sequence_flags=TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
-    )
 
 
 class EventEncoder:
@@ -103,18 +95,8 @@ class EventEncoder:
 
     def interned_packets(self) -> Iterator[TracePacket]:
         """Yield the packets that say what the ids mean; they come before all events."""
-        names = list(self.names.items())
-        for first in range(0, len(names), _NAMES_PER_PACKET):
-            packet = sequence_packet()
-            for text, iid in names[first : first + _NAMES_PER_PACKET]:
-                packet.interned_data.event_names.add(iid=iid, name=escaped(text) or UNNAMED)
-            yield packet
-        packet = sequence_packet()
-        for text, iid in self._categories.items():
-            packet.interned_data.event_categories.add(iid=iid, name=escaped(text))
-        for text, iid in self._arg_names.items():
-            packet.interned_data.debug_annotation_names.add(iid=iid, name=escaped(text))
-        yield packet
+        names = [escaped(name) or UNNAMED for name in self.names]
+        return interned_packets(PROFILER_SEQUENCE, names, map(escaped, self._categories), map(escaped, self._arg_names))
 
 
 @dataclass
@@ -309,7 +291,7 @@ def slice_packets(
         kind: ByteTable([TrackEvent(type=kind, track_uuid=uuid).SerializeToString() for uuid in uuids])
         for kind in (_BEGIN, _END, _INSTANT)
     }
-    sequence = sequence_packet().SerializeToString()
+    sequence = following_packet(PROFILER_SEQUENCE).SerializeToString()
     names = np.array(name, np.int64)
     for first in range(0, len(events), _CHUNK):
         event, type_, row_of = (column[first : first + _CHUNK] for column in (events, types, rows))

@@ -1,17 +1,19 @@
 """Spans above the streams of GPUs: which module's work ran when, and which collective."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .._numbering import Numbering
 from .._typing import Int8Array, Int64Array
-from ..timeline import Name, Slices, Timeline
+from ..formats.escape import UNNAMED
+from ..timeline import PHASES, Name, Slices, Timeline
 from ..timeline.decode.path_spans import LabelledInterval, spans_from_intervals
 from ..timeline.gpu_tracks import add_gpu_tracks
 from .call_lookup import CallIndex
-from .device_work import WorkOwners
+from .device_work import NO_MODULE, NoModuleReason, WorkOwners
 from .event_columns import ProfilerEvents
 
 COMMUNICATION = "communication"
@@ -131,6 +133,42 @@ def with_stream_spans(timeline: Timeline, events: ProfilerEvents, spans: StreamS
     start, end, step = spans.start[known], spans.end[known], spans.step[known]
     rows = Slices.of(start=start, end=end, name=name, phase=calls.phase, track=stream, call=calls.call, step=step)
     return add_gpu_tracks(timeline, streams, rows, [*timeline.names, *numbers])
+
+
+class StreamSlice(NamedTuple):
+    """How a merged trace shows a span above a stream.
+
+    Attributes:
+        category: the phase of its call; "gpu" if it belongs to no call.
+        label: what it is called.
+        args: which call that is, or the reason why there is none, and how many kernels, memcpys and memsets are in it.
+    """
+
+    category: str
+    label: str
+    args: dict[str, Any]
+
+
+def describe_slices(spans: StreamSpans, timeline: Timeline, collective_names: Sequence[str]) -> Iterator[StreamSlice]:
+    """Yield what a merged trace says of each span above a stream.
+
+    Args:
+        spans: as `build_stream_spans` returns them.
+        timeline: the timeline whose spans `spans.span` points to.
+        collective_names: what `spans.collective` points to.
+    """
+    columns = timeline.columns
+    links = spans.span, spans.work, spans.collective, spans.step, spans.reason
+    for span, work, collective, step, reason in zip(*(column.tolist() for column in links), strict=True):
+        name = timeline.names[columns.name[span]] if span >= 0 else None
+        if collective >= 0:
+            name = collective_name(collective_names[collective], name)
+        label = NO_MODULE if name is None else name.label or UNNAMED
+        if span >= 0 and name is not None:
+            call = {"fqn": name.fqn, "module_class": name.module_class, "call": int(columns.call[span]), "step": step}
+            yield StreamSlice(PHASES[columns.phase[span]], label, call | {"gpu_work": work})
+        else:
+            yield StreamSlice("gpu", label, {"reason": NoModuleReason(reason).text, "gpu_work": work})
 
 
 class _Paths:

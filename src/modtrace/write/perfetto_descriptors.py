@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,19 +75,48 @@ class InternTable:
 
     def packets(self, sequence: int) -> Iterator[TracePacket]:
         """Yield the packets that define what numbers mean on a sequence."""
-        for first in range(0, max(len(self._labels), 1), _NAMES_PER_PACKET):
-            packet = TracePacket(trusted_packet_sequence_id=sequence, sequence_flags=2)
-            for iid, label in enumerate(self._labels[first : first + _NAMES_PER_PACKET], first + 1):
-                packet.interned_data.event_names.add(iid=iid, name=label)
-            yield packet
-        packet = TracePacket(trusted_packet_sequence_id=sequence, sequence_flags=2)
-        for iid, phase in enumerate(PHASES, 1):
-            packet.interned_data.event_categories.add(iid=iid, name=phase)
-        for name, iid in self.annotations.items():
-            packet.interned_data.debug_annotation_names.add(iid=iid, name=name)
-        for text, iid in self.texts.items():
-            packet.interned_data.debug_annotation_string_values.add(iid=iid, str=text.encode())
+        yield from interned_packets(sequence, self._labels, PHASES, self.annotations, self.texts)
+
+
+def following_packet(sequence: int) -> TracePacket:
+    """Return a packet that builds on what its sequence defined before."""
+    return TracePacket(trusted_packet_sequence_id=sequence, sequence_flags=TracePacket.SEQ_NEEDS_INCREMENTAL_STATE)
+
+
+def interned_packets(
+    sequence: int, names: Sequence[str], categories: Iterable[str], arg_names: Iterable[str], texts: Iterable[str] = ()
+) -> Iterator[TracePacket]:
+    """Yield the packets that define what numbers mean on a sequence: those of each kind count from 1."""
+    for first in range(0, len(names), _NAMES_PER_PACKET):
+        packet = following_packet(sequence)
+        for iid, name in enumerate(names[first : first + _NAMES_PER_PACKET], first + 1):
+            packet.interned_data.event_names.add(iid=iid, name=name)
         yield packet
+    packet = following_packet(sequence)
+    for iid, name in enumerate(categories, 1):
+        packet.interned_data.event_categories.add(iid=iid, name=name)
+    for iid, name in enumerate(arg_names, 1):
+        packet.interned_data.debug_annotation_names.add(iid=iid, name=name)
+    for iid, text in enumerate(texts, 1):
+        packet.interned_data.debug_annotation_string_values.add(iid=iid, str=text.encode())
+    yield packet
+
+
+def track_uuid(what: str) -> int:
+    """Return the uuid of a track, by a text that says which one it is."""
+    return int.from_bytes(hashlib.blake2b(what.encode(), digest_size=8).digest(), "little") or 1
+
+
+def describe_track(
+    sequence: int, uuid: int, parent: int | None = None, rank: int | None = None, name: str | None = None
+) -> TracePacket:
+    """Return the descriptor of a track; `rank` says where it is among the tracks of its parent."""
+    # Perfetto merges tracks of one name unless it is told not to.
+    unmerged = TrackDescriptor.SIBLING_MERGE_BEHAVIOR_NONE
+    track = TrackDescriptor(
+        uuid=uuid, parent_uuid=parent, name=name, sibling_order_rank=rank, sibling_merge_behavior=unmerged
+    )
+    return TracePacket(trusted_packet_sequence_id=sequence, track_descriptor=track)
 
 
 class TrackParents(NamedTuple):
@@ -129,7 +158,7 @@ class TrackDescriptors:
 
         Counters of parts of steps are behind the timeline's.
         """
-        return int.from_bytes(hashlib.blake2b(f"{self._recording} {what}".encode(), digest_size=8).digest(), "little")
+        return track_uuid(f"{self._recording} {what}")
 
     def packets(self) -> Iterator[TracePacket]:
         """Yield what describes the trace as a whole, and the tracks, parents first."""
@@ -185,27 +214,14 @@ class TrackDescriptors:
         return packet
 
     def _process(self, process: Process, pid: int | str, rank: int) -> TracePacket:
-        packet = TracePacket(trusted_packet_sequence_id=self._sequence)
-        descriptor = packet.track_descriptor
-        descriptor.uuid = self.uuid(process)
-        descriptor.process.pid = _int32(pid)
-        descriptor.process.process_name = escaped(process.name) or UNNAMED
-        descriptor.child_ordering = TrackDescriptor.EXPLICIT
-        descriptor.sibling_order_rank = rank
+        packet = self._track(process, parent=None, rank=rank)
+        described = packet.track_descriptor.process
+        described.pid, described.process_name = _int32(pid), escaped(process.name) or UNNAMED
         return packet
 
     def _track(self, *what: object, parent: int | None, rank: int, name: str | None = None) -> TracePacket:
-        packet = TracePacket(trusted_packet_sequence_id=self._sequence)
-        descriptor = packet.track_descriptor
-        descriptor.uuid = self.uuid(*what)
-        if parent is not None:
-            descriptor.parent_uuid = parent
-        if name is not None:
-            descriptor.name = name
-        descriptor.child_ordering = TrackDescriptor.EXPLICIT
-        descriptor.sibling_order_rank = rank
-        # Perfetto merges tracks of one name unless it is told not to.
-        descriptor.sibling_merge_behavior = TrackDescriptor.SIBLING_MERGE_BEHAVIOR_NONE
+        packet = describe_track(self._sequence, self.uuid(*what), parent, rank, name)
+        packet.track_descriptor.child_ordering = TrackDescriptor.EXPLICIT
         return packet
 
     def _counter(self, index: int, process: Process, name: str, unit: str) -> TracePacket:
