@@ -13,7 +13,7 @@ import modtrace
 from modtrace import Timeline
 from modtrace.checking import check
 from modtrace.timeline import build_timeline
-from modtrace.timeline.gpu_tracks import on_gpu, without_gpu
+from modtrace.timeline.select import on_gpu, without_gpu
 from tests.support.device_steps import device_steps
 from tests.support.event_script import WALL
 from tests.support.kineto import trace, x

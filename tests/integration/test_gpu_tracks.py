@@ -16,7 +16,7 @@ import pytest
 import modtrace
 from modtrace.read import load
 from modtrace.timeline import Timeline
-from modtrace.timeline.gpu_tracks import on_gpu, without_gpu
+from modtrace.timeline.select import on_gpu, without_gpu
 from modtrace.write.html import payload
 from tests.integration.test_merge import each_trace, ns, synthetic
 from tests.support.kineto import recording, trace, x

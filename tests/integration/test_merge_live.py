@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.checkpoint import checkpoint
 
 import modtrace
-from modtrace.timeline.rewrite import move_times
+from modtrace.timeline.join import move_times
 from tests.support.trace_processor import TraceProcessor
 
 CPU = [ProfilerActivity.CPU]

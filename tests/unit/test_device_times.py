@@ -14,7 +14,7 @@ from modtrace.ring import Kind
 from modtrace.ring.slot_format import NO_NAME, SEQUENCE_BITS, STREAM_NUMBER_BITS
 from modtrace.timeline import build_timeline
 from modtrace.timeline.decode.device_points import device_clock
-from modtrace.timeline.gpu_tracks import without_gpu
+from modtrace.timeline.select import without_gpu
 from modtrace.timeline.summary.device_summary import DeviceModule, DeviceSummary, render_device
 from tests.support.event_script import WALL, EventScript
 

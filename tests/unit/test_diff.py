@@ -20,7 +20,7 @@ from modtrace.compare.samples import Samples, plain_fqn, take_samples
 from modtrace.compare.side_by_side import Side
 from modtrace.compare.verdicts import Change
 from modtrace.timeline import BACKWARD, FORWARD, RECOMPUTE, Columns, Mark, Name, Process, Timeline, Track
-from modtrace.timeline.gpu_tracks import add_gpu_tracks
+from modtrace.timeline.join import add_gpu_tracks
 from modtrace.timeline.select import keep_rows
 from modtrace.timeline.summary import warm_up_steps
 

@@ -15,7 +15,7 @@ from modtrace.cli.group import group
 from modtrace.ring import Kind
 from modtrace.ring.slot_format import NO_NAME
 from modtrace.timeline import Columns, GpuWork, Timeline, build_timeline
-from modtrace.timeline.gpu_tracks import add_gpu_tracks
+from modtrace.timeline.join import add_gpu_tracks
 from modtrace.timeline.summary.flop_summary import peak_tbytes, peak_tflops
 from tests.support.event_script import EventScript
 

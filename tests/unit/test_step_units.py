@@ -15,7 +15,7 @@ from modtrace import ModtraceError
 from modtrace.ring import Kind
 from modtrace.ring.range_text import RangeCategory, range_text
 from modtrace.timeline import Columns, Mark, Name, Slices, Timeline, Track, build_timeline
-from modtrace.timeline.gpu_tracks import add_gpu_tracks
+from modtrace.timeline.join import add_gpu_tracks
 from modtrace.timeline.summary import find_step_bounds, measure_steps
 from modtrace.timeline.summary.parts import divide_steps
 from modtrace.timeline.summary.units import UnitTimes

@@ -15,7 +15,7 @@ from hypothesis import given
 
 from modtrace import load
 from modtrace.timeline import FORWARD, Columns, Mark, Name, Process, StepTimes, Timeline, Track
-from modtrace.timeline.rewrite import move_times
+from modtrace.timeline.join import move_times
 from modtrace.timeline.slices import join_columns, sort_by_start
 from modtrace.timeline.summary import ModuleTimes, find_typical_step
 from modtrace.timeline.summary.percentiles import median, nearest_rank

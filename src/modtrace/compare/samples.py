@@ -8,7 +8,7 @@ import numpy as np
 from .._errors import ModtraceError
 from .._typing import Int64Array
 from ..timeline import PHASES, Timeline
-from ..timeline.gpu_tracks import on_gpu, without_gpu
+from ..timeline.select import on_gpu, without_gpu
 from ..timeline.summary import GroupBy, find_step_bounds, measure_steps, self_times, warm_up_steps
 from ..timeline.summary.parts import divide_steps
 

@@ -8,10 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ..timeline import PHASES, Mark, Process, Stats, Timeline
-from ..timeline.gpu_tracks import on_gpu, without_gpu
-from ..timeline.join import join
-from ..timeline.rewrite import move_times, replace_processes
-from ..timeline.select import modules_only
+from ..timeline.join import join, move_times, replace_processes
+from ..timeline.select import modules_only, on_gpu, without_gpu
 from ..timeline.summary import GroupBy, find_step_bounds, find_typical_step
 from ..write.html import Comparison
 from .samples import SAMPLED_PHASES, plain_fqn

@@ -12,7 +12,7 @@ from ..formats.escape import escaped
 from ..formats.event_stream import Chunk, EventStream
 from ..formats.merge_metadata import END_PACKET, MERGED_PACKET, metadata_json
 from ..formats.perfetto_ids import PROFILER_SEQUENCE, REALTIME_CLOCK
-from ..timeline.rewrite import move_times
+from ..timeline.join import move_times
 from ..write.atomic_file import Sink
 from ..write.perfetto import perfetto_packets
 from ..write.perfetto_descriptors import TrackParents, describe_track, following_packet, serialize, track_uuid

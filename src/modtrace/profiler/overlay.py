@@ -17,9 +17,8 @@ from ..timeline import FORWARD, RECOMPUTE, Columns, Name, Process, Summary, Time
 from ..timeline.contents import REGION_CLASS
 from ..timeline.decode.path_spans import clip_and_nest
 from ..timeline.decode.spans import count_in_group
-from ..timeline.join import join
+from ..timeline.join import join, move_times
 from ..timeline.nesting import InnermostLookup
-from ..timeline.rewrite import move_times
 from ..timeline.select import modules_only, whole_spans
 from ..timeline.slices import in_start_order
 from .alignment import Alignment, align_by_sync_marks, refine_by_operators

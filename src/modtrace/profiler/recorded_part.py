@@ -9,9 +9,8 @@ from .._typing import Int64Array
 from ..formats.merge_metadata import MAX_ANNOTATED
 from ..timeline import Mark, Process, Timeline
 from ..timeline.contents import RANGE_CLASS
-from ..timeline.gpu_tracks import DEVICE_METADATA, without_gpu
-from ..timeline.rewrite import replace_processes
-from ..timeline.select import keep_rows, keep_tracks
+from ..timeline.join import replace_processes
+from ..timeline.select import DEVICE_METADATA, keep_rows, keep_tracks, without_gpu
 from ..timeline.slices import RANGE
 from .event_columns import ProfilerEvents
 

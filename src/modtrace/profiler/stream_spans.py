@@ -11,7 +11,7 @@ from .._typing import Int8Array, Int64Array
 from ..formats.escape import UNNAMED
 from ..timeline import PHASES, Name, Slices, Timeline
 from ..timeline.decode.path_spans import LabelledInterval, spans_from_intervals
-from ..timeline.gpu_tracks import add_gpu_tracks
+from ..timeline.join import add_gpu_tracks
 from .call_lookup import CallIndex
 from .device_work import NO_MODULE, NoModuleReason, WorkOwners
 from .event_columns import ProfilerEvents

@@ -11,9 +11,8 @@ from .._errors import ModtraceError
 from ..read.ring_file import Steps
 from ..timeline import Timeline
 from ..timeline.contents import WHOLE_RUN
-from ..timeline.join import join
+from ..timeline.join import join, move_times, replace_processes
 from ..timeline.memory import allocated, format_bytes
-from ..timeline.rewrite import move_times, replace_processes
 from .job_time import RankTime
 from .rank_folder import RankRecording, load_own_time
 

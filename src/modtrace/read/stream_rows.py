@@ -7,7 +7,7 @@ import numpy as np
 
 from ..formats.escape import restored_name
 from ..timeline import PHASES, Name, Slices, Timeline
-from ..timeline.gpu_tracks import add_gpu_tracks
+from ..timeline.join import add_gpu_tracks
 
 ROW_PREFIX = "modules · "
 """What the name of a row above a stream begins with; the profiler's name of the stream follows."""

@@ -24,8 +24,7 @@ from .._errors import ModtraceError
 from ..record_options import EngineName
 from ..ring import read_ring
 from ..timeline import Process, Timeline, build_timeline
-from ..timeline.join import join
-from ..timeline.rewrite import replace_processes
+from ..timeline.join import join, replace_processes
 from ..timeline.select import first_ended_step
 from ..track.ranges import wrap_method
 

@@ -22,7 +22,7 @@ from .._version import __version__
 from ..read import FileKind, file_kind, load, trace_path
 from ..read.ring_file import Steps, load_shown
 from ..timeline import Timeline
-from ..timeline.excerpt import choose_slowest, last_spans, slowest_steps
+from ..timeline.select import choose_slowest, last_spans, slowest_steps
 from ..write.atomic_file import atomic_writer
 from ..write.html import render_html
 from ..write.perfetto import write_perfetto

@@ -9,8 +9,8 @@ import numpy as np
 from .._version import __version__
 from ..timeline import CollectiveName, CounterSeries, Group, Mark, Process, Stats, Timeline, Track
 from ..timeline.contents import BACKWARD_PASSES, BYTES_ACCESSED, FLOPS, RECOMPUTE_FLOPS, STEPS_END_WITH, TRACK_KINDS
-from ..timeline.gpu_tracks import DEVICE_METADATA
-from ..timeline.rewrite import move_times, replace_processes
+from ..timeline.join import move_times, replace_processes
+from ..timeline.select import DEVICE_METADATA
 from ..write.chrome import first_moment
 from .names import ReportNames
 

@@ -1,20 +1,22 @@
-"""Put slices and timelines together."""
+"""Timelines made of others: with more slices, several together, at other times, with other processes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .._typing import AnyArray
+from .._typing import AnyArray, Int64Array
 from .collectives import CollectiveDetails
-from .contents import Stats
+from .contents import GPU, Process, Stats, Track
+from .nesting import nest_by_time
 from .select import keep_rows
-from .slices import DTYPES, MODULE, Slices, append_to, is_sorted, join_columns, sort_by_start
+from .slices import BACKWARD, DTYPES, MODULE, RECOMPUTE, Slices, append_to, is_sorted, join_columns, sort_by_start
 
 if TYPE_CHECKING:
+    from .contents import Name
     from .timeline import Timeline
 
 
@@ -127,4 +129,64 @@ def join(parts: Sequence[Timeline], track_order: Sequence[int] | None = None, *,
         collective_details=CollectiveDetails.joined([part.collective_details for part in parts]),
         gpu_work=None,
         begin_ns=None,
+    )
+
+
+def add_gpu_tracks(
+    timeline: Timeline, streams: Sequence[tuple[int, int]], spans: Slices, names: Sequence[Name] | None = None
+) -> Timeline:
+    """Return the timeline with a track per stream; a span there has the link of the call that launched its work.
+
+    The tracks belong to the process of the timeline's first track.
+
+    Args:
+        timeline: what ran on threads.
+        streams: device and stream of each track that is to be made.
+        spans: those above the streams, nested on each; their tracks are indices into `streams`, and phase and call are
+            those of the call that launched the work.
+        names: those of the timeline, and behind them what it does not know; None: it knows all.
+    """
+    if not len(spans):
+        return timeline
+    process = timeline.tracks[0].process if timeline.tracks else Process(0)
+    track, link = spans.track + len(timeline.tracks), _links(timeline.columns, spans)
+    tracks = [Track(GPU, f"stream {stream}", stream, process, device, stream) for device, stream in streams]
+    known = replace(timeline, names=timeline.names if names is None else names, tracks=[*timeline.tracks, *tracks])
+    return with_slices(known, nest_by_time(replace(spans, track=track, link=link)))
+
+
+def _links(columns: Slices, spans: Slices) -> Int64Array:
+    """Return the link of each span's call, -1 where it has none; a recompute has none on its thread either."""
+    known: dict[tuple[int, int], int] = {}
+    for row in np.flatnonzero((columns.link >= 0) & (columns.phase <= BACKWARD)).tolist():
+        known.setdefault((int(columns.name[row]), int(columns.call[row])), int(columns.link[row]))
+    keys = zip(spans.name.tolist(), spans.call.tolist(), spans.phase.tolist(), strict=True)
+    return np.array([-1 if phase == RECOMPUTE else known.get((name, call), -1) for name, call, phase in keys], np.int64)
+
+
+def move_times(timeline: Timeline, move: Callable[[Int64Array], Int64Array]) -> Timeline:
+    """Return the timeline with all its times moved.
+
+    Args:
+        timeline: what to move.
+        move: int64 nanoseconds → where they are moved to; keeps their order.
+    """
+    slices, details, marks = timeline.slices, timeline.collective_details, timeline.marks
+    mark_times = move(np.array([mark.time_ns for mark in marks], np.int64)).tolist()
+    return replace(
+        timeline,
+        slices=replace(slices, start=move(slices.start), end=move(slices.end)),
+        collective_details=replace(details, done=np.where(details.done >= 0, move(details.done), -1)),
+        marks=[mark._replace(time_ns=time) for mark, time in zip(marks, mark_times, strict=True)],
+        counters=[replace(counter, time=move(counter.time)) for counter in timeline.counters],
+        begin_ns=None if timeline.begin_ns is None else int(move(np.array([timeline.begin_ns]))[0]),
+    )
+
+
+def replace_processes(timeline: Timeline, process_of: Callable[[Process], Process]) -> Timeline:
+    """Return the timeline with another process wherever it names one."""
+    return replace(
+        timeline,
+        tracks=[track._replace(process=process_of(track.process)) for track in timeline.tracks],
+        counters=[replace(counter, process=process_of(counter.process)) for counter in timeline.counters],
     )

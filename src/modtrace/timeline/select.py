@@ -1,4 +1,4 @@
-"""Parts of a timeline: a range of time, some steps, some modules."""
+"""Parts of a timeline: a range of time, some steps, some modules; an excerpt, if all of it would be too much."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import dataclasses
 import fnmatch
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from .._typing import BoolArray, IndexArray, Int32Array, Int64Array
+from .._typing import BoolArray, Float64Array, IndexArray, Int32Array, Int64Array
 from .contents import FLOPS, UNKNOWN_FLOPS, WHOLE_RUN
 from .slices import BACKWARD, KINDS, MODULE, Slices, sort_by_start
 
@@ -89,6 +89,22 @@ def keep_tracks(timeline: Timeline, kept: BoolArray) -> Timeline:
         slices=dataclasses.replace(part.slices, track=new_index[part.slices.track]),
         tracks=[timeline.tracks[index] for index in np.flatnonzero(kept).tolist()],
     )
+
+
+DEVICE_METADATA = ("device_clock_bound_ns", "device_events_dropped", "device_events_unread")
+"""What the metadata of a recording with device times says of them."""
+
+
+def on_gpu(timeline: Timeline) -> BoolArray:
+    """Return bool[n]: whether a span lies on the track of a GPU stream."""
+    tracks = np.array([track.device is not None for track in timeline.tracks] or [False])
+    chosen: BoolArray = tracks[timeline.columns.track]
+    return chosen
+
+
+def without_gpu(timeline: Timeline) -> Timeline:
+    """Return what ran on threads, without the tracks of GPU streams."""
+    return keep_tracks(timeline, np.array([track.device is None for track in timeline.tracks], np.bool_))
 
 
 def step_interval(first: int | None, last: int | None, count: int) -> tuple[int, int]:
@@ -284,3 +300,64 @@ def _end_before(step_ends: Int64Array, index: int) -> int:
     """Return when the step before one ended; before all times for the first, behind all for one that never comes."""
     never = np.iinfo(np.int64)
     return int(step_ends[index - 1]) if 0 < index <= len(step_ends) else never.min if index <= 0 else never.max
+
+
+class Excerpt(NamedTuple):
+    """A part of a timeline.
+
+    Attributes:
+        timeline: what is left.
+        description: which part that is (`the last 3 of 20 steps`).
+    """
+
+    timeline: Timeline
+    description: str
+
+
+def last_steps(timeline: Timeline, max_spans: int) -> Excerpt | None:
+    """Return the last steps that together have at most `max_spans` spans; None where not even one step fits."""
+    steps_held, counts = np.unique(timeline.columns.step, return_counts=True)
+    fitting = int(np.count_nonzero(np.cumsum(counts[::-1]) <= max_spans))
+    if not fitting or len(steps_held) < 2:
+        return None
+    which = "the last step" if fitting == 1 else f"the last {fitting} steps"
+    return Excerpt(steps(timeline, int(steps_held[-fitting])), f"{which} of {len(steps_held)}")
+
+
+def last_spans(timeline: Timeline, max_spans: int) -> Excerpt:
+    """Return what lies behind the start of the first of the last `max_spans` spans; what was open then is cut there."""
+    columns = timeline.columns
+    start = int(columns.start[-max_spans]) if max_spans < len(columns) else int(columns.start[0])
+    end = int(columns.end.max())
+    kept_ms, whole_ms = (end - start) / 1e6, (end - int(columns.start[0])) / 1e6
+    return Excerpt(window(timeline, start), f"the last {kept_ms:,.3f} ms of {whole_ms:,.3f} ms")
+
+
+def slowest_steps(timeline: Timeline, max_spans: int) -> Excerpt | None:
+    """Return the slowest steps that together have at most `max_spans` spans; None where not even one step fits."""
+    columns = timeline.columns
+    numbers, index, counts = np.unique(columns.step, return_inverse=True, return_counts=True)
+    if len(numbers) < 2:
+        return None
+    start = np.full(len(numbers), np.iinfo(np.int64).max)
+    end = np.full(len(numbers), np.iinfo(np.int64).min)
+    np.minimum.at(start, index, columns.start)
+    np.maximum.at(end, index, columns.end)
+    chosen = choose_slowest(end - start, counts, max_spans)
+    if not len(chosen):
+        return None
+    which = "the slowest step" if len(chosen) == 1 else f"the {len(chosen)} slowest steps"
+    return Excerpt(chosen_steps(timeline, numbers[chosen]), f"{which} of {len(numbers)}")
+
+
+def choose_slowest(durations: Int64Array | Float64Array, counts: Int64Array, max_count: int) -> IndexArray:
+    """Return the indexes of the slowest steps that together have at most `max_count` spans, in order.
+
+    Args:
+        durations: of each step.
+        counts: how many spans each step has.
+        max_count: how many they may have together.
+    """
+    slowest_first = np.lexsort((-np.arange(len(durations)), -np.asarray(durations)))  # of equal ones the later first
+    fitting = int(np.count_nonzero(np.cumsum(counts[slowest_first]) <= max_count))
+    return np.sort(slowest_first[:fitting])

@@ -9,7 +9,7 @@ from importlib import resources
 from urllib.parse import quote
 
 from ..timeline import Timeline
-from ..timeline.excerpt import last_steps
+from ..timeline.select import last_steps
 from ..write.html import render_html
 from .server import Page
 

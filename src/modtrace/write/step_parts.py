@@ -9,7 +9,7 @@ import numpy as np
 
 from .._typing import BoolArray, Int64Array
 from ..timeline import LargeTimeline, Timeline
-from ..timeline.gpu_tracks import without_gpu
+from ..timeline.select import without_gpu
 from ..timeline.summary import find_step_bounds
 from ..timeline.summary.parts import StepParts, divide_steps, explain_steps, sum_up_parts
 from ..timeline.summary.step_bounds import StepBounds

@@ -8,7 +8,7 @@ import numpy as np
 from ..._typing import Int64Array
 from ...ring import Kind
 from ...ring.slot_format import BACKWARD_PASS_MASK, CALL_INDEX_MASK, STREAM_NUMBER_BITS, STREAM_NUMBER_MASK
-from ..gpu_tracks import add_gpu_tracks
+from ..join import add_gpu_tracks
 from ..slices import BACKWARD, FORWARD, RECOMPUTE, Slices
 from ..timeline import Timeline
 from .analysis import RingAnalysis

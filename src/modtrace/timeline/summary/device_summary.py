@@ -8,7 +8,7 @@ import numpy as np
 from ..._tables import CellKind, Table, first_lines
 from ..._terminal import counted, wrapped
 from ..._typing import BoolArray, Int64Array
-from ..gpu_tracks import on_gpu
+from ..select import on_gpu
 from ..slices import FORWARD, PHASES, Columns
 from ..time_intervals import union_of
 from .module_rows import GroupBy, group_modules

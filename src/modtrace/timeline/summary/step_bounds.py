@@ -14,8 +14,7 @@ import numpy as np
 from ..._errors import ModtraceError
 from ..._typing import AnyArray, BoolArray, Int64Array
 from ..contents import RANGE_CLASS
-from ..gpu_tracks import on_gpu
-from ..select import begun_in, first_ended_step, first_process_tracks, step_interval, steps
+from ..select import begun_in, first_ended_step, first_process_tracks, on_gpu, step_interval, steps
 from ..slices import BACKWARD, BACKWARD_PASS, FORWARD, MODULE, RANGE
 
 if TYPE_CHECKING:

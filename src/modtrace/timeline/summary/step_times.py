@@ -9,8 +9,7 @@ import numpy as np
 from ..._errors import ModtraceError
 from ..._typing import AnyArray, BoolArray, Int64Array
 from ..contents import RANGE_CLASS
-from ..gpu_tracks import without_gpu
-from ..select import first_process_tracks, keep_tracks
+from ..select import first_process_tracks, keep_tracks, without_gpu
 from ..slices import BACKWARD_PASS, FORWARD, RANGE, RECOMPUTE, Slices
 from ..time_intervals import TimeIntervals, union_of
 from .step_bounds import OPTIMIZER, StepBounds, find_step_bounds, once_per_timeline

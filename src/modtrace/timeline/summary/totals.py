@@ -11,8 +11,7 @@ import numpy as np
 from ..._numbering import Numbering
 from ..._typing import BoolArray, Int64Array
 from ..contents import BYTES_ACCESSED, FLOPS, RECOMPUTE_FLOPS, Process
-from ..gpu_tracks import without_gpu
-from ..select import first_process_tracks
+from ..select import first_process_tracks, without_gpu
 from ..slices import BACKWARD, FORWARD, PHASES, RECOMPUTE, Columns
 from .device_summary import DeviceSummary, summarize_device
 from .flop_summary import compiled_names, describe_flops, read_flops
