@@ -8,7 +8,7 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as proto
 
 from modtrace import TraceError
 from modtrace.checking import check
-from modtrace.formats.trace_kind import format_of
+from modtrace.formats.trace_file import format_of
 from modtrace.read import FileKind, file_kind, load
 from modtrace.view.viewable import ensure_viewable
 

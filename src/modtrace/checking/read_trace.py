@@ -10,8 +10,7 @@ import orjson
 from .._errors import TraceError
 from ..formats.event_stream import EventStream
 from ..formats.limits import MAX_WHOLE_BYTES, LimitError, check_nested_json
-from ..formats.trace_file import TraceFile
-from ..formats.trace_kind import BYTE_ORDER_MARK, format_of
+from ..formats.trace_file import BYTE_ORDER_MARK, TraceFile, format_of
 from .track_layout import Fault, TrackLayout
 
 

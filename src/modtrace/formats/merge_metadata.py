@@ -17,8 +17,7 @@ from .escape import escaped, escaped_json
 from .header import EDITED_FILE_ERRORS, WHAT_TO_DO
 from .limits import MAX_TAIL_BYTES, check_nested_json
 from .slice_args import FileSlice, add_file_slices
-from .trace_file import BLOCK_BYTES, TraceFile
-from .trace_kind import format_of
+from .trace_file import BLOCK_BYTES, TraceFile, format_of
 
 MERGED = "modtrace"
 """The top-level key under which a merged trace says how it was made."""

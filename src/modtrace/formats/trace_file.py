@@ -1,13 +1,15 @@
-"""A trace file's bytes, from front to back, plain or gzip, in blocks of bounded size."""
+"""A trace file's bytes, from front to back, plain or gzip, in blocks of bounded size; and which format they have."""
 
 import gzip
 import os
 import zlib
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 from .._errors import TraceError
 from .._system.files import open_regular
 from .limits import LimitError, check_unpacked
+from .packet_stream import PACKET_TAG
 
 BLOCK_BYTES = 1 << 16
 """Bytes handed out at once. Parsing is fastest where a block and what it parses to stay in the CPU's cache."""
@@ -106,3 +108,25 @@ class TraceFile:
             self.damage = f"the gzip data is broken, or something else follows it, {before}"
         except OSError as error:
             raise TraceError(self.path, f"cannot be read: {error.strerror}", self._file.tell()) from error
+
+
+TEXT_PROBE_BYTES = 64
+"""Bytes looked through for control characters, to tell a Perfetto trace from JSON behind an empty line."""
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+def format_of(head: bytes) -> Literal["chrome", "perfetto"] | None:
+    """Tell the formats apart: Chrome's JSON, Perfetto's protobuf, or neither (None).
+
+    A Perfetto trace starts with the tag of a packet, which is also a line feed, and the packet's length can be a
+    bracket. The mark is that JSON has no other control characters that early.
+
+    Args:
+        head: what the trace begins with, unzipped; some kilobytes, as JSON may begin with empty lines.
+    """
+    bracket = head.removeprefix(BYTE_ORDER_MARK).lstrip()[:1] in (b"[", b"{")
+    if head[:1] != bytes([PACKET_TAG]):
+        return "chrome" if bracket else None
+    is_text = all(byte >= 0x20 or byte in b"\t\n\r" for byte in head[:TEXT_PROBE_BYTES])
+    return "chrome" if bracket and is_text else "perfetto"

@@ -171,7 +171,7 @@ def _load(path: Path) -> "Timeline":
 
         return load_profile(path)
     if kind is FileKind.MERGED_PERFETTO:
-        from .merged_perfetto import load_merged_perfetto
+        from .saved_perfetto import load_merged_perfetto
 
         return load_merged_perfetto(path)
     with TraceFile(path) as source:

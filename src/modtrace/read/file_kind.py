@@ -4,10 +4,9 @@ import enum
 import os
 import re
 
-from ..formats.envelope import HeadError, find_head
+from ..formats.event_stream import HeadError, find_head
 from ..formats.merge_metadata import MERGED_PACKET, read_merge_metadata
-from ..formats.trace_file import TraceFile
-from ..formats.trace_kind import format_of
+from ..formats.trace_file import TraceFile, format_of
 from ..ring import MAGIC as RING_MAGIC
 
 ZIP_MAGIC = b"PK\x03\x04"

@@ -23,8 +23,7 @@ from ..formats.span_args import FLOW_CATEGORY, RESERVED_ARGS
 from ..formats.trace_file import TraceFile
 from ..timeline import PHASES, Mark, Name, Timeline
 from ..timeline.contents import TRACK_KINDS
-from .stream_rows import ROW_PREFIX, StreamSpan, add_stream_spans, stream_number
-from .timeline_builder import SpanColumns, build_timeline_from
+from .timeline_builder import ROW_PREFIX, SpanColumns, StreamSpan, add_stream_spans, build_timeline_from, stream_number
 
 Event = dict[str, Any]
 
