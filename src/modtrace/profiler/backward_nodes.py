@@ -260,20 +260,10 @@ def _find_nodes(events: ProfilerEvents, running: InnermostLookup, threads: Int64
 
 
 def _parents(track: Int64Array, start: Int64Array, end: Int64Array) -> Int64Array:
-    parent = np.full(len(start), -1, np.int64)
-    stack: list[int] = []
-    starts, ends = start.tolist(), end.tolist()
-    current = -1
-    for index, (track_, start_, end_) in enumerate(zip(track.tolist(), starts, ends, strict=True)):
-        if track_ != current:
-            current = track_
-            stack.clear()
-        # Two of the same extent are the same node twice, not one inside the other.
-        while stack and (ends[stack[-1]] <= start_ or (starts[stack[-1]], ends[stack[-1]]) == (start_, end_)):
-            stack.pop()
-        if stack:
-            parent[index] = stack[-1]
-        stack.append(index)
+    _, parent, _ = clip_and_nest(track, start, end, np.arange(len(start)))
+    # Two of the same extent are the same node twice, not one inside the other.
+    while (is_twice := (parent >= 0) & (start == start[parent]) & (end == end[parent])).any():
+        parent[is_twice] = parent[parent[is_twice]]
     return parent
 
 

@@ -34,6 +34,7 @@ from ...ring.slot_format import (
     Events,
     Kind,
 )
+from .path_spans import clip_and_nest
 
 _IntervalColumns = dict[str, AnyArray]
 """The columns of `Intervals` but depth and parent, and `end_unknown`: True if it ended at an unknown time.
@@ -157,13 +158,19 @@ def _bound_by_own_thread(events: Events, columns: _IntervalColumns) -> None:
 
 def _nest(columns: _IntervalColumns) -> tuple[Int64Array, Int64Array]:
     """Return depth and parent of intervals in (thread, start) order; those that overlap are clipped first."""
-    thread, start_position = columns["thread"], columns["start_position"]
-    depth = _depths(thread, start_position, columns["end_position"])
-    if depth is None:
-        _clip(columns)
-        depth = _depths(thread, start_position, columns["end_position"])
-        assert depth is not None
-    return depth, find_parents(thread, depth)
+    thread, start_position, end_position = columns["thread"], columns["start_position"], columns["end_position"]
+    depth = _depths(thread, start_position, end_position)
+    if depth is not None:
+        return depth, find_parents(thread, depth)
+    # What would outlive the interval around it ends together with that one, and is without an end.
+    until, parent, depth = clip_and_nest(thread, start_position, end_position, np.arange(len(thread)))
+    clipped, end = until < end_position, columns["end"].copy()
+    for level in range(1, int(depth.max()) + 1):
+        rows = np.flatnonzero(clipped & (depth == level))
+        end[rows] = np.minimum(end[rows], end[parent[rows]])
+    columns["end_position"], columns["has_end"] = until, columns["has_end"] & ~clipped
+    columns["end"] = np.maximum(end, columns["start"])
+    return depth, parent
 
 
 def find_parents(track: Int64Array, depth: Int64Array) -> Int64Array:
@@ -198,24 +205,6 @@ def _depths(thread: Int64Array, start_position: Int64Array, end_position: Int64A
     neighbours = (np.diff(thread[by_depth]) == 0) & (np.diff(at_start[by_depth]) == 0)
     apart = end_position[by_depth][:-1] < start_position[by_depth][1:]
     return at_start if np.array_equal(at_start, at_end) and bool(np.all(apart | ~neighbours)) else None
-
-
-def _clip(columns: _IntervalColumns) -> None:
-    """End what would outlive the interval around it together with that one, and mark it as without an end."""
-    thread, start_position = columns["thread"], columns["start_position"]
-    end_position, end, has_end = columns["end_position"].copy(), columns["end"].copy(), columns["has_end"].copy()
-    stack: list[int] = []
-    for index in range(len(thread)):
-        while stack and (thread[stack[-1]] != thread[index] or end_position[stack[-1]] < start_position[index]):
-            stack.pop()
-        if stack and end_position[index] > end_position[stack[-1]]:
-            outer = stack[-1]
-            end_position[index] = end_position[outer]
-            end[index] = min(end[index], end[outer])
-            has_end[index] = False
-        stack.append(index)
-    columns["end_position"] = end_position
-    columns["end"], columns["has_end"] = np.maximum(end, columns["start"]), has_end
 
 
 def is_core_event(events: Events) -> BoolArray:
