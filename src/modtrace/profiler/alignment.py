@@ -249,16 +249,14 @@ def refine_by_operators(
     marks = OffsetBounds(pairs[:, 0], *pairs[:, 1:].T.astype(np.float64))
     found = alignment
     for margin, tolerance in _PASSES:
-        times, lows, highs = [marks.time], [marks.low], [marks.high]
+        known = [marks]
         operators = cut = 0
         for all_edges, start, end in shared:
             guess = found.to_trace(all_edges)
             near = (guess > int(start.min()) - _AROUND_NS) & (guess < int(end.max()) + _AROUND_NS)
             edges = CallEdges(all_edges[near], guess[near])
-            if not len(edges.time):
-                continue
             busy = busy_intervals(start, end, np.sort(edges.guess), margin)
-            if not len(busy.start):
+            if not len(edges.time) or not len(busy.start):
                 continue
             # What was guessed to be the offset: what is found from here on are corrections of it.
             guessed = (edges.guess + alignment.base_ns - edges.time).astype(np.float64)
@@ -268,14 +266,12 @@ def refine_by_operators(
             low, high = bounds.low + guessed, bounds.high + guessed
             # The slice of a mark is certain, the gap of an edge only likely.
             agrees = (low <= most) & (high >= least) & (np.isfinite(low) | np.isfinite(high))
-            times.append(bounds.time[agrees])
-            lows.append(low[agrees])
-            highs.append(high[agrees])
+            known.append(OffsetBounds(bounds.time[agrees], low[agrees], high[agrees]))
             operators += len(start)
             cut += int(np.count_nonzero(~agrees))
         if not operators:
             return alignment
-        band = intersect(OffsetBounds(np.concatenate(times), np.concatenate(lows), np.concatenate(highs)))
+        band = intersect(OffsetBounds.joined(known))
         if band is None:
             return alignment
         half = (band.high - band.low) / 2
@@ -333,7 +329,7 @@ def _within_marks(marks: OffsetBounds, time: Int64Array) -> tuple[Float64Array, 
     """Return the least and the greatest offset at each moment that the sync marks allow."""
     nothing = np.full(len(time), np.inf)
     asked = OffsetBounds(time, -nothing, nothing)
-    band = intersect(OffsetBounds(*(np.concatenate(both) for both in zip(marks, asked, strict=True))))
+    band = intersect(OffsetBounds.joined([marks, asked]))
     if band is None:
         return -nothing, nothing
     at = np.searchsorted(band.time, time)

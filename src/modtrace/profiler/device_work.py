@@ -296,19 +296,15 @@ def _collectives(events: ProfilerEvents, launch: Int64Array) -> Int64Array:
 
 @dataclass(frozen=True)
 class CpuCollectives:
-    """Collectives that the CPU ran; columns of equal length.
+    """Collectives that the CPU ran; columns as long as `ProfilerEvents.cpu_collectives`.
 
     Attributes:
-        start: int64[n], ns from the trace's base.
-        end: int64[n].
         span: int64[n], the innermost span in which each was launched, or -1.
         reason: int8[n], a `NoModuleReason`: why there is none.
         step: int64[n], the step in which it was launched.
         overlap: int64[n], ns of it while any module ran on another thread.
     """
 
-    start: Int64Array
-    end: Int64Array
     span: Int64Array
     reason: Int8Array
     step: Int64Array
@@ -347,14 +343,8 @@ def find_cpu_collectives(
     columns = timeline.columns
     outermost = columns.parent < 0
     busy = union_of(columns.start[outermost], columns.end[outermost])
-    return CpuCollectives(
-        start=ran.start,
-        end=ran.end,
-        span=span,
-        reason=reason,
-        step=steps_of_work(timeline, events, time),
-        overlap=busy.time_within(ran.start, ran.end),
-    )
+    step, overlap = steps_of_work(timeline, events, time), busy.time_within(ran.start, ran.end)
+    return CpuCollectives(span, reason, step, overlap)
 
 
 _MAX_ROWS = 100_000
@@ -378,7 +368,7 @@ def add_up_gpu_work(
         on_cpu: the collectives that the CPU ran.
     """
     work = events.work
-    if not len(work) and not len(on_cpu.start):
+    if not len(work) and not len(on_cpu.span):
         return None
     computing = np.flatnonzero(owners.collective < 0)
     of_work = _launched_in(recorded, owners.span, owners.reason)
@@ -386,7 +376,7 @@ def add_up_gpu_work(
     on_gpu = of_work[computing], owners.step[computing], kinds, durations, np.zeros_like(durations)
     of_cpu = _launched_in(recorded, on_cpu.span, on_cpu.reason)
     kinds = np.full_like(of_cpu, COMMUNICATION_KIND)
-    on_host = of_cpu, on_cpu.step, kinds, on_cpu.end - on_cpu.start, on_cpu.overlap
+    on_host = of_cpu, on_cpu.step, kinds, events.cpu_collectives.duration, on_cpu.overlap
     parts = [np.stack(columns) for columns in (on_gpu, _communication(events, owners, of_work), on_host)]
     launched_in, step, kind, lasts, overlaps = np.concatenate(parts, axis=1).astype(np.int64)
     modules, places, place = _places(recorded, launched_in)

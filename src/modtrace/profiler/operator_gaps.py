@@ -6,6 +6,7 @@ from both sides. Which gap it is shows when many edges agree: `most_likely_shift
 operators. Around long operators more than one gap may suit an edge.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +36,11 @@ class OffsetBounds(NamedTuple):
     time: Int64Array
     low: Float64Array
     high: Float64Array
+
+    @classmethod
+    def joined(cls, parts: Sequence["OffsetBounds"]) -> "OffsetBounds":
+        """Put bounds one behind the other."""
+        return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 class CallEdges(NamedTuple):

@@ -382,17 +382,13 @@ def _check_common(timeline: Timeline, events: ProfilerEvents, path: str, alignme
 def _straddling_ops(timeline: Timeline, events: ProfilerEvents, threads: Int64Array) -> tuple[int, int]:
     """Count forward operations that lie partly in and partly outside a call, and say by how much at most."""
     columns, ops = timeline.columns, events.ops
-    if not len(columns) or not len(ops):
-        return 0, 0
     running = innermost_spans(timeline, runs_module_code(columns))
     on = threads[ops.track]
     last = np.maximum(ops.end - 1, ops.start)
     first_in, last_in = running.on_threads(on, ops.start), running.on_threads(on, last)
     cut = np.flatnonzero(first_in != last_in)
-    if not len(cut):
-        return 0, 0
     before, after = first_in[cut], last_in[cut]
     left = (before >= 0) & (columns.end[before] < ops.end[cut])
     edge = np.where(left, columns.end[before], columns.start[after])
     amount = np.minimum(np.abs(edge - ops.start[cut]), np.abs(ops.end[cut] - edge))
-    return len(cut), int(amount.max())
+    return len(cut), int(amount.max(initial=0))
