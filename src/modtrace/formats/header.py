@@ -142,14 +142,11 @@ _PIDS = frozenset({"trace_pid", "pid"})
 
 
 def _faults(header: dict[str, Any], merged: bool) -> Iterator[str]:
-    for name in ("stats", "metadata"):
-        if not isinstance(header.get(name), dict):
+    for name, container in {"stats": dict, "metadata": dict, **dict.fromkeys(_LISTS, list)}.items():
+        if not isinstance(header.get(name), container):
             yield _describe_value(name, header)
             return
     for name, kinds in _LISTS.items():
-        if not isinstance(header.get(name), list):
-            yield _describe_value(name, header)
-            return
         for index, entry in enumerate(header[name]):
             yield from _entry_faults(f"{name}[{index}]", entry, kinds, header, merged)
     if not _is_int64_or_none(header.get("begin_ns")):

@@ -17,7 +17,7 @@ from .escape import escaped, escaped_json
 from .header import EDITED_FILE_ERRORS, WHAT_TO_DO
 from .limits import MAX_TAIL_BYTES, check_nested_json
 from .slice_args import FileSlice, add_file_slices
-from .trace_file import BLOCK_BYTES, TraceFile, format_of
+from .trace_file import TraceFile, format_of
 
 MERGED = "modtrace"
 """The top-level key under which a merged trace says how it was made."""
@@ -98,14 +98,10 @@ def read_merge_metadata(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     with TraceFile(path) as source:
         if not source.gzipped:
             # JSON has it behind its events, which need not be read then.
-            for length in (BLOCK_BYTES, MAX_TAIL_BYTES):
-                begin = max(source.size - length, 0)
-                data = read_at(source.fileno(), length, begin)
-                metadata = _metadata(data)
-                if metadata is not None or begin == 0:
-                    return metadata
-                if not data.rstrip().endswith(b"}"):
-                    break
+            begin = max(source.size - MAX_TAIL_BYTES, 0)
+            metadata = _metadata(read_at(source.fileno(), MAX_TAIL_BYTES, begin))
+            if metadata is not None or begin == 0:
+                return metadata
         return _search_from_front(source)
 
 

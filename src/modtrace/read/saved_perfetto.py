@@ -6,6 +6,7 @@ recording's packets are read in this way, and from the others the spans above th
 
 import functools
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -398,9 +399,7 @@ class _StreamRows:
     _has_end: bool | None = None
     _device_names: dict[int, str] = field(default_factory=dict)
     _rows: dict[int, tuple[int, int]] = field(default_factory=dict)
-    _names: dict[int, str] = field(default_factory=dict)
-    _categories: dict[int, str] = field(default_factory=dict)
-    _arg_names: dict[int, str] = field(default_factory=dict)
+    _interned: defaultdict[str, dict[int, str]] = field(default_factory=lambda: defaultdict(dict))
     _open: dict[int, list[tuple[int, TrackEvent]]] = field(default_factory=dict)
 
     def take(self, packet: TracePacket) -> None:
@@ -413,11 +412,8 @@ class _StreamRows:
                 if not entry.bool_value:
                     raise ValueError(f"{END_PACKET} is {entry.WhichOneof('value') or 'empty'} and not true")
                 self._has_end = True
-        if packet.HasField("interned_data"):
-            interned = packet.interned_data
-            self._names.update((entry.iid, entry.name) for entry in interned.event_names)
-            self._categories.update((entry.iid, entry.name) for entry in interned.event_categories)
-            self._arg_names.update((entry.iid, entry.name) for entry in interned.debug_annotation_names)
+        for kind, entries in packet.interned_data.ListFields():
+            self._interned[kind.name].update((entry.iid, entry.name) for entry in entries)
         if packet.HasField("track_descriptor"):
             track = packet.track_descriptor
             if track.name.startswith(ROW_PREFIX):
@@ -439,12 +435,14 @@ class _StreamRows:
             raise TraceError(self.path, "it is cut off: the packet that ends it is missing")
 
     def _close(self, start: int, event: TrackEvent, end: int) -> None:
-        categories = [*event.categories, *(self._categories[iid] for iid in event.category_iids)]
+        kinds = ("event_names", "event_categories", "debug_annotation_names")
+        names, known, arg_names = (self._interned[kind] for kind in kinds)
+        categories = [*event.categories, *(known[iid] for iid in event.category_iids)]
         if not categories or categories[0] not in PHASES:
             return  # work that no module asked for
-        args = {arg.name or self._arg_names[arg.name_iid]: _value(arg) for arg in event.debug_annotations}
+        args = {arg.name or arg_names[arg.name_iid]: _value(arg) for arg in event.debug_annotations}
         device, stream = self._rows[event.track_uuid]
-        name = Name(event.name or self._names[event.name_iid], str(args["fqn"]), str(args["module_class"]))
+        name = Name(event.name or names[event.name_iid], str(args["fqn"]), str(args["module_class"]))
         self.spans.append(
             StreamSpan(device, stream, start, end, name, categories[0], int(args["call"]), int(args["step"]))
         )

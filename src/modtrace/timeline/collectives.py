@@ -218,21 +218,10 @@ class Collectives:
             track_names: the names of the timeline's tracks.
         """
         rows = slices.take(slices.block_of(COLLECTIVE))
-        return cls(
-            details.names,
-            details.groups,
-            start=rows.start,
-            end=rows.end,
-            done=details.done[rows.detail],
-            name=details.name[rows.detail],
-            is_wait=rows.kind == WAIT,
-            counter=details.counter[rows.detail],
-            nbytes=details.nbytes[rows.detail],
-            track=rows.track,
-            step=rows.step,
-            complete=rows.complete,
-            track_names=track_names,
-        )
+        shared = {field: getattr(rows, field) for field in ("start", "end", "track", "step", "complete")}
+        own = {field: getattr(details, field)[rows.detail] for field in ("name", "counter", "nbytes", "done")}
+        is_wait = rows.kind == WAIT
+        return cls(details.names, details.groups, is_wait=is_wait, track_names=track_names, **shared, **own)
 
 
 def launching_spans(timeline: Timeline) -> Int64Array:

@@ -214,7 +214,9 @@ def _divide_on_thread(
     start = edges[:-1]
     part = np.zeros(len(start), np.int64)
     for layer in layers:
-        inside, at = _covered(layer, start)
+        at = np.searchsorted(layer.start, start, side="right") - 1
+        inside = np.flatnonzero(at >= 0)
+        inside = inside[start[inside] < layer.end[at[inside]]]
         part[inside] = layer.part[at[inside]]
     step = bounds.index_at(start, np.full(len(start), tid))
     in_step = step >= 0
@@ -222,14 +224,6 @@ def _divide_on_thread(
     np.add.at(table, (step[in_step], part[in_step]), (edges[1:] - start)[in_step])
     of_model = [parts[name] for name in ("forward", "backward", "recompute", "evaluation")]
     return table, table[:, of_model].sum(axis=1)
-
-
-def _covered(layer: _Layer, moment: Int64Array) -> tuple[BoolArray, Int64Array]:
-    """Return which moments the intervals of a layer cover, and the index of the interval at each."""
-    if not len(layer.start):
-        return np.zeros(len(moment), np.bool_), np.zeros(len(moment), np.int64)
-    at = np.searchsorted(layer.start, moment, side="right") - 1
-    return (at >= 0) & (moment < layer.end[at]), at
 
 
 def _layers(timeline: Timeline, tid: int, parts: Numbering[str]) -> Iterator[_Layer]:
@@ -310,15 +304,14 @@ def _gaps_before_passes(slices: Slices, models: AnyArray, passes: AnyArray, opti
     """
     both = np.concatenate([models, passes])
     busy = union_of(slices.start[both], slices.end[both])
-    if not len(models):
-        return _Layer(busy.start[:0], busy.end[:0], busy.start[:0])
     start, end = busy.end[:-1], busy.start[1:]
     backward = (slices.kind == MODULE) & (slices.phase == BACKWARD)
     backed = models[np.isin(slices.link[models], slices.link[backward]) & (slices.link[models] >= 0)]
     optimized = np.diff(np.searchsorted(np.sort(slices.start[optimizers]), np.stack([start, end]), "left"), axis=0)[0]
     before_pass = np.isin(end, slices.start[passes])
     kept = np.isin(start, slices.end[backed])
-    kept |= before_pass & (np.isin(start, slices.end[models]) | (optimized == 0) & (start >= slices.end[models].min()))
+    first_end = slices.end[models].min(initial=np.iinfo(np.int64).max)
+    kept |= before_pass & (np.isin(start, slices.end[models]) | (optimized == 0) & (start >= first_end))
     return _Layer(start[kept], end[kept], np.full(int(np.count_nonzero(kept)), part, np.int64))
 
 
