@@ -1,7 +1,6 @@
 """What modules launched on GPUs, as a merged trace knows it: the GPU columns of its summaries, also of some steps."""
 
 import fnmatch
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -56,8 +55,7 @@ class GpuWork:
 
     def only(self, pattern: str | None, max_depth: int | None) -> "GpuWork":
         """Return what the modules that match launched, see `Timeline.only`."""
-        matches = re.compile(fnmatch.translate("*" if pattern is None else pattern)).match
-        chosen = [matches(fqn) is not None for fqn, _ in self.modules]
+        chosen = [fnmatch.fnmatchcase(fqn, "*" if pattern is None else pattern) for fqn, _ in self.modules]
         places = [tuple(one for one in place if chosen[one[0]])[:max_depth] for place in self.places]
         has_module = np.array([bool(place) for place in places], np.bool_)
         return replace(self.take(has_module[self.place]), places=places)

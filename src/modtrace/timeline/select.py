@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -183,8 +182,7 @@ def modules(timeline: Timeline, pattern: str | None = None, max_depth: int | Non
     work = timeline.gpu_work
     part = dataclasses.replace(timeline, gpu_work=None if work is None else work.only(pattern, max_depth))
     if pattern is not None and timeline.names:
-        matches = re.compile(fnmatch.translate(pattern)).match
-        chosen = np.array([matches(name.fqn) is not None for name in timeline.names])
+        chosen = np.array([fnmatch.fnmatchcase(name.fqn, pattern) for name in timeline.names])
         slices = timeline.slices
         part = keep_rows(part, np.flatnonzero(chosen[slices.name] | (slices.kind != MODULE)))
     if max_depth is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 import io
 import json
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -129,11 +128,11 @@ class Summary:
             return replace(self.only(pattern), rows=rows, modules=len(rows))._with_costs_of_rows()
         if pattern is None:
             return self
-        matches = re.compile(fnmatch.translate(pattern)).match
-        rows = [row for row in self.rows if matches(row.fqn or row.module_class)]
+        rows = [row for row in self.rows if fnmatch.fnmatchcase(row.fqn or row.module_class, pattern)]
         device = self.device
         if device is not None:
-            device = device._replace(rows=tuple(row for row in device.rows if matches(row.fqn or row.module_class)))
+            kept = (row for row in device.rows if fnmatch.fnmatchcase(row.fqn or row.module_class, pattern))
+            device = device._replace(rows=tuple(kept))
         return replace(self, rows=rows, modules=len(rows), device=device)._with_costs_of_rows()
 
     def _with_costs_of_rows(self) -> Summary:
