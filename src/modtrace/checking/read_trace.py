@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -134,7 +134,12 @@ def _read_stream(
         head = next(source.blocks(), b"")
     with TraceFile(path, progress) as source:
         if _kind_of(head) == "perfetto":
-            faults, layout = _read_perfetto(source.blocks())
+            from .perfetto_rules import PerfettoPackets, parse_packets
+
+            file_faults, packets = list[Fault](), PerfettoPackets()
+            for some in parse_packets(source.blocks(), file_faults):
+                packets.add(some)
+            faults, layout = [*file_faults, *packets.faults()], packets.layout
         else:
             from .chrome_rules import ChromeEvents
 
@@ -154,7 +159,7 @@ def _read_stream(
 
 
 def _read_whole(path: str | os.PathLike[str]) -> tuple[list[Fault], TrackLayout] | None:
-    """Read a broken file as far as viewers would; None if it is larger than `MAX_WHOLE_BYTES`."""
+    """Read broken JSON as far as viewers would; None if it is larger than `MAX_WHOLE_BYTES`, or no JSON."""
     faults: list[Fault] = []
     unpacked = bytearray()
     with TraceFile(path) as source:
@@ -168,25 +173,13 @@ def _read_whole(path: str | os.PathLike[str]) -> tuple[list[Fault], TrackLayout]
         faults += [] if source.damage is None else [Fault("unreadable", source.damage)]
     data = bytes(unpacked)
     try:
-        kind = _kind_of(data)
+        if _kind_of(data) == "perfetto":
+            return None
     except NotStrictError as error:
         return [*faults, error.fault], TrackLayout()
-    if kind == "perfetto":
-        found, layout = _read_perfetto([data])
-        return [*faults, *found], layout
     from .chrome_rules import ChromeEvents
 
     raw_events = parse_leniently(data, faults)
     events = ChromeEvents(len(raw_events))
     events.add(raw_events)
     return [*faults, *events.faults()], events.layout
-
-
-def _read_perfetto(blocks: Iterable[bytes]) -> tuple[list[Fault], TrackLayout]:
-    from .perfetto_rules import PerfettoPackets, parse_packets
-
-    faults: list[Fault] = []
-    checked = PerfettoPackets()
-    for packets in parse_packets(blocks, faults):
-        checked.add(packets)
-    return [*faults, *checked.faults()], checked.layout
