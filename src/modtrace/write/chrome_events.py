@@ -49,13 +49,6 @@ def span_events(
         yield last - first, writer.text(first, last)
 
 
-def span_head(pid: int | str, tid: int, category: str, name: Name, *, complete: bool = True) -> bytes:
-    """Return the beginning of a span's event, up to the value of its arg `call`; `name` is escaped."""
-    where, cut = (orjson.dumps(pid), tid, category.encode()), b"" if complete else b'"complete":false,'
-    head = b'{"ph":"X","pid":%b,"tid":%d,"cat":"%b","name":%b,"args":{"fqn":%b,"module_class":%b,%b"call":'
-    return head % (*where, *map(orjson.dumps, name), cut)
-
-
 class _SpanWriter:
     def __init__(self, timeline: Timeline, lanes: Lanes, names: Sequence[Name], base: int, resolution_ns: int) -> None:
         self._columns = timeline.columns
@@ -88,11 +81,17 @@ class _SpanWriter:
         return b"".join(text)
 
     def _head(self, key: int) -> bytes:
+        """Return the beginning of the events of some spans, up to the value of their arg `call`."""
         key, complete = divmod(key, 2)
         key, phase = divmod(key, len(PHASES))
         name, lane_index = divmod(key, len(self._lanes.lanes))
         lane = self._lanes.lanes[lane_index]
-        return _NEXT + span_head(lane.pid, lane.tid, PHASES[phase], self._names[name], complete=bool(complete))
+        where, cut = (
+            (orjson.dumps(lane.pid), lane.tid, PHASES[phase].encode()),
+            b"" if complete else b'"complete":false,',
+        )
+        head = b'{"ph":"X","pid":%b,"tid":%d,"cat":"%b","name":%b,"args":{"fqn":%b,"module_class":%b,%b"call":'
+        return _NEXT + head % (*where, *map(orjson.dumps, self._names[name]), cut)
 
 
 def _chrome_roles(timeline: Timeline, lanes: Lanes, resolution_ns: int) -> UInt8Array:

@@ -46,8 +46,6 @@ def add_device_spans(timeline: Timeline, analysis: RingAnalysis) -> Timeline:
     if bounds:
         metadata["device_clock_bound_ns"] = max(bounds)
     timeline = replace(timeline, metadata={**timeline.metadata, **metadata})
-    if not spans.size:
-        return timeline
     key, device_start, device_end, name, phase, call_index, event = spans
     start, end = np.empty_like(device_start), np.empty_like(device_end)
     for number, clock in clocks.items():

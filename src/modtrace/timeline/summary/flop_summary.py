@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -271,7 +271,7 @@ def describe_flops(
     flops_in_steps: Int64Array,
     steps: Sequence[StepTimes],
     device: DeviceSummary | None,
-    unseen: Sequence[int],
+    compiled: Iterable[str],
 ) -> FlopSummary:
     """Return what modules and steps cost.
 
@@ -284,7 +284,7 @@ def describe_flops(
         flops_in_steps: int64[phases, steps], FLOPs in each step.
         steps: of the summary.
         device: what devices did, if that is known.
-        unseen: the names of what was compiled, in their order.
+        compiled: the names of what was compiled.
     """
     said = _mapping(timeline.metadata.get(FLOPS))
     dtypes = {str(name): value for name, value in _mapping(said.get("dtypes")).items() if type(value) is int}
@@ -310,7 +310,7 @@ def describe_flops(
         outside,
         unknown,
         [str(operator) for operator in without],
-        [*(timeline.names[name].fqn for name in unseen), *replays],
+        [*compiled, *replays],
         dtypes,
         peak_tbytes=peak_tbytes(name),
     ).with_peak(peak_tflops(name, dtype), steps)
@@ -318,12 +318,6 @@ def describe_flops(
     return found.timed(
         {(row.fqn, row.module_class): (row.forward_ns, row.backward_ns, row.recompute_ns) for row in timed}
     )
-
-
-def compiled_names(timeline: Timeline) -> set[int]:
-    """Return the names of what was compiled."""
-    compiled = [row for row, args in timeline.span_args.items() if "compiled_modules" in args]
-    return {*timeline.columns.name[compiled].tolist()}
 
 
 def _mapping(value: object) -> Mapping[str, object]:

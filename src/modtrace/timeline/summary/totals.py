@@ -14,7 +14,7 @@ from ..contents import BYTES_ACCESSED, FLOPS, RECOMPUTE_FLOPS, Process
 from ..select import first_process_tracks, without_gpu
 from ..slices import BACKWARD, FORWARD, PHASES, RECOMPUTE, Columns
 from .device_summary import DeviceSummary, summarize_device
-from .flop_summary import compiled_names, describe_flops, read_flops
+from .flop_summary import describe_flops, read_flops
 from .memory_summary import MeasuredMemory, measure_memory, summarize_memory
 from .module_rows import GroupBy, Groups, ModuleTimes, group_modules
 from .module_summary import Summary
@@ -70,7 +70,6 @@ class _Spans(NamedTuple):
         timed: the outermost spans of each group, without those that ran inside backward.
         own: bool, per span whether it is of the process, and in a time, whose steps count.
         step: int64, per span its step.
-        step_by: what the steps are.
     """
 
     groups: Groups
@@ -79,7 +78,6 @@ class _Spans(NamedTuple):
     timed: Int64Array
     own: BoolArray
     step: Int64Array
-    step_by: str
 
 
 def _classify(timeline: Timeline, by: GroupBy, step_by: str | None) -> _Spans:
@@ -93,7 +91,7 @@ def _classify(timeline: Timeline, by: GroupBy, step_by: str | None) -> _Spans:
     # Steps are those of one process; they say nothing about the spans of others.
     own, step = first_process_tracks(timeline)[columns.track], bounds.of_spans(timeline)
     own = own & (~is_in_evaluation(timeline) if bounds.step_by == OPTIMIZER else step >= 0)
-    return _Spans(groups, group, inside, timed, own, step, bounds.step_by)
+    return _Spans(groups, group, inside, timed, own, step)
 
 
 class _Measured(NamedTuple):
@@ -108,7 +106,6 @@ class _Measured(NamedTuple):
         steps: the steps.
         divided: their parts.
         counts: of spans.
-        step_by: what the steps are.
         memory: what modules took; None if it was not counted.
         flops: what they cost; None if it was not counted.
     """
@@ -121,7 +118,6 @@ class _Measured(NamedTuple):
     steps: list[StepTimes]
     divided: DividedSteps
     counts: SpanCounts
-    step_by: str
     memory: MeasuredMemory | None
     flops: _MeasuredFlops | None
 
@@ -137,7 +133,6 @@ class _MeasuredFlops(NamedTuple):
         again: FLOPs of what ran again in backward.
         nbytes: of the operators that were counted.
         in_steps: int64[phases, steps], FLOPs in each step.
-        compiled: the names of what was compiled.
     """
 
     spans: Int64Array
@@ -147,7 +142,6 @@ class _MeasuredFlops(NamedTuple):
     again: Int64Array
     nbytes: Int64Array
     in_steps: Int64Array
-    compiled: set[int]
 
 
 def _measure_flops(timeline: Timeline, spans: _Spans, steps: Sequence[StepTimes]) -> _MeasuredFlops | None:
@@ -168,12 +162,11 @@ def _measure_flops(timeline: Timeline, spans: _Spans, steps: Sequence[StepTimes]
     again_in_steps = again.in_steps(columns, step, numbers)[BACKWARD]
     in_steps[[BACKWARD, RECOMPUTE]] += [-again_in_steps, again_in_steps]
     nbytes = _add_up(columns, spans, moved.total, moved.own)
-    compiled = compiled_names(timeline)
-    return _MeasuredFlops(of_phase, known, total, self_flops, in_backward, nbytes, in_steps, compiled)
+    return _MeasuredFlops(of_phase, known, total, self_flops, in_backward, nbytes, in_steps)
 
 
 def _measure(timeline: Timeline, spans: _Spans, step_by: str | None) -> _Measured:
-    columns, (groups, group, inside, timed, own, step, found_by) = timeline.columns, spans
+    columns, (groups, group, inside, timed, own, step) = timeline.columns, spans
     self_ns, in_phase_ns = self_times(columns), times_in_phase(columns)
     total_ns = _add_up(columns, spans, in_phase_ns, self_ns)
     phase_self_ns = np.zeros_like(total_ns)
@@ -192,7 +185,6 @@ def _measure(timeline: Timeline, spans: _Spans, step_by: str | None) -> _Measure
         steps,
         divide_piece(timeline, step_by),
         count_spans(timeline),
-        found_by,
         measure_memory(timeline, groups, find_step_bounds(timeline, step_by)),
         _measure_flops(timeline, spans, steps),
     )
@@ -248,14 +240,13 @@ def _sum_up(
         ]
         own, in_backward = self_flops.sum(axis=0).tolist(), again[BACKWARD].tolist()
         flops_in_steps = np.concatenate([piece.in_steps for piece in measured], axis=1)
-        compiled = sorted(set[int]().union(*(piece.compiled for piece in measured)))
-        costs = describe_flops(timeline, rows, own, in_backward, nbytes, flops_in_steps, steps, device, compiled)
+        costs = describe_flops(timeline, rows, own, in_backward, nbytes, flops_in_steps, steps, device, counts.compiled)
     return Summary(
         rows,
         len(rows),
         counts.incomplete,
         timeline.stats.overwritten,
-        overview=describe_recording(timeline, counts)._replace(step_by=pieces[0].step_by),
+        overview=describe_recording(timeline, counts)._replace(step_by=pieces[0].divided.bounds.step_by),
         steps=steps,
         by=by,
         step_parts=explain_steps([piece.divided for piece in pieces]),
