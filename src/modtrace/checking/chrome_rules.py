@@ -46,7 +46,7 @@ class ChromeEvents:
             if type(raw) is not dict or not self._add_ordinary(position, raw):
                 self._add_any(position, raw)
             position += 1
-        self._position = self.layout.events = position
+        self._position = position
 
     def faults(self) -> list[Fault]:
         """Return what is wrong with the events: of names of processes and threads first, then in file order."""

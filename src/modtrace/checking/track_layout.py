@@ -219,7 +219,6 @@ class TrackLayout:
         names: of slices, with their indexes.
         tracks: the slices of each track, as found.
         flows: the ends of flows.
-        events: how many events the file has, as Chrome's format counts them.
         slices: the slices of each track, arranged.
         unended: begins that nothing closes; viewers draw them to the end of the trace.
         unbegun: ends that close nothing; viewers ignore them.
@@ -228,7 +227,6 @@ class TrackLayout:
     names: Numbering[str] = field(default_factory=Numbering)
     tracks: dict[TrackKey, TrackEvents] = field(default_factory=dict)
     flows: FlowEnds = field(default_factory=FlowEnds)
-    events: int = 0
     slices: dict[TrackKey, ArrangedSlices] = field(default_factory=dict)
     unended: list[Fault] = field(default_factory=list)
     unbegun: list[Fault] = field(default_factory=list)

@@ -11,7 +11,7 @@ from ..timeline import BACKWARD, Columns, Process, Timeline, Track
 from ..timeline.decode.path_spans import LabelledInterval, clip_and_nest, spans_from_intervals
 from ..timeline.join import with_modules
 from ..timeline.nesting import InnermostLookup
-from ..timeline.slices import join_columns, sort_by_start
+from ..timeline.slices import Slices, join_columns, sort_by_start
 from ..timeline.time_intervals import union_of
 from .call_lookup import CallIndex, innermost_spans, runs_module_code
 from .event_columns import NodeSlices, NumberedOps, ProfilerEvents
@@ -229,7 +229,8 @@ class Nodes:
     @property
     def innermost(self) -> InnermostLookup:
         """Which node ran on a track at a moment."""
-        return InnermostLookup(self.track, self)
+        nodes = Slices.of(start=self.start, end=self.end, track=self.track, parent=self.parent)
+        return InnermostLookup(self.track, nodes)
 
 
 def _find_nodes(events: ProfilerEvents, running: InnermostLookup, threads: Int64Array) -> Nodes:

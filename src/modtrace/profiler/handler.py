@@ -5,7 +5,6 @@ import os
 import tempfile
 import weakref
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from .._errors import WriteError
@@ -82,9 +81,7 @@ class TraceHandler:
     def __enter__(self) -> "TraceHandler":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,26 +14,6 @@ if TYPE_CHECKING:
     from .timeline import Timeline
 
 _CHUNK = 1 << 16
-
-
-class HasParents(Protocol):
-    """What lies on tracks from a start to an end, and knows which of it is around each; columns of equal length."""
-
-    @property
-    def track(self) -> SignedIntArray:
-        """The track of each."""
-
-    @property
-    def start(self) -> Int64Array:
-        """Their starts, ns."""
-
-    @property
-    def end(self) -> Int64Array:
-        """Their ends, ns."""
-
-    @property
-    def parent(self) -> Int64Array:
-        """The index of the one around each on its track, or -1."""
 
 
 def outermost_first(columns: Slices, rows: SignedIntArray) -> SignedIntArray:
@@ -104,7 +84,7 @@ class InnermostLookup:
             all.
     """
 
-    def __init__(self, thread: Int64Array, spans: HasParents, chosen: BoolArray | None = None) -> None:
+    def __init__(self, thread: Int64Array, spans: Slices, chosen: BoolArray | None = None) -> None:
         self._start, self._end, self._parent = spans.start, spans.end, spans.parent
         self._chosen = np.ones(len(thread), np.bool_) if chosen is None else chosen
         self._rows: dict[int, list[Int64Array]] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import orjson
 
@@ -72,34 +73,28 @@ def row_metadata_events(pid: int | str, tid: int, name: str, sort_index: int) ->
     yield _metadata_event("thread_sort_index", pid, tid, sort_index=sort_index)
 
 
+@dataclass
 class ChromeTimeline:
     """A timeline as a JSON trace holds it: its texts escaped, its spans on rows, its times counted from a base.
 
-    Args:
+    Attributes:
         timeline: what to write.
         lanes: the rows of its spans.
         base: from which nanosecond on the times count.
-        resolution_ns: spans whose starts are closer may get one start.
         parts: what its steps were spent on.
+        resolution_ns: spans whose starts are closer may get one start.
         large: whose `rest` the timeline is, and whose spans of modules are written with it.
     """
 
-    def __init__(
-        self,
-        timeline: Timeline,
-        lanes: Lanes,
-        base: int,
-        resolution_ns: int = 1,
-        *,
-        parts: Sequence[PartCounter],
-        large: LargeTimeline | None = None,
-    ) -> None:
-        self.timeline = timeline
-        self.lanes = lanes
-        self.base = base
-        self._resolution_ns = resolution_ns
-        self._parts, self._large = parts, large
-        self._names = [escaped_name(name) for name in timeline.names]
+    timeline: Timeline
+    lanes: Lanes
+    base: int
+    parts: Sequence[PartCounter]
+    resolution_ns: int = 1
+    large: LargeTimeline | None = None
+
+    def __post_init__(self) -> None:
+        self._names = [escaped_name(name) for name in self.timeline.names]
 
     def header(self) -> dict[str, object]:
         """Return what the trace says about the recording as a whole, see `formats.header`."""
@@ -117,8 +112,8 @@ class ChromeTimeline:
         for events in (self._row_events(), self._mark_events(), self._counter_events(), slices):
             while some := [*itertools.islice(events, _EVENTS)]:
                 yield 0, b",\n".join(some)
-        for piece, lanes in self.lanes.by_piece(self.timeline, self._large):
-            yield from span_events(piece, lanes, self._names, self.base, self._resolution_ns)
+        for piece, lanes in self.lanes.by_piece(self.timeline, self.large):
+            yield from span_events(piece, lanes, self._names, self.base, self.resolution_ns)
 
     def _row_events(self) -> Iterator[bytes]:
         *indexes, of_marks = self.lanes.sort_indexes or (*range(len(self.lanes.lanes)), -1)
@@ -144,7 +139,7 @@ class ChromeTimeline:
                 for time, value in zip(counter.time[some].tolist(), counter.value[some].tolist(), strict=True):
                     yield head + b':%d},"ts":%b}' % (value, microseconds(time - self.base))
         pid = next(iter(self.lanes.pids.values()), 0)
-        for part in self._parts:
+        for part in self.parts:
             event = {"ph": "C", "pid": pid, "cat": PARTS_CATEGORY, "name": escaped(part.name)}
             head = orjson.dumps(event)[:-1] + b',"args":{"%b":' % COUNTER_UNIT.encode()
             for time, ns in zip(part.time.tolist(), part.ns.tolist(), strict=True):

@@ -6,6 +6,7 @@ import hashlib
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -131,27 +132,29 @@ class TrackParents(NamedTuple):
     threads: Mapping[int, int]
 
 
+@dataclass
 class TrackDescriptors:
     """The tree of tracks: process → thread → `modules` → forward and backward, and the process' counters.
 
     The level `modules` is there for the order: Perfetto keeps an explicit one only below tracks without a thread or
     process of their own.
+
+    Attributes:
+        timeline: what is written.
+        lanes: its rows.
+        sequence: the id of the packet sequence that describes it.
+        parents: the tracks of threads where the file describes them already.
+        part_counters: what its steps were spent on.
     """
 
-    def __init__(
-        self,
-        timeline: Timeline,
-        lanes: Lanes,
-        sequence: int,
-        parents: TrackParents | None = None,
-        part_counters: Sequence[PartCounter] = (),
-    ) -> None:
-        self._parents = parents
-        self._timeline = timeline
-        self._lanes = lanes
-        self._sequence = sequence
-        self._part_counters = part_counters
-        self._recording = f"{timeline.slices.start[:1]} {sorted(lanes.pids.items(), key=repr)}"
+    timeline: Timeline
+    lanes: Lanes
+    sequence: int
+    parents: TrackParents | None = None
+    part_counters: Sequence[PartCounter] = ()
+
+    def __post_init__(self) -> None:
+        self._recording = f"{self.timeline.slices.start[:1]} {sorted(self.lanes.pids.items(), key=repr)}"
 
     def uuid(self, *what: object) -> int:
         """Return the uuid of a track: of "lane" or "counter" and its index, or of "marks", which has steps too.
@@ -163,18 +166,18 @@ class TrackDescriptors:
     def packets(self) -> Iterator[TracePacket]:
         """Yield what describes the trace as a whole, and the tracks, parents first."""
         yield self._metadata()
-        for rank, (process, pid) in enumerate(self._lanes.pids.items() if self._parents is None else ()):
+        for rank, (process, pid) in enumerate(self.lanes.pids.items() if self.parents is None else ()):
             yield self._process(process, pid, rank)
         threads: set[object] = set()
-        for rank, lane in enumerate(self._lanes.lanes):
-            track = self._timeline.tracks[lane.track]
+        for rank, lane in enumerate(self.lanes.lanes):
+            track = self.timeline.tracks[lane.track]
             if track.device is not None:
                 yield self._track("lane", rank, parent=self._process_uuid(track.process), rank=rank, name=lane.name)
                 continue
             thread = (track.process, track.thread, track.tid)
             if thread not in threads:
                 threads.add(thread)
-                if self._parents is None:
+                if self.parents is None:
                     packet = self._track("thread", *thread, parent=self.uuid(track.process), rank=rank)
                     name = escaped(track.thread) or UNNAMED
                     if is_tid(track.tid):
@@ -186,24 +189,24 @@ class TrackDescriptors:
                     yield packet
                     parent = self.uuid("thread", *thread)
                 else:
-                    parent = self._parents.threads[track.tid]
+                    parent = self.parents.threads[track.tid]
                 yield self._track("modules", *thread, parent=parent, rank=0, name="modules")
             yield self._track("lane", rank, parent=self.uuid("modules", *thread), rank=rank, name=lane.name)
-        for index, counter in enumerate(self._timeline.counters):
+        for index, counter in enumerate(self.timeline.counters):
             yield self._counter(index, counter.process, escaped(counter.name), escaped(counter.unit))
-        for index, part in enumerate(self._part_counters, len(self._timeline.counters)):
+        for index, part in enumerate(self.part_counters, len(self.timeline.counters)):
             name = f"{escaped(part.name)} {COUNTER_UNIT}"
-            yield self._counter(index, next(iter(self._lanes.pids)), name, COUNTER_UNIT)
-        if self._timeline.marks:
-            around = None if self._parents is None else self._parents.process
+            yield self._counter(index, next(iter(self.lanes.pids)), name, COUNTER_UNIT)
+        if self.timeline.marks:
+            around = None if self.parents is None else self.parents.process
             yield self._track("marks", parent=around, rank=0, name=MARKS_ROW)
 
     def _process_uuid(self, process: Process) -> int:
-        return self.uuid(process) if self._parents is None else self._parents.process
+        return self.uuid(process) if self.parents is None else self.parents.process
 
     def _metadata(self) -> TracePacket:
-        packet = TracePacket(trusted_packet_sequence_id=self._sequence)
-        header = make_header(self._timeline, self._lanes.pids, self._lanes.ids)
+        packet = TracePacket(trusted_packet_sequence_id=self.sequence)
+        header = make_header(self.timeline, self.lanes.pids, self.lanes.ids)
         # Entry by entry for people, who see them in Perfetto's list of metadata; the whole header for our reader, in
         # place of the entry `modtrace` of the recording's metadata.
         metadata = {name: value for name, value in header["metadata"].items() if len(name) < _MAX_METADATA_NAME}
@@ -220,12 +223,12 @@ class TrackDescriptors:
         return packet
 
     def _track(self, *what: object, parent: int | None, rank: int, name: str | None = None) -> TracePacket:
-        packet = describe_track(self._sequence, self.uuid(*what), parent, rank, name)
+        packet = describe_track(self.sequence, self.uuid(*what), parent, rank, name)
         packet.track_descriptor.child_ordering = TrackDescriptor.EXPLICIT
         return packet
 
     def _counter(self, index: int, process: Process, name: str, unit: str) -> TracePacket:
-        rank = len(self._lanes.lanes) + index
+        rank = len(self.lanes.lanes) + index
         packet = self._track("counter", index, parent=self._process_uuid(process), rank=rank, name=name)
         packet.track_descriptor.counter.unit_name = unit
         return packet

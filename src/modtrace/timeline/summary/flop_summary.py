@@ -342,10 +342,8 @@ _NOTE = (
 )
 
 
-def render_flops(flops: FlopSummary | None, limit: int | None = None, width: int | None = None) -> str:
-    """Return what a step cost and how well it used its time, and the table of modules; nothing if none was counted."""
-    if flops is None:
-        return ""
+def render_flops(flops: FlopSummary, limit: int | None = None, width: int | None = None) -> str:
+    """Return what a step cost and how well it used its time, and the table of modules."""
     lines = [part for line in flops_lines(flops) for part in wrapped(printable(line), width)]
     return "\n".join([*lines, *first_lines(flop_table(flops), limit, width, "row"), *wrapped(_NOTE, width)])
 
@@ -375,10 +373,8 @@ _RATE_NOTE = (
 )
 
 
-def render_rates(flops: FlopSummary | None, limit: int | None = None, width: int | None = None) -> str:
-    """Return the table of rates, and how to read it; nothing if there are none."""
-    if flops is None or not flops.rates:
-        return ""
+def render_rates(flops: FlopSummary, limit: int | None = None, width: int | None = None) -> str:
+    """Return the table of rates, and how to read it."""
     return "\n".join([*first_lines(rate_table(flops), limit, width, "row"), *wrapped(_RATE_NOTE, width)])
 
 

@@ -220,10 +220,8 @@ def _cell(value: str | int | None, _field: str) -> str:
     return value if isinstance(value, str) else "" if value is None else format_bytes(value)
 
 
-def memory_tables(memory: MemorySummary | None) -> Sequence[Table]:
-    """Return the table of modules, the one with the highest peak first, and that of who held most; none if unknown."""
-    if memory is None:
-        return ()
+def memory_tables(memory: MemorySummary) -> tuple[Table, Table]:
+    """Return the table of modules, the one with the highest peak first, and that of who held most."""
     modules = record_table(_COLUMNS, sorted(memory.rows, key=lambda row: row.peak_bytes or 0, reverse=True), _cell)
     whole = memory.peak_bytes or 1
     shares = [
@@ -235,10 +233,8 @@ def memory_tables(memory: MemorySummary | None) -> Sequence[Table]:
     return modules, Table(headings[:known], [row[:known] for row in shares], kinds[:known], [0, 0, 0, 1][:known])
 
 
-def render_memory(memory: MemorySummary | None, limit: int | None = None, width: int | None = None) -> str:
-    """Return the tables of modules and of who held most; nothing if memory was not counted."""
-    if memory is None:
-        return ""
+def render_memory(memory: MemorySummary, limit: int | None = None, width: int | None = None) -> str:
+    """Return the tables of modules and of who held most."""
     modules, holders = memory_tables(memory)
     lines = [line for sentence in memory.sentences for line in wrapped(printable(sentence), width)]
     lines += [""] if lines else []

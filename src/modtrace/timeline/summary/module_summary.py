@@ -224,15 +224,15 @@ class Summary:
 
         It is empty if the recording has no memory.
         """
-        return render_memory(self.memory, limit, width)
+        return "" if self.memory is None else render_memory(self.memory, limit, width)
 
     def flops_text(self, limit: int | None = None, width: int | None = None) -> str:
         """Return what a step cost, and the table of the `limit` modules that cost most; empty if none was counted."""
-        return render_flops(self.flops, limit, width)
+        return "" if self.flops is None else render_flops(self.flops, limit, width)
 
     def rates_text(self, limit: int | None = None, width: int | None = None) -> str:
         """Return how well modules use their time in each phase, `limit` rows; empty if that is not known."""
-        return render_rates(self.flops, limit, width)
+        return render_rates(self.flops, limit, width) if self.flops and self.flops.rates else ""
 
     def to_csv(self) -> str:
         """Return CSV with a header line; times in ns, unprintable characters of names as escapes."""

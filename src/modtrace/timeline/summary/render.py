@@ -276,8 +276,9 @@ def modules_markdown(summary: Summary, width: int | None = None) -> str:
 
 def _more_tables(summary: Summary) -> list[Table]:
     """Return the tables of memory and of FLOPs, if these were recorded."""
-    flops = [] if summary.flops is None else [flop_table(summary.flops), rate_table(summary.flops)]
-    return [*memory_tables(summary.memory), *(table for table in flops if table.rows)]
+    memory = () if summary.memory is None else memory_tables(summary.memory)
+    flops = () if summary.flops is None else (flop_table(summary.flops), rate_table(summary.flops))
+    return [*memory, *(table for table in flops if table.rows)]
 
 
 def steps_markdown(summary: Summary, limit: int | None = None) -> str:
