@@ -292,7 +292,8 @@ def compare_modules(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> Mo
     common = estimate(speeds[:split], speeds[split:]).difference
     estimates = [estimate(row[:split], row[split:]) for row in logs[chosen] - speeds]
     size = np.array([one.base + one.difference / 2 for one in estimates])
-    within = np.nanmean(variances[chosen], axis=1) if len(chosen) else np.zeros(0)
+    # If something else ran beside a recording, its steps say more; it is cut from the mean of its side as well.
+    within = np.nanmedian(variances[chosen], axis=1) if len(chosen) else np.zeros(0)
     variance, freedom = noise_of(size, within, estimates)
     modules = np.flatnonzero(of_module)
     variance[modules], freedom[modules] = noise_of(
