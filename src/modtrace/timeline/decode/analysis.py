@@ -37,14 +37,17 @@ class RingAnalysis:
     Attributes:
         snapshot: as given.
         all_events: all events of the ring.
-        ring: the analysis of all of it: this one, or the other one that was given.
     """
 
     def __init__(self, snapshot: RingSnapshot, ring: RingAnalysis | None = None) -> None:
         self.snapshot = snapshot
         self.all_events = snapshot.slots.events
         self._ring = ring
-        self.ring = self if ring is None else ring
+
+    @property
+    def ring(self) -> RingAnalysis:
+        """The analysis of all of the ring: this one, or the other one that was given."""
+        return self if self._ring is None else self._ring  # none holds itself: each is freed after its last use
 
     @cached_property
     def lookup(self) -> NameLookup:

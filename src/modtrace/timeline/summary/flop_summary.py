@@ -230,35 +230,38 @@ class FlopSummary(NamedTuple):
         return self._replace(peak_tflops=tflops, by_step=by_step, rates=rates)
 
 
-def read_flops(timeline: Timeline, arg: str = FLOPS) -> SpanFlops | None:
-    """Return what each span of a module cost, FLOPs or what another arg says; None if no operators were counted."""
+def read_flops(timeline: Timeline, *wanted: str) -> list[SpanFlops]:
+    """Return what each span of a module cost, for each arg that says it; nothing if no operators were counted."""
     columns, most = timeline.columns, int(np.iinfo(np.int64).max)
-    count, parsed = len(columns), dict[int, tuple[int, int]]()
-    known = np.ones(count, np.bool_)
-    total = np.zeros(count, np.int64)
-    costs = [(row, args) for row, args in timeline.span_args.items() if row < count and FLOPS in args]
+    costs = {row: args for row, args in timeline.span_args.items() if row < len(columns) and FLOPS in args}
     if not costs and FLOPS not in timeline.metadata:
-        return None
-    for args in {id(args): args for _, args in costs}.values():  # many spans share theirs
-        text = args.get(arg, "")
-        parsed[id(args)] = args[FLOPS] != UNKNOWN_FLOPS, min(int(text), most) if text.isdecimal() else 0
-    rows = np.array([row for row, _ in costs], np.int64)
-    each = np.array([parsed[id(args)] for _, args in costs], np.int64).reshape(-1, 2)
-    known[rows], total[rows] = each[:, 0] != 0, each[:, 1]
-    own = total.copy()
+        return []
+    shared = {id(args): args for args in costs.values()}  # many spans share theirs
+    number = dict(zip(shared, range(len(shared)), strict=True))
+    rows = np.array([*costs], np.int64)
+    alike = np.array([number[id(args)] for args in costs.values()], np.int64)
+    known = np.ones(len(columns), np.bool_)
+    known[rows] = np.array([args[FLOPS] != UNKNOWN_FLOPS for args in shared.values()], np.bool_)[alike]
     inner = np.flatnonzero(columns.parent >= 0)
     inner = inner[columns.phase[inner] == columns.phase[columns.parent[inner]]]
-    np.subtract.at(own, columns.parent[inner], total[inner])
-    return SpanFlops(total, np.maximum(own, 0), known)
+    found = []
+    for arg in wanted:
+        texts = [args.get(arg, "") for args in shared.values()]
+        total = np.zeros(len(columns), np.int64)
+        total[rows] = np.array([min(int(text), most) if text.isdecimal() else 0 for text in texts], np.int64)[alike]
+        own = total.copy()
+        np.subtract.at(own, columns.parent[inner], total[inner])
+        found.append(SpanFlops(total, np.maximum(own, 0), known))
+    return found
 
 
 def step_flops(timeline: Timeline) -> int | None:
     """Return the median of what steps cost, in FLOPs; None if nothing was counted."""
-    found, step = read_flops(timeline), timeline.columns.step
-    if found is None:
+    found, step = read_flops(timeline, FLOPS), timeline.columns.step
+    if not found:
         return None
     flops = np.zeros(int(step.max(initial=0)) + 1, np.int64)
-    np.add.at(flops, step, found.own)
+    np.add.at(flops, step, found[0].own)
     return median(flops[flops > 0].tolist())
 
 

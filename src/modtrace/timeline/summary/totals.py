@@ -145,9 +145,10 @@ class _MeasuredFlops(NamedTuple):
 
 
 def _measure_flops(timeline: Timeline, spans: _Spans, steps: Sequence[StepTimes]) -> _MeasuredFlops | None:
-    flops, moved, again = (read_flops(timeline, arg) for arg in (FLOPS, BYTES_ACCESSED, RECOMPUTE_FLOPS))
-    if flops is None or moved is None or again is None:
+    found = read_flops(timeline, FLOPS, BYTES_ACCESSED, RECOMPUTE_FLOPS)
+    if not found:
         return None
+    flops, moved, again = found
     columns, count = timeline.columns, len(spans.groups)
     in_backward = _add_up(columns, spans, again.total, again.own)
     total = _add_up(columns, spans, flops.total, flops.own)
