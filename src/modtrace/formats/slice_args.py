@@ -117,7 +117,14 @@ def is_usable(found: FileSlice) -> bool:
 
 
 def add_file_slices(timeline: Timeline, found: Sequence[FileSlice], groups: Sequence[Group]) -> Timeline:
-    """Return the timeline with the slices of a file.
+    """Return the timeline with the slices of a file; see `others_of_file`."""
+    others = others_of_file(timeline, found, groups)
+    timeline = replace(timeline, names=others.names)
+    return with_slices(timeline, others.slices, others.span_args, others.collective_details)
+
+
+def others_of_file(timeline: Timeline, found: Sequence[FileSlice], groups: Sequence[Group]) -> Timeline:
+    """Return the timeline with the slices of a file in place of its own.
 
     Only collectives and waits say their step; other slices are of the step in which they began.
 
@@ -135,33 +142,33 @@ def add_file_slices(timeline: Timeline, found: Sequence[FileSlice], groups: Sequ
             raise ValueError(f"a {one.category} from {one.start} to {one.end} is on {track.name}")
         if not is_usable(one):
             raise ValueError(f"the args of {one.name!r} are {one.args!r}")
-    timeline = _add_collectives(timeline, [one for one in found if one.category == COMMUNICATION], groups)
+    others = replace(timeline, slices=Slices.empty(), span_args={}, collective_details=CollectiveDetails())
+    others = _add_collectives(others, [one for one in found if one.category == COMMUNICATION], groups)
     found = sorted((one for one in found if one.category != COMMUNICATION), key=lambda one: (one.start, -one.end))
     for category, code in CATEGORIES.items():
         rows = [one for one in found if one.category == category]
         if not rows:
             continue
         start = np.array([one.start for one in rows], np.int64)
-        own = [] if KINDS[code].label else [_own_name(one, code) for one in rows]
-        numbers = Numbering[Name](len(timeline.names))
-        left_out = ("complete", "category") if code == RANGE else ("complete",)
+        numbers = Numbering[Name](len(others.names))
+        left_out = {"complete", "category"} if code == RANGE else {"complete"}
         own_args = {
             index: restore({key: text for key, text in one.args.items() if key not in left_out})
             for index, one in enumerate(rows)
+            if one.args.keys() - left_out
         }
         is_collection = [code == RANGE and one.args.get("category") == "gc" for one in rows]
         slices = Slices.of_kind(
             np.where(is_collection, GARBAGE_COLLECTION, code),
             start,
-            name=[numbers[name] for name in own] or -1,
+            name=-1 if KINDS[code].label else [numbers[_own_name(one, code)] for one in rows],
             end=[one.end for one in rows],
             track=[one.track for one in rows],
             step=steps_at(timeline, start),
             complete=[bool(one.args.get("complete", True)) for one in rows],
         )
-        timeline = replace(timeline, names=[*timeline.names, *numbers])
-        timeline = with_slices(timeline, slices, {row: args for row, args in own_args.items() if args})
-    return timeline
+        others = with_slices(replace(others, names=[*others.names, *numbers]), slices, own_args)
+    return others
 
 
 def _own_name(found: FileSlice, code: int) -> Name:

@@ -207,6 +207,7 @@ class _Reader:
         self._rows = SpanColumns()
         # The category of the slices on each sequence that has no modules.
         self._categories: dict[int, str] = {}
+        self._slice_args: dict[tuple[tuple[str, Any], ...], dict[str, Any]] = {}
         self._start = array("q")
         self._end = array("q")
 
@@ -307,6 +308,7 @@ class _Reader:
         args = {entry.name: getattr(entry, entry.WhichOneof("value")) for entry in event.debug_annotations}
         open_rows.append(len(rows))
         lane = sequence - self._sequences.lane(0)
+        args = self._slice_args.setdefault(tuple(args.items()), args)  # most have those of others
         rows.append(FileSlice(self._categories[sequence], lane, time, time, event.name, args))
 
     def _add(self, found: SpanPackets, first: int, last: int) -> None:

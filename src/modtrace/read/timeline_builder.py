@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._numbering import Numbering
-from .._typing import Int64Array
+from .._typing import AnyArray, Int64Array
 from ..formats.escape import restore, restored_name
-from ..formats.slice_args import FileSlice, add_file_slices, groups_from_header
+from ..formats.slice_args import FileSlice, groups_from_header, others_of_file
 from ..timeline import PHASES, CounterSeries, Mark, Name, Process, Slices, Stats, Timeline, Track
-from ..timeline.join import add_gpu_tracks
+from ..timeline.join import add_gpu_tracks, put_modules_before
 from ..timeline.nesting import nest_by_time
-from ..timeline.slices import sort_by_start
+from ..timeline.slices import DTYPES
 
 _FIELDS = ("name", "phase", "call", "step", "complete", "link")
 """Of each span, besides its lane and its times."""
@@ -68,7 +68,7 @@ def build_timeline_from(header: Mapping[str, Any], rows: SpanColumns, start: Int
 
     Args:
         header: what it says of the recording as a whole.
-        rows: its events.
+        rows: its events; the columns are taken out of it.
         start: int64, per span, Unix nanoseconds.
         end: int64, per span, Unix nanoseconds.
 
@@ -87,11 +87,20 @@ def build_timeline_from(header: Mapping[str, Any], rows: SpanColumns, start: Int
     processes = [Process(*(process[field] for field in Process._fields)) for process in header["processes"]]
     tracks = [Track(**{**track, "process": processes[track["process"]]}) for track in header["tracks"]]
     track_of_lane = np.array([lane["track"] for lane in header["lanes"]], np.int32)
-    track = track_of_lane[np.array(rows.lane, np.int64)]
-    columns = Slices.of(start=start, end=end, track=track, **{name: getattr(rows, name) for name in _FIELDS})
-    columns, position = sort_by_start(nest_by_time(columns))
+    columns: dict[str, AnyArray] = {"start": start, "end": end, "track": track_of_lane[np.array(rows.lane, np.int64)]}
+    for name in _FIELDS:
+        columns[name] = np.array(getattr(rows, name), DTYPES[name])
+        setattr(rows, name, array("q"))
+    nested = nest_by_time(Slices.of(**columns))
+    columns |= {"depth": nested.depth, "parent": nested.parent}
+    order, position = np.lexsort((nested.depth, nested.start)), np.full(len(nested) + 1, -1)
+    position[order] = np.arange(len(order))
+    del nested, start, end  # there is memory for the columns once
+    for name in columns:
+        columns[name] = columns[name][order]
+    columns["parent"] = position[columns["parent"]]
     timeline = Timeline(
-        columns,
+        Slices.of(**columns),
         names=[restored_name(name) for name in rows.names],
         tracks=tracks,
         stats=Stats(**header["stats"]),
@@ -107,11 +116,11 @@ def build_timeline_from(header: Mapping[str, Any], rows: SpanColumns, start: Int
         ],
         metadata=dict(header["metadata"]),
         begin_ns=header.get("begin_ns"),
-        span_args={int(position[row]): restore(args) for row, args in rows.span_args.items()},
     )
     slices = [found._replace(track=int(track_of_lane[found.track])) for found in rows.slices]
-    groups = groups_from_header(header.get("groups", []))
-    return add_file_slices(timeline, slices, groups)
+    others = others_of_file(timeline, slices, groups_from_header(header.get("groups", [])))
+    span_args = {int(position[row]): restore(args) for row, args in rows.span_args.items()}
+    return put_modules_before(others, columns, span_args)
 
 
 ROW_PREFIX = "modules · "
