@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +11,9 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 
 from modtrace.ring import NameTable
 from modtrace.ring.slot_format import NO_NAME
+from modtrace.track.naming import module_names
 from modtrace.track.naming.module_names import ModuleNames
-from modtrace.track.naming.modules import MethodCall
+from modtrace.track.naming.modules import MethodCall, ModuleRef
 from tests.support.small_modules import made_in_place_of
 
 
@@ -182,6 +184,21 @@ def test_what_dies_while_the_dead_are_forgotten_is_forgotten_next() -> None:
     assert forgotten == [first_id, first_id, second_id]
     assert names.dead == []
     assert names.last(third) == "ReLU"
+
+
+def test_two_threads_that_name_a_module_at_once_give_it_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    names, net, other_thread = Names(), Net(), list[str]()
+    assert names(net)[1] == "Net"
+
+    def refer(*args: Any) -> ModuleRef:
+        monkeypatch.setattr(module_names, "ModuleRef", ModuleRef)
+        other_thread.append(names(net, net.h[0])[1])  # while this thread makes its reference
+        return ModuleRef(*args)
+
+    monkeypatch.setattr(module_names, "ModuleRef", refer)
+
+    assert names(net, net.h[0])[1] == "Net.h.0"
+    assert other_thread == ["Net.h.0"]
 
 
 def test_a_module_with_the_id_of_a_dead_one_has_nothing_of_it() -> None:
