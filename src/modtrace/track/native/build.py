@@ -197,7 +197,9 @@ def _short_paths(work: str) -> Iterator[str]:
     """Yield the flags that keep folders of this machine out of the library, which may lie in a wheel."""
     torch_include, python_include = _torch_folder() / "include", sysconfig.get_path("include")
     for folder, name in ((torch_include, "torch"), (python_include, "python"), (_FOLDER, "modtrace"), (work, "build")):
-        yield f"-ffile-prefix-map={folder}={name}"
+        # The compiler may have followed a link.
+        for known in dict.fromkeys((str(folder), os.path.realpath(folder))):
+            yield f"-ffile-prefix-map={known}={name}"
 
 
 def _torch_folder() -> Path:
