@@ -1,4 +1,4 @@
-"""Clocks against each other: what one shows when another shows t, and how a job's hosts measure that.
+"""Conversion of times between clocks, and how a job's hosts measure what theirs differ by.
 
 `ClockMap` is for any two clocks. A host's clock is its CLOCK_MONOTONIC as seen in one time namespace; the processes
 that share it share its measurements. Nothing here needs torch: `track.job_clocks` measures while a recording runs, and

@@ -1,6 +1,6 @@
-"""The clocks of a job's hosts: reading another's over TCP, their ids, their measurements in rings, and their tree.
+"""The clocks of a job's hosts: a host reads another's over TCP, and notes in its ring how far that is from its own.
 
-Who asks gets answers from who listens, and the offset that the answers show is noted in the ring; `ClockTree` uses it.
+`ClockTree` reads these notes, and converts the times of each host to those of one.
 """
 
 import hashlib

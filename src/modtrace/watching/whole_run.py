@@ -53,7 +53,7 @@ class Distributions(Generic[Key]):
         np.add.at(self._counts, (rows, (np.log(np.maximum(ns, 1)) / _LOG_RATIO).astype(np.int64)), 1)
 
     def quantiles(self, *shares: float) -> list[Int64Array]:
-        """Return for each share what it of a row's durations does not exceed, to 1 %: a number per row."""
+        """Return an array per share: for each row the duration that so many of its durations do not exceed, to 1 %."""
         bins = np.flatnonzero(self._counts.any(axis=0))
         up_to = self._counts[:, bins].cumsum(axis=1)
         places = [np.count_nonzero(up_to < share * up_to[:, -1:], axis=1) for share in shares]

@@ -29,7 +29,7 @@ PIECE_KINDS = (
 )
 """What only the spans of modules, and samples, are made of: nearly all events of a ring."""
 WHOLE_KINDS = DEVICE_KINDS
-"""Of a ring with these, any event can say something of any other."""
+"""A ring that has any of these is not cut: such an event can be about any other."""
 
 _FOREVER = np.iinfo(np.int64).max
 NOTHING: Samples = (np.zeros(0, np.int64), np.zeros(0, np.int64))
