@@ -423,7 +423,7 @@ class _DistinctNames:
             module: the module; `module_class` is set.
             find_attribute: returns the attribute by which its owner knows it, for `#critic`, or None.
         """
-        if _REST in fqn or _are_of_one(self._owners.setdefault(fqn, module), module):
+        if _REST in fqn or self._owners.setdefault(fqn, module)() is module():
             return ""
         return self._changing.run(lambda: self._find(fqn, module, find_attribute))
 
@@ -431,7 +431,7 @@ class _DistinctNames:
         free = None
         for suffix in _SUFFIXES:
             owner = self._owners.get(fqn + suffix)
-            if owner is not None and _are_of_one(owner, module):
+            if owner is not None and owner() is module():
                 return suffix
             if free is None and (owner is None or (owner() is None and owner.module_class == module.module_class)):
                 free = suffix
@@ -447,12 +447,7 @@ class _DistinctNames:
 
     def _may_have(self, name: str, module: ModuleRef) -> bool:
         owner = self._owners.get(name, module)
-        return _are_of_one(owner, module) or (owner() is None and owner.module_class == module.module_class)
-
-
-def _are_of_one(owner: ModuleRef, module: ModuleRef) -> bool:
-    """Return whether two references are of one module; `module` is alive."""
-    return owner is module or owner() is module()
+        return owner() is module() or (owner() is None and owner.module_class == module.module_class)
 
 
 _READS_LOCALS = frozenset({"dir", "eval", "exec", "locals", "vars"})
