@@ -27,6 +27,8 @@ STREAM = "gpu 0 · stream 0"
 FORWARD = [("Net", 4 * MS), ("Net.a", 1 * MS), ("Net.b", 3 * MS)]
 BACKWARD = [("Net", 6 * MS), ("Net.b", 4 * MS), ("Net.a", 2 * MS)]
 GUARD = Path(torch.__file__).parent / "include/c10/core/impl/DeviceGuardImplInterface.h"
+# Events: enters and exits of Net, a and b; the loss, b and a in backward; the pass is over.
+EDGES = [(0, 5), (1, 2), (3, 4), (7, 9), (7, 8), (8, 9)]
 MAX_FLOAT_ERROR_NS = 64
 """Of the difference of two times that are floats of up to 500 ms."""
 
@@ -73,11 +75,9 @@ def test_spans_are_where_the_device_was_on_the_hosts_clock(library: Path, ppm: i
         for phase, order in (("forward", FORWARD), ("backward", BACKWARD))
         for fqn, _ in order
     ]
-    # Events: enters and exits of Net, a and b; the loss, b and a in backward; the pass is over.
-    edges = [(0, 5), (1, 2), (3, 4), (7, 9), (7, 8), (8, 9)]
     bound = told["metadata"]["device_clock_bound_ns"]
     for index, span in enumerate(spans):
-        first, last = edges[index % 6]
+        first, last = EDGES[index % 6]
         event = 10 * (index // 6)
         assert abs(span[6] - told["truth"][event + first]) <= bound
         assert abs(span[7] - told["truth"][event + last]) <= bound
@@ -147,6 +147,22 @@ def test_a_stream_that_captures_is_left_alone(library: Path) -> None:
 
     assert_durations(told, FORWARD)
     assert [span[3] for span in told["spans"]] == [1, 1, 1]
+
+
+def test_a_device_that_others_keep_busy_has_times_with_a_wider_bound(library: Path) -> None:
+    told = run(library, "shared")
+
+    assert [span[1] for span in told["spans"]] == [name for name, _ in FORWARD + BACKWARD]
+    bound = told["metadata"]["device_clock_bound_ns"]
+    assert bound >= 1.5 * MS
+    assert all(abs(span[6] - told["truth"][first]) <= bound for span, (first, _) in zip(told["spans"], EDGES, strict=True))
+
+
+def test_a_clock_that_cannot_be_read_is_said(library: Path) -> None:
+    told = run(library, "too_busy")
+
+    assert told["spans"] == []
+    assert told["log"].count("device_times: the device was too busy for its clock to be read") == 1
 
 
 def test_a_device_that_breaks_ends_device_times_and_nothing_else(library: Path) -> None:

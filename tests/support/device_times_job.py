@@ -169,6 +169,20 @@ def captured_by_others(recording: modtrace.Recording) -> None:
             model(x)
 
 
+def shared(recording: modtrace.Recording) -> None:
+    """A step on a device that others keep busy, so that its clock takes 3 ms to be read."""
+    _streams.delay_the_clock(3 * MS)
+    with _behind_a_kernel():
+        _step(Net())
+
+
+def too_busy(recording: modtrace.Recording) -> None:
+    """A step on a device whose clock cannot be read."""
+    _streams.delay_the_clock(60_000 * MS)
+    with _behind_a_kernel():
+        _step(Net())
+
+
 def broken(recording: modtrace.Recording) -> None:
     """A step before the device breaks, and one after."""
     model = Net()
@@ -334,7 +348,7 @@ SCENARIOS: dict[str, Callable[[modtrace.Recording], None]] = {
     run.__name__: run
     for run in (
         *(plain, nested, streams, held, captured, captured_by_others),
-        *(broken, interrupted, died, hung, full, forked),
+        *(shared, too_busy, broken, interrupted, died, hung, full, forked),
         *_AT_FIRST_UNUSED,
     )
 } | {name: _on_streams(run) for name, run in device_stalls.SCENARIOS.items()}

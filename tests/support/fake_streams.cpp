@@ -41,7 +41,7 @@ struct State {
   int64_t host_origin = host_ns(), device_origin = 0;
   double rate = 1.0;
   std::atomic<bool> held{false}, capturing{false}, broken{false}, full{false};
-  std::atomic<int64_t> full_stream{0};
+  std::atomic<int64_t> full_stream{0}, pool_delay{0};
   std::map<int64_t, int64_t> stream_ends;  // device ns
   int64_t last_stream = 0;
   std::vector<Reached> timed;  // events that tell the time, but for those on streams of the reader's own
@@ -96,7 +96,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     if (*event == nullptr) {
       *event = &all.events.emplace_back();
     }
-    const int64_t reached = std::max(all.stream_ends[stream.id()], all.now());
+    const int64_t delay = all.from_pool[stream.id()] ? all.pool_delay.load() : 0;
+    const int64_t reached = std::max(all.stream_ends[stream.id()], all.now()) + delay;
     *static_cast<Event*>(*event) = {reached, all.from_pool[stream.id()]};
     if (flag == c10::EventFlag::BACKEND_DEFAULT && !all.from_pool[stream.id()])
       all.timed.push_back({stream.id(), reached});
@@ -170,6 +171,7 @@ void fake_fill(int64_t stream, int full) {
   state().full_stream = stream;
   state().full = full != 0;
 }
+void fake_delay_pool(int64_t ns) { state().pool_delay = ns; }
 void fake_capture(int capturing) { state().capturing = capturing != 0; }
 void fake_make_ambiguous(int ambiguous) { state().ambiguous = ambiguous != 0; }
 void fake_break() { state().broken = true; }

@@ -88,7 +88,7 @@ class FakeStreams:
         self._library.fake_timed_host_ns.restype = ctypes.c_double
         self._library.fake_timed_host_ns.argtypes = [ctypes.c_int64]
         self._library.fake_launch.argtypes = self._library.fake_use_stream.argtypes = [ctypes.c_int64]
-        self._library.fake_end_kernel.argtypes = [ctypes.c_int64]
+        self._library.fake_end_kernel.argtypes = self._library.fake_delay_pool.argtypes = [ctypes.c_int64]
         self._library.fake_fill.argtypes = [ctypes.c_int64, ctypes.c_int]
         self._library.fake_register.argtypes = [ctypes.c_int64, ctypes.c_double]
         self._library.fake_register(device_origin, 1 + ppm * 1e-6)
@@ -120,6 +120,10 @@ class FakeStreams:
     def fill(self, stream: int, full: bool) -> None:
         """Let a stream take no more events: who records one waits."""
         self._library.fake_fill(stream, full)
+
+    def delay_the_clock(self, ns: int) -> None:
+        """Let events on the reader's own stream be reached so much later, as beside other processes."""
+        self._library.fake_delay_pool(ns)
 
     def capture(self, capturing: bool) -> None:
         """Let all streams capture a graph."""

@@ -22,6 +22,9 @@ from modtrace.timeline import Span
 MOST, MOST_PER_CALL_NS = 0.02, 2_000
 """A module's time may be off by a fiftieth, or by this, where a gap between two kernels is more than that."""
 
+AHEAD_CYCLES = 200_000_000
+"""Before each step, some 0.1 s, in which the host launches what the stream then has to do."""
+
 Key = tuple[str, str]
 """A module's qualified name, and the phase."""
 
@@ -126,10 +129,10 @@ def profiled(subject: Subject, folder: Path) -> tuple[modtrace.Timeline, list[Wo
         recording = stack.enter_context(modtrace.record(engine="native", device_times=subject.is_gpu))
         profiler = stack.enter_context(profile(activities=activities))
         stack.enter_context(ranges_around(model))
-        if subject.is_gpu:
-            # The stream is not to wait for the host, which the profiler slows down.
-            torch.cuda._sleep(1_000_000_000)
         for _ in range(subject.steps):
+            if subject.is_gpu:
+                # The stream is not to wait for the host, which the profiler slows down.
+                torch.cuda._sleep(AHEAD_CYCLES)
             step()
             recording.step()
         subject.synchronize()

@@ -16,7 +16,7 @@ namespace {
 constexpr std::chrono::milliseconds kPollInterval(5);
 constexpr int64_t kClockIntervalNs = 100'000'000, kClockTimeoutNs = 1'000'000;
 constexpr int kClockTries = 5;
-constexpr int64_t kMaxClockWidthNs = kNoName - 1;      // what a slot can hold
+constexpr int64_t kMaxClockWidthNs = kNoName - 1;      // what a slot can hold, 17 ms
 constexpr int64_t kClockOriginNs = 1'000'000'000'000;  // what a device's clock shows at first: nothing is before 0
 constexpr double kMaxElapsedMs = 500;                  // behind that a float of milliseconds is coarser than 31 ns
 
@@ -59,13 +59,16 @@ class DeviceReader {
     return more;
   }
 
-  // Reads all clocks a last time.
-  void read_clocks() {
+  // Reads all clocks a last time. False where one was never read, so that nothing on its device has a time.
+  bool read_clocks() {
     const std::lock_guard<std::mutex> asking(times_.asking);
-    if (times_.abandoned || device_captures.load() > 0) return;
+    if (times_.abandoned || device_captures.load() > 0) return true;
+    bool read = true;
     for (auto& [device, clock] : times_.clocks) {
       if (!clock.is_stuck()) read_clock(clock);
+      read &= clock.is_read;
     }
+    return read;
   }
 
  private:
@@ -101,6 +104,8 @@ class DeviceReader {
   void read_clock(DeviceClock& clock) {
     std::optional<int64_t> best_width, best_time, best_device_ns;
     const c10::DeviceIndex device = clock.stream.device_index();
+    // Other processes that share the device keep it for milliseconds. Without a reading nothing has a time.
+    const int64_t timeout = clock.is_read ? kClockTimeoutNs : kMaxClockWidthNs;
     for (int attempt = 0; attempt < kClockTries; ++attempt) {
       const int64_t before = monotonic_ns();
       guard_.record(&clock.event, clock.stream, device, c10::EventFlag::BACKEND_DEFAULT);
@@ -109,7 +114,7 @@ class DeviceReader {
       do {
         done = guard_.queryEvent(clock.event);
         after = monotonic_ns();
-      } while (!done && after - before < kClockTimeoutNs);
+      } while (!done && after - before < timeout);
       if (!done) break;
       const int64_t device_ns = time_of(clock, clock.event);
       if (best_width && after - before >= *best_width) continue;
@@ -118,8 +123,9 @@ class DeviceReader {
       best_device_ns = device_ns;
     }
     clock.next_reading = monotonic_ns() + kClockIntervalNs;
-    clock.is_used = false;
     if (!best_width || *best_width > kMaxClockWidthNs) return;
+    clock.is_used = false;
+    clock.is_read = true;
     const int64_t meta = kDeviceClock << kKindShift | *best_width;
     const int64_t value = int64_t{device} << kDeviceTimeBits | *best_device_ns;
     write_without_gil(*times_.reader_state, times_.generation, meta, value, *best_time);
@@ -190,7 +196,7 @@ void read_until_stopped(DeviceTimes& times) {
   for (bool in_time = true; reader.read() && in_time; in_time = std::chrono::steady_clock::now() < until) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  reader.read_clocks();
+  if (!reader.read_clocks()) fail_device_times(times, "the device was too busy for its clock to be read");
 }
 
 }  // namespace

@@ -58,6 +58,7 @@ struct DeviceClock {
   int64_t anchor_ns = 0;     // … and this is what the clock showed there
   int64_t next_reading = 0;  // when it is due, monotonic ns
   bool is_used = true;       // whether any time was told by it since it was read
+  bool is_read = false;      // whether it was ever
 
   // In the last round: whether the device came by any event, and whether it has to come by others.
   bool has_moved = false, is_awaited = false;
