@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 import orjson
 from torch import nn
+from torch._C._autograd import DeviceType
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.profiler import profile, record_function
 
 PREFIX = "truth#"
@@ -78,9 +80,11 @@ def ranges_around(model: nn.Module) -> Iterator[None]:
 
     def enter(module: nn.Module, _inputs: object) -> None:
         around = open_ranges[-1][0] if open_ranges else ""
-        inside = [name for name in paths[module] if name.startswith(f"{around}.")]
+        # One that a forward makes, as a loss of transformers, has no path.
+        own = paths.get(module) or [type(module).__name__]
+        inside = [name for name in own if name.startswith(f"{around}.")]
         # A recomputation begins anywhere; it is known by the name that it had.
-        name = last[module] = (inside or [last.get(module, paths[module][0])])[0]
+        name = last[module] = (inside or [last.get(module, own[0])])[0]
         range_ = record_function(f"{PREFIX}{next(numbers)}#{name}")
         range_.__enter__()
         open_ranges.append((name, range_))
@@ -88,12 +92,7 @@ def ranges_around(model: nn.Module) -> Iterator[None]:
     def leave(*_: object) -> None:
         open_ranges.pop()[1].__exit__(None, None, None)
 
-    handles: list[Any] = []
-    for module in paths:
-        handles += [
-            module.register_forward_pre_hook(enter, prepend=True),
-            module.register_forward_hook(leave, always_call=True),
-        ]
+    handles = register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)
     try:
         yield
     finally:
@@ -102,10 +101,14 @@ def ranges_around(model: nn.Module) -> Iterator[None]:
 
 
 def threads_of(profiler: profile) -> dict[str, int]:
-    """Return the number that torch gave to the thread of each range; nodes name the thread that made them by it."""
+    """Return the number that torch gave to the thread of each range; nodes name the thread that made them by it.
+
+    A range has an event of the GPU too, which is of no thread.
+    """
     assert profiler.profiler is not None
     events: Any = profiler.profiler.kineto_results
-    return {event.name(): event.start_thread_id() for event in events.events() if event.name().startswith(PREFIX)}
+    on_threads = [event for event in events.events() if event.device_type() == DeviceType.CPU]
+    return {event.name(): event.start_thread_id() for event in on_threads if event.name().startswith(PREFIX)}
 
 
 def read_trace(path: Path) -> Json:
