@@ -155,7 +155,9 @@ def test_a_device_that_others_keep_busy_has_times_with_a_wider_bound(library: Pa
     assert [span[1] for span in told["spans"]] == [name for name, _ in FORWARD + BACKWARD]
     bound = told["metadata"]["device_clock_bound_ns"]
     assert bound >= 1.5 * MS
-    assert all(abs(span[6] - told["truth"][first]) <= bound for span, (first, _) in zip(told["spans"], EDGES, strict=True))
+    assert all(
+        abs(span[6] - told["truth"][first]) <= bound for span, (first, _) in zip(told["spans"], EDGES, strict=True)
+    )
 
 
 def test_a_clock_that_cannot_be_read_is_said(library: Path) -> None:
