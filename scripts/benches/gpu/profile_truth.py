@@ -80,11 +80,12 @@ def ranges_around(model: nn.Module) -> Iterator[None]:
 
     def enter(module: nn.Module, _inputs: object) -> None:
         around = open_ranges[-1][0] if open_ranges else ""
-        # One that a forward makes, as a loss of transformers, has no path.
-        own = paths.get(module) or [type(module).__name__]
-        inside = [name for name in own if name.startswith(f"{around}.")]
-        # A recomputation begins anywhere; it is known by the name that it had.
-        name = last[module] = (inside or [last.get(module, own[0])])[0]
+        # One that a forward makes, as a loss of transformers, has no path, and is not to live longer.
+        name = type(module).__name__
+        if module in paths:
+            inside = [path for path in paths[module] if path.startswith(f"{around}.")]
+            # A recomputation begins anywhere; it is known by the name that it had.
+            name = last[module] = (inside or [last.get(module, paths[module][0])])[0]
         range_ = record_function(f"{PREFIX}{next(numbers)}#{name}")
         range_.__enter__()
         open_ranges.append((name, range_))
