@@ -37,7 +37,7 @@ FEW = "type(timeline)(slices=timeline.columns.take(slice(0, 0)))"
 
 
 def plain_events(timeline: Timeline, base: int) -> list[dict[str, object]]:
-    """Make the dict of every event: what an exporter does that nobody has worked on."""
+    """Make the dict of every event: what a plain exporter does."""
     events: list[dict[str, object]] = []
     columns = timeline.columns
     for span, track, link in zip(timeline.spans, columns.track.tolist(), columns.link.tolist(), strict=True):

@@ -102,7 +102,7 @@ def measure_accuracy(folder: Path, steps: int, layers: int) -> None:
             accused = [one["rank"] for one in balanced["late_ranks"] if one["is_slow"]]
             late = sum(step["verdict"] == "late" for step in balanced["steps"])
             print(
-                f"{kind:6} {ranks:5} balanced       late in {late} of {steps} steps, slow: {accused or 'nobody'}",
+                f"{kind:6} {ranks:5} balanced       late in {late} of {steps} steps, slow: {accused or 'none'}",
                 flush=True,
             )
             for phase in ("forward", "backward"):

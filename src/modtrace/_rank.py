@@ -62,7 +62,7 @@ def expand_path(path: str, environment: Mapping[str, str]) -> str:
     """
     rank, text = rank_in(environment), environment.get("RANK", "")
     if "%r" in path.replace("%%", "") and rank is None and text:
-        raise RecordingError(f"{path}: RANK is {text!r}; it must be a number to stand for %r")
+        raise RecordingError(f"{path}: RANK is {text!r}; it must be a number to replace %r")
     values = {"%r": str(rank or 0), "%p": str(os.getpid()), "%h": host_hash(), "%%": "%"}
     return re.sub("%[rph%]", lambda match: values[match[0]], path)
 

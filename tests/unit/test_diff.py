@@ -301,7 +301,7 @@ def test_forms_of_a_diff() -> None:
         "before: 30 steps of 1 recording; after: 28 of 1 recording; 2 of warm-up left out",
         "step: 10.000 ms before, 10.300 ms after (+3.0%; +0.100 … +0.500 ms): slower",
         "modules in general became 1.0% slower, as on a slower machine: each module and part is compared with that, "
-        "and shown without it; the step is not; one recording a side cannot tell that from a change of all modules",
+        "and shown without it; the step is not; one recording a side cannot tell it from a change of all modules",
         "noise: a module differs by 1.5% between recordings",
         "torch: 2.12.0 before, 2.13.0 after",
         "Net.old may be called Net.new now: --map Net.old=Net.new compares them",

@@ -74,7 +74,7 @@ export const shades = (hue: number, count: number): Color[] =>
   Array.from({ length: count }, (_, i) => i / (count - 1)).map((depth) =>
     toColor(rgb(0.94 - 0.5 * depth, 0.02 + 0.11 * depth, hue)),
   );
-/** Of what a span took, and of what it gave back. */
+/** For what a span took, and for what it gave back. */
 export const TAKEN_HUE = 45;
 export const GIVEN_HUE = 250;
 /** What took nothing, and of what that is not known. */

@@ -36,7 +36,7 @@ export interface Coloring {
   readonly ofSpan: (span: number) => number;
 }
 
-/** Steps that nobody marked, as calls can be; one alone is the whole recording. */
+/** Steps without marks, as calls can be; one alone is the whole recording. */
 function unmarkedSteps({ stepParts }: Trace): readonly Step[] {
   return stepParts && stepParts.steps.length > 1 ? stepParts.steps : [];
 }

@@ -1,7 +1,7 @@
 """What can only be known on a GPU: overhead, device times, attribution of kernels, losses.
 
 Each part prints a table and what it must show, and the program exits with 1 where something falls short. With
-`--device cpu` all of it runs at a small size, to try the program: operators that call no other stand for kernels,
+`--device cpu` all of it runs at a small size, to try the program: operators that call no other serve as kernels,
 and neither overhead nor times are judged.
 """
 

@@ -34,7 +34,7 @@ class Work(NamedTuple):
     """A kernel.
 
     Attributes:
-        row: its device and its stream, or what stands for them.
+        row: its device and its stream, or what is used instead.
         start, end: ns, as in the trace.
         calls: in which it was launched, outermost first; none: outside of all modules.
         phase: forward, backward or recompute.

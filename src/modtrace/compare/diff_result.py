@@ -224,7 +224,7 @@ class Diff:
             notes.append("too few modules to know the machine's speed: it is in all differences")
         else:
             kind = "slower" if self.common_ratio >= 1 else "faster"
-            single = "; one recording a side cannot tell that from a change of all modules"
+            single = "; one recording a side cannot tell it from a change of all modules"
             changed = ratio_text(abs(self.common_ratio - 1), f"{{:.1%}} {kind}")
             notes.append(
                 f"modules in general became {changed}, as on a {kind} machine: each module and part is compared with "

@@ -36,7 +36,7 @@ class HeadError(ValueError):
 
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _MAX_KEYS = 16
-"""Of what looks like the key, so many are tried: each time the bytes before it are parsed."""
+"""How many places that look like the key are tried: each time the bytes before it are parsed."""
 
 
 def find_head(data: bytes) -> tuple[int, dict[str, Any], bool]:

@@ -141,7 +141,7 @@ def load(path: str | os.PathLike[str]) -> "Timeline":
             are made (profile with `with_stack=True`; what cannot be known is in `timeline.metadata["notes"]`).
 
     Returns:
-        The spans of modules. Of a merged trace or a profiler's, the profiler's own events are not in it.
+        The spans of modules, without the profiler's own events.
 
     Raises:
         RingError: a ring file is damaged beyond reading.

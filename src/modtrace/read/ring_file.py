@@ -21,7 +21,7 @@ Steps = tuple[int | None, int | None]
 """The first of some steps and the one behind the last; None: from the first on, and to the last."""
 
 SHOWN_EVENTS = 4_000_000
-"""Events of a ring that are shown at once, if nobody chose steps: as many as a browser draws in a moment."""
+"""Events of a ring that are shown at once, if no steps are chosen: as many as a browser draws in a moment."""
 
 _FIRST_LOOK = 1 << 14
 """Events of a ring's end that are read first, to see whether its last calls are among them."""

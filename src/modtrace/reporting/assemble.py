@@ -257,8 +257,8 @@ def report(
 ) -> Report:
     """Pack a trace for a bug report: the trace, a page that shows it, a summary and the environment.
 
-    If only a part of the trace fits and `out` is given, a warning is logged. Of a ring with more than 4 million events,
-    the last steps are packed; `notes` says which.
+    If only a part of the trace fits and `out` is given, a warning is logged. A ring with more than 4 million events
+    has its last steps packed; `notes` says which.
 
     Args:
         trace: a timeline, or any file that `modtrace.load` reads.

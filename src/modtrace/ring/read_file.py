@@ -59,7 +59,7 @@ _MAX_REREADS = 20
 _BYTES_PER_BLOCK = 512
 """What `st_blocks` counts in, on every system."""
 _MIN_HOLLOW_BYTES = 1 << 32
-"""Of a smaller file, what is a hole is read as empty slots."""
+"""Holes of a smaller file are read as empty slots."""
 _SLOTS_AHEAD = 1 << 10
 """Slots behind the newest event that are read with it: the writer goes on meanwhile."""
 _SLOTS_BEHIND = 64

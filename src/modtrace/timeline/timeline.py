@@ -168,7 +168,7 @@ class Timeline:
         return take_steps(self, first, last, step_by)
 
     def typical_step(self) -> Timeline:
-        """Return the spans of one step that stands for all: that whose duration is nearest the median.
+        """Return the spans of the typical step: that whose duration is nearest the median.
 
         The median is of the whole steps behind the first ones, which are left out while they are slower than what
         follows; of equally near steps the first is taken.

@@ -1,4 +1,4 @@
-"""Ranges: what a thread does that is no module, by name.
+"""Ranges: what a thread does outside of modules, by name.
 
 torch names many of them itself, and users do, with `record_function`. The native engine gets these from torch's own
 callbacks; the portable one wraps the class. What torch gives no name (clipping, scalers, schedulers, saving, compiling)

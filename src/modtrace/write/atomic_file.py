@@ -19,7 +19,7 @@ for _flag in ("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"):  # the last one is of Wind
     _NEW_FILE_FLAGS |= getattr(os, _flag, 0)
 
 _NEW_FILE_MODE = 0o666
-"""Of a new file, less what the umask takes off."""
+"""Of a new file; the umask takes some off."""
 _PRIVATE_MODE = 0o600
 """While a file is written that is to replace one; then it gets the permissions of that one."""
 

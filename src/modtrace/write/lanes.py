@@ -138,7 +138,7 @@ class Lanes:
 
 
 class _IdAllocator:
-    """Hands out numbers from 1 to 2³²−1 that nobody has yet."""
+    """Hands out unused numbers from 1 to 2³²−1."""
 
     def __init__(self) -> None:
         self._taken: set[int] = set()

@@ -167,7 +167,7 @@ class _SpanPackets:
     Args:
         timeline: whose spans.
         lanes: its rows.
-        interned: the numbers that stand for its texts.
+        interned: the number of each of its texts.
         flows: of the collectives that some of the spans launched.
     """
 
@@ -206,7 +206,7 @@ class _SpanPackets:
         still_open = np.empty(0, np.int64)
         for first in range(0, len(rows), _CHUNK):
             last = min(first + _CHUNK, len(rows))
-            # A begin stands behind all earlier begins, and the ends of those of them that are no longer open.
+            # A begin comes after all earlier begins, and the ends of those of them that are no longer open.
             begun = np.arange(first, last)
             begin = 2 * begun - self._depth[rows[begun]]
             behind = 2 * last - int(self._depth[rows[last]]) if last < len(rows) else 2 * last

@@ -34,7 +34,7 @@ def serialize(*packets: TracePacket) -> bytes:
 
 
 class InternTable:
-    """The numbers that stand for texts in a trace; what is used most has the shortest.
+    """The numbers that a trace has for texts; the most used text has the shortest number.
 
     The args of a span are a message of our own, an extension of TrackEvent that the trace itself describes. It takes
     half the bytes of debug annotations, which name every value again. Qualified names and classes are values of enums.

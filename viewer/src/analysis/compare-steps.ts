@@ -88,7 +88,7 @@ function verdictOf(before: number, after: number, calls: readonly [number, numbe
   return difference > 0 ? "longer" : "shorter";
 }
 
-/** Self times per module and phase, on threads and on GPUs apart. A whole backward pass is no module: its spans are -1. */
+/** Self times per module and phase, on threads and on GPUs apart. Spans of whole backward passes belong to no module: they are -1. */
 function changesOf(trace: Trace, origins: readonly Origin[], spans: Spans, stepNs: number) {
   const keys = new Map<string, number>();
   const titles: { fqn: string; phase: string }[] = [];

@@ -3,7 +3,7 @@ import { formatDuration, formatMoment, formatQuantity } from "../format";
 import { sampleAt } from "../trace/memory";
 import { type CounterSeries, isOfModules, type Mark, PHASES, type Trace } from "../trace/trace";
 
-/** `forward`, `GPU backward`; of what is no module, as `communication`, which has no phase, the kind of its track. */
+/** `forward`, `GPU backward`; outside of modules, as `communication`, which has no phase, the kind of the track. */
 export function describePhase({ spans, tracks }: Trace, span: number): string {
   const track = tracks[spans.track[span]];
   if (!isOfModules(track)) return track.kind;

@@ -11,7 +11,7 @@ describe("bars of steps", () => {
     ]);
   });
 
-  it("stand for several steps where there is not, each for its slowest", () => {
+  it("show several steps where there is not, each its slowest", () => {
     const bars = barsOf([1, 9, 1, 2, 8, 1, 1], 12);
     expect(bars).toEqual([
       { first: 0, last: 1, slowest: 1 },

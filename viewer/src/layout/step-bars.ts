@@ -1,7 +1,7 @@
 /** Where the bars of steps are: one per step, or one for several where there is no room for each. */
 
 export interface StepBar {
-  /** Indexes of the steps that it stands for. */
+  /** Indexes of the steps that it shows. */
   readonly first: number;
   readonly last: number;
   /** The slowest of them, which is the one drawn: a slow step is seen however many there are. */
@@ -29,7 +29,7 @@ export function barsOf(durations: readonly number[], width: number): StepBar[] {
 /** CSS pixels from one bar to the next. */
 export const barPitch = (bars: number, width: number): number => Math.min(width / Math.max(bars, 1), MAX_BAR_PX);
 
-/** The duration in ns that the highest bar stands for. */
+/** The duration in ns of the highest bar. */
 export function fullHeightNs(durations: readonly number[]): number {
   const ascending = Float64Array.from(durations).sort();
   const longest = ascending[ascending.length - 1] ?? 0;

@@ -51,7 +51,7 @@ function paintMarkNames(frame: Frame): void {
     const line = Math.round(x(mark.time));
     if (line < 0 || line > width) continue;
     const label = fitter.fit(mark.text || mark.kind, MAX_MARK_WIDTH);
-    // A mark of a step stands at its end, so the step's name ends there.
+    // A step's mark is at its end, so the step's name ends there.
     const endsThere = mark.kind === "step" || line + TEXT_GAP + label.width > width;
     const left = endsThere ? line - label.width - TEXT_GAP : line + TEXT_GAP;
     if (left < freeFrom) continue;

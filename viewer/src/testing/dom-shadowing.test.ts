@@ -6,7 +6,7 @@ import { expect, test } from "vitest";
 
 /**
  * Names that locals may have all the same: `event` is what every handler calls its argument, and the DOM's own `name`
- * has the type void so that nobody uses it by mistake.
+ * has the type void so that it is not used by mistake.
  */
 const ALLOWED = new Set(["event", "name"]);
 

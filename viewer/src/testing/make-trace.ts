@@ -3,7 +3,7 @@ import type { Trace } from "../trace/trace";
 
 export interface SpanRow {
   readonly time: readonly [start: number, end: number];
-  /** `label/fqn/class`; a label alone stands for all three. */
+  /** `label/fqn/class`; a label alone is used for all three. */
   readonly name: string;
   readonly parent?: number;
   readonly phase?: number;

@@ -42,7 +42,7 @@ export function lowerBound(values: ArrayLike<number>, limit: number): number {
   return low;
 }
 
-/** Receives one rectangle: that of `span` alone where `merged` is 1, else of `merged` spans that `span` stands for. */
+/** Receives one rectangle: that of `span` alone where `merged` is 1, else of `merged` spans, of which `span` is one. */
 export type DrawSpan = (span: number, start: number, end: number, merged: number) => void;
 
 /** Nanoseconds of the cells in which spans thinner than a pixel are merged: a power of two, at least a pixel. */
@@ -52,7 +52,7 @@ export const mergeCellNs = (nsPerPixel: number): number => 2 ** Math.ceil(Math.l
  * Hand the rectangles of a level between two times to `draw`, in start order.
  *
  * Spans shorter than a merge cell that start in the same cell become one rectangle. Cells lie on a fixed grid in time,
- * so that nothing flickers while the viewport moves. The longest span stands for its cell; a highlighted one (a flag
+ * so that nothing flickers while the viewport moves. The longest span of a cell is shown; a highlighted one (a flag
  * per span) goes before all others.
  */
 export function forEachRectangle(

@@ -33,7 +33,7 @@ _COMMUNICATION = "communication"
 """Ranges of this category do not say where a thread is: another thread can end them. Waits have events of their own."""
 
 _OUTSIDE = Name("", "", "")
-"""For what is no module's."""
+"""For what belongs to no module."""
 _HUNG_FACTOR = 10
 _MIN_HUNG_NS = 5_000_000_000
 HUNG_WITHOUT_HISTORY_NS = 60_000_000_000

@@ -38,7 +38,7 @@ class _OfSteps(Protocol[_Result_co]):
 
 
 def once_per_timeline(function: Callable[[Timeline, str], _Result_co]) -> _OfSteps[_Result_co]:
-    """Return a function that computes its result once per timeline and `step_by`; nobody may change the result."""
+    """Return a function that computes its result once per timeline and `step_by`; do not change the result."""
 
     @wraps(function)
     def compute(timeline: Timeline, step_by: str | None = OPTIMIZER) -> _Result_co:

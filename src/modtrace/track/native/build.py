@@ -100,7 +100,7 @@ def compile_library(path: Path) -> None:
         _run([[*_compiler(), "-shared", *objects, *torch_libraries, "-o", str(built)]])
         built.chmod(0o755)
         try:
-            # What does not load is not kept: a compiler whose ABI is not torch's leaves symbols that nobody has.
+            # A library that does not load is not kept: one of a compiler with another ABI than torch's lacks symbols.
             ctypes.CDLL(str(built), os.RTLD_NOW)
         except OSError as error:
             raise EngineError(f"what was built for torch {torch.__version__} does not load: {error}") from error

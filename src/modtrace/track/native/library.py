@@ -107,7 +107,7 @@ def _problem(path: Path) -> str | None:
 
 
 def why_distrusted(place: Path) -> str | None:
-    """Return why another user may have changed this file or folder; None if nobody else can have."""
+    """Return why another user may have changed this file or folder; None if no other user can have."""
     status = place.stat()
     if status.st_uid not in (0, os.geteuid()):
         return f"{place} belongs to another user ({status.st_uid}); name a folder of your own in MODTRACE_CACHE"

@@ -37,7 +37,7 @@ interface FlameGraphProps {
   readonly onPick: (node: CallTreeNode) => void;
   /** Whether the root is at the bottom. */
   readonly upward?: boolean;
-  /** Nodes less deep than this have no colour: they stand for no class. */
+  /** Nodes less deep than this have no colour: they have no class. */
   readonly firstColored: number;
 }
 

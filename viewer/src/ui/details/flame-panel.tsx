@@ -21,7 +21,7 @@ function TopDown({ store }: { store: Store }) {
     buildCallTree(store.trace, store.groups.value, store.device.value, store.range.value),
   );
   const zoomed = useSignal<CallTreeNode | null>(null);
-  // A node of a tree that was built for another range or grouping is no more.
+  // Nodes of a tree for another range or grouping are gone.
   const focused = zoomed.value && rootOf(zoomed.value) === whole.value ? zoomed.value : whole.value;
   const cells = layoutFlame(focused);
   const describe = (node: CallTreeNode) => {

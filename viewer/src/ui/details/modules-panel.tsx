@@ -20,7 +20,7 @@ import { Scope } from "./scope";
 /** Percent of its column that the bar of a share of 100 % takes. */
 const FULL_BAR = 60;
 
-/** What a device did stands beside what threads did. */
+/** What a device did is shown beside what threads did. */
 type Key = SortKey | keyof DeviceTime;
 type Row = Total & DeviceTime;
 

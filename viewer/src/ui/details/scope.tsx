@@ -24,7 +24,7 @@ export function Choice<T extends string>({ label, options, value, choose }: Choi
   );
 }
 
-/** @param children stand at its end */
+/** @param children are at its end */
 export function Scope({ store, children }: { store: Store; children?: ComponentChildren }) {
   const range = store.range.value;
   return (

@@ -3,7 +3,7 @@
 // The engine of torch runs the ready node with the highest sequence number first. Where each node leads only to older
 // ones, and all were made by this thread and run on one device, the order is therefore known before the pass:
 // descending. A hook on the first node of each segment (a run of nodes that one call made) is then enough, and all
-// other nodes run as if nobody looked. Any other pass is watched by an observer, node by node, which costs torch four
+// other nodes run as without modtrace. Any other pass is watched by an observer, node by node, which costs torch four
 // times as much for each.
 
 #pragma once

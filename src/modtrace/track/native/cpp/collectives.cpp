@@ -49,7 +49,7 @@ struct Awaited {
 // Tap, group, peer, and the type of the device that runs it.
 using OperatorKey = std::tuple<const void*, const void*, int64_t, c10::DeviceType>;
 
-// What the tap knows in a session. Guarded by the mutex, under which nobody takes the interpreter's lock.
+// What the tap knows in a session. Guarded by the mutex, under which the interpreter's lock is never taken.
 struct CollectiveState {
   std::mutex mutex;
   uint64_t generation = 0;
@@ -100,7 +100,7 @@ const at::Tensor* first_tensor(const at::IValue& value) {
   return nullptr;
 }
 
-// Whether it is only traced: a fake tensor, or one that some Python code stands for.
+// Whether it is only traced: a fake tensor, or a wrapper of Python's.
 bool is_traced(const at::Tensor& tensor) { return tensor.key_set().has(c10::DispatchKey::Python) || tensor.is_meta(); }
 
 // --- The tap on the operators of c10d ---
@@ -215,7 +215,7 @@ class Tap final : public c10::OperatorKernel {
       });
       op.redispatchBoxed(below, stack);
       work = !stack->empty() && stack->back().isObject() ? stack->back().toCustomClass<c10d::Work>() : nullptr;
-      // A barrier that nobody is to wait for any more, as NCCL's.
+      // A barrier that needs no wait any more, as NCCL's.
       if (!work && !has_message_) write_done(*entered);
     }
     // Where there is none, the current stream runs it; else one of the backend's does, and the wait tells.

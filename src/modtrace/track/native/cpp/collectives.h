@@ -14,11 +14,11 @@ PyObject* start_collectives(PyObject*, PyObject* name);
 // stop_collectives(): forget what start_collectives was given. Collectives that are under way end unseen.
 PyObject* stop_collectives(PyObject*, PyObject*);
 
-// wrap_wait(wrapped): return what stands for the method Work.wait, and notes its enter and exit while it is active
+// wrap_wait(wrapped): return what replaces the method Work.wait, and notes its enter and exit while it is active
 // (set_active).
 PyObject* wrap_wait(PyObject*, PyObject* wrapped);
 
-// In a forked child: nobody holds the locks that other threads of the parent held.
+// In a forked child: releases the locks that other threads of the parent held.
 void reset_collectives();
 
 }  // namespace modtrace

@@ -184,7 +184,7 @@ struct EngineState {
 
   std::array<BackwardPass, kMaxConcurrentPasses> pass_slots;  // by number modulo
   std::array<std::atomic<int>, kMaxConcurrentPasses>
-      hooked_graph_tasks;  // by task modulo: one more than that whose nodes hooks tell of
+      hooked_graph_tasks;  // by task modulo: one more than that whose nodes hooks see
 
   // Guarded by the interpreter's lock.
   uint64_t last_pass = 0;            // the highest number that a pass had

@@ -281,7 +281,7 @@ void note_device_block(size_t address, size_t bytes) {
 
 void note_device_free(size_t address, size_t bytes) {
   Block block = device_blocks().take(reinterpret_cast<const void*>(address));
-  if (block.size == 0) block.size = static_cast<int64_t>(bytes);  // from before this session: it is no module's
+  if (block.size == 0) block.size = static_cast<int64_t>(bytes);  // from before this session: it belongs to no module
   count_off(block);
 }
 
@@ -322,7 +322,7 @@ void note_parameters(PyObject* module) {
   for (PyObject* parameter = nullptr; PyDict_Next(parameters, &at, nullptr, &parameter) != 0;) {
     if (!THPVariable_Check(parameter)) continue;
     const at::Tensor& tensor = THPVariable_Unpack(parameter);
-    // Of a wrapper, Python would be asked for the device.
+    // A wrapper would ask Python for its device.
     if (tensor.unsafeGetTensorImpl()->is_python_dispatch() || tensor.is_cpu() != on_cpu || !tensor.has_storage())
       continue;
     try {

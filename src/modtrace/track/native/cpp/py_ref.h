@@ -1,4 +1,4 @@
-// Owners of what the interpreter lends: a reference to an object, and its lock; and what of torch an object stands for.
+// Owners of what the interpreter lends: a reference, its lock, and the C++ object of torch that a Python object holds.
 
 #pragma once
 
@@ -49,7 +49,7 @@ class GilLock {
   PyGILState_STATE state_;
 };
 
-// Returns the C++ object that a Python object of torch's stands for, null where it is none of this type. Only one unit
+// Returns the C++ object that a Python object of torch's holds, null if it is not of this type. Only one unit
 // includes pybind11, which takes 4 seconds to compile whatever is used of it.
 const void* bound_object(PyObject* object, const std::type_info& type);
 

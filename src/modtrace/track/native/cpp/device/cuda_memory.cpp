@@ -1,4 +1,4 @@
-// What CUDA's caching allocator tells of its blocks. Compiled where CUDA's headers are; no other unit needs them.
+// What CUDA's caching allocator says about its blocks. Compiled if CUDA's headers are there; no other unit needs them.
 
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>

@@ -137,7 +137,7 @@ class DeviceReader {
     }
   }
 
-  // Tells that the device has not come by an event, so that who looks at a hang knows that it was asked: a few times
+  // Writes that the device has not reached an event, so that `where` knows that it was asked: a few times
   // only, as that must not fill the ring.
   void write_pending(DeviceStream& stream, const QueuedEvent& oldest) {
     const int64_t now = monotonic_ns();

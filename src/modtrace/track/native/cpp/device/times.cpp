@@ -81,7 +81,7 @@ void record_event(DeviceTimes& times, ThreadState& thread, const c10::Stream& st
       write_without_gil(thread, kDeviceQueued << kKindShift | kNoName, number);
       return;
     }
-    // Written before the device can come by.
+    // Written before the device can reach it.
     write_without_gil(thread, kDeviceQueued << kKindShift | own->key, number);
     event = take_unused_event(times, stream.device_index());
     ++times.events;
@@ -124,7 +124,7 @@ bool end_reader(DeviceTimes& times, std::thread reader) {
   return true;
 }
 
-// Takes back the events that nobody will read; to record one again is allowed at any time.
+// Takes back the events that will not be read; they may be recorded again at any time.
 void take_back_events(DeviceTimes& times) {
   for (const std::shared_ptr<DeviceStream>& stream : times.streams) {
     for (const QueuedEvent& queued : stream->queued) {

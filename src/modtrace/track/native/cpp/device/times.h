@@ -60,7 +60,7 @@ struct DeviceClock {
   bool is_used = true;       // whether any time was told by it since it was read
   bool is_read = false;      // whether it was ever
 
-  // In the last round: whether the device came by any event, and whether it has to come by others.
+  // In the last round: whether the device reached any event, and whether it has others to reach.
   bool has_moved = false, is_awaited = false;
 
   // Where it may be that the device takes no more work, which who records an event would wait for.
@@ -91,7 +91,7 @@ struct DeviceTimes {
   std::map<c10::DeviceIndex, DeviceClock> clocks;
   ThreadState* const reader_state = add_thread_state();
   std::thread reader;
-  std::atomic<bool> abandoned{false};  // nobody waits for the reader any more, which still waits for the device
+  std::atomic<bool> abandoned{false};  // no thread waits for the reader any more, which still waits for the device
 };
 
 inline std::atomic<DeviceTimes*> device_times{nullptr};
