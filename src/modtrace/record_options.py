@@ -203,7 +203,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("device_depth", _positive, "Choose calls with fewer than N around them (2, unless by name).", "N"),
     Option("device_modules", str, "Choose calls by names that match, as 'GPT.blocks.*'.", "PATTERN"),
     Option("ranges", parse_flag, "Record named ranges: data loading, optimizer, your own.", None, True),
-    Option("flops", parse_flag, "Count the FLOPs of each module, in the first step.", None, False),
+    Option("flops", parse_flag, "Count the FLOPs of each module, once per shapes of inputs.", None, False),
     Option("workers", parse_flag, "Also record what the workers of a DataLoader do.", None, False),
     Option("keep", partial(_number, least=0), "Rings of earlier runs to keep, as run.1.modtrace.", "N", 3),
     Option("keep_when", str, "Keep the steps around what is slow: 'step > 3x'.", "CONDITION", separator="; "),

@@ -68,9 +68,8 @@ class PeakChange(NamedTuple):
 class Change(NamedTuple):
     """One module in one phase, before and after; times are nanoseconds of self time per step in which it was called.
 
-    Or a part of the step: its times are whole, per step that has it.
-
-    If it is called in another part of the steps than before, they are per step.
+    Or one part of the step: then its whole time, per step that has it. If what was called in some steps is called in
+    more or fewer of them now, times are per step.
 
     Times are typical ones: the mean of the faster half of the steps, which other programs change least.
 

@@ -63,9 +63,9 @@ def record(
         ring: a file behind the ring: it survives SIGKILL, and another process can read it. If the ring of an ended
             process has this name (`run.modtrace`), that becomes `run.1.modtrace`, or takes the next number. If one that
             runs has it, the new ring takes the number, and a warning says so.
-        model: names start at this module, or (a text) at a module whose class has this name, wherever they are called
-            from; None starts them at each outermost called module, or at the module whose own method calls it; what a
-            thread calls that is a part of one that another thread called, below that.
+        model: where names start, whoever calls it: this module or, if a text, each module whose class has this name.
+            None: at each outermost called module, or at the module whose own method calls it. If another thread called
+            the module that holds it, names start there.
         max_steps: stop, and save where a path is given, after so many steps.
         schedule: which steps to record, as `torch.profiler.schedule` makes it. Each of its cycles goes to a file of its
             own, `step.cycle0.pftrace`, which is written when the cycle ends; the last one is what `timeline` returns.
@@ -94,8 +94,8 @@ def record(
             without a profiler, and clipping, scalers, schedulers, compilations, `torch.save` and `torch.load`; with the
             native engine also garbage collections of at least 0.1 ms.
         flops: also count the FLOPs of matrix products, convolutions, attention and what `register_flop_formula` of
-            torch has a formula for: at the first outermost call of a module with inputs of such shapes, until its
-            backward is over. Calls that are alike have the same. It needs the native engine.
+            torch has a formula for. They are counted once per shapes of inputs: at the first outermost call with such,
+            until its backward is over. It needs the native engine.
         workers: also record what the worker processes of a `DataLoader` do that start while it runs: fetches, ranges
             and modules, each worker as a process of the timeline.
         keep: how many rings of ended processes to keep under numbers; older ones are removed.

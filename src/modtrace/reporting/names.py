@@ -111,7 +111,7 @@ _LIBRARY_ANNOTATION = re.compile(
     r"record_param_comms|ProfilerStep\#\d+|nccl:\w+|gloo:\w+|modtrace\.sync\#[\w.:-]*|DistributedDataParallel\.\w+"
     r"|\[memory\]"
 )
-"""Ranges that torch, or we, name by `record_function`, as users do: what looks like an operator there is none."""
+"""Ranges that torch and modtrace name. Users name ranges too, and one that looks like an operator may be theirs."""
 _LIBRARY_OPERATION = re.compile(
     rf"(?:{'|'.join(_LIBRARIES)})::[\w.:]+|\w+Backward\d+|torch::autograd::\w+|{_LIBRARY_ANNOTATION.pattern}"
 )
@@ -242,7 +242,7 @@ class ReportNames:
         return range_name(label, category if category in CATEGORIES else "user")
 
     def _region_fqn(self, fqn: str) -> str:
-        # What lies in others is called after all of them: that is the user's text, however it looks.
+        # The name of a range inside others holds the names of all of them: it is the user's text, however it looks.
         return self._use("annotation", self._alias("annotation ", fqn))
 
     def _known_operation(self, text: str) -> str | None:

@@ -34,7 +34,7 @@ class Group(NamedTuple):
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> Group:
-        """Return the group that a record of a ring's name table is of."""
+        """Return the group that a record of a ring's name table describes."""
         return _group_of(record["name"], record["ranks"], record["description"])
 
 
@@ -119,7 +119,7 @@ class CollectiveDetails:
 
     @classmethod
     def joined(cls, parts: Sequence[CollectiveDetails]) -> CollectiveDetails:
-        """Put the entries of tables one behind the other; of groups with one name the first is kept."""
+        """Join tables, one after the other; if groups have one name, the first is kept."""
         first_name = np.cumsum([0, *(len(part.names) for part in parts)]).tolist()
         groups: dict[str, Group] = {}
         for part in parts:

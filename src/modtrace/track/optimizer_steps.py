@@ -29,13 +29,13 @@ class OptimizerSteps:
     gradients accumulated over several backward passes are one step, the two optimizers of a GAN share one, and where
     one optimizer steps five times as often as another, each of its steps is one, and the other's belongs to the last.
 
-    Where nothing was computed since the optimizer step before, the two share a step. Else one that has not stepped yet
-    in this step belongs to it
+    Two optimizer steps share a training step if nothing was computed between them. Otherwise an optimizer that has not
+    stepped yet in this training step belongs to it in three cases:
 
-    - while one is missing that stepped in the step before; in the first step, one that is there at all,
-    - or where it stepped before and did not begin that step,
-    - or where what it was computed from gave gradients to one of the step's, or that one is frozen meanwhile: so it is
-      with a generator that steps first after several steps of its critic, and not with a second training that follows.
+    - another optimizer that stepped in the step before is still missing (in the first step: any other optimizer),
+    - or it stepped before, and did not begin that step,
+    - or its loss gave gradients to an optimizer of this step too, or that one is frozen meanwhile. So a generator that
+      steps after several steps of its critic belongs to the last, and a second training that follows does not.
 
     An optimizer that another one steps inside its own `step` does not count. One is told by its first parameter.
 

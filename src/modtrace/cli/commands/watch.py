@@ -54,9 +54,9 @@ def watch_command(
 ) -> None:
     """Watch a running job, and keep the steps around what is slow as small traces.
 
-    RING is a file that a process records to (modtrace.record(ring=...), modtrace run --ring), DIR a folder of them: of
-    a folder each moment is kept of all ranks. They are read from outside; the training does not notice. What is waited
-    for need not be there yet. It ends when all processes have ended, or with Ctrl-C.
+    RING is a file that a process records to (modtrace.record(ring=...), modtrace run --ring), DIR a folder of them.
+    If one rank of a folder is slow, the same moment of all ranks is kept. The command only reads the rings, so the
+    training does not notice. They need not be there yet. It ends when all processes have ended, or with Ctrl-C.
 
     CONDITION is one of "step > 3x" (times the median of the last steps), "step > 500ms", "data > 1s", "gc > 200ms"
     and other parts of a step, "range NAME > 50ms", "module GPT.head > 50ms" (a pattern of names) and "hang 60s" (no

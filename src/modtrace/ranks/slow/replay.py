@@ -32,8 +32,8 @@ class RankEvents(NamedTuple):
         own: int64, the rank's own time since its event before, ns; 0 for its first.
         waited: int64, its waiting since then.
         binds: bool, whether it is the end of a wait that cannot be before the last call of `key`.
-        transfer: int64, of such a one: how long after that call it was released at least, ns.
-        over: int64, of such a one: how much later it went on.
+        transfer: int64, if it binds: how long after that call the wait was over at the earliest, ns.
+        over: int64, if it binds: how much later than that it was over.
     """
 
     rank: Int64Array

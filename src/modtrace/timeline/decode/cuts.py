@@ -107,7 +107,8 @@ def _candidates(events: Events, ends: Int64Array) -> Int64Array:
 
 
 def _numbers(events: Events, lookup: NameLookup) -> list[list[_Numbers]]:
-    """Return the numbers of what begins, what ends, what is given out, what comes, and what is new when it comes."""
+    """Return five lists of numbers: of what begins, and what ends; those given out; those that refer to what is earlier;
+    and those that tell the lowest one that a part of a ring gives out."""
     value, first_name = events.value, _FIRST_THREAD + len(lookup.threads)
     torch_threads, known = lookup.torch_threads, np.flatnonzero(lookup.torch_threads >= 0)
     column_of = np.full(FORWARD_THREAD_MASK + 1, -1)
