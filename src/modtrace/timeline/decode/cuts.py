@@ -107,8 +107,11 @@ def _candidates(events: Events, ends: Int64Array) -> Int64Array:
 
 
 def _numbers(events: Events, lookup: NameLookup) -> list[list[_Numbers]]:
-    """Return five lists of numbers: of what begins, and what ends; those given out; those that refer to what is earlier;
-    and those that tell the lowest one that a part of a ring gives out."""
+    """Return five lists of numbers.
+
+    Those of what begins, and of what ends; those given out; those that refer to what is earlier; and those by which
+    the lowest one is known that a part of a ring gives out.
+    """
     value, first_name = events.value, _FIRST_THREAD + len(lookup.threads)
     torch_threads, known = lookup.torch_threads, np.flatnonzero(lookup.torch_threads >= 0)
     column_of = np.full(FORWARD_THREAD_MASK + 1, -1)
