@@ -46,6 +46,10 @@ def test_a_decode_loop_in_a_range_is_a_step_if_the_range_is_chosen(engine: Engin
     assert (first["stage"], first["measured"]) == ("first call", 3)
     assert (later["stage"], later["measured"]) == ("later calls", 6)
     assert [unit["measured"] for unit in units(str(tmp_path / "t.json"), "--step-by", "Linear")] == [9]
+    chosen = ["--steps", "-1:", "--step-by", "range request"]
+    last = CliRunner().invoke(group, ["convert", str(tmp_path / "t.json"), str(tmp_path / "last.json"), *chosen])
+    assert last.exit_code == 0
+    assert [span.fqn for span in modtrace.load(tmp_path / "last.json").spans].count("Sequential") == 5
     wrong = CliRunner().invoke(group, ["summary", str(tmp_path / "t.json"), "--step-by", "range reqest"])
     assert wrong.exit_code == 1
     assert "no range is called 'reqest'; there are request" in wrong.output

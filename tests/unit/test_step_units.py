@@ -128,6 +128,13 @@ def test_a_range_of_the_users_groups_calls_if_it_is_chosen() -> None:
     ]
 
 
+def test_the_typical_step_is_a_range_if_that_is_chosen() -> None:
+    # The first one, of 100 ns, is slower than what follows.
+    spans = REQUESTS.typical_step(step_by="range request").spans
+
+    assert [(span.start_ns - WALL, span.end_ns - WALL) for span in spans] == [(130, 142), (150, 158)]
+
+
 def test_a_class_of_modules_is_a_step() -> None:
     summary = REQUESTS.summary(step_by="Block")
 

@@ -167,22 +167,23 @@ class Timeline:
         """
         return take_steps(self, first, last, step_by)
 
-    def typical_step(self) -> Timeline:
+    def typical_step(self, step_by: str | None = None) -> Timeline:
         """Return the spans of the typical step: that whose duration is nearest the median.
 
         The median is of the whole steps behind the first ones, which are left out while they are slower than what
         follows; of equally near steps the first is taken.
 
-        Where nothing is trained it is a call, as in `summary`.
+        Args:
+            step_by: what a step is, as for `summary`.
 
         Raises:
-            ModtraceError: no step is whole.
+            ModtraceError: no step is whole, or `step_by` names no range and no class.
 
         Example:
             >>> modtrace.load("train.pftrace").typical_step().save("step.html")
         """
-        number = find_typical_step(self).step
-        return self.steps(number, number + 1)
+        number = find_typical_step(self, step_by).step
+        return self.steps(number, number + 1, step_by)
 
     def only(self, pattern: str | None = None, max_depth: int | None = None) -> Timeline:
         """Return the spans of the modules whose fully qualified name matches.

@@ -5,7 +5,7 @@ import os
 import click
 
 from ..._terminal import counted
-from ..options import StepRange, interval, max_depth_option, only_option, steps_option, value_option
+from ..options import StepRange, interval, max_depth_option, only_option, step_by_option, steps_option, value_option
 from ..output import echo, show_status
 from ..selection import require_spans
 
@@ -15,6 +15,7 @@ from ..selection import require_spans
 @click.argument("target", type=click.Path(), metavar="OUT", required=False)
 @click.option("-o", "--output", type=click.Path(), metavar="OUT", help="The same as the argument OUT.")
 @steps_option
+@step_by_option
 @only_option
 @max_depth_option
 @value_option("--window", interval(float), "START:END", "Keep what lies between two times, in ms from the first span.")
@@ -24,6 +25,7 @@ def convert_command(
     output: str | None,
     window: tuple[float | None, float | None] | None,
     steps: StepRange | None,
+    step_by: str | None,
     only: str | None,
     max_depth: int | None,
 ) -> None:
@@ -48,9 +50,10 @@ def convert_command(
     chosen = any(option is not None for option in (steps, window, only, max_depth))
     with show_status(f"reading {source}"):
         large = None if chosen or not takes_pieces(target) else load_large(source)
-        timeline = whole = load_around(source, steps) if large is None else large.rest
+        nearby = steps if step_by in (None, "optimizer") else None
+        timeline = whole = load_around(source, nearby) if large is None else large.rest
     if steps is not None:
-        timeline = timeline.steps(*steps)
+        timeline = timeline.steps(*steps, step_by)
     if window is not None and len(timeline.columns):
         first = int(timeline.columns.start[0])
         timeline = timeline.window(*(None if ms is None else first + round(ms * 1e6) for ms in window))
