@@ -14,7 +14,7 @@ from ..formats.trace_file import BYTE_ORDER_MARK, TraceFile, format_of
 from .track_layout import Fault, TrackLayout
 
 
-class NotStrictError(Exception):
+class UnreadableTraceError(Exception):
     """No events can be read from the file as it is.
 
     Attributes:
@@ -90,14 +90,14 @@ def _kind_of(data: bytes) -> str:
     """Return the format of a trace by its beginning, or by all of it.
 
     Raises:
-        NotStrictError: it is none that can be checked.
+        UnreadableTraceError: it is none that can be checked.
     """
     if not data.strip():
-        raise NotStrictError("there is nothing in it", "not-a-trace")
+        raise UnreadableTraceError("there is nothing in it", "not-a-trace")
     kind = format_of(data)
     if kind is None:
         message = f"neither Chrome JSON nor a Perfetto trace: it starts with {data[:8]!r}"
-        raise NotStrictError(message, "not-a-trace")
+        raise UnreadableTraceError(message, "not-a-trace")
     return kind
 
 
@@ -115,7 +115,7 @@ def read_trace(
     """
     try:
         faults, layout, file_faults = _read_stream(path, progress)
-    except NotStrictError as error:
+    except UnreadableTraceError as error:
         faults, layout, file_faults = [], TrackLayout(), [error.fault]
     # Parsing all of it says more exactly what is wrong, if it is not too large.
     return (_read_whole(path) if file_faults else None) or ([*file_faults, *faults], layout)
@@ -127,7 +127,7 @@ def _read_stream(
     """Read a file in memory that does not grow with it: faults of its events, these by track, faults of the file.
 
     Raises:
-        NotStrictError: no events can be read.
+        UnreadableTraceError: no events can be read.
     """
     notes: list[str] = []
     with TraceFile(path) as source:
@@ -149,7 +149,7 @@ def _read_stream(
                 for chunk in stream.chunks():
                     events.add(chunk.events)
             except TraceError as error:
-                raise NotStrictError(str(error)) from error
+                raise UnreadableTraceError(str(error)) from error
             notes += [*stream.notes, *(["a comma follows the last event"] if stream.trailing_comma else [])]
             faults, layout = events.faults(), events.layout
             if head.startswith(BYTE_ORDER_MARK):
@@ -175,7 +175,7 @@ def _read_whole(path: str | os.PathLike[str]) -> tuple[list[Fault], TrackLayout]
     try:
         if _kind_of(data) == "perfetto":
             return None
-    except NotStrictError as error:
+    except UnreadableTraceError as error:
         return [*faults, error.fault], TrackLayout()
     from .chrome_rules import ChromeEvents
 
