@@ -157,8 +157,8 @@ class AutoRecording:
         return "; ".join(parts)
 
     def _child_files(self, *names: str) -> str:
-        found = [files for files in map(self._job.child_files, names) if files is not None]
-        return found[0].removeprefix(self._folder) if found else ""
+        patterns = [pattern for pattern in map(self._job.child_files, names) if pattern is not None]
+        return patterns[0].removeprefix(self._folder) if patterns else ""
 
 
 def _say(line: str) -> None:

@@ -114,21 +114,21 @@ def diff_command(
     before, after = (find_recordings([side]) for side in sides)
     with show_status(f"comparing {' and '.join(sides)}"):
         whole = diff(before, after, map=name_map, by=by, step_by=step_by)
-    found = whole
+    comparison = whole
     if only is not None:
-        found = whole.only(only)
-        if not found.changes:
+        comparison = whole.only(only)
+        if not comparison.changes:
             raise no_such_module(" and ".join(sides), only, whole.changes[0].fqn if whole.changes else "")
     if output_format == "table":
-        make_console().print(found.to_text(LIMIT, verbose=verbose), soft_wrap=True)
+        make_console().print(comparison.to_text(LIMIT, verbose=verbose), soft_wrap=True)
     elif output_format == "markdown":
-        click.echo(found.to_markdown(verbose=verbose), nl=False)
+        click.echo(comparison.to_markdown(verbose=verbose), nl=False)
     else:
-        click.echo(found.to_csv() if output_format == "csv" else found.to_json(), nl=False)
+        click.echo(comparison.to_csv() if output_format == "csv" else comparison.to_json(), nl=False)
     if output is not None:
-        found.save(output)
+        comparison.save(output)
         echo(f"the comparison is in {output}", err=True)
-    if fail_above is not None and _fails(found, fail_above, fail_floor):
+    if fail_above is not None and _fails(comparison, fail_above, fail_floor):
         sys.exit(1)
 
 
@@ -145,18 +145,18 @@ def _save_baseline(recordings: tuple[str, ...], path: str, by: "GroupBy", step_b
     echo(f"Next: modtrace diff {path} NEW.pftrace --fail-above 5%")
 
 
-def _fails(found: "Diff", limit: float, floor: float) -> bool:
+def _fails(comparison: "Diff", limit: float, floor: float) -> bool:
     """Say on stderr what is too slow, and return whether anything is."""
-    if found.unrelated:
-        echo(f"modtrace: {found.sentence}; nothing can be said", err=True)
-    above = found.above(limit, floor=floor)
+    if comparison.unrelated:
+        echo(f"modtrace: {comparison.sentence}; nothing can be said", err=True)
+    above = comparison.above(limit, floor=floor)
     for change in above:
         what = change.fqn if change.phase == "part" else f"{change.fqn} {change.phase}" if change.fqn else "the step"
         told, kind = ("is", "slower") if change.outcome == change.verdict else (f"{change.outcome} and took", "longer")
         by = f"{kind} by {change.difference_ns / 1e6:.3f} ms"
         by = ratio_text(change.ratio, f"{kind} by {{:.1%}}") if math.isfinite(change.ratio) else by
         echo(f"modtrace: {what} {told} {by}, more than {limit:.1%}", err=True)
-    peaks = found.peaks_above(limit, floor=floor)
+    peaks = comparison.peaks_above(limit, floor=floor)
     for peak in peaks:
         ratio = peak.difference_bytes / (peak.base_bytes or 1)
         share = f" ({ratio_text(ratio, '{:.1%}', 'much')})" if peak.base_bytes else ""
@@ -166,4 +166,4 @@ def _fails(found: "Diff", limit: float, floor: float) -> bool:
             f"{peak.new_bytes:,} after",
             err=True,
         )
-    return bool(above or peaks) or found.unrelated
+    return bool(above or peaks) or comparison.unrelated

@@ -44,8 +44,8 @@ def installed_torch() -> str | None:
         source = Path(str(metadata.distribution("torch").locate_file("torch/version.py"))).read_text("utf-8")
     except OSError:
         return known_to_pip
-    found = re.search(r"^__version__ = '(.+)'$", source, re.MULTILINE)
-    return found[1] if found else known_to_pip
+    match = re.search(r"^__version__ = '(.+)'$", source, re.MULTILINE)
+    return match[1] if match else known_to_pip
 
 
 def engine_line() -> str:
@@ -81,8 +81,8 @@ def doctor_command(output_format: TextFormat) -> None:
     """
     with show_status("looking"):
         home = os.path.expanduser("~")
-        found = (*_versions(), *_engine(), *_machine())
-        lines = {label: text.replace(home, "~") if len(home) > 1 else text for label, text in found}
+        facts = (*_versions(), *_engine(), *_machine())
+        lines = {label: text.replace(home, "~") if len(home) > 1 else text for label, text in facts}
     if output_format == "json":
         click.echo(json.dumps(lines, indent=2))
     else:

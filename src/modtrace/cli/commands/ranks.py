@@ -168,14 +168,14 @@ def query_dataset(dataset: str, sql: str, output_format: TableFormat, each_bucke
     from ...ranks.dataset_tables import query, query_each_bucket
 
     with show_status(f"asking {dataset}"):
-        found = query_each_bucket(dataset, sql, then) if each_bucket else query(dataset, sql)
-    _print(found, output_format)
+        answer = query_each_bucket(dataset, sql, then) if each_bucket else query(dataset, sql)
+    _print(answer, output_format)
 
 
-def _print(found: "pa.Table", output_format: TableFormat) -> None:
+def _print(answer: "pa.Table", output_format: TableFormat) -> None:
     from ..._tables import Table, to_csv, to_markdown, to_text
 
-    names, rows = found.column_names, found.to_pylist()
+    names, rows = answer.column_names, answer.to_pylist()
     if output_format == "json":
         objects = [{name: _json_value(value) for name, value in row.items()} for row in rows]
         click.echo(json.dumps(objects, default=str))
@@ -188,7 +188,7 @@ def _print(found: "pa.Table", output_format: TableFormat) -> None:
 
     kinds: list[CellKind] = [
         "number" if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) else "name"
-        for kind in found.schema.types
+        for kind in answer.schema.types
     ]
     table = Table(names, cells, kinds, [0] * len(names))
     for line in to_markdown(table) if output_format == "markdown" else to_text(table):

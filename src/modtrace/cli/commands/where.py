@@ -69,11 +69,11 @@ def where_command(
     else:
         make_console().print(_summary(result, whole))
     if stacks:
-        found = [(state.label, python_stacks(state)) for state in result.ranks]
-        for label, lines in found:
+        rank_stacks = [(state.label, python_stacks(state)) for state in result.ranks]
+        for label, lines in rank_stacks:
             for line in [] if lines is None else ["", f"--- {label}", *lines]:
                 echo(line)
-        if any(lines is None for _, lines in found):
+        if any(lines is None for _, lines in rank_stacks):
             echo(f"modtrace: {NO_STACKS}", err=True)
     if result.errors:
         raise click.exceptions.Exit(1)
