@@ -256,7 +256,7 @@ def recording_metadata(engine: str, capacity: int, host_name: bool) -> dict[str,
 
 def _system() -> dict[str, object]:
     """Return the hardware and the libraries that are loaded; takes less than a millisecond and starts no GPU."""
-    found: dict[str, object] = {
+    system: dict[str, object] = {
         "os": f"{platform.system()} {platform.machine()}",
         "cpu": _first_match(_CPU_INFO, r"model name\s*: (.+)"),
         "cpus": os.cpu_count(),
@@ -266,7 +266,7 @@ def _system() -> dict[str, object]:
         "hip": torch.version.hip,
         "libraries": _libraries(),
     }
-    return {key: value for key, value in found.items() if value}
+    return {key: value for key, value in system.items() if value}
 
 
 def _libraries() -> str:

@@ -92,10 +92,10 @@ def parse_ranks(text: str) -> list[int]:
     for part in text.split(",") if text else []:
         bounds, _, stride = part.partition(":")
         first, _, last = bounds.partition("-")
-        found = range(int(first), int(last or first) + 1, int(stride or 1))
-        if not 0 <= found.start < _MAX_RANKS or not found.start < found.stop <= _MAX_RANKS or found.step < 1:
+        block = range(int(first), int(last or first) + 1, int(stride or 1))
+        if not 0 <= block.start < _MAX_RANKS or not block.start < block.stop <= _MAX_RANKS or block.step < 1:
             raise ValueError(f"{part!r} is no range of ranks")
-        ranks.extend(found)
+        ranks.extend(block)
         if len(ranks) > _MAX_RANKS:
             raise ValueError(f"there are more than {_MAX_RANKS} ranks")
     return ranks

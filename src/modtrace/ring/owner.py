@@ -154,8 +154,8 @@ def _by_process(header: FileHeader) -> bool | None:
     pid, writer = header.metadata.get("pid"), header.writer
     if not isinstance(pid, int) or None in _here() or (writer.get("boot"), writer.get("pid_namespace")) != _here():
         return None
-    found = find_process(pid)
-    return found if found is None or found is False else found == writer.get("start_ticks")
+    start_ticks = find_process(pid)
+    return start_ticks if start_ticks is None or start_ticks is False else start_ticks == writer.get("start_ticks")
 
 
 def find_process(pid: int) -> int | bool | None:

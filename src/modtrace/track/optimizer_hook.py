@@ -104,13 +104,13 @@ def _install() -> None:
 def step_frames(frame: FrameType | None) -> list[FrameType]:
     """Return the frames of torch's wrapper around `step`, compiled or not, from `frame` outwards."""
     line, file, name = _WRAPPER.co_firstlineno, _WRAPPER.co_filename, _WRAPPER.co_name
-    found = []
+    frames = []
     while frame is not None:
         code = frame.f_code
         if code.co_firstlineno == line and code.co_name == name and code.co_filename == file:
-            found.append(frame)
+            frames.append(frame)
         frame = frame.f_back
-    return found
+    return frames
 
 
 def is_compiled(step_frame: FrameType) -> bool:

@@ -232,12 +232,12 @@ def _find_others(key: object) -> WeakMap[object, bool]:
         kinds += type.__subclasses__(kind)
     # If torch does not wrap `step`, as in accelerate's wrapper of an optimizer, no hook is called.
     kinds = [kind for kind in kinds if getattr(kind.step, "hooked", False)]
-    found: WeakMap[object, bool] = WeakMap()
+    others: WeakMap[object, bool] = WeakMap()
     # An object refers to its class. To ask the collector for those that do is twice as quick as to look at each.
     for other in gc.get_referrers(*kinds):
         if issubclass(type(other), Optimizer) and (other_key := _key(other)) is not key:
-            found[other_key] = False
-    return found
+            others[other_key] = False
+    return others
 
 
 def _key(optimizer: Optimizer) -> object:

@@ -98,13 +98,13 @@ class RangeRecorder:
     def name_id(self, name: str, category: RangeCategory | None = None) -> int:
         """Return the id of a range's name; from the 4,096th name on all share one."""
         key = name, category or category_of(name)
-        found = self._ids.get(key)
-        if found is None:
+        name_id = self._ids.get(key)
+        if name_id is None:
             text = range_text(*key) if len(self._ids) < _MAX_NAMES else range_text(_OTHERS, key[1])
-            found = self._names.text(text)
+            name_id = self._names.text(text)
             if len(self._ids) < _MAX_NAMES:
-                self._ids[key] = found
-        return found
+                self._ids[key] = name_id
+        return name_id
 
     @skip_all
     def begin(self, name: str, category: RangeCategory | None = None) -> OpenRange | None:

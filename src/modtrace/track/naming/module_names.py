@@ -124,8 +124,8 @@ class ModuleNames:
         if name_id is None and is_torch_graph(module):
             return NO_NAME
         if name_id is None and not open_calls:
-            found = self._outermost.find(module, self._path)
-            name_id = None if found is None else self._add_below(self._prefixes[found[0]], found[1], module)
+            place = self._outermost.find(module, self._path)
+            name_id = None if place is None else self._add_below(self._prefixes[place[0]], place[1], module)
         if name_id is None:
             name_id = self._relative_to_caller(module) if self._distinct is not None else None
             if name_id is None:
@@ -460,9 +460,9 @@ def _calling_object() -> Any:
     while frame is not None and _is_of_torch_or_ours(frame):
         frame = frame.f_back
     while frame is not None:
-        found = _first_argument(frame)
-        if found is not None or frame.f_code.co_name not in _PASSED_OVER:
-            return found
+        argument = _first_argument(frame)
+        if argument is not None or frame.f_code.co_name not in _PASSED_OVER:
+            return argument
         frame = frame.f_back
     return None
 

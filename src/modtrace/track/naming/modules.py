@@ -222,8 +222,8 @@ def wrapping_of(module: nn.Module) -> tuple[nn.Module, Wrapping] | None:
 
 def _shown_as(wrapper: nn.Module) -> Iterator[nn.Module]:
     """Yield what a module is shown as: what it wraps, over others too, as long as none does work of its own."""
-    while (found := wrapping_of(wrapper)) is not None and not found[1].works:
-        wrapper = found[0]
+    while (wrapping := wrapping_of(wrapper)) is not None and not wrapping[1].works:
+        wrapper = wrapping[0]
         yield wrapper
 
 
