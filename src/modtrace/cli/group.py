@@ -11,7 +11,7 @@ import click
 from .._errors import ModtraceError
 from .._version import __version__
 from .options import did_you_mean
-from .output import echo
+from .output import echo, say
 
 _SECTIONS: dict[str, dict[str, str]] = {
     "Record": {
@@ -102,7 +102,7 @@ class LazyGroup(click.Group):
             status = run(*args, **kwargs, standalone_mode=False)
         except ModtraceError as error:
             status = 1
-            _say(str(error))
+            _say_error(str(error))
         except click.Abort:
             status = 1
             echo("Aborted!", err=True)
@@ -114,13 +114,13 @@ class LazyGroup(click.Group):
                 if error.ctx is not None:
                     usage = " ".join(error.ctx.get_usage().split())
                     echo(f"{usage}; help: {error.ctx.command_path} -h", err=True)
-                _say(_message_of(error))
+                _say_error(_message_of(error))
         sys.exit(status if isinstance(status, int) else 0)
 
 
-def _say(message: str) -> None:
+def _say_error(message: str) -> None:
     """Print an error as one line, with line breaks in it as spaces."""
-    echo(f"modtrace: {' '.join(message.splitlines())}", err=True)
+    say(" ".join(message.splitlines()))
 
 
 def _message_of(error: click.UsageError) -> str:

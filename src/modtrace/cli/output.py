@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..formats.trace_file import Progress
-    from ..record_options import EngineName
 
 _UNFOLDED_WIDTH = 10_000
 
@@ -22,6 +21,11 @@ _UNFOLDED_WIDTH = 10_000
 def echo(line: object, *, err: bool = False) -> None:
     """Print one line, with anything in it that a terminal would obey as an escape."""
     click.echo(printable(str(line)), err=err)
+
+
+def say(line: object) -> None:
+    """Print one line on stderr, where what a command is asked for is not."""
+    echo(f"modtrace: {line}", err=True)
 
 
 def make_console(*, stderr: bool = False) -> "Console":
@@ -32,13 +36,6 @@ def make_console(*, stderr: bool = False) -> "Console":
     if not console.is_terminal:
         console.width = _UNFOLDED_WIDTH
     return console
-
-
-def build_engine(wanted: "EngineName") -> None:
-    """Build the native engine where it is wanted, was not built yet, and can be; torch is imported for that."""
-    from ..track.native.build import build_if_missing
-
-    build_if_missing(wanted, lambda line: echo(f"modtrace: {line}", err=True))
 
 
 @contextmanager

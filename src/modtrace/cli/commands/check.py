@@ -6,7 +6,7 @@ import click
 
 from ..._errors import TraceError
 from ..options import TextFormat, text_or_json_option
-from ..output import echo, show_reading
+from ..output import echo, say, show_reading
 
 
 @click.command("check")
@@ -30,7 +30,7 @@ def check_command(context: click.Context, traces: tuple[str, ...], strict: bool,
             with show_reading(trace) as progress:
                 result = check(trace, progress=progress)
         except TraceError as error:
-            echo(f"modtrace: {error}", err=True)
+            say(error)
             is_good = False
             continue
         results.append(result)

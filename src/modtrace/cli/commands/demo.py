@@ -6,7 +6,7 @@ from ..._next_step import next_step_hint
 from ..._requirements import check_can_record
 from ...record_options import ENGINES, EngineName
 from ..options import value_option
-from ..output import build_engine, make_console
+from ..output import make_console, say
 
 STEPS = 20
 
@@ -28,8 +28,9 @@ def demo_command(output: str, engine: EngineName) -> None:
 
         from ...demo import GPT, batches, make_optimizer, train_step
         from ...recording import record
+        from ...track.native.build import build_if_missing
 
-    build_engine(engine)
+    build_if_missing(engine, say)
     torch.manual_seed(0)
     # One thread: at this size several mostly wait for each other.
     torch.set_num_threads(1)

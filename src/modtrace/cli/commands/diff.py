@@ -9,7 +9,7 @@ import click
 from ..._system.files import find_recordings
 from ..._terminal import counted, ratio_text
 from ..options import TableFormat, format_option, only_option, step_by_option, value_option
-from ..output import echo, make_console, show_status
+from ..output import echo, make_console, say, show_status
 from ..selection import no_such_module
 
 if TYPE_CHECKING:
@@ -148,22 +148,21 @@ def _save_baseline(recordings: tuple[str, ...], path: str, by: "GroupBy", step_b
 def _fails(comparison: "Diff", limit: float, floor: float) -> bool:
     """Say on stderr what is too slow, and return whether anything is."""
     if comparison.unrelated:
-        echo(f"modtrace: {comparison.sentence}; nothing can be said", err=True)
+        say(f"{comparison.sentence}; nothing can be said")
     above = comparison.above(limit, floor=floor)
     for change in above:
         what = change.fqn if change.phase == "part" else f"{change.fqn} {change.phase}" if change.fqn else "the step"
         told, kind = ("is", "slower") if change.outcome == change.verdict else (f"{change.outcome} and took", "longer")
         by = f"{kind} by {change.difference_ns / 1e6:.3f} ms"
         by = ratio_text(change.ratio, f"{kind} by {{:.1%}}") if math.isfinite(change.ratio) else by
-        echo(f"modtrace: {what} {told} {by}, more than {limit:.1%}", err=True)
+        say(f"{what} {told} {by}, more than {limit:.1%}")
     peaks = comparison.peaks_above(limit, floor=floor)
     for peak in peaks:
         ratio = peak.difference_bytes / (peak.base_bytes or 1)
         share = f" ({ratio_text(ratio, '{:.1%}', 'much')})" if peak.base_bytes else ""
         what = f"{peak.fqn}: " if peak.fqn else ""
-        echo(
-            f"modtrace: {what}peak_bytes are {peak.difference_bytes:,} more{share}: {peak.base_bytes:,} before, "
-            f"{peak.new_bytes:,} after",
-            err=True,
+        say(
+            f"{what}peak_bytes are {peak.difference_bytes:,} more{share}: {peak.base_bytes:,} before, "
+            f"{peak.new_bytes:,} after"
         )
     return bool(above or peaks) or comparison.unrelated

@@ -13,7 +13,7 @@ import click
 from ..._errors import ModtraceError
 from ..._terminal import counted
 from ..options import StepRange, TableFormat, format_option, steps_option, value_option
-from ..output import echo, show_count, show_status
+from ..output import echo, say, show_count, show_status
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,7 +55,7 @@ def _require_extra(*modules: str) -> None:
 
 def _left_out(error: ModtraceError) -> None:
     """Say which recording is left out, and why."""
-    echo(f"modtrace: left out: {error}", err=True)
+    say(f"left out: {error}")
 
 
 @ranks_command.command("timeline", short_help="Write one trace of all ranks.")

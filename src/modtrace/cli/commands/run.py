@@ -19,10 +19,10 @@ from ..._errors import ModtraceError
 from ..._next_step import next_step_hint
 from ..._requirements import check_can_record
 from ..._terminal import counted
-from ...record_options import OPTIONS, Option
+from ...record_options import OPTIONS, EngineName, Option
 from ..group import ScriptError
 from ..options import value_option
-from ..output import build_engine, echo
+from ..output import say
 
 if TYPE_CHECKING:
     from ...autorecord import AutoRecording
@@ -175,7 +175,7 @@ def run_command(
     auto = AutoRecording(
         {"path": absolute_path(path), **options},
         unattended=False,
-        prepare=lambda: build_engine(options["engine"]),
+        prepare=lambda: _build_engine(options["engine"]),
         save_on_term=save_on_term,
     )
     try:
@@ -186,7 +186,7 @@ def run_command(
         try:
             _finish(auto, trace)
         except ModtraceError as error:
-            echo(f"modtrace: {error}", err=True)  # then go on with the script's own error, which matters more
+            say(error)  # then go on with the script's own error, which matters more
         raise
     _finish(auto, trace)
 
@@ -203,6 +203,12 @@ def _check_conditions(keep_when: str | None, ring: str | None) -> None:
         parse_conditions(keep_when)
     except ModtraceError as error:
         raise click.UsageError(f"--keep-when: {error}.") from None
+
+
+def _build_engine(wanted: EngineName) -> None:
+    from ...track.native.build import build_if_missing  # it imports torch
+
+    build_if_missing(wanted, say)
 
 
 def _finish(auto: "AutoRecording", trace: str) -> None:
@@ -222,12 +228,10 @@ def _finish(auto: "AutoRecording", trace: str) -> None:
     files = [os.path.join(os.path.dirname(trace), os.path.basename(path)) for path in auto.recording.saved_paths]
     if auto.recording.replaced_by is not None:
         own = ", ".join(auto.recording.replaced_by.saved_paths)
-        echo(
-            f"modtrace: the script recorded itself{f', to {own},' if own else ''} which ended this recording", err=True
-        )
+        say(f"the script recorded itself{f', to {own},' if own else ''} which ended this recording")
     if not files:
         if auto.recording.steps:
-            echo(f"modtrace: the schedule records none of the script's {auto.recording.steps} steps", err=True)
+            say(f"the schedule records none of the script's {auto.recording.steps} steps")
         return
     timeline, spans = auto.recording.saved_timeline()
     # Where no optimizer steps, backward passes may end steps, which the timeline counts.
@@ -235,7 +239,7 @@ def _finish(auto: "AutoRecording", trace: str) -> None:
     ended = auto.recording.steps or (whole_run["steps"] if isinstance(whole_run, dict) else None)
     steps = f" of {'the end of ' if timeline.stats.overwritten else ''}{counted(ended, 'step')}" if ended else ""
     if len(files) == 1:
-        echo(f"modtrace: {counted(spans, 'span')}{steps} {'is' if spans == 1 else 'are'} in {files[0]}", err=True)
+        say(f"{counted(spans, 'span')}{steps} {'is' if spans == 1 else 'are'} in {files[0]}")
     else:
-        echo(f"modtrace: {len(files)} parts{steps} are in {', '.join(files)}", err=True)
-    echo(f"modtrace: {next_step_hint(files[-1])}", err=True)
+        say(f"{len(files)} parts{steps} are in {', '.join(files)}")
+    say(next_step_hint(files[-1]))

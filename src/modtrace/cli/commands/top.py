@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..options import TextFormat, text_or_json_option, value_option
-from ..output import echo, make_console
+from ..output import make_console, say
 
 if TYPE_CHECKING:
     from ..._system.processes import ParallelReader
@@ -52,7 +52,7 @@ def top_command(rings: tuple[str, ...], seconds: float, refresh: float, output_f
     if output_format == "json":
         click.echo(json.dumps([_to_json(rank) for rank in job.ranks], indent=2))
         for error in job.errors:
-            echo(f"modtrace: {error}", err=True)
+            say(error)
     else:
         console.print(render(job, ScreenState(), _PIPE_WIDTH))
     if not job.ranks:

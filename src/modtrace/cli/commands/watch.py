@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..options import value_option
-from ..output import echo
+from ..output import say
 
 if TYPE_CHECKING:
     from ...watching.watch import LookSink
@@ -79,8 +79,8 @@ def watch_command(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what waits is saved then too
     folder = Path(output) if output else kept_folder(rings[0])
     keep = KeepLimits(limits["around"], limits["pause"], limits["max_kept"], limits["max_bytes"])
-    keeper = WindowKeeper(folder, keep, _say)
-    sinks: list[LookSink] = [StepsFile(Path(lines) if lines else folder / STEPS_FILE, _say), WholeRuns(_say)]
+    keeper = WindowKeeper(folder, keep, say)
+    sinks: list[LookSink] = [StepsFile(Path(lines) if lines else folder / STEPS_FILE, say), WholeRuns(say)]
     if metrics is not None:
         from ...watching.metrics import Metrics  # only here: it brings a web server
 
@@ -88,10 +88,6 @@ def watch_command(
             served = Metrics(metrics)
         except OSError as error:
             raise click.UsageError(f"--metrics {metrics}: {error.strerror or error}.") from None
-        _say(f"metrics at http://127.0.0.1:{served.port}/metrics")
+        say(f"metrics at http://127.0.0.1:{served.port}/metrics")
         sinks.append(served)
-    Watcher(rings, parsed, keeper, _say, sinks).run(limits["every"] / 1e9)
-
-
-def _say(line: str) -> None:
-    echo(f"modtrace: {line}", err=True)
+    Watcher(rings, parsed, keeper, say, sinks).run(limits["every"] / 1e9)

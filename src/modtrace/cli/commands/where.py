@@ -11,7 +11,7 @@ import click
 
 from ..._terminal import counted, printable
 from ..options import TextFormat, text_or_json_option
-from ..output import echo, make_console
+from ..output import echo, make_console, say
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -65,7 +65,7 @@ def where_command(
     if output_format == "json":
         click.echo(json.dumps(result.to_json(), indent=2))
         for error in result.errors:
-            echo(f"modtrace: {error}", err=True)
+            say(error)
     else:
         make_console().print(_summary(result, whole))
     if stacks:
@@ -74,7 +74,7 @@ def where_command(
             for line in [] if lines is None else ["", f"--- {label}", *lines]:
                 echo(line)
         if any(lines is None for _, lines in rank_stacks):
-            echo(f"modtrace: {NO_STACKS}", err=True)
+            say(NO_STACKS)
     if result.errors:
         raise click.exceptions.Exit(1)
 
