@@ -459,7 +459,7 @@ def test_each_step_has_a_line_and_beyond_a_bound_every_second(tmp_path: Path) ->
     for max_lines, numbers in ((40, range(40)), (39, range(0, 40, 2)), (19, range(0, 40, 2))):
         steps = StepsFile(tmp_path / "steps.jsonl", pytest.fail, max_lines)
         follower = RingFollower(tmp_path / "run.modtrace")
-        steps.take(follower, follower.look())
+        steps.add_look(follower, follower.look())
         lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
         assert [line["step"] for line in lines] == [*numbers]
     assert len((tmp_path / "steps.1.jsonl").read_text().splitlines()) == 20
@@ -477,7 +477,7 @@ def test_a_file_of_steps_in_parts_is_thinned_evenly(tmp_path: Path) -> None:
     training.step()
     for _ in range(34):
         training.step()
-        steps.take(follower, follower.look())
+        steps.add_look(follower, follower.look())
         numbers = [json.loads(line)["step"] for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
         assert len(numbers) <= 8
     assert numbers == [0, 8, 16, 24, 32]
@@ -490,7 +490,7 @@ def test_metrics_are_open_metrics_of_the_steps(tmp_path: Path) -> None:
         training.step(head=100 * number)
     training.script.close()
     follower, metrics = RingFollower(tmp_path / "run.modtrace"), Metrics(0)
-    metrics.take(follower, follower.look())
+    metrics.add_look(follower, follower.look())
     url = f"http://127.0.0.1:{metrics.port}/metrics"
     with urllib.request.urlopen(url) as answer:
         text = answer.read().decode()

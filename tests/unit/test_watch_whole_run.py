@@ -16,7 +16,7 @@ from modtrace.ring import Kind, Ring, whole_run_path
 from modtrace.ring.slot_format import NO_NAME
 from modtrace.timeline.contents import WHOLE_RUN
 from modtrace.watching.follow import RingFollower
-from modtrace.watching.whole_run import Distributions, WholeRuns
+from modtrace.watching.whole_run import Distributions, WholeRunWriter
 from tests.support.event_script import EventScript
 from tests.unit.test_watch import MS, SECOND, Training
 
@@ -71,15 +71,15 @@ def test_a_whole_run_is_what_numpy_says_of_all_durations(
         monkeypatch.setattr("modtrace.watching.follow._CONTEXT_EVENTS", 100)
     path = tmp_path / "run.modtrace"
     run = Durations(path, ends_steps=ends_steps, capacity=1 << 12)
-    follower, whole = RingFollower(path), WholeRuns(pytest.fail, every_ns=0)
+    follower, writer = RingFollower(path), WholeRunWriter(pytest.fail, every_ns=0)
     steps = 60 if every == 1 else 130  # of 31 events
     for number in range(steps):
         run.step()
         if number % every == every - 1:
-            whole.take(follower, follower.look())
+            writer.add_look(follower, follower.look())
     run.script.close()
-    whole.take(follower, follower.look())
-    whole.close()
+    writer.add_look(follower, follower.look())
+    writer.close()
 
     values = json.loads(Path(whole_run_path(str(path))).read_text())
     modules = {row["fqn"]: row for row in values["modules"]}
@@ -103,8 +103,8 @@ def test_what_was_overwritten_before_a_look_is_said(tmp_path: Path) -> None:
     for _ in range(10):
         run.step()
     run.script.close()
-    follower, whole = RingFollower(path), WholeRuns(pytest.fail)
-    whole.take(follower, follower.look())
+    follower, writer = RingFollower(path), WholeRunWriter(pytest.fail)
+    writer.add_look(follower, follower.look())
     values = json.loads(Path(whole_run_path(str(path))).read_text())
     # The last 64 events are two whole steps of 31, and two of the step before.
     assert (values["missed_events"], values["steps"]) == (10 * 31 - 64, 2)
@@ -115,18 +115,18 @@ def test_what_was_overwritten_before_a_look_is_said(tmp_path: Path) -> None:
 def test_a_watcher_that_comes_late_leaves_the_file_to_the_first(tmp_path: Path) -> None:
     path = tmp_path / "run.modtrace"
     training, lines = Training(path, capacity=64), list[str]()
-    first, late = (WholeRuns(lines.append, every_ns=0) for _ in range(2))
+    first, late = (WholeRunWriter(lines.append, every_ns=0) for _ in range(2))
     follower = RingFollower(path)
     for number in range(40):
         training.step()
         if number % 5 == 0:
-            first.take(follower, follower.look())
+            first.add_look(follower, follower.look())
     late_follower = RingFollower(path)
-    late.take(late_follower, late_follower.look())
+    late.add_look(late_follower, late_follower.look())
     training.script.close()
-    for whole, following in ((first, follower), (late, late_follower)):
-        whole.take(following, following.look())
-        whole.close()
+    for writer, following in ((first, follower), (late, late_follower)):
+        writer.add_look(following, following.look())
+        writer.close()
     assert json.loads(Path(whole_run_path(str(path))).read_text())["steps"] == 40
     assert lines == [f"{path}.whole.json: a watcher that began earlier writes it"]
 
@@ -134,13 +134,13 @@ def test_a_watcher_that_comes_late_leaves_the_file_to_the_first(tmp_path: Path) 
 def test_summary_speaks_of_the_whole_run(tmp_path: Path) -> None:
     path = tmp_path / "run.modtrace"
     training = Training(path, capacity=64)
-    follower, whole = RingFollower(path), WholeRuns(pytest.fail, every_ns=0)
+    follower, writer = RingFollower(path), WholeRunWriter(pytest.fail, every_ns=0)
     for number in range(200):
         training.step(head=500 if number == 100 else 5)
         if number % 5 == 0:
-            whole.take(follower, follower.look())
+            writer.add_look(follower, follower.look())
     training.script.close()
-    whole.take(follower, follower.look())
+    writer.add_look(follower, follower.look())
     text = CliRunner().invoke(commands, ["summary", str(path)]).stdout
     assert "whole run: 200 steps, step p50 11." in text
     assert ", slowest 506.0" in text
@@ -168,12 +168,12 @@ def test_the_file_follows_the_ring_to_its_number(tmp_path: Path) -> None:
     training = Training(path)
     training.step()
     training.script.close()
-    follower, whole = RingFollower(path), WholeRuns(pytest.fail)
-    whole.take(follower, follower.look())
+    follower, writer = RingFollower(path), WholeRunWriter(pytest.fail)
+    writer.add_look(follower, follower.look())
     Training(path)
     assert Path(whole_run_path(str(tmp_path / "run.1.modtrace"))).exists()
     assert not Path(whole_run_path(str(path))).exists()
-    whole.close()  # the watcher of the run before
+    writer.close()  # the watcher of the run before
     assert not Path(whole_run_path(str(path))).exists()
     assert modtrace.load(tmp_path / "run.1.modtrace").metadata[WHOLE_RUN]["steps"] == 1  # type: ignore[index]
 

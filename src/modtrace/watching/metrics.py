@@ -39,7 +39,7 @@ class Metrics:
         self.port = self._server.server_port
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
-    def take(self, follower: RingFollower, look: Look) -> None:
+    def add_look(self, follower: RingFollower, look: Look) -> None:
         """Count the steps of a look."""
         numbers = self._numbers.get(follower, _RankNumbers())
         for step in look.steps:

@@ -33,7 +33,7 @@ class StepsFile:
         self._path, self._say, self._max_lines = path, say, max_lines
         self._lines, self._stride = 0, 1
 
-    def take(self, follower: RingFollower, look: Look) -> None:
+    def add_look(self, follower: RingFollower, look: Look) -> None:
         """Write the steps of a look."""
         steps = [step for step in look.steps if self._stride and step.number % self._stride == 0]
         if not steps:

@@ -56,14 +56,14 @@ class Triggers:
 
     def judge(self, follower: RingFollower, look: Look) -> list[Trigger]:
         """Return what is to be kept of a look."""
-        found = [*self._hang(follower)]
+        triggers = [*self._hang(follower)]
         for step in look.steps:
-            found += [trigger for condition in self._conditions for trigger in self._of_step(condition, step)]
+            triggers += [trigger for condition in self._conditions for trigger in self._of_step(condition, step)]
         if look.timeline is not None:
-            found += self._of_modules(follower, look, look.timeline)
+            triggers += self._of_modules(follower, look, look.timeline)
             for time_ns, why in look.keeps:
-                found.append(Trigger(f"keep {why}", f"keep {why}", why, _step_at(look.timeline, time_ns), time_ns))
-        return found
+                triggers.append(Trigger(f"keep {why}", f"keep {why}", why, _step_at(look.timeline, time_ns), time_ns))
+        return triggers
 
     def _of_step(self, condition: Condition, step: EndedStep) -> Iterator[Trigger]:
         if condition.subject not in ("step", "part"):

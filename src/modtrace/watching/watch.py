@@ -19,7 +19,7 @@ _SHARE_IF_NEW = 0.7
 class LookSink(Protocol):
     """What takes the steps of all rings."""
 
-    def take(self, follower: RingFollower, look: Look, /) -> object:
+    def add_look(self, follower: RingFollower, look: Look, /) -> object:
         """Take what is new in a ring."""
 
     def close(self) -> object:
@@ -88,7 +88,7 @@ class Watcher:
             for trigger in triggers.judge(follower, look):
                 self._keeper.add(follower, trigger)
             for sink in self._sinks:
-                sink.take(follower, look)
+                sink.add_look(follower, look)
         self._keeper.save_ready(self._readable())
         return not self._followers or any(follower.state != "ended" for follower, _ in self._followers.values())
 

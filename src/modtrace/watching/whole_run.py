@@ -69,17 +69,17 @@ class Distributions(Generic[Key]):
         return {key: dict(zip(TIMES, row, strict=True)) for key, row in zip(self._row_of, rows, strict=True)}
 
 
-class _WholeRun:
+class _RingDistributions:
     """The distributions of one ring."""
 
     def __init__(self) -> None:
         self.step_and_parts: Distributions[str | None] = Distributions()
         self.modules: Distributions[tuple[str, str, str]] = Distributions()
         self.steps = self.spans = 0
-        self._folded_step, self._by_time = -1, False
+        self._last_counted_step, self._by_time = -1, False
         self.written_at = 0
 
-    def fold(self, follower: RingFollower, look: Look) -> None:
+    def add_look(self, follower: RingFollower, look: Look) -> None:
         """Add what is new in a look: each step and each whole span once.
 
         A span counts with the step that it began in, once that has ended for good. If many events come before the end
@@ -100,8 +100,8 @@ class _WholeRun:
         else:
             last = follower.last_steps[-1].number if follower.last_steps else -1
             until = np.iinfo(np.int64).max if follower.state == "ended" else last
-            is_new = (columns.step > self._folded_step) & (columns.step <= until)
-            self._folded_step = max(self._folded_step, until)
+            is_new = (columns.step > self._last_counted_step) & (columns.step <= until)
+            self._last_counted_step = max(self._last_counted_step, until)
         rows, names = np.flatnonzero(is_new & columns.complete), look.timeline.names
         self.spans += len(rows)
         keys, which = np.unique(
@@ -134,7 +134,7 @@ class _WholeRun:
         }
 
 
-class WholeRuns:
+class WholeRunWriter:
     """Writes `run.modtrace.whole.json` beside each ring, about once a second, whole at any time.
 
     Args:
@@ -144,36 +144,36 @@ class WholeRuns:
 
     def __init__(self, say: Callable[[str], None], every_ns: int = _WRITE_EVERY_NS) -> None:
         self._say, self._every_ns = say, every_ns
-        self._runs: dict[RingFollower, _WholeRun] = {}
+        self._by_ring: dict[RingFollower, _RingDistributions] = {}
 
-    def take(self, follower: RingFollower, look: Look) -> None:
+    def add_look(self, follower: RingFollower, look: Look) -> None:
         """Add a look, and write."""
-        run = self._runs.setdefault(follower, _WholeRun())
-        run.fold(follower, look)
-        if look.timeline is not None and time.monotonic_ns() - run.written_at >= self._every_ns:
-            self._write(follower, run)
+        distributions = self._by_ring.setdefault(follower, _RingDistributions())
+        distributions.add_look(follower, look)
+        if look.timeline is not None and time.monotonic_ns() - distributions.written_at >= self._every_ns:
+            self._write(follower, distributions)
 
     def close(self) -> None:
         """Write all that is not written."""
-        for follower, run in self._runs.items():
+        for follower, distributions in self._by_ring.items():
             if follower.analysis is not None:
-                self._write(follower, run)
+                self._write(follower, distributions)
 
-    def _write(self, follower: RingFollower, run: _WholeRun) -> None:
+    def _write(self, follower: RingFollower, distributions: _RingDistributions) -> None:
         name = follower.ring_name
-        if run.written_at < 0 or name is None:
+        if distributions.written_at < 0 or name is None:
             return
-        if not run.written_at:
+        if not distributions.written_at:
             assert follower.analysis is not None
             other = read_whole_run(name, follower.analysis.snapshot.records)
             if other is not None and other["missed_events"] < follower.missed_events:
-                run.written_at = -1
+                distributions.written_at = -1
                 self._say(f"{whole_run_path(name)}: a watcher that began earlier writes it")
                 return
         try:
             with atomic_writer(whole_run_path(name)) as file:
-                file.write(json.dumps(run.to_json(follower)).encode())
-            run.written_at = time.monotonic_ns()
+                file.write(json.dumps(distributions.to_json(follower)).encode())
+            distributions.written_at = time.monotonic_ns()
         except WriteError as error:
             self._say(str(error))
-            run.written_at = -1
+            distributions.written_at = -1

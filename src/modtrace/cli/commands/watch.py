@@ -68,7 +68,7 @@ def watch_command(
     from ...watching.conditions import parse_conditions
     from ...watching.steps_file import StepsFile
     from ...watching.watch import Watcher
-    from ...watching.whole_run import WholeRuns
+    from ...watching.whole_run import WholeRunWriter
     from ...watching.windows import STEPS_FILE, KeepLimits, WindowKeeper, kept_folder
 
     try:
@@ -80,7 +80,7 @@ def watch_command(
     folder = Path(output) if output else kept_folder(rings[0])
     keep = KeepLimits(limits["around"], limits["pause"], limits["max_kept"], limits["max_bytes"])
     keeper = WindowKeeper(folder, keep, say)
-    sinks: list[LookSink] = [StepsFile(Path(lines) if lines else folder / STEPS_FILE, say), WholeRuns(say)]
+    sinks: list[LookSink] = [StepsFile(Path(lines) if lines else folder / STEPS_FILE, say), WholeRunWriter(say)]
     if metrics is not None:
         from ...watching.metrics import Metrics  # only here: it brings a web server
 
