@@ -17,7 +17,7 @@ from modtrace.compare import save_baseline
 from modtrace.compare.compare import compare_runs
 from modtrace.compare.run_times import RunTimes, measure_samples
 from modtrace.compare.samples import Samples, plain_fqn, take_samples
-from modtrace.compare.side_by_side import Side
+from modtrace.compare.side_by_side import TypicalStep
 from modtrace.compare.verdicts import Change
 from modtrace.timeline import BACKWARD, FORWARD, RECOMPUTE, Columns, Mark, Name, Process, Timeline, Track
 from modtrace.timeline.join import add_gpu_tracks
@@ -272,7 +272,7 @@ def test_samples_are_self_times_of_whole_steps() -> None:
     assert samples.warm_up == 0
 
 
-NO_STEP = Side(Timeline(Columns.empty()), 0, 0, {})
+NO_STEP = TypicalStep(Timeline(Columns.empty()), 0, 0, {})
 FOUND = modtrace.Diff(
     changes=[
         Change("Net.h|0", "forward", 1_000_000, 1_200_000, 200_000, 150_000, 250_000, 1, 2, True, "slower", 1, 1),

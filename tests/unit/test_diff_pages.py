@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import modtrace
-from modtrace.compare.side_by_side import Side, compared, side_by_side
+from modtrace.compare.side_by_side import TypicalStep, compared, side_by_side
 from modtrace.timeline import BACKWARD, FORWARD, Columns, CounterSeries, Mark, Name, Process, Timeline, Track
 from modtrace.write.html import payload
 from tests.support.trace_processor import TraceProcessor
@@ -21,7 +21,7 @@ BASE = 1_790_000_000_000_000_000
 US = 1_000
 
 
-def shown(found: modtrace.Diff) -> tuple[Side, Side]:
+def shown(found: modtrace.Diff) -> tuple[TypicalStep, TypicalStep]:
     assert found._sides is not None
     return found._sides
 

@@ -3,7 +3,7 @@
 from .compare import diff, save_baseline
 from .diff_result import Diff, suffix_of
 from .run_times import RunTimes
-from .side_by_side import Side
+from .side_by_side import TypicalStep
 from .verdicts import Change, PeakChange
 
-__all__ = ["Change", "Diff", "PeakChange", "RunTimes", "Side", "diff", "save_baseline", "suffix_of"]
+__all__ = ["Change", "Diff", "PeakChange", "RunTimes", "TypicalStep", "diff", "save_baseline", "suffix_of"]

@@ -14,7 +14,7 @@ from ..timeline.summary import GroupBy
 from .diff_result import Diff
 from .run_times import EXACT, RunTimes, is_baseline, measure_run, read_baseline, renamed_run, write_baseline
 from .samples import is_within, renamed_fqn
-from .side_by_side import Side, typical_side
+from .side_by_side import TypicalStep, cut_typical_step
 from .verdicts import PeakChange, compare_modules, compare_steps
 
 Recorded: TypeAlias = "Timeline | str | os.PathLike[str]"
@@ -52,17 +52,17 @@ def diff(
 
     Examples:
         >>> print(modtrace.diff("yesterday.pftrace", "today.pftrace"))
-        >>> found = modtrace.diff([f"base{i}.pftrace" for i in range(8)], [f"new{i}.pftrace" for i in range(8)])
-        >>> [(change.fqn, change.ratio) for change in found.changes if change.verdict == "slower"]
+        >>> comparison = modtrace.diff([f"base{i}.pftrace" for i in range(8)], [f"new{i}.pftrace" for i in range(8)])
+        >>> [(change.fqn, change.ratio) for change in comparison.changes if change.verdict == "slower"]
     """
     before, after = (measure_side(side, by, step_by) for side in (base, new))
-    found = compare_runs([run for run, _ in before], [run for run, _ in after], map or {})
+    comparison = compare_runs([run for run, _ in before], [run for run, _ in after], map or {})
     # The page shows of each side the step that is nearest the typical one of all its recordings.
-    shown = _nearest(before, found.step.base_ns), _nearest(after, found.step.new_ns)
-    found = replace(found, by=by)
+    shown = _nearest(before, comparison.step.base_ns), _nearest(after, comparison.step.new_ns)
+    comparison = replace(comparison, by=by)
     if shown[0] is None or shown[1] is None:
-        return found
-    return replace(found, _sides=(shown[0]._replace(renamed=map or {}), shown[1]))
+        return comparison
+    return replace(comparison, _sides=(shown[0]._replace(renamed=map or {}), shown[1]))
 
 
 def save_baseline(
@@ -94,7 +94,7 @@ def save_baseline(
 
 def measure_side(
     side: Recorded | Sequence[Recorded], by: GroupBy = "module", step_by: str | None = None
-) -> list[tuple[RunTimes, Side | None]]:
+) -> list[tuple[RunTimes, TypicalStep | None]]:
     """Measure the recordings of a side, one after the other, so that one is in memory at a time.
 
     Returns:
@@ -109,19 +109,19 @@ def measure_side(
     return [measured for one in recorded for measured in _measure(one, by, step_by)]
 
 
-def _measure(recording: Recorded, by: GroupBy, step_by: str | None) -> list[tuple[RunTimes, Side | None]]:
+def _measure(recording: Recorded, by: GroupBy, step_by: str | None) -> list[tuple[RunTimes, TypicalStep | None]]:
     if isinstance(recording, Timeline):
-        return [(measure_run(recording, by, step_by), typical_side(recording, by, step_by))]
+        return [(measure_run(recording, by, step_by), cut_typical_step(recording, by, step_by))]
     if is_baseline(recording):
         return [(run, None) for run in read_baseline(recording)]
     timeline = load(recording)
     try:
-        return [(measure_run(timeline, by, step_by), typical_side(timeline, by, step_by))]
+        return [(measure_run(timeline, by, step_by), cut_typical_step(timeline, by, step_by))]
     except ModtraceError as error:
         raise ModtraceError(f"{os.fspath(recording)}: {error}") from error
 
 
-def _nearest(side: Sequence[tuple[RunTimes, Side | None]], step_ns: int) -> Side | None:
+def _nearest(side: Sequence[tuple[RunTimes, TypicalStep | None]], step_ns: int) -> TypicalStep | None:
     return min((shown for _, shown in side if shown), key=lambda shown: abs(shown.duration_ns - step_ns), default=None)
 
 
@@ -207,10 +207,10 @@ def suggest_renames(base: RunTimes, new: RunTimes) -> dict[str, str]:
     before, after = _unmatched(base, new), _unmatched(new, base)
     pairs: dict[str, str] = {}
     stayed = base.classes.keys() & new.classes.keys()
-    for place, old in before.items():
-        found = after.get(place, [])
-        if len(old) == len(found):
-            pairs.update(_shortest(*pair, stayed) for pair in zip(old, found, strict=True))
+    for place, vanished in before.items():
+        appeared = after.get(place, [])
+        if len(vanished) == len(appeared):
+            pairs.update(_shortest(*pair, stayed) for pair in zip(vanished, appeared, strict=True))
     return {old: to for old, to in pairs.items() if _matches(base, new, {old: to}) > len(stayed)}
 
 
@@ -219,15 +219,15 @@ def _unmatched(run: RunTimes, other: RunTimes) -> dict[tuple[object, ...], list[
     calls: dict[str, list[tuple[str, int]]] = {}
     for (fqn, phase), module in run.modules.items():
         calls.setdefault(fqn, []).append((phase, module.calls))
-    found: dict[tuple[object, ...], list[str]] = {}
+    unmatched: dict[tuple[object, ...], list[str]] = {}
     for fqn in (fqn for fqn in run.classes if fqn not in other.classes):
         around = [outer for outer in run.classes if outer != fqn and is_within(fqn, outer)]
         inside = [name for name in run.classes if is_within(name, fqn)]
         # A model's class is its name: if that changed, what it contains must be the same.
         shape = [(name[len(fqn) :], run.classes[name] if "." in name else "", *calls.get(name, ())) for name in inside]
         if all(outer in other.classes for outer in around) and ("." in fqn or len(inside) > 1):
-            found.setdefault((*around[-1:], *shape), []).append(fqn)
-    return found
+            unmatched.setdefault((*around[-1:], *shape), []).append(fqn)
+    return unmatched
 
 
 def _matches(base: RunTimes, new: RunTimes, renamed: Mapping[str, str]) -> int:

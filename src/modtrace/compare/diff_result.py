@@ -17,7 +17,7 @@ from ..timeline.summary import GroupBy
 from ..write import write
 from ..write.atomic_file import atomic_writer
 from ..write.html import write_html
-from .side_by_side import Side, compared, side_by_side
+from .side_by_side import TypicalStep, compared, side_by_side
 from .verdicts import MIN_MODULES, MIN_STEPS, Change, PeakChange
 
 SUFFIXES = (".html", ".csv", ".json", ".md", ".pftrace", ".pftrace.gz")
@@ -90,7 +90,7 @@ class Diff:
     parts: Sequence[Change] = ()
     peak_bytes: Sequence[PeakChange] = ()
     by: GroupBy = "module"
-    _sides: tuple[Side, Side] | None = field(default=None, repr=False, compare=False)
+    _sides: tuple[TypicalStep, TypicalStep] | None = field(default=None, repr=False, compare=False)
     """A typical step before and one after, which pages and traces show; None if a side is a baseline."""
     _selected: bool = field(default=False, repr=False, compare=False)
     """True if only some modules are looked at; the step, which has all others in it, then does not count."""
@@ -276,7 +276,7 @@ class Diff:
             with atomic_writer(path) as file:
                 file.write(render().encode())
 
-    def _shown(self, path: str | os.PathLike[str]) -> tuple[Side, Side]:
+    def _shown(self, path: str | os.PathLike[str]) -> tuple[TypicalStep, TypicalStep]:
         if self._sides is None:
             raise WriteError(f"{os.fspath(path)}: a baseline has no step to show; write .md, .csv or .json")
         return self._sides

@@ -18,7 +18,7 @@ from .verdicts import Change
 TITLES = ("before", "after")
 
 
-class Side(NamedTuple):
+class TypicalStep(NamedTuple):
     """A typical step of one side.
 
     Attributes:
@@ -36,20 +36,20 @@ class Side(NamedTuple):
     by: GroupBy = "module"
 
 
-def typical_side(timeline: Timeline, by: GroupBy = "module", step_by: str | None = None) -> Side:
+def cut_typical_step(timeline: Timeline, by: GroupBy = "module", step_by: str | None = None) -> TypicalStep:
     """Return the typical step of a recording; `by` and `step_by` as in `Timeline.summary`.
 
     Raises:
         ModtraceError: no step is whole.
     """
-    found = find_typical_step(timeline, step_by)
-    step = timeline.steps(found.step, found.step + 1, step_by)
+    typical = find_typical_step(timeline, step_by)
+    step = timeline.steps(typical.step, typical.step + 1, step_by)
     bounds = find_step_bounds(without_gpu(timeline), step_by)
-    start_ns = int(bounds.start[bounds.number == found.step][0])
-    return Side(step, start_ns, found.duration_ns, {}, by)
+    start_ns = int(bounds.start[bounds.number == typical.step][0])
+    return TypicalStep(step, start_ns, typical.duration_ns, {}, by)
 
 
-def side_by_side(sides: tuple[Side, Side]) -> Timeline:
+def side_by_side(sides: tuple[TypicalStep, TypicalStep]) -> Timeline:
     """Return both steps in the time of the first, which the other is moved to; marks say whose they are."""
     shifts = [sides[0].start_ns - side.start_ns for side in sides]
     processes = [_processes(side.step, title) for side, title in zip(sides, TITLES, strict=True)]
@@ -72,7 +72,7 @@ def side_by_side(sides: tuple[Side, Side]) -> Timeline:
 
 
 def compared(
-    timeline: Timeline, sides: tuple[Side, Side], notes: Sequence[str], changes: Sequence[Change]
+    timeline: Timeline, sides: tuple[TypicalStep, TypicalStep], notes: Sequence[str], changes: Sequence[Change]
 ) -> Comparison:
     """Say for the page how each span of `side_by_side(sides)` changed."""
     known = {(change.fqn, change.phase): index for index, change in enumerate(changes)}
@@ -101,14 +101,14 @@ def _processes(step: Timeline, title: str) -> dict[Process, Process]:
     return {owner: owner._replace(program=f"{title} · {owner.program}") for owner in owners}
 
 
-def _moved(side: Side, shift: int, process_of: Callable[[Process], Process]) -> Timeline:
+def _moved(side: TypicalStep, shift: int, process_of: Callable[[Process], Process]) -> Timeline:
     """Return the modules of a side, and its counters, later by `shift` ns."""
     counters = [replace(counter, time=np.maximum(counter.time, side.start_ns)) for counter in side.step.counters]
     part = replace(modules_only(side.step), counters=counters)
     return move_times(replace_processes(part, process_of), lambda times: times + shift)
 
 
-def _marks(sides: tuple[Side, Side], shifts: Sequence[int]) -> list[Mark]:
+def _marks(sides: tuple[TypicalStep, TypicalStep], shifts: Sequence[int]) -> list[Mark]:
     marks = [
         # None is of kind "step": the two steps are no steps of one program.
         Mark(mark.time_ns + shift, "mark", f"{'end of ' if mark.kind == 'step' else ''}{mark.text}, {title}")
