@@ -158,7 +158,7 @@ def test_no_line_of_the_commands_is_clipped(width: int) -> None:
     ("arguments", "incomplete", "expected"),
     [
         ([], "su", {"summary"}),
-        (["convert"], "--st", {"--steps"}),
+        (["convert"], "--st", {"--steps", "--step-by"}),
         (["summary"], "", {"file"}),
         (["merge", "-o"], "", {"file"}),
     ],
