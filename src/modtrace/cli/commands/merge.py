@@ -6,11 +6,11 @@ from ..output import echo, show_reading
 
 
 @click.command("merge")
-@click.argument("profile", type=click.Path())
-@click.argument("recording", type=click.Path(), required=False)
+@click.argument("profiler_trace", metavar="PROFILE", type=click.Path())
+@click.argument("timeline", metavar="[RECORDING]", type=click.Path(), required=False)
 @click.option("-o", "--output", type=click.Path(), required=True, metavar="OUT", help=".json, .json.gz or .pftrace.")
 @click.option("--capture", type=click.Path(), metavar="TRACE", help="The trace in which CUDA graphs were captured.")
-def merge_command(profile: str, recording: str | None, output: str, capture: str | None) -> None:
+def merge_command(profiler_trace: str, timeline: str | None, output: str, capture: str | None) -> None:
     """Write PROFILE, a trace of torch.profiler, with RECORDING's module tracks in it; PROFILE itself is not changed.
 
     RECORDING is any file that modtrace reads. Without it the module tracks are made from what PROFILE
@@ -18,7 +18,7 @@ def merge_command(profile: str, recording: str | None, output: str, capture: str
     """
     from ...merging import merge
 
-    with show_reading(profile) as progress:
-        merged = merge(profile, recording, output, capture=capture, progress=progress)
+    with show_reading(profiler_trace) as progress:
+        merged = merge(profiler_trace, timeline, output, capture=capture, progress=progress)
     for line in str(merged).splitlines():
         echo(line, err=True)
