@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import modtrace
-from modtrace.clocks.host_clocks import PingClient, PingServer
+from modtrace.clocks.pings import PingClient, PingServer
 from modtrace.track.native.library import is_built
 
 Call = Callable[[], object]

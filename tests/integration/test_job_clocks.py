@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from modtrace.clocks.host_clocks import ClockTree, PingClient, clock_in, measurements_in
+from modtrace.clocks.clock_tree import ClockTree, clock_in, measurements_in
+from modtrace.clocks.pings import PingClient
 from modtrace.ring import read_ring
 from tests.support.delaying_relay import delaying_relay
 from tests.support.python_process import python_environment

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from modtrace.clocks.host_clocks import PingServer
+from modtrace.clocks.pings import PingServer
 
 __all__ = ["delaying_relay"]
 

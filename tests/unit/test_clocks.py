@@ -12,19 +12,16 @@ import pytest
 import torch
 
 from modtrace.clocks.clock_map import ClockMap, Reading
-from modtrace.clocks.host_clocks import (
+from modtrace.clocks.clock_tree import (
     ClockTree,
     Measurement,
-    Ping,
-    PingClient,
-    PingServer,
     clock_id,
     clock_in,
-    estimate_offset,
     measurement_record,
     measurements_in,
     parent_number,
 )
+from modtrace.clocks.pings import Ping, PingClient, PingServer, estimate_offset
 from modtrace.ring import NameTable
 from modtrace.track.job_clocks import JobClocks
 from tests.support.interrupts import interrupted_at, positions

@@ -16,7 +16,7 @@ import modtrace
 from modtrace import ModtraceError
 from modtrace.cli.group import group as commands
 from modtrace.clocks.clock_map import Reading
-from modtrace.clocks.host_clocks import Measurement, measurement_record
+from modtrace.clocks.clock_tree import Measurement, measurement_record
 from modtrace.ranks import JobTime, find_rank_recordings, parse_rank_list, peak_sentence
 from modtrace.ranks.all_ranks import load_rank
 from modtrace.ranks.collective_offsets import readings_of_ranges

@@ -9,7 +9,7 @@ import numpy as np
 
 from .._typing import Int64Array
 from ..clocks.clock_map import ClockMap, Offset
-from ..clocks.host_clocks import ClockTree, clock_in, measurements_in
+from ..clocks.clock_tree import ClockTree, clock_in, measurements_in
 from ..ring import read_ring_records
 from ..timeline.decode.analysis import wall_clock
 from .collective_offsets import offsets_by_collectives

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from .._rank import world_size_in
-from ..clocks.host_clocks import Measurement, PingClient, PingServer, clock_id, measurement_record, parent_number
+from ..clocks.clock_tree import Measurement, clock_id, measurement_record, parent_number
+from ..clocks.pings import PingClient, PingServer
 from ..ring import NameTable
 
 INTERVAL_S = 60.0

@@ -1,26 +1,18 @@
-"""The clocks of a job's hosts: a host reads another's over TCP, and notes in its ring how far that is from its own.
+"""Reads the clock of another host over TCP: pings, and how far that clock is ahead by them."""
 
-`ClockTree` reads these notes, and converts the times of each host to those of one.
-"""
-
-import hashlib
 import hmac
-import os
-import platform
 import secrets
 import selectors
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from .clock_map import MAX_RATE, ClockMap, Offset, Reading
+from .clock_map import MAX_RATE, Reading
 
 TOKEN_BYTES = 32
 PINGS = 64
@@ -197,122 +189,3 @@ class PingClient:
         if not answer:
             raise ConnectionResetError("the other process stopped answering")
         return Ping(sent, _TIME.unpack(answer)[0], received)
-
-
-FAN_OUT = 32
-"""How many clocks are measured against one."""
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_TIME_NAMESPACE = Path("/proc/self/ns/time")
-
-
-def clock_id() -> str:
-    """Return the id of this process's monotonic clock: the same for all that read the same one.
-
-    It is a hash of the boot and the time namespace, and says nothing else. If the system does not say both, the clock
-    is the process's own.
-    """
-    try:
-        boot = _BOOT_ID.read_text("utf-8").strip()
-        text = f"{boot} {os.readlink(_TIME_NAMESPACE)}"
-    except OSError:
-        text = f"{platform.uname()} {os.getpid()}"
-    return hashlib.sha256(f"modtrace clock {text}".encode()).hexdigest()[:16]
-
-
-class Measurement(NamedTuple):
-    """One reading of a parent's clock.
-
-    Attributes:
-        clock: the id of the own clock.
-        parent: the id of the parent's.
-        reading: how far the parent's was ahead.
-    """
-
-    clock: str
-    parent: str
-    reading: Reading
-
-
-_READING = ("time", "offset", "bound", "round_trip")
-"""What a record calls the fields of a `Reading`."""
-
-
-def measurement_record(measurement: Measurement) -> dict[str, Any]:
-    """Return the record of a measurement, see `ring.file_format`."""
-    clock, parent, reading = measurement
-    return {"kind": "offset", "clock": clock, "parent": parent, **dict(zip(_READING, reading, strict=True))}
-
-
-def measurements_in(records: Iterable[Mapping[str, Any]]) -> list[Measurement]:
-    """Return the measurements among the records of a ring."""
-    return [
-        Measurement(record["clock"], record["parent"], Reading(*(record[key] for key in _READING)))
-        for record in records
-        if record["kind"] == "offset"
-    ]
-
-
-def clock_in(records: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return the id of the clock that a ring's times are of; None if it does not say."""
-    return next((record["clock"] for record in records if record["kind"] == "clock"), None)
-
-
-def parent_number(number: int) -> int | None:
-    """Return which clock the one of this number is measured against; numbers count from 0, the root.
-
-    Example:
-        >>> parent_number(0), parent_number(32), parent_number(33)
-        (None, 0, 1)
-    """
-    return None if number == 0 else (number - 1) // FAN_OUT
-
-
-class ClockTree:
-    """Converts the times of any measured clock to the root's.
-
-    Args:
-        measurements: those of all clocks, in any order; a clock's parent is that of its last one.
-    """
-
-    def __init__(self, measurements: Iterable[Measurement]) -> None:
-        readings: dict[str, dict[str, list[Reading]]] = {}
-        for measurement in sorted(measurements, key=lambda m: m.reading.time_ns):
-            readings.setdefault(measurement.clock, {}).setdefault(measurement.parent, []).append(measurement.reading)
-        self._offsets: dict[str, tuple[str, ClockMap]] = {}
-        for clock, by_parent in readings.items():
-            parent, found = max(by_parent.items(), key=lambda item: item[1][-1].time_ns)
-            self._offsets[clock] = (parent, ClockMap(found))
-
-    def root_of(self, clock: str) -> str:
-        """Return the clock at the end of a clock's chain of parents; itself if it was not measured."""
-        return self._chain(clock)[-1]
-
-    def to_root(self, clock: str, time_ns: npt.ArrayLike) -> Offset:
-        """Return what to add to times of a clock to get the root's, and how far that is off at most.
-
-        Args:
-            clock: whose times these are.
-            time_ns: its monotonic nanoseconds.
-        """
-        time = np.atleast_1d(np.asarray(time_ns, np.int64))
-        offset, bound = np.zeros(len(time), np.int64), np.zeros(len(time), np.int64)
-        for step in self._chain(clock)[:-1]:
-            found = self._offsets[step][1].at(time + offset)
-            offset, bound = offset + found.offset_ns, bound + found.bound_ns
-        return Offset(offset, bound)
-
-    def largest_bound(self, clock: str, first_ns: int, last_ns: int) -> int:
-        """Return how far what `to_root` returns is off at most in a range of a clock's monotonic nanoseconds."""
-        bound, ends = 0, np.array([first_ns, last_ns], np.int64)
-        for step in self._chain(clock)[:-1]:
-            offsets = self._offsets[step][1]
-            bound += offsets.largest_bound(*ends.tolist())
-            ends = ends + offsets.at(ends).offset_ns
-        return bound
-
-    def _chain(self, clock: str) -> list[str]:
-        chain = [clock]
-        # A file can be edited so that clocks are each other's parents.
-        while (found := self._offsets.get(chain[-1])) is not None and found[0] not in chain:
-            chain.append(found[0])
-        return chain
