@@ -39,15 +39,15 @@ def offsets_by_collectives(
     to_job = dict(placed)
     while True:
         known = _calls_of([(points[rank], to_job[rank]) for rank in to_job if rank in points], numbers)
-        found = [
+        newly_placed = [
             (rank, ClockMap(readings))
             for rank in sorted(points.keys() - to_job.keys())
             if (readings := _readings(points[rank], known, numbers))
         ]
-        if not found:
+        if not newly_placed:
             return
-        yield from found
-        to_job.update((rank, offsets.at) for rank, offsets in found)
+        yield from newly_placed
+        to_job.update((rank, offsets.at) for rank, offsets in newly_placed)
 
 
 def readings_of_ranges(time: Int64Array, low: Int64Array, high: Int64Array, estimate: Int64Array) -> list[Reading]:

@@ -326,10 +326,10 @@ def query_each_bucket(dataset: str | os.PathLike[str], sql: str, then: str | Non
     """
     tables = DatasetTables(dataset)
     ask = partial(query, os.fspath(dataset), sql)
-    found = dict(map_in_processes(ask, tables.buckets(), processor_count()))
-    if not found:
+    by_bucket = dict(map_in_processes(ask, tables.buckets(), processor_count()))
+    if not by_bucket:
         raise ModtraceError(f"{dataset}: nothing is in it, so there is no bucket to ask")
-    results = pa.concat_tables([found[bucket] for bucket in sorted(found)], promote_options="permissive")
+    results = pa.concat_tables([by_bucket[bucket] for bucket in sorted(by_bucket)], promote_options="permissive")
     if then is None:
         return results
     import duckdb

@@ -36,9 +36,9 @@ def medians_within(values: Float64Array | Int64Array, *keys: Int64Array) -> Floa
     begins = group_starts(*(key[order] for key in keys))
     size = group_lengths(begins, len(values))
     low, high = values[order[begins + (size - 1) // 2]], values[order[begins + size // 2]]
-    found = np.empty(len(values))
-    found[order] = np.repeat(low + (high - low) / 2, size)
-    return found
+    medians = np.empty(len(values))
+    medians[order] = np.repeat(low + (high - low) / 2, size)
+    return medians
 
 
 def median_of_others(values: Int64Array, begins: Int64Array) -> Float64Array:
@@ -70,5 +70,5 @@ def _other(values: Int64Array, begins: Int64Array, index: Int64Array) -> Int64Ar
     size = group_lengths(begins, len(values))
     begin = np.repeat(begins, size)
     own = np.arange(len(values)) - begin
-    found: Int64Array = values[begin + index + (index >= own)]
-    return found
+    others: Int64Array = values[begin + index + (index >= own)]
+    return others

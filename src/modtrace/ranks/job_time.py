@@ -79,12 +79,14 @@ class JobTime:
             if file.is_ring
         }
         clocks = {file.rank: clock_in(records.get(file.rank, ())) or _own_clock(file.rank) for file in files}
-        tree = ClockTree(measurement for found in records.values() for measurement in measurements_in(found))
+        tree = ClockTree(
+            measurement for rank_records in records.values() for measurement in measurements_in(rank_records)
+        )
         roots = Counter(tree.root_of(clock) for clock in clocks.values())
         # Of equally many the one with the lowest rank.
         root = max(roots, key=lambda root: roots[root])
         reference = next(rank for rank in sorted(clocks) if tree.root_of(clocks[rank]) == root)
-        anchors = {rank: wall_clock(found) for rank, found in records.items()}
+        anchors = {rank: wall_clock(rank_records) for rank, rank_records in records.items()}
         wall_ns = _wall_ahead(tree, clocks[reference], anchors.get(reference))
         self.reference = f"{root} {wall_ns}"
         self._times: dict[int, RankTime] = {}
@@ -129,8 +131,8 @@ def _wall_ahead(tree: ClockTree, clock: str, anchors: ClockMap | None) -> int:
 
 
 def _by_clocks(tree: ClockTree, clock: str, wall_ns: int, own_ns: Int64Array) -> Offset:
-    found = tree.to_root(clock, own_ns)
-    return Offset(found.offset_ns + wall_ns, found.bound_ns)
+    offset = tree.to_root(clock, own_ns)
+    return Offset(offset.offset_ns + wall_ns, offset.bound_ns)
 
 
 def _by_wall_clock(anchors: ClockMap | None, own_ns: Int64Array) -> Offset:

@@ -63,12 +63,12 @@ def find_rank_recordings(
         path for path in paths if path.suffix == _RING_SUFFIX or (path.suffix != ".new" and begins_with(path, MAGIC))
     ]
     rings = [Path(path) for path in newest_rings(map(str, rings))[0]]
-    found = [file for path in rings if (file := _read(path, _ring, on_left_out))]
-    found = found or [file for path in paths if (file := _read(path, _trace, on_left_out))]
-    if not found:
+    recordings = [file for path in rings if (file := _read(path, _ring, on_left_out))]
+    recordings = recordings or [file for path in paths if (file := _read(path, _trace, on_left_out))]
+    if not recordings:
         raise ModtraceError(f"{root}: it holds no recording; record with ring='{root}/%r.modtrace'")
     by_rank: dict[int, RankRecording] = {}
-    for file in found:
+    for file in recordings:
         other = by_rank.setdefault(file.rank, file)
         if other is not file:
             raise ModtraceError(f"{other.path} and {file.path} are both of rank {file.rank}; leave one in the folder")

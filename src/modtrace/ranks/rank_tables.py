@@ -152,7 +152,7 @@ def join_tables(parts: Sequence[Table]) -> Table:
             columns[index] = [np.array(of, np.int32)[own] for of, own in zip(place, columns[index], strict=True)]
             columns[texts] = list(numbers)
     arrays: dict[str, Any] = {
-        field: found if field in _NUMBERED else np.concatenate(found) for field, found in columns.items()
+        field: values if field in _NUMBERED else np.concatenate(values) for field, values in columns.items()
     }
     joined: Table = type(parts[0])(**arrays)
     return joined
@@ -220,25 +220,25 @@ def collective_table(timeline: Timeline, rank: int) -> CollectiveTable:
 def range_table(timeline: Timeline, rank: int) -> RangeTable:
     """Return the ranges of a rank's timeline that say what it did outside of modules; communication is left out."""
     spans, slices = timeline.columns, timeline.slices
-    found = np.flatnonzero(slices.kind == RANGE)
+    ranges = np.flatnonzero(slices.kind == RANGE)
     names = [
         RangeName(timeline.names[number].label, timeline.names[number].module_class.removeprefix(RANGE_CLASS))
-        for number in slices.name[found].tolist()
+        for number in slices.name[ranges].tolist()
     ]
     told = np.array([name.category not in ("communication", "torch") for name in names], np.bool_)
-    in_modules = union_of(spans.start, spans.end).time_within(slices.start[found], slices.end[found])
+    in_modules = union_of(spans.start, spans.end).time_within(slices.start[ranges], slices.end[ranges])
     told &= in_modules == 0
     # In start order, an outer one before those in it: of these the outer one counts.
-    order = np.lexsort((-slices.end[found], slices.start[found], slices.track[found]))
+    order = np.lexsort((-slices.end[ranges], slices.start[ranges], slices.track[ranges]))
     order = order[told[order]]
-    until, track = slices.end[found[order]], slices.track[found[order]]
+    until, track = slices.end[ranges[order]], slices.track[ranges[order]]
     first = np.append(True, track[1:] != track[:-1])[: len(order)]
     for begin, end in pairwise([*np.flatnonzero(first).tolist(), len(order)]):
         until[begin:end] = np.maximum.accumulate(until[begin:end])
     is_inner = ~first
-    is_inner[1:] &= slices.start[found[order]][1:] < until[:-1]
+    is_inner[1:] &= slices.start[ranges[order]][1:] < until[:-1]
     order = order[~is_inner]
-    rows = found[order]
+    rows = ranges[order]
     places, place = number_distinct([names[number].place for number in order.tolist()])
     return RangeTable(
         places,

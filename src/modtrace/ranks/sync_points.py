@@ -73,8 +73,8 @@ def _first_wait_end(
     keys, place = np.unique(np.concatenate([called, waited]), return_inverse=True)
     first = np.full(len(keys), never)
     np.minimum.at(first, place[len(called) :], collectives.end[waits])
-    found = first[place[: len(called)]]
-    return np.where(found == never, -1, found)
+    ends = first[place[: len(called)]]
+    return np.where(ends == never, -1, ends)
 
 
 class InferredWaits(NamedTuple):

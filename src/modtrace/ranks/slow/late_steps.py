@@ -181,7 +181,7 @@ def late_steps(arrivals: Arrivals, bounds: Bounds) -> list[LateStep]:
     cost = np.where(cost > COUNTED_NOISES * noise, cost, 0)
     order = np.argsort(arrivals.step, kind="stable")
     steps, first = np.unique(arrivals.step[order], return_index=True)
-    found = []
+    in_order = []
     for rows in np.split(order, first[1:]) if len(steps) else ():
         lasts = rows[arrivals.is_last[rows]]
         ranks, index = np.unique(arrivals.rank[lasts], return_inverse=True)
@@ -199,8 +199,8 @@ def late_steps(arrivals: Arrivals, bounds: Bounds) -> list[LateStep]:
         verdict: Verdict = "even" if total <= limit else "cannot tell" if lateness <= bound else "late"
         finding = StepFinding(int(arrivals.step[rows[0]]), verdict, rank, total, 0, lateness, bound, round(limit))
         slower = rows[(arrivals.rank[rows] == rank) & (arrivals.excess[rows] > COUNTED_NOISES * noise[rows])]
-        found.append(LateStep(finding, costly, slower))
-    return found
+        in_order.append(LateStep(finding, costly, slower))
+    return in_order
 
 
 def _noise(arrivals: Arrivals) -> Float64Array:

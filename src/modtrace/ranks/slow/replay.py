@@ -66,12 +66,12 @@ def rank_events(table: CollectiveTable, own_time: OwnTime) -> RankEvents:
         own_time: their own time.
     """
     keys = shared_keys(table)
-    found = _events(table, keys, own_time)
-    place = own_time.place(table.rank[found.row].astype(np.int64), found.time)
+    rows = _events(table, keys, own_time)
+    place = own_time.place(table.rank[rows.row].astype(np.int64), rows.time)
     # At one moment a rank leaves a wait before it calls something.
-    order = np.lexsort((found.is_call, place))
-    row, time, done, place = (values[order] for values in (found.row, found.time, found.done, place))
-    is_call = found.is_call[order]
+    order = np.lexsort((rows.is_call, place))
+    row, time, done, place = (values[order] for values in (rows.row, rows.time, rows.done, place))
+    is_call = rows.is_call[order]
     rank, key = table.rank[row].astype(np.int64), keys[row]
     own, passed = np.diff(own_time.until(place), prepend=0), np.diff(time, prepend=0)
     first = group_starts(rank)
@@ -170,8 +170,8 @@ def _inferred(table: CollectiveTable, keys: Int64Array, returns_complete: BoolAr
     of_unknown = np.ones(len(inferred), np.bool_)
     of_unknown[wait] = False
     rest = _rows(table.end, table.done, inferred[of_unknown], called=False)
-    found = _Rows(calls, time, time, np.zeros(len(calls), np.bool_))
-    return _Rows(*(np.concatenate(columns) for columns in zip(found, rest, strict=True)))
+    of_calls = _Rows(calls, time, time, np.zeros(len(calls), np.bool_))
+    return _Rows(*(np.concatenate(columns) for columns in zip(of_calls, rest, strict=True)))
 
 
 _LEAST = np.iinfo(np.int64).min // 2
@@ -252,7 +252,7 @@ def _ranges(begins: IndexArray, ends: IndexArray) -> IndexArray:
     return np.repeat(begins, sizes) + within
 
 
-def without_excess(events: RankEvents, found: Arrivals, rows: Sequence[int]) -> Int64Array:
+def without_excess(events: RankEvents, arrivals: Arrivals, rows: Sequence[int]) -> Int64Array:
     """Return by how much shorter the own time before each event is without the excess of some arrivals, ns.
 
     What a rank took more between two of its calls is taken off where it took more than the others: from its waits in
@@ -260,15 +260,15 @@ def without_excess(events: RankEvents, found: Arrivals, rows: Sequence[int]) -> 
 
     Args:
         events: what the ranks did.
-        found: all arrivals.
-        rows: those arrivals, as indices of `found`.
+        arrivals: all arrivals.
+        rows: those arrivals, as indices of `arrivals`.
     """
     shorter = np.zeros(len(events.time), np.int64)
     for row in rows:
-        first, last = np.searchsorted(events.place, [found.place_before[row], found.place[row]], side="right")
+        first, last = np.searchsorted(events.place, [arrivals.place_before[row], arrivals.place[row]], side="right")
         inside = slice(int(first), int(last))
-        more = np.maximum(events.own[inside] - _usual(events, found, row, int(last - first)), 0)
-        shorten(shorter, events, inside, more, int(found.excess[row]))
+        more = np.maximum(events.own[inside] - _usual(events, arrivals, row, int(last - first)), 0)
+        shorten(shorter, events, inside, more, int(arrivals.excess[row]))
     return shorter
 
 
@@ -288,15 +288,15 @@ def shorten(shorter: Int64Array, events: RankEvents, where: slice, weights: Floa
         shorter[where] = np.minimum(shorter[where] + part, events.own[where])
 
 
-def _usual(events: RankEvents, found: Arrivals, row: int, count: int) -> Float64Array:
+def _usual(events: RankEvents, arrivals: Arrivals, row: int, count: int) -> Float64Array:
     """Return the median own time of the other ranks before each of the events that lead to an arrival."""
-    begin, end = np.searchsorted(found.collective, found.collective[row] + np.arange(2))
+    begin, end = np.searchsorted(arrivals.collective, arrivals.collective[row] + np.arange(2))
     others = np.arange(begin, end)
     others = others[others != row]
-    firsts = np.searchsorted(events.place, found.place_before[others], side="right")
-    lasts = np.searchsorted(events.place, found.place[others], side="right")
+    firsts = np.searchsorted(events.place, arrivals.place_before[others], side="right")
+    lasts = np.searchsorted(events.place, arrivals.place[others], side="right")
     # A rank with other events in between did something else.
-    firsts = firsts[(lasts - firsts == count) & (found.place_before[others] >= 0)]
+    firsts = firsts[(lasts - firsts == count) & (arrivals.place_before[others] >= 0)]
     if not len(firsts):
         return np.zeros(count)
     usual: Float64Array = np.median(events.own[firsts[:, None] + np.arange(count)], axis=0)

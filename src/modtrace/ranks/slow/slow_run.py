@@ -308,7 +308,7 @@ def join_parts(parts: Iterable[PartOfRun]) -> SlowRun:
             if step.modules:
                 worst = step.modules[0]
                 modules.setdefault((worst.fqn, worst.phase), []).append(min(worst.excess_ns, step.cost_ns))
-        rows = [LateModule(*key, len(found), sum(found)) for key, found in modules.items()]
+        rows = [LateModule(*key, len(costs), sum(costs)) for key, costs in modules.items()]
         rows.sort(key=lambda row: -row.cost_ns)
         cost = sum(step.cost_ns for step in own)
         late.append(LateRank(rank, len(own), cost, saved[rank], rank in slow, tuple(rows)))
@@ -340,9 +340,9 @@ def often_late(late: Sequence[int], ranks: int) -> set[int]:
     def often(among: set[int], length: float) -> set[int]:
         return {rank for rank in among if ranks * chance(counts[rank], length) < _SIGNIFICANT}
 
-    found = often(set(counts), 1.0)
-    runs = [len(list(steps)) for rank, steps in groupby(late) if rank != NO_RANK and rank not in found]
-    return often(found, sum(runs) / len(runs)) if runs else found
+    suspects = often(set(counts), 1.0)
+    runs = [len(list(steps)) for rank, steps in groupby(late) if rank != NO_RANK and rank not in suspects]
+    return often(suspects, sum(runs) / len(runs)) if runs else suspects
 
 
 def at_least(count: int, of: int, probability: float) -> float:
