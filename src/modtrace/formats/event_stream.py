@@ -340,12 +340,12 @@ class EventStream:
             self.notes.insert(0, self._source.damage)
         rest = bytes(self._buffer[1:])
         try:
-            found = find_tail(rest, bare=self.bare)
+            tail = find_tail(rest, bare=self.bare)
         except LimitError as error:
             raise self._error(str(error), self._offset) from None
         end = len(rest)
-        if found is not None:
-            end, keys = found
+        if tail is not None:
+            end, keys = tail
             self.keys |= keys
             self.tail = rest[end:]
             self.trailing_comma = self._offset > len(self.head) and not rest[:end].strip()
@@ -359,7 +359,7 @@ class EventStream:
         last_end = last[-1].end if last else 0
         lost = rest[last_end:end].strip(b", \t\r\n")
         self.trailing_comma = self.trailing_comma or b"," in rest[last_end:end]
-        if found is None:
+        if tail is None:
             offset = self._offset + last_end
             self._note(offset, "the trace is cut off here;", f"{len(rest) - last_end} bytes were left out")
         elif lost:

@@ -75,7 +75,7 @@ def with_annotated_ranges(timeline: Timeline, path: str, metadata: object) -> Ti
     threads = {track.tid: track for track in reversed(timeline.tracks) if track.device is None}
     numbers = Numbering[int](len(timeline.tracks))
     try:
-        found = [
+        ranges = [
             FileSlice(RANGES, numbers[tid], start, end, escaped(name), {"category": escaped(category)})
             for tid, name, category, start, end in rows
         ]
@@ -83,7 +83,7 @@ def with_annotated_ranges(timeline: Timeline, path: str, metadata: object) -> Ti
             Track(RANGES, threads[tid].thread if tid in threads else str(tid), tid, timeline.tracks[0].process)
             for tid in numbers
         ]
-        return add_file_slices(replace(timeline, tracks=[*timeline.tracks, *added]), found, ())
+        return add_file_slices(replace(timeline, tracks=[*timeline.tracks, *added]), ranges, ())
     except EDITED_FILE_ERRORS as error:
         problem = f"its {ANNOTATED_RANGES} are not as modtrace writes them: {error!r}; {WHAT_TO_DO}"
         raise TraceError(path, problem) from error
@@ -123,10 +123,10 @@ def _search_from_front(source: TraceFile) -> dict[str, Any] | None:
 def _metadata(data: bytes) -> dict[str, Any] | None:
     """Return the metadata of a merge if `data` holds all of it."""
     for needle in (_IN_JSON, _IN_PACKETS):
-        found = data.rfind(needle)
+        position = data.rfind(needle)
         # Not the first brace: the bytes in between hold the length of what follows, and one of them may look like it.
-        begin = data.find(b'{"', found)
-        if found < 0 or begin < 0:
+        begin = data.find(b'{"', position)
+        if position < 0 or begin < 0:
             continue
         try:
             check_nested_json(data[begin:])

@@ -104,49 +104,51 @@ def _collective(
     return escaped(label), args
 
 
-def is_usable(found: FileSlice) -> bool:
+def is_usable(file_slice: FileSlice) -> bool:
     """Return whether the name and the args of a slice are as they are written."""
-    if found.category != COMMUNICATION:
-        texts = [found.name, *(value for key, value in found.args.items() if key != "complete")]
+    if file_slice.category != COMMUNICATION:
+        texts = [file_slice.name, *(value for key, value in file_slice.args.items() if key != "complete")]
         return all(isinstance(text, str) for text in texts)
-    texts = [found.name, *(found.args.get(name) for name in _TEXTS), found.args.get("device", "")]
-    numbers = [found.args.get(name, -1) for name in _INTEGERS]
+    texts = [file_slice.name, *(file_slice.args.get(name) for name in _TEXTS), file_slice.args.get("device", "")]
+    numbers = [file_slice.args.get(name, -1) for name in _INTEGERS]
     return all(isinstance(text, str) for text in texts) and all(
         type(number) is int and abs(number) < MAX_TIME_NS for number in numbers
     )
 
 
-def add_file_slices(timeline: Timeline, found: Sequence[FileSlice], groups: Sequence[Group]) -> Timeline:
+def add_file_slices(timeline: Timeline, file_slices: Sequence[FileSlice], groups: Sequence[Group]) -> Timeline:
     """Return the timeline with the slices of a file; see `others_of_file`."""
-    others = others_of_file(timeline, found, groups)
+    others = others_of_file(timeline, file_slices, groups)
     timeline = replace(timeline, names=others.names)
     return with_slices(timeline, others.slices, others.span_args, others.collective_details)
 
 
-def others_of_file(timeline: Timeline, found: Sequence[FileSlice], groups: Sequence[Group]) -> Timeline:
+def others_of_file(timeline: Timeline, file_slices: Sequence[FileSlice], groups: Sequence[Group]) -> Timeline:
     """Return the timeline with the slices of a file in place of its own.
 
     Only collectives and waits say their step; other slices are of the step in which they began.
 
     Args:
         timeline: what the file says of modules, with all tracks.
-        found: the slices.
+        file_slices: the slices.
         groups: the process groups.
 
     Raises:
         ValueError: a slice is on another kind of track, ends before it begins, or has args that are not as written.
     """
-    for one in found:
+    for one in file_slices:
         track = timeline.tracks[one.track]
         if track.kind != one.category or one.end < one.start:
             raise ValueError(f"a {one.category} from {one.start} to {one.end} is on {track.name}")
         if not is_usable(one):
             raise ValueError(f"the args of {one.name!r} are {one.args!r}")
     others = replace(timeline, slices=Slices.empty(), span_args={}, collective_details=CollectiveDetails())
-    others = _add_collectives(others, [one for one in found if one.category == COMMUNICATION], groups)
-    found = sorted((one for one in found if one.category != COMMUNICATION), key=lambda one: (one.start, -one.end))
+    others = _add_collectives(others, [one for one in file_slices if one.category == COMMUNICATION], groups)
+    file_slices = sorted(
+        (one for one in file_slices if one.category != COMMUNICATION), key=lambda one: (one.start, -one.end)
+    )
     for category, code in CATEGORIES.items():
-        rows = [one for one in found if one.category == category]
+        rows = [one for one in file_slices if one.category == category]
         if not rows:
             continue
         start = np.array([one.start for one in rows], np.int64)
@@ -171,18 +173,18 @@ def others_of_file(timeline: Timeline, found: Sequence[FileSlice], groups: Seque
     return others
 
 
-def _own_name(found: FileSlice, code: int) -> Name:
+def _own_name(file_slice: FileSlice, code: int) -> Name:
     """Return the name of a slice of a kind whose slices have names of their own."""
-    text = restore(found.name)
+    text = restore(file_slice.name)
     if code != RANGE:
-        return Name(text, text, found.category)
-    return range_name(text, restore(found.args.get("category", "user")))
+        return Name(text, text, file_slice.category)
+    return range_name(text, restore(file_slice.args.get("category", "user")))
 
 
-def _add_collectives(timeline: Timeline, found: Sequence[FileSlice], groups: Sequence[Group]) -> Timeline:
+def _add_collectives(timeline: Timeline, file_slices: Sequence[FileSlice], groups: Sequence[Group]) -> Timeline:
     names = Numbering[CollectiveName]()
     rows = []
-    for one in found:
+    for one in file_slices:
         numbers = {name: one.args.get(name, -1) for name in _INTEGERS}
         operator, group = (restore(one.args[name]) for name in _TEXTS)
         device = restore(one.args.get("device", ""))
@@ -197,12 +199,12 @@ def _add_collectives(timeline: Timeline, found: Sequence[FileSlice], groups: Seq
     details = CollectiveDetails([*names], groups, name.astype(np.int32), counter, nbytes, done)
     slices = Slices.of_kind(
         np.where(is_wait, WAIT, COLLECTIVE),
-        [one.start for one in found],
-        end=[one.end for one in found],
-        track=[one.track for one in found],
+        [one.start for one in file_slices],
+        end=[one.end for one in file_slices],
+        track=[one.track for one in file_slices],
         step=step,
         complete=complete,
-        detail=np.arange(len(found)),
+        detail=np.arange(len(file_slices)),
     )
     return with_slices(timeline, slices, collective_details=details)
 

@@ -115,12 +115,12 @@ def _directory_bytes(file: BinaryIO) -> int:
     size = file.seek(0, os.SEEK_END)
     file.seek(max(size - _MAX_END_BYTES, 0))
     end = file.read()
-    found = end.rfind(b"PK\5\6")
-    if found < 0 or len(end) < found + 16:
+    end_record = end.rfind(b"PK\5\6")
+    if end_record < 0 or len(end) < end_record + 16:
         return 0  # no archive, as zipfile will say
-    if end[found - 20 : found - 16] == b"PK\6\7":
+    if end[end_record - 20 : end_record - 16] == b"PK\6\7":
         return 1 << 32
-    return int.from_bytes(end[found + 12 : found + 16], "little")
+    return int.from_bytes(end[end_record + 12 : end_record + 16], "little")
 
 
 # What a file is that cannot be read, by how it begins.

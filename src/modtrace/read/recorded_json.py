@@ -167,8 +167,10 @@ class RecordedEvents:
             row = _row(event)
             if self._merged and (row not in lanes or kinds[lanes[row]] != event["cat"]):
                 continue
-            found = FileSlice(event["cat"], lanes[row], begin, begin + length, event["name"], event.get("args", {}))
-            rows.slices += [found] if not self._merged or is_usable(found) else []
+            file_slice = FileSlice(
+                event["cat"], lanes[row], begin, begin + length, event["name"], event.get("args", {})
+            )
+            rows.slices += [file_slice] if not self._merged or is_usable(file_slice) else []
         return build_timeline_from(header, rows, start[kept], end[kept])
 
     def merged_timeline(self, path: str, base: int, merge_metadata: Any) -> Timeline:

@@ -100,9 +100,9 @@ def load_shown(path: str | os.PathLike[str], steps: Steps | None) -> tuple[Timel
     """
     notes, ring = list[str](), None if steps is not None else _ring(path)
     if ring is not None and len(ring[1]) > SHOWN_EVENTS:
-        found = find_last_steps(*ring, SHOWN_EVENTS)
-        if found is not None:
-            begin, first = found
+        last_steps = find_last_steps(*ring, SHOWN_EVENTS)
+        if last_steps is not None:
+            begin, first = last_steps
             steps = first, None
             notes.append(
                 f"This holds the steps from {first:,} on: the ring has {len(ring[1]):,} events, from step {begin:,} "

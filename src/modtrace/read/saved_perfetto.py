@@ -221,10 +221,10 @@ class _Reader:
         """
         if self._args is None:
             self._describe(part)
-        found = read_span_packets(part, end, 1 if self._args is None else self._args.number)
-        self._of_modules.update(np.unique(found.sequence[found.is_begin]).tolist())
-        found.sequence[~np.isin(found.sequence, [*self._of_modules - {-1}])] = -1  # other slices have such ends too
-        others = np.flatnonzero(found.sequence < 0).tolist()
+        spans = read_span_packets(part, end, 1 if self._args is None else self._args.number)
+        self._of_modules.update(np.unique(spans.sequence[spans.is_begin]).tolist())
+        spans.sequence[~np.isin(spans.sequence, [*self._of_modules - {-1}])] = -1  # other slices have such ends too
+        others = np.flatnonzero(spans.sequence < 0).tolist()
         begin = np.append(0, end)
         try:
             packets = self._parser.FromString(b"".join([part[begin[at] : end[at]] for at in others])).packet
@@ -238,12 +238,12 @@ class _Reader:
                 self._event(packet)
             else:
                 if packet.HasField("clock_snapshot"):
-                    self._add(found, done, index)
+                    self._add(spans, done, index)
                     done = index
                 self._define(packet)
-        self._add(found, done, len(end))
-        for index, arg, value in found.args:
-            args: Any = self._rows.span_args.setdefault(int(found.row[index]), {})
+        self._add(spans, done, len(end))
+        for index, arg, value in spans.args:
+            args: Any = self._rows.span_args.setdefault(int(spans.row[index]), {})
             args[self._annotations[arg]] = self._texts[value]
 
     def timeline(self) -> Timeline:
@@ -311,11 +311,11 @@ class _Reader:
         args = self._slice_args.setdefault(tuple(args.items()), args)  # most have those of others
         rows.append(FileSlice(self._categories[sequence], lane, time, time, event.name, args))
 
-    def _add(self, found: SpanPackets, first: int, last: int) -> None:
+    def _add(self, spans: SpanPackets, first: int, last: int) -> None:
         """Add the spans of some packets that follow each other, and the ends of those that are open."""
-        packets = first + np.flatnonzero(found.sequence[first:last] >= 0)
-        sequence, is_begin, time = found.sequence[packets], found.is_begin[packets], found.delta[packets]
-        row = found.row[packets] = len(self._start) + np.cumsum(is_begin) - 1
+        packets = first + np.flatnonzero(spans.sequence[first:last] >= 0)
+        sequence, is_begin, time = spans.sequence[packets], spans.is_begin[packets], spans.delta[packets]
+        row = spans.row[packets] = len(self._start) + np.cumsum(is_begin) - 1
         ended: list[tuple[Int64Array, Int64Array]] = []
         for number in np.unique(sequence).tolist():
             own = np.flatnonzero(sequence == number)
@@ -335,7 +335,7 @@ class _Reader:
             self._open[number] = rows[begins].tolist()
         begun = packets[is_begin]
         lane = sequence[is_begin] - self._sequences.lane(0)
-        columns = lane, *found.numbers[:, begun], self._name(*found.names[:, begun]), time[is_begin], time[is_begin]
+        columns = lane, *spans.numbers[:, begun], self._name(*spans.names[:, begun]), time[is_begin], time[is_begin]
         arrays = *(getattr(self._rows, name) for name in ("lane", *NUMBERS, "name")), self._start, self._end
         for of_file, column in zip(arrays, columns, strict=True):
             of_file.frombytes(column.tobytes())

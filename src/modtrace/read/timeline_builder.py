@@ -117,7 +117,7 @@ def build_timeline_from(header: Mapping[str, Any], rows: SpanColumns, start: Int
         metadata=dict(header["metadata"]),
         begin_ns=header.get("begin_ns"),
     )
-    slices = [found._replace(track=int(track_of_lane[found.track])) for found in rows.slices]
+    slices = [file_slice._replace(track=int(track_of_lane[file_slice.track])) for file_slice in rows.slices]
     others = others_of_file(timeline, slices, groups_from_header(header.get("groups", [])))
     span_args = {int(position[row]): restore(args) for row, args in rows.span_args.items()}
     return put_modules_before(others, columns, span_args)
@@ -155,8 +155,8 @@ class StreamSpan(NamedTuple):
 
 def stream_number(text: str) -> int:
     """Return the number at the end of what the profiler calls a stream or a device; 0 where there is none."""
-    found = _NUMBER.search(text)
-    return int(found[1]) if found else 0
+    match = _NUMBER.search(text)
+    return int(match[1]) if match else 0
 
 
 def add_stream_spans(timeline: Timeline, spans: list[StreamSpan]) -> Timeline:
