@@ -247,12 +247,12 @@ def refine_by_operators(
         return alignment
     pairs = _pairs(timeline.marks, events.syncs, alignment.base_ns)
     marks = OffsetBounds(pairs[:, 0], *pairs[:, 1:].T.astype(np.float64))
-    found = alignment
+    refined = alignment
     for margin, tolerance in _PASSES:
         known = [marks]
         operators = cut = 0
         for all_edges, start, end in shared:
-            guess = found.to_trace(all_edges)
+            guess = refined.to_trace(all_edges)
             near = (guess > int(start.min()) - _AROUND_NS) & (guess < int(end.max()) + _AROUND_NS)
             edges = CallEdges(all_edges[near], guess[near])
             busy = busy_intervals(start, end, np.sort(edges.guess), margin)
@@ -277,8 +277,8 @@ def refine_by_operators(
         half = (band.high - band.low) / 2
         contradicted = int(np.count_nonzero(half < 0))
         widths = float(np.median(np.abs(half))), float(np.abs(half).max())
-        found = replace(alignment, operators=OperatorFit(band, operators, cut, contradicted, *widths))
-    return found
+        refined = replace(alignment, operators=OperatorFit(band, operators, cut, contradicted, *widths))
+    return refined
 
 
 def _pairs(marks: Sequence[Mark], syncs: Mapping[str, Sequence[tuple[int, int]]], base_ns: int) -> Int64Array:

@@ -27,8 +27,8 @@ class CallIndex:
         columns = self._columns
         if columns.phase[span] == FORWARD:
             return span
-        found: int = self._forward.get((int(columns.name[span]), int(columns.call[span])), span)
-        return found
+        forward: int = self._forward.get((int(columns.name[span]), int(columns.call[span])), span)
+        return forward
 
     def path(self, span: int) -> tuple[int, ...]:
         """Return the calls around a span's call, outermost first, itself last, each by its forward span."""

@@ -83,9 +83,9 @@ class WorkOwners:
 def find_launches(events: ProfilerEvents) -> Int64Array:
     """Return for each piece of work the row of its launch among the trace's, or -1."""
     work, launches = events.work, events.launches
-    found = np.full(len(work), -1, np.int64)
+    launch = np.full(len(work), -1, np.int64)
     if not len(launches) or not len(work):
-        return found
+        return launch
     process_of = _processes_of(events)
     process = process_of[launches.track]
     order = np.lexsort((np.arange(len(launches)), process, launches.correlation))
@@ -97,8 +97,8 @@ def find_launches(events: ProfilerEvents) -> Int64Array:
     end = np.where(work.correlation >= 0, end, first)
     if np.all(process == process[0]):
         known = first < end
-        found[known] = rows[first[known]]
-        return found
+        launch[known] = rows[first[known]]
+        return launch
     pieces = np.repeat(np.arange(len(work)), end - first)
     place = np.arange(len(pieces)) - np.repeat(np.cumsum(end - first) - (end - first), end - first)
     chosen = rows[first[pieces] + place]
@@ -112,8 +112,8 @@ def find_launches(events: ProfilerEvents) -> Int64Array:
     pieces, chosen = pieces[possible], chosen[possible]
     # Of several with one id the last one that began stays.
     order = np.argsort(launches.start[chosen], kind="stable")
-    found[pieces[order]] = chosen[order]
-    return found
+    launch[pieces[order]] = chosen[order]
+    return launch
 
 
 class CudaGraphCapture(NamedTuple):
@@ -140,7 +140,7 @@ def captured_graphs(
         threads: the thread of each of the trace's tracks, as `running` knows it, or -1.
     """
     captures, launches = events.captures, events.launches
-    found: list[CudaGraphCapture] = []
+    graphs: list[CudaGraphCapture] = []
     process_of = _processes_of(events)
     _, number = np.unique(launches.correlation, return_inverse=True)
     id_in_process = number * (int(process_of.max()) + 1) + process_of[launches.track]
@@ -159,10 +159,10 @@ def captured_graphs(
             rows = candidates[first:last]
             rows = rows[process_of[launches.track[rows]] == process_of[track]]
             kinds = tuple(_KIND_OF_CALL[ApiCall(call)] for call in launches.call[rows].tolist())
-            found.append(
+            graphs.append(
                 CudaGraphCapture(kinds, running.on_threads(threads[launches.track[rows]], launches.start[rows]))
             )
-    return [graph for graph in found if graph.kinds]
+    return [graph for graph in graphs if graph.kinds]
 
 
 def attribute_device_work(
@@ -184,14 +184,14 @@ def attribute_device_work(
         graphs: captured graphs that are known; what they replay belongs to the spans that they were captured in.
     """
     work, launches = events.work, events.launches
-    found = np.full(len(work), -1, np.int64)
+    span = np.full(len(work), -1, np.int64)
     launched = np.flatnonzero(launch >= 0)
     rows = launch[launched]
-    found[launched] = running.on_threads(threads[launches.track[rows]], launches.start[rows])
+    span[launched] = running.on_threads(threads[launches.track[rows]], launches.start[rows])
     is_replay = np.zeros(len(work), np.bool_)
     is_replay[launched] = launches.call[rows] == ApiCall.GRAPH
     captured = _map_replays(events, launch, graphs)
-    found = np.where(captured >= 0, captured, found)
+    span = np.where(captured >= 0, captured, span)
     time = work.start.copy()
     time[launched] = launches.start[rows]
     reason = np.full(len(work), NoModuleReason.OUTSIDE, np.int8)
@@ -201,9 +201,9 @@ def attribute_device_work(
     reason[is_replay & (reason == NoModuleReason.OUTSIDE)] = NoModuleReason.GRAPH
     reason[launch < 0] = NoModuleReason.NO_LAUNCH
     reason[work.correlation < 0] = NoModuleReason.NO_CORRELATION
-    reason[found >= 0] = NoModuleReason.KNOWN
+    reason[span >= 0] = NoModuleReason.KNOWN
     return WorkOwners(
-        span=found,
+        span=span,
         reason=reason,
         collective=_collectives(events, launch),
         replay=np.where(captured >= 0, launch, -1),

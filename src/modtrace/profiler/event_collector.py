@@ -195,8 +195,8 @@ class EventCollector:
             tables.steps.pending.append((*times, int(name[len(STEP) :])))
         else:
             annotated = collective_of_annotation(name)
-            found = annotated[0] if annotated else collective_of_operator(name, args.get("Collective name"))
-            number = self._collective_names[found or ""]
+            collective = annotated[0] if annotated else collective_of_operator(name, args.get("Collective name"))
+            number = self._collective_names[collective or ""]
             if what == _CPU_COLLECTIVE:
                 tables.cpu_collectives.pending.append((*times, number))
             else:
@@ -206,8 +206,8 @@ class EventCollector:
 
     def _add_work(self, event: dict[str, Any], kind: int, track: int) -> None:
         args, name = event.get("args") or _NO_ARGS, event["name"]
-        found = collective_of_kernel(name)
-        collective = -1 if found is None else self._collective_names[found]
+        collective_name = collective_of_kernel(name)
+        collective = -1 if collective_name is None else self._collective_names[collective_name]
         if collective >= 0 and isinstance(operator := args.get("Collective name"), str):
             collective = self._collective_names[collective_of_operator(PARAM_COMMS, operator) or ""]
         # It ran, whatever its id is.
@@ -350,8 +350,8 @@ def collective_of_annotation(name: str) -> tuple[str, bool] | None:
         >>> collective_of_annotation("nccl:all_reduce"), collective_of_annotation("gloo:broadcast")
         (('all_reduce', False), ('broadcast', True))
     """
-    found = _ANNOTATION.fullmatch(name)
-    return (_collective(found[2]), found[1] in ("gloo", "mpi")) if found else None
+    match = _ANNOTATION.fullmatch(name)
+    return (_collective(match[2]), match[1] in ("gloo", "mpi")) if match else None
 
 
 def collective_of_operator(name: str, collective_name: object) -> str | None:

@@ -79,8 +79,8 @@ def cut_depth(busy: TimeIntervals, time: Int64Array) -> Int64Array:
     at = np.searchsorted(busy.start, time, side="right") - 1
     depth = np.minimum(time - busy.start[at], busy.end[at] - time)
     depth[at < 0] = 0
-    found: Int64Array = np.maximum(depth, 0)
-    return found
+    move: Int64Array = np.maximum(depth, 0)
+    return move
 
 
 def most_likely_shift(edges: CallEdges, busy: TimeIntervals, least: Float64Array, most: Float64Array) -> Float64Array:
@@ -114,8 +114,8 @@ def most_likely_shift(edges: CallEdges, busy: TimeIntervals, least: Float64Array
                 same = fewest[run == run[np.argmin(np.abs(SHIFTS[fewest] - before))]]
                 before = float(SHIFTS[same[0]] + SHIFTS[same[-1]]) / 2
             shift[block + index] = before
-    found: Float64Array = np.interp(since, center, shift)
-    return found
+    edge_shift: Float64Array = np.interp(since, center, shift)
+    return edge_shift
 
 
 def bounds_from_gaps(edges: CallEdges, shift: Float64Array, busy: TimeIntervals, tolerance: float) -> OffsetBounds:

@@ -83,18 +83,18 @@ def build_stream_spans(timeline: Timeline, events: ProfilerEvents, owners: WorkO
         pieces = pieces[np.argsort(work.start[pieces], kind="stable")]
         starts = work.start[pieces]
         stack: list[int] = []
-        for found in spans_from_intervals(_intervals(paths, events, owners, pieces)):
-            del stack[found.depth :]
-            first, last = np.searchsorted(starts, [found.start, found.end])
+        for span in spans_from_intervals(_intervals(paths, events, owners, pieces)):
+            del stack[span.depth :]
+            first, last = np.searchsorted(starts, [span.start, span.end])
             around = stack[-1] if stack else -1
             stack.append(len(rows))
             piece = int(pieces[first])
-            key = paths.keys[found.key]  # type: ignore[index]
-            is_collective = found.key[0] == _COLLECTIVE  # type: ignore[index]
+            key = paths.keys[span.key]  # type: ignore[index]
+            is_collective = span.key[0] == _COLLECTIVE  # type: ignore[index]
             collective = int(owners.collective[piece]) if is_collective else -1
             reason = 0 if key >= 0 else int(owners.reason[piece])
             of_work = int(last - first), collective, int(owners.step[piece]), reason
-            rows.append((track, found.start, found.end, key, found.depth, around, *of_work))
+            rows.append((track, span.start, span.end, key, span.depth, around, *of_work))
     return StreamSpans(*np.array(rows, np.int64).reshape(-1, 10).T)
 
 
