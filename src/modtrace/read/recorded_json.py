@@ -150,12 +150,12 @@ class RecordedEvents:
             base: Unix nanoseconds from which times count.
         """
         lanes = {(lane["pid"], lane["tid"]): index for index, lane in enumerate(header["lanes"])}
-        start, end = self._times(base)
-        rows = self._rows
-        lane_of_row = np.array([lanes.get(row, -1) if self._merged else lanes[row] for row in self._lanes], np.int64)
-        lane = lane_of_row[np.array(rows.lane, np.int64)] if len(self) else lane_of_row
-        kept = np.flatnonzero(lane >= 0)
-        rows = rows.take(kept, lane)
+        rows: Any = self._rows
+        rows.start, rows.end = self._times(base)
+        self._ts, self._dur = array("d"), array("d")
+        lane_of_row = np.array([lanes.get(row, -1) if self._merged else lanes[row] for row in self._lanes], np.int32)
+        lane = lane_of_row[rows.take_out("lane")] if len(rows.start) else lane_of_row
+        rows = rows.move_to(lane)
         moments = self._nanoseconds([ts for ts, _, _ in self._marks]) + base
         rows.marks = [
             Mark(time, kind, text) for time, (_, kind, text) in zip(moments.tolist(), self._marks, strict=True)
@@ -171,7 +171,7 @@ class RecordedEvents:
                 event["cat"], lanes[row], begin, begin + length, event["name"], event.get("args", {})
             )
             rows.slices += [file_slice] if not self._merged or is_usable(file_slice) else []
-        return build_timeline_from(header, rows, start[kept], end[kept])
+        return build_timeline_from(header, rows)
 
     def merged_timeline(self, path: str, base: int, merge_metadata: Any) -> Timeline:
         """Return the recording in a merged trace, and with it a track per GPU stream.
@@ -188,11 +188,12 @@ class RecordedEvents:
             header = self._header_by_row_names()
         if header.get("begin_ns") is not None:
             header["begin_ns"] += base
+        stream_spans = list(self._stream_spans(*self._times(base)))
         try:
             timeline = self.timeline(header, base)
         except EDITED_FILE_ERRORS as error:
             raise TraceError(path, f"its rows are not as modtrace writes them: {error!r}; {WHAT_TO_DO}") from error
-        return add_stream_spans(timeline, list(self._stream_spans(*self._times(base))))
+        return add_stream_spans(timeline, stream_spans)
 
     def _add_counters(self, rows: SpanColumns, header: Mapping[str, Any], base: int) -> None:
         pids = [process["trace_pid"] for process in header["processes"]]

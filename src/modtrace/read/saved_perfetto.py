@@ -5,7 +5,6 @@ recording's packets are read in this way, and from the others the spans above th
 """
 
 import functools
-from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -146,7 +145,7 @@ def read_span_packets(data: bytes, end: Int64Array, extension: int) -> SpanPacke
         call,
         step,
         np.where(flow >= 0, flow, np.where(end_flow >= 0, end_flow, link)),
-        complete,
+        complete != 0,
     )
     sequence, row = np.where(fits, sequence, -1), np.full(len(end), -1)
     return SpanPackets(sequence, delta, is_begin, names, numbers, [arg for arg in args if fits[arg[0]]], row)
@@ -208,8 +207,6 @@ class _Reader:
         # The category of the slices on each sequence that has no modules.
         self._categories: dict[int, str] = {}
         self._slice_args: dict[tuple[tuple[str, Any], ...], dict[str, Any]] = {}
-        self._start = array("q")
-        self._end = array("q")
 
     def take(self, part: bytes, end: Int64Array, offset: int) -> None:
         """Take the next packets of the file.
@@ -249,7 +246,7 @@ class _Reader:
     def timeline(self) -> Timeline:
         """Return what has been read."""
         header = checked_header(self._path, self._header)
-        return build_timeline_from(header, self._rows, np.array(self._start), np.array(self._end))
+        return build_timeline_from(header, self._rows)
 
     def _describe(self, part: bytes) -> None:
         """Learn what the args are called; another tool's trace does not say it, and a merged one does so later."""
@@ -315,7 +312,7 @@ class _Reader:
         """Add the spans of some packets that follow each other, and the ends of those that are open."""
         packets = first + np.flatnonzero(spans.sequence[first:last] >= 0)
         sequence, is_begin, time = spans.sequence[packets], spans.is_begin[packets], spans.delta[packets]
-        row = spans.row[packets] = len(self._start) + np.cumsum(is_begin) - 1
+        row = spans.row[packets] = len(self._rows.start) + np.cumsum(is_begin) - 1
         ended: list[tuple[Int64Array, Int64Array]] = []
         for number in np.unique(sequence).tolist():
             own = np.flatnonzero(sequence == number)
@@ -336,11 +333,10 @@ class _Reader:
         begun = packets[is_begin]
         lane = sequence[is_begin] - self._sequences.lane(0)
         columns = lane, *spans.numbers[:, begun], self._name(*spans.names[:, begun]), time[is_begin], time[is_begin]
-        arrays = *(getattr(self._rows, name) for name in ("lane", *NUMBERS, "name")), self._start, self._end
-        for of_file, column in zip(arrays, columns, strict=True):
-            of_file.frombytes(column.tobytes())
+        for field_name, column in zip(("lane", *NUMBERS, "name", "start", "end"), columns, strict=True):
+            self._rows.extend(field_name, column)
         for rows, times in ended:
-            np.frombuffer(self._end, np.int64)[rows] = times
+            np.asarray(self._rows.end)[rows] = times
 
     def _name(self, label: Int64Array, fqn: Int64Array, module_class: Int64Array) -> Int64Array:
         """Return the number of each name; they are numbered as they come."""

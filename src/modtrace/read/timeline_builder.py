@@ -10,23 +10,25 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._numbering import Numbering
-from .._typing import AnyArray, Int64Array
+from .._typing import AnyArray, Int32Array, Int64Array
 from ..formats.escape import restore, restored_name
 from ..formats.slice_args import FileSlice, groups_from_header, others_of_file
 from ..timeline import PHASES, CounterSeries, Mark, Name, Process, Slices, Stats, Timeline, Track
 from ..timeline.join import add_gpu_tracks, put_modules_before
-from ..timeline.nesting import nest_by_time
+from ..timeline.nesting import nest_times
 from ..timeline.slices import DTYPES
 
-_FIELDS = ("name", "phase", "call", "step", "complete", "link")
-"""Of each span, besides its lane and its times."""
+_FIELDS = ("start", "end", "name", "phase", "call", "step", "complete", "link")
+"""Of each span, besides its lane."""
 
 
 @dataclass
 class SpanColumns:
-    """What a file's events say but for the times of spans, a column for each field.
+    """What a file's events say, a column for each field, as narrow as in `Slices`: there can be millions of spans.
 
     Attributes:
+        start: when each span starts, Unix nanoseconds.
+        end: when it ends.
         lane: the lane of each span, by its number in the header.
         name: index into `names`.
         names: label, qualified name and class of each name, by its index.
@@ -36,41 +38,59 @@ class SpanColumns:
         slices: those that are no modules', with the lane in place of the track.
     """
 
-    lane: MutableSequence[int] = field(default_factory=lambda: array("q"))
-    phase: MutableSequence[int] = field(default_factory=lambda: array("q"))
-    name: MutableSequence[int] = field(default_factory=lambda: array("q"))
+    start: MutableSequence[int] = field(default_factory=lambda: array("q"))
+    end: MutableSequence[int] = field(default_factory=lambda: array("q"))
+    lane: MutableSequence[int] = field(default_factory=lambda: array("i"))
+    phase: MutableSequence[int] = field(default_factory=lambda: array("b"))
+    name: MutableSequence[int] = field(default_factory=lambda: array("i"))
     call: MutableSequence[int] = field(default_factory=lambda: array("q"))
     step: MutableSequence[int] = field(default_factory=lambda: array("q"))
     link: MutableSequence[int] = field(default_factory=lambda: array("q"))
-    complete: MutableSequence[int] = field(default_factory=lambda: array("q"))
+    complete: MutableSequence[int] = field(default_factory=lambda: array("b"))
     names: Numbering[tuple[str, str, str]] = field(default_factory=Numbering)
     span_args: dict[int, Mapping[str, str]] = field(default_factory=dict)
     marks: list[Mark] = field(default_factory=list)
     samples: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
     slices: list[FileSlice] = field(default_factory=list)
 
-    def take(self, kept: Int64Array, lane: Int64Array) -> "SpanColumns":
-        """Return some spans, by their ascending positions, on other lanes; marks, samples and slices are left out.
+    def extend(self, name: str, values: Int64Array) -> None:
+        """Put numbers behind a column.
+
+        Raises:
+            ValueError: one is too large for it.
+        """
+        column = getattr(self, name)
+        narrow = values.astype(f"i{column.itemsize}")
+        if np.any(narrow != values):
+            raise ValueError(f"{name} of a span is {values[narrow != values][0]}")
+        column.frombytes(narrow.tobytes())
+
+    def take_out(self, name: str) -> AnyArray:
+        """Return a column, not copied, and leave none behind: there is memory for all of them once."""
+        column = np.asarray(getattr(self, name))
+        setattr(self, name, array("q"))
+        return column.astype(DTYPES.get(name, np.int32), copy=False)
+
+    def move_to(self, lane: Int32Array) -> "SpanColumns":
+        """Take out the spans, to other lanes; marks, samples and slices are left out.
 
         Args:
-            kept: their positions.
-            lane: of all spans.
+            lane: of each span; -1: it is left out too.
         """
-        columns: dict[str, Any] = {name: np.array(getattr(self, name), np.int64)[kept] for name in _FIELDS}
-        columns["lane"] = lane[kept]
-        place = {int(row): position for position, row in enumerate(kept) if row in self.span_args}
-        own_args = {place[row]: args for row, args in self.span_args.items() if row in place}
-        return SpanColumns(**columns, names=self.names, span_args=own_args)
+        is_kept, rows = lane >= 0, np.array([*self.span_args], np.int64)
+        columns: dict[str, Any] = {name: self.take_out(name)[is_kept] for name in _FIELDS}
+        columns["lane"] = lane[is_kept]
+        places = zip((np.cumsum(is_kept) - 1)[rows].tolist(), is_kept[rows].tolist(), strict=True)
+        args = {row: args for (row, kept), args in zip(places, self.span_args.values(), strict=True) if kept}
+        return SpanColumns(**columns, names=self.names, span_args=args)
 
 
-def build_timeline_from(header: Mapping[str, Any], rows: SpanColumns, start: Int64Array, end: Int64Array) -> Timeline:
+def build_timeline_from(header: Mapping[str, Any], rows: SpanColumns) -> Timeline:
     """Build the timeline of a file.
 
     Args:
         header: what it says of the recording as a whole.
         rows: its events; the columns are taken out of it.
-        start: int64, per span, Unix nanoseconds.
-        end: int64, per span, Unix nanoseconds.
 
     Raises:
         ValueError: what should be a text is none, or a span ends before it starts.
@@ -78,24 +98,20 @@ def build_timeline_from(header: Mapping[str, Any], rows: SpanColumns, start: Int
     for text in itertools.chain.from_iterable([*rows.names, *((mark.kind, mark.text) for mark in rows.marks)]):
         if not isinstance(text, str):
             raise ValueError(f"{text!r} is no text")
-    for column, count in ((rows.phase, len(PHASES)), (rows.lane, len(header["lanes"]))):
-        codes = np.array(column, np.int64)
+    lane, columns = rows.take_out("lane"), {name: rows.take_out(name) for name in _FIELDS}
+    for codes, count in ((columns["phase"], len(PHASES)), (lane, len(header["lanes"]))):
         if np.any((codes < 0) | (codes >= count)):
             raise ValueError(f"a span is of phase or lane {codes[(codes < 0) | (codes >= count)][0]}")
-    if np.any(end < start):
+    if np.any(columns["end"] < columns["start"]):
         raise ValueError("a span ends before it starts")
     processes = [Process(*(process[field] for field in Process._fields)) for process in header["processes"]]
     tracks = [Track(**{**track, "process": processes[track["process"]]}) for track in header["tracks"]]
-    track_of_lane = np.array([lane["track"] for lane in header["lanes"]], np.int32)
-    columns: dict[str, AnyArray] = {"start": start, "end": end, "track": track_of_lane[np.array(rows.lane, np.int64)]}
-    for name in _FIELDS:
-        columns[name] = np.array(getattr(rows, name), DTYPES[name])
-        setattr(rows, name, array("q"))
-    nested = nest_by_time(Slices.of(**columns))
-    columns |= {"depth": nested.depth, "parent": nested.parent}
-    order, position = np.lexsort((nested.depth, nested.start)), np.full(len(nested) + 1, -1)
+    track_of_lane = np.array([one["track"] for one in header["lanes"]], np.int32)
+    columns["track"] = track_of_lane[lane]
+    del lane, codes  # there is memory for the columns once
+    columns["depth"], columns["parent"] = nest_times(*(columns[name] for name in ("start", "end", "track")))
+    order, position = np.lexsort((columns["depth"], columns["start"])), np.full(len(columns["start"]) + 1, -1)
     position[order] = np.arange(len(order))
-    del nested, start, end  # there is memory for the columns once
     for name in columns:
         columns[name] = columns[name][order]
     columns["parent"] = position[columns["parent"]]

@@ -16,19 +16,20 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 16
 
 
-def outermost_first(columns: Slices, rows: SignedIntArray) -> SignedIntArray:
+def outermost_first(start: Int64Array, end: Int64Array, rows: SignedIntArray) -> SignedIntArray:
     """Sort spans of one track by start, the longer first; mostly they are in this order already.
 
     Args:
-        columns: the spans.
+        start: when spans start.
+        end: when they end.
         rows: the indices of those of the track.
     """
     for first in range(0, len(rows), _CHUNK):
         part = rows[first : first + _CHUNK + 1]
-        start, end = columns.start[part], columns.end[part]
-        later = start[1:] > start[:-1]
-        if not np.all(later | (start[1:] == start[:-1]) & (end[1:] <= end[:-1])):
-            return rows[np.lexsort((-columns.end[rows], columns.start[rows]))]
+        starts, ends = start[part], end[part]
+        later = starts[1:] > starts[:-1]
+        if not np.all(later | (starts[1:] == starts[:-1]) & (ends[1:] <= ends[:-1])):
+            return rows[np.lexsort((-end[rows], start[rows]))]
     return rows
 
 
@@ -45,26 +46,32 @@ def innermost_depths(timeline: Timeline) -> Int64Array:
 
 
 def nest_by_time(columns: Slices) -> Slices:
-    """Compute `depth` and `parent` anew, per track, from start and end; the order stays.
+    """Compute `depth` and `parent` anew; the order stays. See `nest_times`."""
+    depth, parent = nest_times(columns.start, columns.end, columns.track)
+    return dataclasses.replace(columns, depth=depth, parent=parent)
+
+
+def nest_times(start: Int64Array, end: Int64Array, track: Int32Array) -> tuple[Int32Array, Int64Array]:
+    """Return depth and parent of spans, per track, from when they start and end.
 
     A span lies in all that began no later and end no earlier. An empty span (start = end) lies in the longest one that
     begins or runs at its instant, and empty spans of one instant lie in each other: this is how Perfetto lays out
     Chrome's events, which carry no depth.
     """
-    depth = np.zeros(len(columns.start), np.int32)
-    parent = np.full(len(columns.start), -1, np.int64)
-    for track in np.unique(columns.track):
-        rows = outermost_first(columns, np.flatnonzero(columns.track == track))
-        depth[rows], parent[rows] = _nest(columns.start[rows], columns.end[rows], rows)
-    return dataclasses.replace(columns, depth=depth, parent=parent)
+    depth = np.zeros(len(start), np.int32)
+    parent = np.full(len(start), -1, np.int64)
+    for number in np.unique(track):
+        rows = outermost_first(start, end, np.flatnonzero(track == number))
+        depth[rows], parent[rows] = _nest(start[rows], end[rows], rows)
+    return depth, parent
 
 
 def _nest(start: Int64Array, end: Int64Array, rows: SignedIntArray) -> tuple[Int64Array, Int64Array]:
     """Return depth and parent of the spans of one track; `rows` are their indices."""
     empty = start == end
-    ended = np.searchsorted(np.sort(end[~empty]), start, side="right")
-    ended += np.searchsorted(start[empty], start, side="left")
-    depth = np.arange(len(start)) - ended
+    depth = np.arange(len(start))
+    depth -= np.searchsorted(np.sort(end[~empty]), start, side="right")
+    depth -= np.searchsorted(start[empty], start, side="left")
     parent = np.full(len(start), -1, np.int64)
     outer = np.flatnonzero(depth == 0)
     for level in range(1, int(depth.max(initial=0)) + 1):

@@ -134,7 +134,8 @@ class Lanes:
         """Yield per lane the positions of its spans, by start and outermost first."""
         kind = np.int32 if len(self.of_span) < 1 << 31 else np.int64
         for lane in range(len(self.lanes)):
-            yield outermost_first(timeline.columns, np.flatnonzero(self.of_span == lane).astype(kind))
+            rows = np.flatnonzero(self.of_span == lane).astype(kind)
+            yield outermost_first(timeline.columns.start, timeline.columns.end, rows)
 
 
 class _IdAllocator:
