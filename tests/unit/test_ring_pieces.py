@@ -6,6 +6,7 @@ import json
 import random
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
@@ -24,7 +25,7 @@ from modtrace.reporting import report
 from modtrace.ring import Kind, read_ring, ring_serials
 from modtrace.ring.range_text import range_text
 from modtrace.ring.slot_format import ALLOCATED, NO_NAME, REFUSED
-from modtrace.timeline import Timeline
+from modtrace.timeline import Timeline, step_pieces
 from modtrace.timeline.contents import BACKWARD_PASSES, STEPS_END_WITH
 from modtrace.timeline.decode import pieces
 from modtrace.timeline.slices import BACKWARD, DTYPES
@@ -185,8 +186,16 @@ def check(ring: Path, monkeypatch: pytest.MonkeyPatch, chosen: list[tuple[int | 
         of_pieces, of_whole = ([(part.name, part.time.tolist(), part.ns.tolist()) for part in c] for c in in_parts)
         assert of_pieces == of_whole
     assert as_values(in_pieces) == as_values(whole)
+    of_whole_ring = json.loads(whole.summary().to_json())
     if summary is not None:
-        assert json.loads(summary.to_json()) == json.loads(whole.summary().to_json())
+        assert json.loads(summary.to_json()) == of_whole_ring
+    monkeypatch.setattr(step_pieces, "PIECE_SPANS", 16)
+    assert json.loads(whole.summary().to_json()) == of_whole_ring
+    cleaned = replace(whole, metadata={})
+    cleaned_text = cleaned.summary().to_json()
+    monkeypatch.setattr(step_pieces, "PIECE_SPANS", 1 << 30)
+    assert json.loads(cleaned_text) == json.loads(cleaned.summary().to_json())
+    monkeypatch.setattr(step_pieces, "PIECE_SPANS", 16)
     for steps, part in zip(chosen, some, strict=True):
         assert as_values(part.steps(*steps)) == as_values(whole.steps(*steps))
     return whole
@@ -207,6 +216,9 @@ def test_pieces_of_a_ring_with_costs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     part = load_around(ring, (45, 48))
     assert 0 < len(part.slices) < 700
     whole = check(ring, monkeypatch, [(45, 48), (-3, -1)])
+    parts = [*step_pieces.step_pieces(whole)]
+    assert len(parts) >= 8
+    assert sum(len(part.columns) for part in parts) == len(whole.columns)
     summary = whole.summary()
 
     assert summary.memory is not None

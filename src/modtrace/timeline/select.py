@@ -67,7 +67,7 @@ def _in_time(timeline: Timeline, chosen: BoolArray, low: int, high: int) -> Time
     return dataclasses.replace(
         keep_rows(timeline, np.flatnonzero(chosen)),
         marks=[mark for mark in timeline.marks if low <= mark.time_ns < high],
-        counters=[_samples(counter, low, high) for counter in timeline.counters],
+        counters=[samples_between(counter, low, high) for counter in timeline.counters],
         begin_ns=None,
     )
 
@@ -140,7 +140,7 @@ def steps(timeline: Timeline, first: int | None = None, last: int | None = None)
         stats=dataclasses.replace(timeline.stats, unfinished=0, unstarted=0, unattributed=0),
         metadata={**timeline.metadata, **known},
         marks=[mark for mark in timeline.marks if since < mark.time_ns <= until],
-        counters=[_samples(counter, since, until) for counter in timeline.counters],
+        counters=[samples_between(counter, since, until) for counter in timeline.counters],
         gpu_work=_gpu_work_of(timeline, lambda step: (step >= low) & (step < high)),
         begin_ns=since if since in step_ends else timeline.begin_ns,
     )
@@ -263,7 +263,7 @@ def _complete_links(columns: Slices, rows: IndexArray) -> Int64Array:
     return np.where(broken[link[rows]], -1, columns.link[rows])
 
 
-def _samples(counter: CounterSeries, low: int, high: int) -> CounterSeries:
+def samples_between(counter: CounterSeries, low: int, high: int) -> CounterSeries:
     """Keep the samples from `low` to before `high`, and the last one before, moved to `low`."""
     first, last = np.searchsorted(counter.time, (low, high))
     time, value = counter.time[first:last], counter.value[first:last]

@@ -13,6 +13,7 @@ from ..._typing import BoolArray, Int64Array
 from ..contents import BYTES_ACCESSED, FLOPS, RECOMPUTE_FLOPS, Process
 from ..select import first_process_tracks, without_gpu
 from ..slices import BACKWARD, FORWARD, PHASES, RECOMPUTE, Columns
+from ..step_pieces import step_pieces
 from .device_summary import DeviceSummary, summarize_device
 from .flop_summary import describe_flops, read_flops
 from .memory_summary import MeasuredMemory, measure_memory, summarize_memory
@@ -37,27 +38,31 @@ def summarize(timeline: Timeline, by: GroupBy = "module", step_by: str | None = 
     """
     device = summarize_device(timeline, by)
     timeline = without_gpu(timeline)
-    spans = _classify(timeline, by, step_by)
+    step_by = find_step_bounds(timeline, step_by).step_by
     return replace(
-        _sum_up(timeline, by, spans.groups, [_measure(timeline, spans, step_by)], device),
+        summarize_pieces(step_pieces(timeline) if step_by == OPTIMIZER else [timeline], by, step_by, device),
         others_ns=_time_of_others(timeline),
         units=measure_units(timeline, step_by),
         outside=divide_outside(timeline, step_by),
     )
 
 
-def summarize_pieces(pieces: Iterable[Timeline], by: GroupBy = "module") -> Summary:
+def summarize_pieces(
+    pieces: Iterable[Timeline], by: GroupBy = "module", step_by: str = OPTIMIZER, device: DeviceSummary | None = None
+) -> Summary:
     """Do the same for a long timeline of one process in pieces; memory follows its steps, its modules and one piece.
 
     Args:
         pieces: in order, each from the end of a step on. The stats and the metadata of the last are those of all.
         by: as for `summarize`.
+        step_by: what a step is; if it is a call or a range, there is one piece.
+        device: what devices did.
     """
     measured: list[_Measured] = []
     for timeline in pieces:
-        spans = _classify(timeline, by, OPTIMIZER)
-        measured.append(_measure(timeline, spans, OPTIMIZER))
-    return _sum_up(timeline, by, spans.groups, measured)
+        spans = _classify(timeline, by, step_by)
+        measured.append(_measure(timeline, spans, step_by))
+    return _sum_up(timeline, by, spans.groups, measured, device)
 
 
 class _Spans(NamedTuple):
@@ -80,7 +85,7 @@ class _Spans(NamedTuple):
     step: Int64Array
 
 
-def _classify(timeline: Timeline, by: GroupBy, step_by: str | None) -> _Spans:
+def _classify(timeline: Timeline, by: GroupBy, step_by: str) -> _Spans:
     columns, groups = timeline.columns, group_modules(timeline.names, by)
     group = groups.of_name[columns.name]
     # A call inside backward may be in that of any module: it counts to those that contain it by name.
@@ -166,7 +171,7 @@ def _measure_flops(timeline: Timeline, spans: _Spans, steps: Sequence[StepTimes]
     return _MeasuredFlops(of_phase, known, total, self_flops, in_backward, nbytes, in_steps)
 
 
-def _measure(timeline: Timeline, spans: _Spans, step_by: str | None) -> _Measured:
+def _measure(timeline: Timeline, spans: _Spans, step_by: str) -> _Measured:
     columns, (groups, group, inside, timed, own, step) = timeline.columns, spans
     self_ns, in_phase_ns = self_times(columns), times_in_phase(columns)
     total_ns = _add_up(columns, spans, in_phase_ns, self_ns)
@@ -192,7 +197,7 @@ def _measure(timeline: Timeline, spans: _Spans, step_by: str | None) -> _Measure
 
 
 def _sum_up(
-    timeline: Timeline, by: GroupBy, groups: Groups, pieces: list[_Measured], device: DeviceSummary | None = None
+    timeline: Timeline, by: GroupBy, groups: Groups, pieces: list[_Measured], device: DeviceSummary | None
 ) -> Summary:
     """Return the summary of the pieces of a timeline.
 
