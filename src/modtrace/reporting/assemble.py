@@ -302,6 +302,7 @@ def _pack_file(
         else:
             timeline, notes = load_shown(trace, steps)
             source = TimelineSource(timeline, names, folder)
+            del timeline  # there is memory for its times once
             source.notes += notes
         if steps is not None:
             source.notes.append(_describe_steps(source.timeline, has_events=kind in _PROFILES))

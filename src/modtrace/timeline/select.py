@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from .timeline import Timeline
 
 
+_CHUNK = 1 << 20
+"""Slices that are compared at a time."""
+
+
 def window(timeline: Timeline, start_ns: int | None = None, end_ns: int | None = None) -> Timeline:
     """Return what is in a range of time; see `Timeline.window`."""
     low = np.iinfo(np.int64).min if start_ns is None else start_ns
@@ -250,17 +254,16 @@ def _depths(parent: Int64Array) -> Int32Array:
 
 def _complete_links(columns: Slices, rows: IndexArray) -> Int64Array:
     """Return the links of the kept rows, without those that joined forward and backward and have only one left."""
-    numbers, link = np.unique(columns.link, return_inverse=True)
-    backward = columns.phase == BACKWARD
-
-    def joining(spans: IndexArray | slice) -> BoolArray:
-        sides = np.zeros((2, len(numbers)), bool)
-        sides[backward[spans].astype(np.int64), link[spans]] = True
-        both: BoolArray = sides[0] & sides[1]
-        return both
-
-    broken = joining(slice(None)) & ~joining(rows)
-    return np.where(broken[link[rows]], -1, columns.link[rows])
+    numbers, link = np.unique(columns.link[rows], return_inverse=True)
+    sides = np.zeros((2, 2, len(numbers) + 1), np.bool_)
+    sides[0, (columns.phase[rows] == BACKWARD).astype(np.int8), link] = True
+    for first in range(0, len(columns), _CHUNK):
+        part = slice(first, first + _CHUNK)
+        at = np.searchsorted(numbers, columns.link[part])
+        at[np.append(numbers, -1)[at] != columns.link[part]] = len(numbers)  # no kept row has it
+        sides[1, (columns.phase[part] == BACKWARD).astype(np.int8), at] = True
+    broken = sides[1].all(axis=0) & ~sides[0].all(axis=0)
+    return np.where(broken[link], -1, columns.link[rows])
 
 
 def samples_between(counter: CounterSeries, low: int, high: int) -> CounterSeries:
