@@ -44,10 +44,10 @@ def test_a_node_belongs_to_the_innermost_call_whose_range_holds_it() -> None:
     for at, sequence in enumerate(reversed(range(9, 19))):
         script.node(10 + 2 * at, 11 + 2 * at, sequence)
 
-    _, found = owners(script)
+    _, owner = owners(script)
 
     # b made two nodes, c none, d one; A made two before, two after.
-    assert [found[1, sequence] for sequence in range(9, 19)] == [None, a, a, b, b, d, a, a, None, None]
+    assert [owner[1, sequence] for sequence in range(9, 19)] == [None, a, a, b, b, d, a, a, None, None]
 
 
 def test_sequence_numbers_of_two_threads_count_apart() -> None:
@@ -64,9 +64,9 @@ def test_sequence_numbers_of_two_threads_count_apart() -> None:
     for at, (forward_thread, sequence) in enumerate([(7, 2), (7, 1), (7, 0), (1, 1), (1, 0), (9, 1)]):
         script.node(10 + 2 * at, 11 + 2 * at, sequence, forward_thread=forward_thread)
 
-    _, found = owners(script, [1, 7])
+    _, owner = owners(script, [1, 7])
 
-    assert found == {(7, 2): b, (7, 1): b, (7, 0): None, (1, 1): a, (1, 0): a, (9, 1): None}
+    assert owner == {(7, 2): b, (7, 1): b, (7, 0): None, (1, 1): a, (1, 0): a, (9, 1): None}
 
 
 def test_nodes_made_by_create_graph_belong_to_the_call_whose_node_made_them() -> None:
@@ -88,9 +88,9 @@ def test_nodes_made_by_create_graph_belong_to_the_call_whose_node_made_them() ->
     for at, sequence in enumerate([5, 4, 3, 2]):
         script.node(20 + 2 * at, 21 + 2 * at, sequence, graph_task=2)
 
-    _, found = owners(script)
+    _, owner = owners(script)
 
-    assert found == {(1, 0): a, (1, 1): b, (1, 2): b, (1, 3): b, (1, 4): a, (1, 5): None}
+    assert owner == {(1, 0): a, (1, 1): b, (1, 2): b, (1, 3): b, (1, 4): a, (1, 5): None}
 
 
 def test_a_recomputation_has_a_range_of_its_own() -> None:
@@ -104,11 +104,11 @@ def test_a_recomputation_has_a_range_of_its_own() -> None:
     script.node(13, 14, 6, graph_task=2)
     script.node_end(15, 1, graph_task=1)
 
-    intervals, found = owners(script)
+    intervals, owner = owners(script)
     call = attribute_nodes(intervals, script.events(), ONE_THREAD)
     node = int(np.flatnonzero(intervals.sequence == 6)[0])
 
-    assert found == {(1, 1): a, (1, 6): a}
+    assert owner == {(1, 1): a, (1, 6): a}
     assert intervals.is_recompute[call[node]]
 
 
@@ -172,6 +172,6 @@ def test_every_node_of_any_tree_of_calls_belongs_to_the_call_that_made_it(seed: 
     for sequence in order:
         script.node(300, 301, sequence)
 
-    _, found = owners(script)
+    _, owner_of = owners(script)
 
-    assert found == {(1, sequence): owner for sequence, owner in enumerate(made)}
+    assert owner_of == {(1, sequence): owner for sequence, owner in enumerate(made)}

@@ -26,8 +26,8 @@ PROCESS = Process(0)
 
 def passes(script: EventScript) -> list[tuple[int, int, bool]]:
     """Begin, end and whether it is complete, of each pass."""
-    found = build_timeline(script.snapshot()).backward_passes
-    return [(found_.start_ns - WALL, found_.end_ns - WALL, found_.complete) for found_ in found]
+    recorded = build_timeline(script.snapshot()).backward_passes
+    return [(one.start_ns - WALL, one.end_ns - WALL, one.complete) for one in recorded]
 
 
 def calls(script: EventScript) -> list[list[OpenCall]]:
@@ -364,7 +364,7 @@ def test_recorded_passes_are_complete_also_those_that_fail(engine: EngineName) -
             Failing.apply(model(x)).sum().backward()
     timeline = recording.timeline()
 
-    assert [found.complete for found in timeline.backward_passes] == [True] * 3
+    assert [one.complete for one in timeline.backward_passes] == [True] * 3
     for span in timeline.spans:
         if span.phase == "backward":
             assert any(p.start_ns <= span.start_ns and span.end_ns <= p.end_ns for p in timeline.backward_passes)

@@ -134,7 +134,7 @@ def test_an_inner_backward_pass_has_spans_of_its_own() -> None:
 
 def reference(whose: list[str]) -> list[Cut]:
     """The spans of nodes at 20, 30, …, made one at a time by the rule: keep open what the next one shares."""
-    found: list[Cut] = []
+    cuts: list[Cut] = []
     open_: list[tuple[str, int]] = []
     for at, (one, following) in enumerate(itertools.pairwise([*whose, "none"])):
         begin, end = 20 + 10 * at, 30 + 10 * at if at + 1 < len(whose) else 25 + 10 * at
@@ -143,9 +143,9 @@ def reference(whose: list[str]) -> list[Cut]:
         open_ += [(fqn, begin) for fqn in call_path[len(open_) :]]
         after = following.split(".") if following != "none" else []
         shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(parts, after, strict=False)))
-        found += [(fqn, since, end, level) for level, (fqn, since) in enumerate(open_) if level >= shared]
+        cuts += [(fqn, since, end, level) for level, (fqn, since) in enumerate(open_) if level >= shared]
         del open_[shared:]
-    return sorted(found, key=lambda cut: (cut[1], cut[3]))
+    return sorted(cuts, key=lambda cut: (cut[1], cut[3]))
 
 
 @given(st.lists(st.sampled_from(["none", "a", "a.b", "a.b.c", "a.e", "d"]), min_size=1, max_size=20))

@@ -394,11 +394,11 @@ def test_a_small_file_that_unpacks_to_a_huge_one_takes_little_memory(tmp_path: P
     code = (
         "import resource, sys, modtrace.checking.perfetto_rules, modtrace.read\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "found = modtrace.checking.check(sys.argv[1]).faults\n"
-        "print(found[0].rule, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+        "faults = modtrace.checking.check(sys.argv[1]).faults\n"
+        "print(faults[0].rule, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
     )
 
-    found, kilobytes = run_python("-c", code, str(trace)).stdout.split()
+    first_rule, kilobytes = run_python("-c", code, str(trace)).stdout.split()
 
-    assert found == rule
+    assert first_rule == rule
     assert int(kilobytes) < 300_000

@@ -33,9 +33,9 @@ def test_faults_of_the_profiler_exit_with_0_unless_strict(tmp_path: Path) -> Non
     profile.write_bytes(trace(x("cpu_op", "aten::op", 1000, 5000), *overlapping))
     modtrace.merge(profile, recording(("Net", 900, 6000, 0)), merged)
     for path in (profile, merged):
-        found = check(path).faults
-        assert len(found) == 29
-        assert all(violation.of_profiler for violation in found)
+        overlaps = check(path).faults
+        assert len(overlaps) == 29
+        assert all(violation.of_profiler for violation in overlaps)
         done = run_python("-m", "modtrace", "check", path)
         lines = done.stdout.splitlines()
         assert sum(line.startswith("partial-overlap: event") for line in lines) == 20

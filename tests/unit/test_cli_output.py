@@ -164,9 +164,9 @@ def test_no_line_of_the_commands_is_clipped(width: int) -> None:
     ],
 )
 def test_commands_options_and_files_are_completed(arguments: list[str], incomplete: str, expected: set[str]) -> None:
-    found = ShellComplete(group, {}, "modtrace", "_MODTRACE_COMPLETE").get_completions(arguments, incomplete)
+    completions = ShellComplete(group, {}, "modtrace", "_MODTRACE_COMPLETE").get_completions(arguments, incomplete)
 
-    assert {item.type if item.type == "file" else item.value for item in found} == expected
+    assert {item.type if item.type == "file" else item.value for item in completions} == expected
 
 
 @pytest.mark.parametrize(

@@ -96,32 +96,32 @@ def test_the_bound_holds_at_all_times_between_readings_and_after_the_last_one() 
         network = Network(seed)
         offsets = ClockMap(network.read(minute * 60 * 10**9) for minute in range(5))
         times = network.random.integers(0, 6 * 60 * 10**9, 8)
-        found = offsets.at(times)
+        estimate = offsets.at(times)
         truth = np.array([network.offset(int(moment)) for moment in times])
-        if np.any(np.abs(found.offset_ns - truth) > found.bound_ns):
+        if np.any(np.abs(estimate.offset_ns - truth) > estimate.bound_ns):
             wrong.append(seed)
     assert wrong == []
 
 
 def test_between_readings_the_offset_is_on_a_line_and_the_bound_grows_to_the_middle() -> None:
     offsets = ClockMap([Reading(10**9, 3_000, 20, 40), Reading(0, 1_000, 10, 20)])
-    found = offsets.at([0, 250_000_000, 500_000_000, 10**9])
-    assert found.offset_ns.tolist() == [1_000, 1_500, 2_000, 3_000]
+    offset = offsets.at([0, 250_000_000, 500_000_000, 10**9])
+    assert offset.offset_ns.tolist() == [1_000, 1_500, 2_000, 3_000]
     # On the line between both bounds, and 1 ppm of the distance to the nearer reading.
-    assert found.bound_ns.tolist() == [10, 263, 515, 20]
+    assert offset.bound_ns.tolist() == [10, 263, 515, 20]
 
 
 def test_after_the_last_reading_the_rate_goes_on_and_the_bound_grows_by_how_well_it_is_known() -> None:
     offsets = ClockMap([Reading(0, 0, 100, 200), Reading(10**9, 1_000, 100, 200)])
-    found = offsets.at([2 * 10**9, 11 * 10**9])
-    assert found.offset_ns.tolist() == [2_000, 11_000]
+    offset = offsets.at([2 * 10**9, 11 * 10**9])
+    assert offset.offset_ns.tolist() == [2_000, 11_000]
     # A rate between two bounds of 100 over a second is known to 200 ns a second, and changes by 1,000.
-    assert found.bound_ns.tolist() == [100 + 1_200, 100 + 12_000]
+    assert offset.bound_ns.tolist() == [100 + 1_200, 100 + 12_000]
 
 
 def test_one_reading_says_no_rate_so_its_bound_grows_by_all_that_clocks_can_drift() -> None:
-    found = ClockMap([Reading(0, 500, 10, 20)]).at([0, 10**6])
-    assert (found.offset_ns.tolist(), found.bound_ns.tolist()) == ([500, 500], [10, 1_010])
+    offset = ClockMap([Reading(0, 500, 10, 20)]).at([0, 10**6])
+    assert (offset.offset_ns.tolist(), offset.bound_ns.tolist()) == ([500, 500], [10, 1_010])
 
 
 def test_offsets_of_days_lose_no_nanosecond() -> None:
@@ -162,9 +162,9 @@ def test_a_tree_adds_offsets_and_bounds_up_to_the_root() -> None:
             Measurement("c", "b", Reading(10**9, -300, 7, 14)),
         ]
     )
-    found = tree.to_root("c", [0])
+    offset = tree.to_root("c", [0])
     # 7 in c; its 0 is b's −300, so that b extrapolates by 300 ns, which adds less than 1 to 5.
-    assert (found.offset_ns.tolist(), found.bound_ns.tolist()) == ([700], [7 + 6])
+    assert (offset.offset_ns.tolist(), offset.bound_ns.tolist()) == ([700], [7 + 6])
     assert tree.to_root("a", [5]).offset_ns.tolist() == [0]
     assert tree.largest_bound("c", 0, 0) == 8 + 7
     # Half a second from all readings: 8 and 6, and twice 1 ppm of it.

@@ -71,11 +71,11 @@ def test_where_does_not_take_the_end_of_a_wait_for_a_devices() -> None:
         script.collective(320 + counter, Kind.WAIT_ENTER, text, counter)
         script.collective(330 + counter, Kind.WAIT_EXIT, text, counter)
 
-    (found,) = read_rank_progress(RingAnalysis(script.snapshot())).groups
+    (group,) = read_rank_progress(RingAnalysis(script.snapshot())).groups
 
-    assert found.last == 4
-    assert found.blocked is not None
-    assert (found.blocked.operator, found.blocked.counter) == ("all_reduce", 3)
+    assert group.last == 4
+    assert group.blocked is not None
+    assert (group.blocked.operator, group.blocked.counter) == ("all_reduce", 3)
 
 
 def with_device_times(read: int = 9) -> EventScript:
@@ -108,15 +108,15 @@ def with_device_times(read: int = 9) -> EventScript:
 
 
 def test_device_times_tell_when_a_stream_came_by_the_end_of_a_call_or_of_the_first_wait_for_it() -> None:
-    found = build_timeline(with_device_times(read=10).snapshot())
+    timeline = build_timeline(with_device_times(read=10).snapshot())
 
-    calls = [row for row in found.collectives if not row.is_wait]
+    calls = [row for row in timeline.collectives if not row.is_wait]
     assert [row.done_ns and row.done_ns - WALL for row in calls] == [1_001_200, 1_004_100, None]
     # Events of collectives are none of the module around them.
-    (span,) = [span for span in found.spans if span.track.startswith("gpu")]
+    (span,) = [span for span in timeline.spans if span.track.startswith("gpu")]
     assert (span.fqn, span.start_ns - WALL, span.end_ns - WALL) == ("Net", 1_001_000, 1_001_300)
     # They are of one rank's device: what ranks are compared by are the threads.
-    assert sync_points(found.collectives).released.tolist() == [-1, -1, -1]
+    assert sync_points(timeline.collectives).released.tolist() == [-1, -1, -1]
 
 
 @pytest.mark.parametrize(
@@ -128,11 +128,11 @@ def test_device_times_tell_when_a_stream_came_by_the_end_of_a_call_or_of_the_fir
     ],
 )
 def test_a_stream_is_in_a_collective_that_it_runs_or_waits_for(read: int, collective: str, calls: list[str]) -> None:
-    (found,) = read_streams(RingAnalysis(with_device_times(read).snapshot()), 21_000_000, is_running=True)
+    (stream,) = read_streams(RingAnalysis(with_device_times(read).snapshot()), 21_000_000, is_running=True)
 
-    assert (found.collective, [call.fqn for call in found.calls]) == (collective, calls)
-    assert found.unread == 10 - read
-    assert found.queued == 0
+    assert (stream.collective, [call.fqn for call in stream.calls]) == (collective, calls)
+    assert stream.unread == 10 - read
+    assert stream.queued == 0
 
 
 def test_where_waits_for_nothing_that_nobody_will_tell_of() -> None:
@@ -140,9 +140,9 @@ def test_where_waits_for_nothing_that_nobody_will_tell_of() -> None:
     script.collective(300, Kind.COLLECTIVE_ENTER, ON_GPU, 3)
     script.collective(310, Kind.COLLECTIVE_EXIT, ON_GPU, 64 | 1 << 62)
 
-    (found,) = read_rank_progress(RingAnalysis(script.snapshot())).groups
+    (group,) = read_rank_progress(RingAnalysis(script.snapshot())).groups
 
-    assert (found.last, found.blocked) == (3, None)
+    assert (group.last, group.blocked) == (3, None)
     assert build_timeline(script.snapshot()).collectives[-1].nbytes == 64
 
 

@@ -78,17 +78,17 @@ def serving(seed: int, slower: Mapping[str, float] | None = None) -> Timeline:
     return replace(forward, slices=replace(forward.slices, step=np.zeros(len(forward.slices), np.int64)), marks=[])
 
 
-def changed(found: modtrace.Diff) -> list[tuple[str, str, str]]:
-    return [(c.fqn, c.phase, c.verdict) for c in found.changes if c.verdict not in {"same", "cannot tell"}]
+def changed(comparison: modtrace.Diff) -> list[tuple[str, str, str]]:
+    return [(c.fqn, c.phase, c.verdict) for c in comparison.changes if c.verdict not in {"same", "cannot tell"}]
 
 
 def test_calls_are_compared_where_nothing_is_trained() -> None:
     calls, new = serving(0), serving(1, {"Net.h.3": 1.5})
-    found = modtrace.diff(calls, new)
+    comparison = modtrace.diff(calls, new)
 
-    assert changed(found) == [("Net.h.3", "forward", "slower")]
-    assert (found.base_steps + found.new_steps + found.warm_up) == 2 * STEPS
-    assert [part.fqn for part in found.parts] == ["forward"]
+    assert changed(comparison) == [("Net.h.3", "forward", "slower")]
+    assert (comparison.base_steps + comparison.new_steps + comparison.warm_up) == 2 * STEPS
+    assert [part.fqn for part in comparison.parts] == ["forward"]
     samples = take_samples(calls)
     assert (
         samples.duration_ns.tolist()
@@ -98,7 +98,7 @@ def test_calls_are_compared_where_nothing_is_trained() -> None:
         samples.self_ns["Net.h.3", "forward"].tolist()
         == [span.duration_ns for span in calls.spans if span.fqn == "Net.h.3"][samples.warm_up :]
     )
-    shown = found._sides
+    shown = comparison._sides
     assert shown is not None
     assert [(side.start_ns, side.duration_ns) for side in shown] == [
         (span.start_ns, span.duration_ns) for side in shown for span in side.step.spans[:1]
@@ -109,10 +109,10 @@ def test_calls_are_compared_where_nothing_is_trained() -> None:
 @pytest.mark.parametrize("phase", [FORWARD, BACKWARD])
 def test_a_module_that_became_slower_is_the_only_change_found(factor: float, phase: int) -> None:
     for seed in range(5):
-        found = modtrace.diff(recording(2 * seed), recording(2 * seed + 1, {("Net.h.3", phase): factor}))
+        comparison = modtrace.diff(recording(2 * seed), recording(2 * seed + 1, {("Net.h.3", phase): factor}))
 
-        assert changed(found) == [("Net.h.3", ("forward", "backward")[phase], "slower")]
-        change = found.changes[0]
+        assert changed(comparison) == [("Net.h.3", ("forward", "backward")[phase], "slower")]
+        change = comparison.changes[0]
         assert change.low_ns is not None
         assert change.high_ns is not None
         assert change.low_ns <= (factor - 1) * (100, 200)[phase] * US <= change.high_ns
@@ -132,11 +132,11 @@ def test_of_two_recordings_of_the_same_program_hardly_any_differ() -> None:
 
 def test_a_machine_that_runs_slower_changes_no_module() -> None:
     sides = [[recording(side * 5 + number, speed=1 + 0.2 * side) for number in range(5)] for side in (0, 1)]
-    found = modtrace.diff(*sides)
+    comparison = modtrace.diff(*sides)
 
-    assert changed(found) == []
-    assert found.common_ratio == pytest.approx(1.2, abs=0.01)
-    assert found.step.verdict == "slower"
+    assert changed(comparison) == []
+    assert comparison.common_ratio == pytest.approx(1.2, abs=0.01)
+    assert comparison.step.verdict == "slower"
     # Of one a side nobody knows whether the machine was slower that time only.
     single = modtrace.diff(sides[0][0], sides[1][0])
     assert (changed(single), single.step.verdict) == ([], "cannot tell")
@@ -147,17 +147,17 @@ def test_a_machine_that_runs_slower_changes_no_module() -> None:
 def test_a_change_is_as_large_however_fast_the_machine_is(speed: float) -> None:
     base = [recording(seed) for seed in range(5)]
     new = [recording(seed, {("Net.h.3", FORWARD): 1.2}, speed=speed) for seed in range(5, 10)]
-    found = modtrace.diff(base, new)
+    comparison = modtrace.diff(base, new)
 
-    assert changed(found) == [("Net.h.3", "forward", "slower")]
-    change = found.changes[0]
+    assert changed(comparison) == [("Net.h.3", "forward", "slower")]
+    change = comparison.changes[0]
     assert change.ratio == pytest.approx(0.2, abs=0.015)
     assert change.low_ns is not None
     assert change.high_ns is not None
     assert 0.15 < change.low_ns / change.base_ns < change.ratio < change.high_ns / change.base_ns < 0.25
-    assert change in found.above(0.15)
-    assert change not in found.above(0.2)
-    others = [one for one in found.changes[1:] if one.fqn != "Net"]
+    assert change in comparison.above(0.15)
+    assert change not in comparison.above(0.2)
+    others = [one for one in comparison.changes[1:] if one.fqn != "Net"]
     assert max(abs(one.ratio) for one in others) < 0.02
 
 
@@ -165,12 +165,12 @@ def test_a_change_is_as_large_however_fast_the_machine_is(speed: float) -> None:
 def test_a_module_that_takes_most_of_the_step_is_not_the_machine(runs: int) -> None:
     base = [recording(seed) for seed in range(runs)]
     wider = {("Net.h.3", FORWARD): 8.0, ("Net.h.3", BACKWARD): 8.0}
-    found = modtrace.diff(base, [recording(seed, wider) for seed in range(runs, 2 * runs)])
+    comparison = modtrace.diff(base, [recording(seed, wider) for seed in range(runs, 2 * runs)])
 
-    assert changed(found) == [("Net.h.3", "backward", "slower"), ("Net.h.3", "forward", "slower")]
-    assert [change.ratio for change in found.changes[:2]] == pytest.approx([7, 7], rel=0.03)
-    assert found.common_ratio == pytest.approx(1, abs=0.01)
-    assert ("one recording a side cannot tell" in "\n".join(found.header)) == (runs == 1)
+    assert changed(comparison) == [("Net.h.3", "backward", "slower"), ("Net.h.3", "forward", "slower")]
+    assert [change.ratio for change in comparison.changes[:2]] == pytest.approx([7, 7], rel=0.03)
+    assert comparison.common_ratio == pytest.approx(1, abs=0.01)
+    assert ("one recording a side cannot tell" in "\n".join(comparison.header)) == (runs == 1)
 
 
 def test_what_takes_what_it_took_did_not_change_where_the_machine_did() -> None:
@@ -183,9 +183,9 @@ def test_what_takes_what_it_took_did_not_change_where_the_machine_did() -> None:
 def test_of_single_recordings_on_a_machine_whose_speed_jumps_hardly_any_differ() -> None:
     speeds = np.exp(np.random.default_rng(0).normal(0, 0.1, 120)).tolist()
     recordings = [recording(seed, speed=speed) for seed, speed in enumerate(speeds)]
-    found = [modtrace.diff(*pair) for pair in zip(recordings[::2], recordings[1::2], strict=True)]
+    comparison = [modtrace.diff(*pair) for pair in zip(recordings[::2], recordings[1::2], strict=True)]
 
-    assert sum(bool(changed(one)) or one.step.verdict in ("slower", "faster") for one in found) <= 3
+    assert sum(bool(changed(one)) or one.step.verdict in ("slower", "faster") for one in comparison) <= 3
 
 
 def test_recompute_that_appears_or_vanishes_is_a_change() -> None:
@@ -196,11 +196,11 @@ def test_recompute_that_appears_or_vanishes_is_a_change() -> None:
 
 
 def test_a_second_call_per_step_is_seen_in_the_calls() -> None:
-    found = modtrace.diff(recording(0), recording(1, twice=("Net.h.5",)))
+    comparison = modtrace.diff(recording(0), recording(1, twice=("Net.h.5",)))
 
-    assert {(c.fqn, c.base_calls, c.new_calls) for c in found.changes[:2]} == {("Net.h.5", 1, 2)}
-    assert [verdict for _, _, verdict in changed(found)] == ["slower", "slower"]
-    assert "1 → 2" in found.to_text()
+    assert {(c.fqn, c.base_calls, c.new_calls) for c in comparison.changes[:2]} == {("Net.h.5", 1, 2)}
+    assert [verdict for _, _, verdict in changed(comparison)] == ["slower", "slower"]
+    assert "1 → 2" in comparison.to_text()
 
 
 def test_a_renamed_module_is_added_and_removed_unless_it_is_mapped() -> None:
@@ -213,25 +213,25 @@ def test_a_renamed_module_is_added_and_removed_unless_it_is_mapped() -> None:
 def test_two_modules_that_swap_their_speed_are_both_found() -> None:
     base = recording(0, {("Net.h.1", FORWARD): 1.2})
 
-    found = changed(modtrace.diff(base, recording(1, {("Net.h.2", FORWARD): 1.2})))
+    comparison = changed(modtrace.diff(base, recording(1, {("Net.h.2", FORWARD): 1.2})))
 
-    assert sorted(found) == [("Net.h.1", "forward", "faster"), ("Net.h.2", "forward", "slower")]
+    assert sorted(comparison) == [("Net.h.1", "forward", "faster"), ("Net.h.2", "forward", "slower")]
 
 
 def test_few_steps_cannot_tell() -> None:
-    found = modtrace.diff(recording(0, steps=5), recording(1, {("Net.h.3", FORWARD): 2.0}, steps=5))
+    comparison = modtrace.diff(recording(0, steps=5), recording(1, {("Net.h.3", FORWARD): 2.0}, steps=5))
 
-    assert {change.verdict for change in found.changes} == {"cannot tell"}
+    assert {change.verdict for change in comparison.changes} == {"cannot tell"}
 
 
 def test_with_five_recordings_a_side_these_are_the_samples() -> None:
     base = [recording(seed) for seed in range(5)]
     new = [recording(seed, {("Net.h.3", FORWARD): 1.5}) for seed in range(5, 10)]
 
-    found = modtrace.diff(base, new)
+    comparison = modtrace.diff(base, new)
 
-    assert found.runs == (5, 5)
-    assert changed(found) == [("Net.h.3", "forward", "slower")]
+    assert comparison.runs == (5, 5)
+    assert changed(comparison) == [("Net.h.3", "forward", "slower")]
 
 
 def test_a_recording_without_marked_steps_is_refused() -> None:
@@ -273,7 +273,7 @@ def test_samples_are_self_times_of_whole_steps() -> None:
 
 
 NO_STEP = TypicalStep(Timeline(Columns.empty()), 0, 0, {})
-FOUND = modtrace.Diff(
+COMPARISON = modtrace.Diff(
     changes=[
         Change("Net.h|0", "forward", 1_000_000, 1_200_000, 200_000, 150_000, 250_000, 1, 2, True, "slower", 1, 1),
         Change("Net.x", "recompute", 0, 90_000, 90_000, None, None, 0, 1, True, "added", 0, 1),
@@ -295,7 +295,7 @@ FOUND = modtrace.Diff(
 
 
 def test_forms_of_a_diff() -> None:
-    assert str(FOUND).splitlines() == [
+    assert str(COMPARISON).splitlines() == [
         "Net.h|0 forward ran 2 times a step instead of 1: +0.200 ms (20%); no other module of 2 is slower or faster "
         "beyond the noise; 1 added; the step is 3.0% slower",
         "before: 30 steps of 1 recording; after: 28 of 1 recording; 2 of warm-up left out",
@@ -311,12 +311,17 @@ def test_forms_of_a_diff() -> None:
         "ran 2 times a step instead of 1",
         "Net.x    recompute           0.000          0.090      +0.090                          0 → 1  added",
     ]
-    assert FOUND.to_markdown().splitlines()[-2].startswith("| Net&#46;h&#124;0 | forward | 1.000 | 1.200 | +0.200 |")
-    assert FOUND.to_csv().splitlines()[1] == "Net.h|0,forward,1000000,1200000,200000,150000,250000,1,2,True,slower,1,1"
-    values = json.loads(FOUND.to_json())
-    assert (values["sentence"], values["changes"][1]["verdict"]) == (FOUND.sentence, "added")
-    assert '<td style="text-align: left">Net.h|0</td>' in FOUND._repr_html_()
-    assert FOUND.only("*.x").changes == FOUND.changes[1:]
+    assert (
+        COMPARISON.to_markdown().splitlines()[-2].startswith("| Net&#46;h&#124;0 | forward | 1.000 | 1.200 | +0.200 |")
+    )
+    assert (
+        COMPARISON.to_csv().splitlines()[1]
+        == "Net.h|0,forward,1000000,1200000,200000,150000,250000,1,2,True,slower,1,1"
+    )
+    values = json.loads(COMPARISON.to_json())
+    assert (values["sentence"], values["changes"][1]["verdict"]) == (COMPARISON.sentence, "added")
+    assert '<td style="text-align: left">Net.h|0</td>' in COMPARISON._repr_html_()
+    assert COMPARISON.only("*.x").changes == COMPARISON.changes[1:]
 
 
 def of_two_classes(timeline: Timeline) -> Timeline:
@@ -328,19 +333,19 @@ def of_two_classes(timeline: Timeline) -> Timeline:
 
 def test_classes_are_compared_by_what_all_their_modules_took() -> None:
     base, new = of_two_classes(recording(0)), of_two_classes(recording(1, {("Net.h.3", FORWARD): 3.0}))
-    found = modtrace.diff(base, new, by="class")
+    comparison = modtrace.diff(base, new, by="class")
 
-    assert {(change.fqn, change.phase) for change in found.changes} == {
+    assert {(change.fqn, change.phase) for change in comparison.changes} == {
         (name, phase) for name in ("Net", "A", "B") for phase in ("forward", "backward")
     }
-    worst = found.changes[0]
+    worst = comparison.changes[0]
     # Of four modules of 100 µs one takes 300 µs.
     assert (worst.fqn, worst.phase, worst.base_calls, worst.verdict) == ("B", "forward", 4, "slower")
     assert worst.base_ns == pytest.approx(400_000, rel=0.03)
     assert worst.new_ns == pytest.approx(600_000, rel=0.03)
-    assert found.sentence.startswith("1 of 3 classes is slower: B forward, +")
-    assert found.to_text().splitlines()[-3].split()[:2] == ["class", "phase"]
-    assert found.to_text().splitlines()[-1] == "2 classes: no difference beyond the noise"
+    assert comparison.sentence.startswith("1 of 3 classes is slower: B forward, +")
+    assert comparison.to_text().splitlines()[-3].split()[:2] == ["class", "phase"]
+    assert comparison.to_text().splitlines()[-1] == "2 classes: no difference beyond the noise"
 
 
 def test_steps_are_what_step_by_says(tmp_path: Path) -> None:
@@ -349,64 +354,68 @@ def test_steps_are_what_step_by_says(tmp_path: Path) -> None:
     recording(1).save(new)
     save_baseline(base, tmp_path / "base.json", step_by="Block")
     for before in (base, tmp_path / "base.json"):
-        found = modtrace.diff(before, new, step_by="Block")
+        comparison = modtrace.diff(before, new, step_by="Block")
         # Calls of the model: 50 µs of its own and eight layers of 100 µs; no backward, no pause.
-        assert found.step.base_ns == pytest.approx(850_000, rel=0.02)
-        assert {change.phase for change in found.changes} == {"forward"}
+        assert comparison.step.base_ns == pytest.approx(850_000, rel=0.02)
+        assert {change.phase for change in comparison.changes} == {"forward"}
     with pytest.raises(modtrace.ModtraceError, match="no class"):
         modtrace.diff(base, new, step_by="Other")
 
 
 def test_modules_without_a_difference_are_one_line_unless_all_are_asked_for() -> None:
     same = [
-        FOUND.changes[1]._replace(fqn=f"Net.{at}", verdict=verdict)
+        COMPARISON.changes[1]._replace(fqn=f"Net.{at}", verdict=verdict)
         for at, verdict in enumerate(("same", "cannot tell"))
     ]
     same = [
         row._replace(base_calls=1, new_calls=1, calls_changed=False) for row in (*same, same[0]._replace(fqn="Net.x"))
     ]
-    found = replace(FOUND, changes=[*FOUND.changes, *same])
+    comparison = replace(COMPARISON, changes=[*COMPARISON.changes, *same])
     # Net.x has a row for its recompute.
-    assert found.to_text().splitlines()[-2:] == [
-        str(FOUND).splitlines()[-1],
+    assert comparison.to_text().splitlines()[-2:] == [
+        str(COMPARISON).splitlines()[-1],
         "2 modules: no difference beyond the noise",
     ]
-    assert found.to_markdown().splitlines()[-1] == "2 modules: no difference beyond the noise"
-    assert found.to_text(1).splitlines()[-2:] == ["1 more", "2 modules: no difference beyond the noise"]
-    assert [line.split()[0] for line in found.to_text(verbose=True).splitlines()[-3:]] == ["Net.0", "Net.1", "Net.x"]
-    quiet = replace(FOUND, changes=same)
+    assert comparison.to_markdown().splitlines()[-1] == "2 modules: no difference beyond the noise"
+    assert comparison.to_text(1).splitlines()[-2:] == ["1 more", "2 modules: no difference beyond the noise"]
+    assert [line.split()[0] for line in comparison.to_text(verbose=True).splitlines()[-3:]] == [
+        "Net.0",
+        "Net.1",
+        "Net.x",
+    ]
+    quiet = replace(COMPARISON, changes=same)
     assert quiet.to_text().splitlines()[-2:] == ["", "3 modules: no difference beyond the noise"]
 
 
 def test_above_needs_the_whole_interval() -> None:
-    assert FOUND.above(0.10) == [FOUND.changes[0]]
-    assert FOUND.above(0.15) == []
-    assert FOUND.above(0.005) == [FOUND.step, FOUND.changes[0]]
+    assert COMPARISON.above(0.10) == [COMPARISON.changes[0]]
+    assert COMPARISON.above(0.15) == []
+    assert COMPARISON.above(0.005) == [COMPARISON.step, COMPARISON.changes[0]]
 
 
 def test_above_passes_over_what_is_little_of_the_step() -> None:
     # 200 µs of 10 ms are 2 %.
-    assert FOUND.above(0.10, floor=0.02) == [FOUND.changes[0]]
-    assert FOUND.above(0.10, floor=0.021) == []
-    assert FOUND.above(0.005, floor=1) == [FOUND.step]
+    assert COMPARISON.above(0.10, floor=0.02) == [COMPARISON.changes[0]]
+    assert COMPARISON.above(0.10, floor=0.021) == []
+    assert COMPARISON.above(0.005, floor=1) == [COMPARISON.step]
 
 
 def test_the_sentence_names_the_worst_and_says_what_is_not_clear() -> None:
-    twice, added = FOUND.changes
+    twice, added = COMPARISON.changes
     slower = twice._replace(new_calls=1, calls_changed=False)
     faster = slower._replace(fqn="Net.y", verdict="faster", difference_ns=-100_000)
-    unclear = FOUND.step._replace(verdict="cannot tell")
-    found = replace(FOUND, changes=[slower, slower._replace(fqn="Net.z"), faster, added], step=unclear)
-    assert found.sentence == (
+    unclear = COMPARISON.step._replace(verdict="cannot tell")
+    comparison = replace(COMPARISON, changes=[slower, slower._replace(fqn="Net.z"), faster, added], step=unclear)
+    assert comparison.sentence == (
         "2 of 4 modules are slower: most of all Net.h|0 forward, +0.200 ms (20%); 1 is faster: Net.y forward, "
         "-0.100 ms (10%); 1 added; whether the step changed is not clear"
     )
-    found = replace(found, changes=[twice, twice._replace(phase="backward"), faster])
-    assert found.sentence == (
+    comparison = replace(comparison, changes=[twice, twice._replace(phase="backward"), faster])
+    assert comparison.sentence == (
         "Net.h|0 forward ran 2 times a step instead of 1: +0.200 ms (20%), and 1 more differs so; 1 of 2 modules is "
         "faster: Net.y forward, -0.100 ms (10%); whether the step changed is not clear"
     )
-    same = replace(FOUND, changes=[slower._replace(verdict="same")], step=FOUND.step._replace(verdict="same"))
+    same = replace(COMPARISON, changes=[slower._replace(verdict="same")], step=COMPARISON.step._replace(verdict="same"))
     assert same.sentence == "no module of 1 is slower or faster beyond the noise; the step is as long as before"
 
 
@@ -426,9 +435,11 @@ def test_a_sure_change_of_a_large_module_is_found_beside_small_noisy_ones() -> N
         return measure_samples(Samples(columns, calls, durations, 0, dict.fromkeys((key[0] for key in keys), "M")), {})
 
     for _ in range(20):
-        found = compare_runs([run(0) for _ in range(6)], [run(2e5) for _ in range(6)], {})
-        assert [(c.fqn, c.phase) for c in found.changes if c.verdict in {"slower", "faster"}] == [("Net.2", "forward")]
-        assert abs(found.common_ratio - 1) < 0.03
+        comparison = compare_runs([run(0) for _ in range(6)], [run(2e5) for _ in range(6)], {})
+        assert [(c.fqn, c.phase) for c in comparison.changes if c.verdict in {"slower", "faster"}] == [
+            ("Net.2", "forward")
+        ]
+        assert abs(comparison.common_ratio - 1) < 0.03
 
 
 def test_models_with_hardly_a_module_in_common_are_said_to_be_different(tmp_path: Path) -> None:
@@ -436,27 +447,27 @@ def test_models_with_hardly_a_module_in_common_are_said_to_be_different(tmp_path
     recording(0).save(base)
     recording(1, rename={fqn: fqn.replace("Net", "Model") for fqn in FQNS}).save(other)
 
-    found = modtrace.diff(base, other)
-    assert found.sentence == "these are different models: 0 of 18 modules are on both sides"
+    comparison = modtrace.diff(base, other)
+    assert comparison.sentence == "these are different models: 0 of 18 modules are on both sides"
     assert invoke(base, other).exit_code == 0
     failed = invoke(base, other, "--fail-above", "5%")
-    assert (failed.exit_code, f"modtrace: {found.sentence}; nothing can be said" in failed.stderr) == (1, True)
+    assert (failed.exit_code, f"modtrace: {comparison.sentence}; nothing can be said" in failed.stderr) == (1, True)
     assert not modtrace.diff(recording(0), recording(1)).unrelated
 
 
 def test_where_modules_are_selected_the_step_does_not_count() -> None:
-    assert FOUND.only("*").above(0.005) == [FOUND.changes[0]]
-    assert FOUND.only("Net.x").above(0.005) == []
+    assert COMPARISON.only("*").above(0.005) == [COMPARISON.changes[0]]
+    assert COMPARISON.only("Net.x").above(0.005) == []
 
 
 def test_above_1000_percent_it_is_told_how_many_times_as_long() -> None:
     at_most, longer = (
-        FOUND.changes[0]._replace(new_ns=1_000_000 + more, difference_ns=more, new_calls=1)
+        COMPARISON.changes[0]._replace(new_ns=1_000_000 + more, difference_ns=more, new_calls=1)
         for more in (10_000_000, 242_000_000)
     )
-    step = FOUND.step._replace(new_ns=2_430_000_000, difference_ns=2_420_000_000)
-    found = replace(FOUND, changes=[longer, at_most], step=step, common_ratio=0.9512)
-    lines, rows = str(found).splitlines(), found.to_markdown().splitlines()[-2:]
+    step = COMPARISON.step._replace(new_ns=2_430_000_000, difference_ns=2_420_000_000)
+    comparison = replace(COMPARISON, changes=[longer, at_most], step=step, common_ratio=0.9512)
+    lines, rows = str(comparison).splitlines(), comparison.to_markdown().splitlines()[-2:]
 
     assert lines[0] == (
         "1 of 1 module is slower: Net.h|0 forward, +242.000 ms (243 times as long); the step is 243 times as long"
@@ -503,10 +514,10 @@ def with_gpu(timeline: Timeline, factor: float) -> Timeline:
 
 
 def test_times_on_a_gpu_are_compared_for_themselves() -> None:
-    found = modtrace.diff(with_gpu(recording(0), 1.0), with_gpu(recording(1), 1.5))
+    comparison = modtrace.diff(with_gpu(recording(0), 1.0), with_gpu(recording(1), 1.5))
 
-    assert changed(found) == [("Net.h.3", "GPU forward", "slower")]
-    assert (found.changes[0].base_ns, found.changes[0].new_ns) == (50 * US, 75 * US)
+    assert changed(comparison) == [("Net.h.3", "GPU forward", "slower")]
+    assert (comparison.changes[0].base_ns, comparison.changes[0].new_ns) == (50 * US, 75 * US)
 
 
 def test_work_on_a_gpu_changes_nothing_on_the_cpu() -> None:

@@ -69,12 +69,12 @@ def test_a_baseline_says_what_its_recordings_say(tmp_path: Path) -> None:
 
 def test_a_comparison_with_a_baseline_has_no_step_to_show(tmp_path: Path) -> None:
     save_baseline(recording(0), tmp_path / "baseline.json")
-    found = modtrace.diff(tmp_path / "baseline.json", recording(1))
+    comparison = modtrace.diff(tmp_path / "baseline.json", recording(1))
 
     with pytest.raises(modtrace.WriteError, match=r"a\.html: a baseline has no step to show; write \.md"):
-        found.save(tmp_path / "a.html")
-    found.save(tmp_path / "a.md")
-    assert (tmp_path / "a.md").read_text() == found.to_markdown()
+        comparison.save(tmp_path / "a.html")
+    comparison.save(tmp_path / "a.md")
+    assert (tmp_path / "a.md").read_text() == comparison.to_markdown()
 
 
 def written(tmp_path: Path, **changed: object) -> Path:
@@ -110,9 +110,9 @@ def written(tmp_path: Path, **changed: object) -> Path:
 def test_a_baseline_with_wrong_values_is_refused(tmp_path: Path, changed: dict[str, object], message: str) -> None:
     path = written(tmp_path, **changed)
 
-    with pytest.raises(modtrace.ModtraceError, match=r"baseline\.json: a damaged baseline") as found:
+    with pytest.raises(modtrace.ModtraceError, match=r"baseline\.json: a damaged baseline") as raised:
         modtrace.diff(path, recording(1))
-    assert message in str(found.value)
+    assert message in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -129,9 +129,9 @@ def test_what_a_broken_baseline_is_refused_for(tmp_path: Path, text: str, messag
     path = tmp_path / "other.json"
     path.write_text(text)
 
-    with pytest.raises(modtrace.ModtraceError) as found:
+    with pytest.raises(modtrace.ModtraceError) as raised:
         modtrace.diff(path, recording(0))
-    assert message in str(found.value)
+    assert message in str(raised.value)
 
 
 def test_the_largest_values_are_compared_in_finite_numbers(tmp_path: Path) -> None:
@@ -142,12 +142,12 @@ def test_the_largest_values_are_compared_in_finite_numbers(tmp_path: Path) -> No
             numbers_of[:2] = [9e18, 1e6]
     path.write_text(json.dumps(values))
 
-    found = modtrace.diff(path, recording(1))
+    comparison = modtrace.diff(path, recording(1))
 
     outside: list[str] = []
-    json.loads(found.to_json(), parse_constant=outside.append)
+    json.loads(comparison.to_json(), parse_constant=outside.append)
     assert outside == []
-    assert found.above(0.05) == []
+    assert comparison.above(0.05) == []
 
 
 def test_the_command_saves_a_baseline_and_compares_with_it(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_what_differs_in_the_environment_is_said(tmp_path: Path) -> None:
         return replace(recording(seed), metadata={"torch": version, "pid": 7})
 
     save_baseline(with_torch(0, "2.12.0"), tmp_path / "baseline.json")
-    found = modtrace.diff(tmp_path / "baseline.json", with_torch(1, "2.13.0"))
+    comparison = modtrace.diff(tmp_path / "baseline.json", with_torch(1, "2.13.0"))
 
-    assert found.environment == {"torch": ("2.12.0", "2.13.0")}
-    assert "torch: 2.12.0 before, 2.13.0 after" in found.to_text()
+    assert comparison.environment == {"torch": ("2.12.0", "2.13.0")}
+    assert "torch: 2.12.0 before, 2.13.0 after" in comparison.to_text()

@@ -37,10 +37,10 @@ def test_typical_does_not_change_with_what_disturbs_single_steps() -> None:
 @pytest.mark.parametrize("count", [30, 200])
 def test_variance_of_typical_is_that_of_many_repetitions(count: int) -> None:
     random = np.random.default_rng(1)
-    found = [typical(random.lognormal(12, 0.1, count).astype(np.int64)) for _ in range(2_000)]
+    repetitions = [typical(random.lognormal(12, 0.1, count).astype(np.int64)) for _ in range(2_000)]
 
-    means = np.array([one.time_ns for one in found])
-    assert np.mean([one.variance for one in found]) == pytest.approx(means.var() / means.mean() ** 2, rel=0.15)
+    means = np.array([one.time_ns for one in repetitions])
+    assert np.mean([one.variance for one in repetitions]) == pytest.approx(means.var() / means.mean() ** 2, rel=0.15)
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ def test_the_machine_is_what_time_and_number_of_modules_agree_on() -> None:
     def speeds(large: float, small: float) -> list[float]:
         usual = np.log([*[1e6] * 2, *[1e4] * 10])
         logs = np.stack([usual, usual + np.array([large] * 2 + [small] * 10)], axis=1)
-        found: list[float] = machine_speeds(logs).tolist()
-        return found
+        ratios: list[float] = machine_speeds(logs).tolist()
+        return ratios
 
     # Two modules have 95 % of the time. Half of a change is on each side of the usual times.
     assert speeds(0.02, 0.06) == pytest.approx([-0.01, 0.01])

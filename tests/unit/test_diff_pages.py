@@ -21,9 +21,9 @@ BASE = 1_790_000_000_000_000_000
 US = 1_000
 
 
-def shown(found: modtrace.Diff) -> tuple[TypicalStep, TypicalStep]:
-    assert found._sides is not None
-    return found._sides
+def shown(comparison: modtrace.Diff) -> tuple[TypicalStep, TypicalStep]:
+    assert comparison._sides is not None
+    return comparison._sides
 
 
 def steps_of(*durations: int, start: int = BASE) -> Timeline:
@@ -70,8 +70,8 @@ def test_typical_step_without_a_whole_one_is_an_error() -> None:
 
 
 def test_sides_lie_above_each_other_and_begin_together() -> None:
-    found = modtrace.diff(steps_of(100, 100, 100), steps_of(130, 130, 130, start=BASE + 10**12))
-    joined = side_by_side(shown(found))
+    comparison = modtrace.diff(steps_of(100, 100, 100), steps_of(130, 130, 130, start=BASE + 10**12))
+    joined = side_by_side(shown(comparison))
 
     assert [(track.name, track.process.name) for track in joined.tracks] == [
         ("forward · MainThread", "rank 0 · before · python"),
@@ -108,8 +108,8 @@ def test_ranks_of_both_sides_lie_in_pairs() -> None:
         tracks = [timeline.tracks[0], timeline.tracks[0]._replace(process=Process(6, 1))]
         return replace(timeline, slices=replace(both.take(order), parent=np.full(len(both), -1)), tracks=tracks)
 
-    found = modtrace.diff(two_ranks(steps_of(100, 100, 100)), two_ranks(steps_of(100, 100, 100)))
-    assert [track.process.name for track in side_by_side(shown(found)).tracks] == [
+    comparison = modtrace.diff(two_ranks(steps_of(100, 100, 100)), two_ranks(steps_of(100, 100, 100)))
+    assert [track.process.name for track in side_by_side(shown(comparison)).tracks] == [
         "rank 0 · before · python",
         "rank 0 · after · python",
         "rank 1 · before · python",
@@ -119,15 +119,15 @@ def test_ranks_of_both_sides_lie_in_pairs() -> None:
 
 def test_each_span_has_the_change_of_its_module_and_phase() -> None:
     renamed = {f"Net.h.{layer}": f"Net.layers.{layer}" for layer in range(8)}
-    found = modtrace.diff(
+    difference = modtrace.diff(
         recording(0), recording(1, {("Net.h.3", BACKWARD): 1.5}, rename=renamed), map={"Net.h": "Net.layers"}
     )
-    joined = side_by_side(shown(found))
-    header, body = unpack(payload(joined, compared(joined, shown(found), found.header, found.changes)))
+    joined = side_by_side(shown(difference))
+    header, body = unpack(payload(joined, compared(joined, shown(difference), difference.header, difference.changes)))
 
     comparison = header["comparison"]
     assert comparison["titles"] == ["before", "after"]
-    assert comparison["notes"] == found.header
+    assert comparison["notes"] == difference.header
     assert comparison["changes"] == [
         [
             c.fqn,
@@ -141,30 +141,34 @@ def test_each_span_has_the_change_of_its_module_and_phase() -> None:
             c.new_calls,
             c.verdict,
         ]
-        for c in found.changes
+        for c in difference.changes
     ]
     of_span = [int(index) for index in values(body, comparison["of_span"])]
     assert len(of_span) == len(joined.columns) == 2 * 18
     for span, index in zip(joined.spans, of_span, strict=True):
-        change = found.changes[index]
+        change = difference.changes[index]
         assert (change.fqn, change.phase) == (span.fqn.replace("Net.h.", "Net.layers."), span.phase)
-    assert [found.changes[i].verdict for i in of_span].count("slower") == 2, "on both sides"
+    assert [difference.changes[i].verdict for i in of_span].count("slower") == 2, "on both sides"
 
 
 def test_save_writes_what_the_suffix_says(tmp_path: Path) -> None:
-    found = modtrace.diff(recording(0), recording(1, {("Net.h.3", FORWARD): 1.5}))
-    for suffix, form in ((".csv", found.to_csv()), (".json", found.to_json()), (".md", found.to_markdown())):
-        found.save(tmp_path / f"d{suffix}")
+    comparison = modtrace.diff(recording(0), recording(1, {("Net.h.3", FORWARD): 1.5}))
+    for suffix, form in (
+        (".csv", comparison.to_csv()),
+        (".json", comparison.to_json()),
+        (".md", comparison.to_markdown()),
+    ):
+        comparison.save(tmp_path / f"d{suffix}")
         assert (tmp_path / f"d{suffix}").read_text() == form
     with pytest.raises(modtrace.WriteError, match=r"d\.txt: the suffix must be one of \.html, "):
-        found.save(tmp_path / "d.txt")
-    found.save(tmp_path / "d.html")
+        comparison.save(tmp_path / "d.txt")
+    comparison.save(tmp_path / "d.html")
     assert b'id="modtrace-data">H4sI' in (tmp_path / "d.html").read_bytes()
 
 
 def test_saved_trace_has_both_sides_in_perfetto(tmp_path: Path, trace_processor: type[TraceProcessor]) -> None:
-    found = modtrace.diff(recording(0), recording(1, {("Net.h.3", FORWARD): 1.5}))
-    found.save(tmp_path / "d.pftrace")
+    comparison = modtrace.diff(recording(0), recording(1, {("Net.h.3", FORWARD): 1.5}))
+    comparison.save(tmp_path / "d.pftrace")
 
     rows = trace_processor.open(tmp_path / "d.pftrace").query(
         "select process.name as name, count(*) as spans, min(slice.ts) as first from slice join thread_track on "
@@ -175,7 +179,7 @@ def test_saved_trace_has_both_sides_in_perfetto(tmp_path: Path, trace_processor:
     assert len({row["first"] for row in rows}) == 1, "their first spans follow the starts of their steps at once"
     again = modtrace.load(tmp_path / "d.pftrace")
     assert len(again.columns) == 36
-    assert [mark.text for mark in again.marks] == [mark.text for mark in side_by_side(shown(found)).marks]
+    assert [mark.text for mark in again.marks] == [mark.text for mark in side_by_side(shown(comparison)).marks]
 
 
 def test_command_writes_the_comparison(tmp_path: Path) -> None:

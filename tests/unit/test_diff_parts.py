@@ -41,8 +41,10 @@ def side(first: int, factors: Mapping[str, float] | None = None, *, speed: float
     return [recording(first + seed, factors, speed=speed) for seed in range(5)]
 
 
-def changed(found: modtrace.Diff) -> list[tuple[str, str, str]]:
-    return [(part.fqn, part.phase, part.verdict) for part in found.parts if part.verdict not in {"same", "cannot tell"}]
+def changed(comparison: modtrace.Diff) -> list[tuple[str, str, str]]:
+    return [
+        (part.fqn, part.phase, part.verdict) for part in comparison.parts if part.verdict not in {"same", "cannot tell"}
+    ]
 
 
 def test_samples_of_parts_are_those_of_the_summary() -> None:
@@ -62,42 +64,42 @@ def test_samples_of_parts_are_those_of_the_summary() -> None:
 
 
 def test_a_part_that_became_slower_is_the_only_one_found() -> None:
-    found = modtrace.diff(side(0), side(5, {"data loading": 1.4}))
+    comparison = modtrace.diff(side(0), side(5, {"data loading": 1.4}))
 
-    assert changed(found) == [("data loading", "part", "slower")]
-    part = found.parts[0]
+    assert changed(comparison) == [("data loading", "part", "slower")]
+    part = comparison.parts[0]
     assert part.low_ns is not None
     assert part.high_ns is not None
     assert 3.5 * MS < part.low_ns < part.difference_ns < part.high_ns < 4.5 * MS
     assert part.difference_ns == pytest.approx(4 * MS, abs=0.2 * MS)
-    assert [change.verdict for change in found.changes if change.verdict in {"slower", "faster"}] == []
-    assert part in found.above(0.3)
-    assert part not in found.above(0.5)
-    assert found.above(0.3, floor=0.1) == []  # 4 of 78 ms
+    assert [change.verdict for change in comparison.changes if change.verdict in {"slower", "faster"}] == []
+    assert part in comparison.above(0.3)
+    assert part not in comparison.above(0.5)
+    assert comparison.above(0.3, floor=0.1) == []  # 4 of 78 ms
     cost = f"{part.difference_ns / 1e6:+.3f} ms ({part.ratio:.0%})"
-    assert found.sentence.endswith(f"; data loading is slower: {cost}")
-    values = json.loads(found.to_json())
+    assert comparison.sentence.endswith(f"; data loading is slower: {cost}")
+    values = json.loads(comparison.to_json())
     assert (values["parts"][0]["fqn"], values["parts"][0]["low_ns"]) == ("data loading", part.low_ns)
-    assert found.only("*.h.3").parts == ()
-    assert found.only("*.h.3").sentence.count("data loading") == 0
-    texts = (found.to_text(), found.to_markdown(), found.to_html(), found.to_csv())
+    assert comparison.only("*.h.3").parts == ()
+    assert comparison.only("*.h.3").sentence.count("data loading") == 0
+    texts = (comparison.to_text(), comparison.to_markdown(), comparison.to_html(), comparison.to_csv())
     # In the sentence and in the table; a CSV is a table.
     assert [sum("data loading" in line for line in text.splitlines()) for text in texts] == [2, 2, 2, 1]
 
 
 def test_a_part_that_is_in_few_steps_is_compared_over_these() -> None:
-    found = modtrace.diff(side(0), side(5, {"saving": 1.5}))
+    comparison = modtrace.diff(side(0), side(5, {"saving": 1.5}))
 
-    assert changed(found) == [("saving", "part", "slower")]
-    assert found.parts[0].base_ns == pytest.approx(8 * MS, rel=0.05)
+    assert changed(comparison) == [("saving", "part", "slower")]
+    assert comparison.parts[0].base_ns == pytest.approx(8 * MS, rel=0.05)
 
 
 def test_a_part_that_is_new_comes_first() -> None:
     new = [part_timeline([{**USUAL, "log": 2 * MS}] * STEPS) for _ in range(2)]
-    found = modtrace.diff([part_timeline([USUAL] * STEPS)], new)
+    comparison = modtrace.diff([part_timeline([USUAL] * STEPS)], new)
 
-    assert [(part.fqn, part.verdict) for part in found.parts if part.calls_changed] == [("log", "added")]
-    assert found.parts[0].fqn == "log"
+    assert [(part.fqn, part.verdict) for part in comparison.parts if part.calls_changed] == [("log", "added")]
+    assert comparison.parts[0].fqn == "log"
 
 
 def test_what_gets_a_name_of_its_own_makes_nothing_else_faster() -> None:

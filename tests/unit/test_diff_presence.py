@@ -36,26 +36,26 @@ def without(fqn: str, timeline: Timeline) -> Timeline:
     return keeping(timeline, lambda other, _: other != fqn)
 
 
-def row(found: modtrace.Diff, fqn: str, phase: str = "forward") -> Change:
-    return next(change for change in found.changes if (change.fqn, change.phase) == (fqn, phase))
+def row(comparison: modtrace.Diff, fqn: str, phase: str = "forward") -> Change:
+    return next(change for change in comparison.changes if (change.fqn, change.phase) == (fqn, phase))
 
 
 @pytest.mark.parametrize("runs", [1, 3])
 def test_a_module_called_in_every_step_instead_of_every_tenth_comes_first(runs: int) -> None:
     base = [every(10, recording(seed)) for seed in range(runs)]
     new = [every(1, recording(seed)) for seed in range(runs, 2 * runs)]
-    found = modtrace.diff(base, new)
+    comparison = modtrace.diff(base, new)
 
-    first = found.changes[:2]
+    first = comparison.changes[:2]
     assert {change[:2] for change in first} == {("Net.h.3", "forward"), ("Net.h.3", "backward")}
     assert {(c.base_calls, c.new_calls, c.calls_changed, c.verdict) for c in first} == {(0.1, 1, True, "slower")}
-    assert "0.1 → 1" in found.to_text()
+    assert "0.1 → 1" in comparison.to_text()
     # 100 µs in each step, 10 µs per step before.
-    forward = row(found, "Net.h.3")
+    forward = row(comparison, "Net.h.3")
     assert forward.base_ns == pytest.approx(10_000, rel=0.1)
     assert forward.new_ns == pytest.approx(100_000, rel=0.1)
-    assert found.above(0.05) == list(found.changes[:2])
-    assert [change for change in found.changes[2:] if change.calls_changed] == []
+    assert comparison.above(0.05) == list(comparison.changes[:2])
+    assert [change for change in comparison.changes[2:] if change.calls_changed] == []
     back = modtrace.diff(new, base)
     assert {(c.base_calls, c.new_calls, c.verdict) for c in back.changes[:2]} == {(1, 0.1, "faster")}
 
@@ -87,44 +87,46 @@ def test_a_module_that_one_recording_lacks_is_compared_over_the_others() -> None
     base = [recording(seed) for seed in range(8)]
     base[2] = without("Net.h.3", base[2])
     new = [recording(seed, {("Net.h.3", FORWARD): 1.6}) for seed in range(8, 16)]
-    found = modtrace.diff(base, new)
+    comparison = modtrace.diff(base, new)
 
-    assert changed(found) == [("Net.h.3", "forward", "slower")]
-    change = found.changes[0]
+    assert changed(comparison) == [("Net.h.3", "forward", "slower")]
+    change = comparison.changes[0]
     assert (change.base_recordings, change.new_recordings, change.calls_changed) == (7, 8, False)
     assert change.ratio == pytest.approx(0.6, abs=0.03)
-    assert [part.fqn for part in found.above(0.05)] == ["forward", "Net.h.3"]  # the part of the step, and why
-    assert found.above(0.1) == [change]
-    assert "not in every recording: Net.h.3 forward (7 of 8 before), Net.h.3 backward (7 of 8 before)" in found.header
+    assert [part.fqn for part in comparison.above(0.05)] == ["forward", "Net.h.3"]  # the part of the step, and why
+    assert comparison.above(0.1) == [change]
+    assert (
+        "not in every recording: Net.h.3 forward (7 of 8 before), Net.h.3 backward (7 of 8 before)" in comparison.header
+    )
 
 
 def test_what_has_no_estimate_has_no_interval(tmp_path: Path) -> None:
     base = [recording(0), *(without("Net.h.3", recording(seed)) for seed in (1, 2))]
-    found = modtrace.diff(base, [recording(seed, recompute=("Net.h.1",)) for seed in (3, 4, 5)])
+    comparison = modtrace.diff(base, [recording(seed, recompute=("Net.h.1",)) for seed in (3, 4, 5)])
 
-    seldom, added = row(found, "Net.h.3"), row(found, "Net.h.1", "recompute")
+    seldom, added = row(comparison, "Net.h.3"), row(comparison, "Net.h.1", "recompute")
     assert (seldom.low_ns, seldom.high_ns, seldom.verdict) == (None, None, "cannot tell")
     assert (added.low_ns, added.high_ns, added.verdict) == (None, None, "added")
-    assert json.loads(found.to_json())["changes"][0]["low_ns"] is None
-    found.save(tmp_path / "d.html")
+    assert json.loads(comparison.to_json())["changes"][0]["low_ns"] is None
+    comparison.save(tmp_path / "d.html")
 
 
 def test_copies_of_a_recording_count_once() -> None:
     one, other = recording(0), recording(1)
-    found = modtrace.diff([one] * 8, [other] * 8)
+    comparison = modtrace.diff([one] * 8, [other] * 8)
 
     single = modtrace.diff(one, other)
-    assert (found.runs, found.copies, found.changes) == ((1, 1), (7, 7), single.changes)
-    assert "14 recordings left out: a copy says nothing new" in found.header
+    assert (comparison.runs, comparison.copies, comparison.changes) == ((1, 1), (7, 7), single.changes)
+    assert "14 recordings left out: a copy says nothing new" in comparison.header
 
 
 def test_the_same_recordings_on_both_sides_are_said_to_be() -> None:
     recordings = [recording(seed) for seed in range(8)]
-    found = modtrace.diff(recordings, recordings)
+    comparison = modtrace.diff(recordings, recordings)
 
-    assert {change.difference_ns for change in found.changes} == {0}
-    assert {change.verdict for change in found.changes} <= {"same", "cannot tell"}
-    assert "both sides hold the same recordings: they say nothing of a change" in found.header
+    assert {change.difference_ns for change in comparison.changes} == {0}
+    assert {change.verdict for change in comparison.changes} <= {"same", "cannot tell"}
+    assert "both sides hold the same recordings: they say nothing of a change" in comparison.header
     partly = modtrace.diff(recordings[:5], recordings[4:])
     assert "1 recording on both sides: they say nothing of a change" in partly.header
 
@@ -138,10 +140,10 @@ def test_what_is_shorter_than_the_clock_tells_has_no_verdict_and_no_percentage()
     base, new = ([recording(side * 5 + seed) for seed in range(5)] for side in (0, 1))
     both = row(modtrace.diff(list(map(instant, base)), list(map(instant, new))), "Net.h.3")
     assert (both.verdict, both.ratio, both.low_ns) == ("cannot tell", 0, None)
-    found = modtrace.diff(list(map(instant, base)), new)
-    grown = row(found, "Net.h.3", "backward")
+    comparison = modtrace.diff(list(map(instant, base)), new)
+    grown = row(comparison, "Net.h.3", "backward")
     assert (grown.verdict, grown.ratio) == ("slower", math.inf)
-    line = next(line for line in found.to_text().splitlines() if line.startswith("Net.h.3  backward"))
+    line = next(line for line in comparison.to_text().splitlines() if line.startswith("Net.h.3  backward"))
     low = f"{(grown.low_ns or 0) / 1e6:+.3f}"
     assert line.split()[4:6] == [f"{grown.difference_ns / 1e6:+.3f}", low]
 

@@ -53,12 +53,12 @@ def counted(flops: int = 100) -> Timeline:
 
 def test_a_call_like_a_counted_one_has_its_flops_and_another_has_none() -> None:
     timeline = counted()
-    found = {
+    flops_of = {
         (span.step, span.fqn, span.phase): timeline.span_args.get(row, {}).get("flops")
         for row, span in enumerate(timeline.spans)
     }
 
-    assert found == {
+    assert flops_of == {
         (step, name, phase): flops if step < 2 else "unknown"
         for step in range(3)
         for name, phase, flops in (
@@ -184,8 +184,8 @@ def test_on_a_roofline_a_phase_is_bound_by_what_is_less() -> None:
     assert summary.flops is not None
     assert (summary.flops.peak_tflops, summary.flops.peak_tbytes) == (989.4, 3.35)
     # In each of two steps operators 0 (5 bytes), 1 (7) in forward and 3 (11) in backward.
-    found = [(rate.phase, rate.flops, rate.bytes_accessed, rate.bytes_per_second) for rate in summary.flops.rates]
-    assert found == [("forward", 260, 24, 2.4e9), ("backward", 400, 22, 5.5e9)]
+    rates = [(rate.phase, rate.flops, rate.bytes_accessed, rate.bytes_per_second) for rate in summary.flops.rates]
+    assert rates == [("forward", 260, 24, 2.4e9), ("backward", 400, 22, 5.5e9)]
     forward = summary.flops.rates[0]
     # 260 / 24 FLOP/byte times 3.35 TB/s are 36.3 TFLOP/s.
     assert (forward.intensity, forward.bound_by) == (260 / 24, "memory")
@@ -223,12 +223,12 @@ def test_what_the_memory_moves_is_known_of_some_devices(device: str, moved: floa
 
 def test_a_diff_says_exactly_what_steps_cost_if_that_differs(tmp_path: Path) -> None:
     modtrace.save_baseline(counted(), tmp_path / "base.json")
-    found = modtrace.diff(tmp_path / "base.json", counted(103))
+    comparison = modtrace.diff(tmp_path / "base.json", counted(103))
     plain = replace(counted(), metadata={}, span_args={})
 
     # 2 of 3 calls are counted.
-    assert found.environment == {"FLOPs of a step": ("330", "333"), "FLOPs of a call of Net.a": ("200", "202")}
-    assert "FLOPs of a step: 330 before, 333 after" in found.header
+    assert comparison.environment == {"FLOPs of a step": ("330", "333"), "FLOPs of a call of Net.a": ("200", "202")}
+    assert "FLOPs of a step: 330 before, 333 after" in comparison.header
     assert modtrace.diff(counted(), counted()).environment == {}
     assert modtrace.diff(counted(), plain).environment == {}
 

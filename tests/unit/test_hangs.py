@@ -35,8 +35,8 @@ def called(*operators: str, waits_s: float | None = None, group: str = "0", rank
 def state(rank: int, *progress: GroupProgress | PeerProgress, **fields: Any) -> RankState:
     known = {"state": "running", "usual_ns": {}, "stack": (), "first_ns": None} | fields
     thread = ThreadStack("MainThread", 7, known["stack"], NOW - 25 * SECOND)
-    groups = tuple(found for found in progress if isinstance(found, GroupProgress))
-    peers = tuple(found for found in progress if isinstance(found, PeerProgress))
+    groups = tuple(one for one in progress if isinstance(one, GroupProgress))
+    peers = tuple(one for one in progress if isinstance(one, PeerProgress))
     return RankState(
         path=f"{rank}.modtrace",
         rank=rank,
@@ -258,8 +258,8 @@ def test_a_receive_from_any_rank_may_be_the_other_end() -> None:
 
 
 def progress(script: EventScript) -> GroupProgress:
-    (found,) = read_rank_progress(RingAnalysis(script.snapshot())).groups
-    return found
+    (group,) = read_rank_progress(RingAnalysis(script.snapshot())).groups
+    return group
 
 
 def test_a_wait_that_has_not_ended_blocks() -> None:
@@ -311,8 +311,8 @@ def test_what_is_complete_blocks_nothing() -> None:
 def test_a_message_of_a_forged_ring_that_is_no_send_or_receive_is_left_out(text: str) -> None:
     script = EventScript()
     script.collective(10, Kind.COLLECTIVE_ENTER, text, 0)
-    found = read_rank_progress(RingAnalysis(script.snapshot()))
-    assert (found.peers, [group.last for group in found.groups if group.last >= 0]) == ((), [])
+    rank_progress = read_rank_progress(RingAnalysis(script.snapshot()))
+    assert (rank_progress.peers, [group.last for group in rank_progress.groups if group.last >= 0]) == ((), [])
 
 
 def test_sends_and_receives_are_told_by_peer() -> None:

@@ -199,7 +199,7 @@ class Scripts(HTMLParser):
 
     def __init__(self, page: str) -> None:
         super().__init__()
-        self.found: dict[str | None, str] = {}
+        self.texts: dict[str | None, str] = {}
         self._inside: list[str | None] = []
         self.feed(page)
         self.close()
@@ -214,13 +214,13 @@ class Scripts(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         if self._inside:
-            self.found[self._inside[-1]] = data
+            self.texts[self._inside[-1]] = data
 
 
 @given(st.text(st.characters(), max_size=40))
 def test_any_name_comes_back_out_of_the_page(name: str) -> None:
     page = render_html(two_spans(names=[Name(name, name, name)])).decode()
-    scripts = Scripts(page).found
+    scripts = Scripts(page).texts
     header, _ = unpack(gzip.decompress(base64.b64decode(scripts["modtrace-data"])))
 
     assert set(scripts) == {None, "modtrace-data"}

@@ -41,10 +41,10 @@ def test_cuda_is_counted_once_it_is_used(engine: EngineName, monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "memory_allocated", {3: 70}.__getitem__)
     monkeypatch.setattr(torch.cuda, "memory_reserved", {3: 90}.__getitem__)
 
-    found = counted(engine)
+    counters = counted(engine)
 
-    assert list(found) == ["process RSS", "cuda:3 allocated", "cuda:3 reserved"]
-    assert (set(found["cuda:3 allocated"]), set(found["cuda:3 reserved"])) == ({70}, {90})
+    assert list(counters) == ["process RSS", "cuda:3 allocated", "cuda:3 reserved"]
+    assert (set(counters["cuda:3 allocated"]), set(counters["cuda:3 reserved"])) == ({70}, {90})
 
 
 def test_an_allocator_that_counts_nothing_ends_no_recording(monkeypatch: pytest.MonkeyPatch) -> None:

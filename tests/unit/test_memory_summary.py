@@ -206,12 +206,12 @@ def test_a_diff_says_any_difference_in_bytes() -> None:
     # Of a module's two forward calls the lower median: 20 stays, and 170 - 100 inside; the peak stays.
     assert modtrace.diff(recorded(), more).environment == {}
     more.counters[0].value[3:6] += 80  # b keeps 130
-    found = modtrace.diff(recorded(), more)
-    assert found.environment == {
+    comparison = modtrace.diff(recorded(), more)
+    assert comparison.environment == {
         "bytes held at most": ("250", "330"),
         "bytes retained by Net.b": ("50", "130"),
     }
-    assert "bytes held at most: 250 before, 330 after" in found.header
+    assert "bytes held at most: 250 before, 330 after" in comparison.header
 
 
 def test_a_peak_that_is_higher_than_in_the_baseline_fails(tmp_path: Path) -> None:
@@ -220,20 +220,20 @@ def test_a_peak_that_is_higher_than_in_the_baseline_fails(tmp_path: Path) -> Non
     more = recorded()
     more.counters[0].value[3:6] += 80
     more.save(path)
-    found = modtrace.diff(base, path)
+    comparison = modtrace.diff(base, path)
 
     # In forward Net holds 250 - 100, and b 250 - 120.
-    assert found.peak_bytes == [
+    assert comparison.peak_bytes == [
         PeakChange("", 250, 330, 80),
         PeakChange("Net", 100, 150, 50),
         PeakChange("Net.a", 40, 40, 0),
         PeakChange("Net.b", 90, 130, 40),
     ]
-    assert "peak_bytes of Net: 100 before, 150 after (+50)" in found.header
-    assert [peak.fqn for peak in found.peaks_above(0.3)] == ["", "Net", "Net.b"]
-    assert [peak.fqn for peak in found.peaks_above(0.3, floor=0.17)] == ["", "Net"]  # 42.5 bytes
-    assert [peak.fqn for peak in found.only("Net.*").peaks_above(0.3)] == ["Net.b"]
-    assert json.loads(found.to_json())["peak_bytes"][1]["difference_bytes"] == 50
+    assert "peak_bytes of Net: 100 before, 150 after (+50)" in comparison.header
+    assert [peak.fqn for peak in comparison.peaks_above(0.3)] == ["", "Net", "Net.b"]
+    assert [peak.fqn for peak in comparison.peaks_above(0.3, floor=0.17)] == ["", "Net"]  # 42.5 bytes
+    assert [peak.fqn for peak in comparison.only("Net.*").peaks_above(0.3)] == ["Net.b"]
+    assert json.loads(comparison.to_json())["peak_bytes"][1]["difference_bytes"] == 50
 
     fails, passes = (command("diff", base, path, "--fail-above", limit) for limit in ("40%", "50%"))
     assert (fails.exit_code, fails.stderr.splitlines()) == (

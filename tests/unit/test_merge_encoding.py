@@ -78,9 +78,9 @@ def test_faults_of_the_profiler_are_told_apart(tmp_path: Path, packed: bool) -> 
     source.write_bytes(gzip.compress(data) if packed else data)
     told = merge(source, NET, out)
     assert told.metadata["profiler_events"] == 31
-    found = check(out).faults
-    assert len(found) == 29
-    assert all(violation.of_profiler for violation in found)
+    overlaps = check(out).faults
+    assert len(overlaps) == 29
+    assert all(violation.of_profiler for violation in overlaps)
 
 
 def test_slices_before_time_0_are_told(tmp_path: Path) -> None:

@@ -49,14 +49,14 @@ def test_a_thread_does_not_wait_for_one_that_walks_and_waits_for_it(monkeypatch:
     thread = threading.Thread(target=lambda: names(net, net.fc(1)))
     thread.start()
     assert entered.wait(60)
-    found = [names(net, net.fc(0))[1]]
+    fqns = [names(net, net.fc(0))[1]]
     # A walk is due at the 1st, 2nd, 4th … time, and while another one is under way.
     net.h.append(Block())
-    found.append(names(net, net.fc(2))[1])
+    fqns.append(names(net, net.fc(2))[1])
     done.set()
     thread.join()
 
-    assert found == ["Net.h.0.fc", "Net.h.2.fc"]
+    assert fqns == ["Net.h.0.fc", "Net.h.2.fc"]
 
 
 def test_a_thread_does_not_wait_for_one_that_adds_a_name_and_waits_for_it() -> None:

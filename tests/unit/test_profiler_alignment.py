@@ -35,10 +35,10 @@ def moved(alignment: Alignment, *times: int) -> list[int]:
 
 
 def test_one_mark_gives_the_offset() -> None:
-    found = align_by_sync_marks([sync(0, 1000)], dict([around(0, 1700)]), BASE)
-    assert moved(found, 0, 1000, 5000) == [700, 1700, 5700]
-    assert (found.marks, found.bound_ns) == (1, 500)
-    assert found.residual_ns == pytest.approx(0, abs=1e-6)
+    alignment = align_by_sync_marks([sync(0, 1000)], dict([around(0, 1700)]), BASE)
+    assert moved(alignment, 0, 1000, 5000) == [700, 1700, 5700]
+    assert (alignment.marks, alignment.bound_ns) == (1, 500)
+    assert alignment.residual_ns == pytest.approx(0, abs=1e-6)
 
 
 def test_offset_and_drift_are_found_and_the_residual_is_reported() -> None:
@@ -46,29 +46,29 @@ def test_offset_and_drift_are_found_and_the_residual_is_reported() -> None:
     # 3 µs ahead, 2 µs more every second; one mark was interrupted and is 90 µs wide.
     slices = dict(around(n, time + 3000 + 2000 * n) for n, time in enumerate(times))
     slices |= dict([around(5, times[5] + 50_000, 45_000)])
-    found = align_by_sync_marks([sync(n, time) for n, time in enumerate(times)], slices, BASE)
-    assert moved(found, 0, 4 * SECOND, 10 * SECOND) == pytest.approx(
+    alignment = align_by_sync_marks([sync(n, time) for n, time in enumerate(times)], slices, BASE)
+    assert moved(alignment, 0, 4 * SECOND, 10 * SECOND) == pytest.approx(
         [3000, 4 * SECOND + 11_000, 10 * SECOND + 23_000], abs=20
     )
-    assert found.residual_ns is not None
-    assert found.residual_ns < 20
-    assert found.worst_ns == pytest.approx(50_000 - 13_000, abs=50)
-    assert str(found).startswith("aligned by 11 sync marks: residual")
+    assert alignment.residual_ns is not None
+    assert alignment.residual_ns < 20
+    assert alignment.worst_ns == pytest.approx(50_000 - 13_000, abs=50)
+    assert str(alignment).startswith("aligned by 11 sync marks: residual")
 
 
 def test_noise_alone_is_no_drift() -> None:
     noise = [300, -200, 100, -300, 200, 0, -100, 250]
     slices = dict(around(n, n * 1_000_000 + off) for n, off in enumerate(noise))
-    found = align_by_sync_marks([sync(n, n * 1_000_000) for n in range(len(noise))], slices, BASE)
-    assert found.line.drift == 0
-    assert abs(moved(found, 0)[0]) < 100
+    alignment = align_by_sync_marks([sync(n, n * 1_000_000) for n in range(len(noise))], slices, BASE)
+    assert alignment.line.drift == 0
+    assert abs(moved(alignment, 0)[0]) < 100
 
 
 def test_of_two_slices_of_one_name_the_nearest_is_meant() -> None:
-    found = align_by_sync_marks(
+    alignment = align_by_sync_marks(
         [sync(0, 5 * SECOND)], {"modtrace.sync#0": [(0, 100), (5 * SECOND, 5 * SECOND + 200)]}, BASE
     )
-    assert moved(found, 0) == [100]
+    assert moved(alignment, 0) == [100]
 
 
 def test_marks_of_another_run_count_as_none() -> None:
@@ -80,11 +80,11 @@ def test_marks_of_another_run_count_as_none() -> None:
 
 @pytest.mark.parametrize("marks", [[], [Mark(BASE, "mark", "modtrace.sync#0")], [sync(7, 0)]])
 def test_without_common_marks_the_wall_clock_counts_and_says_how_sure_it_is(marks: list[Mark]) -> None:
-    found = align_by_sync_marks(marks, dict([around(0, 0)]), BASE)
-    assert found == align_by_wall_clock(BASE)
-    assert moved(found, 0, 12345) == [0, 12345]
-    assert found.metadata()["method"] == "wall clock"
-    assert "usually agree within 10 µs" in str(found)
+    alignment = align_by_sync_marks(marks, dict([around(0, 0)]), BASE)
+    assert alignment == align_by_wall_clock(BASE)
+    assert moved(alignment, 0, 12345) == [0, 12345]
+    assert alignment.metadata()["method"] == "wall clock"
+    assert "usually agree within 10 µs" in str(alignment)
 
 
 def test_offsets_that_contradict_each_other_are_counted() -> None:

@@ -63,22 +63,22 @@ def test_communication_is_in_no_other_gpu_time_and_its_overlap_is_known() -> Non
 
 
 def test_a_collective_is_a_span_of_a_class_of_its_own_below_the_module_that_launched_it() -> None:
-    found = overlaid(CALLS, *MADE, *LAUNCHED)
-    devices = found.devices
+    overlay = overlaid(CALLS, *MADE, *LAUNCHED)
+    devices = overlay.devices
     above = [
         (
             start,
             end,
             depth,
-            found.collective_names[collective] if collective >= 0 else "",
-            found.timeline_with_captures.names[name].fqn,
+            overlay.collective_names[collective] if collective >= 0 else "",
+            overlay.timeline_with_captures.names[name].fqn,
         )
         for start, end, depth, collective, name, track in zip(
             devices.start.tolist(),
             devices.end.tolist(),
             devices.depth.tolist(),
             devices.collective.tolist(),
-            found.timeline_with_captures.columns.name[devices.span].tolist(),
+            overlay.timeline_with_captures.columns.name[devices.span].tolist(),
             devices.track.tolist(),
             strict=True,
         )

@@ -52,16 +52,16 @@ def replay(at: int, launched: int, correlation: int, **args: Any) -> list[dict[s
 CALLS = recording(("Net", 1000, 5000, 0), ("a: Linear", 1100, 2000, 1), ("b: Linear", 2050, 4500, 1))
 
 
-def gpu_times(found: Overlay) -> dict[str, tuple[int, int]]:
+def gpu_times(overlay: Overlay) -> dict[str, tuple[int, int]]:
     """Kernel and copy time of each module itself."""
-    return {row.fqn: (row.kernel_ns, row.memcpy_ns) for row in found.summary.rows if row.gpu_self_ns}
+    return {row.fqn: (row.kernel_ns, row.memcpy_ns) for row in overlay.summary.rows if row.gpu_self_ns}
 
 
 def test_replays_belong_to_the_modules_of_the_capture() -> None:
-    found = overlaid(CALLS, *captured(1500, 1), *replay(10_000, 8000, 50), *replay(20_000, 9000, 51))
-    assert gpu_times(found) == {"Net.a": (200, 0), "Net.b": (600, 40)}
-    assert found.unattributed == {}
-    spans = found.devices
+    overlay = overlaid(CALLS, *captured(1500, 1), *replay(10_000, 8000, 50), *replay(20_000, 9000, 51))
+    assert gpu_times(overlay) == {"Net.a": (200, 0), "Net.b": (600, 40)}
+    assert overlay.unattributed == {}
+    spans = overlay.devices
     outermost = np.flatnonzero(spans.depth == 0)
     assert spans.start[outermost].tolist() == [10_000, 20_000]
     assert spans.end[outermost].tolist() == [10_450, 20_450]
@@ -76,16 +76,16 @@ def test_a_capture_in_a_second_trace_tells_whose_a_replay_is() -> None:
         x("python_function", "nn.Module: Linear_1", 2050, 4500),
         *captured(1500, 1),
     )
-    found = overlaid(late, *here, capture=capture)
-    assert gpu_times(found) == {"Net_0.Linear_0": (100, 0), "Net_0.Linear_1": (300, 20)}
+    overlay = overlaid(late, *here, capture=capture)
+    assert gpu_times(overlay) == {"Net_0.Linear_0": (100, 0), "Net_0.Linear_1": (300, 20)}
     assert gpu_times(overlaid(late, *here)) == {"(no module: graph launch, capture not known)": (400, 20)}
 
 
 def test_a_replay_that_fits_no_capture_says_so() -> None:
     """What was captured has an operation more."""
     more = api("cudaMemsetAsync", 1600, 9)
-    found = overlaid(CALLS, *captured(1500, 1), more, *replay(10_000, 8000, 50))
-    assert found.unattributed == {"graph launch, capture not known": 3}
+    overlay = overlaid(CALLS, *captured(1500, 1), more, *replay(10_000, 8000, 50))
+    assert overlay.unattributed == {"graph launch, capture not known": 3}
 
 
 def test_a_graph_launched_in_a_call_belongs_to_the_call_where_its_capture_is_not_known() -> None:
@@ -108,8 +108,8 @@ def test_each_reason_is_counted_and_told() -> None:
         x("kernel", "k", 12_000, 12_001, pid=0, tid=7),
     ]
     ran = x("cpu_op", "aten::op", 1000, 1010)
-    found = overlaid(CALLS, ran, api("cudaLaunchKernel", 7000, 1), *work, *replay(20_000, 8000, 50))
-    assert {row.fqn: row.gpu_self_ns for row in found.summary.rows if row.gpu_self_ns} == {
+    overlay = overlaid(CALLS, ran, api("cudaLaunchKernel", 7000, 1), *work, *replay(20_000, 8000, 50))
+    assert {row.fqn: row.gpu_self_ns for row in overlay.summary.rows if row.gpu_self_ns} == {
         "(no module: launched outside modules)": 100,
         "(no module: launch not in the trace)": 10,
         "(no module: graph launch, capture not known)": 420,

@@ -44,9 +44,9 @@ piece = st.tuples(st.integers(0, 200), st.integers(1, 40), st.text("abc", max_si
 
 
 @given(st.lists(piece, max_size=30))
-def test_cover_nests_and_holds_each_piece(found: list[tuple[int, int, str]]) -> None:
+def test_cover_nests_and_holds_each_piece(rows: list[tuple[int, int, str]]) -> None:
     pieces, end = [], 0
-    for gap, length, path in found:
+    for gap, length, path in rows:
         pieces.append(LabelledInterval(end + gap, end + gap + length, path))
         end += gap + length
     slices = spans_from_intervals(pieces)
@@ -67,9 +67,9 @@ spans = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 10**6), st.integers
 @example([(0, 0, 385), (0, 384, 0), (0, 385, 0)])
 @example([(0, 0, 299), (0, 0, 298), (0, 297, 0), (0, 298, 1), (0, 299, 9)])
 @given(spans)
-def test_rounded_slices_nest_in_both_readings(base: int, found: list[tuple[int, int, int]]) -> None:
+def test_rounded_slices_nest_in_both_readings(base: int, rows: list[tuple[int, int, int]]) -> None:
     base = base % (1 << 62)
-    track, start, length = np.array(found, np.int64).reshape(-1, 3).T
+    track, start, length = np.array(rows, np.int64).reshape(-1, 3).T
     order = np.lexsort((-length, start, track))
     track, start, length = track[order], start[order] + base, length[order]
     end, parent, depth = clip_and_nest(track, start, start + length, np.zeros(len(track), np.int64))

@@ -27,7 +27,7 @@ def kernel(device: int, start: int, correlation: int, **args: Any) -> Event:
     return x("kernel", "gemm", start, start + 10, pid=device, tid=7, correlation=correlation, **args)
 
 
-def found(*events: Event) -> list[int | None]:
+def launch_starts(*events: Event) -> list[int | None]:
     """Return for each kernel, in the order of the events, the start of its launch."""
     collector = EventCollector()
     collector.add(json.loads(json.dumps(events)))
@@ -41,7 +41,7 @@ def test_a_launch_that_begins_behind_the_work_is_of_another_process() -> None:
     second = [launch(OTHER, 5000 + at, number) for number, at in enumerate((0, 100))]
     first = [launch(PID, 1000 + at, number) for number, at in enumerate((0, 100))]
     work = [kernel(0, 1050, 0), kernel(0, 1150, 1), kernel(1, 5050, 0), kernel(1, 5150, 1)]
-    assert found(*second, *first, *work) == [1000, 1100, 5000, 5100]
+    assert launch_starts(*second, *first, *work) == [1000, 1100, 5000, 5100]
 
 
 def test_a_device_works_for_one_process_where_its_queue_is_long() -> None:
@@ -52,18 +52,18 @@ def test_a_device_works_for_one_process_where_its_queue_is_long() -> None:
     ]
     work = [kernel(0, 1005, 0), kernel(0, 9000, 10), kernel(0, 9100, 20)]
     work += [kernel(1, 1040, 0), kernel(1, 9000, 10), kernel(1, 9100, 20)]
-    assert found(*launches, *work) == [1000, 1010, 1020, 1030, 1040, 1050]
+    assert launch_starts(*launches, *work) == [1000, 1010, 1020, 1030, 1040, 1050]
 
 
 def test_where_nothing_tells_them_apart_devices_and_processes_are_paired_in_order() -> None:
     launches = [launch(OTHER, 1001, 1), launch(PID, 1000, 1)]
-    assert found(*launches, kernel(1, 8000, 1), kernel(0, 9000, 1)) == [1001, 1000]
+    assert launch_starts(*launches, kernel(1, 8000, 1), kernel(0, 9000, 1)) == [1001, 1000]
 
 
 def test_processes_that_share_a_device_are_told_apart_by_external_ids() -> None:
     launches = [launch(PID, 1000, 1, External_id=5), launch(OTHER, 1010, 1, External_id=6)]
     work = [kernel(0, 1100, 1, External_id=6), kernel(0, 1200, 1, External_id=5)]
-    assert found(*launches, *work) == [1010, 1000]
+    assert launch_starts(*launches, *work) == [1010, 1000]
 
 
 def test_without_external_ids_the_nearest_launch_counts() -> None:
@@ -71,7 +71,7 @@ def test_without_external_ids_the_nearest_launch_counts() -> None:
     work = [kernel(0, 1005, 1), kernel(0, 1200, 1), kernel(0, 2001, 2), kernel(0, 3001, 2)]
     work += [kernel(0, 3500, 3)]
     launches += [launch(PID, 3400, 3), launch(OTHER, 3600, 3), launch(PID, 4000, 4), launch(OTHER, 3900, 4)]
-    assert found(*launches, *work, kernel(0, 3950, 4)) == [1000, 1010, 2000, 3000, 3400, 3900]
+    assert launch_starts(*launches, *work, kernel(0, 3950, 4)) == [1000, 1010, 2000, 3000, 3400, 3900]
 
 
 def test_a_graph_launch_has_much_work() -> None:
@@ -80,7 +80,7 @@ def test_a_graph_launch_has_much_work() -> None:
         *(launch(PID, 5000, 2), launch(OTHER, 6000, 2)),
     ]
     work = [kernel(0, 1100, 1), kernel(0, 1200, 1), kernel(0, 3100, 1), kernel(0, 3200, 1), kernel(0, 5500, 2)]
-    assert found(*launches, *work, kernel(0, 6001, 2)) == [1000, 1000, 3000, 3000, 5000, 6000]
+    assert launch_starts(*launches, *work, kernel(0, 6001, 2)) == [1000, 1000, 3000, 3000, 5000, 6000]
 
 
 def test_work_whose_own_launch_is_not_in_the_trace_is_nobodys() -> None:
@@ -89,11 +89,15 @@ def test_work_whose_own_launch_is_not_in_the_trace_is_nobodys() -> None:
         launch(OTHER, 1500 + at, at) for at in range(20, 40)
     ]
     work = [kernel(0, 1010 + at, at) for at in range(1, 5)] + [kernel(1, 1600 + at, at) for at in range(20, 40)]
-    assert found(*launches, *work, kernel(1, 1700, 3))[-1] is None
+    assert launch_starts(*launches, *work, kernel(1, 1700, 3))[-1] is None
 
 
 def test_in_a_trace_of_one_process_the_id_alone_tells() -> None:
-    assert found(launch(PID, 1000, 1), kernel(0, 990, 1), kernel(1, 2000, 1), kernel(0, 3000, 2)) == [1000, 1000, None]
+    assert launch_starts(launch(PID, 1000, 1), kernel(0, 990, 1), kernel(1, 2000, 1), kernel(0, 3000, 2)) == [
+        1000,
+        1000,
+        None,
+    ]
 
 
 def test_a_merge_counts_what_the_other_process_launched_apart() -> None:

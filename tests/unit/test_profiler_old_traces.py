@@ -39,9 +39,9 @@ def step() -> list[dict[str, Any]]:
 def test_categories_of_old_traces_are_those_of_today() -> None:
     old = [event | {"cat": OLD[event["cat"]]} for event in step()]
 
-    found, today = overlaid(CALLS, *old), overlaid(CALLS, *step())
+    of_old, today = overlaid(CALLS, *old), overlaid(CALLS, *step())
 
-    for overlay in (found, today):
+    for overlay in (of_old, today):
         assert (overlay.nodes, overlay.attributed_nodes) == (1, 1)
         assert (overlay.work, overlay.attributed_work) == (3, 3)
         times = {row.fqn: (row.kernel_ns, row.memcpy_ns, row.memset_ns) for row in overlay.summary.rows}
@@ -50,7 +50,7 @@ def test_categories_of_old_traces_are_those_of_today() -> None:
 
 def test_replays_of_hip_graphs_belong_to_the_modules_of_the_capture() -> None:
     """As MI300 traces have them: no ids of graphs or nodes, and the work in the order of its times."""
-    found = overlaid(
+    overlay = overlaid(
         CALLS,
         x("cuda_runtime", "hipStreamBeginCapture", 1150, 1155, correlation=1),
         x("cuda_runtime", "hipLaunchKernel", 1200, 1205, correlation=2),
@@ -61,19 +61,19 @@ def test_replays_of_hip_graphs_belong_to_the_modules_of_the_capture() -> None:
         x("kernel", "first", 9000, 9100, pid=2, tid=0, correlation=5),
     )
 
-    assert {row.fqn: row.kernel_ns for row in found.summary.rows} == {"Net": 0, "Net.a": 100, "Net.b": 40}
-    assert found.unattributed == {}
+    assert {row.fqn: row.kernel_ns for row in overlay.summary.rows} == {"Net": 0, "Net.a": 100, "Net.b": 40}
+    assert overlay.unattributed == {}
 
 
 @pytest.mark.parametrize("correlation", [None, "1", 1.5, [], 1 << 63])
 def test_a_kernel_of_an_odd_correlation_id_counts_and_says_why_it_has_no_module(correlation: Any) -> None:
     odd = x("kernel", "odd", 4000, 4050, pid=0, tid=7, correlation=correlation)
 
-    found = overlaid(CALLS, *step(), odd)
+    overlay = overlaid(CALLS, *step(), odd)
 
-    assert (found.work, found.attributed_work) == (4, 3)
-    assert found.unattributed == {"no correlation id": 1}
-    assert sum(row.gpu_self_ns for row in found.summary.rows) == 100 + 30 + 7 + 50
+    assert (overlay.work, overlay.attributed_work) == (4, 3)
+    assert overlay.unattributed == {"no correlation id": 1}
+    assert sum(row.gpu_self_ns for row in overlay.summary.rows) == 100 + 30 + 7 + 50
 
 
 @pytest.mark.parametrize("suffix", [".json", ".pftrace"])

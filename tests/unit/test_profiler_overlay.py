@@ -15,12 +15,12 @@ from tests.support.kineto import BASE, NET, PID, TID, Span, evaluate, recording,
 from tests.support.overlaid import overlaid
 
 
-def slices(found: Overlay, kind: str = "backward") -> list[tuple[str, int, int, int, str]]:
+def slices(overlay: Overlay, kind: str = "backward") -> list[tuple[str, int, int, int, str]]:
     """(label, start, end, depth, phase) of the tracks of a kind, in start order."""
-    columns, tracks = found.timeline.columns, found.timeline.tracks
+    columns, tracks = overlay.timeline.columns, overlay.timeline.tracks
     return [
         (
-            found.timeline.names[columns.name[at]].label,
+            overlay.timeline.names[columns.name[at]].label,
             int(columns.start[at]),
             int(columns.end[at]),
             int(columns.depth[at]),
@@ -31,11 +31,11 @@ def slices(found: Overlay, kind: str = "backward") -> list[tuple[str, int, int, 
     ]
 
 
-def device_slices(found: Overlay) -> list[tuple[str, int, int, int, str]]:
-    columns, devices = found.timeline_with_captures.columns, found.devices
+def device_slices(overlay: Overlay) -> list[tuple[str, int, int, int, str]]:
+    columns, devices = overlay.timeline_with_captures.columns, overlay.devices
     return [
         (
-            found.timeline_with_captures.names[columns.name[span]].label if span >= 0 else NO_MODULE,
+            overlay.timeline_with_captures.names[columns.name[span]].label if span >= 0 else NO_MODULE,
             start,
             end,
             depth,
@@ -86,16 +86,16 @@ def test_backward_begins_and_ends_with_its_nodes() -> None:
         ("c: ReLU", 6203, 6450, 2, "backward"),
         ("a: Linear", 6704, 6903, 1, "backward"),
     )
-    found = overlaid(recording(*FORWARD, *recorded), *OPS, *NODES)
-    assert slices(found) == CUT
-    assert (found.nodes, found.attributed_nodes) == (6, 6)
-    assert (found.straddling_ops, found.max_straddle_ns) == (0, 0)
+    overlay = overlaid(recording(*FORWARD, *recorded), *OPS, *NODES)
+    assert slices(overlay) == CUT
+    assert (overlay.nodes, overlay.attributed_nodes) == (6, 6)
+    assert (overlay.straddling_ops, overlay.max_straddle_ns) == (0, 0)
 
 
 def test_backward_is_made_from_the_nodes_where_none_was_recorded_and_is_linked() -> None:
-    found = overlaid(recording(*FORWARD), *OPS, *NODES)
-    assert slices(found) == CUT
-    columns = found.timeline.columns
+    overlay = overlaid(recording(*FORWARD), *OPS, *NODES)
+    assert slices(overlay) == CUT
+    columns = overlay.timeline.columns
     for name in range(len(NET)):
         links = columns.link[columns.name == name].tolist()
         assert len(links) == 2
@@ -116,15 +116,15 @@ def test_an_interleaved_call_is_several_slices() -> None:
 
 def test_recorded_backward_stays_where_the_trace_has_no_nodes() -> None:
     recorded = (("Net", 5500, 5700, 0, "backward"), ("a: Linear", 5600, 5650, 1, "backward"))
-    found = slices(overlaid(recording(*FORWARD, *recorded), *OPS, *NODES))
-    assert found[:2] == [("Net", 5500, 5700, 0, "backward"), ("a: Linear", 5600, 5650, 1, "backward")]
-    assert found[2:] == CUT
+    overlay = slices(overlaid(recording(*FORWARD, *recorded), *OPS, *NODES))
+    assert overlay[:2] == [("Net", 5500, 5700, 0, "backward"), ("a: Linear", 5600, 5650, 1, "backward")]
+    assert overlay[2:] == CUT
 
 
 def test_a_node_whose_forward_is_not_in_the_trace_goes_by_the_recorded_slice() -> None:
     recorded = (("Net", 5900, 7000, 0, "backward"), ("a: Linear", 6190, 6310, 1, "backward"))
-    found = overlaid(recording(*FORWARD, *recorded), evaluate("N", 6200, 6300, 77), evaluate("M", 6400, 6450, 76))
-    assert slices(found)[:2] == [("Net", 6200, 6450, 0, "backward"), ("a: Linear", 6200, 6300, 1, "backward")]
+    overlay = overlaid(recording(*FORWARD, *recorded), evaluate("N", 6200, 6300, 77), evaluate("M", 6400, 6450, 76))
+    assert slices(overlay)[:2] == [("Net", 6200, 6450, 0, "backward"), ("a: Linear", 6200, 6300, 1, "backward")]
 
 
 def test_recompute_lies_in_its_node_and_its_nodes_in_their_call() -> None:
@@ -132,8 +132,8 @@ def test_recompute_lies_in_its_node_and_its_nodes_in_their_call() -> None:
     again = (("b: Linear", 6190, 6260, 0, "recompute"), ("c: ReLU", 6230, 6255, 1, "recompute"))
     timeline = recording(*FORWARD, *again)
     inner = [op(6240, 6250, 10), evaluate("N10", 6270, 6290, 10)]
-    found = overlaid(timeline, *OPS, *NODES, *inner)
-    assert slices(found) == [
+    overlay = overlaid(timeline, *OPS, *NODES, *inner)
+    assert slices(overlay) == [
         ("Net", 6000, 6900, 0, "backward"),
         ("b: Linear", 6200, 6600, 1, "backward"),
         ("c: ReLU", 6200, 6300, 2, "backward"),
@@ -141,7 +141,7 @@ def test_recompute_lies_in_its_node_and_its_nodes_in_their_call() -> None:
         ("c: ReLU", 6230, 6255, 4, "recompute"),
         ("a: Linear", 6700, 6900, 1, "backward"),
     ]
-    assert found.attributed_nodes == 7
+    assert overlay.attributed_nodes == 7
 
 
 def test_sequence_numbers_of_two_threads_are_kept_apart_by_the_arrows() -> None:
@@ -173,13 +173,13 @@ def test_sequence_numbers_of_two_threads_are_kept_apart_by_the_arrows() -> None:
         for number, (where, begin, end) in enumerate([(TID, 2600, 6001), (other, 1200, 6201)])
         for ph, tid, ts in (("s", where, begin), ("f", backward, end))
     ]
-    found = overlaid(timeline, *OPS, op(1200, 1300, 2, tid=other), *nodes, *inner, *arrows)
-    assert slices(found) == [
+    overlay = overlaid(timeline, *OPS, op(1200, 1300, 2, tid=other), *nodes, *inner, *arrows)
+    assert slices(overlay) == [
         ("Net", 6000, 6100, 0, "backward"),
         ("b: Linear", 6000, 6100, 1, "backward"),
         ("a: Linear", 6200, 6300, 0, "backward"),
     ]
-    assert found.timeline.columns.call[found.timeline.columns.start == 6200].tolist() == [1]
+    assert overlay.timeline.columns.call[overlay.timeline.columns.start == 6200].tolist() == [1]
 
 
 def kernel(start: int, end: int, correlation: int, *, stream: int = 7, kind: str = "kernel") -> dict[str, Any]:
@@ -202,8 +202,8 @@ def test_kernels_belong_to_the_call_that_launched_them() -> None:
         kernel(10_900, 10_907, 99, kind="gpu_memset"),
         kernel(10_320, 10_380, 3, stream=8),
     ]
-    found = overlaid(recording(*FORWARD), *OPS, *NODES, *launches, *work)
-    assert device_slices(found) == [
+    overlay = overlaid(recording(*FORWARD), *OPS, *NODES, *launches, *work)
+    assert device_slices(overlay) == [
         ("Net", 10_000, 10_450, 0, "forward"),
         ("a: Linear", 10_000, 10_200, 1, "forward"),
         ("b: Linear", 10_300, 10_400, 1, "forward"),
@@ -216,8 +216,8 @@ def test_kernels_belong_to_the_call_that_launched_them() -> None:
         ("b: Linear", 10_320, 10_380, 1, "forward"),
         ("c: ReLU", 10_320, 10_380, 2, "forward"),
     ]
-    assert (found.work, found.attributed_work) == (8, 6)
-    rows = {row.fqn: row for row in found.summary.rows}
+    assert (overlay.work, overlay.attributed_work) == (8, 6)
+    rows = {row.fqn: row for row in overlay.summary.rows}
     assert [
         (r.kernels, r.gpu_forward_ns, r.gpu_forward_self_ns, r.gpu_backward_ns, r.gpu_self_ns) for r in rows.values()
     ] == [
@@ -230,8 +230,8 @@ def test_kernels_belong_to_the_call_that_launched_them() -> None:
     ]
     reasons = ["(no module: launched outside modules)", "(no module: launch not in the trace)"]
     assert list(rows) == ["Net", "Net.a", "Net.b", "Net.b.c", *reasons]
-    assert found.unattributed == {"launched outside modules": 1, "launch not in the trace": 1}
-    gpu = found.summary.gpu
+    assert overlay.unattributed == {"launched outside modules": 1, "launch not in the trace": 1}
+    gpu = overlay.summary.gpu
     assert gpu is not None
     assert (gpu.kernel_ns, gpu.memcpy_ns, gpu.memset_ns) == (510, 50, 7)
     for kind in ("kernel_ns", "memcpy_ns", "memset_ns"):
@@ -241,14 +241,14 @@ def test_kernels_belong_to_the_call_that_launched_them() -> None:
 
 def test_kernels_of_a_recomputed_call_say_so() -> None:
     again = (("b: Linear", 6210, 6290, 0, "recompute"),)
-    found = overlaid(recording(*FORWARD, *again), *OPS, *NODES, launch(6250, 1), kernel(10_000, 10_100, 1))
-    assert device_slices(found) == [
+    overlay = overlaid(recording(*FORWARD, *again), *OPS, *NODES, launch(6250, 1), kernel(10_000, 10_100, 1))
+    assert device_slices(overlay) == [
         ("Net", 10_000, 10_100, 0, "backward"),
         ("b: Linear", 10_000, 10_100, 1, "backward"),
         ("c: ReLU", 10_000, 10_100, 2, "backward"),
         ("b: Linear", 10_000, 10_100, 3, "recompute"),
     ]
-    row = next(row for row in found.summary.rows if row.fqn == "Net.b")
+    row = next(row for row in overlay.summary.rows if row.fqn == "Net.b")
     assert (row.gpu_recompute_ns, row.gpu_backward_ns, row.gpu_backward_self_ns, row.gpu_recompute_self_ns) == (
         100,
         100,
@@ -264,24 +264,24 @@ def test_a_recording_of_another_time_is_refused() -> None:
 
 def test_events_at_time_zero_are_not_the_beginning() -> None:
     zero = x("cpu_op", "zero", 0, 5)
-    found = overlaid(recording(*FORWARD), zero, *OPS, *NODES)
-    assert slices(found) == CUT
-    assert found.notes == ["1 of the profiler's slices lie at time 0 or before it and were left as they are"]
+    overlay = overlaid(recording(*FORWARD), zero, *OPS, *NODES)
+    assert slices(overlay) == CUT
+    assert overlay.notes == ["1 of the profiler's slices lie at time 0 or before it and were left as they are"]
 
 
 def test_a_badly_aligned_recording_is_told_by_the_operations_it_cuts() -> None:
     late = tuple((label, start + 130, end + 130, depth) for label, start, end, depth in FORWARD)  # type: ignore[misc]
-    found = overlaid(recording(*late), *OPS, *NODES)
+    overlay = overlaid(recording(*late), *OPS, *NODES)
     # Operations 0, 2 and 3 begin 30 ns before their call, operation 4 within the one before it.
-    assert (found.straddling_ops, found.max_straddle_ns) == (4, 30)
+    assert (overlay.straddling_ops, overlay.max_straddle_ns) == (4, 30)
 
 
 def test_another_pid_than_the_traces_is_laid_over_the_traces_process() -> None:
     timeline = recording(*FORWARD)
     tracks = tuple(track._replace(process=Process(4242)) for track in timeline.tracks)
-    found = overlaid(Timeline(timeline.columns, timeline.names, tracks), *OPS, *NODES)
-    assert found.pid == PID
-    assert {track.process.pid for track in found.timeline.tracks} == {PID}
+    overlay = overlaid(Timeline(timeline.columns, timeline.names, tracks), *OPS, *NODES)
+    assert overlay.pid == PID
+    assert {track.process.pid for track in overlay.timeline.tracks} == {PID}
 
 
 def module(name: str, start: int, end: int, number: int = 0) -> dict[str, Any]:
@@ -298,60 +298,60 @@ MODULES = (
 
 def test_modules_are_reconstructed_from_the_trace_alone() -> None:
     steps = [x("user_annotation", "ProfilerStep#3", 1, 900)]
-    found = overlaid(None, *MODULES, *OPS, *NODES, *steps)
-    assert slices(found, "forward") == [
+    overlay = overlaid(None, *MODULES, *OPS, *NODES, *steps)
+    assert slices(overlay, "forward") == [
         ("Net", 1000, 5000, 0, "forward"),
         ("Linear_0: Linear", 1100, 2000, 1, "forward"),
         ("Linear_1: Linear", 2500, 4500, 1, "forward"),
         ("ReLU_0: ReLU", 3000, 4000, 2, "forward"),
     ]
-    assert [(start, end, depth) for _, start, end, depth, _ in slices(found)] == [c[1:4] for c in CUT]
-    assert [name.fqn for name in found.timeline.names] == [
+    assert [(start, end, depth) for _, start, end, depth, _ in slices(overlay)] == [c[1:4] for c in CUT]
+    assert [name.fqn for name in overlay.timeline.names] == [
         "Net_0",
         "Net_0.Linear_0",
         "Net_0.Linear_1",
         "Net_0.Linear_1.ReLU_0",
     ]
-    assert set(found.timeline.columns.step.tolist()) == {3}
-    assert found.alignment is None
-    assert "not by attribute" in found.notes[0]
+    assert set(overlay.timeline.columns.step.tolist()) == {3}
+    assert overlay.alignment is None
+    assert "not by attribute" in overlay.notes[0]
 
 
 def test_reconstructed_recompute_repeats_its_call() -> None:
     again = (module("Linear_1", 6420, 6480, 1), module("ReLU_0", 6430, 6440))
-    found = overlaid(None, *MODULES, *again, *OPS, *NODES)
-    assert [s for s in slices(found) if s[4] == "recompute"] == [
+    overlay = overlaid(None, *MODULES, *again, *OPS, *NODES)
+    assert [s for s in slices(overlay) if s[4] == "recompute"] == [
         ("Linear_1: Linear", 6420, 6480, 2, "recompute"),
         ("ReLU_0: ReLU", 6430, 6440, 3, "recompute"),
     ]
-    columns = found.timeline.columns
+    columns = overlay.timeline.columns
     assert columns.call.tolist() == [0] * len(columns)
 
 
 def test_without_module_slices_nothing_is_made_up() -> None:
-    found = overlaid(None, *OPS, *NODES, kernel(10_000, 10_100, 1))
-    assert len(found.timeline.columns) == 0
-    assert found.summary.gpu is not None
-    assert found.summary.gpu.kernel_ns == 100
-    assert "profile with with_stack=True" in found.notes[0]
+    overlay = overlaid(None, *OPS, *NODES, kernel(10_000, 10_100, 1))
+    assert len(overlay.timeline.columns) == 0
+    assert overlay.summary.gpu is not None
+    assert overlay.summary.gpu.kernel_ns == 100
+    assert "profile with with_stack=True" in overlay.notes[0]
 
 
 def test_sync_marks_move_everything() -> None:
     shifted = tuple((label, start - 500_000, end - 500_000, depth) for label, start, end, depth in FORWARD)  # type: ignore[misc]
-    found = overlaid(recording(*shifted), *OPS, *NODES, late_ns=-500_000)
-    assert slices(found, "forward") == [(*span, "forward") for span in FORWARD]
-    assert slices(found) == CUT
+    overlay = overlaid(recording(*shifted), *OPS, *NODES, late_ns=-500_000)
+    assert slices(overlay, "forward") == [(*span, "forward") for span in FORWARD]
+    assert slices(overlay) == CUT
 
 
 def test_without_sync_marks_operators_move_everything() -> None:
     shifted = tuple((label, start - 730, end - 730, depth) for label, start, end, depth in FORWARD)  # type: ignore[misc]
-    found = overlaid(recording(*shifted), *OPS, *NODES, late_ns=None)
+    overlay = overlaid(recording(*shifted), *OPS, *NODES, late_ns=None)
     # Between op 4, 100 ns before the end of Net, and op 3, 100 ns after the begin of c: the offset was 730.
-    assert slices(found, "forward") == [(*span, "forward") for span in FORWARD]
-    assert (found.straddling_ops, found.max_straddle_ns) == (0, 0)
-    assert found.alignment is not None
+    assert slices(overlay, "forward") == [(*span, "forward") for span in FORWARD]
+    assert (overlay.straddling_ops, overlay.max_straddle_ns) == (0, 0)
+    assert overlay.alignment is not None
     told = "aligned to about ±0.1 µs, typically ±0.1 µs, by 5 operators; no sync mark is in both files"
-    assert str(found.alignment).startswith(told)
+    assert str(overlay.alignment).startswith(told)
 
 
 def test_data_path_is_named_in_errors() -> None:

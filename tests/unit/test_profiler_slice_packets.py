@@ -90,14 +90,14 @@ def test_args_keep_their_types_and_categories_their_text(tmp_path: Path) -> None
     )
 
     names, categories = texts(packets, "debug_annotation_names"), texts(packets, "event_categories")
-    found = []
+    begins = []
     for packet in packets:
         if packet.track_event.type == TrackEvent.TYPE_SLICE_BEGIN:
             args = {}
             for annotation in packet.track_event.debug_annotations:
                 kind = annotation.WhichOneof("value")
                 args[names[annotation.name_iid]] = (kind, getattr(annotation, kind))
-            found.append(([categories[iid] for iid in packet.track_event.category_iids], args))
+            begins.append(([categories[iid] for iid in packet.track_event.category_iids], args))
     expected = {
         "int": ("int_value", -7),
         "largest": ("int_value", 2**63 - 1),
@@ -108,7 +108,7 @@ def test_args_keep_their_types_and_categories_their_text(tmp_path: Path) -> None
         "list": ("string_value", "[128,1,1]"),
         "nothing": ("string_value", "null"),
     }
-    assert found == [
+    assert begins == [
         (["cpu_op"], expected),
         (["cuda_runtime"], {**expected, "int": ("string_value", "now a text")}),
         ([], {}),

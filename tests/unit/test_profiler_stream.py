@@ -45,11 +45,11 @@ def names(events: list[Any]) -> list[str]:
 @pytest.mark.parametrize("path", GPU_TRACES, ids=lambda path: path.name)
 def test_a_real_trace_is_read_byte_for_byte(path: Path) -> None:
     whole = gzip.decompress(path.read_bytes())
-    found, events, again = read(path)
+    stream, events, again = read(path)
     assert again == whole
     assert events == json.loads(whole)["traceEvents"]
-    assert found.notes == []
-    assert found.keys == {key: value for key, value in json.loads(whole).items() if key != "traceEvents"}
+    assert stream.notes == []
+    assert stream.keys == {key: value for key, value in json.loads(whole).items() if key != "traceEvents"}
 
 
 @pytest.mark.parametrize("block", [1, 7, 64, 1000])
@@ -57,10 +57,10 @@ def test_blocks_of_any_size_give_the_same_events(tmp_path: Path, monkeypatch: py
     nested = {"ph": "X", "name": "},{", "args": {"list": [{"a": 1}, {"b": ["]", "}, {"]}]}}
     data = trace(*(nested | {"ts": i} for i in range(30)), INFO=["a], {", "b"])
     monkeypatch.setattr(source, "BLOCK_BYTES", block)
-    found, events, again = read_bytes(tmp_path, data)
+    stream, events, again = read_bytes(tmp_path, data)
     assert json.loads(again) == json.loads(data)
     assert events == json.loads(data)["traceEvents"]
-    assert (found.repaired, found.dropped) == (0, 0)
+    assert (stream.repaired, stream.dropped) == (0, 0)
 
 
 @settings(max_examples=scaled(25, 60, 1000))
@@ -90,17 +90,17 @@ def test_any_events_survive_any_cutting(
     path.write_bytes(json.dumps({"a": [1], "traceEvents": events, "b": [[2]]}, indent=indent).encode())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(source, "BLOCK_BYTES", block)
-        found, read_events, again = read(path)
+        stream, read_events, again = read(path)
     assert json.loads(again) == json.loads(path.read_bytes())
     assert read_events == events
-    assert found.keys == {"a": [1], "b": [[2]]}
+    assert stream.keys == {"a": [1], "b": [[2]]}
 
 
 def test_a_bare_array_and_an_empty_one(tmp_path: Path) -> None:
-    found, events, _ = read_bytes(tmp_path, b'[{"ph":"X","name":"a"},\n{"ph":"X","name":"b"}]\n')
-    assert (found.bare, names(events)) == (True, ["a", "b"])
-    found, events, again = read_bytes(tmp_path, b'{"traceEvents":[],"x":1}')
-    assert (events, again, found.keys) == ([], b'{"traceEvents":[],"x":1}', {"x": 1})
+    stream, events, _ = read_bytes(tmp_path, b'[{"ph":"X","name":"a"},\n{"ph":"X","name":"b"}]\n')
+    assert (stream.bare, names(events)) == (True, ["a", "b"])
+    stream, events, again = read_bytes(tmp_path, b'{"traceEvents":[],"x":1}')
+    assert (events, again, stream.keys) == ([], b'{"traceEvents":[],"x":1}', {"x": 1})
 
 
 GOOD = b'{"ph":"X","name":"good","ts":1,"dur":2}'
@@ -121,11 +121,11 @@ GOOD = b'{"ph":"X","name":"good","ts":1,"dur":2}'
 )
 def test_a_broken_event_is_repaired_and_the_others_stay(tmp_path: Path, broken: bytes, name: str) -> None:
     data = b'{"traceEvents":[' + b",\n".join([GOOD, GOOD, broken, GOOD, GOOD]) + b'],"baseTimeNanoseconds":7}'
-    found, events, again = read_bytes(tmp_path, data)
+    stream, events, again = read_bytes(tmp_path, data)
     assert names(events) == ["good", "good", name, "good", "good"]
-    assert (found.repaired, found.dropped) == (1, 0)
-    assert found.keys == {"baseTimeNanoseconds": 7}
-    assert found.notes == [f"byte {data.index(broken)}: an event was made readable"]
+    assert (stream.repaired, stream.dropped) == (1, 0)
+    assert stream.keys == {"baseTimeNanoseconds": 7}
+    assert stream.notes == [f"byte {data.index(broken)}: an event was made readable"]
     assert again.count(GOOD) == 4
     readable = json.loads(again)["traceEvents"]
     assert readable[2]["name"].encode("utf-8", "replace") == name.encode("utf-8", "replace")
@@ -135,9 +135,9 @@ def test_a_broken_event_is_repaired_and_the_others_stay(tmp_path: Path, broken: 
 def test_half_a_pair_of_surrogates_is_json_and_stays_as_it_is(tmp_path: Path) -> None:
     half = b'{"ph":"X","name":"half \\ud83d pair","ts":1,"dur":2}'
     data = b'{"traceEvents":[' + b",\n".join([GOOD, half, GOOD]) + b"]}"
-    found, events, again = read_bytes(tmp_path, data)
+    stream, events, again = read_bytes(tmp_path, data)
     assert names(events) == ["good", "half \ud83d pair", "good"]
-    assert (found.repaired, found.dropped, found.notes) == (0, 0, [])
+    assert (stream.repaired, stream.dropped, stream.notes) == (0, 0, [])
     assert half in again
 
 
@@ -146,35 +146,35 @@ def test_half_a_pair_of_surrogates_is_json_and_stays_as_it_is(tmp_path: Path) ->
 )
 def test_an_event_beyond_repair_is_left_out(tmp_path: Path, lost: bytes) -> None:
     data = b'{"traceEvents":[' + b",".join([GOOD, lost, GOOD]) + b"]}"
-    found, events, again = read_bytes(tmp_path, data)
+    stream, events, again = read_bytes(tmp_path, data)
     assert names(events) == ["good", "good"]
-    assert (found.repaired, found.dropped) == (0, 1)
-    assert found.notes == [f"byte {data.index(lost)}: an event that cannot be read was left out"]
+    assert (stream.repaired, stream.dropped) == (0, 1)
+    assert stream.notes == [f"byte {data.index(lost)}: an event that cannot be read was left out"]
     assert json.loads(again)["traceEvents"] == events
 
 
 def test_duplicate_keys_keep_their_bytes_and_the_last_counts(tmp_path: Path) -> None:
     data = b'{"a":1,"a":2,"traceEvents":[{"ph":"X","ts":1,"ts":5,"name":"n"}],"b":1,"b":3}'
-    found, events, again = read_bytes(tmp_path, data)
+    stream, events, again = read_bytes(tmp_path, data)
     assert again == data
     assert events[0]["ts"] == 5
-    assert found.keys == {"a": 2, "b": 3}
+    assert stream.keys == {"a": 2, "b": 3}
 
 
 @pytest.mark.parametrize("cut", [-1, 1, 30, 100])
 def test_a_cut_off_trace_keeps_its_whole_events(tmp_path: Path, cut: int) -> None:
     data = trace(*(x("cpu_op", f"op{i}", i, i + 1) for i in range(1, 9)), base=None)
     cut_at = data.rindex(b"}\n") - cut
-    found, events, _ = read_bytes(tmp_path, data[:cut_at])
+    stream, events, _ = read_bytes(tmp_path, data[:cut_at])
     assert names(events) == [f"op{i}" for i in range(1, 9 if cut < 0 else 8)]
-    assert found.tail == b""
-    assert "is cut off here" in found.notes[-1]
+    assert stream.tail == b""
+    assert "is cut off here" in stream.notes[-1]
 
 
 def test_a_broken_tail_loses_no_event(tmp_path: Path) -> None:
-    found, events, _ = read_bytes(tmp_path, b'{"traceEvents":[' + GOOD + b'], "baseTimeNanoseconds": 12, "x": "un')
+    stream, events, _ = read_bytes(tmp_path, b'{"traceEvents":[' + GOOD + b'], "baseTimeNanoseconds": 12, "x": "un')
     assert names(events) == ["good"]
-    assert found.keys == {}
+    assert stream.keys == {}
 
 
 def test_cut_off_and_broken_gzip_keep_what_is_before(tmp_path: Path) -> None:
@@ -182,15 +182,15 @@ def test_cut_off_and_broken_gzip_keep_what_is_before(tmp_path: Path) -> None:
     packed = gzip.compress(data)
     path = tmp_path / "trace.json.gz"
     path.write_bytes(packed[: len(packed) // 2])
-    found, events, _ = read(path)
+    stream, events, _ = read(path)
     assert 1000 < len(events) < 3999
     assert names(events) == [f"op{i}" for i in range(1, len(events) + 1)]
-    assert f"the gzip data ends early, at byte {len(packed) // 2}" in found.notes
+    assert f"the gzip data ends early, at byte {len(packed) // 2}" in stream.notes
     middle = len(packed) // 2
     path.write_bytes(packed[:middle] + bytes(40) + packed[middle + 40 :])
-    found, events, _ = read(path)
+    stream, events, _ = read(path)
     assert names(events)[:500] == [f"op{i}" for i in range(1, 501)]
-    assert any("the gzip data is broken" in note for note in found.notes)
+    assert any("the gzip data is broken" in note for note in stream.notes)
 
 
 def test_gzip_members_after_one_another_are_one_file(tmp_path: Path) -> None:

@@ -53,11 +53,11 @@ def errors(timeline: Timeline, clock: DriftingClock, seed: int = 0) -> np.ndarra
     """Return the true error at each edge of a call, ns."""
     collector = EventCollector()
     collector.add(make_trace(timeline, clock, BASE, seed))
-    found = overlay(timeline, collector.events(), {"baseTimeNanoseconds": BASE}, "trace.json")
-    assert found.alignment is not None
-    assert found.alignment.operators is not None
+    laid_over = overlay(timeline, collector.events(), {"baseTimeNanoseconds": BASE}, "trace.json")
+    assert laid_over.alignment is not None
+    assert laid_over.alignment.operators is not None
     edges = call_edges(timeline, TID)
-    error: np.ndarray = np.abs(found.alignment.to_trace(edges) + BASE - clock(edges))
+    error: np.ndarray = np.abs(laid_over.alignment.to_trace(edges) + BASE - clock(edges))
     return error
 
 
@@ -114,11 +114,11 @@ moments = st.lists(st.tuples(st.integers(0, 50 * MS), st.floats(0, 5000), st.flo
 
 @given(st.floats(-1e5, 1e5), st.floats(-150e-6, 150e-6), moments)
 def test_the_band_holds_the_truth_and_its_middle_every_bound(
-    offset: float, drift: float, found: list[tuple[int, float, float]]
+    offset: float, drift: float, gaps: list[tuple[int, float, float]]
 ) -> None:
-    time = np.array([moment for moment, _, _ in found])
+    time = np.array([moment for moment, _, _ in gaps])
     truth = offset + drift * time
-    bounds = OffsetBounds(time, truth - [below for _, below, _ in found], truth + [above for _, _, above in found])
+    bounds = OffsetBounds(time, truth - [below for _, below, _ in gaps], truth + [above for _, _, above in gaps])
     band = intersect(bounds)
     assert band is not None
     assert band.drift_limit == 500e-6

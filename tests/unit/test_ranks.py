@@ -97,12 +97,12 @@ def test_measured_clocks_place_ranks_within_their_bounds_drift_included(tmp_path
     for rank in range(4):
         write_ring(tmp_path, rank, clock=HOSTS[rank], pings=2 if rank in (1, 2) else 0)
 
-    found = list(placed(tmp_path))
+    places = list(placed(tmp_path))
 
-    assert [how for *_, how in found] == ["same clock", "pings", "pings", "pings"]
-    assert found[0][1:3] == (0, 0)
+    assert [how for *_, how in places] == ["same clock", "pings", "pings", "pings"]
+    assert places[0][1:3] == (0, 0)
     # All readings are 300 ns wrong, rounding adds one; halfway between them the bound has grown by 1 ppm of 0.5 s.
-    for _, error, bound, _ in found[1:]:
+    for _, error, bound, _ in places[1:]:
         assert 299 <= error <= 302
         assert 500 <= bound <= 1_010
 
@@ -128,10 +128,10 @@ def test_a_clock_that_nothing_measured_is_placed_by_collectives_within_the_bound
     for rank in range(4):
         write_ring(tmp_path, rank, clock=HOSTS[rank])
 
-    found = {rank: (error, bound, how) for rank, error, bound, how in placed(tmp_path)}
+    places = {rank: (error, bound, how) for rank, error, bound, how in placed(tmp_path)}
 
     # Most ranks can be compared on host b, so rank 1's clock is the job's, and rank 0 is placed by collectives.
-    assert [found[rank][2] for rank in range(4)] == ["collectives", "same clock", "collectives", "same clock"]
+    assert [places[rank][2] for rank in range(4)] == ["collectives", "same clock", "collectives", "same clock"]
     # All spans begin at one true moment on all ranks; the ranks leave a collective within 30 µs of each other, 1.08 ms
     # after the first of them called it, and the readings stand for 0.75 of the second, behind which the bound grows.
     starts = {
@@ -142,7 +142,7 @@ def test_a_clock_that_nothing_measured_is_placed_by_collectives_within_the_bound
     assert len({JobTime(find_rank_recordings(tmp_path))[rank].clock for rank in (0, 1, 2)}) == 3
     for rank in (0, 2):
         assert int(np.abs(starts[rank] - starts[1]).max()) <= 40_000
-        assert 1_000_000 <= found[rank][1] <= 1_400_000
+        assert 1_000_000 <= places[rank][1] <= 1_400_000
 
 
 def test_true_offsets_lie_within_the_bound_of_ranges_whatever_the_drift() -> None:

@@ -140,10 +140,10 @@ def test_two_processes_pack_the_same(run: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_dataset_says_the_same_of_who_is_late_as_the_recordings(run: Path) -> None:
-    found, expected = find_slow_ranks(pack(run, "--steps-per-bucket", STEPS)), find_slow_ranks(run)
+    of_dataset, expected = find_slow_ranks(pack(run, "--steps-per-bucket", STEPS)), find_slow_ranks(run)
 
-    assert found.steps == expected.steps
-    assert found.late == expected.late
+    assert of_dataset.steps == expected.steps
+    assert of_dataset.late == expected.late
     in_buckets = find_slow_ranks(pack(run, "--steps-per-bucket", 10))
     assert [(step.step, step.rank, step.modules[0].fqn) for step in in_buckets.steps[1:]] == [
         (step, 3, "Net.second") for step in range(1, STEPS)
@@ -293,10 +293,10 @@ def test_large_rings_are_packed_in_pieces(run: Path, monkeypatch: pytest.MonkeyP
     whole = pack(run, "--steps-per-bucket", 2)
     whole.rename(run.parent / "whole")
     monkeypatch.setattr(pieces, "PIECE_EVENTS", 64)
-    found = [len([*load_pieces(file)]) for file in find_rank_recordings(run)]
+    piece_counts = [len([*load_pieces(file)]) for file in find_rank_recordings(run)]
     in_pieces = pack(run, "--steps-per-bucket", 2)
 
-    assert min(found) >= 4
+    assert min(piece_counts) >= 4
     for table in TABLES:
         (one,), (other,) = ([*(folder / table).iterdir()] for folder in (in_pieces, run.parent / "whole"))
         assert pq.read_table(one).equals(pq.read_table(other))

@@ -135,41 +135,41 @@ class Pipeline:
 
 
 def test_a_balanced_pipeline_accuses_nobody() -> None:
-    found = join_parts([find_late(Pipeline({}), 0, STEPS)])
+    slow_run = join_parts([find_late(Pipeline({}), 0, STEPS)])
 
-    assert [step.verdict for step in found.steps] == ["even"] * STEPS
-    assert (found.ranks, found.late, found.saved_ns) == (RANKS, [], 0)
+    assert [step.verdict for step in slow_run.steps] == ["even"] * STEPS
+    assert (slow_run.ranks, slow_run.late, slow_run.saved_ns) == (RANKS, [], 0)
 
 
 def test_the_stage_that_made_others_wait_is_named_with_its_module_and_what_it_cost() -> None:
     slow = Pipeline({(step, 1, "backward"): [300] for step in range(STEPS)})
 
-    found = join_parts([find_late(slow, 0, STEPS)])
+    slow_run = join_parts([find_late(slow, 0, STEPS)])
 
     longer = [late - usual for late, usual in zip(slow.ends(), Pipeline({}).ends(), strict=True)]
-    for step, saved in zip(found.steps, np.diff(longer, prepend=0).tolist(), strict=True):
+    for step, saved in zip(slow_run.steps, np.diff(longer, prepend=0).tolist(), strict=True):
         assert (step.verdict, step.rank, step.cost_ns, step.saved_ns) == ("late", 1, MICRO_BATCHES * 300, saved)
         assert [module[:3] for module in step.modules] == [("Net.layers.1", "backward", MICRO_BATCHES * 300)]
-    assert [(one.rank, one.saved_ns, one.is_slow) for one in found.late] == [(1, longer[-1], True)]
-    assert found.saved_ns == longer[-1] > 0
+    assert [(one.rank, one.saved_ns, one.is_slow) for one in slow_run.late] == [(1, longer[-1], True)]
+    assert slow_run.saved_ns == longer[-1] > 0
 
 
 def test_in_the_steps_in_which_a_stage_is_slow_it_is_named_and_in_no_other() -> None:
     slow = Pipeline({(2, 0, "forward"): [400], (4, 2, "forward"): [900]})
 
-    found = find_late(slow, 0, STEPS)
+    slow_run = find_late(slow, 0, STEPS)
 
     named = [
-        (step.step, step.rank, step.modules[0].fqn, step.cost_ns) for step in found.steps if step.verdict == "late"
+        (step.step, step.rank, step.modules[0].fqn, step.cost_ns) for step in slow_run.steps if step.verdict == "late"
     ]
     assert named == [(2, 0, "Net.layers.0", 800), (4, 2, "Net.layers.2", 1_800)]
 
 
 def test_a_wait_that_is_shorter_than_clocks_are_off_accuses_nobody() -> None:
-    found = find_late(Pipeline({(3, 1, "forward"): [30]}, one_clock=False), 0, STEPS)
+    slow_run = find_late(Pipeline({(3, 1, "forward"): [30]}, one_clock=False), 0, STEPS)
 
-    assert {step.verdict for step in found.steps} <= {"even", "cannot tell", "late"}
-    told = found.steps[3]
+    assert {step.verdict for step in slow_run.steps} <= {"even", "cannot tell", "late"}
+    told = slow_run.steps[3]
     assert (told.verdict == "late") == (told.lateness_ns > 2 * BOUND_NS)
 
 

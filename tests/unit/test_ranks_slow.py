@@ -246,9 +246,9 @@ def test_a_mark_that_names_no_step_is_of_none() -> None:
     [([1, 5], [5, 1]), ([1, 2, 9], [5.5, 5, 1.5]), ([0, 10, 20, 40], [20, 20, 10, 10])],
 )
 def test_median_of_the_others(values: list[int], expected: list[float]) -> None:
-    found = median_of_others(np.array(values), np.array([0]))
+    medians = median_of_others(np.array(values), np.array([0]))
 
-    assert found.tolist() == expected
+    assert medians.tolist() == expected
 
 
 def test_the_wait_of_the_reducer_is_inferred_from_the_pass_around_it() -> None:
@@ -336,9 +336,9 @@ def test_the_command_says_who_is_late_in_each_form(tmp_path: Path, run_command: 
     told = text[text.rindex("\n\n") :].split("\n")[2:-1]
     assert [line.partition(":")[0] for line in told] == ["cost", "saved", "late by", "±"]
     assert set(told) <= set(run_command("slow", "--format", "markdown").splitlines())
-    found = json.loads(run_command("slow", "--format", "json"))
-    assert [one["rank"] for one in found["late_ranks"]] == [3]
-    assert {step["modules"][0]["fqn"] for step in found["steps"][1:]} == {"Net.second"}
+    as_json = json.loads(run_command("slow", "--format", "json"))
+    assert [one["rank"] for one in as_json["late_ranks"]] == [3]
+    assert {step["modules"][0]["fqn"] for step in as_json["steps"][1:]} == {"Net.second"}
     assert run_command("slow", "--format", "csv").splitlines()[0].startswith("step,verdict,rank,module,phase")
     assert "| `Net.second` | backward |" in run_command("slow", "--format", "markdown")
     html = page.read_text()

@@ -203,8 +203,8 @@ def check(ring: Path, monkeypatch: pytest.MonkeyPatch, chosen: list[tuple[int | 
 
 def cuts_of(ring: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(pieces, "PIECE_EVENTS", 128)
-    found = pieces.find_pieces(lambda serials, without: read_ring(ring, None, serials, without), ring_serials(ring))
-    return [] if found is None else found.cuts
+    large = pieces.find_pieces(lambda serials, without: read_ring(ring, None, serials, without), ring_serials(ring))
+    return [] if large is None else large.cuts
 
 
 @pytest.mark.parametrize("capacity", [4096, 2000])

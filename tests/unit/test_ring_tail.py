@@ -89,6 +89,6 @@ def test_what_is_written_while_the_end_is_looked_for_is_read_too(
         return newest
 
     monkeypatch.setattr(read_file, "_find_newest", find_newest_and_go_on)
-    found = read_ring(path, 10).slots
-    assert found.events.value.tolist() == [*range(60, 73)]
-    assert (found.recorded, found.overwritten, found.torn) == (73, 60, 0)
+    last_slots = read_ring(path, 10).slots
+    assert last_slots.events.value.tolist() == [*range(60, 73)]
+    assert (last_slots.recorded, last_slots.overwritten, last_slots.torn) == (73, 60, 0)

@@ -87,8 +87,8 @@ def test_an_empty_span_is_in_a_window_that_holds_its_moment() -> None:
     columns = dataclasses.replace(timeline.columns, start=timeline.columns.start.copy())
     columns.start[8] = 290
     timeline = dataclasses.replace(timeline, slices=columns)
-    for low, high, found in ((290, 295, True), (280, 291, True), (280, 290, False), (291, 295, False)):
-        assert ("Net.b" in {span.fqn for span in window(timeline, low, high).spans}) is found
+    for low, high, is_inside in ((290, 295, True), (280, 291, True), (280, 290, False), (291, 295, False)):
+        assert ("Net.b" in {span.fqn for span in window(timeline, low, high).spans}) is is_inside
 
 
 def test_an_open_window_is_everything() -> None:

@@ -75,7 +75,7 @@ def decoding(name: str, category: RangeCategory) -> Timeline:
     return build_timeline(script.snapshot())
 
 
-def found(timeline: Timeline, step_by: str | None = None) -> list[tuple[str, int, int]]:
+def steps_of(timeline: Timeline, step_by: str | None = None) -> list[tuple[str, int, int]]:
     """Return name, start and end of each step."""
     bounds = find_step_bounds(timeline, step_by)
     return list(zip(bounds.name, (bounds.start - WALL).tolist(), (bounds.end - WALL).tolist(), strict=True))
@@ -86,7 +86,7 @@ REQUESTS = decoding("request", "user")
 
 
 def test_a_generate_is_one_step_and_a_call_outside_is_another() -> None:
-    assert found(GENERATED) == [("generate", 0, 100), ("generate", 120, 160), ("Net", 200, 250)]
+    assert steps_of(GENERATED) == [("generate", 0, 100), ("generate", 120, 160), ("Net", 200, 250)]
     assert GENERATED.summary().units == [
         UnitTimes("generate", "", "", 2, 5, 70, 100, 100, 2e9 / 160),
         UnitTimes("generate", "prefill", "", 2, 2, 21, 30, 30, 2e9 / 132),
@@ -119,8 +119,8 @@ def test_the_parts_of_a_generate_are_forward_and_what_is_between_the_calls() -> 
 
 
 def test_a_range_of_the_users_groups_calls_if_it_is_chosen() -> None:
-    assert [name for name, _, _ in found(REQUESTS)] == ["Net"] * 6
-    assert found(REQUESTS, "range request") == [("request", 0, 100), ("request", 120, 160)]
+    assert [name for name, _, _ in steps_of(REQUESTS)] == ["Net"] * 6
+    assert steps_of(REQUESTS, "range request") == [("request", 0, 100), ("request", 120, 160)]
     assert [(unit.stage, unit.measured, unit.p50_ns) for unit in REQUESTS.summary(step_by="range request").units] == [
         ("", 2, 70),
         ("first call", 2, 21),
@@ -138,7 +138,7 @@ def test_the_typical_step_is_a_range_if_that_is_chosen() -> None:
 def test_a_class_of_modules_is_a_step() -> None:
     summary = REQUESTS.summary(step_by="Block")
 
-    assert found(REQUESTS, "Block") == [("Block", 20, 30), ("Block", 210, 240)]
+    assert steps_of(REQUESTS, "Block") == [("Block", 20, 30), ("Block", 210, 240)]
     assert [(row.fqn, row.step_p50_ns, row.step_p95_ns) for row in summary.rows] == [("Net", 0, 0), ("Net.b", 20, 30)]
 
 
@@ -246,19 +246,19 @@ def test_an_unknown_name_is_an_error_that_lists_the_known_ones(step_by: str, mes
 
 
 def test_steps_takes_calls_where_nothing_is_trained() -> None:
-    assert found(GENERATED.steps(1, 2)) == [("generate", 120, 160)]
+    assert steps_of(GENERATED.steps(1, 2)) == [("generate", 120, 160)]
     assert [row.name for row in GENERATED.steps(0, 2).ranges] == [
         "generate",
         "enumerate(DataLoader)#Own.__next__",
         "generate",
     ]
-    assert found(GENERATED.steps(-1)) == [("Net", 200, 250)]
+    assert steps_of(GENERATED.steps(-1)) == [("Net", 200, 250)]
     assert [span.fqn for span in GENERATED.steps(2, 3).spans] == ["Net", "Net.b"]
     assert len(GENERATED.steps(3).slices) == len(GENERATED.steps(1, 1).slices) == 0
-    assert found(REQUESTS.steps(1, 2)) == [("Net", 50, 60)]
-    assert found(REQUESTS.steps(1, 2, "range request"), "range request") == [("request", 120, 160)]
+    assert steps_of(REQUESTS.steps(1, 2)) == [("Net", 50, 60)]
+    assert steps_of(REQUESTS.steps(1, 2, "range request"), "range request") == [("request", 120, 160)]
     # All but the first take the median, 50 ns, behind a warm-up of one.
-    assert found(GENERATED.typical_step()) == [("generate", 120, 160)]
+    assert steps_of(GENERATED.typical_step()) == [("generate", 120, 160)]
 
 
 def on_a_stream(timeline: Timeline) -> Timeline:

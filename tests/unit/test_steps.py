@@ -272,9 +272,9 @@ def test_a_step_of_a_generator_belongs_to_the_critics_step_before_it(
 ) -> None:
     gan = Gan()
 
-    found = told(lambda: gan.train(cycles=3, critic_steps=critic_steps, frozen=frozen, zero_after=zero_after))
+    optimizer_steps = told(lambda: gan.train(cycles=3, critic_steps=critic_steps, frozen=frozen, zero_after=zero_after))
 
-    assert [step for step, _ in found] == steps
+    assert [step for step, _ in optimizer_steps] == steps
 
 
 @pytest.mark.parametrize("starts_with_both", [True, False])

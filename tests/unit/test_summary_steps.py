@@ -138,16 +138,16 @@ def test_columns_are_arrays_of_nanoseconds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "fraction", "found"),
+    ("values", "fraction", "expected"),
     [([], 0.5, 0), ([7], 0.5, 7), ([3, 1, 2], 0.5, 2), ([4, 1, 2, 3], 0.5, 2), ([*range(1, 21)], 0.95, 19)],
 )
-def test_nearest_rank(values: list[int], fraction: float, found: int) -> None:
-    assert nearest_rank(values, fraction) == found
+def test_nearest_rank(values: list[int], fraction: float, expected: int) -> None:
+    assert nearest_rank(values, fraction) == expected
 
 
-@pytest.mark.parametrize(("values", "found"), [([], 0), ([7], 7), ([3, 1, 2], 2), ([4, 1, 9, 2], 3), ([1, 2], 1)])
-def test_median(values: list[int], found: int) -> None:
-    assert median(values) == found
+@pytest.mark.parametrize(("values", "expected"), [([], 0), ([7], 7), ([3, 1, 2], 2), ([4, 1, 9, 2], 3), ([1, 2], 1)])
+def test_median(values: list[int], expected: int) -> None:
+    assert median(values) == expected
 
 
 def test_the_median_of_two_steps_is_their_mean() -> None:

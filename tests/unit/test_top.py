@@ -49,8 +49,8 @@ def test_steps_per_second_are_those_of_the_window_or_the_last_two(
     ends_s: list[float], now_s: float, rate: float | None
 ) -> None:
     ends = (np.array(ends_s) * SECOND).astype(np.int64)
-    found = steps_per_second(ends, int(now_s * SECOND), 10 * SECOND)
-    assert found == (None if rate is None else pytest.approx(rate))
+    measured = steps_per_second(ends, int(now_s * SECOND), 10 * SECOND)
+    assert measured == (None if rate is None else pytest.approx(rate))
 
 
 def test_a_ring_tells_what_ran_in_the_last_seconds(tmp_path: Path) -> None:

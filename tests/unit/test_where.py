@@ -128,10 +128,10 @@ def test_state_follows_from_process_host_and_recording(
     if stopped:
         writer.ring.close()
 
-    found = read_rank_state(tmp_path / "run.modtrace")
+    rank_state = read_rank_state(tmp_path / "run.modtrace")
 
-    assert found.state == state
-    assert (found.now_ns > found.last_ns) == (state in ("running", "unknown"))
+    assert rank_state.state == state
+    assert (rank_state.now_ns > rank_state.last_ns) == (state in ("running", "unknown"))
 
 
 def test_a_file_that_was_cut_says_neither_that_its_process_is_dead_nor_when_that_was(tmp_path: Path) -> None:
@@ -167,9 +167,9 @@ def test_on_windows_no_process_is_asked(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("os.kill", None)
     with monkeypatch.context() as windows:
         windows.setattr("os.name", "nt")
-        found = find_process(os.getpid())
+        process = find_process(os.getpid())
 
-    assert found is None
+    assert process is None
 
 
 def test_waiting_in_a_backward_pass_is_told_by_the_last_node_before_it() -> None:
@@ -230,14 +230,14 @@ def test_a_thread_in_no_module_is_in_its_ranges(tmp_path: Path) -> None:
     write_range(writer, 30, Kind.RANGE_BEGIN, REDUCE, 6)
     write_range(writer, 31, Kind.RANGE_BEGIN, FETCH, 8)
 
-    found = read_rank_state(tmp_path / "run.modtrace")
+    rank_state = read_rank_state(tmp_path / "run.modtrace")
     writer.enter(32, "Net")
     inside = read_rank_state(tmp_path / "run.modtrace")
 
     loader = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
-    assert seen(found) == [("mine", "user", 31), (loader, "data loading", 0)]
-    assert found.usual_ns == {(loader, "data loading"): 2 * SECOND}
-    assert [call | {"seconds": 0} for call in found.to_json()["threads"][0]["stack"][1:]] == [
+    assert seen(rank_state) == [("mine", "user", 31), (loader, "data loading", 0)]
+    assert rank_state.usual_ns == {(loader, "data loading"): 2 * SECOND}
+    assert [call | {"seconds": 0} for call in rank_state.to_json()["threads"][0]["stack"][1:]] == [
         {
             "fqn": "",
             "class": "",
@@ -271,9 +271,9 @@ def test_usual_duration_of_a_native_backward_is_that_of_a_node(tmp_path: Path) -
         writer.event(end, Kind.NODE_END, origin, 19)
     writer.event(60, Kind.NODE_BEGIN, origin, 19)
 
-    found = read_rank_state(tmp_path / "run.modtrace")
-    assert found.usual_ns == {("", "backward"): 10 * SECOND}
-    assert hung_sentences([found._replace(state="running", now_ns=found.now_ns + 110 * SECOND)], []) == [
+    rank_state = read_rank_state(tmp_path / "run.modtrace")
+    assert rank_state.usual_ns == {("", "backward"): 10 * SECOND}
+    assert hung_sentences([rank_state._replace(state="running", now_ns=rank_state.now_ns + 110 * SECOND)], []) == [
         "run.modtrace seems hung: in backward, in a node outside all modules for 110.0 s (usually 10.0 s)"
     ]
 

@@ -172,10 +172,10 @@ def test_the_command_prints_json(tmp_path: Path) -> None:
 
     done = where("--format", "json", tmp_path / "run.modtrace")
 
-    (found,) = json.loads(done.stdout)["ranks"]
-    wall = found.pop("last_event_ns")
+    (rank,) = json.loads(done.stdout)["ranks"]
+    wall = rank.pop("last_event_ns")
     assert abs(wall - time.time_ns() - 3 * SECOND) < 60 * SECOND
-    assert found == {
+    assert rank == {
         "file": str(tmp_path / "run.modtrace"),
         "rank": 2,
         "pid": 1 << 30,

@@ -100,15 +100,15 @@ def test_a_call_that_takes_ten_times_as_long_seems_hung(
 ) -> None:
     usual = {} if usual_s is None else {("Net", "forward"): int(usual_s * SECOND)}
     now_ns = 100 * SECOND + int(lasts_s * SECOND)
-    found = state(0, ("Net", "forward"), usual_ns=usual, now_ns=now_ns, state=state_name)
+    rank_state = state(0, ("Net", "forward"), usual_ns=usual, now_ns=now_ns, state=state_name)
 
-    assert found.seems_hung(found.threads[0]) is hung
-    assert not found.seems_hung(found.threads[1])
+    assert rank_state.seems_hung(rank_state.threads[0]) is hung
+    assert not rank_state.seems_hung(rank_state.threads[1])
     usually = "" if usual_s is None else " (usually 1.0 s)" if usual_s == 1 else " (usually 10 ms)"
     sentence = f"rank 0 seems hung: in forward Net for {lasts_s:.1f} s{usually}"
-    assert hung_sentences([found], []) == [sentence] * hung
-    result = WhereResult([found], [], [])
-    assert result.sentence == (sentence if hung else headline(group_ranks([found])))
+    assert hung_sentences([rank_state], []) == [sentence] * hung
+    result = WhereResult([rank_state], [], [])
+    assert result.sentence == (sentence if hung else headline(group_ranks([rank_state])))
     colors = render(result.groups)
     console = Console(force_terminal=True, color_system="standard", width=120, file=io.StringIO())
     console.print(colors)
@@ -123,10 +123,10 @@ def test_a_call_that_takes_ten_times_as_long_seems_hung(
 def test_a_process_seems_hung_in_no_module_after_a_minute_without_an_event(
     lasts_s: float, state_name: str, hung: bool
 ) -> None:
-    found = state(0, now_ns=101 * SECOND + int(lasts_s * SECOND), state=state_name)
+    rank_state = state(0, now_ns=101 * SECOND + int(lasts_s * SECOND), state=state_name)
 
-    assert [found.seems_hung(thread) for thread in found.threads] == [hung, False]
-    assert hung_sentences([found], []) == [f"rank 0 seems hung: in no module for {lasts_s:.1f} s"] * hung
+    assert [rank_state.seems_hung(thread) for thread in rank_state.threads] == [hung, False]
+    assert hung_sentences([rank_state], []) == [f"rank 0 seems hung: in no module for {lasts_s:.1f} s"] * hung
 
 
 def test_ranks_that_hang_in_one_place_share_a_sentence_without_those_that_a_hang_names() -> None:
@@ -198,9 +198,9 @@ def test_ranges_are_told_with_those_around_them() -> None:
     assert format_stack([("epoch", "user"), FETCH, ("collect", "gc")]) == (
         "range epoch › data loading › garbage collection"
     )
-    found = state(3, ("epoch", "user"), FETCH, usual_ns={FETCH: 4_000_000}, now_ns=131 * SECOND)
+    rank_state = state(3, ("epoch", "user"), FETCH, usual_ns={FETCH: 4_000_000}, now_ns=131 * SECOND)
     console = Console(width=160, file=io.StringIO())
-    console.print(render(group_ranks([found])))
+    console.print(render(group_ranks([rank_state])))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert f"range epoch › data loading ({FETCH[0]})" in text
     assert text.split()[-4:] == ["31.0", "s", "4.0", "ms"]
@@ -221,6 +221,6 @@ def test_a_range_seems_hung_if_ranges_of_its_kind_take_about_as_long_each_time(
     category: str, usual_s: int | None, hung: bool
 ) -> None:
     usual = {} if usual_s is None else {("name", category): usual_s * SECOND}
-    found = state(0, ("name", category), usual_ns=usual, now_ns=200 * SECOND)
+    rank_state = state(0, ("name", category), usual_ns=usual, now_ns=200 * SECOND)
 
-    assert found.seems_hung(found.threads[0]) is hung
+    assert rank_state.seems_hung(rank_state.threads[0]) is hung

@@ -45,8 +45,8 @@ def blocks(read: int, *, calls: int = 3) -> EventScript:
 
 
 def look(script: EventScript, now_ns: int, *, is_running: bool = True) -> StreamState:
-    (found,) = read_streams(RingAnalysis(script.snapshot()), now_ns, is_running=is_running)
-    return found
+    (stream,) = read_streams(RingAnalysis(script.snapshot()), now_ns, is_running=is_running)
+    return stream
 
 
 def test_a_stream_is_in_the_calls_behind_the_last_event_that_was_read() -> None:
@@ -64,16 +64,16 @@ def test_a_stream_is_in_the_calls_behind_the_last_event_that_was_read() -> None:
 
 
 def test_between_two_calls_a_stream_is_in_the_one_around_them() -> None:
-    found = look(blocks(read=3), 30_000)
+    stream = look(blocks(read=3), 30_000)
 
-    assert [call.fqn for call in found.calls] == ["Net"]
-    assert (found.queued, found.unread) == (2, 5)
+    assert [call.fqn for call in stream.calls] == ["Net"]
+    assert (stream.queued, stream.unread) == (2, 5)
 
 
 def test_a_stream_that_came_by_all_is_known_for_good() -> None:
-    found = look(blocks(read=8), 3600 * SECOND)
+    stream = look(blocks(read=8), 3600 * SECOND)
 
-    assert (found.calls, found.queued, found.unread, found.is_known) == ((), 0, 0, True)
+    assert (stream.calls, stream.queued, stream.unread, stream.is_known) == ((), 0, 0, True)
 
 
 def test_a_hang_is_known_as_long_as_the_device_is_asked() -> None:
@@ -85,33 +85,33 @@ def test_a_hang_is_known_as_long_as_the_device_is_asked() -> None:
     script.pending(20_000 + PENDING, 4)
     script.pending(20_000 + 40 * PENDING, 4)
     last = 20_000 + 80 * PENDING + SECOND
-    found = [look(script, now) for now in (last, last + 1)]
-    assert [(stream.is_known, stream.read_ns) for stream in found] == [
+    streams = [look(script, now) for now in (last, last + 1)]
+    assert [(stream.is_known, stream.read_ns) for stream in streams] == [
         (True, 20_000 + 40 * PENDING),
         (False, 20_000 + 40 * PENDING),
     ]
 
 
 def test_of_a_process_that_is_gone_what_was_not_read_is_not_known() -> None:
-    found = look(blocks(read=4), 30_000, is_running=False)
+    stream = look(blocks(read=4), 30_000, is_running=False)
 
-    assert ([call.fqn for call in found.calls], found.is_known) == (["Net", "Net.1"], False)
+    assert ([call.fqn for call in stream.calls], stream.is_known) == (["Net", "Net.1"], False)
     assert look(blocks(read=8), 30_000, is_running=False).is_known
 
 
 def test_where_nothing_was_read_nothing_is_known() -> None:
-    found = look(blocks(read=0), 10_000)
+    stream = look(blocks(read=0), 10_000)
 
-    assert (found.calls, found.queued, found.unread, found.read_ns, found.is_known) == ((), 4, 8, None, False)
+    assert (stream.calls, stream.queued, stream.unread, stream.read_ns, stream.is_known) == ((), 4, 8, None, False)
 
 
 def test_events_that_were_dropped_are_not_taken_for_nothing() -> None:
     script = blocks(read=8)
     script.queued(30_000, 8, NO_NAME)
 
-    found = look(script, 40_000)
+    stream = look(script, 40_000)
 
-    assert (found.unread, found.dropped, found.is_known) == (0, 1, False)
+    assert (stream.unread, stream.dropped, stream.is_known) == (0, 1, False)
 
 
 def test_backward_is_told_by_the_chosen_calls_that_its_nodes_belong_to() -> None:
@@ -137,10 +137,10 @@ def test_backward_is_told_by_the_chosen_calls_that_its_nodes_belong_to() -> None
     for number, host_ns in enumerate([3000, 3100, 3200, 3300, 4000, 4100]):
         script.reached(5000, number, AHEAD + host_ns)
 
-    found = look(script, 6000)
+    stream = look(script, 6000)
 
-    assert found.calls == (OpenCall("Net", "backward", 4100, "M"), OpenCall("Net.layer", "backward", 4100, "M"))
-    assert (found.queued, found.unread) == (1, 2)
+    assert stream.calls == (OpenCall("Net", "backward", 4100, "M"), OpenCall("Net.layer", "backward", 4100, "M"))
+    assert (stream.queued, stream.unread) == (1, 2)
     script.reached(5100, 6, AHEAD + 4200)
     assert look(script, 6000).calls == (OpenCall("Net", "backward", 4200, "M"),)
     script.reached(5200, 7, AHEAD + 4300)
@@ -158,10 +158,10 @@ def test_streams_of_several_devices_are_told_apart() -> None:
         script.queued(1003 + 10 * call, 2 * call + 1, key)
     script.reached(2000, 0, AHEAD + 1500)
 
-    found = read_streams(RingAnalysis(script.snapshot()), 3000, is_running=True)
+    streams = read_streams(RingAnalysis(script.snapshot()), 3000, is_running=True)
 
     # Nothing tells the clock, so the device was there when it was read, at the latest.
-    assert [(s.device, s.stream, s.calls, s.is_known) for s in found] == [
+    assert [(s.device, s.stream, s.calls, s.is_known) for s in streams] == [
         (0, 0, (), False),
         (1, 1, (OpenCall("Net", "forward", 2000, "M"),), True),
     ]

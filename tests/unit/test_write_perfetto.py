@@ -83,7 +83,7 @@ class Decoded:
 
 def unpacked(data: bytes) -> dict[int, int]:
     """Read a message of varints."""
-    found: dict[int, int] = {}
+    fields: dict[int, int] = {}
     numbers = []
     value = shift = 0
     for byte in data:
@@ -93,8 +93,8 @@ def unpacked(data: bytes) -> dict[int, int]:
             numbers.append(value)
             value = shift = 0
     for tag, number in zip(numbers[::2], numbers[1::2], strict=True):
-        found[tag >> 3] = number
-    return found
+        fields[tag >> 3] = number
+    return fields
 
 
 def test_a_small_trace_event_by_event(tmp_path: Path) -> None:
