@@ -84,12 +84,12 @@ class Slow(NamedTuple):
 
 def slow_changes(places: Places) -> list[Slow]:
     """Two of the three modules become 10 % slower, one by each other factor, in forward and in backward."""
-    found = []
+    changes = []
     for number, factor in enumerate(FACTORS):
         for turn, phase in enumerate(("forward", "backward")):
             paths = (places.slow[turn], places.slow[2]) if factor == 0.1 else (places.slow[(number + turn) % 3],)
-            found += [Slow(factor, phase, path) for path in paths]
-    return found
+            changes += [Slow(factor, phase, path) for path in paths]
+    return changes
 
 
 def record(architecture: str, number: int, folder: Path) -> None:

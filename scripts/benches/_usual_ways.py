@@ -29,8 +29,8 @@ def totals_per_slice(timeline: Timeline) -> dict[str, float]:
     """Return the total duration of the slices of each name, as HTA's TraceDiff and a query in Perfetto add them up."""
     columns, names = timeline.columns, timeline.names
     labels = np.array([name.label for name in names])[columns.name]
-    found, index = np.unique(labels, return_inverse=True)
-    return dict(zip(found.tolist(), np.bincount(index, columns.end - columns.start).tolist(), strict=True))
+    distinct, index = np.unique(labels, return_inverse=True)
+    return dict(zip(distinct.tolist(), np.bincount(index, columns.end - columns.start).tolist(), strict=True))
 
 
 def changed(base: Sequence[Mapping[str, float]], new: Sequence[Mapping[str, float]]) -> list[str]:

@@ -39,14 +39,14 @@ def main() -> None:
                 continue
             torch.manual_seed(0)
             try:
-                found = measure(engine, make(), options.steps)
+                accuracy = measure(engine, make(), options.steps)
             except modtrace.EngineError as error:
                 sys.exit(str(error))
-            enough = found.nodes_right >= REQUIRED[engine] and found.nested == 1
+            enough = accuracy.nodes_right >= REQUIRED[engine] and accuracy.nested == 1
             short += not enough
             print(
-                f"| {engine} | {name} | {found.nodes_right:.4f} | {found.evaluated_right:.4f} |"
-                f" {found.exactly_right:.4f} | {found.nested:.3f} | {found.spans / options.steps:.0f} |"
+                f"| {engine} | {name} | {accuracy.nodes_right:.4f} | {accuracy.evaluated_right:.4f} |"
+                f" {accuracy.exactly_right:.4f} | {accuracy.nested:.3f} | {accuracy.spans / options.steps:.0f} |"
                 f" {'' if enough else 'short'} |",
                 flush=True,
             )

@@ -75,14 +75,14 @@ def sides(
 
 def judge(change: str, architecture: str, base: Sequence[Measured], new: Sequence[Measured]) -> Verdicts:
     """Compare, and say whether what came first is what was changed, and whether anything else was called changed."""
-    found = compare_runs([one.run for one in base], [one.run for one in new], {})
+    comparison = compare_runs([one.run for one in base], [one.run for one in new], {})
     means = changed([one.means for one in base], [one.means for one in new])
     totals = changed([one.totals for one in base], [one.totals for one in new])
-    different = [row for row in found.changes if row.verdict in SLOWER_OR_FASTER]
+    different = [row for row in comparison.changes if row.verdict in SLOWER_OR_FASTER]
     ours = [f"{row.fqn} {row.phase}" for row in different]
     places = PLACES[architecture]
     if change in UNCHANGED:
-        some = bool(different) or (found.step.verdict != "cannot tell" and found.step.verdict != "same")
+        some = bool(different) or (comparison.step.verdict != "cannot tell" and comparison.step.verdict != "same")
         return Verdicts((not some, not means, not totals), (some, bool(means), bool(totals)))
     if change.startswith("slow"):
         _, _, phase, path = change.split("_", 3)
@@ -104,7 +104,7 @@ def judge(change: str, architecture: str, base: Sequence[Measured], new: Sequenc
             (right and set(ours[:2]) == {one, other}, set(means[:2]) == {one, other}, set(totals[:2]) == labels),
             (len(ours) > 2, len(means) > 2, len(totals) > 2),
         )
-    return judge_structure(change, architecture, new[0].label_of, (found, different), means, totals)
+    return judge_structure(change, architecture, new[0].label_of, (comparison, different), means, totals)
 
 
 def judge_structure(
@@ -116,15 +116,15 @@ def judge_structure(
     totals: Sequence[str],
 ) -> Verdicts:
     """The same for what is called differently; what changes in the module around it is no error."""
-    places, (found, different) = PLACES[architecture], ours
+    places, (comparison, different) = PLACES[architecture], ours
     path, around, phase = {
         "twice": (*places.twice, "forward"),
         "recompute": (places.recompute, places.recompute.rpartition(".")[0], "recompute"),
         "rename": (f"{places.rename[0]}.{places.rename[2]}", places.rename[0], "forward"),
     }[change]
-    fqn, outer, top = f"{architecture}.{path}", f"{architecture}.{around}", found.changes[0]
+    fqn, outer, top = f"{architecture}.{path}", f"{architecture}.{around}", comparison.changes[0]
     if change == "rename":
-        right = found.suggested == {f"{outer}.{places.rename[1]}": fqn}
+        right = comparison.suggested == {f"{outer}.{places.rename[1]}": fqn}
     else:
         right = top.calls_changed and top.fqn.startswith(fqn) and top.phase == phase
     return Verdicts(
@@ -153,19 +153,19 @@ def of_recordings(folder: Path, comparisons: int, seed: int, only: Sequence[str]
             continue
         for per_side in PER_SIDE:
             each = max(comparisons // len(changes), 1) + (kind == "A/A")
-            found = []
+            verdicts = []
             for architecture, change in changes:
                 before = ["swap_a"] if change == "swap_b" else UNCHANGED
                 after = UNCHANGED if kind == "A/A" else [change]
                 for _ in range(each):
                     base, new = sides(folder, architecture, before, after, per_side, draw)
-                    found.append(judge(change, architecture, base, new))
+                    verdicts.append(judge(change, architecture, base, new))
             shares = [
-                f"{np.mean([getattr(one, field)[way] for one in found]):.1%}"
+                f"{np.mean([getattr(one, field)[way] for one in verdicts]):.1%}"
                 for way in range(3)
                 for field in ("right", "wrong")
             ]
-            print(f"| {kind} | {per_side} | {len(found)} | {' | '.join(shares)} |", flush=True)
+            print(f"| {kind} | {per_side} | {len(verdicts)} | {' | '.join(shares)} |", flush=True)
 
 
 def made_up(kind: str, random_: np.random.Generator, typical_ns: np.ndarray) -> RunTimes:
@@ -221,9 +221,9 @@ def of_made_up(comparisons: int) -> None:
                 true = {("Net.10", phase, "slower") for phase in ("forward", "backward")}
                 wide.append(true <= widened)
                 beside.append(bool(widened - true))
-                equal, found = compare_runs(base, same, {}), compare_runs(base, new, {})
+                equal, slowed = compare_runs(base, same, {}), compare_runs(base, new, {})
                 some.append(any(row.verdict in SLOWER_OR_FASTER for row in (equal.step, *equal.changes)))
-                names = [(row.fqn, row.phase) for row in found.changes if row.verdict in SLOWER_OR_FASTER]
+                names = [(row.fqn, row.phase) for row in slowed.changes if row.verdict in SLOWER_OR_FASTER]
                 first.append(names[:1] == [("Net.3", "backward")])
                 other.append(any(name != ("Net.3", "backward") for name in names))
             shares = " | ".join(f"{np.mean(which):.1%}" for which in (some, first, other, wide, beside))

@@ -87,10 +87,10 @@ def main() -> None:
             for _ in range(options.rounds):
                 for command, arguments in commands.items():
                     costs[command].append(run(*arguments))
-            for command, found in costs.items():
-                seconds = statistics.median(cost.seconds for cost in found)
-                peak = max(cost.peak_bytes for cost in found)
-                pairs = zip(found, costs[BASE], strict=True)
+            for command, runs in costs.items():
+                seconds = statistics.median(cost.seconds for cost in runs)
+                peak = max(cost.peak_bytes for cost in runs)
+                pairs = zip(runs, costs[BASE], strict=True)
                 ratio = statistics.median(cost.seconds / base.seconds for cost, base in pairs)
                 worst = max(worst, ratio)
                 print(f"{command} of .{suffix}".ljust(36) + f"{seconds:9.2f}{peak / 1e6:9.0f}{ratio:7.2f}")

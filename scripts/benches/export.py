@@ -134,8 +134,10 @@ def same_content(plain: Path, ours: Path) -> bool:
     """Whether both files have the same spans and arrows, value by value."""
 
     def events(path: Path) -> list[bytes]:
-        found = orjson.loads(path.read_bytes())["traceEvents"]
-        return sorted(orjson.dumps(event, option=orjson.OPT_SORT_KEYS) for event in found if event["ph"] in "Xsf")
+        trace_events = orjson.loads(path.read_bytes())["traceEvents"]
+        return sorted(
+            orjson.dumps(event, option=orjson.OPT_SORT_KEYS) for event in trace_events if event["ph"] in "Xsf"
+        )
 
     return events(plain) == events(ours)
 

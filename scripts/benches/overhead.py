@@ -37,7 +37,7 @@ def empty_hooks() -> Iterator[None]:
 
 
 def subjects(folder: Path) -> dict[str, Callable[[], AbstractContextManager[Any]]]:
-    found: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    contexts: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         "none": nullcontext,
         "two empty global hooks": empty_hooks,
         "torch ModuleTracker": TorchModuleTracker,
@@ -53,15 +53,15 @@ def subjects(folder: Path) -> dict[str, Callable[[], AbstractContextManager[Any]
     except modtrace.EngineError as error:
         print(f"no native engine: {error}")
     else:
-        found["modtrace native"] = lambda: modtrace.record(engine="native", capacity=1 << 16)
-        found["modtrace native, ring file"] = lambda: modtrace.record(
+        contexts["modtrace native"] = lambda: modtrace.record(engine="native", capacity=1 << 16)
+        contexts["modtrace native, ring file"] = lambda: modtrace.record(
             engine="native", capacity=1 << 16, ring=folder / "native.modtrace"
         )
     for name in ("ModuleTracker", "ModTracker"):
         tracker = getattr(modtrace, name, None)
         if tracker is not None:
-            found[f"modtrace {name}"] = tracker
-    return found
+            contexts[f"modtrace {name}"] = tracker
+    return contexts
 
 
 def calls_per_step(step: Callable[[], None]) -> int:

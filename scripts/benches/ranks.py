@@ -29,13 +29,13 @@ Call = Callable[[], object]
 
 
 def subjects() -> dict[str, Callable[[], AbstractContextManager[Any]]]:
-    found: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    contexts: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         "python": lambda: modtrace.record(engine="python", capacity=1 << 14),
         "after a recording": nullcontext,
     }
     if is_built():
-        found["native"] = lambda: modtrace.record(engine="native", capacity=1 << 14)
-    return found
+        contexts["native"] = lambda: modtrace.record(engine="native", capacity=1 << 14)
+    return contexts
 
 
 def quickest(call: Call, count: int, blocks: int) -> float:
@@ -74,12 +74,12 @@ def measure_clocks(readings: int) -> None:
     server = PingServer("127.0.0.1")
     client = PingClient(server.address, server.token)
     begin = time.perf_counter_ns()
-    found = [client.read() for _ in range(readings)]
+    offsets = [client.read() for _ in range(readings)]
     took_ms = (time.perf_counter_ns() - begin) / 1e6 / readings
     client.close()
     server.close()
-    errors = sorted(abs(reading.offset_ns) for reading in found)
-    bounds = statistics.median(reading.bound_ns for reading in found)
+    errors = sorted(abs(reading.offset_ns) for reading in offsets)
+    bounds = statistics.median(reading.bound_ns for reading in offsets)
     print(
         f"clocks over loopback, {readings} readings of 64 pings: error median {statistics.median(errors):.0f} ns, "
         f"worst {errors[-1]} ns; bound median {bounds / 1e3:.1f} µs; {took_ms:.1f} ms a reading"

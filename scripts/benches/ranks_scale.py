@@ -49,13 +49,13 @@ def run_ranks(folder: Path, kind: str, ranks: int, layers: int, steps: int, *cul
 
 
 def templates(folder: Path, layers: int) -> dict[str, Template]:
-    found = {}
+    by_kind = {}
     for kind in KINDS:
         own = folder / f"{kind}-{layers}"
         own.mkdir()
         run_ranks(own, kind, 2, layers, 12)
-        found[kind] = read_template(own / "1.modtrace")
-    return found
+        by_kind[kind] = read_template(own / "1.modtrace")
+    return by_kind
 
 
 def leaves(template: Template, phase: str) -> list[str]:
@@ -112,8 +112,8 @@ def measure_accuracy(folder: Path, steps: int, layers: int) -> None:
                     culprit = Culprit(ranks - 1, modules[len(modules) // 2], phase, milliseconds * MS)
                     dataset = folder / "dataset"
                     job = MadeJob(template, ranks, steps, [culprit], bound_ns=culprit.extra_ns // 3)
-                    found = slow_of(folder, job, dataset)
-                    told = found["steps"][1:]
+                    answer = slow_of(folder, job, dataset)
+                    told = answer["steps"][1:]
                     right = sum(is_right(step, [culprit]) for step in told)
                     rights = [step for step in told if is_right(step, [culprit])]
                     costs = sorted(step["cost_ns"] / culprit.extra_ns for step in rights) or [0.0]
@@ -164,11 +164,11 @@ def measure_scale(folder: Path, ranks: int, steps: int, layers: int, kind: str) 
         flush=True,
     )
     text, seconds, memory = command("slow", dataset, "--format", "json")
-    found = json.loads(text)
-    told = found["steps"][1:]
+    answer = json.loads(text)
+    told = answer["steps"][1:]
     right = sum(is_right(step, culprits) for step in told)
     print(f"slow: {seconds:.1f} s, largest process so far {memory:,.0f} MB; right in {right} of {len(told)} steps")
-    for one in found["late_ranks"][:4]:
+    for one in answer["late_ranks"][:4]:
         module = one["modules"][0]
         print(
             f"  rank {one['rank']}: {one['steps']} steps, {one['cost_ns'] / 1e6 / one['steps']:.2f} ms each, "
@@ -197,9 +197,9 @@ def measure_live(folder: Path, steps: int, ranks: int) -> None:
             own.mkdir()
             name = f"{4 * (ranks - 1) + 2 if kind in PIPELINES else 2}.up"
             run_ranks(own, kind, ranks, 4, steps, *((ranks - 1, name, phase, milliseconds, how) if phase else ()))
-            found = json.loads(command("slow", own, "--format", "json")[0])
-            told = found["steps"][1:-1]  # behind the last step stands a barrier
-            slow = [one["rank"] for one in found["late_ranks"] if one["is_slow"]]
+            answer = json.loads(command("slow", own, "--format", "json")[0])
+            told = answer["steps"][1:-1]  # behind the last step stands a barrier
+            slow = [one["rank"] for one in answer["late_ranks"] if one["is_slow"]]
             if not phase:
                 late = sum(step["verdict"] == "late" for step in told)
                 print(f"{kind:5} {ranks} balanced: slow {slow}, late {late} of {len(told)}", flush=True)

@@ -34,12 +34,12 @@ def fill(path: Path, engine: str, capacity: int) -> None:
 
 def seconds(work: Callable[[], object], rounds: int) -> float:
     """Return the median of the processor's seconds."""
-    found = []
+    times = []
     for _ in range(rounds):
         begin = time.process_time()
         work()
-        found.append(time.process_time() - begin)
-    return sorted(found)[len(found) // 2]
+        times.append(time.process_time() - begin)
+    return sorted(times)[len(times) // 2]
 
 
 def convert(path: Path, out: Path) -> None:

@@ -46,10 +46,10 @@ def _library(frames: list[str]) -> str:
 
 def main(folder: Path) -> int:
     """Print what is left."""
-    found = [report for path in sorted(folder.iterdir()) for report in reports(path.read_text(errors="replace"))]
-    left = [report for report in found if not is_torch_alone(report)]
+    all_reports = [report for path in sorted(folder.iterdir()) for report in reports(path.read_text(errors="replace"))]
+    left = [report for report in all_reports if not is_torch_alone(report)]
     print("".join(left), end="")
-    print(f"reports: {len(left)}, and {len(found) - len(left)} of torch with itself", file=sys.stderr)
+    print(f"reports: {len(left)}, and {len(all_reports) - len(left)} of torch with itself", file=sys.stderr)
     return bool(left)
 
 

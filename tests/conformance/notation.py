@@ -172,7 +172,7 @@ def _project(nodes: Sequence[Node], around: frozenset[str]) -> tuple[Node, ...]:
 
 
 def _spliced(nodes: Sequence[Node], around: frozenset[str]) -> list[Node]:
-    found: list[Node] = []
+    spliced: list[Node] = []
     for node in nodes:
-        found.extend(_spliced(node.children, around) if node.fqn in around else [node])
-    return found
+        spliced.extend(_spliced(node.children, around) if node.fqn in around else [node])
+    return spliced

@@ -143,8 +143,8 @@ def judge(train: Callable[[], Run], engine: EngineName) -> Verdict:
     faults |= _judge_spans(timeline, plain, calls)
     if recording.steps != plain.steps:
         faults["steps"] = f"{recording.steps} instead of {plain.steps}"
-    if found := _check(timeline):
-        faults["check"] = found
+    if problem := _check(timeline):
+        faults["check"] = problem
     return Verdict(faults)
 
 

@@ -227,10 +227,10 @@ def _operator_missing_in_torchvision() -> str | None:
     try:
         importlib.import_module("torchvision")
     except RuntimeError as error:
-        found = re.fullmatch(r"operator (torchvision::\w+) does not exist", str(error))
-        if found is None:
+        match = re.fullmatch(r"operator (torchvision::\w+) does not exist", str(error))
+        if match is None:
             raise
-        return found[1]
+        return match[1]
     return None
 
 

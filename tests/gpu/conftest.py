@@ -21,5 +21,5 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     """The GPU, and the CPU."""
     if request.param == "cpu":
         return torch.device("cpu")
-    found: torch.device = request.getfixturevalue("cuda")
-    return found
+    gpu: torch.device = request.getfixturevalue("cuda")
+    return gpu

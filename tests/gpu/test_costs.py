@@ -160,9 +160,9 @@ def test_modules_cost_what_their_closed_forms_say(device: torch.device, case: Ca
             for _ in range(STEPS):
                 step()
                 recording.step()
-    found = costs(recording.timeline())
+    cost_of = costs(recording.timeline())
 
-    assert {name: found[name] for name in expected} == {
+    assert {name: cost_of[name] for name in expected} == {
         name: tuple(STEPS * flops for flops in of_phase) for name, of_phase in expected.items()
     }
 

@@ -115,8 +115,8 @@ def test_two_threads_on_two_streams() -> None:
             thread.join()
 
     spans = device_spans(recording.timeline())
-    found = sorted((span.fqn, span.phase, span.call) for span in spans)
-    assert found == sorted((name, phase, call) for name, phase, _ in DURATIONS for call in (0, 1))
+    keys = sorted((span.fqn, span.phase, span.call) for span in spans)
+    assert keys == sorted((name, phase, call) for name, phase, _ in DURATIONS for call in (0, 1))
     assert len({span.track for span in spans}) == 2
 
 

@@ -93,9 +93,9 @@ def test_what_is_checkpointed_runs_again_in_backward(device: torch.device, engin
     with modtrace.record(engine=engine) as recording:
         step(model, device)
 
-    found = Counter((phase, fqn) for phase, fqn, _, _ in rows(recording.timeline()))
-    assert found["recompute", "Chain.a"] == 1
-    assert {key for key in found if key[0] != "recompute"} == {
+    counts = Counter((phase, fqn) for phase, fqn, _, _ in rows(recording.timeline()))
+    assert counts["recompute", "Chain.a"] == 1
+    assert {key for key in counts if key[0] != "recompute"} == {
         (phase, fqn) for phase in ("forward", "backward") for fqn in ("Chain", "Chain.a", "Chain.b")
     }
 
@@ -146,8 +146,8 @@ def test_streams_of_the_user_change_no_span(cuda: torch.device, engine: EngineNa
                 step(model, cuda)
     torch.cuda.synchronize()
 
-    found = Counter((phase, fqn) for phase, fqn, _, _ in rows(recording.timeline()))
-    assert found == {(phase, fqn): 2 for phase in ("forward", "backward") for fqn in ("Chain", "Chain.a", "Chain.b")}
+    counts = Counter((phase, fqn) for phase, fqn, _, _ in rows(recording.timeline()))
+    assert counts == {(phase, fqn): 2 for phase in ("forward", "backward") for fqn in ("Chain", "Chain.a", "Chain.b")}
 
 
 def test_losses_have_the_same_bits(device: torch.device, engine: EngineName) -> None:

@@ -130,8 +130,8 @@ def test_a_capture_in_one_thread_while_another_one_records() -> None:
 
     assert out.tolist() == [42] * 4
     timeline = recording.timeline()
-    found = [span.module_class for span in device_spans(timeline)]
-    assert found == ["Doubling"] * 50 + ["CUDAGraph"]
+    classes = [span.module_class for span in device_spans(timeline)]
+    assert classes == ["Doubling"] * 50 + ["CUDAGraph"]
     assert sum(span.module_class == "Identity" for span in timeline.spans) == 200
 
 

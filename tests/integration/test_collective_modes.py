@@ -55,44 +55,44 @@ def fake():
     with FakeTensorMode():
         functional.all_reduce(torch.ones(3), "sum", dist.group.WORLD)
 
-found = {run.__name__: recorded(run) for run in (plain, debugged, without_gradients, inference, fake)}
+by_mode = {run.__name__: recorded(run) for run in (plain, debugged, without_gradients, inference, fake)}
 # Wrappers are put there once, by the first recording.
 before = [vars(work)["wait"], vars(group)["allreduce"]]
-found["again"] = recorded(plain)
+by_mode["again"] = recorded(plain)
 assert [vars(work)["wait"], vars(group)["allreduce"]] == before
-found["messages"] = messages
-print(json.dumps(found))
+by_mode["messages"] = messages
+print(json.dumps(by_mode))
 """
 
 
 @pytest.fixture(scope="module")
-def found(engine: EngineName) -> dict[str, object]:
+def by_mode(engine: EngineName) -> dict[str, object]:
     printed: dict[str, object] = json.loads(run_python("-W", "ignore", "-c", SCRIPT, engine, timeout_s=280).stdout)
     return printed
 
 
-def test_each_recording_counts_from_0_and_wraps_nothing_again(found: dict[str, object]) -> None:
-    assert found["plain"] == found["again"] == [[["all_reduce", 0], ["barrier", 1]], 2]
+def test_each_recording_counts_from_0_and_wraps_nothing_again(by_mode: dict[str, object]) -> None:
+    assert by_mode["plain"] == by_mode["again"] == [[["all_reduce", 0], ["barrier", 1]], 2]
 
 
-def test_a_mode_that_sees_operators_again_makes_none_twice(found: dict[str, object], engine: EngineName) -> None:
+def test_a_mode_that_sees_operators_again_makes_none_twice(by_mode: dict[str, object], engine: EngineName) -> None:
     functional = 0 if engine == "python" else 1
     calls = [["all_reduce", number] for number in range(1 + functional)]
-    assert found["debugged"] == [calls, 1 + functional]
+    assert by_mode["debugged"] == [calls, 1 + functional]
 
 
-def test_collectives_without_gradients_are_seen(found: dict[str, object]) -> None:
-    assert found["without_gradients"] == [[["all_reduce", 0]], 1]
+def test_collectives_without_gradients_are_seen(by_mode: dict[str, object]) -> None:
+    assert by_mode["without_gradients"] == [[["all_reduce", 0]], 1]
 
 
-def test_collectives_in_inference_mode_are_seen(found: dict[str, object]) -> None:
-    assert found["inference"] == [[["all_reduce", 0], ["all_reduce", 1]], 2]
+def test_collectives_in_inference_mode_are_seen(by_mode: dict[str, object]) -> None:
+    assert by_mode["inference"] == [[["all_reduce", 0], ["all_reduce", 1]], 2]
 
 
-def test_what_the_portable_engine_does_not_see_is_said_once(found: dict[str, object], engine: EngineName) -> None:
-    messages = [str(message) for message in found["messages"]]  # type: ignore[attr-defined]
+def test_what_the_portable_engine_does_not_see_is_said_once(by_mode: dict[str, object], engine: EngineName) -> None:
+    messages = [str(message) for message in by_mode["messages"]]  # type: ignore[attr-defined]
     assert ["portable engine records" in message for message in messages] == [True] * (engine == "python")
 
 
-def test_collectives_of_fake_tensors_are_none(found: dict[str, object]) -> None:
-    assert found["fake"] == [[], 0]
+def test_collectives_of_fake_tensors_are_none(by_mode: dict[str, object]) -> None:
+    assert by_mode["fake"] == [[], 0]

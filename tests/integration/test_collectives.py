@@ -40,11 +40,11 @@ def run_job(folder: Path, engine: str, ranks: int) -> dict[tuple[str, int], Resu
         for process in processes:
             process.kill()
             process.wait()
-    found: dict[tuple[str, int], Result] = {}
+    by_scenario: dict[tuple[str, int], Result] = {}
     for rank, path in enumerate(outputs):
         results = [json.loads(line) for line in path.read_text().splitlines()]
-        found.update(((result["scenario"], rank), result) for result in results)
-    return found
+        by_scenario.update(((result["scenario"], rank), result) for result in results)
+    return by_scenario
 
 
 class Job:

@@ -140,14 +140,14 @@ def test_where_says_in_which_collective_a_device_is(libraries: tuple[Path, Path]
         assert process.stdout.readline() == "hangs\n"
         while True:
             assert process.poll() is None
-            (found,) = read_rank_state(ring).streams
+            (stream,) = read_rank_state(ring).streams
             # Before, it may be in the first one, or that not be read.
-            if found.is_known and found.collective and found.queued == 0:
+            if stream.is_known and stream.collective and stream.queued == 0:
                 break
         shown = run_python("-m", "modtrace", "where", ring).stdout
         process.kill()
         process.wait()
 
-    assert (found.collective, found.queued, found.unread) == ("all_reduce", 0, 2)
-    assert [(call.fqn, call.phase) for call in found.calls] == [("Reduce", "forward")]
+    assert (stream.collective, stream.queued, stream.unread) == ("all_reduce", 0, 2)
+    assert [(call.fqn, call.phase) for call in stream.calls] == [("Reduce", "forward")]
     assert "device 0, stream 0  forward Reduce, in all_reduce; 0 calls queued behind it" in shown

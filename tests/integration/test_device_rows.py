@@ -75,9 +75,9 @@ def test_steps_and_modules_choose_from_streams_as_from_threads(timeline: Timelin
 def test_a_window_cuts_what_a_device_did_at_its_edges(timeline: Timeline) -> None:
     start, end = reached(0, 9), reached(0, 11)
 
-    found = timeline.window(WALL + start, WALL + end)
+    window = timeline.window(WALL + start, WALL + end)
 
-    assert rows(found) == sorted(
+    assert rows(window) == sorted(
         ("gpu 0 · stream 0", fqn, phase, 0, first, end)
         for fqn, phase, first in [
             ("Net", "backward", start),
@@ -121,11 +121,11 @@ def test_a_diff_compares_streams_apart_from_threads(timeline: Timeline, tmp_path
 
     changes = modtrace.diff(tmp_path / "a.json", tmp_path / "b.json").changes
 
-    found = {(change.fqn, change.phase): change for change in changes if change.phase.startswith("GPU")}
-    assert set(found) == {(fqn, f"GPU {phase}") for _, fqn, phase, _, _ in _SPANS}
+    on_gpu = {(change.fqn, change.phase): change for change in changes if change.phase.startswith("GPU")}
+    assert set(on_gpu) == {(fqn, f"GPU {phase}") for _, fqn, phase, _, _ in _SPANS}
     # Of three steps the first warms up: the median of the others' times.
     own = [reached(step, 12) - reached(step, 11) for step in range(3)]
-    mlp = found["Net.0.mlp", "GPU recompute"]
+    mlp = on_gpu["Net.0.mlp", "GPU recompute"]
     assert min(own) <= mlp.base_ns <= max(own)
 
 

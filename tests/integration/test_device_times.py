@@ -222,9 +222,9 @@ def test_where_tells_what_a_device_hangs_in_until_nobody_asks_it(library: Path, 
             while True:
                 assert process.poll() is None
                 state = read_rank_state(ring)
-                (found,) = state.streams
-                if holds(found):
-                    return found
+                (stream,) = state.streams
+                if holds(stream):
+                    return stream
 
         # Once it was asked, it has come by all that is in front of the kernel.
         asked = stream_when(lambda stream: stream.read_ns is not None and stream.calls[-1:] != () and stream.is_known)
@@ -239,9 +239,9 @@ def test_where_tells_what_a_device_hangs_in_until_nobody_asks_it(library: Path, 
     (dead,) = read_rank_state(ring).streams
 
     # In the step that hangs backward of b and a are behind it, in the next one forward and backward.
-    for found in (later, unknown, dead):
-        assert [(call.fqn, call.phase) for call in found.calls] == [("Net", "forward"), ("Net.b", "forward")]
-        assert (found.device, found.stream, found.dropped) == (0, 0, 0)
+    for hung in (later, unknown, dead):
+        assert [(call.fqn, call.phase) for call in hung.calls] == [("Net", "forward"), ("Net.b", "forward")]
+        assert (hung.device, hung.stream, hung.dropped) == (0, 0, 0)
     assert (later.is_known, later.queued, later.unread) == (True, 2 + 5, 6 + 10)
     assert (unknown.is_known, dead.is_known) == (False, False)
     assert "device 0, stream 0  unknown; last read: forward Net › b; 8 calls queued and not read" in shown

@@ -84,8 +84,8 @@ def test_passes_that_take_turns_on_a_device_are_told_apart_but_for_the_first(nat
     assert {HOOKED, OBSERVED} <= set(said["kinds"])
     # One that others come into is hooked to its end.
     later = said["spans"][len(said["spans"]) // 2 :]
-    found = {(track, depth, complete) for track, _, _, depth, complete in later}
-    assert found == {(DEVICE, 0, True), (DEVICE, 1, True)}
+    places = {(track, depth, complete) for track, _, _, depth, complete in later}
+    assert places == {(DEVICE, 0, True), (DEVICE, 1, True)}
     names = [(fqn.replace("#2", ""), depth) for _, _, fqn, depth, _ in later]
     assert set(names) == {("Chain", 0), ("Chain.a", 1), ("Chain.b", 1)}
     # One that another came into is two spans.

@@ -50,15 +50,15 @@ def test_backward_time_lies_under_the_right_module(engine: EngineName, name: str
     torch.set_num_threads(1)
 
     for _ in range(3):
-        found = measure(engine, ARCHITECTURES[name](), steps=4)
+        accuracy = measure(engine, ARCHITECTURES[name](), steps=4)
         # On a busy machine the profiler's clock wanders further than is allowed for; what is wrong stays wrong.
-        if found.nodes_right >= ENOUGH[engine]:
+        if accuracy.nodes_right >= ENOUGH[engine]:
             break
 
     torch.set_num_threads(threads)
-    assert found.nodes > 100
-    assert found.nodes_right >= ENOUGH[engine]
-    assert found.nested == 1
+    assert accuracy.nodes > 100
+    assert accuracy.nodes_right >= ENOUGH[engine]
+    assert accuracy.nested == 1
 
 
 class Pair(nn.Module):
@@ -461,8 +461,8 @@ def test_calls_by_super_and_by_the_class_are_recorded_once_each(engine: EngineNa
 
     timeline = recorded(engine, run)
 
-    found = Counter((span.fqn, span.phase, span.depth) for span in timeline.spans)
-    assert found == {
+    counts = Counter((span.fqn, span.phase, span.depth) for span in timeline.spans)
+    assert counts == {
         (fqn, phase, depth): 20
         for phase in ("forward", "backward")
         for depth, fqn in (

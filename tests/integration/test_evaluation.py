@@ -82,9 +82,9 @@ def recorded(script: Script, engine: EngineName) -> Timeline:
 def test_an_evaluation_is_one_range_and_no_part_of_a_training_step(script: object, engine: EngineName) -> None:
     program: Script = script()  # type: ignore[operator]
     timeline = recorded(program, engine)
-    found = [one for one in timeline.ranges if one.category == "evaluation"]
-    assert [one.step for one in found] == [3, 6]
-    for one, (begin, end) in zip(found, program.evaluations, strict=True):
+    evaluations = [one for one in timeline.ranges if one.category == "evaluation"]
+    assert [one.step for one in evaluations] == [3, 6]
+    for one, (begin, end) in zip(evaluations, program.evaluations, strict=True):
         assert begin <= one.start_ns < one.end_ns <= end
         first = next(span.start_ns for span in timeline.spans if span.start_ns >= begin)
         evals = [each.start_ns for each in timeline.ranges if each.name == "Module.eval#Net" and each.start_ns < first]
@@ -95,7 +95,7 @@ def test_an_evaluation_is_one_range_and_no_part_of_a_training_step(script: objec
     summary = timeline.summary()
     steps = {step.step: step for step in summary.steps}
     assert {number: step.evaluation_ns for number, step in steps.items() if step.evaluation_ns} == {
-        one.step: one.end_ns - one.start_ns for one in found
+        one.step: one.end_ns - one.start_ns for one in evaluations
     }
     for step, parts in zip(summary.steps, summary.step_parts, strict=True):
         times = step.forward_ns + step.backward_ns + step.recompute_ns + step.evaluation_ns
@@ -110,7 +110,7 @@ def test_an_evaluation_is_one_range_and_no_part_of_a_training_step(script: objec
             span.duration_ns
             for span in timeline.spans
             if span.fqn == "Net"
-            and any(one.start_ns <= span.start_ns < one.end_ns for one in found)
+            and any(one.start_ns <= span.start_ns < one.end_ns for one in evaluations)
             and span.step == step
         )
         for step in range(6)

@@ -421,13 +421,13 @@ def test_modules_cost_what_their_closed_forms_say_in_each_phase(case: Callable[[
     timeline = recording.timeline()
 
     assert timeline.metadata["flops"]["steps"] == [0]  # type: ignore[index]
-    found = costs(timeline)
-    assert {name: found[name] for name in expected} == {
+    cost_of = costs(timeline)
+    assert {name: cost_of[name] for name in expected} == {
         name: tuple(STEPS * flops for flops in of_phase) for name, of_phase in expected.items()
     }
-    others = [flops for name, flops in found.items() if name not in expected]
+    others = [flops for name, flops in cost_of.items() if name not in expected]
     assert others == [(0, 0, 0)] * len(others)
-    assert costs(modtrace.load(tmp_path / "steps.json")) == found
+    assert costs(modtrace.load(tmp_path / "steps.json")) == cost_of
 
 
 X, W, Y = N * NARROW, NARROW * WIDE, N * WIDE
@@ -511,8 +511,8 @@ def test_bytes_are_those_of_inputs_and_outputs_each_once(case: Callable[[], Case
     for timeline in recording.timeline(), modtrace.load(tmp_path / "steps.json"):
         flops = timeline.summary().flops
         assert flops is not None
-        found = {row.fqn: (row.bytes_forward, row.bytes_backward, row.bytes_recompute) for row in flops.rows}
-        assert {name: found[name] for name in expected} == {
+        bytes_of = {row.fqn: (row.bytes_forward, row.bytes_backward, row.bytes_recompute) for row in flops.rows}
+        assert {name: bytes_of[name] for name in expected} == {
             name: tuple(4 * STEPS * numbers for numbers in of_phase) for name, of_phase in expected.items()
         }
 
@@ -625,11 +625,11 @@ def test_networks_that_take_turns_are_counted_in_both_updates() -> None:
             optimizers[1].step()
             critic(generator(rows())).mean().backward()
             optimizers[0].step()
-    found = costs(recording.timeline())
+    cost_of = costs(recording.timeline())
 
     assert recording.timeline().metadata["flops"]["steps"] == [0]  # type: ignore[index]
     # The critic's input needs a gradient in the generator's update alone.
-    assert found == {
+    assert cost_of == {
         "Generator": (2 * STEPS * FIRST, STEPS * FIRST, 0),
         "Critic": (3 * STEPS * FIRST, 4 * STEPS * FIRST, 0),
     }
@@ -756,9 +756,9 @@ def test_what_operators_cost_is_known_while_the_recording_runs() -> None:
     with modtrace.record(flops=True, engine="native") as recording:
         model(rows()).sum().backward()
         model(rows())
-        found = costs(recording.snapshot())
+        cost_of = costs(recording.snapshot())
 
-    assert found["Sequential"] == (4 * FIRST, 3 * FIRST, 0)
+    assert cost_of["Sequential"] == (4 * FIRST, 3 * FIRST, 0)
 
 
 def test_transforms_of_torch_func_count_what_is_computed() -> None:

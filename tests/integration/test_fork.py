@@ -194,5 +194,5 @@ def test_forks_while_other_threads_start_and_stop_and_train(engine: EngineName) 
         "-m", "tests.support.forking_process", "--engine", engine, "--forks", count, status=None, timeout_s=7200
     )
 
-    found = f"{count} forks, 0 hangs of the parent, 0 of children, 0 wrong exits"
-    assert done.stdout == f"{platform.python_version()}, {engine}: {found}\n", done.stderr
+    expected = f"{count} forks, 0 hangs of the parent, 0 of children, 0 wrong exits"
+    assert done.stdout == f"{platform.python_version()}, {engine}: {expected}\n", done.stderr

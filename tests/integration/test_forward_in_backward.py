@@ -55,9 +55,9 @@ class Adjoint(torch.autograd.Function):
             with torch.enable_grad():
                 y = y.detach().requires_grad_()
                 slope = ctx.field(y)
-                found = torch.autograd.grad(slope, [y, *parameters], gradient)
-            y, gradient = y - 0.1 * slope.detach(), gradient + 0.1 * found[0]
-            of_parameters = [total + 0.1 * one for total, one in zip(of_parameters, found[1:], strict=True)]
+                inner = torch.autograd.grad(slope, [y, *parameters], gradient)
+            y, gradient = y - 0.1 * slope.detach(), gradient + 0.1 * inner[0]
+            of_parameters = [total + 0.1 * one for total, one in zip(of_parameters, inner[1:], strict=True)]
         return (None, None, None, gradient, *of_parameters)
 
 

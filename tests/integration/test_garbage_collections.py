@@ -110,10 +110,10 @@ def test_selections_keep_them_like_other_slices(recorded: Timeline) -> None:
 
 
 def test_short_collections_have_no_event() -> None:
-    found = record(lambda _: [gc.collect(0) for _ in range(1_000)]).ranges
+    collections = record(lambda _: [gc.collect(0) for _ in range(1_000)]).ranges
 
-    assert len(found) < 500  # those in which the machine ran something else
-    assert all(row.duration_ns >= MIN_COLLECTION_NS for row in found)
+    assert len(collections) < 500  # those in which the machine ran something else
+    assert all(row.duration_ns >= MIN_COLLECTION_NS for row in collections)
 
 
 def test_ranges_false_leaves_them_out() -> None:

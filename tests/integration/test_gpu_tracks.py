@@ -71,11 +71,11 @@ def rows_in_json(path: Path) -> Counter[Row]:
     rows: Counter[Row] = Counter()
     for event in document["traceEvents"]:
         if event.get("ph") == "X" and (event["pid"], event["tid"]) in names and "fqn" in event["args"]:
-            found = re.search(r"stream (\d+)", names[event["pid"], event["tid"]])
-            assert found is not None
+            match = re.search(r"stream (\d+)", names[event["pid"], event["tid"]])
+            assert match is not None
             args, start = event["args"], base + ns(event["ts"])
             end = start + ns(event["dur"])
-            key = (event["pid"], int(found[1]), event["name"], args["fqn"], event["cat"], args["call"], args["step"])
+            key = (event["pid"], int(match[1]), event["name"], args["fqn"], event["cat"], args["call"], args["step"])
             rows[key + (start, end)] += 1  # noqa: RUF005 (mypy reads it as Python 3.10)
     return rows
 
@@ -193,13 +193,13 @@ def test_worked_out_by_hand(tmp_path: Path, suffix: str) -> None:
         path = out
     timeline = load(path)
     base = int(timeline.columns.start[0]) - 1000
-    found = []
+    rows = []
     for index, span in enumerate(timeline.spans):
         track = timeline.tracks[timeline.columns.track[index]]
         if track.device is not None:
             times = (span.start_ns - base, span.end_ns - base)
-            found.append((track.device, track.stream, span.module_class, span.phase, *times, span.depth))
-    assert found == EXPECTED
+            rows.append((track.device, track.stream, span.module_class, span.phase, *times, span.depth))
+    assert rows == EXPECTED
     assert [span.track for span in timeline.spans][2:] == ["gpu 0 · stream 7", "gpu 0 · stream 7", "gpu 1 · stream 20"]
 
 

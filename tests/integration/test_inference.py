@@ -22,8 +22,8 @@ def units(*arguments: str) -> list[dict[str, Any]]:
     """Return what `modtrace summary` says of units."""
     result = CliRunner().invoke(group, ["summary", *arguments, "--format", "json"])
     assert result.exit_code == 0, result.output
-    found: list[dict[str, Any]] = json.loads(result.output)["units"]
-    return found
+    told: list[dict[str, Any]] = json.loads(result.output)["units"]
+    return told
 
 
 def test_a_decode_loop_in_a_range_is_a_step_if_the_range_is_chosen(engine: EngineName, tmp_path: Path) -> None:

@@ -59,9 +59,9 @@ def test_the_offset_of_a_rank_in_another_time_namespace_is_measured(ending: str,
     tree = ClockTree(measurements)
     times = [int(output[0].split()[1]) for output in outputs]
     (measured,) = {measurement.clock for measurement in measurements}
-    found = tree.to_root(measured, [times[clocks.index(measured)]])
+    offset = tree.to_root(measured, [times[clocks.index(measured)]])
     truth = (AHEAD_S if measured == clocks[0] else -AHEAD_S) * 10**9
-    assert abs(int(found.offset_ns[0]) - truth) <= int(found.bound_ns[0])
+    assert abs(int(offset.offset_ns[0]) - truth) <= int(offset.bound_ns[0])
     errors = [abs(measurement.reading.offset_ns - truth) for measurement in measurements]
     assert all(error <= m.reading.bound_ns for error, m in zip(errors, measurements, strict=True))
 

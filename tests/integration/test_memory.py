@@ -70,20 +70,20 @@ print(json.dumps({
 
 def run(engine: EngineName, ring: str) -> None:
     done = run_python("-c", SCRIPT, engine, ring, STEPS, CALLS, CAPACITY, timeout_s=300)
-    found = json.loads(done.stdout)
+    told = json.loads(done.stdout)
 
     # Two events a forward call, and a step's mark; backward has the engine's own number of events.
     # Before the first mark, the first pass said that it reached parameters, as it may have ended a step.
-    per_step = (found["recorded"] - 1) / STEPS
+    per_step = (told["recorded"] - 1) / STEPS
     assert per_step == int(per_step)
     assert per_step > 2 * CALLS
-    assert found["recorded"] == found["overwritten"] + found["kept"]
-    assert (found["kept"], found["torn"]) == (CAPACITY, 0)
-    assert (found["stats"]["recorded"], found["stats"]["overwritten"]) == (found["recorded"], found["overwritten"])
-    assert found["steps"][-1] == f"step {STEPS - 1}"
-    before_tracing = found["sizes"][: STEPS // 4]
+    assert told["recorded"] == told["overwritten"] + told["kept"]
+    assert (told["kept"], told["torn"]) == (CAPACITY, 0)
+    assert (told["stats"]["recorded"], told["stats"]["overwritten"]) == (told["recorded"], told["overwritten"])
+    assert told["steps"][-1] == f"step {STEPS - 1}"
+    before_tracing = told["sizes"][: STEPS // 4]
     assert max(before_tracing) - before_tracing[0] < 1 << 20
-    assert max(found["traced"]) - min(found["traced"]) < 16 << 10
+    assert max(told["traced"]) - min(told["traced"]) < 16 << 10
 
 
 @PORTABLE_IN_FULL

@@ -219,7 +219,7 @@ def test_it_imports_with_no_fault_of_ours(
     out = merged(path, folder, suffix)
     assert problems(trace_processor, out) == before
     opened = trace_processor.open(out)
-    found = {
+    module_slices = {
         (row["name"], row["ts"], row["dur"])
         for row in opened.query(
             "select slice.name, slice.ts, slice.dur from slice join thread_track t on slice.track_id = t.id "
@@ -230,7 +230,7 @@ def test_it_imports_with_no_fault_of_ours(
     assert metadata is not None
     added = json.loads(merged(path, folder).read_text())["traceEvents"][len(document(path)["traceEvents"]) :]
     assert len(slices(added, "forward", "backward", "gpu")) == len([event for event in added if event["ph"] == "X"])
-    assert len(found) > 30
+    assert len(module_slices) > 30
 
 
 @each_trace

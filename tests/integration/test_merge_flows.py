@@ -39,13 +39,13 @@ def flows_of(events: list[dict[str, Any]]) -> Counter[tuple[str, int, str, int, 
         for position, event in enumerate(events)
         if event.get("ph") in ("s", "f")
     }
-    found: Counter[tuple[str, int, str, int, int]] = Counter()
+    flows: Counter[tuple[str, int, str, int, int]] = Counter()
     for (phase, *flow), (begin_time, begin_position, begin) in ends.items():
         end_time, end_position, end = ends.get(("f", *flow), (-1, -1, {}))
         if phase == "s" and (begin_time, begin_position) < (end_time, end_position):
             apart = ns(end_time) - ns(begin_time)
-            found[begin["name"], ns(begin["dur"]), end["name"], ns(end["dur"]), apart] += 1
-    return found
+            flows[begin["name"], ns(begin["dur"]), end["name"], ns(end["dur"]), apart] += 1
+    return flows
 
 
 @pytest.mark.usefixtures("gpu_traces")

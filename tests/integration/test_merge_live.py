@@ -108,18 +108,18 @@ def test_without_sync_marks_operators_bring_the_clocks_together(tmp_path: Path) 
     timeline = recording.timeline()
     by_marks = modtrace.merge(tmp_path / "profile.json", timeline, tmp_path / "marks.pftrace")
     moved = replace(move_times(timeline, lambda times: times + 15_000), marks=[])
-    found = modtrace.merge(tmp_path / "profile.json", moved, tmp_path / "found.pftrace")
-    methods = [told.metadata["alignment"]["method"] for told in (by_marks, found)]
+    merged = modtrace.merge(tmp_path / "profile.json", moved, tmp_path / "found.pftrace")
+    methods = [told.metadata["alignment"]["method"] for told in (by_marks, merged)]
     assert methods == ["sync marks", "wall clock"]
-    assert "usually agree within 10 µs" in found.alignment
+    assert "usually agree within 10 µs" in merged.alignment
     starts = [
         {(span.fqn, span.call): span.start_ns for span in modtrace.load(told.path).spans if span.phase == "forward"}
-        for told in (by_marks, found)
+        for told in (by_marks, merged)
     ]
     assert len(starts[0]) == len(starts[1]) == 20 * 5
     apart = [abs(starts[0][call] - starts[1][call]) for call in starts[0]]
     # Neither is off by more than its bound.
-    bounds = [told.metadata["alignment"]["operators"] for told in (by_marks, found)]
+    bounds = [told.metadata["alignment"]["operators"] for told in (by_marks, merged)]
     assert max(apart) <= sum(bound["bound_ns"] for bound in bounds)
     assert sorted(apart)[len(apart) // 2] <= sum(bound["typical_ns"] for bound in bounds)
 

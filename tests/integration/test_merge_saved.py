@@ -61,13 +61,13 @@ def said(events: list[dict[str, Any]], start: float) -> list[dict[str, Any]]:
         for event in events
         if event["ph"] == "M" and event["name"] == "thread_name"
     }
-    found = []
+    kept = []
     for event in events:
         if event["ph"] in ("X", "s", "f", "i", "C"):
             rest = {key: value for key, value in event.items() if key not in ("pid", "tid")}
             row = rows.get((event["pid"], event.get("tid")), "")
-            found.append(rest | {"row": row, "ts": round(1000 * (event["ts"] - start))})
-    return found
+            kept.append(rest | {"row": row, "ts": round(1000 * (event["ts"] - start))})
+    return kept
 
 
 @pytest.mark.parametrize("name", RECORDINGS)

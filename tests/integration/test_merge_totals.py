@@ -158,5 +158,5 @@ def test_a_recording_of_other_steps_is_not_in_the_file(tmp_path: Path) -> None:
     syncs = (x("cpu_op", mark.text, mark.time_ns - BASE, mark.time_ns - BASE) for mark in marks)
     path.write_bytes(trace(*syncs, x("cpu_op", "aten::op", 2_100_000, 2_200_000)))
     modtrace.merge(path, calls, out)
-    found = modtrace.load(out)
-    assert [(span.call, span.end_ns - span.start_ns) for span in found.spans] == [(1, 500_000), (2, 500_000)]
+    merged = modtrace.load(out)
+    assert [(span.call, span.end_ns - span.start_ns) for span in merged.spans] == [(1, 500_000), (2, 500_000)]

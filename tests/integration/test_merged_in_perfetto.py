@@ -29,13 +29,13 @@ def rows(frame: Frame) -> list[tuple[str, bool, Any]]:
     return [(name, folded, inside) for name, folded, inside in frame.evaluate(_ROWS)]
 
 
-def group(found: list[Any], name: str) -> tuple[bool, list[Any]]:
-    (only,) = (row for row in found if row[0] == name)
+def group(siblings: list[Any], name: str) -> tuple[bool, list[Any]]:
+    (only,) = (row for row in siblings if row[0] == name)
     return only[1], only[2]
 
 
-def names(found: list[Any]) -> list[str]:
-    return [name.strip() for name, _, _ in found]
+def names(siblings: list[Any]) -> list[str]:
+    return [name.strip() for name, _, _ in siblings]
 
 
 @pytest.mark.usefixtures("gpu_traces")
@@ -50,23 +50,23 @@ def test_rows_of_modules_lie_where_one_looks(
         frame = perfetto_ui.hand_over(seen.page, trace, "merged", ui)
         frame.evaluate("async () => { await waitForPerfettoIdle(); }")
         seen.page.screenshot(path=pictures / f"perfetto-merged{suffix}.png")
-        found = rows(frame)
+        top = rows(frame)
 
     if suffix == ".pftrace":
         # Our own layout: one group for the process, in it the thread, its modules above its operators.
-        folded, inside = group(found, PROCESS)
+        folded, inside = group(top, PROCESS)
         assert not folded
         _, thread = group(inside, f"{THREAD} 2869224")
         assert names(thread) == ["modules (2869224)", f"{THREAD} 2869224"]
         assert names(thread[0][2]) == [f"forward · {THREAD} (2869224)"]
-        _, device = group(found, "GPU 0")
+        _, device = group(top, "GPU 0")
         assert names(device) == [
             *("modules · stream 7", "stream 7", "7 · overlapping slices"),
             *("Device 0", "modules · stream 20", "stream 20"),
         ]
     else:
         # In JSON each row is a group, and this version of the UI sorts them by their ids, the main thread first.
-        folded, inside = group(found, PROCESS)
+        folded, inside = group(top, PROCESS)
         assert not folded
         assert names(inside)[0] == f"{THREAD} 2869224"
         assert names(inside)[1].startswith(f"forward · {THREAD}")

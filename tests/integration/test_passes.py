@@ -308,13 +308,13 @@ def test_passes_of_two_threads_on_one_device_are_observed() -> None:
 
 def test_what_runs_a_pass_is_wrapped_once_and_stays_so() -> None:
     homes: list[Any] = [torch.autograd.graph, torch.autograd]
-    found = []
+    wrappers = []
     for _ in range(3):
         with modtrace.record(engine="native"):
-            found.append([home._engine_run_backward for home in homes])
-        found.append([home._engine_run_backward for home in homes])
+            wrappers.append([home._engine_run_backward for home in homes])
+        wrappers.append([home._engine_run_backward for home in homes])
 
-    assert found == found[:1] * 6
+    assert wrappers == wrappers[:1] * 6
 
 
 _FAILING_PASS = """

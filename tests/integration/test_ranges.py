@@ -377,8 +377,8 @@ def test_a_range_that_is_entered_long_after_it_was_made_begins_when_it_is_entere
         with late:
             pass
     timeline = recording.timeline()
-    (found,) = (one for one in timeline.ranges if one.name == "enumerate(mine)")
-    assert found.start_ns >= timeline.spans[0].end_ns
+    (entered,) = (one for one in timeline.ranges if one.name == "enumerate(mine)")
+    assert entered.start_ns >= timeline.spans[0].end_ns
 
 
 def test_a_range_whose_name_is_no_text_is_torchs_to_refuse(engine: EngineName) -> None:

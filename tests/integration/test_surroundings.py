@@ -138,9 +138,9 @@ def test_tasks_of_asyncio_that_take_turns(engine: EngineName) -> None:
 
     with modtrace.record(engine=engine) as recording:
         asyncio.run(main())
-    found = rows(recording.timeline())
+    spans = rows(recording.timeline())
 
-    assert sorted(found) == sorted(COMPLETE * 12)
+    assert sorted(spans) == sorted(COMPLETE * 12)
 
 
 def test_greenlets_that_change_inside_calls(engine: EngineName) -> None:

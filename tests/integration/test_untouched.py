@@ -282,10 +282,10 @@ def test_a_trace_of_jit_does_not_note_that_shapes_are_recorded(engine: EngineNam
     model, x = nn.Sequential(nn.Linear(4, 3), nn.ReLU()), torch.ones(2, 4)
 
     def trace() -> tuple[list[str], list[str]]:
-        with warnings.catch_warnings(record=True) as found, torch.no_grad():
+        with warnings.catch_warnings(record=True) as caught, torch.no_grad():
             warnings.simplefilter("always")
             graph = torch.jit.trace(model, x, check_trace=False).inlined_graph
-        return [node.kind() for node in graph.nodes()], [str(warning.message) for warning in found]
+        return [node.kind() for node in graph.nodes()], [str(warning.message) for warning in caught]
 
     plain = trace()
     with modtrace.record(engine=engine, shapes=True) as recording:

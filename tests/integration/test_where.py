@@ -177,11 +177,11 @@ def test_open_stacks_from_the_last_events_equal_those_from_all(engine: EngineNam
 
     for count in random.Random(0).sample(range(len(events)), 200):
         cut = snapshot.slots._replace(events=events.take(np.arange(count)))
-        found = RingAnalysis(snapshot._replace(slots=cut)).open_stacks
+        stacks = RingAnalysis(snapshot._replace(slots=cut)).open_stacks
 
         # Beside a torn slot all events are looked at.
-        assert found == RingAnalysis(snapshot._replace(slots=cut._replace(torn=1))).open_stacks
-        inside += any(thread.calls for thread in found)
+        assert stacks == RingAnalysis(snapshot._replace(slots=cut._replace(torn=1))).open_stacks
+        inside += any(thread.calls for thread in stacks)
     assert inside > 150
 
 

@@ -68,7 +68,7 @@ class Template(NamedTuple):
     def places(self, phase: str) -> dict[str, int]:
         """For each module the event before which a culprit in it lies."""
         fqns = {record["id"]: record["fqn"] for record in self.records if record["kind"] == "name"}
-        found: dict[str, int] = {}
+        index_of: dict[str, int] = {}
         calls: list[tuple[int, int, str]] = []
         open_: list[int] = []
         for index, (kind, name, value) in enumerate(zip(self.kind, self.name, self.value, strict=True)):
@@ -77,17 +77,17 @@ class Template(NamedTuple):
             elif kind == _FORWARD_EXIT:
                 calls.append((open_.pop(), int(value) & _SEQUENCE, fqns[int(name)]))
                 if phase == "forward":
-                    found.setdefault(calls[-1][2], index)
+                    index_of.setdefault(calls[-1][2], index)
             elif kind == _RANGE_END and phase == "range":
                 text = next(r["text"] for r in self.records if r["kind"] == "text" and r["id"] == int(name))
-                found.setdefault(json.loads(text)[0], index)
+                index_of.setdefault(json.loads(text)[0], index)
             elif kind == _SEGMENT and phase == "backward":
                 sequence = int(value) & _SEQUENCE
                 around = [call for call in calls if call[0] <= sequence < call[1]]
                 if around:
                     innermost = min(around, key=lambda call: call[1] - call[0])
-                    found.setdefault(innermost[2], index + 1)
-        return found
+                    index_of.setdefault(innermost[2], index + 1)
+        return index_of
 
 
 def read_template(ring: Path) -> Template:

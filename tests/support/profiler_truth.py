@@ -196,8 +196,8 @@ def to_profiler_clock(
     for event in events:
         if event.name() in ours:
             place = event.name().rpartition(".")[0]
-            found = (event.duration_ns(), ours[event.name()], event.start_ns() + event.duration_ns() // 2)
-            best[place] = min(best.get(place, found), found)
+            sample = (event.duration_ns(), ours[event.name()], event.start_ns() + event.duration_ns() // 2)
+            best[place] = min(best.get(place, sample), sample)
     pairs = np.array(sorted((mine, theirs) for _, mine, theirs in best.values()), np.int64)
     base = pairs[0, 0]
 
@@ -256,7 +256,7 @@ def owned_segments(
         (timeline.names[n].fqn, c)
         for n, c in zip(columns.name[rows].tolist(), columns.call[rows].tolist(), strict=True)
     ]
-    found: dict[Call | None, list[Interval]] = {None: []}
+    segments: dict[Call | None, list[Interval]] = {None: []}
     stack: list[int] = []
     since = -(1 << 62)
 
@@ -265,7 +265,7 @@ def owned_segments(
         call = calls[stack[-1]] if stack else None
         if moment > since:
             for key in {call, call and (call[0], -1)}:
-                found.setdefault(key, []).append((since, moment))
+                segments.setdefault(key, []).append((since, moment))
         since = max(since, moment)
 
     for at in np.lexsort((columns.depth[rows], start)).tolist():
@@ -278,7 +278,7 @@ def owned_segments(
         until(end[stack[-1]])
         stack.pop()
     until(1 << 62)
-    return found
+    return segments
 
 
 def share_right(nodes: list[Node], segments: dict[Call | None, list[Interval]], tolerance: int) -> float:

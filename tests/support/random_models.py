@@ -95,5 +95,5 @@ def called(spec: Spec, fqn: str = "Tree", depth: int = 0) -> Iterator[tuple[str,
 
 def with_gradient(model: Tree) -> set[str]:
     """Return the names of the modules whose own parameter has a gradient."""
-    found = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
-    return {f"Tree.{name}".removesuffix(".weight") for name in found}
+    names = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
+    return {f"Tree.{name}".removesuffix(".weight") for name in names}

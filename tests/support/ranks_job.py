@@ -92,7 +92,7 @@ def make_model(kind: str, layers: int, rank: int, ranks: int) -> nn.Module:
 def make_slow(model: nn.Module, fqn: str, phase: str, milliseconds: float, how: str) -> None:
     """Delay a module of `Sequential`, by its name there."""
     duration_ns = int(milliseconds * 1e6)
-    module = next(found for name, found in model.named_modules() if name.removeprefix("module.") == fqn)
+    module = next(child for name, child in model.named_modules() if name.removeprefix("module.") == fqn)
     inner = module.forward
 
     def forward(x: torch.Tensor) -> Any:

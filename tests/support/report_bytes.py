@@ -34,7 +34,7 @@ def all_bytes(data: bytes) -> Iterator[tuple[str, bytes]]:
             yield f"{name} data", gzip.decompress(base64.b64decode(packed[1]))
 
 
-def found(data: bytes, words: tuple[str, ...]) -> list[tuple[str, str]]:
+def words_in(data: bytes, words: tuple[str, ...]) -> list[tuple[str, str]]:
     """Which words are in an archive, in any case or as hexadecimal digits, and where."""
     return [
         (word, place)

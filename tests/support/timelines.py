@@ -255,14 +255,14 @@ _moves = st.tuples(st.booleans(), Times)
 
 def _intervals(moves: list[tuple[bool, int]]) -> list[tuple[int, int]]:
     """Begin a span or end the innermost one, each some time after the move before."""
-    found, stack, clock = [], [], 0
+    ended, stack, clock = [], [], 0
     for begins, later in moves:
         clock += later
         if begins:
             stack.append(clock)
         elif stack:
-            found.append((stack.pop(), clock))
-    return found + [(start, clock) for start in stack]
+            ended.append((stack.pop(), clock))
+    return ended + [(start, clock) for start in stack]
 
 
 def _counters(draw: st.DrawFn, base: int, tracks: list[Track]) -> list[CounterSeries]:

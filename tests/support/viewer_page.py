@@ -110,7 +110,7 @@ def details(page: Page) -> dict[str, str]:
 
 def cut_off(page: Page) -> list[str]:
     """Controls that reach out of the page, and scrollbars that the page as a whole has."""
-    found: list[str] = page.evaluate(
+    parts: list[str] = page.evaluate(
         """() => {
             const controls = ".toolbar button, .toolbar input, .tabs button, .label button, #timeline";
             const out = [...document.querySelectorAll(controls)]
@@ -125,7 +125,7 @@ def cut_off(page: Page) -> list[str]:
             return root.scrollWidth > innerWidth ? [...out, `${root.scrollWidth} wide`] : out;
         }"""
     )
-    return found
+    return parts
 
 
 def table(page: Page) -> dict[str, list[str]]:

@@ -21,8 +21,8 @@ OWN = (
 
 def made(subject: Subject) -> dict[str, Callable[[], Made]]:
     """Return models with a function that returns a loss, to be called where `subject.device` is the default one."""
-    found: dict[str, Callable[[], Made]] = {name: ARCHITECTURES[name] for name in OWN}
-    found["124M GPT, bf16"] = lambda: _large(subject)
+    models: dict[str, Callable[[], Made]] = {name: ARCHITECTURES[name] for name in OWN}
+    models["124M GPT, bf16"] = lambda: _large(subject)
     # Beside a torchvision of another torch they fail in other ways than that they are not there.
     try:
         import transformers
@@ -31,16 +31,16 @@ def made(subject: Subject) -> dict[str, Callable[[], Made]]:
     except Exception as error:
         print(f"without models of transformers: {error}\n")
     else:
-        found["HF GPT-2, bf16"] = lambda: _gpt2(transformers, subject)
-        found["HF BERT"] = lambda: _bert(transformers)
+        models["HF GPT-2, bf16"] = lambda: _gpt2(transformers, subject)
+        models["HF BERT"] = lambda: _bert(transformers)
     try:
         import timm
     except Exception as error:
         print(f"without models of timm: {error}\n")
     else:
         for name in ("resnet18", "vit_tiny_patch16_224"):
-            found[f"timm {name}"] = partial(_timm, timm, name)
-    return found
+            models[f"timm {name}"] = partial(_timm, timm, name)
+    return models
 
 
 def _large(subject: Subject) -> Made:

@@ -80,9 +80,9 @@ def module_rows(events: Sequence[Json]) -> dict[Any, list[Piece]]:
     streams = {}
     for event in events:
         if event.get("name") == "thread_name":
-            found = re.fullmatch(r"modules · .*stream (\d+)", str(event["args"]["name"]))
-            if found:
-                streams[event["pid"], event["tid"]] = (event["pid"], int(found[1]))
+            match = re.fullmatch(r"modules · .*stream (\d+)", str(event["args"]["name"]))
+            if match:
+                streams[event["pid"], event["tid"]] = (event["pid"], int(match[1]))
     slices: dict[Any, list[Json]] = defaultdict(list)
     for event in events:
         row = streams.get((event.get("pid"), event.get("tid")))

@@ -56,15 +56,15 @@ def run(subject: Subject) -> list[str]:
     torch.use_deterministic_algorithms(True)
     try:
         plain = train(subject, nullcontext())
-        found = {name: train(subject, context()) for name, context in CONTEXTS.items()}
+        recorded = {name: train(subject, context()) for name, context in CONTEXTS.items()}
         other = train(subject, nullcontext(), seed=3)
     finally:
         torch.use_deterministic_algorithms(False)
     print(f"{subject.steps} steps; the last loss without a recording: {float.fromhex(plain[0][-1]):.9f}\n")
     print("| | losses | parameters |\n| --- | --- | --- |")
-    for name, trained in found.items():
+    for name, trained in recorded.items():
         same = [("the same bits" if a == b else "DIFFERENT") for a, b in zip(trained, plain, strict=True)]
         print(f"| {name} | {same[0]} | {same[1]} |")
-    short = [f"{name}: other bits" for name, trained in found.items() if trained != plain]
+    short = [f"{name}: other bits" for name, trained in recorded.items() if trained != plain]
     # Else nothing above means anything.
     return short + (["another seed trains to the same bits"] if other == plain else [])

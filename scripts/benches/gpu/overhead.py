@@ -83,8 +83,8 @@ def run(subject: Subject) -> list[str]:
     print(f"{subject.rounds} rounds of {subject.steps} steps each\n")
     print("| | step ratio: median | quarters | bound |\n| --- | --- | --- | --- |")
     ratios = {name: [one / base for one, base in zip(times[name], times[NONE], strict=True)] for name in names[1:]}
-    for name, found in ratios.items():
-        low, middle, high = statistics.quantiles(found, n=4)
+    for name, of_context in ratios.items():
+        low, middle, high = statistics.quantiles(of_context, n=4)
         print(f"| {name} | {middle:.4f} | {low:.4f}–{high:.4f} | {BOUNDS.get(name, '')} |")
     if not subject.is_gpu:
         print("\nnot judged: this is the CPU")

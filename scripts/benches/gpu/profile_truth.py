@@ -139,13 +139,13 @@ def works_of(document: Json, threads: dict[str, int], operators: bool = False) -
         }
         kernels = [event for event in events if event.get("cat") in KERNELS]
         pairs = [(kernel, launches.get(kernel["args"].get("correlation"))) for kernel in kernels]
-    found = []
+    works = []
     for event, launch in pairs:
         start, end = extent(event)
         owned = None if launch is None else owners.at((launch["pid"], launch["tid"]), ns(launch["ts"]))
         calls, phase = owned or ((), "")
-        found.append(Work((event["pid"], event["tid"]), start, end, calls, phase, owned is not None))
-    return sorted(found, key=lambda work: work.start)
+        works.append(Work((event["pid"], event["tid"]), start, end, calls, phase, owned is not None))
+    return sorted(works, key=lambda work: work.start)
 
 
 def leaf_operators(events: Sequence[Json]) -> list[Json]:
@@ -231,12 +231,12 @@ class Owners:
         """Return what is open on a thread, outermost first."""
         frames, starts, around = self._lookup(thread)
         at = bisect.bisect_right(starts, moment) - 1
-        found = []
+        frames_open = []
         while at >= 0:
             if moment < frames[at].end:
-                found.append(frames[at])
+                frames_open.append(frames[at])
             at = around[at]
-        return found[::-1]
+        return frames_open[::-1]
 
     def _lookup(self, thread: Any) -> tuple[list[Frame], list[int], list[int]]:
         """Return a thread's frames in start order, their starts, and which one each began in, or -1."""

@@ -51,11 +51,11 @@ class Compared(NamedTuple):
 
 def by_call(works: Sequence[Work]) -> dict[tuple[str, int, str], list[Work]]:
     """Return the kernels of each call in each phase, those of the calls inside it too."""
-    found: dict[tuple[str, int, str], list[Work]] = defaultdict(list)
+    kernels: dict[tuple[str, int, str], list[Work]] = defaultdict(list)
     for work in works:
         for name, number in work.calls:
-            found[name, number, work.phase].append(work)
-    return found
+            kernels[name, number, work.phase].append(work)
+    return kernels
 
 
 def compare(spans: Sequence[Span], works: Sequence[Work]) -> dict[Key, Compared]:
@@ -97,11 +97,11 @@ def edge_errors(spans: Sequence[Span], works: Sequence[Work], base_ns: int) -> E
     for work in works:
         rows[work.row].append(work)
     starts = {row: [work.start for work in of_row] for row, of_row in rows.items()}
-    found = Edges([], [])
+    edges = Edges([], [])
 
     def note(moment: int, lowest: int, highest: int) -> None:
-        found.errors.append(min(0, moment - lowest) + max(0, moment - highest))
-        found.gaps.append(highest - lowest)
+        edges.errors.append(min(0, moment - lowest) + max(0, moment - highest))
+        edges.gaps.append(highest - lowest)
 
     for span in spans:
         own = calls.get((span.fqn, span.call, span.phase))
@@ -114,7 +114,7 @@ def edge_errors(spans: Sequence[Span], works: Sequence[Work], base_ns: int) -> E
             note(span.start_ns - base_ns, rows[row][first - 1].end, own[0].start)
         if last + 1 < len(rows[row]):
             note(span.end_ns - base_ns, own[-1].end, rows[row][last + 1].start)
-    return found
+    return edges
 
 
 def profiled(subject: Subject, folder: Path) -> tuple[modtrace.Timeline, list[Work], int]:

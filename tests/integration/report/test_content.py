@@ -16,7 +16,7 @@ from modtrace.reporting.clean_timeline import REPORT_START_NS
 from modtrace.timeline import Timeline
 from tests.support.gpt_timeline import gpt_timeline
 from tests.support.kineto import GPU_TRACES
-from tests.support.report_bytes import FILES, found, moved
+from tests.support.report_bytes import FILES, moved, words_in
 
 ALEXNET, DDP, _ = GPU_TRACES
 
@@ -102,7 +102,7 @@ def test_aliases_keep_every_time_and_place(tmp_path: Path) -> None:
         "transformer",
         "wte",
     )
-    assert found(zip_bytes(modtrace.report(timeline, anonymize=True).files), words) == []
+    assert words_in(zip_bytes(modtrace.report(timeline, anonymize=True).files), words) == []
 
 
 def test_a_report_is_the_same_for_the_same_trace() -> None:

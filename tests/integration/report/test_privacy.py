@@ -20,7 +20,7 @@ from tests.support.gpt_timeline import gpt_timeline
 from tests.support.kineto import GPU_TRACES
 from tests.support.planted_run import PLANTED, environ
 from tests.support.python_process import run_python
-from tests.support.report_bytes import FILES, files_of, found
+from tests.support.report_bytes import FILES, files_of, words_in
 
 ALEXNET, DDP, _ = GPU_TRACES
 
@@ -52,7 +52,7 @@ def test_nothing_private_is_in_any_byte(
     expected = ["trace.json.gz" if file.startswith("trace") and name == "merged.json" else file for file in FILES]
     assert list(files_of(data)) == expected
     names = ("vogon", "babelfish", "slartibart") if options and name.startswith(("run", "with", "merged")) else ()
-    assert found(data, PLANTED + names) == []
+    assert words_in(data, PLANTED + names) == []
     assert [word for word in PLANTED if word in done.stdout.lower()] == []
     own = name.startswith(("run", "with", "merged", "plain"))
     assert (b"Vogon" in files_of(data)["summary.md"]) is (own and not options)
@@ -90,7 +90,7 @@ def test_nothing_private_of_another_machine_is_in_any_byte(tmp_path: Path, suffi
 
     data = zip_bytes(report.files)
     assert [word for word in PLANTED_ELSEWHERE[:4] if word.encode() not in path.read_bytes()] == []  # the test can fail
-    assert found(data, PLANTED_ELSEWHERE) == []
+    assert words_in(data, PLANTED_ELSEWHERE) == []
     assert report.texts["mark"] == ("mark 1", "mark 2")
     assert report.texts["thread"] == ("thread 1",)
     assert "GPT2LMHeadModel.transformer.h.0" in report.texts["module"]
@@ -112,7 +112,7 @@ def test_nothing_private_of_a_profile_from_another_machine_is_in_any_byte(tmp_pa
 
     report = modtrace.report(path)
 
-    assert found(zip_bytes(report.files), PLANTED_ELSEWHERE) == []
+    assert words_in(zip_bytes(report.files), PLANTED_ELSEWHERE) == []
     assert report.texts["annotation"] == ("annotation 1",)
     assert report.texts["operation"] == ("aten::mm",)
 
@@ -121,7 +121,7 @@ def test_a_recording_saves_a_private_report(run: Path) -> None:
     data = (run / "run.zip").read_bytes()
 
     assert list(files_of(data)) == FILES
-    assert found(data, PLANTED) == []
+    assert words_in(data, PLANTED) == []
     assert b"Vogon" in files_of(data)["summary.md"]
 
 
@@ -216,4 +216,4 @@ def test_tables_of_memory_and_flops_of_a_merged_trace_have_aliases(tmp_path: Pat
     counts = [plain.files["summary.md"].count(name) for name in (b"`Hush`", b"`Hush.whisper`")]
     assert min(counts) >= 4  # of times, memory, FLOPs and FLOP/s
     assert [aliased.files["summary.md"].count(name) for name in (b"`Class1`", b"`Class1.m1`")] == counts
-    assert found(zip_bytes(aliased.files), ("hush", "whisper")) == []
+    assert words_in(zip_bytes(aliased.files), ("hush", "whisper")) == []

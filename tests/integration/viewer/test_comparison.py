@@ -211,9 +211,9 @@ def test_picked_change_is_highlighted_on_both_sides_and_copied(open_page: Open) 
 
 def test_page_of_a_diff_shows_both_sides_coloured_by_verdict(browser: Browser, tmp_path: Path) -> None:
     changed = recording(1, {("Net.h.3", BACKWARD): 1.5, ("Net.h.5", BACKWARD): 0.6}, twice=("Net.h.6",))
-    found = modtrace.diff(recording(0), changed)
-    assert [change.outcome for change in found.changes[:2]] == ["ran 2 times a step instead of 1"] * 2
-    found.save(tmp_path / "d.html")
+    comparison = modtrace.diff(recording(0), changed)
+    assert [change.outcome for change in comparison.changes[:2]] == ["ran 2 times a step instead of 1"] * 2
+    comparison.save(tmp_path / "d.html")
     with visit(browser) as seen:
         page = seen.page
         page.goto((tmp_path / "d.html").as_uri())
@@ -221,18 +221,18 @@ def test_page_of_a_diff_shows_both_sides_coloured_by_verdict(browser: Browser, t
         assert page.title() == "before · after – modtrace"
         assert headers(page) == ["before · python", "after · python"]
         rows = [row.locator("th, td").all_inner_texts() for row in page.locator("tbody tr").all()]
-        assert len(rows) == len(found.changes)
-        for cells, change in zip(rows, found.changes, strict=True):
+        assert len(rows) == len(comparison.changes)
+        for cells, change in zip(rows, comparison.changes, strict=True):
             assert (cells[0], cells[1], cells[-1]) == (change.fqn, change.phase, change.outcome)
             assert cells[2:4] == [f"{ns / 1e6:.3f}" for ns in (change.base_ns, change.new_ns)]
-        assert page.locator(".notes p").all_inner_texts() == found.header
-        assert found._sides is not None
+        assert page.locator(".notes p").all_inner_texts() == comparison.header
+        assert comparison._sides is not None
         for fqn, color in (("Net.h.3", SLOWER), ("Net.h.5", FASTER), ("Net.h.6", RAN_TWICE)):
             for side, track in ((0, "track 1"), (1, "track 3")):
-                spans = found._sides[side].step
+                spans = comparison._sides[side].step
                 span = next(one for one in spans.spans if (one.fqn, one.phase) == (fqn, "backward"))
                 # A recording's first moment is that of its first span, which begins the step.
-                at = (span.start_ns + span.end_ns) // 2 - found._sides[side].start_ns
+                at = (span.start_ns + span.end_ns) // 2 - comparison._sides[side].start_ns
                 assert color_of(page, track, 1, at) == color
         assert page.get_by_role("button", name="Back to the recording").count() == 0
         page.get_by_role("tab", name="Recording").click()

@@ -18,9 +18,9 @@ RANK_PX = 2 * (5 * 18 + 6) + 50
 
 
 def box(page: Page, selector: str) -> dict[str, float]:
-    found = page.locator(selector).bounding_box()
-    assert found is not None
-    return {"x": found["x"], "y": found["y"], "width": found["width"], "height": found["height"]}
+    bounds = page.locator(selector).bounding_box()
+    assert bounds is not None
+    return {"x": bounds["x"], "y": bounds["y"], "width": bounds["width"], "height": bounds["height"]}
 
 
 def scroll_rows(page: Page, pixels: float) -> None:

@@ -161,8 +161,8 @@ def check_screen(page: Page, numbered: Numbered, scale: float, rng: random.Rando
             if rng.random() < 0.3:
                 page.mouse.move(x_of(screen, slot), y_of(screen, level) + LEVEL_PX / 2)
                 settle(page)
-                found = page.locator(".tooltip span").all_inner_texts()
-                assert found == ([level.fqn(slot)] if level.number >> slot & 1 else [])
+                texts = page.locator(".tooltip span").all_inner_texts()
+                assert texts == ([level.fqn(slot)] if level.number >> slot & 1 else [])
     return screen
 
 

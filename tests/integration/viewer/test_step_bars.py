@@ -137,5 +137,5 @@ def test_bars_pass_axe(browser: Browser, packages: Path, tmp_path: Path, scheme:
         page.add_script_tag(path=packages / "axe-core/axe.min.js")
         page.get_by_role("slider", name="Steps").focus()
         page.keyboard.press("ArrowRight")
-        found = page.evaluate("() => axe.run('.ruler').then(({ violations }) => violations.map(({ id }) => id))")
-        assert found == []
+        violations = page.evaluate("() => axe.run('.ruler').then(({ violations }) => violations.map(({ id }) => id))")
+        assert violations == []
