@@ -62,9 +62,9 @@ class Holders(NamedTuple):
 
 def measure_calls(timeline: "Timeline") -> CallMemory | None:
     """Return what each span of `timeline.columns` took; None if nothing was counted."""
-    columns, found = timeline.columns, None
+    columns, measured = timeline.columns, None
     for series, own in _counted(timeline):
-        found = found or CallMemory(
+        measured = measured or CallMemory(
             np.zeros(len(columns), np.bool_), np.zeros(len(columns), np.int64), np.zeros(len(columns), np.int64)
         )
         first = _sample_at(series, columns.start)
@@ -72,10 +72,10 @@ def measure_calls(timeline: "Timeline") -> CallMemory | None:
         first, last = first[rows], _sample_at(series, columns.end[rows])
         bounds = np.column_stack([first, last + 1]).ravel()
         most = np.maximum.reduceat(np.append(series.value, 0), bounds)[::2] if len(rows) else first
-        found.known[rows] = True
-        found.retained[rows] = series.value[last] - series.value[first]
-        found.peak[rows] = most - series.value[first]
-    return found
+        measured.known[rows] = True
+        measured.retained[rows] = series.value[last] - series.value[first]
+        measured.peak[rows] = most - series.value[first]
+    return measured
 
 
 def find_holders(timeline: "Timeline") -> Holders | None:

@@ -107,20 +107,20 @@ class InnermostLookup:
         best = np.full(len(time), -1, np.int64)
         for rows in self._rows.get(thread, []):
             position = np.searchsorted(self._start[rows], time, side="right") - 1
-            found = np.where(position >= 0, rows[np.maximum(position, 0)], -1)
+            span = np.where(position >= 0, rows[np.maximum(position, 0)], -1)
             while True:
-                ended = (found >= 0) & ((self._end[found] <= time) | ~self._chosen[found])
+                ended = (span >= 0) & ((self._end[span] <= time) | ~self._chosen[span])
                 if not ended.any():
                     break
-                found[ended] = self._parent[found[ended]]
-            later = (found >= 0) & ((best < 0) | (self._start[found] > self._start[best]))
-            best[later] = found[later]
+                span[ended] = self._parent[span[ended]]
+            later = (span >= 0) & ((best < 0) | (self._start[span] > self._start[best]))
+            best[later] = span[later]
         return best
 
     def on_threads(self, thread: Int64Array, time: Int64Array) -> Int64Array:
         """Return the same for moments of several threads."""
-        found = np.full(len(time), -1, np.int64)
+        innermost = np.full(len(time), -1, np.int64)
         for thread_id in np.unique(thread).tolist():
             here = thread == thread_id
-            found[here] = self.on_thread(int(thread_id), time[here])
-        return found
+            innermost[here] = self.on_thread(int(thread_id), time[here])
+        return innermost

@@ -60,9 +60,9 @@ def find_cuts(blocks: Iterable[Events], lookup: NameLookup, ends: Int64Array, *,
             np.minimum.at(first, column, number)
         candidates = _candidates(events, ends)
         part = np.searchsorted(candidates, events.serial, "right")
-        for rows, function, found in ((made, np.maximum, given_out), (used, np.minimum, coming)):
+        for rows, function, numbers in ((made, np.maximum, given_out), (used, np.minimum, coming)):
             more = np.full((len(candidates) + 1, count), -1 if rows is made else _FOREVER)
-            for at, column, number in found:
+            for at, column, number in numbers:
                 function.at(more.reshape(-1), part[at] * count + column, number)
             function(rows[-1], more[0], out=rows[-1])
             rows.extend(more[1:])
@@ -84,12 +84,12 @@ def find_cuts(blocks: Iterable[Events], lookup: NameLookup, ends: Int64Array, *,
     return [*compress(cuts, parts_nothing)]
 
 
-def is_any(found: Int8Array, kinds: Iterable[Kind]) -> BoolArray:
+def is_any(event_kinds: Int8Array, kinds: Iterable[Kind]) -> BoolArray:
     """Return which are of some kinds; many times faster than `np.isin`."""
-    found_any = np.zeros(len(found), np.bool_)
+    is_wanted = np.zeros(len(event_kinds), np.bool_)
     for kind in kinds:
-        found_any |= found == kind
-    return found_any
+        is_wanted |= event_kinds == kind
+    return is_wanted
 
 
 def _candidates(events: Events, ends: Int64Array) -> Int64Array:

@@ -169,19 +169,23 @@ class _CallCosts:
 
     def note(self, counted: CountedCalls) -> None:
         """Note what calls cost of which operators were counted."""
-        for costs, (calls, is_counted), found in zip((self.forward, self.backward), self._calls, counted, strict=True):
+        for costs, (calls, is_counted), cost_of in zip(
+            (self.forward, self.backward), self._calls, counted, strict=True
+        ):
             source = calls[is_counted & (self._alike[calls] >= 0)]
             source = source[np.argsort(self._position[source], kind="stable")]  # also among threads
             numbers, last = np.unique(self._alike[source][::-1], return_index=True)
             each = costs[:, source[::-1][last]].T.tolist()
-            found |= zip(map(self._keys.__getitem__, numbers.tolist()), each, strict=True)
+            cost_of |= zip(map(self._keys.__getitem__, numbers.tolist()), each, strict=True)
 
     def copy(self, counted: CountedCalls) -> None:
         """Give calls that were not counted what the last counted one like them has; -1 if there is none."""
-        for costs, (calls, is_counted), found in zip((self.forward, self.backward), self._calls, counted, strict=True):
+        for costs, (calls, is_counted), cost_of in zip(
+            (self.forward, self.backward), self._calls, counted, strict=True
+        ):
             target, none = calls[~is_counted], [_UNKNOWN] * len(costs)
             # The last is for those that are like none.
-            known = np.array([*(found.get(key, none) for key in self._keys), none], np.int64)
+            known = np.array([*(cost_of.get(key, none) for key in self._keys), none], np.int64)
             costs[:, target] = known[self._alike[target]].T
 
 

@@ -142,13 +142,13 @@ def held_memory(analysis: RingAnalysis, read_until: Callable[[int], RingAnalysis
     ends = np.flatnonzero(events.kind == Kind.HELD)
     until = int(refused[-1]) if len(refused) else int(ends[-1]) + 1 if len(ends) else len(events)
     held, last = _last_value(samples, events.value[samples], np.array([until, len(events)])).tolist()
-    found = HeldMemory(
+    memory = HeldMemory(
         *(held, _held_by(owners, until), last, *_growth(analysis, samples, owners)),
         saved=_saved(analysis),
         at_peak=_at_peak(analysis, samples),
     )
     if not len(refused):
-        return found
+        return memory
     if read_until is not None:
         before = read_until(int(events.serial[until]))
     else:
@@ -159,7 +159,7 @@ def held_memory(analysis: RingAnalysis, read_until: Callable[[int], RingAnalysis
     place = f"{calls[-1].phase} {calls[-1].fqn}" if calls else OUTSIDE
     ended = analysis.events.serial[analysis.step_ends.event] < events.serial[until]
     steps = analysis.step_ends.number[ended]
-    return found._replace(refused=int(events.value[until]), place=place, step=int(steps[-1]) if len(steps) else None)
+    return memory._replace(refused=int(events.value[until]), place=place, step=int(steps[-1]) if len(steps) else None)
 
 
 def samples_at_moments(events: Events, lookup: NameLookup) -> Events:

@@ -176,12 +176,12 @@ def _open_ranges(events: Events, lookup: NameLookup) -> dict[int, list[OpenCall]
     """
     index = np.flatnonzero(events.kind == Kind.RANGE_BEGIN)
     ended = events.value[events.kind == Kind.RANGE_END]
-    found: dict[int, list[OpenCall]] = {}
+    open_ranges: dict[int, list[OpenCall]] = {}
     for at in index[~np.isin(events.value[index], ended)].tolist():
         name, category = parse_range(lookup.texts[events.name[at]])
         if category not in (_COMMUNICATION, "torch"):
-            found.setdefault(int(events.thread[at]), []).append(OpenCall(name, category, int(events.time[at])))
-    return found
+            open_ranges.setdefault(int(events.thread[at]), []).append(OpenCall(name, category, int(events.time[at])))
+    return open_ranges
 
 
 def _waits(
@@ -294,7 +294,7 @@ def _growing_parts(events: Events, passes: list[_OpenPass]) -> Iterator[tuple[Ev
 
 def _without_end(events: Events, is_start: BoolArray, is_end: BoolArray) -> BoolArray:
     """Return which of the starts have no end on their thread, if what started last ends first."""
-    found = np.zeros(len(events), np.bool_)
+    is_open = np.zeros(len(events), np.bool_)
     index = np.flatnonzero(is_start | is_end)
     thread = events.thread[index]
     for number in np.flatnonzero(np.bincount(thread)).tolist():
@@ -302,8 +302,8 @@ def _without_end(events: Events, is_start: BoolArray, is_end: BoolArray) -> Bool
         # Read backwards, an end goes down and its start comes up again; one without an end rises above all before it.
         height = np.cumsum(np.where(is_start[backwards], 1, -1))
         before = np.maximum.accumulate(np.concatenate([[0], height]))[:-1]
-        found[backwards[height > before]] = True
-    return found
+        is_open[backwards[height > before]] = True
+    return is_open
 
 
 def _open_passes(events: Events, passes: PassColumns) -> list[_OpenPass]:
@@ -335,5 +335,5 @@ def _nodes_of_pass(intervals: Intervals, open_pass: _OpenPass) -> Int64Array:
     """Return the nodes that ran in a pass, as indexes in order: on its thread, or where it has none there on others."""
     ran = intervals.is_node & (intervals.start_position > open_pass.position)
     own = np.flatnonzero(ran & (intervals.thread == open_pass.thread))
-    found = own if len(own) else np.flatnonzero(ran & np.isin(intervals.thread, open_pass.others))
-    return found[np.argsort(intervals.start_position[found], kind="stable")].astype(np.int64)
+    nodes = own if len(own) else np.flatnonzero(ran & np.isin(intervals.thread, open_pass.others))
+    return nodes[np.argsort(intervals.start_position[nodes], kind="stable")].astype(np.int64)

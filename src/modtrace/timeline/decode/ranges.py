@@ -119,8 +119,8 @@ def _from_eval_to_train(
         own = np.flatnonzero(thread == number)
         own = own[np.argsort(begin[own], kind="stable")]
         evals = begin[own[is_eval[own]]]
-        found = np.append(evals, _NEVER)[np.searchsorted(evals, since[rows]) - 1]  # -1 takes the last one: none
-        since[rows] = np.where(found > evaluations.after[rows], found, since[rows])
+        last_eval = np.append(evals, _NEVER)[np.searchsorted(evals, since[rows]) - 1]  # -1 takes the last one: none
+        since[rows] = np.where(last_eval > evaluations.after[rows], last_eval, since[rows])
         ends = np.append(np.where(is_train[own], end[own], begin[own]), until.max())
         following = np.searchsorted(begin[own], until[rows])
         is_before = np.append(begin[own], _FOREVER)[following] < evaluations.before[rows]
@@ -130,16 +130,16 @@ def _from_eval_to_train(
 
 def _collections(events: Events) -> tuple[Int64Array, Int64Array, list[dict[str, str]]]:
     """Return the positions of garbage collections, when each began, and its args; in the order of their begins."""
-    found = np.flatnonzero(events.kind == Kind.COLLECTION)
-    value = events.value[found]
-    begin = events.time[found] - np.maximum(value >> COLLECTED_BITS + GENERATION_BITS, 0)
-    order = np.lexsort((-events.time[found], begin))
+    collections = np.flatnonzero(events.kind == Kind.COLLECTION)
+    value = events.value[collections]
+    begin = events.time[collections] - np.maximum(value >> COLLECTED_BITS + GENERATION_BITS, 0)
+    order = np.lexsort((-events.time[collections], begin))
     generation, collected = value[order] & GENERATION_MASK, value[order] >> GENERATION_BITS & COLLECTED_MASK
     args = [
         {"generation": str(oldest), "collected": str(objects)}
         for oldest, objects in zip(generation.tolist(), collected.tolist(), strict=True)
     ]
-    return found[order], begin[order], args
+    return collections[order], begin[order], args
 
 
 def _rows(thread: Int64Array, start: Int64Array, end: Int64Array, complete: BoolArray) -> tuple[Int64Array, Int64Array]:

@@ -103,10 +103,10 @@ def build_around(read: pieces.ReadRing, serials: range, first: int | None, last:
         last: number of the step behind the last one; the same.
     """
     looks = _Looks(read, serials)
-    found = looks.find_window(first or 0, _NEVER if last is None else last) if looks.is_large else None
-    if found is None:
+    window_and_around = looks.find_window(first or 0, _NEVER if last is None else last) if looks.is_large else None
+    if window_and_around is None:
         return None
-    window, around = found
+    window, around = window_and_around
     costs = looks.find_costs() if looks.has_flops else _Costs()
     if costs is None:
         return None
@@ -211,11 +211,11 @@ class _Looks:
         before, behind = low, high
         while high - low > self.block:
             middle = (low + high) // 2
-            found = self.next_end(middle)
-            if found.number < number:
-                low = before = found.serial + 1
+            end = self.next_end(middle)
+            if end.number < number:
+                low = before = end.serial + 1
             else:
-                high, behind = middle, found.serial + 1
+                high, behind = middle, end.serial + 1
         return before, behind
 
     def find_window(self, first: int, last: int) -> tuple[range, Events] | None:
@@ -304,13 +304,15 @@ class _Looks:
     def with_memory(self, timeline: Timeline, window: range) -> Timeline:
         """Return the timeline of a window with what all of the ring says of memory, and the last samples before."""
         without = {*Kind} - {Kind.COUNTER, Kind.HELD, Kind.SAVED, Kind.HELD_AT_PEAK, self._kind}
-        found = list[Events]()
+        memory_events = list[Events]()
         for begin in self._serials[:: pieces.PIECE_EVENTS]:
             snapshot = self._read(range(begin, min(begin + pieces.PIECE_EVENTS, self._serials.stop)), without)
             events, lookup = snapshot.slots.events, NameLookup(snapshot.records)
-            found += [events.take(events.kind != Kind.COUNTER), samples_at_moments(events, lookup)]
-        earlier_events = [events.take(events.serial < window.start) for events in found]
-        ring, before = (RingAnalysis(pieces.with_events(snapshot, events)) for events in (found, earlier_events))
+            memory_events += [events.take(events.kind != Kind.COUNTER), samples_at_moments(events, lookup)]
+        earlier_events = [events.take(events.serial < window.start) for events in memory_events]
+        ring, before = (
+            RingAnalysis(pieces.with_events(snapshot, events)) for events in (memory_events, earlier_events)
+        )
 
         def read_until(serial: int) -> RingAnalysis:
             return RingAnalysis(self._read(range(max(self._serials.start, serial - pieces.PIECE_EVENTS), serial), ()))

@@ -105,19 +105,19 @@ def _rows(timeline: "Timeline", chosen: BoolArray, by: GroupBy) -> tuple[DeviceM
     np.add.at(own_ns, group[chosen], self_times(columns)[chosen])
     calls = np.bincount(group[chosen & (columns.phase == FORWARD)], minlength=count)
     latencies = _latencies(columns, chosen, groups.of_name, count)
-    found = [
+    modules = [
         DeviceModule(
             *(groups.fqns[row], groups.classes[row], int(calls[row]), int(totals[:, row].sum()), int(own_ns[row])),
             *(*totals[:, row].tolist(), median(latencies[row])),
         )
         for row in np.unique(group[chosen]).tolist()
     ]
-    return tuple(sorted(found, key=lambda module: module.total_ns, reverse=True))
+    return tuple(sorted(modules, key=lambda module: module.total_ns, reverse=True))
 
 
 def _latencies(columns: Columns, chosen: BoolArray, group_of_name: Int64Array, count: int) -> list[list[int]]:
     """Return the latencies of the calls of each group, in each phase: from a thread's begin to that of a stream."""
-    found: list[list[int]] = [[] for _ in range(count)]
+    latencies: list[list[int]] = [[] for _ in range(count)]
     begun: list[dict[tuple[int, int, int], int]] = []
     for side in (~chosen, chosen):
         # Spans are in start order; the first of each call and phase counts.
@@ -128,8 +128,8 @@ def _latencies(columns: Columns, chosen: BoolArray, group_of_name: Int64Array, c
     for key, start in on_streams.items():
         if key in on_threads:
             # At the moment itself, the bound of the clock can put the device before the host.
-            found[group_of_name[key[0]]].append(max(start - on_threads[key], 0))
-    return found
+            latencies[group_of_name[key[0]]].append(max(start - on_threads[key], 0))
+    return latencies
 
 
 _COLUMNS: tuple[tuple[str, str, int], ...] = (

@@ -244,24 +244,24 @@ def read_flops(timeline: Timeline, *wanted: str) -> list[SpanFlops]:
     known[rows] = np.array([args[FLOPS] != UNKNOWN_FLOPS for args in shared.values()], np.bool_)[alike]
     inner = np.flatnonzero(columns.parent >= 0)
     inner = inner[columns.phase[inner] == columns.phase[columns.parent[inner]]]
-    found = []
+    per_arg = []
     for arg in wanted:
         texts = [args.get(arg, "") for args in shared.values()]
         total = np.zeros(len(columns), np.int64)
         total[rows] = np.array([min(int(text), most) if text.isdecimal() else 0 for text in texts], np.int64)[alike]
         own = total.copy()
         np.subtract.at(own, columns.parent[inner], total[inner])
-        found.append(SpanFlops(total, np.maximum(own, 0), known))
-    return found
+        per_arg.append(SpanFlops(total, np.maximum(own, 0), known))
+    return per_arg
 
 
 def step_flops(timeline: Timeline) -> int | None:
     """Return the median of what steps cost, in FLOPs; None if nothing was counted."""
-    found, step = read_flops(timeline, FLOPS), timeline.columns.step
-    if not found:
+    span_flops, step = read_flops(timeline, FLOPS), timeline.columns.step
+    if not span_flops:
         return None
     flops = np.zeros(int(step.max(initial=0)) + 1, np.int64)
-    np.add.at(flops, step, found[0].own)
+    np.add.at(flops, step, span_flops[0].own)
     return median(flops[flops > 0].tolist())
 
 
@@ -306,7 +306,7 @@ def describe_flops(
         value if isinstance(value := said.get(key), list) else [] for key in ("steps", "without_formula")
     )
     replays = [name.fqn for name in timeline.names if name.module_class == _REPLAY]
-    found = FlopSummary(
+    summary = FlopSummary(
         modules,
         [StepFlops(step.step, flops, again) for step, flops, again in in_step],
         [step for step in counted_in if type(step) is int],
@@ -317,8 +317,8 @@ def describe_flops(
         dtypes,
         peak_tbytes=peak_tbytes(name),
     ).with_peak(peak_tflops(name, dtype), steps)
-    timed = rows if found.on_cpu else () if device is None else device.rows
-    return found.timed(
+    timed = rows if summary.on_cpu else () if device is None else device.rows
+    return summary.timed(
         {(row.fqn, row.module_class): (row.forward_ns, row.backward_ns, row.recompute_ns) for row in timed}
     )
 

@@ -184,11 +184,11 @@ def _medians(group: Int64Array, value: Int64Array, count: Int64Array) -> dict[in
     """Return the median of each group's values, of which there are as many as `count` says."""
     order = np.lexsort((value, group))
     group, value, until = group[order], value[order], np.cumsum(count[order])
-    found, first = np.unique(group, return_index=True)
+    groups, first = np.unique(group, return_index=True)
     before = np.append(0, until)[first]
     counts = np.diff(np.append(before, until[-1:]))
     middle = np.searchsorted(until, before + (counts - 1) // 2, side="right")
-    return dict(zip(found.tolist(), value[middle].tolist(), strict=True))
+    return dict(zip(groups.tolist(), value[middle].tolist(), strict=True))
 
 
 _COLUMNS: tuple[tuple[str, str, int], ...] = (

@@ -145,12 +145,12 @@ def count_spans(timeline: Timeline) -> SpanCounts:
     """Return what the spans of a timeline say about it."""
     columns = timeline.columns
     is_root = columns.parent < 0
-    found, counts = np.unique(columns.name[is_root], return_counts=True)
+    roots, counts = np.unique(columns.name[is_root], return_counts=True)
     reruns = (columns.phase == RECOMPUTE) & (is_root | (columns.phase[columns.parent] != RECOMPUTE))
     return SpanCounts(
         len(columns),
         int(np.count_nonzero(~columns.complete)),
-        Counter(dict(zip(found.tolist(), counts.tolist(), strict=True))),
+        Counter(dict(zip(roots.tolist(), counts.tolist(), strict=True))),
         set(np.unique(columns.name).tolist()),
         set(np.unique(columns.name[reruns]).tolist()),
         sum_up_communication(timeline.collectives),

@@ -17,13 +17,13 @@ def median_and_p95_by_group(
         whole_steps: the steps that count; none given: all.
         groups: how many groups there are; one that is in no step gets 0.
     """
-    found = []
+    kept = []
     for group, step, ns in pieces:
         counted = np.isin(step, whole_steps) if whole_steps else slice(None)
-        found.append((np.searchsorted(group[counted], np.arange(groups + 1)), ns[counted]))
+        kept.append((np.searchsorted(group[counted], np.arange(groups + 1)), ns[counted]))
     p50, p95 = np.zeros((2, groups), np.int64)
     for index in range(groups):
-        sums = np.sort(np.concatenate([ns[first[index] : first[index + 1]] for first, ns in found])).tolist()
+        sums = np.sort(np.concatenate([ns[first[index] : first[index + 1]] for first, ns in kept])).tolist()
         p50[index], p95[index] = median(sums), nearest_rank(sums, 0.95)
     return p50, p95
 

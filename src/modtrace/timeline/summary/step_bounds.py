@@ -110,14 +110,14 @@ class StepBounds(NamedTuple):
 
     def index_at(self, moment: Int64Array, tid: Int64Array) -> Int64Array:
         """Return the index of the step that a thread is in at each moment; -1 for none."""
-        found = np.full(len(moment), -1)
+        index = np.full(len(moment), -1)
         for of_thread in np.unique(self.tid).tolist():
             own = np.flatnonzero(self.tid == of_thread)
             here = np.flatnonzero((tid == of_thread) | (of_thread == _PROCESS))
             at = np.searchsorted(self.start[own], moment[here], side="right") - 1
             inside = (at >= 0) & (moment[here] < self.end[own][at])
-            found[here[inside]] = own[at[inside]]
-        return found
+            index[here[inside]] = own[at[inside]]
+        return index
 
     def of_spans(self, timeline: Timeline) -> Int64Array:
         """Return the number of the step that each span belongs to; -1 for none. Work of a GPU belongs to its call."""

@@ -150,10 +150,10 @@ class _MeasuredFlops(NamedTuple):
 
 
 def _measure_flops(timeline: Timeline, spans: _Spans, steps: Sequence[StepTimes]) -> _MeasuredFlops | None:
-    found = read_flops(timeline, FLOPS, BYTES_ACCESSED, RECOMPUTE_FLOPS)
-    if not found:
+    span_flops = read_flops(timeline, FLOPS, BYTES_ACCESSED, RECOMPUTE_FLOPS)
+    if not span_flops:
         return None
-    flops, moved, again = found
+    flops, moved, again = span_flops
     columns, count = timeline.columns, len(spans.groups)
     in_backward = _add_up(columns, spans, again.total, again.own)
     total = _add_up(columns, spans, flops.total, flops.own)
