@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import time
 import zlib
 from pathlib import Path
 
@@ -12,8 +14,11 @@ from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as proto
 
 from modtrace import ModtraceError
-from modtrace.checking import check
+from modtrace.checking import Fault, check
 from modtrace.checking.read_trace import _read_whole, read_trace
+from modtrace.ring.file_format import SLOTS_OFFSET
+from modtrace.ring.slot_format import SLOT_BYTES
+from tests.support.event_script import EventScript
 from tests.support.json_mutations import mutations
 from tests.support.python_process import run_python
 from tests.support.test_scale import scaled
@@ -402,3 +407,23 @@ def test_a_small_file_that_unpacks_to_a_huge_one_takes_little_memory(tmp_path: P
 
     assert first_rule == rule
     assert int(kilobytes) < 300_000
+
+
+def test_a_ring_that_was_cut_or_damaged_says_so(tmp_path: Path) -> None:
+    begin = time.monotonic_ns() + 1_000_000_000  # no event is before the recording
+    script = EventScript(256, tmp_path / "run.modtrace", {"pid": os.getpid()}, lambda at: begin + at)
+    net = script.name("Net")
+    for number in range(100):
+        script.enter(2 * number, net, number)
+        script.exit(2 * number + 1, net, number)
+    script.close()
+    assert check(tmp_path / "run.modtrace").faults == []
+    with (tmp_path / "run.modtrace").open("r+b") as file:
+        file.seek(SLOTS_OFFSET + 50 * SLOT_BYTES)
+        file.write(bytes(20 * SLOT_BYTES))
+
+    assert check(tmp_path / "run.modtrace").faults == [Fault("damaged-ring", "20 events are damaged, and left out")]
+
+    os.truncate(tmp_path / "run.modtrace", SLOTS_OFFSET + 256 * SLOT_BYTES)
+    cut, _ = check(tmp_path / "run.modtrace").faults
+    assert cut == Fault("damaged-ring", f"{1 << 20:,} bytes were cut off its end")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -22,13 +23,15 @@ from modtrace.ring import Kind, RingSnapshot, has_news, read_ring
 from modtrace.ring.file_format import SLOTS_OFFSET
 from modtrace.ring.range_text import range_text
 from modtrace.ring.slot_format import SLOT_BYTES
+from modtrace.watching import windows
 from modtrace.watching.conditions import Condition, parse_conditions
 from modtrace.watching.follow import KEEP_PREFIX, EndedStep, RingFollower
 from modtrace.watching.metrics import Metrics
 from modtrace.watching.steps_file import StepsFile
 from modtrace.watching.watch import Watcher
-from modtrace.watching.windows import KEPT, KeepLimits, WindowKeeper, kept_folder
+from modtrace.watching.windows import KEPT, KeepLimits, WindowKeeper, claim_folder, kept_folder
 from tests.support.event_script import EventScript
+from tests.support.python_process import start_python
 
 MS = 1_000_000
 SECOND = 1000 * MS
@@ -462,13 +465,56 @@ def test_each_step_has_a_line_and_beyond_a_bound_every_second(tmp_path: Path) ->
         steps.add_look(follower, follower.look())
         lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
         assert [line["step"] for line in lines] == [*numbers]
-    assert len((tmp_path / "steps.1.jsonl").read_text().splitlines()) == 20
+    earlier = [(tmp_path / f"steps.{number}.jsonl").read_text().splitlines() for number in (1, 2, 3)]
+    assert [len(lines) for lines in earlier] == [1, 40, 20]
+    assert earlier[0] == ["of an earlier run"]
     assert [line["step"] for line in lines if line["cause"]] == [20]
     assert lines[10]["cause"] == "step 20: 210 ms, of which 200 ms data loading; usually 1 ms"
     assert (lines[10]["rank"], lines[10]["pid"]) == (3, os.getpid())
     for line in lines:
         assert sum(line["parts"].values()) == line["duration_ns"]
     assert [round(line["duration_ns"] / MS) for line in lines[8:12]] == [11, 11, 210, 11]
+
+
+def test_the_lines_of_the_last_three_runs_are_kept_under_numbers(tmp_path: Path) -> None:
+    training = Training(tmp_path / "run.modtrace")
+    for _ in range(3):
+        training.step()
+    training.script.close()
+    for run in range(6):
+        steps, follower = StepsFile(tmp_path / "steps.jsonl", pytest.fail), RingFollower(tmp_path / "run.modtrace")
+        steps.add_look(follower, follower.look())
+        with (tmp_path / "steps.jsonl").open("a") as file:
+            file.write(f"{run}")
+    kept = {path.name: path.read_text().splitlines()[-1] for path in tmp_path.glob("steps*.jsonl")}
+    assert kept == {"steps.3.jsonl": "2", "steps.4.jsonl": "3", "steps.5.jsonl": "4", "steps.jsonl": "5"}
+
+
+def test_a_folder_has_one_watcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows, "_RESTART_S", 0)
+    folder = tmp_path / "run.kept"
+    code = f"from modtrace.watching.windows import *; print(claim_folder(Path({str(folder)!r})), flush=True); input()"
+    child = start_python("-c", code, stdin=subprocess.PIPE)
+    assert child.stdout is not None
+    assert child.stdout.readline().strip() == str(folder)
+
+    assert claim_folder(folder) == tmp_path / "run.kept-2"
+    assert claim_folder(folder) == tmp_path / "run.kept-3"
+
+    child.kill()
+    child.communicate()
+    assert claim_folder(folder) == folder
+
+
+def test_what_has_a_reason_of_its_own_leaves_the_pause_of_slow_steps_alone(tmp_path: Path) -> None:
+    training = Training(tmp_path / "run.modtrace")
+    for number in range(60):
+        training.step(data=300 if number == 20 else 1, head=300 if number == 40 else 5)
+    training.script.close()
+
+    watch(tmp_path / "run.modtrace", "step > 3x; data > 200ms")[0].run(0)
+
+    assert kept(tmp_path / "run.kept") == ["step20-data-loading+step.pftrace", "step40-step.pftrace"]
 
 
 def test_a_file_of_steps_in_parts_is_thinned_evenly(tmp_path: Path) -> None:

@@ -144,6 +144,11 @@ def test_summary_speaks_of_the_whole_run(tmp_path: Path) -> None:
     text = CliRunner().invoke(commands, ["summary", str(path)]).stdout
     assert "whole run: 200 steps, step p50 11." in text
     assert ", slowest 506.0" in text
+    head = CliRunner().invoke(commands, ["summary", str(path), "--only", "*.head"]).stdout.partition("whole run")[2]
+    assert [line.split()[0] for line in head.splitlines() if " forward " in line] == ["Net.head"]
+    one = CliRunner().invoke(commands, ["summary", str(path), "--limit", "1"]).stdout.partition("whole run")[2]
+    assert [line.split()[0] for line in one.splitlines() if " forward " in line] == ["Net"]
+    assert "1 more rows of modules" in one
     whole_run = modtrace.load(path).metadata[WHOLE_RUN]
     assert isinstance(whole_run, dict)
     assert (whole_run["steps"], whole_run["spans"], whole_run["kept_steps"]) == (200, 400, 9)

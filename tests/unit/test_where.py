@@ -146,8 +146,19 @@ def test_a_file_that_was_cut_says_neither_that_its_process_is_dead_nor_when_that
     done = CliRunner().invoke(commands, ["where", str(tmp_path / "gone")])
     assert "dead" in done.output
     assert "since" not in done.output
+    assert "died in" not in done.output
     assert f"{tmp_path}/gone: its last {1 << 20:,} bytes were cut off" in "".join(done.output.splitlines())
     assert done.exit_code == 1
+
+
+def test_time_that_passes_behind_the_look_is_no_time_in_a_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = Writer(tmp_path / "run.modtrace", pid=os.getpid())
+    writer.enter(0, "Net")
+    looked = time.monotonic_ns() + 5 * SECOND
+    clocks = iter([looked, looked + 60 * SECOND])
+    monkeypatch.setattr(time, "monotonic_ns", lambda: next(clocks))
+
+    assert read_rank_state(tmp_path / "run.modtrace").now_ns == looked
 
 
 def test_a_process_that_was_killed_and_not_waited_for_is_not_there() -> None:

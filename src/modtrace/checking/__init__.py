@@ -79,7 +79,7 @@ def check(path: str | os.PathLike[str], *, progress: Callable[[int], None] | Non
     name = os.fspath(path)
     with work_folder() as folder:
         try:
-            trace = _trace_of(path, folder)
+            trace, lost = _trace_of(path, folder)
         except RingError as error:
             return CheckResult(name, [Fault("not-a-trace", str(error))])
         except RecursionError:
@@ -87,7 +87,7 @@ def check(path: str | os.PathLike[str], *, progress: Callable[[int], None] | Non
         with garbage_collection_paused():
             faults, layout = read_trace(trace, progress)
             layout.arrange()
-            faults += layout.unbegun + layout.unended
+            faults += lost + layout.unbegun + layout.unended
             for rule in STRUCTURE_RULES:
                 faults.extend(rule(layout))
         first = _first_own_event(trace)
@@ -115,18 +115,23 @@ def _first_own_event(trace: Path) -> float:
     return count if isinstance(count, int) else 0
 
 
-def _trace_of(path: str | os.PathLike[str], folder: Path) -> Path:
-    """Return the file that is checked; it is made in `folder` where `path` is no trace but holds one."""
+def _trace_of(path: str | os.PathLike[str], folder: Path) -> tuple[Path, list[Fault]]:
+    """Return the file that is checked, made in `folder` if `path` holds a trace, and what a ring has lost."""
     from ..read import FileKind, extract_trace, file_kind_by_head, load
+    from ..timeline.contents import MISSING_BYTES
 
     try:
         trace = extract_trace(path, folder)
     except TraceError:
         if not os.fspath(path):
             raise  # as a Path, the empty name is that of a folder
-        return Path(path)  # its bytes are judged as they are
+        return Path(path), []  # its bytes are judged as they are
     if file_kind_by_head(trace) is FileKind.RING:
-        made = folder / "ring.pftrace"
-        load(trace).save(made)
-        return made
-    return trace
+        made, timeline = folder / "ring.pftrace", load(trace)
+        timeline.save(made)
+        torn, missing = timeline.stats.torn, timeline.metadata.get(MISSING_BYTES)
+        lost = [f"{missing:,} bytes were cut off its end"] if isinstance(missing, int) else []
+        if torn > len({(track.process, track.tid) for track in timeline.tracks}):  # each was writing one, if it died
+            lost.append(f"{torn:,} events are damaged, and left out")
+        return made, [Fault("damaged-ring", text) for text in lost]
+    return trace, []

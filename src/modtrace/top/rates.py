@@ -13,7 +13,7 @@ from ..timeline import RingAnalysis, build_timeline
 from ..timeline.summary import ModuleTimes
 from ..timeline.summary.module_rows import fold_below
 from ..timeline.time_intervals import union_of
-from ..whereabouts import RankState, rank_state_of
+from ..whereabouts import RankState, rank_state_of, read_clocks
 
 
 class RankRates(NamedTuple):
@@ -58,8 +58,9 @@ def read_rank_rates(path: str | os.PathLike[str], seconds: float, max_events: in
     Raises:
         RingError: it cannot be read, or is no ring file.
     """
+    now = read_clocks()
     analysis = RingAnalysis(read_ring(path, max_events))
-    state = rank_state_of(path, analysis)
+    state = rank_state_of(path, analysis, now)
     events = analysis.all_events
     if not len(events):
         return RankRates(state, None, None, 0, (), 0)

@@ -1,5 +1,6 @@
 """Reads what the watcher wrote of a whole run, and shows it as text."""
 
+import fnmatch
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -52,8 +53,14 @@ def _has_numbers(values: Any, fields: Iterable[str]) -> bool:
     return isinstance(values, dict) and all(type(values.get(field)) is int for field in fields)
 
 
-def whole_run_text(values: Mapping[str, Any]) -> str:
-    """Return a sentence about the steps, and tables of the parts and of the modules that took most, times in ms."""
+def whole_run_text(values: Mapping[str, Any], only: str | None = None, limit: int | None = None) -> str:
+    """Return a sentence about the steps, and tables of the parts and of the modules that took most, times in ms.
+
+    Args:
+        values: what `read_whole_run` returns.
+        only: of modules whose fully qualified name matches this pattern, as `Timeline.only` takes it; None: of all.
+        limit: of how many modules and phases; None: of ten.
+    """
     step = values["step"]
     line = f"whole run: {counted(values['spans'], 'span')}"
     if values["steps"]:
@@ -62,8 +69,9 @@ def whole_run_text(values: Mapping[str, Any]) -> str:
     line = f"{line}; {_long(values['seconds'])}"
     if values["missed_events"]:
         line += f"; {values['missed_events']:,} events were overwritten before the watcher read them"
-    most = sorted(values["modules"], key=lambda row: -row["total_ns"])
-    shown = [(row["fqn"], row["phase"], row) for row in most[:_SHOWN_MODULES]]
+    chosen = [row for row in values["modules"] if only is None or fnmatch.fnmatchcase(row["fqn"], only)]
+    most = sorted(chosen, key=lambda row: -row["total_ns"])
+    shown = [(row["fqn"], row["phase"], row) for row in most[: _SHOWN_MODULES if limit is None else limit]]
     parts = sorted(values["parts"].items(), key=lambda item: -item[1]["total_ns"])
     rows = [_row(part, "part", times) for part, times in parts] + [_row(*row) for row in shown]
     headings = ["name", "of", "count", "total", "min", "p50", "p95", "p99", "max"]

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from .follow import Look, RingFollower
 from .windows import find_causes
 
 _MAX_LINES = 100_000
+_KEPT_FILES = 3
+"""Of earlier runs."""
 _SLOW_BY, _SLOW_NS = 1.25, 5_000_000
 """A step is asked for its cause if it takes so many times the median of the last ones, and 5 ms more."""
 
@@ -21,7 +24,7 @@ class StepsFile:
     """Writes `steps.jsonl`: rank, pid, step, end_ns (Unix), duration_ns, parts and cause of each step.
 
     Beyond its bound it keeps every second step, then every fourth, and so on. The file of an earlier run becomes
-    `steps.1.jsonl`.
+    `steps.1.jsonl`, or takes the next number; the last three are kept, as of rings.
 
     Args:
         path: the file; made with the first step.
@@ -70,8 +73,14 @@ class StepsFile:
 
     def _begin(self) -> None:
         os.makedirs(self._path.parent, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            os.replace(self._path, self._path.with_suffix(f".1{self._path.suffix}"))
+        stem, suffix = self._path.stem, self._path.suffix
+        numbered = re.compile(rf"{re.escape(stem)}\.(\d{{1,9}}){re.escape(suffix)}")
+        numbers = sorted(int(match[1]) for name in os.listdir(self._path.parent) if (match := numbered.fullmatch(name)))
+        if self._path.exists():
+            numbers.append(numbers[-1] + 1 if numbers else 1)
+            self._path.rename(self._path.with_name(f"{stem}.{numbers[-1]}{suffix}"))
+        for number in numbers[:-_KEPT_FILES]:
+            self._path.with_name(f"{stem}.{number}{suffix}").unlink()
 
     def _thin(self) -> None:
         """Keep the steps of every second number."""

@@ -63,7 +63,9 @@ class Triggers:
             triggers += self._of_modules(follower, look, look.timeline)
             for time_ns, why in look.keeps:
                 triggers.append(Trigger(f"keep {why}", f"keep {why}", why, _step_at(look.timeline, time_ns), time_ns))
-        return triggers
+        # A window of a slow step that has a reason of its own does not count as one of `step > 3x`.
+        general = {condition.text for condition in self._conditions if condition.subject == "step"}
+        return sorted(triggers, key=lambda trigger: (trigger.step is None, trigger.step or 0, trigger.key in general))
 
     def _of_step(self, condition: Condition, step: EndedStep) -> Iterator[Trigger]:
         if condition.subject not in ("step", "part"):

@@ -21,6 +21,7 @@ from .python_stack import NO_STACKS as NO_STACKS
 from .python_stack import python_stacks as python_stacks
 from .rank_state import RankState as RankState
 from .rank_state import rank_state_of as rank_state_of
+from .rank_state import read_clocks as read_clocks
 from .rank_state import read_rank_state as read_rank_state
 
 _Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]

@@ -248,11 +248,23 @@ def read_rank_state(path: str | os.PathLike[str]) -> RankState:
     Raises:
         RingError: it cannot be read, or is no ring file.
     """
-    return rank_state_of(path, _read_last_steps(path))
+    now = read_clocks()
+    return rank_state_of(path, _read_last_steps(path), now)
 
 
-def rank_state_of(path: str | os.PathLike[str], analysis: RingAnalysis) -> RankState:
-    """Return where the process of a ring file is, by what was read of its end."""
+def read_clocks() -> tuple[int, int]:
+    """Return the nanoseconds of the monotonic clock and of the wall clock."""
+    return time.monotonic_ns(), time.time_ns()
+
+
+def rank_state_of(path: str | os.PathLike[str], analysis: RingAnalysis, now: tuple[int, int]) -> RankState:
+    """Return where the process of a ring file is, by what was read of its end.
+
+    Args:
+        path: the file.
+        analysis: of what was read.
+        now: what `read_clocks` returned just before it was read. What takes time after that is no time in a call.
+    """
     snapshot, events = analysis.snapshot, analysis.all_events
     metadata, threads, steps = snapshot.metadata, tuple(analysis.open_stacks), analysis.step_ends.number
     anchors = [record for record in snapshot.records if record["kind"] == "anchor"]
@@ -263,10 +275,10 @@ def rank_state_of(path: str | os.PathLike[str], analysis: RingAnalysis) -> RankS
     last_ns = int(events.time.max()) if len(events) else (int(anchors[-1]["monotonic"]) if anchors else 0)
     now_ns = last_ns
     if state == "running" and snapshot.known_pid:
-        now_ns = time.monotonic_ns()
+        now_ns = now[0]
     elif state in ("running", "unknown") and anchors:
         # The monotonic clock of another host or namespace, as far as the two wall clocks agree.
-        now_ns = int(anchors[0]["monotonic"]) + time.time_ns() - int(anchors[0]["wall"])
+        now_ns = int(anchors[0]["monotonic"]) + now[1] - int(anchors[0]["wall"])
     return RankState(
         path=os.fspath(path),
         rank=_int_or_none(metadata, "rank"),

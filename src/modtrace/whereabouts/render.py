@@ -37,7 +37,7 @@ def render(
     states = [rank for group in groups for rank in group.ranks]
     lines: list[RenderableType] = _first([_text(error, "red") for error in errors], "errors", whole)
     if len(states) > 1 or any(group.ranks[0].state == "dead" for group in groups):
-        lines.append(_text(headline(groups), "bold"))
+        lines += [_text(text, "bold") for text in [headline(groups)] if text]
     stuck = [*(hang.text for hang in hangs if hang.is_cause), *hung_sentences(states, hangs)]
     lines += _first([_text(text, "bold red") for text in stuck], "hangs", whole)
     following = [hang for hang in hangs if not hang.is_cause]

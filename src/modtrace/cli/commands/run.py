@@ -242,4 +242,6 @@ def _finish(auto: "AutoRecording", trace: str) -> None:
         say(f"{counted(spans, 'span')}{steps} {'is' if spans == 1 else 'are'} in {files[0]}")
     else:
         say(f"{len(files)} parts{steps} are in {', '.join(files)}")
+    if (lines := auto.recording.lines_path) is not None:
+        say(f"what --keep-when keeps is in {lines.parent}, and what it is in watch.log there")
     say(next_step_hint(files[-1]))

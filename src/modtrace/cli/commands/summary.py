@@ -138,8 +138,8 @@ def summary_command(
         if len(summary.steps) > 1:
             blocks.append("slowest steps\n" + summary.steps_text(SLOWEST_STEPS, console.width))
         # What a watcher knows of the run whose end the ring has.
-        if steps is None and only is None and (values := read_whole_run(trace)) is not None:
-            blocks.append(whole_run_text(values))
+        if steps is None and (values := read_whole_run(trace)) is not None:
+            blocks.append(whole_run_text(values, only, limit))
     console.print("\n\n".join(filter(None, blocks)), soft_wrap=True)
 
 

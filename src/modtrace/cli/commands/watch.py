@@ -69,7 +69,7 @@ def watch_command(
     from ...watching.steps_file import StepsFile
     from ...watching.watch import Watcher
     from ...watching.whole_run import WholeRunWriter
-    from ...watching.windows import STEPS_FILE, KeepLimits, WindowKeeper, kept_folder
+    from ...watching.windows import STEPS_FILE, KeepLimits, WindowKeeper, claim_folder, kept_folder
 
     try:
         parsed = parse_conditions(conditions)
@@ -77,7 +77,10 @@ def watch_command(
         raise click.UsageError(f"--keep-when: {error}.") from None
     give_way()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what waits is saved then too
-    folder = Path(output) if output else kept_folder(rings[0])
+    wanted = Path(output) if output else kept_folder(rings[0])
+    folder = claim_folder(wanted)
+    if folder != wanted:
+        say(f"{wanted} is another watcher's; this one writes to {folder}")
     keep = KeepLimits(limits["around"], limits["pause"], limits["max_kept"], limits["max_bytes"])
     keeper = WindowKeeper(folder, keep, say)
     sinks: list[LookSink] = [StepsFile(Path(lines) if lines else folder / STEPS_FILE, say), WholeRunWriter(say)]

@@ -231,7 +231,7 @@ def _duration(seconds: float) -> str:
 def kept_sentence(timeline: Timeline) -> str:
     """Say how much a ring kept, and what would keep all; nothing if it did."""
     whole_run = _whole_run(timeline)
-    if not timeline.stats.overwritten or whole_run is None:
+    if not timeline.stats.overwritten or whole_run is None or MISSING_BYTES in timeline.metadata:
         return ""
     kept, steps = whole_run["kept_steps"], whole_run["steps"]
     of_all = f" of {counted(int(steps), 'step')}" if steps is not None else " steps"
