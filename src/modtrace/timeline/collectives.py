@@ -227,6 +227,8 @@ class Collectives:
 def launching_spans(timeline: Timeline) -> Int64Array:
     """Return for each row of `timeline.collectives` the innermost span of its thread that it began in; -1 for none."""
     collectives, columns = timeline.collectives, timeline.columns
+    if not len(collectives):
+        return np.empty(0, np.int64)
     threads = Numbering[object]()
     keys = [(track.process, track.thread, track.tid, track.device) for track in timeline.tracks]
     thread = np.array([threads[key] for key in keys] or [0], np.int64)

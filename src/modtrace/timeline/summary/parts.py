@@ -232,12 +232,14 @@ def _layers(timeline: Timeline, tid: int, parts: Numbering[str]) -> Iterator[_La
     process = tracks[0].process
     is_own = np.array([track.process == process and track.device is None for track in tracks], np.bool_)
     on_thread = is_own & np.array([track.tid == tid for track in tracks], np.bool_)
-    kind_of_track = np.array([track.kind for track in tracks])
+    is_forward, is_backward = (
+        np.array([track.kind == kind for track in tracks], np.bool_) for kind in ("forward", "backward")
+    )
     own = on_thread[slices.track]
     modules = np.flatnonzero(own & (slices.kind == MODULE))
     passes = np.flatnonzero(own & (slices.kind == BACKWARD_PASS))
-    on_backward = modules[kind_of_track[slices.track[modules]] == "backward"]
-    roots = modules[(kind_of_track[slices.track[modules]] == "forward") & (slices.parent[modules] < 0)]
+    on_backward = modules[is_backward[slices.track[modules]]]
+    roots = modules[is_forward[slices.track[modules]] & (slices.parent[modules] < 0)]
     is_loss = np.array([name.module_class.endswith(_LOSSES) for name in timeline.names] or [False], np.bool_)
     is_loss = is_loss[slices.name[roots]]
     is_loss &= not is_loss.all()
