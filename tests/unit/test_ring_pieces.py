@@ -26,7 +26,7 @@ from modtrace.ring import Kind, read_ring, ring_serials
 from modtrace.ring.range_text import range_text
 from modtrace.ring.slot_format import ALLOCATED, NO_NAME, REFUSED
 from modtrace.timeline import Timeline, step_pieces
-from modtrace.timeline.contents import BACKWARD_PASSES, STEPS_END_WITH
+from modtrace.timeline.contents import BACKWARD_PASSES, OPEN_AT_END, STEPS_END_WITH
 from modtrace.timeline.decode import pieces
 from modtrace.timeline.slices import BACKWARD, DTYPES
 from modtrace.view.viewable import ensure_viewable
@@ -50,6 +50,7 @@ class Training:
         inside: steps in which a call is open that is around everything.
         late: steps whose backward pass comes with that of another step.
         ends_with: what ends a step.
+        dies_in: what the process is in when it dies: "range", "forward" or "backward"; empty: it ends in good order.
         costs: whether FLOPs and memory are counted, until an allocation fails in step 41.
     """
 
@@ -63,6 +64,7 @@ class Training:
         late: Mapping[int, int] = MappingProxyType({}),
         ends_with: Kind = Kind.STEP,
         costs: bool = False,
+        dies_in: str = "",
     ) -> None:
         begin = time.monotonic_ns() + 10**9
         self.script = EventScript(capacity, path, clock=lambda at: begin + at)
@@ -78,7 +80,7 @@ class Training:
             self.number = number
             if costs and number < 2:
                 self.script.event(self.after(), Kind.COUNTING, NO_NAME, 1 - number)
-            if number % 20 == 0:
+            if number % 20 == 0 or (dies_in == "range" and number == 55):
                 self.range(Kind.RANGE_BEGIN, "epoch", number)
             if number == inside.start < inside.stop:
                 self.script.enter(self.after(), trainer, 0, self.sequence)
@@ -102,7 +104,14 @@ class Training:
                 self.script.exit(self.after(), trainer, 0, self.sequence)
             if number % 20 == 14:
                 self.range(Kind.RANGE_END, "epoch", number - 14)
-        self.script.close()
+        if dies_in == "forward":
+            self.script.enter(self.after(), self.names[1], self.calls, self.sequence)
+        if dies_in == "backward":
+            made = self.forward()
+            self.script.pass_begin(self.after(), STEPS)
+            self.script.node_begin(self.after(), made[-1])
+        if not dies_in:
+            self.script.close()
 
     def after(self) -> int:
         self.now += self.random.randint(1, 1000)
@@ -278,6 +287,21 @@ def test_what_ends_steps_is_known_of_all_pieces(tmp_path: Path, monkeypatch: pyt
     assert summary.overview is not None
     assert summary.overview.steps_end_with == load_around(ring, (50, 52)).metadata[STEPS_END_WITH] == BACKWARD_PASSES
     check(ring, monkeypatch, [(50, 52)])
+
+
+@pytest.mark.parametrize("dies_in", ["range", "forward", "backward"])
+def test_what_a_process_died_in_took_as_long_in_all_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_in: str
+) -> None:
+    ring = tmp_path / "run.modtrace"
+    Training(ring, 1, dies_in=dies_in)
+    monkeypatch.setattr(ring_file, "read_ring", lambda *wanted: read_ring(*wanted)._replace(writer="dead"))
+    whole = check(ring, monkeypatch, [])
+
+    is_in = whole.metadata[OPEN_AT_END]
+    assert isinstance(is_in, dict)
+    assert str(is_in["place"]).startswith(dies_in)
+    assert is_in["usual_seconds"] > 0
 
 
 @given(seed=st.integers(0, 1 << 32))

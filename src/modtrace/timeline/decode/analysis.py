@@ -23,7 +23,7 @@ from .spans import forward_of_recompute
 
 _MAX_DRIFT = 500e-6
 """A wall clock is slewed by at most 500 ppm; one that moved by more between two readings was set."""
-_MAX_BACKWARD_EVENTS = 1 << 16
+MAX_BACKWARD_EVENTS = 1 << 16
 """To attribute a node takes longer than to pair a call: usual durations of backward are those of the last events."""
 
 
@@ -142,11 +142,12 @@ class RingAnalysis:
         Ranges have their name and category for fqn and phase. The result lacks what has not ended once in the ring,
         and waits after backward.
         """
-        wanted = {(call.fqn, call.phase) for call in calls if call.phase != AFTER_BACKWARD}
-        durations = {(fqn, phase): self._durations(fqn, phase) for fqn, phase in wanted}
-        return {key: int(np.median(positive)) for key, ns in durations.items() if len(positive := ns[ns > 0])}
+        wanted = {(call.fqn, call.phase): call for call in calls}
+        usual = {key: usual_duration([self], call) for key, call in wanted.items()}
+        return {key: ns for key, ns in usual.items() if ns is not None}
 
-    def _durations(self, fqn: str, phase: str) -> Int64Array:
+    def durations(self, fqn: str, phase: str) -> Int64Array:
+        """Return how long each call of a module took that has begun and ended, in ns; see `usual_durations`."""
         if phase in CATEGORIES:
             return self._range_durations(RangeName(fqn, phase))
         ids = [number for number, name in enumerate(self.lookup.names) if name.fqn == fqn] or [NO_NAME]
@@ -171,8 +172,8 @@ class RingAnalysis:
     def _ended_nodes(self) -> tuple[Int64Array, Int64Array]:
         """The name of the call that made each ended node, if any, and how long the node ran, ns."""
         events = self.events
-        if len(events) > _MAX_BACKWARD_EVENTS:
-            events = events.take(np.arange(len(events) - _MAX_BACKWARD_EVENTS, len(events)))
+        if len(events) > MAX_BACKWARD_EVENTS:
+            events = events.take(np.arange(len(events) - MAX_BACKWARD_EVENTS, len(events)))
             intervals = build_intervals(events)
             call = attribute_nodes(intervals, events, self.lookup.torch_threads)
         else:
@@ -180,6 +181,19 @@ class RingAnalysis:
         is_ended: BoolArray = intervals.is_node & intervals.has_start & intervals.has_end
         name = np.where(call >= 0, intervals.name[call], NO_NAME)
         return name[is_ended], (intervals.end - intervals.start)[is_ended]
+
+
+def usual_duration(parts: Iterable[RingAnalysis], call: OpenCall) -> int | None:
+    """Return the median duration in ns of what a call is of; None if that is not known. See `usual_durations`.
+
+    Args:
+        parts: of a ring, whose boundaries no such call crosses.
+        call: which.
+    """
+    if call.phase == AFTER_BACKWARD:
+        return None
+    ns = np.concatenate([part.durations(call.fqn, call.phase) for part in parts])
+    return int(np.median(ns[ns > 0])) if np.any(ns > 0) else None
 
 
 class NameLookup:

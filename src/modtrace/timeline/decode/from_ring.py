@@ -1,6 +1,6 @@
 """A ring's snapshot → a timeline; first the spans of modules, of all of a ring or of a part of it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic_ns
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ from ..join import put_modules_before, with_slices
 from ..memory import peaks_of
 from ..slices import BACKWARD, BACKWARD_PASS, DTYPES, Slices, append_to, join_columns
 from ..timeline import Timeline
-from .analysis import RingAnalysis
+from .analysis import RingAnalysis, usual_duration
 from .attribution import count_outside_runs
 from .collectives import assign_communication_tracks, build_collectives
 from .device_spans import add_device_spans
@@ -35,7 +35,7 @@ from .evaluation import Evaluations, find_evaluations
 from .flops import CountedCalls, describe_counted, find_flops
 from .intervals import find_parents
 from .memory import HeldMemory, held_memory
-from .open_calls import lasts_too_long
+from .open_calls import OpenCall, lasts_too_long
 from .path_spans import clip_and_nest
 from .ranges import add_ranges
 from .spans import SpanRows, assign_tracks, build_span_rows
@@ -51,19 +51,22 @@ def build_timeline(ring: RingSnapshot | RingAnalysis, counted: CountedCalls | No
         counted: what calls cost, if operators were counted elsewhere.
     """
     analysis = ring if isinstance(ring, RingAnalysis) else RingAnalysis(ring)
-    return assemble_timeline(analysis, decode_modules(analysis, counted), analysis, held_memory(analysis))
+    return assemble_timeline(analysis, decode_modules(analysis, counted), held_memory(analysis))
 
 
 def assemble_timeline(
-    analysis: RingAnalysis, modules: "ModuleSpans", end: RingAnalysis, memory: HeldMemory | None
+    analysis: RingAnalysis,
+    modules: "ModuleSpans",
+    memory: HeldMemory | None,
+    open_at_end: Mapping[str, object] | None = None,
 ) -> Timeline:
     """Return the timeline of spans of modules and of the other events of a ring.
 
     Args:
         analysis: of the ring; of a large one the events of calls and nodes may be left out.
         modules: the spans of modules.
-        end: of the end of the ring, with all events.
         memory: what tensors hold.
+        open_at_end: of a large ring, what `describe_open` says of its end.
     """
     snapshot, slots, lookup = analysis.snapshot, analysis.snapshot.slots, analysis.lookup
     not_whole = modules.unfinished, modules.unstarted, modules.unattributed
@@ -79,7 +82,7 @@ def assemble_timeline(
     texts = lookup.texts
     counters = [CounterSeries(texts[name], "bytes", process, *samples) for name, samples in modules.counters.items()]
     columns = modules.columns | {"track": track}
-    count, is_large = len(track), end is not analysis
+    count, is_large = len(track), open_at_end is not None
     modules.columns.clear()  # there is memory for them once
     timeline = Timeline(
         Slices.empty() if is_large else Slices.of(**columns),
@@ -91,7 +94,7 @@ def assemble_timeline(
         # Which host it was matters to those who watch the ring, not to those who get the trace.
         metadata={key: value for key, value in snapshot.metadata.items() if key not in ("host", FIRST_STEP)}
         | {WHOLE_RUN: describe_whole_run(snapshot, analysis.step_ends.number, count)}
-        | describe_open(end)
+        | (describe_open(analysis, lambda _: [analysis]) if open_at_end is None else dict(open_at_end))
         | ({MISSING_BYTES: snapshot.missing_bytes} if snapshot.missing_bytes else {})
         | ({FLOPS: describe_counted(analysis, *modules.flops)} if analysis.ring.has_flops else {})
         | ({MEMORY: memory.to_json()} if memory is not None else {})
@@ -127,8 +130,15 @@ def describe_whole_run(snapshot: RingSnapshot, ended: Int64Array, spans: int | N
     return {"steps": steps, "spans": spans if is_whole else None, "seconds": seconds, "kept_steps": kept}
 
 
-def describe_open(analysis: RingAnalysis) -> dict[str, object]:
-    """Return the metadata of what the process died in, or is in for long; see `OPEN_AT_END`."""
+def describe_open(
+    analysis: RingAnalysis, parts_with: Callable[[OpenCall], Iterable[RingAnalysis]]
+) -> dict[str, object]:
+    """Return the metadata of what the process died in, or is in for long; see `OPEN_AT_END`.
+
+    Args:
+        analysis: of the end of the ring, from a moment on at which no call was open.
+        parts_with: returns the parts of the ring that say how long a call usually takes.
+    """
     snapshot = analysis.snapshot
     if any(record["kind"] == "stop" for record in snapshot.records) or snapshot.missing_bytes:
         return {}
@@ -138,7 +148,7 @@ def describe_open(analysis: RingAnalysis) -> dict[str, object]:
     stack = min(stacks, key=lambda stack: stack.calls[-1].is_range)
     call = stack.calls[-1]
     end_ns = monotonic_ns() if snapshot.known_pid else int(analysis.all_events.time.max())
-    usual_ns = analysis.usual_durations([call]).get((call.fqn, call.phase))
+    usual_ns = usual_duration(parts_with(call), call)
     if snapshot.writer != "dead" and not lasts_too_long(call, end_ns - call.since_ns, usual_ns):
         return {}
     seconds = (end_ns - call.since_ns) / 1e9

@@ -59,7 +59,7 @@ def find_large(read: ReadRing, serials: range) -> LargeTimeline | None:
 
 def _look_through(ring: RingPieces) -> LargeTimeline | None:
     """Decode each piece once, and keep of its spans only what is needed to write them."""
-    others = last = ring.others
+    others = ring.others
     deepest = np.full(2 * len(others.lookup.threads), -1, np.int64)
     uses = np.zeros(len(others.lookup.names), np.int64)
     args = dict[tuple[tuple[str, str], ...], Mapping[str, str]]()
@@ -67,8 +67,8 @@ def _look_through(ring: RingPieces) -> LargeTimeline | None:
 
     def look(piece: RingAnalysis, modules: ModuleSpans) -> None:
         """Keep the first spans of tracks that had none, and all that is not about single spans."""
-        nonlocal last, keys
-        last, columns = piece, modules.columns
+        nonlocal keys
+        columns = modules.columns
         keys, first = np.unique(columns["track"], return_index=True)
         first = first[deepest[keys] < 0]
         few = {field: column[first] for field, column in columns.items()} | {"parent": np.full(len(first), -1)}
@@ -80,7 +80,7 @@ def _look_through(ring: RingPieces) -> LargeTimeline | None:
         divided.append(divide_piece(timeline, "optimizer"))
         np.maximum.at(deepest, keys[timeline.columns.track], depth_by_time(timeline.columns))
         spans += len(timeline.columns)
-    whole = assemble_timeline(others, join_modules(firsts), last, ring.memory)
+    whole = assemble_timeline(others, join_modules(firsts), ring.memory, ring.open_at_end)
     if np.any(whole.slices.kind == COLLECTIVE):
         return None  # arrows lead from spans to collectives
     run = describe_whole_run(others.snapshot, others.step_ends.number, spans)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,12 +14,21 @@ from ...ring import Events, Kind, RingSnapshot
 from ...ring.slot_format import CALL_ENTER_KINDS, CALL_EXIT_KINDS, DEVICE_KINDS, RANGE_KINDS
 from ..contents import FLOPS, WHOLE_RUN, Stats
 from ..timeline import Timeline
-from .analysis import RingAnalysis
+from .analysis import MAX_BACKWARD_EVENTS, RingAnalysis
 from .cuts import find_cuts
 from .flops import CountedCalls, counted_serials, describe_counted, note_counted
-from .from_ring import ModuleSpans, Samples, assemble_timeline, decode_modules, describe_whole_run, join_modules
+from .from_ring import (
+    ModuleSpans,
+    Samples,
+    assemble_timeline,
+    decode_modules,
+    describe_open,
+    describe_whole_run,
+    join_modules,
+)
 from .intervals import pair_by_key
 from .memory import HeldMemory, held_memory, samples_at_moments
+from .open_calls import OpenCall
 
 PIECE_EVENTS = 1 << 18
 """Events of a piece, at most if a cut allows it; a ring with fewer than four times as many is decoded as a whole."""
@@ -101,6 +110,21 @@ class RingPieces:
         """What tensors hold."""
         return held_memory(self.others, self._read_until)
 
+    @cached_property
+    def open_at_end(self) -> dict[str, object]:
+        """What the process died in, or is in for long: a call of the last piece, or a range of any."""
+        *_, (begin, end) = self._bounds()
+        piece, before = self._piece(begin, end), self.others.all_events
+        ranges = before.take((before.serial < begin) & np.isin(before.kind, RANGE_KINDS))
+        last = RingAnalysis(with_events(piece.snapshot, [ranges, piece.all_events]))
+        return describe_open(last, self._parts_with)
+
+    def _parts_with(self, call: OpenCall) -> Iterable[RingAnalysis]:
+        if call.phase == "backward":
+            end = self._serials.stop
+            return [self._piece(max(self._serials.start, end - 4 * MAX_BACKWARD_EVENTS), end)]
+        return [self.others] if call.is_range else self
+
     def _read_until(self, serial: int) -> RingAnalysis:
         cuts = [self._serials.start, *self.cuts]
         return self._piece(cuts[max(bisect_left(cuts, serial) - 1, 0)], serial)
@@ -136,7 +160,8 @@ class RingPieces:
         for rows in pair:
             own[rows[(rows >= 0) & (begun < slots.recorded) & (ended >= slots.overwritten)]] = True
         part = RingAnalysis(piece.snapshot._replace(slots=slots._replace(events=events.take(own))), self.others)
-        return assemble_timeline(part, place_among(part, piece, modules), piece, self.memory)
+        open_at_end = self.open_at_end if slots.recorded == self._serials.stop else {}
+        return assemble_timeline(part, place_among(part, piece, modules), self.memory, open_at_end)
 
     def timelines(self, look: Callable[[RingAnalysis, ModuleSpans], None] | None = None) -> Iterator[Timeline]:
         """Yield the timeline of each piece; its stats count all pieces so far.
@@ -217,12 +242,6 @@ def build_in_pieces(read: ReadRing, serials: range, counted: CountedCalls | None
     pieces = find_pieces(read, serials, counted)
     if pieces is None:
         return None
-    piece = others = pieces.others
-
-    def parts() -> Iterator[ModuleSpans]:
-        nonlocal piece
-        for piece in pieces:
-            yield place_among(others, piece, pieces.decode(piece))
-
-    modules = join_modules(parts())
-    return assemble_timeline(others, modules, piece, pieces.memory)
+    others = pieces.others
+    modules = join_modules(place_among(others, piece, pieces.decode(piece)) for piece in pieces)
+    return assemble_timeline(others, modules, pieces.memory, pieces.open_at_end)

@@ -132,7 +132,7 @@ def build_around(read: pieces.ReadRing, serials: range, first: int | None, last:
     return replace(
         timeline,
         stats=replace(timeline.stats, recorded=serials.stop, overwritten=serials.start),
-        metadata={**known, WHOLE_RUN: run, **describe_open(end), **costs.metadata},
+        metadata={**known, WHOLE_RUN: run, **describe_open(end, lambda _: [end]), **costs.metadata},
         begin_ns=looks.begin_ns(window.start),
     )
 
