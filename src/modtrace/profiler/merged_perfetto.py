@@ -19,7 +19,7 @@ from ..write.perfetto_descriptors import TrackParents, describe_track, following
 from ..write.step_parts import part_counters
 from .event_columns import ProfilerEvents
 from .overlay import Overlay
-from .slice_packets import ProfilerSlices, slice_packets
+from .slice_packets import ProfilerSlices, profiler_packets
 from .stream_spans import describe_slices
 
 _THREAD_IDS = range(1, 1 << 31)
@@ -67,11 +67,9 @@ class PacketOutput:
         parts = [part._replace(time=part.time + base) for part in part_counters(overlaid.timeline)]
         for _, part in perfetto_packets(recorded, parts, parents):
             sink.write(part)
-        names, fields = list[int](), list[bytes]()
         spans, encoder = overlaid.devices, slices.encoder
-        for shown in describe_slices(spans, overlaid.timeline_with_captures, overlaid.collective_names):
-            names.append(encoder.names[shown.label])
-            fields.append(encoder.fields(shown.category, shown.args))
+        shown = describe_slices(spans, overlaid.timeline_with_captures, overlaid.collective_names)
+        fields = [encoder.fields(one.label, one.category, one.args) for one in shown]
         sink.write(serialize(*encoder.interned_packets()))
         ranks = {key: rank for rank, key in enumerate(slices.tracks)}
         for key, rank in ranks.items():
@@ -81,7 +79,7 @@ class PacketOutput:
             own, key = slice(*np.searchsorted(spans.track, [track, track + 1]).tolist()), events.tracks[track]
             times = spans.start[own] + base, (spans.end - spans.start)[own]
             beside = _beside(key, ranks.get(key, 0), overlaid)
-            for part in slice_packets(*times, names[own], fields[own], _uuid("modules", key), beside):
+            for part in profiler_packets(*times, fields[own], _uuid("modules", key), beside):
                 sink.write(part)
         end = following_packet(PROFILER_SEQUENCE)
         end.chrome_events.metadata.add(name=END_PACKET, bool_value=True)

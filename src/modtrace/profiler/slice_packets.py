@@ -28,14 +28,8 @@ from ..formats.chrome_values import MAX_TIME_US, TrackKey, is_track_key, microse
 from ..formats.escape import UNNAMED, escaped
 from ..formats.perfetto_ids import PROFILER_FLOW, PROFILER_SEQUENCE
 from ..write.perfetto_descriptors import following_packet, interned_packets, serialize
-from ..write.protobuf_columns import ByteTable, RaggedColumn, interleave, message_field_tag, track_event_packets, varint
+from ..write.slices import order_slices, slice_packets
 
-_CHUNK = 1 << 13
-"""Packets that are in memory at a time."""
-_NAME_IID = message_field_tag(TrackEvent, "name_iid")
-_BEGIN, _END, _INSTANT = TrackEvent.TYPE_SLICE_BEGIN, TrackEvent.TYPE_SLICE_END, TrackEvent.TYPE_INSTANT
-_TYPE_BITS = 2
-"""Bits that mark these three."""
 _MAX_MESSAGES = 1000
 _SLICE_PHASES, _FLOW_PHASES = ("X", "i", "I"), ("s", "f")
 
@@ -44,13 +38,13 @@ class EventEncoder:
     """Encodes what events say; texts that occur again and again are in the trace once, and events have their ids."""
 
     def __init__(self) -> None:
-        self.names = Numbering[str](first=1)
+        self._names = Numbering[str](first=1)
         self._categories = Numbering[str](first=1)
         self._arg_names = Numbering[str](first=1)
         self._messages: dict[tuple[str | None, tuple[str, ...]], tuple[TrackEvent, list[Any]]] = {}
 
-    def fields(self, category: object, args: Mapping[str, Any]) -> bytes:
-        """Return the category and the args of an event as fields of a TrackEvent.
+    def fields(self, name: str, category: object, args: Mapping[str, Any]) -> bytes:
+        """Return the name, the category and the args of an event as fields of a TrackEvent.
 
         Raises:
             AttributeError: the args are no mapping.
@@ -75,6 +69,7 @@ class EventEncoder:
                 annotation.string_value = escaped(value)
             else:
                 annotation.string_value = escaped(orjson.dumps(value, default=str).decode())
+        event.name_iid = self._names[name]
         serialized: bytes = event.SerializeToString()
         return serialized
 
@@ -95,7 +90,7 @@ class EventEncoder:
 
     def interned_packets(self) -> Iterator[TracePacket]:
         """Yield the packets that say what the ids mean; they come before all events."""
-        names = [escaped(name) or UNNAMED for name in self.names]
+        names = [escaped(name) or UNNAMED for name in self._names]
         return interned_packets(PROFILER_SEQUENCE, names, map(escaped, self._categories), map(escaped, self._arg_names))
 
 
@@ -184,13 +179,11 @@ class TrackSlices:
     Attributes:
         start: µs from the trace's base.
         duration: µs; -1 for an instant.
-        name: id of the name.
         fields: what else each says, see `EventEncoder.fields`.
     """
 
     start: array[float] = field(default_factory=lambda: array("d"))
     duration: array[float] = field(default_factory=lambda: array("d"))
-    name: array[int] = field(default_factory=lambda: array("q"))
     fields: list[bytes] = field(default_factory=list)
 
 
@@ -213,7 +206,7 @@ class ProfilerSlices:
 
     def add(self, events: Sequence[Any]) -> None:
         """Take some events; malformed ones are skipped."""
-        names, fields, tracks = self.encoder.names, self.encoder.fields, self.tracks
+        fields, tracks = self.encoder.fields, self.tracks
         for event in events:
             try:
                 phase = event["ph"]
@@ -225,7 +218,7 @@ class ProfilerSlices:
                     # Not a number is no time either.
                     if not (start < MAX_TIME_US and start + duration < MAX_TIME_US):
                         raise ValueError(start)
-                    name, own = str(event["name"]), fields(event.get("cat"), event.get("args") or {})
+                    own = fields(str(event["name"]), event.get("cat"), event.get("args") or {})
                     if key not in tracks:
                         if not is_track_key(key):
                             raise ValueError(key)
@@ -233,7 +226,6 @@ class ProfilerSlices:
                     track = tracks[key]
                     track.start.append(start)
                     track.duration.append(duration)
-                    track.name.append(names[name])
                     track.fields.append(own)
                 elif phase in _FLOW_PHASES:
                     flow = self._flow_numbers[f"{event.get('cat')} {event['name']} {event['id']}"]
@@ -245,7 +237,7 @@ class ProfilerSlices:
                 self.skipped += 1
 
     def packets(self, key: TrackKey, base: int, uuid: int, row_beside: Callable[[int], TracePacket]) -> Iterator[bytes]:
-        """Yield the packets of a track, see `slice_packets`; `base` is what its times count from, in Unix ns."""
+        """Yield the packets of a track, see `profiler_packets`; `base` is what its times count from, in Unix ns."""
         track = self.tracks[key]
         start, duration = np.frombuffer(track.start, np.float64), np.frombuffer(track.duration, np.float64)
         fields = track.fields
@@ -255,7 +247,7 @@ class ProfilerSlices:
                 flows = [flow + PROFILER_FLOW for _, flow in own]
                 fields[index] += TrackEvent(flow_ids=flows).SerializeToString()
         start_ns, duration_ns = microseconds_to_ns(start) + base, microseconds_to_ns(duration)
-        yield from slice_packets(start_ns, duration_ns, track.name, fields, uuid, row_beside)
+        yield from profiler_packets(start_ns, duration_ns, fields, uuid, row_beside)
 
     @cached_property
     def _flows_by_track(self) -> dict[TrackKey, Int64Array]:
@@ -263,84 +255,23 @@ class ProfilerSlices:
         return dict(zip(self._flow_tracks, self.flows.by_track(starts), strict=True))
 
 
-def slice_packets(
-    start: Int64Array,
-    duration: Int64Array,
-    name: Sequence[int],
-    fields: Sequence[bytes],
-    uuid: int,
-    row_beside: Callable[[int], TracePacket],
+def profiler_packets(
+    start: Int64Array, duration: Int64Array, fields: Sequence[bytes], uuid: int, beside: Callable[[int], TracePacket]
 ) -> Iterator[bytes]:
-    """Yield the packets of a track's slices and instants, some thousand at a time.
+    """Yield the packets of a track's slices and instants on the profiler's sequence, see `slice_packets`.
 
     Args:
         start: int64[n], Unix ns.
         duration: int64[n], ns; negative for an instant.
-        name: ids of their names.
         fields: what else they say, see `EventEncoder.fields`.
         uuid: of the track.
-        row_beside: returns the descriptor of a row, from 1 on, for slices that partly overlap those of the rows before.
+        beside: returns the descriptor of a row, from 1 on, for slices that partly overlap those of the rows before.
     """
-    events, types, rows = _in_order(start, duration)
+    ordered = order_slices(start, duration)
     uuids = [uuid]
-    for row in range(1, int(rows.max(initial=0)) + 1):
-        descriptor = row_beside(row)
+    for row in range(1, int(ordered.row.max(initial=0)) + 1):
+        descriptor = beside(row)
         uuids.append(descriptor.track_descriptor.uuid)
         yield serialize(descriptor)
-    tables = {
-        kind: ByteTable([TrackEvent(type=kind, track_uuid=uuid).SerializeToString() for uuid in uuids])
-        for kind in (_BEGIN, _END, _INSTANT)
-    }
     sequence = following_packet(PROFILER_SEQUENCE).SerializeToString()
-    names = np.array(name, np.int64)
-    for first in range(0, len(events), _CHUNK):
-        event, type_, row_of = (column[first : first + _CHUNK] for column in (events, types, rows))
-        time = start[event] + np.where(type_ == _END, duration[event], 0)
-        parts = []
-        for kind, table in tables.items():
-            positions = np.flatnonzero(type_ == kind)
-            if not len(positions):
-                continue
-            track_event: list[Any] = [table.pick(row_of[positions])]
-            if kind != _END:
-                which = event[positions]
-                messages = RaggedColumn.from_strings([fields[index] for index in which.tolist()])
-                track_event += [varint(names[which], _NAME_IID), messages]
-            parts.append((positions, track_event_packets(time[positions], sequence, track_event)))
-        yield interleave(parts, len(event))
-
-
-def _in_order(start: Int64Array, duration: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Sort begins and ends so that every end closes the slice it belongs to.
-
-    Returns:
-        Of each packet the index of the slice or instant, its type as TrackEvent has it, and its row: 0 for the track
-        itself, from 1 on for rows beside it.
-    """
-    order = np.lexsort((np.arange(len(start)), -duration, start))
-    starts, ends, instants = start[order].tolist(), (start + duration)[order].tolist(), (duration < 0)[order].tolist()
-    rows: list[list[tuple[int, int]]] = [[]]  # of each row the end and the index of its open slices
-    row_of = np.zeros(len(start), np.int64)
-    codes: list[int] = []  # index and type of each packet
-    for index, begin, end, instant in zip(order.tolist(), starts, ends, instants, strict=True):
-        code = index << _TYPE_BITS
-        if instant:
-            codes.append(code | _INSTANT)
-            continue
-        for row, stack in enumerate(rows):  # noqa: B007
-            while stack and stack[-1][0] <= begin:
-                codes.append(stack.pop()[1] << _TYPE_BITS | _END)
-            if not stack or end <= stack[-1][0]:
-                break
-        else:
-            row, stack = len(rows), []
-            rows.append(stack)
-        if row:
-            row_of[index] = row
-        stack.append((end, index))
-        codes.append(code | _BEGIN)
-    for stack in rows:
-        codes += [index << _TYPE_BITS | _END for _, index in reversed(stack)]
-    packets = np.array(codes, np.int64)
-    event = packets >> _TYPE_BITS
-    return event, packets & (1 << _TYPE_BITS) - 1, row_of[event]
+    yield from slice_packets(ordered, ordered.time, lambda some: [fields[index] for index in some], sequence, uuids)

@@ -1,8 +1,9 @@
 """Slices that are no modules' in a written trace: events in JSON, packets in a Perfetto trace, rows of the page."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import orjson
@@ -17,8 +18,7 @@ from ..timeline.slices import MODULE, sort_by_start
 from .flows import CollectiveFlows
 from .lanes import Lanes
 from .perfetto_descriptors import sequence_start, serialize
-
-_PACKETS_PER_PART = 4096
+from .protobuf_columns import ByteTable, Column, RaggedColumn, interleave, track_event_packets
 
 
 def chrome_slices(timeline: Timeline, lanes: Lanes, base: int) -> Iterator[bytes]:
@@ -71,48 +71,121 @@ def perfetto_slices(
         track: uuid of the row in the trace.
         sequence: the id of its packet sequence.
     """
-    time: int | None = None
-    packets: list[TracePacket] = []
-    open_ends: list[int] = []
+    part = timeline.slices.take(rows)
 
-    def add(moment: int) -> TracePacket:
-        nonlocal time
-        packets.append(TracePacket(trusted_packet_sequence_id=sequence, timestamp=moment - (time or 0)))
-        time = moment
-        return packets[-1]
+    def fields(some: list[int]) -> list[bytes]:
+        chosen = rows[some]
+        shown = zip(chosen.tolist(), file_slices(timeline, chosen), strict=True)
+        return [_event_fields(found, *flows.of_row(index - flows.first_row)) for index, found in shown]
 
-    for index, found in zip(rows.tolist(), file_slices(timeline, rows), strict=True):
-        if time is None:
-            time = found.start
-            yield serialize(sequence_start(sequence, track, time))
-        while open_ends and open_ends[-1] <= found.start:
-            add(open_ends.pop()).track_event.type = TrackEvent.TYPE_SLICE_END
-        # A slice that is cut off cannot outlast what is around it.
-        open_ends.append(min([found.end, *open_ends[-1:]]))
-        _fill_begin(add(found.start).track_event, found, *flows.of_row(index - flows.first_row))
-        if len(packets) >= _PACKETS_PER_PART:
-            yield serialize(*packets)
-            packets.clear()
-    while open_ends:
-        add(open_ends.pop()).track_event.type = TrackEvent.TYPE_SLICE_END
-    if packets:
-        yield serialize(*packets)
+    begin = int(part.start[0])
+    yield serialize(sequence_start(sequence, track, begin))
+    ordered = order_slices(part.start, part.end - part.start, cut_off=True)
+    packet = TracePacket(trusted_packet_sequence_id=sequence).SerializeToString()
+    yield from slice_packets(ordered, np.diff(ordered.time, prepend=begin), fields, packet)
 
 
-def _fill_begin(event: TrackEvent, found: FileSlice, going_on: Sequence[int], ending: Sequence[int]) -> None:
-    event.type = TrackEvent.TYPE_SLICE_BEGIN
-    event.name = found.name
-    event.categories.append(found.category)
-    event.flow_ids_old.extend(going_on)
-    event.terminating_flow_ids_old.extend(ending)
+def _event_fields(found: FileSlice, going_on: Sequence[int], ending: Sequence[int]) -> bytes:
+    event = TrackEvent(
+        name=found.name, categories=[found.category], flow_ids_old=going_on, terminating_flow_ids_old=ending
+    )
     for name, value in found.args.items():
-        annotation = event.debug_annotations.add(name=name)
-        if isinstance(value, bool):
-            annotation.bool_value = value
-        elif isinstance(value, int):
-            annotation.int_value = value
-        else:
-            annotation.string_value = value
+        kind = "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "string"
+        event.debug_annotations.add(name=name, **{f"{kind}_value": value})
+    serialized: bytes = event.SerializeToString()
+    return serialized
+
+
+_CHUNK = 1 << 13
+"""Packets that are in memory at a time."""
+_BEGIN, _END, _INSTANT = TrackEvent.TYPE_SLICE_BEGIN, TrackEvent.TYPE_SLICE_END, TrackEvent.TYPE_INSTANT
+_TYPE_BITS = 2
+"""Bits that mark these three."""
+
+
+class OrderedPackets(NamedTuple):
+    """The packets of a track's slices and instants in the order of time; arrays of equal length.
+
+    Attributes:
+        slice: of the slice or instant, its index.
+        kind: whether it begins, ends, or is an instant, as TrackEvent has it.
+        row: 0 for the track itself, from 1 on for rows beside it.
+        time: int64, when, ns.
+    """
+
+    slice: Int64Array
+    kind: Int64Array
+    row: Int64Array
+    time: Int64Array
+
+
+def order_slices(start: Int64Array, duration: Int64Array, *, cut_off: bool = False) -> OrderedPackets:
+    """Sort begins and ends so that every end closes the slice it belongs to.
+
+    Args:
+        start: int64[n], ns.
+        duration: int64[n], ns; negative for an instant.
+        cut_off: what outlasts a slice around it ends with that; else it is on a row beside.
+    """
+    order = np.lexsort((np.arange(len(start)), -duration, start))
+    starts, ends, instants = start[order].tolist(), (start + duration)[order].tolist(), (duration < 0)[order].tolist()
+    rows: list[list[tuple[int, int]]] = [[]]  # of each row the end and the index of its open slices
+    row_of = np.zeros(len(start), np.int64)
+    codes, times = list[int](), list[int]()  # index and type of each packet, and its time
+    for index, begin, end, instant in zip(order.tolist(), starts, ends, instants, strict=True):
+        if not instant:
+            for row, stack in enumerate(rows):  # noqa: B007
+                while stack and stack[-1][0] <= begin:
+                    times.append(stack[-1][0])
+                    codes.append(stack.pop()[1] << _TYPE_BITS | _END)
+                end = min(end, stack[-1][0]) if cut_off and stack else end
+                if not stack or end <= stack[-1][0]:
+                    break
+            else:
+                row, stack = len(rows), []
+                rows.append(stack)
+            row_of[index] = row
+            stack.append((end, index))
+        times.append(begin)
+        codes.append(index << _TYPE_BITS | (_INSTANT if instant else _BEGIN))
+    for stack in rows:
+        times += [end for end, _ in reversed(stack)]
+        codes += [index << _TYPE_BITS | _END for _, index in reversed(stack)]
+    packets = np.array(codes, np.int64)
+    of_packet = packets >> _TYPE_BITS
+    return OrderedPackets(of_packet, packets & (1 << _TYPE_BITS) - 1, row_of[of_packet], np.array(times, np.int64))
+
+
+def slice_packets(
+    ordered: OrderedPackets,
+    timestamp: Int64Array,
+    fields: Callable[[list[int]], list[bytes]],
+    sequence: bytes,
+    uuids: Sequence[int | None] = (None,),
+) -> Iterator[bytes]:
+    """Yield packets, some thousand at a time.
+
+    Args:
+        ordered: which.
+        timestamp: int64[n], when, on the clock of their sequence.
+        fields: returns what some slices and instants say beyond that, as fields of a TrackEvent.
+        sequence: the fields that all packets of the sequence have.
+        uuids: of each row the track; None: the sequence says it.
+    """
+    tables = {
+        kind: ByteTable([TrackEvent(type=kind, track_uuid=uuid).SerializeToString() for uuid in uuids])
+        for kind in (_BEGIN, _END, _INSTANT)
+    }
+    for first in range(0, len(timestamp), _CHUNK):
+        index, kinds, rows, _ = (column[first : first + _CHUNK] for column in ordered)
+        time, parts = timestamp[first : first + _CHUNK], []
+        for kind, table in tables.items():
+            positions = np.flatnonzero(kinds == kind)
+            if len(positions):
+                event: list[Column] = [table.pick(rows[positions])]
+                event += [] if kind == _END else [RaggedColumn.from_strings(fields(index[positions].tolist()))]
+                parts.append((positions, track_event_packets(time[positions], sequence, event)))
+        yield interleave(parts, len(index))
 
 
 def all_as_modules(timeline: Timeline) -> Timeline:
