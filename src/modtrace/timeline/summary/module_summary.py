@@ -123,31 +123,27 @@ class Summary:
             max_depth: how many levels of names to keep, counted after those left out by the pattern; the self times
                 below count to the module around them. None: all.
         """
-        if max_depth is not None:
-            rows = fold_below(self.only(pattern).rows, max_depth)
-            return replace(self.only(pattern), rows=rows, modules=len(rows))._with_costs_of_rows()
-        if pattern is None:
+        if pattern is None and max_depth is None:
             return self
-        rows = [row for row in self.rows if fnmatch.fnmatchcase(row.fqn or row.module_class, pattern)]
-        device = self.device
-        if device is not None:
-            kept = (row for row in device.rows if fnmatch.fnmatchcase(row.fqn or row.module_class, pattern))
-            device = device._replace(rows=tuple(kept))
-        return replace(self, rows=rows, modules=len(rows), device=device)._with_costs_of_rows()
 
-    def _with_costs_of_rows(self) -> Summary:
-        """Drop the memory and the FLOPs of modules that have no row."""
-        named = {(row.fqn, row.module_class) for row in self.rows}
+        def matching(rows: Sequence[Any]) -> list[Any]:
+            return [row for row in rows if fnmatch.fnmatchcase(row.fqn or row.module_class, pattern or "*")]
+
+        rows = matching(self.rows) if max_depth is None else fold_below(matching(self.rows), max_depth)
+        named = {(row.fqn, row.module_class) for row in rows}
 
         def of_rows(costs: Sequence[Any]) -> tuple[Any, ...]:
             return tuple(cost for cost in costs if (cost.fqn, cost.module_class) in named)
 
-        memory, flops = self.memory, self.flops
-        if memory is not None:
-            memory = memory._replace(rows=of_rows(memory.rows))
-        if flops is not None:
-            flops = flops._replace(rows=of_rows(flops.rows), rates=of_rows(flops.rates))
-        return replace(self, memory=memory, flops=flops)
+        device, memory, flops = self.device, self.memory, self.flops
+        return replace(
+            self,
+            rows=rows,
+            modules=len(rows),
+            device=device and device._replace(rows=tuple(matching(device.rows))),
+            memory=memory and memory._replace(rows=of_rows(memory.rows)),
+            flops=flops and flops._replace(rows=of_rows(flops.rows), rates=of_rows(flops.rates)),
+        )
 
     @property
     def steps_ns(self) -> int:
