@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..._typing import Int64Array
+from ..._typing import Int32Array, Int64Array
 from ..contents import WHOLE_RUN
 from ..join import put_modules_before
 from ..nesting import depth_by_time
@@ -26,7 +26,7 @@ class LargeTimeline:
 
     Attributes:
         rest: the timeline without spans of modules, but with their tracks and names.
-        deepest: int64[tracks], the depth of the innermost span of a module on each track; -1 if it has none.
+        deepest: int32[tracks], the depth of the innermost span of a module on each track; -1 if it has none.
         uses: int64[names], how many spans have each name.
         args: what spans hold beyond the fields that all have, without repetitions.
         divided: its steps in parts, piece by piece.
@@ -36,7 +36,7 @@ class LargeTimeline:
     """
 
     rest: Timeline
-    deepest: Int64Array
+    deepest: Int32Array
     uses: Int64Array
     args: list[Mapping[str, str]]
     divided: list[DividedSteps]
@@ -60,7 +60,7 @@ def find_large(read: ReadRing, serials: range) -> LargeTimeline | None:
 def _look_through(ring: RingPieces) -> LargeTimeline | None:
     """Decode each piece once, and keep of its spans only what is needed to write them."""
     others = ring.others
-    deepest = np.full(2 * len(others.lookup.threads), -1, np.int64)
+    deepest = np.full(2 * len(others.lookup.threads), -1, np.int32)
     uses = np.zeros(len(others.lookup.names), np.int64)
     args = dict[tuple[tuple[str, str], ...], Mapping[str, str]]()
     firsts, divided, keys, spans = list[ModuleSpans](), list[DividedSteps](), np.zeros(0, np.int64), 0
@@ -100,7 +100,7 @@ def _look_through(ring: RingPieces) -> LargeTimeline | None:
             nothing = replace(rest, slices=Slices.empty(), span_args={})
             yield put_modules_before(nothing, modules.columns | {"track": track}, modules.span_args)
 
-    deepest_of_track = np.full(len(rest.tracks), -1, np.int64)
+    deepest_of_track = np.full(len(rest.tracks), -1, np.int32)
     deepest_of_track[: len(used)] = deepest[used]
     start_ns = int(whole.columns.start[0])
     uses = np.pad(uses, (0, len(rest.names) - len(uses)))  # those of ranges come last
