@@ -185,7 +185,7 @@ def test_varints_are_the_packages(numbers: list[int]) -> None:
     field = varint(np.array(numbers, np.int64), b"\x20")
     expected = [TrackEvent(thread_time_delta_us=number).SerializeToString()[1:] for number in numbers]
     sizes = record_lengths([field])
-    assert [field.text[row, 1 : sizes[row]].tobytes() for row in range(len(numbers))] == expected
+    assert [field.data[row, 1 : sizes[row]].tobytes() for row in range(len(numbers))] == expected
 
 
 @given(st.data())

@@ -135,10 +135,10 @@ def _integers(value: Int64Array) -> Callable[[slice], BytesColumn]:
 
 
 def _doubles(value: Float64Array) -> Callable[[slice], BytesColumn]:
-    text = np.empty((len(value), len(_COUNTER_KIND) + len(_DOUBLE_VALUE) + 8), np.uint8)
-    text[:, :-8] = np.frombuffer(_COUNTER_KIND + _DOUBLE_VALUE, np.uint8)
-    text[:, -8:] = value.astype("<f8").view(np.uint8).reshape(-1, 8)
-    return lambda part: BytesColumn(text[part], None)
+    data = np.empty((len(value), len(_COUNTER_KIND) + len(_DOUBLE_VALUE) + 8), np.uint8)
+    data[:, :-8] = np.frombuffer(_COUNTER_KIND + _DOUBLE_VALUE, np.uint8)
+    data[:, -8:] = value.astype("<f8").view(np.uint8).reshape(-1, 8)
+    return lambda part: BytesColumn(data[part], None)
 
 
 def _counter(time: Int64Array, track: int, sequence: int, events: Callable[[slice], BytesColumn]) -> Iterator[bytes]:
@@ -265,7 +265,7 @@ class _SpanPackets:
 
 def _module(fqn: int, module_class: int) -> bytes:
     fields = ((CALL_FIELDS["fqn"], fqn), (CALL_FIELDS["module_class"], module_class))
-    return b"".join(varint(np.array([value]), field_tag(number)).text.tobytes() for number, value in fields)
+    return b"".join(varint(np.array([value]), field_tag(number)).data.tobytes() for number, value in fields)
 
 
 def _launches(flows: CollectiveFlows, span_count: int) -> Iterator[tuple[Int32Array, ByteTable]]:

@@ -14,17 +14,17 @@ class BytesColumn(NamedTuple):
     """One field of every record.
 
     Attributes:
-        text: uint8[n, width].
+        data: uint8[n, width].
         lengths: int64[n], how many bytes of row i the record i has; None where all have all of them.
     """
 
-    text: UInt8Array
+    data: UInt8Array
     lengths: Int64Array | None
 
     def where(self, present: BoolArray) -> "BytesColumn":
         """Leave the field out of the records where `present` is False."""
-        lengths = self.text.shape[1] if self.lengths is None else self.lengths
-        return BytesColumn(self.text, np.where(present, lengths, 0))
+        lengths = self.data.shape[1] if self.lengths is None else self.lengths
+        return BytesColumn(self.data, np.where(present, lengths, 0))
 
 
 class RaggedColumn(NamedTuple):
@@ -55,11 +55,11 @@ class ByteTable:
         self._lengths = np.array([len(string) for string in strings], np.int64)
         width = int(self._lengths.max(initial=1))
         padded = b"".join(string.ljust(width, b"\0") for string in strings)
-        self._text = np.frombuffer(padded, f"V{width}")
+        self._data = np.frombuffer(padded, f"V{width}")
 
     def pick(self, index: AnyIntArray) -> BytesColumn:
         """Return the strings at `index`."""
-        picked = self._text[index]
+        picked = self._data[index]
         return BytesColumn(picked.view(np.uint8).reshape(len(picked), -1), self._lengths[index])
 
 
@@ -68,29 +68,29 @@ def repeat(string: bytes, count: int) -> BytesColumn:
     return BytesColumn(np.broadcast_to(np.frombuffer(string, np.uint8), (count, len(string))), None)
 
 
-def varint(numbers: AnyIntArray, before: bytes = b"") -> BytesColumn:
+def varint(numbers: AnyIntArray, prefix: bytes = b"") -> BytesColumn:
     """Encode integers as protobuf does: seven bits a byte, the lowest first; negative ones as 64 bits.
 
     Args:
         numbers: int64[n], or what fits into it.
-        before: bytes in front of each, mostly the tag of the field.
+        prefix: bytes in front of each, mostly the tag of the field.
     """
     rest = numbers.astype(np.int64).view(np.uint64)
     width = max(1, -(-int(rest.max(initial=0)).bit_length() // 7))
-    first = len(before)
-    text = np.empty((len(rest), first + width), np.uint8)
-    text[:, :first] = np.frombuffer(before, np.uint8)
+    first = len(prefix)
+    data = np.empty((len(rest), first + width), np.uint8)
+    data[:, :first] = np.frombuffer(prefix, np.uint8)
     if width == 1:
-        text[:, first] = rest
-        return BytesColumn(text, None)
+        data[:, first] = rest
+        return BytesColumn(data, None)
     lengths = np.full(len(rest), first + 1, np.int64)
     for column in range(first, first + width):
-        text[:, column] = rest  # the lowest byte
+        data[:, column] = rest  # the lowest byte
         rest = rest >> np.uint64(7)
         more = rest > 0
-        text[:, column] = text[:, column] & 0x7F | more.view(np.uint8) << 7
+        data[:, column] = data[:, column] & 0x7F | more.view(np.uint8) << 7
         lengths += more
-    return BytesColumn(text, lengths)
+    return BytesColumn(data, lengths)
 
 
 def record_lengths(fields: Sequence[Column]) -> Int64Array:
@@ -98,11 +98,11 @@ def record_lengths(fields: Sequence[Column]) -> Int64Array:
     fixed, varying = 0, []
     for field in fields:
         if field.lengths is None:
-            fixed += field.text.shape[1]
+            fixed += field.data.shape[1]
         else:
             varying.append(field.lengths)
     first = fields[0]
-    count = len(first.lengths) if isinstance(first, RaggedColumn) else len(first.text)
+    count = len(first.lengths) if isinstance(first, RaggedColumn) else len(first.data)
     lengths = np.full(count, fixed, np.int64)
     for of_field in varying:
         lengths += of_field
@@ -128,7 +128,7 @@ def interleave(parts: Sequence[tuple[Int64Array, Sequence[Column]]], count: int)
                 _scatter_ragged(out, offset, field)
             else:
                 _scatter(out, offset, field)
-            offset += field.text.shape[1] if field.lengths is None else field.lengths
+            offset += field.data.shape[1] if field.lengths is None else field.lengths
     return out.tobytes()
 
 
@@ -141,14 +141,14 @@ def _scatter_ragged(out: UInt8Array, offset: Int64Array, field: RaggedColumn) ->
 
 def _scatter(out: UInt8Array, offset: Int64Array, field: BytesColumn) -> None:
     """Copy a field into all records, which have it at `offset`."""
-    text, lengths = field
+    data, lengths = field
     if lengths is None:
-        _windows(out, text.shape[1])[offset] = _as_items(text)
+        _windows(out, data.shape[1])[offset] = _as_items(data)
         return
     for size in np.flatnonzero(np.bincount(lengths)).tolist():
         if size:
             rows = np.flatnonzero(lengths == size)
-            _windows(out, size)[offset[rows]] = _as_items(text[rows, :size])
+            _windows(out, size)[offset[rows]] = _as_items(data[rows, :size])
 
 
 def _windows(out: UInt8Array, size: int) -> RecordArray:
@@ -157,9 +157,9 @@ def _windows(out: UInt8Array, size: int) -> RecordArray:
     return windows
 
 
-def _as_items(text: UInt8Array) -> RecordArray:
+def _as_items(data: UInt8Array) -> RecordArray:
     """Return the rows as one item each."""
-    items: RecordArray = np.ascontiguousarray(text).view(f"V{text.shape[1]}")[:, 0]
+    items: RecordArray = np.ascontiguousarray(data).view(f"V{data.shape[1]}")[:, 0]
     return items
 
 
@@ -169,7 +169,7 @@ VARINT, FIXED64, LENGTH_DELIMITED = range(3)
 
 def field_tag(number: int, wire_type: int = VARINT) -> bytes:
     """Return what stands before a field: its number and its wire type."""
-    return varint(np.array([number << 3 | wire_type])).text.tobytes()
+    return varint(np.array([number << 3 | wire_type])).data.tobytes()
 
 
 def message_field_tag(message: type[Any], name: str, wire_type: int = VARINT) -> bytes:
