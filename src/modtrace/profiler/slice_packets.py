@@ -130,7 +130,7 @@ class SliceFlows:
             starts: when the slices of each track begin, µs from the trace's base, in file order.
         """
         slice_ = self._slices(starts).tolist()
-        found: list[list[tuple[int, int]]] = [[] for _ in starts]
+        ends_of_track: list[list[tuple[int, int]]] = [[] for _ in starts]
         begun: dict[int, int] = {}
         pairs = 0
         # In file order where they are of one time.
@@ -143,20 +143,20 @@ class SliceFlows:
             elif flow in begun:
                 pairs += 1
                 for end in (begun.pop(flow), row):
-                    found[self._track[end]].append((slice_[end], pairs))
-        return [np.array(sorted(own), np.int64).reshape(-1, 2) for own in found]
+                    ends_of_track[self._track[end]].append((slice_[end], pairs))
+        return [np.array(sorted(own), np.int64).reshape(-1, 2) for own in ends_of_track]
 
     def _slices(self, starts: Sequence[array[float]]) -> Int64Array:
         """Return the slice that each end belongs to, by its index on its track; -1 for none."""
         track, time = np.frombuffer(self._track, np.int64), np.frombuffer(self._time, np.float64)
         before = np.frombuffer(self._slices_before, np.int64)
-        found = np.full(len(track), -1, np.int64)
+        slice_ = np.full(len(track), -1, np.int64)
         order = np.argsort(track, kind="stable")
         for rows in np.split(order, np.flatnonzero(np.diff(track[order])) + 1):
             if len(rows):
                 start = np.frombuffer(starts[track[rows[0]]], np.float64)
-                found[rows] = _last_begun_at(start, time[rows], before[rows])
-        return found
+                slice_[rows] = _last_begun_at(start, time[rows], before[rows])
+        return slice_
 
 
 def _last_begun_at(start: Float64Array, time: Float64Array, before: Int64Array) -> Int64Array:
@@ -168,8 +168,8 @@ def _last_begun_at(start: Float64Array, time: Float64Array, before: Int64Array) 
     code = np.sort(moment * len(start) + np.arange(len(start)))
     asked = np.minimum(np.searchsorted(times, time), len(times) - 1)
     first, last = (np.searchsorted(code, asked * len(start) + position) for position in (0, before))
-    found: Int64Array = np.where(times[asked] == time, code[np.maximum(last - 1, first)] % len(start), -1)
-    return found
+    last_begun: Int64Array = np.where(times[asked] == time, code[np.maximum(last - 1, first)] % len(start), -1)
+    return last_begun
 
 
 @dataclass

@@ -157,8 +157,8 @@ class _IdAllocator:
 
 def _processes(timeline: Timeline) -> list[Process]:
     """Return all processes, by rank, then as they come."""
-    found = dict.fromkeys([track.process for track in timeline.tracks] + [c.process for c in timeline.counters])
-    return sorted(found, key=lambda process: (process.rank is None, process.rank or 0))
+    processes = dict.fromkeys([track.process for track in timeline.tracks] + [c.process for c in timeline.counters])
+    return sorted(processes, key=lambda process: (process.rank is None, process.rank or 0))
 
 
 def _in_view_order(timeline: Timeline) -> list[int]:

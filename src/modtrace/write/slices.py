@@ -32,13 +32,13 @@ def chrome_slices(timeline: Timeline, lanes: Lanes, base: int) -> Iterator[bytes
     rows = lanes.by_track()
     flows = CollectiveFlows(timeline)
     first = len(timeline.columns)
-    for index, found in enumerate(file_slices(timeline), first):
-        row = lanes.lanes[rows[found.track]]
+    for index, file_slice in enumerate(file_slices(timeline), first):
+        row = lanes.lanes[rows[file_slice.track]]
         where = {"pid": row.pid, "tid": row.tid}
-        ts = microseconds(found.start - base)
-        event = {"ph": "X", **where, "cat": found.category, "name": found.name, "args": found.args}
-        yield orjson.dumps(event)[:-1] + b',"ts":%b,"dur":%b}' % (ts, microseconds(found.end - found.start))
-        for flow in _chrome_flows(flows, index - flows.first_row, where, found.category, lanes):
+        ts = microseconds(file_slice.start - base)
+        event = {"ph": "X", **where, "cat": file_slice.category, "name": file_slice.name, "args": file_slice.args}
+        yield orjson.dumps(event)[:-1] + b',"ts":%b,"dur":%b}' % (ts, microseconds(file_slice.end - file_slice.start))
+        for flow in _chrome_flows(flows, index - flows.first_row, where, file_slice.category, lanes):
             yield orjson.dumps(flow)[:-1] + b',"ts":%b}' % ts
 
 
@@ -76,7 +76,7 @@ def perfetto_slices(
     def fields(some: list[int]) -> list[bytes]:
         chosen = rows[some]
         shown = zip(chosen.tolist(), file_slices(timeline, chosen), strict=True)
-        return [_event_fields(found, *flows.of_row(index - flows.first_row)) for index, found in shown]
+        return [_event_fields(file_slice, *flows.of_row(index - flows.first_row)) for index, file_slice in shown]
 
     begin = int(part.start[0])
     yield serialize(sequence_start(sequence, track, begin))
@@ -85,11 +85,11 @@ def perfetto_slices(
     yield from slice_packets(ordered, np.diff(ordered.time, prepend=begin), fields, packet)
 
 
-def _event_fields(found: FileSlice, going_on: Sequence[int], ending: Sequence[int]) -> bytes:
+def _event_fields(file_slice: FileSlice, going_on: Sequence[int], ending: Sequence[int]) -> bytes:
     event = TrackEvent(
-        name=found.name, categories=[found.category], flow_ids_old=going_on, terminating_flow_ids_old=ending
+        name=file_slice.name, categories=[file_slice.category], flow_ids_old=going_on, terminating_flow_ids_old=ending
     )
-    for name, value in found.args.items():
+    for name, value in file_slice.args.items():
         kind = "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "string"
         event.debug_annotations.add(name=name, **{f"{kind}_value": value})
     serialized: bytes = event.SerializeToString()
@@ -200,15 +200,16 @@ def all_as_modules(timeline: Timeline) -> Timeline:
     seen: Counter[str] = Counter()
     name, call = timeline.slices.name.copy(), timeline.slices.call.copy()
     span_args = {row: args for row, args in timeline.span_args.items() if row < first}
-    for row, found in enumerate(file_slices(timeline), first):
-        what = f"{found.args['operator'] or 'wait'} · group {found.args['group']}" if "operator" in found.args else None
-        category = found.args.get("category")
-        shown = range_name(found.name, category) if category else Name(found.name, what or found.category, found.name)
+    for row, file_slice in enumerate(file_slices(timeline), first):
+        text, args = file_slice.name, file_slice.args
+        what = f"{args['operator'] or 'wait'} · group {args['group']}" if "operator" in args else None
+        category = args.get("category")
+        shown = range_name(text, category) if category else Name(text, what or file_slice.category, text)
         name[row] = names[shown]
-        call[row] = found.args.get("counter", 0) if what else seen[found.category]
-        seen[found.category] += 1
-        args = {key: str(value) for key, value in found.args.items() if what or key != "complete"}
-        span_args |= {row: args} if args else {}
+        call[row] = args.get("counter", 0) if what else seen[file_slice.category]
+        seen[file_slice.category] += 1
+        texts = {key: str(value) for key, value in args.items() if what or key != "complete"}
+        span_args |= {row: texts} if texts else {}
     slices = replace(timeline.slices, kind=np.full_like(timeline.slices.kind, MODULE), name=name, call=call)
     slices, position = sort_by_start(slices)
     return replace(
