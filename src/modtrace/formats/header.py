@@ -10,7 +10,7 @@ JSON has it under `otherData`, a Perfetto trace in its metadata, and a merged tr
     counters           [{"name", "unit", "process"}]
     begin_ns           of some steps of a recording: when the first began
     groups             [{"name", "ranks", "description"}]: of torch.distributed, where there are any
-    lanes              [{"track", "pid", "tid"}]: the rows that the spans of a track lie on, by their ids in the trace
+    lanes              [{"track", "pid", "tid"}]: where the spans of a track are drawn, by its ids in the trace
 """
 
 import os
@@ -47,7 +47,7 @@ def make_header(
     Args:
         timeline: what is written.
         trace_pids: the pid of each process in the trace.
-        lanes: of each row of spans the index of its track, and pid and tid in the trace.
+        lanes: of each lane the index of its track, and pid and tid in the trace.
 
     Raises:
         WriteError: the timeline's metadata are not JSON values.

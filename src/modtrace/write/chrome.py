@@ -79,7 +79,7 @@ class ChromeTimeline:
 
     Attributes:
         timeline: what to write.
-        lanes: the rows of its spans.
+        lanes: where its spans are drawn.
         base: from which nanosecond on the times count.
         parts: what its steps were spent on.
         resolution_ns: spans whose starts are closer may get one start.

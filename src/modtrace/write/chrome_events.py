@@ -38,7 +38,7 @@ def span_events(
 
     Args:
         timeline: whose spans; they nest on each track.
-        lanes: the rows that they lie on.
+        lanes: where they are drawn.
         names: the timeline's, escaped.
         base: nanoseconds from which `ts` counts, on the timeline's clock.
         resolution_ns: starts closer than this may be the same to a reader of the file.

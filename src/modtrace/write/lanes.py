@@ -1,4 +1,4 @@
-"""The rows of a written trace: at least one for each track, and the processes that they belong to."""
+"""The lanes of a written trace: at least one for each track, and the processes that they belong to."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ MARKS_ROW = "steps and marks"
 
 
 class Lane(NamedTuple):
-    """One row of spans.
+    """What a viewer draws as one row: in JSON the slices of one pid and tid, in Perfetto's format those of a track.
+
+    A track of the timeline has one lane, and more if its spans are deeper than a viewer draws. The header lists them.
 
     Attributes:
         track: index into the timeline's tracks.
         first_level: the depth of its outermost spans on the track: 0, 512, 1024 …
-        name: what the row is called.
+        name: what a viewer calls it.
         pid: of its process in the file; text only where a profiler's trace has text there.
-        tid: of the row in the file, unique there; not a thread's.
+        tid: its number in the file, unique there; not a thread's.
     """
 
     track: int

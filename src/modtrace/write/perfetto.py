@@ -166,7 +166,7 @@ class _SpanPackets:
 
     Args:
         timeline: whose spans.
-        lanes: its rows.
+        lanes: where its spans are drawn.
         interned: the number of each of its texts.
         flows: of the collectives that some of the spans launched.
     """

@@ -141,7 +141,7 @@ class TrackDescriptors:
 
     Attributes:
         timeline: what is written.
-        lanes: its rows.
+        lanes: where its spans are drawn.
         sequence: the id of the packet sequence that describes it.
         parents: the tracks of threads where the file describes them already.
         part_counters: what its steps were spent on.

@@ -26,7 +26,7 @@ def chrome_slices(timeline: Timeline, lanes: Lanes, base: int) -> Iterator[bytes
 
     Args:
         timeline: what is written.
-        lanes: its rows.
+        lanes: where its slices are drawn.
         base: nanoseconds from which `ts` counts.
     """
     rows = lanes.by_track()
