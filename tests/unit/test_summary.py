@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import tracemalloc
 import unicodedata
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from modtrace.timeline import Name, Process, Stats, Timeline, Track
 from modtrace.timeline.slices import BACKWARD, FORWARD, RECOMPUTE, Columns
 from modtrace.timeline.summary import GpuTotals, ModuleTimes, Summary, summarize
+from tests.support.gpt_timeline import gpt_timeline
 
 MAIN = Process(1)
 TRACKS = (Track("forward", "MainThread", 1, MAIN), Track("backward", "MainThread", 1, MAIN))
@@ -356,3 +358,14 @@ def test_the_header_names_compiled_functions_and_says_what_is_inside() -> None:
 
     assert lines[0] == "train, Net · train.py"
     assert lines[3] == "compiled, each one span: Net with 1 module inside, train with 2 modules inside"
+
+
+def test_a_long_timeline_is_summed_up_in_the_memory_of_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = gpt_timeline(400, 2)
+    monkeypatch.setattr("modtrace.timeline.step_pieces.PIECE_SPANS", 1000)
+    tracemalloc.start()
+    try:
+        long.summary()
+        assert tracemalloc.get_traced_memory()[1] < 2 * long.slices.nbytes  # 1.5 times; as a whole 2.9
+    finally:
+        tracemalloc.stop()
