@@ -83,6 +83,7 @@ _MALFORMED = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 _ORDINARY, _NODE, _SYNC, _STEP, _COLLECTIVE, _CPU_COLLECTIVE = range(6)
 """What slices of the CPU are, by their names."""
 _CAPTURE = int(ApiCall.CAPTURE_BEGIN)
+_HAVE_SEQUENCES = (CPU_OP, ANNOTATION)
 _MAX_CACHED_NAMES = 1 << 16
 _MAX_PENDING = 1 << 14
 """Events whose rows may be pending."""
@@ -144,11 +145,15 @@ class EventCollector:
                 track = tracks.get(key)
                 if track is None:
                     track = self._new_track(key)
-                if kind == CPU_OP:
-                    what = _cpu_kind(event["name"])
+                if kind in _HAVE_SEQUENCES:
+                    name = event["name"]
+                    what = _cpu_kind(name)
                     sequence = (event.get("args") or _NO_ARGS).get("Sequence number")
                     if what != _ORDINARY:
                         self._add_special(event, what, track, sequence)
+                    elif kind == ANNOTATION:
+                        if sequence is None:
+                            tables.regions.pending.append((track, event["ts"], event["dur"], self._region_names[name]))
                     elif sequence is None:
                         plain_op((track, event["ts"], event["dur"]))
                     elif not event["args"].get("Fwd thread id"):
@@ -223,14 +228,6 @@ class EventCollector:
             tables.modules.pending.append((*times, self._module_names[event["name"][len(MODULE) :]]))
         elif kind == WINDOW:
             tables.windows.pending.append(times)
-        elif kind == ANNOTATION:
-            name = event["name"]
-            what = _cpu_kind(name)
-            sequence = (event.get("args") or _NO_ARGS).get("Sequence number")
-            if what != _ORDINARY:
-                self._add_special(event, what, track, sequence)
-            elif sequence is None:
-                tables.regions.pending.append((*times, self._region_names[name]))
         else:
             tables.rest.pending.append(times)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..._errors import ModtraceError
 from ..._system.processes import map_in_processes, processor_count
-from ..._typing import BoolArray, Float32Array, Float64Array, Int64Array
+from ..._typing import Float32Array, Float64Array, Int64Array
 from ...read.ring_file import Steps
 from ...timeline import PHASES
 from ..groups import group_lengths, group_starts, medians_within, slowest_of_others
@@ -153,12 +153,24 @@ def late_senders(
     chunks = (tables.read(SpanTable, first, last, part) for part in parts)
     times = like_module_times(chunks, own_time)
     counted = times.excess > np.maximum(COUNTED_NOISES * times.noise, 0)
-    typical = _typical_total(times, counted)
-    totals: dict[tuple[int, int], tuple[int, int]] = {}
-    for key, rows in _by_rank_and_step(times, counted).items():
-        limit = max(noise_limit(times.noise[rows], int(np.sum(times.step == key[1]))), MIN_NOISES * typical)
-        if (total := int(times.excess[rows].sum())) > limit:
-            totals[key] = total, round(limit)
+    of_ranks, rank_of = np.unique(times.rank, return_inverse=True)
+    of_steps, step_of = np.unique(times.step, return_inverse=True)
+
+    def each(values: Int64Array | Float64Array) -> Float64Array:
+        """Return the sum of what counts, per rank and step."""
+        shape = len(of_ranks), len(of_steps)
+        cells = np.bincount(rank_of * shape[1] + step_of, np.where(counted, values, 0), shape[0] * shape[1])
+        return cells.reshape(shape)
+
+    total = each(times.excess)
+    # Some of many modules always take long; ranks vary by that.
+    as_a_rule = np.sort(np.median(total, axis=1)) if total.size else np.zeros(1)
+    typical = as_a_rule[(len(as_a_rule) - 1) // 2]
+    limit = np.maximum(noise_limit(each(times.noise**2), np.bincount(step_of)), MIN_NOISES * typical)
+    totals = {
+        (int(of_ranks[rank]), int(of_steps[step])): (int(total[rank, step]), round(limit[rank, step]))
+        for rank, step in np.argwhere(total > limit).tolist()
+    }
     worst: dict[int, int] = {}
     for (rank, _), (total, _) in totals.items():
         worst[rank] = worst.get(rank, 0) + total
@@ -195,30 +207,10 @@ def late_senders(
             )
             for row in rows
         )
-        finding = StepFinding(step, verdict, rank, total, saved[rank][step], lateness, bound, limit)
-        return finding._replace(modules=modules if verdict == "late" else ()), shorter[rank]
+        of_step = total, saved[rank][step], lateness, bound, limit, modules if verdict == "late" else ()
+        return StepFinding(step, verdict, rank, *of_step), shorter[rank]
 
     return [late_sender(step) for step in steps]
-
-
-def _typical_total(times: LikeModuleTimes, counted: BoolArray) -> float:
-    """Return what all modules of a rank together take more in a step as a rule, of the median rank, ns.
-
-    Some of many modules always take long; ranks vary by that.
-    """
-    ranks, rank = np.unique(times.rank, return_inverse=True)
-    steps, step = np.unique(times.step, return_inverse=True)
-    totals = np.bincount(rank * len(steps) + step, np.where(counted, times.excess, 0), len(ranks) * len(steps))
-    of_ranks = np.sort(np.median(totals.reshape(len(ranks), len(steps)), axis=1)) if len(steps) else np.zeros(1)
-    return float(of_ranks[(len(of_ranks) - 1) // 2])
-
-
-def _by_rank_and_step(times: LikeModuleTimes, counted: BoolArray) -> dict[tuple[int, int], Int64Array]:
-    rows = np.flatnonzero(counted)
-    order = rows[np.lexsort((times.step[rows], times.rank[rows]))]
-    keys, begins = np.unique(np.stack([times.rank[order], times.step[order]]), axis=1, return_index=True)
-    parts = np.split(order, begins[1:]) if len(begins) else []
-    return {(int(rank), int(step)): part for (rank, step), part in zip(keys.T, parts, strict=True)}
 
 
 def _shorter(
@@ -323,17 +315,14 @@ def _weight(finding: StepFinding) -> tuple[int, int]:
 
 def _lateness(arrivals: Arrivals, steps: Sequence[StepFinding], ranks: Int64Array) -> Float32Array:
     """Return the most that each rank was behind in each step; of pipelines only of who was late in it."""
-    counted = np.isin(arrivals.step, [step.step for step in steps])
-    arrivals = Arrivals._make(column[counted] for column in arrivals)
-    arrived = set(arrivals.step.tolist())
-    late = [step for step in steps if step.step not in arrived and step.verdict == "late"]
-    index = np.searchsorted(ranks, np.append(arrivals.rank, [step.rank for step in late]).astype(np.int64))
     numbers = np.array([step.step for step in steps], np.int64)
-    of_step = np.searchsorted(numbers, np.append(arrivals.step, [step.step for step in late]).astype(np.int64))
-    behind = np.append(arrivals.lateness, [step.lateness_ns for step in late]).astype(np.float32)
-    lateness = np.full((len(ranks), len(numbers)), -np.inf, np.float32)
-    np.maximum.at(lateness, (index, of_step), behind)
-    lateness[np.isinf(lateness)] = np.nan
+    lateness = np.full((len(ranks), len(numbers)), np.nan, np.float32)
+    counted = np.isin(arrivals.step, numbers)
+    places = np.searchsorted(ranks, arrivals.rank[counted]), np.searchsorted(numbers, arrivals.step[counted])
+    np.fmax.at(lateness, places, arrivals.lateness[counted].astype(np.float32))
+    for column, step in enumerate(steps):
+        if step.verdict == "late" and np.isnan(lateness[:, column]).all():
+            lateness[np.searchsorted(ranks, step.rank), column] = step.lateness_ns
     return lateness
 
 

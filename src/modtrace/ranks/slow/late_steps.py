@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -189,7 +189,7 @@ def late_steps(arrivals: Arrivals, bounds: Bounds) -> list[LateStep]:
         own = lasts[arrivals.rank[lasts] == rank]
         costly = own[cost[own] > 0]
         counted = costly if len(costly) else own
-        limit = noise_limit(noise[counted], len(rows))
+        limit = float(noise_limit(float(np.sum(noise[counted] ** 2)), len(rows)))
         total = int(cost[own].sum())
         worst = int(counted[np.argmax(arrivals.lateness[counted])])
         lateness = int(arrivals.lateness[worst])
@@ -231,10 +231,14 @@ def _from_usual(arrivals: Arrivals, values: Int64Array) -> Float64Array:
     return np.abs(values - np.where(steps[of_row] < _MIN_STEPS, 0, medians_within(values, rank, place)))
 
 
-def noise_limit(noise: Float64Array, count: int) -> float:
-    """Return what the sum of some excesses must exceed if the largest of `count` is looked at."""
-    factor = max(MIN_NOISES, 1 + math.sqrt(2 * math.log(max(count, 2))))
-    return factor * float(np.sqrt(np.sum(noise**2)))
+def noise_limit(squares: float | Float64Array, count: int | Int64Array) -> Any:
+    """Return what the sum of some excesses must exceed if the largest of `count` is looked at.
+
+    Args:
+        squares: of their noises, added up.
+        count: how many there are.
+    """
+    return np.maximum(MIN_NOISES, 1 + np.sqrt(2 * np.log(np.maximum(count, 2)))) * np.sqrt(squares)
 
 
 _MAX_PEERS = 32
