@@ -19,7 +19,7 @@ import pytest
 
 import modtrace
 from modtrace import TraceError, WriteError, merge
-from modtrace.formats.merge_metadata import read_merge_metadata
+from modtrace.formats.trace_file import read_merge_metadata
 from modtrace.timeline import Columns, Name, Process, Timeline, Track
 from modtrace.timeline.slices import in_start_order
 from tests.support.kineto import GPU_TRACES, recording, trace, x

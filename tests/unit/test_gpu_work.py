@@ -12,7 +12,7 @@ from click.testing import CliRunner
 import modtrace
 from modtrace import ModuleTimes, Summary, TraceError
 from modtrace.cli.group import group
-from modtrace.formats.merge_metadata import MERGED
+from modtrace.formats.trace_file import MERGED
 from modtrace.timeline import GpuWork
 from modtrace.timeline.gpu_work import with_gpu_times
 from modtrace.timeline.summary import GpuTotals

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from modtrace.formats.merge_metadata import read_merge_metadata
+from modtrace.formats.trace_file import read_merge_metadata
 
 
 @pytest.mark.parametrize("length", [b"\xaa{", b"{", b"\xaa|"])

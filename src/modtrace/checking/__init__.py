@@ -97,8 +97,7 @@ def check(path: str | os.PathLike[str], *, progress: Callable[[int], None] | Non
 
 def _first_own_event(trace: Path) -> float:
     """Return the position of the first event that torch.profiler did not write; 0 if it wrote none."""
-    from ..formats.merge_metadata import read_merge_metadata
-    from ..formats.trace_file import TraceFile
+    from ..formats.trace_file import TraceFile, read_merge_metadata
     from ..read import FileKind, file_kind_by_head
 
     try:

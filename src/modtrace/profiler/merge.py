@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .._errors import TraceError, WriteError
 from .._version import __version__
 from ..formats.event_stream import EventStream, garbage_collection_paused
-from ..formats.merge_metadata import ANNOTATED_RANGES, GPU_TABLE, MERGED
-from ..formats.trace_file import Progress, TraceFile
+from ..formats.trace_file import ANNOTATED_RANGES, GPU_TABLE, MERGED, Progress, TraceFile
 from ..timeline import Summary, Timeline
 from ..write.atomic_file import Sink, atomic_writer
 from .event_collector import EventCollector

@@ -13,8 +13,7 @@ import orjson
 from ..formats.chrome_values import TrackKey
 from ..formats.escape import escaped, escaped_json
 from ..formats.event_stream import Chunk, EventStream
-from ..formats.merge_metadata import MERGED, metadata_json
-from ..formats.trace_file import BYTE_ORDER_MARK
+from ..formats.trace_file import BYTE_ORDER_MARK, MERGED, metadata_json
 from ..write.atomic_file import Sink
 from ..write.chrome import ChromeTimeline, row_metadata_events
 from ..write.lanes import Lanes

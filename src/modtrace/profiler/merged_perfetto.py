@@ -10,8 +10,8 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, Track
 from ..formats.chrome_values import TrackKey, base_time_ns
 from ..formats.escape import escaped
 from ..formats.event_stream import Chunk, EventStream
-from ..formats.merge_metadata import END_PACKET, MERGED_PACKET, metadata_json
 from ..formats.perfetto_ids import PROFILER_SEQUENCE, REALTIME_CLOCK
+from ..formats.trace_file import END_PACKET, MERGED_PACKET, metadata_json
 from ..timeline.join import move_times
 from ..write.atomic_file import Sink
 from ..write.perfetto import perfetto_packets

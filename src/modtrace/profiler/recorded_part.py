@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from .._typing import Int64Array
-from ..formats.merge_metadata import MAX_ANNOTATED
+from ..formats.trace_file import MAX_ANNOTATED
 from ..timeline import Mark, Process, Timeline
 from ..timeline.contents import RANGE_CLASS
 from ..timeline.join import replace_processes

@@ -5,8 +5,7 @@ import os
 import re
 
 from ..formats.event_stream import HeadError, find_head
-from ..formats.merge_metadata import MERGED_PACKET, read_merge_metadata
-from ..formats.trace_file import TraceFile, format_of
+from ..formats.trace_file import MERGED_PACKET, TraceFile, format_of, read_merge_metadata
 from ..ring import MAGIC as RING_MAGIC
 
 ZIP_MAGIC = b"PK\x03\x04"

@@ -17,10 +17,9 @@ from ..formats.escape import escaped
 from ..formats.event_stream import EventStream
 from ..formats.header import EDITED_FILE_ERRORS, WHAT_TO_DO, checked_header, is_int64, is_tid
 from ..formats.limits import BIND_ID_OFFSET, MAX_CHROME_NS, MAX_TIME_NS
-from ..formats.merge_metadata import MERGED, gpu_work_in, with_annotated_ranges
 from ..formats.slice_args import CATEGORIES, LAUNCH_CATEGORY, PARTS_CATEGORY, FileSlice, is_usable
 from ..formats.span_args import FLOW_CATEGORY, RESERVED_ARGS
-from ..formats.trace_file import TraceFile
+from ..formats.trace_file import MERGED, TraceFile, gpu_work_in, with_annotated_ranges
 from ..timeline import PHASES, Mark, Name, Timeline
 from ..timeline.contents import TRACK_KINDS
 from .timeline_builder import ROW_PREFIX, SpanColumns, StreamSpan, add_stream_spans, build_timeline_from, stream_number

@@ -22,12 +22,11 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import DebugAnnotation, T
 from .._errors import TraceError
 from .._typing import BoolArray, Int64Array, UInt8Array
 from ..formats.header import EDITED_FILE_ERRORS, WHAT_TO_DO, checked_header
-from ..formats.merge_metadata import END_PACKET, MERGED_PACKET, gpu_work_in, with_annotated_ranges
 from ..formats.packet_stream import MAX_VARINT_BYTES, PACKET_TAG, FramingError, packet_batches
 from ..formats.perfetto_ids import INCREMENTAL_CLOCK, PROFILER_SEQUENCE, SequenceIds, add_call_message
 from ..formats.slice_args import CATEGORIES, FileSlice
 from ..formats.span_args import CALL_FIELDS
-from ..formats.trace_file import TraceFile
+from ..formats.trace_file import END_PACKET, MERGED_PACKET, TraceFile, gpu_work_in, with_annotated_ranges
 from ..timeline import PHASES, Mark, Name, Timeline
 from ..write.protobuf_columns import LENGTH_DELIMITED, field_tag, message_field_tag
 from .timeline_builder import ROW_PREFIX, SpanColumns, StreamSpan, add_stream_spans, build_timeline_from, stream_number
