@@ -13,8 +13,7 @@ from ..timeline import Timeline
 from ..timeline.contents import WHOLE_RUN
 from ..timeline.join import join, move_times, replace_processes
 from ..timeline.memory import allocated, format_bytes
-from .job_time import RankTime
-from .rank_folder import RankRecording, load_own_time
+from .rank_folder import RankRecording, RankTime, load_own_time
 
 
 class RankTimeline(NamedTuple):

@@ -8,8 +8,7 @@ from ..read.ring_file import Steps
 from ..ring.collective_text import rank_list
 from ..timeline import Timeline
 from .all_ranks import all_ranks_timeline, load_rank
-from .job_time import JobTime
-from .rank_folder import RankRecording, check_size, find_rank_recordings
+from .rank_folder import JobTime, RankRecording, check_size, find_rank_recordings
 from .slow import slow_of_recordings, worst_ranks
 
 

@@ -31,8 +31,7 @@ from .dataset_tables import (
     write_head,
     write_part,
 )
-from .job_time import JobTime, RankTime
-from .rank_folder import RankRecording, load_pieces
+from .rank_folder import JobTime, RankRecording, RankTime, load_pieces
 from .rank_tables import MAKERS, join_tables, take
 
 _PART_BYTES = 128 << 20

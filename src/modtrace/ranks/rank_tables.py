@@ -20,8 +20,7 @@ from ..timeline.summary import self_times
 from ..timeline.time_intervals import union_of
 from .all_ranks import load_rank
 from .groups import group_lengths, group_starts, number_distinct
-from .job_time import JobTime
-from .rank_folder import RankRecording
+from .rank_folder import JobTime, RankRecording
 from .sync_points import group_keys, inferred_waits
 
 ROW_KINDS = ("call", "wait", "inferred wait")

@@ -18,8 +18,7 @@ from ..._typing import Float32Array, Float64Array, Int64Array
 from ...read.ring_file import Steps
 from ...timeline import PHASES
 from ..groups import group_lengths, group_starts, medians_within, slowest_of_others
-from ..job_time import JobTime
-from ..rank_folder import RankRecording, check_size, find_rank_recordings, is_dataset
+from ..rank_folder import JobTime, RankRecording, check_size, find_rank_recordings, is_dataset
 from ..rank_tables import CALL, WAIT, CollectiveTable, FolderTables, RangeTable, RankTables, SpanTable, StepTable, take
 from .late_steps import (
     COUNTED_NOISES,
