@@ -16,8 +16,14 @@ from hypothesis import strategies as st
 from modtrace import WriteError
 from modtrace.formats.limits import MAX_CHROME_NS
 from modtrace.timeline import BACKWARD, FORWARD, Columns, CounterSeries, Mark, Name, Process, Stats, Timeline, Track
-from modtrace.write.chrome import ChromeTimeline, first_moment, write_chrome
-from modtrace.write.chrome_events import digit_count, format_decimal, format_microseconds
+from modtrace.write.chrome import (
+    ChromeTimeline,
+    digit_count,
+    first_moment,
+    format_decimal,
+    format_microseconds,
+    write_chrome,
+)
 from modtrace.write.lanes import Lanes
 from tests.support.timelines import EPOCH, gpt2_timeline, timeline_of
 

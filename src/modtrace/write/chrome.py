@@ -1,26 +1,266 @@
-"""Chrome's JSON: `.json` and `.json.gz`, one event a line; the same events for a file of their own and for a merge."""
+"""Chrome's JSON: `.json` and `.json.gz`, one event a line; the same events for a file of their own and for a merge.
+
+Spans and their flows go from columns to bytes without an object per span. The text of a span is put together from four
+pieces. What many spans share is made once and looked up; what differs in each (times, flow ids) is made for thousands
+of spans at once, as rows of digits of one width.
+"""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import orjson
 
 from .._errors import WriteError
+from .._typing import AnyArray, IndexArray, Int32Array, Int64Array, ObjectArray, UInt8Array, UInt32Array
 from ..formats.escape import UNNAMED, escaped, escaped_name
 from ..formats.header import make_header
-from ..formats.limits import MAX_CHROME_NS
+from ..formats.limits import BIND_ID_OFFSET, MAX_CHROME_NS
 from ..formats.slice_args import PARTS_CATEGORY
-from ..timeline import LargeTimeline, Timeline
+from ..formats.span_args import FLOW_CATEGORY, FLOW_NAME, escaped_span_args, module_args
+from ..timeline import PHASES, LargeTimeline, Name, Slices, Timeline
 from .atomic_file import atomic_writer
-from .chrome_events import span_events
+from .flows import FlowRole, flow_roles
 from .lanes import MARKS_ROW, Lanes
 from .progress import show_progress
 from .slices import chrome_slices, microseconds
 from .step_parts import COUNTER_UNIT, PartCounter, part_counters
+
+_CHUNK = 1 << 14
+"""Spans whose text is in memory at a time: few enough that the processor's cache holds it."""
+
+_NEXT = b"},\n"
+# What stands around the link of a span, behind the last of its args.
+_LINK_TEXT = {
+    FlowRole.NO_LINK: (b"}", b""),
+    FlowRole.LINK_ARG: (b',"link":', b"}"),
+    FlowRole.BIND_OUT: (b'},"flow_out":true,"bind_id":', b""),
+    FlowRole.BIND_IN: (b'},"flow_in":true,"bind_id":', b""),
+}
+_FLOW_BEGIN, _FLOW_END = b'"s"', b'"f","bp":"e"'
+
+
+def span_events(
+    timeline: Timeline, lanes: Lanes, names: Sequence[Name], base: int, resolution_ns: int = 1
+) -> Iterator[tuple[int, bytes]]:
+    """Yield the events of some thousand spans at a time: how many spans, and the text with commas between events.
+
+    Args:
+        timeline: whose spans; they nest on each track.
+        lanes: where they are drawn.
+        names: the timeline's, escaped.
+        base: nanoseconds from which `ts` counts, on the timeline's clock.
+        resolution_ns: starts closer than this may be the same to a reader of the file.
+    """
+    writer = _SpanWriter(timeline, lanes, names, base, resolution_ns)
+    for first in range(0, len(timeline.columns), _CHUNK):
+        last = min(first + _CHUNK, len(timeline.columns))
+        yield last - first, writer.text(first, last)
+
+
+class _SpanWriter:
+    def __init__(self, timeline: Timeline, lanes: Lanes, names: Sequence[Name], base: int, resolution_ns: int) -> None:
+        self._columns = timeline.columns
+        self._lanes = lanes
+        self._names = names
+        self._base = base
+        self._span_args = module_args(timeline)
+        self._with_args = np.fromiter(sorted(self._span_args), np.int64, len(self._span_args))
+        self._roles = _chrome_roles(timeline, lanes, resolution_ns)
+        self._head_of = functools.cache(self._head)
+
+    def text(self, first: int, last: int) -> bytes:
+        """Return the events of the spans from `first` to before `last`. Each piece ends where a comma may follow."""
+        part = slice(first, last)
+        columns = self._columns.take(part)
+        lane = self._lanes.of_span[part]
+        key = columns.name.astype(np.int64) * len(self._lanes.lanes) + lane
+        key = (key * len(PHASES) + columns.phase) * 2 + columns.complete
+        pieces = np.empty((last - first, 4), object)
+        pieces[:, 0] = _format_unique(key, self._head_of)
+        pieces[:, 1] = _format_unique(columns.call, lambda call: b'%d,"step":' % call)
+        pieces[:, 2] = _format_unique(columns.step, lambda step: b"%d" % step)
+        for row in self._with_args[slice(*np.searchsorted(self._with_args, (first, last)))].tolist():
+            pieces[row - first, 2] += _own_args(self._span_args[row])
+        pieces[:, 3] = _event_suffixes(columns, self._roles[part], lane, self._lanes, self._base)
+        text = pieces.ravel().tolist()
+        # Every event begins with the end of the one before it.
+        text[0] = text[0].removeprefix(_NEXT)
+        text.append(b"}")
+        return b"".join(text)
+
+    def _head(self, key: int) -> bytes:
+        """Return the beginning of the events of some spans, up to the value of their arg `call`."""
+        key, complete = divmod(key, 2)
+        key, phase = divmod(key, len(PHASES))
+        name, lane_index = divmod(key, len(self._lanes.lanes))
+        lane = self._lanes.lanes[lane_index]
+        where, cut = (
+            (orjson.dumps(lane.pid), lane.tid, PHASES[phase].encode()),
+            b"" if complete else b'"complete":false,',
+        )
+        head = b'{"ph":"X","pid":%b,"tid":%d,"cat":"%b","name":%b,"args":{"fqn":%b,"module_class":%b,%b"call":'
+        return _NEXT + head % (*where, *map(orjson.dumps, self._names[name]), cut)
+
+
+def _chrome_roles(timeline: Timeline, lanes: Lanes, resolution_ns: int) -> UInt8Array:
+    """Return uint8[n], the `FlowRole` of each span.
+
+    A flow event binds to the innermost slice of its row that has begun by its time, so of two slices that begin at one
+    time it would bind to the inner one. There the slices themselves carry the flow (`bind_id`), which is always exact
+    but known to fewer readers.
+    """
+    columns = timeline.columns
+    roles = flow_roles(columns)
+    crowded = columns.start == columns.end  # at one time a flow event comes before an empty span
+    for rows in lanes.spans_by_lane(timeline):
+        for first in range(0, len(rows), _CHUNK):
+            part = rows[first : first + _CHUNK + 1]
+            start = columns.start[part]
+            crowded[part[:-1][start[1:] - start[:-1] < resolution_ns]] = True
+    begins, ends = _by_link(columns, roles, FlowRole.BEGIN), _by_link(columns, roles, FlowRole.END)
+    binds = crowded[begins] | crowded[ends]
+    roles[begins[binds]] = FlowRole.BIND_OUT
+    roles[ends[binds]] = FlowRole.BIND_IN
+    return roles
+
+
+def _by_link(columns: Slices, roles: UInt8Array, role: FlowRole) -> IndexArray:
+    """Return the spans of one role by their link, which no two of them share."""
+    rows = np.flatnonzero(roles == role)
+    return rows[np.argsort(columns.link[rows])]
+
+
+def _format_unique(values: AnyArray, form: Callable[[int], bytes]) -> ObjectArray:
+    """Return `form(value)` for each value, made once per different one."""
+    low, high = int(values.min()), int(values.max())
+    if high - low < 4 * len(values):
+        index = values - low
+        used = np.flatnonzero(np.bincount(index))
+        table = np.empty(high - low + 1, object)
+        table[used] = [form(low + offset) for offset in used.tolist()]
+    else:
+        unique, index = np.unique(values, return_inverse=True)
+        table = np.array([form(value) for value in unique.tolist()], object)
+    texts: ObjectArray = table[index]
+    return texts
+
+
+def _event_suffixes(columns: Slices, roles: UInt8Array, lane: Int32Array, lanes: Lanes, base: int) -> ObjectArray:
+    """Return what ends the spans: their times, their links, and where a flow begins or ends its event."""
+    start, duration = columns.start - base, columns.end - columns.start
+    negative = start < 0
+    start = np.abs(start)
+    link = columns.link + np.where(roles >= FlowRole.BIND_OUT, BIND_ID_OFFSET, 0)
+    start_digits, duration_digits, link_digits = (digit_count(n) for n in (start // 1000, duration // 1000, link))
+    start_width, duration_width = int(start_digits.max()), int(duration_digits.max())
+    ts, dur = format_microseconds(start, start_width), format_microseconds(duration, duration_width)
+    own_event = (roles == FlowRole.BEGIN) | (roles == FlowRole.END)
+    out = np.empty(len(roles), object)
+    for rows in _groups(
+        roles,
+        negative,
+        np.where(own_event, lane, 0),  # only a flow event says again where it is
+        np.where(roles == FlowRole.NO_LINK, 0, link_digits),
+        start_digits,
+        duration_digits,
+    ):
+        row = rows[0]
+        role = FlowRole(roles[row])
+        before_ts = b',"ts":-' if negative[row] else b',"ts":'
+        ts_text = ts[rows, start_width - start_digits[row] :]
+        dur_text = dur[rows, duration_width - duration_digits[row] :]
+        link_text = format_decimal(link[rows], int(link_digits[row])) if role != FlowRole.NO_LINK else b""
+        if own_event[row]:
+            flow = _flow_head(role, lanes, int(lane[row]))
+            out[rows] = _join_columns(
+                b"}" + before_ts, ts_text, b',"dur":', dur_text, _NEXT + flow, link_text, before_ts, ts_text
+            )
+        else:
+            before, behind = _LINK_TEXT[role]
+            out[rows] = _join_columns(before, link_text, behind + before_ts, ts_text, b',"dur":', dur_text)
+    return out
+
+
+def _flow_head(role: FlowRole, lanes: Lanes, lane: int) -> bytes:
+    """Return the beginning of a flow event, up to the value of `id`."""
+    phase = _FLOW_BEGIN if role is FlowRole.BEGIN else _FLOW_END
+    where = orjson.dumps(lanes.lanes[lane].pid), lanes.lanes[lane].tid, FLOW_CATEGORY.encode(), FLOW_NAME.encode()
+    return b'{"ph":%b,"pid":%b,"tid":%d,"cat":"%b","name":"%b","id":' % (phase, *where)
+
+
+def _groups(*keys: AnyArray) -> list[IndexArray]:
+    """Return the rows that agree in all keys, group by group."""
+    key = np.zeros(len(keys[0]), np.int64)
+    for values in keys:
+        key = key * (int(values.max(initial=0)) + 1) + values
+    return [np.flatnonzero(key == value) for value in np.flatnonzero(np.bincount(key))]
+
+
+def _join_columns(*columns: bytes | UInt8Array) -> list[bytes]:
+    """Return the rows of the columns side by side; bytes are the same in every row."""
+    count = next(len(column) for column in columns if not isinstance(column, bytes))
+    arrays = [
+        np.broadcast_to(np.frombuffer(column, np.uint8), (count, len(column))) if isinstance(column, bytes) else column
+        for column in columns
+    ]
+    text = np.ascontiguousarray(np.concatenate(arrays, axis=1))
+    rows: list[bytes] = text.view(f"S{text.shape[1]}").ravel().tolist()
+    return rows
+
+
+def _own_args(span_args: Mapping[str, str]) -> bytes:
+    texts = escaped_span_args(span_args)
+    return b"," + orjson.dumps(texts)[1:-1] if texts else b""
+
+
+_POWERS = 10 ** np.arange(1, 19, dtype=np.int64)
+
+
+def _table(count: int, form: str) -> UInt32Array:
+    return np.frombuffer("".join(form % number for number in range(count)).encode(), "<u4")
+
+
+# Four characters in one word of 32 bits, so that a number is a handful of look-ups.
+_FOUR_DIGITS = _table(10_000, "%04d")
+_FRACTION = _table(1_000, ".%03d")
+
+
+def digit_count(numbers: Int64Array) -> Int64Array:
+    """Return how many decimal digits each number has; none is negative."""
+    return np.searchsorted(_POWERS, numbers, side="right") + 1
+
+
+def format_decimal(numbers: Int64Array, digits: int) -> UInt8Array:
+    """Return uint8[n, digits]: the last `digits` digits of each number, which is not negative."""
+    groups = -(-digits // 4)
+    out = np.empty((len(numbers), groups), "<u4")
+    _fill_groups(out, numbers, groups)
+    return out.view(np.uint8)[:, 4 * groups - digits :]
+
+
+def format_microseconds(nanoseconds: Int64Array, digits: int) -> UInt8Array:
+    """Return uint8[n, digits + 4]: microseconds with leading zeros, a point and three decimals; none is negative."""
+    groups = -(-digits // 4)
+    out = np.empty((len(nanoseconds), groups + 1), "<u4")
+    whole = nanoseconds // 1000
+    out[:, groups] = _FRACTION[nanoseconds - whole * 1000]
+    _fill_groups(out, whole, groups)
+    return out.view(np.uint8)[:, 4 * groups - digits :]
+
+
+def _fill_groups(out: UInt32Array, numbers: Int64Array, groups: int) -> None:
+    """Write the last `groups` groups of four digits of each number."""
+    for group in range(groups - 1, -1, -1):
+        rest = numbers // 10_000
+        out[:, group] = _FOUR_DIGITS[numbers - rest * 10_000]
+        numbers = rest
+
 
 _EVENTS = 1 << 16
 """How many events are written at a time."""
