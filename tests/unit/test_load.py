@@ -16,7 +16,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackEvent
 from modtrace import ModtraceError, TraceError
 from modtrace.read import load, saved_perfetto
 from modtrace.timeline import Timeline
-from modtrace.write import chrome_events, flows, perfetto
+from modtrace.write import chrome, perfetto, slices
 from tests.support.test_scale import scaled
 from tests.support.timelines import gpt2_timeline, timeline_of, timelines
 
@@ -81,8 +81,8 @@ def test_the_packets_of_spans_are_read_thousands_at_a_time(tmp_path: Path, monke
 def test_a_round_trip_of_more_than_one_chunk_keeps_the_columns(
     tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (chrome_events, flows, perfetto):
-        monkeypatch.setattr(module, "_CHUNK", 1 << 10)
+    for module, at_a_time in ((chrome, "_CHUNK"), (slices, "_SPANS_AT_A_TIME"), (perfetto, "_CHUNK")):
+        monkeypatch.setattr(module, at_a_time, 1 << 10)
     timeline = gpt2_timeline(scaled(5_000, 150_000, 150_000))
     path = tmp_path / f"trace{suffix}"
     timeline.save(path)

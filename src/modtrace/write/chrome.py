@@ -25,10 +25,9 @@ from ..formats.slice_args import PARTS_CATEGORY
 from ..formats.span_args import FLOW_CATEGORY, FLOW_NAME, escaped_span_args, module_args
 from ..timeline import PHASES, LargeTimeline, Name, Slices, Timeline
 from .atomic_file import atomic_writer
-from .flows import FlowRole, flow_roles
 from .lanes import MARKS_ROW, Lanes
 from .progress import show_progress
-from .slices import chrome_slices, microseconds
+from .slices import FlowRole, chrome_slices, flow_roles, microseconds
 from .step_parts import COUNTER_UNIT, PartCounter, part_counters
 
 _CHUNK = 1 << 14

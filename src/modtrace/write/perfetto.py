@@ -18,7 +18,6 @@ from ..formats.span_args import CALL_FIELDS, escaped_span_args, module_args
 from ..timeline import PHASES, LargeTimeline, Timeline
 from ..timeline.nesting import depth_by_time
 from .atomic_file import atomic_writer
-from .flows import CollectiveFlows, FlowRole, flow_roles
 from .lanes import Lanes
 from .perfetto_descriptors import InternTable, TrackDescriptors, TrackParents, sequence_start, serialize
 from .progress import show_progress
@@ -35,7 +34,7 @@ from .protobuf_columns import (
     track_event_packets,
     varint,
 )
-from .slices import perfetto_slices
+from .slices import CollectiveFlows, FlowRole, flow_roles, perfetto_slices
 from .step_parts import PartCounter, part_counters
 
 _CHUNK = 1 << 15

@@ -1,5 +1,9 @@
-"""Slices that are no modules' in a written trace: events in JSON, packets in a Perfetto trace, rows of the page."""
+"""Slices that are no modules' in a written trace: as events in JSON, as packets, as rows of the page; and flows.
 
+Flows lead from a call's forward span to its first backward span, and between the ranks of a collective.
+"""
+
+import enum
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -10,15 +14,150 @@ import orjson
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackEvent
 
 from .._numbering import Numbering
-from .._typing import Int64Array
+from .._typing import BoolArray, IndexArray, Int64Array, UInt8Array
+from ..formats.limits import MAX_LINK
 from ..formats.slice_args import CALLS_NAME, LAUNCH_CATEGORY, LAUNCH_NAME, FileSlice, file_slices
-from ..timeline import Name, Timeline
+from ..timeline import BACKWARD, CollectiveName, Group, Name, Slices, Timeline, launching_spans
 from ..timeline.contents import range_name
-from ..timeline.slices import MODULE, sort_by_start
-from .flows import CollectiveFlows
+from ..timeline.slices import COLLECTIVE, MODULE, sort_by_start
 from .lanes import Lanes
 from .perfetto_descriptors import sequence_start, serialize
 from .protobuf_columns import ByteTable, Column, RaggedColumn, interleave, track_event_packets
+
+_PEER_OPERATORS = ("send", "recv", "recv_any_source")
+_SPANS_AT_A_TIME = 1 << 16
+"""Spans, and pairs, that are looked at at a time."""
+
+
+class FlowRole(enum.IntEnum):
+    """How a written span says which others belong to its call: as the begin or the end of a flow, or in its args."""
+
+    NO_LINK = 0
+    LINK_ARG = 1
+    BEGIN = 2
+    END = 3
+    # Only in JSON: the span itself carries the flow, as its `bind_id`, where a flow event would bind to another span.
+    BIND_OUT = 4
+    BIND_IN = 5
+
+
+def flow_roles(columns: Slices) -> UInt8Array:
+    """Return uint8[n], the `FlowRole` of each span, without those that only JSON has."""
+    roles: UInt8Array = np.where(columns.link >= 0, np.uint8(FlowRole.LINK_ARG), np.uint8(FlowRole.NO_LINK))
+    for begins, ends in flow_pairs(columns):
+        roles[begins] = FlowRole.BEGIN
+        roles[ends] = FlowRole.END
+    return roles
+
+
+def flow_pairs(columns: Slices) -> Iterator[tuple[IndexArray, IndexArray]]:
+    """Yield the positions of the spans where flows begin and of those where they end, some thousand pairs at a time.
+
+    A link has a flow if its first span that is not backward starts before its first backward span.
+    """
+    # Links are indices themselves, unless they are too far apart for a table.
+    count = int(columns.link.max(initial=-1)) + 1
+    known = np.unique(columns.link) if count > 2 * len(columns) else None
+    count = count if known is None else len(known)
+    begins = np.full(count, -1, np.int32 if len(columns) < 1 << 31 else np.int64)
+    ends = begins.copy()
+    for last in range(len(columns), 0, -_SPANS_AT_A_TIME):
+        rows = np.arange(max(last - _SPANS_AT_A_TIME, 0), last)[::-1]
+        link = columns.link[rows]
+        linked = (link >= 0) & (link < MAX_LINK)
+        rows, index = rows[linked], link[linked] if known is None else np.searchsorted(known, link[linked])
+        backward = columns.phase[rows] == BACKWARD
+        # Of several spans with one link the one written last stays, which is the first in the timeline.
+        begins[index[~backward]] = rows[~backward]
+        ends[index[backward]] = rows[backward]
+    for first in range(0, count, _SPANS_AT_A_TIME):
+        begin, end = begins[first : first + _SPANS_AT_A_TIME], ends[first : first + _SPANS_AT_A_TIME]
+        both = (begin >= 0) & (end >= 0)
+        begin, end = begin[both], end[both]
+        before = columns.start[begin] < columns.start[end]
+        yield begin[before].astype(np.intp), end[before].astype(np.intp)
+
+
+def _call_flows(timeline: Timeline) -> tuple[Int64Array, BoolArray, BoolArray]:
+    """Return `flow`, `is_first` and `is_last` of `CollectiveFlows`; a timeline of one rank has no flows."""
+    table = timeline.collectives
+    flow = np.full(len(table), -1, np.int64)
+    first, last = np.zeros((2, len(table)), np.bool_)
+    if len({track.process.rank for track in timeline.tracks}) < 2:
+        return flow, first, last
+    rows = np.flatnonzero(~table.is_wait & (table.name >= 0) & (table.counter >= 0))
+    groups = {group.name: group for group in table.groups}
+    kind, of_row = np.unique(table.name[rows] * np.int64(len(timeline.tracks)) + table.track[rows], return_inverse=True)
+    numbers = Numbering[object]()
+    number = []
+    for name, track in (divmod(pair, len(timeline.tracks)) for pair in kind.tolist()):
+        what = _meeting(table.names[name], timeline.tracks[track].process.rank, groups)
+        number.append(-1 if what is None else numbers[what])
+    of_row = np.array(number, np.int64)[of_row] if len(rows) else of_row
+    rows, of_row = rows[of_row >= 0], of_row[of_row >= 0]
+    order = np.lexsort((table.track[rows], table.start[rows], table.counter[rows], of_row))
+    rows, of_row = rows[order], of_row[order]
+    begins = np.ones(len(rows) + 1, np.bool_)
+    begins[1:-1] = (np.diff(of_row) != 0) | (np.diff(table.counter[rows]) != 0)
+    alone = begins[:-1] & begins[1:]
+    flow[rows] = np.where(alone, -1, np.cumsum(begins[:-1]) - 1)
+    first[rows], last[rows] = begins[:-1] & ~alone, begins[1:] & ~alone
+    return flow, first, last
+
+
+def _meeting(name: CollectiveName, rank: int | None, groups: Mapping[str, Group]) -> object:
+    """Return what the calls that meet have in common beside their counter; None where that cannot be said."""
+    if name.peer < 0:
+        return (name.operator, name.group) if name.operator not in _PEER_OPERATORS else None
+    ranks = groups[name.group].ranks if name.group in groups else ()
+    if rank not in ranks:
+        return None
+    ends = (ranks.index(rank), name.peer) if name.operator == "send" else (name.peer, ranks.index(rank))
+    return (name.group, ends)
+
+
+class CollectiveFlows:
+    """The flows of collectives: from the spans that launched them, and between ranks.
+
+    Args:
+        timeline: what is written.
+
+    Attributes:
+        first_row: the row of the timeline's slices that the first collective or wait has.
+        launched_by: int64, per collective or wait the span that launched it; -1 for none, and for waits.
+        flow: int64, per collective or wait the number of its flow between ranks, from 0, which joins the calls of one
+            collective or the two ends of one message; -1 for a wait, and for what no other rank in the timeline called.
+        is_first: bool, whether its call was the earliest of its flow.
+        is_last: bool, whether it was the latest.
+    """
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.first_row = timeline.slices.block_of(COLLECTIVE).start
+        self.launched_by = np.where(timeline.collectives.is_wait, -1, launching_spans(timeline))
+        self.flow, self.is_first, self.is_last = _call_flows(timeline)
+        self._first_call = MAX_LINK + len(timeline.collectives)
+
+    def of_row(self, index: int) -> tuple[list[int], list[int]]:
+        """Return the ids in a Perfetto trace of the flows that go on from a collective, and of those that end there.
+
+        Args:
+            index: of the slice, from `first_row`; slices of other kinds have no flows.
+        """
+        going_on: list[int] = []
+        ending: list[int] = []
+        if 0 <= index < len(self.launched_by):
+            ending += [MAX_LINK + index] if self.launched_by[index] >= 0 else []
+            if self.flow[index] >= 0:
+                flow = self._first_call + int(self.flow[index])
+                (ending if self.is_last[index] else going_on).append(flow)
+        return going_on, ending
+
+    def launches(self) -> dict[int, list[int]]:
+        """Return the ids of the flows that each launching span begins in a Perfetto trace."""
+        flows: dict[int, list[int]] = {}
+        for index in np.flatnonzero(self.launched_by >= 0).tolist():
+            flows.setdefault(int(self.launched_by[index]), []).append(MAX_LINK + index)
+        return flows
 
 
 def chrome_slices(timeline: Timeline, lanes: Lanes, base: int) -> Iterator[bytes]:
