@@ -27,8 +27,8 @@ from modtrace.watching import windows
 from modtrace.watching.conditions import Condition, parse_conditions
 from modtrace.watching.follow import KEEP_PREFIX, EndedStep, RingFollower
 from modtrace.watching.metrics import Metrics
-from modtrace.watching.steps_file import StepsFile
 from modtrace.watching.watch import Watcher
+from modtrace.watching.whole_run import StepsFile
 from modtrace.watching.windows import KEPT, KeepLimits, WindowKeeper, claim_folder, kept_folder
 from tests.support.event_script import EventScript
 from tests.support.python_process import start_python

@@ -66,9 +66,8 @@ def watch_command(
     from ..._errors import ModtraceError
     from ..._system.processes import give_way
     from ...watching.conditions import parse_conditions
-    from ...watching.steps_file import StepsFile
     from ...watching.watch import Watcher
-    from ...watching.whole_run import WholeRunWriter
+    from ...watching.whole_run import StepsFile, WholeRunWriter
     from ...watching.windows import STEPS_FILE, KeepLimits, WindowKeeper, claim_folder, kept_folder
 
     try:
