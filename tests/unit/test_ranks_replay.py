@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modtrace.ranks.slow.own_time import OwnTime
+from modtrace.ranks.slow.late_steps import OwnTime
 from modtrace.ranks.slow.replay import RankEvents, Replay, rank_events
 from tests.support.simulated_ranks import Job, Op, run, table_of
 

@@ -28,6 +28,7 @@ from .late_steps import (
     Arrivals,
     LateStep,
     ModuleExcess,
+    OwnTime,
     StepFinding,
     Verdict,
     find_arrivals,
@@ -35,8 +36,8 @@ from .late_steps import (
     module_excess,
     noise_limit,
     peers_of,
+    segments_of,
 )
-from .own_time import OwnTime, segments_of
 from .replay import RankEvents, Replay, message_ends, rank_events, shared_keys, shorten, without_excess
 from .slow_run import PartOfRun, SlowRun, join_parts
 

@@ -9,8 +9,7 @@ from ..._typing import BoolArray, Float64Array, IndexArray, Int64Array
 from ..groups import group_starts
 from ..rank_tables import CALL, INFERRED_WAIT, CollectiveTable, ranks_in_group
 from ..sync_points import is_synchronizing
-from .late_steps import Arrivals
-from .own_time import OwnTime
+from .late_steps import Arrivals, OwnTime
 
 MESSAGES = ("send", "recv")
 """The operators of messages whose other end is known."""
