@@ -24,9 +24,9 @@ from modtrace.ring.file_format import SLOTS_OFFSET
 from modtrace.ring.range_text import range_text
 from modtrace.ring.slot_format import SLOT_BYTES
 from modtrace.watching import windows
-from modtrace.watching.conditions import Condition, parse_conditions
 from modtrace.watching.follow import KEEP_PREFIX, EndedStep, RingFollower
 from modtrace.watching.metrics import Metrics
+from modtrace.watching.triggers import Condition, parse_conditions
 from modtrace.watching.watch import Watcher
 from modtrace.watching.whole_run import StepsFile
 from modtrace.watching.windows import KEPT, KeepLimits, WindowKeeper, claim_folder, kept_folder

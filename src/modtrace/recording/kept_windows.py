@@ -16,7 +16,7 @@ from pathlib import Path
 from .._errors import ModtraceError, RecordingError
 from .._rank import rank_in
 from ..timeline import Timeline
-from ..watching.conditions import parse_conditions
+from ..watching.triggers import parse_conditions
 from ..watching.windows import KeepLimits, kept_folder, save_window
 
 _NO_PATH = "modtrace"

@@ -7,9 +7,8 @@ from typing import Protocol
 
 from .._errors import RingError
 from ..ring import find_rings
-from .conditions import Condition
 from .follow import Look, RingFollower
-from .triggers import Triggers
+from .triggers import Condition, Triggers
 from .windows import WindowKeeper
 
 _SHARE_IF_NEW = 0.7

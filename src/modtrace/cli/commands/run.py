@@ -195,7 +195,7 @@ def _check_conditions(keep_when: str | None, ring: str | None) -> None:
     """Refuse before the script begins what `record` would refuse in it."""
     if keep_when is None:
         return
-    from ...watching.conditions import parse_conditions
+    from ...watching.triggers import parse_conditions
 
     if ring is None:
         raise click.UsageError("--keep-when needs a ring, which another process reads; add --ring run.modtrace.")

@@ -18,7 +18,7 @@ _FACTORS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 
 
 def _duration(text: str) -> int:
-    from ...watching.conditions import parse_duration
+    from ...watching.triggers import parse_duration
 
     ns = parse_duration(text)
     if ns is None:
@@ -65,7 +65,7 @@ def watch_command(
     """
     from ..._errors import ModtraceError
     from ..._system.processes import give_way
-    from ...watching.conditions import parse_conditions
+    from ...watching.triggers import parse_conditions
     from ...watching.watch import Watcher
     from ...watching.whole_run import StepsFile, WholeRunWriter
     from ...watching.windows import STEPS_FILE, KeepLimits, WindowKeeper, claim_folder, kept_folder
