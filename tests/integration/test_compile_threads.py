@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import modtrace
 from modtrace.track.naming.module_names import ModuleNames
-from modtrace.track.skip_dynamo import skip_frame
+from modtrace.track.unseen import skip_frame
 
 
 @pytest.mark.usefixtures("native_engine")

@@ -19,7 +19,7 @@ from .._errors import ModtraceError
 from .._interrupts import Exclusive
 from ..recording import Recording, current, record
 from ..track.call_patch import Patch, WrappedFunction
-from ..track.skip_dynamo import skip_frame
+from ..track.unseen import skip_frame
 from .job import Job
 
 _exclusive = Exclusive()

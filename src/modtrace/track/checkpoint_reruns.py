@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import CheckpointFunction
 
-from .skip_dynamo import skip_all
-from .tensors import tensors_in, unseen_by_modes
+from .unseen import skip_all, tensors_in, unseen_by_modes
 
 _MAX_NOTES = 4096
 _PLAIN = (Tensor, nn.Parameter)

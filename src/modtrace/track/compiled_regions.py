@@ -17,7 +17,7 @@ from torch import nn
 
 from .._after_import import call_after_import
 from .optimizer_hook import OptimizerRef, call_listener, step_frames, stepped_in_graph
-from .skip_dynamo import skip_all
+from .unseen import skip_all
 
 InnerModule = tuple[str, str]
 """Where a module is found in the function that was compiled (`L['self'].blocks.0`), and its class."""

@@ -20,7 +20,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from .._after_import import call_after_import
 from .._interrupts import WeakMap, raised_by_handler
-from .skip_dynamo import skip_all, skip_frame
+from .unseen import skip_all, skip_frame
 
 OptimizerRef = weakref.ref[Optimizer]
 

@@ -18,7 +18,7 @@ from torch.utils.weak import TensorWeakRef
 from .._interrupts import Exclusive, WeakMap
 from .compiled_regions import CompiledRegions
 from .optimizer_hook import OptimizerRef, add_step_hook, is_compiled, remove_step_hook, step_frames
-from .tensors import unseen_by_modes
+from .unseen import unseen_by_modes
 
 
 class OptimizerSteps:

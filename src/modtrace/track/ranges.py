@@ -21,7 +21,7 @@ from .._after_import import call_after_import
 from ..ring import Kind, NameTable
 from ..ring.range_text import EVAL, TRAIN, RangeCategory, range_text
 from .event_sink import EventSink, OnError
-from .skip_dynamo import skip_all, skip_frame
+from .unseen import skip_all, skip_frame
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

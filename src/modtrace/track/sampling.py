@@ -14,8 +14,7 @@ from .._errors import RecordingError
 from ..ring import Kind, NameTable
 from .call_patch import Patch, WrappedFunction
 from .event_sink import EventSink, OnError
-from .skip_dynamo import skip_all, skip_frame
-from .tensors import tensors_in, unseen_by_modes
+from .unseen import skip_all, skip_frame, tensors_in, unseen_by_modes
 
 _MAX_TENSORS = 16
 

@@ -13,7 +13,7 @@ from torch.autograd.graph import register_multi_grad_hook
 
 from .._interrupts import WeakMap
 from ..track.naming.modules import class_name, named_modules
-from ..track.tensors import tensors_in
+from ..track.unseen import tensors_in
 from .follower import Follower
 
 if TYPE_CHECKING:

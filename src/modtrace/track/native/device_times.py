@@ -14,7 +14,7 @@ from ...ring.slot_format import NO_NAME
 from ..call_patch import Patch, PatchTarget, WrappedFunction
 from ..event_sink import warn_without
 from ..naming.module_names import ModuleNames, OpenCall
-from ..skip_dynamo import skip_all
+from ..unseen import skip_all
 
 DEFAULT_DEPTH = 2
 

@@ -17,7 +17,7 @@ from torch.utils import flop_counter
 
 from ..._interrupts import raised_by_handler
 from ...ring import NameTable
-from ..tensors import unseen_by_modes
+from ..unseen import unseen_by_modes
 
 _log = logging.getLogger("modtrace")
 

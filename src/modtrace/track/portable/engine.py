@@ -34,7 +34,7 @@ from ..collectives import PortableCollectives
 from ..event_sink import EngineOptions, OnError, SyncMarks, describe_thread
 from ..naming.module_names import ModuleNames
 from ..ranges import RangeRecorder
-from ..skip_dynamo import is_backward_compiled, skip_all, skip_frame
+from ..unseen import is_backward_compiled, skip_all, skip_frame
 from .passes import NO_GRAPH_TASK, PASS_PATCH, CallFrame, GraphTasks, ThreadState, current_graph_task, gives_gradients
 from .segment_hooks import SegmentHooks
 

@@ -21,8 +21,7 @@ from ...ring import Kind, WriteSlot
 from ...ring.slot_format import ABANDONED_BIT, CALL_KEY_BITS, CALL_KEY_MASK, KIND_SHIFT, NO_NAME
 from ..call_patch import RUN_BACKWARD, Patch, WrappedFunction
 from ..event_sink import OnError
-from ..skip_dynamo import skip_all, skip_frame
-from ..tensors import unseen_by_modes
+from ..unseen import skip_all, skip_frame, unseen_by_modes
 from .segment_hooks import FrameBase, FrameStack, Segments
 
 current_graph_task: Callable[[], int] = torch._C._current_graph_task_id

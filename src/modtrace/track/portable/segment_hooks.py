@@ -17,7 +17,7 @@ from torch.autograd.graph import Node
 from torch.overrides import has_torch_function_unary
 
 from ...ring.slot_format import NO_NAME
-from ..tensors import tensors_in, unseen_by_modes
+from ..unseen import tensors_in, unseen_by_modes
 
 _MAX_NODES_SEARCHED = 20_000
 
