@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from modtrace.profiler.json_time_rounding import nest_after_rounding, perfetto_rounding, time_quantum_ns
+from modtrace.profiler.merged_json import nest_after_rounding, perfetto_rounding, time_quantum_ns
 from modtrace.timeline.decode.path_spans import LabelledInterval, PathSpan, clip_and_nest, spans_from_intervals
 
 

@@ -8,6 +8,6 @@
   recording the trace is about. `stream_spans` makes the spans above the streams. `overlay` calls all of these, and
   makes a recording of the trace alone if there is no other.
 - Writing: `merge` is the whole; `merged_json` and `merged_perfetto` (with `slice_packets`) write a format each,
-  `json_time_rounding` chooses times that nest in every reader.
+  the first chooses times that nest in every reader.
 - `handler` does it all for `torch.profiler.profile(on_trace_ready=…)`.
 """
