@@ -158,18 +158,18 @@ def late_senders(
 
     def each(values: Int64Array | Float64Array) -> Float64Array:
         """Return the sum of what counts, per rank and step."""
-        shape = len(of_ranks), len(of_steps)
-        cells = np.bincount(rank_of * shape[1] + step_of, np.where(counted, values, 0), shape[0] * shape[1])
-        return cells.reshape(shape)
+        sums = np.zeros((len(of_ranks), len(of_steps)))
+        np.add.at(sums, (rank_of, step_of), np.where(counted, values, 0))
+        return sums
 
-    total = each(times.excess)
+    sums = each(times.excess)
     # Some of many modules always take long; ranks vary by that.
-    as_a_rule = np.sort(np.median(total, axis=1)) if total.size else np.zeros(1)
+    as_a_rule = np.sort(np.median(sums, axis=1)) if sums.size else np.zeros(1)
     typical = as_a_rule[(len(as_a_rule) - 1) // 2]
-    limit = np.maximum(noise_limit(each(times.noise**2), np.bincount(step_of)), MIN_NOISES * typical)
+    limits = np.maximum(noise_limit(each(times.noise**2), np.bincount(step_of)), MIN_NOISES * typical)
     totals = {
-        (int(of_ranks[rank]), int(of_steps[step])): (int(total[rank, step]), round(limit[rank, step]))
-        for rank, step in np.argwhere(total > limit).tolist()
+        (int(of_ranks[rank]), int(of_steps[step])): (int(sums[rank, step]), round(limits[rank, step]))
+        for rank, step in np.argwhere(sums > limits).tolist()
     }
     worst: dict[int, int] = {}
     for (rank, _), (total, _) in totals.items():
