@@ -504,6 +504,8 @@ def test_a_folder_has_one_watcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     child.kill()
     child.communicate()
     assert claim_folder(folder) == folder
+    (tmp_path / "file").touch()
+    assert claim_folder(tmp_path / "file" / "run.kept") == tmp_path / "file" / "run.kept"
 
 
 def test_what_has_a_reason_of_its_own_leaves_the_pause_of_slow_steps_alone(tmp_path: Path) -> None:

@@ -220,20 +220,19 @@ def kept_folder(ring: str | os.PathLike[str]) -> Path:
 def claim_folder(folder: Path) -> Path:
     """Make the folder, or if another watcher writes to it one with a number behind its name, and return that.
 
-    It is this process's until it ends. The watcher of a run that was killed and started again is waited for.
-
-    Raises:
-        OSError: the folder cannot be made.
+    It is this process's until it ends. The watcher of a run that was killed and started again is waited for. If the
+    folder cannot be made, it is returned as it is: what is to be kept there says so.
     """
-    until = time.monotonic() + _RESTART_S
-    for number in itertools.count(1):
-        path = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
-        os.makedirs(path, exist_ok=True)
-        while not (is_ours := _lock(path)) and number == 1 and time.monotonic() < until:
-            time.sleep(0.1)
-        if is_ours:
-            return path
-    raise AssertionError
+    until, path = time.monotonic() + _RESTART_S, folder
+    with contextlib.suppress(OSError):
+        for number in itertools.count(2):
+            os.makedirs(path, exist_ok=True)
+            while not (is_ours := _lock(path)) and path == folder and time.monotonic() < until:
+                time.sleep(0.1)
+            if is_ours:
+                return path
+            path = folder.with_name(f"{folder.name}-{number}")
+    return folder
 
 
 def _lock(folder: Path) -> bool:
