@@ -548,9 +548,9 @@ def test_metrics_are_open_metrics_of_the_steps(tmp_path: Path) -> None:
     label = f'rank="3",pid="{os.getpid()}"'
     values = {(parts := line.rpartition(" "))[0]: float(parts[2]) for line in lines if line[0] != "#"}
     assert values[f"modtrace_steps_total{{{label}}}"] == values[f"modtrace_step_seconds_count{{{label}}}"] == 11
-    # Steps of 6, 106 … 1006 ms; the first data loading is 1 ms too.
+    # Steps of 6, 106 … 1006 ms; the first data loading is 1 ms too. 95 % of 11 are 10.45: the longest one.
     assert values[f'modtrace_step_seconds{{{label},quantile="0.5"}}'] == pytest.approx(0.506, rel=1e-3)
-    assert values[f'modtrace_step_seconds{{{label},quantile="0.95"}}'] == pytest.approx(0.956, rel=1e-3)
+    assert values[f'modtrace_step_seconds{{{label},quantile="0.95"}}'] == pytest.approx(1.006, rel=1e-3)
     assert values[f"modtrace_step_seconds_sum{{{label}}}"] == pytest.approx(5.566, rel=1e-3)
     assert values[f'modtrace_part_seconds_total{{{label},part="data loading"}}'] == pytest.approx(0.011, rel=1e-3)
     parts = [value for name, value in values.items() if name.startswith("modtrace_part")]

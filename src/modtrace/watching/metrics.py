@@ -3,8 +3,7 @@
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import numpy as np
-
+from ..timeline.summary.percentiles import median, nearest_rank
 from .follow import Look, RingFollower
 
 _RECENT_NS = 60_000_000_000
@@ -65,9 +64,9 @@ class Metrics:
         for labels, follower, numbers in of_rank:
             since_ns = follower.last_ns - _RECENT_NS
             recent = [step.end_ns - step.start_ns for step in list(follower.last_steps) if step.end_ns >= since_ns]
-            for quantile in (0.5, 0.95) if recent else ():
-                value = float(np.quantile(recent, quantile)) / 1e9
-                lines.append(f'modtrace_step_seconds{{{labels},quantile="{quantile}"}} {value:.9f}')
+            quantiles = {0.5: median(recent), 0.95: nearest_rank(recent, 0.95)} if recent else {}
+            for quantile, ns in quantiles.items():
+                lines.append(f'modtrace_step_seconds{{{labels},quantile="{quantile}"}} {ns / 1e9:.9f}')
             lines.append(f"modtrace_step_seconds_count{{{labels}}} {numbers.steps}")
             lines.append(f"modtrace_step_seconds_sum{{{labels}}} {numbers.total_ns / 1e9:.9f}")
         lines += _family(
