@@ -10,7 +10,7 @@ from .timeline import Timeline
 
 __all__ = ["MergeResult", "merge"]
 
-# What is no profiler's trace, and what to do with it.
+# Files that are not the profiler's trace, and what the error advises.
 _NO_PROFILE = {
     FileKind.RING: "give the profiler's trace first, then the recording",
     FileKind.SAVED_JSON: "give the profiler's trace first, then the recording",

@@ -68,8 +68,8 @@ def map_in_processes(function: Callable[[T], R], items: Iterable[T], processes: 
 
 
 def _end_when_interrupted() -> None:
-    # Ctrl-C goes to all processes of a terminal. One that were to handle it would take it for the fault of what it
-    # works on, and go on with the next.
+    # Ctrl-C goes to all processes of a terminal. A worker that handled it would report it as an error of its item, and
+    # take the next one.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

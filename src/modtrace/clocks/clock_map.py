@@ -15,7 +15,7 @@ from .._typing import Float64Array, Int64Array
 MAX_RATE = 1e-3
 """Two monotonic clocks drift apart by at most this: each is slewed by at most 500 ppm."""
 _MIN_RATE_CHANGE = 1e-6
-"""How much the rate of two clocks against each other changes at least within an interval, as the machines warm up."""
+"""The least change of rate that is assumed between two readings, as the machines warm up."""
 _FLOAT_NOISE_NS = 1e-6
 
 Beyond = Literal["last rate", "mean rate", "no rate"]
@@ -100,7 +100,7 @@ class ClockMap:
             offset: float64[n], the other clock less the own one and less `base_ns`.
             bound: float64[n], how far that is off at most.
             beyond: see the class.
-            base_ns: what makes offsets too large for a double.
+            base_ns: subtracted from all offsets, so that a double holds them.
         """
         made = cls.__new__(cls)
         made._set(int(time[0]), base_ns, np.stack([time - time[0], offset, bound]), beyond)

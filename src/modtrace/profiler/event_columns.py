@@ -105,7 +105,7 @@ class DeviceWork(EventColumns):
     """Kernels, memcpys and memsets.
 
     Attributes:
-        kind: 0, 1 or 2.
+        kind: 0 of a kernel, 1 of a memcpy, 2 of a memset.
         correlation: the id of the launch, or -1.
         external: the `External id` of the launch, or -1.
         graph: the id of the graph of which it is a node, or -1.

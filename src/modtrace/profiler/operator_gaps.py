@@ -58,7 +58,7 @@ class CallEdges(NamedTuple):
 def busy_intervals(start: Int64Array, end: Int64Array, edges: Int64Array, margin: int) -> TimeIntervals:
     """Return when a thread ran operators that call no module.
 
-    One that does, as a checkpoint's does, has edges of calls deep inside and counts only by the operators in it.
+    An operator that calls modules, as a checkpoint's does, has edges of calls deep inside it: only those in it count.
 
     Args:
         start: int64[n], of the thread's operators, ns from the trace's base; ascending, an outer one first.
@@ -73,7 +73,7 @@ def busy_intervals(start: Int64Array, end: Int64Array, edges: Int64Array, margin
 
 
 def cut_depth(busy: TimeIntervals, time: Int64Array) -> Int64Array:
-    """Return by how much each moment has to be moved to be between operators, ns; 0 if it does."""
+    """Return how far each moment is from the nearer edge of the operator it is in, ns; 0 if it is in none."""
     if not len(busy.start):
         return np.zeros(len(time), np.int64)
     at = np.searchsorted(busy.start, time, side="right") - 1

@@ -199,7 +199,7 @@ class _Reading:
 
 
 def _by_position(position: Int64Array) -> dict[int, int]:
-    """Return the interval that an event begins or ends, by the event: the outermost one."""
+    """Map the index of each event to the outermost interval that begins or ends at it; see `Intervals`."""
     at_event: BoolArray = (position >= 0) & (position & 1 == 1)
     rows = np.flatnonzero(at_event)[::-1]
     return dict(zip((position[rows] >> 1).tolist(), rows.tolist(), strict=True))

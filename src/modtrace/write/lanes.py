@@ -47,7 +47,7 @@ class Lanes:
         lanes: in the order in which they are to be seen: by process and thread, forward above backward
             above communication.
         of_span: int32[n], the lane of each span.
-        of_row: int32, the lane of each row of a track, of as many rows for each track.
+        of_row: int32, the lane of each row of each track: all tracks have equally many rows here.
         pids: the pid of each process in the file: the real one where it is free.
         marks: pid and tid for the row of steps and marks, which belong to no thread; in the first process, if any.
         sort_indexes: where each lane is sorted to among its process' rows in JSON, and behind them the row of marks;
@@ -67,7 +67,7 @@ class Lanes:
 
         Args:
             timeline: which one.
-            large: whose `rest` it is: there are rows for all of its spans.
+            large: the large timeline, if `timeline` is its `rest`; then there are lanes for all of its spans.
         """
         deepest = innermost_depths(timeline) if large is None else large.deepest
         rows_per_track = int(deepest.max(initial=0)) // MAX_LEVELS_PER_ROW + 1

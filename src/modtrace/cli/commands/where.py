@@ -24,7 +24,7 @@ REFRESH_S = 1.0
 @click.command("where")
 @click.argument("rings", type=click.Path(), metavar="RING|DIR...", nargs=-1)
 @click.option("--watch", is_flag=True, help="Look again every second, until Ctrl-C.")
-@click.option("--stacks", is_flag=True, help="Print Python stacks of running processes too: of py-spy or faulthandler.")
+@click.option("--stacks", is_flag=True, help="Print Python stacks of running processes too, by py-spy or faulthandler.")
 @click.option("--all", "whole", is_flag=True, help="Do not shorten the lists of ranks and hangs.")
 @click.option(
     "--flight-recorder",
@@ -46,9 +46,9 @@ def where_command(
     What a module usually takes is the median of its calls in the last steps that the ring holds; red is what takes ten
     times as long, and at least 5 seconds.
 
-    If ranks wait in a collective of torch.distributed, a send or a receive, a sentence says which rank has not called
-    it, or its other end. JSON is one object with the sentence, hangs, ranks and errors. With thousands of ranks only
-    the end of each ring is read, by several processes.
+    If ranks wait in a collective of torch.distributed, a sentence says which rank has not called it; of a send or a
+    receive, which peer has not. JSON is one object with the sentence, hangs, ranks and errors. With thousands of ranks
+    only the end of each ring is read, by several processes.
     """
     if not rings and not dumps:
         raise click.UsageError("Missing argument 'RING...'.")

@@ -142,7 +142,8 @@ def summarize_memory(
     medians = [_medians(*(column[phase == one] for column in (group, retained, alike))) for one in (FORWARD, RECOMPUTE)]
     most = np.full((len(PHASES), len(groups)), _NONE)
     for piece in pieces:
-        count = min(len(groups), piece.peaks.shape[1])  # as ranges have groups too, behind those of modules
+        # Groups of ranges follow those of modules, and not all pieces have them.
+        count = min(len(groups), piece.peaks.shape[1])
         np.maximum(most[:, :count], piece.peaks[:, :count], out=most[:, :count])
     table = np.vstack([most.max(axis=0), most])
     peaks = np.where(table == _NONE, None, table).T.tolist()  # type: ignore[call-overload]
