@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import fcntl
 import itertools
 import os
 import re
@@ -17,6 +16,11 @@ from ..timeline.contents import WHOLE_RUN
 from ..timeline.summary.parts import divide_steps
 from .follow import RingFollower
 from .triggers import Trigger
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 KEPT = "kept"
 """In the metadata of a kept window: a list of sentences that say why."""
@@ -237,6 +241,8 @@ def claim_folder(folder: Path) -> Path:
 
 def _lock(folder: Path) -> bool:
     """Lock a folder until this process ends; False if another one has it."""
+    if not hasattr(fcntl, "flock"):
+        return True
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
