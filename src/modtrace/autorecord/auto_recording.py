@@ -139,9 +139,9 @@ class AutoRecording:
             return "no module was called"
         if self._began:
             return "the script was interrupted before the recording began"
-        if "torch.nn" in sys.modules and "torch" not in sys.modules:
-            return "the script was interrupted while it imported torch"
         if "torch.nn" in sys.modules:
+            if "torch" not in sys.modules:
+                return "the script was interrupted while it imported torch"
             return "torch was imported by a loader that modtrace cannot follow; use modtrace.record() behind that"
         return "the script ended before torch was imported"
 

@@ -12,7 +12,7 @@ from ..timeline import LargeTimeline, ReadRing, Timeline, build_in_pieces, build
 from ..timeline.contents import WHOLE_RUN
 from ..timeline.decode.window import build_around, build_last, find_last_steps
 from ..timeline.summary import GroupBy, Summary, find_step_bounds, summarize_pieces
-from ..timeline.summary.step_bounds import CALL
+from ..timeline.summary.step_bounds import CALL, OPTIMIZER
 from ..watching.read_whole_run import read_whole_run
 from . import load
 from .file_kind import FileKind, file_kind_by_head
@@ -39,12 +39,13 @@ def load_ring(path: Path) -> Timeline:
     return _with_whole_run(timeline or build_timeline(read_ring(path)), read_whole_run(path))
 
 
-def load_around(path: str | os.PathLike[str], steps: Steps | None) -> Timeline:
+def load_around(path: str | os.PathLike[str], steps: Steps | None, step_by: str | None = None) -> Timeline:
     """Do what `load` does; of a large ring file perhaps only for some training steps and a few beside them.
 
     Args:
         path: the file.
         steps: the first step and the one behind the last, as for `Timeline.steps`; None: all.
+        step_by: what a step is, as for `Timeline.steps`. If it is a call or a range, all is read.
 
     Raises:
         RingError: as of `load`.
@@ -52,6 +53,7 @@ def load_around(path: str | os.PathLike[str], steps: Steps | None) -> Timeline:
         ModtraceError: a ring has too many events for the memory that they take together.
     """
     ring, timeline = _ring(path), None
+    steps = steps if step_by in (None, OPTIMIZER) else None
     if ring is not None and steps is not None:
         timeline = build_around(*ring, *steps) or _last_calls(ring, *steps)
     if ring is not None and timeline is None and len(ring[1]) > SHOWN_EVENTS and steps != (None, None):

@@ -87,7 +87,7 @@ class StepsFile:
             numbers.append(numbers[-1] + 1 if numbers else 1)
             self._path.rename(self._path.with_name(f"{stem}.{numbers[-1]}{suffix}"))
         for number in numbers[:-_KEPT_FILES]:
-            self._path.with_name(f"{stem}.{number}{suffix}").unlink()
+            self._path.with_name(f"{stem}.{number}{suffix}").unlink(missing_ok=True)
 
     def _thin(self) -> None:
         """Keep the steps of every second number."""

@@ -50,8 +50,7 @@ def convert_command(
     chosen = any(option is not None for option in (steps, window, only, max_depth))
     with show_status(f"reading {source}"):
         large = None if chosen or not takes_pieces(target) else load_large(source)
-        nearby = steps if step_by in (None, "optimizer") else None
-        timeline = whole = load_around(source, nearby) if large is None else large.rest
+        timeline = whole = load_around(source, steps, step_by) if large is None else large.rest
     if steps is not None:
         timeline = timeline.steps(*steps, step_by)
     if window is not None and len(timeline.columns):

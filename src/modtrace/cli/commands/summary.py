@@ -154,7 +154,7 @@ def _summarize(trace: str, by: str, steps: StepRange | None, step_by: str | None
         if steps is None:
             timeline, notes = load_shown(trace, None)
         else:
-            timeline, notes = load_around(trace, steps if by_optimizer else None), []
+            timeline, notes = load_around(trace, steps, step_by), []
         whole = timeline
     for note in notes:
         echo(note, err=True)

@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -280,7 +280,7 @@ def late_steps(arrivals: Arrivals, bounds: Bounds) -> list[LateStep]:
         own = lasts[arrivals.rank[lasts] == rank]
         costly = own[cost[own] > 0]
         counted = costly if len(costly) else own
-        limit = float(noise_limit(float(np.sum(noise[counted] ** 2)), len(rows)))
+        limit = float(noise_limit(np.sum(noise[counted] ** 2, keepdims=True), np.array([len(rows)]))[0])
         total = int(cost[own].sum())
         worst = int(counted[np.argmax(arrivals.lateness[counted])])
         lateness = int(arrivals.lateness[worst])
@@ -322,14 +322,15 @@ def _from_usual(arrivals: Arrivals, values: Int64Array) -> Float64Array:
     return np.abs(values - np.where(steps[of_row] < _MIN_STEPS, 0, medians_within(values, rank, place)))
 
 
-def noise_limit(squares: float | Float64Array, count: int | Int64Array) -> Any:
-    """Return what the sum of some excesses must exceed if the largest of `count` is looked at.
+def noise_limit(squares: Float64Array, count: Int64Array) -> Float64Array:
+    """Return what the sums of some excesses must exceed if the largest of `count` is looked at.
 
     Args:
-        squares: of their noises, added up.
-        count: how many there are.
+        squares: float64[n], of their noises, added up.
+        count: int64[n], how many there are.
     """
-    return np.maximum(MIN_NOISES, 1 + np.sqrt(2 * np.log(np.maximum(count, 2)))) * np.sqrt(squares)
+    limit: Float64Array = np.maximum(MIN_NOISES, 1 + np.sqrt(2 * np.log(np.maximum(count, 2)))) * np.sqrt(squares)
+    return limit
 
 
 _MAX_PEERS = 32

@@ -126,8 +126,10 @@ class Summary:
         if pattern is None and max_depth is None:
             return self
 
+        wanted = "*" if pattern is None else pattern
+
         def matching(rows: Sequence[Any]) -> list[Any]:
-            return [row for row in rows if fnmatch.fnmatchcase(row.fqn or row.module_class, pattern or "*")]
+            return [row for row in rows if fnmatch.fnmatchcase(row.fqn or row.module_class, wanted)]
 
         rows = matching(self.rows) if max_depth is None else fold_below(matching(self.rows), max_depth)
         named = {(row.fqn, row.module_class) for row in rows}
