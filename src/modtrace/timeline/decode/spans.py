@@ -153,9 +153,9 @@ def build_span_rows(intervals: Intervals, call: Int64Array, original: Int64Array
     recompute, in_backward = intervals.is_recompute[calls], intervals.in_backward[calls]
     outer_depth = _outer_depths(intervals, outermost, length)
     span_call = original[backward.call]
-    link = np.full(len(intervals), -1, np.int64)
-    linked = np.unique(span_call)
-    link[linked] = np.arange(len(linked))
+    is_linked = np.zeros(len(intervals), np.bool_)
+    is_linked[span_call] = True
+    link = np.where(is_linked, np.cumsum(is_linked) - 1, -1)
 
     first, last = np.append(calls, backward.first_node), np.append(calls, backward.last_node)
     depth = np.where(in_backward, outer_depth[calls], intervals.depth[calls])
