@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -23,15 +22,13 @@ from modtrace.ring import Kind, RingSnapshot, has_news, read_ring
 from modtrace.ring.file_format import SLOTS_OFFSET
 from modtrace.ring.range_text import range_text
 from modtrace.ring.slot_format import SLOT_BYTES
-from modtrace.watching import windows
 from modtrace.watching.follow import KEEP_PREFIX, EndedStep, RingFollower
 from modtrace.watching.metrics import Metrics
 from modtrace.watching.triggers import Condition, parse_conditions
 from modtrace.watching.watch import Watcher
 from modtrace.watching.whole_run import StepsFile
-from modtrace.watching.windows import KEPT, KeepLimits, WindowKeeper, claim_folder, kept_folder
+from modtrace.watching.windows import KEPT, KeepLimits, WindowKeeper, kept_folder
 from tests.support.event_script import EventScript
-from tests.support.python_process import start_python
 
 MS = 1_000_000
 SECOND = 1000 * MS
@@ -463,6 +460,7 @@ def test_each_step_has_a_line_and_beyond_a_bound_every_second(tmp_path: Path) ->
         steps = StepsFile(tmp_path / "steps.jsonl", pytest.fail, max_lines)
         follower = RingFollower(tmp_path / "run.modtrace")
         steps.add_look(follower, follower.look())
+        steps.close()
         lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
         assert [line["step"] for line in lines] == [*numbers]
     earlier = [(tmp_path / f"steps.{number}.jsonl").read_text().splitlines() for number in (1, 2, 3)]
@@ -484,28 +482,52 @@ def test_the_lines_of_the_last_three_runs_are_kept_under_numbers(tmp_path: Path)
     for run in range(6):
         steps, follower = StepsFile(tmp_path / "steps.jsonl", pytest.fail), RingFollower(tmp_path / "run.modtrace")
         steps.add_look(follower, follower.look())
+        steps.close()
         with (tmp_path / "steps.jsonl").open("a") as file:
             file.write(f"{run}")
     kept = {path.name: path.read_text().splitlines()[-1] for path in tmp_path.glob("steps*.jsonl")}
     assert kept == {"steps.3.jsonl": "2", "steps.4.jsonl": "3", "steps.5.jsonl": "4", "steps.jsonl": "5"}
 
 
-def test_a_folder_has_one_watcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "_RESTART_S", 0)
-    folder = tmp_path / "run.kept"
-    code = f"from modtrace.watching.windows import *; print(claim_folder(Path({str(folder)!r})), flush=True); input()"
-    child = start_python("-c", code, stdin=subprocess.PIPE)
-    assert child.stdout is not None
-    assert child.stdout.readline().strip() == str(folder)
+def test_two_watchers_of_one_ring_have_a_file_of_lines_each(tmp_path: Path) -> None:
+    training = Training(tmp_path / "run.modtrace")
+    watchers = [(StepsFile(tmp_path / "steps.jsonl", pytest.fail), RingFollower(tmp_path / "run.modtrace"))]
+    for number in range(12):
+        training.step()
+        if number == 6:
+            watchers.append((StepsFile(tmp_path / "steps.jsonl", pytest.fail), RingFollower(tmp_path / "run.modtrace")))
+        for steps, follower in watchers:
+            steps.add_look(follower, follower.look())
+    training.script.close()
+    for steps, follower in watchers:
+        steps.add_look(follower, follower.look())
+        steps.close()
 
-    assert claim_folder(folder) == tmp_path / "run.kept-2"
-    assert claim_folder(folder) == tmp_path / "run.kept-3"
+    for name in ("steps.1.jsonl", "steps.jsonl"):
+        assert [json.loads(line)["step"] for line in (tmp_path / name).read_text().splitlines()] == [*range(12)]
 
-    child.kill()
-    child.communicate()
-    assert claim_folder(folder) == folder
-    (tmp_path / "file").touch()
-    assert claim_folder(tmp_path / "file" / "run.kept") == tmp_path / "file" / "run.kept"
+
+def test_a_file_that_is_another_watchers_is_not_thinned(tmp_path: Path) -> None:
+    training, said = Training(tmp_path / "run.modtrace"), list[str]()
+    first = StepsFile(tmp_path / "steps.jsonl", said.append, max_lines=4)
+    follower, other = RingFollower(tmp_path / "run.modtrace"), RingFollower(tmp_path / "run.modtrace")
+    for number in range(8):
+        training.step()
+        first.add_look(follower, follower.look())
+        if number == 2:
+            second = StepsFile(tmp_path / "steps.jsonl", pytest.fail)
+            second.add_look(other, other.look())
+            second.close()
+
+    assert said == [f"{tmp_path}/steps.jsonl: another watcher writes to it; no further step is written"]
+    assert [json.loads(line)["step"] for line in (tmp_path / "steps.jsonl").read_text().splitlines()] == [0, 1]
+
+
+def test_the_watcher_of_a_ring_that_is_gone_ends(tmp_path: Path) -> None:
+    done = CliRunner().invoke(commands, ["watch", str(tmp_path / "run.modtrace"), "--no-wait"])
+
+    assert (done.exit_code, done.stderr.splitlines()[-1]) == (0, "modtrace: ended: 0 kept")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_has_a_reason_of_its_own_leaves_the_pause_of_slow_steps_alone(tmp_path: Path) -> None:
@@ -528,6 +550,7 @@ def test_a_file_of_steps_in_parts_is_thinned_evenly(tmp_path: Path) -> None:
         steps.add_look(follower, follower.look())
         numbers = [json.loads(line)["step"] for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
         assert len(numbers) <= 8
+    steps.close()
     assert numbers == [0, 8, 16, 24, 32]
 
 

@@ -70,6 +70,7 @@ class KeptWindows:
         try:
             _start_watcher(ring, self.conditions)
         except (OSError, AttributeError) as error:  # no such function in another system's library
+            self.conditions = None
             warn(f"keep_when: the watcher cannot be started, nothing is kept: {error}")
 
     def keep_now(
@@ -114,7 +115,7 @@ def _start_watcher(ring: str, conditions: Sequence[str]) -> None:
     os.makedirs(folder, exist_ok=True)
     given = [word for condition in conditions for word in ("--keep-when", condition)]
     root = str(Path(__file__).parents[2])
-    command = shlex.join([sys.executable, "-c", _MAIN, root, "watch", os.path.abspath(ring), *given])
+    command = shlex.join([sys.executable, "-c", _MAIN, root, "watch", os.path.abspath(ring), "--no-wait", *given])
     log = shlex.quote(str(folder / "watch.log"))
     # A numpy that reads a ring needs one thread.
     _run_unseen(f"OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 {command} </dev/null >>{log} 2>&1 &")

@@ -35,6 +35,7 @@ class Watcher:
         keeper: keeps it.
         say: takes a line for the user.
         sinks: they take each look.
+        waits: whether to wait for a ring if none is there; that of a recording is, or will never be again.
     """
 
     def __init__(
@@ -44,9 +45,11 @@ class Watcher:
         keeper: WindowKeeper,
         say: Callable[[str], None],
         sinks: Sequence[LookSink] = (),
+        *,
+        waits: bool = True,
     ) -> None:
         self._paths, self._conditions, self._keeper, self._say = paths, conditions, keeper, say
-        self._sinks = sinks
+        self._sinks, self._waits = sinks, waits
         self._followers: dict[tuple[int, int], tuple[RingFollower, Triggers]] = {}
         self._broken: set[RingFollower] = set()
         self._named: set[str] = set()
@@ -89,7 +92,9 @@ class Watcher:
             for sink in self._sinks:
                 sink.add_look(follower, look)
         self._keeper.save_ready(self._readable())
-        return not self._followers or any(follower.state != "ended" for follower, _ in self._followers.values())
+        if not self._followers:
+            return self._waits
+        return any(follower.state != "ended" for follower, _ in self._followers.values())
 
     def _readable(self) -> list[RingFollower]:
         return [follower for follower, _ in self._followers.values() if follower not in self._broken]

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TextIO, TypeVar
 
 import numpy as np
 
@@ -42,6 +42,7 @@ class StepsFile:
     def __init__(self, path: Path, say: Callable[[str], None], max_lines: int = _MAX_LINES) -> None:
         self._path, self._say, self._max_lines = path, say, max_lines
         self._lines, self._stride = 0, 1
+        self._file: TextIO | None = None
 
     def add_look(self, follower: RingFollower, look: Look) -> None:
         """Write the steps of a look."""
@@ -54,31 +55,34 @@ class StepsFile:
             slow = [step.number for step in steps if step.training_ns > _SLOW_BY * usual + _SLOW_NS]
             causes = find_causes(follower, slow)
         try:
-            if not self._lines:
-                self._begin()
-            with open(self._path, "a", encoding="utf-8") as file:
-                for step in steps:
-                    line = {
-                        "rank": follower.rank,
-                        "pid": follower.pid,
-                        "step": step.number,
-                        "end_ns": step.end_ns,
-                        "duration_ns": step.end_ns - step.start_ns,
-                        "parts": step.parts,
-                        "cause": causes.get(step.number),
-                    }
-                    file.write(f"{json.dumps(line)}\n")
+            # It stays open: if another watcher begins a file of this name, this one goes on with its own.
+            file = self._file = self._file or self._begin()
+            for step in steps:
+                line = {
+                    "rank": follower.rank,
+                    "pid": follower.pid,
+                    "step": step.number,
+                    "end_ns": step.end_ns,
+                    "duration_ns": step.end_ns - step.start_ns,
+                    "parts": step.parts,
+                    "cause": causes.get(step.number),
+                }
+                file.write(f"{json.dumps(line)}\n")
+            file.flush()
             self._lines += len(steps)
             if self._lines > self._max_lines:
-                self._thin()
+                self._file = self._thin(file)
         except OSError as error:
             self._say(f"{self._path}: {error.strerror or error}; no further step is written")
             self._stride = 0
+            self.close()
 
     def close(self) -> None:
-        """Do nothing: each look leaves the file whole."""
+        """Close the file, which each look has left whole."""
+        if self._file is not None:
+            self._file.close()
 
-    def _begin(self) -> None:
+    def _begin(self) -> TextIO:
         os.makedirs(self._path.parent, exist_ok=True)
         stem, suffix = self._path.stem, self._path.suffix
         numbered = re.compile(rf"{re.escape(stem)}\.(\d{{1,9}}){re.escape(suffix)}")
@@ -88,18 +92,23 @@ class StepsFile:
             self._path.rename(self._path.with_name(f"{stem}.{numbers[-1]}{suffix}"))
         for number in numbers[:-_KEPT_FILES]:
             self._path.with_name(f"{stem}.{number}{suffix}").unlink(missing_ok=True)
+        return open(self._path, "x", encoding="utf-8")
 
-    def _thin(self) -> None:
-        """Keep the steps of every second number."""
+    def _thin(self, file: TextIO) -> TextIO:
+        """Keep the steps of every second number, in another file, and return that."""
+        if not os.path.samestat(os.fstat(file.fileno()), os.stat(self._path)):
+            raise OSError("another watcher writes to it")
         self._stride *= 2
-        new = self._path.with_suffix(".new")
         self._lines = 0
-        with open(self._path, encoding="utf-8") as lines, open(new, "w", encoding="utf-8") as file:
+        thinned = open(self._path.with_suffix(".new"), "w", encoding="utf-8")  # noqa: SIM115
+        with open(self._path, encoding="utf-8") as lines, file:
             for line in lines:
                 if json.loads(line)["step"] % self._stride == 0:
-                    file.write(line)
+                    thinned.write(line)
                     self._lines += 1
-        os.replace(new, self._path)
+        thinned.flush()
+        os.replace(thinned.name, self._path)
+        return thinned
 
 
 Key = TypeVar("Key", bound=Hashable)

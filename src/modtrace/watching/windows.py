@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import itertools
 import os
 import re
 import time
@@ -17,11 +16,6 @@ from ..timeline.summary.parts import divide_steps
 from .follow import RingFollower
 from .triggers import Trigger
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
 KEPT = "kept"
 """In the metadata of a kept window: a list of sentences that say why."""
 STEPS_FILE = "steps.jsonl"
@@ -31,8 +25,6 @@ _AROUND_NS = 5_000_000_000
 _MAX_WAIT_NS = 60_000_000_000
 """For so long the steps after a moment are waited for."""
 _MAX_NAME_BYTES = 150
-_RESTART_S = 10
-"""For so long the watcher of a run before this one may take to end."""
 _CAUSE_STEPS = 16
 """How many steps before a slow one show what is usual."""
 
@@ -219,39 +211,6 @@ def kept_folder(ring: str | os.PathLike[str]) -> Path:
     path = Path(ring)
     stem = path.name.removesuffix(".gz").rpartition(".")[0]
     return path / "kept" if path.is_dir() else path.with_name(f"{stem or path.name}.kept")
-
-
-def claim_folder(folder: Path) -> Path:
-    """Make the folder, or if another watcher writes to it one with a number behind its name, and return that.
-
-    It is this process's until it ends. The watcher of a run that was killed and started again is waited for. If the
-    folder cannot be made, it is returned as it is: what is to be kept there says so.
-    """
-    until, path = time.monotonic() + _RESTART_S, folder
-    with contextlib.suppress(OSError):
-        for number in itertools.count(2):
-            os.makedirs(path, exist_ok=True)
-            while not (is_ours := _lock(path)) and path == folder and time.monotonic() < until:
-                time.sleep(0.1)
-            if is_ours:
-                return path
-            path = folder.with_name(f"{folder.name}-{number}")
-    return folder
-
-
-def _lock(folder: Path) -> bool:
-    """Lock a folder until this process ends; False if another one has it."""
-    if not hasattr(fcntl, "flock"):
-        return True
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return False
-    except OSError:
-        os.close(descriptor)  # the file system has no locks
-    return True
 
 
 def find_causes(follower: RingFollower, steps: Sequence[int]) -> dict[int, str]:

@@ -43,12 +43,14 @@ def _size(text: str) -> int:
 @value_option("--max-kept", click.IntRange(1), "N", "Keep so many moments.", 20)
 @value_option("--max-bytes", _size, "SIZE", "Keep no more in FOLDER, with what earlier runs kept.", "500MB")
 @click.option("--lines", type=click.Path(), metavar="FILE", help="A JSON line per step. [FOLDER/steps.jsonl]")
+@click.option("--no-wait", is_flag=True, hidden=True, help="End if there is no ring.")
 @click.option("--metrics", type=click.IntRange(0, 65535), metavar="PORT", help="Serve OpenMetrics at 127.0.0.1:PORT.")
 def watch_command(
     rings: tuple[str, ...],
     conditions: tuple[str, ...],
     output: str | None,
     lines: str | None,
+    no_wait: bool,
     metrics: int | None,
     **limits: Any,
 ) -> None:
@@ -68,7 +70,7 @@ def watch_command(
     from ...watching.triggers import parse_conditions
     from ...watching.watch import Watcher
     from ...watching.whole_run import StepsFile, WholeRunWriter
-    from ...watching.windows import STEPS_FILE, KeepLimits, WindowKeeper, claim_folder, kept_folder
+    from ...watching.windows import STEPS_FILE, KeepLimits, WindowKeeper, kept_folder
 
     try:
         parsed = parse_conditions(conditions)
@@ -76,10 +78,7 @@ def watch_command(
         raise click.UsageError(f"--keep-when: {error}.") from None
     give_way()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what waits is saved then too
-    wanted = Path(output) if output else kept_folder(rings[0])
-    folder = claim_folder(wanted)
-    if folder != wanted:
-        say(f"{wanted} is another watcher's; this one writes to {folder}")
+    folder = Path(output) if output else kept_folder(rings[0])
     keep = KeepLimits(limits["around"], limits["pause"], limits["max_kept"], limits["max_bytes"])
     keeper = WindowKeeper(folder, keep, say)
     sinks: list[LookSink] = [StepsFile(Path(lines) if lines else folder / STEPS_FILE, say), WholeRunWriter(say)]
@@ -92,4 +91,4 @@ def watch_command(
             raise click.UsageError(f"--metrics {metrics}: {error.strerror or error}.") from None
         say(f"metrics at http://127.0.0.1:{served.port}/metrics")
         sinks.append(served)
-    Watcher(rings, parsed, keeper, say, sinks).run(limits["every"] / 1e9)
+    Watcher(rings, parsed, keeper, say, sinks, waits=not no_wait).run(limits["every"] / 1e9)
