@@ -159,11 +159,11 @@ FAULTS: dict[str, list[str]] = {
         "not-a-trace: neither an array of events nor an object with traceEvents",
     ],
     "null-dur.json": [
-        "null-time: event 1: dur is null; viewers lose the 2 events behind it",
-        "null-time: event 3: dur is null",
+        "null-time: event 1: dur is null; viewers lose the events after it",
+        "null-time: event 3: dur is null; viewers lose the events after it",
     ],
     "null-ts.json": [
-        "null-time: event 0: ts is null; viewers lose the 0 events behind it",
+        "null-time: event 0: ts is null; viewers lose the events after it",
     ],
     "odd-types.json": [
         "missing-field: event 1: there is no ph",

@@ -22,19 +22,14 @@ _MAX_ID = 2**32 - 1
 class ChromeEvents:
     """Checks events one by one and collects what the rules between events look at.
 
-    Args:
-        total: how many events the trace has, for messages; None if no event can be without its time.
-
     Attributes:
         layout: slices and flows of the events so far. Events with a fault are left out, except those whose ids are out
             of range, which viewers draw elsewhere.
     """
 
-    def __init__(self, total: int | None = None) -> None:
+    def __init__(self) -> None:
         self.layout = TrackLayout()
-        self._total = total
         self._position = 0
-        self._null_time_seen = False
         self._metadata_args: dict[tuple[str, str], object] = {}
         self._metadata_faults: list[Fault] = []
         self._event_faults: list[Fault] = []
@@ -89,10 +84,6 @@ class ChromeEvents:
                 message = f"{kind} of {subject!r} is {args!r}, and was {earlier!r}"
                 self._metadata_faults.append(Fault("duplicate-metadata", message, position))
         problems = list(_field_faults(position, raw))
-        if not self._null_time_seen and any(problem.rule == "null-time" for problem in problems):
-            self._null_time_seen = True
-            lost = "" if self._total is None else f"; viewers lose the {self._total - position - 1} events behind it"
-            problems = [p._replace(message=p.message + lost) if p.rule == "null-time" else p for p in problems]
         self._event_faults.extend(problems)
         if any(problem.rule != "id-out-of-range" for problem in problems):
             return
@@ -150,7 +141,7 @@ def _time_faults(position: int, phase: str, field: str, raw: dict[str, Any]) -> 
         return
     value = raw[field]
     if value is None:
-        yield Fault("null-time", f"{field} is null", position)
+        yield Fault("null-time", f"{field} is null; viewers lose the events after it", position)
         return
     number = _parse_number(value)
     if number is None:
