@@ -30,9 +30,8 @@ def merge(
 ) -> MergeResult:
     """Lay a recording over a trace of torch.profiler.
 
-    The profiler's events are kept byte for byte, and its file is never written. What is broken in it is repaired or
-    left out, and the result says so. Module tracks lie above the threads of the process; above each stream of a GPU
-    lies a track of the modules whose kernels ran.
+    The profiler's events are kept byte for byte, and its file is never written. Module tracks lie above the threads of
+    the process; above each stream of a GPU lies a track of the modules whose kernels ran.
 
     Args:
         profiler_trace: `.json` or `.json.gz`, as `export_chrome_trace` writes it.
@@ -45,7 +44,7 @@ def merge(
 
     Raises:
         RingError: the recording is a ring file that is damaged beyond reading.
-        TraceError: a file cannot be read, or the two have no moment in common.
+        TraceError: a file is cut off or broken, or the two have no moment in common.
         WriteError: `out` cannot be written; an existing file there is intact.
 
     Example:

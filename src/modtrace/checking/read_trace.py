@@ -145,12 +145,10 @@ def _read_stream(
 
             events = ChromeEvents()
             try:
-                stream = EventStream(source)
-                for chunk in stream.chunks():
+                for chunk in EventStream(source).chunks():
                     events.add(chunk.events)
             except TraceError as error:
                 raise UnreadableTraceError(str(error)) from error
-            notes += [*stream.notes, *(["a comma follows the last event"] if stream.trailing_comma else [])]
             faults, layout = events.faults(), events.layout
             if head.startswith(BYTE_ORDER_MARK):
                 notes.append("byte 0: a byte order mark, which JSON forbids")
@@ -180,6 +178,6 @@ def _read_whole(path: str | os.PathLike[str]) -> tuple[list[Fault], TrackLayout]
     from .chrome_rules import ChromeEvents
 
     raw_events = parse_leniently(data, faults)
-    events = ChromeEvents(len(raw_events))
+    events = ChromeEvents()
     events.add(raw_events)
     return [*faults, *events.faults()], events.layout

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import orjson
 
 from .._errors import TraceError
-from .event_repair import BOUNDARY, RecoveredEvent, has_times, recover_events
 from .limits import MAX_EVENT_BYTES, MAX_HEAD_BYTES, MAX_TAIL_BYTES, LimitError, check_nested_json
 from .trace_file import BYTE_ORDER_MARK, TraceFile
 
@@ -108,11 +107,8 @@ def find_tail(data: bytes | bytearray, *, bare: bool) -> tuple[int, dict[str, An
     return None
 
 
-_WINDOW = 1 << 16
-"""Bytes in which broken events are looked for one by one, before whole blocks are tried again."""
-_NULL_TIME = re.compile(rb'"(?:dur|ts)"\s*:\s*null')
-_MAX_NOTES = 20
-"""Places named; a file can be broken at a million."""
+_BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")
+"""Between two objects of a list: the events, or objects inside one."""
 
 
 @contextlib.contextmanager
@@ -144,34 +140,23 @@ class EventStream:
 
     Args:
         source: the trace.
-        strict: whether a file that is cut off, or of which an event had to be changed, is an error.
 
     Attributes:
         head: the bytes up to and with the `[` that opens the events.
         keys: top-level keys with their values; those after the events are there once `chunks` is exhausted.
         bare: whether the file is an array without an object around it.
-        tail: the bytes from the `]` on that closes the events; empty if the file is cut off.
+        tail: the bytes from the `]` on that closes the events.
         count: how many events were yielded.
-        repaired: how many events had to be changed to be readable.
-        dropped: how many could not be saved.
-        notes: what was wrong with the file, each with its byte offset.
-        trailing_comma: whether a comma follows the last event, which JSON forbids and viewers accept.
 
     Raises:
-        TraceError: the file is no trace, or nothing in it can be saved.
+        TraceError: the file is not a trace, is cut off, or holds JSON that is broken.
     """
 
-    def __init__(self, source: TraceFile, *, strict: bool = False) -> None:
+    def __init__(self, source: TraceFile) -> None:
         self.count = 0
-        self.repaired = 0
-        self.dropped = 0
-        self.notes: list[str] = []
-        self.trailing_comma = False
         self.tail = b""
         self._source = source
-        self._strict = strict
         self._blocks = source.blocks()
-        self._ended = False
         data = bytearray()
         while True:
             before = len(data)
@@ -191,70 +176,51 @@ class EventStream:
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield the events in file order."""
-        found = False
         for chunk in self._all():
-            found = True
             self.count += len(chunk.events)
             yield chunk
-        if not found and (self.dropped or not self.tail):
-            raise self._error("no event of it can be read: this is no profiler trace, or it was cut off", self._offset)
 
     def _all(self) -> Iterator[Chunk]:
         yield from self._cut()
-        enough = 0
+        enough, ended = 0, False
         for block in self._blocks:
             self._buffer += block
-            if len(self._buffer) >= enough and not self._ended:
+            if len(self._buffer) >= enough and not ended:
                 before = self._offset
                 yield from self._cut()
                 # What was not whole is tried again when there is twice as much of it.
                 enough = 0 if self._offset != before else 2 * len(self._buffer)
-            if self._ended and len(self._buffer) > MAX_TAIL_BYTES:
+            if len(self._buffer) > MAX_EVENT_BYTES and not ended:
+                ended = self._is_last()
+                if not ended:
+                    raise self._fault(f"an event of more than {MAX_EVENT_BYTES >> 20} MiB")
+            if len(self._buffer) > MAX_TAIL_BYTES:
                 raise self._error(f"more than {MAX_TAIL_BYTES >> 20} MiB follow the events", self._offset)
-            if not self._ended and len(self._buffer) > MAX_EVENT_BYTES:
-                # Unless it is what follows the last event.
-                chunk = self._one_by_one(final=False)
-                if chunk is not None and chunk.events:
-                    yield chunk
-                elif not self._ended:
-                    raise self._error(f"an event of more than {MAX_EVENT_BYTES >> 20} MiB", self._offset)
         yield from self._finish()
 
-    def _cut(self, *, final: bool = False) -> Iterator[Chunk]:
-        """Yield the whole events of the buffer; `final` says that nothing follows it."""
+    def _cut(self) -> Iterator[Chunk]:
+        """Yield the whole events of the buffer but the last."""
         limit = len(self._buffer)
-        failed = False
-        while not self._ended:
-            comma = self._last_comma(limit)
-            if comma < 0 and not failed:
-                return
-            if comma < 0:
-                # What does not parse begins with the first event: it is broken, or the last one.
-                chunk = self._one_by_one(final)
-                if chunk is None:
-                    return
-                if chunk.events:
-                    yield chunk
-                limit, failed = len(self._buffer), False
-                continue
+        while (comma := self._last_comma(limit)) >= 0:
             parsed = self._parse(comma)
             if isinstance(parsed, int):
-                limit, failed = min(parsed, self._buffer.rindex(b"}", 0, comma)), True
+                limit = min(parsed, self._buffer.rindex(b"}", 0, comma))
                 continue
-            self._drop(comma)
+            self._offset += comma
+            del self._buffer[:comma]
             yield parsed
-            limit, failed = len(self._buffer), False
+            limit = len(self._buffer)
 
     def _last_comma(self, limit: int) -> int:
         """Return the place of the last comma before `limit` that could part two events, or -1."""
         index = limit
         while (index := self._buffer.rfind(b"}", 0, index)) >= 0:
-            if BOUNDARY.match(self._buffer, index):
+            if _BOUNDARY.match(self._buffer, index):
                 return self._buffer.index(b",", index)
         return -1
 
     def _parse(self, end: int) -> Chunk | int:
-        """Parse the buffer up to `end`, where the comma after an event stands; return where it fails, if it does."""
+        """Parse the buffer up to `end`, where what follows an event stands; return where it fails, if it does."""
         buffer = self._buffer
         buffer[0] = ord("[")
         separator = buffer[end]
@@ -263,66 +229,56 @@ class EventStream:
             with memoryview(buffer) as view:
                 events = orjson.loads(view[: end + 1])
         except orjson.JSONDecodeError as error:
-            return self._place_of(error, end)
+            return _place_of(error, buffer[:end])
         finally:
             buffer[end] = separator
-        raw = bytes(buffer[1:end])
-        if b"null" in raw and not all(has_times(event) for event in events if isinstance(event, dict)):
-            null = _NULL_TIME.search(buffer)
-            return null.start() if null else 1
-        return Chunk(raw, events)
+        return Chunk(bytes(buffer[1:end]), events)
 
-    def _place_of(self, error: orjson.JSONDecodeError, end: int) -> int:
-        if error.pos == 0:
-            try:
-                self._buffer[:end].decode()
-            except UnicodeDecodeError as bad:
-                return bad.start
-        # Counted in characters, so never beyond the byte where it failed.
-        return error.pos
+    def _is_last(self) -> bool:
+        """Whether the first event of the buffer is the last one: the `]` that closes the events follows it."""
+        text = self._buffer[1:].lstrip().decode("latin-1")
+        try:
+            _, end = json.JSONDecoder(strict=False).raw_decode(text)
+        except (ValueError, RecursionError):
+            return False
+        return end <= MAX_EVENT_BYTES and text[end:].lstrip().startswith("]")
 
-    def _one_by_one(self, final: bool) -> Chunk | None:
-        """Take the first events singly; None if the first is not there as a whole, or the events are at an end."""
-        length = _WINDOW
-        while True:
-            whole = length >= len(self._buffer)
-            events, closed = recover_events(bytes(self._buffer[1 : 1 + length]), final=final and whole)
-            if closed:
-                # The last event is left for the tail, which shows whether this is the end.
-                self._ended = True
-                events.pop()
-            if events or whole or self._ended:
-                break
-            length *= 4
-        if not events:
-            return None
-        chunk = self._keep(events)
-        comma = self._buffer.find(b",", events[-1].end + 1)
-        self._drop(comma if comma >= 0 else len(self._buffer) - 1)
-        return chunk
+    def _finish(self) -> Iterator[Chunk]:
+        """Yield the last events, and read what follows them."""
+        if self._source.damage:
+            raise self._error("it is not whole, or damaged", self._offset)
+        rest = bytes(self._buffer[1:])
+        try:
+            tail = find_tail(rest, bare=self.bare)
+        except LimitError as error:
+            raise self._error(str(error), self._offset) from None
+        if tail is None:
+            raise self._fault("it is cut off within or after the event that begins here; export it again")
+        end, keys = tail
+        self.keys |= keys
+        self.tail = rest[end:]
+        if rest[:end].strip():
+            parsed = self._parse(end + 1)
+            if isinstance(parsed, int):
+                raise self._fault("an event that is no JSON")
+            yield parsed
 
-    def _keep(self, recovered: list[RecoveredEvent]) -> Chunk:
-        """Count and note what became of events, and return those that were saved."""
-        for event in recovered:
-            if event.event is None:
-                self.dropped += 1
-                self._note(self._offset + event.begin, "an event that cannot be read", "was left out")
-            elif event.changed:
-                self.repaired += 1
-                self._note(self._offset + event.begin, "an event", "was made readable")
-        readable = [event for event in recovered if event.event is not None]
-        return Chunk(b",\n".join(event.raw for event in readable), [event.event for event in readable])
-
-    def _drop(self, end: int) -> None:
-        """Let go of the buffer before `end`."""
-        self._offset += end
-        del self._buffer[:end]
-
-    def _note(self, offset: int, what: str, done: str) -> None:
-        if self._strict:
-            raise self._error(f"it is not whole, or damaged: {what}", offset)
-        if len(self.notes) < _MAX_NOTES:
-            self.notes.append(f"byte {offset}: {what} {done}")
+    def _fault(self, otherwise: str) -> TraceError:
+        """Return the error that says where the JSON in the buffer is broken; `otherwise` where it is not."""
+        what, place, rest = otherwise, 0, bytes(self._buffer[1:])
+        around = b"[" if self.bare else b'{"traceEvents":['
+        try:
+            check_nested_json(rest)
+            orjson.loads(around + rest)
+        except LimitError as error:
+            what = str(error)
+        except orjson.JSONDecodeError as error:
+            broken = _place_of(error, around + rest)
+            if broken < len(around + rest):
+                what, place = f"broken JSON: {error.msg}; export the trace again, or mend it", broken - len(around)
+        if not self.count:
+            what, place = "no event of it can be read: this is no profiler trace, or it was cut off", 0
+        return self._error(what, self._offset + place)
 
     def _error(self, message: str, offset: int) -> TraceError:
         if self._source.damage:
@@ -331,39 +287,10 @@ class EventStream:
             message = f"{message} (the offset is in the uncompressed data)"
         return TraceError(self._source.path, message, offset)
 
-    def _finish(self) -> Iterator[Chunk]:
-        """Read what is left: the last events and the tail."""
-        yield from self._cut(final=True)
-        if self._source.damage:
-            if self._strict:
-                raise self._error("it is not whole, or damaged", self._offset)
-            self.notes.insert(0, self._source.damage)
-        rest = bytes(self._buffer[1:])
-        try:
-            tail = find_tail(rest, bare=self.bare)
-        except LimitError as error:
-            raise self._error(str(error), self._offset) from None
-        end = len(rest)
-        if tail is not None:
-            end, keys = tail
-            self.keys |= keys
-            self.tail = rest[end:]
-            self.trailing_comma = self._offset > len(self.head) and not rest[:end].strip()
-            parsed = self._parse(end + 1) if rest[:end].strip() else Chunk(b"", [])
-            if not isinstance(parsed, int):
-                if parsed.events:
-                    yield parsed
-                return
-        last, _ = recover_events(rest[:end], final=True)
-        chunk = self._keep(last)
-        last_end = last[-1].end if last else 0
-        lost = rest[last_end:end].strip(b", \t\r\n")
-        self.trailing_comma = self.trailing_comma or b"," in rest[last_end:end]
-        if tail is None:
-            offset = self._offset + last_end
-            self._note(offset, "the trace is cut off here;", f"{len(rest) - last_end} bytes were left out")
-        elif lost:
-            self.dropped += 1
-            self._note(self._offset + last_end, "an event that cannot be read", "was left out")
-        if chunk.events:
-            yield chunk
+
+def _place_of(error: orjson.JSONDecodeError, data: bytes | bytearray) -> int:
+    """Return the byte at which JSON is broken; its length if it only ends too early."""
+    try:
+        return len(data.decode()[: error.pos].encode())
+    except UnicodeDecodeError as bad:
+        return bad.start
