@@ -240,6 +240,6 @@ class Events:
     def __len__(self) -> int:
         return len(self.serial)
 
-    def take(self, index: AnyArray) -> "Events":
-        """Return the events at `index` (positions or a mask)."""
+    def take(self, index: AnyArray | slice) -> "Events":
+        """Return the events at `index` (positions, a mask or a range)."""
         return Events(*(getattr(self, field)[index] for field in self.__slots__))

@@ -24,7 +24,7 @@ from .spans import forward_of_recompute
 _MAX_DRIFT = 500e-6
 """A wall clock is slewed by at most 500 ppm; one that moved by more between two readings was set."""
 MAX_BACKWARD_EVENTS = 1 << 16
-"""To attribute a node takes longer than to pair a call: usual durations of backward are those of the last events."""
+"""Usual durations of backward are those of so many last events."""
 
 
 class RingAnalysis:
@@ -109,8 +109,7 @@ class RingAnalysis:
     @cached_property
     def open_stacks(self) -> list[ThreadStack]:
         """The stack of each thread that has written any event, in the order in which they came."""
-        is_torn = self.snapshot.slots.torn > 0
-        return open_stacks(self.all_events, self.events, self.passes, self.lookup, is_torn=is_torn)
+        return open_stacks(self)
 
     @cached_property
     def queued(self) -> QueuedEvents:
@@ -171,13 +170,10 @@ class RingAnalysis:
     @cached_property
     def _ended_nodes(self) -> tuple[Int64Array, Int64Array]:
         """The name of the call that made each ended node, if any, and how long the node ran, ns."""
-        events = self.events
-        if len(events) > MAX_BACKWARD_EVENTS:
-            events = events.take(np.arange(len(events) - MAX_BACKWARD_EVENTS, len(events)))
-            intervals = build_intervals(events)
-            call = attribute_nodes(intervals, events, self.lookup.torch_threads)
-        else:
-            intervals, call = self.intervals, self.call
+        # To attribute a node takes longer than to pair a call: the last events are enough to say what is usual.
+        events = self.events.take(slice(-MAX_BACKWARD_EVENTS, None))
+        intervals = build_intervals(events)
+        call = attribute_nodes(intervals, events, self.lookup.torch_threads)
         is_ended: BoolArray = intervals.is_node & intervals.has_start & intervals.has_end
         name = np.where(call >= 0, intervals.name[call], NO_NAME)
         return name[is_ended], (intervals.end - intervals.start)[is_ended]

@@ -4,8 +4,11 @@ What belongs together has a number that is given out in order: the calls of a mo
 passes, the collectives. A cut parts nothing if no number that comes behind it was given out before it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from itertools import compress
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,8 +25,10 @@ from ...ring.slot_format import (
     SEQUENCE_BITS,
     SEQUENCE_MASK,
 )
-from .analysis import NameLookup
 from .intervals import segment_pass
+
+if TYPE_CHECKING:
+    from .analysis import NameLookup
 
 _WINDOWS = 4
 """Parts of a block; in each, one cut is looked at: the last one at which the fewest calls and passes are open."""

@@ -7,27 +7,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..._typing import BoolArray, Int64Array, SignedIntArray
+from ..._typing import Int64Array, SignedIntArray
 from ...ring import Events, Kind
 from ...ring.range_text import CATEGORIES, RangeName, parse_range
-from ...ring.slot_format import (
-    ABANDONED_BIT,
-    CALL_ENTER_KINDS,
-    CALL_EXIT_KINDS,
-    FORWARD_THREAD_MASK,
-    KINDS_OF_OTHER_THREADS,
-    SEQUENCE_MASK,
-)
+from ...ring.slot_format import KINDS_OF_OTHER_THREADS
 from ..contents import Name
 from .attribution import attribute_nodes
-from .intervals import Intervals, build_intervals, call_ids, segment_pass
+from .cuts import find_cuts
+from .intervals import Intervals, build_intervals
 
 if TYPE_CHECKING:
-    from .analysis import NameLookup, PassColumns
+    from .analysis import NameLookup, PassColumns, RingAnalysis
 
 AFTER_BACKWARD = "after backward"
 """The phase of a thread that is in a backward pass in which no node runs."""
-
 
 _COMMUNICATION = "communication"
 """Ranges of this category do not say where a thread is: another thread can end them. Waits have events of their own."""
@@ -110,54 +103,42 @@ class _OpenPass(NamedTuple):
 
     Attributes:
         thread: index of the thread that called it, in the name table.
-        serial: of the event that begins it.
+        position: of its begin, as `Intervals` has positions.
         since_ns: when it began, monotonic nanoseconds.
         others: int64, the threads that called no pass: its nodes may run there.
-        position: of its begin among the events that `located` was given, as `Intervals` has positions.
     """
 
     thread: int
-    serial: int
+    position: int
     since_ns: int
     others: Int64Array
-    position: int = -1
-
-    def located(self, events: Events) -> _OpenPass:
-        """Return it with its position among some events, in which it begins."""
-        return self._replace(position=2 * int(np.searchsorted(events.serial, self.serial)) + 1)
 
 
-def open_stacks(
-    all_events: Events, events: Events, passes: PassColumns, lookup: NameLookup, *, is_torn: bool
-) -> list[ThreadStack]:
-    """Return the stack of each thread that has written any event, in the order in which they came.
-
-    Args:
-        all_events: of the ring.
-        events: those of modules and nodes.
-        passes: the backward passes in `events`.
-        lookup: the name table.
-        is_torn: whether slots are torn, each of which can have held the end of anything.
-    """
-    intervals, call, open_intervals, in_passes = _open_intervals(
-        events, _open_passes(events, passes), lookup.torch_threads, is_torn
-    )
+def open_stacks(analysis: RingAnalysis) -> list[ThreadStack]:
+    """Return the stack of each thread that has written any event, in the order in which they came."""
+    all_events, lookup, first = analysis.all_events, analysis.lookup, _last_cut(analysis)
+    events, passes = analysis.events.take(slice(first, None)), _open_passes(analysis.events, analysis.passes, first)
+    intervals = build_intervals(events)
+    call = attribute_nodes(intervals, events, lookup.torch_threads)
+    # What was clipped has lost its end, but is not open.
+    open_intervals = np.flatnonzero(intervals.end_position > 2 * len(events) + 2)
+    is_recompute = intervals.is_recompute
     stacks: dict[int, list[OpenCall]] = {}
     for index in open_intervals.tolist():
         stack = stacks.setdefault(int(intervals.thread[index]), [])
         since_ns = int(intervals.start[index])
         if not intervals.is_node[index]:
-            phase = "recompute" if intervals.is_recompute[index] else "forward"
+            phase = "recompute" if is_recompute[index] else "forward"
             stack.append(_open_call(lookup.names[intervals.name[index]], phase, since_ns))
             continue
         path = [lookup.names[intervals.name[inner]] for inner in intervals.call_path(int(call[index]))]
         path = path or [_OUTSIDE]
         stack.extend(_open_call(name, "backward", since_ns) for name in reversed(path))
-    for thread, since_ns, nodes in _waits(intervals, open_intervals, in_passes):
+    for thread, since_ns, nodes in _waits(intervals, open_intervals, passes):
         of_module = nodes[call[nodes] >= 0]
         name = lookup.names[intervals.name[call[of_module[-1]]]] if len(of_module) else _OUTSIDE
         stacks.setdefault(thread, []).append(_open_call(name, AFTER_BACKWARD, since_ns))
-    in_model = {*stacks, *(open_pass.thread for open_pass in in_passes)}
+    in_model = {*stacks, *(open_pass.thread for open_pass in passes)}
     stacks |= {thread: calls for thread, calls in _open_ranges(all_events, lookup).items() if thread not in in_model}
     last_ns = np.full(len(lookup.threads), -1, np.int64)
     by_thread = ~np.isin(all_events.kind, KINDS_OF_OTHER_THREADS)
@@ -167,6 +148,13 @@ def open_stacks(
         name, tid = lookup.threads[thread]
         threads.append(ThreadStack(name, tid, tuple(stacks.get(thread, ())), int(last_ns[thread])))
     return threads
+
+
+def _last_cut(analysis: RingAnalysis) -> int:
+    """Return the index of the last event of modules and nodes before which nothing is open or used later."""
+    serial, ends = analysis.events.serial, analysis.step_ends.event
+    cuts = find_cuts([analysis.all_events], analysis.lookup, serial[ends]) if len(ends) else []
+    return int(np.searchsorted(serial, cuts[-1])) if cuts else 0
 
 
 def _open_ranges(events: Events, lookup: NameLookup) -> dict[int, list[OpenCall]]:
@@ -201,113 +189,8 @@ def _open_call(name: Name, phase: str, since_ns: int) -> OpenCall:
     return OpenCall(name.fqn, phase, since_ns, name.module_class)
 
 
-def _open_intervals(
-    events: Events, passes: list[_OpenPass], torch_threads: Int64Array, torn: bool
-) -> tuple[Intervals, Int64Array, SignedIntArray, list[_OpenPass]]:
-    """Return intervals, the call that each node belongs to, which intervals are open, and the open passes.
-
-    The intervals hold all that are open, and the last nodes of the open passes. The passes have their positions there.
-    """
-    # A torn slot can have held the end of anything; then only all events together show what is open.
-    for part, first_serial in [(events, 0)] if torn else _growing_parts(events, passes):
-        passes = [open_pass.located(part) for open_pass in passes]
-        intervals = build_intervals(part)
-        call = attribute_nodes(intervals, part, torch_threads)
-        # What was clipped has lost its end, but is not open.
-        open_intervals = np.flatnonzero(intervals.end_position > 2 * len(part) + 2)
-        nodes = np.concatenate(
-            [
-                open_intervals[intervals.is_node[open_intervals]],
-                *(_nodes_of_pass(intervals, open_pass)[-1:] for open_pass in passes),
-            ]
-        )
-        oldest = _oldest_sequence(part, first_serial, torch_threads)
-        known = [
-            sequence >= oldest.get(forward_thread, sequence + 1)
-            for forward_thread, sequence in _native_nodes(intervals, nodes)
-        ]
-        if np.all(call[nodes] >= 0) and all(known):
-            break
-    return intervals, call, open_intervals, passes
-
-
-def _native_nodes(intervals: Intervals, nodes: SignedIntArray) -> list[tuple[int, int]]:
-    """Return (forward thread as torch numbers it, sequence number) of the nodes that are known by these."""
-    native = nodes[intervals.forward_thread[nodes] >= 0]
-    return list(zip(intervals.forward_thread[native].tolist(), intervals.sequence[native].tolist(), strict=True))
-
-
-def _oldest_sequence(events: Events, first_serial: int, torch_threads: Int64Array) -> dict[int, int]:
-    """Return for each thread, by torch's number of it, the sequence number from which on no call is left out.
-
-    Args:
-        events: what was taken.
-        first_serial: the serial number from which on all calls were taken.
-        torch_threads: int64, torch's number of each thread.
-    """
-    is_call = np.isin(events.kind, (*CALL_ENTER_KINDS, *CALL_EXIT_KINDS)) & (events.serial >= first_serial)
-    sequence, thread = events.value[is_call] & SEQUENCE_MASK, events.thread[is_call]
-    oldest: dict[int, int] = {}
-    for number in np.flatnonzero(np.bincount(thread)).tolist():
-        torch_thread = int(torch_threads[number]) & FORWARD_THREAD_MASK
-        oldest[torch_thread] = max(oldest.get(torch_thread, 0), int(sequence[thread == number].min()))
-    return oldest
-
-
-def _growing_parts(events: Events, passes: list[_OpenPass]) -> Iterator[tuple[Events, int]]:
-    """Yield the events that show what is open, more each time, until all are there: most of a ring is over.
-
-    Yields with them the serial number from which on they hold all calls.
-    """
-    is_enter, is_exit = np.isin(events.kind, CALL_ENTER_KINDS), np.isin(events.kind, CALL_EXIT_KINDS)
-    needed = _without_end(events, is_enter, is_exit)
-    unended = np.flatnonzero(needed)
-    # An interrupted call has no exit. The calls around it then look unended; those with an exit of their own are not.
-    enters, exits = np.flatnonzero(is_enter), np.flatnonzero(is_exit)
-    enter_id, exit_id = call_ids(events, enters), call_ids(events, exits)
-    wanted = call_ids(events, unended)
-    needed[unended[np.isin(wanted, exit_id[np.isin(exit_id, wanted)])]] = False
-    needed |= _events_of_passes(events, passes)
-    cut = np.setdiff1d(exit_id[needed[exits]], enter_id[needed[enters]])
-    needed[enters[np.isin(enter_id, cut)]] = True
-    needed |= _without_end(events, events.kind == Kind.NODE_BEGIN, events.kind == Kind.NODE_END)
-    segments = np.flatnonzero((events.kind == Kind.CALL_BACKWARD) | (events.kind == Kind.SEGMENT_BEGIN))
-    ended = np.sort(events.value[events.kind == Kind.BACKWARD_OVER] & ~ABANDONED_BIT)
-    pass_id = segment_pass(events.take(segments))
-    needed[segments[np.searchsorted(ended, pass_id, "left") == np.searchsorted(ended, pass_id, "right")]] = True
-    if not np.any(needed & ~is_enter):
-        yield events.take(needed), 0
-        return
-    if np.any(events.kind == Kind.GRAPH_BUILT):
-        yield events, 0
-        return
-    # To find the call of a node, calls that have ended are needed too, mostly recent ones: take more of them each time.
-    for divisor in (16, 4, 1):
-        first = len(events) - max(1, len(events) // divisor)
-        recent = exits >= first
-        # If a call began before `first`, take its enter too: without it the call would seem older than all events.
-        begun_before = np.setdiff1d(exit_id[recent], enter_id[enters >= first])
-        needed[enters[(enters >= first) | np.isin(enter_id, begun_before)]] = True
-        needed[exits[recent]] = True
-        yield events.take(needed), int(events.serial[first])
-
-
-def _without_end(events: Events, is_start: BoolArray, is_end: BoolArray) -> BoolArray:
-    """Return which of the starts have no end on their thread, if what started last ends first."""
-    is_open = np.zeros(len(events), np.bool_)
-    index = np.flatnonzero(is_start | is_end)
-    thread = events.thread[index]
-    for number in np.flatnonzero(np.bincount(thread)).tolist():
-        backwards = index[thread == number][::-1]
-        # Read backwards, an end goes down and its start comes up again; one without an end rises above all before it.
-        height = np.cumsum(np.where(is_start[backwards], 1, -1))
-        before = np.maximum.accumulate(np.concatenate([[0], height]))[:-1]
-        is_open[backwards[height > before]] = True
-    return is_open
-
-
-def _open_passes(events: Events, passes: PassColumns) -> list[_OpenPass]:
-    """Return the innermost open pass of each thread that has any."""
+def _open_passes(events: Events, passes: PassColumns, first: int) -> list[_OpenPass]:
+    """Return the innermost open pass of each thread that has any; positions count from the event at `first`."""
     thread, begin, end = passes
     others = np.setdiff1d(events.thread, thread).astype(np.int64)
     innermost: dict[int, _OpenPass] = {}
@@ -315,20 +198,9 @@ def _open_passes(events: Events, passes: PassColumns) -> list[_OpenPass]:
         # A pass inside of one that is over has lost its end.
         around = (thread == thread[index]) & (begin < begin[index]) & (end > begin[index])
         if not around.any():
-            at = begin[index]
-            innermost[int(thread[index])] = _OpenPass(
-                int(thread[index]), int(events.serial[at]), int(events.time[at]), others
-            )
+            caller, at = int(thread[index]), int(begin[index])
+            innermost[caller] = _OpenPass(caller, 2 * (at - first) + 1, int(events.time[at]), others)
     return list(innermost.values())
-
-
-def _events_of_passes(events: Events, passes: list[_OpenPass]) -> BoolArray:
-    """Return which events may belong to the nodes of open passes."""
-    needed = np.zeros(len(events), np.bool_)
-    for open_pass in passes:
-        threads = np.append(open_pass.others, open_pass.thread)
-        needed |= (events.serial >= open_pass.serial) & np.isin(events.thread, threads)
-    return needed
 
 
 def _nodes_of_pass(intervals: Intervals, open_pass: _OpenPass) -> Int64Array:
