@@ -91,39 +91,28 @@ def test_a_terminal_gets_names_shortened_from_the_left(width: int) -> None:
     assert len(line) <= width
 
 
-@pytest.mark.parametrize(
-    ("typed", "said"),
-    [
-        ("sumary", "modtrace: There is no command 'sumary'. Did you mean summary?"),
-        ("xyz", "modtrace: There is no command 'xyz'. There are run, demo, view, summary, "),
-    ],
-)
-def test_a_mistyped_command_is_answered_with_a_similar_one(typed: str, said: str) -> None:
-    result = invoke(typed)
+def test_a_mistyped_command_is_answered_with_those_that_there_are() -> None:
+    result = invoke("sumary")
 
     assert result.exit_code == 2
+    said = "modtrace: No such command 'sumary'; try run, demo, view, summary, "
     assert result.stderr.splitlines()[-1].startswith(said)
 
 
 def test_wrong_usage_has_the_style_of_all_errors() -> None:
-    assert invoke("view", "--ofline", "x").stderr.splitlines() == [
-        "Usage: modtrace view [OPTIONS] TRACE; help: modtrace view -h",
-        "modtrace: There is no option '--ofline'. Did you mean --offline?",
-    ]
+    usage, error = invoke("view", "--ofline", "x").stderr.splitlines()
+
+    assert usage == "Usage: modtrace view [OPTIONS] TRACE; help: modtrace view -h"
+    assert error.startswith("modtrace: No such option")
+    assert "Did you mean" in error
+    assert "--offline" in error
 
 
-def test_a_mistyped_option_is_answered_with_similar_ones_only() -> None:
-    assert invoke("demo", "--steps", "5").stderr.splitlines()[-1] == "modtrace: There is no option '--steps'."
-    assert invoke("summary", "--forma", "x").stderr.splitlines()[-1] == (
-        "modtrace: There is no option '--forma'. Did you mean --format?"
-    )
-
-
-@pytest.mark.parametrize("command", ["summary", "convert", "diff"])
-def test_options_of_other_commands_are_unknown(command: str) -> None:
-    said = "modtrace: There is no option '--modules'."
-    assert invoke(command, "--modules", "x").stderr.splitlines()[-1].startswith(said)
-    assert invoke("run", "--only", "x").stderr.splitlines()[-1].startswith("modtrace: There is no option '--only'.")
+@pytest.mark.parametrize(
+    "line", ["summary --modules x", "convert --modules x", "diff --modules x", "run --only x", "demo --steps 5"]
+)
+def test_options_of_other_commands_are_unknown(line: str) -> None:
+    assert invoke(*line.split()).stderr.splitlines()[-1].startswith("modtrace: No such option")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no file here is always full")

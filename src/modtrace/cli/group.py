@@ -10,7 +10,6 @@ import click
 
 from .._errors import ModtraceError
 from .._version import __version__
-from .options import did_you_mean
 from .output import echo, say
 
 _SECTIONS: dict[str, dict[str, str]] = {
@@ -74,25 +73,16 @@ class LazyGroup(click.Group):
                 formatter.write_dl([(name.ljust(width), text) for name, text in section.items()])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a subcommand; None if there is none of that name."""
-        if cmd_name not in self.list_commands(ctx):
-            return None
+        """Import a subcommand; None if there is none of that name, and a shell asks how a line may go on."""
+        known = self.list_commands(ctx)
+        if cmd_name not in known:
+            return None if ctx.resilient_parsing else ctx.fail(f"No such command {cmd_name!r}; try {', '.join(known)}.")
+        # `?` for characters that the output cannot encode; the script of `run` prints to the same stream.
+        if cmd_name != "run" and isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")
         module = importlib.import_module(f".commands.{cmd_name}", __package__)
         command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the subcommand; if there is none of that name, say which are similar."""
-        name, known = args[0], self.list_commands(ctx)
-        if name not in known and not ctx.resilient_parsing:
-            hint = did_you_mean(name, known) or f" There are {', '.join(known)}."
-            raise click.UsageError(f"There is no command {name!r}.{hint}", ctx)
-        # `?` for characters that the output cannot encode; the script of `run` prints to the same stream.
-        if name != "run" and isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="replace")
-        return super().resolve_command(ctx, args)
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Run a subcommand and exit: with 1 and a line on stderr for a `ModtraceError`, with 2 for wrong usage."""
@@ -114,27 +104,13 @@ class LazyGroup(click.Group):
                 if error.ctx is not None:
                     usage = " ".join(error.ctx.get_usage().split())
                     echo(f"{usage}; help: {error.ctx.command_path} -h", err=True)
-                _say_error(_message_of(error))
+                _say_error(error.format_message())
         sys.exit(status if isinstance(status, int) else 0)
 
 
 def _say_error(message: str) -> None:
     """Print an error as one line, with line breaks in it as spaces."""
     say(" ".join(message.splitlines()))
-
-
-def _message_of(error: click.UsageError) -> str:
-    """Return what is wrong, and for an unknown name those that are like it."""
-    if error.ctx is None:
-        return error.format_message()
-    if isinstance(error, click.NoSuchOption):
-        options = [name for parameter in error.ctx.command.get_params(error.ctx) for name in parameter.opts]
-        return f"There is no option {error.option_name!r}.{did_you_mean(error.option_name, options)}"
-    command_name = getattr(error, "command_name", None)  # of click 8.4's NoSuchCommand
-    if command_name is not None and isinstance(error.ctx.command, click.Group):
-        known = error.ctx.command.list_commands(error.ctx)
-        return f"There is no command {command_name!r}.{did_you_mean(command_name, known)}"
-    return error.format_message()
 
 
 def _show_version(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:

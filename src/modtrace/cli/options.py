@@ -1,8 +1,7 @@
 """Options that several commands have, each with one name and one meaning."""
 
-import difflib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 import click
@@ -13,13 +12,6 @@ StepRange = tuple[int | None, int | None]
 """What `steps_option` gives: the first step and the one behind the last; None: from the first on, and to the last."""
 
 Number = TypeVar("Number", int, float)
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a sentence, after a space, with the names that are like one; empty if none is."""
-    bare = {candidate.lstrip("-"): candidate for candidate in known}
-    similar = difflib.get_close_matches(name.lstrip("-"), bare)
-    return f" Did you mean {' or '.join(bare[match] for match in similar)}?" if similar else ""
 
 
 def interval(parse_number: Callable[[str], Number]) -> Callable[[str], tuple[Number | None, Number | None]]:
