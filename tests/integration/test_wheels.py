@@ -138,14 +138,6 @@ def test_a_torch_that_the_wheel_does_not_know_is_recorded_by_the_portable_engine
     assert "it is not built for torch 2.98.0; run `modtrace build`" in done.stderr
 
 
-def test_the_version_tells_the_engine_of_the_wheel(installed: Installed) -> None:
-    done = installed.run("-m", "modtrace", "--version")
-
-    assert done.stdout.splitlines()[-1] == (
-        "native engine: built for this torch; `modtrace doctor` says whether it loads"
-    )
-
-
 @pytest.mark.parametrize(
     "command", ["summary made.pftrace", "convert made.pftrace made.json", "report made.pftrace -o bug.zip"]
 )

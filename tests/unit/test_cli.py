@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -79,34 +78,9 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
 
 
 def test_the_version() -> None:
-    result = CliRunner().invoke(group, ["--version"])
+    result = CliRunner().invoke(group, ["--version"], prog_name="modtrace")
 
-    modtrace_line, torch_line, engine_line = result.output.splitlines()
-    assert modtrace_line == f"modtrace, version {modtrace.__version__}"
-    assert torch_line == f"torch {torch.__version__}"
-    assert engine_line.startswith("native engine: ")
-
-
-def test_the_version_tells_the_engine_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MODTRACE_CACHE", str(tmp_path))
-    packages = tmp_path / "packages"
-    (packages / "torch").mkdir(parents=True)
-    (packages / "torch" / "version.py").write_text("debug = False\n__version__ = '2.99.0+cu130'\n")
-    (packages / "torch-2.99.0.dist-info").mkdir()
-    (packages / "torch-2.99.0.dist-info" / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: torch\nVersion: 2.99.0\n"
-    )
-    monkeypatch.syspath_prepend(packages)
-    engine = tmp_path / f"torch-2.99.0+cu130-{sys.implementation.cache_tag}-0a" / "modtrace_native.so"
-
-    none = CliRunner().invoke(group, ["--version"]).output.splitlines()[1:]
-    engine.parent.mkdir()
-    engine.touch()
-    one = CliRunner().invoke(group, ["--version"]).output.splitlines()[1:]
-
-    torch_line = "torch 2.99.0+cu130"
-    assert none == [torch_line, "native engine: not built for this torch; run `modtrace build`"]
-    assert one == [torch_line, "native engine: built for this torch; `modtrace doctor` says whether it loads"]
+    assert result.output == f"modtrace, version {modtrace.__version__}\n"
 
 
 @pytest.mark.parametrize("is_loaded", [False, True])
@@ -169,7 +143,6 @@ def test_doctor_without_torch_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert result.exit_code == 1
     assert "torch        not installed: nothing can be recorded" in result.output
-    assert "is not installed" in CliRunner().invoke(group, ["--version"]).output
 
 
 def test_an_error_of_ours_is_one_line_and_exit_code_1(tmp_path: Path) -> None:

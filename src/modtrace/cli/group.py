@@ -113,21 +113,8 @@ def _say_error(message: str) -> None:
     say(" ".join(message.splitlines()))
 
 
-def _show_version(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
-    if not wanted or context.resilient_parsing:
-        return
-    from .commands.doctor import engine_line, installed_torch
-
-    echo(f"modtrace, version {__version__}")
-    echo(f"torch {installed_torch() or 'is not installed: nothing can be recorded'}")
-    echo(engine_line())
-    context.exit()
-
-
 @click.group("modtrace", cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version, help="Show versions."
-)
+@click.version_option(__version__)
 def group() -> None:
     """Timelines of PyTorch modules: record them, look at them, find out where a run hangs.
 

@@ -3,10 +3,10 @@
 import json
 import os
 import platform
-import re
 import shutil
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import click
@@ -22,48 +22,10 @@ from ..output import echo, show_status
 
 def installed(distribution: str) -> str | None:
     """Return the installed version of a distribution, None if it is not installed."""
-    from importlib import metadata  # which is a tenth of what --help imports, and is not needed there
-
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
-
-
-def installed_torch() -> str | None:
-    """Return the version that the installed torch gives itself, None if it is not installed.
-
-    pip calls it 2.13.0 and torch itself 2.13.0+cu130; an engine is built for the latter.
-    """
-    from importlib import metadata
-
-    known_to_pip = installed("torch")
-    if known_to_pip is None:
-        return None
-    try:
-        source = Path(str(metadata.distribution("torch").locate_file("torch/version.py"))).read_text("utf-8")
-    except OSError:
-        return known_to_pip
-    match = re.search(r"^__version__ = '(.+)'$", source, re.MULTILINE)
-    return match[1] if match else known_to_pip
-
-
-def engine_line() -> str:
-    """Say whether the cache has a native engine for the installed torch, without importing torch to load it."""
-    from ...track.native.cache_folder import engines_for
-
-    torch = installed_torch()
-    if torch is None:
-        return "native engine: none"
-    try:
-        is_there = bool(engines_for(torch))
-    except EngineError as error:
-        return f"native engine: none, as {error}"
-    return (
-        "native engine: built for this torch; `modtrace doctor` says whether it loads"
-        if is_there
-        else "native engine: not built for this torch; run `modtrace build`"
-    )
 
 
 _PACKAGE = Path(modtrace.__file__).parent
@@ -81,7 +43,8 @@ def doctor_command(output_format: TextFormat) -> None:
     """
     with show_status("looking"):
         home = os.path.expanduser("~")
-        facts = (*_versions(), *_engine(), *_machine())
+        engine = [*_engine()]  # first: it imports torch, which says its version
+        facts = (*_versions(), *engine, *_machine())
         lines = {label: text.replace(home, "~") if len(home) > 1 else text for label, text in facts}
     if output_format == "json":
         click.echo(json.dumps(lines, indent=2))
@@ -99,7 +62,9 @@ def _versions() -> Iterator[tuple[str, str]]:
         kind += ", free-threaded: nothing can be recorded"
     yield "python", f"{platform.python_version()} ({kind}), {sys.executable}"
     yield "system", f"{platform.system()} {platform.release()}, {platform.machine()}, {' '.join(platform.libc_ver())}"
-    yield "torch", installed_torch() or "not installed: nothing can be recorded; pip install 'modtrace[torch]'"
+    # pip calls it 2.13.0 and torch itself 2.13.0+cu130; an engine is built for the latter.
+    torch = installed("torch") and getattr(sys.modules.get("torch"), "__version__", installed("torch"))
+    yield "torch", torch or "not installed: nothing can be recorded; pip install 'modtrace[torch]'"
     yield "libraries", ", ".join(f"{name} {installed(name) or 'missing'}" for name in _LIBRARIES)
     set_variables = [name for name in ("MODTRACE", "MODTRACE_BUILD", "MODTRACE_CACHE", "CXX") if os.environ.get(name)]
     yield "environment", ", ".join(f"{name}={os.environ[name]}" for name in set_variables) or "no variable of modtrace"

@@ -31,13 +31,3 @@ def cache_home() -> Path:
 def engine_folder(torch_version: str, key: str) -> str:
     """Return the name of an engine's folder; `key` tells builds of one version apart."""
     return f"torch-{torch_version}-{sys.implementation.cache_tag}-{key}"
-
-
-def engines_for(torch_version: str) -> list[Path]:
-    """Return the engines for a version of torch and this Python, of any build and source: the package's, then cached.
-
-    Raises:
-        EngineError: nothing says where the user's folders are.
-    """
-    wanted = f"{engine_folder(torch_version, '*')}/{LIBRARY_NAME}.so"
-    return [*sorted(PACKAGED.glob(wanted)), *sorted(cache_home().glob(wanted))]
