@@ -108,19 +108,8 @@ def _machine() -> Iterator[tuple[str, str]]:
     yield "viewer", f"{page.stat().st_size:,} bytes" if page.is_file() else f"missing: {page}"
     yield "browser", "opens here" if has_browser() else "none here; `modtrace view` says how to open the page elsewhere"
     yield "py-spy", shutil.which("py-spy") or "missing; `modtrace where --stacks` needs it: pip install py-spy"
-    yield "ptrace", _ptrace_scope()
     yield "shm", _free("/dev/shm")  # noqa: S108 (where a ring may be put)
     yield "folder", f"{_free('.')}, {'can' if os.access('.', os.W_OK) else 'cannot'} be written"
-
-
-def _ptrace_scope() -> str:
-    """Say who may look into another process, as py-spy does."""
-    try:
-        scope = Path("/proc/sys/kernel/yama/ptrace_scope").read_text("utf-8").strip()
-    except OSError:
-        return "not restricted by yama"
-    meaning = {"0": "own processes", "1": "own children; py-spy needs root", "2": "root only", "3": "disabled"}
-    return f"{scope}: {meaning.get(scope, 'unknown')}"
 
 
 def _free(folder: str) -> str:
