@@ -153,14 +153,14 @@ def test_it_follows_a_job_through_its_life(jobs: Jobs, tmp_path: Path, open_term
     assert terminal.wait_for_end() == 0
 
 
-@pytest.mark.parametrize(("signal_number", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
 def test_the_terminal_is_restored_by_what_ends_it(
-    tmp_path: Path, open_terminal: Callable[..., Terminal], signal_number: int, status: int
+    tmp_path: Path, open_terminal: Callable[..., Terminal], signal_number: int
 ) -> None:
     terminal = open_terminal("top", tmp_path / "none.modtrace", "--refresh", 0.2)
     terminal.wait_for(lambda text: "cannot be read" in text)
     terminal.process.send_signal(signal_number)
-    assert terminal.wait_for_end() == status
+    assert terminal.wait_for_end() == 0
 
 
 def test_it_runs_behind_the_training(tmp_path: Path, open_terminal: Callable[..., Terminal]) -> None:

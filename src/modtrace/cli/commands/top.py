@@ -1,6 +1,7 @@
 """`modtrace top`: what a job does now."""
 
 import json
+import signal
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,7 @@ def top_command(rings: tuple[str, ...], seconds: float, refresh: float, output_f
             from ...top.live import show_live
 
             give_way()
+            signal.signal(signal.SIGTERM, signal.default_int_handler)  # the terminal is restored then too
             show_live(lambda: _read(reader, rings, seconds), console, refresh)
             return
         job = _read(reader, rings, seconds)
