@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..formats.chrome_values import read_microseconds
-from .track_layout import Fault, FlowKey, TrackKey, TrackLayout
+from .track_layout import Fault, TrackKey, TrackLayout
 
 _CHECKED_PHASES = frozenset("XBEstf")
 _FLOW_PHASES = frozenset("stf")
@@ -66,7 +66,7 @@ class ChromeEvents:
                 return False
         elif phase in _FLOW_PHASES and not (type(raw.get("id")) in (int, str) and type(raw.get("cat", "")) is str):
             return False
-        self._draw(position, raw, (pid, tid or pid))
+        self._draw(position, raw, phase, name, (pid, tid or pid), read_microseconds(time))
         return True
 
     def _add_any(self, position: int, raw: object) -> None:
@@ -91,31 +91,29 @@ class ChromeEvents:
         if raw["ph"] not in _CHECKED_PHASES:
             return
         key, time = _track_key(raw), _to_ns(raw["ts"])
-        self._draw(position, raw, key)
+        self._draw(position, raw, raw["ph"], str(raw.get("name", "")), key, time)
         bind_id = _parse_bind_id(raw.get(_BIND_ID))
         outgoing, incoming = (raw.get(field) is True for field in _BIND_DIRECTIONS)
         if raw["ph"] in _BINDABLE_PHASES and bind_id is not None and (outgoing or incoming):
             # A flow end that the slice carries itself is at the slice's begin.
             flow_phase = "t" if outgoing and incoming else "s" if outgoing else "f"
-            self._add_flow_end(position, flow_phase, key, time, (bind_id, _BIND_ID), "e")
+            flows = self.layout.flows
+            number = flows.keys[bind_id, _BIND_ID]
+            flows.add(position, ord(flow_phase), self.layout.tracks[key].index, time, number)
 
-    def _draw(self, position: int, raw: dict[str, Any], key: TrackKey) -> None:
-        """Add a slice, a half of one or an end of a flow to its track."""
-        phase, name, time = raw["ph"], str(raw.get("name", "")), _to_ns(raw["ts"])
-        if phase in _FLOW_PHASES:
-            flow = (raw["id"], str(raw.get("cat", "")), name)
-            self._add_flow_end(position, phase, key, time, flow, raw.get("bp"))
-            return
-        track = self.layout.track(key)
+    def _draw(self, position: int, raw: dict[str, Any], phase: str, name: str, key: TrackKey, time: int) -> None:
+        """Add a slice, a half of one or an end of a flow to its track; time in ns."""
+        layout = self.layout
+        track = layout.tracks[key]
         if phase == "X":
-            track.add_slice(time, _to_ns(raw["dur"]), position, self.layout.names[name])
+            track.add_slice(time, _to_ns(raw["dur"]), position, layout.names[name])
+        elif phase in _FLOW_PHASES:
+            number = layout.flows.keys[raw["id"], str(raw.get("cat", "")), name]
+            # An end belongs to the slice around it if its `bp` says so, else to the next one.
+            binds_next = phase == "f" and raw.get("bp") != "e"
+            layout.flows.add(position, ord(phase), track.index, time, number, binds_next=binds_next)
         else:
-            track.add_half(phase == "B", time, position, self.layout.names[name])
-
-    def _add_flow_end(self, position: int, phase: str, key: TrackKey, time: int, flow: FlowKey, bind: object) -> None:
-        """Add an end of a flow; its `bp` says whether an f belongs to the slice around it."""
-        flows, track = self.layout.flows, self.layout.track(key).index
-        flows.add(position, ord(phase), track, time, flows.keys[flow], binds_next=phase == "f" and bind != "e")
+            track.add_half(phase == "B", time, position, layout.names[name])
 
 
 def _field_faults(position: int, raw: dict[str, Any]) -> Iterator[Fault]:
@@ -212,7 +210,5 @@ def _is_id(value: object) -> bool:
 
 
 def _to_ns(microseconds: Any) -> int:
-    """Convert as Perfetto does: whole microseconds exactly, others as doubles, to the nearest nanosecond."""
-    if type(microseconds) is int:
-        return microseconds * 1000
-    return read_microseconds(float(microseconds))
+    """Convert a number, or text that holds one, as Perfetto does."""
+    return read_microseconds(float(microseconds) if isinstance(microseconds, str) else microseconds)

@@ -181,17 +181,20 @@ class PerfettoPackets:
         event_type = event.type
         # Half of all packets are the end of a slice, and most of these nothing else.
         is_plain_end = event_type == _END and event.ByteSize() == _BYTES_OF_TYPE
-        # None of the rules on the packet breaks then; to ask them all takes longer.
-        is_usual = sequence.has_state and packet.timestamp and packet.trusted_packet_sequence_id
-        is_usual = is_usual and time is not None and 0 <= time < _MAX_TIME_NS
-        problems = [] if is_usual else [*_packet_faults(position, packet, sequence, time)]
+        problems: list[Fault] = []
+        # A usual packet breaks no rule; to ask for each takes longer.
+        is_usual = sequence.has_state and time is not None and 0 <= time < _MAX_TIME_NS
+        if not (is_usual and packet.trusted_packet_sequence_id and packet.HasField("timestamp")):
+            problems += _packet_faults(position, packet, sequence, time)
         if not is_plain_end:
             problems += _undefined_references(position, event, sequence)
-        self._faults += problems
-        if problems or time is None or event_type not in (_BEGIN, _END, _INSTANT):
+        if problems:
+            self._faults += problems
+            return
+        if time is None or event_type not in (_BEGIN, _END, _INSTANT):
             return
         uuid = event.track_uuid if not is_plain_end and event.HasField("track_uuid") else sequence.default_track
-        track = self.layout.track((uuid,))
+        track = self.layout.tracks[(uuid,)]
         if event_type == _END:
             track.add_half(False, time, position, 0)
             if is_plain_end:
@@ -236,6 +239,8 @@ def _undefined_references(position: int, event: Any, sequence: PacketSequence) -
     for iid in event.category_iids:
         if iid not in known:
             yield _undefined("event_categories", iid, position)
+    if not event.debug_annotations:  # far cheaper than to iterate over none
+        return
     names, texts = interned["debug_annotation_names"], interned["debug_annotation_string_values"]
     for annotation in event.debug_annotations:
         if (iid := annotation.name_iid) and iid not in names:

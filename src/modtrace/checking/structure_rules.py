@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from ..timeline.nesting import nest_times
 from .track_layout import NEVER_NS, Fault, FlowEnd, TrackKey, TrackLayout
 
 MAX_DRAWN_DEPTH = 512
@@ -16,6 +17,11 @@ def partial_overlap(layout: TrackLayout) -> Iterator[Fault]:
     for track, slices in layout.slices.items():
         if slices.is_paired:
             continue  # pairs of B and E nest as they are paired
+        long = (slices.end != NEVER_NS) & (slices.end > slices.start)
+        start, end = slices.start[long], slices.end[long]
+        _, parent = nest_times(start, end, np.zeros(len(start), np.int32))
+        if not np.any(end > end[parent], where=parent >= 0):
+            continue  # each ends in the slice around it
         ends, names = slices.end.tolist(), list(layout.names)
         stack: list[int] = []
         for index, start in enumerate(slices.start.tolist()):
@@ -41,17 +47,14 @@ def too_deep(layout: TrackLayout) -> Iterator[Fault]:
     for track, slices in layout.slices.items():
         if len(slices.start) <= MAX_DRAWN_DEPTH:
             continue
-        open_ends: list[int] = []
-        for index, (start, end) in enumerate(zip(slices.start.tolist(), slices.end.tolist(), strict=True)):
-            while open_ends and open_ends[-1] <= start:
-                open_ends.pop()
-            open_ends.append(end)
-            if len(open_ends) > MAX_DRAWN_DEPTH:
-                name = list(layout.names)[slices.name[index]]
-                message = f"{name!r} lies {len(open_ends)} deep on {_track_text(track)}"
-                message += f"; viewers draw {MAX_DRAWN_DEPTH}"
-                yield Fault("too-deep", message, int(slices.position[index]))
-                break
+        is_empty = slices.start == slices.end
+        ended = np.searchsorted(np.sort(slices.end[~is_empty]), slices.start, side="right")
+        depth = np.cumsum(~is_empty) - ended + is_empty
+        first = int(np.argmax(depth > MAX_DRAWN_DEPTH))
+        if depth[first] > MAX_DRAWN_DEPTH:
+            name = list(layout.names)[slices.name[first]]
+            message = f"{name!r} lies {depth[first]} deep on {_track_text(track)}; viewers draw {MAX_DRAWN_DEPTH}"
+            yield Fault("too-deep", message, int(slices.position[first]))
 
 
 def flow_without_end(layout: TrackLayout) -> Iterator[Fault]:

@@ -211,6 +211,14 @@ class ArrangedSlices:
     is_paired: bool
 
 
+class TracksByKey(dict[TrackKey, TrackEvents]):
+    """Makes a track when its key is first asked for."""
+
+    def __missing__(self, key: TrackKey) -> TrackEvents:
+        events = self[key] = TrackEvents(len(self))
+        return events
+
+
 @dataclass(slots=True)
 class TrackLayout:
     """All events of a trace, by what they are.
@@ -225,7 +233,7 @@ class TrackLayout:
     """
 
     names: Numbering[str] = field(default_factory=Numbering)
-    tracks: dict[TrackKey, TrackEvents] = field(default_factory=dict)
+    tracks: TracksByKey = field(default_factory=TracksByKey)
     flows: FlowEnds = field(default_factory=FlowEnds)
     slices: dict[TrackKey, ArrangedSlices] = field(default_factory=dict)
     unended: list[Fault] = field(default_factory=list)
@@ -233,13 +241,6 @@ class TrackLayout:
 
     def __post_init__(self) -> None:
         _ = self.names[""]  # 0: no name
-
-    def track(self, key: TrackKey) -> TrackEvents:
-        """Return the events of a track, to be added to."""
-        events = self.tracks.get(key)
-        if events is None:
-            events = self.tracks[key] = TrackEvents(len(self.tracks))
-        return events
 
     def arrange(self) -> None:
         """Pair begins with ends, and sort slices and flow ends, once everything was added."""
@@ -258,6 +259,7 @@ class TrackLayout:
         """Pair B with E as viewers do: an E closes the innermost open B (of its name, if it has one) and all inside."""
         times, positions, is_begin = events.half_time, events.half_position, events.is_begin
         half_name = events.half_name
+        begins, ends = array("q"), array("q")  # the rows of each pair's halves; -1 if it never ends
         stack: list[int] = []
         for index in np.argsort(np.frombuffer(times, np.int64), kind="stable").tolist():
             if is_begin[index]:
@@ -272,15 +274,22 @@ class TrackLayout:
                 message = f"{subject} where nothing of that name is open"
                 self.unbegun.append(Fault("end-without-begin", message, positions[index]))
                 continue
-            while len(stack) > match:
-                begin = stack.pop()
-                events.add_slice(times[begin], times[index] - times[begin], positions[begin], half_name[begin])
-                if len(stack) > match:
-                    self._add_unended(names[half_name[begin]], positions[begin])
+            for begin in reversed(stack[match + 1 :]):
+                self._add_unended(names[half_name[begin]], positions[begin])
+            for begin in stack[match:]:
+                begins.append(begin)
+                ends.append(index)
+            del stack[match:]
         for begin in stack:
             self._add_unended(names[half_name[begin]], positions[begin])
-            events.add_slice(times[begin], 0, positions[begin], half_name[begin])
-            events.end[-1] = NEVER_NS
+            begins.append(begin)
+            ends.append(-1)
+        time, position, rows = np.frombuffer(times, np.int64), np.frombuffer(positions, np.int64), np.array(begins)
+        end_time = np.append(np.minimum(time, NEVER_NS - 1), NEVER_NS)
+        events.start.frombytes(time[rows].tobytes())
+        events.end.frombytes(end_time[np.array(ends)].tobytes())
+        events.position.frombytes(position[rows].tobytes())
+        events.name.frombytes(np.frombuffer(half_name, np.int32)[rows].tobytes())
 
     def _add_unended(self, name: str, position: int) -> None:
         self.unended.append(Fault("begin-without-end", f"{name!r} is never ended", position))

@@ -62,8 +62,9 @@ def read_microseconds(microseconds: float) -> int:
         >>> read_microseconds(1.0005), read_microseconds(4503599627370.499)
         (1001, 4503599627370499)
     """
-    if float(microseconds).is_integer():
-        return int(microseconds) * 1000
+    whole = int(microseconds)
+    if whole == microseconds:
+        return whole * 1000
     scaled = microseconds * 1000.0
     floor = math.floor(scaled)
     return floor + (scaled - floor >= 0.5)
