@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+import modtrace
 from modtrace.formats.escape import UNNAMED, escaped
 from modtrace.timeline import BACKWARD, PHASES, Columns, CounterSeries, Mark, Name, Process, Stats, Timeline, Track
 from modtrace.timeline.nesting import nest_by_time
@@ -83,16 +84,14 @@ def expected_slices(timeline: Timeline, first: int) -> list[dict[str, Any]]:
     rows = []
     for row, span in enumerate(timeline.spans):
         link = int(columns.link[row])
-        band = span.depth // 512
-        track = escaped(tracks[columns.track[row]])
         rows.append(
             {
                 "name": escaped(span.name) or UNNAMED,
                 "category": span.phase,
                 "ts": span.start_ns - first,
                 "dur": span.duration_ns,
-                "depth": span.depth % 512,
-                "track": f"{track} · from level {512 * band}" if band else track,
+                "depth": span.depth,
+                "track": escaped(tracks[columns.track[row]]),
                 "fqn": escaped(span.fqn),
                 "module_class": escaped(span.module_class),
                 "call": span.call,
@@ -192,11 +191,15 @@ def test_hostile_names(trace_processor: Opener, tmp_path: Path, name: str) -> No
     check(trace_processor, timeline, tmp_path)
 
 
-def test_600_levels_are_all_there(trace_processor: Opener, tmp_path: Path) -> None:
+def test_512_levels_are_all_there_and_of_more_check_says_so(trace_processor: Opener, tmp_path: Path) -> None:
     rows = [(level, 2_000 - level, f"level {level}") for level in range(600)]
+    check(trace_processor, timeline_of(*rows[:512]), tmp_path)
     timeline = timeline_of(*rows)
-    assert timeline.columns.depth.max() == 599
-    check(trace_processor, timeline, tmp_path)
+    for suffix in (".json", ".pftrace"):
+        path = tmp_path / f"deep{suffix}"
+        timeline.save(path)
+        assert [fault.rule for fault in modtrace.check(path).faults] == ["too-deep"]
+        assert [span.depth for span in modtrace.load(path).spans] == list(range(600))
 
 
 def test_arguments_are_args(trace_processor: Opener, tmp_path: Path) -> None:

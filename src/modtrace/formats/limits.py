@@ -6,9 +6,6 @@ read up to a bound, so that reading takes at most 300 MB more than the spans and
 
 import numpy as np
 
-MAX_LEVELS_PER_ROW = 512
-"""Levels of one row; the trace processor drops deeper slices silently, so deeper spans get a row of their own."""
-
 MAX_CHROME_NS = 10**15
 """Nanoseconds from the base (11.5 days) below which a double of µs in JSON is exact to the nanosecond."""
 

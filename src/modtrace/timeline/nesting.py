@@ -11,7 +11,6 @@ from .._typing import BoolArray, Int32Array, Int64Array, SignedIntArray
 
 if TYPE_CHECKING:
     from .slices import Slices
-    from .timeline import Timeline
 
 _CHUNK = 1 << 16
 
@@ -36,14 +35,6 @@ def outermost_first(start: Int64Array, end: Int64Array, rows: SignedIntArray) ->
 def depth_by_time(columns: Slices) -> Int32Array:
     """Return the depth of slices as readers of files find it: an empty slice has the one that its time gives it."""
     return nest_by_time(columns).depth if np.any(columns.start == columns.end) else columns.depth
-
-
-def innermost_depths(timeline: Timeline) -> Int32Array:
-    """Return int32[tracks]: the depth of the innermost span of a module on each track, -1 if it has none."""
-    # Of another type than the depths it would take thirty times as long.
-    deepest = np.full(len(timeline.tracks), -1, np.int32)
-    np.maximum.at(deepest, timeline.columns.track, depth_by_time(timeline.columns))
-    return deepest
 
 
 def nest_by_time(columns: Slices) -> Slices:

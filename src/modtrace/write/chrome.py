@@ -25,7 +25,7 @@ from ..formats.slice_args import PARTS_CATEGORY
 from ..formats.span_args import FLOW_CATEGORY, FLOW_NAME, escaped_span_args, module_args
 from ..timeline import PHASES, LargeTimeline, Name, Slices, Timeline
 from .atomic_file import atomic_writer
-from .lanes import MARKS_ROW, Lanes
+from .lanes import MARKS_ROW, Lanes, pieces_of
 from .progress import show_progress
 from .slices import FlowRole, chrome_slices, flow_roles, microseconds
 from .step_parts import COUNTER_UNIT, PartCounter, part_counters
@@ -77,7 +77,7 @@ class _SpanWriter:
         """Return the events of the spans from `first` to before `last`. Each piece ends where a comma may follow."""
         part = slice(first, last)
         columns = self._columns.take(part)
-        lane = self._lanes.of_span[part]
+        lane = self._lanes.of_track[columns.track]
         key = columns.name.astype(np.int64) * len(self._lanes.lanes) + lane
         key = (key * len(PHASES) + columns.phase) * 2 + columns.complete
         pieces = np.empty((last - first, 4), object)
@@ -280,9 +280,7 @@ def write_chrome(timeline: Timeline, path: str | os.PathLike[str], large: LargeT
     """
     base = first_moment(timeline) if large is None else min(first_moment(large.rest), large.start_ns)
     _check_length(timeline, base)
-    chrome = ChromeTimeline(
-        timeline, Lanes.from_timeline(timeline, large), base, parts=part_counters(timeline, large), large=large
-    )
+    chrome = ChromeTimeline(timeline, Lanes.from_timeline(timeline), base, part_counters(timeline, large), large=large)
     with atomic_writer(path) as file:
         file.write(b'{"baseTimeNanoseconds":%d,"otherData":' % base)
         file.write(orjson.dumps(chrome.header()))
@@ -351,8 +349,8 @@ class ChromeTimeline:
         for events in (self._row_events(), self._mark_events(), self._counter_events(), slices):
             while some := [*itertools.islice(events, _EVENTS)]:
                 yield 0, b",\n".join(some)
-        for piece, lanes in self.lanes.by_piece(self.timeline, self.large):
-            yield from span_events(piece, lanes, self._names, self.base, self.resolution_ns)
+        for piece in pieces_of(self.timeline, self.large):
+            yield from span_events(piece, self.lanes, self._names, self.base, self.resolution_ns)
 
     def _row_events(self) -> Iterator[bytes]:
         *indexes, of_marks = self.lanes.sort_indexes or (*range(len(self.lanes.lanes)), -1)

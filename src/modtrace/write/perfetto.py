@@ -12,13 +12,12 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, Track
 from .._errors import WriteError
 from .._typing import Float64Array, IndexArray, Int32Array, Int64Array
 from ..formats.escape import escaped, escaped_name
-from ..formats.limits import MAX_LEVELS_PER_ROW
 from ..formats.perfetto_ids import SequenceIds
 from ..formats.span_args import CALL_FIELDS, escaped_span_args, module_args
 from ..timeline import PHASES, LargeTimeline, Timeline
 from ..timeline.nesting import depth_by_time
 from .atomic_file import atomic_writer
-from .lanes import Lanes
+from .lanes import Lanes, pieces_of
 from .perfetto_descriptors import InternTable, TrackDescriptors, TrackParents, sequence_start, serialize
 from .progress import show_progress
 from .protobuf_columns import (
@@ -83,7 +82,7 @@ def perfetto_packets(
         parents: the tracks of threads where the file describes them already.
         large: whose `rest` the timeline is, and whose spans of modules are written with it.
     """
-    lanes = Lanes.from_timeline(timeline, large)
+    lanes = Lanes.from_timeline(timeline)
     interned = InternTable(timeline, [escaped_name(name) for name in timeline.names], large)
     sequences = SequenceIds(len(lanes.lanes))
     tracks = TrackDescriptors(timeline, lanes, sequences.metadata, parents, parts)
@@ -100,12 +99,12 @@ def perfetto_packets(
     first_other = len(timeline.columns)
     for index, lane in enumerate(lanes.lanes):
         others = first_other + np.flatnonzero(timeline.slices.track[first_other:] == lane.track)
-        if len(others) and not lane.first_level:
+        if len(others):
             for part in perfetto_slices(timeline, flows, others, tracks.uuid("lane", index), sequences.lane(index)):
                 yield 0, part
-    for piece, of_piece in lanes.by_piece(timeline, large):
-        spans = _SpanPackets(piece, of_piece, interned, flows)
-        for index, rows in enumerate(of_piece.spans_by_lane(piece)):
+    for piece in pieces_of(timeline, large):
+        spans = _SpanPackets(piece, lanes, interned, flows)
+        for index, rows in enumerate(lanes.spans_by_lane(piece)):
             if len(rows):
                 sequence, first_ns = sequences.lane(index), int(piece.columns.start[rows[0]])
                 yield 0, serialize(sequence_start(sequence, tracks.uuid("lane", index), first_ns))
@@ -174,8 +173,7 @@ class _SpanPackets:
         self._columns = columns = timeline.columns
         self._names = timeline.names
         self._lanes = lanes
-        depth = depth_by_time(columns)
-        self._depth = depth if depth.max(initial=0) < MAX_LEVELS_PER_ROW else depth % MAX_LEVELS_PER_ROW
+        self._depth = depth_by_time(columns)
         self._roles = flow_roles(columns)
         call_message = field_tag(interned.extension, LENGTH_DELIMITED)
         begin, pairs = TrackEvent.TYPE_SLICE_BEGIN, itertools.product(range(len(PHASES)), interned.label.tolist())

@@ -171,21 +171,20 @@ def chrome_slices(timeline: Timeline, lanes: Lanes, base: int) -> Iterator[bytes
         lanes: where its slices are drawn.
         base: nanoseconds from which `ts` counts.
     """
-    rows = lanes.by_track()
     flows = CollectiveFlows(timeline)
     first = len(timeline.columns)
     for index, file_slice in enumerate(file_slices(timeline), first):
-        row = lanes.lanes[rows[file_slice.track]]
+        row = lanes.lanes[lanes.of_track[file_slice.track]]
         where = {"pid": row.pid, "tid": row.tid}
         ts = microseconds(file_slice.start - base)
         event = {"ph": "X", **where, "cat": file_slice.category, "name": file_slice.name, "args": file_slice.args}
         yield orjson.dumps(event)[:-1] + b',"ts":%b,"dur":%b}' % (ts, microseconds(file_slice.end - file_slice.start))
-        for flow in _chrome_flows(flows, index - flows.first_row, where, file_slice.category, lanes):
+        for flow in _chrome_flows(timeline, lanes, flows, index - flows.first_row, where, file_slice.category):
             yield orjson.dumps(flow)[:-1] + b',"ts":%b}' % ts
 
 
 def _chrome_flows(
-    flows: CollectiveFlows, index: int, where: Mapping[str, int | str], category: str, lanes: Lanes
+    timeline: Timeline, lanes: Lanes, flows: CollectiveFlows, index: int, where: Mapping[str, int | str], category: str
 ) -> Iterator[dict[str, object]]:
     """Yield the flow events of a collective, by its index among collectives and waits; none of other slices."""
     if not 0 <= index < len(flows.launched_by):
@@ -195,7 +194,7 @@ def _chrome_flows(
         yield {"ph": phase, **where, "cat": category, "name": CALLS_NAME, "id": int(flows.flow[index]), "bp": "e"}
     span = int(flows.launched_by[index])
     if span >= 0:
-        launcher = lanes.lanes[int(lanes.of_span[span])]
+        launcher = lanes.lanes[lanes.of_track[timeline.slices.track[span]]]
         flow = {"cat": LAUNCH_CATEGORY, "name": LAUNCH_NAME, "id": index}
         yield {"ph": "s", "pid": launcher.pid, "tid": launcher.tid, **flow}
         yield {"ph": "f", "bp": "e", **where, **flow}

@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..._typing import Int32Array, Int64Array
+from ..._typing import Int64Array
 from ..contents import WHOLE_RUN
 from ..join import put_modules_before
-from ..nesting import depth_by_time
 from ..select import keep_rows
 from ..slices import COLLECTIVE, MODULE, Slices
 from ..summary.parts import DividedSteps, divide_piece
@@ -26,7 +25,6 @@ class LargeTimeline:
 
     Attributes:
         rest: the timeline without spans of modules, but with their tracks and names.
-        deepest: int32[tracks], the depth of the innermost span of a module on each track; -1 if it has none.
         uses: int64[names], how many spans have each name.
         args: what spans hold beyond the fields that all have, without repetitions.
         divided: its steps in parts, piece by piece.
@@ -36,7 +34,6 @@ class LargeTimeline:
     """
 
     rest: Timeline
-    deepest: Int32Array
     uses: Int64Array
     args: list[Mapping[str, str]]
     divided: list[DividedSteps]
@@ -60,7 +57,7 @@ def find_large(read: ReadRing, serials: range) -> LargeTimeline | None:
 def _look_through(ring: RingPieces) -> LargeTimeline | None:
     """Decode each piece once, and keep of its spans only what is needed to write them."""
     others = ring.others
-    deepest = np.full(2 * len(others.lookup.threads), -1, np.int32)
+    is_used = np.zeros(2 * len(others.lookup.threads), np.bool_)
     uses = np.zeros(len(others.lookup.names), np.int64)
     args = dict[tuple[tuple[str, str], ...], Mapping[str, str]]()
     firsts, divided, keys, spans = list[ModuleSpans](), list[DividedSteps](), np.zeros(0, np.int64), 0
@@ -70,7 +67,7 @@ def _look_through(ring: RingPieces) -> LargeTimeline | None:
         nonlocal keys
         columns = modules.columns
         keys, first = np.unique(columns["track"], return_index=True)
-        first = first[deepest[keys] < 0]
+        first = first[~is_used[keys]]
         few = {field: column[first] for field, column in columns.items()} | {"parent": np.full(len(first), -1)}
         firsts.append(place_among(others, piece, modules._replace(columns=few, span_args={})))
         uses[:] += np.bincount(columns["name"], minlength=len(uses))
@@ -78,7 +75,7 @@ def _look_through(ring: RingPieces) -> LargeTimeline | None:
 
     for timeline in ring.timelines(look):
         divided.append(divide_piece(timeline, "optimizer"))
-        np.maximum.at(deepest, keys[timeline.columns.track], depth_by_time(timeline.columns))
+        is_used[keys[timeline.columns.track]] = True
         spans += len(timeline.columns)
     whole = assemble_timeline(others, join_modules(firsts), ring.memory, ring.open_at_end)
     if np.any(whole.slices.kind == COLLECTIVE):
@@ -87,7 +84,7 @@ def _look_through(ring: RingPieces) -> LargeTimeline | None:
     rest = replace(
         keep_rows(whole, np.flatnonzero(whole.slices.kind != MODULE)), metadata={**whole.metadata, WHOLE_RUN: run}
     )
-    used = np.flatnonzero(deepest >= 0)
+    used = np.flatnonzero(is_used)
 
     def pieces() -> Iterator[Timeline]:
         first_link = 0
@@ -100,8 +97,6 @@ def _look_through(ring: RingPieces) -> LargeTimeline | None:
             nothing = replace(rest, slices=Slices.empty(), span_args={})
             yield put_modules_before(nothing, modules.columns | {"track": track}, modules.span_args)
 
-    deepest_of_track = np.full(len(rest.tracks), -1, np.int32)
-    deepest_of_track[: len(used)] = deepest[used]
     start_ns = int(whole.columns.start[0])
     uses = np.pad(uses, (0, len(rest.names) - len(uses)))  # those of ranges come last
-    return LargeTimeline(rest, deepest_of_track, uses, [*args.values()], divided, start_ns, spans, pieces)
+    return LargeTimeline(rest, uses, [*args.values()], divided, start_ns, spans, pieces)
