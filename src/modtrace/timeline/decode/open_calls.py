@@ -25,6 +25,8 @@ AFTER_BACKWARD = "after backward"
 _COMMUNICATION = "communication"
 """Ranges of this category do not say where a thread is: another thread can end them. Waits have events of their own."""
 
+_LAST_STEPS = 8
+"""Of a ring: a cut is looked for among these first."""
 _OUTSIDE = Name("", "", "")
 """For what belongs to no module."""
 _HUNG_FACTOR = 10
@@ -152,9 +154,14 @@ def open_stacks(analysis: RingAnalysis) -> list[ThreadStack]:
 
 def _last_cut(analysis: RingAnalysis) -> int:
     """Return the index of the last event of modules and nodes before which nothing is open or used later."""
-    serial, ends = analysis.events.serial, analysis.step_ends.event
-    cuts = find_cuts([analysis.all_events], analysis.lookup, serial[ends]) if len(ends) else []
-    return int(np.searchsorted(serial, cuts[-1])) if cuts else 0
+    events, serial = analysis.all_events, analysis.events.serial
+    ends = serial[analysis.step_ends.event]
+    firsts = [*np.searchsorted(events.serial, ends[-_LAST_STEPS:][:1]).tolist(), 0] if len(ends) else []
+    for first in firsts:
+        last = events.take(slice(first, None))
+        if cuts := find_cuts([last], analysis.lookup, ends, is_part=first > 0):
+            return int(np.searchsorted(serial, cuts[-1]))
+    return 0
 
 
 def _open_ranges(events: Events, lookup: NameLookup) -> dict[int, list[OpenCall]]:
