@@ -10,9 +10,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 import modtrace
+from modtrace.cli.commands.summary import SORT_COLUMNS
 from modtrace.cli.group import group
 from modtrace.timeline import Mark, Name, Process, Timeline, Track
 from modtrace.timeline.slices import BACKWARD, FORWARD, Columns
+from modtrace.timeline.summary import SORT_KEYS
 
 START = 1_700_000_000_000_000_000
 MS = 1_000_000
@@ -342,4 +344,8 @@ def test_a_column_that_is_misspelt_is_told_which_there_are(trace: Path) -> None:
     result = invoke("summary", trace, "--sort", "slef")
 
     assert result.exit_code == 2
-    assert "'slef' is none of gpu, self, total, " in result.output
+    assert "'slef' is not one of 'gpu', 'self', 'total', " in result.output
+
+
+def test_the_columns_to_sort_by_are_those_of_summaries() -> None:
+    assert SORT_COLUMNS == SORT_KEYS

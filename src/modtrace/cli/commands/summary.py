@@ -21,22 +21,10 @@ from ..selection import no_such_module, require_spans
 if TYPE_CHECKING:
     from ...timeline import Summary
 
+SORT_COLUMNS = ("gpu", "self", "total", "forward", "backward", "recompute", "mean", "p50", "p95", "calls", "name")
+"""`SORT_KEYS` of summaries: the help says them without NumPy, which that import brings."""
 SLOWEST_STEPS = 5
 """How many steps stand below the modules."""
-
-
-def _sort_keys(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    from ...timeline.summary import SORT_KEYS
-
-    return [key for key in SORT_KEYS if key.startswith(incomplete)]
-
-
-def _sort_key(text: str) -> str:
-    from ...timeline.summary import SORT_KEYS
-
-    if text not in SORT_KEYS:
-        raise click.BadParameter(f"{text!r} is none of {', '.join(SORT_KEYS)}.")
-    return text
 
 
 @click.command("summary")
@@ -47,8 +35,7 @@ def _sort_key(text: str) -> str:
 @click.option("--tree", is_flag=True, help="Show the modules as a tree.")
 @click.option(
     "--sort",
-    type=_sort_key,
-    shell_complete=_sort_keys,
+    type=click.Choice(SORT_COLUMNS),
     metavar="COLUMN",
     help="Column to sort by: self, total, p95, calls, name … [gpu if known, else self; total with --tree]",
 )
