@@ -10,14 +10,7 @@ from .timeline import Timeline
 
 __all__ = ["MergeResult", "merge"]
 
-# Files that are not the profiler's trace, and what the error advises.
-_NO_PROFILE = {
-    FileKind.RING: "give the profiler's trace first, then the recording",
-    FileKind.SAVED_JSON: "give the profiler's trace first, then the recording",
-    FileKind.PERFETTO: "give the profiler's trace first, as `export_chrome_trace` wrote it",
-    FileKind.MERGED_PERFETTO: "open it as it is, or merge the profiler's own trace",
-    FileKind.ZIP: "unpack it and give the profiler's trace, as `export_chrome_trace` wrote it",
-}
+_NO_PROFILE = (FileKind.RING, FileKind.SAVED_JSON, FileKind.PERFETTO, FileKind.MERGED_PERFETTO, FileKind.ZIP)
 
 
 def merge(
@@ -52,7 +45,8 @@ def merge(
     """
     kind = file_kind_by_head(profiler_trace)
     if kind in _NO_PROFILE:
-        raise TraceError(profiler_trace, f"it is {kind.value}, no trace of torch.profiler; {_NO_PROFILE[kind]}")
+        advice = "give the profiler's trace first, as `export_chrome_trace` wrote it, then the recording"
+        raise TraceError(profiler_trace, f"it is {kind.value}; {advice}")
     if timeline is not None and not isinstance(timeline, Timeline):
         if file_kind_by_head(timeline) is FileKind.ZIP:
             # Every report begins at the same made-up moment, so nothing says where it lies in the profiler's trace.
