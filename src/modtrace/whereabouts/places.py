@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from .._system.processes import child_processes
+from ..ring.collective_text import rank_list
 from ..ring.range_text import CATEGORIES, RangeName
 from ..timeline import AFTER_BACKWARD, Group, OpenCall, ThreadStack
 from .rank_state import ANY_PEER, Blocked, PeerProgress, RankState
@@ -66,7 +67,7 @@ class RankGroup(NamedTuple):
         if len(labels) > _MAX_NAMED_FILES + 1:
             labels[_MAX_NAMED_FILES:] = [f"{len(labels) - _MAX_NAMED_FILES} more files"]
         if ranks:
-            labels.insert(0, f"{'rank' if len(ranks) == 1 else 'ranks'} {format_ranges(ranks)}")
+            labels.insert(0, ranks_phrase(ranks))
         return ", ".join(labels)
 
     @property
@@ -185,14 +186,8 @@ def _format_wait(fqn: str) -> str:
 
 
 def format_ranges(numbers: Iterable[int]) -> str:
-    """Return numbers as ranges (`0-2, 5`)."""
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    """Return numbers as ranges, with a stride if there is one (`0-2, 5`, `0-24:8`)."""
+    return rank_list(numbers).replace(",", ", ")
 
 
 _DEFAULT_GROUP = "0"
