@@ -17,6 +17,7 @@ import orjson
 
 from .._errors import TraceError
 from .._system.files import open_regular
+from ..ring.collective_text import OPERATORS
 from ..timeline import Group
 from .rank_state import Blocked, GroupProgress, PeerProgress, recent_operators
 
@@ -27,14 +28,7 @@ _NOT_THE_USERS = ("/torch/", "/modtrace/track/")
 """In the files of frames that say nothing of who called."""
 _RANK = re.compile(r"(\d{1,6})(\.json|\.pickle|\.pkl)?$")
 _PEERS = re.compile(r"(send|recv) (\d{1,6})(?:->|<-)(\d{1,6})$")
-_OPERATORS = {
-    "_all_gather_base": "all_gather_into_tensor",
-    "_allgather_base": "all_gather_into_tensor",
-    "ALLGATHER_coalesced": "all_gather_coalesced",
-    "_reduce_scatter_base": "reduce_scatter_tensor",
-    "REDUCE_SCATTER_coalesced": "reduce_scatter_coalesced",
-    "allreduce_coalesced": "all_reduce_coalesced",
-}
+_OPERATORS = {**OPERATORS, "_all_gather_base": "all_gather_into_tensor"}
 """What `torch.distributed` calls them, where the flight recorder calls them otherwise."""
 
 
