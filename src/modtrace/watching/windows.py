@@ -95,7 +95,7 @@ class WindowKeeper:
         self._pending: list[_Pending] = []
         self._last_ns: dict[str, int] = {}
         self._bytes = sum(file.stat().st_size for file in folder.rglob("*.pftrace")) if folder.is_dir() else 0
-        self._is_full = self._has_stopped = False
+        self._is_full = False
         self._passed_over: dict[str, tuple[int, str]] = {}
         self.kept = 0
 
@@ -111,20 +111,17 @@ class WindowKeeper:
             self._pass_over("--pause", trigger)
             return
         if self.kept + len(self._pending) >= self._limits.max_kept:
-            self._pass_over("--max-kept", trigger)
-            self._stop_keeping(f"{self._limits.max_kept} windows are kept (--max-kept)")
+            self._pass_over("--max-kept", trigger, f"{self._limits.max_kept} windows are kept")
             return
         self._last_ns[trigger.key] = trigger.time_ns
         self._pending.append(_Pending(follower, trigger))
 
-    def _pass_over(self, limit: str, trigger: Trigger) -> None:
+    def _pass_over(self, limit: str, trigger: Trigger, why_for_good: str = "") -> None:
+        """Count a moment that is not kept; if none is any more by this limit, say so once."""
+        if why_for_good and limit not in self._passed_over:
+            self._say(f"{why_for_good} ({limit}); no further window is kept")
         count, first = self._passed_over.get(limit, (0, trigger.sentence))
         self._passed_over[limit] = count + 1, first
-
-    def _stop_keeping(self, why: str) -> None:
-        if not self._has_stopped:
-            self._has_stopped = True
-            self._say(f"{why}; no further window is kept")
 
     def save_ready(self, followers: Sequence[RingFollower], *, flush: bool = False) -> None:
         """Save the windows that are whole; with `flush` all.
@@ -173,8 +170,8 @@ class WindowKeeper:
                     with contextlib.suppress(OSError):
                         folder.rmdir()
                     self._is_full = True
-                    self._pass_over("--max-bytes", pending.triggers[0])
-                    self._stop_keeping(f"the windows in {self._folder} take {self._bytes:,} bytes (--max-bytes)")
+                    taken = f"the windows in {self._folder} take {self._bytes:,} bytes"
+                    self._pass_over("--max-bytes", pending.triggers[0], taken)
                     break
             except (ModtraceError, OSError) as error:
                 self._say(f"a window cannot be kept: {error}")
