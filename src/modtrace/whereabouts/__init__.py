@@ -99,8 +99,7 @@ def read_job(reader: ParallelReader, paths: _Paths, flight_recorder: _Paths = ()
     dumps, no_dumps = find_each(_texts(flight_recorder), lambda path: rank_of_dump(path) is not None)
     states, ring_errors = reader.read(read_rank_state, rings)
     records, dump_errors = reader.read(read_flight_record, dumps)
-    cut = [state.cut_sentence for state in states if state.missing_bytes]
-    return WhereResult(states, records, [*no_rings, *no_dumps, *ring_errors, *cut, *dump_errors], older)
+    return WhereResult(states, records, [*no_rings, *no_dumps, *ring_errors, *dump_errors], older)
 
 
 def _texts(paths: _Paths) -> list[str]:

@@ -111,10 +111,8 @@ def headline(groups: Sequence[RankGroup]) -> str:
     """Return in one line which ranks are in which module (`rank 3 is in GPT.h.7.mlp, the other 63 in GPT.h.8.attn`).
 
     Of a range it says for how long (`rank 3 is in data loading for 31.0 s (usually 4.0 ms), …`); of ranks that died,
-    where and after which step (`rank 3 died in GPT.h.7, after step 12`); of others that ended, where they were. It says
-    nothing of a file that was cut: its process may have ended well.
+    where and after which step (`rank 3 died in GPT.h.7, after step 12`); of others that ended, where they were.
     """
-    groups = [group for group in groups if not group.ranks[0].missing_bytes]
     dead, ended = ([group for group in groups if group.ranks[0].state == state] for state in ("dead", "stopped"))
     others = [group for group in groups if group.ranks[0].state not in ("dead", "stopped")]
     clauses = []

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._errors import RingError
 from ..ring import STACKS_SIGNAL, Kind, read_ring
 from ..ring.collective_text import CollectiveName, parse_collective
 from ..ring.slot_format import CALL_ENTER_KINDS, NO_NAME, NOT_AWAITED_BIT
@@ -111,17 +112,16 @@ class RankState(NamedTuple):
         engine: "native" or "python".
         state: "running"; "stopped", the recording ended in good order; "dead", the process is gone and the recording
             had not ended; "unknown", that cannot be known: it runs on another host or in another PID namespace, and its
-            lock cannot be seen from here; or its file was cut.
+            lock cannot be seen from here.
         step: the number of the last step that ended, or None if the ring holds none.
         threads: what each thread is in.
         now_ns: the moment that durations count to, monotonic nanoseconds of the recording's host: now, or its last
             event where it has ended.
-        last_unix_ns: its last event, Unix nanoseconds; 0 if the file was cut and does not say it.
+        last_unix_ns: its last event, Unix nanoseconds.
         usual_ns: what the innermost open calls usually take, by (fqn, phase), as far as the ring knows.
         progress: how far it is with collectives, sends and receives.
         stacks_signal: the signal on which it writes its Python stacks, or None.
         streams: what the streams of its devices are in, where it records device times.
-        missing_bytes: what was cut off the end of its file.
         memory: what it says of memory: an allocation that failed, what grows, or what it held when it died.
         known_pid: whether `pid` names it here too, and not in another PID namespace only.
     """
@@ -139,7 +139,6 @@ class RankState(NamedTuple):
     progress: RankProgress = RankProgress()
     stacks_signal: int | None = None
     streams: tuple[StreamState, ...] = ()
-    missing_bytes: int = 0
     known_pid: bool = False
     memory: tuple[str, ...] = ()
 
@@ -147,11 +146,6 @@ class RankState(NamedTuple):
     def label(self) -> str:
         """What to call it: its rank, else its file."""
         return os.path.basename(self.path) if self.rank is None else f"rank {self.rank}"
-
-    @property
-    def cut_sentence(self) -> str:
-        """What to say of a file that was cut."""
-        return f"{self.path}: its last {self.missing_bytes:,} bytes were cut off, and what they said is lost"
 
     @property
     def last_ns(self) -> int:
@@ -264,12 +258,16 @@ def rank_state_of(path: str | os.PathLike[str], analysis: RingAnalysis, now: tup
         path: the file.
         analysis: of what was read.
         now: what `read_clocks` returned just before it was read. What takes time after that is no time in a call.
+
+    Raises:
+        RingError: the end of the file was cut off, with the names and the clock.
     """
     snapshot, events = analysis.snapshot, analysis.all_events
+    if snapshot.missing_bytes:
+        raise RingError(f"{os.fspath(path)}: its last {snapshot.missing_bytes:,} bytes were cut off; copy it again")
     metadata, threads, steps = snapshot.metadata, tuple(analysis.open_stacks), analysis.step_ends.number
     anchors = [record for record in snapshot.records if record["kind"] == "anchor"]
-    # A file that was cut does not say when its events were.
-    state: str = snapshot.writer if anchors or snapshot.writer == "dead" else "unknown"
+    state: str = snapshot.writer
     if any(record["kind"] == "stop" for record in snapshot.records):
         state = "stopped"
     last_ns = int(events.time.max()) if len(events) else (int(anchors[-1]["monotonic"]) if anchors else 0)
@@ -293,7 +291,6 @@ def rank_state_of(path: str | os.PathLike[str], analysis: RingAnalysis, now: tup
         progress=read_rank_progress(analysis),
         stacks_signal=_int_or_none(metadata, STACKS_SIGNAL),
         streams=read_streams(analysis, max(now_ns, last_ns), is_running=state in ("running", "unknown")),
-        missing_bytes=snapshot.missing_bytes,
         known_pid=snapshot.known_pid,
         memory=_memory(analysis, state),
     )

@@ -156,18 +156,13 @@ def _text(text: str, style: str = "") -> Text:
 def _lasted(since_ns: Sequence[int], group: RankGroup) -> str:
     """Return for how long it has lasted; if the recording is over, since when it did: the day, or today the time.
 
-    A process that was killed may have lived on for long in its last call, so its last event is no end. The text is
-    empty for a file that was cut and does not say when it was written.
+    A process that was killed may have lived on for long in its last call, so its last event is no end.
     """
     if group.ranks[0].state in ("running", "unknown"):
         durations = [(rank.now_ns - begin_ns) / 1e9 for rank, begin_ns in zip(group.ranks, since_ns, strict=True)]
         return format_durations(durations)
-    if not any(rank.last_unix_ns for rank in group.ranks):
-        return ""
     first_unix_ns = min(
-        rank.last_unix_ns - (rank.now_ns - begin_ns)
-        for rank, begin_ns in zip(group.ranks, since_ns, strict=True)
-        if rank.last_unix_ns
+        rank.last_unix_ns - (rank.now_ns - begin_ns) for rank, begin_ns in zip(group.ranks, since_ns, strict=True)
     )
     began = datetime.fromtimestamp(first_unix_ns / 1e9)
     return f"since {began:%T}" if began.date() == datetime.now().date() else f"since {began:%F}"

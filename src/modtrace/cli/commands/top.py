@@ -84,5 +84,4 @@ def _read(reader: "ParallelReader", rings: tuple[str, ...], seconds: float) -> "
     events = max(_MIN_EVENTS, _MAX_EVENTS // max(1, len(paths)))
     ranks, errors = reader.read(partial(read_rank_rates, seconds=seconds, max_events=events), paths)
     ranks.sort(key=lambda rank: (rank.state.rank is None, rank.state.rank or 0, rank.state.path))
-    cut = [rank.state.cut_sentence for rank in ranks if rank.state.missing_bytes]
-    return JobView(ranks, missing + errors + cut, time.monotonic() - begin)
+    return JobView(ranks, missing + errors, time.monotonic() - begin)
