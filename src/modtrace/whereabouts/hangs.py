@@ -137,17 +137,7 @@ def find_all_hangs(states: Sequence[RankState], records: Sequence[FlightRecord] 
 def _join(record: FlightRecord, ring: RankState | None, with_ranks: Callable[[Group, int], Group]) -> RankState:
     """Return the state of a rank with what its recorder says; times count back from when that was written."""
     if ring is None:
-        ring = RankState(
-            path=record.path,
-            rank=record.rank,
-            pid=0,
-            engine="",
-            state="unknown",
-            step=None,
-            threads=(),
-            now_ns=record.dumped_ns,
-            last_unix_ns=record.dumped_ns,
-        )
+        ring = RankState(record.path, record.rank, now_ns=record.dumped_ns, last_unix_ns=record.dumped_ns)
     later_ns = record.dumped_ns - ring.now_ns
 
     def moved(progress: Any) -> Any:

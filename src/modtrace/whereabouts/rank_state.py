@@ -128,13 +128,13 @@ class RankState(NamedTuple):
 
     path: str
     rank: int | None
-    pid: int
-    engine: str
-    state: str
-    step: int | None
-    threads: tuple[ThreadStack, ...]
-    now_ns: int
-    last_unix_ns: int
+    pid: int = 0
+    engine: str = ""
+    state: str = "unknown"
+    step: int | None = None
+    threads: tuple[ThreadStack, ...] = ()
+    now_ns: int = 0
+    last_unix_ns: int = 0
     usual_ns: Mapping[tuple[str, str], int] = MappingProxyType({})
     progress: RankProgress = RankProgress()
     stacks_signal: int | None = None
