@@ -9,7 +9,9 @@ from .file_format import MAGIC as MAGIC
 from .file_format import STACKS_SIGNAL as STACKS_SIGNAL
 from .file_format import Record as Record
 from .kept_rings import find_rings as find_rings
+from .kept_rings import give_number as give_number
 from .kept_rings import newest_rings as newest_rings
+from .kept_rings import numbered_files as numbered_files
 from .kept_rings import stacks_path as stacks_path
 from .kept_rings import whole_run_path as whole_run_path
 from .read_file import RingSnapshot as RingSnapshot

@@ -43,7 +43,7 @@ def take_name(new: str, path: str, keep: int) -> str:
     Raises:
         OSError: the name cannot be given.
     """
-    name = _replace_ended(new, path, keep) or _give_number(new, path)
+    name = _replace_ended(new, path, keep) or give_number(new, path)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(new)
     _drop_old(path, keep)
@@ -71,7 +71,7 @@ def _replace_ended(new: str, path: str, keep: int) -> str | None:
             if not _is_file(lock, path):
                 continue  # another process was faster
             if keep and os.fstat(lock.fd).st_size:
-                kept = _give_number(path, path)
+                kept = give_number(path, path)
                 for beside in (stacks_path, whole_run_path):
                     with contextlib.suppress(FileNotFoundError):
                         os.replace(beside(path), beside(kept))
@@ -119,9 +119,9 @@ def _give(file: str, name: str) -> None:
         os.rename(file, name)
 
 
-def _give_number(file: str, path: str) -> str:
+def give_number(file: str, path: str) -> str:
     """Give a file the next number of a name, and return the numbered name."""
-    number = max((number for number, _ in _numbered(path)), default=0) + 1
+    number = max((number for number, _ in numbered_files(path)), default=0) + 1
     stem, suffix = os.path.splitext(path)
     while True:
         name = f"{stem}.{number}{suffix}"
@@ -131,7 +131,7 @@ def _give_number(file: str, path: str) -> str:
         number += 1
 
 
-def _numbered(path: str) -> list[tuple[int, str]]:
+def numbered_files(path: str) -> list[tuple[int, str]]:
     """Return the files that have a numbered form of a name, with their numbers, ascending."""
     folder = os.path.dirname(path)
     try:
@@ -145,7 +145,7 @@ def _numbered(path: str) -> list[tuple[int, str]]:
 def _drop_old(path: str, keep: int) -> None:
     """Remove the oldest kept rings of a name, down to `keep`. Other files stay, and rings that may still be written."""
     kept = 0
-    for _, file in reversed(_numbered(path)):
+    for _, file in reversed(numbered_files(path)):
         with contextlib.suppress(OSError, RingError):
             lock = WriterLock(file)
             try:

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import re
 import time
 from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 
 from .._errors import ModtraceError, WriteError
 from .._typing import Int64Array
-from ..ring import whole_run_path
+from ..ring import give_number, numbered_files, whole_run_path
 from ..timeline import PHASES
 from ..write.atomic_file import atomic_writer
 from .follow import Look, RingFollower
@@ -84,14 +83,12 @@ class StepsFile:
 
     def _begin(self) -> TextIO:
         os.makedirs(self._path.parent, exist_ok=True)
-        stem, suffix = self._path.stem, self._path.suffix
-        numbered = re.compile(rf"{re.escape(stem)}\.(\d{{1,9}}){re.escape(suffix)}")
-        numbers = sorted(int(match[1]) for name in os.listdir(self._path.parent) if (match := numbered.fullmatch(name)))
+        path = os.fspath(self._path)
         if self._path.exists():
-            numbers.append(numbers[-1] + 1 if numbers else 1)
-            self._path.rename(self._path.with_name(f"{stem}.{numbers[-1]}{suffix}"))
-        for number in numbers[:-_KEPT_FILES]:
-            self._path.with_name(f"{stem}.{number}{suffix}").unlink(missing_ok=True)
+            give_number(path, path)
+            self._path.unlink(missing_ok=True)
+        for _, old in numbered_files(path)[:-_KEPT_FILES]:
+            Path(old).unlink(missing_ok=True)
         return open(self._path, "x", encoding="utf-8")
 
     def _thin(self, file: TextIO) -> TextIO:
