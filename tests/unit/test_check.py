@@ -42,23 +42,11 @@ FAULTS: dict[str, list[str]] = {
     "blank.json": [
         "not-a-trace: there is nothing in it",
     ],
-    "bound-flow-as-numbered.json": [
-        "duplicate-flow: event 2: bind_id 0 is a number that Perfetto gives to one of the 1 flows with an id",
-    ],
     "bound-flows-dangling.json": [
         "flow-without-end: event 0: flow 7 starts and never ends",
         "flow-without-start: event 1: flow 8 ends and has not started",
         "flow-without-start: event 2: flow 9 ends and has not started",
         "duplicate-flow: event 4: flow 10 has already started at event 3",
-    ],
-    "bound-flows-malformed.json": [
-        "missing-field: event 0: flow_out without bind_id",
-        "missing-field: event 1: bind_id 'soon' is no whole or hexadecimal number",
-        "missing-field: event 2: bind_id 1.5 is no whole or hexadecimal number",
-        "missing-field: event 3: bind_id without flow_out or flow_in",
-        "missing-field: event 4: flow_out is 1, which viewers do not take for true",
-        "flow-outside-slice: event 6: flow_out on E; viewers read it on X and B",
-        "flow-outside-slice: event 7: flow_in on i; viewers read it on X and B",
     ],
     "bound-flows.json": [],
     "byte-order-mark.json": [

@@ -45,7 +45,7 @@ class ChromeEvents:
 
     def faults(self) -> list[Fault]:
         """Return what is wrong with the events: of names of processes and threads first, then in file order."""
-        return [*self._metadata_faults, *self._event_faults, *_clashing_bind_ids(self.layout)]
+        return [*self._metadata_faults, *self._event_faults]
 
     def _add_ordinary(self, position: int, raw: dict[str, Any]) -> bool:
         """Add an event that obviously breaks no rule, as nearly all do; return whether it is one."""
@@ -87,7 +87,6 @@ class ChromeEvents:
         self._event_faults.extend(problems)
         if any(problem.rule != "id-out-of-range" for problem in problems):
             return
-        self._event_faults.extend(_bind_faults(position, raw))
         if raw["ph"] not in _CHECKED_PHASES:
             return
         key, time = _track_key(raw), _to_ns(raw["ts"])
@@ -148,25 +147,6 @@ def _time_faults(position: int, phase: str, field: str, raw: dict[str, Any]) -> 
         yield Fault("time-out-of-range", f"{field} {value!r} is negative or beyond 2^63 ns", position)
 
 
-def _bind_faults(position: int, raw: dict[str, Any]) -> Iterator[Fault]:
-    """Apply the rules on a flow end that a slice carries itself (`bind_id`); the slice is drawn all the same."""
-    directions = [field for field in _BIND_DIRECTIONS if raw.get(field) is True]
-    not_boolean = [field for field in _BIND_DIRECTIONS if not isinstance(raw.get(field), bool | None)]
-    if raw["ph"] not in _BINDABLE_PHASES:
-        if directions:
-            message = f"{directions[0]} on {raw['ph']}; viewers read it on X and B"
-            yield Fault("flow-outside-slice", message, position)
-        return
-    for field in not_boolean:
-        yield Fault("missing-field", f"{field} is {raw[field]!r}, which viewers do not take for true", position)
-    if directions and _BIND_ID not in raw:
-        yield Fault("missing-field", f"{directions[0]} without {_BIND_ID}", position)
-    elif directions and _parse_bind_id(raw[_BIND_ID]) is None:
-        yield Fault("missing-field", f"{_BIND_ID} {raw[_BIND_ID]!r} is no whole or hexadecimal number", position)
-    elif _BIND_ID in raw and not directions and not not_boolean:
-        yield Fault("missing-field", f"{_BIND_ID} without flow_out or flow_in", position)
-
-
 def _parse_bind_id(value: object) -> int | None:
     """Return the number by which viewers know a bound flow: they read text as hexadecimal."""
     if isinstance(value, str):
@@ -175,17 +155,6 @@ def _parse_bind_id(value: object) -> int | None:
         except ValueError:
             return None
     return value if type(value) is int else None
-
-
-def _clashing_bind_ids(layout: TrackLayout) -> Iterator[Fault]:
-    """Find bind_ids that clash with flows that have events of their own: Perfetto numbers those from 0."""
-    bound = {flow: index for flow, index in layout.flows.keys.items() if len(flow) == 2}
-    numbered_flows = len(layout.flows.keys) - len(bound)
-    for (bind_id, _), index in bound.items():
-        if bind_id in range(numbered_flows):
-            message = f"{_BIND_ID} {bind_id} is a number that Perfetto gives to one of the {numbered_flows} flows"
-            position = layout.flows.position[layout.flows.flow.index(index)]
-            yield Fault("duplicate-flow", f"{message} with an id", position)
 
 
 def _parse_number(value: object) -> float | None:
