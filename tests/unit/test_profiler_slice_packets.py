@@ -120,9 +120,9 @@ def test_flows_join_the_slices_that_begin_at_their_ends(tmp_path: Path) -> None:
     packets = merged_packets(
         tmp_path,
         x("cpu_op", "forward", 1000, 2000),
+        {"ph": "s", **flow, "ts": 1.0},
         x("cpu_op", "between", 3000, 4000),
         x("cpu_op", "backward", 5000, 6000),
-        {"ph": "s", **flow, "ts": 1.0},
         {"ph": "f", "bp": "e", **flow, "ts": 5.0},
     )
 
@@ -167,8 +167,13 @@ def test_flows_are_drawn_as_readers_of_json_draw_them(
     tmp_path: Path, flows: tuple[tuple[str, int], ...], expected: tuple[list[int], ...]
 ) -> None:
     """A flow leads from its first begin to the first end after it; what has one end draws nothing."""
-    slices = [x("kernel", name, start, start + 1000) for name, start in (("one", 1000), ("two", 3000), ("three", 5000))]
-    packets = merged_packets(tmp_path, *slices, *(end_of_flow(phase, at) for phase, at in flows))
+    names = {1000: "one", 3000: "two", 5000: "three"}
+    events: list[dict[str, Any]] = []
+    # A slice, and right after it the ends of flows that are of it; in the order of the flows.
+    for start in dict.fromkeys([*(at // 1000 * 1000 for _, at in flows), *names]):
+        events.append(x("kernel", names[start], start, start + 1000))
+        events += [end_of_flow(phase, at) for phase, at in flows if at // 1000 * 1000 == start]
+    packets = merged_packets(tmp_path, *events)
 
     assert flows_by_slice(packets) == dict(zip(("one", "two", "three"), expected, strict=True))
     assert check(tmp_path / "out.pftrace").faults == []
@@ -177,7 +182,7 @@ def test_flows_are_drawn_as_readers_of_json_draw_them(
 def test_of_slices_that_begin_together_the_flow_has_the_one_written_before_its_end(tmp_path: Path) -> None:
     packets = merged_packets(
         tmp_path,
-        end_of_flow("s", 1000, 7),
+        end_of_flow("s", 1000, 7),  # no slice is before it
         x("cpu_op", "outer", 1000, 2000),
         end_of_flow("s", 1000, 5),
         x("cpu_op", "inner", 1000, 1500),
@@ -187,7 +192,7 @@ def test_of_slices_that_begin_together_the_flow_has_the_one_written_before_its_e
         *(end_of_flow("f", 4000, identifier, tid=TID + 1) for identifier in (5, 6, 7)),
     )
 
-    assert flows_by_slice(packets) == {"outer": [1, 2], "inner": [3], "annotation": [], "kernel": [1, 2, 3]}
+    assert flows_by_slice(packets) == {"outer": [1], "inner": [2], "annotation": [], "kernel": [1, 2]}
 
 
 def test_packets_without_a_place_are_counted(tmp_path: Path) -> None:

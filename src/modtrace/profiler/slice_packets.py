@@ -3,9 +3,9 @@
 A slice of a track event has no duration but a begin and an end, and an end closes the innermost open slice. So the
 slices of a track are sorted before they are written; a slice that partly overlaps another goes to a row beside it.
 
-A slice names its flows. In the profiler's JSON an end of a flow is an event of its own, written behind its slice and
-beginning when it does. The profiler writes only one end of many flows, and some end before they begin: readers of its
-JSON draw neither, so they are left out here.
+A slice names its flows. In the profiler's JSON an end of a flow is an event of its own, written right after its slice
+and beginning when it does. The profiler writes only one end of many flows, and some end before they begin: readers of
+its JSON draw neither, so they are left out here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, Track
 
 from .._interrupts import cached_property
 from .._numbering import Numbering
-from .._typing import Float64Array, Int64Array
+from .._typing import Int64Array
 from ..formats.chrome_values import MAX_TIME_US, TrackKey, is_track_key, microseconds_to_ns
 from ..formats.escape import UNNAMED, escaped
 from ..formats.perfetto_ids import PROFILER_FLOW, PROFILER_SEQUENCE
@@ -102,74 +102,43 @@ class SliceFlows:
     _ends: bytearray = field(default_factory=bytearray)
     _time: array[float] = field(default_factory=lambda: array("d"))
     _track: array[int] = field(default_factory=lambda: array("q"))
-    _slices_before: array[int] = field(default_factory=lambda: array("q"))
+    _slice: array[int] = field(default_factory=lambda: array("q"))
 
-    def add(self, flow: int, time: float, track: int, slices_before: int, *, ends: bool) -> None:
+    def add(self, flow: int, time: float, track: int, of_slice: int, *, ends: bool) -> None:
         """Take the begin or the end of a flow.
 
         Args:
             flow: number of the flow.
             time: µs from the trace's base.
             track: index of its track.
-            slices_before: how many slices of that track come before it in the file.
+            of_slice: index of its slice on that track.
             ends: whether the flow ends here.
         """
         self._flow.append(flow)
         self._ends.append(ends)
         self._time.append(time)
         self._track.append(track)
-        self._slices_before.append(slices_before)
+        self._slice.append(of_slice)
 
-    def by_track(self, starts: Sequence[array[float]]) -> list[Int64Array]:
-        """Return for each track the ends of those flows that lead from a slice to a slice.
+    def by_track(self, tracks: int) -> list[Int64Array]:
+        """Return for each of so many tracks the ends of those flows that lead from a slice to a slice.
 
         int64[n, 2]: the index of a slice, ascending, and the number of a flow that begins or ends there.
         A number may come again for another flow, once the flow before has ended; here each has one of its own, from 1.
-
-        Args:
-            starts: when the slices of each track begin, µs from the trace's base, in file order.
         """
-        slice_ = self._slices(starts).tolist()
-        ends_of_track: list[list[tuple[int, int]]] = [[] for _ in starts]
+        ends_of_track: list[list[tuple[int, int]]] = [[] for _ in range(tracks)]
         begun: dict[int, int] = {}
         pairs = 0
         # In file order where they are of one time.
         for row in np.lexsort((np.frombuffer(self._time, np.float64), np.frombuffer(self._flow, np.int64))).tolist():
             flow = self._flow[row]
-            if slice_[row] < 0:
-                continue
             if not self._ends[row]:
                 begun.setdefault(flow, row)  # a begin of what has begun already is none
             elif flow in begun:
                 pairs += 1
                 for end in (begun.pop(flow), row):
-                    ends_of_track[self._track[end]].append((slice_[end], pairs))
+                    ends_of_track[self._track[end]].append((self._slice[end], pairs))
         return [np.array(sorted(own), np.int64).reshape(-1, 2) for own in ends_of_track]
-
-    def _slices(self, starts: Sequence[array[float]]) -> Int64Array:
-        """Return the slice that each end belongs to, by its index on its track; -1 for none."""
-        track, time = np.frombuffer(self._track, np.int64), np.frombuffer(self._time, np.float64)
-        before = np.frombuffer(self._slices_before, np.int64)
-        slice_ = np.full(len(track), -1, np.int64)
-        order = np.argsort(track, kind="stable")
-        for rows in np.split(order, np.flatnonzero(np.diff(track[order])) + 1):
-            if len(rows):
-                start = np.frombuffer(starts[track[rows[0]]], np.float64)
-                slice_[rows] = _last_begun_at(start, time[rows], before[rows])
-        return slice_
-
-
-def _last_begun_at(start: Float64Array, time: Float64Array, before: Int64Array) -> Int64Array:
-    """Return the last of the first so many slices that begins at each time, else the first of all; -1 for none."""
-    if not len(start):
-        return np.full(len(time), -1, np.int64)
-    times, moment = np.unique(start, return_inverse=True)
-    # Slices by moment, and of one moment in file order.
-    code = np.sort(moment * len(start) + np.arange(len(start)))
-    asked = np.minimum(np.searchsorted(times, time), len(times) - 1)
-    first, last = (np.searchsorted(code, asked * len(start) + position) for position in (0, before))
-    last_begun: Int64Array = np.where(times[asked] == time, code[np.maximum(last - 1, first)] % len(start), -1)
-    return last_begun
 
 
 @dataclass
@@ -229,8 +198,9 @@ class ProfilerSlices:
                     track.fields.append(own)
                 elif phase in _FLOW_PHASES:
                     flow = self._flow_numbers[f"{event.get('cat')} {event['name']} {event['id']}"]
-                    before = len(tracks[key].start) if key in tracks else 0
-                    self.flows.add(flow, start, self._flow_tracks[key], before, ends=phase == "f")
+                    if key in tracks and tracks[key].start[-1] == start:
+                        of_slice = len(tracks[key].start) - 1
+                        self.flows.add(flow, start, self._flow_tracks[key], of_slice, ends=phase == "f")
                 else:
                     self.skipped += 1
             except (KeyError, TypeError, ValueError, AttributeError):
@@ -251,8 +221,7 @@ class ProfilerSlices:
 
     @cached_property
     def _flows_by_track(self) -> dict[TrackKey, Int64Array]:
-        starts = [self.tracks[key].start if key in self.tracks else array("d") for key in self._flow_tracks]
-        return dict(zip(self._flow_tracks, self.flows.by_track(starts), strict=True))
+        return dict(zip(self._flow_tracks, self.flows.by_track(len(self._flow_tracks)), strict=True))
 
 
 def profiler_packets(
