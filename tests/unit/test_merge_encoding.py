@@ -82,17 +82,18 @@ def test_faults_of_the_profiler_are_told_apart(tmp_path: Path, packed: bool) -> 
     assert all(violation.of_profiler for violation in overlaps)
 
 
-def test_slices_before_time_0_are_told(tmp_path: Path) -> None:
+def test_slices_before_time_0_are_left_as_they_are(tmp_path: Path) -> None:
     source = tmp_path / "profile.json"
     source.write_bytes(trace(x("cpu_op", "before", -9000, -8000), x("cpu_op", "op", 1000, 5000)))
     told = merge(source, NET, tmp_path / "out.json")
-    assert told.notes == ["1 of the profiler's slices lie at time 0 or before it and were left as they are"]
+    assert told.notes == []
+    assert json.loads((tmp_path / "out.json").read_text())["traceEvents"][0]["ts"] == -9
 
 
 @pytest.mark.parametrize("suffix", [".json", ".pftrace"])
 def test_a_trace_of_which_all_lies_before_time_0_is_refused(tmp_path: Path, suffix: str) -> None:
     source = tmp_path / "profile.json"
     source.write_bytes(trace(x("cpu_op", "a", -9000, -8000), x("kernel", "b", -7000, -6000, pid=0, tid=7)))
-    with pytest.raises(TraceError, match=r"all of its 2 slices lie at time 0 or before it, where no reader shows them"):
+    with pytest.raises(TraceError, match=r"none of its 2 events can be used: .* and a ts above 0"):
         merge(source, NET, tmp_path / f"out{suffix}")
     assert not (tmp_path / f"out{suffix}").exists()

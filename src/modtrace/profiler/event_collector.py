@@ -125,7 +125,7 @@ class EventCollector:
         self._arrow_begins: dict[Any, int] = {}
         self._arrow_ends: dict[Any, tuple[int, float]] = {}
         self._first, self._last = float("inf"), float("-inf")
-        self._times_up_to_zero = self._malformed = self._total = self._pending = 0
+        self._malformed = self._total = self._pending = 0
 
     def add(self, events: Sequence[Any]) -> None:
         """Take note of a chunk's events; malformed ones are ignored."""
@@ -235,9 +235,8 @@ class EventCollector:
         """Move the rows of a chunk to the columns."""
         for name, table in vars(self._tables).items():
             if table.pending:
-                first, last, zeros, broken = table.take_pending()
-                self._times_up_to_zero += zeros
-                self._malformed += broken
+                first, last, left_out = table.take_pending()
+                self._malformed += left_out
                 if name != "windows":
                     self._first, self._last = min(self._first, first), max(self._last, last)
         self._tables.rest.take_rows()
@@ -295,7 +294,6 @@ class EventCollector:
             window=(int(windows.start.min()), int(windows.end.max())) if len(windows) else None,
             cpu_pids={pid: count for pid, count in pids.items() if count},
             tids=frozenset(self.tids | {tid for _, tid in self._tracks if isinstance(tid, int)}),
-            times_up_to_zero=self._times_up_to_zero,
             malformed=self._malformed,
             total=self._total,
         )

@@ -196,8 +196,7 @@ class ProfilerEvents:
         window: start and end, in ns from the base, of what was profiled; None if the trace does not say.
         cpu_pids: number of CPU slices by pid.
         tids: all thread ids that are numbers.
-        times_up_to_zero: slices at time 0 or before it, which no profiler means.
-        malformed: events that are none: no object, or without what every event has.
+        malformed: events that are not one: no object, without what every event has, or at no time.
         total: number of events.
     """
 
@@ -226,7 +225,6 @@ class ProfilerEvents:
     window: tuple[int, int] | None
     cpu_pids: dict[int | str, int]
     tids: frozenset[int]
-    times_up_to_zero: int
     malformed: int
     total: int
 
@@ -234,6 +232,10 @@ class ProfilerEvents:
     def int_pids(self) -> frozenset[int]:
         """The ids of processes and devices that are numbers."""
         return frozenset(pid for pid, _ in self.tracks if isinstance(pid, int))
+
+
+_NO_NUMBERS = (TypeError, OverflowError, ValueError)
+"""What comes of rows in which something is not a number, or has more than 64 bits."""
 
 
 class SliceTable(Generic[_Columns]):
@@ -257,32 +259,36 @@ class SliceTable(Generic[_Columns]):
         by_column = zip(self._columns, zip(*rows, strict=True), strict=True)
         return [array(column.typecode, numbers) for column, numbers in by_column]
 
-    def take_pending(self) -> tuple[float, float, int, int]:
-        """Move what is pending to the columns; return its first and last moment, µs, how many are up to 0, and broken.
+    def take_pending(self) -> tuple[float, float, int]:
+        """Move what is pending to the columns; return its first and last moment, µs, and how many rows are left out.
 
-        Rows that are not at a time, or not of numbers, are left out.
+        Those are not at a time, or not of numbers.
         """
         rows, self.pending[:] = self.pending[:], []
-        broken = zeros = 0
         try:
             new = self._of(rows)
-        except (TypeError, OverflowError, ValueError):
-            numbers = [row for row in map(_numbers, rows) if row is not None]
-            broken = len(rows) - len(numbers)
+        except _NO_NUMBERS:
+            numbers = [row for row in rows if self._is_of_numbers(row)]
             if not numbers:
-                return float("inf"), float("-inf"), 0, broken
+                return np.inf, -np.inf, len(rows)
             new = self._of(numbers)
         first, length = np.frombuffer(new[1], np.float64), np.frombuffer(new[2], np.float64)
         last = first + length
         valid = (first > 0) & (length >= 0) & (last < MAX_TIME_US)
         if not valid.all():
-            zeros = int(np.count_nonzero(first <= 0))
             first, last = first[valid], last[valid]
             kept = np.flatnonzero(valid).tolist()
             new = [array(column.typecode, [column[row] for row in kept]) for column in new]
         for column, more in zip(self._columns, new, strict=True):
             column.extend(more)
-        return float(first.min(initial=np.inf)), float(last.max(initial=-np.inf)), zeros, broken
+        return float(first.min(initial=np.inf)), float(last.max(initial=-np.inf)), len(rows) - len(first)
+
+    def _is_of_numbers(self, row: tuple[Any, ...]) -> bool:
+        try:
+            self._of([row])
+        except _NO_NUMBERS:
+            return False
+        return True
 
     def take_rows(self) -> _Columns:
         """Return the columns, with times in nanoseconds, and empty the table: nothing is in memory twice."""
@@ -295,16 +301,6 @@ def _array(column: "array[Any]") -> Any:
     if column.typecode == "d":
         return microseconds_to_ns(np.frombuffer(column, np.float64) if column else np.empty(0))
     return np.frombuffer(column, np.int64) if column else np.empty(0, np.int64)
-
-
-def _numbers(row: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Return a row with times that are numbers, of text as readers take it; None if there are none."""
-    track, start, duration, *rest = row
-    try:
-        array("q", rest)
-        return track, float(start), float(duration), *rest
-    except (TypeError, OverflowError, ValueError):
-        return None
 
 
 def pair_arrows(begins: Mapping[Any, int], ends: Mapping[Any, tuple[int, float]]) -> Arrows:

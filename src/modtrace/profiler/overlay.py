@@ -297,9 +297,6 @@ def _align(timeline: Timeline | None, events: ProfilerEvents, keys: Mapping[str,
         # Calls at its edges are whole, and one that ran throughout is in too.
         timeline = timeline if window is None else whole_spans(timeline, *window)
     timeline = with_profiled_steps(timeline, events)
-    if events.times_up_to_zero:
-        count = events.times_up_to_zero
-        notes.append(f"{count} of the profiler's slices lie at time 0 or before it and were left as they are")
     cuts, worst = _straddling_ops(timeline, events, threads)
     nodes = find_calls_of_nodes(timeline, events, threads)
     names = {
@@ -345,17 +342,11 @@ def _check_usable(events: ProfilerEvents, path: str) -> None:
     Raises:
         TraceError: no usable event.
     """
-    if events.times_up_to_zero and events.first > events.last:
-        raise TraceError(
-            path,
-            f"all of its {events.times_up_to_zero} slices lie at time 0 or before it, where no reader shows them: "
-            "ts counts µs from baseTimeNanoseconds, or from 1970 without it; shift them to where they belong",
-        )
     if events.total and events.malformed == events.total:
         raise TraceError(
             path,
-            f"none of its {events.total} events can be used: an event of torch.profiler is an object with ph, ts, pid, "
-            "tid and name",
+            f"none of its {events.total} events can be used: an event of torch.profiler is an object with ph, pid, "
+            "tid, name and a ts above 0",
         )
 
 
