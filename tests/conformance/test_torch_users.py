@@ -49,9 +49,8 @@ def test_flops_are_counted_by_any_tracker(tracker: Any) -> None:
     }
 
 
-@pytest.mark.parametrize("user", ["MemTracker", "CommDebugMode"])
-def test_every_module_is_counted(user: str) -> None:
+def test_every_module_is_counted() -> None:
     with swapped(modtrace.ModuleTracker, modtrace.ModTracker):
-        counted = USERS[user](False)
+        counted = USERS["MemTracker"](False)
 
-    assert set(counted) - {"Global", "table"} == MODULES
+    assert set(counted) - {"Global"} == MODULES

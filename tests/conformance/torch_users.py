@@ -9,12 +9,9 @@ from typing import Any
 from unittest import mock
 
 import torch
-import torch.distributed as dist
-import torch.distributed._functional_collectives as collectives
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools import mem_tracker, mod_tracker, runtime_estimator, sac_estimator
-from torch.distributed.tensor.debug import _comm_mode
 from torch.utils import flop_counter
 from torch.utils.checkpoint import checkpoint
 
@@ -28,34 +25,20 @@ Numbers = dict[str, Any]
 MODULES = {"Net", "Net.head", *(f"Net.blocks.{n}{path}" for n in (0, 1) for path in ("", ".up", ".act", ".down"))}
 
 
-class AllReduce(torch.autograd.Function):
-    """A collective in forward and one in backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Any:
-        return collectives.all_reduce(x, "sum", dist.group.WORLD).wait()  # type: ignore[arg-type]
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return collectives.all_reduce(gradient, "sum", dist.group.WORLD).wait()  # type: ignore[arg-type]
-
-
 class Block(nn.Module):
-    def __init__(self, reduce: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.reduce = reduce
         self.up, self.act, self.down = nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)
 
     def forward(self, x: Tensor) -> Any:
-        y = self.down(self.act(self.up(x)))
-        return x + (AllReduce.apply(y) if self.reduce else y)
+        return x + self.down(self.act(self.up(x)))
 
 
 class Net(nn.Module):
-    def __init__(self, checkpointed: bool, reduce: bool) -> None:
+    def __init__(self, checkpointed: bool) -> None:
         super().__init__()
         self.checkpointed = checkpointed
-        self.blocks = nn.ModuleList(Block(reduce) for _ in range(2))
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
         self.head = nn.Linear(16, 4)
 
     def forward(self, x: Tensor) -> Any:
@@ -64,9 +47,9 @@ class Net(nn.Module):
         return self.head(x)
 
 
-def _model(checkpointed: bool, reduce: bool = False) -> tuple[Net, Tensor]:
+def _model(checkpointed: bool) -> tuple[Net, Tensor]:
     torch.manual_seed(0)
-    return Net(checkpointed, reduce), torch.ones(3, 16, requires_grad=True)
+    return Net(checkpointed), torch.ones(3, 16, requires_grad=True)
 
 
 def _step(net: Net, x: Tensor) -> None:
@@ -115,20 +98,6 @@ def activation_checkpointing(checkpointed: bool) -> Numbers:
     return {name: vars(stats) for name, stats in estimator.sac_mod_stats.items()}
 
 
-def collective_counts(checkpointed: bool) -> Numbers:
-    if not dist.is_initialized():
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-    net, x = _model(checkpointed, reduce=True)
-    mode = _comm_mode.CommDebugMode()
-    with mode:
-        _step(net, x)
-    modules = mode.advanced_module_tracker
-    return {
-        name: (mode.comm_module_counts.get(name), modules.module_helper_dict[name], modules.module_parents_dict[name])
-        for name in modules.module_helper_dict
-    } | {"table": mode.generate_comm_debug_tracing_table(noise_level=3)}
-
-
 def debug_log(checkpointed: bool) -> Numbers:
     net, x = _model(checkpointed)
     from torch.utils._debug_mode import DebugMode
@@ -143,7 +112,6 @@ USERS: dict[str, Callable[[bool], Numbers]] = {
     "MemTracker": memory,
     "RuntimeEstimator": runtimes,
     "SACEstimator": activation_checkpointing,
-    "CommDebugMode": collective_counts,
 }
 if find_spec("torch.utils._debug_mode") is not None:  # which torch 2.8 does not have
     USERS["DebugMode"] = debug_log
@@ -152,14 +120,11 @@ if find_spec("torch.utils._debug_mode") is not None:  # which torch 2.8 does not
 @contextmanager
 def swapped(module_tracker: Any, mod_tracker_class: Any) -> Iterator[None]:
     """Give torch's users these classes for `ModuleTracker` and `ModTracker`."""
-    own, of_torch = _comm_mode._CommModeModuleTracker, _comm_mode._CommModeModuleTracker.__bases__
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(flop_counter, "ModuleTracker", module_tracker))
         # DebugMode takes it from where it is made.
         for user in (mem_tracker, runtime_estimator, sac_estimator, mod_tracker):
             stack.enter_context(mock.patch.object(user, "ModTracker", mod_tracker_class))
-        own.__bases__ = (mod_tracker_class,)
-        stack.callback(setattr, own, "__bases__", of_torch)
         yield
 
 
