@@ -11,12 +11,12 @@ import sys
 import threading
 from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
 from .._after_import import call_after_import
-from .optimizer_hook import OptimizerRef, call_listener, step_frames, stepped_in_graph
+from .optimizer_hook import call_listener, step_frames
 from .unseen import skip_all
 
 InnerModule = tuple[str, str]
@@ -31,28 +31,16 @@ _CALLED_MODULE = ("self", "fn")
 """What the module itself is called in the functions by which modules are called."""
 
 
-class CompiledGraph(NamedTuple):
-    """What a graph that torch.compile captured holds.
-
-    Attributes:
-        modules: in the order in which the graph comes to them.
-        optimizers: those that step in it.
-    """
-
-    modules: tuple[InnerModule, ...] = ()
-    optimizers: tuple[OptimizerRef, ...] = ()
-
-
 class _Thread(threading.local):
     """What one thread is doing.
 
     Attributes:
         regions: how many compiled regions it runs, one inside of the other.
-        captured: the graph that it captured last: what its backend makes of it is installed next.
+        captured: the modules in the graph that it captured last: what its backend makes of it is installed next.
     """
 
     regions = 0
-    captured = CompiledGraph()
+    captured: tuple[InnerModule, ...] = ()
 
 
 _thread = _Thread()
@@ -99,29 +87,28 @@ class CompiledRegion(nn.Module):
 
     Args:
         function: what torch.compile made.
-        captured: what is inside.
+        modules: those that are inside, in their order.
 
     Attributes:
-        inner_modules: the modules that are inside, in their order.
+        inner_modules: these modules.
         label: name of the function that was compiled; empty before the first call.
         is_call_of_module: whether that is how a module is called, which then has a span already.
         is_generated: whether torch made that function: compiled autograd, of a backward pass.
-        is_of_step: whether an optimizer steps in it, or it is a part of an optimizer's step.
+        is_of_step: whether it is a part of an optimizer's step.
     """
 
-    def __init__(self, function: Callable[..., Any], captured: CompiledGraph) -> None:
+    def __init__(self, function: Callable[..., Any], modules: tuple[InnerModule, ...]) -> None:
         super().__init__()
-        self.inner_modules = captured.modules
-        self.is_of_step = bool(captured.optimizers)
+        self.inner_modules = modules
         self.label = ""
-        self.is_call_of_module = self.is_generated = False
+        self.is_call_of_module = self.is_generated = self.is_of_step = False
         # `nn.Module.__call__` calls this instead of the forward and its hooks. It may be a module, but not as a part.
         object.__setattr__(self, "_compiled_call_impl", function)
 
     def describe(self, caller: FrameType) -> None:
         """Take name and kind from the frame that calls it: the function that was compiled, or a part behind a break."""
         code: CodeType = caller.f_code
-        self.is_of_step = self.is_of_step or bool(step_frames(caller))
+        self.is_of_step = bool(step_frames(caller))
         names: list[str] = getattr(code, "co_qualname", code.co_name).split(".")  # since Python 3.11
         resumed = _RESUMED.match(names[-1])
         name = resumed[1] if resumed else names[-1]
@@ -137,8 +124,8 @@ def is_inside_region() -> bool:
     return _thread.regions > 0
 
 
-def _wrap(function: Callable[..., Any], captured: CompiledGraph) -> Callable[..., Any]:
-    region = CompiledRegion(function, captured)
+def _wrap(function: Callable[..., Any], modules: tuple[InnerModule, ...]) -> Callable[..., Any]:
+    region = CompiledRegion(function, modules)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         regions = _watching
@@ -153,7 +140,7 @@ def _wrap(function: Callable[..., Any], captured: CompiledGraph) -> Callable[...
         finally:
             _thread.regions -= 1
         if region.is_of_step:
-            regions.tell_step(caller, captured.optimizers)
+            regions.tell_step(caller)
         return result
 
     return skip_all(call)
@@ -163,12 +150,11 @@ class CompiledRegions:
     """Watches all compiled regions there are, and those made later, until it is stopped; one at a time.
 
     Args:
-        after_step_region: called after a region in which an optimizer steps, or which is a part of an optimizer's step,
-            with the frame that called it and the optimizers that step inside.
+        after_step_region: called after a region that is a part of an optimizer's step, with the frame that called it.
     """
 
-    def __init__(self, after_step_region: Callable[[FrameType, tuple[OptimizerRef, ...]], None]) -> None:
-        self._after_step_region: Callable[[FrameType, tuple[OptimizerRef, ...]], None] | None = after_step_region
+    def __init__(self, after_step_region: Callable[[FrameType], None]) -> None:
+        self._after_step_region: Callable[[FrameType], None] | None = after_step_region
 
     def start(self) -> None:
         """Begin, at once or when torch.compile is first used."""
@@ -183,10 +169,10 @@ class CompiledRegions:
         if _watching is self:
             _watching = None
 
-    def tell_step(self, caller: FrameType, optimizers: tuple[OptimizerRef, ...]) -> None:
-        """Tell of a step in a region."""
+    def tell_step(self, caller: FrameType) -> None:
+        """Tell of a part of a step, which this frame called."""
         listener = self._after_step_region
-        if listener is not None and not call_listener(listener, caller, optimizers):
+        if listener is not None and not call_listener(listener, caller):
             self._after_step_region = None
 
 
@@ -215,18 +201,18 @@ def _wrap_all() -> None:
         for known in hooks:
             function = known.scope.get(known.name)
             if known.name.startswith(_PREFIX) and callable(function):
-                known.scope[known.name] = _wrap(function, CompiledGraph())
+                known.scope[known.name] = _wrap(function, ())
 
     def call_user_compiler(output: Any, captured: Any, *args: Any, **kwargs: Any) -> Any:
-        holds = CompiledGraph(_modules_in(captured), stepped_in_graph(getattr(output, "graph", None)))
+        modules = _modules_in(captured)
         compiled = compile_graph(output, captured, *args, **kwargs)
-        _thread.captured = holds
+        _thread.captured = modules
         return compiled
 
     def create(scope: dict[str, Any], name: str, value: Any) -> Any:
         if name.startswith(_PREFIX) and callable(value):
             value = _wrap(value, _thread.captured)
-            _thread.captured = CompiledGraph()
+            _thread.captured = ()
         return original(scope, name, value)
 
     graph.call_user_compiler = skip_all(call_user_compiler)

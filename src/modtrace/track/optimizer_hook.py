@@ -2,13 +2,11 @@
 
 torch.compile traces the hooks of an optimizer that it compiles, so nothing of them is left to run. Most optimizers keep
 their own step out of what calls it, by graph breaks: then torch's wrapper around `step` is on the stack where what was
-compiled of the step runs. Where the step is a part of a larger graph, the graph knows of it, noted while it was traced.
+compiled of the step runs.
 """
 
 import contextlib
 import logging
-import sys
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from types import CodeType, FrameType
@@ -18,11 +16,8 @@ from torch.compiler import is_compiling
 from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
-from .._after_import import call_after_import
-from .._interrupts import WeakMap, raised_by_handler
+from .._interrupts import raised_by_handler
 from .unseen import skip_all, skip_frame
-
-OptimizerRef = weakref.ref[Optimizer]
 
 # The same name and the same function for good: torch.compile compiles what it met again where these change.
 _NAME: Any = "modtrace"
@@ -34,21 +29,12 @@ _listeners: list[Callable[[Optimizer], None]] = []
 _torch_hooks: list[Mapping[Any, Callable[..., object]]] = []
 """The dictionaries that were in the place of ours, which still hold what was registered before."""
 
-_stepped: WeakMap[Any, list[OptimizerRef]] = WeakMap()
-"""The optimizers that step in a graph, by that."""
-
-_COMPTIME_MODULE = "torch._dynamo.comptime"
-_comptime: Any = None
-
 
 def _hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     for hooks in _torch_hooks:
         for hook in tuple(hooks.values()):
             hook(optimizer, args, kwargs)
-    if is_compiling():
-        if _comptime is not None:
-            _comptime(_note_traced)
-    else:
+    if not is_compiling():
         _tell(optimizer)
 
 
@@ -97,8 +83,6 @@ def _install() -> None:
     if _NAME not in hooks:
         _torch_hooks.append(hooks)
         torch_optimizer._global_optimizer_post_hooks = OrderedDict({_NAME: _hook})
-        call_after_import(_COMPTIME_MODULE, _find_comptime)
-    _find_comptime()
 
 
 def step_frames(frame: FrameType | None) -> list[FrameType]:
@@ -116,25 +100,3 @@ def step_frames(frame: FrameType | None) -> list[FrameType]:
 def is_compiled(step_frame: FrameType) -> bool:
     """Whether a frame of `step_frames` runs what torch.compile made of it, and so no hooks."""
     return step_frame.f_code is not _WRAPPER
-
-
-def stepped_in_graph(graph: object) -> tuple[OptimizerRef, ...]:
-    """Return the optimizers that step inside a graph that torch.compile captured since the first recording began."""
-    return tuple(_stepped.get(graph) or ())
-
-
-def _find_comptime() -> None:
-    global _comptime
-    _comptime = getattr(sys.modules.get(_COMPTIME_MODULE), "comptime", None)
-
-
-def _note_traced(context: Any) -> None:
-    """Note whose step is traced; called by torch.compile while it traces `_hook`."""
-    # What it says of a variable is private, and differs between versions of torch; no error may reach the compilation.
-    with contextlib.suppress(Exception):
-        optimizer = context.get_local("optimizer")._ComptimeVar__variable.value
-        graph = context.graph()
-        noted = _stepped.get(graph)
-        if noted is None:
-            noted = _stepped[graph] = []
-        noted.append(weakref.ref(optimizer))

@@ -17,7 +17,7 @@ from torch.utils.weak import TensorWeakRef
 
 from .._interrupts import Exclusive, WeakMap
 from .compiled_regions import CompiledRegions
-from .optimizer_hook import OptimizerRef, add_step_hook, is_compiled, remove_step_hook, step_frames
+from .optimizer_hook import add_step_hook, is_compiled, remove_step_hook, step_frames
 from .unseen import unseen_by_modes
 
 
@@ -77,28 +77,19 @@ class OptimizerSteps:
         if len(frames) <= 1 and not any(type(frame.f_trace) is _Counted for frame in frames):
             self._count(optimizer)
 
-    def _after_region(self, caller: FrameType, optimizers: tuple[OptimizerRef, ...]) -> None:
-        """Count what has stepped in a compiled region.
-
-        Args:
-            caller: the frame that called it.
-            optimizers: those whose whole step is inside.
-        """
+    def _after_region(self, caller: FrameType) -> None:
+        """Count a step of which a compiled region, which this frame called, is a part."""
         frames = step_frames(caller)
-        if not frames:
-            for ref in optimizers:
-                optimizer = ref()
-                if optimizer is not None:
-                    self._count(optimizer)
-        elif is_compiled(frame := frames[-1]):
-            # A part of a compiled step, which counts after its first part. After each later part, its end moves there.
-            first = next(iter(frame.f_locals.get("args") or ()), None)
-            if type(frame.f_trace) is _Counted:
-                self._on_step(self._step.number, self._is_complete(self._step))
-            elif frame.f_trace is None and isinstance(first, Optimizer):
-                # What can be kept in a frame, and goes with it; called only while a debugger traces the thread.
-                frame.f_trace = _Counted()
-                self._count(first)
+        if not frames or not is_compiled(frame := frames[-1]):
+            return
+        # It counts after its first part. After each later part, its end moves there.
+        first = next(iter(frame.f_locals.get("args") or ()), None)
+        if type(frame.f_trace) is _Counted:
+            self._on_step(self._step.number, self._is_complete(self._step))
+        elif frame.f_trace is None and isinstance(first, Optimizer):
+            # What can be kept in a frame, and goes with it; called only while a debugger traces the thread.
+            frame.f_trace = _Counted()
+            self._count(first)
 
     def _count(self, optimizer: Optimizer) -> None:
         key, step = _key(optimizer), self._step
