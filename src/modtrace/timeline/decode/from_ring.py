@@ -43,15 +43,14 @@ from .spans import SpanRows, assign_tracks, build_span_rows
 _SYNC_PREFIX = "modtrace.sync"
 
 
-def build_timeline(ring: RingSnapshot | RingAnalysis, counted: CountedCalls | None = None) -> Timeline:
+def build_timeline(ring: RingSnapshot | RingAnalysis) -> Timeline:
     """Build the timeline of what a ring held.
 
     Args:
         ring: what was read, or its analysis if that answers other questions too.
-        counted: what calls cost, if operators were counted elsewhere.
     """
     analysis = ring if isinstance(ring, RingAnalysis) else RingAnalysis(ring)
-    return assemble_timeline(analysis, decode_modules(analysis, counted), held_memory(analysis))
+    return assemble_timeline(analysis, decode_modules(analysis), held_memory(analysis))
 
 
 def assemble_timeline(

@@ -54,7 +54,6 @@ class RingPieces:
     Args:
         read: reads some of its events.
         serials: those of the ring.
-        counted: what calls cost, if operators were counted elsewhere.
 
     Attributes:
         others: all events but those of calls and nodes, and of samples only those that `held_memory` needs; its stats
@@ -62,8 +61,8 @@ class RingPieces:
         cuts: serial numbers with which a piece can begin; none if all events are needed together.
     """
 
-    def __init__(self, read: ReadRing, serials: range, counted: CountedCalls | None = None) -> None:
-        self._read, self._serials, self._counted_elsewhere = read, serials, counted
+    def __init__(self, read: ReadRing, serials: range) -> None:
+        self._read, self._serials = read, serials
         self.others, self._torn, samples = RingAnalysis(read(serials, PIECE_KINDS)), 0, list[Events]()
         events, ends = self.others.events, self.others.step_ends
         self._ends = events.serial[ends.event]
@@ -84,7 +83,19 @@ class RingPieces:
 
     def __iter__(self) -> Iterator[RingAnalysis]:
         """Yield the events of each piece, in order."""
-        return (self._piece(*bounds) for bounds in self._bounds())
+        return self.within(self._serials)
+
+    def within(self, part: range) -> Iterator[RingAnalysis]:
+        """Yield the events of the pieces in which some serial numbers are, and the samples of the others, in order."""
+        for begin, end in self._bounds():
+            is_inside = begin < part.stop and part.start < end
+            yield self._piece(begin, end) if is_inside else self._samples(begin, end)
+
+    def _samples(self, begin: int, end: int) -> RingAnalysis:
+        snapshot = self._read(range(begin, end), {*Kind} - {Kind.COUNTER})
+        events = snapshot.slots.events
+        slots = snapshot.slots._replace(events=events.take(events.kind == Kind.COUNTER))
+        return RingAnalysis(snapshot._replace(slots=slots))
 
     def _bounds(self) -> Iterator[tuple[int, int]]:
         bounds, begin = [*self.cuts, self._serials.stop], self._serials.start
@@ -94,16 +105,14 @@ class RingPieces:
             begin = end
 
     @cached_property
-    def _counted(self) -> CountedCalls:
-        """What calls of which operators were counted cost."""
-        if self._counted_elsewhere is not None:
-            return self._counted_elsewhere
-        counted = CountedCalls({}, {})
+    def counted(self) -> tuple[CountedCalls, int]:
+        """What calls of which operators were counted cost, and FLOPs outside of modules."""
+        counted, outside = CountedCalls({}, {}), 0
         windows = counted_serials(self.others) if self.others.has_flops else []
         for begin, end in self._bounds():
             if any(first < end and begin < last for first, last in windows):
-                note_counted(self._piece(begin, end), counted)
-        return counted
+                outside += note_counted(self._piece(begin, end), counted)
+        return counted, outside
 
     @cached_property
     def memory(self) -> HeldMemory | None:
@@ -131,7 +140,7 @@ class RingPieces:
 
     def decode(self, piece: RingAnalysis) -> ModuleSpans:
         """Return the spans of modules of a piece."""
-        return decode_modules(piece, self._counted)
+        return decode_modules(piece, self.counted[0])
 
     def _piece(self, begin: int, end: int) -> RingAnalysis:
         """Return the events from one serial number to before another."""
@@ -219,29 +228,29 @@ def place_among(others: RingAnalysis, piece: RingAnalysis, modules: ModuleSpans)
     return modules._replace(evaluations=modules.evaluations._replace(position=position))
 
 
-def find_pieces(read: ReadRing, serials: range, counted: CountedCalls | None = None) -> RingPieces | None:
+def find_pieces(read: ReadRing, serials: range) -> RingPieces | None:
     """Return the pieces of a large ring; None if it is not large, or if only all events together show it.
 
     Args:
         read: reads some of its events.
         serials: those of the ring.
-        counted: what calls cost, if operators were counted elsewhere.
     """
-    pieces = RingPieces(read, serials, counted) if len(serials) >= 4 * PIECE_EVENTS else None
+    pieces = RingPieces(read, serials) if len(serials) >= 4 * PIECE_EVENTS else None
     return pieces if pieces is not None and pieces.cuts else None
 
 
-def build_in_pieces(read: ReadRing, serials: range, counted: CountedCalls | None = None) -> Timeline | None:
+def build_in_pieces(read: ReadRing, serials: range, part: range | None = None) -> Timeline | None:
     """Build the timeline of a large ring; None if it is not large, or if only all events together show it.
 
     Args:
         read: reads some of its events.
         serials: those of the ring.
-        counted: what calls cost, if operators were counted elsewhere.
+        part: some of these; spans of modules are only those of the pieces in which these are. None: all.
     """
-    pieces = find_pieces(read, serials, counted)
+    pieces = find_pieces(read, serials)
     if pieces is None:
         return None
-    others = pieces.others
-    modules = join_modules(place_among(others, piece, pieces.decode(piece)) for piece in pieces)
+    others, within = pieces.others, pieces.within(part or serials)
+    modules = join_modules(place_among(others, piece, pieces.decode(piece)) for piece in within)
+    modules = modules._replace(flops=(pieces.counted[1], modules.flops[1]))
     return assemble_timeline(others, modules, pieces.memory, pieces.open_at_end)

@@ -1,26 +1,22 @@
 """Some steps of a large ring: looks here and there find where they are; only these and a few beside them are read."""
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import replace
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
 from ..._typing import Int64Array
 from ...ring import Events, Kind, RingSnapshot
-from ...ring.slot_format import CALL_ENTER_KINDS, CALL_EXIT_KINDS, RANGE_KINDS
-from ..contents import FLOPS, MEMORY, OPEN_AT_END, WHOLE_RUN, CounterSeries, Mark
-from ..memory import peaks_of
+from ...ring.slot_format import ALLOCATED, CALL_ENTER_KINDS, CALL_EXIT_KINDS, RANGE_KINDS
+from ..contents import OPEN_AT_END, WHOLE_RUN
 from ..timeline import Timeline
 from . import pieces
-from .analysis import NameLookup, RingAnalysis
+from .analysis import RingAnalysis
 from .cuts import find_cuts, is_any
-from .flops import CountedCalls, counted_serials, describe_counted, note_counted
-from .from_ring import build_timeline, describe_open, describe_whole_run, find_samples
+from .from_ring import build_timeline, describe_open, describe_whole_run
 from .intervals import call_ids
-from .memory import held_memory, samples_at_moments
 
 _OTHER_KINDS = {*Kind} - {*CALL_ENTER_KINDS, *CALL_EXIT_KINDS}
 _BLOCKS = 16
@@ -77,20 +73,6 @@ class _StepEnd(NamedTuple):
     number: int
 
 
-class _Costs(NamedTuple):
-    """What the operators of a ring cost.
-
-    Attributes:
-        counting: the events that say when they were counted.
-        counted: what calls cost.
-        metadata: of a timeline.
-    """
-
-    counting: Events | None = None
-    counted: CountedCalls | None = None
-    metadata: Mapping[str, object] = MappingProxyType({})
-
-
 def build_around(read: pieces.ReadRing, serials: range, first: int | None, last: int | None) -> Timeline | None:
     """Return the timeline of some steps of a large ring and of a few beside them; None if these are most, or none.
 
@@ -107,23 +89,17 @@ def build_around(read: pieces.ReadRing, serials: range, first: int | None, last:
     if window_and_around is None:
         return None
     window, around = window_and_around
-    costs = looks.find_costs() if looks.has_flops else _Costs()
-    if costs is None:
-        return None
+    if looks.has_costs:
+        return pieces.build_in_pieces(read, serials, window)
 
     def read_window(part: range = window, without: Collection[Kind] = ()) -> RingSnapshot:
         snapshot = read(part, without)
         if part != window:
             return snapshot
-        events = looks.with_whole_ranges(snapshot.slots.events, window)
-        if costs.counting is not None:
-            events = pieces.join_events([events.take(events.kind != Kind.COUNTING), costs.counting])
-        return pieces.with_events(snapshot, [events, around])
+        return pieces.with_events(snapshot, [looks.with_whole_ranges(snapshot.slots.events, window), around])
 
-    timeline = None if len(around) else pieces.build_in_pieces(read_window, window, costs.counted)
-    timeline = timeline or build_timeline(read_window(), costs.counted)
-    if MEMORY in timeline.metadata:
-        timeline = looks.with_memory(timeline, window)
+    timeline = None if len(around) else pieces.build_in_pieces(read_window, window)
+    timeline = timeline or build_timeline(read_window())
     end = RingAnalysis(read(serials[-looks.block :], ()))
     all_slots = end.snapshot.slots._replace(overwritten=serials.start)
     numbers = np.arange(looks.first.number, looks.last.number + 1)
@@ -132,7 +108,7 @@ def build_around(read: pieces.ReadRing, serials: range, first: int | None, last:
     return replace(
         timeline,
         stats=replace(timeline.stats, recorded=serials.stop, overwritten=serials.start),
-        metadata={**known, WHOLE_RUN: run, **describe_open(end, lambda _: [end]), **costs.metadata},
+        metadata={**known, WHOLE_RUN: run, **describe_open(end, lambda _: [end])},
         begin_ns=looks.begin_ns(window.start),
     )
 
@@ -171,7 +147,7 @@ class _Looks:
 
     Attributes:
         is_large: whether it is large, and its last steps have ends; else it has no other attribute.
-        has_flops: whether operators were counted.
+        has_costs: whether operators or memory were counted: all of the ring says what of them some steps have.
         block: how many events a look reads.
         first: the end of a step that is first in it.
         last: the last one.
@@ -191,7 +167,7 @@ class _Looks:
             self._kind, self._name = tail.events.kind[event], tail.events.name[event]
             self.last = _StepEnd(int(tail.events.serial[event]), int(ends.number[-1]))
             self.first = self.next_end(serials.start)
-            self.has_flops = tail.has_flops
+            self.has_costs = tail.has_flops or ALLOCATED in tail.lookup.texts
             self._no_events = tail.events.take(np.zeros(0, np.int64))
             self._stopped = any(record["kind"] == "stop" for record in tail.snapshot.records)
 
@@ -283,54 +259,6 @@ class _Looks:
                     later = np.setdiff1d(later, ended)
                 left = np.setdiff1d(left, ended)
         return not len(left) or not self._stopped
-
-    def find_costs(self) -> _Costs | None:
-        """Return what operators cost; None if all of the ring says it."""
-        snapshot = self._read(self._serials, {*Kind} - {Kind.COUNTING})
-        events = snapshot.slots.events
-        counting = events.take(events.kind == Kind.COUNTING)
-        if not len(counting):
-            return _Costs()  # the begin of counting was overwritten: each call says what it costs
-        windows = counted_serials(RingAnalysis(pieces.with_events(snapshot, [counting])))
-        begin, end = max(windows[0][0], self._serials.start), windows[-1][1]
-        part = self.find_window(self.next_end(begin).number, self.next_end(end).number + 1)
-        if part is None or end >= self._serials.stop:
-            return None
-        snapshot, counted = self._read(part[0], ()), CountedCalls({}, {})
-        analysis = RingAnalysis(pieces.with_events(snapshot, [part[1], snapshot.slots.events]))
-        outside = note_counted(analysis, counted)
-        return _Costs(counting, counted, {FLOPS: describe_counted(analysis, outside, 0)})
-
-    def with_memory(self, timeline: Timeline, window: range) -> Timeline:
-        """Return the timeline of a window with what all of the ring says of memory, and the last samples before."""
-        without = {*Kind} - {Kind.COUNTER, Kind.HELD, Kind.SAVED, Kind.HELD_AT_PEAK, self._kind}
-        memory_events = list[Events]()
-        for begin in self._serials[:: pieces.PIECE_EVENTS]:
-            snapshot = self._read(range(begin, min(begin + pieces.PIECE_EVENTS, self._serials.stop)), without)
-            events, lookup = snapshot.slots.events, NameLookup(snapshot.records)
-            memory_events += [events.take(events.kind != Kind.COUNTER), samples_at_moments(events, lookup)]
-        earlier_events = [events.take(events.serial < window.start) for events in memory_events]
-        ring, before = (
-            RingAnalysis(pieces.with_events(snapshot, events)) for events in (memory_events, earlier_events)
-        )
-
-        def read_until(serial: int) -> RingAnalysis:
-            return RingAnalysis(self._read(range(max(self._serials.start, serial - pieces.PIECE_EVENTS), serial), ()))
-
-        memory, process = held_memory(ring, read_until), timeline.counters[0].process
-        of_ring, earlier = find_samples(ring), find_samples(before)
-        own = {series.name: (series.time, series.value) for series in timeline.counters}
-        counters, whole = list[CounterSeries](), list[CounterSeries]()
-        for name, samples in of_ring.items():
-            text = ring.lookup.texts[name]
-            joined = pieces.behind_last(earlier.get(name, pieces.NOTHING), own.get(text, pieces.NOTHING))
-            counters.append(CounterSeries(text, "bytes", process, *joined))
-            whole.append(CounterSeries(text, "bytes", process, *samples))
-        peaks = [Mark(time, "mark", text) for time, text in peaks_of(timeline.counters)]
-        marks = [mark for mark in timeline.marks if mark not in peaks]
-        marks += [Mark(time, "mark", text) for time, text in peaks_of(whole)]
-        known = {} if memory is None else {MEMORY: memory.to_json()}
-        return replace(timeline, counters=counters, marks=sorted(marks), metadata={**timeline.metadata, **known})
 
     def with_whole_ranges(self, events: Events, window: range) -> Events:
         """Return the events of a window with the ends of all ranges that begin in it, and of no others."""
