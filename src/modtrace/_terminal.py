@@ -50,5 +50,5 @@ def cell_width(text: str) -> int:
 
 
 def padded(text: str, width: int) -> str:
-    """Return a printable text with blanks behind it, `width` cells wide at least."""
+    """Return a printable text with blanks after it, `width` cells wide at least."""
     return text + " " * (width - cell_width(text))

@@ -204,7 +204,7 @@ def test_to_keep_does_nothing_once_a_recording_has_ended_by_itself(tmp_path: Pat
     [
         ({"keep_when": "step > 3x"}, "keep_when needs a ring"),
         ({"keep_when": "step > 3", "ring": "a.modtrace"}, 'the forms are "step > 3x"'),
-        ({"keep_when": "", "ring": "a.modtrace"}, "keep_when: '' is no condition; the forms are"),
+        ({"keep_when": "", "ring": "a.modtrace"}, "keep_when: '' is not a condition; the forms are"),
         ({"keep_when": [3], "ring": "a.modtrace"}, 'the forms are "step > 3x"'),
         (
             {

@@ -198,7 +198,7 @@ def test_ranks_come_from_the_metadata_else_from_the_name_and_two_of_one_rank_are
         find_rank_recordings(tmp_path)
     with pytest.raises(ModtraceError, match="holds no recording"):
         find_rank_recordings(empty)
-    with pytest.raises(ModtraceError, match="it is no folder"):
+    with pytest.raises(ModtraceError, match="it is not a folder"):
         find_rank_recordings(tmp_path / "9.modtrace")
 
 
@@ -324,7 +324,7 @@ def test_wrong_usage_is_told(tmp_path: Path) -> None:
         return done.output
 
     assert "none of these ranks is in it; it holds 0" in run("-o", str(tmp_path / "a.json"), "--ranks", "7")
-    assert "'x' is no list of ranks such as 0-7,worst:4." in run("-o", str(tmp_path / "a.json"), "--ranks", "x")
+    assert "'x' is not a list of ranks such as 0-7,worst:4." in run("-o", str(tmp_path / "a.json"), "--ranks", "x")
 
 
 def test_the_rank_that_holds_most_memory_is_named_with_how_much_more_that_is(tmp_path: Path) -> None:

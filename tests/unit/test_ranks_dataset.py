@@ -261,7 +261,7 @@ def test_damaged_descriptions_are_named(run: Path, text: str) -> None:
             assert said.startswith(f"modtrace: {part}: ")
             assert said.endswith("; delete it and pack again\n")
     (dataset / "dataset.json").write_text(text)
-    assert "it is no dataset" in invoke("slow", dataset, exit_code=1)
+    assert "it is not a dataset" in invoke("slow", dataset, exit_code=1)
 
 
 def test_a_folder_of_another_program_is_left_alone(run: Path, tmp_path: Path) -> None:

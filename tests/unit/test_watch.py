@@ -106,13 +106,15 @@ def test_a_condition_is_understood_or_the_forms_are_listed(text: str, condition:
     if condition is not None:
         assert parse_conditions(text) == (Condition(text, *condition),)  # type: ignore[arg-type]
         return
-    with pytest.raises(modtrace.ModtraceError, match=r'is no condition; the forms are "step > 3x".*"hang 60s"'):
+    with pytest.raises(modtrace.ModtraceError, match=r'is not a condition; the forms are "step > 3x".*"hang 60s"'):
         parse_conditions(text)
 
 
 @pytest.mark.parametrize("given", [5, True, b"signal", ["signal", 5], [b"signal"]])
 def test_what_is_no_text_is_refused_like_a_text_that_is_no_condition(tmp_path: Path, given: object) -> None:
-    with pytest.raises(modtrace.RecordingError, match=r"keep_when: (5|True|b'signal') is no condition; the forms are "):
+    with pytest.raises(
+        modtrace.RecordingError, match=r"keep_when: (5|True|b'signal') is not a condition; the forms are "
+    ):
         modtrace.record(ring=tmp_path / "run.modtrace", keep_when=given)  # type: ignore[arg-type]
 
 

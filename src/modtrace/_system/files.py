@@ -23,7 +23,7 @@ def open_regular(path: str | os.PathLike[str]) -> io.FileIO:
     file = io.FileIO(path, opener=_open_at_once)
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise OSError(errno.EINVAL, "it is no regular file; save what it gives to one first", os.fspath(path))
+        raise OSError(errno.EINVAL, "it is not a regular file; save what it gives to one first", os.fspath(path))
     return file
 
 

@@ -9,7 +9,7 @@ import click
 TableFormat = Literal["table", "markdown", "csv", "json"]
 TextFormat = Literal["text", "json"]
 StepRange = tuple[int | None, int | None]
-"""What `steps_option` gives: the first step and the one behind the last; None: from the first on, and to the last."""
+"""What `steps_option` gives: the first step and the one after the last; None: from the first on, and to the last."""
 
 Number = TypeVar("Number", int, float)
 

@@ -15,7 +15,7 @@ def require_spans(timeline: "Timeline", whole: "Timeline", path: str, *, chosen:
         timeline: what is left.
         whole: what was read.
         path: from where.
-        chosen: whether options chose from it; a recording without spans is no error otherwise.
+        chosen: whether options chose from it; a recording without spans is not an error otherwise.
 
     Raises:
         ModtraceError: nothing is left, or the file names no module; the message says what there is.

@@ -24,7 +24,7 @@ _PARALLEL_CLASSES = {"DistributedDataParallel", "DataParallel"}
 
 
 class Samples(NamedTuple):
-    """Times per step, of the whole steps behind the warm-up; a module that was not called in a step took 0.
+    """Times per step, of the whole steps after the warm-up; a module that was not called in a step took 0.
 
     For a file of several ranks they are means over the ranks that called the module; their steps have equal numbers.
 

@@ -27,7 +27,7 @@ def offsets_by_collectives(
 ) -> Iterator[tuple[int, ClockMap]]:
     """Yield how far the job's time is ahead of each rank that has collectives together with ranks that are placed.
 
-    Those that have them only with ranks that this places come behind these. The bound holds that of the ranks that one
+    Those that have them only with ranks that this places come after these. The bound holds that of the ranks that one
     is placed by.
 
     Args:

@@ -118,7 +118,7 @@ def write_part(folder: Path, name: str, entries: Sequence[RankEntry]) -> None:
 
 
 def _no_dataset(folder: Path) -> ModtraceError:
-    return ModtraceError(f"{folder}: it is no dataset; make one with `modtrace ranks pack`")
+    return ModtraceError(f"{folder}: it is not a dataset; make one with `modtrace ranks pack`")
 
 
 def _write_json(path: Path, value: object) -> None:
@@ -236,7 +236,7 @@ class DatasetTables:
         return [self.path / table / f"{name}.parquet" for name in self._names]
 
     def buckets(self, *tables: str) -> list[tuple[int, int]]:
-        """Return the first step of each bucket and the one behind its last, in order.
+        """Return the first step of each bucket and the one after its last, in order.
 
         Args:
             tables: which of `TABLES` has something in it; none: any of them.
@@ -293,7 +293,7 @@ def query(dataset: str | os.PathLike[str], sql: str, steps: tuple[int, int] | No
         steps: those from the first to before the second alone; None: all.
 
     Raises:
-        ModtraceError: it is no dataset, or the SQL is wrong.
+        ModtraceError: it is not a dataset, or the SQL is wrong.
     """
     import duckdb
 
@@ -322,7 +322,7 @@ def query_each_bucket(dataset: str | os.PathLike[str], sql: str, then: str | Non
         then: SQL over all these results, as the table `results`.
 
     Raises:
-        ModtraceError: it is no dataset, or the SQL is wrong.
+        ModtraceError: it is not a dataset, or the SQL is wrong.
     """
     tables = DatasetTables(dataset)
     ask = partial(query, os.fspath(dataset), sql)

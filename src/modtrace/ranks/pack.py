@@ -193,7 +193,7 @@ def _parts(part: Sequence[tuple[RankRecording, RankTime]], entries: list[RankEnt
 def _buckets(parts: Iterator[dict[str, Any]], length: int) -> Iterator[dict[str, Any]]:
     """Yield the tables of each bucket of `length` steps, in order.
 
-    Each part has whole steps, behind those of the part before. If nothing is in them, one bucket without rows is there,
+    Each part has whole steps, after those of the part before. If nothing is in them, one bucket without rows is there,
     so that there is a schema.
     """
     waiting: dict[str, Any] = {}

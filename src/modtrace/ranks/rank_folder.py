@@ -63,7 +63,7 @@ def find_rank_recordings(
     """
     root = Path(folder)
     if not root.is_dir():
-        raise ModtraceError(f"{root}: it is no folder; give the one that holds a recording of each rank")
+        raise ModtraceError(f"{root}: it is not a folder; give the one that holds a recording of each rank")
     try:
         paths = sorted(path for path in root.iterdir() if path.is_file())
     except OSError as error:
@@ -97,7 +97,7 @@ def parse_rank_list(text: str) -> tuple[list[int], int]:
         ([0, 1, 2, 7], 4)
 
     Raises:
-        ValueError: it is no such list.
+        ValueError: it is not such a list.
     """
     parts = text.split(",")
     worst = [int(part.removeprefix("worst:")) for part in parts if part.startswith("worst:")]

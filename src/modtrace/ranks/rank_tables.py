@@ -324,7 +324,7 @@ class RankTables(Protocol):
         Args:
             kind: which table; of ranges what is kept.
             first: the first step.
-            last: the one behind the last.
+            last: the one after the last.
             ranks: of these, in this order; None: of all.
         """
 

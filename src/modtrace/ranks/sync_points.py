@@ -112,7 +112,7 @@ def inferred_waits(timeline: Timeline) -> InferredWaits:
     last_row = np.full(len(begin), -1, np.int64)
     np.maximum.at(last_row, section, row)
     used = np.flatnonzero(last_row >= 0)
-    # What ran last before: the call itself, or a span behind it.
+    # What ran last before: the call itself, or a span after it.
     since = np.maximum(collectives.end[last_row[used]], _last_activity(timeline, until[used]))
     waited = since < until[used]
     return InferredWaits(since[waited], until[used][waited], collectives.step[last_row[used]][waited])

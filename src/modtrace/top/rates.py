@@ -56,7 +56,7 @@ def read_rank_rates(path: str | os.PathLike[str], seconds: float, max_events: in
         max_events: read no more than about so many.
 
     Raises:
-        RingError: it cannot be read, or is no ring file.
+        RingError: it cannot be read, or is not a ring file.
     """
     now = read_clocks()
     analysis = RingAnalysis(read_ring(path, max_events))

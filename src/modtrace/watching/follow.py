@@ -135,14 +135,14 @@ class RingFollower:
         """Read what is new.
 
         Raises:
-            RingError: the file cannot be read, or is no ring file.
+            RingError: the file cannot be read, or is not a ring file.
         """
         if self._is_quiet():
             self.quiet_ns = time.monotonic_ns() - self._quiet_since
             return Look()
         snapshot = self._read()
         if snapshot.writer != "dead" and _has_stopped(snapshot):
-            snapshot = self._read()  # it stopped while it was read, and its last events may have come behind that
+            snapshot = self._read()  # it stopped while it was read, and its last events may have come after that
         has_ended = snapshot.writer == "dead" or _has_stopped(snapshot)
         news = self._news = snapshot.slots.recorded - self.recorded
         was_running, self.state = self.state != "ended", "ended" if has_ended else snapshot.writer

@@ -70,7 +70,7 @@ def _split(text: object) -> list[str]:
 
 
 def _refusal(text: object) -> ModtraceError:
-    return ModtraceError(f"{text!r} is no condition; the forms are {_FORMS}")
+    return ModtraceError(f"{text!r} is not a condition; the forms are {_FORMS}")
 
 
 def _parse(text: str) -> Condition:

@@ -240,7 +240,7 @@ def read_rank_state(path: str | os.PathLike[str]) -> RankState:
     """Read one ring file, and return where its process is.
 
     Raises:
-        RingError: it cannot be read, or is no ring file.
+        RingError: it cannot be read, or is not a ring file.
     """
     now = read_clocks()
     return rank_state_of(path, _read_last_steps(path), now)
@@ -257,7 +257,7 @@ def rank_state_of(path: str | os.PathLike[str], analysis: RingAnalysis, now: tup
     Args:
         path: the file.
         analysis: of what was read.
-        now: what `read_clocks` returned just before it was read. What takes time after that is no time in a call.
+        now: what `read_clocks` returned just before it was read. Time that passes after that is not time in a call.
 
     Raises:
         RingError: the end of the file was cut off, with the names and the clock.
@@ -417,7 +417,7 @@ def _is_enough(analysis: RingAnalysis) -> bool:
     outermost = [number for number, name in enumerate(analysis.lookup.names) if "." not in name.fqn]
     enters = events.name[np.isin(events.kind, CALL_ENTER_KINDS)]
     entered = int(np.count_nonzero(np.isin(enters, outermost)))
-    # If the first open module is no outermost one, the enter of that one is further back.
+    # If the first open module is not an outermost one, the enter of that one is further back.
     calls = [thread.calls[0] for thread in analysis.open_stacks if thread.calls and not thread.calls[0].is_range]
     return entered >= _ENOUGH_STEPS and all("." not in call.fqn for call in calls)
 

@@ -156,7 +156,7 @@ def _text(text: str, style: str = "") -> Text:
 def _lasted(since_ns: Sequence[int], group: RankGroup) -> str:
     """Return for how long it has lasted; if the recording is over, since when it did: the day, or today the time.
 
-    A process that was killed may have lived on for long in its last call, so its last event is no end.
+    A process that was killed may have lived on for long in its last call, so its last event is not its end.
     """
     if group.ranks[0].state in ("running", "unknown"):
         durations = [(rank.now_ns - begin_ns) / 1e9 for rank, begin_ns in zip(group.ranks, since_ns, strict=True)]

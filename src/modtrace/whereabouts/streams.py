@@ -30,12 +30,12 @@ class StreamState(NamedTuple):
         calls: the chosen calls that it is in, outermost first; `since_ns` is when the device came into one, or in
             backward into the run of nodes that it is in.
         queued: calls and runs of nodes that the host has begun, and the device has not, as far as that was read.
-        unread: events behind the last that was read.
-        dropped: events behind it that were not recorded, as too many had not been read; on any stream.
+        unread: events after the last that was read.
+        dropped: events after it that were not recorded, as too many had not been read; on any stream.
         read_ns: the last moment at which an event of the stream is known to have been read, or asked for; monotonic.
             None if none was.
         collective: the operator of the collective that it runs or waits for (`all_reduce`); empty if it is in none.
-        is_known: False if its events are no longer read: the device can be anywhere behind `calls`.
+        is_known: False if its events are no longer read: the device can be anywhere after `calls`.
     """
 
     device: int
@@ -100,7 +100,7 @@ class _Reading:
         read = np.flatnonzero(queued.reached[rows] >= 0)
         if len(read):
             last = rows[read[-1]]
-            behind = rows[read[-1] + 1 :]
+            unread = rows[read[-1] + 1 :]
             read_ns = int(events.time[queued.reached[last]])
             reached_ns = self._reached_ns(key, rows)
             of_modules = queued.collective[rows] < 0
@@ -109,34 +109,34 @@ class _Reading:
             calls = tuple(self._calls_after(int(queued.event[last]), event_ns))
             dropped = int(np.count_nonzero(queued.dropped > queued.slot[last]))
         else:
-            behind, read_ns, calls, dropped = rows, None, (), len(queued.dropped)
+            unread, read_ns, calls, dropped = rows, None, (), len(queued.dropped)
         is_known = dropped == 0
-        if len(behind):
-            asked_ns = self._asked.get((key, int(events.value[queued.slot[behind[0]]])))
-            is_known = bool(len(read)) and self._may_still_be_read(int(behind[0]), read_ns, asked_ns)
+        if len(unread):
+            asked_ns = self._asked.get((key, int(events.value[queued.slot[unread[0]]])))
+            is_known = bool(len(read)) and self._may_still_be_read(int(unread[0]), read_ns, asked_ns)
             read_ns = max((ns for ns in (read_ns, asked_ns) if ns is not None), default=None)
         return StreamState(
             device=key >> STREAM_NUMBER_BITS,
             stream=self._ids.get(key, key & STREAM_NUMBER_MASK),
             calls=calls,
-            queued=self._count_begun(queued.event[behind[queued.collective[behind] < 0]]),
-            unread=len(behind),
+            queued=self._count_begun(queued.event[unread[queued.collective[unread] < 0]]),
+            unread=len(unread),
             dropped=dropped,
             read_ns=read_ns,
             is_known=is_known,
-            collective=self._collective_after(int(rows[read[-1]]), behind) if len(read) else "",
+            collective=self._collective_after(int(rows[read[-1]]), unread) if len(read) else "",
         )
 
-    def _collective_after(self, last: int, behind: Int64Array) -> str:
-        """Return the operator of the collective that the stream is in behind the last event that was read.
+    def _collective_after(self, last: int, unread: Int64Array) -> str:
+        """Return the operator of the collective that the stream is in after the last event that was read.
 
         A call that leaves something to wait for has no event at its end: another stream runs it.
         """
         event = int(self._queued.collective[last])
-        following = self._queued.collective[behind[:1]]
-        if event < 0 or not len(following) or following[0] < 0:
+        next_ones = self._queued.collective[unread[:1]]
+        if event < 0 or not len(next_ones) or next_ones[0] < 0:
             return ""
-        kind, following_kind = self._events.kind[event], self._events.kind[following[0]]
+        kind, following_kind = self._events.kind[event], self._events.kind[next_ones[0]]
         is_begin = kind in (Kind.COLLECTIVE_ENTER, Kind.WAIT_ENTER) and following_kind == kind + 1
         return parse_collective(self._texts[self._events.name[event]]).operator if is_begin else ""
 
@@ -160,7 +160,7 @@ class _Reading:
         return self._now_ns <= due_ns + _GRACE_NS
 
     def _calls_after(self, event: int, event_ns: Mapping[int, int]) -> Iterator[OpenCall]:
-        """Yield the chosen calls that are open behind an event of the host, outermost first.
+        """Yield the chosen calls that are open after an event of the host, outermost first.
 
         A device that passes the event is in them too.
 

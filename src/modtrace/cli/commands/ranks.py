@@ -39,7 +39,7 @@ def _ranks(_context: click.Context, _parameter: click.Parameter, text: str | Non
     try:
         return parse_rank_list(text)
     except ValueError:
-        raise click.BadParameter(f"{text!r} is no list of ranks such as 0-7,worst:4.") from None
+        raise click.BadParameter(f"{text!r} is not a list of ranks such as 0-7,worst:4.") from None
 
 
 def _require_extra(*modules: str) -> None:

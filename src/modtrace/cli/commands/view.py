@@ -12,7 +12,7 @@ _ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(?::\d{1,5})?")
 
 
 def _origin(url: str) -> str:
-    """Return the origin that a URL is, without the slash behind it."""
+    """Return the origin that a URL is, without the slash after it."""
     if not _ORIGIN.fullmatch(url := url.rstrip("/")):
         raise click.BadParameter(f"{url!r} is not http(s)://host or http(s)://host:port.")
     return url

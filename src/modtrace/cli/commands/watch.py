@@ -22,14 +22,14 @@ def _duration(text: str) -> int:
 
     ns = parse_duration(text)
     if ns is None:
-        raise click.BadParameter(f"{text!r} is no duration, as 500ms, 1s or 2min.")
+        raise click.BadParameter(f"{text!r} is not a duration, as 500ms, 1s or 2min.")
     return ns
 
 
 def _size(text: str) -> int:
     match = _SIZE.fullmatch(text)
     if match is None:
-        raise click.BadParameter(f"{text!r} is no size, as 500MB.")
+        raise click.BadParameter(f"{text!r} is not a size, as 500MB.")
     return int(float(match[1]) * _FACTORS[match[2]])
 
 

@@ -142,7 +142,7 @@ def late_senders(
         replay: of what they did.
         tables: where spans come from, and how far times are off.
         first: the first step.
-        last: the one behind the last.
+        last: the one after the last.
     """
     events, late = replay.events, _late_to_messages(table)
     steps = np.unique([step for _, step in late if first <= step < last]).tolist()
@@ -264,7 +264,7 @@ _VERDICTS: tuple[Verdict, ...] = ("even", "cannot tell", "late")
 
 def find_late(tables: RankTables, first: int, last: int) -> PartOfRun:
     """Say who was late in the steps from `first` to before `last`. The same function runs wherever the part does."""
-    # From the step before on: what a rank did until its first collective begins behind its last one.
+    # From the step before on: what a rank did until its first collective begins after its last one.
     table = tables.read(CollectiveTable, first - 1, last)
     own_time = OwnTime(table)
     arrivals = find_arrivals(table, own_time)
@@ -314,7 +314,7 @@ def _weight(finding: StepFinding) -> tuple[int, int]:
 
 
 def _lateness(arrivals: Arrivals, steps: Sequence[StepFinding], ranks: Int64Array) -> Float32Array:
-    """Return the most that each rank was behind in each step; of pipelines only of who was late in it."""
+    """Return the most by which each rank was late in each step; of pipelines only of who was late in it."""
     numbers = np.array([step.step for step in steps], np.int64)
     lateness = np.full((len(ranks), len(numbers)), np.nan, np.float32)
     counted = np.isin(arrivals.step, numbers)
@@ -404,7 +404,7 @@ def slow_of_recordings(files: Sequence[RankRecording], job: JobTime, steps: Step
 
 
 def worst_ranks(run: SlowRun, count: int) -> list[int]:
-    """Return the ranks that cost most, and behind them those that were late most, by the mean over the steps."""
+    """Return the ranks that cost most, and after them those that were late most, by the mean over the steps."""
     arrivals = [one.rank for one in run.late]
     matrix, ranks, _ = run.lateness
     mean = {rank: float(np.nanmean(row)) for rank, row in zip(ranks, matrix, strict=True)}

@@ -141,7 +141,7 @@ class StepFinding(NamedTuple):
         rank: that rank.
         cost_ns: by how much it was more late than the median rank: increments of its lateness, without its waits.
         saved_ns: by how much earlier the others would have gone on had it been like the median.
-        lateness_ns: the most that it was behind the median of the others in this step.
+        lateness_ns: the most by which it came after the median of the others in this step.
         bound_ns: how far that is off at most.
         noise_ns: what `cost_ns` must exceed to be more than all vary by.
         modules: where it took more than the others, the worst first; only if the verdict is "late".

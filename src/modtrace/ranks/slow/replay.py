@@ -245,7 +245,7 @@ class Replay:
 
 
 def _ranges(begins: IndexArray, ends: IndexArray) -> IndexArray:
-    """Return the numbers from each begin to before its end, one range behind the other."""
+    """Return the numbers from each begin to before its end, one range after the other."""
     sizes = ends - begins
     within: IndexArray = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     return np.repeat(begins, sizes) + within

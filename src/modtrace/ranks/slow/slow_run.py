@@ -36,7 +36,7 @@ _LEAST_NS = 1e3
 _COLUMNS = (
     "cost: what the late rank took more than the median of the others, without its waits.",
     "saved: by how much shorter the run would be without that.",
-    "late by: the most that the late rank came behind the median of the others to a collective.",
+    "late by: the most that the late rank came after the median of the others to a collective.",
     "±: how far that may be off.",
 )
 _UNKNOWN = (224, 224, 224)
@@ -58,7 +58,7 @@ class PartOfRun(NamedTuple):
     Attributes:
         steps: each of them.
         ranks: the ranks that were there, ascending.
-        lateness: float32[ranks, steps], the most that each rank was behind the median of the others, ns; NaN if it
+        lateness: float32[ranks, steps], the most that each rank came after the median of the others, ns; NaN if it
             has no collective.
         saved: of each rank that was late in one of them, by how much shorter they would have been without its excess.
         saved_ns: the same without that of all these.
@@ -170,7 +170,7 @@ class SlowRun:
 
     @property
     def lateness(self) -> tuple[Float32Array, list[int], list[int]]:
-        """By how much each rank was behind the median of the others, at most, in each step.
+        """The most by which each rank came after the median of the others, in each step.
 
         float32[ranks, steps], ns, NaN if it is not known; the ranks; the steps.
         """
@@ -399,7 +399,7 @@ def _picture(run: SlowRun) -> list[str]:
     data = base64.b64encode(png(_coloured(shown, most))).decode()
     caption = (
         f"Each row is a rank ({ranks[0]} at the top, {ranks[-1]} at the bottom), each column a step ({steps[0]} to "
-        f"{steps[-1]}). Colour: how far a rank was behind the median of the others, from "
+        f"{steps[-1]}). Colour: how long a rank came after the median of the others, from "
         f'{_LEAST_NS / 1e3:g} µs <span class="scale"></span> to {most / 1e6:,.3f} ms, logarithmic; grey: not known.'
     )
     alt = "ranks by steps, coloured by lateness"
