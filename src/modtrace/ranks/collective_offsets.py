@@ -13,7 +13,7 @@ from .._typing import Float64Array, IndexArray, Int64Array
 from ..clocks.clock_map import MAX_RATE, ClockMap, Offset, Reading
 from ..timeline import Collectives
 from .groups import group_lengths, group_starts
-from .sync_points import GroupKey, SyncPoints, sync_points
+from .sync_points import GroupKey, SyncPoints, call_keys, sync_points
 
 _PER_READING = 64
 """Collectives that one reading takes, if there are so many."""
@@ -159,4 +159,4 @@ def _readings(points: SyncPoints, known: tuple[Int64Array, ...], numbers: dict[G
 
 def _keys(points: SyncPoints, numbers: dict[GroupKey, int]) -> Int64Array:
     group = np.array([numbers.setdefault(key, len(numbers)) for key in points.groups] + [-1], np.int64)
-    return group[points.group] << 40 | points.counter
+    return call_keys(group[points.group], points.counter)

@@ -5,12 +5,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._typing import Int64Array
+from .._typing import Int32Array, Int64Array
 from ..timeline import Collectives, Group, Timeline
 from .groups import number_distinct
 
 SYNCHRONIZING = ("all_", "reduce_scatter", "barrier", "monitored_barrier")
 """How the names of operators begin that end on no rank before all have called them."""
+
+_COUNTER_BITS = 40
 
 GroupKey = tuple[str, tuple[int, ...]]
 """A process group: its name as torch has it, and its global ranks, as different groups can have one name."""
@@ -47,6 +49,12 @@ def group_keys(groups: Sequence[Group]) -> dict[str, GroupKey]:
     return {group.name: (group.name, group.ranks) for group in groups}
 
 
+def call_keys(group: Int32Array | Int64Array, counter: Int64Array) -> Int64Array:
+    """Return one integer for each call: the number of its group, and in the lower 40 bits its counter."""
+    keys: Int64Array = group.astype(np.int64) << _COUNTER_BITS | counter
+    return keys
+
+
 def sync_points(collectives: Collectives) -> SyncPoints:
     """Return the calls of a rank that have a counter and synchronize."""
     known = group_keys(collectives.groups)
@@ -69,7 +77,8 @@ def _first_wait_end(
 ) -> Int64Array:
     """Return for each call the first end of a wait for it; -1 if there is none."""
     never = np.iinfo(np.int64).max
-    called, waited = group << 40 | counter, group_of_name[collectives.name[waits]] << 40 | collectives.counter[waits]
+    called = call_keys(group, counter)
+    waited = call_keys(group_of_name[collectives.name[waits]], collectives.counter[waits])
     keys, place = np.unique(np.concatenate([called, waited]), return_inverse=True)
     first = np.full(len(keys), never)
     np.minimum.at(first, place[len(called) :], collectives.end[waits])
@@ -98,7 +107,7 @@ def inferred_waits(timeline: Timeline) -> InferredWaits:
     unseen = (collectives.done[points.row] >= 0) & (collectives.done[points.row] > collectives.end[points.row])
     unseen &= ~collectives.on_device[points.row]
     waits = collectives.is_wait & (collectives.counter >= 0)
-    key = collectives.name.astype(np.int64) << 40 | collectives.counter
+    key = call_keys(collectives.name, collectives.counter)
     unseen &= ~np.isin(key[points.row], key[waits])
     row, done = points.row[unseen], points.released[unseen]
     if not len(row):

@@ -13,7 +13,7 @@ from ...timeline.decode.intervals import find_parents
 from ...timeline.time_intervals import TimeIntervals, union_of
 from ..groups import group_lengths, group_starts, median_of_others, medians_within
 from ..rank_tables import CALL, Bounds, CollectiveTable, RangeTable, SpanTable, take
-from ..sync_points import is_synchronizing
+from ..sync_points import call_keys, is_synchronizing
 
 
 class OwnTime:
@@ -207,7 +207,7 @@ def find_arrivals(table: CollectiveTable, own_time: OwnTime) -> Arrivals:
     before[first_of_rank] = own[first_of_rank] = -1
     begins = group_starts(rank, step)
     position = np.arange(len(rank)) - np.repeat(begins, group_lengths(begins, len(rank)))
-    key = table.group[rows].astype(np.int64) << 40 | table.counter[rows]
+    key = call_keys(table.group[rows], table.counter[rows])
     _, collective, count = np.unique(key, return_inverse=True, return_counts=True)
     time = table.start[rows]
     chosen = np.flatnonzero(count[collective] > 1)

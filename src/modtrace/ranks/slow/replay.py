@@ -8,13 +8,12 @@ import numpy as np
 from ..._typing import BoolArray, Float64Array, IndexArray, Int64Array
 from ..groups import group_starts
 from ..rank_tables import CALL, INFERRED_WAIT, CollectiveTable, ranks_in_group
-from ..sync_points import is_synchronizing
+from ..sync_points import call_keys, is_synchronizing
 from .late_steps import Arrivals, OwnTime
 
 MESSAGES = ("send", "recv")
 """The operators of messages whose other end is known."""
 
-_COUNTER_BITS = 40
 _RANK_BITS = 31
 
 
@@ -120,11 +119,12 @@ def shared_keys(table: CollectiveTable) -> Int64Array:
     is_message = sender >= 0
     channel = table.group.astype(np.int64)
     if np.any(is_message):
+        # First one integer for each pair of ranks, then a number for each group and pair.
         _, pair = np.unique(np.where(is_message, (sender + 1) << _RANK_BITS | receiver, 0), return_inverse=True)
         _, channel = np.unique(channel << 32 | pair, return_inverse=True)
     shared = (table.counter >= 0) & (synchronizes | is_message)
     keys = np.full(len(table.rank), -1, np.int64)
-    _, keys[shared] = np.unique((channel << _COUNTER_BITS | table.counter)[shared], return_inverse=True)
+    _, keys[shared] = np.unique(call_keys(channel, table.counter)[shared], return_inverse=True)
     return keys
 
 
