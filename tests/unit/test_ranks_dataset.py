@@ -27,7 +27,7 @@ from tests.unit.test_ring_pieces import as_values
 pq = pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("duckdb")
 
-from modtrace.ranks.dataset_tables import TABLES, DatasetTables  # noqa: E402 (it needs pyarrow)
+from modtrace.ranks.dataset_tables import TABLE_NAMES, DatasetTables  # noqa: E402 (it needs pyarrow)
 from modtrace.ranks.rank_tables import SpanTable  # noqa: E402
 
 STEPS = 25
@@ -297,7 +297,7 @@ def test_large_rings_are_packed_in_pieces(run: Path, monkeypatch: pytest.MonkeyP
     in_pieces = pack(run, "--steps-per-bucket", 2)
 
     assert min(piece_counts) >= 4
-    for table in TABLES:
+    for table in TABLE_NAMES:
         (one,), (other,) = ([*(folder / table).iterdir()] for folder in (in_pieces, run.parent / "whole"))
         assert pq.read_table(one).equals(pq.read_table(other))
         assert pq.ParquetFile(one).num_row_groups == pq.ParquetFile(other).num_row_groups == 13

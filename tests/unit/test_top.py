@@ -25,7 +25,7 @@ from modtrace.timeline.summary import ModuleTimes
 from modtrace.top import RankRates, read_rank_rates
 from modtrace.top.live import _read_on, keyboard, read_keys, show_live
 from modtrace.top.rates import ModuleRate, merge_ranks, sort_modules, steps_per_second
-from modtrace.top.screen import JobView, ScreenState, render
+from modtrace.top.screen import JobView, ScreenState, render_screen
 from modtrace.whereabouts import RankState
 from tests.support.where_rings import Writer
 from tests.unit.test_hangs import NOW, called, calls, state
@@ -159,7 +159,7 @@ def test_keys_change_the_view() -> None:
 def lines(job: JobView, view: ScreenState | None = None, width: int = 80, height: int | None = 24) -> list[str]:
     out = io.StringIO()
     console = Console(file=out, width=width, height=height or 100, markup=False, highlight=False)
-    console.print(render(job, view or ScreenState(), width, height))
+    console.print(render_screen(job, view or ScreenState(), width, height))
     return out.getvalue().splitlines()
 
 

@@ -15,7 +15,7 @@ from ..write.html import Comparison
 from .samples import SAMPLED_PHASES, plain_fqn
 from .verdicts import Change
 
-TITLES = ("before", "after")
+SIDE_TITLES = ("before", "after")
 
 
 class TypicalStep(NamedTuple):
@@ -52,7 +52,7 @@ def cut_typical_step(timeline: Timeline, by: GroupBy = "module", step_by: str | 
 def side_by_side(sides: tuple[TypicalStep, TypicalStep]) -> Timeline:
     """Return both steps in the time of the first, which the other is moved to; marks say whose they are."""
     shifts = [sides[0].start_ns - side.start_ns for side in sides]
-    processes = [_processes(side.step, title) for side, title in zip(sides, TITLES, strict=True)]
+    processes = [_processes(side.step, title) for side, title in zip(sides, SIDE_TITLES, strict=True)]
     # Those of one rank above each other.
     order = [process for pair in zip_longest(*(named.values() for named in processes)) for process in pair]
     parts = [
@@ -65,7 +65,7 @@ def side_by_side(sides: tuple[TypicalStep, TypicalStep]) -> Timeline:
         marks=_marks(sides, shifts),
         metadata={
             f"{key} {title}": value
-            for side, title in zip(sides, TITLES, strict=True)
+            for side, title in zip(sides, SIDE_TITLES, strict=True)
             for key, value in side.step.metadata.items()
         },
     )
@@ -93,7 +93,7 @@ def compared(
         )
         for change in changes
     ]
-    return Comparison(TITLES, notes, rows, of_span)
+    return Comparison(SIDE_TITLES, notes, rows, of_span)
 
 
 def _processes(step: Timeline, title: str) -> dict[Process, Process]:
@@ -112,7 +112,7 @@ def _marks(sides: tuple[TypicalStep, TypicalStep], shifts: Sequence[int]) -> lis
     marks = [
         # None is of kind "step": the two steps are not of one program.
         Mark(mark.time_ns + shift, "mark", f"{'end of ' if mark.kind == 'step' else ''}{mark.text}, {title}")
-        for side, shift, title in zip(sides, shifts, TITLES, strict=True)
+        for side, shift, title in zip(sides, shifts, SIDE_TITLES, strict=True)
         for mark in side.step.marks
         if mark.kind != "sync"
     ]

@@ -34,7 +34,7 @@ _FORMAT = 1
 
 FOLDERS: Mapping[type, str] = {SpanTable: "spans", CollectiveTable: "collectives", StepTable: "steps"}
 """The folder of each table of a dataset."""
-TABLES = tuple(FOLDERS.values())
+TABLE_NAMES = tuple(FOLDERS.values())
 """The tables of a dataset, each in a folder of this name."""
 
 
@@ -232,19 +232,19 @@ class DatasetTables:
         self._names = list(parts)
 
     def files(self, table: str) -> list[Path]:
-        """Return the files of one of `TABLES`."""
+        """Return the files of one of `TABLE_NAMES`."""
         return [self.path / table / f"{name}.parquet" for name in self._names]
 
     def buckets(self, *tables: str) -> list[tuple[int, int]]:
         """Return the first step of each bucket and the one after its last, in order.
 
         Args:
-            tables: which of `TABLES` has something in it; none: any of them.
+            tables: which of `TABLE_NAMES` has something in it; none: any of them.
         """
         length = self._steps_per_bucket
         numbers: set[int] = set()
         with self._damage_named():
-            for table in tables or TABLES:
+            for table in tables or TABLE_NAMES:
                 for fragment in self._dataset(table).get_fragments():
                     for bounds in (group.statistics["step"] for group in fragment.row_groups):
                         numbers.update(range(bounds["min"] // length, bounds["max"] // length + 1))
@@ -277,7 +277,7 @@ class DatasetTables:
             raise ModtraceError(f"{self.path}: cannot be read: {error}; delete it and pack again") from error
 
 
-@lru_cache(maxsize=2 * len(TABLES))  # each bucket asks for them
+@lru_cache(maxsize=2 * len(TABLE_NAMES))  # each bucket asks for them
 def _open(files: tuple[tuple[str, int], ...]) -> Any:
     """Open the Parquet files of a table, known by their paths and the times at which they were changed."""
     options = ds.ParquetReadOptions(dictionary_columns=["fqn", "module_class", *_KNOWN_TEXTS, *_OWN_TEXTS])
@@ -300,7 +300,7 @@ def query(dataset: str | os.PathLike[str], sql: str, steps: tuple[int, int] | No
     tables, connection = DatasetTables(dataset), duckdb.connect()
     only = "" if steps is None else f" WHERE step >= {steps[0]} AND step < {steps[1]}"
     try:
-        for table in TABLES:
+        for table in TABLE_NAMES:
             files = ", ".join("'" + glob.escape(str(path)).replace("'", "''") + "'" for path in tables.files(table))
             # Texts of ours in SQL: the names of tables, paths with their quotes doubled, and numbers.
             connection.execute(f"CREATE VIEW {table} AS SELECT * FROM read_parquet([{files}]){only}")  # noqa: S608

@@ -22,7 +22,7 @@ from ..timeline import Track
 from .all_ranks import place_rank
 from .dataset_tables import (
     FOLDERS,
-    TABLES,
+    TABLE_NAMES,
     RankEntry,
     parquet_options,
     read_head,
@@ -32,7 +32,7 @@ from .dataset_tables import (
     write_part,
 )
 from .rank_folder import JobTime, RankRecording, RankTime, load_pieces
-from .rank_tables import MAKERS, join_tables, take
+from .rank_tables import TABLE_MAKERS, join_tables, take
 
 _PART_BYTES = 128 << 20
 """Bytes of rings in a part; reading one takes several times as much memory."""
@@ -98,10 +98,10 @@ def _begin(root: Path, steps_per_bucket: int, reference: str) -> None:
     """Make the folder, or check that it is of an earlier run in the same time; else begin anew."""
     try:
         if root.exists() and any(root.iterdir()) and read_head(root) != (steps_per_bucket, reference):
-            for name in ("parts", *TABLES):  # the description last, so that a run that is cut off goes on here
+            for name in ("parts", *TABLE_NAMES):  # the description last, so that a run that is cut off goes on here
                 for path in sorted((root / name).glob("*")):
                     path.unlink()
-        for name in ("parts", *TABLES):
+        for name in ("parts", *TABLE_NAMES):
             (root / name).mkdir(parents=True, exist_ok=True)
         write_head(root, steps_per_bucket, reference)
     except ModtraceError as error:
@@ -124,7 +124,7 @@ def _known_ranks(root: Path, sources: Mapping[int, list[object]]) -> set[int]:
             known.update(entry.rank for entry in entries)
             continue
         (root / "parts" / f"{name}.json").unlink()
-        for table in TABLES:
+        for table in TABLE_NAMES:
             (root / table / f"{name}.parquet").unlink(missing_ok=True)
     return known
 
@@ -152,13 +152,13 @@ def _pack_part(dataset: Path, steps_per_bucket: int, part: Sequence[tuple[RankRe
     entries: list[RankEntry] = []
     parts = _parts(part, entries)
     if len(part) > 1:
-        by_name: dict[str, list[Any]] = {name: [] for name in TABLES}
+        by_name: dict[str, list[Any]] = {name: [] for name in TABLE_NAMES}
         for tables in parts:
             for name, table in tables.items():
                 by_name[name].append(table)
-        parts = iter([{name: join_tables(by_name.pop(name)) for name in TABLES}])
+        parts = iter([{name: join_tables(by_name.pop(name)) for name in TABLE_NAMES}])
     file_name = f"{part[0][0].rank:06}-{part[-1][0].rank:06}"
-    paths = {name: dataset / name / f"{file_name}.parquet" for name in TABLES}
+    paths = {name: dataset / name / f"{file_name}.parquet" for name in TABLE_NAMES}
     with ExitStack() as stack:
         writers: dict[str, pq.ParquetWriter] = {}
         for tables in _buckets(parts, steps_per_bucket):
@@ -182,7 +182,7 @@ def _parts(part: Sequence[tuple[RankRecording, RankTime]], entries: list[RankEnt
         tracks = Numbering[Track]()  # each piece has its own
         for own in load_pieces(file):
             one = place_rank(own, time)
-            tables = {name: MAKERS[kind](one.timeline, one.rank) for kind, name in FOLDERS.items()}
+            tables = {name: TABLE_MAKERS[kind](one.timeline, one.rank) for kind, name in FOLDERS.items()}
             numbers = np.array([tracks[track] for track in one.timeline.tracks] or [0], np.int32)
             tables["spans"] = tables["spans"]._replace(track=numbers[tables["spans"].track])
             spans, bound_ns = spans + len(tables["spans"].rank), max(bound_ns, one.bound_ns)

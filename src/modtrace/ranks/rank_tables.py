@@ -329,7 +329,7 @@ class RankTables(Protocol):
         """
 
 
-MAKERS: Mapping[type, Callable[[Timeline, int], Any]] = {
+TABLE_MAKERS: Mapping[type, Callable[[Timeline, int], Any]] = {
     SpanTable: span_table,
     CollectiveTable: collective_table,
     StepTable: step_end_table,
@@ -358,7 +358,7 @@ class FolderTables:
         self._bounds = Bounds([(one.rank, one.bound_ns, one.time.clock) for one in loaded])
         self.peak_bytes = {one.rank: peak for one in loaded if (peak := one.peak_bytes) is not None}
         self._tables = {
-            kind: {one.rank: make(one.timeline, one.rank) for one in loaded} for kind, make in MAKERS.items()
+            kind: {one.rank: make(one.timeline, one.rank) for one in loaded} for kind, make in TABLE_MAKERS.items()
         }
 
     def bounds(self) -> Bounds:

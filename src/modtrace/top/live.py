@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.live import Live
 
 from .._terminal import is_terminal
-from .screen import JobView, ScreenState, render
+from .screen import JobView, ScreenState, render_screen
 
 _NAMED = {
     b"\x1b[A": "up",
@@ -95,7 +95,7 @@ def show_live(read: Callable[[], JobView], console: Console, refresh_s: float) -
                 job = latest[0]
                 wanted = (job, console.size, repr(screen))
                 if wanted != drawn:
-                    live.update(render(job, screen, console.width, console.height), refresh=True)
+                    live.update(render_screen(job, screen, console.width, console.height), refresh=True)
                     drawn = wanted
         finally:
             over.set()

@@ -93,7 +93,7 @@ def steps_per_second(ends_ns: Int64Array, now_ns: int, window_ns: int) -> float 
     return 1e9 * steps / took_ns if took_ns else None
 
 
-SORT_KEYS = ("self", "total", "forward", "backward", "calls", "name")
+RATE_SORT_KEYS = ("self", "total", "forward", "backward", "calls", "name")
 
 
 class ModuleRate(NamedTuple):
@@ -149,7 +149,7 @@ def merge_ranks(ranks: Sequence[RankRates], max_depth: int | None) -> list[Modul
 
 
 def sort_modules(modules: Sequence[ModuleRate], key: str) -> list[ModuleRate]:
-    """Return modules by one of `SORT_KEYS`, the largest first; by name as names are sorted."""
+    """Return modules by one of `RATE_SORT_KEYS`, the largest first; by name as names are sorted."""
     if key == "name":
         return sorted(modules)
     field = "calls_per_s" if key == "calls" else f"{key}_share"

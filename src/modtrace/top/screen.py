@@ -14,7 +14,7 @@ from .._terminal import counted, printable
 from ..whereabouts import RankGroup, RankState, find_hangs, hung_sentences
 from ..whereabouts.places import format_durations, format_stack
 from ..whereabouts.render import EndOfText
-from .rates import SORT_KEYS, RankRates, merge_ranks, sort_modules
+from .rates import RATE_SORT_KEYS, RankRates, merge_ranks, sort_modules
 
 KEYS_HELP = "q quit  p pause  s sort  - + fold  m modules or ranks  [ ] rank  ↑ ↓ scroll"
 _PAGE = 10
@@ -25,7 +25,7 @@ class ScreenState:
     """What the screen shows.
 
     Attributes:
-        sort: one of `SORT_KEYS`.
+        sort: one of `RATE_SORT_KEYS`.
         max_depth: how many levels of modules; None: all.
         by_rank: a line per rank, and not per module.
         rank: which rank's modules, as an index into the ranks; None: those of all.
@@ -58,7 +58,7 @@ class ScreenState:
             self.paused = not self.paused
         elif key in ("s", "S"):
             step = 1 if key == "s" else -1
-            self.sort = SORT_KEYS[(SORT_KEYS.index(self.sort) + step) % len(SORT_KEYS)]
+            self.sort = RATE_SORT_KEYS[(RATE_SORT_KEYS.index(self.sort) + step) % len(RATE_SORT_KEYS)]
         elif key == "-":
             self.max_depth = max(1, (depth if self.max_depth is None else min(self.max_depth, depth)) - 1)
         elif key in ("+", "="):
@@ -106,7 +106,7 @@ class JobView(NamedTuple):
         return max((row.fqn.count(".") + 1 for rank in self.ranks for row in rank.rows), default=1)
 
 
-def render(job: JobView, screen: ScreenState, width: int, height: int | None = None) -> RenderableType:
+def render_screen(job: JobView, screen: ScreenState, width: int, height: int | None = None) -> RenderableType:
     """Return the screen: a line on the job, what is wrong with it, and a table.
 
     Args:

@@ -11,7 +11,7 @@ from .._terminal import counted
 from ..ring import Record, read_ring_records, whole_run_path
 
 _MAX_BYTES = 64 << 20
-TIMES = ("count", "total_ns", "min_ns", "p50_ns", "p95_ns", "p99_ns", "max_ns")
+TIME_FIELDS = ("count", "total_ns", "min_ns", "p50_ns", "p95_ns", "p99_ns", "max_ns")
 """What the file says of each distribution."""
 _SHOWN_MODULES = 10
 
@@ -65,7 +65,7 @@ def whole_run_text(values: Mapping[str, Any], only: str | None = None, limit: in
 
 
 def _row(name: str, of: str, times: Mapping[str, int]) -> list[str]:
-    return [name, of, f"{times['count']:,}", *(f"{times[field] / 1e6:,.3f}" for field in TIMES[1:])]
+    return [name, of, f"{times['count']:,}", *(f"{times[field] / 1e6:,.3f}" for field in TIME_FIELDS[1:])]
 
 
 def _long(seconds: float) -> str:

@@ -19,7 +19,7 @@ _UNITS_NS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000
 _NUMBER = r"(\d+(?:\.\d+)?)\s*"
 _DURATION = re.compile(rf"{_NUMBER}({'|'.join(_UNITS_NS)})")
 _LIMIT = re.compile(r"(.+?)\s*>\s*(.+)", re.DOTALL)
-_TIMES = re.compile(rf"{_NUMBER}x")
+_MULTIPLE = re.compile(rf"{_NUMBER}x")
 _SHORT_NAMES = {"data": "data loading"}
 _FORMS = (
     '"step > 3x" (times the median of the last steps), "step > 500ms", "data > 1s", "gc > 200ms" and other parts of '
@@ -84,7 +84,7 @@ def _parse(text: str) -> Condition:
         raise _refusal(text)
     what, value = limit[1], limit[2].strip()
     kind, _, name = what.partition(" ")
-    times, limit_ns = _TIMES.fullmatch(value), parse_duration(value)
+    times, limit_ns = _MULTIPLE.fullmatch(value), parse_duration(value)
     if not (limit_ns or (times and float(times[1]))):  # all are slower than 0
         raise _refusal(text)
     if kind == "module" and name and limit_ns is not None:

@@ -16,7 +16,7 @@ from ..ring import give_number, numbered_files, whole_run_path
 from ..timeline import PHASES
 from ..write.atomic_file import atomic_writer
 from .follow import Look, RingFollower
-from .read_whole_run import TIMES, read_whole_run
+from .read_whole_run import TIME_FIELDS, read_whole_run
 from .windows import find_causes
 
 _MAX_LINES = 100_000
@@ -159,7 +159,7 @@ class Distributions(Generic[Key]):
             return {}
         columns = [self._counts.sum(axis=1), self._total, self._min, *self.quantiles(0.5, 0.95, 0.99), self._max]
         rows = np.stack(columns, axis=1).tolist()
-        return {key: dict(zip(TIMES, row, strict=True)) for key, row in zip(self._row_of, rows, strict=True)}
+        return {key: dict(zip(TIME_FIELDS, row, strict=True)) for key, row in zip(self._row_of, rows, strict=True)}
 
 
 class _RingDistributions:
@@ -219,7 +219,7 @@ class _RingDistributions:
             "spans": self.spans,
             "seconds": (last - begin) / 1e9,
             "missed_events": follower.missed_events,
-            "step": parts.pop(None, dict.fromkeys(TIMES, 0)),
+            "step": parts.pop(None, dict.fromkeys(TIME_FIELDS, 0)),
             "parts": parts,
             "modules": [
                 dict(zip(fields, module, strict=True)) | times for module, times in self.modules.to_json().items()

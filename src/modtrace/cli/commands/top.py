@@ -39,7 +39,7 @@ def top_command(rings: tuple[str, ...], seconds: float, refresh: float, output_f
     arrows scroll. Into a pipe, and as JSON, the state of now is printed once.
     """
     from ..._system.processes import ParallelReader, give_way
-    from ...top.screen import ScreenState, render
+    from ...top.screen import ScreenState, render_screen
 
     console = make_console()
     with ParallelReader() as reader:
@@ -56,7 +56,7 @@ def top_command(rings: tuple[str, ...], seconds: float, refresh: float, output_f
         for error in job.errors:
             say(error)
     else:
-        console.print(render(job, ScreenState(), _PIPE_WIDTH))
+        console.print(render_screen(job, ScreenState(), _PIPE_WIDTH))
     if not job.ranks:
         raise click.exceptions.Exit(1)
 

@@ -33,7 +33,7 @@ _LATE_BY_CHANCE = 0.02
 _MAX_ROWS, _MAX_COLUMNS = 1500, 2000
 _TABLE_ROWS = 100
 _LEAST_NS = 1e3
-_COLUMNS = (
+_COLUMN_NOTES = (
     "cost: what the late rank took more than the median of the others, without its waits.",
     "saved: by how much shorter the run would be without that.",
     "late by: the most that the late rank came after the median of the others to a collective.",
@@ -214,7 +214,7 @@ class SlowRun:
 
     def _rendered(self, render: Callable[[Table], Sequence[str]], limit: int | None) -> str:
         tables = [line for table in self._tables(limit).values() if table.rows for line in ("", *render(table))]
-        return "\n".join([*map(printable, self.sentences), *tables, "", *_COLUMNS])
+        return "\n".join([*map(printable, self.sentences), *tables, "", *_COLUMN_NOTES])
 
     def _tables(self, limit: int | None) -> dict[str, Table]:
         return {
@@ -383,7 +383,7 @@ def _page(run: SlowRun, title: str) -> str:
     ]
     for heading, table in run._tables(_TABLE_ROWS).items():
         lines += [f"<h2>{heading}</h2>", *(to_html(table) if table.rows else ["<p>none</p>"])]
-    return "\n".join([*lines, *(f"<p>{line}</p>" for line in _COLUMNS), "</body></html>\n"])
+    return "\n".join([*lines, *(f"<p>{line}</p>" for line in _COLUMN_NOTES), "</body></html>\n"])
 
 
 def _picture(run: SlowRun) -> list[str]:
