@@ -9,19 +9,17 @@ from pathlib import Path
 
 import pytest
 from google.protobuf import text_format
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as proto
 
 from modtrace import ModtraceError
 from modtrace.checking import Fault, check
-from modtrace.checking.read_trace import _read_whole, read_trace
 from modtrace.ring.file_format import SLOTS_OFFSET
 from modtrace.ring.slot_format import SLOT_BYTES
 from tests.support.event_script import EventScript
 from tests.support.json_mutations import mutations
 from tests.support.python_process import run_python
-from tests.support.test_scale import scaled
 
 DATA = Path(__file__).parents[1] / "data" / "check"
 
@@ -30,11 +28,10 @@ FAULTS: dict[str, list[str]] = {
         "not-a-trace: neither Chrome JSON nor a Perfetto trace: it starts with b'42\\n'",
     ],
     "after-the-end.json": [
-        "unreadable: byte 3: Extra data",
+        "unreadable: byte 3: broken JSON: unexpected content after document; export it again",
     ],
     "bad-utf-8.json": [
-        "unreadable: byte 24: not UTF-8",
-        "time-out-of-range: event 0: ts -1 is negative or beyond 2^63 ns",
+        "unreadable: byte 24: broken JSON: str is not valid UTF-8: surrogates not allowed; export it again",
     ],
     "begin-without-end.json": [
         "begin-without-end: event 0: 'open' is never ended",
@@ -50,11 +47,10 @@ FAULTS: dict[str, list[str]] = {
     ],
     "bound-flows.json": [],
     "byte-order-mark.json": [
-        "unreadable: byte 0: Unexpected UTF-8 BOM (decode using utf-8-sig)",
+        "unreadable: byte 0: a byte order mark, which JSON forbids",
     ],
     "control-character.json": [
-        "unreadable: byte 23: Invalid control character",
-        "time-out-of-range: event 0: ts -1 is negative or beyond 2^63 ns",
+        "unreadable: byte 23: broken JSON: unexpected control character in string; export it again",
     ],
     "crossed-pairs.json": [
         "end-without-begin: event 3: 'b' ends where nothing of that name is open",
@@ -85,7 +81,7 @@ FAULTS: dict[str, list[str]] = {
         "not-an-event: event 3: str instead of an object",
     ],
     "fault-behind-umlauts.json": [
-        "unreadable: byte 17: Expecting ',' delimiter",
+        "unreadable: byte 17: broken JSON: unexpected character, expected ',' or '}'; export it again",
     ],
     "flow-ends-before-it-starts.json": [
         "flow-without-end: event 2: flow 7 starts and never ends",
@@ -134,8 +130,7 @@ FAULTS: dict[str, list[str]] = {
         "missing-field: event 1: B without ts",
     ],
     "nan.json": [
-        "not-a-number: event 0: ts is nan",
-        "not-a-number: event 1: dur is inf",
+        "unreadable: byte 32: broken JSON: unexpected character, expected a JSON value; export it again",
     ],
     "negative-dur.json": [
         "time-out-of-range: event 0: dur -0.001 is negative or beyond 2^63 ns",
@@ -144,7 +139,7 @@ FAULTS: dict[str, list[str]] = {
         "time-out-of-range: event 0: ts -5 is negative or beyond 2^63 ns",
     ],
     "not-a-trace.json": [
-        "not-a-trace: neither an array of events nor an object with traceEvents",
+        'unreadable: byte 13: not a profiler trace: it has no "traceEvents" that is a list',
     ],
     "null-dur.json": [
         "null-time: event 1: dur is null; viewers lose the events after it",
@@ -158,7 +153,7 @@ FAULTS: dict[str, list[str]] = {
         "missing-field: event 2: a flow's s with {} as id",
     ],
     "open-array.json": [
-        "end-without-begin: event 1: an end where nothing of that name is open",
+        "unreadable: byte 45: it is cut off within or after the event that begins here; export it again",
     ],
     "partial-overlap-by-1-ns.json": [
         "partial-overlap: event 1: 'second' begins in 'first' (event 0) on track 1/2 and ends 4999 ns after it",
@@ -189,10 +184,10 @@ FAULTS: dict[str, list[str]] = {
         "begin-without-end: event 1: 'a' is never ended",
     ],
     "truncated-array.json": [
-        "unreadable: byte 58: Unterminated string",
+        "unreadable: byte 45: it is cut off within or after the event that begins here; export it again",
     ],
     "truncated-object.json": [
-        "unreadable: byte 75: Unterminated string",
+        "unreadable: byte 62: it is cut off within or after the event that begins here; export it again",
     ],
     "undefined.textproto": [
         "undefined: event 0: needs the state of its sequence, which no packet has opened",
@@ -239,14 +234,13 @@ def test_zipped_traces_are_the_same(name: str, tmp_path: Path) -> None:
     assert check(zipped).faults == check(plain).faults
 
 
-def test_a_cut_gzip_stream_is_told_and_what_is_left_is_checked(tmp_path: Path) -> None:
+def test_a_cut_gzip_stream_is_told(tmp_path: Path) -> None:
     whole = gzip.compress((DATA / "truncated-array.json").read_bytes())
     cut = tmp_path / "cut.json.gz"
     cut.write_bytes(whole[:-4])
 
     assert [str(violation) for violation in check(cut).faults] == [
-        f"unreadable: the gzip data ends early, at byte {len(whole) - 4}",
-        "unreadable: byte 58: Unterminated string",
+        f"unreadable: the gzip data ends early, at byte {len(whole) - 4}"
     ]
 
 
@@ -268,21 +262,28 @@ def test_any_one_change_of_a_good_trace_gives_violations_or_none(tmp_path: Path)
         assert all(violation.rule for violation in check(trace).faults)
 
 
-@pytest.mark.parametrize("text", ['[{"ts": %s}]', '[{"ts": NaN, "dur": %s}]', "[%s"])
-def test_a_number_beyond_the_parser_is_told(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ('[{"ts": %s}]', "byte 8: broken JSON: number is infinity when parsed as double"),
+        ('[{"ts": NaN, "dur": %s}]', "byte 8: broken JSON: unexpected character, expected a JSON value"),
+        ("[%s", "byte 1: broken JSON: number is infinity when parsed as double"),
+    ],
+)
+def test_a_number_beyond_the_parser_is_told(tmp_path: Path, text: str, fault: str) -> None:
     trace = tmp_path / "trace.json"
     trace.write_text(text % ("1" * 5000))
 
-    assert [str(violation) for violation in check(trace).faults] == [
-        "unreadable: a number in it has thousands of digits"
-    ]
+    assert [str(violation) for violation in check(trace).faults] == [f"unreadable: {fault}; export it again"]
 
 
 def test_nesting_beyond_the_parser_is_told(tmp_path: Path) -> None:
     deep = tmp_path / "deep.json"
     deep.write_bytes(b"[" * 100_000)
 
-    assert [str(violation) for violation in check(deep).faults] == ["unreadable: nested too deeply"]
+    assert [str(violation) for violation in check(deep).faults] == [
+        "unreadable: byte 1025: broken JSON: depth limit exceeded; export it again"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -335,41 +336,6 @@ def test_a_trace_cut_anywhere_is_told(tmp_path_factory: pytest.TempPathFactory, 
     trace.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1))])
 
     assert check(trace).faults[0].rule in ("unreadable", "not-a-trace")
-
-
-BROKEN_BY = st.tuples(st.integers(0, 10**9), st.integers(0, 4), st.sampled_from(list(b',{}[]":0 n')))
-
-
-def broken(data: bytes, place: int, way: int, sign: int) -> bytes:
-    """One byte changed, added or removed, the rest cut off, or a part of it repeated."""
-    at = place % len(data) if data else 0
-    return {
-        0: data[:at] + bytes([sign]) + data[at + 1 :],
-        1: data[:at] + bytes([sign]) + data[at:],
-        2: data[:at] + data[at + 1 :],
-        3: data[:at],
-        4: data[:at] + data[max(0, at - 20) : at] + data[at:],
-    }[way]
-
-
-@settings(max_examples=scaled(60, 300, 1000))
-@given(st.sampled_from(sorted(DATA.glob("*.json"))), st.lists(BROKEN_BY, max_size=3))
-def test_a_stream_is_checked_as_the_whole_file_is(
-    tmp_path_factory: pytest.TempPathFactory, source: Path, changes: list[tuple[int, int, int]]
-) -> None:
-    data = source.read_bytes()
-    for place, way, sign in changes:
-        data = broken(data, place, way, sign)
-    trace = tmp_path_factory.getbasetemp() / "broken.json"
-    trace.write_bytes(data)
-
-    streamed, layout = read_trace(trace)
-    whole = _read_whole(trace)
-
-    assert whole is not None
-    assert streamed == whole[0]
-    assert [*layout.flows.keys] == [*whole[1].flows.keys]
-    assert layout.flows.position == whole[1].flows.position
 
 
 @pytest.mark.parametrize(

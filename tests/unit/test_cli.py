@@ -243,8 +243,8 @@ def test_check_of_a_good_trace() -> None:
 
 def test_check_prints_names_that_no_terminal_encoding_has(tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
-    trace.write_text(json.dumps([{"ph": "B", "name": "\ud800\x1b[2J", "ts": 1}]))
+    trace.write_text(json.dumps([{"ph": "B", "name": "\ufffe\x1b[2J", "ts": 1}]))
 
     done = run_python("-m", "modtrace", "check", trace, status=1)
 
-    assert done.stdout.splitlines()[0] == r"begin-without-end: event 0: '\ud800\x1b[2J' is never ended"
+    assert done.stdout.splitlines()[0] == r"begin-without-end: event 0: '\ufffe\x1b[2J' is never ended"

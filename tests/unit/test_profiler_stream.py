@@ -184,7 +184,7 @@ def test_gzip_members_after_one_another_are_one_file(tmp_path: Path) -> None:
         (b'{"a": tru, "traceEvents":[]}', 6, "broken JSON before the events"),
         (b'{"traceEvents":[', 16, "no event of it can be read"),
         (b'{"traceEvents":[{"ph":"X","na', 16, "no event of it can be read"),
-        (b"[1 2]", 1, "no event of it can be read"),
+        (b"[1 2]", 3, "broken JSON: unexpected character"),
     ],
 )
 def test_a_file_that_is_no_trace_is_refused_with_file_and_byte(

@@ -265,20 +265,19 @@ class EventStream:
 
     def _fault(self, otherwise: str) -> TraceError:
         """Return the error that says where the JSON in the buffer is broken; `otherwise` where it is not."""
-        what, place, rest = otherwise, 0, bytes(self._buffer[1:])
-        around = b"[" if self.bare else b'{"traceEvents":['
+        rest, around = bytes(self._buffer[1:]), b"[" if self.bare else b'{"traceEvents":['
         try:
             check_nested_json(rest)
             orjson.loads(around + rest)
         except LimitError as error:
-            what = str(error)
+            return self._error(str(error), self._offset)
         except orjson.JSONDecodeError as error:
-            broken = _place_of(error, around + rest)
-            if broken < len(around + rest):
-                what, place = f"broken JSON: {error.msg}; export the trace again, or mend it", broken - len(around)
+            place = _place_of(error, around + rest) - len(around)
+            if place < len(rest):
+                return self._error(f"broken JSON: {error.msg}; export it again", self._offset + place)
         if not self.count:
-            what, place = "no event of it can be read: this is no profiler trace, or it was cut off", 0
-        return self._error(what, self._offset + place)
+            otherwise = "no event of it can be read: this is no profiler trace, or it was cut off"
+        return self._error(otherwise, self._offset)
 
     def _error(self, message: str, offset: int) -> TraceError:
         if self._source.damage:

@@ -27,9 +27,6 @@ MAX_TAIL_BYTES = 16 << 20
 MAX_EVENT_BYTES = 4 << 20
 """Bytes of one event in JSON."""
 
-MAX_WHOLE_BYTES = 32 << 20
-"""Bytes of a file in JSON that is not laid out so that its events can be read some at a time."""
-
 MAX_PACKET_BYTES = 16 << 20
 """Bytes of one packet of a Perfetto trace."""
 
