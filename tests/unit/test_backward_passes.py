@@ -368,3 +368,19 @@ def test_recorded_passes_are_complete_also_those_that_fail(engine: EngineName) -
     for span in timeline.spans:
         if span.phase == "backward":
             assert any(p.start_ns <= span.start_ns and span.end_ns <= p.end_ns for p in timeline.backward_passes)
+
+
+@pytest.mark.parametrize("lost", [0, 5])
+def test_a_call_around_all_steps_is_open(lost: int) -> None:
+    script = EventScript(capacity=256)
+    trainer, net = script.name("Trainer"), script.name("Net")
+    for call in range(lost):  # whose begins were overwritten
+        script.exit(0, net, 100 + call)
+    script.enter(1, trainer)
+    for step in range(20):
+        script.enter(10 * step + 2, net, step)
+        script.exit(10 * step + 3, net, step)
+        script.step(10 * step + 4, step)
+    script.enter(300, net, 20)
+
+    assert calls(script) == [[OpenCall("Trainer", "forward", 1, "M"), OpenCall("Net", "forward", 300, "M")]]

@@ -97,10 +97,15 @@ def is_any(event_kinds: Int8Array, kinds: Iterable[Kind]) -> BoolArray:
     return is_wanted
 
 
+def count_open(events: Events) -> Int64Array:
+    """Return how many calls and passes are open after each event, less those that were open before the first."""
+    begun = np.cumsum(is_any(events.kind, (*CALL_ENTER_KINDS, Kind.PASS_BEGIN)), dtype=np.int64)
+    return begun - np.cumsum(is_any(events.kind, (*CALL_EXIT_KINDS, Kind.PASS_END)))
+
+
 def _candidates(events: Events, ends: Int64Array) -> Int64Array:
-    """Return the serial numbers behind which a block may be cut, in order."""
-    open_ = np.cumsum(is_any(events.kind, (*CALL_ENTER_KINDS, Kind.PASS_BEGIN)).astype(np.int64))
-    open_ -= np.cumsum(is_any(events.kind, (*CALL_EXIT_KINDS, Kind.PASS_END)))
+    """Return the serial numbers after which a block may be cut, in order."""
+    open_ = count_open(events)
     at = np.arange(len(events))
     if len(ends):
         first, last = np.searchsorted(

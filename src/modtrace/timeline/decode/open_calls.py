@@ -13,7 +13,7 @@ from ...ring.range_text import CATEGORIES, RangeName, parse_range
 from ...ring.slot_format import KINDS_OF_OTHER_THREADS
 from ..contents import Name
 from .attribution import attribute_nodes
-from .cuts import find_cuts
+from .cuts import count_open, find_cuts
 from .intervals import Intervals, build_intervals
 
 if TYPE_CHECKING:
@@ -158,6 +158,9 @@ def _last_cut(analysis: RingAnalysis) -> int:
     ends = serial[analysis.step_ends.event]
     firsts = [*np.searchsorted(events.serial, ends[-_LAST_STEPS:][:1]).tolist(), 0] if len(ends) else []
     for first in firsts:
+        open_before = count_open(events.take(slice(first)))
+        if open_before[-1:].sum() > open_before.min(initial=0):
+            continue  # a call around these steps
         last = events.take(slice(first, None))
         if cuts := find_cuts([last], analysis.lookup, ends, is_part=first > 0):
             return int(np.searchsorted(serial, cuts[-1]))
