@@ -53,7 +53,7 @@ class ChromeEvents:
         if type(phase) is not str or phase not in _CHECKED_PHASES or _BIND_ID in raw:
             return False
         time, pid, tid, name = raw.get("ts"), raw.get("pid"), raw.get("tid"), raw.get("name", "")
-        # Not isinstance: a bool is no number here.
+        # Not isinstance: a bool is not a number here.
         if not (type(pid) is int and type(tid) is int and type(name) is str):
             return False
         if not (type(time) is float or type(time) is int) or "flow_out" in raw or "flow_in" in raw:

@@ -46,7 +46,7 @@ def find_head(data: bytes) -> tuple[int, dict[str, Any], bool]:
         values; and whether the file is the array alone, without an object around it.
 
     Raises:
-        HeadError: this is no trace, or not enough of it.
+        HeadError: this is not a trace, or not enough of it.
     """
     begin = len(data) - len(data.removeprefix(BYTE_ORDER_MARK).lstrip())
     if begin == len(data):
@@ -99,7 +99,7 @@ def find_tail(data: bytes | bytearray, *, bare: bool) -> tuple[int, dict[str, An
         try:
             keys = _object(b'{"traceEvents":[' + tail)
         except RecursionError:
-            raise LimitError("JSON that is nested too deeply to be read, behind the events") from None
+            raise LimitError("JSON that is nested too deeply to be read, after the events") from None
         except ValueError:
             continue
         del keys["traceEvents"]
@@ -260,7 +260,7 @@ class EventStream:
         if rest[:end].strip():
             parsed = self._parse(end + 1)
             if isinstance(parsed, int):
-                raise self._fault("an event that is no JSON")
+                raise self._fault("an event that is not JSON")
             yield parsed
 
     def _fault(self, otherwise: str) -> TraceError:

@@ -1,4 +1,4 @@
-"""Framing of a Perfetto file: packets, each behind a tag and its length as a varint."""
+"""Framing of a Perfetto file: packets, each after a tag and its length as a varint."""
 
 import itertools
 from collections.abc import Iterable, Iterator

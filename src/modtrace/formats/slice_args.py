@@ -1,4 +1,4 @@
-"""How a file holds the slices that are no modules': collectives, waits, backward passes and kinds like these.
+"""How a file holds the slices of all kinds but modules: collectives, waits, backward passes and others.
 
 Both formats hold the same. A slice's category is the kind of its track. Its name is the kind's label; for a collective
 the operator, for a wait `wait: ` and the operator. Its args hold the rest, without what is not known or is as usual.
@@ -61,7 +61,7 @@ class FileSlice(NamedTuple):
 
 
 def file_slices(timeline: Timeline, rows: Int64Array | None = None) -> Iterator[FileSlice]:
-    """Yield the slices that are no modules'.
+    """Yield the slices of all kinds but modules.
 
     Args:
         timeline: what is written.

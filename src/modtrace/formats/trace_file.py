@@ -121,7 +121,7 @@ class TraceFile:
 
 
 TEXT_PROBE_BYTES = 64
-"""Bytes looked through for control characters, to tell a Perfetto trace from JSON behind an empty line."""
+"""Bytes looked through for control characters, to tell a Perfetto trace from JSON after an empty line."""
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -220,7 +220,7 @@ def read_merge_metadata(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     """
     with TraceFile(path) as source:
         if not source.gzipped:
-            # JSON has it behind its events, which need not be read then.
+            # JSON has it after its events, which need not be read then.
             begin = max(source.size - MAX_TAIL_BYTES, 0)
             metadata = _metadata(read_at(source.fileno(), MAX_TAIL_BYTES, begin))
             if metadata is not None or begin == 0:

@@ -32,9 +32,9 @@ def find_calls_of_nodes(timeline: Timeline, events: ProfilerEvents, threads: Int
     nodes = _find_nodes(events, innermost_spans(timeline, runs_module_code(columns)), threads)
     unknown = np.flatnonzero((nodes.call < 0) & (nodes.rows.sequence >= 0) & ~nodes.numbered)
     if len(unknown):
-        behind = innermost_spans(timeline, columns.phase == BACKWARD)
+        recorded = innermost_spans(timeline, columns.phase == BACKWARD)
         middle = (nodes.start[unknown] + nodes.end[unknown]) // 2
-        nodes.call[unknown] = behind.on_threads(threads[nodes.track[unknown]], middle)
+        nodes.call[unknown] = recorded.on_threads(threads[nodes.track[unknown]], middle)
     before: dict[tuple[int, int], int] = {}
     nodes.call[nodes.rows.sequence < 0] = -2
     for index, (track_, parent, call) in enumerate(
@@ -111,12 +111,12 @@ class _Builder:
         old = replace(columns, link=link).take(kept)
         old = replace(old, start=kept_start, end=kept_end)
         joined = join_columns([old, made])  # parents are found anew below
-        behind = self._on_backward(joined)
-        late = np.where(behind & (joined.phase != BACKWARD), 1 << 20, 0) + joined.depth
+        in_backward = self._on_backward(joined)
+        late = np.where(in_backward & (joined.phase != BACKWARD), 1 << 20, 0) + joined.depth
         new_end, parent, depth = clip_and_nest(
             joined.track.astype(np.int64), joined.start, joined.end, late.astype(np.int64)
         )
-        whole = np.flatnonzero(~behind | (new_end > joined.start) | (joined.start == joined.end))
+        whole = np.flatnonzero(~in_backward | (new_end > joined.start) | (joined.start == joined.end))
         position = np.full(len(joined) + 1, -1, np.int64)
         position[whole] = np.arange(len(whole))
         joined = replace(joined, end=new_end, parent=position[parent], depth=depth.astype(np.int32)).take(whole)
@@ -314,4 +314,5 @@ def _making_ops(ops: NumberedOps, nodes: NodeSlices, made_on: dict[int, int]) ->
 
 
 def _key(track: Int64Array, number: Int64Array) -> Int64Array:
+    """Return track and sequence number as one number, to search for both at once."""
     return (track << 44) | (number & (1 << 44) - 1)

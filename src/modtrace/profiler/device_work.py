@@ -214,7 +214,7 @@ def attribute_device_work(
 def steps_of_work(timeline: Timeline, events: ProfilerEvents, time: Int64Array) -> Int64Array:
     """Return the step that each moment is in, by the marks of the timeline, else by the profiler's own.
 
-    What comes behind the last step in which a module ran counts to that one.
+    What comes after the last step in which a module ran counts to that one.
     """
     marks = np.array([mark.time_ns for mark in timeline.marks if mark.kind == "step"], np.int64)
     columns = timeline.columns
@@ -233,7 +233,7 @@ def _processes_of(events: ProfilerEvents) -> Int64Array:
 
 
 def _map_replays(events: ProfilerEvents, launch: Int64Array, graphs: Sequence[CudaGraphCapture]) -> Int64Array:
-    """Return for each piece of GPU work the span in which it was captured; -1 if it is no replay that is known.
+    """Return for each piece of GPU work the span in which it was captured; -1 if it is not a replay that is known.
 
     Args:
         events: the trace's.
@@ -352,7 +352,7 @@ _MAX_ROWS = 100_000
 
 
 _Columns = tuple[Int64Array, ...]
-"""Five of pieces of work: the span in which each was launched (without one its reason, behind all spans), the step, the
+"""Five of pieces of work: the span in which each was launched (without one its reason, after all spans), the step, the
 kind as `GpuWork.kind`, the duration in ns, and how much of it overlaps with what the device computed."""
 
 

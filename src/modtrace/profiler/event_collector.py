@@ -300,7 +300,7 @@ class EventCollector:
 
 
 def _id(value: Any) -> int:
-    """Return an id as it is; -1 for what is none."""
+    """Return an id as it is; -1 for what is not an id."""
     number: int = value if is_int64(value) else -1
     return number
 

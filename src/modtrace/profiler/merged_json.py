@@ -157,7 +157,7 @@ reads unsigned 32 bits, so ours fit."""
 
 
 class JsonOutput:
-    """Writes a merged trace as JSON: the profiler's own bytes, and behind them the recording's events.
+    """Writes a merged trace as JSON: the profiler's own bytes, and after them the recording's events.
 
     Args:
         stream: the profiler's trace.

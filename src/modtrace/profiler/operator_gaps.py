@@ -39,7 +39,7 @@ class OffsetBounds(NamedTuple):
 
     @classmethod
     def joined(cls, parts: Sequence["OffsetBounds"]) -> "OffsetBounds":
-        """Put bounds one behind the other."""
+        """Put bounds one after the other."""
         return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
 

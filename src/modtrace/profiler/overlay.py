@@ -188,7 +188,7 @@ class Overlay(Aligned):
     Attributes:
         drawn: the timeline without the ranges that the profiler's annotations show already.
         annotated: these ranges; see `ANNOTATED_RANGES`.
-        timeline_with_captures: the timeline, and behind its spans those that launched what a captured graph holds.
+        timeline_with_captures: the timeline, and after its spans those that launched what a captured graph holds.
         devices: spans above the streams, whose calls are spans of `timeline_with_captures`.
         collective_names: of the collectives among them.
         summary: what each module took.
@@ -310,7 +310,7 @@ def _align(timeline: Timeline | None, events: ProfilerEvents, keys: Mapping[str,
 def _with_captures(
     known: Timeline, timeline: Timeline | None, capture: Trace
 ) -> tuple[Timeline, list[CudaGraphCapture]]:
-    """Return a timeline with the spans of a second trace behind its own, and the graphs that were captured in them.
+    """Return a timeline with the spans of a second trace after its own, and the graphs that were captured in them.
 
     Args:
         known: whose spans are to be kept at their places.

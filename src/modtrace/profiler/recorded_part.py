@@ -15,7 +15,7 @@ from ..timeline.slices import RANGE
 from .event_columns import ProfilerEvents
 
 _SPECIAL_ANNOTATION = re.compile(r"ProfilerStep#|(?:nccl|rccl|gloo|mpi|ucc|xccl):")
-"""Annotations that are no regions of a trace: the profiler's steps, and collectives."""
+"""Annotations that are not regions of a trace: the profiler's steps, and collectives."""
 
 
 def profiled_window(events: ProfilerEvents) -> tuple[int, int] | None:

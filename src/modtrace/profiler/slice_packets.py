@@ -47,7 +47,7 @@ class EventEncoder:
         """Return the name, the category and the args of an event as fields of a TrackEvent.
 
         Raises:
-            AttributeError: the args are no mapping.
+            AttributeError: the args are not a mapping.
             TypeError: a value is not JSON.
         """
         values = args.values()
@@ -184,7 +184,7 @@ class ProfilerSlices:
                 key, start = (event["pid"], event["tid"]), float(event["ts"])
                 duration = float(event["dur"]) if phase == "X" else -1.0
                 if phase in _SLICE_PHASES and start > 0:
-                    # Not a number is no time either.
+                    # NaN is not a time either.
                     if not (start < MAX_TIME_US and start + duration < MAX_TIME_US):
                         raise ValueError(start)
                     own = fields(str(event["name"]), event.get("cat"), event.get("args") or {})

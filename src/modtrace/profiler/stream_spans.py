@@ -36,7 +36,7 @@ class StreamSpans:
         depth: spans around each.
         parent: index of the span around each, or -1.
         work: kernels, memcpys and memsets in each.
-        collective: index into `ProfilerEvents.collective_names`; -1 where it is no collective.
+        collective: index into `ProfilerEvents.collective_names`; -1 if it is not a collective.
         step: the step in which the work was launched.
         reason: a `NoModuleReason`, why a span has no module; 0 if it has one.
     """

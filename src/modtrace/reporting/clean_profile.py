@@ -339,7 +339,7 @@ class _EventWriter:
             self._separator = b",\n"
 
     def close(self, keys: dict[str, Any]) -> None:
-        # A merged trace is known by how it goes on behind its events.
+        # A merged trace is known by how it goes on after its events.
         self._file.write(b"\n],\n" + orjson.dumps(keys)[1:])
 
 

@@ -86,7 +86,7 @@ class IdNumbers:
         self._numbers: dict[int, int] = {}
 
     def number(self, os_id: int) -> int:
-        """Return the number of an id; an id that is none of the operating system's stays."""
+        """Return the number of an id; an id that is not the operating system's stays."""
         if 0 <= os_id < _MIN_OS_ID or os_id > _MAX_OS_ID:
             return os_id
         return self._numbers.setdefault(os_id, _FIRST_NUMBER + len(self._numbers))

@@ -217,7 +217,7 @@ class ReportNames:
         return self._use("annotation", known or self._alias("annotation ", text))
 
     def operation(self, text: str) -> str:
-        """Return the name of an operation in a profiler's trace, an alias if it is no identifier."""
+        """Return the name of an operation in a profiler's trace, an alias if it is not an identifier."""
         known = self._known_operation(text) or (self.text(text) if _IDENTIFIER.fullmatch(text) else None)
         return self._use("operation", known or self._alias("operation ", text))
 

@@ -16,11 +16,11 @@ def ensure_viewable(path: str | os.PathLike[str], folder: Path, steps: Steps | N
     Args:
         path: any file that `modtrace.load` reads, or another tool's trace in Perfetto's format.
         folder: where the file is made, if `path` is not drawn as it is.
-        steps: the first step and the one behind the last, of which the modules are shown; None: what `load_shown` does.
+        steps: the first step and the one after the last, of which the modules are shown; None: what `load_shown` does.
 
     Raises:
         RingError: a ring file is damaged beyond reading.
-        TraceError: it is no trace, or broken.
+        TraceError: it is not a trace, or broken.
     """
     trace, made = extract_trace(path, folder), folder / "viewable.pftrace"
     with errors_about(path, trace):

@@ -34,7 +34,7 @@ _CHUNK = 1 << 14
 """Spans whose text is in memory at a time: few enough that the processor's cache holds it."""
 
 _NEXT = b"},\n"
-# What stands around the link of a span, behind the last of its args.
+# What stands around the link of a span, after the last of its args.
 _LINK_TEXT = {
     FlowRole.NO_LINK: (b"}", b""),
     FlowRole.LINK_ARG: (b',"link":', b"}"),
@@ -78,6 +78,7 @@ class _SpanWriter:
         part = slice(first, last)
         columns = self._columns.take(part)
         lane = self._lanes.of_track[columns.track]
+        # All that the beginning of an event says, as one number; `_head` takes it apart again.
         key = columns.name.astype(np.int64) * len(self._lanes.lanes) + lane
         key = (key * len(PHASES) + columns.phase) * 2 + columns.complete
         pieces = np.empty((last - first, 4), object)
@@ -181,8 +182,8 @@ def _event_suffixes(columns: Slices, roles: UInt8Array, lane: Int32Array, lanes:
                 b"}" + before_ts, ts_text, b',"dur":', dur_text, _NEXT + flow, link_text, before_ts, ts_text
             )
         else:
-            before, behind = _LINK_TEXT[role]
-            out[rows] = _join_columns(before, link_text, behind + before_ts, ts_text, b',"dur":', dur_text)
+            before, after = _LINK_TEXT[role]
+            out[rows] = _join_columns(before, link_text, after + before_ts, ts_text, b',"dur":', dur_text)
     return out
 
 

@@ -28,7 +28,7 @@ _BATCH = 10_000
 def write_folded(timeline: Timeline, path: str | os.PathLike[str]) -> None:
     """Write the self time in ns of each stack of modules (`forward;GPT;h.0: Block;mlp: MLP 12345`).
 
-    A stack begins with what its track is, forward, backward or a GPU, behind the process where there are several. Calls
+    A stack begins with what its track is, forward, backward or a GPU, after the process if there are several. Calls
     of all steps and threads add up.
 
     Args:
@@ -126,9 +126,11 @@ def _events(columns: Slices, rows: IndexArray, frames: list[int], first: int) ->
 def _frames_of(timeline: Timeline) -> tuple[list[str], Int64Array]:
     """Return the names of all frames, and int64[spans], the frame of each span by its index.
 
-    A frame is called by the label of its span (`h.0: Block`), inside backward of a call with the phase behind it.
+    A frame is called by the label of its span (`h.0: Block`); a call inside backward has its phase after that
+    (`h.0: Block (recompute)`).
     """
     columns = timeline.columns
+    # Here BACKWARD stands for a name without a phase: what an ordinary span of its track has.
     on_backward = np.array([track.kind == "backward" for track in timeline.tracks], np.bool_)
     phase = np.where((columns.phase == FORWARD) & ~on_backward[columns.track], BACKWARD, columns.phase)
     used, frame = np.unique(columns.name.astype(np.int64) * len(PHASES) + phase, return_inverse=True)

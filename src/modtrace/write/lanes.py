@@ -46,7 +46,7 @@ class Lanes:
         of_track: int32[tracks], the lane of each track.
         pids: the pid of each process in the file: the real one where it is free.
         marks: pid and tid for the row of steps and marks, which belong to no thread; in the first process, if any.
-        sort_indexes: where each lane is sorted to among its process' rows in JSON, and behind them the row of marks;
+        sort_indexes: where each lane is sorted to among its process' rows in JSON, and after them the row of marks;
             empty: in their order, marks before them.
     """
 
@@ -76,7 +76,7 @@ class Lanes:
 
         Args:
             pid: of the process in the trace, to which all of the timeline belongs.
-            places: id and sort index of each lane, and behind them of the row of marks.
+            places: id and sort index of each lane, and after them of the row of marks.
         """
         return replace(
             self,

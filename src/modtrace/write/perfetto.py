@@ -206,15 +206,15 @@ class _SpanPackets:
             # A begin comes after all earlier begins, and the ends of those of them that are no longer open.
             begun = np.arange(first, last)
             begin = 2 * begun - self._depth[rows[begun]]
-            behind = 2 * last - int(self._depth[rows[last]]) if last < len(rows) else 2 * last
+            next_begin = 2 * last - int(self._depth[rows[last]]) if last < len(rows) else 2 * last
             open_ = np.concatenate([still_open, begun])
             end = self._end_positions(rows, start, open_)
-            ends_here = end < behind
+            ends_here = end < next_begin
             ended, still_open = open_[ends_here], open_[~ends_here]
             begin, end = begin - begin[0], end[ends_here] - begin[0]
             count = len(begun) + len(ended)
             time = np.full(count, -1, np.int64)
-            if behind - (2 * first - int(self._depth[rows[first]])) != count:
+            if next_begin - (2 * first - int(self._depth[rows[first]])) != count:
                 raise self._overlap(lane)
             time[begin], time[end] = start[begun], self._columns.end[rows[ended]]
             delta = np.diff(time, prepend=last_time)
@@ -232,7 +232,7 @@ class _SpanPackets:
         empty = end == start[spans]
         inside = np.searchsorted(start, end, side="left")
         if np.any(empty):
-            # An empty span ends behind all that begins in its instant, and others end before that.
+            # An empty span ends after all that begins in its instant, and others end before that.
             inside[empty] = np.searchsorted(start, end[empty], side="right")
         return 2 * inside - self._depth[rows[spans]] - 1
 

@@ -159,7 +159,7 @@ class TrackDescriptors:
     def uuid(self, *what: object) -> int:
         """Return the uuid of a track: of "lane" or "counter" and its index, or of "marks", which has steps too.
 
-        Counters of parts of steps are behind the timeline's.
+        Counters of parts of steps come after the timeline's.
         """
         return track_uuid(f"{self._recording} {what}")
 

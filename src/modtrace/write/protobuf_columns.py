@@ -134,8 +134,8 @@ def interleave(parts: Sequence[tuple[Int64Array, Sequence[Column]]], count: int)
 
 def _scatter_ragged(out: UInt8Array, offset: Int64Array, field: RaggedColumn) -> None:
     """Copy a field into all records, which have it at `offset`."""
-    behind = np.cumsum(field.lengths)
-    shift = np.repeat(offset - (behind - field.lengths), field.lengths)
+    ends = np.cumsum(field.lengths)
+    shift = np.repeat(offset - (ends - field.lengths), field.lengths)
     out[shift + np.arange(len(field.data))] = field.data
 
 

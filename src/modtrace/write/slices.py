@@ -1,4 +1,4 @@
-"""Slices that are no modules' in a written trace: as events in JSON, as packets, as rows of the page; and flows.
+"""Slices of all kinds but modules in a written trace: as events in JSON, as packets, as rows of the page; and flows.
 
 Flows lead from a call's forward span to its first backward span, and between the ranks of a collective.
 """
@@ -164,7 +164,7 @@ class CollectiveFlows:
 
 
 def chrome_slices(timeline: Timeline, lanes: Lanes, base: int) -> Iterator[bytes]:
-    """Yield the slices that are no modules', and the flows of collectives, as events in JSON.
+    """Yield the slices of all kinds but modules, and the flows of collectives, as events in JSON.
 
     Args:
         timeline: what is written.
@@ -203,7 +203,7 @@ def _chrome_flows(
 def perfetto_slices(
     timeline: Timeline, flows: CollectiveFlows, rows: Int64Array, track: int, sequence: int
 ) -> Iterator[bytes]:
-    """Yield the packets of the slices of one track that holds no modules.
+    """Yield the packets of the slices of one track without modules.
 
     Args:
         timeline: what is written.
@@ -241,7 +241,7 @@ _CHUNK = 1 << 13
 """Packets that are in memory at a time."""
 _BEGIN, _END, _INSTANT = TrackEvent.TYPE_SLICE_BEGIN, TrackEvent.TYPE_SLICE_END, TrackEvent.TYPE_INSTANT
 _TYPE_BITS = 2
-"""Bits that mark these three."""
+"""Bits that hold one of these three. `order_slices` has packets as numbers: above these bits the index of the slice."""
 
 
 class OrderedPackets(NamedTuple):
