@@ -27,9 +27,8 @@ from ..timeline.time_intervals import union_of
 from .event_columns import ApiCall, ProfilerEvents
 from .recorded_part import steps_of_profile
 
-KINDS = ("kernel", "memcpy", "memset")
-"""What `DeviceWork.kind` counts."""
 _KIND_OF_CALL = {ApiCall.KERNEL: 0, ApiCall.MEMCPY: 1, ApiCall.MEMSET: 2}
+"""What a call launches, as `DeviceWork.kind` has it."""
 
 NO_MODULE = "(no module)"
 """What is called so belongs to no module."""
