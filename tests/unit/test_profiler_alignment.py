@@ -18,7 +18,7 @@ from modtrace.timeline import Mark
 from tests.support.kineto import BASE
 
 SECOND = 1_000_000_000
-BAND = OffsetBand(np.array([BASE]), np.array([-1500.0]), np.array([1500.0]), 500e-6)
+BAND = OffsetBand(np.array([BASE]), np.array([-1500.0]), np.array([1500.0]))
 
 
 def sync(number: int, time: int) -> Mark:

@@ -18,13 +18,8 @@ from .call_lookup import runs_module_code, threads_of
 from .event_columns import ProfilerEvents
 from .operator_gaps import REACH_NS, CallEdges, OffsetBounds, bounds_from_gaps, busy_intervals, most_likely_shift
 
-_DRIFTS = (50e-6, 100e-6, 150e-6, 200e-6, 300e-6, 400e-6, 500e-6, 700e-6, 1e-3)
-"""Drifts that are tried, nanoseconds per nanosecond, until one agrees with the bounds."""
-_LEAST_DRIFT_LIMIT = 500e-6
-"""A wall clock is slewed by so much."""
-_DRIFT_MARGIN = 2
-"""The drift may be more than the bounds show: so many times as much counts as possible."""
-_TOLERANCE_NS = 20.0
+_DRIFT_LIMIT = 500e-6
+"""How fast the offset may change, nanoseconds per nanosecond: so much a kernel slews its wall clock at most."""
 _CLOCK_NOISE_NS = 50.0
 _LINE_NS = 1 << 40
 """How far the two moments are apart that make a line."""
@@ -42,13 +37,11 @@ class OffsetBand(NamedTuple):
         time: int64[n], ns, ascending.
         low: float64[n], ns, the least offset.
         high: float64[n], ns, the greatest; less than `low` where the bounds contradict each other.
-        drift_limit: how fast the offset may change, nanoseconds per nanosecond.
     """
 
     time: Int64Array
     low: Float64Array
     high: Float64Array
-    drift_limit: float
 
     @property
     def middle(self) -> Float64Array:
@@ -71,8 +64,7 @@ def intersect(bounds: OffsetBounds) -> OffsetBand | None:
         bounds: in any order.
 
     Returns:
-        The band at the moments of the bounds, each once and in order; for twice the least drift under which the
-        bounds agree, and 500 ppm or more.
+        The band at the moments of the bounds, each once and in order; for a drift of 500 ppm at most.
 
     Example:
         >>> band = intersect(OffsetBounds(np.array([0, 1000]), np.array([2.0, -np.inf]), np.array([np.inf, 4.0])))
@@ -85,12 +77,8 @@ def intersect(bounds: OffsetBounds) -> OffsetBand | None:
     low, high = np.full(len(time), -np.inf), np.full(len(time), np.inf)
     np.maximum.at(low, place, bounds.low)
     np.minimum.at(high, place, bounds.high)
-    since = (time - time[0]).astype(np.float64)
-    for drift in _DRIFTS:
-        band = _band(time, low, high, since, drift)
-        if not (band.low > band.high + _TOLERANCE_NS).any():
-            break
-    return _band(time, low, high, since, max(_DRIFT_MARGIN * band.drift_limit, _LEAST_DRIFT_LIMIT))
+    drift = _DRIFT_LIMIT * (time - time[0])
+    return OffsetBand(time, _greatest(low, drift), -_greatest(-high, drift))
 
 
 class ClockLine(NamedTuple):
@@ -136,7 +124,7 @@ class OperatorFit:
     def metadata(self) -> dict[str, Any]:
         """What a trace's metadata says of it; JSON values."""
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "band"}
-        return _rounded(values) | {"drift_limit": self.band.drift_limit}
+        return _rounded(values) | {"drift_limit": _DRIFT_LIMIT}
 
     def __str__(self) -> str:
         bound, typical = f"±{self.bound_ns / 1000:.1f} µs", f"±{self.typical_ns / 1000:.1f} µs"
@@ -312,10 +300,6 @@ def _fit(time: Int64Array, middle: Float64Array, half: Float64Array) -> ClockLin
         if abs(slope) > 2 * error and abs(slope) < MAX_RATE:
             drift = slope
     return ClockLine(origin + round(center), offset, drift)
-
-
-def _band(time: Int64Array, low: Float64Array, high: Float64Array, since: Float64Array, limit: float) -> OffsetBand:
-    return OffsetBand(time, _greatest(low, limit * since), -_greatest(-high, limit * since), limit)
 
 
 def _greatest(low: Float64Array, drift: Float64Array) -> Float64Array:
