@@ -33,7 +33,6 @@ from .modules import (
     is_optimized,
     is_scripted,
     is_torch_graph,
-    name_of_class,
     original_class_name,
     unwrapped,
     without_compile,
@@ -189,7 +188,7 @@ class ModuleNames:
         graph = without_compile(module)
         if not issubclass(type(graph), GraphModule):
             return False
-        if name_of_class(type(graph)).startswith("CompiledAutograd"):
+        if type(graph).__name__.startswith("CompiledAutograd"):
             return True
         return graph is module and bool(open_calls) and is_compiled(open_calls[0][0])
 

@@ -17,28 +17,10 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-_class_name = type.__dict__["__name__"].__get__
-_class_module = type.__dict__["__module__"].__get__
-
-
-def name_of_class(kind: type) -> str:
-    """Return the name of a class, also where its metaclass says something else, or raises."""
-    name: str = _class_name(kind)
-    return name
-
-
-def _module_of_class(kind: type) -> str:
-    """Return the name of the module in which a class was made; empty where it does not say."""
-    try:
-        module = _class_module(kind)
-    except AttributeError:
-        return ""
-    return module if isinstance(module, str) else ""
-
 
 def class_name(module: nn.Module) -> str:
-    """Return the name of a module's class, also where its metaclass says something else."""
-    return name_of_class(type(module))
+    """Return the name of a module's class."""
+    return type(module).__name__
 
 
 def _attribute(module: nn.Module, name: str) -> Any:
@@ -76,15 +58,8 @@ def named_modules(module: nn.Module, repeated: list[nn.Module] | None = None) ->
             prefix = f"{path}." if path else ""
             for name, child in zip(reversed(list(children.keys())), reversed(list(children.values())), strict=True):
                 if child is not None:
-                    paths.append(f"{prefix}{name if type(name) is str else _text(name)}")
+                    paths.append(f"{prefix}{name}")
                     todo.append(child)
-
-
-def _text(name: object) -> str:
-    try:
-        return str(name)
-    except Exception:
-        return f"<{_class_name(type(name))}>"
 
 
 class MethodCall(nn.Module):
@@ -137,9 +112,9 @@ def without_compile(module: nn.Module) -> nn.Module | None:
 def is_torch_graph(module: nn.Module) -> bool:
     """Whether torch.compile made the module, to run it while it compiles, or as the backward of what it compiled."""
     kind = type(without_compile(module))
-    if _module_of_class(kind) == _PARTS_MODULE:
+    if kind.__module__ == _PARTS_MODULE:
         return True
-    if not issubclass(kind, GraphModule) and _module_of_class(kind) != "torch._dynamo.utils":
+    if not issubclass(kind, GraphModule) and kind.__module__ != "torch._dynamo.utils":
         return False
     return torch._C._current_graph_task_id() != -1 or torch._guards.TracingContext.try_get() is not None
 
@@ -191,20 +166,20 @@ _PREFIXED = {"FSDPModule", "ReplicateModule"}
 
 def _wrapping(kind: type) -> Wrapping | None:
     """Return how modules of a class wrap another one, None where they do not."""
-    bases = ((_module_of_class(base), name_of_class(base)) for base in kind.__mro__)
+    bases = ((base.__module__, base.__name__) for base in kind.__mro__)
     return next((_WRAPPERS[base] for base in bases if base in _WRAPPERS), None)
 
 
 def is_scripted(kind: type) -> bool:
     """Whether modules of a class were made by torch.jit."""
-    return _module_of_class(kind).startswith("torch.jit")
+    return kind.__module__.startswith("torch.jit")
 
 
 def _is_prefixed(kind: type) -> bool:
     bases = kind.__mro__
-    if len(bases) <= 2 or name_of_class(bases[1]) not in _PREFIXED:
+    if len(bases) <= 2 or bases[1].__name__ not in _PREFIXED:
         return False
-    return _module_of_class(bases[1]).startswith("torch.distributed.")
+    return bases[1].__module__.startswith("torch.distributed.")
 
 
 def wrapping_of(module: nn.Module) -> tuple[nn.Module, Wrapping] | None:
@@ -248,7 +223,7 @@ def original_class_name(module: nn.Module) -> str:
         original = getattr(module, "original_name", None)
         if isinstance(original, str) and original:
             return original
-    return name_of_class(kind.__mro__[2]) if _is_prefixed(kind) else class_name(module)
+    return kind.__mro__[2].__name__ if _is_prefixed(kind) else class_name(module)
 
 
 class Backoff:
