@@ -45,9 +45,10 @@ for _ in range(4):
     optimizer.step()
     truth.step()
     truth.loss(loss)
-truth.add("Scorer", {"": ("Scorer", 4, 4)})
-truth.add("Holder", {"": ("Holder", 4, 4), "part": ("Scorer", 4, 4), "head": ("Linear", 4, 4)})
-# What torch.jit made of a module has its name. Tracing called it once, and all that is inside.
-inside = {"encoder": "Sequential", "encoder.0": "Linear", "encoder.1": "GELU", "head": "Linear"}
-truth.add("Net", {"": ("Net", 1 + 4, 4), **{path: (name, 1, 0) for path, name in inside.items()}})
+# What torch.jit makes has a class of its own. Tracing called the module once, and all that is inside.
+truth.add("RecursiveScriptModule", {"": ("RecursiveScriptModule", 4, 4)})
+truth.add("TopLevelTracedModule", {"": ("TopLevelTracedModule", 4, 4)})
+truth.add("Holder", {"": ("Holder", 4, 4), "part": ("RecursiveScriptModule", 4, 4), "head": ("Linear", 4, 4)})
+inside = {"": "Net", "encoder": "Sequential", "encoder.0": "Linear", "encoder.1": "GELU", "head": "Linear"}
+truth.add("Net", {path: (name, 1, 0) for path, name in inside.items()})
 truth.report()

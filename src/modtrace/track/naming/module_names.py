@@ -31,7 +31,6 @@ from .modules import (
     is_compiled,
     is_inside,
     is_optimized,
-    is_scripted,
     is_torch_graph,
     original_class_name,
     unwrapped,
@@ -281,11 +280,7 @@ class ModuleNames:
 
     def _suffix_of_innermost(self, fqn: str, module: nn.Module) -> str:
         inner = self._innermost(module)
-        own_name = self._class_name(inner)
-        if is_scripted(type(inner)):
-            # It has the name of the one that it was made of.
-            fqn = f"scripted {fqn}"
-        return self._suffix(fqn, inner, own_name)
+        return self._suffix(fqn, inner, self._class_name(inner))
 
     def _suffix(self, fqn: str, module: nn.Module, own_name: str) -> str:
         """Return what tells a module of this class from others that have a name, see `_DistinctNames`."""
@@ -405,7 +400,7 @@ class _DistinctNames:
     """Gives each module that is alive a name of its own; from the 65th on that would have one name, they share one.
 
     A name is free again once its module is dead, for one of the same class: modules that are made anew in each step
-    share one. Replicas of `nn.DataParallel` and scripted modules share the name of the module they were made of.
+    share one. Replicas of `nn.DataParallel` share the name of the module they were made of.
     The attribute by which the calling code knows a module can make the difference.
     """
 

@@ -170,11 +170,6 @@ def _wrapping(kind: type) -> Wrapping | None:
     return next((_WRAPPERS[base] for base in bases if base in _WRAPPERS), None)
 
 
-def is_scripted(kind: type) -> bool:
-    """Whether modules of a class were made by torch.jit."""
-    return kind.__module__.startswith("torch.jit")
-
-
 def _is_prefixed(kind: type) -> bool:
     bases = kind.__mro__
     if len(bases) <= 2 or bases[1].__name__ not in _PREFIXED:
@@ -213,17 +208,13 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def original_class_name(module: nn.Module) -> str:
-    """Return the class of the module that `module` wraps, was scripted or traced from, or shards; else its own.
+    """Return the class of the module that `module` wraps or shards; else its own.
 
     A wrapper that does work of its own keeps its own.
     """
     module = unwrapped(module)
     kind = type(module)
-    if is_scripted(kind):
-        original = getattr(module, "original_name", None)
-        if isinstance(original, str) and original:
-            return original
-    return kind.__mro__[2].__name__ if _is_prefixed(kind) else class_name(module)
+    return kind.__mro__[2 if _is_prefixed(kind) else 0].__name__
 
 
 class Backoff:
@@ -305,8 +296,7 @@ class ModulePaths:
         if wrapped:
             by_id = self._by_id_of(_without_wrappers(parent, named_modules(parent)), kinds)
         # Of these `original_class_name` is another than their own.
-        replaced = any(is_scripted(kind) or _is_prefixed(kind) for kind in kinds)
-        self.are_names = self._strip and not (repeated or wrapped or replaced)
+        self.are_names = self._strip and not (repeated or wrapped or any(map(_is_prefixed, kinds)))
         self._by_id = by_id
 
     def _by_id_of(self, named: Iterable[tuple[str, nn.Module]], kinds: set[type[nn.Module]]) -> dict[int, ModuleRef]:
