@@ -14,7 +14,7 @@ from torch.profiler import ProfilerAction
 
 from .._errors import RecordingError
 from .._next_step import next_step_hint
-from .._rank import expand_path, insert_before_suffixes, is_shared, rank_in
+from .._rank import expand_path, insert_before_suffixes, is_shared
 from .._system.processes import read_process_stat
 from ..write import SUFFIXES, check_writable, find_writer
 
@@ -74,8 +74,6 @@ class Cycles:
 _claims: dict[str, socket.socket] = {}
 _written: set[tuple[int, int]] = set()
 """Device and inode of each file that this process has written."""
-_RANK_ATTRIBUTE = "user.modtrace.rank"
-"""An extended attribute: the rank that wrote a file whose name does not tell."""
 
 
 class OutputPath:
@@ -83,8 +81,7 @@ class OutputPath:
 
     Where several ranks run and the path does not tell them apart, each makes sure that it alone writes the file. Two
     ranks on one host are told apart when the second one claims it. Where they run on several hosts that share a file
-    system, or the first one has ended already, the file that is there is newer than this process, or says which rank
-    wrote it, where its file system keeps extended attributes.
+    system, or the first one has ended already, the file that is there is newer than this process.
 
     Args:
         name: what the path is called in errors.
@@ -146,9 +143,6 @@ class OutputPath:
                 return
             if status.st_mtime_ns > read_process_stat("self").start_unix_ns:
                 raise _taken(path)
-            writer = os.getxattr(path, _RANK_ATTRIBUTE).decode("ascii", "replace") if hasattr(os, "getxattr") else None
-            if writer is not None and writer != str(rank_in(os.environ)):
-                raise _taken(path, f", or remove what rank {writer} wrote there")
 
     def note_written(self, path: str) -> None:
         """Remember that the file at `path` is this process's own."""
@@ -156,13 +150,11 @@ class OutputPath:
             with contextlib.suppress(OSError):
                 status = os.stat(path)
                 _written.add((status.st_dev, status.st_ino))
-                if hasattr(os, "setxattr"):
-                    os.setxattr(path, _RANK_ATTRIBUTE, str(rank_in(os.environ)).encode())
 
 
-def _taken(path: str, otherwise: str = "") -> RecordingError:
+def _taken(path: str) -> RecordingError:
     return RecordingError(
-        f"{path}: another rank writes this file too; put %r (the rank) in the path, as in trace-%r.pftrace{otherwise}"
+        f"{path}: another rank writes this file too; put %r (the rank) in the path, as in trace-%r.pftrace"
     )
 
 
