@@ -104,7 +104,6 @@ void write_counting(Session& session, const ThreadState& thread, int64_t value) 
 // --- The operators ---
 
 thread_local int open_operators = 0;  // that are counted: those inside are a part of them
-thread_local uint64_t noted_operators = 0;
 
 // An operator whose cost is not known.
 struct UnknownOperator {
@@ -121,13 +120,9 @@ std::atomic<int64_t> waiting{0};               // how many there are of both
 std::atomic<int64_t> last_number{0};
 
 struct OpenOperator final : at::ObserverContext {
-  OpenOperator(uint64_t session, bool looks_inside) : generation(session), only_if_none_inside(looks_inside) {
-    open_operators += !only_if_none_inside;
-  }
-  ~OpenOperator() override { open_operators -= !only_if_none_inside; }
+  explicit OpenOperator(uint64_t session) : generation(session) { ++open_operators; }
+  ~OpenOperator() override { --open_operators; }
   uint64_t generation;
-  bool only_if_none_inside;  // count it only if none inside is
-  uint64_t noted_before = noted_operators;
   int64_t number = 0;  // 0 where it has none yet
   std::string key;     // only then, and the next
   std::unique_ptr<UnknownOperator> unknown;
@@ -136,14 +131,9 @@ struct OpenOperator final : at::ObserverContext {
 // Whether another operator inside has the tensors that are computed with, or there are none.
 bool is_wrapper(const at::Tensor& tensor) {
   static constexpr c10::DispatchKeySet kWrappers(
-      {c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::Functionalize});
+      {c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper,
+       c10::DispatchKey::Functionalize});
   return tensor.key_set().has_any(kWrappers) || tensor.is_nested() || tensor.is_meta();
-}
-
-// Whether that may be so: torch.func.grad wraps what vmap wraps, or what is computed with.
-bool may_be_wrapper(const c10::IValue& value) {
-  return value.isTensor() && value.toTensor().defined() &&
-         value.toTensor().key_set().has(c10::DispatchKey::FuncTorchGradWrapper);
 }
 
 void add_number(std::string& key, int64_t number) { key.append(reinterpret_cast<const char*>(&number), sizeof number); }
@@ -274,7 +264,7 @@ std::unique_ptr<at::ObserverContext> on_operator_begin(const at::RecordFunction&
   ThreadState& thread = this_thread();
   const uint64_t generation = current_generation();
   if (thread.generation != generation) return nullptr;
-  auto open = std::make_unique<OpenOperator>(generation, std::any_of(inputs.begin(), inputs.end(), may_be_wrapper));
+  auto open = std::make_unique<OpenOperator>(generation);
   const auto known = thread.operators.find(key);
   if (C10_LIKELY(known != thread.operators.end())) {
     open->number = known->second;
@@ -304,8 +294,6 @@ void on_operator_end(const at::RecordFunction& function, at::ObserverContext* co
   if (outputs.empty() && function.num_outputs() > 0) return;
   ThreadState& thread = this_thread();
   if (thread.generation != open->generation) return;
-  if (open->only_if_none_inside && noted_operators != open->noted_before) return;
-  ++noted_operators;
   const int64_t number = open->unknown ? note_unknown(thread, *open, outputs) : open->number;
   const int64_t with_gradients = c10::GradMode::is_enabled() ? kWithGradientsBit : 0;
   write_without_gil(thread, open->generation, kOperator << kKindShift | thread.meta_bits | kNoName,
