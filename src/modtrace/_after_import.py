@@ -20,28 +20,20 @@ _thread = threading.local()
 """Which module this thread asks the other finders for: `asks`."""
 
 
-def call_after_import(name: str, function: Callable[[], None]) -> Callable[[], None]:
+def call_after_import(name: str, function: Callable[[], None]) -> None:
     """Call `function` once `name` is imported, at once where it already is; what it raises leaves the import.
 
     It is called once, however often it was asked for, on the thread that executes the module, before any `import` of it
     returns.
-
-    Returns what calls that off where it has not happened yet, and else does nothing.
     """
     if name in sys.modules:
         function()
-        return lambda: None
+        return
     functions = _waiting.setdefault(name, [])
     if function not in functions:
         functions.append(function)
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
-
-    def call_off() -> None:
-        with contextlib.suppress(ValueError):
-            functions.remove(function)
-
-    return call_off
 
 
 class _Finder(MetaPathFinder):

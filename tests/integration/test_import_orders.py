@@ -140,9 +140,8 @@ def test_an_import_that_fails_can_be_tried_again_and_the_call_comes_once(package
 
 def test_the_loader_is_what_it_would_be(package: Path) -> None:
     plain = importlib.util.find_spec("waited_for")
-    call_off = call_after_import("waited_for", lambda: None)
+    call_after_import("waited_for", lambda: None)
     module = importlib.import_module("waited_for")
-    call_off()
 
     assert plain is not None
     assert module.__spec__ is not None
@@ -154,9 +153,8 @@ def test_the_loader_is_what_it_would_be(package: Path) -> None:
     assert (importlib.resources.files("waited_for") / "data.txt").read_text() == "data"
 
 
-def test_what_is_called_off_is_not_called(package: Path) -> None:
+def test_what_is_imported_already_is_told_at_once(package: Path) -> None:
     calls: list[int] = []
-    call_after_import("waited_for", lambda: calls.append(0))()
     call_after_import("waited_for", lambda: calls.append(1))
 
     importlib.import_module("waited_for")
