@@ -83,11 +83,6 @@ class Exclusive:
         self._lock = threading.RLock()
         _all[self] = None
 
-    @property
-    def entered(self) -> bool:
-        """Whether this thread is inside."""
-        return self._lock._is_owned()  # type: ignore[attr-defined, no-any-return]
-
     def run(self, function: Callable[[], _Value]) -> _Value:
         """Call `function` while no other thread is inside, and return what it returns."""
         lock = self._lock

@@ -99,8 +99,6 @@ def start_alone(recording: Recording, switch_on: Callable[[], None]) -> None:
         switch_on()
         _complete = True
 
-    if _exclusive.entered:
-        raise RecordingError("this thread is just starting or stopping a recording; start another one after that")
     _exclusive.run(start)
 
 
