@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import CodeType, FunctionType, MethodType
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -124,13 +124,9 @@ class cached_property(Generic[_Value]):  # noqa: N801  # as functools calls it
         self._compute = compute
         self.__doc__ = compute.__doc__
 
-    @overload
-    def __get__(self, instance: None, owner: type) -> "cached_property[_Value]": ...
-    @overload
-    def __get__(self, instance: object, owner: type) -> _Value: ...
-    def __get__(self, instance: object | None, owner: type) -> "cached_property[_Value] | _Value":
+    def __get__(self, instance: Any, owner: type) -> _Value:
         if instance is None:
-            return self
+            return self  # type: ignore[return-value]  # as properties do
         value = instance.__dict__[self._compute.__name__] = self._compute(instance)
         return value
 
