@@ -2,8 +2,8 @@
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 import click
@@ -11,8 +11,9 @@ import click
 from .._terminal import is_terminal, printable
 
 if TYPE_CHECKING:
-    from click._termui_impl import ProgressBar
     from rich.console import Console
+
+    from ..formats.trace_file import Progress
 
 _UNFOLDED_WIDTH = 10_000
 
@@ -49,12 +50,27 @@ def show_status(text: str) -> Iterator[None]:
         yield
 
 
-def show_progress(what: str, total: int) -> "ProgressBar[int]":
-    """Show on a terminal how much has been done, while the block runs, which calls `update` for it."""
-    hidden = not total or not is_terminal(sys.stderr)
-    return click.progressbar(length=total, label=printable(what), hidden=hidden, file=sys.stderr)
+def show_count(what: str, total: int) -> AbstractContextManager[Callable[[int], object] | None]:
+    """Show on a terminal how many things have been done, while the block runs; None where there is no terminal."""
+    return _bar(what, total, "MofNCompleteColumn")
 
 
-def show_reading(path: str) -> "ProgressBar[int]":
-    """Show on a terminal how much of a file has been read; see `show_progress`."""
-    return show_progress(os.path.basename(path), os.path.getsize(path) if os.path.isfile(path) else 0)
+def show_reading(path: str) -> "AbstractContextManager[Progress | None]":
+    """Show on a terminal how much of a file has been read, while the block runs; None where there is no terminal."""
+    return _bar(os.path.basename(path), os.path.getsize(path) if os.path.isfile(path) else 0, "DownloadColumn")
+
+
+@contextmanager
+def _bar(what: str, total: int, column: str) -> Iterator[Callable[[int], None] | None]:
+    if not is_terminal(sys.stderr) or not total:
+        yield None
+        return
+    from rich import progress
+
+    count = getattr(progress, column)()
+    columns = (progress.TextColumn("{task.description}", markup=False), progress.BarColumn(), count)
+    with progress.Progress(
+        *columns, progress.TimeRemainingColumn(), console=make_console(stderr=True), transient=True
+    ) as bar:
+        task = bar.add_task(printable(what), total=total)
+        yield lambda done: bar.update(task, advance=done)

@@ -27,8 +27,8 @@ def check_command(context: click.Context, traces: tuple[str, ...], strict: bool,
     is_good = True
     for trace in traces:
         try:
-            with show_reading(trace) as bar:
-                result = check(trace, progress=bar.update)
+            with show_reading(trace) as progress:
+                result = check(trace, progress=progress)
         except TraceError as error:
             say(error)
             is_good = False

@@ -18,7 +18,7 @@ def merge_command(profiler_trace: str, timeline: str | None, output: str, captur
     """
     from ...merging import merge
 
-    with show_reading(profiler_trace) as bar:
-        merged = merge(profiler_trace, timeline, output, capture=capture, progress=bar.update)
+    with show_reading(profiler_trace) as progress:
+        merged = merge(profiler_trace, timeline, output, capture=capture, progress=progress)
     for line in str(merged).splitlines():
         echo(line, err=True)

@@ -13,7 +13,7 @@ import click
 from ..._errors import ModtraceError
 from ..._terminal import counted
 from ..options import StepRange, TableFormat, format_option, steps_option, value_option
-from ..output import echo, say, show_progress, show_status
+from ..output import echo, say, show_count, show_status
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -141,8 +141,8 @@ def pack_ranks(folder: str, output: str, steps_per_bucket: int, processes: int |
 
     with show_status(f"looking at {folder}"):
         files = find_rank_recordings(folder, _left_out)
-    with show_progress("packing ranks", len(files)) as bar:
-        done = pack(files, output, steps_per_bucket=steps_per_bucket, processes=processes, progress=bar.update)
+    with show_count("packing ranks", len(files)) as progress:
+        done = pack(files, output, steps_per_bucket=steps_per_bucket, processes=processes, progress=progress)
     there = f" ({done.ranks - done.packed:,} were there)" if done.packed < done.ranks else ""
     each = f", {done.nbytes / done.spans:.1f} bytes each" if done.spans else ""
     echo(f"{counted(done.ranks, 'rank')}{there} and {counted(done.spans, 'span')}{each} are in {output}", err=True)
