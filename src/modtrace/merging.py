@@ -23,7 +23,8 @@ def merge(
 ) -> MergeResult:
     """Lay a recording over a trace of torch.profiler.
 
-    The profiler's events are kept byte for byte, and its file is never written. Module tracks lie above the threads of
+    The profiler's events are kept byte for byte, and its file is never written. Events that are broken JSON, as torch
+    writes some names, are repaired or left out, and the result says so. Module tracks lie above the threads of
     the process; above each stream of a GPU lies a track of the modules whose kernels ran.
 
     Args:
@@ -37,7 +38,7 @@ def merge(
 
     Raises:
         RingError: the recording is a ring file that is damaged beyond reading.
-        TraceError: a file is cut off or broken, or the two have no moment in common.
+        TraceError: a file is cut off or not a trace, or the two have no moment in common.
         WriteError: `out` cannot be written; an existing file there is intact.
 
     Example:

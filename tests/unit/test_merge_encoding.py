@@ -53,13 +53,22 @@ def test_escaped_characters_are_kept_as_they_are(tmp_path: Path, name: bytes) ->
     assert b'"name": "' + name + b'"' in after
 
 
-@pytest.mark.parametrize("name", [b"\\ud800x", b"x\\udc00", b"\xff", b"\xed\xa0\x80", b"\xc0\xaf", b"\xc3"])
-def test_events_that_are_no_utf_8_are_refused(tmp_path: Path, name: bytes) -> None:
-    source = tmp_path / "profile.json"
-    source.write_bytes(named(b"a" + name + b"b"))
-    with pytest.raises(TraceError, match="broken JSON"):
-        merge(source, NET, tmp_path / "out.json")
-    assert not (tmp_path / "out.json").exists()
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        (b"\\ud800x", "＼ud800x"),
+        (b"x\\udc00", "x＼udc00"),
+        (b"\xff", "\ufffd"),
+        (b"\xed\xa0\x80", "\ufffd" * 3),
+        (b"\xc0\xaf", "\ufffd" * 2),
+        (b"\xc3", "\ufffd"),
+        (b'"', '"'),
+    ],
+)
+def test_names_that_are_not_json_are_made_so(tmp_path: Path, name: bytes, meant: str) -> None:
+    after, notes = merged(tmp_path, named(b"a" + name + b"b"))
+    assert json.loads(after)["traceEvents"][0]["name"] == f"a{meant}b"
+    assert "of the profiler's events 1 were repaired and 0 left out: they are broken JSON" in notes
 
 
 def test_bytes_around_the_events_that_are_no_utf_8_are_replaced(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def _read_events(source: TraceFile) -> tuple[list[Fault], TrackLayout]:
 
     events = ChromeEvents()
     try:
-        for chunk in EventStream(source).chunks():
+        for chunk in EventStream(source, strict=True).chunks():
             events.add(chunk.events)
     except TraceError as error:
         at = "" if error.offset is None else f"byte {error.offset}: "

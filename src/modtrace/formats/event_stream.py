@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from .._errors import TraceError
+from .escape import escaped_json
 from .limits import MAX_EVENT_BYTES, MAX_HEAD_BYTES, MAX_TAIL_BYTES, LimitError, check_nested_json
 from .trace_file import BYTE_ORDER_MARK, TraceFile
 
@@ -109,6 +110,13 @@ def find_tail(data: bytes | bytearray, *, bare: bool) -> tuple[int, dict[str, An
 
 _BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")
 """Between two objects of a list: the events, or objects inside one."""
+_NEXT_EVENT = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat)"\s*:)')
+_NEAR_BYTES = 1 << 16
+_BARE_TEXTS = (
+    re.compile(r'("name":\s*")(.*?)("\s*,\s*"pid":)', re.DOTALL),
+    re.compile(r'("(?:Call stack|Module Hierarchy)":\s*")(.*?)("\s*(?:,\s*"[A-Z]|\}\s*\}\s*\Z))', re.DOTALL),
+)
+"""Texts that Kineto writes as they are, between what comes before and after them."""
 
 
 @contextlib.contextmanager
@@ -138,8 +146,12 @@ class Chunk(NamedTuple):
 class EventStream:
     """The events of a trace and what stands around them.
 
+    Kineto writes some texts as they are, with quotes, control characters or bytes that are not UTF-8 in them: names of
+    ranges, and with `with_stack=True` those of functions and modules. Such an event gets the JSON that was meant.
+
     Args:
         source: the trace.
+        strict: whether a broken event is an error.
 
     Attributes:
         head: the bytes up to and with the `[` that opens the events.
@@ -147,13 +159,16 @@ class EventStream:
         bare: whether the file is an array without an object around it.
         tail: the bytes from the `]` on that closes the events.
         count: how many events were yielded.
+        repaired: how many of them were broken.
+        dropped: how many others could not be repaired.
 
     Raises:
-        TraceError: the file is not a trace, is cut off, or holds JSON that is broken.
+        TraceError: the file is not a trace, is cut off, or is broken between its events.
     """
 
-    def __init__(self, source: TraceFile) -> None:
-        self.count = 0
+    def __init__(self, source: TraceFile, *, strict: bool = False) -> None:
+        self.count = self.repaired = self.dropped = 0
+        self._strict = strict
         self.tail = b""
         self._source = source
         self._blocks = source.blocks()
@@ -177,8 +192,18 @@ class EventStream:
     def chunks(self) -> Iterator[Chunk]:
         """Yield the events in file order."""
         for chunk in self._all():
-            self.count += len(chunk.events)
-            yield chunk
+            if chunk.events:
+                self.count += len(chunk.events)
+                yield chunk
+        if self.dropped and not self.count:
+            raise self._error("no event of it can be read", len(self.head))
+
+    def notes(self) -> list[str]:
+        """Return what became of broken events, once `chunks` is exhausted."""
+        if not (self.repaired or self.dropped):
+            return []
+        what = f"{self.repaired:,} were repaired and {self.dropped:,} left out"
+        return [f"of the profiler's events {what}: they are broken JSON"]
 
     def _all(self) -> Iterator[Chunk]:
         yield from self._cut()
@@ -200,16 +225,23 @@ class EventStream:
 
     def _cut(self) -> Iterator[Chunk]:
         """Yield the whole events of the buffer but the last."""
-        limit = len(self._buffer)
-        while (comma := self._last_comma(limit)) >= 0:
-            parsed = self._parse(comma)
-            if isinstance(parsed, int):
-                limit = min(parsed, self._buffer.rindex(b"}", 0, comma))
+        limit, is_broken = len(self._buffer), False
+        while True:
+            comma = self._last_comma(limit)
+            if comma < 0 and not is_broken:
+                if limit >= len(self._buffer):
+                    return
+                limit = len(self._buffer)
                 continue
-            self._offset += comma
-            del self._buffer[:comma]
-            yield parsed
-            limit = len(self._buffer)
+            taken = self._take(comma) if comma >= 0 else self._take_broken()
+            if taken is None:
+                return
+            if isinstance(taken, int):
+                limit, is_broken = min(taken, self._buffer.rindex(b"}", 0, comma)), True
+                continue
+            yield taken
+            # Where one event is broken, others near it mostly are.
+            limit, is_broken = _NEAR_BYTES if comma < 0 else len(self._buffer), False
 
     def _last_comma(self, limit: int) -> int:
         """Return the place of the last comma before `limit` that could part two events, or -1."""
@@ -219,8 +251,8 @@ class EventStream:
                 return self._buffer.index(b",", index)
         return -1
 
-    def _parse(self, end: int) -> Chunk | int:
-        """Parse the buffer up to `end`, where what follows an event stands; return where it fails, if it does."""
+    def _take(self, end: int) -> Chunk | int:
+        """Take the buffer up to `end`, where what follows an event stands; return where it does not parse, if so."""
         buffer = self._buffer
         buffer[0] = ord("[")
         separator = buffer[end]
@@ -232,7 +264,36 @@ class EventStream:
             return _place_of(error, buffer[:end])
         finally:
             buffer[end] = separator
-        return Chunk(bytes(buffer[1:end]), events)
+        chunk = Chunk(bytes(buffer[1:end]), events)
+        self._drop(end)
+        return chunk
+
+    def _take_broken(self) -> Chunk | None:
+        """Take the first event of the buffer, which does not parse; None if more of it may follow."""
+        end = 1
+        while match := _NEXT_EVENT.search(self._buffer, end):
+            end = self._buffer.index(b",", match.start())
+            del match  # as long as it is there, nothing can be taken from the buffer
+            taken = self._take(end)
+            if isinstance(taken, Chunk):
+                return taken
+            if taken < end:
+                return self._repair(end)
+        return None
+
+    def _repair(self, end: int) -> Chunk:
+        """Take what should be an event from the buffer: the bytes before `end`."""
+        if self._strict:
+            raise self._fault("an event that is not JSON")
+        event = _repaired_event(bytes(self._buffer[1:end]).decode("utf-8", "replace"))
+        self._drop(end)
+        self.repaired += event is not None
+        self.dropped += event is None
+        return Chunk(b"", []) if event is None else Chunk(orjson.dumps(event), [event])
+
+    def _drop(self, end: int) -> None:
+        self._offset += end
+        del self._buffer[:end]
 
     def _is_last(self) -> bool:
         """Whether the first event of the buffer is the last one: the `]` that closes the events follows it."""
@@ -245,6 +306,7 @@ class EventStream:
 
     def _finish(self) -> Iterator[Chunk]:
         """Yield the last events, and read what follows them."""
+        yield from self._cut()
         if self._source.damage:
             raise self._error("it is not whole, or damaged", self._offset)
         rest = bytes(self._buffer[1:])
@@ -258,10 +320,8 @@ class EventStream:
         self.keys |= keys
         self.tail = rest[end:]
         if rest[:end].strip():
-            parsed = self._parse(end + 1)
-            if isinstance(parsed, int):
-                raise self._fault("an event that is not JSON")
-            yield parsed
+            taken = self._take(end + 1)
+            yield self._repair(end + 1) if isinstance(taken, int) else taken
 
     def _fault(self, otherwise: str) -> TraceError:
         """Return the error that says where the JSON in the buffer is broken; `otherwise` where it is not."""
@@ -293,3 +353,15 @@ def _place_of(error: orjson.JSONDecodeError, data: bytes | bytearray) -> int:
         return len(data.decode()[: error.pos].encode())
     except UnicodeDecodeError as bad:
         return bad.start
+
+
+def _repaired_event(text: str) -> dict[str, Any] | None:
+    """Return the event that was meant, with values of JSON alone; None if that is not clear."""
+    escaped_texts = text
+    for bare in _BARE_TEXTS:
+        escaped_texts = bare.sub(lambda part: part[1] + json.dumps(part[2])[1:-1] + part[3], escaped_texts)
+    for meant in (text, escaped_texts):
+        with contextlib.suppress(ValueError, RecursionError, TypeError):
+            event = orjson.loads(orjson.dumps(escaped_json(json.loads(meant, strict=False))))
+            return event if isinstance(event, dict) else None
+    return None

@@ -112,7 +112,7 @@ def _read_trace(path: _Path) -> Trace:
 
 def _describe(overlaid: Overlay, stream: EventStream, output_notes: Sequence[str], out: str) -> MergeResult:
     """Say what was done, for the caller and for the trace's metadata."""
-    notes = [*overlaid.notes, *output_notes]
+    notes = [*overlaid.notes, *output_notes, *stream.notes()]
     if overlaid.attributed_nodes < overlaid.nodes:
         notes.append(
             f"{overlaid.nodes - overlaid.attributed_nodes} of {overlaid.nodes} autograd nodes ran outside all modules"

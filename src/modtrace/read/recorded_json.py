@@ -35,7 +35,7 @@ def load_chrome(path: Path, source: TraceFile) -> Timeline:
     Raises:
         TraceError: it is no JSON, is cut off, or was not written by modtrace.
     """
-    stream, reader = EventStream(source), RecordedEvents()
+    stream, reader = EventStream(source, strict=True), RecordedEvents()
     header = checked_header(path, stream.keys.get("otherData"))
     try:
         for chunk in stream.chunks():
@@ -79,7 +79,7 @@ def load_profile(path: str | os.PathLike[str]) -> Timeline:
     return replace(
         timeline,
         slices=replace(slices, start=slices.start + base, end=slices.end + base),
-        metadata={**timeline.metadata, "notes": made.notes},
+        metadata={**timeline.metadata, "notes": [*made.notes, *stream.notes()]},
     )
 
 

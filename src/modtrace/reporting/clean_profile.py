@@ -298,7 +298,7 @@ def clean_profile(path: str | os.PathLike[str], out: Path, names: ReportNames) -
         base = REPORT_START_NS - _BEFORE_FIRST_US * 1000
         writer.close(_clean_keys(stream.keys, base))
     order = np.argsort(steps, kind="stable")
-    notes = []
+    notes = stream.notes()
     if dropped := event_filter.dropped:
         notes.append(f"{dropped:,} events of the profiler's trace were left out as not known to be harmless")
     step_starts, step_durations = np.asarray(steps)[order], np.asarray(durations)[order]
