@@ -130,23 +130,16 @@ def create_graph_nodes(intervals: Intervals, events: Events) -> dict[int, tuple[
     """Return the nodes that ran with `create_graph=True`, with the thread's sequence numbers before and after each."""
     if not np.any(events.kind == Kind.GRAPH_BUILT):
         return {}
-    nodes = np.flatnonzero(intervals.is_node & (intervals.forward_thread >= 0))
-    by_begin = {(int(intervals.start_position[node]) - 1) // 2: int(node) for node in nodes}
-    by_end = {(int(intervals.end_position[node]) - 1) // 2: int(node) for node in nodes}
-    previous: dict[int, int] = {}
-    before: dict[int, int] = {}
-    ranges: dict[int, tuple[int, int]] = {}
     # The first of these events follows its node's begin and the second comes just before its end, on the same thread.
-    kinds = (Kind.GRAPH_BUILT, Kind.NODE_BEGIN, Kind.NODE_END)
-    for index in np.flatnonzero(np.isin(events.kind, kinds)).tolist():
-        thread = int(events.thread[index])
-        kind = events.kind[index]
-        last = previous.get(thread)
-        if kind == Kind.GRAPH_BUILT and last in by_begin:
-            before[by_begin[last]] = int(events.value[index]) & SEQUENCE_MASK
-        elif kind == Kind.NODE_END and last is not None and events.kind[last] == Kind.GRAPH_BUILT:
-            node = by_end.get(index)
-            if node is not None and node in before:
-                ranges[node] = (before[node], int(events.value[last]) & SEQUENCE_MASK)
-        previous[thread] = index
-    return ranges
+    index = np.flatnonzero(np.isin(events.kind, (Kind.GRAPH_BUILT, Kind.NODE_BEGIN, Kind.NODE_END)))
+    index = index[np.argsort(events.thread[index], kind="stable")]
+    first, second = index[:-1], index[1:]
+    together = events.thread[first] == events.thread[second]
+    begins = together & (events.kind[first] == Kind.NODE_BEGIN) & (events.kind[second] == Kind.GRAPH_BUILT)
+    ends = together & (events.kind[first] == Kind.GRAPH_BUILT) & (events.kind[second] == Kind.NODE_END)
+    nodes = np.flatnonzero(intervals.is_node & (intervals.forward_thread >= 0))
+    before = find_key(2 * first[begins] + 1, intervals.start_position[nodes])
+    after = find_key(2 * second[ends] + 1, intervals.end_position[nodes])
+    known, sequence = (before >= 0) & (after >= 0), events.value & SEQUENCE_MASK
+    ranges = sequence[second[begins]][before[known]].tolist(), sequence[first[ends]][after[known]].tolist()
+    return dict(zip(nodes[known].tolist(), zip(*ranges, strict=True), strict=True))
