@@ -17,7 +17,7 @@ from ..collectives import Group
 from ..contents import Name
 from .attribution import attribute_nodes
 from .device_points import QueuedEvents, queued_events, read_device_clocks, read_stream_ids
-from .intervals import Intervals, build_intervals, is_core_event, pair_by_key, pair_calls
+from .intervals import Intervals, build_intervals, is_core_event, pair_by_key, pair_calls, without_repeated_ends
 from .open_calls import AFTER_BACKWARD, OpenCall, ThreadStack, open_stacks
 from .spans import forward_of_recompute
 
@@ -307,19 +307,8 @@ class PassColumns(NamedTuple):
 def _pair_passes(events: Events) -> PassColumns:
     """Pair the begins and ends of passes by their numbers."""
     edges = np.flatnonzero((events.kind == Kind.PASS_BEGIN) | (events.kind == Kind.PASS_END))
-    number = events.value[edges]
-    _, pass_of = np.unique(number, return_inverse=True)
-    count = int(pass_of.max()) + 1 if len(edges) else 0
-    first = np.full((2, count), len(events), np.int64)
-    is_end = events.kind[edges] == Kind.PASS_END
-    np.minimum.at(first, (is_end.astype(np.int64), pass_of), edges)
-    begin, end = first
-    # In a damaged file an end can come before its begin.
-    known = (begin < len(events)) | (end < len(events))
-    end = np.where((begin < len(events)) & (end < begin), len(events), end)
-    thread = np.full(count, -1, np.int64)
-    thread[pass_of] = events.thread[edges]
-    order = np.argsort(np.where(begin < len(events), begin, -1), kind="stable")
-    order = order[known[order]]
-    begin, end = (np.where(edge < len(events), edge, -1) for edge in (begin, end))
-    return PassColumns(thread[order], begin[order], end[order])
+    edges = without_repeated_ends(edges, events.kind[edges] == Kind.PASS_BEGIN, events.value[edges])
+    begin, end = pair_by_key(edges, events.kind[edges] == Kind.PASS_BEGIN, events.value[edges])
+    order = np.argsort(begin, kind="stable")
+    begin, end = begin[order], end[order]
+    return PassColumns(events.thread[np.where(begin >= 0, begin, end)].astype(np.int64), begin, end)

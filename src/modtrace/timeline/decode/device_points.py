@@ -8,7 +8,7 @@ from ..._typing import BoolArray, Int64Array
 from ...clocks.clock_map import ClockMap
 from ...ring import Events, Kind
 from ...ring.slot_format import DEVICE_TIME_BITS, DEVICE_TIME_MASK, EVENT_NUMBER_MASK, NO_NAME, STREAM_NUMBER_BITS
-from .intervals import is_core_event
+from .intervals import is_core_event, pair_by_key
 
 _COLLECTIVE_KINDS = (Kind.COLLECTIVE_ENTER, Kind.COLLECTIVE_EXIT, Kind.WAIT_ENTER, Kind.WAIT_EXIT)
 
@@ -98,15 +98,10 @@ def _find_reached(events: Events, queued: Int64Array) -> Int64Array:
     That event has only the lower bits of the number; but these come again only long after it was reached.
     """
     reached = np.flatnonzero(events.kind == Kind.DEVICE_REACHED)
-    index = np.concatenate([queued, reached])
-    number = np.concatenate([events.value[queued] & EVENT_NUMBER_MASK, events.name[reached].astype(np.int64)])
-    order = np.lexsort((index, number))
-    is_reached = order >= len(queued)
-    first, second = order[:-1], order[1:]
-    paired = ~is_reached[:-1] & is_reached[1:] & (number[first] == number[second])
-    reached_at = np.full(len(queued), -1, np.int64)
-    reached_at[first[paired]] = index[second[paired]]
-    return reached_at
+    index = np.sort(np.concatenate([queued, reached]))
+    is_queued = events.kind[index] == Kind.DEVICE_QUEUED
+    number = np.where(is_queued, events.value[index] & EVENT_NUMBER_MASK, events.name[index])
+    return pair_by_key(index, is_queued, number)[1][: len(queued)]
 
 
 def _event_before(events: Events, queued: Int64Array, chosen: BoolArray, *, beyond_queued: bool = False) -> Int64Array:
