@@ -115,7 +115,7 @@ REFUSED = {
     b"": "it is empty",
     b"PK\x03\x04": "ZIP archive",
     b"<!doctype html><p>": "it is a page: open it in a browser, or give the trace that it was made from",
-    b"\x7fELF\x02\x01": "it is a program",
+    b"\x7fELF\x02\x01": "neither a ring file nor a trace",
     b"hello, world": "neither a ring file nor a trace",
     b'{"otherData": {"modtrace": {"format": 99, "version": "9.0"}}, "traceEvents":[]}': "modtrace 9.0 in format 99",
     b'{"traceEvents": [': "this is no profiler trace, or it was cut off",

@@ -123,12 +123,6 @@ def _directory_bytes(file: BinaryIO) -> int:
     return int.from_bytes(end[end_record + 12 : end_record + 16], "little")
 
 
-# What a file is that cannot be read, by how it begins.
-_OTHERS = {
-    b"<": "it is a page: open it in a browser, or give the trace that it was made from",
-    b"\x89HDF": "it is an HDF5 file",
-    b"\x7fELF": "it is a program",
-}
 _READABLE = "modtrace reads ring files, reports, traces of torch.profiler, and .json and .pftrace that it wrote"
 
 
@@ -186,7 +180,7 @@ def _load(path: Path) -> "Timeline":
         head = b"".join(itertools.islice(source.whole_blocks(), 2))  # behind the first, damage is known
     if not head:
         raise TraceError(path, "it is empty")
-    for start, what in _OTHERS.items():
-        if head.startswith(start):
-            raise TraceError(path, f"{what}; {_READABLE}")
+    if head.startswith(b"<"):
+        page = "it is a page: open it in a browser, or give the trace that it was made from"
+        raise TraceError(path, f"{page}; {_READABLE}")
     raise TraceError(path, "it is neither a ring file nor a trace in JSON or Perfetto's format")
