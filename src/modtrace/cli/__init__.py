@@ -1,11 +1,16 @@
 """The command line: `commands` has a file per subcommand, the modules beside it what they share."""
 
+import errno
+import os
 import sys
 from types import TracebackType
 
 from .group import ScriptError, group
 
 __all__ = ["main"]
+
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
+"""Errors of standard output alone: those of files that we write are `WriteError`."""
 
 
 def main() -> None:
@@ -33,4 +38,10 @@ def _run() -> ScriptError | None:
         group(prog_name="modtrace")
     except ScriptError as error:
         return error
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        # What is still buffered would fail once more when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(f"modtrace: the output cannot be written: {error.strerror}")
     return None
