@@ -152,10 +152,16 @@ def test_summary_speaks_of_the_whole_run(tmp_path: Path) -> None:
     whole_run = modtrace.load(path).metadata[WHOLE_RUN]
     assert isinstance(whole_run, dict)
     assert (whole_run["steps"], whole_run["spans"], whole_run["kept_steps"]) == (200, 400, 9)
-    # Of another run of that name, or of something else: nothing is said of it.
+    # Of another run of that name, or damaged: nothing is said of it.
     file = Path(whole_run_path(str(path)))
     values = json.loads(file.read_text())
-    for wrong in (values | {"begin": 5}, [values]):
+    for wrong in (
+        values | {"begin": 5},
+        values | {"steps": "many"},
+        values | {"parts": {"forward": 3}},
+        values | {"modules": [3]},
+        [values],
+    ):
         file.write_text(json.dumps(wrong))
         assert "whole run" not in CliRunner().invoke(commands, ["summary", str(path)]).stdout
     file.write_text("{")

@@ -32,9 +32,25 @@ def read_whole_run(ring: str | os.PathLike[str], records: Iterable[Record] | Non
             values = json.loads(file.read(_MAX_BYTES))
     except (OSError, ValueError, RecursionError):
         return None
+    if not _is_whole_run(values):
+        return None
     known = read_ring_records(ring) if records is None else records
     begin = next((record["monotonic"] for record in known if record["kind"] == "anchor"), 0)
-    return values if isinstance(values, dict) and values.get("begin") == begin else None
+    return values if values["begin"] == begin else None
+
+
+def _is_whole_run(values: Any) -> bool:
+    if not isinstance(values, dict) or not _has_numbers(values, ("pid", "begin", "steps", "spans", "missed_events")):
+        return False
+    parts, modules = values.get("parts"), values.get("modules")
+    if not isinstance(parts, dict) or not isinstance(modules, list) or type(values.get("seconds")) is not float:
+        return False
+    are_times = all(_has_numbers(times, TIME_FIELDS) for times in (values.get("step"), *parts.values(), *modules))
+    return are_times and all(isinstance(row.get(f), str) for row in modules for f in ("fqn", "module_class", "phase"))
+
+
+def _has_numbers(values: Any, fields: Iterable[str]) -> bool:
+    return isinstance(values, dict) and all(type(values.get(field)) is int for field in fields)
 
 
 def whole_run_text(values: Mapping[str, Any], only: str | None = None, limit: int | None = None) -> str:
