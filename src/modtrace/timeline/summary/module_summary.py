@@ -8,7 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from .overview import Overview
 from .parts import PartTimes, StepParts, sum_up_parts
 from .step_times import StepTimes
 from .units import UnitTimes
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
 
 SORT_KEYS = ("gpu", "self", "total", "forward", "backward", "recompute", "mean", "p50", "p95", "calls", "name")
 
@@ -263,6 +266,11 @@ class Summary:
 
     def __str__(self) -> str:
         return self.to_text()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.text import Text  # a summary can be made and written without rich
+
+        yield Text(self.to_text(options.max_width), no_wrap=True, overflow="ignore")
 
     def _repr_html_(self) -> str:
         """Show the tables in a notebook."""
