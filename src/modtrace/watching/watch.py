@@ -11,9 +11,6 @@ from .follow import Look, RingFollower
 from .triggers import Condition, Triggers
 from .windows import WindowKeeper
 
-_SHARE_IF_NEW = 0.7
-"""Of the time between two looks where steps end, so that with the look itself no more than that time is unseen."""
-
 
 class LookSink(Protocol):
     """What takes the steps of all rings."""
@@ -54,13 +51,12 @@ class Watcher:
         self._broken: set[RingFollower] = set()
         self._named: set[str] = set()
         self._said: set[str] = set()
-        self._has_news = False
 
     def run(self, every_s: float) -> None:
         """Look again and again, until all processes have ended or KeyboardInterrupt comes."""
         try:
             while self.look():
-                time.sleep(every_s * (_SHARE_IF_NEW if self._has_news else 1))
+                time.sleep(every_s)
         except KeyboardInterrupt:
             pass
         self._keeper.save_ready(self._readable(), flush=True)
@@ -75,7 +71,6 @@ class Watcher:
     def look(self) -> bool:
         """Look at each ring once; return whether a process still runs, or none was there yet."""
         self._find()
-        self._has_news = False
         for follower, triggers in self._followers.values():
             if follower.state == "ended":
                 continue
@@ -86,7 +81,6 @@ class Watcher:
                 follower.state = "ended"
                 self._broken.add(follower)
                 continue
-            self._has_news |= look.timeline is not None
             for trigger in triggers.judge(follower, look):
                 self._keeper.add(follower, trigger)
             for sink in self._sinks:
