@@ -82,7 +82,7 @@ def test_a_part_that_became_slower_is_the_only_one_found() -> None:
     assert (values["parts"][0]["fqn"], values["parts"][0]["low_ns"]) == ("data loading", part.low_ns)
     assert comparison.only("*.h.3").parts == ()
     assert comparison.only("*.h.3").sentence.count("data loading") == 0
-    texts = (comparison.to_text(), comparison.to_markdown(), comparison.to_html(), comparison.to_csv())
+    texts = (comparison.to_text(), comparison.to_markdown(), comparison._repr_html_(), comparison.to_csv())
     # In the sentence and in the table; a CSV is a table.
     assert [sum("data loading" in line for line in text.splitlines()) for text in texts] == [2, 2, 2, 1]
 

@@ -310,18 +310,14 @@ class Diff:
         values |= {name: json_values(getattr(self, name)) for name in self.__slots__ if not name.startswith("_")}
         return json.dumps(values, indent=2) + "\n"
 
-    def to_html(self) -> str:
-        """Return the header, and a `<table>` of the parts of the step and one of modules."""
-        header = "<br>".join(html.escape(printable(line)) for line in self.header)
-        parts = to_html(self._parts_table()) if self.parts else []
-        return "\n".join([f"<p>{header}</p>", *parts, *to_html(self._table(self.changes))]) + "\n"
-
     def __str__(self) -> str:
         return self.to_text()
 
     def _repr_html_(self) -> str:
-        """Show the table in a notebook."""
-        return self.to_html()
+        """Show in a notebook the header, and tables of the parts of the step and of modules."""
+        header = "<br>".join(html.escape(printable(line)) for line in self.header)
+        parts = to_html(self._parts_table()) if self.parts else []
+        return "\n".join([f"<p>{header}</p>", *parts, *to_html(self._table(self.changes))]) + "\n"
 
     def _rows_in_words(self, count: int) -> str:
         plural = {"module": "modules", "class": "classes"}[self.by]
