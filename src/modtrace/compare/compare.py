@@ -146,20 +146,16 @@ def compare_runs(before: Sequence[RunTimes], after: Sequence[RunTimes], renamed:
     runs = [*before, *after]
     modules = compare_modules(before, after)
     return Diff(
-        changes=modules.changes,
+        **modules._asdict(),
         step=compare_steps(before, after),
         base_steps=sum(run.steps for run in before),
         new_steps=sum(run.steps for run in after),
         warm_up=sum(run.warm_up for run in runs),
-        common_ratio=modules.common_ratio,
-        compared=modules.compared,
         runs=(len(before), len(after)),
         copies=(given[0] - len(before), given[1] - len(after)),
         on_both_sides=sum(run in after for run in before),
-        spread=modules.spread,
         environment=_environments(before, after),
         suggested=suggest_renames(before[0], after[0]),
-        parts=modules.parts,
         peak_bytes=_peak_changes(before, after),
     )
 

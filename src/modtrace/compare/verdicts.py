@@ -126,7 +126,7 @@ class Change(NamedTuple):
 
 
 class ModuleChanges(NamedTuple):
-    """What the modules changed by.
+    """What the modules changed by; the fields are some of `Diff`.
 
     Attributes:
         changes: one per module and phase; first what is called differently, then what changed, largest cost first.
