@@ -96,7 +96,7 @@ class RingFollower:
         total_steps: how many have been given.
         missed_events: those that were overwritten before a look came.
         is_stepless: whether it wrote many events before the first step ended, if any.
-        analysis: of what was read last.
+        analysis: of what was read last; None before the first look, and if the file cannot be read any more.
 
     Raises:
         OSError: the file cannot be opened.

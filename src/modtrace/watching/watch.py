@@ -48,7 +48,6 @@ class Watcher:
         self._paths, self._conditions, self._keeper, self._say = paths, conditions, keeper, say
         self._sinks, self._waits = sinks, waits
         self._followers: dict[tuple[int, int], tuple[RingFollower, Triggers]] = {}
-        self._broken: set[RingFollower] = set()
         self._named: set[str] = set()
         self._said: set[str] = set()
 
@@ -78,8 +77,7 @@ class Watcher:
                 look = follower.look()
             except RingError as error:
                 self._say_once(str(error))
-                follower.state = "ended"
-                self._broken.add(follower)
+                follower.state, follower.analysis = "ended", None  # nothing can be read of it
                 continue
             for trigger in triggers.judge(follower, look):
                 self._keeper.add(follower, trigger)
@@ -91,7 +89,7 @@ class Watcher:
         return any(follower.state != "ended" for follower, _ in self._followers.values())
 
     def _readable(self) -> list[RingFollower]:
-        return [follower for follower, _ in self._followers.values() if follower not in self._broken]
+        return [follower for follower, _ in self._followers.values() if follower.analysis is not None]
 
     def _find(self) -> None:
         rings, _, errors = find_rings(self._paths)
