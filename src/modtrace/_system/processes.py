@@ -34,9 +34,6 @@ def give_way() -> None:
 T = TypeVar("T")
 R = TypeVar("R")
 
-_MAX_ON_WINDOWS = 61
-"""It waits for no more processes at a time."""
-
 
 def map_in_processes(function: Callable[[T], R], items: Iterable[T], processes: int) -> Iterator[tuple[T, R]]:
     """Yield each item with what a function returns for it, in the order in which they are done.
@@ -55,8 +52,7 @@ def map_in_processes(function: Callable[[T], R], items: Iterable[T], processes: 
         for item in left:
             yield item, function(item)
         return
-    count = min(processes, len(left), *([_MAX_ON_WINDOWS] if os.name == "nt" else []))
-    pool = ProcessPoolExecutor(count, get_context("spawn"), _end_when_interrupted)
+    pool = ProcessPoolExecutor(min(processes, len(left)), get_context("spawn"), _end_when_interrupted)
     try:
         tasks = {pool.submit(function, item): item for item in left}
         for done in as_completed(tasks):
