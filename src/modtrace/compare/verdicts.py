@@ -312,8 +312,9 @@ def compare_modules(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> Mo
         measured = estimate(logs[row, :split], logs[row, split:])
         # If it is called in more or fewer steps, what it takes per step is over all of them.
         more = measured.difference + math.log(calls.new_share / calls.base_share)
+        over_all = calls.new_share != calls.base_share
         steps = min(
-            sum(run.steps if calls.share_changed else run.modules[key].steps for run in side if key in run.modules)
+            sum(run.steps if over_all else run.modules[key].steps for run in side if key in run.modules)
             for side in (before, after)
         )
         base_ns = math.exp(measured.base) * calls.base_share
@@ -427,11 +428,6 @@ class Calls(NamedTuple):
     base_share: float = 1.0
     new_share: float = 1.0
     share_reach: float = 0.0
-
-    @property
-    def share_changed(self) -> bool:
-        """Whether it is called in another part of the steps."""
-        return self.base_share != self.new_share
 
 
 def compare_calls(before: Sequence[RunTimes], after: Sequence[RunTimes], key: Key, keys: int) -> Calls:
