@@ -183,6 +183,18 @@ def test_names_of_any_bytes_lose_no_event(tmp_path_factory: Any, some: list[byte
     assert json.loads(again)["traceEvents"] == events
 
 
+@pytest.mark.parametrize("block", [1, 64, 1 << 16])
+def test_lists_of_objects_after_the_events_are_no_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr(source, "BLOCK_BYTES", block)
+    groups = [{"name": "0"}, {"name": "1"}, {"name": "2"}]
+    data = b'{"traceEvents":[' + GOOD + b"," + GOOD + b'],"groups":' + json.dumps(groups).encode() + b"}"
+    stream, events, again = read_bytes(tmp_path, data)
+    assert (names(events), stream.keys, again) == (["good", "good"], {"groups": groups}, data)
+    assert (stream.repaired, stream.dropped) == (0, 0)
+
+
 def test_duplicate_keys_keep_their_bytes_and_the_last_counts(tmp_path: Path) -> None:
     data = b'{"a":1,"a":2,"traceEvents":[{"ph":"X","ts":1,"ts":5,"name":"n"}],"b":1,"b":3}'
     stream, events, again = read_bytes(tmp_path, data)

@@ -278,7 +278,8 @@ class EventStream:
             if isinstance(taken, Chunk):
                 return taken
             if taken < end:
-                return self._repair(end)
+                # What follows the events can hold lists of objects too.
+                return None if self._is_last(end) else self._repair(end)
         return None
 
     def _repair(self, end: int) -> Chunk:
@@ -295,9 +296,13 @@ class EventStream:
         self._offset += end
         del self._buffer[:end]
 
-    def _is_last(self) -> bool:
-        """Whether the first event of the buffer is the last one: the `]` that closes the events follows it."""
-        text = self._buffer[1:].lstrip().decode("latin-1")
+    def _is_last(self, before: int | None = None) -> bool:
+        """Whether the first event of the buffer is the last one: the `]` that closes the events follows it.
+
+        Args:
+            before: how much of the buffer is looked at; None: all.
+        """
+        text = self._buffer[1:before].lstrip().decode("latin-1")
         try:
             _, end = json.JSONDecoder(strict=False).raw_decode(text)
         except (ValueError, RecursionError):
