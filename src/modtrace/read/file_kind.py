@@ -2,15 +2,12 @@
 
 import enum
 import os
-import re
 
-from ..formats.event_stream import HeadError, find_head
 from ..formats.trace_file import MERGED_PACKET, TraceFile, format_of, read_merge_metadata
 from ..ring import MAGIC as RING_MAGIC
 
 ZIP_MAGIC = b"PK\x03\x04"
 
-_SAVED_HEADER = re.compile(rb'"otherData"\s*:\s*\{\s*"modtrace"\s*:')
 _MERGED_PACKET = MERGED_PACKET.encode()
 
 
@@ -61,10 +58,4 @@ def file_kind_by_head(path: str | os.PathLike[str]) -> FileKind:
 
 def _is_saved(head: bytes) -> bool:
     """Tell whether JSON begins as modtrace saves it, with what it says of the recording before the events."""
-    if _SAVED_HEADER.search(head.partition(b'"traceEvents"')[0]):
-        return True
-    try:
-        other = find_head(head)[1].get("otherData")
-    except HeadError:
-        return False
-    return isinstance(other, dict) and "modtrace" in other
+    return b'"modtrace"' in head.partition(b'"traceEvents"')[0].partition(b'"otherData"')[2]
