@@ -62,10 +62,10 @@ def queued_events(events: Events) -> QueuedEvents:
     index = queued[~is_dropped]
     of_modules = is_core_event(events)
     of_collectives = np.isin(events.kind, _COLLECTIVE_KINDS)
-    own = _event_before(events, index, of_modules | of_collectives)
+    own = event_before(events, index, of_modules | of_collectives)
     is_collective = (own >= 0) & of_collectives[own]
     collective = np.where(is_collective, own, -1)
-    module = np.where(is_collective, _event_before(events, index, of_modules, beyond_queued=True), own)
+    module = np.where(is_collective, event_before(events, index, of_modules, beyond_queued=True), own)
     event = np.where(module >= 0, (np.cumsum(of_modules) - 1)[module], -1).astype(np.int64)
     stream, reached = events.name[index].astype(np.int64), _find_reached(events, index)
     return QueuedEvents(index, event, collective, stream, reached, queued[is_dropped])
@@ -104,7 +104,7 @@ def _find_reached(events: Events, queued: Int64Array) -> Int64Array:
     return pair_by_key(index, is_queued, number)[1][: len(queued)]
 
 
-def _event_before(events: Events, queued: Int64Array, chosen: BoolArray, *, beyond_queued: bool = False) -> Int64Array:
+def event_before(events: Events, queued: Int64Array, chosen: BoolArray, *, beyond_queued: bool = False) -> Int64Array:
     """Return for each queued event what its thread wrote just before of the chosen ones, -1 if that is lost.
 
     Args:

@@ -30,6 +30,7 @@ from ..timeline import Timeline
 from .analysis import RingAnalysis, usual_duration
 from .attribution import count_outside_runs
 from .collectives import assign_communication_tracks, build_collectives
+from .device_points import event_before
 from .device_spans import add_device_spans
 from .evaluation import Evaluations, find_evaluations
 from .flops import CountedCalls, describe_counted, find_flops
@@ -319,14 +320,13 @@ def _find_shapes(analysis: RingAnalysis, rows: SpanRows) -> dict[int, str]:
     shapes = np.flatnonzero(events.kind == Kind.SHAPES)
     if not len(shapes):
         return {}
-    by_thread = np.lexsort((np.arange(len(events)), events.thread))
-    before = np.empty(len(events), np.int64)
-    before[by_thread] = np.roll(by_thread, 1)
     # The shapes of a call follow its enter, on the same thread.
+    enters = (2 * event_before(events, shapes, events.kind != Kind.SHAPES) + 1).tolist()
     span_at = {
-        position: span for span, position in enumerate(rows["start_position"].tolist()) if phase[span] != BACKWARD
+        position: span
+        for span, position in enumerate(rows["start_position"].tolist())
+        if position >= 0 and phase[span] != BACKWARD
     }
-    enters = (2 * before[shapes] + 1).tolist()
     return {
         span_at[enter]: analysis.lookup.texts[events.name[index]]
         for index, enter in zip(shapes.tolist(), enters, strict=True)
