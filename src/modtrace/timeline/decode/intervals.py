@@ -5,14 +5,14 @@ writes only "from now on the nodes of this call run"; each such segment is taken
 events end in the same shape. Calls are paired by name and key, nodes by nesting, segments by what follows them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..._interrupts import cached_property
-from ..._typing import AnyArray, BoolArray, Int64Array, SignedIntArray
+from ..._typing import AnyArray, BoolArray, Int8Array, Int64Array, SignedIntArray
 from ...ring.slot_format import (
     ABANDONED_BIT,
     CALL_ENTER_KINDS,
@@ -207,6 +207,14 @@ def _depths(thread: Int64Array, start_position: Int64Array, end_position: Int64A
     return at_start if np.array_equal(at_start, at_end) and bool(np.all(apart | ~neighbours)) else None
 
 
+def is_any(event_kinds: Int8Array, kinds: Iterable[Kind]) -> BoolArray:
+    """Return which are of some kinds; many times faster than `np.isin`."""
+    is_wanted = np.zeros(len(event_kinds), np.bool_)
+    for kind in kinds:
+        is_wanted |= event_kinds == kind
+    return is_wanted
+
+
 def is_core_event(events: Events) -> BoolArray:
     """Return which events are of modules, nodes, steps and marks, not of counters and other kinds of slices."""
     memory = (Kind.COUNTER, Kind.HELD, Kind.SAVED, Kind.HELD_AT_PEAK)
@@ -252,8 +260,6 @@ def pair_calls(events: Events) -> _IntervalColumns:
     index = without_repeated_ends(index, is_enter[index], call_ids(events, index))
     first, last = pair_by_key(index, is_enter[index], call_ids(events, index))
     known = np.where(first >= 0, first, last)
-    recompute = np.isin(events.kind[known], (Kind.RECOMPUTE_ENTER, Kind.RECOMPUTE_EXIT))
-    call_index = events.value[known] >> SEQUENCE_BITS & CALL_INDEX_MASK
     sequence = events.value & SEQUENCE_MASK
     return _paired(
         events,
@@ -261,7 +267,7 @@ def pair_calls(events: Events) -> _IntervalColumns:
         last,
         is_node=False,
         name=events.name[known].astype(np.int64),
-        call_key=np.where(recompute, call_index | RECOMPUTE_BIT, call_index),
+        call_key=call_ids(events, known) & CALL_KEY_MASK,
         sequence=np.where(first >= 0, sequence[first], -1),
         exit_sequence=np.where(last >= 0, sequence[last], -1),
     )
@@ -270,7 +276,7 @@ def pair_calls(events: Events) -> _IntervalColumns:
 def call_ids(events: Events, index: SignedIntArray) -> Int64Array:
     """Return for each enter or exit one number that only the enter and the exit of one call share."""
     call_index = events.value[index] >> SEQUENCE_BITS & CALL_INDEX_MASK
-    recompute = np.isin(events.kind[index], (Kind.RECOMPUTE_ENTER, Kind.RECOMPUTE_EXIT))
+    recompute = is_any(events.kind[index], (Kind.RECOMPUTE_ENTER, Kind.RECOMPUTE_EXIT))
     name = events.name[index].astype(np.int64)
     return name << CALL_KEY_BITS | recompute.astype(np.int64) << CALL_INDEX_BITS | call_index
 

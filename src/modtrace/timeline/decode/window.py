@@ -14,9 +14,9 @@ from ..contents import OPEN_AT_END, WHOLE_RUN
 from ..timeline import Timeline
 from . import pieces
 from .analysis import RingAnalysis
-from .cuts import find_cuts, is_any
+from .cuts import find_cuts
 from .from_ring import build_timeline, describe_open, describe_whole_run
-from .intervals import call_ids
+from .intervals import call_ids, is_any
 
 _OTHER_KINDS = {*Kind} - {*CALL_ENTER_KINDS, *CALL_EXIT_KINDS}
 _BLOCKS = 16
