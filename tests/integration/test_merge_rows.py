@@ -309,8 +309,9 @@ def test_rows_that_someone_edited_count_as_nothing(tmp_path: Path) -> None:
     assert [row.operator for row in loaded.collectives] == ["barrier"]
     del document["modtrace"]["header"]
     (tmp_path / "headless.json").write_text(json.dumps(document))
-    with pytest.raises(modtrace.TraceError, match="does not say what was recorded; another program has changed"):
-        modtrace.load(tmp_path / "headless.json")
+    headless = modtrace.load(tmp_path / "headless.json")
+    assert [row.operator for row in headless.collectives] == ["barrier"]
+    assert len(headless.backward_passes) == 3
 
 
 def extent(event: dict[str, Any], base: int) -> tuple[int, int]:

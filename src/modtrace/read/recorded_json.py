@@ -21,12 +21,16 @@ from ..formats.slice_args import CATEGORIES, LAUNCH_CATEGORY, PARTS_CATEGORY, Fi
 from ..formats.span_args import FLOW_CATEGORY, RESERVED_ARGS
 from ..formats.trace_file import MERGED, TraceFile, gpu_work_in, with_annotated_ranges
 from ..timeline import PHASES, Mark, Name, Timeline
+from ..timeline.contents import TRACK_KINDS
 from .timeline_builder import ROW_PREFIX, SpanColumns, StreamSpan, add_stream_spans, build_timeline_from, stream_number
 
 Event = dict[str, Any]
 
 FIXED_ARGS = 4
 """How many args every span has."""
+
+SEPARATOR = " · "
+"""What stands between the kind of a track and its thread."""
 
 
 def load_chrome(path: Path, source: TraceFile) -> Timeline:
@@ -174,14 +178,13 @@ class RecordedEvents:
         Args:
             path: the trace, for errors.
             base: Unix nanoseconds from which the trace's times count.
-            merge_metadata: what the trace says of how it was made; its header describes the recording as a whole.
-
-        Raises:
-            TraceError: there is no header, or it or the rows were edited.
+            merge_metadata: what the trace says of how it was made; its header describes the recording as a whole. In a
+                report there is none: there, or if it was edited, the rows' names are taken at their word.
         """
-        if not isinstance(merge_metadata, dict) or "header" not in merge_metadata:
-            raise TraceError(path, f"it has module tracks, but does not say what was recorded; {WHAT_TO_DO}")
-        header = checked_header(path, merge_metadata["header"], merged=True)
+        try:
+            header = checked_header(path, merge_metadata["header"], merged=True)
+        except (TraceError, KeyError, TypeError):
+            header = self._header_by_row_names()
         if header.get("begin_ns") is not None:
             header["begin_ns"] += base
         stream_spans = list(self._stream_spans(*self._times(base)))
@@ -217,6 +220,26 @@ class RecordedEvents:
                 name, phase = Name(*names[rows.name[index]]), PHASES[rows.phase[index]]
                 call, step = rows.call[index], rows.step[index]
                 yield StreamSpan(device, stream_number(row_name), *times, name, phase, call, step)
+
+    def _header_by_row_names(self) -> dict[str, Any]:
+        """Return what a header says, as far as names of rows tell it: `forward · MainThread`."""
+        parted = {row: name.split(SEPARATOR, 1) for row, name in self._row_names.items() if SEPARATOR in name}
+        tracks = {row: parts for row, parts in parted.items() if parts[0] in TRACK_KINDS}
+        pids = list(dict.fromkeys([pid for pid, _ in tracks] + [pid for pid, _, _ in self._samples]))
+        return {
+            "processes": [
+                {"pid": pid if isinstance(pid, int) else 0, "rank": None, "program": "python", "trace_pid": pid}
+                for pid in pids
+            ],
+            "tracks": [
+                {"kind": kind, "thread": thread, "tid": tid, "process": pids.index(pid)}
+                for (pid, tid), (kind, thread) in tracks.items()
+            ],
+            "lanes": [{"track": index, "pid": pid, "tid": tid} for index, (pid, tid) in enumerate(tracks)],
+            "counters": [{"name": name, "unit": unit, "process": pids.index(pid)} for pid, name, unit in self._samples],
+            "stats": {},
+            "metadata": {},
+        }
 
     def _spans(self, spans: list[Event]) -> None:
         rows, first = self._rows, len(self)
