@@ -452,28 +452,24 @@ def test_the_command_keeps_and_ends_with_the_ring(tmp_path: Path) -> None:
     assert kept(tmp_path / "here") == ["step20-step.pftrace"]
 
 
-def test_each_step_has_a_line_and_beyond_a_bound_every_second(tmp_path: Path) -> None:
+def test_each_step_has_a_line(tmp_path: Path) -> None:
     training = Training(tmp_path / "run.modtrace", rank=3)
     for number in range(40):
         training.step(data=200 if number == 20 else 1)
     training.script.close()
     (tmp_path / "steps.jsonl").write_text("of an earlier run")
-    for max_lines, numbers in ((40, range(40)), (39, range(0, 40, 2)), (19, range(0, 40, 2))):
-        steps = StepsFile(tmp_path / "steps.jsonl", pytest.fail, max_lines)
-        follower = RingFollower(tmp_path / "run.modtrace")
-        steps.add_look(follower, follower.look())
-        steps.close()
-        lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
-        assert [line["step"] for line in lines] == [*numbers]
-    earlier = [(tmp_path / f"steps.{number}.jsonl").read_text().splitlines() for number in (1, 2, 3)]
-    assert [len(lines) for lines in earlier] == [1, 40, 20]
-    assert earlier[0] == ["of an earlier run"]
+    steps, follower = StepsFile(tmp_path / "steps.jsonl", pytest.fail), RingFollower(tmp_path / "run.modtrace")
+    steps.add_look(follower, follower.look())
+    steps.close()
+    lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [*range(40)]
+    assert (tmp_path / "steps.1.jsonl").read_text() == "of an earlier run"
     assert [line["step"] for line in lines if line["cause"]] == [20]
-    assert lines[10]["cause"] == "step 20: 210 ms, of which 200 ms data loading; usually 1 ms"
-    assert (lines[10]["rank"], lines[10]["pid"]) == (3, os.getpid())
+    assert lines[20]["cause"] == "step 20: 210 ms, of which 200 ms data loading; usually 1 ms"
+    assert (lines[20]["rank"], lines[20]["pid"]) == (3, os.getpid())
     for line in lines:
         assert sum(line["parts"].values()) == line["duration_ns"]
-    assert [round(line["duration_ns"] / MS) for line in lines[8:12]] == [11, 11, 210, 11]
+    assert [round(line["duration_ns"] / MS) for line in lines[18:22]] == [11, 11, 210, 11]
 
 
 def test_the_lines_of_the_last_three_runs_are_kept_under_numbers(tmp_path: Path) -> None:
@@ -509,22 +505,6 @@ def test_two_watchers_of_one_ring_have_a_file_of_lines_each(tmp_path: Path) -> N
         assert [json.loads(line)["step"] for line in (tmp_path / name).read_text().splitlines()] == [*range(12)]
 
 
-def test_a_file_that_is_another_watchers_is_not_thinned(tmp_path: Path) -> None:
-    training, said = Training(tmp_path / "run.modtrace"), list[str]()
-    first = StepsFile(tmp_path / "steps.jsonl", said.append, max_lines=4)
-    follower, other = RingFollower(tmp_path / "run.modtrace"), RingFollower(tmp_path / "run.modtrace")
-    for number in range(8):
-        training.step()
-        first.add_look(follower, follower.look())
-        if number == 2:
-            second = StepsFile(tmp_path / "steps.jsonl", pytest.fail)
-            second.add_look(other, other.look())
-            second.close()
-
-    assert said == [f"{tmp_path}/steps.jsonl: another watcher writes to it; no further step is written"]
-    assert [json.loads(line)["step"] for line in (tmp_path / "steps.jsonl").read_text().splitlines()] == [0, 1]
-
-
 def test_the_watcher_of_a_ring_that_is_gone_ends(tmp_path: Path) -> None:
     done = CliRunner().invoke(commands, ["watch", str(tmp_path / "run.modtrace"), "--no-wait"])
 
@@ -543,17 +523,16 @@ def test_what_has_a_reason_of_its_own_leaves_the_pause_of_slow_steps_alone(tmp_p
     assert kept(tmp_path / "run.kept") == ["step20-data-loading+step.pftrace", "step40-step.pftrace"]
 
 
-def test_a_file_of_steps_in_parts_is_thinned_evenly(tmp_path: Path) -> None:
+def test_after_a_bound_every_second_step_has_a_line_then_every_fourth(tmp_path: Path) -> None:
     training = Training(tmp_path / "run.modtrace")
     steps, follower = StepsFile(tmp_path / "steps.jsonl", pytest.fail, 8), RingFollower(tmp_path / "run.modtrace")
     training.step()
     for _ in range(34):
         training.step()
         steps.add_look(follower, follower.look())
-        numbers = [json.loads(line)["step"] for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
-        assert len(numbers) <= 8
     steps.close()
-    assert numbers == [0, 8, 16, 24, 32]
+    numbers = [json.loads(line)["step"] for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert numbers == [*range(8), *range(8, 24, 2), *range(24, 34, 4)]
 
 
 @pytest.mark.usefixtures("in_this_process")

@@ -74,7 +74,7 @@ class RecordingCallback:
             return []
         with path.open("rb") as file:
             inode = os.fstat(file.fileno()).st_ino
-            if inode != self._lines_file:  # a new one, or thinned
+            if inode != self._lines_file:  # a new one
                 self._lines_file, self._lines_read = inode, 0
             file.seek(self._lines_read)
             text = file.read().rpartition(b"\n")[0]

@@ -29,13 +29,13 @@ _SLOW_BY, _SLOW_NS = 1.25, 5_000_000
 class StepsFile:
     """Writes `steps.jsonl`: rank, pid, step, end_ns (Unix), duration_ns, parts and cause of each step.
 
-    Beyond its bound it keeps every second step, then every fourth, and so on. The file of an earlier run becomes
-    `steps.1.jsonl`, or takes the next number; the last three are kept, as of rings.
+    After some lines it gets those of every second step, after as many more of every fourth, and so on. The file of an
+    earlier run becomes `steps.1.jsonl`, or takes the next number; the last three are kept, as of rings.
 
     Args:
         path: the file; made with the first step.
         say: takes a line for the user.
-        max_lines: its bound.
+        max_lines: after how many lines this changes.
     """
 
     def __init__(self, path: Path, say: Callable[[str], None], max_lines: int = _MAX_LINES) -> None:
@@ -69,8 +69,8 @@ class StepsFile:
                 file.write(f"{json.dumps(line)}\n")
             file.flush()
             self._lines += len(steps)
-            if self._lines > self._max_lines:
-                self._file = self._thin(file)
+            if self._lines >= self._max_lines:
+                self._stride, self._lines = 2 * self._stride, 0
         except OSError as error:
             self._say(f"{self._path}: {error.strerror or error}; no further step is written")
             self._stride = 0
@@ -90,22 +90,6 @@ class StepsFile:
         for _, old in numbered_files(path)[:-_KEPT_FILES]:
             Path(old).unlink(missing_ok=True)
         return open(self._path, "x", encoding="utf-8")
-
-    def _thin(self, file: TextIO) -> TextIO:
-        """Keep the steps of every second number, in another file, and return that."""
-        if not os.path.samestat(os.fstat(file.fileno()), os.stat(self._path)):
-            raise OSError("another watcher writes to it")
-        self._stride *= 2
-        self._lines = 0
-        thinned = open(self._path.with_suffix(".new"), "w", encoding="utf-8")  # noqa: SIM115
-        with open(self._path, encoding="utf-8") as lines, file:
-            for line in lines:
-                if json.loads(line)["step"] % self._stride == 0:
-                    thinned.write(line)
-                    self._lines += 1
-        thinned.flush()
-        os.replace(thinned.name, self._path)
-        return thinned
 
 
 Key = TypeVar("Key", bound=Hashable)
