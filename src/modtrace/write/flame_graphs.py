@@ -130,7 +130,7 @@ def _frames_of(timeline: Timeline) -> tuple[list[str], Int64Array]:
     (`h.0: Block (recompute)`).
     """
     columns = timeline.columns
-    # Here BACKWARD stands for a name without a phase: what an ordinary span of its track has.
+    # Here BACKWARD means a name without a phase: what an ordinary span of its track has.
     on_backward = np.array([track.kind == "backward" for track in timeline.tracks], np.bool_)
     phase = np.where((columns.phase == FORWARD) & ~on_backward[columns.track], BACKWARD, columns.phase)
     used, frame = np.unique(columns.name.astype(np.int64) * len(PHASES) + phase, return_inverse=True)
