@@ -1,7 +1,7 @@
 """Calling functions once a module is imported.
 
 One finder is put first in `sys.meta_path` and stays there. For a module that somebody waits for it asks the finders
-behind it, and adds a call to the end of the module's execution. A spec that is only looked at, as by
+after it, and adds a call to the end of the module's execution. A spec that is only looked at, as by
 `importlib.util.find_spec`, so changes nothing: neither does an import that fails.
 """
 

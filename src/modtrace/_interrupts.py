@@ -94,7 +94,7 @@ class Exclusive:
             lock.release()
             return value
         except BaseException:
-            # Also where an exception of a signal's handler comes right behind the lock's acquisition.
+            # Also where an exception of a signal's handler comes right after the lock's acquisition.
             if lock._is_owned():  # type: ignore[attr-defined]
                 lock.release()
             raise

@@ -15,13 +15,13 @@ from ._errors import RecordingError
 
 
 def rank_in(environment: Mapping[str, str]) -> int | None:
-    """Return the rank in torch's process group, where there is one, else `RANK`; None where that is no number."""
+    """Return the rank in torch's process group, where there is one, else `RANK`; None if that is not a number."""
     group, text = _process_group(), environment.get("RANK", "")
     return group[0] if group is not None else int(text) if text.isdecimal() else None
 
 
 def world_size_in(environment: Mapping[str, str]) -> int:
-    """Return the number of ranks in torch's process group, else `WORLD_SIZE`; 1 where that is no number."""
+    """Return the number of ranks in torch's process group, else `WORLD_SIZE`; 1 if that is not a number."""
     group, text = _process_group(), environment.get("WORLD_SIZE", "")
     return group[1] if group is not None else int(text) if text.isdecimal() else 1
 
@@ -54,7 +54,7 @@ def expand_path(path: str, environment: Mapping[str, str]) -> str:
         environment: where `RANK` is looked up.
 
     Raises:
-        RecordingError: there is a `%r`, and `RANK` is no number.
+        RecordingError: there is a `%r`, and `RANK` is not a number.
 
     Example:
         >>> expand_path("a.%r.json", {"RANK": "3"})

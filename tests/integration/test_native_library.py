@@ -114,7 +114,7 @@ pwd.getpwuid = unknown
         ("env c++", None),
         ("absent-compiler -O1", "there is no C++ compiler (absent-compiler -O1)"),
         ("env absent-compiler", "there is no C++ compiler (env absent-compiler)"),
-        ("c++ '-O1", "CXX is no command: No closing quotation: c++ '-O1"),
+        ("c++ '-O1", "CXX is not a command: No closing quotation: c++ '-O1"),
     ],
 )
 def test_the_compiler_is_a_command_with_arguments(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..recording import Recording
 
 _BEHIND_CHILDREN = -1000
-"""A priority of what `multiprocessing` does at the end of a process: behind its waiting for the children."""
+"""A priority of what `multiprocessing` does at the end of a process: after its waiting for the children."""
 _log = logging.getLogger("modtrace")
 
 
@@ -142,7 +142,7 @@ class AutoRecording:
         if "torch.nn" in sys.modules:
             if "torch" not in sys.modules:
                 return "the script was interrupted while it imported torch"
-            return "torch was imported by a loader that modtrace cannot follow; use modtrace.record() behind that"
+            return "torch was imported by a loader that modtrace cannot follow; use modtrace.record() after that"
         return "the script ended before torch was imported"
 
     def _about_children(self, children: ChildCount) -> str:

@@ -43,7 +43,7 @@ _PATCH = Patch(_make_wrapper)
 
 
 _BEFORE_EXIT = -100
-"""The priority of saving among what `multiprocessing` does at the end of a process: behind what has one, 0 or more."""
+"""The priority of saving among what `multiprocessing` does at the end of a process: after what has one, 0 or more."""
 _log = logging.getLogger("modtrace")
 _recorded: tuple[Recording, Job] | None = None
 """What this process records, and whose forked children record themselves."""

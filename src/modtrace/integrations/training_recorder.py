@@ -55,7 +55,7 @@ class RecordingCallback:
             self.recording.start()
 
     def _end_step(self, step: int) -> None:
-        """Mark the end of this step, and stop behind the last."""
+        """Mark the end of this step, and stop after the last."""
         running = current()
         if running is not None:
             running.step()

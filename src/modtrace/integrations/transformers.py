@@ -18,7 +18,7 @@ class ModtraceCallback(RecordingCallback, TrainerCallback):  # type: ignore[misc
     """Records a training: its steps are the Trainer's, and evaluation and saving are marks.
 
     Where a recording runs already, as under `modtrace run`, it only marks these in that. The outermost span of a batch
-    is the model's call, which as a rule computes the loss itself. `Trainer.compute_loss` is no method of a module: a
+    is the model's call, which as a rule computes the loss itself. `Trainer.compute_loss` is not a method of a module: a
     span of it would only put another name before all others.
 
     Args:

@@ -42,7 +42,7 @@ class Cycles:
         number: of the cycle that runs or comes next, from 0.
 
     Raises:
-        RecordingError: the schedule is none.
+        RecordingError: the schedule is not one.
     """
 
     def __init__(self, schedule: Schedule | None) -> None:
@@ -91,7 +91,7 @@ class OutputPath:
         path: with these filled in.
 
     Raises:
-        RecordingError: it is no path, or `%r` has no value.
+        RecordingError: it is not a path, or `%r` has no value.
     """
 
     def __init__(self, name: str, path: str | os.PathLike[str]) -> None:
@@ -173,7 +173,7 @@ class Outputs:
         saved: the files saved so far.
 
     Raises:
-        RecordingError: one is no path, or its `%r` has no value.
+        RecordingError: one is not a path, or its `%r` has no value.
         WriteError: nothing can be saved at `path`.
     """
 

@@ -317,7 +317,7 @@ class Recording:
         """Mark a moment, which traces show under this text.
 
         Raises:
-            TypeError: it is no text.
+            TypeError: it is not text.
         """
         if not isinstance(text, str):
             raise TypeError(f"the text of a mark is a str, not {type(text).__name__}")
@@ -332,7 +332,7 @@ class Recording:
         It does nothing once the recording has ended by itself, as after `max_steps`.
 
         Raises:
-            TypeError: `why` is no text.
+            TypeError: `why` is not text.
             RecordingError: the program has stopped the recording.
         """
         if not isinstance(why, str):
@@ -352,7 +352,7 @@ class Recording:
         It does nothing if this recording does not run, or has `ranges=False`. See `modtrace.range`.
 
         Raises:
-            TypeError: the name is no text.
+            TypeError: the name is not text.
         """
         return NamedRange(name, lambda: self.running)
 

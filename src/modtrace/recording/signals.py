@@ -81,7 +81,7 @@ class SaveOnSignal:
         if not self._old_handlers:
             return
         if self._ends:
-            # Calls of C go on behind the signal, as they would not know what to do: the process ends soon.
+            # Calls of C go on after the signal, as they would not know what to do: the process ends soon.
             signal.siginterrupt(signal.SIGTERM, False)
         self._reader, self._writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         if _PASS_CREDENTIALS is not None:

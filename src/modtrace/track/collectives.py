@@ -53,7 +53,7 @@ def _describe_group(group_name: str) -> tuple[list[int], str]:
     """Return the global ranks of a group, none where torch does not know them, and what torch says it is for."""
     world: Any = torch.distributed.distributed_c10d._world
     for group, ranks in list(world.pg_group_ranks.items()):
-        # Where this process is no member, torch has a number in place of the group.
+        # If this process is not a member, torch has a number in place of the group.
         if getattr(group, "group_name", None) == group_name:
             return sorted(ranks), str(getattr(group, "group_desc", ""))
     return [], ""

@@ -106,13 +106,13 @@ class CompiledRegion(nn.Module):
         object.__setattr__(self, "_compiled_call_impl", function)
 
     def describe(self, caller: FrameType) -> None:
-        """Take name and kind from the frame that calls it: the function that was compiled, or a part behind a break."""
+        """Take name and kind from the frame that calls it: the function that was compiled, or a part after a break."""
         code: CodeType = caller.f_code
         self.is_of_step = bool(step_frames(caller))
         names: list[str] = getattr(code, "co_qualname", code.co_name).split(".")  # since Python 3.11
         resumed = _RESUMED.match(names[-1])
         name = resumed[1] if resumed else names[-1]
-        # torch.compile itself made it, for a backward pass: it is no function of the user's.
+        # torch.compile itself made it, for a backward pass: it is not a function of the user's.
         self.is_generated = code.co_filename.startswith("<eval_with_key>")
         self.is_call_of_module = name in _CALLS_OF_MODULES
         owner = names[-2:-1] if names[-2:-1] != ["<locals>"] else []

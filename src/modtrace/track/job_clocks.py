@@ -61,7 +61,7 @@ class JobClocks:
         """Read the parent's clock a last time, and end; afterwards nothing listens."""
         self._stopped.put(None)
         thread, self._thread = self._thread, None
-        # One that an interrupt kept from being started is none to wait for.
+        # A thread that an interrupt kept from being started is not waited for.
         if thread is not None and thread is not threading.current_thread() and thread.is_alive():
             thread.join(_STOP_TIMEOUT_S)
 

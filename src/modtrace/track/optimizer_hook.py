@@ -1,4 +1,4 @@
-"""Where optimizers step: torch's hook behind each step, and what replaces it in compiled code.
+"""Where optimizers step: torch's hook after each step, and what replaces it in compiled code.
 
 torch.compile traces the hooks of an optimizer that it compiles, so nothing of them is left to run. Most optimizers keep
 their own step out of what calls it, by graph breaks: then torch's wrapper around `step` is on the stack where what was
@@ -49,7 +49,7 @@ def _tell(optimizer: Optimizer) -> None:
 
 
 def add_step_hook(listener: Callable[[Optimizer], None]) -> None:
-    """Call `listener` behind each optimizer step that is not compiled, until it is removed."""
+    """Call `listener` after each optimizer step that is not compiled, until it is removed."""
     _listeners.append(listener)
     _install()
 

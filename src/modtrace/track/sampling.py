@@ -27,7 +27,7 @@ class Sampler:
         memory_interval: sample memory at most once in so many seconds; None does not.
 
     Raises:
-        RecordingError: the interval is no number of seconds.
+        RecordingError: the interval is not a number of seconds.
     """
 
     def __init__(self, shapes: bool, memory_interval: float | None) -> None:

@@ -63,7 +63,7 @@ def tensors_in(value: Any, depth: int = 0) -> Iterator[Tensor]:
     """Yield the tensors in nested tuples, lists, mappings and dataclasses, in order.
 
     Args:
-        value: anything; what is none of these holds no tensors.
+        value: anything; what is not one of these holds no tensors.
         depth: how deep `value` lies; what lies deeper than 8 levels is left out, so that cycles end.
     """
     if isinstance(value, Tensor):

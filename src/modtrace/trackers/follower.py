@@ -300,7 +300,7 @@ class Follower(_BackwardFollower):
         """End a call as `exit` does, without the user's hook."""
         thread = frame.thread
         sequence = _sequence()
-        # An interrupt between an inner call's enter and its try can have left inner frames behind.
+        # An interrupt between an inner call's enter and its try can have left inner frames open.
         thread.stack_depth = depth = frame.depth - 1
         if sequence != frame.entry_seq and output is not None:
             if sequence != frame.segment_start_seq:

@@ -84,7 +84,7 @@ class ModuleNames:
         # By id, a reference that is put into `dead` when the module dies.
         self._watched: dict[int, ModuleRef] = {}
         self.dead: list[ModuleRef] = []
-        # What references call is no Python code: the exception of a signal's handler can come at any bytecode, and
+        # What references call is not Python code: the exception of a signal's handler can come at any bytecode, and
         # there the interpreter would ignore it.
         self._on_death = self.dead.append
         # By id(parent), checked against the parent itself.
@@ -204,7 +204,7 @@ class ModuleNames:
         return None if name_id is None else self._fqns[name_id]
 
     def fqn(self, name_id: int) -> str:
-        """Return the fully qualified name behind an id."""
+        """Return the fully qualified name of an id."""
         return self._fqns[name_id]
 
     def _relative_to(self, open_calls: Sequence[OpenCall], module: nn.Module) -> int | None:
@@ -410,7 +410,7 @@ class _DistinctNames:
         self._changing = Exclusive()
 
     def suffix(self, fqn: str, module: ModuleRef, find_attribute: Callable[[], str | None]) -> str:
-        """Return what is put behind `fqn` to make it this module's own, as `#2`; most often nothing.
+        """Return what is put after `fqn` to make it this module's own, as `#2`; most often nothing.
 
         Args:
             fqn: the name that it would have if it was alone.

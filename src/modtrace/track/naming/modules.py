@@ -35,7 +35,7 @@ def named_modules(module: nn.Module, repeated: list[nn.Module] | None = None) ->
     """Yield the path and module of each module below one, as `nn.Module.named_modules` does, each module once.
 
     A `named_modules` of its own is not asked: it is the user's code, which can wait for a lock or draw a random number.
-    Names that are no text are turned into it.
+    Names that are not text are turned into it.
 
     Args:
         module: where paths start.
@@ -203,7 +203,7 @@ def is_inside(wrapper: nn.Module, module: nn.Module) -> bool:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Return what is inside of the wrappers that do no work of their own: the module itself where it is none."""
+    """Return what is inside of the wrappers that do no work of their own: the module itself if it is not a wrapper."""
     return [module, *_shown_as(module)][-1]
 
 

@@ -62,7 +62,7 @@ def missing_compiler() -> str | None:
     try:
         command = _compiler()
     except ValueError as error:
-        return f"CXX is no command: {error}: {os.environ['CXX']}"
+        return f"CXX is not a command: {error}: {os.environ['CXX']}"
     found = shutil.which(command[0]) is not None
     if not found or subprocess.run([*command, "--version"], capture_output=True, check=False).returncode != 0:
         return f"there is no C++ compiler ({shlex.join(command)}); install one (g++), or name it in CXX"

@@ -256,7 +256,7 @@ class PortableEngine(SegmentHooks):
             self._write(frame.exit_meta, frame.index_bits | sequence & SEQUENCE_MASK)
             thread = frame.thread
             depth = frame.depth - 1
-            # An interrupt between an inner call's enter and its try can have left inner frames behind, and a greenlet
+            # An interrupt between an inner call's enter and its try can have left inner frames open, and a greenlet
             # that another one interrupted can find its own gone.
             if thread.stack_depth > depth:
                 thread.stack_depth = depth

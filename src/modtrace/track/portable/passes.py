@@ -195,7 +195,7 @@ _PROXY = torch._C._TorchDispatchModeKey.PROXY
 
 @skip_all
 def _is_tracing() -> bool:
-    """Whether torch.compile traces: what it runs then, on fake tensors, is no backward of the user's."""
+    """Whether torch.compile traces: what it runs then, on fake tensors, is not a backward pass of the user's."""
     return torch._C._get_dispatch_mode(_PROXY) is not None
 
 
@@ -213,7 +213,7 @@ def _make_wrapper(patched: WrappedFunction) -> Callable[..., Any]:
             engine.note_gradients(args, kwargs)
             return result
         except BaseException:
-            engine.end_pass(number)  # where an interrupt came behind the first one, that counts
+            engine.end_pass(number)  # if an interrupt came after the first one, that counts
             raise
 
     return skip_frame(_engine_run_backward)

@@ -88,7 +88,7 @@ class FrameStack(Generic[_Frame]):
         """Return the innermost open call's frame where the call has this dictionary of keyword arguments.
 
         An interrupt can come when a call was entered and the one who did that has not got its frame yet: where
-        torch.compile evaluates frames, CPython looks for signals behind each call.
+        torch.compile evaluates frames, CPython looks for signals after each call.
         """
         frame = self.frames[self.stack_depth]
         return frame if frame.depth and frame.keywords_id == id(keywords) else None
@@ -129,8 +129,8 @@ class SegmentHooks:
             frame.unhooked_segments.append((first, newest))
 
     def hook_unfound(self, thread: FrameStack[Any], frame: FrameBase, output: object) -> None:
-        """Look for the newest node of each unhooked segment in the graph behind `output`, and hook it."""
-        # Behind what was there when the call began, nothing is its own.
+        """Look for the newest node of each unhooked segment in the graph that leads to `output`, and hook it."""
+        # What was there when the call began leads to nothing of its own.
         newest = _newest_of(frame.unhooked_segments, output, lambda number, _: number >= frame.entry_seq)
         for node in newest.values():
             self._hook(thread, node, frame.call_id)
@@ -162,12 +162,12 @@ class SegmentHooks:
 def _newest_of(
     segments: Sequence[tuple[int, int]], outputs: object, follow: Callable[[int, bool], bool]
 ) -> dict[tuple[int, int], Node]:
-    """Return the newest node of each segment that the graph behind `outputs` holds.
+    """Return the newest node of each segment that the graph of `outputs` holds.
 
     Args:
         segments: the first and the last sequence number of each, ascending.
         outputs: where the search begins.
-        follow: whether to go on behind a node, by its sequence number and whether that lies in a segment.
+        follow: whether to go on from a node, by its sequence number and whether that lies in a segment.
     """
     newest: dict[tuple[int, int], tuple[int, Node]] = {}
     seen: set[Node] = set()
@@ -188,7 +188,7 @@ def _newest_of(
 
 
 def node_of(tensor: Tensor) -> Node | None:
-    """Return the node that made `tensor`, None where there is none or torch cannot tell."""
+    """Return the node that made `tensor`, None if there is none or torch does not say."""
     try:
         if has_torch_function_unary(tensor):
             with unseen_by_modes():

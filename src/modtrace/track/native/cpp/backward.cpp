@@ -113,7 +113,7 @@ class BackwardOrder {
     nodes_.reserve(kUsualNodes);
   }
 
-  // Walks the graph behind the outputs. False where the order is not known; then it stops there.
+  // Walks the graph that leads to the outputs. False where the order is not known; then it stops there.
   bool find(PyObject* outputs) {
     if (!PyTuple_Check(outputs)) return false;
     for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(outputs); ++index) {
@@ -284,8 +284,7 @@ bool shares_device(const ThreadState& thread) {
   return engine.device_shared;
 }
 
-// Hooks the segments of the graph behind the outputs, and returns the number of the pass; 0 where hooks cannot tell
-// all.
+// Hooks the segments of the outputs' graph, and returns the number of the pass; 0 if hooks cannot tell all.
 uint64_t hook_segments(ThreadState& thread, PyObject* outputs) {
   thread.boundaries.add(at::sequence_number::peek());
   if (!thread.boundaries.allocated()) return 0;

@@ -26,7 +26,7 @@ constexpr int kNoGraphTask = -1;
 // The graph task whose node this thread runs, or kNoGraphTask.
 inline int current_graph_task() { return torch::autograd::get_current_graph_task_id(); }
 
-// Whether torch.compile traces. What it runs then, in no graph task or on fake tensors, is no backward of the user's.
+// Whether torch.compile traces. What it runs then, in no graph task or on fake tensors, is not a pass of the user's.
 inline bool is_tracing() {
   return C10_UNLIKELY(c10::impl::TorchDispatchModeTLS::any_modes_set()) &&
          c10::impl::TorchDispatchModeTLS::get_mode(c10::impl::TorchDispatchModeKey::PROXY).has_value();

@@ -41,7 +41,7 @@ inline MemoryCounts memory;
 constexpr uint32_t kSavedEvery = 64;
 constexpr size_t kOutside = 0, kInBackward = 1, kInOptimizer = 2, kParameters = 3, kFirstModule = 4, kOwners = 1 << 12;
 
-// What the blocks of each owner hold; those of earlier sessions are no module's.
+// What the blocks of each owner hold; those of earlier sessions belong to none.
 struct HeldBytes {
   std::array<std::atomic<int64_t>, kOwners> bytes, written;        // now, and in its last event
   std::array<std::atomic<int64_t>, kOwners> saved, written_saved;  // freed in or after a backward pass, so far
@@ -51,7 +51,7 @@ struct HeldBytes {
 
 inline HeldBytes held_bytes;
 
-// What all together, and owners that are no modules, held when most was held so far.
+// What all together, and owners that are not modules, held when most was held so far.
 struct HeldAtPeak {
   std::mutex mutex;
   std::atomic<int64_t> most{0};

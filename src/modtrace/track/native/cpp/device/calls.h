@@ -9,7 +9,7 @@
 
 namespace modtrace {
 
-// Records an event on the current stream of this thread, behind what the thread wrote last. With or without the
+// Records an event on the current stream of this thread, after what the thread wrote last. With or without the
 // interpreter's lock.
 void queue_device_event(ThreadState& thread);
 

@@ -18,7 +18,7 @@ constexpr int64_t kClockIntervalNs = 100'000'000, kClockTimeoutNs = 1'000'000;
 constexpr int kClockTries = 5;
 constexpr int64_t kMaxClockWidthNs = kNoName - 1;      // what a slot can hold, 17 ms
 constexpr int64_t kClockOriginNs = 1'000'000'000'000;  // what a device's clock shows at first: nothing is before 0
-constexpr double kMaxElapsedMs = 500;                  // behind that a float of milliseconds is coarser than 31 ns
+constexpr double kMaxElapsedMs = 500;                  // above that a float of milliseconds is coarser than 31 ns
 
 void write_reached(const DeviceTimes& times, const QueuedEvent& queued, int64_t device_ns) {
   write_without_gil(*times.reader_state, times.generation,
