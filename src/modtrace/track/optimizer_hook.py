@@ -97,6 +97,6 @@ def step_frames(frame: FrameType | None) -> list[FrameType]:
     return frames
 
 
-def is_compiled(step_frame: FrameType) -> bool:
+def is_compiled_step(step_frame: FrameType) -> bool:
     """Whether a frame of `step_frames` runs what torch.compile made of it, and so no hooks."""
     return step_frame.f_code is not _WRAPPER

@@ -17,7 +17,7 @@ from torch.utils.weak import TensorWeakRef
 
 from .._interrupts import Exclusive, WeakMap
 from .compiled_regions import CompiledRegions
-from .optimizer_hook import add_step_hook, is_compiled, remove_step_hook, step_frames
+from .optimizer_hook import add_step_hook, is_compiled_step, remove_step_hook, step_frames
 from .unseen import unseen_by_modes
 
 
@@ -80,7 +80,7 @@ class OptimizerSteps:
     def _after_region(self, caller: FrameType) -> None:
         """Count a step of which a compiled region, which this frame called, is a part."""
         frames = step_frames(caller)
-        if not frames or not is_compiled(frame := frames[-1]):
+        if not frames or not is_compiled_step(frame := frames[-1]):
             return
         # It counts after its first part. After each later part, its end moves there.
         first = next(iter(frame.f_locals.get("args") or ()), None)
