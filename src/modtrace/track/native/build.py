@@ -6,15 +6,13 @@ import errno
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import sysconfig
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -38,8 +36,6 @@ CUDA_UNIT = {"cuda": ("-O2", ("device/cuda_memory.cpp",))}
 WORK_PREFIX = "work-"
 """What the folder that a library is compiled in is called by, beside the library."""
 _FOLDER = Path(__file__).parent / "cpp"
-_POLL_S = 0.1
-"""How late an interrupt is seen, and how late after it a command is killed, at most."""
 # NDEBUG as torch has it: its RecordFunction has another layout without.
 _FLAGS = ("-DNDEBUG", "-fPIC", "-fno-plt", "-ftls-model=initial-exec", "-fvisibility=hidden", "-w")
 # Without it torch's headers include those of all operators, more than half of what there is to read.
@@ -82,7 +78,7 @@ def compile_library(path: Path) -> None:
         EngineError: it cannot be compiled, or what was compiled does not load.
         OSError: the folder cannot be written, or a disk is full.
     """
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=WORK_PREFIX) as work:
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=WORK_PREFIX, ignore_cleanup_errors=True) as work:
         built = Path(work) / f"{LIBRARY_NAME}.so"
         Path(work, "slot_format.h").write_text(_slot_format_header(), "utf-8")
         flags = [*_FLAGS, _FEWER_HEADERS, f"-I{work}", *_flags_of_torch(), *_short_paths(work)]
@@ -127,47 +123,18 @@ def _constant(name: str) -> str:
 def _run(commands: list[list[str]]) -> None:
     """Run commands at the same time; raises EngineError with the first errors that one of them prints.
 
-    Raises OSError where that is that a disk is full, which has nothing to do with what is compiled.
+    Raises OSError where that is that a disk is full, which has nothing to do with what is compiled. A terminal sends
+    Ctrl-C to the commands too.
     """
     full = os.strerror(errno.ENOSPC)
-    stop = threading.Event()
-    with ThreadPoolExecutor(len(commands)) as pool:
-        try:
-            running = [pool.submit(_run_until, stop, command) for command in commands]
-            # Python does not see an interrupt that comes just before it waits, until the wait ends.
-            while wait(running, _POLL_S).not_done:
-                pass
-        finally:
-            stop.set()
-    for code, output in (command.result() for command in running):
-        if code != 0 and full in output:
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+    running = [subprocess.Popen(command, env={**os.environ, "LC_ALL": "C"}, **pipes) for command in commands]
+    for process, output in [(process, process.communicate()[0]) for process in running]:
+        if process.returncode != 0 and full in output:
             raise OSError(errno.ENOSPC, full)
-        if code != 0:
+        if process.returncode != 0:
             lines = [line for line in output.splitlines() if "error" in line.lower()] or output.splitlines()
             raise EngineError("it could not be built: " + "\n".join(lines[:8]))
-
-
-def _run_until(stop: threading.Event, command: list[str]) -> tuple[int, str]:
-    """Run a command on a thread, and kill it when `stop` is set; returns its exit code and what it printed.
-
-    An interrupt is raised on the main thread alone. So none can come between the start of the command and its end.
-    """
-    # A session of its own: a compiler is a driver and what that starts, which are killed together.
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env={**os.environ, "LC_ALL": "C"},
-        start_new_session=True,
-    ) as process:
-        while not stop.is_set():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                output, _ = process.communicate(timeout=_POLL_S)
-                return process.returncode, output
-        os.killpg(process.pid, signal.SIGKILL)
-    return process.returncode, ""
 
 
 def _flags_of_torch() -> Iterator[str]:
