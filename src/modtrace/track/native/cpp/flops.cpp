@@ -130,9 +130,9 @@ struct OpenOperator final : at::ObserverContext {
 
 // Whether another operator inside has the tensors that are computed with, or there are none.
 bool is_wrapper(const at::Tensor& tensor) {
-  static constexpr c10::DispatchKeySet kWrappers(
-      {c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper,
-       c10::DispatchKey::Functionalize});
+  static constexpr c10::DispatchKeySet kWrappers({c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched,
+                                                  c10::DispatchKey::FuncTorchGradWrapper,
+                                                  c10::DispatchKey::Functionalize});
   return tensor.key_set().has_any(kWrappers) || tensor.is_nested() || tensor.is_meta();
 }
 
