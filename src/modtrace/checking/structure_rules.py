@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from .._typing import Int64Array
 from ..timeline.nesting import nest_times
-from .track_layout import NEVER_NS, Fault, FlowEnd, TrackKey, TrackLayout
+from .track_layout import NEVER_NS, ArrangedSlices, Fault, FlowEnd, TrackKey, TrackLayout
 
 MAX_DRAWN_DEPTH = 512
 """How many slices may nest before viewers stop drawing them."""
@@ -17,11 +18,12 @@ def partial_overlap(layout: TrackLayout) -> Iterator[Fault]:
     for track, slices in layout.slices.items():
         if slices.is_paired:
             continue  # pairs of B and E nest as they are paired
-        long = (slices.end != NEVER_NS) & (slices.end > slices.start)
-        start, end = slices.start[long], slices.end[long]
-        _, parent = nest_times(start, end, np.zeros(len(start), np.int32))
-        if not np.any(end > end[parent], where=parent >= 0):
-            continue  # each ends in the slice around it
+        if _depths(slices).max(initial=0) <= MAX_DRAWN_DEPTH:  # `nest_times` goes from level to level
+            long = (slices.end != NEVER_NS) & (slices.end > slices.start)
+            start, end = slices.start[long], slices.end[long]
+            _, parent = nest_times(start, end, np.zeros(len(start), np.int32))
+            if not np.any(end > end[parent], where=parent >= 0):
+                continue  # each ends in the slice around it
         ends, names = slices.end.tolist(), list(layout.names)
         stack: list[int] = []
         for index, start in enumerate(slices.start.tolist()):
@@ -47,14 +49,20 @@ def too_deep(layout: TrackLayout) -> Iterator[Fault]:
     for track, slices in layout.slices.items():
         if len(slices.start) <= MAX_DRAWN_DEPTH:
             continue
-        is_empty = slices.start == slices.end
-        ended = np.searchsorted(np.sort(slices.end[~is_empty]), slices.start, side="right")
-        depth = np.cumsum(~is_empty) - ended + is_empty
+        depth = _depths(slices)
         first = int(np.argmax(depth > MAX_DRAWN_DEPTH))
         if depth[first] > MAX_DRAWN_DEPTH:
             name = list(layout.names)[slices.name[first]]
             message = f"{name!r} lies {depth[first]} deep on {_track_text(track)}; viewers draw {MAX_DRAWN_DEPTH}"
             yield Fault("too-deep", message, int(slices.position[first]))
+
+
+def _depths(slices: ArrangedSlices) -> Int64Array:
+    """Return how deep each slice lies: how many are around it by their times, and itself."""
+    is_empty = slices.start == slices.end
+    ended = np.searchsorted(np.sort(slices.end[~is_empty]), slices.start, side="right")
+    depth: Int64Array = np.cumsum(~is_empty) - ended + is_empty
+    return depth
 
 
 def flow_without_end(layout: TrackLayout) -> Iterator[Fault]:
