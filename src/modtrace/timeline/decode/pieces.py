@@ -75,8 +75,8 @@ class RingPieces:
         self.others = RingAnalysis(snapshot._replace(slots=snapshot.slots._replace(torn=self._torn)))
 
     def _blocks(self, samples: list[Events]) -> Iterator[Events]:
-        for begin in self._serials[::PIECE_EVENTS]:
-            piece = self._piece(begin, min(begin + PIECE_EVENTS, self._serials.stop))
+        for part in parts_of(self._serials):
+            piece = self._piece(part.start, part.stop)
             self._torn += piece.snapshot.slots.torn
             samples.append(samples_at_moments(piece.all_events, self.others.lookup))
             yield piece.all_events
@@ -202,6 +202,11 @@ class RingPieces:
             }
             yield replace(timeline, stats=stats, metadata=metadata, begin_ns=begin_ns)
             begin_ns = max((mark.time_ns for mark in timeline.marks if mark.kind == "step"), default=None)
+
+
+def parts_of(serials: range) -> Iterator[range]:
+    """Yield serial numbers in parts that are looked at together."""
+    return (serials[first : first + PIECE_EVENTS] for first in range(0, len(serials), PIECE_EVENTS))
 
 
 def join_events(parts: Sequence[Events]) -> Events:

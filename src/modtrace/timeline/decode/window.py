@@ -1,7 +1,7 @@
 """Some steps of a large ring: looks here and there find where they are; only these and a few beside them are read."""
 
 import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -39,31 +39,47 @@ def build_last(read: pieces.ReadRing, serials: range, max_events: int) -> Timeli
         return None
     tail = serials[-max_events:]
     end = RingAnalysis(read(serials[-1:], ()))
-    parts = (range(begin, min(begin + pieces.PIECE_EVENTS, tail.stop)) for begin in tail[:: pieces.PIECE_EVENTS])
-    blocks = (read(part, ()).slots.events for part in parts)
+    blocks = (read(part, ()).slots.events for part in pieces.parts_of(tail))
     cuts = find_cuts(blocks, end.lookup, np.zeros(0, np.int64), is_part=True)
     if not cuts:
         return None
-    window = range(cuts[0], serials.stop)
+
+    def begun_ranges(events: Events) -> list[Events]:
+        begun = events.value[events.kind == Kind.RANGE_BEGIN]
+        return [events.take((events.kind != Kind.RANGE_END) | np.isin(events.value, begun))]
+
+    return _build_part(read, serials, range(cuts[0], serials.stop), np.zeros(0, np.int64), begun_ranges)
+
+
+def _build_part(
+    read: pieces.ReadRing,
+    serials: range,
+    window: range,
+    numbers: Int64Array,
+    change: Callable[[Events], list[Events]],
+    *,
+    in_pieces: bool = True,
+) -> Timeline:
+    """Build the timeline of a part of a ring, which says how much is in all of it.
+
+    Args:
+        read: reads some of the events.
+        serials: those of the ring.
+        window: those of the part.
+        numbers: of the steps that end in the ring.
+        change: returns what is read instead of all events of the part, as parts.
+        in_pieces: whether it may be decoded in pieces.
+    """
 
     def read_window(part: range = window, without: Collection[Kind] = ()) -> RingSnapshot:
         snapshot = read(part, without)
-        if part != window:
-            return snapshot
-        events = snapshot.slots.events
-        begun = events.value[events.kind == Kind.RANGE_BEGIN]
-        return pieces.with_events(
-            snapshot, [events.take((events.kind != Kind.RANGE_END) | np.isin(events.value, begun))]
-        )
+        return pieces.with_events(snapshot, change(snapshot.slots.events)) if part == window else snapshot
 
-    timeline = pieces.build_in_pieces(read_window, window) or build_timeline(read_window())
-    all_slots = end.snapshot.slots._replace(overwritten=serials.start)
-    run = describe_whole_run(end.snapshot._replace(slots=all_slots), np.zeros(0, np.int64), None)
-    return replace(
-        timeline,
-        stats=replace(timeline.stats, recorded=serials.stop, overwritten=serials.start),
-        metadata={**timeline.metadata, WHOLE_RUN: run},
-    )
+    timeline = pieces.build_in_pieces(read_window, window) if in_pieces else None
+    timeline, last = timeline or build_timeline(read_window()), read(serials[-1:], ())
+    run = describe_whole_run(last._replace(slots=last.slots._replace(overwritten=serials.start)), numbers, None)
+    stats = replace(timeline.stats, recorded=serials.stop, overwritten=serials.start)
+    return replace(timeline, stats=stats, metadata={**timeline.metadata, WHOLE_RUN: run})
 
 
 class _StepEnd(NamedTuple):
@@ -92,25 +108,15 @@ def build_around(read: pieces.ReadRing, serials: range, first: int | None, last:
     if looks.has_costs:
         return pieces.build_in_pieces(read, serials, window)
 
-    def read_window(part: range = window, without: Collection[Kind] = ()) -> RingSnapshot:
-        snapshot = read(part, without)
-        if part != window:
-            return snapshot
-        return pieces.with_events(snapshot, [looks.with_whole_ranges(snapshot.slots.events, window), around])
+    def whole_ranges(events: Events) -> list[Events]:
+        return [looks.with_whole_ranges(events, window), around]
 
-    timeline = None if len(around) else pieces.build_in_pieces(read_window, window)
-    timeline = timeline or build_timeline(read_window())
-    end = RingAnalysis(read(serials[-looks.block :], ()))
-    all_slots = end.snapshot.slots._replace(overwritten=serials.start)
     numbers = np.arange(looks.first.number, looks.last.number + 1)
-    run = describe_whole_run(end.snapshot._replace(slots=all_slots), numbers, None)
+    timeline = _build_part(read, serials, window, numbers, whole_ranges, in_pieces=not len(around))
+    end = RingAnalysis(read(serials[-looks.block :], ()))
     known = {name: value for name, value in timeline.metadata.items() if name != OPEN_AT_END}
-    return replace(
-        timeline,
-        stats=replace(timeline.stats, recorded=serials.stop, overwritten=serials.start),
-        metadata={**known, WHOLE_RUN: run, **describe_open(end, lambda _: [end])},
-        begin_ns=looks.begin_ns(window.start),
-    )
+    metadata = {**known, **describe_open(end, lambda _: [end])}
+    return replace(timeline, metadata=metadata, begin_ns=looks.begin_ns(window.start))
 
 
 def find_last_steps(read: pieces.ReadRing, serials: range, max_events: int) -> tuple[int, int] | None:
@@ -233,8 +239,8 @@ class _Looks:
 
     def _calls(self, part: range) -> Iterator[tuple[Events, Int64Array]]:
         """Yield the begins of calls in a part, and the ids of those that end in it."""
-        for begin in part[:: pieces.PIECE_EVENTS]:
-            events = self._read(range(begin, min(begin + pieces.PIECE_EVENTS, part.stop)), _OTHER_KINDS).slots.events
+        for one in pieces.parts_of(part):
+            events = self._read(one, _OTHER_KINDS).slots.events
             yield (
                 events.take(is_any(events.kind, CALL_ENTER_KINDS)),
                 call_ids(events, np.flatnonzero(is_any(events.kind, CALL_EXIT_KINDS))),
@@ -267,10 +273,9 @@ class _Looks:
         after = np.zeros(0, np.int64)  # whose begins are behind the window
         begun, ended = (events.value[events.kind == kind] for kind in RANGE_KINDS)
         parts = [events.take((events.kind != Kind.RANGE_END) | np.isin(events.value, begun) | is_first)]
-        for begin in range(window.stop, self._serials.stop, pieces.PIECE_EVENTS):
+        for part in pieces.parts_of(range(window.stop, self._serials.stop)):
             if not has_lost and np.isin(begun, ended).all():
                 break
-            part = range(begin, min(begin + pieces.PIECE_EVENTS, self._serials.stop))
             more = self._read(part, {*Kind} - {*RANGE_KINDS}).slots.events
             after = np.concatenate([after, more.value[more.kind == Kind.RANGE_BEGIN]])
             more = more.take(
