@@ -1,7 +1,7 @@
 """What a timeline holds beside its spans: names, processes, tracks, marks, counters and statistics."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import NamedTuple
 
 from .._typing import Int64Array
@@ -236,9 +236,7 @@ class Stats(Mapping[str, int]):
     unattributed: int = 0
 
     def __getitem__(self, key: str) -> int:
-        if key not in iter(self):
-            raise KeyError(key)
-        value: int = getattr(self, key)
+        value: int = asdict(self)[key]
         return value
 
     def __iter__(self) -> Iterator[str]:
