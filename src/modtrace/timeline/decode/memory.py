@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,12 +48,12 @@ class HeldMemory(NamedTuple):
     by: dict[str, int]
     last: int
     grows: int = 0
-    grows_by: Mapping[str, int] = MappingProxyType({})
+    grows_by: Mapping[str, int] = {}
     refused: int | None = None
     place: str = ""
     step: int | None = None
-    saved: Mapping[str, int] = MappingProxyType({})
-    at_peak: Mapping[str, int] = MappingProxyType({})
+    saved: Mapping[str, int] = {}
+    at_peak: Mapping[str, int] = {}
 
     @property
     def sentences(self) -> list[str]:
@@ -104,12 +103,7 @@ class HeldMemory(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
-        return self._asdict() | {
-            "grows_by": dict(self.grows_by),
-            "saved": dict(self.saved),
-            "at_peak": dict(self.at_peak),
-            "sentences": self.sentences,
-        }
+        return self._asdict() | {"sentences": self.sentences}
 
 
 def _by_list(by: Mapping[str, int]) -> list[tuple[str, int]]:
