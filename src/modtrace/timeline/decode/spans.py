@@ -53,9 +53,6 @@ def cut_backward_spans(intervals: Intervals, call: Int64Array, length: Int64Arra
         length: for each call the length of its call path.
     """
     nodes = _in_sibling_order(intervals)
-    if not len(nodes):
-        none = np.zeros(0, np.int64)
-        return BackwardSpans(none, none, none, none)
     own_call = call[nodes]
     path_length = np.where(own_call >= 0, length[own_call], 0)
     shared = np.zeros(len(nodes) + 1, np.int64)
