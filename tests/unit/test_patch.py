@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from torch import nn
 
-from modtrace.track.call_patch import Patch, WrappedFunction
+from modtrace.track.call_patch import Patch, Wrapper
 
 ORIGINAL = nn.Module.__call__
 Call = Callable[..., Any]
@@ -25,9 +25,9 @@ class Echo(nn.Module):
 def make_patch() -> Patch:
     """A patch whose observer is a name, which a call notes."""
 
-    def make(patched: WrappedFunction) -> Call:
+    def make(wrapper: Wrapper) -> Call:
         def call(module: nn.Module, path: list[str]) -> Any:
-            return patched.wrapped(module, path if patched.observer is None else [*path, patched.observer])
+            return wrapper.wrapped(module, path if wrapper.observer is None else [*path, wrapper.observer])
 
         return call
 

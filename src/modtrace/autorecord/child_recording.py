@@ -18,23 +18,23 @@ from torch.utils.data import get_worker_info
 from .._errors import ModtraceError
 from .._interrupts import Exclusive
 from ..recording import Recording, current, record
-from ..track.call_patch import Patch, WrappedFunction
+from ..track.call_patch import Patch, Wrapper
 from ..track.unseen import skip_frame
 from .job import Job
 
 _exclusive = Exclusive()
 
 
-def _make_wrapper(patched: WrappedFunction) -> Callable[..., Any]:
+def _make_wrapper(wrapper: Wrapper) -> Callable[..., Any]:
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  # its name in torch
         __tracebackhide__ = __traceback_hide__ = True
-        call_first = patched.observer
+        call_first = wrapper.observer
         if is_dynamo_compiling() or call_first is None:
-            return patched.wrapped(self, *args, **kwargs)
-        is_outermost = vars(nn.Module)["__call__"] is patched.wrapper
+            return wrapper.wrapped(self, *args, **kwargs)
+        is_outermost = vars(nn.Module)["__call__"] is wrapper.function
         call_first()
         # What others put around this wrapper has begun already, and is not called twice.
-        return (nn.Module.__call__ if is_outermost else patched.wrapped)(self, *args, **kwargs)
+        return (nn.Module.__call__ if is_outermost else wrapper.wrapped)(self, *args, **kwargs)
 
     return skip_frame(__call__)
 
@@ -70,7 +70,7 @@ def record_forked_children(recording: Recording, job: Job) -> None:
     """Have children that are forked from now on record themselves, unless the user's own recording replaces ours."""
     global _recorded
     if _recorded is None and hasattr(os, "register_at_fork"):
-        # Behind what ends the parent's recording in the child, which was registered when `recording` was imported.
+        # After what ends the parent's recording in the child, which was registered when `recording` was imported.
         os.register_at_fork(after_in_child=_after_fork)
     _recorded = recording, job
 

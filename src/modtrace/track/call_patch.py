@@ -1,4 +1,4 @@
-"""Stackable wrappers of torch functions, of `nn.Module.__call__` and of what runs a backward pass.
+"""Stackable wrappers of torch functions, `nn.Module.__call__` and autograd's `_engine_run_backward` among them.
 
 They are installed and uninstalled in any order, beside wrappers of others.
 
@@ -23,22 +23,22 @@ _TORCH_CALL = getattr(nn.Module, "_wrapped_call_impl", None)
 _exclusive = Exclusive()
 
 
-class WrappedFunction:
-    """A function that a patch has wrapped.
+class Wrapper:
+    """A wrapper that a patch has put around a function.
 
     Attributes:
-        wrapper: the wrapper. While `observer` is None it only calls `wrapped`.
+        function: what callers call in place of `wrapped`. While `observer` is None it only calls `wrapped`.
         wrapped: what it wraps, for good: torch's own function, another wrapper of ours, or one of other code.
-        wraps_torch: whether `wrapped` is torch's own, and as it was when this was written: it calls
-            `_compiled_call_impl`, or `_call_impl` where that is None. A wrapper in Python can then choose itself, and
-            be a frame shorter.
-        observer: what the calls are told to; None makes it inactive.
-        patch: whose wrapper it is.
+        wraps_torch: whether `wrapped` is torch's `nn.Module.__call__`, and unchanged from the version we know: it calls
+            `_compiled_call_impl`, or `_call_impl` if that is None. A Python wrapper may then choose between these
+            itself, which saves a frame.
+        observer: receives the calls; None makes the wrapper inactive.
+        patch: the patch that made it.
     """
 
-    __slots__ = ("observer", "patch", "wrapped", "wrapper", "wraps_torch")
+    __slots__ = ("function", "observer", "patch", "wrapped", "wraps_torch")
 
-    wrapper: Callable[..., Any]
+    function: Callable[..., Any]
 
     def __init__(self, patch: Patch, wrapped: Callable[..., Any]) -> None:
         self.patch = patch
@@ -49,9 +49,9 @@ class WrappedFunction:
 
 
 def _name_as(wrapper: Callable[..., Any], function: Callable[..., Any]) -> None:
-    """Let a wrapper say of itself what `function` says, its signature too; which is still no `__wrapped__`."""
+    """Copy name, docstring and annotations to a wrapper; unlike `functools.wraps`, set no `__wrapped__`."""
     for name in ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__"):
-        with contextlib.suppress(AttributeError):  # of what is written in C
+        with contextlib.suppress(AttributeError):  # a function written in C
             setattr(wrapper, name, getattr(function, name))
 
 
@@ -70,44 +70,44 @@ class PatchTarget:
         self._name = name
         self.is_restored = is_restored
         self._original = self._function()
-        # By id of the wrapper; kept for the next time, since torch.compile guards on the identity of what it traced.
-        self._by_wrapper: dict[int, WrappedFunction] = {}
+        # By id of the wrapper's function; kept for reuse, since torch.compile guards on the identity of what it traced.
+        self._by_function: dict[int, Wrapper] = {}
 
     def _function(self) -> Callable[..., Any]:
-        """Return what is under the name now; of a class what it holds itself, which binds where it is put back."""
+        """Return what is under the name now: for a class, the plain function in its `__dict__`."""
         function: Callable[..., Any] = vars(self._owner)[self._name]
         return function
 
-    def wrapped_functions(self, patch: Patch) -> list[WrappedFunction]:
-        """Return the wrapped functions of `patch`."""
-        return [patched for patched in list(self._by_wrapper.values()) if patched.patch is patch]
+    def wrappers_of(self, patch: Patch) -> list[Wrapper]:
+        """Return the wrappers that `patch` made."""
+        return [wrapper for wrapper in list(self._by_function.values()) if wrapper.patch is patch]
 
-    def reached(self, patch: Patch) -> WrappedFunction | None:
-        """Return the wrapper of `patch` that calls certainly reach: only other wrappers of ours are around it."""
-        patched = self._by_wrapper.get(id(self._function()))
-        while patched is not None and patched.patch is not patch:
-            patched = self._by_wrapper.get(id(patched.wrapped))
-        return patched
+    def outermost_wrapper(self, patch: Patch) -> Wrapper | None:
+        """Return the outermost wrapper of `patch` that calls certainly reach: only wrappers of ours are around it."""
+        wrapper = self._by_function.get(id(self._function()))
+        while wrapper is not None and wrapper.patch is not patch:
+            wrapper = self._by_function.get(id(wrapper.wrapped))
+        return wrapper
 
-    def add(self, patch: Patch) -> WrappedFunction:
+    def add(self, patch: Patch) -> Wrapper:
         """Put an inactive wrapper of `patch` around what is there; around the same, the same as before."""
         wrapped = self._function()
-        for patched in self.wrapped_functions(patch):
-            if patched.wrapped is wrapped:
+        for wrapper in self.wrappers_of(patch):
+            if wrapper.wrapped is wrapped:
                 break
         else:
-            patched = patch.wrap(wrapped)
-            _name_as(patched.wrapper, self._original)
+            wrapper = patch.wrap(wrapped)
+            _name_as(wrapper.function, self._original)
             # Known before it can be called, so that it is found wherever an interrupt comes.
-            self._by_wrapper[id(patched.wrapper)] = patched
-        setattr(self._owner, self._name, patched.wrapper)
-        return patched
+            self._by_function[id(wrapper.function)] = wrapper
+        setattr(self._owner, self._name, wrapper.function)
+        return wrapper
 
     def remove_inactive(self) -> None:
         """Take off the inactive wrappers, but for those that other code has wrapped."""
         below = function = self._function()
-        while (patched := self._by_wrapper.get(id(below))) is not None and patched.observer is None:
-            below = patched.wrapped
+        while (wrapper := self._by_function.get(id(below))) is not None and wrapper.observer is None:
+            below = wrapper.wrapped
         if below is not function:
             setattr(self._owner, self._name, below)
 
@@ -117,25 +117,24 @@ RUN_BACKWARD = (
     PatchTarget(torch.autograd.graph, "_engine_run_backward"),
     PatchTarget(torch.autograd, "_engine_run_backward"),
 )
-"""What `torch.autograd.backward` and `grad` run a backward pass by; others can replace each for itself."""
+"""`torch.autograd.backward` and `grad` call these to run the pass; other code can replace each by itself."""
 
 MAKE_GRADIENTS = (PatchTarget(torch.autograd, "_make_grads"),)
-"""What both call first."""
+"""Both call this before they run the pass."""
 
 
 class Patch:
     """A kind of wrapper, and where it is put.
 
     Args:
-        make: given a wrapped function `patched`, returns the wrapper. It looks at `patched.observer` and calls
-            `patched.wrapped`.
+        make: returns the function of a new `wrapper`. It looks at `wrapper.observer` and calls `wrapper.wrapped`.
         targets: what it wraps.
-        activate: called with a wrapper, and whether it is active from now on; for those of the native engine.
+        activate: called with a wrapper's function, and whether it is active from now on; for the native engine.
     """
 
     def __init__(
         self,
-        make: Callable[[WrappedFunction], Callable[..., Any]],
+        make: Callable[[Wrapper], Callable[..., Any]],
         targets: tuple[PatchTarget, ...] = MODULE_CALL,
         activate: Callable[[Callable[..., Any], bool], object] = lambda _wrapper, _active: None,
     ) -> None:
@@ -144,9 +143,9 @@ class Patch:
         self._activate = activate
 
     def install(self, observer: object) -> None:
-        """Tell `observer` of each call from now on; instead of the one before, where there is one.
+        """Pass each call to `observer` from now on, in place of the previous observer.
 
-        What was interrupted before it was done can be done again, and so can `uninstall`.
+        Safe to repeat after an interrupt, and so is `uninstall`.
         """
         _exclusive.run(lambda: self._install(observer))
 
@@ -156,27 +155,27 @@ class Patch:
 
     def _install(self, observer: object) -> None:
         for target in self._targets:
-            reached = target.reached(self) or target.add(self)
-            for patched in target.wrapped_functions(self):
-                if patched is not reached:
-                    self._set_observer(patched, None)
-            self._set_observer(reached, observer)
+            outermost = target.outermost_wrapper(self) or target.add(self)
+            for wrapper in target.wrappers_of(self):
+                if wrapper is not outermost:
+                    self._set_observer(wrapper, None)
+            self._set_observer(outermost, observer)
 
     def _uninstall(self) -> None:
         for target in self._targets:
-            for patched in target.wrapped_functions(self):
-                self._set_observer(patched, None)
+            for wrapper in target.wrappers_of(self):
+                self._set_observer(wrapper, None)
         for target in self._targets:
             if target.is_restored:
                 target.remove_inactive()
 
-    def wrap(self, wrapped: Callable[..., Any]) -> WrappedFunction:
+    def wrap(self, wrapped: Callable[..., Any]) -> Wrapper:
         """Return a new, inactive wrapper around `wrapped`."""
-        patched = WrappedFunction(self, wrapped)
-        patched.wrapper = self._make(patched)
-        return patched
+        wrapper = Wrapper(self, wrapped)
+        wrapper.function = self._make(wrapper)
+        return wrapper
 
-    def _set_observer(self, patched: WrappedFunction, observer: object) -> None:
+    def _set_observer(self, wrapper: Wrapper, observer: object) -> None:
         """Make a wrapper active, or inactive with None."""
-        self._activate(patched.wrapper, observer is not None)
-        patched.observer = observer
+        self._activate(wrapper.function, observer is not None)
+        wrapper.observer = observer

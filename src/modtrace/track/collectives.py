@@ -18,7 +18,7 @@ from .._interrupts import WeakMap
 from ..ring import Kind, NameTable
 from ..ring.collective_text import OPERATORS, PEER_OPERATORS, SAME_NAME, collective_text, rank_list
 from ..ring.slot_format import NO_NAME, NOT_AWAITED_BIT
-from .call_patch import Patch, PatchTarget, WrappedFunction
+from .call_patch import Patch, PatchTarget, Wrapper
 from .event_sink import EventSink, OnError, warn_once
 
 
@@ -94,7 +94,7 @@ class NativeCollectives:
 @cache
 def _wait_patch(native: ModuleType) -> Patch:
     work: Any = torch._C._distributed_c10d.Work
-    return Patch(lambda patched: native.wrap_wait(patched.wrapped), (PatchTarget(work, "wait"),), native.set_active)
+    return Patch(lambda wrapper: native.wrap_wait(wrapper.wrapped), (PatchTarget(work, "wait"),), native.set_active)
 
 
 _METHODS = {
@@ -193,16 +193,16 @@ def _tensor_bytes(value: object) -> int:
     return sum(map(_tensor_bytes, value)) if isinstance(value, (list, tuple)) else 0
 
 
-def _make_collective(operator: str, patched: WrappedFunction) -> Callable[..., Any]:
-    @wraps(patched.wrapped)
+def _make_collective(operator: str, wrapper: Wrapper) -> Callable[..., Any]:
+    @wraps(wrapper.wrapped)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        collectives = patched.observer
+        collectives = wrapper.observer
         if is_dynamo_compiling() or collectives is None:
-            return patched.wrapped(self, *args, **kwargs)
+            return wrapper.wrapped(self, *args, **kwargs)
         entered = collectives.enter(operator, self, args)
         work = None
         try:
-            work = patched.wrapped(self, *args, **kwargs)
+            work = wrapper.wrapped(self, *args, **kwargs)
             return work
         finally:
             if entered is not None:
@@ -211,15 +211,15 @@ def _make_collective(operator: str, patched: WrappedFunction) -> Callable[..., A
     return call
 
 
-def _make_wait(patched: WrappedFunction) -> Callable[..., Any]:
-    @wraps(patched.wrapped)
+def _make_wait(wrapper: Wrapper) -> Callable[..., Any]:
+    @wraps(wrapper.wrapped)
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
-        collectives = patched.observer
+        collectives = wrapper.observer
         if is_dynamo_compiling() or collectives is None:
-            return patched.wrapped(self, *args, **kwargs)
+            return wrapper.wrapped(self, *args, **kwargs)
         collectives.wait(Kind.WAIT_ENTER, self)
         try:
-            return patched.wrapped(self, *args, **kwargs)
+            return wrapper.wrapped(self, *args, **kwargs)
         finally:
             collectives.wait(Kind.WAIT_EXIT, self)
 

@@ -12,7 +12,7 @@ from torch.compiler import is_dynamo_compiling
 
 from .._errors import RecordingError
 from ..ring import Kind, NameTable
-from .call_patch import Patch, WrappedFunction
+from .call_patch import Patch, Wrapper
 from .event_sink import EventSink, OnError
 from .unseen import skip_all, skip_frame, tensors_in, unseen_by_modes
 
@@ -95,13 +95,13 @@ def _memory_counters() -> list[tuple[str, int]]:
     return counters
 
 
-def _make_wrapper(patched: WrappedFunction) -> Callable[..., Any]:
+def _make_wrapper(wrapper: Wrapper) -> Callable[..., Any]:
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  # its name in torch
         __tracebackhide__ = __traceback_hide__ = True
-        sampler = patched.observer
+        sampler = wrapper.observer
         if not is_dynamo_compiling() and sampler is not None:
             sampler.sample(args, kwargs)
-        return patched.wrapped(self, *args, **kwargs)
+        return wrapper.wrapped(self, *args, **kwargs)
 
     return skip_frame(__call__)
 

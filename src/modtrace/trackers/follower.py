@@ -18,7 +18,7 @@ from torch.compiler import is_dynamo_compiling
 from .._interrupts import WeakMap
 from ..ring import NameTable
 from ..ring.slot_format import NO_NAME
-from ..track.call_patch import Patch, WrappedFunction
+from ..track.call_patch import Patch, Wrapper
 from ..track.naming.module_names import ModuleNames
 from ..track.naming.modules import named_modules
 from ..track.portable.passes import NO_GRAPH_TASK, backward_nesting_depth, current_graph_task
@@ -292,9 +292,9 @@ class Follower(_BackwardFollower):
         finally:
             self.pop(frame, output)
 
-    def frame_of(self, kwargs: dict[str, Any]) -> LiveFrame | None:
+    def innermost_called_with(self, kwargs: dict[str, Any]) -> LiveFrame | None:
         """Return the frame of the thread's innermost call where this very dictionary holds its keyword arguments."""
-        return self._thread().frame_of(kwargs)
+        return self._thread().innermost_called_with(kwargs)
 
     def pop(self, frame: LiveFrame, output: object) -> None:
         """End a call as `exit` does, without the user's hook."""
@@ -326,38 +326,38 @@ class Follower(_BackwardFollower):
         self._names_by_module.pop(module_id, None)
 
 
-def _make_wrapper(patched: WrappedFunction) -> Callable[..., Any]:
+def _make_wrapper(wrapper: Wrapper) -> Callable[..., Any]:
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  # its name in torch
         __tracebackhide__ = __traceback_hide__ = True
         if is_dynamo_compiling():
-            return patched.wrapped(self, *args, **kwargs)
-        return _follow(patched.observer or (), patched, self, args, kwargs)
+            return wrapper.wrapped(self, *args, **kwargs)
+        return _follow(wrapper.observer or (), wrapper, self, args, kwargs)
 
     return __call__
 
 
 def _follow(
     followers: tuple[Follower, ...],
-    patched: WrappedFunction,
+    wrapper: Wrapper,
     module: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
     __tracebackhide__ = __traceback_hide__ = True
     if not followers:
-        return patched.wrapped(module, *args, **kwargs)
+        return wrapper.wrapped(module, *args, **kwargs)
     frame = None
     # It begins before the call is entered: a line between would be one more place for an interrupt.
     try:
         frame = followers[0].enter(module, args, kwargs)
-        output = _follow(followers[1:], patched, module, args, kwargs)
+        output = _follow(followers[1:], wrapper, module, args, kwargs)
         if frame is not None:
             followers[0].exit(frame, args, output)
         return output
     except BaseException:
         # An interrupt can come just after the call was entered, and while it was left.
         if frame is None:
-            frame = followers[0].frame_of(kwargs)
+            frame = followers[0].innermost_called_with(kwargs)
         if frame is not None and frame.module is not None:
             followers[0].exit(frame, args, None)
         raise

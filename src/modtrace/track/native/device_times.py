@@ -11,7 +11,7 @@ from torch import nn
 
 from ...ring import NameTable
 from ...ring.slot_format import NO_NAME
-from ..call_patch import Patch, PatchTarget, WrappedFunction
+from ..call_patch import Patch, PatchTarget, Wrapper
 from ..event_sink import warn_without
 from ..naming.module_names import ModuleNames, OpenCall
 from ..unseen import skip_all
@@ -145,29 +145,29 @@ _REPLAY = _Replay()
 
 @cache
 def _patches(native: ModuleType) -> tuple[Patch, ...]:
-    def wrap_replay(patched: WrappedFunction) -> Callable[..., Any]:
+    def wrap_replay(wrapper: Wrapper) -> Callable[..., Any]:
         def replay(self: Any) -> Any:
-            return patched.wrapped(self) if patched.observer is None else _REPLAY(patched.wrapped, self)
+            return wrapper.wrapped(self) if wrapper.observer is None else _REPLAY(wrapper.wrapped, self)
 
         return skip_all(replay)
 
-    def wrap_capture_begin(patched: WrappedFunction) -> Callable[..., Any]:
+    def wrap_capture_begin(wrapper: Wrapper) -> Callable[..., Any]:
         def capture_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if patched.observer is None:
-                return patched.wrapped(self, *args, **kwargs)
+            if wrapper.observer is None:
+                return wrapper.wrapped(self, *args, **kwargs)
             native.begin_capture()
             try:
-                return patched.wrapped(self, *args, **kwargs)
+                return wrapper.wrapped(self, *args, **kwargs)
             except BaseException:
                 native.end_capture()
                 raise
 
         return skip_all(capture_begin)
 
-    def wrap_capture_end(patched: WrappedFunction) -> Callable[..., Any]:
+    def wrap_capture_end(wrapper: Wrapper) -> Callable[..., Any]:
         def capture_end(self: Any) -> Any:
             try:
-                return patched.wrapped(self)
+                return wrapper.wrapped(self)
             finally:
                 native.end_capture()
 

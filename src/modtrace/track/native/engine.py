@@ -11,7 +11,7 @@ from torch import nn
 
 from ...ring import Kind, NameTable, Ring
 from ...ring.slot_format import ALLOCATED, CUDA_ALLOCATED, KIND_SHIFT, REFUSED
-from ..call_patch import MAKE_GRADIENTS, RUN_BACKWARD, Patch, WrappedFunction
+from ..call_patch import MAKE_GRADIENTS, RUN_BACKWARD, Patch, Wrapper
 from ..checkpoint_reruns import CheckpointReruns
 from ..collectives import NativeCollectives
 from ..event_sink import EngineOptions, OnError, SyncMarks, describe_thread, warn_without
@@ -150,16 +150,16 @@ _CALL: Any = nn.Module._wrapped_call_impl
 
 @cache
 def _patches(native: ModuleType) -> tuple[Patch, ...]:
-    def wrap_call(patched: WrappedFunction) -> Callable[..., Any]:
+    def wrap_call(wrapper: Wrapper) -> Callable[..., Any]:
         # A copy of torch's own, with the same code object: torch.compile and torch.profiler (with_stack) know a
         # module's call by that, and the latter remembers for good the first that it saw. A call of the copy runs
         # natively.
-        wrapper = FunctionType(_CALL.__code__, _CALL.__globals__, _CALL.__name__, _CALL.__defaults__, _CALL.__closure__)
-        native.wrap_call(wrapper, patched.wrapped)
-        return wrapper
+        call = FunctionType(_CALL.__code__, _CALL.__globals__, _CALL.__name__, _CALL.__defaults__, _CALL.__closure__)
+        native.wrap_call(call, wrapper.wrapped)
+        return call
 
     return (
         Patch(wrap_call, activate=lambda wrapper, active: native.set_call_wrapper(wrapper if active else None)),
-        Patch(lambda patched: native.wrap_backward(patched.wrapped), RUN_BACKWARD, native.set_active),
-        Patch(lambda patched: native.wrap_make_gradients(patched.wrapped), MAKE_GRADIENTS, native.set_active),
+        Patch(lambda wrapper: native.wrap_backward(wrapper.wrapped), RUN_BACKWARD, native.set_active),
+        Patch(lambda wrapper: native.wrap_make_gradients(wrapper.wrapped), MAKE_GRADIENTS, native.set_active),
     )

@@ -28,7 +28,7 @@ from ...ring.slot_format import (
     SEQUENCE_MASK,
     THREAD_SHIFT,
 )
-from ..call_patch import Patch, WrappedFunction
+from ..call_patch import Patch, Wrapper
 from ..checkpoint_reruns import CheckpointReruns
 from ..collectives import PortableCollectives
 from ..event_sink import EngineOptions, OnError, SyncMarks, describe_thread
@@ -241,10 +241,10 @@ class PortableEngine(SegmentHooks):
         return frame
 
     @skip_all
-    def frame_of(self, kwargs: dict[str, Any]) -> CallFrame | None:
-        """Return the frame of the thread's innermost call where this very dictionary holds its keyword arguments."""
+    def innermost_called_with(self, kwargs: dict[str, Any]) -> CallFrame | None:
+        """Return the frame of the thread's innermost call if this very dictionary holds its keyword arguments."""
         thread: ThreadState | None = getattr(self._local, "thread", None)
-        return None if thread is None else thread.frame_of(kwargs)
+        return None if thread is None else thread.innermost_called_with(kwargs)
 
     @skip_all
     def exit(self, frame: CallFrame, output: object) -> None:
@@ -311,28 +311,28 @@ class PortableEngine(SegmentHooks):
         return counters
 
 
-def _make_wrapper(patched: WrappedFunction) -> Callable[..., Any]:
+def _make_wrapper(wrapper: Wrapper) -> Callable[..., Any]:
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  # its name in torch
         __tracebackhide__ = __traceback_hide__ = True  # pytest and IPython, and Sentry and Werkzeug, leave it out
-        engine = patched.observer
+        engine = wrapper.observer
         if is_dynamo_compiling() or engine is None:
-            return patched.wrapped(self, *args, **kwargs)
+            return wrapper.wrapped(self, *args, **kwargs)
         frame = None
         # It begins before the call is entered: a line between would be one more place for an interrupt.
         try:
             frame = engine.enter(self, args, kwargs)
             # torch.profiler (with_stack) knows a module's call by the frame that this leaves out.
-            if patched.wraps_torch and self._compiled_call_impl is None and not _profiler_enabled():
+            if wrapper.wraps_torch and self._compiled_call_impl is None and not _profiler_enabled():
                 output = self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
             else:
-                output = patched.wrapped(self, *args, **kwargs)
+                output = wrapper.wrapped(self, *args, **kwargs)
             if frame is not None:
                 engine.exit(frame, output)
             return output
         except BaseException:
             # An interrupt can come just after the call was entered, and while it was left.
             if frame is None:
-                frame = engine.frame_of(kwargs)
+                frame = engine.innermost_called_with(kwargs)
             if frame is not None and frame.module is not None:
                 engine.exit(frame, None)
             raise

@@ -19,7 +19,7 @@ from torch.compiler import is_dynamo_compiling
 
 from ...ring import Kind, WriteSlot
 from ...ring.slot_format import ABANDONED_BIT, CALL_KEY_BITS, CALL_KEY_MASK, KIND_SHIFT, NO_NAME
-from ..call_patch import RUN_BACKWARD, Patch, WrappedFunction
+from ..call_patch import RUN_BACKWARD, Patch, Wrapper
 from ..event_sink import OnError
 from ..unseen import skip_all, skip_frame, unseen_by_modes
 from .segment_hooks import FrameBase, FrameStack, Segments
@@ -199,16 +199,16 @@ def _is_tracing() -> bool:
     return torch._C._get_dispatch_mode(_PROXY) is not None
 
 
-def _make_wrapper(patched: WrappedFunction) -> Callable[..., Any]:
+def _make_wrapper(wrapper: Wrapper) -> Callable[..., Any]:
     def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = __traceback_hide__ = True
-        engine = patched.observer
+        engine = wrapper.observer
         if engine is None or is_dynamo_compiling() or _is_tracing():
-            return patched.wrapped(*args, **kwargs)
+            return wrapper.wrapped(*args, **kwargs)
         number = engine.next_pass()
         try:
             engine.begin_pass(number, args[:1])
-            result = patched.wrapped(*args, **kwargs)
+            result = wrapper.wrapped(*args, **kwargs)
             engine.end_pass(number)
             engine.note_gradients(args, kwargs)
             return result

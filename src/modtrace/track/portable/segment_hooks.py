@@ -1,4 +1,4 @@
-"""Which autograd nodes to hook to learn whose nodes run: the newest node of each segment.
+"""Chooses the autograd nodes to hook: the newest node of each segment, which runs first.
 
 A segment is a run of nodes that one call made itself, between two calls of inner modules. Nodes of one thread's graph
 run in descending order of their sequence numbers, so the newest node of a segment is the first of it that runs.
@@ -29,12 +29,13 @@ class FrameBase:
     """An open call, or (at the bottom of a thread's stack) what is around all calls.
 
     Attributes:
-        call_id: what the hooks on its nodes are called with.
+        call_id: passed to the hooks on its nodes.
         module: None for the frame around all calls, and for one that is not in use.
         name: id of its name.
-        depth: how many frames lie below it; 0 for what is around all calls.
+        depth: how many frames are below it; 0 for the frame around all calls.
         entry_seq: the thread's sequence number at enter.
-        segment_start_seq: the sequence number from which on nodes are its own, since its last inner call.
+        segment_start_seq: first sequence number of the current segment, which began with the call, or when the last
+            inner call ended.
         unhooked_segments: its segments whose newest node is not found yet: first and last sequence number.
         keywords_id: `id()` of the dictionary of keyword arguments; no two open calls have the same one.
     """
@@ -58,7 +59,7 @@ _Frame = TypeVar("_Frame", bound=FrameBase)
 
 
 class FrameStack(Generic[_Frame]):
-    """What is open on one thread.
+    """The open calls of one thread.
 
     Attributes:
         frames: its frames, outermost first; the bottom one is around all calls.
@@ -72,7 +73,7 @@ class FrameStack(Generic[_Frame]):
 
     def __init__(self) -> None:
         self.stack_depth = 0
-        # Where no mode of the user sees it: one that counts, fakes or moves operators.
+        # Hidden from the user's dispatch modes, as FakeTensorMode or a FLOP counter.
         with unseen_by_modes(), torch._C._DisableTorchDispatch():
             self.hook_tensor = torch.empty(0)
 
@@ -84,18 +85,18 @@ class FrameStack(Generic[_Frame]):
         """Return module and id of the name of each open call, innermost first."""
         return [(frame.module, frame.name) for frame in reversed(self.open_frames()) if frame.module is not None]
 
-    def frame_of(self, keywords: dict[str, Any]) -> _Frame | None:
-        """Return the innermost open call's frame where the call has this dictionary of keyword arguments.
+    def innermost_called_with(self, keywords: dict[str, Any]) -> _Frame | None:
+        """Return the innermost open call's frame if the call has this very dictionary of keyword arguments.
 
-        An interrupt can come when a call was entered and the one who did that has not got its frame yet: where
-        torch.compile evaluates frames, CPython looks for signals after each call.
+        A signal may arrive after a call was entered but before its caller has the frame: under torch.compile, CPython
+        checks for signals after every call.
         """
         frame = self.frames[self.stack_depth]
         return frame if frame.depth and frame.keywords_id == id(keywords) else None
 
 
 class SegmentHooks:
-    """Hooks few nodes: `on_segment_start(call_id, gradient)` is called when nodes of the call with this id start."""
+    """Hooks few nodes of each segment, the newest among them: they call `on_segment_start(call_id, gradient)`."""
 
     on_segment_start: Callable[[Any, Tensor], None]
 
@@ -105,7 +106,8 @@ class SegmentHooks:
         Args:
             thread: where it runs.
             frame: whose segment it is.
-            values: its newest node is most often that of a tensor in here: inputs of an inner call, or its outputs.
+            values: holds the tensors to try first, inputs of an inner call or outputs: usually the newest node is the
+                `grad_fn` of one.
             sequence: the thread's sequence number now.
         """
         first, newest, found = frame.segment_start_seq, sequence - 1, False
@@ -117,10 +119,10 @@ class SegmentHooks:
             try:
                 node = node_of(tensor) if has_torch_function_unary(tensor) else tensor.grad_fn
             except RuntimeError:
-                # A view whose base was changed in place can refuse to tell.
+                # A view whose base was changed in place may raise when it is asked for its grad_fn.
                 continue
             if node is not None and first <= (number := node._sequence_nr()) <= newest:
-                # As `_hook` does: a call of it would cost a tenth of all this.
+                # `_hook`, inlined: the call would add 10 %.
                 hook_tensor = thread.hook_tensor
                 hook_tensor._backward_hooks = {0: partial(self.on_segment_start, frame.call_id)}
                 node._register_hook_dict(hook_tensor)
@@ -130,7 +132,7 @@ class SegmentHooks:
 
     def hook_unfound(self, thread: FrameStack[Any], frame: FrameBase, output: object) -> None:
         """Look for the newest node of each unhooked segment in the graph that leads to `output`, and hook it."""
-        # What was there when the call began leads to nothing of its own.
+        # Nodes older than the call are not its own, and lead to none of its own: they are not followed.
         newest = _newest_of(frame.unhooked_segments, output, lambda number, _: number >= frame.entry_seq)
         for node in newest.values():
             self._hook(thread, node, frame.call_id)
@@ -143,7 +145,7 @@ class SegmentHooks:
         Args:
             thread: where it runs.
             frame: what is around all calls.
-            segments: those outside of all calls; what is found is taken out.
+            segments: those outside of all calls; those that get a hook are removed.
             outputs: where the pass begins.
         """
         newest = _newest_of(segments, outputs, lambda _, is_inside: is_inside)
@@ -162,12 +164,12 @@ class SegmentHooks:
 def _newest_of(
     segments: Sequence[tuple[int, int]], outputs: object, follow: Callable[[int, bool], bool]
 ) -> dict[tuple[int, int], Node]:
-    """Return the newest node of each segment that the graph of `outputs` holds.
+    """Return the newest node of each segment in the graph that leads to `outputs`.
 
     Args:
         segments: the first and the last sequence number of each, ascending.
         outputs: where the search begins.
-        follow: whether to go on from a node, by its sequence number and whether that lies in a segment.
+        follow: whether to go on to a node's inputs, by its sequence number and whether that is in a segment.
     """
     newest: dict[tuple[int, int], tuple[int, Node]] = {}
     seen: set[Node] = set()
@@ -195,5 +197,5 @@ def node_of(tensor: Tensor) -> Node | None:
                 return tensor.grad_fn
         return tensor.grad_fn
     except RuntimeError:
-        # A view whose base was changed in place can refuse to tell.
+        # A view whose base was changed in place may raise when it is asked for its grad_fn.
         return None
