@@ -40,7 +40,7 @@ struct NamedOperator {
   bool no_future = false;  // its Work has none
 };
 
-// A collective that can be waited for: its name and counter, and the device that runs it where that goes on alone.
+// A collective that can be waited for: its name and counter, and its device, or kCPU if the host waits.
 struct Awaited {
   int64_t name_id = kNoName, counter = kNoCounter;
   c10::DeviceType device = c10::kCPU;
@@ -49,13 +49,13 @@ struct Awaited {
 // Tap, group, peer, and the type of the device that runs it.
 using OperatorKey = std::tuple<const void*, const void*, int64_t, c10::DeviceType>;
 
-// What the tap knows in a session. Guarded by the mutex, under which the interpreter's lock is never taken.
+// What the tap knows in a session. Guarded by the mutex; a thread that holds it never takes the GIL.
 struct CollectiveState {
   std::mutex mutex;
   uint64_t generation = 0;
   std::map<OperatorKey, NamedOperator> operators;
   std::map<std::pair<std::string, int64_t>, int64_t> counters;  // (group, −1 or name of p2p) → calls so far
-  // Which collective the Work or the tensor's memory at an address is of. What lies there later takes it over.
+  // Which collective the Work or the tensor's memory at an address is of. A later object at the address replaces it.
   std::unordered_map<const void*, Awaited> works, older_works;
 };
 
@@ -112,7 +112,7 @@ using torch::jit::Stack;
 constexpr c10::DispatchKey kTapKey = c10::DispatchKey::BackendSelect;
 const c10::DispatchKeySet kBelowTap(c10::DispatchKeySet::FULL_AFTER, kTapKey);
 
-// Guarded by the interpreter's lock.
+// Guarded by the GIL.
 PyObject* name_collective = nullptr;
 torch::Library* taps = nullptr;
 
@@ -126,13 +126,13 @@ struct Entered {
   const void* tap;
   const void* group;
   int64_t peer;
-  c10::DeviceType device;  // the CPU where threads wait until it is complete, as for any barrier
-  bool no_future;          // nothing is to tell when it is complete
+  c10::DeviceType device;  // kCPU for a barrier: the host waits
+  bool no_future;          // completion is not observed
 
   OperatorKey key() const { return {tap, group, peer, device}; }
 };
 
-// Asks Python for the text id of an operator on a group, on a thread that may not hold the lock.
+// Asks Python for the text id of an operator on a group. It takes the GIL, if the thread does not hold it.
 std::optional<int64_t> ask_name(const std::string& operator_name, const std::string& group, int64_t peer,
                                 c10::DeviceType device) {
   if (!Py_IsInitialized()) return std::nullopt;
@@ -158,8 +158,8 @@ void note_done(const c10::intrusive_ptr<c10d::Work>& work, const Entered& entere
   const bool on_cpu = entered.device == c10::kCPU;
   c10::intrusive_ptr<c10::ivalue::Future> future;
   try {
-    // What getFuture gives on a device is complete as soon as the work is queued; and this one when somebody has found
-    // that the work is, which can be 100 ms later.
+    // On a device, getFuture's future is complete as soon as the work is queued, and getFutureResult's when a watchdog
+    // sees the work done, which can be 100 ms later.
     future = on_cpu ? work->getFuture() : work->getFutureResult();
   } catch (const std::exception&) {
   }
@@ -218,7 +218,7 @@ class Tap final : public c10::OperatorKernel {
       // A barrier that needs no wait any more, as NCCL's.
       if (!work && !has_message_) write_done(*entered);
     }
-    // Where there is none, the current stream runs it; else one of the backend's does, and the wait tells.
+    // Without a Work the current stream runs it; with one the backend's stream does, and wait() shows the end.
     if (work) {
       remember(work, memory, *entered);
     } else if (entered->thread->generation == entered->generation) {
@@ -246,7 +246,7 @@ class Tap final : public c10::OperatorKernel {
     const int64_t peer = peer_index_ ? torch::jit::peek(stack, *peer_index_, arguments_).toInt() : kNoPeer;
     const std::string& group_name = group->getGroupName();
     CollectiveState& state = *collective_state.load();
-    // A barrier has a tensor of the device too. When it is complete, the end of the wait for it tells.
+    // A barrier has a tensor of the device too. The end of the wait for it shows when it is complete.
     const bool no_future = !has_message_ && device != c10::kCPU;
     if (!has_message_) device = c10::kCPU;
     Entered entered{&thread, generation, 0, 0, bytes, this, group.get(), peer, device, no_future};
@@ -265,12 +265,12 @@ class Tap final : public c10::OperatorKernel {
     return entered;
   }
 
-  // Counts the call where its name is known.
+  // Counts the call if its name is known.
   bool count(CollectiveState& state, const std::string& group_name, Entered& entered) {
     const std::lock_guard<std::mutex> lock(state.mutex);
     if (state.generation != entered.generation) return false;
     const auto known = state.operators.find(entered.key());
-    // Another group may lie where one was.
+    // Another group may be at the address of a deleted one.
     if (known == state.operators.end() || known->second.group != group_name) return false;
     entered.name_id = known->second.name_id;
     entered.no_future |= known->second.no_future;
@@ -283,7 +283,7 @@ class Tap final : public c10::OperatorKernel {
       CollectiveState& state = *collective_state.load();
       const std::lock_guard<std::mutex> lock(state.mutex);
       if (state.generation != entered.generation) return;
-      // What is waited for was noted lately.
+      // Older ones are rarely waited for.
       if (state.works.size() >= kRecentWorks) state.older_works = std::exchange(state.works, {});
       for (const void* address : {static_cast<const void*>(work.get()), memory}) {
         state.works[address] = {entered.name_id, entered.counter, entered.device};
@@ -298,7 +298,7 @@ class Tap final : public c10::OperatorKernel {
   const bool has_message_;
 };
 
-// The kernel of `wait_tensor`, by which functional collectives wait.
+// The kernel of `wait_tensor`, which functional collectives wait with.
 void tap_wait_tensor(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const c10::DispatchKeySet below = keys & kBelowTap;
   const at::Tensor* tensor = first_tensor(stack->back());

@@ -23,7 +23,7 @@ struct OpenRange final : at::ObserverContext {
   ThreadState* steps_on;  // the thread on which an optimizer steps, or null
 };
 
-// Asks Python for the id of a range's name, on a thread that may not hold the lock.
+// Asks Python for the id of a range's name. It takes the GIL, if the thread does not hold it.
 int64_t ask_range_name(const char* name) {
   if (!Py_IsInitialized()) return kNoRangeName;
   const GilLock gil;
