@@ -16,7 +16,7 @@ from modtrace.reporting.names import ReportNames
 from modtrace.ring import Kind
 from modtrace.timeline import RingAnalysis, Timeline, build_timeline
 from modtrace.whereabouts.rank_state import read_rank_progress
-from modtrace.whereabouts.streams import read_streams
+from modtrace.whereabouts.streams import stream_states
 from tests.support.event_script import WALL, EventScript
 
 ON_CPU, ON_GPU, BARRIER = '["all_reduce", "0"]', '["all_reduce", "0", -1, "cuda"]', '["barrier", "0"]'
@@ -128,7 +128,7 @@ def test_device_times_tell_when_a_stream_came_by_the_end_of_a_call_or_of_the_fir
     ],
 )
 def test_a_stream_is_in_a_collective_that_it_runs_or_waits_for(read: int, collective: str, calls: list[str]) -> None:
-    (stream,) = read_streams(RingAnalysis(with_device_times(read).snapshot()), 21_000_000, is_running=True)
+    (stream,) = stream_states(RingAnalysis(with_device_times(read).snapshot()), 21_000_000, is_running=True)
 
     assert (stream.collective, [call.fqn for call in stream.calls]) == (collective, calls)
     assert stream.unread == 10 - read

@@ -13,7 +13,7 @@ from modtrace.timeline import OpenCall, RingAnalysis
 from modtrace.whereabouts import RankState
 from modtrace.whereabouts.places import group_ranks, headline
 from modtrace.whereabouts.render import render
-from modtrace.whereabouts.streams import StreamState, read_streams
+from modtrace.whereabouts.streams import StreamState, stream_states
 from tests.support.event_script import EventScript
 from tests.support.where_rings import SECOND, state
 
@@ -45,7 +45,7 @@ def blocks(read: int, *, calls: int = 3) -> EventScript:
 
 
 def look(script: EventScript, now_ns: int, *, is_running: bool = True) -> StreamState:
-    (stream,) = read_streams(RingAnalysis(script.snapshot()), now_ns, is_running=is_running)
+    (stream,) = stream_states(RingAnalysis(script.snapshot()), now_ns, is_running=is_running)
     return stream
 
 
@@ -158,7 +158,7 @@ def test_streams_of_several_devices_are_told_apart() -> None:
         script.queued(1003 + 10 * call, 2 * call + 1, key)
     script.reached(2000, 0, AHEAD + 1500)
 
-    streams = read_streams(RingAnalysis(script.snapshot()), 3000, is_running=True)
+    streams = stream_states(RingAnalysis(script.snapshot()), 3000, is_running=True)
 
     # Nothing tells the clock, so the device was there when it was read, at the latest.
     assert [(s.device, s.stream, s.calls, s.is_known) for s in streams] == [

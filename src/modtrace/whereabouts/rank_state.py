@@ -17,7 +17,7 @@ from ..timeline.decode.collectives import is_communication
 from ..timeline.decode.memory import held_memory
 from ..timeline.decode.open_calls import HUNG_WITHOUT_HISTORY_NS, lasts_too_long
 from ..timeline.memory import format_bytes
-from .streams import StreamState, read_streams
+from .streams import StreamState, stream_states
 
 _FIRST_EVENTS = 1 << 14
 _ENOUGH_STEPS = 4
@@ -290,7 +290,7 @@ def rank_state_of(path: str | os.PathLike[str], analysis: RingAnalysis, now: tup
         usual_ns=analysis.usual_durations([thread.calls[-1] for thread in threads if thread.calls]),
         progress=read_rank_progress(analysis),
         stacks_signal=_int_or_none(metadata, STACKS_SIGNAL),
-        streams=read_streams(analysis, max(now_ns, last_ns), is_running=state in ("running", "unknown")),
+        streams=stream_states(analysis, max(now_ns, last_ns), is_running=state in ("running", "unknown")),
         known_pid=snapshot.known_pid,
         memory=_memory(analysis, state),
     )

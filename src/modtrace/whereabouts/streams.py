@@ -1,4 +1,4 @@
-"""What the streams of devices are in, where a recording has device times: as far as their events were read."""
+"""Which calls each stream of a device is in, as of its last event that was read; of recordings with device times."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -27,15 +27,14 @@ class StreamState(NamedTuple):
     Attributes:
         device: index of the device.
         stream: torch's id of the stream.
-        calls: the chosen calls that it is in, outermost first; `since_ns` is when the device came into one, or in
-            backward into the run of nodes that it is in.
-        queued: calls and runs of nodes that the host has begun, and the device has not, as far as that was read.
-        unread: events after the last that was read.
-        dropped: events after it that were not recorded, as too many had not been read; on any stream.
-        read_ns: the last moment at which an event of the stream is known to have been read, or asked for; monotonic.
-            None if none was.
+        calls: the chosen calls that it is in, outermost first; `since_ns`: when the device entered the call, or in
+            backward its current run of nodes.
+        queued: calls and runs of nodes that were launched by the host, and not yet seen to start on the device.
+        unread: events after the last one that was read.
+        dropped: later events of all streams that are lost because no event was free.
+        read_ns: when an event of the stream was last read or polled, monotonic; None if none was.
         collective: the operator of the collective that it runs or waits for (`all_reduce`); empty if it is in none.
-        is_known: False if its events are no longer read: the device can be anywhere after `calls`.
+        is_known: False if its events are no longer read: the device may be anywhere after `calls`.
     """
 
     device: int
@@ -49,24 +48,24 @@ class StreamState(NamedTuple):
     collective: str = ""
 
 
-def read_streams(analysis: RingAnalysis, now_ns: int, *, is_running: bool) -> tuple[StreamState, ...]:
+def stream_states(analysis: RingAnalysis, now_ns: int, *, is_running: bool) -> tuple[StreamState, ...]:
     """Return the state of each stream that had events, by device and stream.
 
     Args:
         analysis: of the end of a ring.
         now_ns: monotonic.
-        is_running: whether the process may run; else unread events are never read.
+        is_running: whether the process may run; otherwise unread events will never be read.
     """
     queued = analysis.queued
     if not len(queued.slot):
         return ()
-    reading = _Reading(analysis, now_ns if is_running else None)
-    states = [reading.state_of(key) for key in np.unique(queued.stream).tolist()]
-    return tuple(sorted(states, key=lambda state: (state.device, state.stream)))
+    states = _StreamStates(analysis, now_ns if is_running else None)
+    unsorted = [states.state_of(key) for key in np.unique(queued.stream).tolist()]
+    return tuple(sorted(unsorted, key=lambda state: (state.device, state.stream)))
 
 
-class _Reading:
-    """What was read of the streams of a ring.
+class _StreamStates:
+    """Finds the state of each stream of a ring.
 
     Args:
         analysis: of the ring.
@@ -78,31 +77,32 @@ class _Reading:
         queued = self._queued = analysis.queued
         self._now_ns = now_ns
         self._clocks, self._ids = analysis.device_clocks, analysis.stream_ids
-        # When a device was asked last, by stream and number of the event that it had not passed, monotonic ns.
+        # When the device was last polled, monotonic ns; keyed by (stream, number of the pending event).
         pending = np.flatnonzero(self._events.kind == Kind.DEVICE_PENDING)
         columns = (self._events.name, self._events.value, self._events.time)
         names, numbers, times = (column[pending].tolist() for column in columns)
-        self._asked = dict(zip(zip(names, numbers, strict=True), times, strict=True))
+        self._polled = dict(zip(zip(names, numbers, strict=True), times, strict=True))
         self._names, self._texts = analysis.lookup.names, analysis.lookup.texts
         self._intervals, self._call = analysis.intervals, analysis.call
         self._row_by_start = _by_position(self._intervals.start_position)
         self._row_by_end = _by_position(self._intervals.end_position)
-        # Events of modules have numbers of their own.
+        # `queued.event` indexes `analysis.events`, not `all_events`.
         of_modules = analysis.events
         of_calls = queued.event[(queued.event >= 0) & (queued.collective < 0)]
         of_calls = of_calls[np.isin(of_modules.kind[of_calls], (*CALL_ENTER_KINDS, *CALL_EXIT_KINDS))]
         self._chosen = set(of_modules.name[of_calls].tolist())
 
     def state_of(self, key: int) -> StreamState:
-        """Return the state of the stream that has events under this key."""
+        """Return the state of a stream, given its key among the queued events."""
         queued, events = self._queued, self._events
         rows = np.flatnonzero(queued.stream == key)
-        read = np.flatnonzero(queued.reached[rows] >= 0)
-        if len(read):
-            last = rows[read[-1]]
-            unread = rows[read[-1] + 1 :]
+        done = np.flatnonzero(queued.reached[rows] >= 0)
+        if len(done):
+            last = rows[done[-1]]
+            unread = rows[done[-1] + 1 :]
             read_ns = int(events.time[queued.reached[last]])
             reached_ns = self._reached_ns(key, rows)
+            # A collective's row has the event of the module before it: the module's own time wins.
             of_modules = queued.collective[rows] < 0
             event_ns = dict(zip(queued.event[rows].tolist(), reached_ns.tolist(), strict=True))
             event_ns |= dict(zip(queued.event[rows[of_modules]].tolist(), reached_ns[of_modules].tolist(), strict=True))
@@ -112,9 +112,9 @@ class _Reading:
             unread, read_ns, calls, dropped = rows, None, (), len(queued.dropped)
         is_known = dropped == 0
         if len(unread):
-            asked_ns = self._asked.get((key, int(events.value[queued.slot[unread[0]]])))
-            is_known = bool(len(read)) and self._may_still_be_read(int(unread[0]), read_ns, asked_ns)
-            read_ns = max((ns for ns in (read_ns, asked_ns) if ns is not None), default=None)
+            polled_ns = self._polled.get((key, int(events.value[queued.slot[unread[0]]])))
+            is_known = bool(len(done)) and self._may_still_be_read(int(unread[0]), read_ns, polled_ns)
+            read_ns = max((ns for ns in (read_ns, polled_ns) if ns is not None), default=None)
         return StreamState(
             device=key >> STREAM_NUMBER_BITS,
             stream=self._ids.get(key, key & STREAM_NUMBER_MASK),
@@ -124,13 +124,13 @@ class _Reading:
             dropped=dropped,
             read_ns=read_ns,
             is_known=is_known,
-            collective=self._collective_after(int(rows[read[-1]]), unread) if len(read) else "",
+            collective=self._collective_after(int(rows[done[-1]]), unread) if len(done) else "",
         )
 
     def _collective_after(self, last: int, unread: Int64Array) -> str:
         """Return the operator of the collective that the stream is in after the last event that was read.
 
-        A call that leaves something to wait for has no event at its end: another stream runs it.
+        An asynchronous collective has no end event here: the backend's stream runs it.
         """
         event = int(self._queued.collective[last])
         next_ones = self._queued.collective[unread[:1]]
@@ -147,25 +147,25 @@ class _Reading:
         clock = self._clocks.get(key >> STREAM_NUMBER_BITS)
         if clock is None:
             return read_ns
-        # Not before it was recorded, nor after it was read: the clock may be off by its bound.
+        # Not before it was recorded, nor after it was read: the clock may be wrong by its bound.
         recorded_ns = self._events.time[self._queued.slot[rows]]
         return np.minimum(np.maximum(clock.to_other(self._events.value[reached]), recorded_ns), read_ns)
 
-    def _may_still_be_read(self, first_unread: int, read_ns: int | None, asked_ns: int | None) -> bool:
-        """Whether the first unread event may still be read: the reader's next report on it is not overdue."""
+    def _may_still_be_read(self, first_unread: int, read_ns: int | None, polled_ns: int | None) -> bool:
+        """Return whether the first unread event may still be read: the reader's next report on it is not overdue."""
         if self._now_ns is None:
             return False
         first_ns = max(int(self._events.time[self._queued.slot[first_unread]]), read_ns or 0)
-        due_ns = first_ns + (DEVICE_PENDING_NS if asked_ns is None else 2 * (asked_ns - first_ns))
+        due_ns = first_ns + (DEVICE_PENDING_NS if polled_ns is None else 2 * (polled_ns - first_ns))
         return self._now_ns <= due_ns + _GRACE_NS
 
     def _calls_after(self, event: int, event_ns: Mapping[int, int]) -> Iterator[OpenCall]:
         """Yield the chosen calls that are open after an event of the host, outermost first.
 
-        A device that passes the event is in them too.
+        The device is in the same calls after it has passed the event.
 
         Args:
-            event: its index among those of modules; -1 if it is lost.
+            event: its index among the events of modules; -1 if it is lost.
             event_ns: by event, when the device passed it; negative if that was not read.
         """
         reached_ns = event_ns[event]
@@ -199,7 +199,10 @@ class _Reading:
 
 
 def _by_position(position: Int64Array) -> dict[int, int]:
-    """Map the index of each event to the outermost interval that begins or ends at it; see `Intervals`."""
+    """Map the index of each event to the outermost interval that begins or ends at it.
+
+    Odd positions are at an event, whose index is `position >> 1`; see `Intervals`.
+    """
     at_event: BoolArray = (position >= 0) & (position & 1 == 1)
     rows = np.flatnonzero(at_event)[::-1]
     return dict(zip((position[rows] >> 1).tolist(), rows.tolist(), strict=True))
