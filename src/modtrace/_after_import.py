@@ -1,8 +1,8 @@
 """Calling functions once a module is imported.
 
-One finder is put first in `sys.meta_path` and stays there. For a module that somebody waits for it asks the finders
-after it, and adds a call to the end of the module's execution. A spec that is only looked at, as by
-`importlib.util.find_spec`, so changes nothing: neither does an import that fails.
+One finder is put first in `sys.meta_path` and stays there. For an awaited module it asks the finders after it and wraps
+the `exec_module` of the loader that they find. So neither `importlib.util.find_spec` alone nor a failed import calls
+anything.
 """
 
 import contextlib
@@ -17,11 +17,11 @@ from typing import Any
 _waiting: dict[str, list[Callable[[], None]]] = {}
 """What is called once a module is imported, by the module's name."""
 _thread = threading.local()
-"""Which module this thread asks the other finders for: `asks`."""
+"""The module that this thread is looking for: `looking_for`."""
 
 
 def call_after_import(name: str, function: Callable[[], None]) -> None:
-    """Call `function` once `name` is imported, at once where it already is; what it raises leaves the import.
+    """Call `function` once `name` is imported, or now if it is. Its exceptions leave the `import` statement.
 
     It is called once, however often it was asked for, on the thread that executes the module, before any `import` of it
     returns.
@@ -37,15 +37,15 @@ def call_after_import(name: str, function: Callable[[], None]) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds what the other finders find, and watches the execution of modules that somebody waits for."""
+    """Finds what the other finders find, and watches the execution of awaited modules."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if not _waiting.get(fullname) or getattr(_thread, "asks", None) == fullname:
+        if not _waiting.get(fullname) or getattr(_thread, "looking_for", None) == fullname:
             return None
-        # A finder of others may ask all finders in turn, this one too.
-        _thread.asks = fullname
+        # Another library's finder may ask every finder, including this one.
+        _thread.looking_for = fullname
         try:
             for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
                 find_spec = getattr(finder, "find_spec", None)
@@ -55,14 +55,14 @@ class _Finder(MetaPathFinder):
                     return spec
             return None
         finally:
-            _thread.asks = None
+            _thread.looking_for = None
 
 
 _finder = _Finder()
 
 
 def _call_after_execution(spec: ModuleSpec) -> None:
-    """Wrap the loader's `exec_module`: it then calls the waiting functions. It keeps its class and attributes."""
+    """Wrap the `exec_module` of a loader, which then calls the waiting functions; its class and attributes stay."""
     loader: Any = spec.loader
     execute = getattr(loader, "exec_module", None)
     if execute is None or isinstance(loader, type):  # a namespace package; a loader that all built-in modules share

@@ -24,21 +24,21 @@ def merge(
     """Lay a recording over a trace of torch.profiler.
 
     The profiler's events are kept byte for byte, and its file is never written. Events that are broken JSON, as torch
-    writes some names, are repaired or left out, and the result says so. Module tracks lie above the threads of
-    the process; above each stream of a GPU lies a track of the modules whose kernels ran.
+    writes some names, are repaired or left out, and the result says so. Module tracks are above the threads of
+    the process; above each stream of a GPU is a track of the modules whose kernels ran.
 
     Args:
         profiler_trace: `.json` or `.json.gz`, as `export_chrome_trace` writes it.
         timeline: the recording, or any file that `modtrace.load` reads; None makes module tracks from what the trace
             knows of modules.
         out: `.json`, `.json.gz`, `.pftrace` or `.pftrace.gz`.
-        capture: a second trace of torch.profiler, in which the CUDA graphs were captured that this one replays; not
-            needed where the capture is in this one.
+        capture: another torch.profiler trace, which contains the capture of the CUDA graphs replayed here; not needed
+            if `profiler_trace` contains it.
         progress: called with the number of bytes of the trace that were read since the last call.
 
     Raises:
         RingError: the recording is a ring file that is damaged beyond reading.
-        TraceError: a file is cut off or not a trace, or the two have no moment in common.
+        TraceError: a file is cut off or not a trace, or the two do not overlap in time.
         WriteError: `out` cannot be written; an existing file there is intact.
 
     Example:

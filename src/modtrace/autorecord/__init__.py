@@ -8,8 +8,8 @@
 In a path `%r` is the rank, `%p` the process id, `%h` a hash of the host's name, and `%%` a percent sign. Where several
 ranks run, a path without `%r` and `%p` gets the rank before its suffixes: `trace.json.gz` → `trace.rank3.json.gz`.
 
-The recording starts when torch is imported. What the script records itself stops it and goes on in its place. Child
-processes are recorded too, each from its first call of a module on, to `trace.pid4711.json.gz`.
+The recording starts when torch is imported. If the script starts a recording of its own, that replaces this one.
+Child processes are recorded too, each from its first call of a module on, to `trace.pid4711.json.gz`.
 """
 
 from .auto_recording import AutoRecording, parse_variable, start_from_variable

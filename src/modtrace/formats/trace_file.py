@@ -1,4 +1,4 @@
-"""The bytes of a trace file, which may be gzip; and what a merged trace says of its merge."""
+"""The bytes of a trace file, which may be gzip; and the metadata of a merged trace."""
 
 import gzip
 import json
@@ -72,22 +72,22 @@ class TraceFile:
         Compressed data that is cut off or broken ends the blocks; `damage` then says where.
 
         Raises:
-            TraceError: the file cannot be read, or grows as no trace does when it is uncompressed.
+            TraceError: the file cannot be read, or unpacks to more than the limit.
         """
         return self._inflated() if self.gzipped else self._raw()
 
     def whole_blocks(self) -> Iterator[bytes]:
-        """Yield what `blocks` does, of a file that is worth nothing in part.
+        """Yield what `blocks` does, but raise if the file is damaged.
 
         Raises:
-            TraceError: also where compressed data is cut off or broken, or something follows it.
+            TraceError: as `blocks`; or compressed data is cut off or broken, or something follows it.
         """
         yield from self.blocks()
         if self.damage is not None:
             raise TraceError(self.path, f"it is not whole, or damaged: {self.damage}")
 
     def _raw(self) -> Iterator[bytes]:
-        # Not more than the file has, whose size is unknown only of a pipe or a device.
+        # No more than the file has. An empty file, and files of /proc, say 0 bytes.
         block_bytes = min(BLOCK_BYTES, self.size or BLOCK_BYTES)
         while True:
             try:
@@ -155,8 +155,8 @@ GPU_TABLE = "gpu_table"
 """The name in the metadata of what modules launched on GPUs."""
 
 ANNOTATED_RANGES = "annotated_ranges"
-"""The name in the metadata of the recording's ranges that the profiler's annotations show: of each tid, name, category,
-start and end in Unix nanoseconds."""
+"""The name in the metadata of the recording's ranges that are shown by the profiler's annotations: [tid, name,
+category, start, end] of each, in Unix nanoseconds."""
 
 MAX_ANNOTATED = 1 << 15
 """How many of them it has at most, so that the metadata stay small."""
@@ -166,7 +166,7 @@ _IN_PACKETS = MERGED_PACKET.encode()
 
 
 def metadata_json(metadata: Mapping[str, Any]) -> bytes:
-    """Return the metadata of a merge as JSON; names that no JSON can hold, by halves of characters, as look-alikes."""
+    """Return the metadata of a merge as JSON; if it has lone surrogates, which JSON cannot hold, texts are escaped."""
     try:
         return orjson.dumps(metadata)
     except orjson.JSONEncodeError:
@@ -174,10 +174,10 @@ def metadata_json(metadata: Mapping[str, Any]) -> bytes:
 
 
 def gpu_work_in(path: str, metadata: object) -> GpuWork | None:
-    """Return what modules launched on GPUs, from the metadata of a merge; None if it does not say it.
+    """Return what modules launched on GPUs, from the metadata of a merge; None if they do not say it.
 
     Raises:
-        TraceError: it was edited since.
+        TraceError: the metadata are not as modtrace writes them.
     """
     values = metadata.get(GPU_TABLE) if isinstance(metadata, dict) else None
     try:
@@ -190,7 +190,7 @@ def with_annotated_ranges(timeline: Timeline, path: str, metadata: object) -> Ti
     """Return the timeline with the ranges that the metadata of a merge have, on tracks of their own.
 
     Raises:
-        TraceError: it was edited since.
+        TraceError: the metadata are not as modtrace writes them.
     """
     rows = metadata.get(ANNOTATED_RANGES) if isinstance(metadata, dict) else None
     if not rows or not timeline.tracks:
@@ -233,7 +233,7 @@ def _search_from_front(source: TraceFile) -> dict[str, Any] | None:
     data = b""
     for block in source.blocks():
         if not data and format_of(block) is None:
-            return None  # no trace, as a ring file, of which there can be very much
+            return None  # not a trace: a ring file can be huge
         found = _IN_JSON in data or _IN_PACKETS in data
         data = (data if found else data[-len(_IN_JSON) - len(_IN_PACKETS) :]) + block
         if len(data) > MAX_TAIL_BYTES:
@@ -247,7 +247,7 @@ def _metadata(data: bytes) -> dict[str, Any] | None:
     """Return the metadata of a merge if `data` holds all of it."""
     for needle in (_IN_JSON, _IN_PACKETS):
         position = data.rfind(needle)
-        # Not the first brace: the bytes in between hold the length of what follows, and one of them may look like it.
+        # `{"` and not `{`: the bytes before it hold the length of what follows, and one of them may be a brace.
         begin = data.find(b'{"', position)
         if position < 0 or begin < 0:
             continue

@@ -11,7 +11,7 @@ class CallIndex:
     """Finds a call by any of its spans: each call is known by its forward span.
 
     Args:
-        timeline: whose calls.
+        timeline: the timeline to index.
     """
 
     def __init__(self, timeline: Timeline) -> None:
@@ -23,7 +23,7 @@ class CallIndex:
         self._paths: dict[int, tuple[int, ...]] = {}
 
     def forward_span_of(self, span: int) -> int:
-        """Return the forward span of the call that a span belongs to, or the span itself where there is none."""
+        """Return the forward span of the call that a span belongs to, or the span itself if there is none."""
         columns = self._columns
         if columns.phase[span] == FORWARD:
             return span
@@ -31,13 +31,13 @@ class CallIndex:
         return forward
 
     def path(self, span: int) -> tuple[int, ...]:
-        """Return the calls around a span's call, outermost first, itself last, each by its forward span."""
+        """Return the call stack of a span, outermost first, as indices of forward spans."""
         path = self._paths.get(span)
         if path is None:
             call = self.forward_span_of(span)
             around = int(self._columns.parent[call])
-            same = around >= 0 and self._columns.phase[around] == self._columns.phase[call]
-            path = self._paths[span] = (*(self.path(around) if same else ()), call)
+            in_same_phase = around >= 0 and self._columns.phase[around] == self._columns.phase[call]
+            path = self._paths[span] = (*(self.path(around) if in_same_phase else ()), call)
         return path
 
 
@@ -47,11 +47,11 @@ def threads_of(timeline: Timeline) -> Int64Array:
 
 
 def runs_module_code(columns: Columns) -> BoolArray:
-    """Which spans are forward or a repetition of it: what runs a module's own code."""
-    chosen: BoolArray = (columns.phase == FORWARD) | (columns.phase == RECOMPUTE)
-    return chosen
+    """Return which spans are forward or recompute: these run a module's own code."""
+    is_module_code: BoolArray = (columns.phase == FORWARD) | (columns.phase == RECOMPUTE)
+    return is_module_code
 
 
-def innermost_spans(timeline: Timeline, chosen: BoolArray | None = None) -> InnermostLookup:
-    """Return which span ran on a thread at a moment: of all, or of the chosen ones."""
-    return InnermostLookup(threads_of(timeline), timeline.columns, chosen)
+def innermost_spans(timeline: Timeline, is_candidate: BoolArray | None = None) -> InnermostLookup:
+    """Return the lookup of the innermost span on a thread at a moment, among all spans or the candidates."""
+    return InnermostLookup(threads_of(timeline), timeline.columns, is_candidate)
