@@ -56,8 +56,9 @@ class CheckResult(NamedTuple):
 
 
 def check(path: str | os.PathLike[str], *, progress: Callable[[int], None] | None = None) -> CheckResult:
-    """Check a Chrome JSON or Perfetto trace, plain or gzipped, written by modtrace or by anything else.
+    """Find what viewers would drop, hide or draw wrongly in a trace, written by modtrace or by anything else.
 
+    The trace is in Chrome's JSON or in Perfetto's format, plain or gzipped.
     For a report's `.zip` the trace inside is checked, for a ring file what `modtrace convert` makes of it.
 
     Args:
@@ -65,7 +66,7 @@ def check(path: str | os.PathLike[str], *, progress: Callable[[int], None] | Non
         progress: called with the number of bytes of the file that have been read since the last call.
 
     Raises:
-        TraceError: the file itself cannot be opened, or unpacks to more than any trace does.
+        TraceError: the file itself cannot be opened, or unpacks to more than the limit.
         ModtraceError: no temporary file can be made.
 
     Example:

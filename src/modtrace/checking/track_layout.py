@@ -19,7 +19,7 @@ FlowKey = tuple[object, ...]
 
 
 class Fault(NamedTuple):
-    """One broken rule.
+    """One fault that `check` found: where a file breaks a rule.
 
     Attributes:
         rule: the rule's name (`partial-overlap`).

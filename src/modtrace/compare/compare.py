@@ -28,7 +28,7 @@ def diff(
     by: GroupBy = "module",
     step_by: str | None = None,
 ) -> Diff:
-    """Compare what modules took before and after, per step and phase, by their self times; and the parts of the step.
+    """Compare the self time of each module before and after, per step and phase; and the parts of the step.
 
     The typical time of a module in a recording is the mean of the faster half of its steps. A difference is held
     against how much typical times differ between recordings of one side; with one recording a side, against how much
@@ -72,7 +72,7 @@ def save_baseline(
     by: GroupBy = "module",
     step_by: str | None = None,
 ) -> list[RunTimes]:
-    """Keep what modules take in a small JSON file, which `diff` reads as a side.
+    """Save the times of modules to a small JSON file, which `diff` accepts as `base` or `new`.
 
     Args:
         recordings: a timeline, any file that `load` takes, or several of one program: best 5 or more.

@@ -134,7 +134,7 @@ class Diff:
 
     @property
     def modules_in_common(self) -> tuple[int, int]:
-        """How many modules both sides have, and how many there are."""
+        """How many modules are on both sides, and how many on at least one."""
         base = {change.fqn for change in self.changes if change.base_recordings}
         new = {change.fqn for change in self.changes if change.new_recordings}
         return len(base & new), len(base | new)

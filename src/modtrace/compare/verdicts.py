@@ -117,7 +117,7 @@ class Change(NamedTuple):
 
     @property
     def outcome(self) -> str:
-        """The verdict; of a module that ran more or less often, how often: its time per step then says little else."""
+        """The verdict; if a module ran more or less often than before, `ran 6 times a step instead of 1`."""
         if self.phase == PART or self.base_calls == self.new_calls or not (self.base_calls and self.new_calls):
             return self.verdict
         return (

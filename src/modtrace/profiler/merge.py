@@ -27,7 +27,7 @@ _Path = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class MergeResult:
-    """What a merge did.
+    """What `merge` wrote and left out, and how exactly the recording is aligned with the trace.
 
     Attributes:
         path: the file it wrote.

@@ -20,7 +20,7 @@ def load_ranks(
     worst: int = 0,
     on_left_out: Callable[[ModtraceError], None] | None = None,
 ) -> Timeline:
-    """Read the recordings of all ranks of a job into one timeline: a process per rank, in one time.
+    """Read the recordings of all ranks of a job into one timeline: a process per rank, on one clock.
 
     Each rank's times are moved by what its clock was ahead. How far they are off at most is in `metadata["ranks"]`, in
     nanoseconds, with the way in which it was found ("same clock", "pings", "collectives", "wall clock").

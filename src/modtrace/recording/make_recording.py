@@ -59,22 +59,21 @@ def record(
             `.html`, `.zip`, `.speedscope.json`, `.folded`. None saves nothing until `save`. In it and in `ring`, `%r`
             is the rank, `%p` the process id, `%h` a hash of the host's name, and `%%` a percent sign.
         engine: "native", "python", or "auto": native where it is built (`modtrace build`), else python.
-        capacity: events kept, 32 bytes each; the oldest are overwritten.
+        capacity: how many events are kept, 32 bytes each; the oldest are overwritten.
         ring: a file behind the ring: it survives SIGKILL, and another process can read it. If the ring of an ended
             process has this name (`run.modtrace`), that becomes `run.1.modtrace`, or takes the next number. If one that
             runs has it, the new ring takes the number, and a warning says so.
-        model: where names start, whoever calls it: this module or, if a text, each module whose class has this name.
-            None: at each outermost called module, or at the module whose own method calls it. If another thread called
-            the module that holds it, names start there.
+        model: root of the names: this module or, if a text, every module whose class has this name. None: each
+            outermost called module; but if a module that contains it was called before, on any thread, or calls it in a
+            method of its own, that one.
         max_steps: stop, and save where a path is given, after so many steps.
         schedule: which steps to record, as `torch.profiler.schedule` makes it. Each of its cycles goes to a file of its
             own, `step.cycle0.pftrace`, which is written when the cycle ends; the last one is what `timeline` returns.
         shapes: also record shapes and dtypes of the tensors that go into each call.
         memory_interval: also sample memory when modules are called, at most once in so many seconds.
-        memory: also record how many bytes tensors hold, on a GPU of CUDA as soon as the process allocates there,
-            else on the CPU, whenever a call begins or ends: what each module
-            keeps (`retained_bytes`), the most inside it (`peak_bytes`), and who holds it at the peak. It needs the
-            native engine.
+        memory: also record how many bytes tensors hold, on a GPU of CUDA as soon as the process allocates there, else
+            on the CPU, whenever a call begins or ends: what each module keeps (`retained_bytes`), the most inside it
+            (`peak_bytes`), and who holds it at the peak. It needs the native engine.
         on_signal: save to `path` whenever this signal comes (`signal.SIGUSR1`), and go on.
         stacks_on_signal: write the Python stacks of all threads to `RING.stacks` whenever this signal comes
             (`signal.SIGUSR2`), by faulthandler; `modtrace where --stacks` sends it. The handler stays until the
@@ -87,19 +86,19 @@ def record(
         device_times: also record when the device (a GPU) is in chosen calls, by events on its streams, without a
             profiler and without waiting for it. It needs the native engine; where there is no device, one warning says
             so, and the recording goes on.
-        device_depth: choose calls with fewer calls around them than this. 2 (the outermost, and what these call) unless
-            `device_modules` is given.
+        device_depth: how many levels of calls are chosen: 1 is the outermost calls only, 2 also those that they make.
+            None: 2, or all levels if `device_modules` is given.
         device_modules: choose calls whose fully qualified name matches this pattern, like a shell's: `GPT.blocks.*`.
         ranges: also record named ranges: what `torch.profiler.record_function` names, in torch and in your code,
             without a profiler, and clipping, scalers, schedulers, compilations, `torch.save` and `torch.load`; with the
             native engine also garbage collections of at least 0.1 ms.
         flops: also count the FLOPs of matrix products, convolutions, attention and what `register_flop_formula` of
-            torch has a formula for. They are counted once per shapes of inputs: at the first outermost call with such,
-            until its backward is over. It needs the native engine.
+            torch has a formula for. They are counted once per shapes of inputs: at the first outermost call with new
+            shapes, until its backward is over. It needs the native engine.
         workers: also record what the worker processes of a `DataLoader` do that start while it runs: fetches, ranges
             and modules, each worker as a process of the timeline.
         keep: how many rings of ended processes to keep under numbers; older ones are removed.
-        keep_when: keep the steps around what is slow as small traces in `run.kept` beside `ring`, which it needs:
+        keep_when: save small traces around steps that meet a condition, in `run.kept` beside `ring`, which it needs:
             `"step > 3x; gc > 200ms"`, as `modtrace watch` takes it. Another process, which this one starts and does not
             wait for, reads the ring and saves them. `()` keeps only what `Recording.keep` asks for; `"signal"` keeps
             when SIGUSR1 comes, or the signal of `on_signal`, which then needs no path.

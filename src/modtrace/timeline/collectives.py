@@ -50,21 +50,21 @@ class Collective(NamedTuple):
     """One call of a collective, a send or a receive, or a wait for one.
 
     Attributes:
-        operator: as `torch.distributed` calls it (`all_reduce`); of a wait what is waited for, empty where that is not
-            known.
-        group: the name of the group, see `Collectives.groups`; empty where it is not known.
-        peer: the rank in the group at the other end of a send or receive; None where there is none.
+        operator: as `torch.distributed` calls it (`all_reduce`); for a wait, the operator waited for, empty if that is
+            not known.
+        group: the name of the group, see `Collectives.groups`; empty if it is not known.
+        peer: the rank in the group at the other end of a send or receive, else None.
         is_wait: whether a thread waited for it, else it was called.
         counter: which collective of its group it is, counted by modtrace from 0 when the recording began, so that the
-            same one has the same counter on all ranks; of sends and receives which one with this peer; None where it
-            is not known.
+            same one has the same counter on all ranks; sends and receives are counted per peer; None if it is not
+            known.
         nbytes: the larger of what went in and what came out on this rank; 0 for a wait and a barrier.
         start_ns: when it was called, integer nanoseconds since the Unix epoch.
         end_ns: when the call returned; never less than `start_ns`.
-        done_ns: when it was complete; None where that is not known.
-        track: the name of the track it lies on (`communication · MainThread`).
+        done_ns: when it was complete; None if that is not known.
+        track: the name of the track it is on (`communication · MainThread`).
         step: which training step, from 0.
-        complete: False where its end never came or was overwritten.
+        complete: False if its end never came or was overwritten.
         device: the type of the device that runs it (`cuda`): the call and the waits then end when that has been told
             what to do, and only device times (`record(device_times=True)`) say when it was complete, as told by the
             stream that runs it or waits for it. Empty for the CPU and a barrier.
@@ -114,7 +114,7 @@ class CollectiveDetails:
         return len(self.name)
 
     def cut(self, end_ns: int) -> CollectiveDetails:
-        """Return what is known before a moment: what was complete only behind it is not known to be."""
+        """Return what is known before a moment: what was complete only after it is not known to be."""
         return replace(self, done=np.where(self.done < end_ns, self.done, -1))
 
     @classmethod

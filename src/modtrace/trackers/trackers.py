@@ -47,10 +47,10 @@ class _Tracker:
 
 
 class ModuleTracker(_Tracker):
-    """Says which modules run now; a drop-in for `torch.utils.module_tracker.ModuleTracker`.
+    """A drop-in for `torch.utils.module_tracker.ModuleTracker`: says which modules run now.
 
-    Names start at each outermost called module's class (`GPT.transformer.h.0`). All of it holds for the thread
-    that asks. It may be entered again while it is entered; the last exit ends it.
+    Names start at the class of each outermost called module (`GPT.transformer.h.0`). Each thread sees the modules that
+    it runs itself. The tracker may be entered again while it is entered; the last exit ends it.
 
     Example:
         >>> with modtrace.ModuleTracker() as tracker:
@@ -62,9 +62,9 @@ class ModuleTracker(_Tracker):
 
 
 class ModTracker(_Tracker):
-    """Says which modules run now, and calls hooks; a drop-in for `torch.distributed._tools.mod_tracker.ModTracker`.
+    """A drop-in for `torch.distributed._tools.mod_tracker.ModTracker`: says which modules run now, and calls hooks.
 
-    As `ModuleTracker`; a graph made inside the block is followed as long as it lives.
+    It does what `ModuleTracker` does, but follows a graph that was made inside the block as long as the graph lives.
     """
 
     def __init__(self) -> None:

@@ -257,7 +257,7 @@ def _late_to_messages(table: CollectiveTable) -> dict[tuple[int, int], tuple[int
 
 
 _NO_STEP = 1 << 30
-"""Behind the last step of any recording."""
+"""After the last step of any recording."""
 _VERDICTS: tuple[Verdict, ...] = ("even", "cannot tell", "late")
 """What says more comes last."""
 
@@ -367,7 +367,9 @@ def find_slow_ranks(
     steps: Steps | None = None,
     on_left_out: Callable[[ModtraceError], None] | None = None,
 ) -> SlowRun:
-    """Say who is late in a folder of recordings, all of which are read into memory, or in a dataset, bucket by bucket.
+    """Find the ranks that others wait for, in a folder of recordings or in a dataset.
+
+    All recordings are read into memory. A dataset is read one bucket of steps at a time.
 
     Args:
         source: a folder with a recording of each rank, or a dataset of `modtrace ranks pack`.
@@ -382,7 +384,7 @@ def find_slow_ranks(
         files = find_rank_recordings(source, on_left_out)
         return slow_of_recordings(files, JobTime(files), steps)
     if steps is not None:
-        raise ModtraceError(f"{os.fspath(source)}: all steps of a dataset are looked at; leave out --steps")
+        raise ModtraceError(f"{os.fspath(source)}: all steps of a dataset are looked at; leave out `steps` (--steps)")
     from ..dataset_tables import DatasetTables
 
     buckets = DatasetTables(source).buckets("collectives")

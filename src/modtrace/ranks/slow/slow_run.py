@@ -109,10 +109,10 @@ class LateRank(NamedTuple):
 
 @dataclass(frozen=True)
 class SlowRun:
-    """Who was late in a run; made by `find_slow_ranks`.
+    """Which ranks were late in a run, in which steps, and what that cost; made by `find_slow_ranks`.
 
     Attributes:
-        steps: what each step says, in order.
+        steps: what was found in each step, in order.
         ranks: how many ranks there are.
         late: the ranks that were late, by what they cost.
         duration_ns: of all steps together, as far as known.
