@@ -19,7 +19,7 @@ from .job import PARSERS, PATHS, ChildCount, Job
 if TYPE_CHECKING:
     from ..recording import Recording
 
-_BEHIND_CHILDREN = -1000
+_AFTER_CHILDREN = -1000
 """A priority of what `multiprocessing` does at the end of a process: after its waiting for the children."""
 _log = logging.getLogger("modtrace")
 
@@ -65,7 +65,7 @@ class AutoRecording:
         self._job = Job.begin(arguments)
         self._job.tell_children()
         call_after_import("torch", self._start)
-        Finalize(None, self._say_last, exitpriority=_BEHIND_CHILDREN)
+        Finalize(None, self._say_last, exitpriority=_AFTER_CHILDREN)
 
     @property
     def in_starting_process(self) -> bool:

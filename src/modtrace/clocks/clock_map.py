@@ -1,7 +1,7 @@
 """What another clock shows at a time of the own one, and how far that is off at most.
 
 Hosts of a job, devices, a profiler and the wall clock are all compared in this way: something read both clocks at some
-moments, and `ClockMap` says what was between these readings, before them and behind them.
+moments, and `ClockMap` says what was between these readings, before them and after them.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ _MIN_RATE_CHANGE = 1e-6
 _FLOAT_NOISE_NS = 1e-6
 
 Beyond = Literal["last rate", "mean rate", "no rate"]
-"""How the offset changes before the first reading and behind the last one, see `ClockMap`."""
+"""How the offset changes before the first reading and after the last one, see `ClockMap`."""
 
 
 class Reading(NamedTuple):

@@ -272,7 +272,7 @@ def _slice_event(row: tuple[int | str, int], start_ns: int, duration_ns: int, sh
 class _RowPlaces:
     """Finds ids for the rows that a merge adds, and places right above rows of the profiler.
 
-    Viewers show the id of a thread behind its name, so ids are as small as can be. They sort the rows of a process by
+    Viewers show the id of a thread after its name, so ids are as small as can be. They sort the rows of a process by
     their indexes, and those of equal index by their ids, the main thread first.
 
     Args:
@@ -292,7 +292,7 @@ class _RowPlaces:
         index = self._indexes.get((pid, tid))
         if index is None:
             return next(self._small), self._first(pid) - 1
-        # Behind a row of that very index comes what has a greater id.
+        # After a row of that very index comes what has a greater id.
         return next(self._reserved if (pid, index - 1) in self._occupied else self._small), index - 1
 
     def top(self, pid: int | str) -> tuple[int, int]:

@@ -177,7 +177,7 @@ def _load(path: Path) -> "Timeline":
             from .saved_perfetto import load_perfetto
 
             return load_perfetto(path, source.whole_blocks())
-        head = b"".join(itertools.islice(source.whole_blocks(), 2))  # behind the first, damage is known
+        head = b"".join(itertools.islice(source.whole_blocks(), 2))  # damage is known after the first
     if not head:
         raise TraceError(path, "it is empty")
     if head.startswith(b"<"):

@@ -126,7 +126,7 @@ class RecordedEvents:
             elif kind == "X":
                 spans.append(event)
             elif kind in ("s", "f") and event["cat"] not in (LAUNCH_CATEGORY, *CATEGORIES):
-                # The writer puts an arrow's end right behind its span.
+                # The writer puts an arrow's end right after its span.
                 flow_ends.append((len(self._ts) + len(spans) - 1, event["id"]))
             elif kind == "i":
                 self._marks.append((event["ts"], event["cat"], event["name"]))

@@ -18,7 +18,7 @@ from . import load
 from .file_kind import FileKind, file_kind_by_head
 
 Steps = tuple[int | None, int | None]
-"""The first of some steps and the one behind the last; None: from the first on, and to the last."""
+"""The first of some steps and the one after the last; None: from the first on, and to the last."""
 
 SHOWN_EVENTS = 4_000_000
 """Events of a ring that are shown at once, if no steps are chosen: as many as a browser draws in a moment."""
@@ -44,7 +44,7 @@ def load_around(path: str | os.PathLike[str], steps: Steps | None, step_by: str 
 
     Args:
         path: the file.
-        steps: the first step and the one behind the last, as for `Timeline.steps`; None: all.
+        steps: the first step and the one after the last, as for `Timeline.steps`; None: all.
         step_by: what a step is, as for `Timeline.steps`. If it is a call or a range, all is read.
 
     Raises:
@@ -91,7 +91,7 @@ def load_shown(path: str | os.PathLike[str], steps: Steps | None) -> tuple[Timel
 
     Args:
         path: the file.
-        steps: the first step and the one behind the last, as for `Timeline.steps`; None: none are named.
+        steps: the first step and the one after the last, as for `Timeline.steps`; None: none are named.
 
     Returns:
         The timeline, and what the user should know of what is not in it.

@@ -72,7 +72,7 @@ class _Fields:
     """Packets of which fields are taken one after the other.
 
     Args:
-        data: the bytes of all, and some zeros behind them.
+        data: the bytes of all, and some zeros after them.
         at: where each begins.
         end: where it ends.
     """
@@ -81,7 +81,7 @@ class _Fields:
         self._data, self.at, self._end = data, at.copy(), end
 
     def take(self, tag: bytes, otherwise: int = -1) -> Int64Array:
-        """Return the number in a field of each packet, and go behind it; `otherwise` where another field comes next."""
+        """Return the number in a field of each packet, and go past it; `otherwise` where another field comes next."""
         data, at, value = self._data, self.at, np.full(len(self.at), otherwise)
         is_next = data[at] == tag[0]
         for place, byte in enumerate(tag[1:], 1):
@@ -321,7 +321,7 @@ class _Reader:
             level = len(open_) + np.cumsum(np.where(is_begin[own], 1, -1)) - is_begin[own]
             if level.min() < 0:
                 raise ValueError("a span ends that did not begin")
-            # Sorted by level, and there as they come, a span's end is behind its begin.
+            # Sorted by level, and there as they come, a span's end is right after its begin.
             order = np.argsort(np.append(np.arange(len(open_)), level), kind="stable")
             begins = np.append(np.ones(len(open_), np.bool_), is_begin[own])[order]
             rows = np.append(np.array(open_, np.int64), row[own])[order]

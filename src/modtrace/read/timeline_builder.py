@@ -54,7 +54,7 @@ class SpanColumns:
     slices: list[FileSlice] = field(default_factory=list)
 
     def extend(self, name: str, values: Int64Array) -> None:
-        """Put numbers behind a column.
+        """Append numbers to a column.
 
         Raises:
             ValueError: one is too large for it.
@@ -66,7 +66,7 @@ class SpanColumns:
         column.frombytes(narrow.tobytes())
 
     def take_out(self, name: str) -> AnyArray:
-        """Return a column, not copied, and leave none behind: there is memory for all of them once."""
+        """Return a column, not copied, and keep none here: there is memory for all of them once."""
         column = np.asarray(getattr(self, name))
         setattr(self, name, array("q"))
         return column.astype(DTYPES.get(name, np.int32), copy=False)

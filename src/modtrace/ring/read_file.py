@@ -61,12 +61,12 @@ _BYTES_PER_BLOCK = 512
 _MIN_HOLLOW_BYTES = 1 << 32
 """Holes of a smaller file are read as empty slots."""
 _SLOTS_AHEAD = 1 << 10
-"""Slots behind the newest event that are read with it: the writer goes on meanwhile."""
-_SLOTS_BEHIND = 64
-"""In one of so many is the next event, also if a thread was killed while it wrote."""
+"""Slots after the newest event that are read with it: the writer goes on meanwhile."""
+_SLOTS_WITH_NEXT = 64
+"""The next event is in one of so many slots after the newest, also if a thread was killed while it wrote."""
 
 _SlotRange = tuple[int, int]
-"""The number of the first slot, and that behind the last one."""
+"""The number of the first slot, and the number after that of the last one."""
 
 
 class SlotSnapshot(NamedTuple):
@@ -160,7 +160,7 @@ def read_ring(
 
 
 def has_news(path: str | os.PathLike[str], last: RingSnapshot) -> bool:
-    """Return whether a ring file holds events behind those of a snapshot, or its writer has ended since.
+    """Return whether a ring file holds events after those of a snapshot, or its writer has ended since.
 
     Raises:
         RingError: as of `read_ring`.
@@ -169,7 +169,7 @@ def has_news(path: str | os.PathLike[str], last: RingSnapshot) -> bool:
         if writer_state(file.fileno(), header) != last.writer:
             return True
         recorded, capacity = last.slots.recorded, header.capacity
-        for first, stop in _slots_of(recorded, recorded + min(_SLOTS_BEHIND, capacity), capacity, capacity):
+        for first, stop in _slots_of(recorded, recorded + min(_SLOTS_WITH_NEXT, capacity), capacity, capacity):
             words = read_at(file.fileno(), (stop - first) * SLOT_BYTES, SLOTS_OFFSET + first * SLOT_BYTES)
             whole = len(words) // SLOT_BYTES * WORDS_PER_SLOT  # the file may have been cut
             stamps = np.frombuffer(words, np.int64, whole)[WORDS_PER_SLOT - 1 :: WORDS_PER_SLOT]
@@ -264,7 +264,7 @@ def _read_once(descriptor: int, count: int, capacity: int, last_events: int | No
 
 
 def _find_newest(descriptor: int, count: int, capacity: int) -> int | None:
-    """Return the serial number of the newest event by bisection: behind it, slots are a lap older, or empty.
+    """Return the serial number of the newest event by bisection: after it, slots are a lap older, or empty.
 
     None if no event is in the first slot, or where a slot says what it cannot: then only all slots together show it.
     """
@@ -345,7 +345,7 @@ def read_slots(
     Args:
         blocks: the slots that may hold events.
         capacity: slots in the ring; more than there are where the file was cut short.
-        serials: leave out the events before these and count them as overwritten, and those behind them.
+        serials: leave out the events before these, which count as overwritten, and those after them.
         without: leave out events of these kinds too, but for the first and the last of `serials`.
     """
     parts = [_whole_slots(block, capacity, serials, without) for block in blocks]

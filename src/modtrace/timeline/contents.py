@@ -122,7 +122,7 @@ class BackwardPass(NamedTuple):
     """A call of `backward()` or `torch.autograd.grad`, from its begin to its return on the thread that called it.
 
     It is longer than the backward spans in it by what torch and others do there that belongs to no module: before the
-    first node and behind the last, where DistributedDataParallel waits for the other ranks, and between nodes.
+    first node and after the last, where DistributedDataParallel waits for the other ranks, and between nodes.
 
     Attributes:
         start_ns: Unix nanoseconds.

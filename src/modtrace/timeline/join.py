@@ -144,7 +144,7 @@ def add_gpu_tracks(
         streams: device and stream of each track that is to be made.
         spans: those above the streams, nested on each; their tracks are indices into `streams`, and phase and call are
             those of the call that launched the work.
-        names: those of the timeline, and behind them what it does not know; None: it knows all.
+        names: those of the timeline, and after them those that it does not know; None: it knows all.
     """
     if not len(spans):
         return timeline

@@ -298,7 +298,7 @@ def first_ended_step(timeline: Timeline, step_ends: Int64Array) -> int:
 
 
 def _end_before(step_ends: Int64Array, index: int) -> int:
-    """Return when the step before one ended; before all times for the first, behind all for one that never comes."""
+    """Return when the step before one ended; before all times for the first, after all for one that never comes."""
     never = np.iinfo(np.int64)
     return int(step_ends[index - 1]) if 0 < index <= len(step_ends) else never.min if index <= 0 else never.max
 
@@ -326,7 +326,7 @@ def last_steps(timeline: Timeline, max_spans: int) -> Excerpt | None:
 
 
 def last_spans(timeline: Timeline, max_spans: int) -> Excerpt:
-    """Return what lies behind the start of the first of the last `max_spans` spans; what was open then is cut there."""
+    """Return what is after the start of the first of the last `max_spans` spans; what was open then is cut there."""
     columns = timeline.columns
     start = int(columns.start[-max_spans]) if max_spans < len(columns) else int(columns.start[0])
     end = int(columns.end.max())

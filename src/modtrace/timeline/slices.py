@@ -153,7 +153,7 @@ def in_start_order(slices: Slices) -> Slices:
 
 
 def sort_by_start(slices: Slices) -> tuple[Slices, Int64Array]:
-    """Do what `in_start_order` does; return also the new index of each slice, and behind these a -1 for no slice."""
+    """Do what `in_start_order` does; return also the new index of each slice, and after these a -1 for no slice."""
     new_index = np.arange(-1, len(slices))
     new_index = np.append(new_index[1:], -1)
     if is_sorted(slices):
@@ -172,7 +172,7 @@ def is_sorted(slices: Slices) -> bool:
 
 
 def join_columns(parts: Sequence[Slices]) -> Slices:
-    """Put slices behind those of the parts before; only `parent` is renumbered, as names and tracks may be shared."""
+    """Put slices after those of the parts before; only `parent` is renumbered, as names and tracks may be shared."""
     first, shifted = 0, []
     for part in parts:
         shifted.append(replace(part, parent=np.where(part.parent >= 0, part.parent + first, -1)))
@@ -181,7 +181,7 @@ def join_columns(parts: Sequence[Slices]) -> Slices:
 
 
 def append_to(columns: dict[str, AnyArray], more: Mapping[str, AnyArray]) -> None:
-    """Put columns behind large ones, which grow in place: both together may not fit into memory twice.
+    """Append columns to large ones, which grow in place: both together may not fit into memory twice.
 
     Args:
         columns: that no other array shares; without any, they become copies of `more`.

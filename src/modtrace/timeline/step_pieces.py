@@ -73,7 +73,7 @@ def _find_cuts(timeline: Timeline) -> list[tuple[int, int]]:
     for start, end in ((columns.start, columns.end), (others.start, others.end), _calls_with_backward(columns)):
         is_cut &= np.searchsorted(np.sort(start), moments) == np.searchsorted(np.sort(end), moments)
     row, moments, number = row[is_cut], moments[is_cut], number[is_cut]
-    # The first span says which step it is; the loss before a backward pass is behind what ran before.
+    # The first span says which step it is; the loss before a backward pass is after what ran before.
     is_first = columns.complete[row] & (columns.step[row] == number) & (columns.phase[row] == FORWARD)
     passes = np.sort(others.start[others.kind == BACKWARD_PASS])
     is_first &= np.searchsorted(passes, moments) == np.searchsorted(passes, columns.start[row])

@@ -134,7 +134,7 @@ class Timeline:
     def window(self, start_ns: int | None = None, end_ns: int | None = None) -> Timeline:
         """Return what lies in a range of time.
 
-        A span that begins before it or ends behind it is cut to it and marked incomplete; one that only touches it is
+        A span that begins before it or ends after it is cut to it and marked incomplete; one that only touches it is
         left out. Marks and samples are kept from `start_ns` to before `end_ns`, and for each counter the last sample
         before, moved to `start_ns`, so that its value there is known.
 
@@ -170,7 +170,7 @@ class Timeline:
     def typical_step(self, step_by: str | None = None) -> Timeline:
         """Return the spans of the typical step: that whose duration is nearest the median.
 
-        The median is of the whole steps behind the first ones, which are left out while they are slower than what
+        The median is of the whole steps after the first ones, which are left out while they are slower than what
         follows; of equally near steps the first is taken.
 
         Args:

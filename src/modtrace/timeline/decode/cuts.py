@@ -1,7 +1,7 @@
-"""Where a large ring can be cut: behind steps after which nothing belongs to what is before.
+"""Where a large ring can be cut: at ends of steps after which nothing belongs to what is before.
 
 What belongs together has a number that is given out in order: the calls of a module, the nodes that a thread makes, the
-passes, the collectives. A cut parts nothing if no number that comes behind it was given out before it.
+passes, the collectives. A cut parts nothing if no number that comes after it was given out before it.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def find_cuts(blocks: Iterable[Events], lookup: NameLookup, ends: Int64Array, *,
     Args:
         blocks: the events of a ring, in order.
         lookup: the name table.
-        ends: serial numbers of the ends of steps: cuts are behind these, but not behind the last, so that no piece is
-            an evaluation alone. Without any, they can be anywhere.
+        ends: serial numbers of the ends of steps: cuts are after these, but not after the last, so that no piece is an
+            evaluation alone. Without any, they can be anywhere.
         is_part: whether the blocks are a part of a ring. Then what was given out before them is lower than the first
             number that is given out in them; if none is, it can be any.
     """
@@ -84,8 +84,8 @@ def find_cuts(blocks: Iterable[Events], lookup: NameLookup, ends: Int64Array, *,
     if is_part:
         np.maximum(made[0], first - 1, out=made[0])
     before = np.maximum.accumulate(made)[:-1]
-    behind = np.minimum.accumulate(used[::-1])[::-1][1:]
-    parts_nothing: list[bool] = np.all((before < behind)[:, :-1], axis=1).tolist()
+    after = np.minimum.accumulate(used[::-1])[::-1][1:]
+    parts_nothing: list[bool] = np.all((before < after)[:, :-1], axis=1).tolist()
     return [*compress(cuts, parts_nothing)]
 
 

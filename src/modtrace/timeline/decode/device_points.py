@@ -140,7 +140,7 @@ def device_clock(device_ns: Int64Array, host_ns: Int64Array, width_ns: Int64Arra
         width_ns: int64[n], … and so long before at the earliest.
     """
     order = np.argsort(device_ns, kind="stable")
-    # The last one is read when the recording stops, which may be right behind another: the narrower one counts.
+    # The last one is read when the recording stops, which may be right after another: the narrower one counts.
     before_last: Int64Array = device_ns[order[-1]] - device_ns[order]
     close = order[1:][before_last[1:] < _MIN_APART_NS]
     if close.size:

@@ -173,7 +173,7 @@ def _marks(analysis: RingAnalysis, counters: Sequence[CounterSeries]) -> list[Ma
 
 
 def _backward_passes(analysis: RingAnalysis, tracks: Sequence[Track], process: Process) -> tuple[list[Track], Slices]:
-    """Return the tracks with those of backward passes behind them, and the passes."""
+    """Return the tracks with those of backward passes after them, and the passes."""
     events, clock, threads = analysis.events, analysis.clock, analysis.lookup.threads
     thread, begin, end = analysis.passes
     if not len(thread):

@@ -364,7 +364,7 @@ def pair_by_key(index: SignedIntArray, is_begin: BoolArray, key: Int64Array) -> 
 def _extend_to_next(events: Events, last_event: Int64Array, has_end: BoolArray, end: Int64Array) -> None:
     """Let a node last until its thread begins the next one of the same graph task, where nothing else lies between.
 
-    In that time the engine checks the gradients that the node made, sums them with others and accumulates them. Behind
+    In that time the engine checks the gradients that the node made, sums them with others and accumulates them. After
     the last node of a graph task, only what is accumulated is known; and while another thread runs nodes of the task,
     the time between two nodes may be waiting for those.
 
@@ -402,7 +402,7 @@ def _runs_elsewhere(events: Events, gap_start: Int64Array, gap_end: Int64Array) 
     Args:
         events: all events.
         gap_start: index of the node end before each gap.
-        gap_end: index of the node begin behind it.
+        gap_end: index of the node begin after it.
     """
     task = events.name.astype(np.int64) & GRAPH_TASK_MASK
     task_and_thread = task * (int(events.thread.max()) + 1 if len(events) else 1) + events.thread

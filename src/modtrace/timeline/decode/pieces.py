@@ -186,7 +186,7 @@ class RingPieces:
             if look is not None:
                 look(piece, modules)
             last = {
-                name: behind_last(last.get(name, NOTHING), modules.counters.get(name, NOTHING))
+                name: after_last(last.get(name, NOTHING), modules.counters.get(name, NOTHING))
                 for name in sorted({*last, *modules.counters})
             }
             timeline = self._timeline(piece, modules._replace(counters=last))
@@ -210,7 +210,7 @@ def parts_of(serials: range) -> Iterator[range]:
 
 
 def join_events(parts: Sequence[Events]) -> Events:
-    """Return the events of several parts, one behind the other."""
+    """Return the events of several parts, one after the other."""
     return Events(*(np.concatenate([getattr(part, name) for part in parts]) for name in Events.__slots__))
 
 
@@ -221,8 +221,8 @@ def with_events(snapshot: RingSnapshot, parts: Sequence[Events]) -> RingSnapshot
     return snapshot._replace(slots=snapshot.slots._replace(events=events))
 
 
-def behind_last(before: Samples, own: Samples) -> Samples:
-    """Return samples behind the last of those before: a part of a ring begins with what was sampled last."""
+def after_last(before: Samples, own: Samples) -> Samples:
+    """Return samples after the last of those before: a part of a ring begins with what was sampled last."""
     return np.append(before[0][-1:], own[0]), np.append(before[1][-1:], own[1])
 
 

@@ -96,7 +96,7 @@ def _from_eval_to_train(
 ) -> tuple[Int64Array, Int64Array]:
     """Return when each evaluation begins and ends.
 
-    It begins with the last `eval()` before its first call. It ends with the `train()` behind its last call, or where
+    It begins with the last `eval()` before its first call. It ends with the `train()` after its last call, or where
     another range begins before that: no code that is known says what comes between the two.
 
     Args:

@@ -98,7 +98,7 @@ def build_around(read: pieces.ReadRing, serials: range, first: int | None, last:
         read: reads some of its events.
         serials: those of the ring.
         first: number of the first step, from the end if it is negative; None: the first of all.
-        last: number of the step behind the last one; the same.
+        last: number of the step after the last one; the same.
     """
     looks = _Looks(read, serials)
     window_and_around = looks.find_window(first or 0, _NEVER if last is None else last) if looks.is_large else None
@@ -178,7 +178,7 @@ class _Looks:
             self._stopped = any(record["kind"] == "stop" for record in tail.snapshot.records)
 
     def next_end(self, begin: int) -> _StepEnd:
-        """Return the first end of a step from a serial number on; behind the last, that of a step that never comes."""
+        """Return the first end of a step from a serial number on; after the last, that of a step that never comes."""
         without = {*Kind} - {self._kind}
         for at in range(begin, self.last.serial + 1, self.block):
             events = self._read(range(at, min(at + self.block, self._serials.stop)), without).slots.events
@@ -188,17 +188,17 @@ class _Looks:
         return _StepEnd(self._serials.stop - 1, _NEVER)
 
     def _around(self, number: int) -> tuple[int, int]:
-        """Return serial numbers behind the end of an earlier step, and behind the end of this step or a later one."""
+        """Return serial numbers after the end of an earlier step, and after the end of this step or a later one."""
         low, high = self._serials.start, self._serials.stop
-        before, behind = low, high
+        before, after = low, high
         while high - low > self.block:
             middle = (low + high) // 2
             end = self.next_end(middle)
             if end.number < number:
                 low = before = end.serial + 1
             else:
-                high, behind = middle, end.serial + 1
-        return before, behind
+                high, after = middle, end.serial + 1
+        return before, after
 
     def find_window(self, first: int, last: int) -> tuple[range, Events] | None:
         """Return the serial numbers of some steps and a few beside them, cut where nothing belongs to what is outside.
@@ -207,29 +207,29 @@ class _Looks:
 
         Args:
             first: number of the first step, from the end if it is negative.
-            last: number of the step behind the last one; the same.
+            last: number of the step after the last one; the same.
         """
         start, stop, count = self._serials.start, self._serials.stop, self.last.number + 1
         low = first if first >= 0 else count + first
         high = last if min(first, last) >= 0 else _NEVER  # to count from the end needs the end
         if not (self.first.number <= high and low <= count and low < high):
             return None
-        before, behind = self._around(low - _STEPS_AROUND)[0], self._around(min(high, count) + _STEPS_AROUND)[1]
+        before, after = self._around(low - _STEPS_AROUND)[0], self._around(min(high, count) + _STEPS_AROUND)[1]
         beside = self.block
-        while 2 * (behind - before + 2 * beside) <= len(self._serials):
-            begin, end = max(start, before - beside), min(stop, behind + beside)
+        while 2 * (after - before + 2 * beside) <= len(self._serials):
+            begin, end = max(start, before - beside), min(stop, after + beside)
             others = RingAnalysis(self._read(range(begin, end), pieces.PIECE_KINDS))
             ends = others.events.serial[others.step_ends.event]
             if np.isin(others.all_events.kind, pieces.WHOLE_KINDS).any():
                 break
             around = self._open_at(begin, self._no_events, start)
             of_around = call_ids(around, np.arange(len(around)))
-            bounds = sorted({begin, *range(before, behind, pieces.PIECE_EVENTS), behind, end})
+            bounds = sorted({begin, *range(before, after, pieces.PIECE_EVENTS), after, end})
             parts = (self._read(range(*part), ()).slots.events for part in itertools.pairwise(bounds))
             blocks = (_without_calls(events, of_around) for events in parts)
             cuts = find_cuts(blocks, others.lookup, ends, is_part=begin > start)
             begins = [start] if begin == start else [cut for cut in cuts if cut <= before]
-            stops = [cut for cut in cuts if cut >= behind] or ([stop] if end == stop else [])
+            stops = [cut for cut in cuts if cut >= after] or ([stop] if end == stop else [])
             if begins and stops:
                 window = range(begins[-1], stops[0])
                 around = self._open_at(window.start, around, begin)
@@ -270,7 +270,7 @@ class _Looks:
         """Return the events of a window with the ends of all ranges that begin in it, and of no others."""
         is_first = window.start == self._serials.start
         has_lost = is_first and window.start > 0  # a range whose begin was overwritten counts to the first step
-        after = np.zeros(0, np.int64)  # whose begins are behind the window
+        after = np.zeros(0, np.int64)  # whose begins are after the window
         begun, ended = (events.value[events.kind == kind] for kind in RANGE_KINDS)
         parts = [events.take((events.kind != Kind.RANGE_END) | np.isin(events.value, begun) | is_first)]
         for part in pieces.parts_of(range(window.stop, self._serials.stop)):
@@ -286,7 +286,7 @@ class _Looks:
         return pieces.join_events(parts)
 
     def begin_ns(self, begin: int) -> int | None:
-        """Return when the step ended behind which a part begins; None for the begin of the ring."""
+        """Return when the step ended after which a part begins; None for the begin of the ring."""
         if begin == self._serials.start:
             return None
         end = RingAnalysis(self._read(range(begin - 1, begin), ()))

@@ -301,8 +301,8 @@ def _hold_any(slices: Slices, rows: AnyArray, inner: AnyArray) -> BoolArray:
 def _gaps_before_passes(slices: Slices, models: AnyArray, passes: AnyArray, optimizers: AnyArray, part: int) -> _Layer:
     """Return the time of the loss: between forward and backward, outside of both.
 
-    It is behind each call that has a backward, and before each backward pass: behind any call, or behind another pass
-    if no optimizer runs in between.
+    It is after each call that has a backward, and before each backward pass: after any call, or after another pass if
+    no optimizer runs in between.
     """
     both = np.concatenate([models, passes])
     busy = union_of(slices.start[both], slices.end[both])

@@ -13,7 +13,7 @@ def median_and_p95_by_group(
     """Return int64[groups] twice: median and 95th percentile over the steps of what each group took in a step.
 
     Args:
-        pieces: what `sum_by_group_and_step` returned of steps, those of each piece behind those of the piece before.
+        pieces: what `sum_by_group_and_step` returned of steps, those of each piece after those of the piece before.
         whole_steps: the steps that count; none given: all.
         groups: how many groups there are; one that is in no step gets 0.
     """

@@ -210,7 +210,7 @@ def _sum_up(
     """
 
     def total(tables: Iterable[Int64Array]) -> Int64Array:
-        # The groups of ranges, which no span is in, are behind those of modules, and not in all pieces.
+        # The groups of ranges, which no span is in, are after those of modules, and not in all pieces.
         sums = np.zeros((len(PHASES), len(groups)), np.int64)
         for table in tables:
             count = min(len(groups), table.shape[-1])
