@@ -1,4 +1,7 @@
-"""Tables for people, and their forms: text, Markdown, HTML and CSV; records as JSON values."""
+"""Tables for people, and their forms: text, Markdown, HTML and CSV; records as JSON values.
+
+Tables of rich are not used: they cannot leave out columns by priority.
+"""
 
 import csv
 import html

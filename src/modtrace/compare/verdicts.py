@@ -188,7 +188,8 @@ def trimmed_mean(logs: Float64Array) -> tuple[float, float, int]:
 def student_quantile(outside: float, freedom: float) -> float:
     """Return t so that Student's distribution has a part `outside` beyond -t and t (Wallace 1959).
 
-    It is up to 4 % too large, the more the fewer degrees of freedom there are.
+    It is up to 4 % too large, the more the fewer degrees of freedom there are. scipy would be exact, but
+    nothing else needs it.
     """
     normal = NormalDist().inv_cdf(1 - outside / 2) * (8 * freedom + 3) / (8 * freedom + 1)
     return math.sqrt(freedom * math.expm1(min(normal**2 / freedom, 2 * _MOST)))

@@ -41,7 +41,7 @@ def restore(value: Any) -> Any:
 
 
 def escaped_name(name: Name) -> Name:
-    """Return the name of a module in the form of a trace, where a label is never empty."""
+    """Return the name of a module, escaped for a trace, where a label is never empty."""
     return Name(escaped(name.label) or UNNAMED, escaped(name.fqn), escaped(name.module_class))
 
 

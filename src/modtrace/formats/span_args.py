@@ -13,7 +13,7 @@ CALL_FIELDS = {"fqn": 1, "module_class": 2, "call": 3, "step": 4, "link": 5, "co
 """
 
 RESERVED_ARGS = frozenset(CALL_FIELDS)
-"""Names that a span's own args (`shapes` …) cannot have."""
+"""Names that a span's extra args (`shapes` …) cannot have."""
 
 FLOW_CATEGORY = "call"
 FLOW_NAME = "backward"

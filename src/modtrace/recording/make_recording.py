@@ -70,7 +70,8 @@ def record(
         schedule: which steps to record, as `torch.profiler.schedule` makes it. Each of its cycles goes to a file of its
             own, `step.cycle0.pftrace`, which is written when the cycle ends; the last one is what `timeline` returns.
         shapes: also record shapes and dtypes of the tensors that go into each call.
-        memory_interval: also sample memory when modules are called, at most once in so many seconds.
+        memory_interval: also sample the memory of the process, and of the current GPU as torch's allocator counts it,
+            when modules are called, at most once in so many seconds.
         memory: also record how many bytes tensors hold, on a GPU of CUDA as soon as the process allocates there, else
             on the CPU, whenever a call begins or ends: what each module keeps (`retained_bytes`), the most inside it
             (`peak_bytes`), and who holds it at the peak. It needs the native engine.

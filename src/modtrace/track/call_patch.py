@@ -74,7 +74,7 @@ class PatchTarget:
         self._by_function: dict[int, Wrapper] = {}
 
     def _function(self) -> Callable[..., Any]:
-        """Return what is under the name now: for a class, the plain function in its `__dict__`."""
+        """Return what is under the name now: for a class, what its `__dict__` holds, which is not bound."""
         function: Callable[..., Any] = vars(self._owner)[self._name]
         return function
 
@@ -90,7 +90,7 @@ class PatchTarget:
         return wrapper
 
     def add(self, patch: Patch) -> Wrapper:
-        """Put an inactive wrapper of `patch` around what is there; around the same, the same as before."""
+        """Put an inactive wrapper of `patch` around what is there: the one that wrapped it before, or a new one."""
         wrapped = self._function()
         for wrapper in self.wrappers_of(patch):
             if wrapper.wrapped is wrapped:
@@ -136,7 +136,7 @@ class Patch:
         self,
         make: Callable[[Wrapper], Callable[..., Any]],
         targets: tuple[PatchTarget, ...] = MODULE_CALL,
-        activate: Callable[[Callable[..., Any], bool], object] = lambda _wrapper, _active: None,
+        activate: Callable[[Callable[..., Any], bool], object] = lambda _function, _active: None,
     ) -> None:
         self._make = make
         self._targets = targets

@@ -159,7 +159,7 @@ def _patches(native: ModuleType) -> tuple[Patch, ...]:
         return call
 
     return (
-        Patch(wrap_call, activate=lambda wrapper, active: native.set_call_wrapper(wrapper if active else None)),
+        Patch(wrap_call, activate=lambda function, active: native.set_call_wrapper(function if active else None)),
         Patch(lambda wrapper: native.wrap_backward(wrapper.wrapped), RUN_BACKWARD, native.set_active),
         Patch(lambda wrapper: native.wrap_make_gradients(wrapper.wrapped), MAKE_GRADIENTS, native.set_active),
     )

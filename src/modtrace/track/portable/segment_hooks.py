@@ -110,7 +110,7 @@ class SegmentHooks:
                 `grad_fn` of one.
             sequence: the thread's sequence number now.
         """
-        first, newest, found = frame.segment_start_seq, sequence - 1, False
+        first, newest, is_hooked = frame.segment_start_seq, sequence - 1, False
         frame.segment_start_seq = sequence
         if type(values) is tuple and len(values) == 1:
             values = values[0]
@@ -126,8 +126,8 @@ class SegmentHooks:
                 hook_tensor = thread.hook_tensor
                 hook_tensor._backward_hooks = {0: partial(self.on_segment_start, frame.call_id)}
                 node._register_hook_dict(hook_tensor)
-                found = found or number == newest
-        if not found and frame.depth:
+                is_hooked = is_hooked or number == newest
+        if not is_hooked and frame.depth:
             frame.unhooked_segments.append((first, newest))
 
     def hook_unfound(self, thread: FrameStack[Any], frame: FrameBase, output: object) -> None:
@@ -138,9 +138,9 @@ class SegmentHooks:
             self._hook(thread, node, frame.call_id)
 
     def hook_outside(self, thread: FrameStack[Any], frame: FrameBase, segments: Segments, outputs: object) -> None:
-        """Hook what a pass from `outputs` runs first of each segment that lies outside of all calls.
+        """Hook the node that a pass from `outputs` runs first in each segment outside of all calls.
 
-        The graph is followed through such segments only: where calls begin, their inputs were looked at.
+        The graph is followed through such segments, not through calls: a call's inputs were looked at when it began.
 
         Args:
             thread: where it runs.
