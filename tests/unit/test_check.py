@@ -28,10 +28,10 @@ FAULTS: dict[str, list[str]] = {
         "not-a-trace: neither Chrome JSON nor a Perfetto trace: it starts with b'42\\n'",
     ],
     "after-the-end.json": [
-        "unreadable: byte 3: broken JSON: unexpected content after document; export it again",
+        "unreadable: byte 3: broken JSON: unexpected content after document; `merge` may repair it",
     ],
     "bad-utf-8.json": [
-        "unreadable: byte 24: broken JSON: str is not valid UTF-8: surrogates not allowed; export it again",
+        "unreadable: byte 24: broken JSON: str is not valid UTF-8: surrogates not allowed; `merge` may repair it",
     ],
     "begin-without-end.json": [
         "begin-without-end: event 0: 'open' is never ended",
@@ -50,7 +50,7 @@ FAULTS: dict[str, list[str]] = {
         "unreadable: byte 0: a byte order mark, which JSON forbids",
     ],
     "control-character.json": [
-        "unreadable: byte 23: broken JSON: unexpected control character in string; export it again",
+        "unreadable: byte 23: broken JSON: unexpected control character in string; `merge` may repair it",
     ],
     "crossed-pairs.json": [
         "end-without-begin: event 3: 'b' ends where nothing of that name is open",
@@ -81,7 +81,7 @@ FAULTS: dict[str, list[str]] = {
         "not-an-event: event 3: str instead of an object",
     ],
     "fault-behind-umlauts.json": [
-        "unreadable: byte 17: broken JSON: unexpected character, expected ',' or '}'; export it again",
+        "unreadable: byte 17: broken JSON: unexpected character, expected ',' or '}'; `merge` may repair it",
     ],
     "flow-ends-before-it-starts.json": [
         "flow-without-end: event 2: flow 7 starts and never ends",
@@ -130,7 +130,7 @@ FAULTS: dict[str, list[str]] = {
         "missing-field: event 1: B without ts",
     ],
     "nan.json": [
-        "unreadable: byte 32: broken JSON: unexpected character, expected a JSON value; export it again",
+        "unreadable: byte 32: broken JSON: unexpected character, expected a JSON value; `merge` may repair it",
     ],
     "negative-dur.json": [
         "time-out-of-range: event 0: dur -0.001 is negative or beyond 2^63 ns",
@@ -274,7 +274,7 @@ def test_a_number_beyond_the_parser_is_told(tmp_path: Path, text: str, fault: st
     trace = tmp_path / "trace.json"
     trace.write_text(text % ("1" * 5000))
 
-    assert [str(violation) for violation in check(trace).faults] == [f"unreadable: {fault}; export it again"]
+    assert [str(violation) for violation in check(trace).faults] == [f"unreadable: {fault}; `merge` may repair it"]
 
 
 def test_nesting_beyond_the_parser_is_told(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_nesting_beyond_the_parser_is_told(tmp_path: Path) -> None:
     deep.write_bytes(b"[" * 100_000)
 
     assert [str(violation) for violation in check(deep).faults] == [
-        "unreadable: byte 1025: broken JSON: depth limit exceeded; export it again"
+        "unreadable: byte 1025: broken JSON: depth limit exceeded; `merge` may repair it"
     ]
 
 

@@ -339,7 +339,7 @@ class EventStream:
         except orjson.JSONDecodeError as error:
             place = _place_of(error, around + rest) - len(around)
             if place < len(rest):
-                return self._error(f"broken JSON: {error.msg}; export it again", self._offset + place)
+                return self._error(f"broken JSON: {error.msg}; `merge` may repair it", self._offset + place)
         if not self.count:
             otherwise = "no event of it can be read: this is no profiler trace, or it was cut off"
         return self._error(otherwise, self._offset)
