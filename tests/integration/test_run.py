@@ -288,19 +288,12 @@ def test_a_script_without_torch(tmp_path: Path) -> None:
     assert done.stderr == "modtrace: nothing is recorded: the script ended before torch was imported\n"
 
 
-@pytest.mark.parametrize("name", ["absent", "absent.part"])
-def test_a_module_that_is_not_there_fails_as_an_import_of_it(name: str, tmp_path: Path) -> None:
-    done = run("-m", "modtrace", "run", "-m", name, cwd=tmp_path)
-
-    assert done.returncode == 1
-    assert "No module named" in done.stderr
-    assert "modtrace/cli" not in done.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "fault"),
     [
         (["absent.py"], 2, "modtrace: There is no script 'absent.py'."),
+        (["-m", "absent"], 2, "modtrace: No module named 'absent'."),
+        (["-m", "absent.part"], 2, "modtrace: No module named 'absent'."),
         (
             ["--max-steps", "0", "script.py"],
             2,

@@ -1,6 +1,7 @@
 """`modtrace run`: record an unchanged script."""
 
 import builtins
+import importlib.util
 import io
 import os
 import runpy
@@ -53,14 +54,21 @@ def run_module(name: str, arguments: Sequence[str]) -> None:
     """Run a module or a package's `__main__` as `__main__` and wait for its threads.
 
     Raises:
-        ScriptError: whatever the module raises, SystemExit and KeyboardInterrupt included; or there is no such module.
+        UsageError: there is no such module.
+        ScriptError: whatever the module raises, SystemExit and KeyboardInterrupt included.
     """
     sys.argv = [name, *arguments]
     _set_first_search_path(os.getcwd())
     try:
+        if importlib.util.find_spec(name) is None:
+            raise click.UsageError(f"No module named {name!r}.")
         runpy.run_module(name, run_name="__main__", alter_sys=True)
         _wait_for_threads()
+    except click.UsageError:
+        raise
     except BaseException as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
+            raise click.UsageError(f"No module named {error.name!r}.") from None
         raise ScriptError(error, _strip_runner_frames(error.__traceback__)) from None
 
 
