@@ -163,6 +163,7 @@ def run_command(
     if not as_module and not os.path.isfile(script):
         raise click.UsageError(f"There is no script {script!r}.")
     check_can_record()
+    _check_conditions(options["keep_when"], options["ring"])
     stem = script.removesuffix(".__main__").rpartition(".")[2] if as_module else Path(script).stem
     path = add_rank(output or f"{stem}.pftrace".replace("%", "%%"), os.environ)
     trace = expand_path(path, os.environ)
@@ -188,6 +189,20 @@ def run_command(
             say(error)  # then go on with the script's own error, which matters more
         raise
     _finish(auto, trace)
+
+
+def _check_conditions(keep_when: str | None, ring: str | None) -> None:
+    """Refuse before the script begins what `record` would refuse in it."""
+    if keep_when is None:
+        return
+    from ...watching.triggers import parse_conditions
+
+    if ring is None:
+        raise click.UsageError("--keep-when needs a ring, which another process reads; add --ring run.modtrace.")
+    try:
+        parse_conditions(keep_when)
+    except ModtraceError as error:
+        raise click.UsageError(f"--keep-when: {error}.") from None
 
 
 def _build_engine(wanted: EngineName) -> None:
