@@ -128,6 +128,11 @@ BROKEN = [
     (slice_of(b"op", b'{"Call stack": "nn.Module: A"B_0;<module>", "Input Dims": [[2]]}'), "op",
      {"Call stack": 'nn.Module: A"B_0;<module>', "Input Dims": [[2]]}),
     (slice_of(b"op", b'{"Ev Idx": 1, "Call stack": "f("x"); g"}'), "op", {"Ev Idx": 1, "Call stack": 'f("x"); g'}),
+    (slice_of(b'x"}]'), 'x"}]', {}),
+    (slice_of(b'[{"name": "a"}, {"name": "b"}]'), '[{"name": "a"}, {"name": "b"}]', {}),
+    (slice_of(b'[{"ph":"X"},{"cat":"c"}], "a": {}}'), '[{"ph":"X"},{"cat":"c"}], "a": {}}', {}),
+    (slice_of(b"op", b'{"Call stack": "a"b", "Module Hierarchy": "c"d"}'), "op",
+     {"Call stack": 'a"b', "Module Hierarchy": 'c"d'}),
     (slice_of(b"new\nline\x01"), "new␊line␁", {}),
     (slice_of(b"C:\\path \\u12"), "C:＼path ＼u12", {}),
     (slice_of(b"half \\ud83d pair"), "half ＼ud83d pair", {}),
@@ -160,7 +165,7 @@ def test_a_broken_event_is_repaired_and_the_others_stay(
 
 @pytest.mark.parametrize("lost", [b'{"ph":"X","name":"a" "b"}', b'{"name":"else","x":1 1}'])
 def test_an_event_beyond_repair_is_left_out(tmp_path: Path, lost: bytes) -> None:
-    stream, events, again = read_bytes(tmp_path, b'{"traceEvents":[' + b",".join([GOOD, lost, GOOD]) + b"]}")
+    stream, events, again = read_bytes(tmp_path, b'{"traceEvents":[' + b",\n".join([GOOD, lost, GOOD]) + b"]}")
     assert names(events) == ["good", "good"]
     assert (stream.repaired, stream.dropped) == (0, 1)
     assert stream.notes() == ["of the profiler's events 0 were repaired and 1 left out: they are broken JSON"]

@@ -110,11 +110,13 @@ def find_tail(data: bytes | bytearray, *, bare: bool) -> tuple[int, dict[str, An
 
 _BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")
 """Between two objects of a list: the events, or objects inside one."""
-_NEXT_EVENT = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat)"\s*:)')
+_NEXT_EVENT = re.compile(rb'\}\s*,[ \t\r]*\n\s*(?=\{\s*"(?:ph|name|cat)"\s*:)')
+"""Between two events as Kineto writes them: each begins a line, and no text in them has a line break."""
+_AFTER_EVENTS = re.compile(r'\s*\]\s*(?:,\s*"|\}|\Z)')
 _NEAR_BYTES = 1 << 16
 _BARE_TEXTS = (
-    re.compile(r'("name":\s*")(.*?)("\s*,\s*"pid":)', re.DOTALL),
-    re.compile(r'("(?:Call stack|Module Hierarchy)":\s*")(.*?)("\s*(?:,\s*"[A-Z]|\}\s*\}\s*\Z))', re.DOTALL),
+    re.compile(r'("name":\s*")(.*?)(?="\s*,\s*"pid":)', re.DOTALL),
+    re.compile(r'("(?:Call stack|Module Hierarchy)":\s*")(.*?)(?="\s*(?:,\s*"[A-Z]|\}\s*\}\s*\Z))', re.DOTALL),
 )
 """Texts that Kineto writes as they are, between what comes before and after them."""
 
@@ -307,7 +309,7 @@ class EventStream:
             _, end = json.JSONDecoder(strict=False).raw_decode(text)
         except (ValueError, RecursionError):
             return False
-        return end <= MAX_EVENT_BYTES and text[end:].lstrip().startswith("]")
+        return end <= MAX_EVENT_BYTES and _AFTER_EVENTS.match(text, end) is not None
 
     def _finish(self) -> Iterator[Chunk]:
         """Yield the last events, and read what follows them."""
@@ -364,7 +366,7 @@ def _repaired_event(text: str) -> dict[str, Any] | None:
     """Return the event that was meant, with values of JSON alone; None if that is not clear."""
     escaped_texts = text
     for bare in _BARE_TEXTS:
-        escaped_texts = bare.sub(lambda part: part[1] + json.dumps(part[2])[1:-1] + part[3], escaped_texts)
+        escaped_texts = bare.sub(lambda part: part[1] + json.dumps(part[2])[1:-1], escaped_texts)
     for meant in (text, escaped_texts):
         with contextlib.suppress(ValueError, RecursionError, TypeError):
             event = orjson.loads(orjson.dumps(escaped_json(json.loads(meant, strict=False))))
