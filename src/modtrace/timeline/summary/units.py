@@ -47,8 +47,16 @@ class UnitTimes(NamedTuple):
     per_second: float
 
 
-_Times = Int64Array
-"""int64[4, n]: start, end, thread id and number of calls inside, of steps or of calls in them."""
+class _Times(NamedTuple):
+    """Steps, or calls in them: columns of equal length."""
+
+    start: Int64Array
+    end: Int64Array
+    tid: Int64Array
+    calls: Int64Array
+
+    def take(self, rows: BoolArray) -> _Times:
+        return _Times(*(column[rows] for column in self))
 
 
 def measure_units(timeline: Timeline, step_by: str | None) -> list[UnitTimes]:
@@ -66,21 +74,21 @@ def _measure(timeline: Timeline, bounds: StepBounds) -> Iterator[UnitTimes]:
     call, step, is_first = _calls_inside(timeline, bounds)
     calls = np.bincount(step, minlength=len(bounds.number))
     slices = timeline.slices
-    units = np.stack([bounds.start, bounds.end, bounds.tid, calls])
-    inside = np.stack([slices.start[call], slices.end[call], bounds.tid[step], np.ones(len(call), np.int64)])
+    units = _Times(bounds.start, bounds.end, bounds.tid, calls)
+    inside = _Times(slices.start[call], slices.end[call], bounds.tid[step], np.ones(len(call), np.int64))
     for name, rows in bounds.by_name().items():
         chosen = np.zeros(len(bounds.whole), np.bool_)
         chosen[rows] = bounds.whole[rows]
-        times = {"": units[:, chosen]}
+        times = {"": units.take(chosen)}
         if np.any(chosen[step] & ~is_first):
             stages = _STAGES_OF_GENERATE if name == GENERATE else _STAGES
             for stage, belongs in zip(stages, (is_first, ~is_first), strict=True):
-                times[stage] = inside[:, chosen[step] & belongs]
+                times[stage] = inside.take(chosen[step] & belongs)
         tids = np.unique(bounds.tid[chosen]).tolist()
         for thread, tid in [("", None), *((_thread_name(timeline, tid), tid) for tid in tids if len(tids) > 1)]:
             for stage, of_stage in times.items():
-                of_thread = of_stage if tid is None else of_stage[:, of_stage[2] == tid]
-                if of_thread.size:
+                of_thread = of_stage if tid is None else of_stage.take(of_stage.tid == tid)
+                if len(of_thread.start):
                     yield _row(name, stage, thread, of_thread)
 
 
@@ -104,11 +112,12 @@ def _calls_inside(timeline: Timeline, bounds: StepBounds) -> tuple[Int64Array, I
 
 
 def _row(unit: str, stage: str, thread: str, times: _Times) -> UnitTimes:
-    start, end, _, calls = times
-    took, lasts = (end - start).tolist(), int(end.max() - start.min())
+    took = (times.end - times.start).tolist()
+    lasts = int(times.end.max() - times.start.min())
     per_second = len(took) * 1e9 / lasts if lasts else 0.0
     p95_ns, p99_ns = nearest_rank(took, 0.95), nearest_rank(took, 0.99)
-    return UnitTimes(unit, stage, thread, len(took), int(calls.sum()), median(took), p95_ns, p99_ns, per_second)
+    calls = int(times.calls.sum())
+    return UnitTimes(unit, stage, thread, len(took), calls, median(took), p95_ns, p99_ns, per_second)
 
 
 def _thread_name(timeline: Timeline, tid: int) -> str:
