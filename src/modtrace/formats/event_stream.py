@@ -364,11 +364,16 @@ def _place_of(error: orjson.JSONDecodeError, data: bytes | bytearray) -> int:
 
 def _repaired_event(text: str) -> dict[str, Any] | None:
     """Return the event that was meant, with values of JSON alone; None if that is not clear."""
-    escaped_texts = text
-    for bare in _BARE_TEXTS:
-        escaped_texts = bare.sub(lambda part: part[1] + json.dumps(part[2])[1:-1], escaped_texts)
-    for meant in (text, escaped_texts):
-        with contextlib.suppress(ValueError, RecursionError, TypeError):
-            event = orjson.loads(orjson.dumps(escaped_json(json.loads(meant, strict=False))))
-            return event if isinstance(event, dict) else None
+    event = _lenient_event(text)
+    if event is None:
+        for bare in _BARE_TEXTS:
+            text = bare.sub(lambda part: part[1] + json.dumps(part[2])[1:-1], text)
+        event = _lenient_event(text)
+    return event
+
+
+def _lenient_event(text: str) -> dict[str, Any] | None:
+    with contextlib.suppress(ValueError, RecursionError, TypeError):
+        event = orjson.loads(orjson.dumps(escaped_json(json.loads(text, strict=False))))
+        return event if isinstance(event, dict) else None
     return None
