@@ -306,9 +306,11 @@ class EventStream:
         """
         text = self._buffer[1:before].lstrip().decode("latin-1")
         try:
-            _, end = json.JSONDecoder(strict=False).raw_decode(text)
+            event, end = json.JSONDecoder(strict=False).raw_decode(text)
         except (ValueError, RecursionError):
             return False
+        if before is not None and not (isinstance(event, dict) and "pid" in event):
+            return False  # it ended within its name, after which Kineto writes the pid
         return end <= MAX_EVENT_BYTES and _AFTER_EVENTS.match(text, end) is not None
 
     def _finish(self) -> Iterator[Chunk]:
