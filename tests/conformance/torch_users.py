@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from importlib.util import find_spec
+from tempfile import NamedTemporaryFile
 from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as collectives
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools import mem_tracker, mod_tracker, runtime_estimator, sac_estimator
+from torch.distributed.tensor.debug import _comm_mode
 from torch.utils import flop_counter
 from torch.utils.checkpoint import checkpoint
 
@@ -25,20 +29,34 @@ Numbers = dict[str, Any]
 MODULES = {"Net", "Net.head", *(f"Net.blocks.{n}{path}" for n in (0, 1) for path in ("", ".up", ".act", ".down"))}
 
 
+class AllReduce(torch.autograd.Function):
+    """A collective in forward and one in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Any:
+        return collectives.all_reduce(x, "sum", dist.group.WORLD).wait()  # type: ignore[arg-type]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return collectives.all_reduce(gradient, "sum", dist.group.WORLD).wait()  # type: ignore[arg-type]
+
+
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, reduce: bool) -> None:
         super().__init__()
+        self.reduce = reduce
         self.up, self.act, self.down = nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)
 
     def forward(self, x: Tensor) -> Any:
-        return x + self.down(self.act(self.up(x)))
+        y = self.down(self.act(self.up(x)))
+        return x + (AllReduce.apply(y) if self.reduce else y)
 
 
 class Net(nn.Module):
-    def __init__(self, checkpointed: bool) -> None:
+    def __init__(self, checkpointed: bool, reduce: bool) -> None:
         super().__init__()
         self.checkpointed = checkpointed
-        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.blocks = nn.ModuleList(Block(reduce) for _ in range(2))
         self.head = nn.Linear(16, 4)
 
     def forward(self, x: Tensor) -> Any:
@@ -47,9 +65,9 @@ class Net(nn.Module):
         return self.head(x)
 
 
-def _model(checkpointed: bool) -> tuple[Net, Tensor]:
+def _model(checkpointed: bool, reduce: bool = False) -> tuple[Net, Tensor]:
     torch.manual_seed(0)
-    return Net(checkpointed), torch.ones(3, 16, requires_grad=True)
+    return Net(checkpointed, reduce), torch.ones(3, 16, requires_grad=True)
 
 
 def _step(net: Net, x: Tensor) -> None:
@@ -98,6 +116,24 @@ def activation_checkpointing(checkpointed: bool) -> Numbers:
     return {name: vars(stats) for name, stats in estimator.sac_mod_stats.items()}
 
 
+def collective_counts(checkpointed: bool) -> Numbers:
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    net, x = _model(checkpointed, reduce=True)
+    mode = _comm_mode.CommDebugMode()
+    for _ in range(2):  # it can be entered again
+        with mode:
+            _step(net, x)
+    modules = mode.advanced_module_tracker
+    with NamedTemporaryFile() as log:
+        mode.generate_json_dump(log.name)
+        tree = log.read()
+    names = modules.module_helper_dict
+    return {
+        name: (mode.comm_module_counts.get(name), names[name], modules.module_parents_dict[name]) for name in names
+    } | {"table": mode.generate_comm_debug_tracing_table(), "tree": tree, "after": (modules.parents, modules.name)}
+
+
 def debug_log(checkpointed: bool) -> Numbers:
     net, x = _model(checkpointed)
     from torch.utils._debug_mode import DebugMode
@@ -112,6 +148,7 @@ USERS: dict[str, Callable[[bool], Numbers]] = {
     "MemTracker": memory,
     "RuntimeEstimator": runtimes,
     "SACEstimator": activation_checkpointing,
+    "CommDebugMode": collective_counts,
 }
 if find_spec("torch.utils._debug_mode") is not None:  # which torch 2.8 does not have
     USERS["DebugMode"] = debug_log
@@ -120,11 +157,14 @@ if find_spec("torch.utils._debug_mode") is not None:  # which torch 2.8 does not
 @contextmanager
 def swapped(module_tracker: Any, mod_tracker_class: Any) -> Iterator[None]:
     """Give torch's users these classes for `ModuleTracker` and `ModTracker`."""
+    own, of_torch = _comm_mode._CommModeModuleTracker, _comm_mode._CommModeModuleTracker.__bases__
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(flop_counter, "ModuleTracker", module_tracker))
         # DebugMode takes it from where it is made.
         for user in (mem_tracker, runtime_estimator, sac_estimator, mod_tracker):
             stack.enter_context(mock.patch.object(user, "ModTracker", mod_tracker_class))
+        own.__bases__ = (mod_tracker_class,)
+        stack.callback(setattr, own, "__bases__", of_torch)
         yield
 
 

@@ -10,6 +10,7 @@ from ..track.naming.modules import class_name
 from .follower import Follower
 
 if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
     from typing_extensions import Self
 
 
@@ -61,10 +62,42 @@ class ModuleTracker(_Tracker):
         super().__init__(follow_graphs_after_exit=False)
 
 
-class ModTracker(_Tracker):
+class _BaseOfCommMode(_Tracker):
+    """What the tracker of torch's `CommDebugMode` asks of its base class.
+
+    That tracker registers `_fw_pre_hook` and `_fw_post_hook` as global hooks, and leaves its base without entering it.
+    So the first hook that it stores enters. What its hooks say to the base, the follower knows already.
+    """
+
+    _pre_handle: "RemovableHandle | None" = None
+    _fw_post_handle: "RemovableHandle | None" = None
+
+    def _enter_by_hook(self, handle: "RemovableHandle") -> None:
+        self._pre_handle = handle
+        super().__enter__()
+
+    _fw_pre_handle = property(fset=_enter_by_hook)
+
+    def __exit__(self, *exception: object) -> None:
+        for handle in (self._pre_handle, self._fw_post_handle):
+            if handle is not None:
+                handle.remove()
+        super().__exit__(*exception)
+
+    def _do_nothing(self, *_: object) -> None:
+        pass
+
+    def _get_append_fn(self, *_: object) -> Callable[..., None]:
+        return self._do_nothing
+
+    _get_pop_fn, _fw_post_hook = _get_append_fn, _do_nothing
+
+
+class ModTracker(_BaseOfCommMode):
     """A drop-in for `torch.distributed._tools.mod_tracker.ModTracker`: says which modules run now, and calls hooks.
 
     It does what `ModuleTracker` does, but follows a graph that was made inside the block as long as the graph lives.
+    It can be the base class of the tracker of torch's `CommDebugMode`.
     """
 
     def __init__(self) -> None:
