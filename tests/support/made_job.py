@@ -23,7 +23,8 @@ _HEADER = struct.Struct("<8sIIQQQII")
 _SLOTS = 4096
 _FORWARD_ENTER, _FORWARD_EXIT, _STEP, _SEGMENT, _OPTIMIZER_STEP = 1, 2, 10, 15, 18
 _PASS_END, _CALL, _RETURN, _DONE, _WAIT_ENTER, _WAIT_EXIT = 17, 20, 21, 22, 23, 24
-_RANGE_END = 41
+_COLLECTION, _RANGE_END = 31, 41
+_COLLECTION_NS_SHIFT = 22
 _SEQUENCE = (1 << 38) - 1
 RANKS_PER_HOST = 8
 BEGIN = 10**16
@@ -31,13 +32,17 @@ BEGIN = 10**16
 
 
 class Culprit(NamedTuple):
-    """What makes a rank late: a module that takes it longer, forward or backward, in each `every`th step."""
+    """What makes a rank late: a module, a range or a collection that takes it longer, in each `every`th step.
+
+    `phase` is forward or backward; "range" for what `ranks slow` calls a range, as `fqn` says it.
+    """
 
     rank: int
     fqn: str
     phase: str
     extra_ns: int
     every: int = 1
+    first: int = 0
 
 
 class Template(NamedTuple):
@@ -80,7 +85,10 @@ class Template(NamedTuple):
                     index_of.setdefault(calls[-1][2], index)
             elif kind == _RANGE_END and phase == "range":
                 text = next(r["text"] for r in self.records if r["kind"] == "text" and r["id"] == int(name))
-                index_of.setdefault(json.loads(text)[0], index)
+                category, own = json.loads(text)
+                index_of.setdefault(f"range {own}" if category == "user" else category, index)
+            elif kind == _COLLECTION and phase == "range":
+                index_of.setdefault("garbage collection", index)
             elif kind == _SEGMENT and phase == "backward":
                 sequence = int(value) & _SEQUENCE
                 around = [call for call in calls if call[0] <= sequence < call[1]]
@@ -162,6 +170,7 @@ class MadeJob:
         hosts = -(-ranks // RANKS_PER_HOST)
         self._ahead = self._random.integers(-(10**14), 10**14, hosts)
         self._rate = self._random.uniform(-50e-6, 50e-6, hosts)
+        self._wall = 1_800_000_000 * 10**9 + self._random.integers(-(10**9), 10**9, hosts)
         self._extra: dict[int, list[Culprit]] = {}
         for culprit in culprits:
             place = template.places(culprit.phase)[culprit.fqn]
@@ -200,7 +209,7 @@ class MadeJob:
         for event in range(count):
             now = now + np.maximum(base[event] * (1 + noise[event]), 100).astype(np.int64)
             for culprit in self._extra.get(event, ()):
-                if step % culprit.every == 0:
+                if step >= culprit.first and (step - culprit.first) % culprit.every == 0:
                     now[culprit.rank] += culprit.extra_ns
             kind, key = template.kind[event], (int(template.name[event]), int(template.value[event]))
             if kind == _CALL:
@@ -228,6 +237,8 @@ class MadeJob:
         meta = template.kind << 40 | template.thread << 24 | template.name
         growth = np.arange(self.steps)[:, None] * template.growth
         slots[:, own, 0], slots[:, own, 1], slots[:, own, 2] = meta, self.clock(host, times), template.value + growth
+        for event in np.flatnonzero(template.kind == _COLLECTION):
+            slots[:, own[event], 2] = (times[:, event] - times[:, event - 1]) << _COLLECTION_NS_SHIFT
         calls = np.flatnonzero(template.has_done)
         behind = own[calls + 1] + 1
         slots[:, behind, 0] = _DONE << 40 | template.thread[calls] << 24 | template.name[calls]
@@ -254,11 +265,7 @@ class MadeJob:
         ]
         start = int(self.clock(host, np.array([BEGIN - 1_000_000]))[0])
         records: list[dict[str, Any]] = [
-            {
-                "kind": "anchor",
-                "monotonic": start,
-                "wall": 1_800_000_000 * 10**9 + int(self._random.integers(-(10**9), 10**9)),
-            },
+            {"kind": "anchor", "monotonic": start, "wall": int(self._wall[host])},
             {"kind": "clock", "clock": f"host{host}"},
             *own,
         ]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from modtrace.ranks.slow.findings import step_durations
 from modtrace.ranks.slow.slow_run import NO_RANK, at_least, often_late, png
 from modtrace.ranks.sync_points import inferred_waits
 from modtrace.ring import Kind
-from modtrace.ring.slot_format import SEQUENCE_BITS
+from modtrace.ring.slot_format import COLLECTED_BITS, GENERATION_BITS, NO_NAME, SEQUENCE_BITS
 from modtrace.timeline import Columns, Mark, Timeline, build_timeline
 from tests.support.event_script import WALL, EventScript
 from tests.support.made_job import Culprit, MadeJob, Template, read_template
@@ -36,7 +37,7 @@ def write_steps(script: EventScript, *, sharded: bool, with_ranges: bool = False
     net, first, second = (script.name(f"Net{path}", "Net") for path in ("", ".first", ".second"))
     script.note_group("0", "0-1", "default_pg")
     now = 10**16
-    counter = 0
+    counter = ranges = 0
 
     def then(after: int, kind: Kind, name: int, value: int) -> None:
         nonlocal now
@@ -52,13 +53,18 @@ def write_steps(script: EventScript, *, sharded: bool, with_ranges: bool = False
         script.collective(now + 50_000, Kind.COLLECTIVE_DONE, text, counter)
         counter += 1
 
+    def in_range(text: str) -> None:
+        nonlocal now, ranges
+        for after, kind in ((100_000, Kind.RANGE_BEGIN), (50_000, Kind.RANGE_END)):
+            now += after
+            script.collective(now, kind, text, ranges)
+        ranges += 1
+
     for step in range(6):
         base = 4 * step
         call = step << SEQUENCE_BITS
         if with_ranges:
-            for after, kind in ((100_000, Kind.RANGE_BEGIN), (50_000, Kind.RANGE_END)):
-                now += after
-                script.collective(now, kind, '["data loading", "enumerate(DataLoader)#Own.__next__"]', 2 * step)
+            in_range('["data loading", "enumerate(DataLoader)#Own.__next__"]')
         then(100_000, Kind.FORWARD_ENTER, net, call | base)
         for layer, (low, high) in ((first, (0, 2)), (second, (2, 4))):
             then(10_000, Kind.FORWARD_ENTER, layer, call | base + low)
@@ -73,18 +79,100 @@ def write_steps(script: EventScript, *, sharded: bool, with_ranges: bool = False
             collective(ALL_REDUCE, wait=sharded)
         then(10_000, Kind.BACKWARD_OVER, 0xFFFFFF, step)
         then(200_000, Kind.PASS_END, 0xFFFFFF, step)
+        if with_ranges:
+            in_range('["user", "augment"]')
+            then(150_000, Kind.COLLECTION, 0xFFFFFF, 150_000 << GENERATION_BITS + COLLECTED_BITS)
         then(300_000, Kind.OPTIMIZER_STEP, 0xFFFFFF, step)
+        if with_ranges:
+            in_range('["saving", "torch.save"]')
 
 
-def made_with_ranges(tmp_path: Path, culprit: Culprit) -> SlowRun:
+def template_with_ranges(tmp_path: Path, *, sharded: bool = False) -> Template:
     script = EventScript(1024, tmp_path / "ranges.modtrace", {"rank": 0, "pid": 1})
-    write_steps(script, sharded=False, with_ranges=True)
+    write_steps(script, sharded=sharded, with_ranges=True)
     script.close()
-    return find(tmp_path / "run", MadeJob(read_template(tmp_path / "ranges.modtrace"), 4, STEPS, [culprit], noise=0.02))
+    return read_template(tmp_path / "ranges.modtrace")
+
+
+LATE_IN = [
+    ("data loading", "range"),
+    ("Net.second", "forward"),
+    ("Net.first", "backward"),
+    ("garbage collection", "range"),
+    ("saving", "range"),
+    ("range augment", "range"),
+]
+PLANTED = [
+    (2 + number % 3, number % (2 + number % 3), *LATE_IN[number % 6], (1, 9, 1000)[number // 6 % 3], bool(number & 1))
+    for number in range(20)
+]
+"""How many ranks, which is late, in what, in each how many of 40 steps (1000: once), and whether it is sharded."""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "rank", "fqn", "phase", "every", "sharded"),
+    [pytest.param(*one, marks=[pytest.mark.full] * (number % 3 > 0)) for number, one in enumerate(PLANTED)],
+)
+def test_a_late_rank_is_named_with_what_made_it_late(
+    tmp_path: Path, ranks: int, rank: int, fqn: str, phase: str, every: int, sharded: bool
+) -> None:
+    culprit = Culprit(rank, fqn, phase, 60 * MS, every, first=20 if every > 40 else 0)
+    job = MadeJob(template_with_ranges(tmp_path, sharded=sharded), ranks, 40, [culprit], noise=0.02, seed=rank)
+
+    run = find(tmp_path / "run", job)
+
+    assert named_by(run.sentences) == [(rank, fqn if phase == "range" else f"{fqn} {phase}")]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_balanced_ranks_are_not_named(tmp_path: Path, seed: int) -> None:
+    job = MadeJob(template_with_ranges(tmp_path, sharded=seed % 2 == 1), 2 + seed % 3, 40, seed=seed)
+
+    assert named_by(find(tmp_path / "run", job).sentences) == []
+
+
+def test_a_collection_is_not_counted_to_the_module_or_the_range_around_it(tmp_path: Path) -> None:
+    # Rank 1 collects for 5 of the 7 ms of its module, and for 2 of the 3 ms of its loader; others take 2 and 1 ms.
+    for rank in range(3):
+        script = EventScript(256, tmp_path / f"{rank}.modtrace", {"rank": rank, "pid": 1})
+        script.note({"kind": "clock", "clock": "a"})
+        script.note_group("0", "0-2", "default_pg")
+        net = script.name("Net")
+        late = rank == 1
+        for step in range(6):
+            begin = now = 10**16 + 20 * MS * step
+            script.collective(now, Kind.RANGE_BEGIN, '["data loading", "next"]', step)
+            if late:
+                script.event(now + 2 * MS, Kind.COLLECTION, NO_NAME, 2 * MS << GENERATION_BITS + COLLECTED_BITS)
+            now += MS + 2 * MS * late
+            script.collective(now, Kind.RANGE_END, '["data loading", "next"]', step)
+            script.enter(now, net, step)
+            if late:
+                script.event(now + 6 * MS, Kind.COLLECTION, NO_NAME, 5 * MS << GENERATION_BITS + COLLECTED_BITS)
+            now += 2 * MS + 5 * MS * late
+            script.exit(now, net, step)
+            script.collective(now, Kind.COLLECTIVE_ENTER, ALL_REDUCE, step)
+            script.collective(begin + 10 * MS, Kind.COLLECTIVE_DONE, ALL_REDUCE, step)
+            script.collective(begin + 10 * MS, Kind.COLLECTIVE_EXIT, ALL_REDUCE, 8)
+            script.step(begin + 11 * MS, step)
+        script.close()
+
+    run = find_slow_ranks(tmp_path)
+
+    assert [(step.rank, step.cost_ns) for step in run.steps[1:]] == [(1, 7 * MS)] * 5
+    assert {step.modules for step in run.steps[1:]} == {(("garbage collection", "range", 7 * MS, 7 * MS),)}
+
+
+def named_by(sentences: Iterable[str]) -> list[tuple[int, str]]:
+    """The ranks that sentences call late, and in what."""
+    named = (re.match(r"rank (\d+) was late in .* mostly in (.*); without", line) for line in sentences)
+    return [(int(match[1]), match[2]) for match in named if match]
 
 
 def test_a_rank_that_is_late_in_its_data_loader_is_named_with_that(tmp_path: Path) -> None:
-    run = made_with_ranges(tmp_path, Culprit(3, "data loading", "range", 5 * MS))
+    job = MadeJob(template_with_ranges(tmp_path), 4, STEPS, [Culprit(3, "data loading", "range", 5 * MS)], noise=0.02)
+
+    run = find(tmp_path / "run", job)
 
     assert [(one.rank, one.is_slow) for one in run.late] == [(3, True)]
     for step in run.steps[1:]:

@@ -15,7 +15,7 @@ from ..ring.collective_text import parse_ranks, rank_list
 from ..ring.range_text import RangeName
 from ..timeline import Name, Timeline
 from ..timeline.contents import RANGE_CLASS
-from ..timeline.slices import RANGE
+from ..timeline.slices import GARBAGE_COLLECTION, RANGE
 from ..timeline.summary import self_times
 from ..timeline.time_intervals import union_of
 from .all_ranks import load_rank
@@ -110,7 +110,9 @@ class StepTable(NamedTuple):
 
 
 class RangeTable(NamedTuple):
-    """Ranges of some ranks that are in no module and hold none, nor another one. Arrays of equal length.
+    """Ranges of some ranks that are in no module and hold none, nor another one, and garbage collections anywhere.
+
+    Arrays of equal length.
 
     Attributes:
         places: what `place` points into, as `RangeName.place` says it.
@@ -217,13 +219,13 @@ def collective_table(timeline: Timeline, rank: int) -> CollectiveTable:
 
 
 def range_table(timeline: Timeline, rank: int) -> RangeTable:
-    """Return the ranges of a rank's timeline that say what it did outside of modules; communication is left out."""
+    """Return the ranges of a rank's timeline that say what it did outside of modules, and its garbage collections.
+
+    Communication is left out.
+    """
     spans, slices = timeline.columns, timeline.slices
     ranges = np.flatnonzero(slices.kind == RANGE)
-    names = [
-        RangeName(timeline.names[number].label, timeline.names[number].module_class.removeprefix(RANGE_CLASS))
-        for number in slices.name[ranges].tolist()
-    ]
+    names = [_range_name(timeline, row) for row in ranges.tolist()]
     told = np.array([name.category not in ("communication", "torch") for name in names], np.bool_)
     in_modules = union_of(spans.start, spans.end).time_within(slices.start[ranges], slices.end[ranges])
     told &= in_modules == 0
@@ -236,9 +238,8 @@ def range_table(timeline: Timeline, rank: int) -> RangeTable:
         until[begin:end] = np.maximum.accumulate(until[begin:end])
     is_inner = ~first
     is_inner[1:] &= slices.start[ranges[order]][1:] < until[:-1]
-    order = order[~is_inner]
-    rows = ranges[order]
-    places, place = number_distinct([names[number].place for number in order.tolist()])
+    rows = np.append(ranges[order[~is_inner]], np.flatnonzero(slices.kind == GARBAGE_COLLECTION))
+    places, place = number_distinct([_range_name(timeline, row).place for row in rows.tolist()])
     return RangeTable(
         places,
         np.full(len(rows), rank, np.int32),
@@ -247,6 +248,11 @@ def range_table(timeline: Timeline, rank: int) -> RangeTable:
         slices.start[rows],
         slices.end[rows],
     )
+
+
+def _range_name(timeline: Timeline, row: int) -> RangeName:
+    name = timeline.names[timeline.slices.name[row]]
+    return RangeName(name.label, name.module_class.removeprefix(RANGE_CLASS))
 
 
 def step_end_table(timeline: Timeline, rank: int) -> StepTable:

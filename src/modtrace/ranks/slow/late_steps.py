@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from ..._typing import BoolArray, Float64Array, Int64Array
+from ...ring.range_text import RangeName
 from ...timeline import PHASES
 from ...timeline.decode.intervals import find_parents
 from ...timeline.time_intervals import TimeIntervals, union_of
@@ -51,6 +52,12 @@ class OwnTime:
         alone = copy.copy(self)
         alone._waits = TimeIntervals(self._waits.start[first:last], self._waits.end[first:last])
         return alone
+
+    def without(self, start: Int64Array, end: Int64Array) -> "OwnTime":
+        """Return the same with some more intervals of the axis that do not count."""
+        less = copy.copy(self)
+        less._waits = union_of(np.append(self._waits.start, start), np.append(self._waits.end, end))
+        return less
 
     def until(self, place: Int64Array) -> Int64Array:
         """Return for places on the axis the own time until then, ns; only differences within one rank mean anything."""
@@ -108,6 +115,9 @@ OUTSIDE = ""
 """The name of what ran in no module and in no range."""
 IN_RANGE = "range"
 """The phase of what ran in no module and in a range: loading a batch, the optimizer."""
+
+COLLECTION = RangeName("", "gc").place
+"""The name of what ran in the garbage collector, wherever it did; its phase is `IN_RANGE` too."""
 
 MODULES_PER_STEP = 3
 """How many modules a finding names."""
@@ -369,6 +379,7 @@ def module_excess(
     number_of = np.array([numbers[key] for key in keys] or [0], np.int64)
     modules = len(numbers)
     outside = modules + len(ranges.places)
+    collection = ranges.places.index(COLLECTION) if COLLECTION in ranges.places else -1
     times = np.zeros((1 + len(peers), outside + 1))
     rows = _rows_of(arrivals, late)
     for row, rank in enumerate([late.finding.rank, *peers]):
@@ -379,13 +390,17 @@ def module_excess(
         segments = segments_of(part, of_rank, rank)
         in_range = take(ranges, ranges.rank == rank)
         place = np.full(len(in_range.start), rank, np.int64)
+        range_start, range_end = own_time.place(place, in_range.start), own_time.place(place, in_range.end)
         key = np.concatenate([number_of[segments.key], modules + in_range.place])
-        starts = np.concatenate([segments.begin, own_time.place(place, in_range.start)])
-        ends = np.concatenate([segments.end, own_time.place(place, in_range.end)])
+        starts, ends = np.concatenate([segments.begin, range_start]), np.concatenate([segments.end, range_end])
+        collects = in_range.place == collection
+        # No module and no range is charged with a collection in it.
+        between = of_rank.without(range_start[collects], range_end[collects])
+        collects = np.append(np.zeros(len(segments.key), np.bool_), collects)
         for begin, end in zip(begins.tolist(), stops.tolist(), strict=True):
             inside = np.clip(ends, begin, end), np.clip(starts, begin, end)
-            length = of_rank.until(inside[0]) - of_rank.until(inside[1])
-            times[row] += np.bincount(key, length, outside + 1)
+            own, outside_collections = (time.until(inside[0]) - time.until(inside[1]) for time in (of_rank, between))
+            times[row] += np.bincount(key, np.where(collects, own, outside_collections), outside + 1)
         times[row, outside] = max(arrivals.own[own_rows].sum() - times[row, :outside].sum(), 0)
     usual = np.median(times[1:], axis=0) if peers else np.zeros(outside + 1)
     more = times[0] - usual

@@ -25,6 +25,10 @@ from .late_steps import IN_RANGE, OUTSIDE, StepFinding
 
 _OUTSIDE_TEXT = "(outside modules)"
 _NAMED_RANKS = 3
+_COSTLY_NS = 20_000_000
+"""What a rank that is late now and then costs each time if it is named: the system may stop any thread for less."""
+_COSTLY_SHARE = 0.01
+"""How much of the run's time that is at least."""
 NO_RANK = -1
 """The rank of a step in which none was late."""
 _SIGNIFICANT = 1e-3
@@ -145,18 +149,26 @@ class SlowRun:
         )
         lines = [f"{counted(self.ranks, 'rank')}, {counted(len(self.steps), 'step')}; {clocks}"]
         slow = [one for one in self.late if one.is_slow]
+        # A rank that is late now and then is named if that matters: else it is as if by chance.
+        few = [one for one in self.late if not one.is_slow and self._is_costly(one)]
         lines += [self._rank_sentence(one) for one in slow[:_NAMED_RANKS]]
         if len(slow) > _NAMED_RANKS:
             lines.append(f"so were ranks {rank_list([one.rank for one in slow[_NAMED_RANKS:]])}")
         if not slow:
             lines.append("no rank is slower than the others again and again")
-        once = len(told) - sum(one.steps for one in slow)
+        lines += [self._rank_sentence(one) for one in few[:_NAMED_RANKS]]
+        once = len(told) - sum(one.steps for one in [*slow, *few[:_NAMED_RANKS]])
         if once:
             lines.append(f"in {counted(once, 'step')} one rank or another was late now and then")
         if unsure:
             steps = counted(unsure, "step")
             lines.append(f"in {steps} it is not clear who was late: by less than the times of ranks are off")
         return lines + [peak_sentence(self.peak_bytes)] * bool(self.peak_bytes)
+
+    def _is_costly(self, one: LateRank) -> bool:
+        """Whether what a rank did cost much in few steps: no system stops a thread for so long."""
+        least_ns = _COSTLY_SHARE * self.duration_ns
+        return any(place.cost_ns >= max(place.steps * _COSTLY_NS, least_ns) for place in one.modules)
 
     def _rank_sentence(self, one: LateRank) -> str:
         each = _ms(one.cost_ns / max(one.steps, 1))
