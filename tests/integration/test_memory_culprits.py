@@ -272,6 +272,46 @@ def test_owners_at_a_failed_allocation_hold_all_that_is_held() -> None:
     assert memory.refused == TOO_MANY * 64 * 4
 
 
+class Hoard(nn.Module):
+    """Its n-th module keeps n floats of each call, and saves as many for backward."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.rows = nn.ModuleList(Row(n) for n in range(count))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([row(x) for row in self.rows]).sum()
+
+
+class Row(nn.Module):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+        self.kept: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Any:
+        self.kept.append(torch.ones(self.size))
+        return x.expand(self.size).exp().sum()
+
+
+def test_what_each_module_holds_and_saves_is_known_however_many_there_are() -> None:
+    count, steps = 4200, 2
+    model, x = Hoard(count), torch.ones(1, requires_grad=True)
+    with modtrace.record(memory=True) as recording:
+        for _ in range(steps):
+            model(x).backward()
+            recording.step()
+    memory = held_memory(RingAnalysis(recording._started().ring.read()))
+
+    assert memory is not None
+    rows = {name: held for name, held in memory.by.items() if name.startswith("Hoard.rows.") and held}
+    assert rows == {f"Hoard.rows.{n}": steps * 4 * n for n in range(1, count)}
+    assert sum(memory.by.values()) == memory.held
+    assert {f"Hoard.rows.{n}": memory.saved[f"Hoard.rows.{n}"] for n in range(1, count)} == {
+        f"Hoard.rows.{n}": 4 * n for n in range(1, count)
+    }
+
+
 def test_at_the_peak_parameters_gradients_and_the_optimizers_state_are_named(tmp_path: Path) -> None:
     with modtrace.record(tmp_path / "run.pftrace", memory=True):
         training = Training()

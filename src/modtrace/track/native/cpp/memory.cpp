@@ -107,7 +107,7 @@ size_t current_owner() {
   if (thread.generation == current_generation() && !thread.open_calls.empty() &&
       thread.open_calls.back().graph_task == graph_task) {
     const size_t owner = kFirstModule + static_cast<size_t>(thread.open_calls.back().name_id);
-    return owner < kOwners ? owner : kOutside;
+    return held_bytes.has(owner) ? owner : kOutside;
   }
   if (graph_task != kNoGraphTask) return kInBackward;
   return thread.optimizer_steps > 0 ? kInOptimizer : kOutside;
@@ -119,17 +119,10 @@ Block new_block(size_t bytes) {
           static_cast<uint32_t>(current_generation()), for_backward ? memory.passes.load() : kNotForBackward};
 }
 
-void add_to_owner(size_t owner, int64_t bytes) {
-  held_bytes.bytes[owner].fetch_add(bytes, std::memory_order_relaxed);
-  size_t used = held_bytes.used.load(std::memory_order_relaxed);
-  while (used <= owner && !held_bytes.used.compare_exchange_weak(used, owner + 1)) {
-  }
-}
-
 // Takes a block from its owner, and returns whether this session knows that one: what earlier ones left is outside.
 bool take_from_owner(const Block& block) {
   const bool is_known = block.session == static_cast<uint32_t>(current_generation());
-  held_bytes.bytes[is_known ? block.owner : kOutside].fetch_sub(block.size, std::memory_order_relaxed);
+  held_bytes[is_known ? block.owner : kOutside].bytes.fetch_sub(block.size, std::memory_order_relaxed);
   return is_known;
 }
 
@@ -138,7 +131,7 @@ void note_peak(int64_t live) {
   if (!lock || live <= held_at_peak.most.load(std::memory_order_relaxed)) return;
   held_at_peak.most.store(live, std::memory_order_relaxed);
   for (size_t owner = kInBackward; owner < kFirstModule; ++owner) {
-    held_at_peak.bytes[owner] = held_bytes.bytes[owner].load(std::memory_order_relaxed);
+    held_at_peak.bytes[owner] = held_bytes[owner].bytes.load(std::memory_order_relaxed);
   }
   held_at_peak.bytes[kOutside] = live;
   held_at_peak.is_new = true;
@@ -152,7 +145,7 @@ void begin_peak(int64_t live) {
 }
 
 void count_on(const Block& block) {
-  add_to_owner(block.owner, block.size);
+  held_bytes[block.owner].bytes.fetch_add(block.size, std::memory_order_relaxed);
   const int64_t live = memory.live.fetch_add(block.size, std::memory_order_relaxed) + block.size;
   int64_t most = memory.most.load(std::memory_order_relaxed);
   while (live > most && !memory.most.compare_exchange_weak(most, live, std::memory_order_relaxed)) {
@@ -164,7 +157,7 @@ void count_off(const Block& block) {
   memory.live.fetch_sub(block.size, std::memory_order_relaxed);
   const bool is_known = take_from_owner(block);
   if (is_known && block.passes != kNotForBackward && block.passes != memory.passes.load(std::memory_order_relaxed)) {
-    held_bytes.saved[block.owner].fetch_add(block.size, std::memory_order_relaxed);
+    held_bytes[block.owner].saved.fetch_add(block.size, std::memory_order_relaxed);
   }
 }
 
@@ -264,8 +257,8 @@ void note_refused(size_t bytes) {
 void count_device(int device, int64_t held) {
   memory.device.store(device);
   device_blocks().clear();
-  for (size_t owner = 0; owner < held_bytes.used.load(); ++owner) held_bytes.bytes[owner].store(0);
-  held_bytes.bytes[kOutside].store(held);
+  held_bytes.each([](Owner& owner, size_t) { owner.bytes.store(0); });
+  held_bytes[kOutside].bytes.store(held);
   memory.live.store(held);
   memory.most.store(held);
   begin_peak(held);
@@ -288,22 +281,21 @@ void note_device_free(size_t address, size_t bytes) {
 PyObject* start_memory(PyObject*, PyObject* args) {
   long long text, device_text, refused_text;
   if (!PyArg_ParseTuple(args, "LLL", &text, &device_text, &refused_text)) return nullptr;
-  if (!install_allocator()) Py_RETURN_FALSE;
+  if (!held_bytes.has(kOutside) || !install_allocator()) Py_RETURN_FALSE;
   memory.sample_meta.store(int64_t{kCounter} << kKindShift | text);
   memory.device_meta.store(int64_t{kCounter} << kKindShift | device_text);
   memory.refused_meta.store(int64_t{kCounter} << kKindShift | refused_text);
-  for (size_t owner = 0; owner < kOwners; ++owner) {
-    held_bytes.bytes[owner].store(0, std::memory_order_relaxed);
-    held_bytes.written[owner].store(0, std::memory_order_relaxed);
-    held_bytes.saved[owner].store(0, std::memory_order_relaxed);
-    held_bytes.written_saved[owner].store(0, std::memory_order_relaxed);
-  }
-  held_bytes.used.store(1);
+  held_bytes.each([](Owner& owner, size_t) {
+    owner.bytes.store(0);
+    owner.written.store(0);
+    owner.saved.store(0);
+    owner.written_saved.store(0);
+  });
   held_bytes.samples.store(0);
   memory.passes.store(0);
   memory.device.store(kCpu);
   memory.live.store(memory.cpu_live.load());
-  held_bytes.bytes[kOutside].store(memory.live.load());
+  held_bytes[kOutside].bytes.store(memory.live.load());
   memory.most.store(memory.live.load());
   begin_peak(memory.live.load());
   memory.sampled.store(-1);  // so that the first event has a sample
@@ -330,7 +322,7 @@ void note_parameters(PyObject* module) {
       const Block before =
           (on_cpu ? counted_blocks() : device_blocks()).give(tensor.storage().data_ptr().get_context(), owned);
       take_from_owner(before);
-      add_to_owner(kParameters, before.size);
+      held_bytes[kParameters].bytes.fetch_add(before.size, std::memory_order_relaxed);
     } catch (const c10::Error&) {
       // A tensor that has no data, as a fake one.
     }

@@ -11,7 +11,9 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <mutex>
+#include <new>
 #include <utility>
 
 #include "py_ref.h"
@@ -39,14 +41,46 @@ inline MemoryCounts memory;
 // Who allocates a block: no module, the nodes of a backward pass, the step of an optimizer, or the calls of a module,
 // whose name follows these. A block of a parameter is that, whoever allocated it, once its module is called.
 constexpr uint32_t kSavedEvery = 64;
-constexpr size_t kOutside = 0, kInBackward = 1, kInOptimizer = 2, kParameters = 3, kFirstModule = 4, kOwners = 1 << 12;
+constexpr size_t kOutside = 0, kInBackward = 1, kInOptimizer = 2, kParameters = 3, kFirstModule = 4;
 
-// What the blocks of each owner hold; those of earlier sessions belong to none.
+struct Owner {
+  std::atomic<int64_t> bytes, written;        // that its blocks hold now, and in its last event
+  std::atomic<int64_t> saved, written_saved;  // freed in or after a backward pass, so far
+};
+
+// What the blocks of each owner hold; those of earlier sessions belong to none. There is room for every name that a
+// ring can have, in parts that are made when an owner of them allocates first, and are never freed.
 struct HeldBytes {
-  std::array<std::atomic<int64_t>, kOwners> bytes, written;        // now, and in its last event
-  std::array<std::atomic<int64_t>, kOwners> saved, written_saved;  // freed in or after a backward pass, so far
-  std::atomic<size_t> used{0};                                     // how many owners there may be
+  static constexpr size_t kPart = 1 << 8;
+  using Part = std::array<Owner, kPart>;
+  std::array<std::atomic<Part*>, (kFirstModule + kNoName) / kPart + 1> parts;
+  std::atomic<size_t> used{0};  // how many parts there may be
   std::atomic<uint32_t> samples{0};
+
+  // Makes the owner's part where there is none. False where there is no memory for it.
+  bool has(size_t owner) {
+    std::atomic<Part*>& part = parts[owner / kPart];
+    if (part.load(std::memory_order_acquire) != nullptr) return true;
+    std::unique_ptr<Part> made(new (std::nothrow) Part());
+    Part* none = nullptr;
+    if (made && part.compare_exchange_strong(none, made.get())) made.release();
+    size_t before = used.load();
+    while (before <= owner / kPart && !used.compare_exchange_weak(before, owner / kPart + 1)) {
+    }
+    return part.load() != nullptr;
+  }
+
+  // An owner that has a part.
+  Owner& operator[](size_t owner) { return (*parts[owner / kPart].load(std::memory_order_acquire))[owner % kPart]; }
+
+  // Calls `see` with each owner that has a part, and its number.
+  template <class See>
+  void each(const See& see) {
+    for (size_t part = 0, end = used.load(); part < end; ++part) {
+      Part* owners = parts[part].load(std::memory_order_acquire);
+      for (size_t i = 0; owners != nullptr && i < kPart; ++i) see((*owners)[i], part * kPart + i);
+    }
+  }
 };
 
 inline HeldBytes held_bytes;
@@ -65,14 +99,12 @@ inline HeldAtPeak held_at_peak;
 // and what calls of modules kept for them. `write` takes meta without the thread, and a value.
 template <class Write>
 void sample_held(bool of_all, const Write& write) {
-  for (size_t owner = 0, used = held_bytes.used.load(std::memory_order_relaxed); owner < used; ++owner) {
-    const int64_t bytes = held_bytes.bytes[owner].load(std::memory_order_relaxed);
-    if (held_bytes.written[owner].exchange(bytes, std::memory_order_relaxed) == bytes && !(of_all && bytes != 0)) {
-      continue;
-    }
-    const int64_t name = owner < kFirstModule ? kNoName : static_cast<int64_t>(owner - kFirstModule);
-    write(int64_t{kHeld} << kKindShift | name, bytes << 2 | (owner < kFirstModule ? static_cast<int64_t>(owner) : 0));
-  }
+  held_bytes.each([&](Owner& owner, size_t number) {
+    const int64_t bytes = owner.bytes.load(std::memory_order_relaxed);
+    if (owner.written.exchange(bytes, std::memory_order_relaxed) == bytes && !(of_all && bytes != 0)) return;
+    const int64_t name = number < kFirstModule ? kNoName : static_cast<int64_t>(number - kFirstModule);
+    write(int64_t{kHeld} << kKindShift | name, bytes << 2 | (number < kFirstModule ? static_cast<int64_t>(number) : 0));
+  });
   std::array<int64_t, kFirstModule> at_peak{};
   if (const std::lock_guard<std::mutex> lock(held_at_peak.mutex); std::exchange(held_at_peak.is_new, false)) {
     at_peak = held_at_peak.bytes;
@@ -83,11 +115,11 @@ void sample_held(bool of_all, const Write& write) {
   const uint32_t sample = ++held_bytes.samples;
   if (of_all || (sample % kSavedEvery != 0 && (sample & (sample - 1)) != 0)) return;
   write(int64_t{kSaved} << kKindShift | kNoName, memory.passes.load());
-  for (size_t owner = kFirstModule, used = held_bytes.used.load(); owner < used; ++owner) {
-    const int64_t saved = held_bytes.saved[owner].load();
-    if (held_bytes.written_saved[owner].exchange(saved) == saved) continue;
-    write(int64_t{kSaved} << kKindShift | static_cast<int64_t>(owner - kFirstModule), saved);
-  }
+  held_bytes.each([&](Owner& owner, size_t number) {
+    const int64_t saved = number < kFirstModule ? 0 : owner.saved.load();
+    if (owner.written_saved.exchange(saved) == saved) return;
+    write(int64_t{kSaved} << kKindShift | static_cast<int64_t>(number - kFirstModule), saved);
+  });
 }
 
 // Samples the counts if they changed since the last sample: the most bytes since then if that is above both, and the
