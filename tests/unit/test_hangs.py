@@ -8,7 +8,8 @@ import pytest
 
 from modtrace.ring import Kind
 from modtrace.timeline import Group, OpenCall, RingAnalysis, ThreadStack
-from modtrace.whereabouts import RankState, find_hangs
+from modtrace.whereabouts import RankState, WhereResult, find_hangs, hung_sentences
+from modtrace.whereabouts.places import group_ranks, headline
 from modtrace.whereabouts.rank_state import (
     ANY_PEER,
     Blocked,
@@ -113,6 +114,62 @@ def test_a_collective_that_all_called_is_said_not_to_complete() -> None:
     assert text(*ranks) == (
         "ranks 0-3 wait in all_reduce #0 for 2.0 s to 5.0 s; all ranks called it, so it does not complete"
     )
+
+
+@pytest.mark.parametrize(
+    ("operator", "sizes", "differ"),
+    [
+        ("all_reduce", (4, 33_088), "its sizes differ between ranks: 4 to 33,088 bytes"),
+        ("broadcast", (2_000, 8), "its sizes differ between ranks: 8 to 2,000 bytes"),
+        ("all_reduce", (4, 4), "all ranks called it, so it does not complete"),
+        ("all_reduce", (4, -1), "all ranks called it, so it does not complete"),
+        ("all_to_all", (4, 8), "all ranks called it, so it does not complete"),
+    ],
+)
+def test_a_collective_whose_sizes_differ_is_said_to(operator: str, sizes: tuple[int, int], differ: str) -> None:
+    progress = [called("barrier", operator, waits_s=3, ranks=2)._replace(sizes=(0, size)) for size in sizes]
+    assert text(*map(state, range(2), progress)) == f"ranks 0-1 wait in {operator} #1 for 3.0 s; {differ}"
+
+
+def test_what_a_rank_died_in_is_said_if_the_others_ended_in_good_order() -> None:
+    died = called("barrier", "all_reduce", waits_s=0, ranks=2)._replace(sizes=(0, 4))
+    ended = called("barrier", "all_reduce", "barrier", waits_s=0, ranks=2)._replace(sizes=(0, 33_088, 0))
+    states = [state(0, died, state="dead"), state(1, ended, state="stopped")]
+    waits = "rank 0 died waiting in all_reduce #1; its sizes differ between ranks: 4 to 33,088 bytes"
+    assert text(*states) == waits
+    result = WhereResult(states, [], [])
+    assert result.sentence == f"{waits}; rank 1 was in no module when it ended"
+    assert (
+        headline(result.groups) == "rank 0 died in all_reduce #1, after step 3; rank 1 was in no module when it ended"
+    )
+
+
+def test_a_rank_in_no_module_is_in_the_call_that_others_have_not_made() -> None:
+    receives = PeerProgress(Group("0", (0, 1, 2, 3), ""), "recv", 2, 0, Blocked("recv", 0, NOW - SECOND, 7))
+    states = [state(rank, called("all_reduce", waits_s=rank)) for rank in (0, 1)]
+    states += [state(2, called()), state(3, receives), state(4, called("barrier", waits_s=1), stack=calls("GPT"))]
+    expected = "rank 2 is in no module, rank 3 in recv #0 from rank 2, rank 4 in GPT, the other 2 in all_reduce #0"
+    assert headline(group_ranks(states)) == expected
+
+
+def test_the_sentence_names_the_ranks_that_hangs_do_not() -> None:
+    pair = Group("7", (0, 1), "mesh_tp")
+    waits = GroupProgress(pair, 0, ("barrier",), Blocked("barrier", 0, NOW - 10 * SECOND, 7))
+    states = [state(0, waits), state(1), *(state(rank, stack=calls("GPT.h.6", since_s=1)) for rank in (2, 3))]
+    result = WhereResult(states, [], [])
+    assert result.sentence == f"{result.hangs[0].text}; ranks 2-3 are in GPT.h.6"
+
+
+def test_threads_of_a_rank_that_hang_together_are_named_each() -> None:
+    threads = tuple(ThreadStack(f"worker {n}", 8 + n, calls("AB"[n], since_s=90), NOW) for n in (0, 1))
+    idle = ThreadStack("MainThread", 1, (), NOW)
+    both = state(0)._replace(threads=(*threads, idle))
+    sentence = "rank 0 seems hung: worker 0 in forward A for 90.0 s, worker 1 in forward B for 90.0 s"
+    assert hung_sentences([both], []) == [sentence]
+    assert hung_sentences([both._replace(threads=threads[:1])], []) == [
+        "rank 0 seems hung: in forward A for 90.0 s",
+    ]
+    assert WhereResult([both, state(1, stack=calls("A", since_s=1))], [], []).sentence == f"{sentence}; rank 1 is in A"
 
 
 def test_the_first_collective_that_anyone_waits_in_is_the_one_that_hangs() -> None:
@@ -269,7 +326,7 @@ def test_a_wait_that_has_not_ended_blocks() -> None:
     script.collective(20, Kind.COLLECTIVE_EXIT, ALL_REDUCE, 8)
     script.collective(30, Kind.WAIT_ENTER, ALL_REDUCE, 0)
     group = Group("0", (0, 1), "default_pg")
-    assert progress(script) == GroupProgress(group, 0, ("all_reduce",), Blocked("all_reduce", 0, 30, 1))
+    assert progress(script) == GroupProgress(group, 0, ("all_reduce",), Blocked("all_reduce", 0, 30, 1), (8,))
 
 
 def test_a_call_that_has_not_returned_blocks() -> None:

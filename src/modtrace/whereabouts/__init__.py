@@ -55,11 +55,17 @@ class WhereResult:
 
     @property
     def sentence(self) -> str:
-        """Which ranks others wait for, which seem hung or died; if none does, which module each rank is in."""
-        causes = [*(hang.text for hang in self.hangs if hang.is_cause), *hung_sentences(self.ranks, self.hangs)]
-        named = {rank for hang in self.hangs for rank in (*hang.waiting, *hang.dead)}
-        died = [state for state in self.ranks if state.state == "dead" and state.rank not in named]
-        return "; ".join([*causes, *([headline(group_ranks(died))] if died else [])]) or headline(self.groups)
+        """Which ranks others wait for, and which seem hung; then where each rank is, or was, that these do not name."""
+        causes = [hang for hang in self.hangs if hang.is_cause]
+        named = {rank for hang in causes for rank in (*hang.waiting, *hang.blamed)}
+        in_hangs = {rank for hang in self.hangs for rank in (*hang.waiting, *hang.blamed)}
+        others = [
+            state
+            for state in self.ranks
+            if state.rank not in named and (state.rank in in_hangs or not state.hung_threads)
+        ]
+        texts = [*(hang.text for hang in causes), *hung_sentences(self.ranks, self.hangs)]
+        return "; ".join(filter(None, [*texts, headline(group_ranks(others))]))
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values: `sentence`, `hangs`, `ranks` (as `RankState.to_json`), `errors`."""

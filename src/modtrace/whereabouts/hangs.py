@@ -21,6 +21,8 @@ from .rank_state import ANY_PEER, Blocked, GroupProgress, PeerProgress, RankProg
 _MIN_WAIT_NS = 1_000_000_000
 """A shorter wait is as usual: rings are not read at one moment."""
 _OTHER_END = {"send": "recv", "recv": "send"}
+_OF_ONE_SIZE = ("all_reduce", "broadcast", "reduce", "all_gather_into_tensor")
+"""How the names of operators begin that take as many bytes on each rank."""
 _DEFAULT_GROUP = "default_pg"
 """What torch says of the group of all ranks."""
 
@@ -85,10 +87,17 @@ def hung_sentences(states: Iterable[RankState], hangs: Sequence[Hang]) -> list[s
     """Return who seems hung, where, for how long, and how long that usually takes; without ranks that hangs name."""
     named = {rank for hang in hangs for rank in (*hang.waiting, *hang.blamed)}
     hung = [state._replace(threads=state.hung_threads) for state in states if state.rank not in named]
-    return [
+    sentences = [
         f"{group.label} {'seems' if len(group.ranks) == 1 else 'seem'} hung: {place}"
-        for group, place in by_place([state for state in hung if state.threads], {})
+        for group, place in by_place([state for state in hung if len(state.threads) == 1], {})
     ]
+    # Threads that hang together, as of locks that they hold, are named each.
+    for state in hung:
+        places = [by_place([state._replace(threads=(thread,))], {})[0][1] for thread in state.threads]
+        if len(places) > 1:
+            each = [f"{thread.thread} {place}" for thread, place in zip(state.threads, places, strict=True)]
+            sentences.append(f"{state.label} seems hung: {', '.join(each)}")
+    return sentences
 
 
 def find_all_hangs(states: Sequence[RankState], records: Sequence[FlightRecord] = ()) -> list[Hang]:
@@ -174,7 +183,7 @@ class _Ranks:
     Attributes:
         by_rank: the states.
         waits: what each rank that waits for a second or more waits in, in words.
-        all_dead: whether no rank runs, or may run.
+        none_runs: whether no rank runs, or may run, and one died.
         source: what a rank's state was read from.
     """
 
@@ -184,7 +193,8 @@ class _Ranks:
         self.by_rank = {state.rank: state for state in newest_last if state.rank is not None}
         self.by_flight_recorder = by_flight_recorder
         self.source = "flight recorder's dump" if by_flight_recorder else "ring"
-        self.all_dead = all(state.state == "dead" for state in self.by_rank.values())
+        known = {state.state for state in self.by_rank.values()}
+        self.none_runs = "dead" in known and known <= {"dead", "stopped"}
         self.waits: dict[int, str] = {}
         for rank, state in self.by_rank.items():
             groups, peers = state.progress.groups, state.progress.peers
@@ -199,18 +209,18 @@ class _Ranks:
     def waits_long(self, rank: int, blocked: Blocked) -> bool:
         """Return whether a rank that has not ended has waited in a call for a second or more.
 
-        If all ranks are dead, each counts with what it waited in when it died: they may have been killed for that.
+        If none runs, each that died counts with what it waited in then: it may have been killed for that.
         """
         state = self.by_rank[rank]
-        if self.all_dead:
-            return True
+        if self.none_runs:
+            return state.state == "dead"
         return state.state not in ("stopped", "dead") and state.now_ns - blocked.since_ns >= _MIN_WAIT_NS
 
     def say_who_waits(self, blocked: Mapping[int, Blocked], what: str) -> str:
         """Return the main clause: which ranks wait in a call, how long, and in which module."""
         states = [self.by_rank[rank] for rank in blocked]
         place = in_place(common_place(states, [call.tid for call in blocked.values()]))
-        if self.all_dead:
+        if self.none_runs:
             return f"{ranks_phrase(list(blocked))} died waiting in {what}{place}"
         waited_s = [(state.now_ns - call.since_ns) / 1e9 for state, call in zip(states, blocked.values(), strict=True)]
         verb = "waits" if len(blocked) == 1 else "wait"
@@ -274,13 +284,17 @@ def _collective_hangs(ranks: _Ranks) -> Iterator[Hang]:
         wait_ns = max(ranks.by_rank[rank].now_ns - blocked.since_ns for rank, blocked in inside.items())
         others: dict[str, list[int]] = {}
         for rank, progress in sorted(members.items()):
-            if (other := progress.operator(first) or operator) != operator:
+            if (other := progress.call(first)[0] or operator) != operator:
                 others.setdefault(other, []).append(rank)
         has_called = {rank for rank, progress in members.items() if progress.last >= first}
         absent, missing = _find_absent(ranks, {*(group.ranks or members)} - has_called, "it", wait_ns)
         one = next(iter(inside.values()))
+        sizes = {size for progress in members.values() for name, size in [progress.call(first)] if name == operator}
+        sizes = sizes - {-1} if operator.startswith(_OF_ONE_SIZE) else set()
+        differ = f"its sizes differ between ranks: {min(sizes):,} to {max(sizes):,} bytes" if len(sizes) > 1 else ""
         clauses = [
             ranks.say_who_waits(inside, format_call(one, group, ranks.by_flight_recorder)),
+            *([differ] if differ else []),
             *(f"{ranks_phrase(instead)} called {other} #{first} instead" for other, instead in others.items()),
             *missing,
         ]

@@ -72,28 +72,32 @@ class RankGroup(NamedTuple):
 
     @property
     def innermost(self) -> str:
-        """The fqn of the innermost open module of its first thread, or what it waits for; else of a stream, or "".
+        """The fqn of the innermost open module of its first thread, or what it waits for; else of a stream.
 
-        Without any of these it is the range that its first thread is in.
+        Without any of these it is the range that its first thread is in, then what it calls of others, or "".
         """
         calls = min((calls for _, calls in self.stacks), key=lambda calls: calls[-1][1] in CATEGORIES, default=None)
         if calls is None or calls[-1][1] in CATEGORIES:
             on_device = [stream.calls[-1].fqn for stream in self.ranks[0].streams if stream.calls and stream.is_known]
             if on_device or calls is None:
-                return f"{on_device[0]} on the device" if on_device else ""
+                return f"{on_device[0]} on the device" if on_device else pending_call(self.ranks[0])
             return RangeName(*calls[-1]).place
         fqn, phase = calls[-1]
         return _format_wait(fqn) if phase == AFTER_BACKWARD else fqn or _OUTSIDE
 
 
 def group_ranks(states: Iterable[RankState]) -> list[RankGroup]:
-    """Put together the ranks with the same state, step and open modules; smaller groups first."""
-    ranks_by_key: dict[tuple[str, int | None, StackKey, tuple[StreamKey, ...]], list[RankState]] = {}
+    """Put together the ranks with the same state, step and open modules, or else calls; smaller groups first."""
+    ranks_by_key: dict[tuple[str, int | None, StackKey | str, tuple[StreamKey, ...]], list[RankState]] = {}
     for state in sorted(states, key=lambda state: (state.rank is None, state.rank or 0, state.path)):
         threads = [thread for thread in state.threads if thread.calls]
         stacks = tuple((thread.thread, tuple((call.fqn, call.phase) for call in thread.calls)) for thread in threads)
-        ranks_by_key.setdefault((state.state, state.step, stacks, _stream_keys(state.streams)), []).append(state)
-    groups = [RankGroup(tuple(ranks), stacks) for (_, _, stacks, _), ranks in ranks_by_key.items()]
+        place = stacks or pending_call(state)
+        ranks_by_key.setdefault((state.state, state.step, place, _stream_keys(state.streams)), []).append(state)
+    groups = [
+        RankGroup(tuple(ranks), () if isinstance(place, str) else place)
+        for (_, _, place, _), ranks in ranks_by_key.items()
+    ]
     return sorted(groups, key=lambda group: len(group.ranks))
 
 
@@ -201,6 +205,18 @@ def format_call(call: Blocked, group: Group, by_flight_recorder: bool = False) -
     """Return which collective it is (`all_reduce #812 of group mesh_tp`)."""
     numbered_by = " (the flight recorder's number)" if by_flight_recorder else ""
     return f"{call.operator} #{call.counter}{numbered_by}{_format_group(group)}"
+
+
+def pending_call(state: RankState) -> str:
+    """Return the first collective, send or receive that a rank has not completed, as its recording ended; or ""."""
+    if state.state == "stopped":
+        return ""
+    progress = state.progress
+    calls = [
+        *((one.blocked.since_ns, format_call(one.blocked, one.group)) for one in progress.groups if one.blocked),
+        *((one.blocked.since_ns, format_peer_call(one.blocked, one)) for one in progress.peers if one.blocked),
+    ]
+    return min(calls)[1] if calls else ""
 
 
 def format_peer_call(call: Blocked, progress: PeerProgress, by_flight_recorder: bool = False) -> str:

@@ -56,17 +56,20 @@ class GroupProgress(NamedTuple):
         last: the counter of the last one that was called; -1 if none was.
         recent: the operators of the last ones, in order; empty texts if they are not known.
         blocked: the first one that is not complete, as far as the engine can know; else None.
+        sizes: the bytes of the same; -1 if they are not known.
     """
 
     group: Group
     last: int
     recent: tuple[str, ...]
     blocked: Blocked | None
+    sizes: tuple[int, ...] = ()
 
-    def operator(self, counter: int) -> str:
-        """Return which operator has this counter; empty if that is not known."""
+    def call(self, counter: int) -> tuple[str, int]:
+        """Return the operator and the bytes of the one with this counter; empty and -1 if they are not known."""
         index = len(self.recent) - 1 - (self.last - counter)
-        return self.recent[index] if 0 <= index < len(self.recent) else ""
+        known = 0 <= index < len(self.recent)
+        return self.recent[index] if known else "", self.sizes[index] if known and self.sizes else -1
 
 
 class PeerProgress(NamedTuple):
@@ -321,7 +324,9 @@ def read_rank_progress(analysis: RingAnalysis) -> RankProgress:
     def group(name: str) -> Group:
         return groups.get(name) or Group(name)
 
-    together = [GroupProgress(group(name), own.last, own.recent(), own.blocked()) for name, own in of_group.items()]
+    together = [
+        GroupProgress(group(name), own.last, own.recent(), own.blocked(), own.sizes()) for name, own in of_group.items()
+    ]
     peers = []
     for name, calls in of_peer.items():
         operator, peer = ("recv", ANY_PEER) if name.operator == _ANY_SOURCE else (name.operator, name.peer)
@@ -341,6 +346,7 @@ class _Calls:
 
     def __init__(self) -> None:
         self.called: dict[int, Blocked] = {}
+        self._sizes: dict[int, int] = {}
         self._in_call: dict[int, Blocked] = {}
         self._done: set[int] = set()
         self._completing: set[str] = set()
@@ -353,6 +359,8 @@ class _Calls:
             self.called[value] = self._in_call[call.tid] = call
         elif kind == Kind.COLLECTIVE_EXIT:
             entered = self._in_call.pop(call.tid, None)
+            if entered is not None:
+                self._sizes[entered.counter] = value & (NOT_AWAITED_BIT - 1)
             # No event will say when it is complete.
             if entered is not None and value & NOT_AWAITED_BIT:
                 self._done.add(entered.counter)
@@ -373,6 +381,9 @@ class _Calls:
 
     def recent(self) -> tuple[str, ...]:
         return recent_operators({counter: call.operator for counter, call in self.called.items()})
+
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(self._sizes.get(self.last - back, -1) for back in reversed(range(len(self.recent()))))
 
     def blocked(self) -> Blocked | None:
         pending = [*self._waiting.values(), *self._in_call.values()]

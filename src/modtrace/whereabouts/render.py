@@ -11,7 +11,7 @@ from rich.text import Text
 from .._tables import shortened
 from .._terminal import printable
 from .hangs import Hang, hung_sentences
-from .places import RankGroup, format_durations, format_ranges, format_stack, headline
+from .places import RankGroup, format_durations, format_ranges, format_stack, headline, pending_call
 from .rank_state import RankState
 from .streams import StreamState
 
@@ -99,7 +99,9 @@ def _table(groups: Sequence[RankGroup]) -> Table:
         if not group.stacks:
             style = "bold red" if any(rank.hung_threads for rank in group.ranks) else ""
             lasted = _lasted([rank.last_ns for rank in group.ranks], group)
-            table.add_row(*head, "", Text("no module", style), _text(lasted, style), "")
+            table.add_row(
+                *head, "", _text(pending_call(group.ranks[0]) or "no module", style), _text(lasted, style), ""
+            )
         for streams in zip(*(rank.streams for rank in group.ranks), strict=True):
             devices = {stream.device for stream in streams}
             label = f"device{'s' if len(devices) > 1 else ''} {format_ranges(devices)}, stream {streams[0].stream}"
