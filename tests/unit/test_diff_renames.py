@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from modtrace.compare.compare import suggest_renames
+import time
+
+import pytest
+
+from modtrace.compare.compare import compare_runs, suggest_renames
 from modtrace.compare.run_times import ModuleRun, RunTimes, Typical
 
 TIME = Typical(1_000.0, 0.0001)
@@ -73,3 +77,32 @@ def test_of_two_that_vanished_and_one_that_appeared_nobody_knows() -> None:
 
 def test_equal_structure_needs_no_rename() -> None:
     assert suggest_renames(run(BASE), run(BASE)) == {}
+
+
+def test_what_is_inside_of_a_module_that_is_not_called_any_more_stays() -> None:
+    """Renaming `Net.h.0` would take `Net.h.0.fc`, which has its name on both sides, with it."""
+    stayed = {fqn: of for fqn, of in BASE.items() if fqn != "Net.h.0"} | {"Net.first": "Block"}
+
+    assert suggest_renames(run(BASE), run(stayed)) == {}
+
+
+@pytest.mark.parametrize("new", ["Net.layers.{}.mlp", "Net.h.{}.ffn", "Other.h.{}.mlp", "Net.{}"])
+def test_many_modules_with_other_names_take_no_longer_than_with_the_same(new: str) -> None:
+    def took_s(names: str, renamed: dict[str, str]) -> float:
+        sides = [run({form.format(number): "Block" for number in range(2_000)}) for form in ("Net.h.{}.mlp", names)]
+        begun = time.process_time()
+        compare_runs([sides[0]], [sides[1]], renamed)
+        return time.process_time() - begun
+
+    each = {f"Net.h.{number}.mlp": new.format(number) for number in range(2_000)}
+    assert took_s(new, {}) < 1.5 * took_s("Net.h.{}.mlp", {})
+    assert took_s(new, each) < 1.5 * took_s("Net.h.{}.mlp", {})
+
+
+def test_the_innermost_module_that_was_renamed_decides() -> None:
+    renamed = {"Net.h": "Net.layers", "Net.h.1": "Net.last"}
+    classes = {"Net.layers.0": "Block", "Net.layers.0.fc": "Linear", "Net.last": "Block", "Net.last.fc": "Linear"}
+    comparison = compare_runs([run(BASE)], [run({"Net": "Net", **classes, "Net.head": "Linear"})], renamed)
+
+    assert {change.fqn for change in comparison.changes} == {"Net", *classes, "Net.head"}
+    assert not any(change.calls_changed for change in comparison.changes)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
 from .._errors import ModtraceError
 from ..read import load
 from ..timeline import Timeline
-from ..timeline.summary import GroupBy
+from ..timeline.summary import GroupBy, outer_modules
 from .diff_result import Diff
 from .run_times import EXACT, RunTimes, is_baseline, measure_run, read_baseline, renamed_run, write_baseline
-from .samples import is_within, renamed_fqn
+from .samples import names_around
 from .side_by_side import TypicalStep, cut_typical_step
 from .verdicts import PeakChange, compare_modules, compare_steps
 
@@ -136,9 +136,10 @@ def compare_runs(before: Sequence[RunTimes], after: Sequence[RunTimes], renamed:
     Raises:
         ModtraceError: `renamed` gives two modules one name, or names a module that is missing.
     """
+    there = [{name for run in side for fqn in run.classes for name in names_around(fqn)} for side in (before, after)]
     for old, new in renamed.items():
-        for side, name, when in ((before, old, "before"), (after, new, "after")):
-            if not any(is_within(fqn, name) for run in side for fqn in run.classes):
+        for names, name, when in zip(there, (old, new), ("before", "after"), strict=True):
+            if name not in names:
                 raise ModtraceError(f"{old}={new} maps nothing: no module {when} is {name} or inside it")
     before = [renamed_run(run, renamed) for run in before]
     given = len(before), len(after)
@@ -203,11 +204,29 @@ def suggest_renames(base: RunTimes, new: RunTimes) -> dict[str, str]:
     before, after = _unmatched(base, new), _unmatched(new, base)
     pairs: dict[str, str] = {}
     stayed = base.classes.keys() & new.classes.keys()
+    around_stayed = {outer for fqn in stayed for outer in names_around(fqn)}
     for place, vanished in before.items():
         appeared = after.get(place, [])
         if len(vanished) == len(appeared):
-            pairs.update(_shortest(*pair, stayed) for pair in zip(vanished, appeared, strict=True))
-    return {old: to for old, to in pairs.items() if _matches(base, new, {old: to}) > len(stayed)}
+            pairs.update(_shortest(*pair, around_stayed) for pair in zip(vanished, appeared, strict=True))
+    inside = _inside(base, pairs)
+    # What is inside must be called so on the other side, more than stayed there.
+    return {
+        old: to
+        for old, to in pairs.items()
+        if len({to + fqn[len(old) :] for fqn in inside[old]} & new.classes.keys() - stayed)
+        > len(stayed.intersection(inside[old]))
+    }
+
+
+def _inside(run: RunTimes, outer: Container[str]) -> dict[str, list[str]]:
+    """Return the names of the modules that are, or are in, each of these."""
+    inside: dict[str, list[str]] = {}
+    for fqn in run.classes:
+        for name in names_around(fqn):
+            if name in outer:
+                inside.setdefault(name, []).append(fqn)
+    return inside
 
 
 def _unmatched(run: RunTimes, other: RunTimes) -> dict[tuple[object, ...], list[str]]:
@@ -215,26 +234,31 @@ def _unmatched(run: RunTimes, other: RunTimes) -> dict[tuple[object, ...], list[
     calls: dict[str, list[tuple[str, int]]] = {}
     for (fqn, phase), module in run.modules.items():
         calls.setdefault(fqn, []).append((phase, module.calls))
+    around = outer_modules([*run.classes])
+    outermost = {
+        fqn: around[fqn][:1]
+        for fqn in run.classes
+        if fqn not in other.classes and all(outer in other.classes for outer in around[fqn])
+    }
     unmatched: dict[tuple[object, ...], list[str]] = {}
-    for fqn in (fqn for fqn in run.classes if fqn not in other.classes):
-        around = [outer for outer in run.classes if outer != fqn and is_within(fqn, outer)]
-        inside = [name for name in run.classes if is_within(name, fqn)]
+    for fqn, inside in _inside(run, outermost).items():
         # A model's class is its name: if that changed, what it contains must be the same.
         shape = [(name[len(fqn) :], run.classes[name] if "." in name else "", *calls.get(name, ())) for name in inside]
-        if all(outer in other.classes for outer in around) and ("." in fqn or len(inside) > 1):
-            unmatched.setdefault((*around[-1:], *shape), []).append(fqn)
+        if "." in fqn or len(inside) > 1:
+            unmatched.setdefault((*outermost[fqn], *shape), []).append(fqn)
     return unmatched
 
 
-def _matches(base: RunTimes, new: RunTimes, renamed: Mapping[str, str]) -> int:
-    """Return how many modules have the same name on both sides once they are renamed."""
-    return len({renamed_fqn(fqn, renamed) for fqn in base.classes} & new.classes.keys())
+def _shortest(old: str, new: str, stayed: Container[str]) -> tuple[str, str]:
+    """Return both without the parts at their ends in which they agree, as far as all inside has moved.
 
-
-def _shortest(old: str, new: str, stayed: Collection[str]) -> tuple[str, str]:
-    """Return both without the parts at their ends in which they agree, as far as all inside has moved."""
+    Args:
+        old: a name before.
+        new: the same module's after.
+        stayed: the names that both sides have, and those around them.
+    """
     while True:
         (old_outer, _, old_end), (new_outer, _, new_end) = old.rpartition("."), new.rpartition(".")
-        if not (old_outer and new_outer) or old_end != new_end or any(is_within(fqn, old_outer) for fqn in stayed):
+        if not (old_outer and new_outer) or old_end != new_end or old_outer in stayed:
             return old, new
         old, new = old_outer, new_outer

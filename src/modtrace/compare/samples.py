@@ -112,13 +112,11 @@ def plain_fqn(fqn: str, renamed: Mapping[str, str] | None = None) -> str:
 
 
 def renamed_fqn(fqn: str, renamed: Mapping[str, str]) -> str:
-    """Return what a module is called, where `renamed` says so of it or of a module that contains it."""
-    for old, new in renamed.items():
-        if is_within(fqn, old):
-            return new + fqn[len(old) :]
-    return fqn
+    """Return what a module is called, where `renamed` says so of it or of a module that contains it: the innermost."""
+    old = next((name for name in names_around(fqn) if name in renamed), None) if renamed else None
+    return fqn if old is None else renamed[old] + fqn[len(old) :]
 
 
-def is_within(fqn: str, outer: str) -> bool:
-    """Return whether a module has this name, or one that begins with it and a dot."""
-    return fqn == outer or fqn.startswith(f"{outer}.")
+def names_around(fqn: str) -> list[str]:
+    """Return the name itself and those it begins with, up to a dot; the longest first."""
+    return [fqn, *(fqn[:end] for end in range(len(fqn) - 1, 0, -1) if fqn[end] == ".")]
