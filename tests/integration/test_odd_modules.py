@@ -1,11 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 import modtrace
 from modtrace import RecordingError
@@ -128,6 +130,128 @@ def test_a_child_whose_name_is_no_text(engine: EngineName) -> None:
         model(torch.ones(1))
 
     assert [span.fqn for span in recording.timeline().spans] == ["Sequential", "Sequential.0", "Sequential.7"]
+
+
+def holding_itself() -> tuple[nn.Module, list[str]]:
+    """Return a module, and the names that its call is to have."""
+    net = nn.Sequential(nn.Linear(2, 2))
+    object.__setattr__(net, "forward", lambda x: net[0](x))
+    net.add_module("model", net)
+    return net, ["Sequential", "Sequential.0"]
+
+
+def holding_its_parent() -> tuple[nn.Module, list[str]]:
+    net, part = nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2))
+    object.__setattr__(net, "forward", lambda x: part(net[0](x)))
+    object.__setattr__(part, "forward", lambda x: part[0](x))
+    net.add_module("part", part)
+    part.add_module("parent", net)
+    return net, ["Sequential", "Sequential.0", "Sequential.part", "Sequential.part.0"]
+
+
+def holding_a_part_twice_in_a_circle() -> tuple[nn.Module, list[str]]:
+    net, shared = nn.Sequential(nn.Linear(2, 2)), nn.Linear(2, 2)
+    for name in ("first", "second"):
+        net.add_module(name, nn.ModuleDict({"shared": shared, "net": net}))
+    object.__setattr__(net, "forward", lambda x: shared(shared(net[0](x))))
+    return net, ["Sequential", "Sequential.0", "Sequential.first.shared", "Sequential.first.shared"]
+
+
+def wrappers_of_each_other() -> tuple[nn.Module, list[str]]:
+    one, other = AveragedModel(nn.Linear(2, 2)), AveragedModel(nn.Linear(2, 2))
+    linear = one.module
+    one.module, other.module = other, one
+    object.__setattr__(one, "forward", linear)
+    return one, ["AveragedModel", "Linear"]
+
+
+def a_deep_chain() -> tuple[nn.Module, list[str]]:
+    outermost = net = nn.Sequential(nn.Linear(2, 2))
+    for _ in range(3000):
+        net.add_module("n", inner := nn.Sequential())
+        net = inner
+    net.add_module("last", last := nn.Linear(2, 2))
+    object.__setattr__(outermost, "forward", lambda x: last(outermost[0](x)))
+    return outermost, ["Sequential", "Sequential.0", "Sequential." + "n." * 3000 + "last"]
+
+
+SHAPES_OF_MODELS = [
+    holding_itself,
+    holding_its_parent,
+    holding_a_part_twice_in_a_circle,
+    wrappers_of_each_other,
+    a_deep_chain,
+]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("make", SHAPES_OF_MODELS, ids=lambda make: make.__name__)
+def test_a_model_of_any_shape_trains_as_without_a_recording(
+    engine: EngineName, make: Callable[[], tuple[nn.Module, list[str]]]
+) -> None:
+    def gradient(model: nn.Module) -> list[float]:
+        x = torch.ones(2, requires_grad=True)
+        model(x).sum().backward()
+        assert x.grad is not None
+        return x.grad.tolist()
+
+    torch.manual_seed(0)
+    plain = gradient(make()[0])
+    torch.manual_seed(0)
+    model, names = make()
+    with modtrace.record(engine=engine, memory=engine == "native") as recording:
+        recorded = gradient(model)
+    with modtrace.ModuleTracker() as tracker:
+        handle = nn.modules.module.register_module_forward_hook(lambda *_: seen.append(tracker.parents))
+        seen: list[set[str]] = []
+        model(torch.ones(2))
+        handle.remove()
+
+    assert recorded == plain
+    assert [span.fqn for span in recording.timeline().spans if span.phase == "forward"] == names
+    assert "Global" in seen[0]
+
+
+@dataclass
+class Link:
+    to: list[Any]
+
+
+def holds_itself(x: Tensor) -> Any:
+    values: list[Any] = [x]
+    values += [values] * 100
+    return values
+
+
+def hold_each_other(x: Tensor) -> Any:
+    links = [Link([]) for _ in range(100)]
+    for link in links:
+        link.to = [*links, x]
+    return links
+
+
+def is_shared_by_all(x: Tensor) -> Any:
+    values: dict[str, Any] = {"x": x}
+    for _ in range(6):
+        values = {str(number): values for number in range(100)}
+    return values
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("make", [holds_itself, hold_each_other, is_shared_by_all], ids=lambda make: make.__name__)
+def test_inputs_of_any_shape(engine: EngineName, make: Callable[[Tensor], Any]) -> None:
+    class Double(nn.Module):
+        def forward(self, x: Tensor, values: Any) -> Tensor:
+            return x * 2
+
+    x = torch.ones(2, requires_grad=True)
+    with modtrace.record(engine=engine, shapes=True) as recording:
+        Double()(x, make(x)).sum().backward()
+
+    assert [(span.fqn, span.phase) for span in recording.timeline().spans] == [
+        ("Double", "forward"),
+        ("Double", "backward"),
+    ]
 
 
 def test_a_mark_that_is_no_text_is_an_error_at_the_call(engine: EngineName) -> None:

@@ -1,7 +1,7 @@
 """Keeping what modtrace runs unseen by torch.compile, by tracing and by modes; and the tensors in a call's values."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields, is_dataclass
 from types import FunctionType
@@ -59,23 +59,33 @@ def _unseen_by_trace(tracing: Any) -> Iterator[None]:
         torch._C._set_tracing_state(tracing)  # type: ignore[attr-defined]
 
 
-def tensors_in(value: Any, depth: int = 0) -> Iterator[Tensor]:
+def tensors_in(value: Any, depth: int = 0, entered: dict[int, tuple[int, Any]] | None = None) -> Iterator[Tensor]:
     """Yield the tensors in nested tuples, lists, mappings and dataclasses, in order.
 
     Args:
         value: anything; what is not one of these holds no tensors.
-        depth: how deep `value` lies; what lies deeper than 8 levels is left out, so that cycles end.
+        depth: how deep `value` lies; what lies deeper than 8 levels is left out.
+        entered: by id, what was entered already, and how deep it lay. It is entered once, so that cycles end.
     """
     if isinstance(value, Tensor):
         yield value
-    elif depth >= _MAX_DEPTH:
         return
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from tensors_in(item, depth + 1)
+    if depth >= _MAX_DEPTH:
+        return
+    inner: Iterable[Any]
+    if isinstance(value, (tuple, list)):
+        inner = value
     elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_in(item, depth + 1)
+        inner = value.values()
     elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            yield from tensors_in(getattr(value, field.name, None), depth + 1)
+        inner = (getattr(value, field.name, None) for field in fields(value))
+    else:
+        return
+    if entered is None:  # most often values that hold no others, for which the memory would cost half as much again
+        entered = {}
+    elif entered.get(id(value), (_MAX_DEPTH,))[0] > depth:
+        entered[id(value)] = depth, value
+    else:
+        return
+    for item in inner:
+        yield from tensors_in(item, depth + 1, entered)

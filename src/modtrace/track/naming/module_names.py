@@ -35,6 +35,7 @@ from .modules import (
     original_class_name,
     unwrapped,
     without_compile,
+    wrapped_in,
     wrapping_of,
 )
 
@@ -298,9 +299,7 @@ class ModuleNames:
 
     def _innermost(self, module: nn.Module) -> nn.Module:
         """Return what a wrapper wraps, over others too."""
-        while self._strip and (wrapped := wrapping_of(module)) is not None:
-            module = wrapped[0]
-        return module
+        return [*wrapped_in(module, by_workers=True)][-1] if self._strip else module
 
     def _unwrapped(self, module: nn.Module) -> nn.Module:
         return unwrapped(module) if self._strip else module

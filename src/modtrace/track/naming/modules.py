@@ -41,17 +41,17 @@ def named_modules(module: nn.Module, repeated: list[nn.Module] | None = None) ->
         module: where paths start.
         repeated: gets each module that lies in another place too, once for each of those.
     """
-    seen = {id(module)}
+    seen: set[int] = set()
     # The last is the next. Two lists, as a tuple for each is more for the garbage collector to count.
     paths, todo = [""], [module]
     while todo:
         path, inner = paths.pop(), todo.pop()
+        if id(inner) in seen:
+            if repeated is not None:
+                repeated.append(inner)
+            continue
+        seen.add(id(inner))
         if inner is not module:
-            if id(inner) in seen:
-                if repeated is not None:
-                    repeated.append(inner)
-                continue
-            seen.add(id(inner))
             yield path, inner
         children = _attribute(inner, "_modules")
         if children:
@@ -190,21 +190,30 @@ def wrapping_of(module: nn.Module) -> tuple[nn.Module, Wrapping] | None:
     return (inner, how) if isinstance(inner, nn.Module) and inner is not module else None
 
 
-def _shown_as(wrapper: nn.Module) -> Iterator[nn.Module]:
-    """Yield what a module is shown as: what it wraps, over others too, as long as none does work of its own."""
-    while (wrapping := wrapping_of(wrapper)) is not None and not wrapping[1].works:
-        wrapper = wrapping[0]
+def wrapped_in(wrapper: nn.Module, *, by_workers: bool) -> Iterator[nn.Module]:
+    """Yield a module and what it wraps, over others too, each once.
+
+    Args:
+        wrapper: the module.
+        by_workers: whether to go on at a wrapper that does work of its own; else it is the last.
+    """
+    seen: set[int] = set()
+    while id(wrapper) not in seen:
+        seen.add(id(wrapper))
         yield wrapper
+        wrapping = wrapping_of(wrapper)
+        if wrapping is not None and (by_workers or not wrapping[1].works):
+            wrapper = wrapping[0]
 
 
 def is_inside(wrapper: nn.Module, module: nn.Module) -> bool:
     """Whether `wrapper` is shown as `module`: it wraps it, over others too, and none of them does work of its own."""
-    return any(inner is module for inner in _shown_as(wrapper))
+    return wrapper is not module and any(inner is module for inner in wrapped_in(wrapper, by_workers=False))
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
     """Return what is inside of the wrappers that do no work of their own: the module itself if it is not a wrapper."""
-    return [module, *_shown_as(module)][-1]
+    return [*wrapped_in(module, by_workers=False)][-1]
 
 
 def original_class_name(module: nn.Module) -> str:
