@@ -12,6 +12,7 @@ import time
 import zlib
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import orjson
@@ -33,8 +34,12 @@ _CLOSING_BYTES = 256
 _MAX_PREFAULT_BYTES = 1 << 28
 _MADV_POPULATE_WRITE = 23
 
-WriteSlot = Callable[[int, int], None]
-"""`write(meta, value)`: meta is kind, thread and name packed; the clock is read and the serial number taken inside."""
+
+class WriteSlot(Protocol):
+    """What writes an event."""
+
+    def __call__(self, meta: int, value: int, time_ns: int | None = None, /) -> None:
+        """Write it: meta is kind, thread and name packed. Without a time, the clock is read."""
 
 
 class Ring:
@@ -94,11 +99,13 @@ class Ring:
         serials = itertools.count().__next__
         pack = struct.Struct(f"{WORDS_PER_SLOT}q").pack_into
 
-        def write(meta: int, value: int) -> None:
+        def write(meta: int, value: int, time_ns: int | None = None, /) -> None:
             serial = serials()
             lap, index = divmod(serial, capacity)
+            at = offset + index * SLOT_BYTES
+            now = clock() if time_ns is None else time_ns
             # Native packing stores whole words in order: meta with the new lap first, the stamp last.
-            pack(buffer, offset + index * SLOT_BYTES, (lap & LAP_MASK) << LAP_SHIFT | meta, clock(), value, serial + 1)
+            pack(buffer, at, (lap & LAP_MASK) << LAP_SHIFT | meta, now, value, serial + 1)
 
         return write
 

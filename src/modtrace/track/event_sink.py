@@ -31,7 +31,7 @@ class EngineOptions(NamedTuple):
         model: where names start, see `ModuleNames`.
         strip_wrappers: see `ModuleNames`.
         device: which calls get device times; None: none do. The portable engine says that it has none.
-        ranges: note ranges and, in the native engine, garbage collections.
+        ranges: note ranges and garbage collections.
         memory: count what tensors hold on the CPU. The portable engine says that it does not.
         flops: count operators; the native engine alone does.
     """

@@ -35,6 +35,7 @@ from ..event_sink import EngineOptions, OnError, SyncMarks, describe_thread
 from ..naming.module_names import ModuleNames
 from ..ranges import RangeRecorder
 from ..unseen import is_backward_compiled, skip_all, skip_frame
+from .garbage_collections import PortableCollections
 from .passes import NO_GRAPH_TASK, PASS_PATCH, CallFrame, GraphTasks, ThreadState, current_graph_task, gives_gradients
 from .segment_hooks import SegmentHooks
 
@@ -45,6 +46,7 @@ _is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
 _FORWARD_ENTER, _FORWARD_EXIT = Kind.FORWARD_ENTER << KIND_SHIFT, Kind.FORWARD_EXIT << KIND_SHIFT
 _EVAL_ENTER = Kind.EVAL_ENTER << KIND_SHIFT
 _RECOMPUTE_ENTER, _RECOMPUTE_EXIT = Kind.RECOMPUTE_ENTER << KIND_SHIFT, Kind.RECOMPUTE_EXIT << KIND_SHIFT
+_COLLECTION = Kind.COLLECTION << KIND_SHIFT
 
 
 class NameCounters(NamedTuple):
@@ -97,6 +99,8 @@ class PortableEngine(SegmentHooks):
         self._reruns = CheckpointReruns()
         self._ranges = RangeRecorder(self, ring.names, on_error, expect=None) if options.ranges else None
         self._collectives = PortableCollectives(self, ring.names, on_error)
+        self._collections = PortableCollections() if options.ranges else None
+        self._bits_by_tid: dict[int, int] = {}
         self._next_gradients = itertools.count().__next__, itertools.count().__next__
         self._active = self._steps_told = False
 
@@ -108,9 +112,12 @@ class PortableEngine(SegmentHooks):
         self._collectives.start()
         if self._ranges is not None:
             self._ranges.start()
+        if self._collections is not None:
+            self._collections.start()
 
     def stop(self) -> None:
         """Stop recording and restore what of torch was wrapped; hooks that live graphs still hold become no-ops."""
+        self.finish_notes()
         self._active = self._graph_tasks.active = False
         _PATCH.uninstall()
         PASS_PATCH.uninstall()
@@ -119,14 +126,20 @@ class PortableEngine(SegmentHooks):
             self._ranges.stop()
 
     def finish_notes(self) -> None:
-        """Do nothing: all is noted with the events."""
+        """Write the garbage collections that have ended, on threads that have a number, before the ring is read."""
+        if self._active and self._collections is not None:
+            for collection in self._collections.read():
+                if (bits := self._bits_by_tid.get(collection.tid)) is not None:
+                    self._write(_COLLECTION | bits | NO_NAME, collection.value, collection.end_ns)
 
     def after_fork(self) -> None:
         """Stop in a forked child, whose ring is its parent's."""
+        self._active = False
         self.stop()
 
     def write_event(self, kind: Kind, name: int, value: int) -> None:
-        """Write one event of this thread."""
+        """Write one event of this thread, and before it the garbage collections since the last one."""
+        self.finish_notes()
         self._steps_told = self._steps_told or kind in (Kind.STEP, Kind.OPTIMIZER_STEP)
         self._write(kind << KIND_SHIFT | self._thread().bits | name, value)
 
@@ -179,8 +192,10 @@ class PortableEngine(SegmentHooks):
                 thread = self._thread()
             depth = thread.stack_depth
             outer = thread.frames[depth]
-            if depth == 0 and _profiler_enabled():
-                self._write_sync_mark()
+            if depth == 0:
+                self.finish_notes()
+                if _profiler_enabled():
+                    self._write_sync_mark()
             sequence = _sequence()
             if sequence != outer.segment_start_seq and not is_backward_compiled():
                 if depth == 0:
@@ -296,8 +311,10 @@ class PortableEngine(SegmentHooks):
         try:
             thread: ThreadState = self._local.thread
         except AttributeError:
+            self.finish_notes()  # those of threads without a number are left out
             thread_id = self._ring.names.thread(*describe_thread())
             thread = self._local.thread = ThreadState(thread_id << THREAD_SHIFT)
+            self._bits_by_tid[threading.get_native_id()] = thread.bits
         return thread
 
     def _resolve(self, module: nn.Module, outer_name: int, thread: ThreadState) -> NameCounters:
