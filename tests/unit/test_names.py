@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from modtrace.ring import NameTable
@@ -320,6 +320,93 @@ def test_a_class_without_a_name_and_a_part_without_one() -> None:
     assert names(nameless) == ("", "", "")
     assert names(nameless, part) == ("ReLU", "ReLU", "ReLU")
     assert names(nameless, other) == ("é: Identity", "é", "Identity")
+
+
+class Passes(nn.Module):
+    """Holds a module as `module`, and nothing says that it is a wrapper."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.module = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.module(x)
+        return result
+
+
+class Engine(Passes):
+    """As DeepSpeed's engines, which have parts beside the model."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__(inner)
+        self.loss_model = nn.MSELoss()
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self._modules["module"], name)
+
+
+class GradientSamples(nn.Module):
+    """As opacus' GradSampleModule."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self._module = inner
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self._modules["_module"], name)
+
+
+class PipelineEngine(Engine):
+    pass
+
+
+class Settings(nn.Module):
+    """Has attributes of its own making, and is no wrapper."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.net = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return 1 if name == "width" else super().__getattr__(name)
+
+
+@pytest.mark.parametrize("kind", [Engine, PipelineEngine, GradientSamples])
+def test_what_looks_attributes_up_in_the_module_it_holds_wraps_it(kind: type[nn.Module]) -> None:
+    net = Net()
+    wrapper = kind(net)
+    names = Names()
+
+    assert names(wrapper) == (kind.__name__, kind.__name__, kind.__name__)
+    assert names(wrapper, net) == ("Net", "Net", "Net")
+    assert names(wrapper, net, net.h[1]) == ("h.1: Block", "Net.h.1", "Block")
+    assert Names(strip_wrappers=False)(wrapper, net)[1] in {f"{kind.__name__}.module", f"{kind.__name__}._module"}
+
+
+def test_what_else_a_wrapper_holds_is_named_as_if_it_was_not_there() -> None:
+    engine = Engine(Net())
+
+    assert Names()(engine, engine.loss_model)[1] == "Net.loss_model"
+
+
+@pytest.mark.parametrize(("kind", "path"), [(Passes, "Passes.module"), (Settings, "Settings.net")])
+def test_a_part_of_that_name_or_attributes_of_its_own_make_no_wrapper(kind: type[nn.Module], path: str) -> None:
+    outer = kind(nn.Linear(1, 1))
+
+    assert Names()(outer, next(outer.children()))[1] == path
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_what_torch_scripts_is_no_wrapper() -> None:
+    scripted: Any = torch.jit.script(Passes(nn.Linear(1, 1)))
+
+    assert Names()(scripted, scripted.module)[1] == "RecursiveScriptModule.module"
 
 
 def test_wrappers_around_each_other_are_left_out_together() -> None:

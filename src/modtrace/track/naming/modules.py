@@ -150,6 +150,11 @@ _WRAPPERS = {
         "_checkpoint_wrapped_module", False
     ),
     ("torch.optim.swa_utils", "AveragedModel"): Wrapping("module", False),
+    ("timm.utils.model_ema", "ModelEmaV2"): Wrapping("module", False),
+    ("timm.utils.model_ema", "ModelEmaV3"): Wrapping("module", False),
+    ("apex.parallel.distributed", "DistributedDataParallel"): Wrapping("module", True),
+    ("megatron.core.distributed.data_parallel_base", "_BaseDataParallel"): Wrapping("module", True),
+    ("megatron.core.transformer.module", "Float16Module"): Wrapping("module", True),
     ("peft.peft_model", "PeftModel"): Wrapping("base_model", False),
     ("peft.mixed_model", "PeftMixedModel"): Wrapping("base_model", False),
     ("peft.tuners.tuners_utils", "BaseTuner"): Wrapping("model", False),
@@ -158,16 +163,23 @@ _WRAPPERS = {
 }
 """By module and name of a class, from which others may be derived."""
 
-_ATTRIBUTES = frozenset(how.attribute for how in _WRAPPERS.values())
+_FORWARDS = tuple(Wrapping(attribute, True) for attribute in ("module", "_module"))
+"""How the modules of any other library wrap that look up their attributes in what they hold under such a name, too."""
+
+_ATTRIBUTES = frozenset(how.attribute for how in (*_WRAPPERS.values(), *_FORWARDS))
 
 _PREFIXED = {"FSDPModule", "ReplicateModule"}
 """Classes of torch.distributed that it puts before a module's own, in a class that it makes for it."""
 
 
-def _wrapping(kind: type) -> Wrapping | None:
-    """Return how modules of a class wrap another one, None where they do not."""
+def _wrapping(kind: type) -> tuple[Wrapping, ...]:
+    """Return in which ways modules of a class may wrap another one."""
     bases = ((base.__module__, base.__name__) for base in kind.__mro__)
-    return next((_WRAPPERS[base] for base in bases if base in _WRAPPERS), None)
+    if (known := next(filter(_WRAPPERS.__contains__, bases), None)) is not None:
+        return (_WRAPPERS[known],)
+    # Those of torch find parameters and children alone.
+    own = (base for base in kind.__mro__ if not base.__module__.startswith("torch."))
+    return _FORWARDS if any("__getattr__" in vars(base) for base in own) else ()
 
 
 def _is_prefixed(kind: type) -> bool:
@@ -183,11 +195,11 @@ def wrapping_of(module: nn.Module) -> tuple[nn.Module, Wrapping] | None:
     # Most have no child under such a name, which is found sooner than what their class is.
     if not children or not any(map(children.__contains__, _ATTRIBUTES)):
         return None
-    how = _wrapping(type(module))
-    if how is None:
-        return None
-    inner = children.get(how.attribute)
-    return (inner, how) if isinstance(inner, nn.Module) and inner is not module else None
+    for how in _wrapping(type(module)):
+        inner = children.get(how.attribute)
+        if isinstance(inner, nn.Module) and inner is not module:
+            return inner, how
+    return None
 
 
 def wrapped_in(wrapper: nn.Module, *, by_workers: bool) -> Iterator[nn.Module]:
