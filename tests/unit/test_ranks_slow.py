@@ -17,17 +17,21 @@ from modtrace._terminal import counted
 from modtrace.cli.group import group as commands
 from modtrace.ranks.groups import median_of_others
 from modtrace.ranks.rank_tables import StepTable, step_end_table
-from modtrace.ranks.slow import SlowRun, find_slow_ranks, worst_ranks
+from modtrace.ranks.slow import SlowRun, find_late_in_rings, find_slow_ranks, worst_ranks
 from modtrace.ranks.slow.findings import step_durations
 from modtrace.ranks.slow.slow_run import NO_RANK, at_least, often_late, png
 from modtrace.ranks.sync_points import inferred_waits
 from modtrace.ring import Kind
 from modtrace.ring.slot_format import COLLECTED_BITS, GENERATION_BITS, NO_NAME, SEQUENCE_BITS
 from modtrace.timeline import Columns, Mark, Timeline, build_timeline
+from modtrace.watching.triggers import parse_conditions
+from modtrace.watching.watch import Watcher
+from modtrace.watching.windows import KEPT, KeepLimits, WindowKeeper
 from tests.support.event_script import WALL, EventScript
 from tests.support.made_job import Culprit, MadeJob, Template, read_template
 
 STEPS = 12
+MAX_KEPT = 3
 MS = 1_000_000
 ALL_REDUCE, ALL_GATHER = '["all_reduce", "0"]', '["all_gather_into_tensor", "0"]'
 
@@ -121,7 +125,15 @@ def test_a_late_rank_is_named_with_what_made_it_late(
 
     run = find(tmp_path / "run", job)
 
-    assert named_by(run.sentences) == [(rank, fqn if phase == "range" else f"{fqn} {phase}")]
+    place = fqn if phase == "range" else f"{fqn} {phase}"
+    assert named_by(run.sentences) == [(rank, place)]
+    kept = kept_by_watch(tmp_path / "run", "step > 3x; step > 30ms")
+    assert len(kept) == (1 if every > 40 else MAX_KEPT)
+    for folder, sentences in kept.items():
+        assert folder.startswith(f"rank{rank}-step")
+        assert re.fullmatch(
+            rf"rank {rank} came late in step \d+ by [56]\d(\.\d)? ms, in {re.escape(place)}", sentences[0]
+        )
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -129,6 +141,9 @@ def test_balanced_ranks_are_not_named(tmp_path: Path, seed: int) -> None:
     job = MadeJob(template_with_ranges(tmp_path, sharded=seed % 2 == 1), 2 + seed % 3, 40, seed=seed)
 
     assert named_by(find(tmp_path / "run", job).sentences) == []
+    kept = kept_by_watch(tmp_path / "run", "step > 1ms")
+    assert kept
+    assert [folder for folder in kept if folder.startswith("rank")] == []
 
 
 def test_a_collection_is_not_counted_to_the_module_or_the_range_around_it(tmp_path: Path) -> None:
@@ -161,6 +176,21 @@ def test_a_collection_is_not_counted_to_the_module_or_the_range_around_it(tmp_pa
 
     assert [(step.rank, step.cost_ns) for step in run.steps[1:]] == [(1, 7 * MS)] * 5
     assert {step.modules for step in run.steps[1:]} == {(("garbage collection", "range", 7 * MS, 7 * MS),)}
+
+
+def kept_by_watch(folder: Path, conditions: str) -> dict[str, list[str]]:
+    """What `modtrace watch` keeps of a job that has ended: by folder what it says of it, which each rank's file has."""
+    keeper = WindowKeeper(
+        folder / "kept", KeepLimits(pause_ns=0, max_kept=MAX_KEPT), lambda line: None, find_late_in_rings
+    )
+    Watcher([str(folder)], parse_conditions(conditions), keeper, lambda line: None).run(0.0)
+    kept: dict[str, list[str]] = {}
+    for window in (folder / "kept").iterdir():
+        first, *others = (modtrace.load(file).metadata[KEPT] for file in window.iterdir())
+        assert others == [first] * len(others)
+        assert isinstance(first, list)
+        kept[window.name] = first
+    return kept
 
 
 def named_by(sentences: Iterable[str]) -> list[tuple[int, str]]:

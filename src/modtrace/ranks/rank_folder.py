@@ -3,10 +3,10 @@
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -39,11 +39,13 @@ class RankRecording(NamedTuple):
         rank: its number.
         path: the file.
         is_ring: whether it is a ring file, else a trace.
+        snapshot: what was read of a ring already, and counts alone; None if nothing was.
     """
 
     rank: int
     path: Path
     is_ring: bool
+    snapshot: RingSnapshot | None = None
 
 
 def find_rank_recordings(
@@ -175,7 +177,9 @@ def load_own_time(file: RankRecording, steps: Steps | None = None) -> Timeline:
         ModtraceError: it cannot be read.
     """
     whole: Timeline | None
-    if file.is_ring:
+    if file.snapshot is not None:
+        whole = build_timeline(_in_own_time(file.snapshot))
+    elif file.is_ring:
         read, serials = _reader(file.path), ring_serials(file.path)
         whole = None if steps is None else build_around(read, serials, *steps)
         whole = whole or build_in_pieces(read, serials) or build_timeline(read(serials, ()))
@@ -202,20 +206,24 @@ def load_collectives(file: RankRecording) -> Collectives:
     Raises:
         ModtraceError: it cannot be read.
     """
-    if not file.is_ring:
-        return load(file.path).collectives
+    if file.snapshot is not None or not file.is_ring:
+        return load_own_time(file).collectives
     return build_timeline(_reader(file.path)(ring_serials(file.path), PIECE_KINDS)).collectives
 
 
 def _reader(path: Path) -> ReadRing:
-    """Return what reads the events of a ring, with monotonic nanoseconds for its wall clock."""
+    """Return what reads the events of a ring, in own time."""
 
     def read(serials: range, without: Collection[Kind]) -> RingSnapshot:
-        snapshot = read_ring(path, None, serials, without)
-        records = [record for record in snapshot.records if record["kind"] != "anchor"]
-        return snapshot._replace(records=[*records, _OWN_ANCHOR])
+        return _in_own_time(read_ring(path, None, serials, without))
 
     return read
+
+
+def _in_own_time(snapshot: RingSnapshot) -> RingSnapshot:
+    """Return the same with monotonic nanoseconds for its wall clock."""
+    records = [record for record in snapshot.records if record["kind"] != "anchor"]
+    return snapshot._replace(records=[*records, _OWN_ANCHOR])
 
 
 WALL_CLOCK_BOUND_NS = 100_000_000
@@ -277,7 +285,7 @@ class JobTime:
     def __init__(self, files: Sequence[RankRecording]) -> None:
         # Not their names, which are many.
         records = {
-            file.rank: [record for record in read_ring_records(file.path) if record["kind"] in _CLOCK_KINDS]
+            file.rank: [record for record in _records(file) if record["kind"] in _CLOCK_KINDS]
             for file in files
             if file.is_ring
         }
@@ -318,6 +326,10 @@ class JobTime:
     def ranks(self) -> list[int]:
         """The ranks, ascending."""
         return sorted(self._times)
+
+
+def _records(file: RankRecording) -> Sequence[Mapping[str, Any]]:
+    return read_ring_records(file.path) if file.snapshot is None else file.snapshot.records
 
 
 def _own_clock(rank: int) -> str:

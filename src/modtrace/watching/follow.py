@@ -250,14 +250,23 @@ class RingFollower:
             RingError: the file cannot be read.
         """
         inside = [step for step in self.last_steps if step.end_ns > start_ns and step.start_ns < end_ns]
-        before = [step.end_serial for step in self.last_steps if inside and step.number < inside[0].number]
-        first_serial = before[-1] if before else 0 if inside else self.recorded - _FIRST_STEP_EVENTS
-        count = min(_MAX_EVENTS, self.recorded - first_serial + _FIRST_EVENTS)
-        timeline = build_timeline(_since(self._last_events(count), first_serial))
+        timeline = build_timeline(self.read_since(start_ns))
         if not inside:
             return timeline.window(start_ns, end_ns)
         is_open = inside[-1] is self.last_steps[-1] and end_ns > inside[-1].end_ns
         return timeline.steps(inside[0].number, None if is_open else inside[-1].number + 1)
+
+    def read_since(self, start_ns: int) -> RingSnapshot:
+        """Return what the ring holds from the step on that a moment is in; its last events if no step is known.
+
+        Raises:
+            RingError: the file cannot be read.
+        """
+        since = [step for step in self.last_steps if step.end_ns > start_ns]
+        before = [step.end_serial for step in self.last_steps if since and step.number < since[0].number]
+        first_serial = before[-1] if before else 0 if since else self.recorded - _FIRST_STEP_EVENTS
+        count = min(_MAX_EVENTS, self.recorded - first_serial + _FIRST_EVENTS)
+        return _since(self._last_events(count), first_serial)
 
 
 def _has_stopped(snapshot: RingSnapshot) -> bool:

@@ -5,11 +5,14 @@ import dataclasses
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 from .._errors import ModtraceError
+from ..ring import RingSnapshot
 from ..timeline import Timeline
 from ..timeline.contents import WHOLE_RUN
 from ..timeline.summary.parts import divide_steps
@@ -25,6 +28,10 @@ _AROUND_NS = 5_000_000_000
 _MAX_WAIT_NS = 60_000_000_000
 """For so long the steps after a moment are waited for."""
 _MAX_NAME_BYTES = 150
+_LEAST_SHARE = 0.05
+"""What a rank that comes late makes others wait at least, as a part of the step."""
+_REMEMBERED = 64
+"""How many moments are remembered, so that other ranks' parts of them are not taken for further ones."""
 _CAUSE_STEPS = 16
 """How many steps before a slow one show what is usual."""
 
@@ -45,18 +52,41 @@ class KeepLimits(NamedTuple):
     max_bytes: int = 500_000_000
 
 
+class CameLate(NamedTuple):
+    """A rank that others of its job waited for.
+
+    Attributes:
+        rank: its number.
+        step: the step of the others in which they waited.
+        cost_ns: for how long.
+        sentence: who, when, and why.
+    """
+
+    rank: int
+    step: int
+    cost_ns: int
+    sentence: str
+
+
+FindLate = Callable[[Mapping[int, RingSnapshot]], Sequence[CameLate]]
+"""Says who came late, by what was read of the ring of each rank."""
+
+
 class _Pending:
     """A moment whose window is not saved yet."""
 
     def __init__(self, follower: RingFollower, trigger: Trigger) -> None:
-        self.follower, self.first, self.triggers = follower, trigger, [trigger]
+        self.follower, self.first, self.triggers = follower, trigger, [(follower, trigger)]
         self.asked_at = time.monotonic_ns()
 
     def holds(self, follower: RingFollower, trigger: Trigger, after: int) -> bool:
         """Whether the window of this moment shows another one too."""
         if self.first.step is None or trigger.step is None:
             return abs(self.first.time_ns - trigger.time_ns) <= _AROUND_NS
-        return self.first.step <= trigger.step <= self.first.step + (after if follower is self.follower else 0)
+        if follower is self.follower:
+            return self.first.step <= trigger.step <= self.first.step + after
+        # The ranks that wait for one another are in its next step already if it comes late after the end of one.
+        return abs(trigger.step - self.first.step) <= 1
 
     def is_ready(self, after: int) -> bool:
         """Whether what follows it is there, or will not come."""
@@ -85,14 +115,18 @@ class WindowKeeper:
         folder: it is made with the first window.
         limits: how much is kept.
         say: takes a line for the user.
+        find_late: says who came late to what is kept of several ranks; None: that is not asked.
 
     Attributes:
         kept: how many moments were kept.
     """
 
-    def __init__(self, folder: Path, limits: KeepLimits, say: Callable[[str], None]) -> None:
-        self._folder, self._limits, self._say = folder, limits, say
+    def __init__(
+        self, folder: Path, limits: KeepLimits, say: Callable[[str], None], find_late: FindLate | None = None
+    ) -> None:
+        self._folder, self._limits, self._say, self._find_late = folder, limits, say, find_late
         self._pending: list[_Pending] = []
+        self._done: deque[_Pending] = deque(maxlen=_REMEMBERED)
         self._last_ns: dict[str, int] = {}
         self._bytes = sum(file.stat().st_size for file in folder.rglob("*.pftrace")) if folder.is_dir() else 0
         self._is_full = False
@@ -104,11 +138,14 @@ class WindowKeeper:
         held = next((p for p in self._pending if p.holds(follower, trigger, self._limits.steps)), None)
         last_ns = self._last_ns.get(trigger.key)
         if held is not None:
-            if trigger.key not in (known.key for known in held.triggers):
-                held.triggers.append(trigger)
+            if trigger.key not in (known.key for _, known in held.triggers):
+                held.triggers.append((follower, trigger))
+            return
+        if any(done.follower is not follower and done.holds(follower, trigger, 0) for done in self._done):
             return
         if last_ns is not None and trigger.time_ns - last_ns < self._limits.pause_ns:
             self._pass_over("--pause", trigger)
+            self._done.append(_Pending(follower, trigger))
             return
         if self.kept + len(self._pending) >= self._limits.max_kept:
             self._pass_over("--max-kept", trigger, f"{self._limits.max_kept} windows are kept")
@@ -134,6 +171,7 @@ class WindowKeeper:
         self._pending = [p for p in self._pending if p not in ready]
         for pending in ready:
             self._save(pending, followers)
+        self._done += ready
 
     def close(self) -> None:
         """Say what was passed over, and by which limit."""
@@ -142,19 +180,27 @@ class WindowKeeper:
 
     def _save(self, pending: _Pending, followers: Sequence[RingFollower]) -> None:
         start_ns, end_ns = pending.bounds(self._limits.steps)
-        triggers = sorted(pending.triggers, key=lambda trigger: trigger.label)
-        label = "+".join(dict.fromkeys(trigger.label for trigger in triggers))
+        triggers = sorted(pending.triggers, key=lambda pair: pair[1].label)
+        label = "+".join(dict.fromkeys(trigger.label for _, trigger in triggers))
         step = "" if pending.first.step is None else f"step{pending.first.step}-"
-        sentences = [trigger.sentence for trigger in triggers]
+        sentences = [f"{_whose(follower, followers)}{trigger.sentence}" for follower, trigger in triggers]
+        late, first = None, pending.follower
         with contextlib.suppress(ModtraceError):
-            sentences += find_causes(
-                pending.follower, [] if pending.first.step is None else [pending.first.step]
-            ).values()
-        folder = self._folder / _file_name(f"{step}{label}") if len(followers) > 1 else self._folder
+            late = self._who_came_late(pending, followers)
+            if late is None:
+                steps = [] if pending.first.step is None else [pending.first.step]
+                sentences += [f"{_whose(first, followers)}{cause}" for cause in find_causes(first, steps).values()]
+        folder = self._folder
+        if late is not None:
+            sentences.insert(0, late.sentence)
+            first = next(follower for follower in followers if follower.rank == late.rank)
+            folder /= _file_name(f"rank{late.rank}-{step}{label}")
+        elif len(followers) > 1:
+            folder /= _file_name(f"{step}{label}")
         saved: list[Path] = []
-        for follower in sorted(followers, key=lambda follower: follower is not pending.follower):
+        for follower in sorted(followers, key=lambda follower: follower is not first):
             if self._is_full and not saved:
-                self._pass_over("--max-bytes", pending.triggers[0])
+                self._pass_over("--max-bytes", pending.first)
                 return
             who = "" if follower.rank is None else f"rank{follower.rank}-"
             if not who and len(followers) > 1:
@@ -171,7 +217,7 @@ class WindowKeeper:
                         folder.rmdir()
                     self._is_full = True
                     taken = f"the windows in {self._folder} take {self._bytes:,} bytes"
-                    self._pass_over("--max-bytes", pending.triggers[0], taken)
+                    self._pass_over("--max-bytes", pending.first, taken)
                     break
             except (ModtraceError, OSError) as error:
                 self._say(f"a window cannot be kept: {error}")
@@ -181,6 +227,34 @@ class WindowKeeper:
         if saved:
             self.kept += 1
             self._say(f"kept {saved[0] if len(saved) == 1 else folder}: {'; '.join(sentences)}")
+
+    def _who_came_late(self, pending: _Pending, followers: Sequence[RingFollower]) -> CameLate | None:
+        """Return which rank made a moment worth keeping by coming late, if one did.
+
+        Raises:
+            ModtraceError: a ring cannot be read.
+        """
+        at, of_rank = pending.first.step, {f.rank: f for f in followers if f.rank is not None}
+        known = [step for step in pending.follower.last_steps if at is not None and step.number >= at - _CAUSE_STEPS]
+        if self._find_late is None or at is None or not known or len(of_rank) < 2:
+            return None
+        rings = {rank: follower.read_since(known[0].start_ns) for rank, follower in of_rank.items()}
+        late = max(
+            (one for one in self._find_late(rings) if abs(one.step - at) <= 1),
+            key=lambda one: one.cost_ns,
+            default=None,
+        )
+        slow = next((step for step in known if step.number == at), None)
+        if late is None or slow is None:
+            return late
+        # What is slow on all ranks is not the fault of the one that comes last.
+        more_ns = slow.training_ns - median(step.training_ns for step in known if step.number <= at)
+        return late if late.cost_ns >= max(more_ns / 2, _LEAST_SHARE * slow.training_ns) else None
+
+
+def _whose(follower: RingFollower, followers: Sequence[RingFollower]) -> str:
+    """Return how a sentence on a ring begins, among others."""
+    return "" if len(followers) < 2 or follower.rank is None else f"rank {follower.rank}: "
 
 
 def save_window(timeline: Timeline, folder: Path, name: str, why: Iterable[str]) -> Path:

@@ -11,7 +11,11 @@ from ..options import value_option
 from ..output import say
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ...ring import RingSnapshot
     from ...watching.watch import LookSink
+    from ...watching.windows import CameLate
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMG]?)B?")
 _FACTORS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
@@ -31,6 +35,12 @@ def _size(text: str) -> int:
     if match is None:
         raise click.BadParameter(f"{text!r} is not a size, as 500MB.")
     return int(float(match[1]) * _FACTORS[match[2]])
+
+
+def _find_late(rings: "Mapping[int, RingSnapshot]") -> "Sequence[CameLate]":
+    from ...ranks.slow import find_late_in_rings  # only if there are several ranks: it reads all kinds of files
+
+    return find_late_in_rings(rings)
 
 
 @click.command("watch")
@@ -80,7 +90,7 @@ def watch_command(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what waits is saved then too
     folder = Path(output) if output else kept_folder(rings[0])
     keep = KeepLimits(limits["around"], limits["pause"], limits["max_kept"], limits["max_bytes"])
-    keeper = WindowKeeper(folder, keep, say)
+    keeper = WindowKeeper(folder, keep, say, _find_late)
     sinks: list[LookSink] = [StepsFile(Path(lines) if lines else folder / STEPS_FILE, say), WholeRunWriter(say)]
     if metrics is not None:
         from ...watching.metrics import Metrics  # only here: it brings a web server

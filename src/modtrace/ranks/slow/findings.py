@@ -5,9 +5,10 @@ For the ranks of a pipeline, self times of modules per rank and step are compare
 
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,10 @@ from ..._errors import ModtraceError
 from ..._system.processes import map_in_processes, processor_count
 from ..._typing import Float32Array, Float64Array, Int64Array
 from ...read.ring_file import Steps
-from ...timeline import PHASES
+from ...ring import RingSnapshot
+from ...timeline import PHASES, RingAnalysis
+from ...watching.windows import CameLate
+from ...whereabouts import find_hangs, rank_state_of, read_clocks
 from ..groups import group_lengths, group_starts, medians_within, slowest_of_others
 from ..rank_folder import JobTime, RankRecording, check_size, find_rank_recordings, is_dataset
 from ..rank_tables import CALL, WAIT, CollectiveTable, FolderTables, RangeTable, RankTables, SpanTable, StepTable, take
@@ -403,6 +407,29 @@ def slow_of_recordings(files: Sequence[RankRecording], job: JobTime, steps: Step
     tables = FolderTables(files, job, steps)
     run = join_parts([find_late(tables, 0, _NO_STEP)])
     return _checked(replace(run, peak_bytes=tables.peak_bytes), files[0].path.parent)
+
+
+def find_late_in_rings(rings: Mapping[int, RingSnapshot]) -> list[CameLate]:
+    """Return who came late, or has not come yet while others wait, by what was read of the ring of each rank.
+
+    Raises:
+        ModtraceError: two ranks do not fit together.
+    """
+    files = [RankRecording(rank, Path(f"rank {rank}"), True, snapshot) for rank, snapshot in sorted(rings.items())]
+    run = join_parts([find_late(FolderTables(files, JobTime(files)), 0, _NO_STEP)])
+    late = [
+        CameLate(one.rank, one.step, one.cost_ns, one.sentence)
+        for one in run.steps
+        if one.verdict == "late" and one.modules
+    ]
+    now, whole = read_clocks(), [rank for rank, snapshot in rings.items() if not snapshot.missing_bytes]
+    states = [rank_state_of(f"rank {rank}", RingAnalysis(rings[rank]), now) for rank in whole]
+    next_step = 1 + max((state.step for state in states if state.step is not None), default=-1)
+    return late + [
+        CameLate(min(hang.blamed), next_step, hang.wait_ns, hang.text)
+        for hang in find_hangs(states)
+        if hang.is_cause and hang.blamed
+    ]
 
 
 def worst_ranks(run: SlowRun, count: int) -> list[int]:

@@ -125,6 +125,13 @@ MODULES_PER_STEP = 3
 Verdict = Literal["late", "even", "cannot tell"]
 
 
+def place_text(fqn: str, phase: str) -> str:
+    """Return what a sentence calls a module, a range, or what is in neither."""
+    if phase == IN_RANGE:
+        return fqn
+    return f"{fqn} {phase}" if fqn != OUTSIDE else "(outside modules)"
+
+
 class ModuleExcess(NamedTuple):
     """A module that took a rank more time than others.
 
@@ -168,6 +175,12 @@ class StepFinding(NamedTuple):
     noise_ns: int
     modules: tuple[ModuleExcess, ...] = ()
     duration_ns: int = 0
+
+    @property
+    def sentence(self) -> str:
+        """Who came late, by how much, and where it took more."""
+        where = f", in {place_text(*self.modules[0][:2])}" if self.modules else ""
+        return f"rank {self.rank} came late in step {self.step} by {self.cost_ns / 1e6:,.3g} ms{where}"
 
 
 class Arrivals(NamedTuple):

@@ -21,9 +21,8 @@ from ..._typing import Float32Array, Int64Array, UInt8Array
 from ...ring.collective_text import rank_list
 from ...write.atomic_file import atomic_writer
 from ..all_ranks import peak_sentence
-from .late_steps import IN_RANGE, OUTSIDE, StepFinding
+from .late_steps import OUTSIDE, StepFinding, place_text
 
-_OUTSIDE_TEXT = "(outside modules)"
 _NAMED_RANKS = 3
 _COSTLY_NS = 20_000_000
 """What a rank that is late now and then costs each time if it is named: the system may stop any thread for less."""
@@ -172,7 +171,7 @@ class SlowRun:
 
     def _rank_sentence(self, one: LateRank) -> str:
         each = _ms(one.cost_ns / max(one.steps, 1))
-        where = ", ".join(_module_text(fqn, phase) for fqn, phase, *_ in one.modules[:1])
+        where = ", ".join(place_text(fqn, phase) for fqn, phase, *_ in one.modules[:1])
         share = f" ({100 * one.saved_ns / self.duration_ns:.1f} %)" if self.duration_ns else ""
         return (
             f"rank {one.rank} was late in {one.steps:,} of {counted(len(self.steps), 'step')}, by {each} ms on "
@@ -240,7 +239,7 @@ class SlowRun:
         rows = []
         for one in self.late[:limit]:
             verdict = "slow" if one.is_slow else "now and then"
-            place = _module_text(one.modules[0].fqn, one.modules[0].phase) if one.modules else ""
+            place = place_text(one.modules[0].fqn, one.modules[0].phase) if one.modules else ""
             rows.append([str(one.rank), str(one.steps), _ms(one.cost_ns), _ms(one.saved_ns), verdict, place])
         headings = ["rank", "late in steps", "cost ms", "saved ms", "verdict", "mostly in"]
         return Table(headings, rows, ["number", "number", "number", "number", "text", "name"], [0] * 6)
@@ -257,7 +256,7 @@ class SlowRun:
                 ranks.setdefault(module[:2], []).append(one.rank)
         in_order = sorted(totals.items(), key=lambda item: -item[1][1])[:limit]
         rows = [
-            [fqn or _OUTSIDE_TEXT, phase, str(steps), _ms(cost), rank_list(ranks[fqn, phase])]
+            [fqn or place_text(OUTSIDE, ""), phase, str(steps), _ms(cost), rank_list(ranks[fqn, phase])]
             for (fqn, phase), (steps, cost) in in_order
         ]
         kinds: list[Any] = ["name", "text", "number", "number", "text"]
@@ -269,7 +268,7 @@ class SlowRun:
         rows = []
         for step in in_order[:limit]:
             module, phase = step.modules[0][:2] if step.modules else ("", "")
-            module = module or (_OUTSIDE_TEXT if step.modules else "")
+            module = module or (place_text(OUTSIDE, "") if step.modules else "")
             told = (str(step.rank), module, phase, _ms(step.cost_ns), _ms(step.lateness_ns))
             if step.verdict == "even":
                 told = ("", module, phase, "", "")
@@ -294,12 +293,6 @@ class SlowRun:
 
 def _ms(ns: float) -> str:
     return f"{ns / 1e6:,.3f}"
-
-
-def _module_text(fqn: str, phase: str) -> str:
-    if phase == IN_RANGE:
-        return fqn
-    return f"{fqn} {phase}" if fqn != OUTSIDE else _OUTSIDE_TEXT
 
 
 def join_parts(parts: Iterable[PartOfRun]) -> SlowRun:
