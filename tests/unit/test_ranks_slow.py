@@ -178,6 +178,19 @@ def test_a_collection_is_not_counted_to_the_module_or_the_range_around_it(tmp_pa
     assert {step.modules for step in run.steps[1:]} == {(("garbage collection", "range", 7 * MS, 7 * MS),)}
 
 
+def test_what_all_ranks_are_slow_in_is_not_named_by_the_last_of_them(tmp_path: Path) -> None:
+    took = (300, 330, 300)
+    culprits = [Culprit(rank, "saving", "range", ms * MS, 1000, first=20) for rank, ms in enumerate(took)]
+
+    run = find(tmp_path / "run", MadeJob(template_with_ranges(tmp_path), 3, 40, culprits, noise=0.02))
+
+    assert named_by(run.sentences) == [(1, "saving")]
+    assert run.late[0].cost_ns == pytest.approx(30 * MS, rel=0.1)
+    ((folder, sentences),) = kept_by_watch(tmp_path / "run", "step > 3x").items()
+    assert folder == "step20-step"
+    assert "saving; usually" in sentences[-1]
+
+
 def kept_by_watch(folder: Path, conditions: str) -> dict[str, list[str]]:
     """What `modtrace watch` keeps of a job that has ended: by folder what it says of it, which each rank's file has."""
     keeper = WindowKeeper(

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 import modtrace
 from modtrace.cli.group import group as commands
+from modtrace.ranks.slow import find_late_in_rings
 from modtrace.ring import Kind, RingSnapshot, has_news, read_ring
 from modtrace.ring.file_format import SLOTS_OFFSET
 from modtrace.ring.range_text import range_text
@@ -322,6 +323,39 @@ def test_a_hang_is_kept_once_with_where_it_is(tmp_path: Path, monkeypatch: pytes
     assert "no event for 61 s in Net.head (forward) (hang 60s)" in lines[0]
     steps = np.unique(modtrace.load(tmp_path / "run.kept" / "step10-hang.pftrace").columns.step)
     assert steps.tolist()[-2:] == [9, 10]
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_a_hang_is_named_by_the_rank_that_others_wait_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: int
+) -> None:
+    trainings = [Training(tmp_path / f"{rank}.modtrace", begin=10**18, rank=rank) for rank in range(3)]
+    for rank, training in enumerate(trainings):
+        training.script.note_group("0", "0-2", "default_pg")
+        for number in range(10):
+            training.script.collective(training.now, Kind.COLLECTIVE_ENTER, '["all_reduce", "0"]', number)
+            training.script.collective(training.now, Kind.COLLECTIVE_EXIT, '["all_reduce", "0"]', 8)
+            training.step()
+        if rank == late:
+            training.script.enter(training.now, training.net, 10)
+        else:
+            training.script.collective(training.now, Kind.COLLECTIVE_ENTER, '["all_reduce", "0"]', 10)
+    now_ns = 10**18 + trainings[0].now + 61 * SECOND
+    now = SimpleNamespace(monotonic_ns=lambda: now_ns, time_ns=time.time_ns)
+    monkeypatch.setattr("modtrace.watching.follow.time", now)
+    monkeypatch.setattr("modtrace.whereabouts.rank_state.time", now)
+    lines: list[str] = []
+    keeper = WindowKeeper(tmp_path / "kept", KeepLimits(), lines.append, find_late_in_rings)
+
+    assert Watcher([str(tmp_path)], parse_conditions("hang 60s"), keeper, lines.append).look()
+
+    waiting = {0: "1-2", 1: "0, 2", 2: "0-1"}[late]
+    waits = (
+        f"ranks {waiting} wait in all_reduce #10 for 61.0 s; rank {late} has not called it: in forward Net for 61.0 s"
+    )
+    assert kept(tmp_path / "kept") == [f"rank{late}-step10-hang/rank{rank}-step10-hang.pftrace" for rank in range(3)]
+    assert len(lines) == 1
+    assert waits in lines[0]
 
 
 def test_without_steps_a_slow_call_is_kept_with_what_is_around_it(tmp_path: Path) -> None:

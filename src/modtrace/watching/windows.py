@@ -28,7 +28,7 @@ _AROUND_NS = 5_000_000_000
 _MAX_WAIT_NS = 60_000_000_000
 """For so long the steps after a moment are waited for."""
 _MAX_NAME_BYTES = 150
-_LEAST_SHARE = 0.05
+_LEAST_SHARE = 0.1
 """What a rank that comes late makes others wait at least, as a part of the step."""
 _REMEMBERED = 64
 """How many moments are remembered, so that other ranks' parts of them are not taken for further ones."""
