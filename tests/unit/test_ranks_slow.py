@@ -188,7 +188,7 @@ def test_what_all_ranks_are_slow_in_is_not_named_by_the_last_of_them(tmp_path: P
     assert run.late[0].cost_ns == pytest.approx(30 * MS, rel=0.1)
     ((folder, sentences),) = kept_by_watch(tmp_path / "run", "step > 3x").items()
     assert folder == "step20-step"
-    assert "saving; usually" in sentences[-1]
+    assert "300 ms saving (torch.save)" in sentences[-1]
 
 
 def kept_by_watch(folder: Path, conditions: str) -> dict[str, list[str]]:
