@@ -18,7 +18,7 @@ from ..write import write
 from ..write.atomic_file import atomic_writer
 from ..write.html import write_html
 from .side_by_side import TypicalStep, compared, side_by_side
-from .verdicts import MIN_MODULES, MIN_STEPS, Change, PeakChange
+from .verdicts import MIN_MODULES, MIN_STEPS, Cause, Change, PeakChange
 
 SUFFIXES = (".html", ".csv", ".json", ".md", ".pftrace", ".pftrace.gz")
 """The suffixes that `Diff.save` knows."""
@@ -31,6 +31,25 @@ _NAMED = 3
 _MAX_DIFFERENCES = 10
 _OF_MODULES = {"forward", "backward", "recompute"}
 """Parts of the step that a sentence leaves to their modules."""
+
+_CAUSES: dict[Cause, list[str]] = {
+    "machine": [],
+    "unknown": [
+        "whether the machine or the work changed is not known",
+        "; whether the work changed instead is not known, so what takes longer than before is not called faster",
+    ],
+    "either": [
+        "whether the machine or the work changed is not known",
+        ", and the optimizer did not change alike: times are as measured, and a verdict is true both if the "
+        "machine changed and if the work did",
+    ],
+    "work": [
+        "most of them did other work",
+        ", and most of them did other work, as calls, FLOPs, shapes or bytes show: times are as measured, and "
+        "intervals allow for a machine that changed as the optimizer did",
+    ],
+}
+"""What the sentence and the header say of that which modules in general changed by."""
 
 _COLUMNS: dict[str, CellKind] = {
     "module": "name",
@@ -56,8 +75,12 @@ class Diff:
         base_steps: how many steps before were compared.
         new_steps: how many after.
         warm_up: how many steps at the beginnings were left out.
-        common_ratio: by what factor the machine became slower, which `changes` are without; 1 if fewer than 6 modules
-            and phases are compared.
+        common_ratio: by what factor modules in general became slower; 1 if fewer than 6 modules and phases are
+            compared.
+        common_cause: what that is. "machine": `changes` and `parts` are without it; "unknown": so are they, as nothing
+            says that the work changed, but what takes longer is not called faster; "either": the optimizer did not
+            change alike, so they are with it, and have a verdict only if it is true in both cases; "work": FLOPs,
+            shapes, calls or bytes say so, and they are with it.
         compared: how many modules and phases were compared.
         runs: how many recordings there were, before and after, each counted once.
         copies: how many more were given that are copies of these.
@@ -89,6 +112,7 @@ class Diff:
     suggested: Mapping[str, str]
     parts: Sequence[Change] = ()
     peak_bytes: Sequence[PeakChange] = ()
+    common_cause: Cause = "machine"
     by: GroupBy = "module"
     _sides: tuple[TypicalStep, TypicalStep] | None = field(default=None, repr=False, compare=False)
     """A typical step before and one after, which pages and traces show; None if a side is a baseline."""
@@ -174,6 +198,7 @@ class Diff:
             if step.verdict in {"slower", "faster"}
             else "as long as before"
         )
+        parts += [f"modules in general became {self._in_general}: {why}" for why in _CAUSES[self.common_cause][:1]]
         parts.append(
             "whether the step changed is not clear" if step.verdict == "cannot tell" else f"the step is {change}"
         )
@@ -183,6 +208,12 @@ class Diff:
             if part.verdict in {"slower", "faster"} and part.fqn not in _OF_MODULES
         ][:_NAMED]
         return "; ".join(parts)
+
+    @property
+    def _in_general(self) -> str:
+        """By how much modules in general became slower or faster, in words."""
+        kind = "slower" if self.common_ratio >= 1 else "faster"
+        return ratio_text(abs(self.common_ratio - 1), f"{{:.1%}} {kind}")
 
     @property
     def header(self) -> list[str]:
@@ -224,13 +255,11 @@ class Diff:
             notes.append("too few modules to know the machine's speed: it is in all differences")
         else:
             kind = "slower" if self.common_ratio >= 1 else "faster"
-            single = "; one recording a side cannot tell it from a change of all modules"
-            changed = ratio_text(abs(self.common_ratio - 1), f"{{:.1%}} {kind}")
-            notes.append(
-                f"modules in general became {changed}, as on a {kind} machine: each module and part is compared with "
-                "that, and shown without it; the step is not"
-                f"{single if self.runs == (1, 1) else ''}"
-            )
+            off = f", as on a {kind} machine: each module and part is compared with that, and shown without it; "
+            off = f"{off}the step is not" if self.common_cause in {"machine", "unknown"} else ""
+            single = "; one recording a side cannot tell it from a change of all modules" if self.runs == (1, 1) else ""
+            why = _CAUSES[self.common_cause][1:] or [single]
+            notes.append(f"modules in general became {self._in_general}{off}{why[0]}")
         if self.parts:
             notes.append("each time is the mean of its own faster half of the steps: parts do not add up to the step")
         if self.compared:

@@ -43,8 +43,9 @@ ENVIRONMENT = (
     "libraries",
 )
 """Which of a recording's metadata can explain a difference."""
-EXACT = ("FLOPs of ", "bytes held at most", "bytes retained by ")
-"""How keys of exact values begin: any difference is one of the program."""
+OF_MODULES = ("FLOPs of a call of ", "bytes retained by ", "shapes of a call of ")
+EXACT = ("FLOPs of ", "bytes held at most", *OF_MODULES)
+"""How keys of exact values begin, and those of modules: any difference is one of the program."""
 _FIRST, _LAST = 0.05, 0.5
 """Which part of the steps, in order of their times, the mean is of."""
 _CLOCK_VARIANCE = 1e-8
@@ -124,10 +125,10 @@ def measure_run(timeline: Timeline, by: GroupBy = "module", step_by: str | None 
 
 
 def _exact_values(timeline: Timeline, by: GroupBy) -> tuple[dict[str, str], dict[str, int]]:
-    """Return what a step and calls of each module cost in FLOPs and bytes, of what was recorded, and peaks."""
-    flops, peaks = step_flops(timeline), dict[str, int]()
+    """Return what a step and calls of each module cost in FLOPs and bytes and their shapes, as recorded, and peaks."""
+    flops, peaks, shapes = step_flops(timeline), dict[str, int](), _shapes(timeline, by)
     if flops is None and not allocated(timeline.counters):
-        return {}, peaks
+        return shapes, peaks
     summary, values = timeline.summary(by), dict[str, int]()
     if flops is not None and summary.flops is not None:
         own = {row.fqn or row.module_class: row.self_flops // max(row.calls, 1) for row in summary.flops.rows}
@@ -138,7 +139,18 @@ def _exact_values(timeline: Timeline, by: GroupBy) -> tuple[dict[str, str], dict
         values |= {f"bytes retained by {name}": count for name, count in kept.items() if count is not None}
         inside = {row.fqn or row.module_class: row.peak_bytes for row in summary.memory.rows}
         peaks = {"": summary.memory.peak_bytes} | {name: most for name, most in inside.items() if most is not None}
-    return {key: f"{value:,}" for key, value in values.items()}, peaks
+    return {key: f"{value:,}" for key, value in values.items()} | shapes, peaks
+
+
+def _shapes(timeline: Timeline, by: GroupBy) -> dict[str, str]:
+    """Return the inputs of a call of each module all of whose calls have equal ones."""
+    texts: dict[str, set[str]] = {}
+    of_span = timeline.columns.name
+    for row, args in timeline.span_args.items():
+        if "shapes" in args and row < len(of_span):
+            name = timeline.names[of_span[row]]
+            texts.setdefault(name.fqn if by == "module" else name.module_class, set()).add(args["shapes"])
+    return {f"shapes of a call of {name}": min(several) for name, several in texts.items() if len(several) == 1}
 
 
 def measure_samples(samples: Samples, environment: Mapping[str, str]) -> RunTimes:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from .._typing import BoolArray, Float64Array
-from .run_times import RunTimes
+from .run_times import OF_MODULES, RunTimes
 from .samples import SAMPLED_PHASES, Key
 
 PART = "part"
@@ -27,6 +27,12 @@ SHARES_OUTSIDE = 0.005
 """How often a share of steps may be called changed if a program calls modules by chance."""
 MIN_CHANGE = 0.02
 """Part of the time before: recordings of one program differ by that much."""
+REFERENCE, FOLLOWS = "optimizer", 1 / 3
+"""The part of the step that does the same for any batch. It follows the machine if it changes by what modules in
+general do, up to this part of that."""
+USUAL, MACHINE_OUTSIDE = 0.2, 0.05
+"""How often modules in general differ by more between the sides, as recordings of one side do, if nothing changed: that
+much needs no cause; and how often the machine may differ by more than is allowed for if the work changed."""
 MIN_STEPS = 6
 """How many steps a side needs for a verdict."""
 MIN_MODULES = 6
@@ -47,6 +53,10 @@ _CUT = 0.125
 """Which part of eight or more recordings is left out at each end."""
 _MOST = 40.0
 """Logarithms are cut here, so that each interval is a number."""
+
+
+Cause: TypeAlias = Literal["machine", "unknown", "either", "work"]
+"""Of what modules in general changed by: see `Diff.common_cause`."""
 
 
 class PeakChange(NamedTuple):
@@ -132,7 +142,8 @@ class ModuleChanges(NamedTuple):
         changes: one per module and phase; first what is called differently, then what changed, largest cost first.
         parts: one per part of the step; none if a recording says nothing of parts.
         compared: how many modules and phases have an interval.
-        common_ratio: by what factor the machine became slower; 1 if too few modules are compared.
+        common_ratio: by what factor modules in general became slower; 1 if too few modules are compared.
+        common_cause: see `Diff`.
         spread: by what part a module differs from one recording to the next, the median weighted by time; 0 if none is
             compared.
     """
@@ -141,7 +152,30 @@ class ModuleChanges(NamedTuple):
     parts: list[Change]
     compared: int
     common_ratio: float
+    common_cause: Cause
     spread: float
+
+
+class Common(NamedTuple):
+    """What modules in general changed by, and what the machine can have changed by; logarithms.
+
+    Attributes:
+        difference: of modules in general.
+        cause: whose it is.
+        off: what is taken off each module: `difference` if it may be the machine's, else 0.
+        low: what the machine changed by at least.
+        high: at most.
+        reach: what it may change by between recordings of one program.
+        response: the deviation of modules from `difference`, beyond their noise, that the machine may cause.
+    """
+
+    difference: float
+    cause: Cause
+    off: float
+    low: float
+    high: float
+    reach: float
+    response: float = 0.0
 
 
 class Estimate(NamedTuple):
@@ -289,7 +323,6 @@ def compare_modules(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> Mo
     is_part = np.array([phase == PART for _, phase in keys], np.bool_)
     of_module = ~is_part[chosen]
     speeds = machine_speeds(logs[chosen[of_module]])
-    common = estimate(speeds[:split], speeds[split:]).difference
     estimates = [estimate(row[:split], row[split:]) for row in logs[chosen] - speeds]
     size = np.array([one.base + one.difference / 2 for one in estimates])
     # If something else ran beside a recording, its steps say more; it is cut from the mean of its side as well.
@@ -299,12 +332,26 @@ def compare_modules(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> Mo
     variance[modules], freedom[modules] = noise_of(
         size[modules], within[modules], [estimates[place] for place in modules.tolist()]
     )
+    all_calls = [
+        compare_calls(before, after, key, int(np.count_nonzero(is_part == part)))
+        for key, part in zip(keys, is_part.tolist(), strict=True)
+    ]
+    reference = [place for place, row in enumerate(chosen.tolist()) if keys[row] == (REFERENCE, PART)]
+    common = _common(
+        estimate(speeds[:split], speeds[split:]),
+        [estimates[place].difference for place in reference],
+        _work_changed(before, after, [all_calls[row].changed for row in chosen[of_module].tolist()]),
+        _response([estimates[place] for place in modules.tolist()], variance[modules]),
+    )
+    # What else runs slows a long part by another factor than the short modules in it: by that of the step, at most.
+    step = estimate(*(np.log([run.step.time_ns for run in side]) for side in (before, after))).difference
+    of_parts = common._replace(low=min(common.low, step), high=max(common.high, step))
+    of_parts = of_parts if common.reach and common.cause != "work" else common
     places = {row: place for place, row in enumerate(chosen.tolist())}
     changes: list[Change] = []
-    for row, (key, part) in enumerate(zip(keys, is_part.tolist(), strict=True)):
-        calls = compare_calls(before, after, key, int(np.count_nonzero(is_part == part)))
+    for row, (key, calls) in enumerate(zip(keys, all_calls, strict=True)):
         if row not in places:
-            changes.append(_uncompared(before, after, key, calls, common))
+            changes.append(_uncompared(before, after, key, calls, common.off))
             continue
         place = places[row]
         alike = int(np.count_nonzero(of_module == of_module[place]))
@@ -319,8 +366,9 @@ def compare_modules(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> Mo
             for side in (before, after)
         )
         base_ns = math.exp(measured.base) * calls.base_share
-        log_ends = more - common, more, math.hypot(reach * error, calls.share_reach)
-        changes.append(_change(key, base_ns, log_ends, calls, _recordings(before, after, key), steps))
+        half = math.hypot(reach * error, reach * common.response, calls.share_reach)
+        machine = common if of_module[place] else of_parts
+        changes.append(_change(key, base_ns, (more, half), machine, calls, _recordings(before, after, key), steps))
     changes.sort(key=_by_cost)
     if any(change.phase == PART and change.verdict in ("added", "removed") for change in changes):
         # What one side gives a name of its own is `other` on the other side.
@@ -330,9 +378,68 @@ def compare_modules(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> Mo
         [change for change in changes if change.phase != PART],
         [change for change in changes if change.phase == PART],
         len(modules),
-        math.exp(common),
+        math.exp(common.difference),
+        common.cause,
         math.sqrt(_weighted_median(variance[modules], weight)) if len(modules) else 0.0,
     )
+
+
+def _common(speed: Estimate, reference: Sequence[float], work_changed: bool | None, response: float) -> Common:
+    """Say whose the change of modules in general is.
+
+    Args:
+        speed: that change.
+        reference: what the optimizer differs by beyond that, if it is known.
+        work_changed: see `_work_changed`.
+        response: see `_response`.
+    """
+    common = speed.difference
+    variance = speed.squares / speed.freedom if speed.freedom else SINGLE_STEP_SPREAD**2
+    error = math.sqrt(variance * speed.recordings)
+    usual = student_quantile(USUAL, speed.freedom) * error if speed.freedom else 0.0
+    if not work_changed and abs(common) <= max(math.log1p(MIN_CHANGE), usual):
+        return Common(common, "machine", common, common, common, 0.0)
+    # By that the machine may differ between the sides, as it does within them.
+    reach = student_quantile(MACHINE_OUTSIDE, speed.freedom or SIZE_FREEDOM) * error
+    ends = [common + beyond for beyond in reference] or [common]
+    if work_changed:
+        # The optimizer does the same for any batch: what it changed by, the machine may have changed by.
+        return Common(common, "work", 0.0, min(0.0, *ends) - reach, max(0.0, *ends) + reach, reach)
+    if all(abs(beyond) <= FOLLOWS * abs(common) for beyond in reference):
+        cause: Cause = "unknown" if work_changed is None else "machine"
+        return Common(common, cause, common, common, common, reach, response)
+    return Common(common, "either", 0.0, min(common, -reach, *ends), max(common, reach, *ends), reach, response)
+
+
+def _work_changed(before: Sequence[RunTimes], after: Sequence[RunTimes], calls_changed: Sequence[bool]) -> bool | None:
+    """Return whether most modules did other work: by calls, or by FLOPs, shapes or bytes; None if it is not known."""
+    if len(calls_changed) < MIN_MODULES:
+        return None
+    if sum(calls_changed) > len(calls_changed) / 2:
+        return True
+    texts: list[dict[str, set[str]]] = [{}, {}]
+    for of_side, side in zip(texts, (before, after), strict=True):
+        for key, text in (item for run in side for item in run.environment.items()):
+            of_side.setdefault(key, set()).add(text)
+    equal: dict[str, bool] = {}
+    for kind in OF_MODULES:
+        for key in texts[0].keys() & texts[1].keys():
+            if key.startswith(kind) and texts[0][key] | texts[1][key] != {"0"}:
+                module = key.removeprefix(kind)
+                equal[module] = equal.get(module, True) and texts[0][key] == texts[1][key]
+    return sum(equal.values()) < len(equal) / 2 if equal else None
+
+
+def _response(estimates: Sequence[Estimate], variance: Float64Array) -> float:
+    """Return by how much modules deviate from what they change by in general, beyond their noise.
+
+    A machine does not slow all modules alike. That is the median, so a few modules that changed do not count.
+    """
+    if not estimates:
+        return 0.0
+    squares = float(np.median([one.difference**2 for one in estimates])) / _MEDIAN_OF_SQUARE
+    noise = float(np.median(variance * [one.recordings for one in estimates]))
+    return math.sqrt(max(squares - noise, 0.0))
 
 
 def _with_parts(run: RunTimes) -> RunTimes:
@@ -350,22 +457,30 @@ def _recordings(before: Sequence[RunTimes], after: Sequence[RunTimes], key: Key)
 
 
 def _change(
-    key: Key, base_ns: float, logs: tuple[float, float, float], calls: Calls, recordings: tuple[int, int], steps: int
+    key: Key,
+    base_ns: float,
+    measured: tuple[float, float],
+    common: Common,
+    calls: Calls,
+    recordings: tuple[int, int],
+    steps: int,
 ) -> Change:
-    """Return a change; `logs` are the difference without the machine's, that with it, and half the interval."""
-    difference, raw, reach = logs
-    base, new = round(base_ns), round(base_ns * math.exp(min(difference, _MOST)))
-    low, high = (round(base_ns * math.expm1(min(end, _MOST))) for end in (difference - reach, difference + reach))
-    verdict = _verdict(base_ns, base_ns * math.expm1(min(raw, _MOST)), (low, new - base, high))
+    """Return a change; `measured` are the difference with the machine's in it, and half the interval."""
+    raw, reach = measured
+    base, new = round(base_ns), round(base_ns * math.exp(min(raw - common.off, _MOST)))
+    ends = (raw - common.high - reach, raw - common.low + reach)
+    low, high = (round(base_ns * math.expm1(min(end, _MOST))) for end in ends)
+    raw_ns = base_ns * math.expm1(min(raw, _MOST))
+    verdict = _verdict(base_ns, raw_ns, (low, new - base, high), common)
     verdict = verdict if steps >= MIN_STEPS else "cannot tell"
     return Change(*key, base, new, new - base, low, high, calls.base, calls.new, calls.changed, verdict, *recordings)
 
 
-def _uncompared(before: Sequence[RunTimes], after: Sequence[RunTimes], key: Key, calls: Calls, common: float) -> Change:
+def _uncompared(before: Sequence[RunTimes], after: Sequence[RunTimes], key: Key, calls: Calls, off: float) -> Change:
     """Return the change of what too few recordings have, or what takes no time."""
     times = [[run.modules[key].time.time_ns for run in side if key in run.modules] for side in (before, after)]
     base, new = (round(float(np.mean(side))) if side else 0 for side in times)
-    new = round(new / math.exp(common))
+    new = round(new / math.exp(off))
     verdict = "cannot tell" if all(times) else "removed" if times[0] else "added"
     recordings = _recordings(before, after, key)
     return Change(*key, base, new, new - base, None, None, calls.base, calls.new, calls.changed, verdict, *recordings)
@@ -380,13 +495,13 @@ def compare_steps(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> Chan
     variance = measured.squares / measured.freedom if measured.freedom else SINGLE_STEP_SPREAD**2
     variance = max(variance, float(np.mean([run.step.variance for run in (*before, *after)])))
     reach = student_quantile(STEP_OUTSIDE, measured.freedom or SIZE_FREEDOM)
-    logs = (measured.difference, measured.difference, reach * math.sqrt(variance * measured.recordings))
+    logs = (measured.difference, reach * math.sqrt(variance * measured.recordings))
     steps = min(sum(run.steps for run in side) for side in (before, after))
-    recordings = len(before), len(after)
-    return _change(("", "step"), math.exp(measured.base), logs, Calls(0, 0, False), recordings, steps)
+    recordings, machine = (len(before), len(after)), Common(0, "machine", 0, 0, 0, 0)
+    return _change(("", "step"), math.exp(measured.base), logs, machine, Calls(0, 0, False), recordings, steps)
 
 
-def _verdict(base_ns: float, raw_ns: float, interval: tuple[int, int, int]) -> str:
+def _verdict(base_ns: float, raw_ns: float, interval: tuple[int, int, int], common: Common) -> str:
     """Say what the interval of the difference allows; this rule alone decides what is slower.
 
     A module that takes what it took did not change, although all others did.
@@ -395,11 +510,15 @@ def _verdict(base_ns: float, raw_ns: float, interval: tuple[int, int, int]) -> s
         base_ns: what it took before.
         raw_ns: the difference with what the machine changed by.
         interval: the difference without it: low end, estimate, high end; ns.
+        common: if it is not known whose it is, what takes longer is not called faster.
     """
     limit = MIN_CHANGE * base_ns
     low, difference, high = interval
-    if max(low, -high) > 0 and min(abs(difference), abs(raw_ns)) > limit:
-        return "slower" if low > 0 else "faster"
+    # What changed the other way than modules in general, if it is not known why these did.
+    is_against = common.cause == "unknown" and (low > 0) != (common.difference > 0)
+    least_ns = max(limit, base_ns * math.expm1(common.reach)) if is_against else limit
+    if max(low, -high) > 0 and abs(difference) > limit and abs(raw_ns) > least_ns:
+        return "slower" if low > 0 else "faster" if raw_ns < 0 or not is_against else "cannot tell"
     return "same" if -limit <= low and high <= limit else "cannot tell"
 
 

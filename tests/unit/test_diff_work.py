@@ -1,0 +1,198 @@
+"""Comparing programs of which most modules changed together: by the machine, or because they do other work.
+
+Every recording is made of what a closed form says: modules and parts of known times, each multiplied by how much more
+work it does, by the machine's speed, and by noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import modtrace
+from modtrace.compare.compare import compare_runs
+from modtrace.compare.run_times import ModuleRun, RunTimes, Typical, measure_run
+from modtrace.compare.verdicts import Change
+from tests.support.part_timeline import part_timeline
+
+LAYERS = [f"Net.h.{layer}" for layer in range(12)]
+STILL = ("Net.position", "Net.schedule")
+"""Modules whose input has no batch."""
+PHASES = ("forward", "backward")
+WORK = {
+    "batch": 2.0,
+    "half the batch": 0.5,
+    "sequence": 2.0,
+    "micro-batches": 2.0,
+    "layers twice": 2.0,
+    "type": 1.4,
+}
+"""By what the time of a layer is multiplied."""
+
+
+def recording(
+    random: np.random.Generator,
+    work: float = 1.0,
+    *,
+    machine: float = 1.0,
+    square: bool = False,
+    calls: int = 1,
+    of_layer: Mapping[str, float] | None = None,
+    optimizer: bool = True,
+    exact: str | None = None,
+) -> RunTimes:
+    """A recording with 1 % of noise in each module and 3 % in the machine.
+
+    Args:
+        random: draws the noise.
+        work: by what the time of layers is multiplied.
+        machine: by what all times are.
+        square: whether each third layer, as attention, does the square of `work`.
+        calls: how often a layer is called in a step.
+        of_layer: by what the times of some layers are multiplied.
+        optimizer: whether it is recorded.
+        exact: what each layer's call costs (`FLOPs of a call of`) or gets (`shapes of a call of`), if it is recorded.
+    """
+    speed = machine * random.normal(1, 0.03)
+
+    def measured(ns: float, calls: int = 1) -> ModuleRun:
+        return ModuleRun(Typical(ns * speed * random.normal(1, 0.01), 1e-6), 30, calls, calls, calls)
+
+    modules: dict[tuple[str, str], ModuleRun] = {}
+    environment: dict[str, str] = {}
+    for number, fqn in enumerate(LAYERS):
+        more = (work**2 if square and number % 3 == 0 else work) * (of_layer or {}).get(fqn, 1.0)
+        modules |= {(fqn, phase): measured(1e5 * (number + 1) * more, calls) for phase in PHASES}
+        if exact:
+            environment[f"{exact} {fqn}"] = f"{more:g}"
+    modules |= {(fqn, phase): measured(1e5) for fqn in STILL for phase in PHASES}
+    parts = {"data loading": 1e6 * work, "forward": 8e6 * work, "backward": 8e6 * work} | (
+        {"optimizer": 3e6} if optimizer else {}
+    )
+    measured_parts = {part: measured(ns) for part, ns in parts.items()}
+    step = Typical(sum(part.time.time_ns for part in measured_parts.values()), 1e-6)
+    return RunTimes(modules, {fqn: "Layer" for fqn, _ in modules}, step, 30, 0, environment, measured_parts)
+
+
+def compared(
+    seed: int, per_side: int = 6, *, optimizer: bool = True, exact: str | None = None, **new: object
+) -> modtrace.Diff:
+    random = np.random.default_rng(seed)
+    base, other = (
+        [recording(random, optimizer=optimizer, exact=exact, **options) for _ in range(per_side)]  # type: ignore[arg-type]
+        for options in ({}, new)
+    )
+    return compare_runs(base, other, {})
+
+
+def rows(comparison: modtrace.Diff) -> list[tuple[str, str]]:
+    changes: list[Change] = [*comparison.changes, *comparison.parts]
+    return [(change.fqn, change.verdict) for change in changes if change.verdict in {"slower", "faster"}]
+
+
+EXACT = [None, "FLOPs of a call of", "shapes of a call of"]
+"""Without the optimizer only recordings of one machine are compared: nothing then says what it did."""
+SCENES = [
+    (kind, exact, machine, optimizer)
+    for kind in WORK
+    for exact in EXACT
+    for machine, optimizer in ((0.8, True), (1.0, True), (1.5, True), (1.0, False))
+]
+
+
+@pytest.mark.parametrize(("kind", "exact", "machine", "optimizer"), SCENES)
+def test_other_work_makes_nothing_faster_or_slower_that_does_the_same(
+    kind: str, exact: str | None, machine: float, optimizer: bool
+) -> None:
+    work, calls = WORK[kind], 2 if kind in {"micro-batches", "layers twice"} else 1
+    for seed in range(4):
+        comparison = compared(
+            seed, work=work, machine=machine, square=kind == "sequence", calls=calls, exact=exact, optimizer=optimizer
+        )
+        found = rows(comparison)
+        wrong = "faster" if work > 1 else "slower"
+        assert [row for row in found if row[0] in {*STILL, "optimizer"} or row[1] == wrong] == []
+        known = exact is not None or calls > 1
+        assert (comparison.common_cause == "work") == known
+        if known and optimizer:
+            # On the slower machine too: the optimizer says by how much it is.
+            assert {name for name, _ in found} >= {*LAYERS, "forward", "backward"}
+            assert comparison.sentence.split("; ")[-3].endswith(": most of them did other work")
+        if not known:
+            assert any("whether the machine or the work changed is not known" in part for part in comparison.header)
+
+
+@pytest.mark.parametrize("optimizer", [True, False])
+@pytest.mark.parametrize("exact", EXACT)
+@pytest.mark.parametrize("machine", [0.7, 1.5, 3.0])
+def test_a_machine_that_slows_all_alike_changes_nothing(machine: float, exact: str | None, optimizer: bool) -> None:
+    for seed in range(4):
+        comparison = compared(seed, machine=machine, exact=exact, optimizer=optimizer)
+
+        assert rows(comparison) == []
+        assert comparison.common_ratio == pytest.approx(machine, rel=0.1)
+        assert comparison.common_cause == ("unknown" if exact is None else "machine")
+
+
+def test_a_program_compared_with_itself_has_no_verdict() -> None:
+    for per_side in (2, 6):
+        for exact in EXACT:
+            assert [seed for seed in range(20) if rows(compared(seed, per_side, exact=exact))] == []
+
+
+@pytest.mark.parametrize("change", [{}, {"machine": 1.4}, {"work": 2.0}])
+@pytest.mark.parametrize("exact", [None, "FLOPs of a call of"])
+def test_a_layer_that_became_15_percent_slower_is_told_beside_what_all_did(
+    change: Mapping[str, float], exact: str | None
+) -> None:
+    for seed in range(4):
+        for per_side in (2, 6) if not change else (6,):
+            comparison = compared(seed, per_side, exact=exact, of_layer={"Net.h.5": 1.15}, **change)  # type: ignore[arg-type]
+            assert ("Net.h.5", "slower") in rows(comparison)
+            assert exact is not None or {name for name, _ in rows(comparison)} <= {"Net.h.5"}
+
+
+def test_a_layer_that_became_faster_is_told_if_the_work_is_known_to_be_the_same() -> None:
+    faster = {"Net.h.5": 0.8}
+    known = compared(0, machine=1.5, exact="FLOPs of a call of", of_layer=faster)
+    assert (set(rows(known)), known.common_cause) == ({("Net.h.5", "faster")}, "machine")
+    # It takes 1.2 times as long as before. If the work is not known, it may do more.
+    assert rows(compared(0, machine=1.5, of_layer=faster)) == []
+
+
+def test_one_layer_with_other_flops_is_not_the_work_of_most() -> None:
+    comparison = compared(0, machine=1.5, exact="FLOPs of a call of", of_layer={"Net.h.5": 2.0})
+
+    assert (set(rows(comparison)), comparison.common_cause) == ({("Net.h.5", "slower")}, "machine")
+
+
+def test_without_evidence_the_optimizer_that_stood_still_is_told() -> None:
+    comparison = compared(0, work=2.0)
+
+    assert comparison.common_cause == "either"
+    assert (
+        "; modules in general became 9" in comparison.sentence or "; modules in general became 1" in comparison.sentence
+    )
+    assert any("and the optimizer did not change alike" in line for line in comparison.header)
+    optimizer = next(part for part in comparison.parts if part.fqn == "optimizer")
+    # What it took is shown as it was.
+    assert optimizer.ratio == pytest.approx(0, abs=0.05)
+    assert optimizer.low_ns is not None
+    assert optimizer.high_ns is not None
+    assert optimizer.low_ns / optimizer.base_ns < -0.45 < 0 < optimizer.high_ns / optimizer.base_ns
+
+
+@pytest.mark.parametrize("by", ["module", "class"])
+def test_the_shapes_of_inputs_are_evidence_where_all_calls_have_equal_ones(by: str) -> None:
+    timeline = part_timeline([{"forward": 80, "optimizer": 20}] * 8)
+    fqns = [timeline.names[name].fqn for name in timeline.columns.name]
+    shapes = {
+        row: {"shapes": f"float32[{row if fqn == 'Net.h.2' else 4}, 8]"} for row, fqn in enumerate(fqns) if fqn != "Net"
+    }
+    environment = measure_run(replace(timeline, span_args=shapes), by).environment  # type: ignore[arg-type]
+
+    equal = {f"shapes of a call of Net.h.{layer}": "float32[4, 8]" for layer in range(8) if layer != 2}
+    assert environment == (equal if by == "module" else {})
