@@ -19,6 +19,7 @@ from modtrace.ranks.groups import median_of_others
 from modtrace.ranks.rank_tables import StepTable, step_end_table
 from modtrace.ranks.slow import SlowRun, find_late_in_rings, find_slow_ranks, worst_ranks
 from modtrace.ranks.slow.findings import step_durations
+from modtrace.ranks.slow.late_steps import ModuleExcess
 from modtrace.ranks.slow.slow_run import NO_RANK, at_least, often_late, png
 from modtrace.ranks.sync_points import inferred_waits
 from modtrace.ring import Kind
@@ -146,36 +147,74 @@ def test_balanced_ranks_are_not_named(tmp_path: Path, seed: int) -> None:
     assert [folder for folder in kept if folder.startswith("rank")] == []
 
 
-def test_a_collection_is_not_counted_to_the_module_or_the_range_around_it(tmp_path: Path) -> None:
-    # Rank 1 collects for 5 of the 7 ms of its module, and for 2 of the 3 ms of its loader; others take 2 and 1 ms.
+def find_of_three(folder: Path, work: Callable[[EventScript, int, int, bool], int]) -> set[tuple[ModuleExcess, ...]]:
+    """What makes rank 1 of three late in each of 6 steps, which it alone is, by 7 ms.
+
+    `work` writes what a rank does, from a moment on, and returns when it is done: the number of the step, and whether
+    it is the late rank, say what.
+    """
     for rank in range(3):
-        script = EventScript(256, tmp_path / f"{rank}.modtrace", {"rank": rank, "pid": 1})
+        script = EventScript(256, folder / f"{rank}.modtrace", {"rank": rank, "pid": 1})
         script.note({"kind": "clock", "clock": "a"})
         script.note_group("0", "0-2", "default_pg")
-        net = script.name("Net")
-        late = rank == 1
         for step in range(6):
-            begin = now = 10**16 + 20 * MS * step
-            script.collective(now, Kind.RANGE_BEGIN, '["data loading", "next"]', step)
-            if late:
-                script.event(now + 2 * MS, Kind.COLLECTION, NO_NAME, 2 * MS << GENERATION_BITS + COLLECTED_BITS)
-            now += MS + 2 * MS * late
-            script.collective(now, Kind.RANGE_END, '["data loading", "next"]', step)
-            script.enter(now, net, step)
-            if late:
-                script.event(now + 6 * MS, Kind.COLLECTION, NO_NAME, 5 * MS << GENERATION_BITS + COLLECTED_BITS)
-            now += 2 * MS + 5 * MS * late
-            script.exit(now, net, step)
-            script.collective(now, Kind.COLLECTIVE_ENTER, ALL_REDUCE, step)
+            begin = 10**16 + 20 * MS * step
+            done = work(script, begin, step, rank == 1)
+            script.collective(done, Kind.COLLECTIVE_ENTER, ALL_REDUCE, step)
             script.collective(begin + 10 * MS, Kind.COLLECTIVE_DONE, ALL_REDUCE, step)
             script.collective(begin + 10 * MS, Kind.COLLECTIVE_EXIT, ALL_REDUCE, 8)
             script.step(begin + 11 * MS, step)
         script.close()
-
-    run = find_slow_ranks(tmp_path)
-
+    run = find_slow_ranks(folder)
     assert [(step.rank, step.cost_ns) for step in run.steps[1:]] == [(1, 7 * MS)] * 5
-    assert {step.modules for step in run.steps[1:]} == {(("garbage collection", "range", 7 * MS, 7 * MS),)}
+    return {step.modules for step in run.steps[1:]}
+
+
+def test_a_collection_is_not_counted_to_the_module_or_the_range_around_it(tmp_path: Path) -> None:
+    # The late rank collects for 5 of the 7 ms of its module, and for 2 of the 3 ms of its loader; others take 2 and 1.
+    def work(script: EventScript, now: int, step: int, late: bool) -> int:
+        script.collective(now, Kind.RANGE_BEGIN, '["data loading", "next"]', step)
+        if late:
+            script.event(now + 2 * MS, Kind.COLLECTION, NO_NAME, 2 * MS << GENERATION_BITS + COLLECTED_BITS)
+        now += MS + 2 * MS * late
+        script.collective(now, Kind.RANGE_END, '["data loading", "next"]', step)
+        script.enter(now, script.name("Net"), step)
+        if late:
+            script.event(now + 6 * MS, Kind.COLLECTION, NO_NAME, 5 * MS << GENERATION_BITS + COLLECTED_BITS)
+        now += 2 * MS + 5 * MS * late
+        script.exit(now, script.name("Net"), step)
+        return now
+
+    assert find_of_three(tmp_path, work) == {(("garbage collection", "range", 7 * MS, 7 * MS),)}
+
+
+def test_what_is_compiled_in_a_module_counts_for_itself(tmp_path: Path) -> None:
+    # A save begins together with it, and takes 2 of its 7 ms: of the two, compiling counts.
+    def work(script: EventScript, now: int, step: int, late: bool) -> int:
+        script.enter(now, script.name("Net"), step)
+        if late:
+            for index, (text, after) in enumerate((('["compile", "f"]', 7), ('["saving", "s"]', 2))):
+                script.collective(now, Kind.RANGE_BEGIN, text, 2 * step + index)
+                script.collective(now + after * MS, Kind.RANGE_END, text, 2 * step + index)
+        script.exit(now + MS + 7 * MS * late, script.name("Net"), step)
+        return now + MS + 7 * MS * late
+
+    assert find_of_three(tmp_path, work) == {(("compilation", "range", 7 * MS, 7 * MS),)}
+
+
+def test_a_save_on_a_thread_of_its_own_makes_no_rank_late(tmp_path: Path) -> None:
+    def work(script: EventScript, now: int, step: int, late: bool) -> int:
+        script.on_thread(other := script.add_thread("saves", tid=2))
+        script.collective(now, Kind.RANGE_BEGIN, '["saving", "s"]', step)
+        script.on_thread(0)
+        script.enter(now, script.name("Net"), step)
+        script.exit(now + MS + 7 * MS * late, script.name("Net"), step)
+        script.on_thread(other)
+        script.collective(now + MS + 7 * MS * late, Kind.RANGE_END, '["saving", "s"]', step)
+        script.on_thread(0)
+        return now + MS + 7 * MS * late
+
+    assert find_of_three(tmp_path, work) == {(("Net", "forward", 7 * MS, 8 * MS),)}
 
 
 def test_what_all_ranks_are_slow_in_is_not_named_by_the_last_of_them(tmp_path: Path) -> None:

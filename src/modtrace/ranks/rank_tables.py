@@ -12,7 +12,7 @@ import numpy as np
 from .._typing import AnyArray, Int8Array, Int32Array, Int64Array
 from ..read.ring_file import Steps
 from ..ring.collective_text import parse_ranks, rank_list
-from ..ring.range_text import RangeName
+from ..ring.range_text import RangeCategory, RangeName
 from ..timeline import Name, Timeline
 from ..timeline.contents import RANGE_CLASS
 from ..timeline.slices import GARBAGE_COLLECTION, RANGE
@@ -95,6 +95,10 @@ class CollectiveTable(NamedTuple):
     nbytes: Int64Array
 
 
+FOR_ITSELF: tuple[RangeCategory, ...] = ("evaluation", "gc", "compile", "saving", "data loading")
+"""What counts for itself wherever it runs, as in the parts of a step: before others, and in this order."""
+
+
 class StepTable(NamedTuple):
     """When the steps of some ranks ended. Arrays of equal length.
 
@@ -110,7 +114,7 @@ class StepTable(NamedTuple):
 
 
 class RangeTable(NamedTuple):
-    """Ranges of some ranks that are in no module and hold none, nor another one, and garbage collections anywhere.
+    """Ranges of some ranks that are in no module and hold none, nor are in another one; those of `FOR_ITSELF` anywhere.
 
     Arrays of equal length.
 
@@ -219,14 +223,16 @@ def collective_table(timeline: Timeline, rank: int) -> CollectiveTable:
 
 
 def range_table(timeline: Timeline, rank: int) -> RangeTable:
-    """Return the ranges of a rank's timeline that say what it did outside of modules, and its garbage collections.
+    """Return the ranges of a rank's timeline that say what it did outside of modules, or else for itself.
 
-    Communication is left out.
+    Communication is left out, and what a thread without modules did beside them.
     """
     spans, slices = timeline.columns, timeline.slices
     ranges = np.flatnonzero(slices.kind == RANGE)
-    names = [_range_name(timeline, row) for row in ranges.tolist()]
-    told = np.array([name.category not in ("communication", "torch") for name in names], np.bool_)
+    category = np.array([_range_name(timeline, row).category for row in ranges.tolist()], object)
+    told = ~np.isin(category, ("communication", "torch", *FOR_ITSELF))
+    thread = np.array([track.tid for track in timeline.tracks], np.int64)
+    has_modules = np.isin(thread[slices.track[ranges]], thread[spans.track]) | (len(spans.track) == 0)
     in_modules = union_of(spans.start, spans.end).time_within(slices.start[ranges], slices.end[ranges])
     told &= in_modules == 0
     # In start order, an outer one before those in it: of these the outer one counts.
@@ -238,7 +244,8 @@ def range_table(timeline: Timeline, rank: int) -> RangeTable:
         until[begin:end] = np.maximum.accumulate(until[begin:end])
     is_inner = ~first
     is_inner[1:] &= slices.start[ranges[order]][1:] < until[:-1]
-    rows = np.append(ranges[order[~is_inner]], np.flatnonzero(slices.kind == GARBAGE_COLLECTION))
+    for_itself = ranges[np.isin(category, FOR_ITSELF) & has_modules]
+    rows = np.concatenate([ranges[order[~is_inner]], for_itself, np.flatnonzero(slices.kind == GARBAGE_COLLECTION)])
     places, place = number_distinct([_range_name(timeline, row).place for row in rows.tolist()])
     return RangeTable(
         places,

@@ -13,7 +13,7 @@ from ...timeline import PHASES
 from ...timeline.decode.intervals import find_parents
 from ...timeline.time_intervals import TimeIntervals, union_of
 from ..groups import group_lengths, group_starts, median_of_others, medians_within
-from ..rank_tables import CALL, Bounds, CollectiveTable, RangeTable, SpanTable, take
+from ..rank_tables import CALL, FOR_ITSELF, Bounds, CollectiveTable, RangeTable, SpanTable, take
 from ..sync_points import call_keys, is_synchronizing
 
 
@@ -53,10 +53,10 @@ class OwnTime:
         alone._waits = TimeIntervals(self._waits.start[first:last], self._waits.end[first:last])
         return alone
 
-    def without(self, start: Int64Array, end: Int64Array) -> "OwnTime":
-        """Return the same with some more intervals of the axis that do not count."""
+    def without(self, parts: TimeIntervals) -> "OwnTime":
+        """Return the same without some intervals of the axis."""
         less = copy.copy(self)
-        less._waits = union_of(np.append(self._waits.start, start), np.append(self._waits.end, end))
+        less._waits = union_of(*map(np.append, self._waits, parts))
         return less
 
     def until(self, place: Int64Array) -> Int64Array:
@@ -115,9 +115,6 @@ OUTSIDE = ""
 """The name of what ran in no module and in no range."""
 IN_RANGE = "range"
 """The phase of what ran in no module and in a range: loading a batch, the optimizer."""
-
-COLLECTION = RangeName("", "gc").place
-"""The name of what ran in the garbage collector, wherever it did; its phase is `IN_RANGE` too."""
 
 MODULES_PER_STEP = 3
 """How many modules a finding names."""
@@ -392,7 +389,8 @@ def module_excess(
     number_of = np.array([numbers[key] for key in keys] or [0], np.int64)
     modules = len(numbers)
     outside = modules + len(ranges.places)
-    collection = ranges.places.index(COLLECTION) if COLLECTION in ranges.places else -1
+    first = [RangeName("", category).place for category in FOR_ITSELF]
+    for_itself = [ranges.places.index(place) for place in first if place in ranges.places]
     times = np.zeros((1 + len(peers), outside + 1))
     rows = _rows_of(arrivals, late)
     for row, rank in enumerate([late.finding.rank, *peers]):
@@ -403,17 +401,20 @@ def module_excess(
         segments = segments_of(part, of_rank, rank)
         in_range = take(ranges, ranges.rank == rank)
         place = np.full(len(in_range.start), rank, np.int64)
-        range_start, range_end = own_time.place(place, in_range.start), own_time.place(place, in_range.end)
-        key = np.concatenate([number_of[segments.key], modules + in_range.place])
-        starts, ends = np.concatenate([segments.begin, range_start]), np.concatenate([segments.end, range_end])
-        collects = in_range.place == collection
-        # No module and no range is charged with a collection in it.
-        between = of_rank.without(range_start[collects], range_end[collects])
-        collects = np.append(np.zeros(len(segments.key), np.bool_), collects)
+        starts, ends = own_time.place(place, in_range.start), own_time.place(place, in_range.end)
+        layers, rest, others = [], of_rank, np.ones(len(place), np.bool_)
+        for number in for_itself:
+            chosen = in_range.place == number
+            parts, others = union_of(starts[chosen], ends[chosen]), others & ~chosen
+            layers.append((np.full(len(parts.start), modules + number), *parts, rest))
+            rest = rest.without(parts)
+        key = np.append(number_of[segments.key], modules + in_range.place[others])
+        starts, ends = np.append(segments.begin, starts[others]), np.append(segments.end, ends[others])
+        layers.append((key, starts, ends, rest))
         for begin, end in zip(begins.tolist(), stops.tolist(), strict=True):
-            inside = np.clip(ends, begin, end), np.clip(starts, begin, end)
-            own, outside_collections = (time.until(inside[0]) - time.until(inside[1]) for time in (of_rank, between))
-            times[row] += np.bincount(key, np.where(collects, own, outside_collections), outside + 1)
+            for key, starts, ends, time in layers:
+                inside = np.clip(ends, begin, end), np.clip(starts, begin, end)
+                times[row] += np.bincount(key, time.until(inside[0]) - time.until(inside[1]), outside + 1)
         times[row, outside] = max(arrivals.own[own_rows].sum() - times[row, :outside].sum(), 0)
     usual = np.median(times[1:], axis=0) if peers else np.zeros(outside + 1)
     more = times[0] - usual
