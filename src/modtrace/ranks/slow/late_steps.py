@@ -12,6 +12,7 @@ from ...ring.range_text import RangeName
 from ...timeline import PHASES
 from ...timeline.decode.intervals import find_parents
 from ...timeline.time_intervals import TimeIntervals, union_of
+from ...watching.triggers import format_ns
 from ..groups import group_lengths, group_starts, median_of_others, medians_within
 from ..rank_tables import CALL, FOR_ITSELF, Bounds, CollectiveTable, RangeTable, SpanTable, take
 from ..sync_points import call_keys, is_synchronizing
@@ -177,7 +178,7 @@ class StepFinding(NamedTuple):
     def sentence(self) -> str:
         """Who came late, by how much, and where it took more."""
         where = f", in {place_text(*self.modules[0][:2])}" if self.modules else ""
-        return f"rank {self.rank} came late in step {self.step} by {self.cost_ns / 1e6:,.3g} ms{where}"
+        return f"rank {self.rank} came late in step {self.step} by {format_ns(self.cost_ns)}{where}"
 
 
 class Arrivals(NamedTuple):
