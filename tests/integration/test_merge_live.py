@@ -101,6 +101,23 @@ def test_the_recording_lies_over_the_trace(both: tuple[Path, modtrace.Timeline],
     assert told.metadata["attributed_nodes"] == told.metadata["nodes"] - 3  # the sum lies outside of the model
 
 
+@pytest.mark.parametrize("engine", ["auto", "python"])
+def test_a_profile_with_stacks_nests_as_without_a_recording(tmp_path: Path, engine: str) -> None:
+    with modtrace.record(engine=engine), profile(activities=CPU, with_stack=True) as profiler:
+        steps(3)
+    profiler.export_chrome_trace(str(tmp_path / "profile.json"))
+    events = slices(tmp_path / "profile.json", ours=False)
+    marks = [(e["tid"], *extent(e)) for e in events if e["name"].startswith("modtrace.sync#")]
+    assert len(marks) >= 3
+    others = [(e["tid"], *extent(e), e["name"]) for e in events if not e["name"].startswith("modtrace.sync#")]
+    assert not [
+        name
+        for tid, begin, end in marks
+        for on, start, stop, name in others
+        if on == tid and (begin < start < end < stop or start < begin < stop < end)
+    ]
+
+
 def test_without_sync_marks_operators_bring_the_clocks_together(tmp_path: Path) -> None:
     with modtrace.record(engine="python") as recording, profile(activities=CPU) as profiler:
         steps(20)
