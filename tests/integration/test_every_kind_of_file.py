@@ -14,7 +14,7 @@ from modtrace import TraceError
 from modtrace.cli.group import group
 from modtrace.read import FileKind, file_kind, trace_path
 from modtrace.view.viewable import ensure_viewable
-from tests.support.kineto import evaluate, recording, trace, x
+from tests.support.kineto import BASE, evaluate, recording, trace, x
 
 PROFILE = trace(
     x("python_function", "nn.Module: Net_0", 900, 2100, Python_module_id=0),
@@ -147,3 +147,40 @@ def test_a_profile_without_modules_says_how_to_make_one_with_them(tmp_path: Path
     assert done.exit_code == 1
     assert "profile with with_stack=True, or give a recording" in done.stderr
     assert not (tmp_path / "out.json").exists()
+
+
+@pytest.mark.parametrize("keys_first", [True, False])
+@pytest.mark.parametrize(
+    "file", ["profile.json", "merged.json", "merged.json.gz", "merged.pftrace", "converted.pftrace"]
+)
+def test_steps_of_a_schedule_are_what_a_merge_says(tmp_path: Path, file: str, keys_first: bool) -> None:
+    """Steps from 1 ms to 4 and from there to 8, with a forward of 1 ms in each."""
+    ms = 1_000_000
+    profile = trace(
+        x("user_annotation", "ProfilerStep#6", ms, 3 * ms),
+        x("python_function", "nn.Module: Linear_0", 2 * ms, 3 * ms, Python_module_id=1),
+        x("cpu_op", "aten::linear", 2 * ms + 500, 3 * ms - 500, External_id=1),
+        x("user_annotation", "ProfilerStep#7", 4 * ms, 8 * ms),
+        x("python_function", "nn.Module: Linear_0", 5 * ms, 6 * ms, Python_module_id=1),
+        x("cpu_op", "aten::linear", 5 * ms + 500, 6 * ms - 500, External_id=2),
+    )
+    if keys_first:
+        document = json.loads(profile)
+        events = document.pop("traceEvents")
+        profile = json.dumps({**document, "traceEvents": events}).encode()
+    (tmp_path / "profile.json").write_bytes(profile)
+    for name in ("merged.json", "merged.json.gz", "merged.pftrace"):
+        merged = modtrace.merge(tmp_path / "profile.json", None, tmp_path / name).summary
+    invoke("convert", tmp_path / "profile.json", tmp_path / "converted.pftrace")
+    timeline = modtrace.load(tmp_path / file)
+    assert [(mark.text, mark.time_ns) for mark in timeline.marks if mark.kind == "step"] == [
+        ("step 6", BASE + 4 * ms),
+        ("step 7", BASE + 8 * ms),
+    ]
+    assert timeline.columns.start.tolist() == [BASE + 2 * ms, BASE + 5 * ms]
+    assert timeline.columns.step.tolist() == [6, 7]
+    assert str(timeline.summary()) == str(merged)
+    for command in ("summary", "check"):
+        done = invoke(command, tmp_path / file)
+        assert (done.exit_code, "modtrace:" in done.stderr) == (0, False)
+    assert "forward             1.000  1.000" in invoke("summary", tmp_path / file).stdout

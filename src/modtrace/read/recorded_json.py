@@ -22,6 +22,7 @@ from ..formats.span_args import FLOW_CATEGORY, RESERVED_ARGS
 from ..formats.trace_file import MERGED, TraceFile, gpu_work_in, with_annotated_ranges
 from ..timeline import PHASES, Mark, Name, Timeline
 from ..timeline.contents import TRACK_KINDS
+from ..timeline.join import move_times
 from .timeline_builder import ROW_PREFIX, SpanColumns, StreamSpan, add_stream_spans, build_timeline_from, stream_number
 
 Event = dict[str, Any]
@@ -78,13 +79,8 @@ def load_profile(path: str | os.PathLike[str]) -> Timeline:
             return replace(timeline, gpu_work=gpu_work_in(file.path, metadata))
         events = collector.events()
         made = overlay(None, events, stream.keys, file.path)
-    timeline = with_stream_spans(made.timeline, events, made.devices)
-    slices = timeline.slices
-    return replace(
-        timeline,
-        slices=replace(slices, start=slices.start + base, end=slices.end + base),
-        metadata={**timeline.metadata, "notes": [*made.notes, *stream.notes()]},
-    )
+    timeline = move_times(with_stream_spans(made.timeline, events, made.devices), lambda time: time + base)
+    return replace(timeline, metadata={**timeline.metadata, "notes": [*made.notes, *stream.notes()]})
 
 
 class RecordedEvents:
