@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -102,7 +102,7 @@ def test_the_recording_lies_over_the_trace(both: tuple[Path, modtrace.Timeline],
 
 
 @pytest.mark.parametrize("engine", ["auto", "python"])
-def test_a_profile_with_stacks_nests_as_without_a_recording(tmp_path: Path, engine: str) -> None:
+def test_a_profile_with_stacks_nests_as_without_a_recording(tmp_path: Path, engine: Literal["auto", "python"]) -> None:
     with modtrace.record(engine=engine), profile(activities=CPU, with_stack=True) as profiler:
         steps(3)
     profiler.export_chrome_trace(str(tmp_path / "profile.json"))
