@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -592,6 +593,164 @@ def test_inputs_of_new_shapes_are_counted_and_what_is_alike_is_not_counted_again
     assert flops is not None
     assert flops.counted_in == [0, 2]
     assert [step.flops for step in flops.by_step] == [5 * FIRST * batch // N for batch in batches]
+
+
+Step = Callable[[int], int]
+"""Runs a step of this number, and returns how many products of `FIRST` it computes."""
+
+
+def graph_again(model: nn.Sequential) -> Step:
+    def step(number: int) -> int:
+        passes, loss = (1, 3, 1, 2)[number], model(rows()).sum()
+        for _ in range(passes):
+            loss.backward(retain_graph=True)
+        return 2 + 3 * passes
+
+    return step
+
+
+def graph_of_the_step_before(model: nn.Sequential) -> Step:
+    kept: list[Tensor] = []
+
+    def step(_number: int) -> int:
+        kept.append(model(rows()).sum())
+        for loss in kept[-2:]:
+            loss.backward(retain_graph=True)
+        return 2 + 3 * len(kept[-2:])
+
+    return step
+
+
+def some_gradients(model: nn.Sequential) -> Step:
+    def step(number: int) -> int:
+        loss = model(rows()).sum()
+        if number == 1:
+            loss.backward()
+            return 2 + 3
+        torch.autograd.grad(loss, model[2].get_parameter("weight"), retain_graph=True)
+        if number == 2:
+            torch.autograd.grad(loss, model[0].get_parameter("weight"))
+        return 2 + 1 + 2 * (number == 2)
+
+    return step
+
+
+def one_of_two_outputs(model: nn.Sequential) -> Step:
+    other = nn.Linear(WIDE, NARROW)
+    both = Both(model, other)
+
+    def step(number: int) -> int:
+        first, second = both(rows())
+        if number == 0:
+            first.sum().backward()
+        elif number == 1:
+            (first + second).sum().backward()
+        else:
+            first.sum().backward(retain_graph=True)
+            second.sum().backward()
+        return 3 + (3, 5, 6, 6)[number]
+
+    return step
+
+
+class Both(nn.Module):
+    def __init__(self, model: nn.Sequential, other: nn.Linear) -> None:
+        super().__init__()
+        self.model, self.other = model, other
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.model[1](self.model[0](x))
+        return self.model[2](hidden), self.other(hidden)
+
+
+def no_backward(model: nn.Sequential) -> Step:
+    def step(number: int) -> int:
+        loss = model(rows()).sum()
+        if number % 2:
+            loss.backward()
+        return 2 + 3 * (number % 2)
+
+    return step
+
+
+def losses_added_up(model: nn.Sequential) -> Step:
+    def step(number: int) -> int:
+        batches = 1 + number % 3
+        torch.stack([model(rows()).sum() for _ in range(batches)]).sum().backward()
+        return (2 + 3) * batches
+
+    return step
+
+
+def frozen_in_some_steps(model: nn.Sequential) -> Step:
+    def step(number: int) -> int:
+        model[0].requires_grad_(number % 2 == 0)
+        model(rows()).sum().backward()
+        return 2 + 3 - 2 * (number % 2)  # the gradient of its output is not needed either
+
+    return step
+
+
+def batched_gradients(model: nn.Sequential) -> Step:
+    def step(number: int) -> int:
+        gradients = torch.randn(3, N, NARROW)
+        if number % 2:
+            torch.autograd.grad(model(rows()), model[2].get_parameter("weight"), gradients, is_grads_batched=True)
+        else:
+            torch.autograd.grad(model(rows()), model[2].get_parameter("weight"), gradients[0])
+        return 2 + (3 if number % 2 else 1)
+
+    return step
+
+
+def checkpointed_in_some_steps(model: nn.Sequential, *, use_reentrant: bool = False) -> Step:
+    both = nn.Sequential(model, nn.GELU())  # which needs the last product again
+
+    def step(number: int) -> int:
+        x, again = rows().requires_grad_(), number in (1, 2)
+        (checkpoint(both, x, use_reentrant=use_reentrant) if again else both(x)).sum().backward()
+        return 2 + 4 + 2 * again
+
+    return step
+
+
+def penalty_in_some_steps(_model: nn.Sequential) -> Step:
+    model = nn.Linear(NARROW, WIDE)
+
+    def step(number: int) -> int:
+        x = rows().requires_grad_()
+        loss = model(x).square().sum()
+        if number % 2 == 0:
+            loss.backward()
+            return 1 + 2
+        (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+        gradient.square().sum().backward()
+        return 1 + 5  # as of `double_backward`
+
+    return step
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        *(graph_again, graph_of_the_step_before, some_gradients, one_of_two_outputs, no_backward, losses_added_up),
+        *(frozen_in_some_steps, batched_gradients, checkpointed_in_some_steps, penalty_in_some_steps),
+        partial(checkpointed_in_some_steps, use_reentrant=True),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+def test_backward_costs_what_each_pass_computes(steps: Callable[[nn.Sequential], Step]) -> None:
+    step = steps(two_linears())
+    with modtrace.record(flops=True, engine="native") as recording:
+        expected = []
+        for number in range(4):
+            expected.append(FIRST * step(number))
+            recording.step()
+    flops = recording.timeline().summary().flops
+
+    assert flops is not None
+    assert [of_step.flops for of_step in flops.by_step] == expected
+    assert flops.unknown == 0
 
 
 class Generator(nn.Linear):

@@ -193,6 +193,9 @@ class Kind(IntEnum):
     HELD_AT_PEAK = 38
     """What these held when most was held so far: four events together. Value: bytes, above two bits: 0 for all that was
     held, 1 to 3 as in HELD; no name."""
+    PASS_GRAPH = 39
+    """The pass begun just before on this thread goes through this graph. Value: number of the graph with its shapes and
+    of the gradients that are asked for, the same for passes that are alike; no name."""
     RANGE_BEGIN = 40
     """A range begins. Value: its number, which no other range has; name: a text, see `range_text`."""
     RANGE_END = 41
@@ -208,7 +211,7 @@ COMMUNICATION_KINDS = (
 """The kinds that say what a thread does of torch.distributed; no module's and no node's."""
 RANGE_KINDS = (Kind.RANGE_BEGIN, Kind.RANGE_END)
 """The kinds that say in which named range a thread is; no module's and no node's."""
-FLOP_KINDS = (Kind.OPERATOR, Kind.COUNTING, Kind.INPUTS)
+FLOP_KINDS = (Kind.OPERATOR, Kind.COUNTING, Kind.INPUTS, Kind.PASS_GRAPH)
 """The kinds that say what operators cost; no module's and no node's either."""
 _DEVICE_READER_KINDS = (Kind.DEVICE_REACHED, Kind.DEVICE_CLOCK, Kind.DEVICE_STREAM, Kind.DEVICE_PENDING)
 DEVICE_KINDS = (Kind.DEVICE_QUEUED, *_DEVICE_READER_KINDS)

@@ -2,13 +2,15 @@
 
 An operator belongs to the innermost call around it on its thread, or to the call of the autograd node around it. Two
 calls are alike if they have the same name, are the n-th of it in outermost calls with the same inputs, and are both
-recomputed or both not. A call that was not counted costs what the last counted one like it did.
+recomputed or both not. A call that was not counted costs what the last counted one like it did. In backward it costs so
+much in each pass that runs its nodes, and passes are alike if they go through the same graph.
 
 In a node that builds no graph, what runs with gradients is a function, no module, that a checkpoint runs again.
 """
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,15 +19,17 @@ from ..._typing import BoolArray, Int64Array
 from ...ring import Kind
 from ...ring.slot_format import WITH_GRADIENTS_BIT
 from ..contents import BYTES_ACCESSED, FLOPS, RECOMPUTE_FLOPS, UNKNOWN_FLOPS
-from ..slices import BACKWARD
+from ..nesting import InnermostLookup
+from ..slices import BACKWARD, BACKWARD_PASS, Slices
 from .analysis import RingAnalysis
 from .attribution import create_graph_nodes
 from .intervals import find_parents
+from .path_spans import clip_and_nest
 from .spans import SpanRows, count_in_group, differs
 
 _UNKNOWN = -1
 _FOREVER = np.iinfo(np.int64).max
-_Key = tuple[int, int, int, int]
+_Key = tuple[int, ...]
 
 
 class CountedCalls(NamedTuple):
@@ -35,7 +39,7 @@ class CountedCalls(NamedTuple):
 
     Attributes:
         forward: by key.
-        backward: by key.
+        backward: of one pass, by key with the number of the graph.
     """
 
     forward: dict[_Key, list[int]]
@@ -75,12 +79,7 @@ def find_flops(
         counted = CountedCalls({}, {})
         calls.note(counted)
     calls.copy(counted)
-    is_backward = rows["phase"] == BACKWARD
-    own = np.where(is_backward, calls.backward[:, rows["interval"]], calls.forward[:, rows["interval"]])
-    # A call's backward can be several spans; the first has all.
-    again = np.ones(len(is_backward), np.bool_)
-    again[np.unique(np.where(is_backward, rows["interval"], _UNKNOWN), return_index=True)[1]] = False
-    own[:, is_backward & again] = 0
+    own = calls.of_rows(rows)
     unknown = np.flatnonzero(own[0] == _UNKNOWN)
     parent = find_parents(track, rows["depth"])
     total = np.array([_with_inner(np.maximum(each, 0), rows["phase"], parent) for each in own])
@@ -131,75 +130,166 @@ def counted_serials(analysis: RingAnalysis) -> list[tuple[int, int]]:
     return [(at, end) for (at, begins), end in zip(edges, [*ends, _FOREVER], strict=True) if begins]
 
 
+class _Costs(NamedTuple):
+    """What operators cost in calls, or in the backward of calls by pass; arrays of equal length.
+
+    Attributes:
+        cost: int64[3, n]: FLOPs, bytes and FLOPs that ran again.
+        is_counted: bool, whether it is known; True for what has no cost.
+        position: int64, where it began.
+        alike: int64, a number that those alike share; -1 for those that are like none.
+        keys: what those share, by number.
+    """
+
+    cost: Int64Array
+    is_counted: BoolArray
+    position: Int64Array
+    alike: Int64Array
+    keys: list[_Key]
+
+    def note(self, cost_of: dict[_Key, list[int]]) -> None:
+        """Note what those cost of which operators were counted."""
+        source = np.flatnonzero(self.is_counted & (self.alike >= 0))
+        source = source[np.argsort(self.position[source], kind="stable")]  # also among threads
+        numbers, last = np.unique(self.alike[source][::-1], return_index=True)
+        each = self.cost[:, source[::-1][last]].T.tolist()
+        cost_of |= zip(map(self.keys.__getitem__, numbers.tolist()), each, strict=True)
+
+    def copy(self, cost_of: Mapping[_Key, list[int]]) -> None:
+        """Give those that were not counted what the last counted one like them has; -1 if there is none."""
+        target, none = np.flatnonzero(~self.is_counted), [_UNKNOWN] * len(self.cost)
+        # The last is for those that are like none.
+        known = np.array([*(cost_of.get(key, none) for key in self.keys), none], np.int64)
+        self.cost[:, target] = known[self.alike[target]].T
+
+
 class _CallCosts:
-    """What the operators in each interval cost.
+    """What the operators in each call cost, outside of its nodes and in those by pass.
 
     Args:
         analysis: of the ring, or of a part of it.
 
     Attributes:
-        forward: int64[3, n]: of the intervals, FLOPs, bytes and FLOPs that ran again, outside of their nodes.
-        backward: the same of their nodes.
         outside: FLOPs counted outside of modules.
     """
 
     def __init__(self, analysis: RingAnalysis) -> None:
         events, intervals, original = analysis.all_events, analysis.intervals, analysis.original
+        self._passes = passes = _Passes(analysis)
         index = np.flatnonzero(events.kind == Kind.OPERATOR)
         inner, (costs, is_known) = _innermost(analysis, index), _costs(analysis, index)
-        in_node, of_interval = (inner >= 0) & intervals.is_node[inner], _with_nodes_inside(analysis)
+        of_interval, pass_of = _with_nodes_inside(analysis, passes)
+        in_node = (inner >= 0) & intervals.is_node[inner]
         call = np.where(in_node, of_interval[inner], inner)
         rerun = in_node & (events.value[index] & WITH_GRADIENTS_BIT != 0)
         rerun &= ~np.isin(inner, list(create_graph_nodes(intervals, analysis.events)))
         costs = np.append(costs, [np.where(rerun, costs[0], 0)], axis=0)
         self.outside = int(costs[0, call < 0].sum())
-        self.forward, self.backward = np.zeros((2, len(costs), len(intervals)), np.int64)
-        in_forward, in_backward = np.flatnonzero(~in_node & (call >= 0)), np.flatnonzero(in_node & (call >= 0))
-        for of_forward, of_backward, cost in zip(self.forward, self.backward, costs, strict=True):
-            np.add.at(of_forward, call[in_forward], cost[in_forward])
-            np.add.at(of_backward, original[call[in_backward]], cost[in_backward])
         is_counted = _in_windows(analysis)
         is_counted[inner[~is_known & (inner >= 0)]] = False
-        self._alike, self._keys = _number_alike(analysis)
-        self._position = intervals.start_position
-        calls, nodes = np.flatnonzero(~intervals.is_node), np.flatnonzero(intervals.is_node & (of_interval >= 0))
-        of_node = original[of_interval[nodes]]
-        run_backward, missed = np.unique(of_node), np.unique(of_node[~is_counted[nodes]])
-        self._calls = (calls, is_counted[calls]), (run_backward, np.isin(run_backward, missed, invert=True))
+        alike, keys = _number_alike(analysis)
+
+        in_forward = np.flatnonzero(~in_node & (call >= 0))
+        of_calls = _sums(call[in_forward], costs[:, in_forward], len(intervals))
+        self._forward = _Costs(of_calls, is_counted | intervals.is_node, intervals.start_position, alike, keys)
+
+        nodes = np.flatnonzero(intervals.is_node & (of_interval >= 0))
+        pair_of_node = self._pair(original[of_interval[nodes]], pass_of[nodes])
+        self._pairs, first, pair = np.unique(pair_of_node, return_index=True, return_inverse=True)
+        number = np.full(len(intervals), -1, np.int64)
+        number[nodes] = pair
+        in_backward = np.flatnonzero(in_node & (call >= 0))
+        of_pairs = _sums(number[inner[in_backward]], costs[:, in_backward], len(self._pairs))
+        all_counted = np.ones(len(self._pairs), np.bool_)
+        all_counted[pair[~is_counted[nodes]]] = False
+        pair_call, graph = alike[original[of_interval[nodes[first]]]], passes.graph[pass_of[nodes[first]]]
+        shared, pair_alike = np.unique(np.stack([pair_call, graph]), axis=1, return_inverse=True)
+        pair_keys = [(*keys[one], of_graph) for one, of_graph in shared.T.tolist()]
+        pair_alike = np.where(pair_call >= 0, pair_alike, -1)
+        self._backward = _Costs(of_pairs, all_counted, intervals.start_position[nodes[first]], pair_alike, pair_keys)
+
+    def _pair(self, call: Int64Array, pass_of: Int64Array) -> Int64Array:
+        return call * len(self._passes.graph) + pass_of + 1
 
     def note(self, counted: CountedCalls) -> None:
         """Note what calls cost of which operators were counted."""
-        for costs, (calls, is_counted), cost_of in zip(
-            (self.forward, self.backward), self._calls, counted, strict=True
-        ):
-            source = calls[is_counted & (self._alike[calls] >= 0)]
-            source = source[np.argsort(self._position[source], kind="stable")]  # also among threads
-            numbers, last = np.unique(self._alike[source][::-1], return_index=True)
-            each = costs[:, source[::-1][last]].T.tolist()
-            cost_of |= zip(map(self._keys.__getitem__, numbers.tolist()), each, strict=True)
+        self._forward.note(counted.forward)
+        self._backward.note(counted.backward)
 
     def copy(self, counted: CountedCalls) -> None:
         """Give calls that were not counted what the last counted one like them has; -1 if there is none."""
-        for costs, (calls, is_counted), cost_of in zip(
-            (self.forward, self.backward), self._calls, counted, strict=True
-        ):
-            target, none = calls[~is_counted], [_UNKNOWN] * len(costs)
-            # The last is for those that are like none.
-            known = np.array([*(cost_of.get(key, none) for key in self._keys), none], np.int64)
-            costs[:, target] = known[self._alike[target]].T
+        self._forward.copy(counted.forward)
+        self._backward.copy(counted.backward)
+
+    def of_rows(self, rows: SpanRows) -> Int64Array:
+        """Return what spans cost, without those inside them: FLOPs, bytes and FLOPs that ran again; -1: unknown."""
+        own: Int64Array = self._forward.cost[:, rows["interval"]]
+        backward = np.flatnonzero(rows["phase"] == BACKWARD)
+        own[:, backward] = 0
+        pass_of = self._passes.at(rows["thread"][backward], rows["start_position"][backward])
+        # A call's backward can be several spans in a pass; the first has all.
+        pairs, first = np.unique(self._pair(rows["interval"][backward], pass_of), return_index=True)
+        _, at, number = np.intersect1d(pairs, self._pairs, assume_unique=True, return_indices=True)
+        own[:, backward[first[at]]] = self._backward.cost[:, number]
+        return own
 
 
-def _with_nodes_inside(analysis: RingAnalysis) -> Int64Array:
-    """Return `RingAnalysis.call` where a node of no call that runs inside another node has that one's.
+class _Passes:
+    """The backward passes, and what each goes through.
+
+    Args:
+        analysis: of the ring, or of a part of it.
+
+    Attributes:
+        graph: int64, the number of each pass's graph; -1 if that is not known, and at the end for no pass.
+    """
+
+    def __init__(self, analysis: RingAnalysis) -> None:
+        thread, begin, end = analysis.passes
+        start = np.where(begin >= 0, 2 * begin + 1, -1)
+        until = np.where(end >= 0, 2 * end + 1, _FOREVER)
+        self._on_thread, self._anywhere = (
+            _lookup(track, start, until) for track in (thread, np.zeros(len(thread), np.int64))
+        )
+        events = analysis.all_events
+        index = np.flatnonzero(events.kind == Kind.PASS_GRAPH)
+        self.graph = np.full(len(thread) + 1, -1, np.int64)
+        self.graph[self.at(events.thread[index].astype(np.int64), _positions(analysis, index))] = events.value[index]
+        self.graph[-1] = -1
+
+    def at(self, thread: Int64Array, position: Int64Array) -> Int64Array:
+        """Return the pass that runs on a thread at each position; where none does, as on a device's, the last begun."""
+        on_thread = self._on_thread.on_threads(thread.astype(np.int64), position)
+        return np.where(on_thread >= 0, on_thread, self._anywhere.on_thread(0, position))
+
+
+def _lookup(track: Int64Array, start: Int64Array, end: Int64Array) -> InnermostLookup:
+    until, parent, _ = clip_and_nest(track, start, end, np.arange(len(track)))
+    passes = Slices.of_kind(BACKWARD_PASS, start, end=until, track=track)
+    return InnermostLookup(track, replace(passes, parent=parent))
+
+
+def _sums(of: Int64Array, costs: Int64Array, count: int) -> Int64Array:
+    """Return the sums of columns that belong to the same one of so many."""
+    sums = np.zeros((len(costs), count), np.int64)
+    for total, cost in zip(sums, costs, strict=True):
+        np.add.at(total, of, cost)
+    return sums
+
+
+def _with_nodes_inside(analysis: RingAnalysis, passes: _Passes) -> tuple[Int64Array, Int64Array]:
+    """Return `RingAnalysis.call` where a node of no call that runs inside another node has that one's, and the pass.
 
     A function that a checkpoint runs again makes such nodes, and the reentrant kind runs them in its own node.
     """
     intervals = analysis.intervals
     call: Int64Array = analysis.call.copy()
+    pass_of = passes.at(intervals.thread, intervals.start_position)
     for depth in range(1, int(intervals.depth.max(initial=0)) + 1):
         inside = np.flatnonzero((intervals.depth == depth) & intervals.is_node & (call < 0))
-        call[inside] = call[intervals.parent[inside]]
-    return call
+        for column in (call, pass_of):
+            column[inside] = column[intervals.parent[inside]]
+    return call, pass_of
 
 
 def _costs(analysis: RingAnalysis, index: Int64Array) -> tuple[Int64Array, BoolArray]:

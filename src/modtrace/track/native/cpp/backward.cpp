@@ -19,6 +19,7 @@
 
 #include "device/calls.h"
 #include "engine.h"
+#include "flops.h"
 
 namespace modtrace {
 namespace {
@@ -394,6 +395,12 @@ PyObject* run_backward(PyObject* capsule, PyObject* const* args, Py_ssize_t coun
   const uint64_t generation = current_generation();
   const int64_t call = ++engine.pass_calls;
   write_pass_edge(*session, thread, kPassBegin, call, take_expected(thread.pass_expected_ns));
+  if (C10_UNLIKELY(static_cast<bool>(session->answer_operators))) {
+    meet_pass(*session, thread, args, count);
+    if (C10_UNLIKELY(PyErr_Occurred() != nullptr)) return nullptr;
+    if (!is_running(generation)) return PyObject_Vectorcall(wrapped.get(), args, count, keywords);
+    write_with_gil(*session, int64_t{kPassGraph} << kKindShift | thread.meta_bits | kNoName, session->flops.graph);
+  }
   const uint64_t number = is_plain_backward(args, count) ? hook_segments(thread, args[0]) : 0;
   const uint64_t first_sequence = at::sequence_number::peek();
   if (number == 0) add_observer();

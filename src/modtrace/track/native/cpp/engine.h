@@ -94,7 +94,8 @@ class SequenceBoundaries {
 
 constexpr size_t kMaxConcurrentPasses = 256;
 
-// The inputs of an outermost call: their number, and the next event's when operators were counted with them last.
+// The inputs of an outermost call, or the graph of a backward pass: their number, and the next event's when operators
+// were counted with them last.
 struct MetInputs {
   int64_t number, counted_at;
 };
@@ -102,10 +103,12 @@ struct MetInputs {
 // When operators are counted, see flops.h. Guarded by the interpreter's lock.
 struct FlopCounting {
   std::map<std::vector<int64_t>, MetInputs> met;
-  bool passes_ended = false;  // a backward pass ended since inputs were new
-  bool builds_graph = false;  // a call that is counted builds a graph, so that a pass may follow
-  int calls = 0;              // outermost calls since inputs were new
-  int64_t calls_waited = 0;   // outermost calls while operators wait to be asked for
+  bool passes_ended = false;            // a backward pass ended since inputs were new
+  bool builds_graph = false;            // a call that is counted builds a graph, so that a pass may follow
+  int calls = 0;                        // outermost calls since inputs were new
+  int64_t calls_waited = 0;             // outermost calls while operators wait to be asked for
+  int64_t next_number = 0, graph = -1;  // of what is met next, and of the last pass's graph
+  uint64_t base = 0;                    // the sequence number as the last outermost call began
 };
 
 // One recording: the ring that it writes, what it calls in Python, and the names it knows. Reached through SessionRef

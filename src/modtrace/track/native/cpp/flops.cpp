@@ -2,18 +2,24 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
+#include <ATen/SequenceNumber.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <pybind11/pybind11.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <set>
 #include <string>
+#include <typeinfo>
+#include <unordered_map>
 #include <vector>
 
 #include "engine.h"
@@ -33,8 +39,9 @@ constexpr int kMaxDepth = 4;
 constexpr size_t kUsualKey = 256;
 constexpr int kMaxCallsWithoutPass = 16;
 constexpr int64_t kMaxWaiting = 1024;
-constexpr int64_t kCallsPerQuestion = 4;               // so that few calls take longer, and none by much
-constexpr int64_t kNestingMark = -2, kOtherMark = -3;  // no size of a tensor is below zero
+constexpr int64_t kCallsPerQuestion = 4;  // so that few calls take longer, and none by much
+// No size of a tensor is below zero, and no name of a module.
+constexpr int64_t kNestingMark = -2, kOtherMark = -3, kPassMark = -4, kRerunMark = -5;
 
 // --- Which calls are counted ---
 
@@ -128,12 +135,13 @@ struct OpenOperator final : at::ObserverContext {
   std::unique_ptr<UnknownOperator> unknown;
 };
 
+constexpr c10::DispatchKeySet kBatched({c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::Batched});
+
 // Whether another operator inside has the tensors that are computed with, or there are none.
 bool is_wrapper(const at::Tensor& tensor) {
-  static constexpr c10::DispatchKeySet kWrappers({c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched,
-                                                  c10::DispatchKey::FuncTorchGradWrapper,
-                                                  c10::DispatchKey::Functionalize});
-  return tensor.key_set().has_any(kWrappers) || tensor.is_nested() || tensor.is_meta();
+  static constexpr c10::DispatchKeySet kWrappers(
+      {c10::DispatchKey::Python, c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::Functionalize});
+  return tensor.key_set().has_any(kWrappers | kBatched) || tensor.is_nested() || tensor.is_meta();
 }
 
 void add_number(std::string& key, int64_t number) { key.append(reinterpret_cast<const char*>(&number), sizeof number); }
@@ -340,45 +348,166 @@ PyObject* take_operators(PyObject*, PyObject* at_most) {
   return PyErr_Occurred() ? nullptr : operators.release();
 }
 
-int64_t meet_inputs(Session& session, ThreadState& thread, int64_t name_id, bool is_training, PyObject* const* args,
-                    size_t count) {
-  const bool builds_graph = c10::GradMode::is_enabled();
-  std::vector<int64_t> key{name_id, is_training, builds_graph, c10::InferenceMode::is_enabled()};
-  int left = kMaxValues;
-  for (size_t i = 0; i < count; ++i) add_input(key, args[i], 0, left);
-  if (left < 0) return kNotMet;
+namespace {
+
+struct Met {
+  int64_t number = kNotMet;  // the same for what is alike
+  bool is_counted = false;   // whether operators are counted from now on for its sake
+};
+
+// Notes what decides which operators run, and begins counting where that is new, or was counted long ago: what was
+// counted is overwritten some time. `always`: not all of it is known.
+Met meet(Session& session, ThreadState& thread, std::vector<int64_t>&& key, bool builds_graph, bool always) {
   FlopCounting& state = session.flops;
   auto met = state.met.find(key);
   const int64_t serial = static_cast<int64_t>(engine.next_serial.load(std::memory_order_relaxed));
   const bool is_new = met == state.met.end();
-  if (is_new && state.met.size() >= kMaxInputs) return kNotMet;
-  if (is_new) met = state.met.emplace(std::move(key), MetInputs{static_cast<int64_t>(state.met.size()), serial}).first;
+  if (is_new && state.met.size() >= kMaxInputs) state.met.clear();
+  if (is_new) met = state.met.emplace(std::move(key), MetInputs{state.next_number++, serial}).first;
   const int64_t number = met->second.number;
-  // torch.func hides the sizes of batches. What was counted is overwritten some time.
-  const bool is_hidden = c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
-  if (is_new || is_hidden || serial - met->second.counted_at > static_cast<int64_t>(session.capacity / 2)) {
-    met->second.counted_at = serial;
-    state.passes_ended = false;
-    state.calls = 0;
-    state.builds_graph = state.builds_graph || builds_graph;
-    if (!counting.load()) {
-      if (!ask_operators(session)) return kNotMet;
-      write_counting(session, thread, 1);
-      counting.store(true);
-      at::reenableCallback(callback);
+  if (!is_new && !always && serial - met->second.counted_at <= static_cast<int64_t>(session.capacity / 2)) {
+    return {number, false};
+  }
+  met->second.counted_at = serial;
+  state.passes_ended = false;
+  state.calls = 0;
+  state.builds_graph = state.builds_graph || builds_graph;
+  if (!counting.load()) {
+    if (!ask_operators(session)) return {};
+    write_counting(session, thread, 1);
+    counting.store(true);
+    at::reenableCallback(callback);
+  }
+  return {number, true};
+}
+
+// torch.func hides the sizes of batches.
+bool hides_sizes() { return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode); }
+
+// The same of one gradient for a pass: `autograd.grad(…, is_grads_batched=True)`.
+bool is_batched(PyObject* gradient) {
+  return THPVariable_Check(gradient) && THPVariable_Unpack(gradient).key_set().has_any(kBatched);
+}
+
+// A number for all that decides what a backward pass computes: the kinds, shapes and edges of the nodes that its
+// outputs lead to, when they were made, by which modules of the same shapes differ, and which gradients are asked for.
+class GraphNumber {
+ public:
+  // base: the sequence number from which nodes count.
+  explicit GraphNumber(uint64_t base) : base_(base) {}
+
+  // False where one of these is no tensor, but an edge of the graph.
+  bool add_outputs(PyObject* outputs) {
+    const bool are_tensors = add_tensors(outputs, true);
+    for (size_t i = 0; i < nodes_.size(); ++i) add_node(*nodes_[i]);
+    return are_tensors;
+  }
+  bool add_inputs(PyObject* inputs) { return add_tensors(inputs, false); }
+  void add(int64_t value) {
+    number_ = (number_ ^ static_cast<uint64_t>(value)) * 0x9E3779B97F4A7C15;
+    number_ ^= number_ >> 32;
+  }
+  int64_t number() const { return static_cast<int64_t>(number_); }
+
+ private:
+  using Node = torch::autograd::Node;
+
+  bool add_tensors(PyObject* tensors, bool are_roots) {
+    if (!PyTuple_Check(tensors)) return false;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tensors); ++i) {
+      PyObject* object = PyTuple_GET_ITEM(tensors, i);
+      if (!THPVariable_Check(object)) return false;
+      const at::Tensor& tensor = THPVariable_Unpack(object);
+      const auto accumulator = tensor.grad_fn() ? nullptr : torch::autograd::impl::try_get_grad_accumulator(tensor);
+      Node* node = accumulator ? accumulator.get() : tensor.grad_fn().get();
+      add(tensor.output_nr());
+      if (are_roots) {
+        reach(node);
+      } else {
+        const auto found = places_.find(node);
+        add(found == places_.end() ? -1 : found->second);
+      }
     }
-  } else if (counting.load()) {
-    if (state.passes_ended || !state.builds_graph || ++state.calls >= kMaxCallsWithoutPass) {
-      stop_counting();
-      state.builds_graph = false;
-      write_counting(session, thread, 0);
+    return true;
+  }
+
+  void add_node(const Node& node) {
+    const char* kind = typeid(node).name();
+    add(reinterpret_cast<int64_t>(kind));
+    if (const uint64_t sequence = node.sequence_nr(); sequence != UINT64_MAX)
+      add(static_cast<int64_t>(sequence - base_));
+    // Those of Python's functions are of one kind.
+    if (std::strstr(kind, "PyNode") != nullptr) add(static_cast<int64_t>(std::hash<std::string>()(node.name())));
+    for (uint32_t i = 0; i < node.num_inputs(); ++i) {
+      const auto& metadata = node.input_metadata(i);
+      add(kNestingMark);
+      if (metadata.is_cpp_nested_tensor()) continue;
+      for (const c10::SymInt& size : metadata.shape_as_dim_vector()) {
+        add(size.is_heap_allocated() ? kOtherMark : size.as_int_unchecked());
+      }
     }
+    for (const auto& edge : node.next_edges()) {
+      add(edge.input_nr);
+      reach(edge.function.get());
+    }
+  }
+
+  void reach(Node* node) {
+    const auto [place, is_new] = places_.emplace(node, static_cast<int64_t>(nodes_.size()));
+    if (is_new && node != nullptr) nodes_.push_back(node);
+    add(node == nullptr ? -1 : place->second);
+  }
+
+  uint64_t base_, number_ = 0;
+  std::unordered_map<const Node*, int64_t> places_;
+  std::vector<const Node*> nodes_;
+};
+
+}  // namespace
+
+int64_t meet_inputs(Session& session, ThreadState& thread, int64_t name_id, bool is_training, PyObject* const* args,
+                    size_t count) {
+  const bool builds_graph = c10::GradMode::is_enabled();
+  session.flops.base = at::sequence_number::peek();
+  std::vector<int64_t> key{name_id, is_training, builds_graph, c10::InferenceMode::is_enabled()};
+  int left = kMaxValues;
+  for (size_t i = 0; i < count; ++i) add_input(key, args[i], 0, left);
+  if (left < 0) return kNotMet;
+  const Met met = meet(session, thread, std::move(key), builds_graph, hides_sizes());
+  if (met.number == kNotMet) return kNotMet;
+  FlopCounting& state = session.flops;
+  if (!met.is_counted && counting.load() &&
+      (state.passes_ended || !state.builds_graph || ++state.calls >= kMaxCallsWithoutPass)) {
+    stop_counting();
+    state.builds_graph = false;
+    write_counting(session, thread, 0);
   }
   const int64_t unasked = waiting.load(std::memory_order_relaxed);
   const bool too_many = unasked > kMaxWaiting;
   const bool is_turn = unasked > 0 && !counting.load() && ++state.calls_waited % kCallsPerQuestion == 0;
   if ((too_many || is_turn) && !ask_operators_cost(session, too_many ? unasked : 1)) return kNotMet;
-  return number;
+  return met.number;
+}
+
+void meet_pass(Session& session, ThreadState& thread, PyObject* const* args, Py_ssize_t count) {
+  GraphNumber graph(session.flops.base);
+  bool is_known = count >= 5;
+  try {
+    is_known = is_known && graph.add_outputs(args[0]) && graph.add_inputs(args[4]);
+  } catch (const std::exception&) {
+    is_known = false;  // torch itself will say what is wrong with the graph
+  }
+  for (Py_ssize_t i = 0; is_known && PyTuple_Check(args[1]) && i < PyTuple_GET_SIZE(args[1]); ++i) {
+    is_known = !is_batched(PyTuple_GET_ITEM(args[1], i));
+  }
+  graph.add(is_known);
+  graph.add(count >= 5 && args[3] != Py_False);
+  const Met met = meet(session, thread, {kPassMark, graph.number()}, true, !is_known || hides_sizes());
+  if (is_active(session)) session.flops.graph = met.number;
+}
+
+void meet_rerun(Session& session, ThreadState& thread, int64_t name_id) {
+  meet(session, thread, {kRerunMark, name_id, session.flops.graph}, true, false);
 }
 
 void stop_counting() {

@@ -1,5 +1,6 @@
 // FLOPs: operators that have a formula, seen by torch's own callbacks while operators are counted. They are counted
-// from an outermost call with inputs that were not met yet until its backward is over; else the callback is disabled.
+// from an outermost call with inputs that were not met yet until its backward is over, and in a backward pass through a
+// graph that was not; else the callback is disabled.
 // In operators nothing of Python runs: each is noted with a number, the same for the same inputs, and what a number
 // costs is asked later, between the user's calls.
 
@@ -28,6 +29,13 @@ PyObject* take_operators(PyObject* module, PyObject* at_most);
 // args: of the call, keyword arguments last.
 int64_t meet_inputs(Session& session, ThreadState& thread, int64_t name_id, bool is_training, PyObject* const* args,
                     size_t count);
+
+// Notes that a backward pass begins, called with these arguments of `run_backward`, and counts from here on where none
+// went through the same graph. Writes the number of the graph. As above.
+void meet_pass(Session& session, ThreadState& thread, PyObject* const* args, Py_ssize_t count);
+
+// Notes that a checkpoint runs a call again, and counts from here on where the pass has not done so before. As above.
+void meet_rerun(Session& session, ThreadState& thread, int64_t name_id);
 
 // Counts no more. Needs the interpreter's lock.
 void stop_counting();

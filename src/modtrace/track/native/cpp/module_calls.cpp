@@ -139,6 +139,11 @@ bool enter(PyObject* module, const Inputs& inputs) {
     const int answer = runs_again(*session, thread, module, inputs, graph_task);
     if (answer < 0) return false;
     recompute = answer != 0;
+    const bool is_inner = !thread.open_calls.empty() && thread.open_calls.back().graph_task == graph_task;
+    if (C10_UNLIKELY(recompute && !is_inner && session->answer_operators)) {
+      meet_rerun(*session, thread, name_id);
+      if (!is_active(*session)) return false;
+    }
   }
   int64_t kind = recompute ? kRecomputeEnter : kForwardEnter, met_inputs = kNotMet;
   if (!recompute && thread.open_calls.empty()) {
