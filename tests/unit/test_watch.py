@@ -66,7 +66,7 @@ class Training:
 
 def watch(path: Path, when: str | tuple[()] = "step > 3x", **limits: int) -> tuple[Watcher, list[str]]:
     lines: list[str] = []
-    keeper = WindowKeeper(kept_folder(path), KeepLimits(**limits), lines.append)
+    keeper = WindowKeeper(kept_folder(path), KeepLimits(**limits), lines.append, find_late_in_rings)
     return Watcher([str(path)], parse_conditions(when), keeper, lines.append), lines
 
 
@@ -344,10 +344,9 @@ def test_a_hang_is_named_by_the_rank_that_others_wait_for(
     now = SimpleNamespace(monotonic_ns=lambda: now_ns, time_ns=time.time_ns)
     monkeypatch.setattr("modtrace.watching.follow.time", now)
     monkeypatch.setattr("modtrace.whereabouts.rank_state.time", now)
-    lines: list[str] = []
-    keeper = WindowKeeper(tmp_path / "kept", KeepLimits(), lines.append, find_late_in_rings)
+    watcher, lines = watch(tmp_path, when="hang 60s")
 
-    assert Watcher([str(tmp_path)], parse_conditions("hang 60s"), keeper, lines.append).look()
+    assert watcher.look()
 
     waiting = {0: "1-2", 1: "0, 2", 2: "0-1"}[late]
     waits = (

@@ -30,6 +30,8 @@ _MAX_WAIT_NS = 60_000_000_000
 _MAX_NAME_BYTES = 150
 _LEAST_SHARE = 0.1
 """What a rank that comes late makes others wait at least, as a part of the step."""
+_MAX_EVENTS = 1 << 22
+"""How many events of all ranks together are looked at for that, but for the slow step and the one before."""
 _REMEMBERED = 64
 """How many moments are remembered, so that other ranks' parts of them are not taken for further ones."""
 _CAUSE_STEPS = 16
@@ -238,6 +240,9 @@ class WindowKeeper:
         known = [step for step in pending.follower.last_steps if at is not None and step.number >= at - _CAUSE_STEPS]
         if self._find_late is None or at is None or not known or len(of_rank) < 2:
             return None
+        # What is read of all ranks together stays in memory.
+        most, recorded = _MAX_EVENTS // len(of_rank), pending.follower.recorded
+        known = [step for step in known if recorded - step.end_serial <= most or step.number >= at - 1] or known[-1:]
         rings = {rank: follower.read_since(known[0].start_ns) for rank, follower in of_rank.items()}
         late = max(
             (one for one in self._find_late(rings) if abs(one.step - at) <= 1),
