@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import pickle
@@ -17,7 +18,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoint
+from torch.distributed.checkpoint.state_dict_saver import save as save_checkpoint
+from torch.export import export
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import StepLR
 from torch.profiler import record_function
@@ -256,6 +261,30 @@ def test_what_is_wrapped_is_pickled_and_scripted_as_before(engine: EngineName) -
 
         scripted: Any = torch.jit.script(Scripted())
         assert scripted(torch.ones(1)).item() == 2
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_functions_that_were_imported_before_have_ranges_too(engine: EngineName, tmp_path: Path) -> None:
+    functions = (torch.save, torch.load, save_file, load_file, save_checkpoint, load_checkpoint, export)
+    signatures = [inspect.signature(function) for function in functions]
+    model, file, folder = nn.Linear(2, 2), tmp_path / "model.safetensors", tmp_path / "checkpoint"
+    with modtrace.record(engine=engine) as recording:
+        save_file(model.state_dict(), file)
+        assert load_file(file).keys() == {"weight", "bias"}
+        save_checkpoint(model.state_dict(), checkpoint_id=folder)
+        load_checkpoint(model.state_dict(), checkpoint_id=folder)
+        export(model, (torch.ones(1, 2),))
+
+    assert [
+        (row.name, row.category) for row in recording.timeline().ranges if row.depth == 0 and row.category != "gc"
+    ] == [
+        ("safetensors.torch.save_file", "saving"),
+        ("safetensors.torch.load_file", "saving"),
+        ("torch.distributed.checkpoint.save", "saving"),
+        ("torch.distributed.checkpoint.load", "saving"),
+        ("torch.export.export", "compile"),
+    ]
+    assert [inspect.signature(function) for function in functions] == signatures
 
 
 def test_a_second_recording_is_told_of_the_first(engine: EngineName) -> None:

@@ -26,7 +26,7 @@ from ..ring import read_ring
 from ..timeline import Process, Timeline, build_timeline
 from ..timeline.join import join, replace_processes
 from ..timeline.select import first_ended_step
-from ..track.ranges import wrap_method
+from ..track.ranges import wrap_function
 
 _CAPACITY = 1 << 13
 """Events that are kept of each worker."""
@@ -106,7 +106,7 @@ class _WorkerLoop:
                 recording.start()
                 for kind in vars(importlib.import_module(_FETCH_MODULE)).values():
                     if isinstance(kind, type) and "fetch" in vars(kind):
-                        wrap_method(kind, "fetch", "enumerate(DataLoader)#{}.fetch", "data loading")
+                        wrap_function(vars(kind)["fetch"], "enumerate(DataLoader)#{}.fetch", "data loading")
             except Exception as error:
                 _log.error("nothing is recorded of a worker: %s", error)
         try:

@@ -9,10 +9,12 @@ import itertools
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from functools import cache, wraps
-from typing import Any, TypeVar, cast, overload
+from functools import cache, partial, update_wrapper, wraps
+from types import FunctionType
+from typing import Any, NamedTuple, TypeVar, cast, overload
 
 import torch
+from torch import nn
 from torch.autograd.profiler import record_function
 from torch.compiler import is_dynamo_compiling
 from torch.optim import lr_scheduler
@@ -79,11 +81,13 @@ class RangeRecorder:
     def start(self) -> None:
         """Begin."""
         global _active
-        _wrap_functions()
+        _wrap_methods()
         if self.expect is None:
             _wrap_record_function()
         else:
             _wrap_preparation()
+        for functions in _FUNCTIONS:
+            call_after_import(functions.module, functions.wrap)
         call_after_import(_COMPILE_MODULE, _watch_compilations)
         call_after_import(_LOADER_MODULE, _wrap_loaders)
         call_after_import(_GENERATE_MODULE, _wrap_generate)
@@ -200,57 +204,111 @@ def named_range(name: Any) -> Any:
     return NamedRange(name) if isinstance(name, str) else NamedRange(name.__qualname__)(name)
 
 
-def _in_range(function: Callable[..., Any], name: str, category: RangeCategory) -> Any:
-    """Return a function that calls `function` in a range; a `{}` in its name is the class of the first argument."""
-    is_of_class = "{}" in name
+@skip_frame
+def _call_in_range(
+    function: Callable[..., Any], name: str, category: RangeCategory, /, *args: Any, **kwargs: Any
+) -> Any:
+    """Call a function in a range; a `{}` in its name is the class of the first argument."""
+    __tracebackhide__ = __traceback_hide__ = True
+    if is_dynamo_compiling() or (ranges := _active) is None:
+        return function(*args, **kwargs)
+    opened = None
+    try:
+        kind = type(args[0]) if args and "{}" in name else object
+        # The step of an optimizer that torch's `Optimizer` set up has a range of torch's.
+        if not getattr(getattr(kind, function.__name__, None), "hooked", False):
+            opened = ranges.begin(name.format(kind.__name__), category)
+        return function(*args, **kwargs)
+    finally:
+        ranges.end(opened)
 
-    @wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = __traceback_hide__ = True
-        if is_dynamo_compiling() or (ranges := _active) is None:
-            return function(*args, **kwargs)
-        opened = None
-        try:
-            opened = ranges.begin(name.format(type(args[0]).__name__) if is_of_class else name, category)
-            return function(*args, **kwargs)
-        finally:
-            ranges.end(opened)
 
-    return skip_frame(call)
+class _Functions(NamedTuple):
+    """Functions of a module that torch gives no range.
+
+    Attributes:
+        module: it defines them.
+        prefix: the names of their ranges begin with it.
+        category: of the ranges.
+        names: of the functions.
+    """
+
+    module: str
+    prefix: str
+    category: RangeCategory
+    names: tuple[str, ...]
+
+    def wrap(self) -> None:
+        """Have each call be a range."""
+        for name in self.names:
+            wrap_function(vars(sys.modules[self.module]).get(name), self.prefix + name, self.category)
+
+
+_TENSORS = ("save", "save_file", "save_model", "load", "load_file", "load_model")
+_CHECKPOINTS = "torch.distributed.checkpoint"
+_PACKAGES = ("aoti_compile_and_package", "aoti_load_package", "aot_compile")
+# The last two are parts of the first, and of clipping that others write.
+_CLIPPING = ("clip_grad_norm_", "clip_grad_value_", "_get_total_norm", "_clip_grads_with_norm_")
+_FUNCTIONS = (
+    _Functions("torch.nn.utils.clip_grad", "", "optimizer", _CLIPPING),
+    _Functions("torch.serialization", "torch.", "saving", ("save", "load")),
+    _Functions(f"{_CHECKPOINTS}.state_dict_saver", f"{_CHECKPOINTS}.", "saving", ("save", "async_save")),
+    _Functions(f"{_CHECKPOINTS}.state_dict_loader", f"{_CHECKPOINTS}.", "saving", ("load",)),
+    _Functions("safetensors.torch", "safetensors.torch.", "saving", _TENSORS),
+    _Functions("torch.export", "torch.export.", "compile", ("export", "draft_export")),
+    _Functions("torch._inductor", "torch._inductor.", "compile", _PACKAGES),
+)
+_INNER = "_modtrace_inner"
+
+
+def _call_inner(*args: Any, _modtrace_inner: Callable[..., Any], **kwargs: Any) -> Any:
+    __tracebackhide__ = __traceback_hide__ = True
+    return _modtrace_inner(*args, **kwargs)
+
+
+def wrap_function(function: Any, name: str, category: RangeCategory = "optimizer") -> None:
+    """Have each call of a function be a range, for those who imported it before too: its code is replaced.
+
+    Args:
+        function: it; what is not written in Python has no range.
+        name: of the range; a `{}` in it is the class of the first argument.
+        category: of the range.
+    """
+    defaults = getattr(function, "__kwdefaults__", None) or {}
+    if not isinstance(function, FunctionType) or _INNER in defaults or getattr(function, "hooked", False):
+        return
+    code, attributes = function.__code__, dict(vars(function))
+    inner = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    inner.__kwdefaults__ = function.__kwdefaults__
+    update_wrapper(inner, function)
+    vars(inner).pop("__wrapped__")
+    vars(inner).update(attributes)
+    vars(function)["__wrapped__"] = inner  # for its signature
+    # What pickles the functions of a script by their parts can pickle this too.
+    function.__kwdefaults__ = {**defaults, _INNER: partial(_call_in_range, inner, name, category)}
+    # As many variables of an outer function as it has.
+    function.__code__ = _call_inner.__code__.replace(co_name=code.co_name, co_freevars=code.co_freevars)
+    skip_frame(function)
 
 
 @cache
-def _wrap_functions() -> None:
-    """Wrap what torch gives no range, once per process."""
-    clipping = torch.nn.utils.clip_grad
-    # The last two are parts of the first, and of clipping that others write.
-    for name in ("clip_grad_norm_", "clip_grad_value_", "_get_total_norm", "_clip_grads_with_norm_"):
-        # The inner function that a decorator keeps in its closure, so that earlier imports get the range too.
-        for cell in vars(clipping)[name].__closure__ or ():
-            if callable(cell.cell_contents) and getattr(cell.cell_contents, "__name__", "") == name:
-                cell.cell_contents = _in_range(cell.cell_contents, name, "optimizer")
+def _wrap_methods() -> None:
+    """Wrap methods that torch gives no range, once per process."""
     scaler = torch.amp.grad_scaler.GradScaler
     for name in ("step", "unscale_", "update"):
-        wrap_method(scaler, name, f"GradScaler.{name}")
+        wrap_function(vars(scaler)[name], f"GradScaler.{name}")
     for kind in list(vars(lr_scheduler).values()):
         if isinstance(kind, type) and issubclass(kind, lr_scheduler.LRScheduler) and "step" in vars(kind):
-            wrap_method(kind, "step", "LRScheduler.step#{}.step")
-    wrap_method(torch.nn.Module, "zero_grad", "Module.zero_grad#{}.zero_grad")
+            wrap_function(vars(kind)["step"], "LRScheduler.step#{}.step")
+    wrap_function(nn.Module.zero_grad, "Module.zero_grad#{}.zero_grad")
     _wrap_train()
-    for name in ("save", "load"):
-        function = getattr(torch, name)
-        # One wrapper in both places: a function is pickled by where it is found.
-        wrapper = _in_range(function, f"torch.{name}", "saving")
-        for module in (torch, torch.serialization):
-            if vars(module).get(name) is function:
-                setattr(module, name, wrapper)
 
 
 @cache
 def _wrap_loaders() -> None:
     """Wrap where loaders begin an epoch and start their workers: torch names the fetches only."""
     loader = sys.modules[_LOADER_MODULE].DataLoader
-    wrap_method(loader, "__iter__", "enumerate(DataLoader)#{}.__iter__", "data loading")
+    wrap_function(loader.__iter__, "enumerate(DataLoader)#{}.__iter__", "data loading")
 
 
 @cache
@@ -258,7 +316,7 @@ def _wrap_generate() -> None:
     """Wrap what calls a model of transformers once per token."""
     mixin = getattr(sys.modules[_GENERATE_MODULE], "GenerationMixin", None)
     if mixin is not None:  # else another thread is importing it: without a range, as for a `generate` of one's own
-        wrap_method(mixin, "generate", "generate", "generate")
+        wrap_function(mixin.generate, "generate", "generate")
 
 
 _switching = threading.local()
@@ -267,25 +325,20 @@ _switching = threading.local()
 
 def _wrap_train() -> None:
     """Wrap what switches a module between training and evaluation; `Module.eval` calls it too."""
-    train = torch.nn.Module.train
-    to_train, to_eval = (_in_range(train, prefix + "{}", "torch") for prefix in (TRAIN, EVAL))
+    train = nn.Module.train
+    to_train, to_eval = (partial(_call_in_range, train, prefix + "{}", "torch") for prefix in (TRAIN, EVAL))
 
     @wraps(train)
-    def switch(self: torch.nn.Module, mode: bool = True) -> torch.nn.Module:
+    def switch(self: nn.Module, mode: bool = True) -> nn.Module:
         if is_dynamo_compiling() or _active is None or getattr(_switching, "now", False):
             return train(self, mode)
         try:
             _switching.now = True
-            return cast("torch.nn.Module", (to_eval if mode is False else to_train)(self, mode))
+            return cast("nn.Module", (to_eval if mode is False else to_train)(self, mode))
         finally:
             _switching.now = False
 
-    torch.nn.Module.train = skip_frame(switch)  # type: ignore[method-assign,assignment]
-
-
-def wrap_method(kind: type, method: str, name: str, category: RangeCategory = "optimizer") -> None:
-    """Have each call of a method be a range; a `{}` in its name is the class of the object."""
-    setattr(kind, method, _in_range(vars(kind)[method], name, category))
+    nn.Module.train = skip_frame(switch)  # type: ignore[method-assign,assignment]
 
 
 @cache
