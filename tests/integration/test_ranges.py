@@ -13,6 +13,7 @@ import threading
 import time
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -285,6 +286,107 @@ def test_functions_that_were_imported_before_have_ranges_too(engine: EngineName,
         ("torch.export.export", "compile"),
     ]
     assert [inspect.signature(function) for function in functions] == signatures
+
+
+class Optimizing:
+    """An optimizer that is none of torch's."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.parameters = list(model.parameters())
+
+    def step(self) -> None:
+        assert all(parameter.grad is not None for parameter in self.parameters)
+
+    def zero_grad(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+
+class Derived(Optimizing):
+    def step(self) -> None:
+        super().step()
+
+
+class Around(torch.optim.Optimizer):
+    """An optimizer around another one, which torch's `Optimizer` does not set up."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.original = torch.optim.SGD(model.parameters(), 0.1)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        return self.original.step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.original.zero_grad(set_to_none)
+
+
+class SetUp(torch.optim.Optimizer):
+    """One that it sets up, with a step of its own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model.parameters(), {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        assert closure is None
+
+
+class Agent(nn.Module):
+    """A model that steps in its world."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(self) -> None:
+        self.optimizer.step()
+
+
+class Scheduler:
+    """Something else that steps."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.zero_grad = model.zero_grad
+
+    def step(self) -> None:
+        pass
+
+
+STEP, ZERO = "Optimizer.step#{}.step", "Optimizer.zero_grad#{}.zero_grad"
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        (Optimizing, ["Optimizing.step", "Optimizing.zero_grad"]),
+        (Derived, ["Derived.step", "Derived.step", "Derived.zero_grad"]),
+        (Around, ["Around.step", STEP.format("SGD"), "Around.zero_grad", ZERO.format("SGD")]),
+        (SetUp, [STEP.format("SetUp"), ZERO.format("SetUp")]),
+        (Agent, [STEP.format("SGD"), "Module.zero_grad#Agent.zero_grad"]),
+        (Scheduler, ["Module.zero_grad#Linear.zero_grad"]),
+    ],
+)
+def test_what_steps_and_zeroes_gradients_is_an_optimizer(
+    engine: EngineName, kind: Callable[[nn.Module], Any], names: list[str]
+) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = kind(model)
+    with modtrace.record(engine=engine) as recording:
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    assert [row.name for row in recording.timeline().ranges if row.category == "optimizer"] == names
+
+
+def test_an_optimizer_whose_class_is_made_later_is_found_with_its_model(engine: EngineName) -> None:
+    with modtrace.record(engine=engine) as recording:
+        nn.Linear(1, 1)(torch.ones(1, 1))
+        later: Any = type("Later", (), {name: lambda self: None for name in ("step", "zero_grad")})
+        nn.Linear(2, 2)(torch.ones(1, 2))
+        later().step()
+
+    assert [row.name for row in recording.timeline().ranges if row.category == "optimizer"] == ["Later.step"]
 
 
 def test_a_second_recording_is_told_of_the_first(engine: EngineName) -> None:

@@ -23,7 +23,7 @@ from tests.support.python_process import python_environment, run_python
 _FOLDER = Path(__file__).parent
 _PROGRAMS = (
     *("loop", "workers", "scaler", "accumulation", "evaluation", "gpt", "gan", "ppo", "checkpoint", "compile"),
-    *("ddp", "safetensors", "export", "garbage"),
+    *("ddp", "private", "own_optimizer", "quantized", "safetensors", "export", "garbage"),
 )
 _ENGINES = ["native", pytest.param("python", marks=pytest.mark.full)]
 _WIDE = pytest.param(True, marks=pytest.mark.full)

@@ -202,6 +202,19 @@ def test_the_loss_of_a_closure_is_not_the_optimizers() -> None:
     }  # fmt: skip
 
 
+def test_what_another_class_does_around_the_model_is_not_the_optimizers() -> None:
+    script = EventScript()
+    ranges, model = _Ranges(script), script.name("Net")
+    opened = ranges.begin(0, range_text("Trainer.step", "optimizer"))
+    script.enter(10, model, sequence=0)
+    script.exit(20, model, sequence=1)
+    ranges.whole(30, 37, range_text("Own.step", "optimizer"))
+    script.step(48, 0)
+    ranges.end(50, opened)
+
+    assert parts_of(build_timeline(script.snapshot()))[0] == {"forward": 10, "optimizer": 7, "other": 31}
+
+
 def test_a_loss_around_the_model_is_the_model() -> None:
     script = EventScript()
     both = script.name("Net", module_class="NetWithLoss")

@@ -91,7 +91,7 @@ def record(
             None: 2, or all levels if `device_modules` is given.
         device_modules: choose calls whose fully qualified name matches this pattern, like a shell's: `GPT.blocks.*`.
         ranges: also record named ranges: what `torch.profiler.record_function` names, in torch and in your code,
-            without a profiler, and clipping, scalers, schedulers, compilations, `torch.save` and `torch.load`; also
+            without a profiler, and clipping, scalers, schedulers, others' optimizers, compilations and saving; also
             garbage collections of at least 0.1 ms.
         flops: also count the FLOPs of matrix products, convolutions, attention and what `register_flop_formula` of
             torch has a formula for. They are counted once per shapes of inputs: at the first outermost call with new

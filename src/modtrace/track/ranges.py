@@ -23,6 +23,7 @@ from .._after_import import call_after_import
 from ..ring import Kind, NameTable
 from ..ring.range_text import EVAL, TRAIN, RangeCategory, range_text
 from .event_sink import EventSink, OnError
+from .naming.modules import Backoff
 from .unseen import skip_all, skip_frame
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -75,6 +76,7 @@ class RangeRecorder:
         self._on_error = on_error
         self.expect = expect
         self._ids: dict[tuple[str, RangeCategory], int] = {}
+        self._searches = Backoff()
         # Odd, since the native engine counts its own by even numbers.
         self._next_number = itertools.count(1, 2).__next__
 
@@ -98,6 +100,11 @@ class RangeRecorder:
         global _active
         if _active is self:
             _active = None
+
+    def find_optimizers(self) -> None:
+        """Look for classes of optimizers: when a module is first called outside of others, most are there."""
+        if self._searches.is_due():
+            _wrap_optimizers()
 
     def name_id(self, name: str, category: RangeCategory | None = None) -> int:
         """Return the id of a range's name; from the 4,096th name on all share one."""
@@ -289,6 +296,28 @@ def wrap_function(function: Any, name: str, category: RangeCategory = "optimizer
     # As many variables of an outer function as it has.
     function.__code__ = _call_inner.__code__.replace(co_name=code.co_name, co_freevars=code.co_freevars)
     skip_frame(function)
+
+
+_OPTIMIZING = ("step", "zero_grad")
+_namespace: Callable[[type], Mapping[str, Any]] = type.__dict__["__dict__"].__get__
+
+
+def _wrap_optimizers() -> None:
+    """Wrap the methods of classes that are optimizers by what they can do, and that torch's `Optimizer` did not set up.
+
+    They have `step` and `zero_grad`, and are no modules: opacus' `DPOptimizer`, DeepSpeed's, and those of users.
+    """
+    kinds, met = [object], {id(object)}
+    for kind in kinds:
+        kinds += (new := [derived for derived in type.__subclasses__(kind) if id(derived) not in met])
+        met.update(map(id, new))
+        own = _namespace(kind)
+        methods = {name: own[name] for name in _OPTIMIZING if name in own}
+        if not methods or nn.Module in kind.__mro__ or str(own.get("__module__")).startswith("torch."):
+            continue
+        if all(any(name in _namespace(base) for base in kind.__mro__) for name in _OPTIMIZING):
+            for name, method in methods.items():
+                wrap_function(method, f"{{}}.{name}", "optimizer")
 
 
 @cache

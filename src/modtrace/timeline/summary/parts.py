@@ -253,8 +253,10 @@ def _layers(timeline: Timeline, tid: int, parts: Numbering[str]) -> Iterator[_La
     yield from _by_name(timeline, users[encloses[users]], parts)
     # A timeline that was saved without whole passes has the first backward spans in their place.
     begins = passes if len(passes) else on_backward[slices.parent[on_backward] < 0]
-    # A closure that an optimizer calls has a loss too.
-    yield _union_layer(slices, optimizers[encloses[optimizers]], parts["optimizer"])
+    # A closure that an optimizer calls has a loss too. What no optimizer of torch is and runs the model is a trainer.
+    is_torchs = np.array([name.label.startswith("Optimizer.") for name in timeline.names] or [False], np.bool_)
+    closures = optimizers[encloses[optimizers] & is_torchs[slices.name[optimizers]]]
+    yield _union_layer(slices, closures, parts["optimizer"])
     optimizers = optimizers[~encloses[optimizers]]
     yield _gaps_before_passes(slices, models, begins, optimizers, parts["loss"])
     yield from _by_name(timeline, users[~encloses[users]], parts)

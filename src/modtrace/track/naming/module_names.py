@@ -55,6 +55,7 @@ class ModuleNames:
             `module.`, torch.compile's `_orig_mod.`, PEFT's `base_model.model.`).
         tell_apart: give each module that is alive a name of its own; False names each outermost one by its class alone,
             as torch's trackers do.
+        on_outermost: called when a module is first called outside of all others.
 
     Attributes:
         dead: references to modules that died and are not forgotten yet. A new module may have the id of one: whoever
@@ -69,9 +70,11 @@ class ModuleNames:
         *,
         strip_wrappers: bool,
         tell_apart: bool = True,
+        on_outermost: Callable[[], object] | None = None,
     ) -> None:
         self._table = table
         self._forget = forget
+        self._on_outermost = on_outermost
         self._strip = strip_wrappers
         self._models = None if model is None else _Models(model)
         self._distinct = _DistinctNames() if tell_apart else None
@@ -102,6 +105,8 @@ class ModuleNames:
         watched = self._watched.get(id(module))
         if watched is None or watched() is not module:
             self._refer_to(module)
+        if not open_calls and self._on_outermost is not None:
+            self._on_outermost()
         name_id = self._by_path(module, open_calls) if self._models is None else None
         if name_id is not None:
             return name_id

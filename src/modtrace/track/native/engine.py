@@ -42,13 +42,17 @@ class NativeEngine:
         self._on_error = on_error
         self._memory = options.memory
         self._sync = SyncMarks(self, ring.names)
-        self.module_names = ModuleNames(
-            ring.names, options.model, self._native.forget_module, strip_wrappers=options.strip_wrappers
-        )
-        self._reruns = CheckpointReruns()
         self._ranges = (
             RangeRecorder(self, ring.names, on_error, expect=self._native.expect_range) if options.ranges else None
         )
+        self.module_names = ModuleNames(
+            ring.names,
+            options.model,
+            self._native.forget_module,
+            strip_wrappers=options.strip_wrappers,
+            on_outermost=None if self._ranges is None else self._ranges.find_optimizers,
+        )
+        self._reruns = CheckpointReruns()
         self._collectives = NativeCollectives(self._native, ring.names)
         self._flops = NativeFlops(self._native, ring.names) if options.flops else None
         self._device_times = (

@@ -84,11 +84,13 @@ class PortableEngine(SegmentHooks):
         # By id(module), then by the name of the call around it.
         self._names_by_module: dict[int, dict[int, NameCounters]] = {}
         self._counters_by_name: dict[int, NameCounters] = {}
+        self._ranges = RangeRecorder(self, ring.names, on_error, expect=None) if options.ranges else None
         self.module_names = ModuleNames(
             ring.names,
             options.model,
             lambda module_id: self._names_by_module.pop(module_id, None),
             strip_wrappers=options.strip_wrappers,
+            on_outermost=None if self._ranges is None else self._ranges.find_optimizers,
         )
         self._dead = self.module_names.dead
         self._local = threading.local()
@@ -97,7 +99,6 @@ class PortableEngine(SegmentHooks):
         self._write_sync_mark = SyncMarks(self, ring.names)
         self.next_pass: Callable[[], int] = itertools.count(1).__next__
         self._reruns = CheckpointReruns()
-        self._ranges = RangeRecorder(self, ring.names, on_error, expect=None) if options.ranges else None
         self._collectives = PortableCollectives(self, ring.names, on_error)
         self._collections = PortableCollections() if options.ranges else None
         self._bits_by_tid: dict[int, int] = {}
