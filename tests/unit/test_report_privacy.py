@@ -472,6 +472,10 @@ def test_names_of_ranges_that_users_chose_are_in_no_file_of_a_report(tmp_path: P
         ("compile", "torch.compile 0/1: L['acme'] is 3"),
         ("saving", "s3://acme/run"),
         ("generate", "generate"),
+        ("saving", "safetensors.torch.save_file"),
+        ("saving", "torch.distributed.checkpoint.async_save"),
+        ("compile", "torch.export.export"),
+        ("optimizer", "AcmeMomentum.step"),
     ]
     for number, (category, name) in enumerate(chosen):
         script.collective(100 * number + 10, Kind.RANGE_BEGIN, range_text(name, category), number)
@@ -487,6 +491,10 @@ def test_names_of_ranges_that_users_chose_are_in_no_file_of_a_report(tmp_path: P
         ("compile", "torch.compile 0/1"),
         ("saving", "annotation 3"),
         ("generate", "generate"),
+        ("saving", "safetensors.torch.save_file"),
+        ("saving", "torch.distributed.checkpoint.async_save"),
+        ("compile", "torch.export.export"),
+        ("optimizer", "annotation 4"),
     ]
     with zipfile.ZipFile(path) as archive:
         content = {name: archive.read(name) for name in archive.namelist()}

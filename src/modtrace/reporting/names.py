@@ -121,7 +121,9 @@ _LIBRARY_KERNEL = re.compile(
 )
 _ENGINE_PREFIX = "autograd::engine::evaluate_function: "
 _KNOWN_RANGE = re.compile(
-    r"clip_grad_(?:norm|value)_|GradScaler\.(?:step|unscale_|update)|torch\.(?:save|load)|torch\.compile \d+/\d+"
+    r"clip_grad_(?:norm|value)_|GradScaler\.(?:step|unscale_|update)|torch\.compile \d+/\d+"
+    r"|(?:torch|safetensors\.torch|torch\.distributed\.checkpoint)\.(?:async_save|(?:save|load)(?:_file|_model)?)"
+    r"|torch\.export\.(?:draft_)?export|torch\._inductor\.(?:aot_compile|aoti_compile_and_package|aoti_load_package)"
     r"|enumerate\(DataLoader\)\#_(?:SingleProcess|MultiProcessing)DataLoaderIter\.__next__|other ranges"
     r"|garbage collection|generate"
     r"|enumerate\(DataLoader\)\#DataLoader\.__iter__"
