@@ -2,13 +2,20 @@
 
 `python _recorded_changes.py ARCHITECTURE NUMBER FOLDER` is one process; it writes FOLDER/CHANGE.pftrace for each
 change, in an order that its number decides. Sides of a comparison are taken from different processes.
+
+`python _recorded_changes.py WORK NUMBER FOLDER` records a GPT that does other work, or beside other programs, with
+FLOPs and without; beside each recording is what a stopwatch says of its steps and of its optimizer.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import random
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +24,7 @@ import numpy as np
 import torch
 from tests.support.injected_changes import Slowness, called_twice, recomputed, renamed, slowed
 from tests.support.models import ARCHITECTURES
+from tests.support.models.decoders import gpt
 
 import modtrace
 from modtrace.compare.samples import take_samples
@@ -25,6 +33,40 @@ STEPS, CALIBRATION_STEPS, WARM_UP_STEPS = 30, 15, 3
 FACTORS = (0.02, 0.05, 0.10, 0.20, 0.50)
 SWAPPED = 0.2
 UNCHANGED = ("base0", "base1", "base2")
+
+
+class Work(NamedTuple):
+    """What a step of the GPT does, and beside what.
+
+    Attributes:
+        batch: how many sequences.
+        length: how many tokens each has.
+        micro: how many batches before the optimizer steps.
+        loops: how often each layer is called.
+        half: whether it computes in bfloat16 where autocast does.
+        busy: whether another process runs on each processor.
+    """
+
+    batch: int = 4
+    length: int = 32
+    micro: int = 1
+    loops: int = 1
+    half: bool = False
+    busy: bool = False
+
+
+WORK = {
+    "as it is": Work(),
+    "again": Work(),
+    "batch x 2": Work(batch=8),
+    "batch / 2": Work(batch=2),
+    "sequence x 2": Work(length=64),
+    "busy machine": Work(busy=True),
+    "busy, batch x 2": Work(batch=8, busy=True),
+    "2 micro-batches": Work(micro=2),
+    "layers twice": Work(loops=2),
+    "bfloat16": Work(half=True),
+}
 
 
 class Places(NamedTuple):
@@ -130,6 +172,53 @@ def record(architecture: str, number: int, folder: Path) -> None:
             recorded(STEPS).save(folder / f"{change}.pftrace")
 
 
+def record_work(number: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    runs = [(change, flops) for change in WORK for flops in (False, True)]
+    random.Random(number).shuffle(runs)
+    folder.mkdir(parents=True, exist_ok=True)
+    for change, flops in runs:
+        work = WORK[change]
+        with contextlib.ExitStack() as beside:
+            for _ in range((os.cpu_count() or 1) if work.busy else 0):
+                hog = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+                beside.callback(hog.wait)
+                beside.callback(hog.kill)
+            timeline, stopwatch = recorded_work(work, flops)
+        name = f"{change.replace('/', 'by')}{', FLOPs' if flops else ''}"
+        (folder / f"{name}.json").write_text(json.dumps(stopwatch))
+        timeline.save(folder / f"{name}.pftrace")
+
+
+def recorded_work(work: Work, flops: bool) -> tuple[modtrace.Timeline, dict[str, float]]:
+    """Return a recording, and the medians of a stopwatch in ns: of a step, and of its optimizer."""
+    torch.manual_seed(0)
+    model, loss = gpt(batch=work.batch, time=work.length)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    model.h = torch.nn.ModuleList([*model.h] * work.loops)  # type: ignore[misc]
+    steps, optimizers = [], []
+
+    def step() -> None:
+        begun = time.perf_counter_ns()
+        optimizer.zero_grad()
+        for _ in range(work.micro):
+            with torch.autocast("cpu", torch.bfloat16, enabled=work.half):
+                of_batch = loss()
+            of_batch.backward()
+        computed = time.perf_counter_ns()
+        optimizer.step()
+        steps.append(time.perf_counter_ns() - begun)
+        optimizers.append(time.perf_counter_ns() - computed)
+
+    for _ in range(WARM_UP_STEPS):
+        step()
+    with modtrace.record(model=model, flops=flops) as recording:
+        for _ in range(STEPS):
+            step()
+            recording.step()
+    return recording.timeline(), {"step": float(np.median(steps)), "optimizer": float(np.median(optimizers))}
+
+
 def calibrate(slowness: dict[str, Slowness], recorded: object, root: str) -> dict[tuple[str, str], float]:
     """Return by what its own time must be multiplied so that 10 % of it are 10 % of the module's span."""
     for of_module in slowness.values():
@@ -160,4 +249,7 @@ def structure(change: str, model: torch.nn.Module, places: Places) -> Iterator[N
 
 
 if __name__ == "__main__":
-    record(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
+    if sys.argv[1] == "WORK":
+        record_work(int(sys.argv[2]), Path(sys.argv[3]))
+    else:
+        record(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))

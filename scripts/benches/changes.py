@@ -5,12 +5,17 @@ Recordings of 30 steps of three small models, each process recording the model a
 sides took turns, and which of two neighbours is before and which after is drawn. Comparisons of one change share
 recordings.
 
+Then a GPT that does other work, such as a batch twice as large, or beside busy processes: whether anything is called
+slower or faster whose work, by its closed form, is the same, or faster though it does more. What a stopwatch says of
+the step and of the optimizer is printed beside it.
+
 Then recordings that are made up, of 80 modules and phases, with noise of five kinds; and what a comparison costs.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import resource
 import subprocess
@@ -23,7 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from scripts.benches._recorded_changes import PLACES, UNCHANGED, slow_changes
+from scripts.benches._recorded_changes import PLACES, UNCHANGED, WORK, slow_changes
 from scripts.benches._usual_ways import changed, mean_per_name, totals_per_slice
 from tests.support.timelines import gpt2_timeline
 
@@ -168,6 +173,56 @@ def of_recordings(folder: Path, comparisons: int, seed: int, only: Sequence[str]
             print(f"| {kind} | {per_side} | {len(verdicts)} | {' | '.join(shares)} |", flush=True)
 
 
+def of_work(folder: Path, comparisons: int, seed: int, per_side: int = 6) -> None:
+    """Print how often something is called changed whose work did not, and what diff and a stopwatch say."""
+    draw, numbers = random.Random(seed), sorted(path.name for path in (folder / "WORK").iterdir())
+    per_side = min(per_side, len(numbers) // 2)
+    print(f"\n| work, {per_side} a side | wrong | modules in general | whose change | stopwatch: step | optimizer |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for change in [*WORK][1:]:
+        for flops in ("", ", FLOPs"):
+            wrong, ratios, causes, watches = 0, [], dict[str, int](), []
+            for _ in range(comparisons):
+                chosen = draw.sample(numbers, 2 * per_side)
+                sides = (f"as it is{flops}", chosen[::2]), (f"{change.replace('/', 'by')}{flops}", chosen[1::2])
+                (base, watched), (new, watched_after) = (
+                    _work_recorded([folder / "WORK" / number / name for number in side]) for name, side in sides
+                )
+                comparison = compare_runs(base, new, {})
+                rows = [row for row in (*comparison.changes, *comparison.parts) if row.verdict in SLOWER_OR_FASTER]
+                wrong += any(is_wrong(change, row) for row in rows)
+                ratios.append(comparison.common_ratio)
+                causes[comparison.common_cause] = causes.get(comparison.common_cause, 0) + 1
+                watches.append(watched_after / watched)
+            said = ", ".join(f"{cause} {count}" for cause, count in sorted(causes.items()))
+            step, optimizer = np.median(watches, axis=0)
+            numbers_of = f"× {np.median(ratios):.2f} | {said} | × {step:.2f} | × {optimizer:.2f}"
+            print(f"| {change}{flops} | {wrong} of {comparisons} | {numbers_of} |", flush=True)
+
+
+def _work_recorded(paths: Sequence[Path]) -> tuple[list[RunTimes], np.ndarray]:
+    """Return recordings, and the means of what the stopwatch says of step and optimizer."""
+    stopwatches = [json.loads(path.with_name(f"{path.name}.json").read_text()) for path in paths]
+    watched = np.mean([[one["step"], one["optimizer"]] for one in stopwatches], axis=0)
+    return [measured(path.with_name(f"{path.name}.pftrace")).run for path in paths], watched
+
+
+def is_wrong(change: str, row: modtrace.Change) -> bool:
+    """Say whether a module or the optimizer is called changed whose work is the same, or the other way than its work.
+
+    The optimizer does the same for any batch; the positions' embedding has no batch, and a Sequential computes nothing.
+    """
+    if WORK[change]._replace(busy=False) == WORK["as it is"]:
+        return True
+    if row.phase == "part":
+        return row.fqn == "optimizer"
+    if change in {"2 micro-batches", "layers twice", "bfloat16"}:
+        inside = row.fqn == "GPT" or ".h." in row.fqn or change == "2 micro-batches"
+        return change != "bfloat16" and (row.verdict == "faster" or not inside)
+    still = row.fqn.endswith(".mlp") or (row.fqn == "GPT.wpe" and change != "sequence x 2")
+    return still or row.verdict == ("slower" if change == "batch / 2" else "faster")
+
+
 def made_up(kind: str, random_: np.random.Generator, typical_ns: np.ndarray) -> RunTimes:
     """A recording of 30 steps: 3 % of noise in each module and step, 1 % between recordings, and what `kind` says."""
     modules, steps = len(typical_ns), 30
@@ -254,16 +309,17 @@ def print_cost(paths: Sequence[str]) -> None:
     )
 
 
-def record(folder: Path, processes: int) -> None:
+def record(folder: Path, processes: int, only: Sequence[str]) -> None:
     script = Path(__file__).with_name("_recorded_changes.py")
-    for number, architecture in _turns(processes):
+    architectures = ["WORK"] if only == ["work"] else [*PLACES, "WORK"]
+    for number, architecture in _turns(processes, architectures):
         target = folder / architecture / str(number)
         if not target.exists():
             subprocess.run([sys.executable, str(script), architecture, str(number), str(target)], check=True)
 
 
-def _turns(processes: int) -> Iterator[tuple[int, str]]:
-    return ((number, architecture) for number in range(processes) for architecture in PLACES)
+def _turns(processes: int, architectures: Sequence[str]) -> Iterator[tuple[int, str]]:
+    return ((number, architecture) for number in range(processes) for architecture in architectures)
 
 
 def main() -> None:
@@ -272,7 +328,9 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=42)
     parser.add_argument("--comparisons", type=int, default=200, help="for each change and number of recordings")
     parser.add_argument("--spans", type=int, default=1_000_000, help="on each side, for the cost")
-    parser.add_argument("--only", nargs="*", default=[], metavar="CHANGE", help="as the table names them; default: all")
+    parser.add_argument(
+        "--only", nargs="*", default=[], metavar="CHANGE", help="as the table names them, or work; default: all"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cost-of", nargs=2, metavar="TRACE", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -281,8 +339,10 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary) / "recordings"
-        record(folder, options.processes)
+        record(folder, options.processes, options.only)
         of_recordings(folder, options.comparisons, options.seed, options.only)
+        if not options.only or "work" in options.only:
+            of_work(folder, options.comparisons // 10, options.seed)
         of_made_up(options.comparisons)
         if options.spans:
             cost(options.spans, Path(temporary))

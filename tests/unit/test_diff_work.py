@@ -11,11 +11,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 import modtrace
 from modtrace.compare.compare import compare_runs
 from modtrace.compare.run_times import ModuleRun, RunTimes, Typical, measure_run
 from modtrace.compare.verdicts import Change
+from tests.support.models.decoders import gpt
 from tests.support.part_timeline import part_timeline
 
 LAYERS = [f"Net.h.{layer}" for layer in range(12)]
@@ -196,3 +198,32 @@ def test_the_shapes_of_inputs_are_evidence_where_all_calls_have_equal_ones(by: s
 
     equal = {f"shapes of a call of Net.h.{layer}": "float32[4, 8]" for layer in range(8) if layer != 2}
     assert environment == (equal if by == "module" else {})
+
+
+def trained(batch: int, shapes: bool) -> modtrace.Timeline:
+    """Eight steps of a small GPT, on one thread: others wait in busy loops."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    model, loss = gpt(layers=2, batch=batch)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with modtrace.record(model=model, shapes=shapes) as recording:
+        for _ in range(8):
+            loss().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    torch.set_num_threads(threads)
+    return recording.timeline()
+
+
+@pytest.mark.parametrize("shapes", [True, False])
+def test_a_real_batch_twice_as_large_makes_nothing_faster(shapes: bool) -> None:
+    torch.manual_seed(0)
+    pairs = [(trained(8, shapes), trained(16, shapes)) for _ in range(3)]
+    comparison = modtrace.diff(*zip(*pairs, strict=True))
+
+    found = rows(comparison)
+    assert [row for row in found if row[1] == "faster" or row[0] in {"optimizer", "GPT.wpe"}] == []
+    assert (comparison.common_cause == "work") == shapes
+    shapes_before_and_after = comparison.environment.get("shapes of a call of GPT.h.0.ln_1")
+    assert shapes_before_and_after == (("float32[8, 32, 64]", "float32[16, 32, 64]") if shapes else None)
+    assert comparison.environment.get("shapes of a call of GPT.wpe") is None

@@ -72,9 +72,9 @@ class GPT(nn.Module):
         return out
 
 
-def gpt(layers: int = 4, width: int = 64) -> Workload:
+def gpt(layers: int = 4, width: int = 64, batch: int = 4, time: int = 32) -> Workload:
     model = GPT(layers, width)
-    tokens = torch.randint(VOCABULARY, (4, 32))
+    tokens = torch.randint(VOCABULARY, (batch, time))
     return Workload(model, lambda: next_token_loss(model, tokens))
 
 
