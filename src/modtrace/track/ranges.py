@@ -307,17 +307,21 @@ def _wrap_optimizers() -> None:
 
     They have `step` and `zero_grad`, and are no modules: opacus' `DPOptimizer`, DeepSpeed's, and those of users.
     """
-    kinds, met = [object], {id(object)}
-    for kind in kinds:
-        kinds += (new := [derived for derived in type.__subclasses__(kind) if id(derived) not in met])
-        met.update(map(id, new))
+    kinds, met = [object], {id(nn.Module)}
+    while kinds:
+        kind = kinds.pop()
+        if id(kind) in met:
+            continue
+        met.add(id(kind))
+        kinds += type.__subclasses__(kind)
         own = _namespace(kind)
-        methods = {name: own[name] for name in _OPTIMIZING if name in own}
-        if not methods or nn.Module in kind.__mro__ or str(own.get("__module__")).startswith("torch."):
+        if "step" not in own and "zero_grad" not in own:  # as most: there are thousands
+            continue
+        if nn.Module in kind.__mro__ or str(own.get("__module__")).startswith("torch."):
             continue
         if all(any(name in _namespace(base) for base in kind.__mro__) for name in _OPTIMIZING):
-            for name, method in methods.items():
-                wrap_function(method, f"{{}}.{name}", "optimizer")
+            for name in _OPTIMIZING:
+                wrap_function(own.get(name), f"{{}}.{name}", "optimizer")
 
 
 @cache
