@@ -5,9 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -282,3 +284,80 @@ def test_a_giant_event_is_refused_in_bounded_memory(tmp_path: Path, monkeypatch:
     with pytest.raises(TraceError, match="an event of more than 0 MiB") as error:
         read_bytes(tmp_path, data)
     assert error.value.offset == data.index(giant)
+
+
+EVENTS = [
+    {
+        "ph": "X",
+        "cat": "cpu_op",
+        "name": f"op{i}",
+        "pid": 100,
+        "tid": 7,
+        "ts": 1000 + 10 * i,
+        "dur": 5,
+        "args": {"id": i},
+    }
+    for i in range(400)
+]
+
+
+def laid_out(layout: str) -> tuple[list[bytes], bytes]:
+    """The 400 events as some writer lays them out, and what it puts between two."""
+    if layout == "Kineto's":
+        # The args, of some only, have a line each.
+        texts = [json.dumps(e).replace(', "ts"', ',\n    "ts"').replace('{"id"', '{\n      "id"') for e in EVENTS]
+        return [text.encode() for text in texts], b",\n  "
+    indent = 2 if layout == "indented" else None
+    return [json.dumps(e, indent=indent).encode() for e in EVENTS], b"," if indent is None else b",\n  "
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "an opening quote of a key": lambda e: e.replace(b'"tid"', b'tid"'),
+    "a closing quote of a key": lambda e: e.replace(b'"tid"', b'"tid'),
+    "an opening quote of a text": lambda e: e.replace(b'"op', b"op"),
+    "a closing quote of a text": lambda e: e.replace(b'", "pid', b', "pid').replace(b'",\n  "pid', b',\n  "pid'),
+    "a colon": lambda e: e.replace(b'"pid":', b'"pid"'),
+    "a comma": lambda e: e.replace(b"100,", b"100"),
+    "the opening brace": lambda e: e[1:],
+    "the closing brace": lambda e: e[:-1],
+    "both closing braces": lambda e: e.rstrip(b"} \n"),
+    "the end": lambda e: e[: len(e) // 2],
+    "the begin": lambda e: e[len(e) // 2 :],
+    "the middle": lambda e: e[: e.index(b"cat")] + e[e.index(b"100") :],
+    "a quote too many": lambda e: e.replace(b"cpu_op", b'cpu"op'),
+    "a brace too many": lambda e: e + b"}",
+    "no value": lambda e: e.replace(b"100", b""),
+    "no number": lambda e: e.replace(b'"dur": 5', b'"dur": NaN'),
+    "all": lambda e: b"\x00" * len(e),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("layout", ["Kineto's", "one line", "indented"])
+@pytest.mark.parametrize("at", [0, 200, 399])
+def test_damage_costs_the_damaged_event_alone(tmp_path: Path, layout: str, damage: str, at: int) -> None:
+    texts, comma = laid_out(layout)
+    damaged = DAMAGE[damage](texts[at])
+    assert damaged != texts[at]
+    with pytest.raises(orjson.JSONDecodeError):
+        orjson.loads(damaged)
+    texts[at] = damaged
+    stream, events, again = read_bytes(tmp_path, b'{"traceEvents": [' + comma.join(texts) + b'], "traceName": "t"}')
+    kept = {event["name"] for event in events}
+    others = [event["name"] for index, event in enumerate(EVENTS) if index != at]
+    assert [name for name in others if name not in kept] == []
+    assert len(events) + stream.dropped == 400
+    assert stream.dropped <= 1
+    assert stream.notes()
+    assert json.loads(again)["traceEvents"] == events
+
+
+@pytest.mark.parametrize(("between", "said"), [(b"", 1), (b"][", 1), (b",,", 1), (b"]\n[", 1), (b" , ]\n,[", 1)])
+@pytest.mark.parametrize("at", [0, 1, 200])
+def test_what_else_is_between_events_costs_none(tmp_path: Path, between: bytes, said: int, at: int) -> None:
+    texts, _ = laid_out("one line")
+    data = b"[" + b", ".join(texts[:at]) + (between or b" ") + b", ".join(texts[at:]) + b"]"
+    stream, events, _ = read_bytes(tmp_path, data)
+    assert events == EVENTS
+    assert (stream.repaired, stream.dropped) == (0, 0)
+    assert stream.strays == (said if at or between else 0)

@@ -110,10 +110,17 @@ def find_tail(data: bytes | bytearray, *, bare: bool) -> tuple[int, dict[str, An
 
 _BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")
 """Between two objects of a list: the events, or objects inside one."""
-_NEXT_EVENT = re.compile(rb'\}\s*,[ \t\r]*\n\s*(?=\{\s*"(?:ph|name|cat)"\s*:)')
-"""Between two events as Kineto writes them: each begins a line, and no text in them has a line break."""
+_BEGIN = r'\{\s*"(?:ph|name|cat|pid|tid|ts|dur|id|args|s|bp|bind_id)"\s*:'
+_EVENT_BEGIN = re.compile(_BEGIN)
+_NEXT_EVENTS = (re.compile(rf"(?<=\}}),?[ \t\r]*\n\s*(?={_BEGIN})"), re.compile(rf"(?<=\}})\s*,?\s*(?={_BEGIN})"))
+"""Between two events where each begins a line, as Kineto writes them: no text in them has a line break; or anywhere."""
+_AROUND_EVENTS = " \t\r\n,[]"
 _AFTER_EVENTS = re.compile(r'\s*\]\s*(?:,\s*"|\}|\Z)')
+_COMMA = re.compile(rb"\s*(?:,|(?=\{))")
 _NEAR_BYTES = 1 << 16
+_MAX_TRIED = 4 * MAX_EVENT_BYTES
+"""Characters that are read in vain in search of an event after damage: there are no more in events that are nested."""
+_DECODER = json.JSONDecoder(strict=False)
 _BARE_TEXTS = (
     re.compile(r'("name":\s*")(.*?)(?="\s*,\s*"pid":)', re.DOTALL),
     re.compile(r'("(?:Call stack|Module Hierarchy)":\s*")(.*?)(?="\s*(?:,\s*"[A-Z]|\}\s*\}\s*\Z))', re.DOTALL),
@@ -163,13 +170,14 @@ class EventStream:
         count: how many events were yielded.
         repaired: how many of them were broken.
         dropped: how many others could not be repaired.
+        strays: how often something else than a comma was between events.
 
     Raises:
         TraceError: the file is not a trace, is cut off, or is broken between its events.
     """
 
     def __init__(self, source: TraceFile, *, strict: bool = False) -> None:
-        self.count = self.repaired = self.dropped = 0
+        self.count = self.repaired = self.dropped = self.strays = 0
         self._strict = strict
         self.tail = b""
         self._source = source
@@ -202,10 +210,13 @@ class EventStream:
 
     def notes(self) -> list[str]:
         """Return what became of broken events, once `chunks` is exhausted."""
-        if not (self.repaired or self.dropped):
-            return []
-        what = f"{self.repaired:,} were repaired and {self.dropped:,} left out"
-        return [f"of the profiler's events {what}: they are broken JSON"]
+        notes = []
+        if self.repaired or self.dropped:
+            what = f"{self.repaired:,} were repaired and {self.dropped:,} left out"
+            notes.append(f"of the profiler's events {what}: they are broken JSON")
+        if self.strays:
+            notes.append(f"something else than a comma was between the profiler's events {self.strays:,} times")
+        return notes
 
     def _all(self) -> Iterator[Chunk]:
         yield from self._cut()
@@ -235,7 +246,7 @@ class EventStream:
                     return
                 limit = len(self._buffer)
                 continue
-            taken = self._take(comma) if comma >= 0 else self._take_broken()
+            taken = self._take(comma) if comma >= 0 else self._take_broken(len(self._buffer))
             if taken is None:
                 return
             if isinstance(taken, int):
@@ -270,47 +281,97 @@ class EventStream:
         self._drop(end)
         return chunk
 
-    def _take_broken(self) -> Chunk | None:
-        """Take the first event of the buffer, which does not parse; None if more of it may follow."""
-        end = 1
-        while match := _NEXT_EVENT.search(self._buffer, end):
-            end = self._buffer.index(b",", match.start())
-            del match  # as long as it is there, nothing can be taken from the buffer
-            taken = self._take(end)
-            if isinstance(taken, Chunk):
-                return taken
-            if taken < end:
-                # What follows the events can hold lists of objects too.
-                return None if self._is_last(end) else self._repair(end)
+    def _take_broken(self, end: int, *, is_all: bool = False) -> Chunk | None:
+        """Take what is before the first whole event of the buffer, of which something does not parse, or this event.
+
+        Args:
+            end: where what may be events ends.
+            is_all: whether nothing more of it follows.
+
+        Returns:
+            The event, or what could be repaired; None if more of it may follow.
+        """
+        text, place = "", None
+        for size in (_NEAR_BYTES, end):
+            text = self._buffer[1 : min(size, end)].decode("latin-1")
+            if not is_all and _AFTER_EVENTS.match(text):
+                return None  # what follows the events can hold lists of objects too
+            if (place := self._find_event(text)) is not None or size >= end:
+                break
+        if not is_all:
+            if place is None:
+                return None
+            with memoryview(self._buffer) as view:
+                try:
+                    orjson.loads(b"[" + view[1:end])
+                except orjson.JSONDecodeError as error:
+                    if _place_of(error, b"[" + self._buffer[1:end]) >= end:
+                        return None
+        begin, after = place or (len(text), len(text))
+        if text[:begin].strip(_AROUND_EVENTS + "{}"):
+            return self._repair(begin)
+        if self._strict:
+            raise self._fault("something else than a comma between two events")
+        if begin == len(text) - len(text.lstrip()):
+            chunk = self._repair(after)
+            if comma := _COMMA.match(self._buffer, 1):
+                end, is_comma = comma.end() - 1, comma[0].endswith(b",")
+                del comma  # as long as it is there, nothing can be taken from the buffer
+                self.strays += not is_comma
+                self._drop(end)
+            return chunk
+        self.strays += 1
+        self._drop(begin)
+        return Chunk(b"", [])
+
+    def _find_event(self, text: str) -> tuple[int, int] | None:
+        """Return where the first whole event of a text begins and ends; None if there is none.
+
+        Raises:
+            TraceError: a text like that is in no trace.
+        """
+        tried = 0
+        for match in _EVENT_BEGIN.finditer(text):
+            try:
+                event, end = _DECODER.raw_decode(text, match.start())
+            except json.JSONDecodeError as error:
+                tried += error.pos - match.start()
+            except (ValueError, RecursionError):
+                tried += _NEAR_BYTES
+            else:
+                if _is_event(event):
+                    return match.start(), end
+            if tried > _MAX_TRIED:
+                raise self._fault("no event can be found after one that is broken")
         return None
 
     def _repair(self, end: int) -> Chunk:
-        """Take what should be an event from the buffer: the bytes before `end`."""
+        """Take events from the buffer, up to and with `end`, of which at most the last one parses."""
+        text = bytes(self._buffer[1 : end + 1])
+        with contextlib.suppress(orjson.JSONDecodeError):
+            event = orjson.loads(text)
+            self._drop(end)
+            return Chunk(text, [event])
         if self._strict:
             raise self._fault("an event that is not JSON")
-        event = _repaired_event(bytes(self._buffer[1:end]).decode("utf-8", "replace"))
+        events = [*_repaired_events(text.decode("utf-8", "replace"), _NEXT_EVENTS)]
         self._drop(end)
-        self.repaired += event is not None
-        self.dropped += event is None
-        return Chunk(b"", []) if event is None else Chunk(orjson.dumps(event), [event])
+        repaired = [event for event in events if event is not None]
+        self.repaired += len(repaired)
+        self.dropped += len(events) - len(repaired)
+        return Chunk(orjson.dumps(repaired)[1:-1], repaired)
 
     def _drop(self, end: int) -> None:
         self._offset += end
         del self._buffer[:end]
 
-    def _is_last(self, before: int | None = None) -> bool:
-        """Whether the first event of the buffer is the last one: the `]` that closes the events follows it.
-
-        Args:
-            before: how much of the buffer is looked at; None: all.
-        """
-        text = self._buffer[1:before].lstrip().decode("latin-1")
+    def _is_last(self) -> bool:
+        """Whether the first event of the buffer is the last one: the `]` that closes the events follows it."""
+        text = self._buffer[1:].lstrip().decode("latin-1")
         try:
-            event, end = json.JSONDecoder(strict=False).raw_decode(text)
+            _, end = _DECODER.raw_decode(text)
         except (ValueError, RecursionError):
             return False
-        if before is not None and not (isinstance(event, dict) and "pid" in event):
-            return False  # it ended within its name, after which Kineto writes the pid
         return end <= MAX_EVENT_BYTES and _AFTER_EVENTS.match(text, end) is not None
 
     def _finish(self) -> Iterator[Chunk]:
@@ -328,9 +389,10 @@ class EventStream:
         end, keys = tail
         self.keys |= keys
         self.tail = rest[end:]
-        if rest[:end].strip():
-            taken = self._take(end + 1)
-            yield self._repair(end + 1) if isinstance(taken, int) else taken
+        closing = self._offset + end
+        while (left := closing - self._offset) > 0 and self._buffer[1 : left + 1].strip():
+            taken = self._take(left + 1)
+            yield self._take_broken(left + 1, is_all=True) or Chunk(b"", []) if isinstance(taken, int) else taken
 
     def _fault(self, otherwise: str) -> TraceError:
         """Return the error that says where the JSON in the buffer is broken; `otherwise` where it is not."""
@@ -364,6 +426,23 @@ def _place_of(error: orjson.JSONDecodeError, data: bytes | bytearray) -> int:
         return bad.start
 
 
+def _is_event(event: object) -> bool:
+    """Whether a value has what every event has."""
+    return isinstance(event, dict) and "ph" in event and (event["ph"] == "M" or event.get("ts") is not None)
+
+
+def _repaired_events(text: str, boundaries: tuple[re.Pattern[str], ...]) -> Iterator[dict[str, Any] | None]:
+    """Yield the events that were meant; None for each of which that is not clear."""
+    for piece in boundaries[0].split(text):
+        if not (piece := piece.strip(_AROUND_EVENTS)).strip("{}"):
+            continue
+        event = _repaired_event(piece)
+        if event is None and len(boundaries) > 1:
+            yield from _repaired_events(piece, boundaries[1:])
+        else:
+            yield event
+
+
 def _repaired_event(text: str) -> dict[str, Any] | None:
     """Return the event that was meant, with values of JSON alone; None if that is not clear."""
     event = _lenient_event(text)
@@ -371,11 +450,17 @@ def _repaired_event(text: str) -> dict[str, Any] | None:
         for bare in _BARE_TEXTS:
             text = bare.sub(lambda part: part[1] + json.dumps(part[2])[1:-1], text)
         event = _lenient_event(text)
+        if event is not None and '"ts":' in str(event.get("name")):
+            return None  # that was another event
     return event
 
 
 def _lenient_event(text: str) -> dict[str, Any] | None:
     with contextlib.suppress(ValueError, RecursionError, TypeError):
-        event = orjson.loads(orjson.dumps(escaped_json(json.loads(text, strict=False))))
-        return event if isinstance(event, dict) else None
+        event: dict[str, Any] = orjson.loads(orjson.dumps(escaped_json(json.loads(text, strict=False))))
+        if not _is_event(event) or event.get("dur", 0) is None:
+            return None
+        if event["ph"] == "C" and isinstance(values := event.get("args"), dict):
+            event["args"] = {name: value for name, value in values.items() if value is not None}
+        return event
     return None
