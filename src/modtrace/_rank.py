@@ -84,10 +84,16 @@ def absolute_path(path: str) -> str:
 
 
 def insert_before_suffixes(path: str, text: str) -> str:
-    """Return `path` with a dot and `text` before its suffixes: `a.json.gz`, `x` → `a.x.json.gz`."""
+    """Return `path` with a dot and `text` before its last suffix, or before that and `.gz`.
+
+    Example:
+        >>> insert_before_suffixes("llama-3.2.json.gz", "x")
+        'llama-3.2.x.json.gz'
+    """
     folder, name = os.path.split(path)
-    stem, dot, suffixes = name.partition(".")
-    return os.path.join(folder, f"{stem}.{text}{dot}{suffixes}")
+    match = re.fullmatch(r"(.*?)((?:\.[^.]*)?(?:\.gz)?)", name, re.DOTALL | re.IGNORECASE)
+    stem, suffixes = match.groups() if match else (name, "")
+    return os.path.join(folder, f"{stem}.{text}{suffixes}")
 
 
 def _process_group() -> tuple[int, int] | None:
