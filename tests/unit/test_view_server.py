@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -56,6 +59,60 @@ def test_the_page_gets_the_whole_trace(server: TraceServer) -> None:
     assert "Cache-Control: no-store" in head
     assert "Access-Control" not in head
     assert server.wait(10)
+
+
+def test_the_url_for_a_command_line_leads_to_the_page_once(server: TraceServer) -> None:
+    request = f"GET {server.launch_path} HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n\r\n"
+    assert server.path.strip("/") not in server.launch_url
+    assert ask(server, f"{server.launch_path}/trace", OWN) == 404
+    assert ask(server, server.launch_path, host="evil.example") == 403
+
+    status, head, _ = exchange(server, request)
+    assert status == 303
+    assert f"Location: {server.path}\r\n" in head
+
+    assert [exchange(server, request)[0] for _ in range(3)] == [410, 410, 410]
+    assert exchange(server, request)[1].find(server.path) == -1
+    assert ask(server, server.path) == 200
+
+
+def test_of_many_browsers_at_once_one_gets_to_the_page(server: TraceServer) -> None:
+    answers: list[int] = []
+    threads = [threading.Thread(target=lambda: answers.append(ask(server, server.launch_path))) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(answers) == [303, *[410] * 15]
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="it takes two users")
+@pytest.mark.parametrize("sender", ["127.0.0.1", "127.0.0.2"])
+def test_another_user_does_not_get_to_the_page_and_does_not_use_up_the_url(server: TraceServer, sender: str) -> None:
+    program = f"""
+import encodings.idna, os, socket
+os.setgid(65534); os.setuid(65534)
+with socket.create_connection(("127.0.0.1", {server.port}), 10, ("{sender}", 0)) as connection:
+    connection.sendall(b"GET {server.launch_path} HTTP/1.1\\r\\nHost: 127.0.0.1:{server.port}\\r\\n\\r\\n")
+    print(connection.makefile("rb").readline())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("b'HTTP/1.0 403 another user")
+    assert ask(server, server.launch_path) == 303
+
+
+def test_idle_connections_end_and_the_page_and_the_trace_still_come(server: TraceServer) -> None:
+    page = socket.create_connection(("127.0.0.1", server.port), 10)
+    page.sendall(f"GET {server.path}open HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n{OWN}\r\n\r\n".encode())
+    assert page.recv(15) == b"HTTP/1.0 200 OK"
+    before = len(os.listdir("/proc/self/fd"))
+    idle = [socket.create_connection(("127.0.0.1", server.port), 10) for _ in range(100)]
+    assert ask(server, f"{server.path}trace", OWN) == 200
+    assert [connection.recv(1) for connection in idle[:60]] == [b""] * 60
+    assert len(os.listdir("/proc/self/fd")) - before < 100 + 40
+    assert server._open_pages == 1
+    for connection in (*idle, page):
+        connection.close()
 
 
 def test_the_page_is_served_with_its_policy(server: TraceServer) -> None:

@@ -1,4 +1,8 @@
-"""A local HTTP server for one browser, and that browser: one page and one trace, as long as the page is open."""
+"""A local HTTP server for one browser, and that browser: one page and one trace, as long as the page is open.
+
+Every user of the machine can read the command line of a browser. So the browser gets `launch_url`, which leads to the
+page once, and only a browser of this user; that page's path is never in a command line.
+"""
 
 import errno
 import hmac
@@ -13,11 +17,11 @@ import webbrowser
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
 
 from .._errors import ModtraceError
+from .._system.local_server import LocalHandler, LocalServer
 
 PERFETTO_ORIGIN = "https://ui.perfetto.dev"
 STALL_TIMEOUT_S = 60.0
@@ -50,6 +54,7 @@ class TraceServer:
 
     Attributes:
         url: the page's URL.
+        launch_url: one that leads to the page once, for a command line.
         port: the port that it listens on.
 
     Raises:
@@ -76,6 +81,9 @@ class TraceServer:
         self.port = self._server.server_port
         self.path = f"/{secrets.token_urlsafe(24)}/"
         self.url = f"http://127.0.0.1:{self.port}{self.path}"
+        self.launch_path = f"/{secrets.token_urlsafe(24)}"
+        self.launch_url = f"http://127.0.0.1:{self.port}{self.launch_path}"
+        self._launches = [None]
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
 
     def __enter__(self) -> "TraceServer":
@@ -87,6 +95,14 @@ class TraceServer:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
+
+    def use_launch_path(self) -> bool:
+        """Return whether this is the first use of `launch_url`."""
+        try:
+            self._launches.pop()  # in one step, whatever other threads do
+        except IndexError:
+            return False
+        return True
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until everything was delivered; return False after `timeout_s` seconds without any transfer."""
@@ -145,29 +161,24 @@ class TraceServer:
                 self._changed.notify_all()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
+class _Server(LocalServer):
     def __init__(self, owner: TraceServer, port: int) -> None:
         self.owner = owner
-        super().__init__(("127.0.0.1", port), _Handler)
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Ignore browsers that close a connection or leave it idle."""
-        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
-            super().handle_error(request, client_address)  # type: ignore[arg-type]
+        super().__init__(port, _Handler)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(LocalHandler):
     server: _Server
     timeout = STALL_TIMEOUT_S
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802 (http.server's name)
         """Answer with the page or with the trace."""
         owner = self.server.owner
         # A DNS name rebound to 127.0.0.1 is another Host.
         if self.headers.get_all("Host", []) not in ([f"127.0.0.1:{owner.port}"], [f"localhost:{owner.port}"]):
             self.send_error(HTTPStatus.FORBIDDEN, "another Host")
+        elif _equal(self.path, owner.launch_path):
+            self._send_to_page(owner)
         elif _equal(self.path, owner.path):
             self._send_page(owner)
         elif owner.trace is not None and _equal(self.path, f"{owner.path}trace"):
@@ -175,11 +186,25 @@ class _Handler(BaseHTTPRequestHandler):
         elif owner.trace is not None and _equal(self.path, f"{owner.path}open"):
             # The page's request that lasts as long as the page.
             if self._is_own_page():
+                self.server.note_served(self.connection)
                 self._send_headers("text/plain", 1)
                 self.end_headers()
                 owner.hold(self.connection)
         else:
             self.send_error(HTTPStatus.NOT_FOUND)
+
+    def _send_to_page(self, owner: TraceServer) -> None:
+        if not self.is_own_user():
+            self.send_error(HTTPStatus.FORBIDDEN, "another user")
+        elif not owner.use_launch_path():
+            self.send_error(HTTPStatus.GONE, "this link works once; modtrace has printed one that stays")
+        else:
+            self.send_response(HTTPStatus.SEE_OTHER)
+            self.send_header("Location", owner.path)
+            self.send_header("Content-Length", "0")
+            self.send_header("Cache-Control", "no-store")
+            self.send_header("Referrer-Policy", "no-referrer")
+            self.end_headers()
 
     def _send_page(self, owner: TraceServer) -> None:
         if self.headers.get_all("Origin"):
@@ -196,6 +221,7 @@ class _Handler(BaseHTTPRequestHandler):
         # Browsers say where a request comes from; our own page's requests have no Origin.
         if not self._is_own_page():
             return
+        self.server.note_served(self.connection)
         with trace.open("rb") as file, owner.tracking_transfer(final=True):
             size = file.seek(0, 2)
             file.seek(0)
@@ -220,13 +246,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Cross-Origin-Resource-Policy", "same-origin")
         self.send_header("Referrer-Policy", "no-referrer")
         self.send_header("X-Content-Type-Options", "nosniff")
-
-    def version_string(self) -> str:
-        """Return the Server header, without versions."""
-        return "modtrace"
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (http.server's name)
-        """Log nothing: the path is a secret."""
 
 
 def _equal(path: str, expected: str) -> bool:
@@ -301,7 +320,7 @@ def open_and_serve(
 
 
 def _open(server: TraceServer, print_line: Callable[[str], object]) -> None:
-    if not webbrowser.open(server.url):
+    if not webbrowser.open(server.launch_url):
         print_line("No browser could be started.")
         for line in _remote_instructions(server):
             print_line(line)

@@ -1,8 +1,8 @@
 """Numbers of the job for Prometheus: OpenMetrics text, served on this machine alone."""
 
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from .._system.local_server import LocalHandler, LocalServer
 from ..timeline.summary.percentiles import median, nearest_rank
 from .follow import Look, RingFollower
 
@@ -34,7 +34,7 @@ class Metrics:
 
     def __init__(self, port: int) -> None:
         self._numbers: dict[RingFollower, _RankNumbers] = {}
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), self._make_handler())
+        self._server = LocalServer(port, self._make_handler())
         self.port = self._server.server_port
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
@@ -80,11 +80,11 @@ class Metrics:
         lines += [f"modtrace_quiet_seconds{{{labels}}} {f.quiet_ns / 1e9:.3f}" for labels, f, _ in of_rank]
         return "\n".join([*lines, "# EOF", ""])
 
-    def _make_handler(self) -> type[BaseHTTPRequestHandler]:
+    def _make_handler(self) -> type[LocalHandler]:
         metrics = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
+        class Handler(LocalHandler):
+            def do_GET(self) -> None:  # noqa: N802 (http.server's name)
                 is_own = (self.headers.get("Host") or "").rpartition(":")[0] in _OWN_HOSTS
                 is_there = is_own and self.path == "/metrics"
                 body = metrics.text().encode() if is_there else b""
@@ -93,9 +93,6 @@ class Metrics:
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                """Log nothing."""
 
         return Handler
 
