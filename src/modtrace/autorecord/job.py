@@ -6,11 +6,12 @@ runs when it starts, and `MODTRACE_JOB` holds the rest. So it reaches whatever s
 """
 
 import contextlib
+import io
 import json
 import os
 import re
+import secrets
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,20 +44,22 @@ class Job:
 
     Args:
         arguments: of `modtrace.record`, for the process that begins the job; its paths are absolute and not expanded.
-        notes: the file to which the children append a line when they begin to record and one when they have saved.
+        notes: the file to which the children append a line when they begin to record and one when they have saved. It
+            is in the memory of the process that begins the job and goes with it, however that ends: a path below
+            `/proc`, and what tells it from another process's file.
     """
 
-    def __init__(self, arguments: Mapping[str, Any], notes: str) -> None:
+    def __init__(self, arguments: Mapping[str, Any], notes: tuple[str, str]) -> None:
         self.arguments = dict(arguments)
         self._notes = notes
 
     @classmethod
     def begin(cls, arguments: Mapping[str, Any]) -> "Job":
         """Return a new job."""
-        notes = ""
-        with contextlib.suppress(OSError):  # no place for temporary files: the children are recorded and not counted
-            descriptor, notes = tempfile.mkstemp(prefix="modtrace-job-")
-            os.close(descriptor)
+        notes = ("", "")
+        with contextlib.suppress(OSError, AttributeError):  # not Linux: the children are recorded and not counted
+            name = f"modtrace-job-{secrets.token_hex(8)}"
+            notes = f"/proc/{os.getpid()}/fd/{os.memfd_create(name)}", name
         return cls(arguments, notes)
 
     @classmethod
@@ -97,24 +100,33 @@ class Job:
 
     def note(self, what: str, path: str = "") -> None:
         """Note that this process, a child, records ("begin"), or saved its recording to `path` ("saved")."""
-        # It is gone if the process that began the job has ended.
-        with contextlib.suppress(OSError):
-            descriptor = os.open(self._notes, os.O_WRONLY | os.O_APPEND)
-            try:
-                os.write(descriptor, f"{json.dumps([what, os.getpid(), path])}\n".encode())
-            finally:
-                os.close(descriptor)
+        with contextlib.suppress(OSError), self._open() as file:
+            file.write(f"{json.dumps([what, os.getpid(), path])}\n".encode())
 
     def close(self) -> ChildCount:
         """Return what the children noted until now, and remove the notes."""
         try:
-            lines = Path(self._notes).read_text("utf-8").splitlines()
-            os.unlink(self._notes)
+            with self._open() as file:
+                lines = file.read().splitlines()
+            os.close(int(os.path.basename(self._notes[0])))
         except OSError:
             return ChildCount([], 0)
         notes = [json.loads(line) for line in lines]
         saved = {pid: path for what, pid, path in notes if what == "saved"}
         return ChildCount(list(saved.values()), len({pid for _, pid, _ in notes} - saved.keys()))
+
+    def _open(self) -> io.FileIO:
+        """Open the notes to read from their begin and append.
+
+        Raises:
+            OSError: they are gone with their process, whose number another one may have; or the process closed them.
+        """
+        path, name = self._notes
+        file = io.FileIO(path, "r+", opener=lambda path, flags: os.open(path, flags | os.O_APPEND | os.O_NONBLOCK))
+        if f"memfd:{name}" not in os.readlink(f"/proc/self/fd/{file.fileno()}"):
+            file.close()
+            raise FileNotFoundError(path)
+        return file
 
 
 def _child_path(path: str) -> str:
