@@ -27,7 +27,7 @@ from modtrace.ring.slot_format import COLLECTED_BITS, GENERATION_BITS, NO_NAME, 
 from modtrace.timeline import Columns, Mark, Timeline, build_timeline
 from modtrace.watching.triggers import parse_conditions
 from modtrace.watching.watch import Watcher
-from modtrace.watching.windows import KEPT, KeepLimits, WindowKeeper
+from modtrace.watching.windows import KEPT, KeepLimits, KeptFolder, WindowKeeper
 from tests.support.event_script import WALL, EventScript
 from tests.support.made_job import Culprit, MadeJob, Template, read_template
 
@@ -233,7 +233,7 @@ def test_what_all_ranks_are_slow_in_is_not_named_by_the_last_of_them(tmp_path: P
 def kept_by_watch(folder: Path, conditions: str) -> dict[str, list[str]]:
     """What `modtrace watch` keeps of a job that has ended: by folder what it says of it, which each rank's file has."""
     keeper = WindowKeeper(
-        folder / "kept", KeepLimits(pause_ns=0, max_kept=MAX_KEPT), lambda line: None, find_late_in_rings
+        KeptFolder(folder / "kept"), KeepLimits(pause_ns=0, max_kept=MAX_KEPT), lambda line: None, find_late_in_rings
     )
     Watcher([str(folder)], parse_conditions(conditions), keeper, lambda line: None).run(0.0)
     kept: dict[str, list[str]] = {}

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import resource
 import signal
+import socket
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,8 +31,8 @@ from modtrace.watching.follow import KEEP_PREFIX, EndedStep, RingFollower
 from modtrace.watching.metrics import Metrics
 from modtrace.watching.triggers import Condition, parse_conditions
 from modtrace.watching.watch import Watcher
-from modtrace.watching.whole_run import StepsFile
-from modtrace.watching.windows import KEPT, KeepLimits, WindowKeeper, kept_folder
+from modtrace.watching.whole_run import StepsFile, WholeRunWriter
+from modtrace.watching.windows import KEPT, KeepLimits, KeptFolder, WindowKeeper, kept_folder
 from tests.support.event_script import EventScript
 
 MS = 1_000_000
@@ -66,8 +70,12 @@ class Training:
 
 def watch(path: Path, when: str | tuple[()] = "step > 3x", **limits: int) -> tuple[Watcher, list[str]]:
     lines: list[str] = []
-    keeper = WindowKeeper(kept_folder(path), KeepLimits(**limits), lines.append, find_late_in_rings)
+    keeper = WindowKeeper(KeptFolder(kept_folder(path)), KeepLimits(**limits), lines.append, find_late_in_rings)
     return Watcher([str(path)], parse_conditions(when), keeper, lines.append), lines
+
+
+def lines_file(folder: Path, max_lines: int = 100) -> StepsFile:
+    return StepsFile(KeptFolder(folder), "steps.jsonl", pytest.fail, max_lines)
 
 
 def kept(folder: Path) -> list[str]:
@@ -491,7 +499,10 @@ def test_each_step_has_a_line(tmp_path: Path) -> None:
         training.step(data=200 if number == 20 else 1)
     training.script.close()
     (tmp_path / "steps.jsonl").write_text("of an earlier run")
-    steps, follower = StepsFile(tmp_path / "steps.jsonl", pytest.fail), RingFollower(tmp_path / "run.modtrace")
+    steps, follower = (
+        lines_file(tmp_path),
+        RingFollower(tmp_path / "run.modtrace"),
+    )
     steps.add_look(follower, follower.look())
     steps.close()
     lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
@@ -511,7 +522,10 @@ def test_the_lines_of_the_last_three_runs_are_kept_under_numbers(tmp_path: Path)
         training.step()
     training.script.close()
     for run in range(6):
-        steps, follower = StepsFile(tmp_path / "steps.jsonl", pytest.fail), RingFollower(tmp_path / "run.modtrace")
+        steps, follower = (
+            lines_file(tmp_path),
+            RingFollower(tmp_path / "run.modtrace"),
+        )
         steps.add_look(follower, follower.look())
         steps.close()
         with (tmp_path / "steps.jsonl").open("a") as file:
@@ -522,11 +536,11 @@ def test_the_lines_of_the_last_three_runs_are_kept_under_numbers(tmp_path: Path)
 
 def test_two_watchers_of_one_ring_have_a_file_of_lines_each(tmp_path: Path) -> None:
     training = Training(tmp_path / "run.modtrace")
-    watchers = [(StepsFile(tmp_path / "steps.jsonl", pytest.fail), RingFollower(tmp_path / "run.modtrace"))]
+    watchers = [(lines_file(tmp_path), RingFollower(tmp_path / "run.modtrace"))]
     for number in range(12):
         training.step()
         if number == 6:
-            watchers.append((StepsFile(tmp_path / "steps.jsonl", pytest.fail), RingFollower(tmp_path / "run.modtrace")))
+            watchers.append((lines_file(tmp_path), RingFollower(tmp_path / "run.modtrace")))
         for steps, follower in watchers:
             steps.add_look(follower, follower.look())
     training.script.close()
@@ -558,7 +572,10 @@ def test_what_has_a_reason_of_its_own_leaves_the_pause_of_slow_steps_alone(tmp_p
 
 def test_after_a_bound_every_second_step_has_a_line_then_every_fourth(tmp_path: Path) -> None:
     training = Training(tmp_path / "run.modtrace")
-    steps, follower = StepsFile(tmp_path / "steps.jsonl", pytest.fail, 8), RingFollower(tmp_path / "run.modtrace")
+    steps, follower = (
+        lines_file(tmp_path, 8),
+        RingFollower(tmp_path / "run.modtrace"),
+    )
     training.step()
     for _ in range(34):
         training.step()
@@ -612,3 +629,102 @@ def test_wrong_options_are_usage_errors(tmp_path: Path, option: list[str]) -> No
     assert result.exit_code == 2
     assert option[1] in result.stderr
     assert ('"module GPT.head > 50ms"' in result.stderr) == (option[0] == "--keep-when")
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """As where other connections have taken all that this process may open."""
+    limits, taken = resource.getrlimit(resource.RLIMIT_NOFILE), list[int]()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 8, limits[1]))
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        yield
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_ring_that_cannot_be_read_for_a_while_is_read_to_its_end(tmp_path: Path) -> None:
+    training = Training(tmp_path / "run.modtrace")
+    watcher, lines = watch(tmp_path / "run.modtrace")
+    sink, whole = lines_file(tmp_path), WholeRunWriter(lines.append, every_ns=0)
+    watcher._sinks = [sink, whole]
+    for number in range(30):
+        training.step(head=300 if number == 20 else 5)
+        if 10 <= number < 22:
+            with no_descriptors():
+                assert watcher.look()
+        else:
+            assert watcher.look()
+    training.script.close()
+
+    assert watcher.run(0)
+    assert [line for line in lines if "open" in line] == [
+        f"{tmp_path}/run.modtrace: cannot be read: Too many open files"
+    ]
+    assert kept(tmp_path / "run.kept") == ["step20-step.pftrace"]
+    assert [json.loads(line)["step"] for line in (tmp_path / "steps.jsonl").read_text().splitlines()] == [*range(30)]
+    assert json.loads((tmp_path / "run.modtrace.whole.json").read_text())["steps"] == 30
+
+
+@pytest.mark.parametrize("damage", ["cut", "overwritten"])
+def test_a_ring_whose_end_is_never_read_is_an_error(tmp_path: Path, damage: str) -> None:
+    training, path = Training(tmp_path / "run.modtrace"), tmp_path / "run.modtrace"
+    watcher, lines = watch(path)
+    training.step()
+    assert watcher.look()
+    if damage == "cut":
+        os.truncate(path, 100)
+    else:
+        with path.open("r+b") as file:
+            file.write(bytes(4096))
+    for _ in range(100):  # the process lives
+        assert watcher.look()
+    training.script.close()
+
+    assert not watcher.run(0)
+    assert lines[-2:] == [f"{path}: its end was not read, as it could not be", "ended: 0 kept"]
+    (tmp_path / "other.modtrace").write_text("no ring, and never was one")
+    assert watch(tmp_path / "other.modtrace")[0].run(0)
+
+
+def test_lines_that_find_no_room_come_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    training, said = Training(tmp_path / "run.modtrace"), list[str]()
+    steps = StepsFile(KeptFolder(tmp_path), "steps.jsonl", said.append)
+    follower = RingFollower(tmp_path / "run.modtrace")
+    write = os.write
+
+    def write_some(descriptor: int, data: bytes) -> int:
+        if number in range(5, 9):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data[:100])
+
+    monkeypatch.setattr(os, "write", write_some)
+    for number in range(12):  # noqa: B007 (`write_some` reads it)
+        with monkeypatch.context() as real:
+            real.setattr(os, "write", write)
+            training.step()
+        steps.add_look(follower, follower.look())
+    with monkeypatch.context() as real:
+        real.setattr(os, "write", write)
+        training.script.close()
+    steps.add_look(follower, follower.look())
+    steps.close()
+
+    assert [json.loads(line)["step"] for line in (tmp_path / "steps.jsonl").read_text().splitlines()] == [*range(12)]
+    assert said == [f"{tmp_path}/steps.jsonl: No space left on device; what is missing waits"]
+
+
+def test_idle_connections_do_not_keep_the_metrics_from_others(tmp_path: Path) -> None:
+    metrics = Metrics(0)
+    idle = [socket.create_connection(("127.0.0.1", metrics.port), 10) for _ in range(100)]
+    with urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}/metrics", timeout=10) as answer:
+        assert answer.read().endswith(b"# EOF\n")
+    assert [connection.recv(1) for connection in idle[:60]] == [b""] * 60
+    for connection in idle:
+        connection.close()
+    metrics.close()

@@ -1,5 +1,10 @@
-"""Files: finding those that an argument means; opening them, reading at an offset, and a folder for a while."""
+"""Files: finding those that an argument means; opening them, reading at an offset; folders that are held, or temporary.
 
+Whoever may write into a folder can put links there, also in place of a file or a folder that was there a moment ago. So
+what modtrace makes by itself is made in a `Folder`, under a name that leads nowhere else.
+"""
+
+import contextlib
 import errno
 import glob
 import io
@@ -7,6 +12,7 @@ import os
 import stat
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,22 +58,77 @@ def read_at(descriptor: int, count: int, offset: int) -> bytes:
             os.lseek(descriptor, before, os.SEEK_SET)
 
 
+class Folder:
+    """A folder that is held: what is done below `path` is done in it, whatever gets its name meanwhile.
+
+    Args:
+        path: the folder; empty for the working directory.
+        follow: whether it may be a link: False for one that has its name from modtrace.
+
+    Attributes:
+        path: another path of it, which goes by a descriptor of this process. It is as given where the system has none.
+
+    Raises:
+        OSError: there is no such folder.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, follow: bool = True) -> None:
+        self.path = os.fspath(path) or os.curdir
+        if not follow and os.path.islink(self.path):
+            raise NotADirectoryError(errno.ENOTDIR, "it is a link, and others may have made it", self.path)
+        if hasattr(os, "O_PATH"):
+            flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+            descriptor = os.open(self.path, flags)
+            weakref.finalize(self, os.close, descriptor)
+            held = f"/proc/self/fd/{descriptor}"
+            self.path = held if os.path.isdir(held) else self.path
+
+    def make(self, name: str, mode: int) -> "Folder":
+        """Return a folder in this one, which is made if it is missing; it is no link.
+
+        Raises:
+            OSError: it cannot be made, or something else has the name.
+        """
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(f"{self.path}/{name}", mode)
+        return Folder(f"{self.path}/{name}", follow=False)
+
+
+def create_file(path: str, mode: int) -> int:
+    """Create a file, and return a descriptor that appends to it; the umask takes some off its mode.
+
+    Raises:
+        OSError: it cannot be made, or anything has that name already, a link least of all is followed.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
+    for flag in ("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"):  # the last one is of Windows, which lacks the others
+        flags |= getattr(os, flag, 0)
+    return os.open(path, flags, mode)
+
+
 @contextmanager
-def work_folder() -> Iterator[Path]:
-    """Make a folder among the system's temporary files, and remove it when the block ends.
+def work_folder(parent: str | os.PathLike[str] | None = None) -> Iterator[Path]:
+    """Make a folder that this user alone can enter, and remove it when the block ends.
+
+    Args:
+        parent: where; None: among the system's temporary files.
 
     Raises:
         ModtraceError: none can be made, as where all disks are full or read-only.
     """
     try:
-        made = tempfile.TemporaryDirectory(prefix="modtrace-")
+        made = tempfile.TemporaryDirectory(prefix=".modtrace-" if parent else "modtrace-", dir=parent)
     except OSError as error:
         raise ModtraceError(
             f"no folder for temporary files can be made ({error.strerror or error}); "
             "free some space, or set TMPDIR to a folder that can be written"
         ) from error
-    with made as folder:
-        yield Path(folder)
+    with made as name:
+        folder = Folder(name, follow=False)
+        status = os.stat(folder.path)
+        if hasattr(os, "geteuid") and (status.st_uid, status.st_mode & 0o777) != (os.geteuid(), 0o700):
+            raise ModtraceError(f"{name}: another user has put a folder of this name there")
+        yield Path(folder.path)
 
 
 RING_SUFFIXES = (".modtrace",)

@@ -2,13 +2,13 @@
 
 import logging
 import os
-import tempfile
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from .._errors import WriteError
 from .._rank import rank_in
+from .._system.files import work_folder
 from .merge import merge_timeline
 
 if TYPE_CHECKING:
@@ -56,11 +56,10 @@ class TraceHandler:
     def __call__(self, profiler: _Profiler) -> None:
         """Export and merge what the profiler has; a trace that cannot be merged is kept as it is, and logged."""
         name = f"{self._worker}.{len(self.paths)}.json.gz"
-        descriptor, exported = tempfile.mkstemp(prefix=".modtrace-", suffix=".json", dir=self._folder)
-        os.close(descriptor)
-        try:
+        out = self._folder / name
+        with work_folder(self._folder) as folder:
+            exported = str(folder / "exported.json")
             profiler.export_chrome_trace(exported)
-            out = self._folder / name
             try:
                 _log.info("%s", merge_timeline(exported, self._recording.snapshot(), out))
             except Exception as error:  # one that leaves a handler makes torch stop its profiler twice, and crash
@@ -68,8 +67,6 @@ class TraceHandler:
                 os.replace(exported, out)
                 _log.error("the profiler's trace is in %s; it could not be merged: %s", out, error)
             self.paths.append(out)
-        finally:
-            Path(exported).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Stop the recording, unless it ran before the handler was made."""

@@ -86,12 +86,12 @@ class Capture:
         if stacks_on_signal is not None:
             metadata[STACKS_SIGNAL] = int(stacks_on_signal)
         self.ring = Ring(capacity, ring, metadata, keep)
-        if stacks_on_signal is not None and self.ring.path is not None:
+        if stacks_on_signal is not None and self.ring.path is not None and self.ring.folder is not None:
             try:
-                write_stacks_on(stacks_on_signal, self.ring.path)
+                write_stacks_on(stacks_on_signal, self.ring.path, self.ring.folder)
             except RecordingError:
                 self.ring.close()
-                os.unlink(self.ring.path)
+                os.unlink(os.path.join(self.ring.folder.path, os.path.basename(self.ring.path)))
                 raise
         alive = model() if isinstance(model, weakref.ref) else model
         self.engine = make_engine(kind, self.ring, self._on_error, options._replace(model=alive))

@@ -15,17 +15,22 @@ from pathlib import Path
 
 from .._errors import ModtraceError, RecordingError
 from .._rank import rank_in
+from .._system.files import Folder
+from ..ring import Ring
 from ..timeline import Timeline
 from ..watching.triggers import parse_conditions
-from ..watching.windows import KeepLimits, kept_folder, save_window
+from ..watching.windows import KeepLimits, KeptFolder, begin_file, folder_mode, kept_folder, save_window
 
 _NO_PATH = "modtrace"
 _MAIN = (
-    "import os, signal, sys; os.setsid(); os.closerange(3, min(os.sysconf('SC_OPEN_MAX'), 1 << 20)); "
-    "signal.pthread_sigmask(signal.SIG_SETMASK, ()); "
-    "sys.path[0] = sys.argv.pop(1); from modtrace.cli import main; main()"
+    "import sys; sys.path[0] = sys.argv.pop(1); import os, signal; os.setsid(); os.fchdir(9); "
+    "os.closerange(3, min(os.sysconf('SC_OPEN_MAX'), 1 << 20)); signal.pthread_sigmask(signal.SIG_SETMASK, ()); "
+    "from modtrace.cli import main; main()"
 )
-"""It leaves the terminal and the descriptors of the training, which other libraries may hand on."""
+"""It leaves the terminal and the descriptors of the training, which other libraries may hand on. It goes to the folder
+that is descriptor 9, once it imports nothing from the working directory any more."""
+_PRIVATE_MODE = 0o600
+"""Of what no file of a ring has permissions for."""
 _CLONE_VM, _CLONE_VFORK, _WAIT_FOR_ALL = 0x100, 0x4000, 0x40000000
 _STACK_BYTES = 1 << 18
 
@@ -63,12 +68,12 @@ class KeptWindows:
         self._kept = 0
         self._saving = threading.Lock()
 
-    def watch(self, ring: str | None, warn: Callable[[str], None]) -> None:
-        """Start the watcher if there are conditions; what is wrong goes to `warn`."""
-        if self.conditions is None or ring is None:
+    def watch(self, ring: Ring | None, warn: Callable[[str], None]) -> None:
+        """Start the watcher of a ring in a file if there are conditions; what is wrong goes to `warn`."""
+        if self.conditions is None or ring is None or ring.path is None or ring.folder is None:
             return
         try:
-            _start_watcher(ring, self.conditions)
+            _start_watcher(os.path.basename(ring.path), ring.folder, self.conditions)
         except (OSError, AttributeError) as error:  # no such function in another system's library
             self.conditions = None
             warn(f"keep_when: the watcher cannot be started, nothing is kept: {error}")
@@ -88,7 +93,8 @@ class KeptWindows:
                 step = int(last.columns.step.max(initial=0))
                 rank = rank_in(os.environ)
                 who = "" if rank is None else f"rank{rank}-"
-                save_window(last, kept_folder(path or _NO_PATH), f"{who}step{step}-keep {why}", [why])
+                folder = KeptFolder(kept_folder(path or _NO_PATH)).open(_PRIVATE_MODE)
+                save_window(last, folder, f"{who}step{step}-keep {why}", [why], _PRIVATE_MODE)
             except (ModtraceError, OSError) as error:
                 warn(f"the window cannot be kept: {error}")
             finally:
@@ -101,24 +107,35 @@ class KeptWindows:
             warn(f"the window cannot be kept: {error}")
 
 
-def _start_watcher(ring: str, conditions: Sequence[str]) -> None:
+def _start_watcher(ring: str, place: Folder, conditions: Sequence[str]) -> None:
     """Start `modtrace watch` for a ring of this process; it ends by itself once the ring has.
 
     The kernel sends SIGCHLD for an ended child, and `os.wait` returns it. A program that expects neither must not get
     them from a profiler. So the process between the two is made by `clone` without a signal, which `os.wait` does not
     see; its child runs the shell, which starts the watcher and ends.
 
+    Args:
+        ring: the name of its file.
+        place: the folder that it is in, which becomes the working directory of the watcher.
+        conditions: what it keeps.
+
     Raises:
         OSError: it cannot be started.
     """
-    folder = kept_folder(ring)
-    os.makedirs(folder, exist_ok=True)
-    given = [word for condition in conditions for word in ("--keep-when", condition)]
-    root = str(Path(__file__).parents[2])
-    command = shlex.join([sys.executable, "-c", _MAIN, root, "watch", os.path.abspath(ring), "--no-wait", *given])
-    log = shlex.quote(str(folder / "watch.log"))
-    # A numpy that reads a ring needs one thread.
-    _run_unseen(f"OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 {command} </dev/null >>{log} 2>&1 &")
+    log = begin_file(place.make(kept_folder(ring).name, folder_mode(_PRIVATE_MODE)), "watch.log", _PRIVATE_MODE)
+    try:
+        given = [word for condition in conditions for word in ("--keep-when", condition)]
+        root = str(Path(__file__).parents[2])
+        command = shlex.join([sys.executable, "-c", _MAIN, root, "watch", ring, "--no-wait", *given])
+        # By their descriptors, since the names may be others' by now. A numpy that reads a ring needs one thread.
+        opened = f"/proc/{os.getpid()}/fd"
+        folder = place.path.replace("/proc/self/fd", opened)
+        _run_unseen(
+            f"OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 {command} "
+            f"</dev/null 9<{shlex.quote(folder)} >>{opened}/{log} 2>&1 &"
+        )
+    finally:
+        os.close(log)
 
 
 def _run_unseen(command: str) -> None:

@@ -189,7 +189,7 @@ class Recording:
             self._capture = None
             self._unused.release()
             raise
-        self._kept_windows.watch(self._outputs.ring_path, self.warn)
+        self._kept_windows.watch(None if self._capture is None else self._capture.ring, self.warn)
         return self
 
     def _switch_on(self) -> None:

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 from .._errors import RecordingError
+from .._system.files import Folder, create_file
 from .._system.processes import is_signal_caught
 from ..ring import stacks_path
 
@@ -196,7 +197,7 @@ _descriptors: dict[int, int] = {}
 """Of the files in which the stacks go, for each signal that this process has registered here."""
 
 
-def write_stacks_on(number: int, ring: str) -> None:
+def write_stacks_on(number: int, ring: str, folder: Folder) -> None:
     """Let faulthandler append the stacks of all threads to a file beside the ring whenever the signal comes.
 
     It is C code that takes no lock and waits for no thread, so a hang does not stop it; and it restarts the system
@@ -208,14 +209,13 @@ def write_stacks_on(number: int, ring: str) -> None:
     name = signal.Signals(number).name
     if number not in _descriptors and is_signal_caught(os.getpid(), number):
         raise RecordingError(f"stacks_on_signal: this program handles {name} itself; take another signal")
-    path = stacks_path(ring)
+    path = stacks_path(os.path.join(folder.path, os.path.basename(ring)))
     try:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
-        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(path, flags, 0o600)
+        descriptor = create_file(path, 0o600)
     except OSError as error:
-        raise RecordingError(f"stacks_on_signal: {path} cannot be made: {error.strerror}") from error
+        raise RecordingError(f"stacks_on_signal: {stacks_path(ring)} cannot be made: {error.strerror}") from error
     try:
         faulthandler.register(number, file=descriptor, all_threads=True, chain=False)
     except (OSError, RuntimeError, ValueError) as error:

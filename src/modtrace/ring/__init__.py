@@ -20,6 +20,7 @@ from .read_file import read_ring as read_ring
 from .read_file import read_ring_rank as read_ring_rank
 from .read_file import read_ring_records as read_ring_records
 from .read_file import ring_serials as ring_serials
+from .read_file import ring_state as ring_state
 from .ring import NameTable as NameTable
 from .ring import Ring as Ring
 from .ring import WriteSlot as WriteSlot

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable
 
 from .._errors import RingError
-from .._system.files import RING_SUFFIXES, find_each, read_at
+from .._system.files import RING_SUFFIXES, find_each, open_regular, read_at
 from .file_format import SLOTS_OFFSET, FileHeader, parse_header
 from .owner import WriterLock, name_digest, writer_state
 
@@ -203,7 +203,7 @@ def _older(files: Iterable[str]) -> list[str]:
     running: set[str] = set()
     for file in files:
         try:
-            with open(file, "rb") as opened:
+            with open_regular(file) as opened:
                 header = _read_header(file, opened.fileno())
                 state = writer_state(opened.fileno(), header)
         except (OSError, RingError):

@@ -178,6 +178,15 @@ def has_news(path: str | os.PathLike[str], last: RingSnapshot) -> bool:
     return False
 
 
+def ring_state(descriptor: int) -> WriterState:
+    """Return whether the process that writes an open ring file lives; it needs no further descriptor."""
+    try:
+        header = parse_header("", read_at(descriptor, SLOTS_OFFSET, 0))
+    except (OSError, RingError):
+        header = FileHeader(0, 0, {}, {})  # a running process may hold its lock all the same
+    return writer_state(descriptor, header)
+
+
 def read_ring_records(path: str | os.PathLike[str]) -> list[Record]:
     """Read the name table of a ring file alone: its records, in the order in which they were noted.
 

@@ -18,6 +18,7 @@ import numpy as np
 import orjson
 
 from .._errors import RingError
+from .._system.files import Folder, open_regular
 from .._typing import Int64Array
 from ..record_options import check_capacity
 from .file_format import LOG_CHUNK_BYTES, MAGIC, RECORD, SLOTS_OFFSET, Record, pack_header
@@ -53,6 +54,7 @@ class Ring:
 
     Attributes:
         path: the name that the file got: a numbered one if a running process has the name; None without a file.
+        folder: the folder that the file was made in; None without a file.
         buffer: the mapping that holds the slots.
         offset: bytes before the first slot.
         names: the name table.
@@ -77,13 +79,14 @@ class Ring:
         self._file: _RingFile | None = None
         self._closed = False
         self.path: str | None = None
+        self.folder: Folder | None = None
         if path is None:
             self.buffer = _allocate(capacity)
             self.offset = 0
             self.names = NameTable()
         else:
             self._file = _RingFile(path, capacity, self.metadata, keep)
-            self.path = self._file.path
+            self.path, self.folder = self._file.path, self._file.folder
             self.buffer = self._file.buffer
             self.offset = SLOTS_OFFSET
             self.names = NameTable(self._file.append)
@@ -265,6 +268,7 @@ class _RingFile:
 
     Attributes:
         path: the name that the file got.
+        folder: the folder that it was made in.
         buffer: the mapping of header and slots; the first slot begins at byte `SLOTS_OFFSET`.
 
     Raises:
@@ -278,10 +282,13 @@ class _RingFile:
         pack_header(self.path, capacity, metadata, {})
         if not hasattr(os, "posix_fallocate"):
             raise RingError(f"{self.path}: a file behind the ring needs Linux; without one the ring is in memory")
-        _refuse_special(self.path)
-        # The name cannot be guessed, so it is never what another user put there, nor the end of a link of theirs.
-        partial = f"{self.path}.{os.getpid()}.{secrets.token_hex(8)}.new"
+        name = os.path.basename(self.path)
         try:
+            self.folder = Folder(os.path.dirname(self.path))
+            path = f"{self.folder.path}/{name}"
+            _refuse_special(self.path, path)
+            # The name cannot be guessed, so it is never what another user put there, nor the end of a link of theirs.
+            partial = f"{path}.{os.getpid()}.{secrets.token_hex(8)}.new"
             fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             self._descriptor: _Descriptor | None = _Descriptor(fd)
             try:
@@ -291,7 +298,8 @@ class _RingFile:
                 os.lseek(fd, self._log_start, os.SEEK_SET)
                 self.buffer = mmap.mmap(fd, self._log_start)
                 _prefault(self.buffer)
-                self.path = take_name(partial, self.path, keep)
+                name = os.path.basename(take_name(partial, path, keep))
+                self.path = os.path.join(os.path.dirname(self.path), name)
             except BaseException:
                 self._descriptor = None
                 with contextlib.suppress(FileNotFoundError):  # an interrupt can come after it was moved
@@ -341,15 +349,15 @@ class _Descriptor:
         os.close(self.fd)
 
 
-def _refuse_special(path: str) -> None:
-    """Raise if the path is anything but a ring, an empty file, or a link to such."""
+def _refuse_special(name: str, path: str) -> None:
+    """Raise if a path leads to anything but a ring or an empty file; `name` is what the error calls it."""
     begin = b""
     with contextlib.suppress(OSError):  # making the file will say what is wrong with the path
         if is_regular := stat.S_ISREG(os.stat(path).st_mode):
-            with open(path, "rb") as file:
+            with open_regular(path) as file:
                 begin = file.read(len(MAGIC))
         if not is_regular or (begin and begin != MAGIC):
-            raise RingError(f"{path}: it is no ring, and a ring replaces nothing else. Name another place.")
+            raise RingError(f"{name}: it is no ring, and a ring replaces nothing else. Name another place.")
 
 
 def _allocate(capacity: int) -> mmap.mmap:

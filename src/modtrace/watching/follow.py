@@ -1,19 +1,20 @@
 """Follows a ring: each look reads its new end, and gives the steps that have ended since the last look."""
 
 import os
+import stat
 import time
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from .._errors import RingError
-from .._system.files import open_regular
+from .._system.files import Folder, open_regular
 from .._typing import Int64Array
-from ..ring import Kind, RingSnapshot, has_news, read_ring
+from ..ring import Kind, RingSnapshot, has_news, read_ring, ring_state
 from ..timeline import RingAnalysis, Timeline, build_timeline
 from ..timeline.summary import find_step_bounds
 from ..timeline.summary.parts import divide_steps
@@ -29,8 +30,10 @@ _FIRST_STEP_EVENTS = 1 << 16
 _CONTEXT_EVENTS = 1 << 14
 """How much before a look is then divided again with it, for calls that had begun."""
 _REMEMBERED_STEPS = 256
+_PRIVATE_MODE, _FILE_MODE = 0o600, 0o666
 _MAX_UNREAD = 30
 """After so many looks without news the ring is read all the same, for what only its name table says."""
+_MAX_TRIES = 60
 _STEP_KINDS = (Kind.STEP, Kind.OPTIMIZER_STEP, Kind.GRADIENTS, Kind.MARK)
 
 
@@ -96,7 +99,7 @@ class RingFollower:
         total_steps: how many have been given.
         missed_events: those that were overwritten before a look came.
         is_stepless: whether it wrote many events before the first step ended, if any.
-        analysis: of what was read last; None before the first look, and if the file cannot be read any more.
+        analysis: of what was read last; None before the first look.
 
     Raises:
         OSError: the file cannot be opened.
@@ -106,16 +109,20 @@ class RingFollower:
         self.path = os.fspath(path)
         # A descriptor stays with the file when a new run takes its name.
         with open_regular(self.path) as file:
-            descriptor = os.dup(file.fileno())
+            descriptor = self._descriptor = os.dup(file.fileno())
         weakref.finalize(self, os.close, descriptor)
+        self._by_link = not os.path.samestat(os.lstat(self.path), os.fstat(descriptor))
         self._source = f"/proc/self/fd/{descriptor}"
         try:
             open_regular(self._source).close()
         except OSError:  # another system
             self._source = self.path
         self.rank: int | None = None
-        self.pid = self.recorded = self.quiet_ns = self.last_ns = self.total_steps = self.missed_events = 0
+        self.pid = self.recorded = self.quiet_ns = self.last_ns = self.total_steps = self.missed_events = (
+            self.failures
+        ) = 0
         self.state, self.is_stepless = "unknown", False
+        self._was_running = False
         self.last_steps: deque[EndedStep] = deque(maxlen=_REMEMBERED_STEPS)
         self.analysis: RingAnalysis | None = None
         self._context = self._divided = self._unread = self._news = 0
@@ -123,20 +130,53 @@ class RingFollower:
         self._changed_at = self._quiet_since = time.monotonic_ns()
 
     @property
-    def ring_name(self) -> str | None:
-        """What the file is called now; None if it was removed."""
-        try:
-            name = os.readlink(self._source) if self._source != self.path else self.path
-        except OSError:
-            name = self.path
-        return name if os.path.exists(name) else None
+    def mode(self) -> int:
+        """The permissions of what is made of the ring: its own, if it is this user's and no link led to it."""
+        status = os.fstat(self._descriptor)
+        is_own = status.st_uid == os.geteuid() and not self._by_link
+        return stat.S_IMODE(status.st_mode) & _FILE_MODE | _PRIVATE_MODE if is_own else _PRIVATE_MODE
+
+    def find(self) -> tuple[Folder, str] | None:
+        """Return the folder that the ring is in, and what it is called there now; None if it is not there any more."""
+        names = [os.path.basename(self.path)]
+        with suppress(OSError):
+            names.insert(0, os.path.basename(os.readlink(self._source)))
+        with suppress(OSError):
+            folder = Folder(os.path.dirname(self.path))
+            for name in names:
+                with suppress(OSError):
+                    if os.path.samestat(os.stat(os.path.join(folder.path, name)), os.fstat(self._descriptor)):
+                        return folder, name
+        return None
 
     def look(self) -> Look:
         """Read what is new.
 
         Raises:
-            RingError: the file cannot be read, or is not a ring file.
+            RingError: the file cannot be read, or is not a ring file; then `failures` counts it.
         """
+        self.failures += 1
+        look = self._look()
+        self.failures = 0
+        return look
+
+    def is_lost(self, error: RingError) -> bool:
+        """Whether to give the file up after an error of `look`.
+
+        As long as its process runs it may be read again; else after a minute of tries, as where no descriptor is left,
+        or at once, if it is no ring.
+        """
+        if ring_state(self._descriptor) == "running":
+            self._was_running = True
+            return False
+        return not isinstance(error.__cause__, OSError) or self.failures >= _MAX_TRIES
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether what a process wrote last, which ran when it was looked at, cannot be read."""
+        return bool(self.failures and (self.recorded or self._was_running))
+
+    def _look(self) -> Look:
         if self._is_quiet():
             self.quiet_ns = time.monotonic_ns() - self._quiet_since
             return Look()
@@ -193,7 +233,7 @@ class RingFollower:
         try:
             yield
         except RingError as error:
-            raise RingError(str(error).replace(self._source, self.path, 1)) from None
+            raise RingError(str(error).replace(self._source, self.path, 1)) from error.__cause__
 
     def _divide(self, snapshot: RingSnapshot, has_ended: bool) -> Look:
         """Give what has ended since the last look, and move on."""

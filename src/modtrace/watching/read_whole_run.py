@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from .._system.files import open_regular
 from .._tables import Table, to_text
 from .._terminal import counted
 from ..ring import Record, read_ring_records, whole_run_path
@@ -28,7 +29,7 @@ def read_whole_run(ring: str | os.PathLike[str], records: Iterable[Record] | Non
     """
     path = whole_run_path(os.fspath(ring))
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             values = json.loads(file.read(_MAX_BYTES))
     except (OSError, ValueError, RecursionError):
         return None

@@ -5,23 +5,22 @@ import json
 import os
 import time
 from collections.abc import Callable, Hashable, Iterable
-from pathlib import Path
-from typing import Any, Generic, TextIO, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from .._errors import ModtraceError, WriteError
 from .._typing import Int64Array
-from ..ring import give_number, numbered_files, whole_run_path
+from ..ring import whole_run_path
 from ..timeline import PHASES
 from ..write.atomic_file import atomic_writer
 from .follow import Look, RingFollower
 from .read_whole_run import TIME_FIELDS, read_whole_run
-from .windows import find_causes
+from .windows import KeptFolder, begin_file, find_causes
 
 _MAX_LINES = 100_000
-_KEPT_FILES = 3
-"""Of earlier runs."""
+_MAX_UNWRITTEN = 1 << 24
+"""Bytes of lines that wait for room on the disk."""
 _SLOW_BY, _SLOW_NS = 1.25, 5_000_000
 """A step is asked for its cause if it takes so many times the median of the last ones, and 5 ms more."""
 
@@ -32,64 +31,80 @@ class StepsFile:
     After some lines it gets those of every second step, after as many more of every fourth, and so on. The file of an
     earlier run becomes `steps.1.jsonl`, or takes the next number; the last three are kept, as of rings.
 
+    What cannot be written waits, as where a disk is full.
+
     Args:
-        path: the file; made with the first step.
+        folder: where.
+        name: of the file; made with the first step.
         say: takes a line for the user.
         max_lines: after how many lines this changes.
+        named: whether the user named the file, which has the umask's permissions then; else those of the rings.
     """
 
-    def __init__(self, path: Path, say: Callable[[str], None], max_lines: int = _MAX_LINES) -> None:
-        self._path, self._say, self._max_lines = path, say, max_lines
-        self._lines, self._stride = 0, 1
-        self._file: TextIO | None = None
+    def __init__(
+        self,
+        folder: KeptFolder,
+        name: str,
+        say: Callable[[str], None],
+        max_lines: int = _MAX_LINES,
+        *,
+        named: bool = False,
+    ) -> None:
+        self._folder, self._name, self._say, self._max_lines, self._named = folder, name, say, max_lines, named
+        self._lines, self._stride, self._mode = 0, 1, 0o666
+        self._unwritten = b""
+        self._file: int | None = None
+        self._error = ""
 
     def add_look(self, follower: RingFollower, look: Look) -> None:
         """Write the steps of a look."""
-        steps = [step for step in look.steps if self._stride and step.number % self._stride == 0]
-        if not steps:
+        steps = [step for step in look.steps if step.number % self._stride == 0]
+        if not steps and not self._unwritten:
             return
         causes: dict[int, str] = {}
         with contextlib.suppress(ModtraceError):
             usual = float(np.median([step.training_ns for step in follower.last_steps]))
             slow = [step.number for step in steps if step.training_ns > _SLOW_BY * usual + _SLOW_NS]
             causes = find_causes(follower, slow)
-        try:
-            # It stays open: if another watcher begins a file of this name, this one goes on with its own.
-            file = self._file = self._file or self._begin()
-            for step in steps:
-                line = {
-                    "rank": follower.rank,
-                    "pid": follower.pid,
-                    "step": step.number,
-                    "end_ns": step.end_ns,
-                    "duration_ns": step.end_ns - step.start_ns,
-                    "parts": step.parts,
-                    "cause": causes.get(step.number),
-                }
-                file.write(f"{json.dumps(line)}\n")
-            file.flush()
-            self._lines += len(steps)
-            if self._lines >= self._max_lines:
-                self._stride, self._lines = 2 * self._stride, 0
-        except OSError as error:
-            self._say(f"{self._path}: {error.strerror or error}; no further step is written")
-            self._stride = 0
-            self.close()
+        for step in steps:
+            line = {
+                "rank": follower.rank,
+                "pid": follower.pid,
+                "step": step.number,
+                "end_ns": step.end_ns,
+                "duration_ns": step.end_ns - step.start_ns,
+                "parts": step.parts,
+                "cause": causes.get(step.number),
+            }
+            if len(self._unwritten) < _MAX_UNWRITTEN:
+                self._unwritten += f"{json.dumps(line)}\n".encode()
+        self._lines += len(steps)
+        if self._lines >= self._max_lines:
+            self._stride, self._lines = 2 * self._stride, 0
+        self._write(0o666 if self._named else follower.mode)
 
     def close(self) -> None:
-        """Close the file, which each look has left whole."""
+        """Write what waits, and close the file."""
+        if self._unwritten:
+            self._write(self._mode)
         if self._file is not None:
-            self._file.close()
+            os.close(self._file)
+            self._file = None
 
-    def _begin(self) -> TextIO:
-        os.makedirs(self._path.parent, exist_ok=True)
-        path = os.fspath(self._path)
-        if self._path.exists():
-            give_number(path, path)
-            self._path.unlink(missing_ok=True)
-        for _, old in numbered_files(path)[:-_KEPT_FILES]:
-            Path(old).unlink(missing_ok=True)
-        return open(self._path, "x", encoding="utf-8")
+    def _write(self, mode: int) -> None:
+        try:
+            # It stays open: if another watcher begins a file of this name, this one goes on with its own.
+            if self._file is None:
+                self._file, self._mode = begin_file(self._folder.open(mode), self._name, mode), mode
+            elif mode & self._mode != self._mode:  # of all rings, what they all allow
+                self._mode &= mode
+                os.chmod(self._file, self._mode)
+            while self._unwritten:
+                self._unwritten = self._unwritten[os.write(self._file, self._unwritten) :]
+        except OSError as error:
+            if str(error) != self._error:
+                self._error = str(error)
+                self._say(f"{self._folder.path / self._name}: {error.strerror or error}; what is missing waits")
 
 
 Key = TypeVar("Key", bound=Hashable)
@@ -155,6 +170,7 @@ class _RingDistributions:
         self.steps = self.spans = 0
         self._last_counted_step, self._by_time = -1, False
         self.written_at = 0
+        self.is_of_another = False
 
     def add_look(self, follower: RingFollower, look: Look) -> None:
         """Add what is new in a look: each step and each whole span once.
@@ -222,6 +238,7 @@ class WholeRunWriter:
     def __init__(self, say: Callable[[str], None], every_ns: int = _WRITE_EVERY_NS) -> None:
         self._say, self._every_ns = say, every_ns
         self._by_ring: dict[RingFollower, _RingDistributions] = {}
+        self._said: set[str] = set()
 
     def add_look(self, follower: RingFollower, look: Look) -> None:
         """Add a look, and write."""
@@ -237,20 +254,25 @@ class WholeRunWriter:
                 self._write(follower, distributions)
 
     def _write(self, follower: RingFollower, distributions: _RingDistributions) -> None:
-        name = follower.ring_name
-        if distributions.written_at < 0 or name is None:
+        place = follower.find()
+        if distributions.is_of_another or place is None:
             return
+        folder, name = place
+        path = whole_run_path(os.path.join(os.path.dirname(follower.path), name))
+        held = os.path.join(folder.path, name)
         if not distributions.written_at:
             assert follower.analysis is not None
-            other = read_whole_run(name, follower.analysis.snapshot.records)
+            other = read_whole_run(held, follower.analysis.snapshot.records)
             if other is not None and other["missed_events"] < follower.missed_events:
-                distributions.written_at = -1
-                self._say(f"{whole_run_path(name)}: a watcher that began earlier writes it")
+                distributions.is_of_another = True
+                self._say(f"{path}: a watcher that began earlier writes it")
                 return
         try:
-            with atomic_writer(whole_run_path(name)) as file:
+            with atomic_writer(whole_run_path(held), follower.mode) as file:
                 file.write(json.dumps(distributions.to_json(follower)).encode())
-            distributions.written_at = time.monotonic_ns()
         except WriteError as error:
-            self._say(str(error))
-            distributions.written_at = -1
+            message = str(error).replace(whole_run_path(held), path)
+            if message not in self._said:
+                self._said.add(message)
+                self._say(message)
+        distributions.written_at = time.monotonic_ns()

@@ -12,10 +12,12 @@ from statistics import median
 from typing import NamedTuple
 
 from .._errors import ModtraceError
-from ..ring import RingSnapshot
+from .._system.files import Folder, create_file
+from ..ring import RingSnapshot, give_number, numbered_files
 from ..timeline import Timeline
 from ..timeline.contents import WHOLE_RUN
 from ..timeline.summary.parts import divide_steps
+from ..write.perfetto import write_perfetto
 from .follow import RingFollower
 from .triggers import Trigger
 
@@ -27,6 +29,8 @@ _AROUND_NS = 5_000_000_000
 """How much is kept before and after a moment where no step ends."""
 _MAX_WAIT_NS = 60_000_000_000
 """For so long the steps after a moment are waited for."""
+_KEPT_FILES = 3
+"""Files of earlier runs with lines of steps, and as many logs."""
 _MAX_NAME_BYTES = 150
 _LEAST_SHARE = 0.1
 """What a rank that comes late makes others wait at least, as a part of the step."""
@@ -110,6 +114,57 @@ class _Pending:
         return min(start, self.first.time_ns), self.follower.last_ns + 1 if last < self.first.step + around else end
 
 
+class KeptFolder:
+    """The folder of what is kept, made when it is first needed.
+
+    What it is in is held from the start. The folder itself may be a link only if it is there when it is named.
+
+    Args:
+        path: the folder.
+        named: whether the user named it.
+    """
+
+    def __init__(self, path: Path, *, named: bool = False) -> None:
+        self.path = path
+        self._folder = Folder(path) if named and path.is_dir() else None
+        self._parent = Folder(path.parent) if path.parent.is_dir() else None
+
+    def open(self, mode: int) -> Folder:
+        """Return the folder, held; files in it have the permissions `mode`.
+
+        Raises:
+            OSError: it cannot be made, or something else has its name.
+        """
+        if self._folder is not None:
+            return self._folder
+        if self._parent is None:
+            os.makedirs(self.path.parent, exist_ok=True)
+            self._parent = Folder(self.path.parent)
+        return self._parent.make(self.path.name, folder_mode(mode))
+
+
+def folder_mode(mode: int) -> int:
+    """Return the permissions of a folder whose files have `mode`: whoever may read them may enter it."""
+    return mode | (mode & 0o444) >> 2
+
+
+def begin_file(folder: Folder, name: str, mode: int) -> int:
+    """Create a file, and return a descriptor that appends to it; one of an earlier run gets a number, three stay.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    path = os.path.join(folder.path, name)
+    if os.path.lexists(path):
+        give_number(path, path)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+    for _, old in numbered_files(path)[:-_KEPT_FILES]:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(old)
+    return create_file(path, mode)
+
+
 class WindowKeeper:
     """Keeps windows in a folder.
 
@@ -124,13 +179,13 @@ class WindowKeeper:
     """
 
     def __init__(
-        self, folder: Path, limits: KeepLimits, say: Callable[[str], None], find_late: FindLate | None = None
+        self, folder: KeptFolder, limits: KeepLimits, say: Callable[[str], None], find_late: FindLate | None = None
     ) -> None:
         self._folder, self._limits, self._say, self._find_late = folder, limits, say, find_late
         self._pending: list[_Pending] = []
         self._done: deque[_Pending] = deque(maxlen=_REMEMBERED)
         self._last_ns: dict[str, int] = {}
-        self._bytes = sum(file.stat().st_size for file in folder.rglob("*.pftrace")) if folder.is_dir() else 0
+        self._bytes = sum(file.lstat().st_size for file in folder.path.rglob("*.pftrace"))
         self._is_full = False
         self._passed_over: dict[str, tuple[int, str]] = {}
         self.kept = 0
@@ -169,7 +224,7 @@ class WindowKeeper:
             followers: of all rings; of each the same moment is saved.
             flush: save also what still waits for steps.
         """
-        ready = [p for p in self._pending if flush or p.is_ready(self._limits.steps)]
+        ready = [p for p in self._pending if flush or (not p.follower.failures and p.is_ready(self._limits.steps))]
         self._pending = [p for p in self._pending if p not in ready]
         for pending in ready:
             self._save(pending, followers)
@@ -192,13 +247,11 @@ class WindowKeeper:
             if late is None:
                 steps = [] if pending.first.step is None else [pending.first.step]
                 sentences += [f"{_whose(first, followers)}{cause}" for cause in find_causes(first, steps).values()]
-        folder = self._folder
+        own = _file_name(f"{step}{label}") if len(followers) > 1 else ""  # a folder for the files of all ranks
         if late is not None:
             sentences.insert(0, late.sentence)
             first = next(follower for follower in followers if follower.rank == late.rank)
-            folder /= _file_name(f"rank{late.rank}-{step}{label}")
-        elif len(followers) > 1:
-            folder /= _file_name(f"{step}{label}")
+            own = _file_name(f"rank{late.rank}-{step}{label}")
         saved: list[Path] = []
         for follower in sorted(followers, key=lambda follower: follower is not first):
             if self._is_full and not saved:
@@ -211,24 +264,27 @@ class WindowKeeper:
                 timeline = follower.window(start_ns, end_ns)
                 if not len(timeline.slices):
                     continue
-                path = save_window(timeline, folder, f"{who}{step}{label}", sentences)
-                size = path.stat().st_size
+                kept = self._folder.open(follower.mode)
+                folder = kept.make(own, folder_mode(follower.mode)) if own else kept
+                name = save_window(timeline, folder, f"{who}{step}{label}", sentences, follower.mode)
+                size = os.lstat(os.path.join(folder.path, name)).st_size
                 if self._bytes + size > self._limits.max_bytes:
-                    path.unlink()
+                    os.unlink(os.path.join(folder.path, name))
                     with contextlib.suppress(OSError):
-                        folder.rmdir()
+                        os.rmdir(os.path.join(kept.path, own or os.curdir))
                     self._is_full = True
-                    taken = f"the windows in {self._folder} take {self._bytes:,} bytes"
+                    taken = f"the windows in {self._folder.path} take {self._bytes:,} bytes"
                     self._pass_over("--max-bytes", pending.first, taken)
                     break
             except (ModtraceError, OSError) as error:
                 self._say(f"a window cannot be kept: {error}")
                 continue
             self._bytes += size
-            saved.append(path)
+            saved.append(self._folder.path / own / name)
         if saved:
             self.kept += 1
-            self._say(f"kept {saved[0] if len(saved) == 1 else folder}: {'; '.join(sentences)}")
+            place = saved[0] if len(saved) == 1 else saved[0].parent
+            self._say(f"kept {place}: {'; '.join(sentences)}")
 
     def _who_came_late(self, pending: _Pending, followers: Sequence[RingFollower]) -> CameLate | None:
         """Return which rank made a moment worth keeping by coming late, if one did.
@@ -262,24 +318,23 @@ def _whose(follower: RingFollower, followers: Sequence[RingFollower]) -> str:
     return "" if len(followers) < 2 or follower.rank is None else f"rank {follower.rank}: "
 
 
-def save_window(timeline: Timeline, folder: Path, name: str, why: Iterable[str]) -> Path:
-    """Save a window under a name that no file has, and return its path.
+def save_window(timeline: Timeline, folder: Folder, name: str, why: Iterable[str], mode: int) -> str:
+    """Save a window under a name that no file has, and return its file's name.
 
     Raises:
         WriteError: it cannot be written.
-        OSError: the folder cannot be made.
     """
-    os.makedirs(folder, exist_ok=True)
     stem, number = _file_name(name), 1
-    path = folder / f"{stem}.pftrace"
-    while path.exists():
+    file = f"{stem}.pftrace"
+    while os.path.lexists(os.path.join(folder.path, file)):
         number += 1
-        path = folder / f"{stem}-{number}.pftrace"
+        file = f"{stem}-{number}.pftrace"
     metadata = {name: value for name, value in timeline.metadata.items() if name != WHOLE_RUN} | {KEPT: list(why)}
     stats = timeline.stats  # what is before a window is not lost
     stats = dataclasses.replace(stats, recorded=stats.recorded - stats.overwritten, overwritten=0)
-    dataclasses.replace(timeline, metadata=metadata, stats=stats).save(path)
-    return path
+    window = dataclasses.replace(timeline, metadata=metadata, stats=stats)
+    write_perfetto(window, os.path.join(folder.path, file), mode=mode)
+    return file
 
 
 def kept_folder(ring: str | os.PathLike[str]) -> Path:

@@ -50,20 +50,23 @@ _INTEGER_VALUE = message_field_tag(TrackEvent, "counter_value")
 _DOUBLE_VALUE = message_field_tag(TrackEvent, "double_counter_value", FIXED64)
 
 
-def write_perfetto(timeline: Timeline, path: str | os.PathLike[str], large: LargeTimeline | None = None) -> None:
+def write_perfetto(
+    timeline: Timeline, path: str | os.PathLike[str], large: LargeTimeline | None = None, *, mode: int | None = None
+) -> None:
     """Write a trace of track events, as Perfetto reads it; its timestamps are Unix nanoseconds.
 
     Args:
         timeline: what to write.
         path: where.
         large: whose `rest` the timeline is, and whose spans of modules are written with it.
+        mode: as `atomic_writer` takes it.
 
     Raises:
         WriteError: spans of a track overlap partly, or the file cannot be written; an existing file is intact.
     """
     what = f"writing {os.path.basename(path)}"
     packets = perfetto_packets(timeline, part_counters(timeline, large), large=large)
-    with atomic_writer(path) as file:
+    with atomic_writer(path, mode) as file:
         for part in show_progress(packets, what, len(timeline.columns) if large is None else large.spans):
             file.write(part)
 

@@ -80,7 +80,7 @@ def watch_command(
     from ...watching.triggers import parse_conditions
     from ...watching.watch import Watcher
     from ...watching.whole_run import StepsFile, WholeRunWriter
-    from ...watching.windows import STEPS_FILE, KeepLimits, WindowKeeper, kept_folder
+    from ...watching.windows import STEPS_FILE, KeepLimits, KeptFolder, WindowKeeper, kept_folder
 
     try:
         parsed = parse_conditions(conditions)
@@ -88,10 +88,13 @@ def watch_command(
         raise click.UsageError(f"--keep-when: {error}.") from None
     give_way()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what waits is saved then too
-    folder = Path(output) if output else kept_folder(rings[0])
+    folder = KeptFolder(Path(output), named=True) if output else KeptFolder(kept_folder(rings[0]))
     keep = KeepLimits(limits["around"], limits["pause"], limits["max_kept"], limits["max_bytes"])
     keeper = WindowKeeper(folder, keep, say, _find_late)
-    sinks: list[LookSink] = [StepsFile(Path(lines) if lines else folder / STEPS_FILE, say), WholeRunWriter(say)]
+    steps = StepsFile(folder, STEPS_FILE, say)
+    if lines:
+        steps = StepsFile(KeptFolder(Path(lines).parent, named=True), Path(lines).name, say, named=True)
+    sinks: list[LookSink] = [steps, WholeRunWriter(say)]
     if metrics is not None:
         from ...watching.metrics import Metrics  # only here: it brings a web server
 

@@ -254,6 +254,6 @@ def _alone(folder: Path) -> Iterator[None]:
     import fcntl  # of POSIX, where alone there is a compiler
 
     _make_folders(folder / "library")
-    with open(folder / "lock", "w") as lock:
+    with open(folder / "lock", "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -108,8 +108,8 @@ def _problem(path: Path) -> str | None:
 
 def why_distrusted(place: Path) -> str | None:
     """Return why another user may have changed this file or folder; None if no other user can have."""
-    status = place.stat()
-    if status.st_uid not in (0, os.geteuid()):
+    status, own = place.stat(), (0, os.geteuid())
+    if status.st_uid not in own or place.lstat().st_uid not in own:  # the second one of the link, if it is one
         return f"{place} belongs to another user ({status.st_uid}); name a folder of your own in MODTRACE_CACHE"
     # In a folder as /tmp, others can add files and not replace them.
     sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
