@@ -1,5 +1,6 @@
 """The loop of the watcher: finds rings, looks at each once a second, and ends when their processes have."""
 
+import errno
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -50,9 +51,14 @@ class Watcher:
         self._followers: dict[tuple[int, int], tuple[RingFollower, Triggers]] = {}
         self._named: set[str] = set()
         self._said: set[str] = set()
+        self._is_short = False
 
-    def run(self, every_s: float) -> None:
-        """Look again and again, until all processes have ended or KeyboardInterrupt comes."""
+    def run(self, every_s: float) -> bool:
+        """Look again and again, until all processes have ended or KeyboardInterrupt comes.
+
+        Returns:
+            Whether all rings were read to their ends, or to this moment: False if one could not be any more.
+        """
         try:
             while self.look():
                 time.sleep(every_s)
@@ -65,7 +71,11 @@ class Watcher:
         self._keeper.close()
         for sink in self._sinks:
             sink.close()
+        lost = [follower for follower, _ in self._followers.values() if follower.is_unread]
+        for follower in lost:
+            self._say(f"{follower.path}: its end was not read, as it could not be")
         self._say(f"ended: {self._keeper.kept} kept")
+        return not lost
 
     def look(self) -> bool:
         """Look at each ring once; return whether a process still runs, or none was there yet."""
@@ -77,7 +87,8 @@ class Watcher:
                 look = follower.look()
             except RingError as error:
                 self._say_once(str(error))
-                follower.state, follower.analysis = "ended", None  # nothing can be read of it
+                if follower.is_lost(error):
+                    follower.state, follower.analysis = "ended", None
                 continue
             for trigger in triggers.judge(follower, look):
                 self._keeper.add(follower, trigger)
@@ -85,14 +96,19 @@ class Watcher:
                 sink.add_look(follower, look)
         self._keeper.save_ready(self._readable())
         if not self._followers:
-            return self._waits
-        return any(follower.state != "ended" for follower, _ in self._followers.values())
+            return self._waits or self._is_short
+        return self._is_short or any(follower.state != "ended" for follower, _ in self._followers.values())
 
     def _readable(self) -> list[RingFollower]:
         return [follower for follower, _ in self._followers.values() if follower.analysis is not None]
 
     def _find(self) -> None:
-        rings, _, errors = find_rings(self._paths)
+        self._is_short = False
+        try:
+            rings, _, errors = find_rings(self._paths)
+        except OSError as error:
+            self._note_short(error)
+            rings, errors = [], [str(error)]
         for path in rings:
             if path in self._named:
                 continue
@@ -103,12 +119,17 @@ class Watcher:
                     self._followers[status.st_dev, status.st_ino] = follower, Triggers(self._conditions)
                     self._said.clear()
             except OSError as error:
+                self._note_short(error)
                 errors.append(f"{path}: {error.strerror or error}")
             else:
                 self._named |= {path} & set(self._paths)
         if not self._followers:
             for missing in errors:
                 self._say_once(f"{missing}; waiting for it")
+
+    def _note_short(self, error: OSError) -> None:
+        """Note where rings may be there that cannot be opened now, as descriptors or memory are short."""
+        self._is_short |= error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
     def _say_once(self, line: str) -> None:
         if line not in self._said:

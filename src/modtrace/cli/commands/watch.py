@@ -2,6 +2,7 @@
 
 import re
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,4 +105,5 @@ def watch_command(
             raise click.UsageError(f"--metrics {metrics}: {error.strerror or error}.") from None
         say(f"metrics at http://127.0.0.1:{served.port}/metrics")
         sinks.append(served)
-    Watcher(rings, parsed, keeper, say, sinks, waits=not no_wait).run(limits["every"] / 1e9)
+    if not Watcher(rings, parsed, keeper, say, sinks, waits=not no_wait).run(limits["every"] / 1e9):
+        sys.exit(1)
