@@ -62,6 +62,7 @@ _DIFFERENT = {
     "sgd_by_hand": 1,
     "sgd_by_returned_gradients": 1,
     "torch_func": 1,
+    "gevent_server": 1,
     "training_threads": 1,
 }
 _PROCESSES = _ALIKE | _DIFFERENT

@@ -200,6 +200,10 @@ class Kind(IntEnum):
     """A range begins. Value: its number, which no other range has; name: a text, see `range_text`."""
     RANGE_END = 41
     """It ends, perhaps because another thread ends it. Value and name: the same."""
+    GREENLET_SUSPENDED = 42
+    """This greenlet stops, and one that is in no call goes on. Value: sequence number of the OS thread; no name."""
+    GREENLET_RESUMED = 43
+    """This greenlet goes on, and so does its innermost call. Value: the same; no name."""
 
 
 CALL_ENTER_KINDS = (Kind.FORWARD_ENTER, Kind.EVAL_ENTER, Kind.RECOMPUTE_ENTER)
@@ -209,6 +213,8 @@ COMMUNICATION_KINDS = (
     *(Kind.WAIT_ENTER, Kind.WAIT_EXIT),
 )
 """The kinds that say what a thread does of torch.distributed; no module's and no node's."""
+GREENLET_KINDS = (Kind.GREENLET_SUSPENDED, Kind.GREENLET_RESUMED)
+"""The kinds that say which greenlet makes a thread's nodes from now on."""
 RANGE_KINDS = (Kind.RANGE_BEGIN, Kind.RANGE_END)
 """The kinds that say in which named range a thread is; no module's and no node's."""
 FLOP_KINDS = (Kind.OPERATOR, Kind.COUNTING, Kind.INPUTS, Kind.PASS_GRAPH)

@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from .._after_import import call_after_import
+from .greenlets import PerGreenlet
 from .optimizer_hook import call_listener, step_frames
 from .unseen import skip_all
 
@@ -31,7 +32,7 @@ _CALLED_MODULE = ("self", "fn")
 """What the module itself is called in the functions by which modules are called."""
 
 
-class _Thread(threading.local):
+class _Thread:
     """What one thread is doing.
 
     Attributes:
@@ -43,7 +44,7 @@ class _Thread(threading.local):
     captured: tuple[InnerModule, ...] = ()
 
 
-_thread = _Thread()
+_threads = PerGreenlet(_Thread)
 
 
 def _modules_in(graph: Any) -> tuple[InnerModule, ...]:
@@ -121,7 +122,7 @@ class CompiledRegion(nn.Module):
 
 def is_inside_region() -> bool:
     """Whether this thread runs a compiled region, and so modules that torch.compile made."""
-    return _thread.regions > 0
+    return _threads.get().regions > 0
 
 
 def _wrap(function: Callable[..., Any], modules: tuple[InnerModule, ...]) -> Callable[..., Any]:
@@ -134,11 +135,12 @@ def _wrap(function: Callable[..., Any], modules: tuple[InnerModule, ...]) -> Cal
         caller = sys._getframe(1)
         if not region.label:
             region.describe(caller)
-        _thread.regions += 1
+        thread = _threads.get()
+        thread.regions += 1
         try:
             result = function(*args, **kwargs) if region.is_generated else region(*args, **kwargs)
         finally:
-            _thread.regions -= 1
+            thread.regions -= 1
         if region.is_of_step:
             regions.tell_step(caller)
         return result
@@ -206,13 +208,13 @@ def _wrap_all() -> None:
     def call_user_compiler(output: Any, captured: Any, *args: Any, **kwargs: Any) -> Any:
         modules = _modules_in(captured)
         compiled = compile_graph(output, captured, *args, **kwargs)
-        _thread.captured = modules
+        _threads.get().captured = modules
         return compiled
 
     def create(scope: dict[str, Any], name: str, value: Any) -> Any:
         if name.startswith(_PREFIX) and callable(value):
-            value = _wrap(value, _thread.captured)
-            _thread.captured = ()
+            thread = _threads.get()
+            value, thread.captured = _wrap(value, thread.captured), ()
         return original(scope, name, value)
 
     graph.call_user_compiler = skip_all(call_user_compiler)

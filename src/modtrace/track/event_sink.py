@@ -4,6 +4,7 @@ A sync mark is a moment that both the ring and a running torch.profiler record; 
 """
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -75,7 +76,8 @@ def describe_thread() -> tuple[str, int]:
     A thread that Python did not start (autograd's workers) has the name that the kernel knows.
     """
     tid = threading.get_native_id()
-    thread = threading.current_thread()
+    # gevent has `current_thread` return its greenlets.
+    thread = threading.main_thread() if tid == os.getpid() else threading.current_thread()
     if isinstance(thread, threading._DummyThread):
         try:
             with open(f"/proc/self/task/{tid}/comm", encoding="utf-8", errors="replace") as comm:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import itertools
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Mapping
 from types import FrameType
@@ -17,6 +16,7 @@ from torch.utils.weak import TensorWeakRef
 
 from .._interrupts import Exclusive, WeakMap
 from .compiled_regions import CompiledRegions
+from .greenlets import PerGreenlet
 from .optimizer_hook import add_step_hook, is_compiled_step, remove_step_hook, step_frames
 from .unseen import unseen_by_modes
 
@@ -56,7 +56,7 @@ class OptimizerSteps:
         self.ended = 0
         self._numbers = itertools.count()
         self._counting = Exclusive()
-        self._step = _Step()
+        self._steps = PerGreenlet(_Step)
         # The keys of other optimizers that were there at the first optimizer step, and whether each has stepped since.
         self._present: WeakMap[object, bool] | None = None
 
@@ -85,14 +85,15 @@ class OptimizerSteps:
         # It counts after its first part. After each later part, its end moves there.
         first = next(iter(frame.f_locals.get("args") or ()), None)
         if type(frame.f_trace) is _Counted:
-            self._on_step(self._step.number, self._is_complete(self._step))
+            step = self._steps.get()
+            self._on_step(step.number, self._is_complete(step))
         elif frame.f_trace is None and isinstance(first, Optimizer):
             # What can be kept in a frame, and goes with it; called only while a debugger traces the thread.
             frame.f_trace = _Counted()
             self._count(first)
 
     def _count(self, optimizer: Optimizer) -> None:
-        key, step = _key(optimizer), self._step
+        key, step = _key(optimizer), self._steps.get()
         if self._present is None:
             self._present = _find_others(key)
         if was_present := self._present.get(key) is not None:
@@ -146,7 +147,7 @@ class OptimizerSteps:
         self.ended += 1
 
 
-class _Step(threading.local):
+class _Step:
     """The training step that a thread is in. What an optimizer is told by is its key.
 
     Attributes:

@@ -4,7 +4,6 @@ It works like the portable engine, by a patch of `nn.Module.__call__` and hooks 
 of writing events.
 """
 
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,7 +21,7 @@ from ..track.call_patch import Patch, Wrapper
 from ..track.naming.module_names import ModuleNames
 from ..track.naming.modules import named_modules
 from ..track.portable.passes import NO_GRAPH_TASK, backward_nesting_depth, current_graph_task
-from ..track.portable.segment_hooks import SegmentHooks
+from ..track.portable.segment_hooks import FrameStacks, SegmentHooks
 from .calls import Call, InputHooks, LiveFrame, LiveGraphTask, LiveThread
 
 _current_node: Callable[[], Any] = torch._C._current_autograd_node
@@ -44,20 +43,14 @@ class _BackwardFollower(SegmentHooks):
     """
 
     def __init__(self, follow_graphs_after_exit: bool) -> None:
-        self._local = threading.local()
+        self._threads = FrameStacks(LiveThread)
+        self._local, self._thread = self._threads.local, self._threads.get
         self._running: dict[int, list[LiveGraphTask]] = {}
         self._follow_graphs_after_exit = follow_graphs_after_exit
         self.on_segment_start = self._on_node
         self.active = False
         self.pre_bw: Hook | None = None
         self.post_bw: Hook | None = None
-
-    def _thread(self) -> LiveThread:
-        try:
-            thread: LiveThread = self._local.thread
-        except AttributeError:
-            thread = self._local.thread = LiveThread()
-        return thread
 
     def backward_calls(self, thread: LiveThread) -> Iterator[Call]:
         """Yield the calls whose backward runs on this thread, innermost first."""
@@ -240,7 +233,7 @@ class Follower(_BackwardFollower):
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LiveFrame | None:
         """Follow a call of `module`; None if it has no name of its own."""
         try:
-            thread: LiveThread = self._local.thread
+            thread: LiveThread = self._local.value
         except AttributeError:
             thread = self._thread()
         depth = thread.stack_depth

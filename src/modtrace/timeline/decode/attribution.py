@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..._typing import BoolArray, Int64Array
-from ...ring.slot_format import FORWARD_THREAD_MASK, NO_NAME, SEQUENCE_MASK, Events, Kind
+from ...ring.slot_format import FORWARD_THREAD_MASK, GREENLET_KINDS, NO_NAME, SEQUENCE_MASK, Events, Kind
 from .intervals import Intervals, find_key
 
 _MAX_ROUNDS = 4
@@ -74,10 +74,14 @@ def _attribute_by_sequence(
     ranges = create_graph_nodes(intervals, events)
     nodes = np.flatnonzero(native)
     forward_thread = intervals.forward_thread[nodes]
+    switches = _switches(intervals, events)
     threads = [
-        (nodes[forward_thread == torch_thread & FORWARD_THREAD_MASK], _boundaries(intervals, enclosing, thread, ranges))
-        for thread, torch_thread in enumerate(torch_threads.tolist())
-        if torch_thread >= 0
+        (
+            nodes[forward_thread == torch_thread & FORWARD_THREAD_MASK],
+            # All greenlets of the thread.
+            _boundaries(intervals, enclosing, np.flatnonzero(torch_threads == torch_thread), ranges, switches),
+        )
+        for torch_thread in np.unique(torch_threads[torch_threads >= 0]).tolist()
     ]
     for _ in range(_MAX_ROUNDS if ranges else 1):
         before = call.copy()
@@ -106,22 +110,66 @@ class _Boundaries(NamedTuple):
     builder: Int64Array
 
 
+class _Switches(NamedTuple):
+    """Where greenlets switched.
+
+    Attributes:
+        thread: int64[n], the thread that the event is of.
+        position: int64[n], as `Intervals` has positions.
+        sequence: int64[n], the number of the next node.
+        interval: int64[n], the innermost interval in which the one that goes on is, or -1.
+    """
+
+    thread: Int64Array
+    position: Int64Array
+    sequence: Int64Array
+    interval: Int64Array
+
+
+def _switches(intervals: Intervals, events: Events) -> _Switches:
+    at = np.flatnonzero(np.isin(events.kind, GREENLET_KINDS))
+    thread, position = events.thread[at].astype(np.int64), 2 * at.astype(np.int64) + 1
+    # The last interval of the thread that has begun, or one around it, is open still.
+    order = np.concatenate([position, intervals.start_position])
+    by_thread = np.lexsort((order, np.concatenate([thread, intervals.thread])))
+    begun = np.maximum.accumulate(np.where(by_thread >= len(at), by_thread - len(at), -1))
+    interval = np.empty(len(at), np.int64)
+    interval[by_thread[by_thread < len(at)]] = begun[by_thread < len(at)]
+    known = interval >= 0
+    interval[known] = np.where(intervals.thread[interval[known]] == thread[known], interval[known], -1)
+    while np.any(ended := (interval >= 0) & (intervals.end_position[interval] < position)):
+        interval[ended] = intervals.parent[interval[ended]]
+    interval[events.kind[at] == Kind.GREENLET_SUSPENDED] = -1
+    return _Switches(thread, position, events.value[at] & SEQUENCE_MASK, interval)
+
+
 def _boundaries(
-    intervals: Intervals, enclosing: Int64Array, thread: int, ranges: dict[int, tuple[int, int]]
+    intervals: Intervals,
+    enclosing: Int64Array,
+    threads: Int64Array,
+    ranges: dict[int, tuple[int, int]],
+    switches: _Switches,
 ) -> _Boundaries:
-    calls = np.flatnonzero((intervals.thread == thread) & ~intervals.is_node)
-    builders = np.array([node for node in ranges if intervals.thread[node] == thread], np.int64)
+    calls = np.flatnonzero(np.isin(intervals.thread, threads) & ~intervals.is_node)
+    builders = np.array([node for node in ranges if intervals.thread[node] in threads], np.int64)
     built = np.array([ranges[node] for node in builders.tolist()], np.int64).reshape(-1, 2)
     no_call = np.full(len(builders), -1, np.int64)
     no_builder = np.full(len(calls), -1, np.int64)
     start, end = intervals.start_position, intervals.end_position
-    position = np.concatenate([start[calls], end[calls], start[builders], end[builders]])
-    sequence = np.concatenate([intervals.sequence[calls], intervals.exit_sequence[calls], built[:, 0], built[:, 1]])
-    innermost = np.concatenate([calls, enclosing[calls], no_call, enclosing[builders]])
-    builder = np.concatenate([no_builder, no_builder, builders, no_call])
+    own = np.isin(switches.thread, threads)
+    inside = switches.interval[own]
+    is_builder = np.isin(inside, builders)
+    is_call = (inside >= 0) & ~intervals.is_node[inside] if len(intervals) else inside >= 0
+    switched = np.where(is_call | (inside < 0), inside, enclosing[inside] if len(enclosing) else -1)
+    position = np.concatenate([start[calls], end[calls], start[builders], end[builders], switches.position[own]])
+    sequence = np.concatenate(
+        [intervals.sequence[calls], intervals.exit_sequence[calls], built[:, 0], built[:, 1], switches.sequence[own]]
+    )
+    innermost = np.concatenate([calls, enclosing[calls], no_call, enclosing[builders], switched])
+    builder = np.concatenate([no_builder, no_builder, builders, no_call, np.where(is_builder, inside, -1)])
     known = sequence >= 0
     # A clipped interval ends together with the one around it, and that one comes last.
-    tie = np.concatenate([no_builder, -start[calls], no_call, -start[builders]])
+    tie = np.concatenate([no_builder, -start[calls], no_call, -start[builders], np.zeros(len(inside), np.int64)])
     order = np.lexsort((tie[known], position[known]))
     return _Boundaries(sequence[known][order], innermost[known][order], builder[known][order])
 

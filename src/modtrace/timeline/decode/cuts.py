@@ -20,6 +20,7 @@ from ...ring.slot_format import (
     CALL_INDEX_MASK,
     FORWARD_THREAD_MASK,
     FORWARD_THREAD_SHIFT,
+    GREENLET_KINDS,
     NO_NAME,
     RECOMPUTE_BIT,
     SEQUENCE_BITS,
@@ -140,7 +141,7 @@ def _numbers(events: Events, lookup: NameLookup) -> list[list[_Numbers]]:
     called = np.where(name == NO_NAME, -1, first_name + 2 * name + (key & RECOMPUTE_BIT != 0))
     at = find(Kind.NODE_BEGIN, Kind.NODE_END, Kind.SEGMENT_BEGIN)
     nodes = at, column_of[events.name[at] >> FORWARD_THREAD_SHIFT], value[at] & SEQUENCE_MASK
-    at = find(*_CALL_KINDS, Kind.GRAPH_BUILT)
+    at = find(*_CALL_KINDS, Kind.GRAPH_BUILT, *GREENLET_KINDS)
     counted = at, own_column[events.thread[at]], (value[at] & SEQUENCE_MASK) - 1
     begins = [calls(*CALL_ENTER_KINDS), numbers(_PASS, Kind.PASS_BEGIN), in_pass]
     ends = [calls(*CALL_EXIT_KINDS), numbers(_PASS, Kind.PASS_END), numbers(_SEGMENTS, Kind.BACKWARD_OVER)]

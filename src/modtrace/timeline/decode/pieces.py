@@ -11,7 +11,7 @@ import numpy as np
 from ..._interrupts import cached_property
 from ..._typing import BoolArray, Int64Array
 from ...ring import Events, Kind, RingSnapshot
-from ...ring.slot_format import CALL_ENTER_KINDS, CALL_EXIT_KINDS, DEVICE_KINDS, RANGE_KINDS
+from ...ring.slot_format import CALL_ENTER_KINDS, CALL_EXIT_KINDS, DEVICE_KINDS, GREENLET_KINDS, RANGE_KINDS
 from ..contents import FLOPS, WHOLE_RUN, Stats
 from ..timeline import Timeline
 from .analysis import MAX_BACKWARD_EVENTS, RingAnalysis
@@ -33,7 +33,8 @@ from .open_calls import OpenCall
 PIECE_EVENTS = 1 << 18
 """Events of a piece, at most if a cut allows it; a ring with fewer than four times as many is decoded as a whole."""
 PIECE_KINDS = (
-    *(*CALL_ENTER_KINDS, *CALL_EXIT_KINDS, Kind.NODE_BEGIN, Kind.NODE_END, Kind.GRAPH_BUILT, Kind.CALL_BACKWARD),
+    *(*CALL_ENTER_KINDS, *CALL_EXIT_KINDS, *GREENLET_KINDS),
+    *(Kind.NODE_BEGIN, Kind.NODE_END, Kind.GRAPH_BUILT, Kind.CALL_BACKWARD),
     *(Kind.BACKWARD_OVER, Kind.SHAPES, Kind.ACCUMULATE_END, Kind.SEGMENT_BEGIN, Kind.COUNTER),
 )
 """What only the spans of modules, and samples, are made of: nearly all events of a ring."""

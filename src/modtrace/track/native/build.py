@@ -25,7 +25,10 @@ from .library import FAILURE, HINT, find_library, forget_loaded, is_built, nativ
 UNITS = {
     "calls": (
         "-O3",
-        ("backward.cpp", "engine.cpp", "flops.cpp", "memory.cpp", "module.cpp", "module_calls.cpp", "ranges.cpp"),
+        (
+            *("backward.cpp", "engine.cpp", "flops.cpp", "greenlets.cpp"),
+            *("memory.cpp", "module.cpp", "module_calls.cpp", "ranges.cpp"),
+        ),
     ),
     "collectives": ("-O2", ("collectives.cpp",)),
     "devices": ("-O2", ("device/reader.cpp", "device/times.cpp")),

@@ -1,6 +1,7 @@
 """The native engine: calls and backward passes are seen, and written, in C++."""
 
 import gc
+import sys
 from collections.abc import Callable
 from functools import cache
 from types import FunctionType, ModuleType
@@ -9,12 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..._after_import import call_after_import
 from ...ring import Kind, NameTable, Ring
 from ...ring.slot_format import ALLOCATED, CUDA_ALLOCATED, KIND_SHIFT, REFUSED
 from ..call_patch import MAKE_GRADIENTS, RUN_BACKWARD, Patch, Wrapper
 from ..checkpoint_reruns import CheckpointReruns
 from ..collectives import NativeCollectives
-from ..event_sink import EngineOptions, OnError, SyncMarks, describe_thread, warn_without
+from ..event_sink import EngineOptions, OnError, SyncMarks, warn_without
+from ..greenlets import ThreadNumbers
 from ..naming.module_names import ModuleNames
 from ..ranges import RangeRecorder
 from .device_times import NativeDeviceTimes
@@ -76,13 +79,14 @@ class NativeEngine:
             self.module_names.resolve if self._device_times is None else self._device_times.resolve,
             self.module_names.dead,
             self.module_names.forget_dead,
-            lambda torch_thread_id: ring.names.thread(*describe_thread(), torch_thread_id),
+            ThreadNumbers(ring.names).number,
             self._sync,
             self._on_error,
             self._reruns.note,
             self._reruns.runs_again,
             None if self._ranges is None else self._ranges.name_id,
         )
+        call_after_import("greenlet", _follow_greenlets)
         if self._memory:
             self._start_memory(ring.names)
         for patch in _patches(self._native):
@@ -141,6 +145,11 @@ class NativeEngine:
 def _watch_cuda_memory(native: ModuleType) -> None:
     if (reason := native.watch_cuda_memory()) is not None:
         warn_without("memory of CUDA", reason)
+
+
+def _follow_greenlets() -> None:
+    greenlet: Any = sys.modules["greenlet"]
+    load().follow_greenlets(greenlet.getcurrent, greenlet.settrace)
 
 
 @cache

@@ -31,13 +31,14 @@ from ...ring.slot_format import (
 from ..call_patch import Patch, Wrapper
 from ..checkpoint_reruns import CheckpointReruns
 from ..collectives import PortableCollectives
-from ..event_sink import EngineOptions, OnError, SyncMarks, describe_thread
+from ..event_sink import EngineOptions, OnError, SyncMarks
+from ..greenlets import ThreadNumbers
 from ..naming.module_names import ModuleNames
 from ..ranges import RangeRecorder
 from ..unseen import is_backward_compiled, skip_all, skip_frame
 from .garbage_collections import PortableCollections
 from .passes import NO_GRAPH_TASK, PASS_PATCH, CallFrame, GraphTasks, ThreadState, current_graph_task, gives_gradients
-from .segment_hooks import SegmentHooks
+from .segment_hooks import FrameStacks, SegmentHooks
 
 _profiler_enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 _sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
@@ -93,8 +94,10 @@ class PortableEngine(SegmentHooks):
             on_outermost=None if self._ranges is None else self._ranges.find_optimizers,
         )
         self._dead = self.module_names.dead
-        self._local = threading.local()
-        self._graph_tasks = GraphTasks(self._write, self._thread, on_error)
+        self._numbers = ThreadNumbers(ring.names)
+        self._threads = FrameStacks(self._make_thread)
+        self._local = self._threads.local
+        self._graph_tasks = GraphTasks(self._write, self._threads.get, on_error)
         self.on_segment_start = self._graph_tasks.make_segment_hook(self._local)
         self._write_sync_mark = SyncMarks(self, ring.names)
         self.next_pass: Callable[[], int] = itertools.count(1).__next__
@@ -142,7 +145,7 @@ class PortableEngine(SegmentHooks):
         """Write one event of this thread, and before it the garbage collections since the last one."""
         self.finish_notes()
         self._steps_told = self._steps_told or kind in (Kind.STEP, Kind.OPTIMIZER_STEP)
-        self._write(kind << KIND_SHIFT | self._thread().bits | name, value)
+        self._write(kind << KIND_SHIFT | self._threads.get().bits | name, value)
 
     @skip_all
     def begin_pass(self, number: int, outputs: object) -> None:
@@ -151,7 +154,7 @@ class PortableEngine(SegmentHooks):
             try:
                 self.write_event(Kind.PASS_BEGIN, NO_NAME, number)
                 if not is_backward_compiled():
-                    self._hook_outputs(self._thread(), outputs)
+                    self._hook_outputs(self._threads.get(), outputs)
             except Exception as error:
                 self._on_error(error)
 
@@ -188,9 +191,9 @@ class PortableEngine(SegmentHooks):
             return None
         try:
             try:
-                thread: ThreadState = self._local.thread
+                thread: ThreadState = self._local.value
             except AttributeError:
-                thread = self._thread()
+                thread = self._threads.get()
             depth = thread.stack_depth
             outer = thread.frames[depth]
             if depth == 0:
@@ -259,7 +262,7 @@ class PortableEngine(SegmentHooks):
     @skip_all
     def innermost_called_with(self, kwargs: dict[str, Any]) -> CallFrame | None:
         """Return the frame of the thread's innermost call if this very dictionary holds its keyword arguments."""
-        thread: ThreadState | None = getattr(self._local, "thread", None)
+        thread: ThreadState | None = getattr(self._local, "value", None)
         return None if thread is None else thread.innermost_called_with(kwargs)
 
     @skip_all
@@ -308,14 +311,10 @@ class PortableEngine(SegmentHooks):
         if ((slots[:, 0] & (1 << LAP_SHIFT) - 1 == meta) & (slots[:, 2] == value)).any():
             self.exit(frame, None)
 
-    def _thread(self) -> ThreadState:
-        try:
-            thread: ThreadState = self._local.thread
-        except AttributeError:
-            self.finish_notes()  # those of threads without a number are left out
-            thread_id = self._ring.names.thread(*describe_thread())
-            thread = self._local.thread = ThreadState(thread_id << THREAD_SHIFT)
-            self._bits_by_tid[threading.get_native_id()] = thread.bits
+    def _make_thread(self) -> ThreadState:
+        self.finish_notes()  # those of threads without a number are left out
+        thread = ThreadState(self._numbers.number() << THREAD_SHIFT)
+        self._bits_by_tid.setdefault(threading.get_native_id(), thread.bits)  # those of greenlets are their thread's
         return thread
 
     def _resolve(self, module: nn.Module, outer_name: int, thread: ThreadState) -> NameCounters:

@@ -5,7 +5,6 @@ or follows one that failed.
 """
 
 import sys
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -22,14 +21,13 @@ from ...ring.slot_format import ABANDONED_BIT, CALL_KEY_BITS, CALL_KEY_MASK, KIN
 from ..call_patch import RUN_BACKWARD, Patch, Wrapper
 from ..event_sink import OnError
 from ..unseen import skip_all, skip_frame, unseen_by_modes
-from .segment_hooks import FrameBase, FrameStack, Segments
+from .segment_hooks import FrameBase, FrameStack
 
 current_graph_task: Callable[[], int] = torch._C._current_graph_task_id
 NO_GRAPH_TASK = -1
 """What `current_graph_task` returns outside of backward."""
 
 _RUN_BACKWARD_CODE = torch.autograd.graph._engine_run_backward.__code__
-_MAX_OUTSIDE_SEGMENTS = 1024
 
 
 class CallFrame(FrameBase):
@@ -75,18 +73,16 @@ class ThreadState(FrameStack[CallFrame]):
 
     Attributes:
         bits: its id, where a slot's first word has it.
-        outside_segments: segments of nodes that were made outside of all calls and that no pass ran yet; the last ones.
         graph_tasks: those it runs, outermost first.
         noted_sequence: the sequence number at the last call that was noted for `CheckpointReruns`; -1 before the first.
     """
 
-    __slots__ = ("bits", "graph_tasks", "noted_sequence", "outside_segments")
+    __slots__ = ("bits", "graph_tasks", "noted_sequence")
 
     def __init__(self, bits: int) -> None:
         super().__init__()
         self.bits = bits
         self.frames = [CallFrame(self, 0)]
-        self.outside_segments: Segments = deque(maxlen=_MAX_OUTSIDE_SEGMENTS)
         self.graph_tasks: list[GraphTask] = []
         self.noted_sequence = -1
 
@@ -124,7 +120,7 @@ class GraphTasks:
         self.active = False
 
     def make_segment_hook(self, local: Any) -> Callable[[int, Tensor], None]:
-        """Return what is called with a call's id when its nodes start to run; `local.thread` is a thread's state."""
+        """Return what is called with a call's id when its nodes start to run; `local.value` is a thread's state."""
         # Run for every hook, and so a closure: what it looks up on itself is a tenth of its cost.
         write, begin = self._write, self._begin
 
@@ -135,7 +131,7 @@ class GraphTasks:
             try:
                 graph_task_id = current_graph_task()
                 try:
-                    thread: ThreadState = local.thread
+                    thread: ThreadState = local.value
                 except AttributeError:
                     thread = self._thread_state()
                 graph_tasks = thread.graph_tasks

@@ -16,10 +16,13 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.overrides import has_torch_function_unary
 
+from ..._interrupts import WeakMap
 from ...ring.slot_format import NO_NAME
+from ..greenlets import PerGreenlet, current_greenlet
 from ..unseen import tensors_in, unseen_by_modes
 
 _MAX_NODES_SEARCHED = 20_000
+_MAX_OUTSIDE_SEGMENTS = 1024
 
 Segments = deque[tuple[int, int]]
 """Segments in the order in which they were made: the first and the last sequence number of each."""
@@ -56,6 +59,7 @@ class FrameBase:
 
 
 _Frame = TypeVar("_Frame", bound=FrameBase)
+_Stack = TypeVar("_Stack", bound="FrameStack[Any]")
 
 
 class FrameStack(Generic[_Frame]):
@@ -64,18 +68,28 @@ class FrameStack(Generic[_Frame]):
     Attributes:
         frames: its frames, outermost first; the bottom one is around all calls.
         stack_depth: index of the innermost open call's frame.
+        outside_segments: segments of nodes that were made outside of all calls and that no pass ran yet; the last ones.
         hook_tensor: an empty CPU tensor that carries a hook to the node it is registered on.
     """
 
-    __slots__ = ("frames", "hook_tensor", "stack_depth")
+    __slots__ = ("frames", "hook_tensor", "outside_segments", "stack_depth")
 
     frames: list[_Frame]
 
     def __init__(self) -> None:
         self.stack_depth = 0
+        self.outside_segments: Segments = deque(maxlen=_MAX_OUTSIDE_SEGMENTS)
         # Hidden from the user's dispatch modes, as FakeTensorMode or a FLOP counter.
         with unseen_by_modes(), torch._C._DisableTorchDispatch():
             self.hook_tensor = torch.empty(0)
+
+    def end_segment(self, sequence: int) -> None:
+        """End the segment of the innermost call's nodes, or of those outside, before this sequence number."""
+        frame = self.frames[self.stack_depth]
+        if sequence != frame.segment_start_seq:
+            segments = frame.unhooked_segments if frame.depth else self.outside_segments
+            segments.append((frame.segment_start_seq, sequence - 1))
+            frame.segment_start_seq = sequence
 
     def open_frames(self) -> list[_Frame]:
         """Return the frames of the open calls, outermost first."""
@@ -93,6 +107,38 @@ class FrameStack(Generic[_Frame]):
         """
         frame = self.frames[self.stack_depth]
         return frame if frame.depth and frame.keywords_id == id(keywords) else None
+
+
+class FrameStacks(PerGreenlet[_Stack]):
+    """The open calls of each thread, or of each greenlet. Their nodes have sequence numbers of one thread.
+
+    Args:
+        make: returns those of a greenlet.
+    """
+
+    def __init__(self, make: Callable[[], _Stack]) -> None:
+        def make_stack() -> _Stack:
+            stack = make()
+            greenlet, began = current_greenlet(), self.since()
+            if greenlet is not None:
+                stack.outside_segments.extend(self._outside.get(greenlet) or ())
+                stack.frames[0].segment_start_seq = began
+            return stack
+
+        super().__init__(make_stack)
+        self._outside: WeakMap[Any, Segments] = WeakMap()  # of greenlets that have no stack yet
+
+    def switch(self, left: Any, goes_on: Any, made: range) -> None:
+        """End the segment that was made, and begin one of the frame that goes on."""
+        stack = self._values.get(left)
+        if stack is not None:
+            stack.end_segment(made.stop)
+        elif made:
+            self._outside[left] = outside = self._outside.get(left) or deque(maxlen=_MAX_OUTSIDE_SEGMENTS)
+            outside.append((made.start, made.stop - 1))
+        stack = self._values.get(goes_on)
+        if stack is not None:
+            stack.frames[stack.stack_depth].segment_start_seq = made.stop
 
 
 class SegmentHooks:

@@ -387,6 +387,7 @@ PyObject* run_backward(PyObject* capsule, PyObject* const* args, Py_ssize_t coun
   const PyRef wrapped = borrow(wrapper->wrapped.get());
   Session* session = wrapper->active ? engine.active_session.load(std::memory_order_relaxed) : nullptr;
   ThreadState& thread = this_thread();
+  follow_greenlet(thread);
   if (session == nullptr || is_tracing() ||
       (thread.generation != current_generation() && !register_thread(*session, thread))) {
     if (C10_UNLIKELY(PyErr_Occurred() != nullptr)) return nullptr;
@@ -408,6 +409,7 @@ PyObject* run_backward(PyObject* capsule, PyObject* const* args, Py_ssize_t coun
   ++thread.open_passes;
   if (current_graph_task() == kNoGraphTask) ++memory.passes;
   PyObject* result = PyObject_Vectorcall(wrapped.get(), args, count, keywords);
+  follow_greenlet(thread);
   // Another thread may have ended the session meanwhile, and abandoned this pass.
   if (!is_running(generation)) return result;
   Session& running = *engine.active_session.load();

@@ -73,6 +73,8 @@ ThreadState* add_thread_state() {
 
 bool register_thread(Session& session, ThreadState& thread) {
   const SessionRef hold(session);
+  follow_greenlet(thread);
+  if (thread.generation == current_generation()) return true;
   drop_open_calls(thread, 0);
   const PyRef torch_thread_id = steal(PyLong_FromUnsignedLongLong(at::RecordFunction::currentThreadId()));
   const PyRef number = ask(session, session.add_thread, torch_thread_id.get());
@@ -80,10 +82,12 @@ bool register_thread(Session& session, ThreadState& thread) {
   thread.meta_bits = PyLong_AsLongLong(number.get()) << kThreadShift;
   thread.open_passes = 0;
   thread.optimizer_steps = 0;
+  thread.generation = current_generation();
+  if (thread.noted_generation == thread.generation) return true;
   thread.noted_sequence = UINT64_MAX;
   thread.range_names.clear();
   thread.operators.clear();
-  thread.generation = current_generation();
+  thread.noted_generation = thread.generation;
   return true;
 }
 

@@ -148,22 +148,37 @@ struct OpenCall {
   int64_t exit_meta, exit_value;  // of its exit event; the value still without the sequence number
 };
 
-// What one thread is doing. Never freed: `stop` looks at all of them, and a thread may end at any time.
-struct ThreadState {
-  std::atomic<bool> busy{false};  // while it writes without the interpreter's lock
-  uint64_t generation = 0;        // of the session that all below belongs to, but for the boundaries
+// What one greenlet is doing, or a thread that has none.
+struct GreenletState {
+  uint64_t generation = 0;        // of the session that all below belongs to
   int64_t meta_bits = 0;          // its number, where meta has it
   int open_passes = 0;            // backward passes that it has called and not returned from
   int optimizer_steps = 0;        // ranges of optimizers that it is in
   int64_t range_expected_ns = 0;  // when torch began to prepare its next range; 0: not known
   int64_t pass_expected_ns = 0;   // the same of its next backward pass
   std::vector<OpenCall> open_calls;
+};
+
+// The greenlets of a thread. Guarded by the interpreter's lock.
+struct Greenlets {
+  PyRef running;  // a weak reference to the one that the thread's state is of; null before the first was seen
+  std::unordered_map<PyObject*, std::pair<PyRef, GreenletState>> suspended;  // by weak reference, which it holds
+  size_t pruned_at = 64;  // how many of them are looked through for dead ones
+  PyRef traced_before;    // what greenlet.settrace had on this thread, called after ours
+  bool tracing = false;   // while ours is called
+};
+
+// What one thread is doing. Never freed: `stop` looks at all of them, and a thread may end at any time.
+struct ThreadState : GreenletState {
+  std::atomic<bool> busy{false};  // while it writes without the interpreter's lock
+  uint64_t noted_generation = 0;  // of the session that all below belongs to, but for the boundaries
   uint64_t noted_sequence = UINT64_MAX;  // at the last call that `note_call` was told of
   SequenceBoundaries boundaries;
   SequenceBoundaries device_boundaries;                     // of the calls that get events of the device
   std::map<std::string, int64_t, std::less<>> range_names;  // the ids of those that it has met in this session
   std::unordered_map<std::string, int64_t> operators;       // their numbers, by name and inputs, in this session
-  ThreadState* next = nullptr;                              // in the list of all threads
+  Greenlets greenlets;
+  ThreadState* next = nullptr;  // in the list of all threads
 };
 
 // A backward pass with hooks on its segments. The hooks outlive it where the graph is retained, and do nothing then.
@@ -198,6 +213,7 @@ struct EngineState {
   bool device_shared = false;        // whether passes of several threads ever ran on devices at once
   PyObject* call_wrapper = nullptr;  // the wrapper of nn.Module.__call__ whose calls are noted, or null
   PyObject* wrapped_call = nullptr;  // what it wraps
+  PyObject* get_greenlet = nullptr;  // greenlet.getcurrent, or null where that is not imported
 };
 
 // Never destroyed: threads that the end of the process does not wait for may still write.
@@ -317,6 +333,14 @@ inline void write_without_gil(ThreadState& thread, uint64_t generation, int64_t 
 // The same for a thread of the running session; `meta` without its number.
 inline void write_without_gil(ThreadState& thread, int64_t meta, int64_t value) {
   write_without_gil(thread, thread.generation, meta | thread.meta_bits, value);
+}
+
+// Lets the thread's state be that of the greenlet that runs. Needs the interpreter's lock; a pending error stays.
+void find_greenlet(ThreadState& thread);
+
+// The same where greenlets may have switched.
+inline void follow_greenlet(ThreadState& thread) {
+  if (C10_UNLIKELY(engine.get_greenlet != nullptr)) find_greenlet(thread);
 }
 
 // Gives the thread its number in this session; false where that failed or the session ended. Needs the interpreter's

@@ -16,6 +16,7 @@
 #include "device/calls.h"
 #include "engine.h"
 #include "flops.h"
+#include "greenlets.h"
 #include "memory.h"
 #include "module_calls.h"
 #include "ranges.h"
@@ -124,6 +125,7 @@ PyObject* py_write_event(PyObject*, PyObject* args) {
   Session* session = engine.active_session.load(std::memory_order_relaxed);
   if (session == nullptr) Py_RETURN_NONE;
   ThreadState& thread = this_thread();
+  follow_greenlet(thread);
   if (thread.generation == current_generation() || register_thread(*session, thread)) {
     const int64_t kind = meta >> kKindShift;
     if (kind == kStep || kind == kOptimizerStep) {
@@ -274,6 +276,7 @@ PyMethodDef methods[] = {
     {"write_event", py_write_event, METH_VARARGS, nullptr},
     {"on_collection", py_on_collection, METH_VARARGS, nullptr},
     {"forget_module", py_forget_module, METH_O, nullptr},
+    {"follow_greenlets", follow_greenlets, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

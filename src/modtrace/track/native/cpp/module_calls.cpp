@@ -112,6 +112,7 @@ bool enter(PyObject* module, const Inputs& inputs) {
   Session* session = engine.active_session.load(std::memory_order_relaxed);
   if (session == nullptr) return false;
   ThreadState& thread = this_thread();
+  follow_greenlet(thread);
   if (C10_UNLIKELY(thread.generation != current_generation()) && !register_thread(*session, thread)) return false;
   if (thread.open_calls.empty()) {
     // Where one is due: by sync marks the recording is aligned with torch.profiler's trace.
@@ -198,6 +199,7 @@ PyObject* call_module(PyObject* wrapper, PyObject* const* args, size_t flagged_c
   const uint64_t generation = thread.generation;
   const size_t height = thread.open_calls.size() - 1;
   PyObject* result = PyObject_Vectorcall(wrapped, args, flagged_count, keywords);
+  follow_greenlet(thread);
   // The session may have ended meanwhile, or ended and another one begun; what it holds of the thread's is let go then.
   Session* session = engine.active_session.load(std::memory_order_relaxed);
   if (thread.generation == generation && thread.open_calls.size() > height) {
