@@ -153,7 +153,7 @@ def test_run_starts_the_watcher(tmp_path: Path) -> None:
     done = run_python("-m", "modtrace", "run", *options, cwd=tmp_path)
     assert done.stdout == "torch.Size([1, 2])\n"
     assert wait_for_end(tmp_path / "a.kept" / "watch.log") == ["modtrace: ended: 0 kept"]
-    for wrong in (["--keep-when", "step > 90s"], ["--ring", "a.modtrace", "--keep-when", "step"]):
+    for wrong in (["--keep-when", "step > 90s"], ["--keep-when", ""], ["--ring", "a.modtrace", "--keep-when", "step"]):
         done = run_python("-m", "modtrace", "run", *wrong, "job.py", cwd=tmp_path, status=2)
         assert "--keep-when" in done.stderr
         assert done.stdout == ""

@@ -112,7 +112,7 @@ def _completion(option: Option) -> Callable[[click.Context, click.Parameter, str
 
 def _joined(separator: str) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], str | None]:
     """Return what makes one text of an option that is given several times."""
-    return lambda _context, _parameter, texts: separator.join(texts) or None
+    return lambda _context, _parameter, texts: separator.join(texts) if texts else None
 
 
 def _recording_options(function: Callable[..., None]) -> Callable[..., None]:
