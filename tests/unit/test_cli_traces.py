@@ -210,9 +210,9 @@ def test_convert_looks_at_its_target_before_it_reads(trace: Path) -> None:
 def test_summary_as_csv_is_exact(trace: Path) -> None:
     assert invoke("summary", trace, "--format", "csv").stdout == (
         "fqn,module_class,calls,forward_ns,forward_self_ns,backward_ns,backward_self_ns,recompute_ns,recompute_self_ns,"
-        "step_p50_ns,step_p95_ns,total_ns,self_ns,mean_ns\n"
-        "Net,Net,2,8000000,6000000,4000000,4000000,0,0,6000000,6000000,12000000,10000000,6000000\n"
-        "Net.a,Linear,2,2000000,2000000,0,0,0,0,1000000,1000000,2000000,2000000,1000000\n"
+        "step_p50_ns,step_p95_ns,in_steps_ns,total_ns,self_ns,mean_ns\n"
+        "Net,Net,2,8000000,6000000,4000000,4000000,0,0,6000000,6000000,12000000,12000000,10000000,6000000\n"
+        "Net.a,Linear,2,2000000,2000000,0,0,0,0,1000000,1000000,2000000,2000000,2000000,1000000\n"
     )
 
 

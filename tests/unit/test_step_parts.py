@@ -11,7 +11,7 @@ from modtrace.ring import Kind
 from modtrace.ring.range_text import range_text
 from modtrace.ring.slot_format import COLLECTED_BITS, GENERATION_BITS, NO_NAME, SEQUENCE_BITS
 from modtrace.timeline import Timeline, build_timeline
-from modtrace.timeline.summary import measure_steps
+from modtrace.timeline.summary import find_step_bounds, measure_steps
 from modtrace.timeline.summary.parts import StepParts, divide_steps
 from tests.support.event_script import WALL, EventScript
 from tests.support.timelines import timelines
@@ -81,7 +81,7 @@ def test_each_nanosecond_of_a_step_is_of_one_part() -> None:
             "inner": 1,
             "backward": 20,
             "optimizer": 5 + 9,
-            "loop": 10 + 10 + 5 + 1,
+            "loop": 10 + 5 + 1,  # the step begins with its data
         }
     ]
 
@@ -232,6 +232,83 @@ def test_a_loss_around_the_model_is_the_model() -> None:
 
     assert alone == [{"forward": 10, "other": 10}]
     assert parts_of(build_timeline(script.snapshot())) == [{"forward": 10, "loss": 3, "other": 7}]
+
+
+def test_a_step_begins_with_what_leads_to_its_training() -> None:
+    script = EventScript()
+    ranges, net, other = _Ranges(script), script.name("Net"), script.name("Other")
+    ranges.whole(0, 40, SAVE)  # loads weights
+    script.enter(50, net, sequence=0)  # of a sample
+    script.exit(60, net, sequence=1)
+    at, sequence = 1000, 1
+    for number, model in enumerate((net, net, other, other)):
+        at += 500 if number == 2 else 0  # prepares the next training
+        ranges.whole(at, at + 4, FETCH)
+        script.enter(at + 6, model, number, sequence)
+        script.exit(at + 16, model, number, sequence + 1)
+        script.pass_begin(at + 20, number)
+        script.node(at + 21, at + 29, sequence)
+        script.pass_end(at + 30, number)
+        script.step(at + 40, number)
+        at, sequence = at + 40, sequence + 1
+    ranges.whole(at + 10, at + 90, SAVE)
+    timeline = build_timeline(script.snapshot())
+    bounds = find_step_bounds(timeline)
+    summary = timeline.summary()
+
+    assert list(zip((bounds.start - WALL).tolist(), (bounds.end - WALL).tolist(), strict=True)) == [
+        (1000, 1040),
+        (1040, 1080),
+        (1580, 1620),
+        (1620, 1660),
+    ]
+    assert parts_of(timeline) == [
+        {"data loading": 4, "forward": 10, "loss": 4, "backward": 10, "other": 12} for _ in range(4)
+    ]
+    assert summary.around == (
+        {"other": 950, "saving": 40, "forward": 10},
+        {"other": 500},
+        {"saving": 80, "other": 10},
+    )
+    assert [(one.part, one.total_ns, one.share) for one in summary.parts][:2] == [
+        ("data loading", 16, 0.1),
+        ("forward", 40, 0.25),
+    ]
+    shares = {row.fqn: (row.calls, row.in_steps_ns) for row in summary.rows}
+    assert shares == {"Net": (3, 36), "Other": (2, 36)}
+    document = json.loads(summary.to_json())
+    assert [document[place] for place in ("before", "outside", "after")] == [*map(dict, summary.around)]
+    places = (
+        "before the first step 0.001 ms, of it saving",
+        "between trainings 0.001 ms",
+        "after the last step 0.000 ms",
+    )
+    for text in (summary.to_text(), summary.to_markdown(), summary.to_html(), summary.to_tree()):
+        assert all(place in text for place in places)
+    assert [divide_steps(timeline.steps(low))[0].parts for low in range(4)] == [*map(dict, parts_of(timeline))]
+
+
+@pytest.mark.parametrize("trains_before", [False, True])
+def test_what_a_training_before_a_long_pause_took_is_in_no_step(trains_before: bool) -> None:
+    script = EventScript()
+    net = script.name("Net")
+    if trains_before:  # and takes no step
+        script.enter(0, net, sequence=0)
+        script.exit(10, net, sequence=1)
+        script.pass_begin(12, 1)
+        script.node(13, 18, 0)
+        script.pass_end(20, 1)
+    for call, at in enumerate((200, 240), 1):  # two batches to a step
+        script.enter(at, net, call, call)
+        script.exit(at + 10, net, call, call + 1)
+        script.pass_begin(at + 12, call + 1)
+        script.node(at + 13, at + 18, call)
+        script.pass_end(at + 20, call + 1)
+    script.step(270, 0)
+    timeline = build_timeline(script.snapshot())
+
+    assert parts_of(timeline) == [{"forward": 20, "loss": 4, "backward": 16, "other": 30}]
+    assert sum(timeline.summary().around.before.values()) == (200 if trains_before else 0)
 
 
 def test_totals_and_percentiles_of_parts() -> None:

@@ -211,7 +211,7 @@ def test_marks_and_backward_passes_make_training_steps() -> None:
 
     assert training().summary().units == unmarked.summary().units == marked.summary().units == []
     assert "no whole step is marked" in str(unmarked.summary())
-    assert [step.duration_ns for step in marked.summary().steps] == [110, 140]
+    assert [step.duration_ns for step in marked.summary().steps] == [100, 140]
     # Calls in backward are no outermost ones.
     assert [(unit.unit, unit.measured) for unit in training().summary(step_by="call").units] == [("Net", 2)]
     assert training().summary(step_by="call").rows[0].step_p95_ns == 30 * MS

@@ -67,9 +67,9 @@ def test_totals_and_self_times_of_a_step_with_recompute() -> None:
 
     # Backward is without the recompute in it; recompute counts to Net too, which contains what runs again.
     assert summary.rows == [
-        ModuleTimes("Net", "Net", 1, 1000, 300, 600, 200, 400, 0, 2000, 2000),
-        ModuleTimes("Net.a", "Linear", 2, 150, 150, 0, 0, 100, 100, 250, 250),
-        ModuleTimes("Net.b", "Block", 1, 600, 550, 400, 400, 300, 300, 1300, 1300),
+        ModuleTimes("Net", "Net", 1, 1000, 300, 600, 200, 400, 0, 2000, 2000, in_steps_ns=2000),
+        ModuleTimes("Net.a", "Linear", 2, 150, 150, 0, 0, 100, 100, 250, 250, in_steps_ns=250),
+        ModuleTimes("Net.b", "Block", 1, 600, 550, 400, 400, 300, 300, 1300, 1300, in_steps_ns=1300),
     ]
     assert (summary.modules, summary.incomplete, summary.overwritten, summary.gpu) == (3, 0, 0, None)
     assert [row.self_ns for row in summary.rows] == [500, 250, 1250]
@@ -86,8 +86,8 @@ def test_a_module_that_calls_itself_counts_its_time_once() -> None:
     )
 
     assert summarize(recursion).rows == [
-        ModuleTimes("Net.a", "Linear", 3, 100, 80, 0, 0, 0, 0, 100, 100),
-        ModuleTimes("Net.b", "Block", 1, 80, 20, 0, 0, 0, 0, 80, 80),
+        ModuleTimes("Net.a", "Linear", 3, 100, 80, 0, 0, 0, 0, 100, 100, in_steps_ns=100),
+        ModuleTimes("Net.b", "Block", 1, 80, 20, 0, 0, 0, 0, 80, 80, in_steps_ns=80),
     ]
 
 
@@ -95,7 +95,7 @@ def test_spans_of_one_module_under_two_labels_are_one_row() -> None:
     names = (Name("a: Linear", "Net.a", "Linear"), Name("b.a: Linear", "Net.a", "Linear"))
     both = timeline((0, FORWARD, 0, 5, -1, True), (1, FORWARD, 5, 12, -1, True), names=names)
 
-    assert summarize(both).rows == [ModuleTimes("Net.a", "Linear", 2, 12, 12, 0, 0, 0, 0, 6, 7)]
+    assert summarize(both).rows == [ModuleTimes("Net.a", "Linear", 2, 12, 12, 0, 0, 0, 0, 6, 7, in_steps_ns=12)]
 
 
 def test_footer_of_a_lossy_timeline_counts_what_is_missing() -> None:
@@ -187,8 +187,8 @@ def test_recompute_is_a_column_where_there_is_any() -> None:
 def test_csv_and_json_have_nanoseconds() -> None:
     assert EXAMPLE.to_csv() == (
         "fqn,module_class,calls,forward_ns,forward_self_ns,backward_ns,backward_self_ns,recompute_ns,recompute_self_ns,"
-        "step_p50_ns,step_p95_ns,total_ns,self_ns,mean_ns\n"
-        "Net.a,Linear,2,1234567,1000000,2000500,0,0,0,3000,4000,3235067,1000000,1617533\n"
+        "step_p50_ns,step_p95_ns,in_steps_ns,total_ns,self_ns,mean_ns\n"
+        "Net.a,Linear,2,1234567,1000000,2000500,0,0,0,3000,4000,0,3235067,1000000,1617533\n"
     )
     assert json.loads(EXAMPLE.to_json()) == {
         "rows": [
@@ -209,6 +209,7 @@ def test_csv_and_json_have_nanoseconds() -> None:
                 "flops_forward": None,
                 "flops_backward": None,
                 "flops_recompute": None,
+                "in_steps_ns": 0,
                 "total_ns": 3_235_067,
                 "self_ns": 1_000_000,
                 "mean_ns": 1_617_533,
@@ -221,6 +222,8 @@ def test_csv_and_json_have_nanoseconds() -> None:
         "parts": [],
         "units": [],
         "outside": {},
+        "before": {},
+        "after": {},
         "steps": [],
     }
 
@@ -271,7 +274,7 @@ def test_gpu_columns_stand_in_every_form_where_a_gpu_was_profiled() -> None:
     not_recorded = [field for field in ModuleTimes._fields if getattr(PROFILED.rows[0], field) is None]
     known = [field for field in ModuleTimes._fields if field not in not_recorded]
     assert header.split(",") == [*known, "total_ns", "self_ns", "mean_ns"]
-    assert first == "Net,Net,1,9000,4000,0,0,0,0,0,0,1,50000,0,0,0,0,0,20000,0,0,0,0,0,9000,4000,9000"
+    assert first == "Net,Net,1,9000,4000,0,0,0,0,0,0,0,1,50000,0,0,0,0,0,20000,0,0,0,0,0,9000,4000,9000"
     assert json.loads(PROFILED.to_json())["gpu"] == {
         "kernel_ns": 45_000,
         "memcpy_ns": 5_000,

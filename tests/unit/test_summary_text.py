@@ -36,7 +36,8 @@ def test_text_has_the_share_of_all_steps() -> None:
 
 def test_text_says_why_a_share_is_above_100() -> None:
     note = "% step above 100: threads ran at once, and each counts"
-    columns = replace(training().columns.take(np.array([0, 8])), track=np.array([0, 1], np.int32))
+    columns = training().columns.take(np.array([0, 8]))
+    columns = replace(columns, track=np.array([0, 1], np.int32), step=np.zeros(2, np.int64))
     threads = [Track("forward", name, tid, MAIN) for tid, name in enumerate(("a", "b"))]
 
     def text(end: int, width: int | None = None) -> list[str]:
@@ -76,7 +77,7 @@ def test_lines_fit_the_terminal_and_names_keep_their_ends(width: int) -> None:
 
 
 def test_the_last_columns_are_left_out_too_where_names_would_have_no_room() -> None:
-    times = ModuleTimes("GPT.blocks.0.mlp", "MLP", 20, 123_456_789_000, 123_456_789_000)
+    times = ModuleTimes("GPT.blocks.0.mlp", "MLP", 20, 123_456_789_000, 123_456_789_000, in_steps_ns=123_456_789_000)
     summary = Summary([times], 1, steps=[StepTimes(0, 246_913_578_000)])
 
     # "% step" takes 6 cells, "total ms" and "self" 10 each here, gaps 2, and a name 12 at least: all of it 44.

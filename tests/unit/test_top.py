@@ -335,7 +335,7 @@ def test_into_a_pipe_the_state_of_now_is_printed_once(tmp_path: Path) -> None:
     assert done.exit_code == 0
     shown = done.output.splitlines()
     assert shown[0].startswith("rank 0 dead · step 3 · ")
-    assert shown[1:3] == ["rank 0 died", "forward 57% · other 43%"]
+    assert shown[1:3] == ["rank 0 died", "forward 60% · other 40%"]
     assert shown[5].split()[:3] == ["Net", "57.1", "57.1"]
 
     (rank,) = json.loads(CliRunner().invoke(commands, ["top", "--format", "json", str(tmp_path)]).output)

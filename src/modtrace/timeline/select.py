@@ -11,7 +11,7 @@ import numpy as np
 
 from .._typing import BoolArray, Float64Array, IndexArray, Int32Array, Int64Array
 from .contents import FLOPS, UNKNOWN_FLOPS, WHOLE_RUN
-from .slices import BACKWARD, KINDS, MODULE, Slices, sort_by_start
+from .slices import BACKWARD, FORWARD, KINDS, MODULE, Slices, sort_by_start
 
 if TYPE_CHECKING:
     from .contents import CounterSeries
@@ -295,6 +295,20 @@ def first_ended_step(timeline: Timeline, step_ends: Int64Array) -> int:
         return 0
     row = int(np.argmax(own * (1 + columns.complete.view(np.int8))))  # of others it is not known when they began
     return int(columns.step[row] - np.searchsorted(step_ends, columns.start[row], side="right"))
+
+
+def forward_calls(timeline: Timeline) -> Int64Array:
+    """Return the rows of the calls of modules on the forward tracks of the first process's threads."""
+    slices, of_process = timeline.slices, first_process_tracks(timeline)
+    on_forward = np.array([track.kind == "forward" for track in timeline.tracks] or [False], np.bool_) & of_process
+    rows = slices.block_of(MODULE)
+    return np.flatnonzero(on_forward[slices.track[rows]] & (slices.phase[rows] == FORWARD))
+
+
+def outermost_calls(timeline: Timeline) -> Int64Array:
+    """Return those of them that are in no other call."""
+    rows = forward_calls(timeline)
+    return rows[timeline.slices.parent[rows] < 0]
 
 
 def _end_before(step_ends: Int64Array, index: int) -> int:

@@ -16,6 +16,7 @@ from .contents import FLOPS
 from .join import put_modules_before
 from .select import first_ended_step, keep_rows, samples_between
 from .slices import BACKWARD, BACKWARD_PASS, DTYPES, FORWARD, MODULE, RANGE, Slices
+from .step_begins import trained_modules
 
 if TYPE_CHECKING:
     from .timeline import Timeline
@@ -33,6 +34,7 @@ def step_pieces(timeline: Timeline) -> Iterator[Timeline]:
     are those of all.
     """
     cuts, columns, args = _find_cuts(timeline), timeline.columns, timeline.span_args
+    trained = timeline.trained or frozenset()
     if not cuts:
         yield timeline
         return
@@ -57,7 +59,10 @@ def step_pieces(timeline: Timeline) -> Iterator[Timeline]:
         modules = {field: getattr(columns, field)[first:last].copy() for field in DTYPES}
         modules["parent"][modules["parent"] >= 0] -= first
         of_piece = rows_with_args[bisect_left(rows_with_args, first) : bisect_left(rows_with_args, last)]
-        yield put_modules_before(piece, modules, {row - first: args[row] for row in of_piece})
+        piece = put_modules_before(piece, modules, {row - first: args[row] for row in of_piece})
+        piece = replace(piece, trained=trained)
+        yield piece
+        trained = trained_modules(piece)
 
 
 def _find_cuts(timeline: Timeline) -> list[tuple[int, int]]:

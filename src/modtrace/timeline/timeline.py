@@ -34,7 +34,8 @@ class Timeline:
             `compiled_modules` those inside of what torch.compile made), by index of the slice.
         collective_details: what only collectives and waits have.
         gpu_work: what modules launched on GPUs, of a merged trace that has any; None if that is not known.
-        begin_ns: when the first of chosen steps began, Unix nanoseconds; None: the start of the earliest slice.
+        begin_ns: when the first of chosen steps began, Unix nanoseconds; None: the timeline has all from its start.
+        trained: the names of modules that trained before `begin_ns`; None: that is not known.
 
     Examples:
         >>> timeline = modtrace.load("step.pftrace")
@@ -53,6 +54,7 @@ class Timeline:
     collective_details: CollectiveDetails = field(default_factory=CollectiveDetails)
     gpu_work: GpuWork | None = None
     begin_ns: int | None = None
+    trained: frozenset[str] | None = None
 
     @cached_property
     def columns(self) -> Slices:

@@ -10,9 +10,7 @@ import numpy as np
 from .._typing import BoolArray, Int64Array
 from ..timeline import LargeTimeline, Timeline
 from ..timeline.select import without_gpu
-from ..timeline.summary import find_step_bounds
-from ..timeline.summary.parts import StepParts, divide_steps, explain_steps, sum_up_parts
-from ..timeline.summary.step_bounds import StepBounds
+from ..timeline.summary.parts import DividedSteps, divide_piece, explain_steps, join_divided, sum_up_parts
 
 COUNTER_UNIT = "ms"
 MAX_STEPS = 1 << 15
@@ -23,7 +21,7 @@ class PartTable(NamedTuple):
 
     Attributes:
         parts: their names, in the order in which they are shown.
-        share: of each part, its fraction of the time of all steps.
+        share: of each part, its fraction of the time of the whole steps.
         names: of each step (`step 3`, `generate 3`).
         causes: why a step was slow, in one sentence; None if it was not.
         start: int64[steps], Unix nanoseconds.
@@ -64,14 +62,17 @@ def part_table(timeline: Timeline, step_by: str | None = None) -> PartTable | No
         step_by: what a step is; see `Timeline.summary`.
     """
     timeline = without_gpu(timeline)
-    return _table(divide_steps(timeline, step_by), find_step_bounds(timeline, step_by))
+    return _table(divide_piece(timeline, step_by))
 
 
-def _table(steps: Sequence[StepParts], bounds: StepBounds) -> PartTable | None:
+def _table(divided: DividedSteps) -> PartTable | None:
+    steps, bounds = explain_steps(divided), divided.bounds
     if not steps:
         return None
-    totals = [total for total in sum_up_parts(steps, []) if total.total_ns]
-    parts, shares = [total.part for total in totals], [total.share for total in totals]
+    counted = [step for step, counts in zip(steps, bounds.counted.tolist(), strict=True) if counts]
+    share_of = {total.part: total.share for total in sum_up_parts(counted)}
+    parts = [total.part for total in sum_up_parts(steps) if total.total_ns]
+    shares = [share_of.get(part, 0.0) for part in parts]
     names, causes = [f"{step.name} {step.step}" for step in steps], [step.cause for step in steps]
     ns = np.array([[step.parts.get(part, 0) for part in parts] for step in steps], np.int64).reshape(len(steps), -1)
     return PartTable(parts, shares, names, causes, bounds.start, bounds.end, bounds.whole, ns)
@@ -88,12 +89,11 @@ def part_counters(timeline: Timeline, large: LargeTimeline | None = None) -> lis
         large: whose `rest` the timeline is.
     """
     timeline = without_gpu(timeline)
-    bounds = (
-        find_step_bounds(timeline, None) if large is None else StepBounds.joined([own.bounds for own in large.divided])
-    )
+    divided = divide_piece(timeline, None) if large is None else join_divided(large.divided)
+    bounds = divided.bounds
     if np.any(bounds.start[1:] < bounds.end[:-1]) or len(bounds.number) > MAX_STEPS:
         return []
-    table = _table(divide_steps(timeline, None) if large is None else explain_steps(large.divided), bounds)
+    table = _table(divided)
     if table is None or not table.whole.any():
         return []
     is_last = np.append(table.end[:-1] < table.start[1:], True)

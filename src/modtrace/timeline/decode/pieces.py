@@ -13,6 +13,7 @@ from ..._typing import BoolArray, Int64Array
 from ...ring import Events, Kind, RingSnapshot
 from ...ring.slot_format import CALL_ENTER_KINDS, CALL_EXIT_KINDS, DEVICE_KINDS, GREENLET_KINDS, RANGE_KINDS
 from ..contents import FLOPS, WHOLE_RUN, Stats
+from ..step_begins import trained_modules
 from ..timeline import Timeline
 from .analysis import MAX_BACKWARD_EVENTS, RingAnalysis
 from .cuts import find_cuts
@@ -182,6 +183,7 @@ class RingPieces:
         stats, spans, begin_ns, flops = Stats(), 0, None, np.zeros(2, np.int64)
         counted = describe_counted(self.others, 0, 0) if self.others.has_flops else None
         last: dict[int, Samples] = {}
+        trained = frozenset[str]()
         for piece in self:
             modules = self.decode(piece)
             if look is not None:
@@ -201,7 +203,8 @@ class RingPieces:
                 WHOLE_RUN: describe_whole_run(self.others.snapshot, self.others.step_ends.number, spans),
                 **({} if counted is None else {FLOPS: counted | {"outside": outside, "unknown": unknown}}),
             }
-            yield replace(timeline, stats=stats, metadata=metadata, begin_ns=begin_ns)
+            yield replace(timeline, stats=stats, metadata=metadata, begin_ns=begin_ns, trained=trained)
+            trained |= trained_modules(timeline)
             begin_ns = max((mark.time_ns for mark in timeline.marks if mark.kind == "step"), default=None)
 
 

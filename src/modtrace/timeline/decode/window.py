@@ -106,7 +106,10 @@ def build_around(read: pieces.ReadRing, serials: range, first: int | None, last:
         return None
     window, around = window_and_around
     if looks.has_costs:
-        return pieces.build_in_pieces(read, serials, window)
+        timeline = pieces.build_in_pieces(read, serials, window)
+        if timeline is None or window.start == serials.start:
+            return timeline
+        return replace(timeline, trained=frozenset(name.fqn for name in timeline.names))  # perhaps in earlier pieces
 
     def whole_ranges(events: Events) -> list[Events]:
         return [looks.with_whole_ranges(events, window), around]

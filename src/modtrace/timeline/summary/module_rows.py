@@ -35,6 +35,8 @@ class ModuleTimes(NamedTuple):
         flops_forward: FLOPs of forward, with inner modules, as for times; None if they were not counted or are unknown.
         flops_backward: the same of backward.
         flops_recompute: the same of recompute.
+        in_steps_ns: of the total of all phases what is in whole steps, without evaluations, and all of other processes.
+            If no step is whole, all steps count.
         kernels: kernels that the module itself launched.
         gpu_forward_ns: GPU time launched in forward, by it or its inner modules.
         gpu_forward_self_ns: of it, launched by itself.
@@ -67,6 +69,7 @@ class ModuleTimes(NamedTuple):
     flops_forward: int | None = None
     flops_backward: int | None = None
     flops_recompute: int | None = None
+    in_steps_ns: int = 0
     kernels: int = 0
     gpu_forward_ns: int = 0
     gpu_forward_self_ns: int = 0

@@ -20,8 +20,8 @@ from .flop_summary import FlopSummary, render_flops, render_rates
 from .memory_summary import MemorySummary, render_memory
 from .module_rows import CPU_FIELDS, GpuStepTimes, GpuTotals, ModuleTimes, fold_below
 from .overview import Overview
-from .parts import PartTimes, StepParts, sum_up_parts
-from .step_times import StepTimes
+from .parts import Around, PartTimes, StepParts, sum_up_parts
+from .step_times import StepTimes, counted_steps
 from .units import UnitTimes
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Summary:
         units: if steps are calls or ranges: percentiles of how long they took by name and thread, and how many there
             are per second; else empty.
         flops: what modules and steps cost; None if no operators were counted.
-        outside: the nanoseconds between such steps, by part, on all threads together.
+        around: what is before, between and after the steps, by part.
         memory: what modules took and kept of memory; None if it was not recorded.
 
     Examples:
@@ -77,21 +77,22 @@ class Summary:
     device: DeviceSummary | None = None
     step_parts: Sequence[StepParts] = ()
     units: Sequence[UnitTimes] = ()
-    outside: Mapping[str, int] = field(default_factory=dict)
+    around: Around = field(default_factory=Around)
     memory: MemorySummary | None = None
     flops: FlopSummary | None = None
 
     @property
     def parts(self) -> list[PartTimes]:
-        """What the steps were spent on: their totals add up to the time of all steps of the first process.
+        """What the steps were spent on: their totals add up to the time of all whole steps of the first process.
 
         If calls of several modules are steps, percentiles are of those that took most.
         """
-        total_ns = Counter[str]()
-        for step in self.step_parts:
+        counted = {step.step for step in counted_steps(self.steps)}
+        steps, total_ns = [step for step in self.step_parts if step.step in counted], Counter[str]()
+        for step in steps:
             total_ns[step.name] += sum(step.parts.values())
-        most = {step.step for step in self.step_parts if total_ns[step.name] == max(total_ns.values())}
-        return sum_up_parts(self.step_parts, [step.step for step in self.steps if step.whole and step.step in most])
+        most = max(total_ns.values(), default=0)
+        return sum_up_parts(steps, [step.step for step in steps if total_ns[step.name] == most])
 
     def sort_by(self, key: str | None = None, limit: int | None = None) -> Summary:
         """Sort the rows, times and calls descending, names ascending, and keep the first `limit` of them.
@@ -149,8 +150,13 @@ class Summary:
 
     @property
     def steps_ns(self) -> int:
-        """What the steps took together in all processes, in nanoseconds: the 100 % of the table."""
-        return sum(step.duration_ns for step in self.steps) + self.others_ns
+        """What the whole steps took together, and other processes, in nanoseconds: the 100 % of the table."""
+        return sum(step.duration_ns for step in counted_steps(self.steps)) + self.others_ns
+
+    @property
+    def outside(self) -> Mapping[str, int]:
+        """The nanoseconds between steps by part, on all threads together."""
+        return self.around.between
 
     @property
     def note(self) -> str:
@@ -247,6 +253,8 @@ class Summary:
         values: dict[str, Any] = {
             "rows": [{name: getattr(row, name) for name in fields} for row in self.rows],
             **{name: getattr(self, name) for name in ("modules", "incomplete", "overwritten", "by", "outside")},
+            "before": self.around.before,
+            "after": self.around.after,
             **{name: json_values(getattr(self, name)) for name in ("parts", "units")},
         }
         if self.gpu is not None:

@@ -17,7 +17,7 @@ from ..slices import RECOMPUTE
 from .module_rows import outer_modules
 from .percentiles import median, nearest_rank
 from .step_bounds import CALL, GENERATE, OPTIMIZER
-from .step_times import StepTimes
+from .step_times import StepTimes, counted_steps
 from .units import UnitTimes
 
 if TYPE_CHECKING:
@@ -320,7 +320,7 @@ def _steps_line(steps: Sequence[StepTimes], steps_of: str) -> str:
     if len(whole) > 1:
         p95 = nearest_rank([step.training_ns for step in whole], 0.95)
         text += f", p95 {_ms(p95)}, slowest {_ms(slowest.training_ns)} (step {slowest.step})"
-    evaluated = [step.evaluation_ns for step in steps if step.evaluation_ns]
+    evaluated = [step.evaluation_ns for step in whole if step.evaluation_ns]
     if evaluated:
         text += f", without the {_ms(sum(evaluated))} of evaluation in {counted(len(evaluated), 'step')}"
     return text
@@ -344,7 +344,7 @@ def _units_line(overview: Overview, steps: Sequence[StepTimes], units: Sequence[
 
 
 def _recompute_line(overview: Overview, steps: Sequence[StepTimes]) -> str:
-    chosen = [step for step in steps if step.whole] or steps
+    chosen = counted_steps(steps)
     total = sum(step.recompute_ns for step in chosen)
     if not total:
         return ""

@@ -49,10 +49,11 @@ class PartTimes(NamedTuple):
         part: "data loading", "forward", "loss" (from the end of forward to the begin of backward), "backward",
             "recompute", "communication" (in which the thread of the step did nothing else), "optimizer", "gc",
             "compile", "saving", "evaluation", the name of a range of the user's, or "other".
-        total_ns: in all steps together; the totals of all parts are the time of all steps.
-        p50_ns: the median over the whole steps.
-        p95_ns: what 95 % of the whole steps do not exceed.
-        share: of the time of all steps, from 0 to 1.
+        total_ns: in all whole steps together; the totals of all parts are the time of these steps. If no step is whole,
+            all count.
+        p50_ns: the median over these steps.
+        p95_ns: what 95 % of them do not exceed.
+        share: of the time of these steps, from 0 to 1.
     """
 
     part: str
@@ -95,12 +96,30 @@ class DividedSteps(NamedTuple):
         ns: int64[steps, parts].
         names: of the parts.
         longest: the name of the longest range, by index of the step and category.
+        gaps: the times before, between and after the steps.
+        gap_ns: int64[gaps, parts].
     """
 
     bounds: StepBounds
     ns: Int64Array
     names: Sequence[str]
     longest: Mapping[tuple[int, str], str]
+    gaps: StepBounds
+    gap_ns: Int64Array
+
+
+class Around(NamedTuple):
+    """What is in no step: nanoseconds by part, the longest first.
+
+    Attributes:
+        before: before the first whole step.
+        between: between steps: of trainings that follow each other, or of calls.
+        after: after the last whole step.
+    """
+
+    before: Mapping[str, int] = {}
+    between: Mapping[str, int] = {}
+    after: Mapping[str, int] = {}
 
 
 @once_per_timeline
@@ -108,34 +127,52 @@ def divide_steps(timeline: Timeline, step_by: str) -> list[StepParts]:
     """Return the parts of each step of the first process, in the order of `measure_steps`.
 
     A call or a range is divided on its thread, any other step on the one that spends most time in modules and backward
-    passes in it.
+    passes in it; if none does, in what has a name.
     """
-    return explain_steps([divide_piece(timeline, step_by)])
+    return explain_steps(divide_piece(timeline, step_by))
 
 
 @once_per_timeline
 def divide_piece(timeline: Timeline, step_by: str) -> DividedSteps:
     """Return the steps of a timeline in parts, without a reason why any was slow: for that, all pieces are needed."""
     bounds, parts = find_step_bounds(timeline, step_by), _part_numbers()
-    if not len(bounds.number):
-        return DividedSteps(bounds, np.zeros((0, len(parts)), np.int64), list(parts), {})
-    ns, tid = _divide(timeline, bounds, parts)
-    return DividedSteps(bounds, ns, list(parts), _longest_ranges(timeline, bounds, tid))
+    gaps = bounds.between(timeline)
+    both = StepBounds.joined([bounds, gaps])
+    if not len(both.number):
+        nothing = np.zeros((0, len(parts)), np.int64)
+        return DividedSteps(bounds, nothing, list(parts), {}, gaps, nothing)
+    order = np.argsort(both.start, kind="stable")
+    (ns, tid), place = _divide(timeline, both.take(order), parts), np.argsort(order, kind="stable")
+    of_steps, of_gaps = np.split(place, [len(bounds.number)])
+    longest = _longest_ranges(timeline, bounds, tid[of_steps])
+    return DividedSteps(bounds, ns[of_steps], list(parts), longest, gaps, ns[of_gaps])
 
 
-def explain_steps(pieces: Sequence[DividedSteps]) -> list[StepParts]:
-    """Return the parts of the steps of pieces that follow each other, and why the slow ones were slow."""
+def join_divided(pieces: Sequence[DividedSteps]) -> DividedSteps:
+    """Return the steps of pieces that follow each other as those of one."""
     parts, longest, first = _part_numbers(), dict[tuple[int, str], str](), 0
     at = [[parts[name] for name in piece.names] for piece in pieces]
-    ns = np.zeros((sum(len(piece.ns) for piece in pieces), len(parts)), np.int64)
+    ns, gap_ns, gaps = list[Int64Array](), list[Int64Array](), list[StepBounds]()
     for piece, columns in zip(pieces, at, strict=True):
-        ns[first : first + len(piece.ns), columns] = piece.ns
+        kept = np.flatnonzero(piece.gaps.whole | (piece is pieces[-1]))
+        for tables, table in ((ns, piece.ns), (gap_ns, piece.gap_ns[kept])):
+            wide = np.zeros((len(table), len(parts)), np.int64)
+            wide[:, columns] = table
+            tables.append(wide)
+        gaps.append(piece.gaps.take(kept))
         longest |= {(first + step, category): name for (step, category), name in piece.longest.items()}
         first += len(piece.ns)
     bounds = StepBounds.joined([piece.bounds for piece in pieces])
+    return DividedSteps(
+        bounds, np.concatenate(ns), list(parts), longest, StepBounds.joined(gaps), np.concatenate(gap_ns)
+    )
+
+
+def explain_steps(divided: DividedSteps) -> list[StepParts]:
+    """Return the parts of the steps, and why the slow ones were slow."""
+    bounds, ns, names, longest = divided[:4]
     causes: dict[int, str | None] = {}
-    names = list(parts)
-    for rows in bounds.by_name().values() if first else ():
+    for rows in bounds.by_name().values() if len(ns) else ():
         of_rows = {
             (row, category): longest[step, category]
             for row, step in enumerate(rows.tolist())
@@ -149,13 +186,22 @@ def explain_steps(pieces: Sequence[DividedSteps]) -> list[StepParts]:
     ]
 
 
-def divide_outside(timeline: Timeline, step_by: str | None) -> dict[str, int]:
-    """Return the nanoseconds between the steps of each thread by part, the longest first; see `Summary.outside`."""
-    bounds, parts = find_step_bounds(timeline, step_by), _part_numbers()
+def sum_up_around(divided: DividedSteps) -> Around:
+    """Return what is in no step; if marks end steps, those that are not whole are in none either."""
+    bounds, gaps, gap_ns = divided.bounds, divided.gaps, divided.gap_ns
+    before = after = np.zeros(len(gaps.number), np.bool_)
+    if not len(bounds.number):
+        return Around()
     if bounds.step_by == OPTIMIZER:
-        return {}
-    total = _divide(timeline, bounds.between(), parts)[0].sum(axis=0).tolist()
-    return dict(sorted(((name, ns) for name, ns in zip(parts, total, strict=True) if ns), key=lambda pair: -pair[1]))
+        counted, cut = bounds.take(np.flatnonzero(bounds.counted)), np.flatnonzero(~bounds.counted)
+        gaps, gap_ns = StepBounds.joined([gaps, bounds.take(cut)]), np.concatenate([gap_ns, divided.ns[cut]])
+        before, after = gaps.end <= counted.start[0], gaps.start >= counted.end[-1]
+
+    def by_part(rows: BoolArray) -> dict[str, int]:
+        total = zip(divided.names, gap_ns[rows].sum(axis=0).tolist(), strict=True)
+        return dict(sorted(((name, ns) for name, ns in total if ns), key=lambda pair: -pair[1]))
+
+    return Around(by_part(before), by_part(~before & ~after), by_part(after))
 
 
 def _divide(timeline: Timeline, bounds: StepBounds, parts: Numbering[str]) -> tuple[Int64Array, Int64Array]:
@@ -167,33 +213,32 @@ def _divide(timeline: Timeline, bounds: StepBounds, parts: Numbering[str]) -> tu
             ns[bounds.tid == tid, : table.shape[1]] = table
         return ns, bounds.tid
     process = timeline.tracks[0].process
-    threads = list(
-        dict.fromkeys(track.tid for track in timeline.tracks if track.process == process and track.device is None)
-    )
+    threads = sorted({track.tid for track in timeline.tracks if track.process == process and track.device is None})
     divided = [_divide_on_thread(timeline, bounds, tid, parts) for tid in threads]
     by_thread = np.zeros((len(threads), len(bounds.number), len(parts)), np.int64)
     for of_thread, (table, _) in zip(by_thread, divided, strict=True):
         of_thread[:, : table.shape[1]] = table
-    busiest = np.argmax(np.stack([busy for _, busy in divided]), axis=0)
+    busy, named = np.stack([busy for _, busy in divided]), by_thread[:, :, 1:].sum(axis=2)  # `other` is 0
+    busiest = np.argmax(np.where(busy.any(axis=0), busy, named), axis=0)
     return by_thread[busiest, np.arange(len(bounds.number))], np.array(threads)[busiest]
 
 
-def sum_up_parts(steps: Sequence[StepParts], whole_steps: Sequence[int]) -> list[PartTimes]:
-    """Return each part over all steps, in the order of `PARTS`, then the user's ranges by name, then `other`.
+def sum_up_parts(steps: Sequence[StepParts], usual: Sequence[int] | None = None) -> list[PartTimes]:
+    """Return each part over some steps, in the order of `PARTS`, then the user's ranges by name, then `other`.
 
     Args:
         steps: the divided steps.
-        whole_steps: the numbers of those that percentiles are of; none given: all.
+        usual: the numbers of those that percentiles are of; None: all.
     """
-    whole = set(whole_steps) or {step.step for step in steps}
+    chosen = {step.step for step in steps} if usual is None else set(usual)
     names = dict.fromkeys(name for step in steps for name in step.parts)
     users = sorted(names.keys() - {*PARTS, OTHER})
     total = sum(sum(step.parts.values()) for step in steps)
     times = []
     for name in [*(part for part in PARTS if part in names), *users, *([OTHER] if steps else [])]:
         part_ns = sum(step.parts.get(name, 0) for step in steps)
-        in_whole = np.array([step.parts.get(name, 0) for step in steps if step.step in whole], np.int64)
-        p50_ns, p95_ns = int(np.median(in_whole)), nearest_rank(in_whole.tolist(), 0.95)
+        measured = np.array([step.parts.get(name, 0) for step in steps if step.step in chosen], np.int64)
+        p50_ns, p95_ns = int(np.median(measured)), nearest_rank(measured.tolist(), 0.95)
         times.append(PartTimes(name, part_ns, p50_ns, p95_ns, part_ns / total if total else 0.0))
     return times
 
@@ -261,8 +306,8 @@ def _layers(timeline: Timeline, tid: int, parts: Numbering[str]) -> Iterator[_La
     yield _gaps_before_passes(slices, models, begins, optimizers, parts["loss"])
     yield from _by_name(timeline, users[~encloses[users]], parts)
     yield _union_layer(slices, optimizers, parts["optimizer"])
-    yield _union_layer(slices, models, parts["forward"])
     yield _union_layer(slices, losses, parts["loss"])
+    yield _union_layer(slices, models, parts["forward"])
     yield _union_layer(slices, np.concatenate([passes, on_backward]), parts["backward"])
     yield _recompute(slices, is_own, passes, on_backward, parts["recompute"])
     waits = np.flatnonzero(own & np.isin(slices.kind, (COLLECTIVE, WAIT)))
@@ -338,7 +383,7 @@ def _longest_ranges(timeline: Timeline, bounds: StepBounds, of_step: Int64Array)
     rows = np.flatnonzero(slices.kind == RANGE)
     tid = np.array([track.tid for track in tracks] or [0])[slices.track[rows]]
     step = bounds.index_at(slices.start[rows], tid)
-    kept = (step >= 0) & (of_step[step] == tid)
+    kept = (step >= 0) & (np.append(of_step, -1)[step] == tid)
     rows, step = rows[kept], step[kept]
     order = np.argsort(slices.end[rows] - slices.start[rows], kind="stable")
     names = slices.name[rows[order]].tolist()

@@ -8,18 +8,18 @@ from ..._typing import Int64Array
 
 
 def median_and_p95_by_group(
-    pieces: Sequence[tuple[Int64Array, Int64Array, Int64Array]], *, whole_steps: Sequence[int], groups: int
+    pieces: Sequence[tuple[Int64Array, Int64Array, Int64Array]], *, steps: Int64Array, groups: int
 ) -> tuple[Int64Array, Int64Array]:
     """Return int64[groups] twice: median and 95th percentile over the steps of what each group took in a step.
 
     Args:
         pieces: what `sum_by_group_and_step` returned of steps, those of each piece after those of the piece before.
-        whole_steps: the steps that count; none given: all.
+        steps: the steps that count.
         groups: how many groups there are; one that is in no step gets 0.
     """
     kept = []
     for group, step, ns in pieces:
-        counted = np.isin(step, whole_steps) if whole_steps else slice(None)
+        counted = np.isin(step, steps)
         kept.append((np.searchsorted(group[counted], np.arange(groups + 1)), ns[counted]))
     p50, p95 = np.zeros((2, groups), np.int64)
     for index in range(groups):

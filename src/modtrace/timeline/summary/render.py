@@ -14,6 +14,9 @@ from .flop_summary import flop_table, rate_table
 from .memory_summary import memory_tables
 from .module_rows import GpuStepTimes, in_tree_order
 from .overview import overview_lines, steps_note
+from .parts import OTHER
+from .percentiles import median
+from .step_times import counted_steps
 from .units import UnitTimes
 
 if TYPE_CHECKING:
@@ -84,7 +87,7 @@ def modules_table(summary: Summary) -> Table:
         columns = (("class", "module_class", 0), *columns[2:])
     table = times_table(columns, summary.rows, _OPTIONAL if summary.gpu is None else _OPTIONAL_ON_GPU)
     if summary.gpu is None and summary.steps_ns:
-        shares = [f"{100 * row.total_ns / summary.steps_ns:.1f}" for row in summary.rows]
+        shares = [f"{100 * row.in_steps_ns / summary.steps_ns:.1f}" for row in summary.rows]
         at = table.headings.index("calls") + 1
         for cells, share in zip([table.headings, *table.rows], ["% step", *shares], strict=True):
             cells.insert(at, share)
@@ -217,7 +220,11 @@ def modules_tree(summary: Summary, width: int | None = None) -> str:
     """Return the modules as a tree, each after its share of all steps and its total and self time in ms."""
     whole = summary.steps_ns or sum(row.self_ns for row in summary.rows) or 1
     cells = [
-        [f"{100 * row.total_ns / whole:.1f}", f"{row.total_ns / 1e6:.3f}", f"{row.self_ns / 1e6:.3f}"]
+        [
+            f"{100 * (row.in_steps_ns if summary.steps_ns else row.total_ns) / whole:.1f}",
+            f"{row.total_ns / 1e6:.3f}",
+            f"{row.self_ns / 1e6:.3f}",
+        ]
         for row in summary.rows
     ]
     of_row = dict(zip((row.fqn for row in summary.rows), cells, strict=True))
@@ -243,7 +250,7 @@ def _share_notes(summary: Summary, width: int | None) -> list[str]:
     notes: list[str] = []
     if summary.others_ns:
         notes += wrapped("% step: of the time of all processes, each from its first span to its last", width)
-    if summary.steps_ns and any(row.total_ns > summary.steps_ns for row in summary.rows):
+    if summary.steps_ns and any(row.in_steps_ns > summary.steps_ns for row in summary.rows):
         why = ", or modules ran outside of steps" if summary.units else ""
         notes += wrapped(f"% step above 100: threads ran at once, and each counts{why}", width)
     return notes
@@ -252,8 +259,25 @@ def _share_notes(summary: Summary, width: int | None) -> list[str]:
 def _header(summary: Summary, width: int | None) -> list[str]:
     if summary.overview is None:
         return []
-    header = overview_lines(summary.overview, summary.steps, summary.units)
+    header = [*overview_lines(summary.overview, summary.steps, summary.units), _around_line(summary)]
     return [*(line for text in header for line in wrapped(printable(text), width)), ""]
+
+
+def _around_line(summary: Summary) -> str:
+    """Say how long the recording was before, between and after the steps of trainings, if as long as a step."""
+    usual = median([step.duration_ns for step in counted_steps(summary.steps)])
+    places = zip(("before the first step", "between trainings", "after the last step"), summary.around, strict=True)
+    said = []
+    for place, parts in () if summary.units else places:
+        longest = [f"{part} {_duration(ns)}" for part, ns in parts.items() if part != OTHER and ns >= usual]
+        of_it = f", of it {', '.join(longest[:_MAX_OUTSIDE])}" if longest else ""
+        if (total := sum(parts.values())) >= max(usual, 1):
+            said.append(f"{place} {_duration(total)}{of_it}")
+    return "; ".join(said)
+
+
+def _duration(ns: int) -> str:
+    return f"{ns / 1e9:,.1f} s" if ns >= 1e8 else f"{ns / 1e6:,.3f} ms"
 
 
 def _left_out(headings: Sequence[str], width: int | None) -> list[str]:
@@ -266,6 +290,7 @@ def modules_markdown(summary: Summary, width: int | None = None) -> str:
     """Return the table of modules, the footer below it, and what devices did if that is known."""
     lines = to_markdown(without_columns(modules_table(summary), width)[0])
     lines += [*_paragraph(summary.footer), *_paragraph(steps_note(summary.overview))]
+    lines += _paragraph(_around_line(summary))
     if summary.device is not None:
         devices = device_table(summary.device).first_rows(len(summary.rows))
         lines += ["", device_totals(summary.device), "", *to_markdown(devices)]
@@ -295,8 +320,8 @@ def summary_html(summary: Summary) -> str:
     """Return header, table of modules and the slowest steps, without script or style sheet; names are escaped."""
     parts = []
     if summary.overview is not None:
-        header = overview_lines(summary.overview, summary.steps, summary.units)
-        parts.append("<p>" + "<br>".join(html.escape(printable(line)) for line in header) + "</p>")
+        header = [*overview_lines(summary.overview, summary.steps, summary.units), _around_line(summary)]
+        parts.append("<p>" + "<br>".join(html.escape(printable(line)) for line in header if line) + "</p>")
     if summary.units:
         parts += to_html(_units_table([unit for unit in summary.units if not unit.thread]), "")
     parts += to_html(modules_table(summary), summary.note)

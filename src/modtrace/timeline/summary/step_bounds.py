@@ -6,6 +6,7 @@ Marks end training steps. If nothing is trained and no step is marked, each oute
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
@@ -14,8 +15,18 @@ import numpy as np
 from ..._errors import ModtraceError
 from ..._typing import AnyArray, BoolArray, Int64Array
 from ..contents import RANGE_CLASS
-from ..select import begun_in, first_ended_step, first_process_tracks, on_gpu, step_interval, steps
-from ..slices import BACKWARD, BACKWARD_PASS, FORWARD, MODULE, RANGE
+from ..select import (
+    begun_in,
+    first_ended_step,
+    first_process_tracks,
+    forward_calls,
+    on_gpu,
+    outermost_calls,
+    step_interval,
+    steps,
+)
+from ..slices import BACKWARD, BACKWARD_PASS, MODULE, RANGE
+from ..step_begins import find_step_begins, trained_modules
 
 if TYPE_CHECKING:
     from ..timeline import Timeline
@@ -59,8 +70,7 @@ class StepBounds(NamedTuple):
 
     Attributes:
         number: int64[n], the step's number, from 0.
-        start: int64[n], Unix nanoseconds. If marks end steps: the end of the step before; of the first, what began
-            first on any thread.
+        start: int64[n], Unix nanoseconds. If marks end steps: the end of the step before, but see `find_step_begins`.
         end: int64[n], Unix nanoseconds.
         whole: bool[n], False if its beginning was overwritten, or its end is not known.
         tid: int64[n], the thread whose call or range the step is; -1 for a step of the whole process.
@@ -100,13 +110,28 @@ class StepBounds(NamedTuple):
         ends = np.cumsum(np.bincount(number, minlength=len(numbers)))[:-1]
         return dict(zip(numbers, np.split(np.argsort(number, kind="stable"), ends), strict=False))
 
-    def between(self) -> StepBounds:
-        """Return the times between the steps of each thread."""
+    def between(self, timeline: Timeline) -> StepBounds:
+        """Return the times between the steps of each thread; if marks end steps, those before and after them too.
+
+        What comes after the last mark is not `whole`: in a piece of a timeline it belongs to the next piece.
+        """
         in_order = self.take(np.lexsort((self.start, self.tid)))
-        later = in_order.take(np.arange(1, len(self.tid)))
+        if self.step_by == OPTIMIZER:
+            edges, of_process = _extent(timeline), np.full(3, _PROCESS)
+            edges[0] = self.start.min(initial=edges[0])
+            edges[1:] = np.maximum(edges[1:], self.end.max(initial=-_NEVER))
+            around = StepBounds(of_process, edges, edges, of_process != _PROCESS, of_process, [STEP] * 3, OPTIMIZER)
+            in_order = StepBounds.joined([around.take(np.array([0])), in_order, around.take(np.array([1, 2]))])
+        in_order = in_order._replace(whole=np.arange(len(in_order.tid)) <= len(self.number) + 1)
+        later = in_order.take(np.arange(1, len(in_order.tid)))
         gaps = later._replace(start=in_order.end[:-1], end=later.start)
-        gaps = gaps.take(np.flatnonzero(in_order.tid[:-1] == later.tid))
+        gaps = gaps.take(np.flatnonzero((in_order.tid[:-1] == later.tid) & (gaps.start < gaps.end)))
         return gaps.take(np.argsort(gaps.start, kind="stable"))
+
+    @property
+    def counted(self) -> BoolArray:
+        """bool[n], the steps that all figures are of: the whole ones, or all if none is."""
+        return self.whole if self.whole.any() else ~self.whole
 
     def index_at(self, moment: Int64Array, tid: Int64Array) -> Int64Array:
         """Return the index of the step that a thread is in at each moment; -1 for none."""
@@ -121,11 +146,12 @@ class StepBounds(NamedTuple):
 
     def of_spans(self, timeline: Timeline) -> Int64Array:
         """Return the number of the step that each span belongs to; -1 for none. Work of a GPU belongs to its call."""
-        columns = timeline.columns
+        columns, on_stream = timeline.columns, on_gpu(timeline)
         if self.step_by == OPTIMIZER:
-            return columns.step
+            starts = np.append(self.start, -_NEVER)
+            is_before = columns.start < starts[np.searchsorted(self.end, columns.start, side="right")]
+            return np.where(is_before & ~on_stream, -1, columns.step)
         step = self.index_at(columns.start, np.array([track.tid for track in timeline.tracks], np.int64)[columns.track])
-        on_stream = on_gpu(timeline)
         numbers, link = np.unique(columns.link, return_inverse=True)
         of_link, calls = np.full(len(numbers), -1), np.flatnonzero(~on_stream & (columns.link >= 0))
         of_link[link[calls]] = step[calls]
@@ -150,7 +176,10 @@ def take_steps(timeline: Timeline, first: int | None, last: int | None, step_by:
     """Return what began in some steps; see `Timeline.steps`."""
     bounds = find_step_bounds(timeline, step_by)
     if bounds.step_by == OPTIMIZER:
-        return steps(timeline, first, last)
+        chosen = steps(timeline, first, last)
+        is_known = timeline.begin_ns is None or timeline.trained is not None
+        low = int(chosen.slices.step.min(initial=_NEVER))
+        return replace(chosen, trained=trained_modules(timeline, low) if is_known else None)
     low, high = step_interval(first, last, len(bounds.number))
     starts, ends = bounds.start[low:high], bounds.end[low:high]
     return begun_in(timeline, int(starts.min(initial=_NEVER)), int(ends.max(initial=-_NEVER)))
@@ -161,15 +190,14 @@ def _trains(timeline: Timeline) -> bool:
     slices = timeline.slices
     is_backward = (slices.kind == BACKWARD_PASS) | (slices.kind == MODULE) & (slices.phase == BACKWARD)
     marked = timeline.begin_ns is not None or any(mark.kind == "step" for mark in timeline.marks)
-    return marked or bool(is_backward.any()) or not np.any(slices.parent[forward_calls(timeline)] < 0)
+    return marked or bool(is_backward.any()) or not len(outermost_calls(timeline))
 
 
 def _marked_steps(timeline: Timeline) -> StepBounds:
     """Return the steps that marks end; all of the timeline is one step if none was marked.
 
-    The first begins with its first span or range, as a recording does not say when its steps began, unless it is one of
-    chosen steps (`Timeline.begin_ns`); what no mark ends ends with its last
-    span or range. A step in which no span begins is left out.
+    `find_step_begins` says when the first begins, unless it is one of chosen steps (`Timeline.begin_ns`); what no mark
+    ends ends with its last span or range. A step in which no span begins is left out.
     """
     columns = timeline.columns
     own = np.flatnonzero(first_process_tracks(timeline)[columns.track])
@@ -194,7 +222,17 @@ def _marked_steps(timeline: Timeline) -> StepBounds:
     begun = np.unique(np.searchsorted(marks, starts, side="right"))
     of_process = np.full(len(begun), _PROCESS)
     names = [STEP] * len(begun)
-    return StepBounds(number[begun], edges[:-1][begun], edges[1:][begun], whole[begun], of_process, names, OPTIMIZER)
+    start, end, whole = edges[:-1][begun], edges[1:][begun], whole[begun]
+    start = np.where(whole, find_step_begins(timeline, start, end), start)
+    return StepBounds(number[begun], start, end, whole, of_process, names, OPTIMIZER)
+
+
+def _extent(timeline: Timeline) -> Int64Array:
+    """Return when the first process did something first, or the first of chosen steps began; its last mark; its end."""
+    own = np.flatnonzero(first_process_tracks(timeline)[timeline.slices.track])
+    begin = int(timeline.slices.start[own].min(initial=_NEVER)) if timeline.begin_ns is None else timeline.begin_ns
+    last_mark = max((mark.time_ns for mark in timeline.marks if mark.kind == "step"), default=begin)
+    return np.array([begin, last_mark, timeline.slices.end[own].max(initial=last_mark)])
 
 
 def _range_edges(timeline: Timeline) -> tuple[list[int], list[int]]:
@@ -211,7 +249,7 @@ def _called_steps(timeline: Timeline, step_by: str) -> StepBounds:
     ranges = np.flatnonzero((slices.kind == RANGE) & first_process_tracks(timeline)[slices.track])
     if step_by == CALL:
         generated = _named(timeline, ranges, [name.module_class == f"{RANGE_CLASS}{GENERATE}" for name in names])
-        rows = np.append(calls[slices.parent[calls] < 0], generated)
+        rows = np.append(outermost_calls(timeline), generated)
     elif step_by.startswith(_RANGE):
         rows = _named(timeline, ranges, [name.label == step_by.removeprefix(_RANGE) for name in names])
     else:
@@ -234,14 +272,6 @@ def _called_steps(timeline: Timeline, step_by: str) -> StepBounds:
     ]
     number = np.arange(len(rows), dtype=np.int64)
     return StepBounds(number, slices.start[rows], slices.end[rows], slices.complete[rows], tid, called, step_by)
-
-
-def forward_calls(timeline: Timeline) -> Int64Array:
-    """Return the rows of the calls of modules on the forward tracks of the first process's threads."""
-    slices, of_process = timeline.slices, first_process_tracks(timeline)
-    on_forward = np.array([track.kind == "forward" for track in timeline.tracks] or [False], np.bool_) & of_process
-    rows = slices.block_of(MODULE)
-    return np.flatnonzero(on_forward[slices.track[rows]] & (slices.phase[rows] == FORWARD))
 
 
 def _named(timeline: Timeline, rows: Int64Array, is_named: Sequence[bool]) -> Int64Array:

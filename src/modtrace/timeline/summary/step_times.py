@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -22,10 +23,10 @@ class StepTimes(NamedTuple):
     """One step; times are integer nanoseconds.
 
     A training step reaches from the mark that ends the one before it to its own: `Recording.step`, or the end of an
-    optimizer's step if the recording marks these. Other steps are calls or ranges, see `Timeline.summary`: what their
-    own thread did counts. Each moment counts once, however many threads run: as recompute if any module runs again,
-    else as backward if any is in backward, else as forward. So the times from `forward_ns` to `after_ns`, and
-    `evaluation_ns`, add up to `duration_ns`.
+    optimizer's step if the recording marks these. The first of a training begins with what trains in it. Other steps
+    are calls or ranges, see `Timeline.summary`: what their own thread did counts. Each moment counts once, however many
+    threads run: as recompute if any module runs again, else as backward if any is in backward, else as forward.
+    So the times from `forward_ns` to `after_ns`, and `evaluation_ns`, add up to `duration_ns`.
 
     Attributes:
         step: its number, from 0.
@@ -59,6 +60,11 @@ class StepTimes(NamedTuple):
     def training_ns(self) -> int:
         """How long it took without evaluations, in nanoseconds: what medians, percentiles and the slowest are of."""
         return self.duration_ns - self.evaluation_ns
+
+
+def counted_steps(steps: Sequence[StepTimes]) -> Sequence[StepTimes]:
+    """Return the steps that all figures are of: the whole ones, or all if none is."""
+    return [step for step in steps if step.whole] or steps
 
 
 @once_per_timeline

@@ -20,7 +20,7 @@ from .memory_summary import MeasuredMemory, measure_memory, summarize_memory
 from .module_rows import GroupBy, Groups, ModuleTimes, group_modules
 from .module_summary import Summary
 from .overview import SpanCounts, count_spans, describe_recording
-from .parts import DividedSteps, divide_outside, divide_piece, explain_steps
+from .parts import DividedSteps, divide_piece, explain_steps, join_divided, sum_up_around
 from .percentiles import median_and_p95_by_group, sum_by_group_and_step
 from .self_times import is_outermost, self_times, times_in_phase
 from .step_bounds import OPTIMIZER, find_step_bounds
@@ -43,7 +43,6 @@ def summarize(timeline: Timeline, by: GroupBy = "module", step_by: str | None = 
         summarize_pieces(step_pieces(timeline) if step_by == OPTIMIZER else [timeline], by, step_by, device),
         others_ns=_time_of_others(timeline),
         units=measure_units(timeline, step_by),
-        outside=divide_outside(timeline, step_by),
     )
 
 
@@ -73,16 +72,19 @@ class _Spans(NamedTuple):
         group: int64, per span its group.
         inside: bool, per span whether it ran inside backward.
         timed: the outermost spans of each group, without those that ran inside backward.
-        own: bool, per span whether it is of the process, and in a time, whose steps count.
-        step: int64, per span its step.
+        counts: bool, per span whether it is in a step, and not in an evaluation, or of another process.
+        step: int64, per span its step; of another process -2.
     """
 
     groups: Groups
     group: Int64Array
     inside: BoolArray
     timed: Int64Array
-    own: BoolArray
+    counts: BoolArray
     step: Int64Array
+
+
+_OF_OTHERS = -2
 
 
 def _classify(timeline: Timeline, by: GroupBy, step_by: str) -> _Spans:
@@ -95,8 +97,10 @@ def _classify(timeline: Timeline, by: GroupBy, step_by: str) -> _Spans:
     bounds = find_step_bounds(timeline, step_by)
     # Steps are those of one process; they say nothing about the spans of others.
     own, step = first_process_tracks(timeline)[columns.track], bounds.of_spans(timeline)
-    own = own & (~is_in_evaluation(timeline) if bounds.step_by == OPTIMIZER else step >= 0)
-    return _Spans(groups, group, inside, timed, own, step)
+    in_step = own & (step >= 0)
+    if bounds.step_by == OPTIMIZER:
+        in_step &= ~is_in_evaluation(timeline)
+    return _Spans(groups, group, inside, timed, in_step | ~own, np.where(own, step, _OF_OTHERS))
 
 
 class _Measured(NamedTuple):
@@ -163,7 +167,7 @@ def _measure_flops(timeline: Timeline, spans: _Spans, steps: Sequence[StepTimes]
     np.add.at(known, (columns.phase, spans.group), flops.known)
     np.add.at(self_flops, (columns.phase, spans.group), flops.own)
     numbers = [whole.step for whole in steps]
-    step = np.where(spans.own, spans.step, -1)
+    step = np.where(spans.counts, spans.step, -1)
     in_steps = flops.in_steps(columns, step, numbers)
     again_in_steps = again.in_steps(columns, step, numbers)[BACKWARD]
     in_steps[[BACKWARD, RECOMPUTE]] += [-again_in_steps, again_in_steps]
@@ -172,12 +176,12 @@ def _measure_flops(timeline: Timeline, spans: _Spans, steps: Sequence[StepTimes]
 
 
 def _measure(timeline: Timeline, spans: _Spans, step_by: str) -> _Measured:
-    columns, (groups, group, inside, timed, own, step) = timeline.columns, spans
+    columns, (groups, group, inside, timed, counts, step) = timeline.columns, spans
     self_ns, in_phase_ns = self_times(columns), times_in_phase(columns)
     total_ns = _add_up(columns, spans, in_phase_ns, self_ns)
     phase_self_ns = np.zeros_like(total_ns)
     np.add.at(phase_self_ns, (columns.phase, group), self_ns)
-    timed, calls_inside = timed[own[timed]], np.flatnonzero(inside & own)
+    timed, calls_inside = timed[counts[timed]], np.flatnonzero(inside & counts)
     inner = _with_outer_groups(columns, step, groups, calls_inside, self_ns[calls_inside])
     outer = group[timed], step[timed], in_phase_ns[timed]
     called, first = np.unique(group, return_index=True)
@@ -218,13 +222,22 @@ def _sum_up(
         return sums
 
     steps = [step for piece in pieces for step in piece.steps]
-    in_steps, whole_steps = [piece.in_steps for piece in pieces], [step.step for step in steps if step.whole]
-    quantiles = median_and_p95_by_group(in_steps, whole_steps=whole_steps, groups=len(groups))
+    divided = join_divided([piece.divided for piece in pieces])
+    in_steps, counted = [piece.in_steps for piece in pieces], divided.bounds.number[divided.bounds.counted]
+    if not divided.bounds.whole.any():  # nor is the number of any step known
+        counted = np.unique(np.concatenate([step[step >= 0] for _, step, _ in in_steps]))
+    quantiles = median_and_p95_by_group(in_steps, steps=counted, groups=len(groups))
+    in_steps_ns = np.zeros(len(groups), np.int64)
+    for group, step, ns in in_steps:
+        chosen = (step == _OF_OTHERS) | np.isin(step, counted)
+        np.add.at(in_steps_ns, group[chosen], ns[chosen])
     by_phase = zip(total(piece.totals for piece in pieces), total(piece.self_ns for piece in pieces), strict=True)
     numbers = [total(piece.calls for piece in pieces)[0], *(table for pair in by_phase for table in pair), *quantiles]
     order = list(dict.fromkeys(group for piece in pieces for group in piece.order))
     rows = [
-        ModuleTimes(groups.fqns[index], groups.classes[index], *(int(counted[index]) for counted in numbers))
+        ModuleTimes(groups.fqns[index], groups.classes[index], *(int(column[index]) for column in numbers))._replace(
+            in_steps_ns=int(in_steps_ns[index])
+        )
         for index in order
     ]
     counts = SpanCounts.joined([piece.counts for piece in pieces])
@@ -252,10 +265,11 @@ def _sum_up(
         len(rows),
         counts.incomplete,
         timeline.stats.overwritten,
-        overview=describe_recording(timeline, counts)._replace(step_by=pieces[0].divided.bounds.step_by),
+        overview=describe_recording(timeline, counts)._replace(step_by=divided.bounds.step_by),
         steps=steps,
         by=by,
-        step_parts=explain_steps([piece.divided for piece in pieces]),
+        step_parts=explain_steps(divided),
+        around=sum_up_around(divided),
         device=device,
         memory=memory,
         flops=costs,

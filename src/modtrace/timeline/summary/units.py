@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ..._typing import BoolArray, Int64Array
+from ..select import forward_calls
 from .percentiles import median, nearest_rank
-from .step_bounds import GENERATE, OPTIMIZER, StepBounds, find_step_bounds, forward_calls
+from .step_bounds import GENERATE, OPTIMIZER, StepBounds, find_step_bounds
 
 if TYPE_CHECKING:
     from ..timeline import Timeline
