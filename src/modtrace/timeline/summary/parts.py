@@ -254,7 +254,7 @@ def _divide_on_thread(
     timeline: Timeline, bounds: StepBounds, tid: int, parts: Numbering[str]
 ) -> tuple[Int64Array, Int64Array]:
     """Return int64[steps, parts] of what one thread did, and int64[steps] of its time in modules and passes."""
-    layers = list(_layers(timeline, tid, parts))
+    layers = list(_layers(timeline, bounds, tid, parts))
     edges = np.unique(np.concatenate([bounds.start, bounds.end, *(edge for one in layers for edge in one[:2])]))
     start = edges[:-1]
     part = np.zeros(len(start), np.int64)
@@ -271,7 +271,7 @@ def _divide_on_thread(
     return table, table[:, of_model].sum(axis=1)
 
 
-def _layers(timeline: Timeline, tid: int, parts: Numbering[str]) -> Iterator[_Layer]:
+def _layers(timeline: Timeline, bounds: StepBounds, tid: int, parts: Numbering[str]) -> Iterator[_Layer]:
     """Yield the layers of a thread, the one that is painted first at the beginning."""
     slices, tracks = timeline.slices, timeline.tracks
     process = tracks[0].process
@@ -303,7 +303,8 @@ def _layers(timeline: Timeline, tid: int, parts: Numbering[str]) -> Iterator[_La
     closures = optimizers[encloses[optimizers] & is_torchs[slices.name[optimizers]]]
     yield _union_layer(slices, closures, parts["optimizer"])
     optimizers = optimizers[~encloses[optimizers]]
-    yield _gaps_before_passes(slices, models, begins, optimizers, parts["loss"])
+    ends = bounds.end if bounds.step_by == OPTIMIZER else bounds.end[:0]
+    yield _gaps_before_passes(slices, models, begins, optimizers, ends, parts["loss"])
     yield from _by_name(timeline, users[~encloses[users]], parts)
     yield _union_layer(slices, optimizers, parts["optimizer"])
     yield _union_layer(slices, losses, parts["loss"])
@@ -345,11 +346,21 @@ def _hold_any(slices: Slices, rows: AnyArray, inner: AnyArray) -> BoolArray:
     return np.asarray(last > first, np.bool_)
 
 
-def _gaps_before_passes(slices: Slices, models: AnyArray, passes: AnyArray, optimizers: AnyArray, part: int) -> _Layer:
+def _gaps_before_passes(
+    slices: Slices, models: AnyArray, passes: AnyArray, optimizers: AnyArray, ends: Int64Array, part: int
+) -> _Layer:
     """Return the time of the loss: between forward and backward, outside of both.
 
-    It is after each call that has a backward, and before each backward pass: after any call, or after another pass if
-    no optimizer runs in between.
+    It is after each call that has a backward. It is before each backward pass of the step: after any call, or after
+    another pass if a call came before that in the step and no optimizer ran in between.
+
+    Args:
+        slices: where they are.
+        models: calls of models on a thread.
+        passes: its backward passes.
+        optimizers: what it ran of optimizers.
+        ends: int64[n], when steps ended, ascending.
+        part: its number.
     """
     both = np.concatenate([models, passes])
     busy = union_of(slices.start[both], slices.end[both])
@@ -357,10 +368,13 @@ def _gaps_before_passes(slices: Slices, models: AnyArray, passes: AnyArray, opti
     backward = (slices.kind == MODULE) & (slices.phase == BACKWARD)
     backed = models[np.isin(slices.link[models], slices.link[backward]) & (slices.link[models] >= 0)]
     optimized = np.diff(np.searchsorted(np.sort(slices.start[optimizers]), np.stack([start, end]), "left"), axis=0)[0]
-    before_pass = np.isin(end, slices.start[passes])
+    step = np.searchsorted(ends, start, "right")
+    before_pass = np.isin(end, slices.start[passes]) & (step == np.searchsorted(ends, end, "right"))
+    call_ends = np.sort(slices.end[models])
+    in_order = np.append(call_ends, np.iinfo(np.int64).max)
+    first_end = in_order[np.searchsorted(call_ends, np.append(np.iinfo(np.int64).min, ends)[step])]
     kept = np.isin(start, slices.end[backed])
-    first_end = slices.end[models].min(initial=np.iinfo(np.int64).max)
-    kept |= before_pass & (np.isin(start, slices.end[models]) | (optimized == 0) & (start >= first_end))
+    kept |= before_pass & (np.isin(start, call_ends) | (optimized == 0) & (start >= first_end))
     return _Layer(start[kept], end[kept], np.full(int(np.count_nonzero(kept)), part, np.int64))
 
 
