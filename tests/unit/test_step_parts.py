@@ -311,6 +311,64 @@ def test_what_a_training_before_a_long_pause_took_is_in_no_step(trains_before: b
     assert sum(timeline.summary().around.before.values()) == (200 if trains_before else 0)
 
 
+@pytest.mark.parametrize("encodes", [False, True])
+def test_the_model_in_a_loss_is_forward_whatever_else_is_called(encodes: bool) -> None:
+    script = EventScript()
+    loss, model, layer, cosine, entropy, other = (
+        script.name(name, module_class=name.split(".")[-1])
+        for name in ("PairLoss", "PairLoss.Net", "PairLoss.Net.Linear", "PairLoss.Cosine", "PairLoss.BCELoss", "Other")
+    )
+    at, sequence = 0, 0
+    for number in range(2):
+        if encodes:
+            script.enter(at, other, number, sequence)
+            script.exit(at + 5, other, number, sequence)
+        script.enter(at + 10, loss, number, sequence)
+        script.enter(at + 12, model, number, sequence)
+        script.enter(at + 13, layer, number, sequence)
+        script.exit(at + 18, layer, number, sequence + 1)
+        script.exit(at + 20, model, number, sequence + 1)
+        for name in (cosine, entropy):
+            script.enter(at + 24, name, number, sequence + 1)
+            script.exit(at + 26, name, number, sequence + 2)
+            at += 4
+        script.exit(at + 30, loss, number, sequence + 2)
+        script.pass_begin(at + 34, number)
+        script.node(at + 35, at + 39, sequence)
+        script.pass_end(at + 40, number)
+        script.step(at + 50, number)
+        at, sequence = at + 100, sequence + 2
+    steps = parts_of(build_timeline(script.snapshot()))
+
+    forward = 8 + (5 if encodes else 0)
+    assert [(step["forward"], step["loss"], step["backward"]) for step in steps] == [(forward, 20 + 4, 6)] * 2
+
+
+def test_a_layer_in_a_loss_is_the_model_if_no_other_module_trains() -> None:
+    def forward_and_loss(*, has_model: bool) -> tuple[int, int]:
+        script = EventScript()
+        model, loss, layer = (
+            script.name(name, module_class=name.split(".")[-1]) for name in ("Net", "HeadLoss", "HeadLoss.Linear")
+        )
+        if has_model:
+            script.enter(0, model, sequence=0)
+            script.exit(10, model, sequence=1)
+        script.enter(10, loss, sequence=1)
+        script.enter(12, layer, sequence=1)
+        script.exit(18, layer, sequence=2)
+        script.exit(20, loss, sequence=2)
+        script.pass_begin(20)
+        script.node(22, 25, 1)
+        script.node(26, 29, 0)
+        script.pass_end(30)
+        script.step(40, 0)
+        (parts,) = parts_of(build_timeline(script.snapshot()))
+        return parts["forward"], parts["loss"]
+
+    assert forward_and_loss(has_model=True) == (10, 10)
+    assert forward_and_loss(has_model=False) == (6, 4)
+
+
 def test_totals_and_percentiles_of_parts() -> None:
     parts = training().summary().parts
 

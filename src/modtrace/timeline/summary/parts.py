@@ -15,6 +15,7 @@ from ..._numbering import Numbering
 from ..._typing import AnyArray, BoolArray, Int64Array
 from ..contents import RANGE_CLASS
 from ..slices import BACKWARD, BACKWARD_PASS, COLLECTIVE, GARBAGE_COLLECTION, MODULE, RANGE, RECOMPUTE, WAIT, Slices
+from ..step_begins import NEVER, backward_starts
 from ..time_intervals import union_of
 from .percentiles import nearest_rank
 from .step_bounds import GENERATE, OPTIMIZER, STEP, StepBounds, find_step_bounds, once_per_timeline
@@ -31,7 +32,7 @@ PARTS = (
 OTHER = "other"
 
 _LOSSES = ("Loss", "Criterion")
-"""How the names of classes end whose outermost calls are the loss, if other modules are called outermost too."""
+"""How the names of classes end whose outermost calls are the loss, but for the model that they call."""
 _SLOW_BY, _SLOW_NS, _SPREADS = 0.25, 5_000_000, 8
 """A step is slow if it takes more than the median by a quarter and by 5 ms, for which the system may stop any thread. A
 part made it slow if it takes as much more, and more by 8 times its own usual distance from its median."""
@@ -46,9 +47,10 @@ class PartTimes(NamedTuple):
     """One part of all steps; times are integer nanoseconds.
 
     Attributes:
-        part: "data loading", "forward", "loss" (from the end of forward to the begin of backward), "backward",
-            "recompute", "communication" (in which the thread of the step did nothing else), "optimizer", "gc",
-            "compile", "saving", "evaluation", the name of a range of the user's, or "other".
+        part: "data loading", "forward", "loss" (from the end of forward to the begin of backward, and in a loss module
+            what is outside of the model that it calls), "backward", "recompute", "communication" (in which the thread
+            of the step did nothing else), "optimizer", "gc", "compile", "saving", "evaluation", the name of a range of
+            the user's, or "other".
         total_ns: in all whole steps together; the totals of all parts are the time of these steps. If no step is whole,
             all count.
         p50_ns: the median over these steps.
@@ -284,11 +286,9 @@ def _layers(timeline: Timeline, bounds: StepBounds, tid: int, parts: Numbering[s
     modules = np.flatnonzero(own & (slices.kind == MODULE))
     passes = np.flatnonzero(own & (slices.kind == BACKWARD_PASS))
     on_backward = modules[is_backward[slices.track[modules]]]
-    roots = modules[is_forward[slices.track[modules]] & (slices.parent[modules] < 0)]
-    is_loss = np.array([name.module_class.endswith(_LOSSES) for name in timeline.names] or [False], np.bool_)
-    is_loss = is_loss[slices.name[roots]]
-    is_loss &= not is_loss.all()
-    losses, models = roots[is_loss], roots[~is_loss]
+    calls = modules[is_forward[slices.track[modules]]]
+    ends = bounds.end if bounds.step_by == OPTIMIZER else bounds.end[:0]
+    losses, models = _losses_and_models(timeline, calls, np.sort(np.append(slices.start[passes], ends)))
     ranges = np.flatnonzero(own & (slices.kind == RANGE))
     category = np.array([_category(timeline, name) for name in slices.name[ranges].tolist()])
     users, optimizers = ranges[np.isin(category, ("user", GENERATE))], ranges[category == "optimizer"]
@@ -303,7 +303,6 @@ def _layers(timeline: Timeline, bounds: StepBounds, tid: int, parts: Numbering[s
     closures = optimizers[encloses[optimizers] & is_torchs[slices.name[optimizers]]]
     yield _union_layer(slices, closures, parts["optimizer"])
     optimizers = optimizers[~encloses[optimizers]]
-    ends = bounds.end if bounds.step_by == OPTIMIZER else bounds.end[:0]
     yield _gaps_before_passes(slices, models, begins, optimizers, ends, parts["loss"])
     yield from _by_name(timeline, users[~encloses[users]], parts)
     yield _union_layer(slices, optimizers, parts["optimizer"])
@@ -344,6 +343,42 @@ def _hold_any(slices: Slices, rows: AnyArray, inner: AnyArray) -> BoolArray:
     starts = np.sort(slices.start[inner])
     first, last = np.searchsorted(starts, slices.start[rows]), np.searchsorted(starts, slices.end[rows])
     return np.asarray(last > first, np.bool_)
+
+
+def _losses_and_models(timeline: Timeline, calls: Int64Array, edges: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Return the calls of losses, and those of models: the outermost ones, and those that a loss module calls.
+
+    In a loss module, what calls modules itself is a model. A layer there is a part of the loss, if a model is there too
+    or the same backward pass trains another module. Else it is the model, and so is a loss module that calls none.
+
+    Args:
+        timeline: where they are.
+        calls: all calls of a thread in forward.
+        edges: int64[n], when its backward passes began and steps ended.
+    """
+    slices = timeline.slices
+    of_name = np.array([name.module_class.endswith(_LOSSES) for name in timeline.names] or [False], np.bool_)
+    parent, is_loss = slices.parent[calls], of_name[slices.name[calls]]
+    roots, losses = calls[(parent < 0) & ~is_loss], calls[(parent < 0) & is_loss]
+    if not len(losses):
+        return losses, roots
+    loss_of = np.full(len(slices) + 1, -1)  # the parent of an outermost call, -1, is the last entry
+    loss_of[losses] = np.arange(len(losses))
+    layers, level = losses[:0], np.flatnonzero(loss_of[parent] >= 0)
+    while len(level):
+        loss_of[calls[level]] = loss_of[parent[level]]
+        layers = np.append(layers, calls[level[~is_loss[level]]])
+        level = np.flatnonzero(np.isin(parent, calls[level[is_loss[level]]]))
+    is_model = np.isin(layers, parent)
+    has_model = np.bincount(loss_of[layers[is_model]], minlength=len(losses)) > 0
+    outermost = np.append(roots, losses)
+    trained = backward_starts(timeline, outermost)
+    group = np.searchsorted(edges, np.where(trained < NEVER, trained, slices.end[outermost]), "right")
+    group = np.where(trained < NEVER, group, -1 - group)
+    is_alone = ~has_model & ~np.isin(group[len(roots) :], group[: len(roots)])
+    layers = layers[is_model | is_alone[loss_of[layers]]]
+    is_alone &= ~np.isin(losses, parent)
+    return losses[~is_alone], np.sort(np.concatenate([roots, layers, losses[is_alone]]))
 
 
 def _gaps_before_passes(
