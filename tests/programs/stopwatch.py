@@ -19,7 +19,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-__all__ = ["WIDTH", "Net", "Rows", "fetched", "learn", "part", "report", "spread", "step", "turn_to"]
+__all__ = [
+    "WIDTH",
+    "Net",
+    "Rows",
+    "begin",
+    "fetched",
+    "learn",
+    "part",
+    "prepare",
+    "report",
+    "spread",
+    "step",
+    "turn_to",
+]
 
 WIDTH = int(os.environ.get("STOPWATCH_WIDTH", "640"))
 
@@ -73,6 +86,19 @@ def step() -> None:
     _turn()
     _steps.append({name: (ns, _starts.get(name, 0)) for name, ns in _now.items()})
     _now, _starts = {}, {}
+
+
+def begin() -> None:
+    """Begin the first step of a training: what came before is in no step."""
+    global _now, _starts
+    _turn()
+    _now, _starts = {}, {}
+
+
+def prepare() -> None:
+    """Do for a while what has no name, for as long as many steps."""
+    for _ in range(40):
+        torch.randn(WIDTH, WIDTH).sin().cos().sort()
 
 
 def learn(

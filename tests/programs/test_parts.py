@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,8 @@ _PROGRAMS = (
     *("loop", "workers", "scaler", "accumulation", "evaluation", "gpt", "gan", "ppo", "checkpoint", "compile"),
     *("ddp", "private", "own_optimizer", "quantized", "safetensors", "export", "garbage"),
 )
+_PREPARED = ("pair_loss", "classifier_loss", "setup", "tail", "suite", "validation")
+"""Programs that do for long what belongs to no step, and stop each step from its begin on."""
 _ENGINES = ["native", pytest.param("python", marks=pytest.mark.full)]
 _WIDE = pytest.param(True, marks=pytest.mark.full)
 """Models as wide as those of users: only their times can be held against stopwatches."""
@@ -87,14 +89,14 @@ def _other(timeline: modtrace.Timeline) -> float:
     )
 
 
-def _far_off(steps: list[StepParts], stopped: list[Stopped]) -> dict[str, tuple[float, float]]:
+def _far_off(steps: Sequence[StepParts], stopped: list[Stopped], first: int = 1) -> dict[str, tuple[float, float]]:
     """Return by part, in µs, the median of what was stopped and of how far the recording is off, if that is far.
 
     A part counts in the steps that have it. The first step is left out, as it begins where the recording does, and the
     last, which no mark ends. Collections come into any part.
     """
-    pairs = [(step.parts, stopped[step.step]) for step in steps[1:] if step.step < len(stopped)]
-    assert len(pairs) == len(stopped) - 1
+    pairs = [(step.parts, stopped[step.step]) for step in steps[first:] if step.step < len(stopped)]
+    assert len(pairs) == len(stopped) - first
     by_hand = dict.fromkeys(name for _, parts in pairs for name in parts if name != "other")
     told_apart = {name for names in by_hand for name in names.split("+")}
     far = {}
@@ -189,3 +191,32 @@ def test_slow_steps_say_what_made_them_slow(engine: EngineName, run_recorded: Ru
     expected = _CAUSES | dict.fromkeys(stalled, r"of which \d+ ms .*; usually \S+ ms")
     assert {step: causes[step] for step, cause in expected.items() if not re.search(cause, causes[step])} == {}
     assert stalled != {9, 29}
+
+
+@pytest.mark.usefixtures("native_engine")
+@pytest.mark.parametrize("engine", ["native", "python"])
+@pytest.mark.parametrize("name", _PREPARED)
+def test_figures_are_of_the_whole_steps_alone(name: str, engine: EngineName, run_recorded: Run) -> None:
+    ((timeline, stopped),) = run_recorded(f"timed_{name}", engine, False)
+    summary = timeline.summary()
+    whole = [step for step in summary.steps if step.whole]
+
+    assert [step.step for step in whole] == [*range(len(stopped))]
+    assert sum(part.total_ns for part in summary.parts) == sum(step.duration_ns for step in whole) == summary.steps_ns
+    around_ns = sum(sum(parts.values()) for parts in summary.around)
+    in_all_ns = max(timeline.slices.end.max(), timeline.marks[-1].time_ns) - timeline.slices.start.min()
+    assert summary.steps_ns + around_ns == in_all_ns
+
+
+@pytest.mark.usefixtures("native_engine")
+@pytest.mark.full  # the 50 µs are those of a machine that does nothing else
+@pytest.mark.parametrize("engine", ["native", "python"])
+@pytest.mark.parametrize("name", _PREPARED)
+def test_the_first_step_too_is_what_the_stopwatch_says(name: str, engine: EngineName, run_recorded: Run) -> None:
+    ((timeline, stopped),) = run_recorded(f"timed_{name}", engine, True)
+    summary = timeline.summary()
+    if engine == "python":  # what backward() does before the engine of torch runs is loss
+        stopped = [_without_backward(parts) for parts in stopped]
+
+    assert {part.part: part.share for part in summary.parts}["other"] <= _MAX_OTHER
+    assert _far_off(summary.step_parts, stopped, first=0) == {}
