@@ -108,7 +108,6 @@ struct FlopCounting {
   int calls = 0;                        // outermost calls since inputs were new
   int64_t calls_waited = 0;             // outermost calls while operators wait to be asked for
   int64_t next_number = 0, graph = -1;  // of what is met next, and of the last pass's graph
-  uint64_t base = 0;                    // the sequence number as the last outermost call began
 };
 
 // One recording: the ring that it writes, what it calls in Python, and the names it knows. Reached through SessionRef

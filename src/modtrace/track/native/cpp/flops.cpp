@@ -2,12 +2,12 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
-#include <ATen/SequenceNumber.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -141,7 +141,11 @@ constexpr c10::DispatchKeySet kBatched({c10::DispatchKey::FuncTorchBatched, c10:
 bool is_wrapper(const at::Tensor& tensor) {
   static constexpr c10::DispatchKeySet kWrappers(
       {c10::DispatchKey::Python, c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::Functionalize});
-  return tensor.key_set().has_any(kWrappers | kBatched) || tensor.is_nested() || tensor.is_meta();
+  // The kernels of fake tensors run on `meta`, in a mode or below it.
+  const bool is_fake = tensor.is_meta() && (c10::impl::TorchDispatchModeTLS::any_modes_set() ||
+                                            c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python) ||
+                                            c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Meta));
+  return tensor.key_set().has_any(kWrappers | kBatched) || tensor.is_nested() || is_fake;
 }
 
 void add_number(std::string& key, int64_t number) { key.append(reinterpret_cast<const char*>(&number), sizeof number); }
@@ -393,9 +397,6 @@ bool is_batched(PyObject* gradient) {
 // outputs lead to, when they were made, by which modules of the same shapes differ, and which gradients are asked for.
 class GraphNumber {
  public:
-  // base: the sequence number from which nodes count.
-  explicit GraphNumber(uint64_t base) : base_(base) {}
-
   // False where one of these is no tensor, but an edge of the graph.
   bool add_outputs(PyObject* outputs) {
     const bool are_tensors = add_tensors(outputs, true);
@@ -453,12 +454,14 @@ class GraphNumber {
   }
 
   void reach(Node* node) {
+    if (nodes_.empty() && node != nullptr) base_ = node->sequence_nr();
     const auto [place, is_new] = places_.emplace(node, static_cast<int64_t>(nodes_.size()));
     if (is_new && node != nullptr) nodes_.push_back(node);
     add(node == nullptr ? -1 : place->second);
   }
 
-  uint64_t base_, number_ = 0;
+  uint64_t base_ = 0;  // the sequence number of the first output's node
+  uint64_t number_ = 0;
   std::unordered_map<const Node*, int64_t> places_;
   std::vector<const Node*> nodes_;
 };
@@ -468,7 +471,6 @@ class GraphNumber {
 int64_t meet_inputs(Session& session, ThreadState& thread, int64_t name_id, bool is_training, PyObject* const* args,
                     size_t count) {
   const bool builds_graph = c10::GradMode::is_enabled();
-  session.flops.base = at::sequence_number::peek();
   std::vector<int64_t> key{name_id, is_training, builds_graph, c10::InferenceMode::is_enabled()};
   int left = kMaxValues;
   for (size_t i = 0; i < count; ++i) add_input(key, args[i], 0, left);
@@ -490,7 +492,7 @@ int64_t meet_inputs(Session& session, ThreadState& thread, int64_t name_id, bool
 }
 
 void meet_pass(Session& session, ThreadState& thread, PyObject* const* args, Py_ssize_t count) {
-  GraphNumber graph(session.flops.base);
+  GraphNumber graph;
   bool is_known = count >= 5;
   try {
     is_known = is_known && graph.add_outputs(args[0]) && graph.add_inputs(args[4]);
