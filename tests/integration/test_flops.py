@@ -857,6 +857,56 @@ def test_operators_of_the_user_count_by_their_formula_and_what_runs_inside_does_
     assert "not counted, as torch has no formula: modtrace_test::large, modtrace_test::wrong" in summary.flops_text()
 
 
+def test_operators_of_the_user_count_in_backward_too_and_are_called_as_before_afterwards() -> None:
+    @torch.library.custom_op("modtrace_test::product", mutates_args=())
+    def product(x: Tensor, weight: Tensor) -> Tensor:
+        return x @ weight
+
+    @torch.library.custom_op("modtrace_test::gradient", mutates_args=())
+    def gradient(of_output: Tensor, weight: Tensor) -> Tensor:
+        return of_output @ weight.T
+
+    product.register_autograd(
+        lambda ctx, of_output: (gradient(of_output, *ctx.saved_tensors), None),
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[1]),
+    )
+
+    class Product(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return product(x, torch.ones(NARROW, WIDE))
+
+    model, operators = Product(), [torch.ops.modtrace_test.product, torch.ops.modtrace_test.gradient]
+    before = [vars(operator.default).get("_pyobj_dispatcher") is None for operator in operators]
+    for number, operator in enumerate(operators):
+        register_flop_formula(operator)(lambda *_args, number=number, **_keywords: 5 + number)
+    try:
+        with modtrace.record(flops=True, engine="native") as recording:
+            for _ in range(STEPS):
+                model(rows().requires_grad_()).sum().backward()
+    finally:
+        for operator in operators:
+            del flop_registry[operator]
+
+    assert costs(recording.timeline()) == {"Product": (STEPS * 5, STEPS * 6, 0)}
+    assert [vars(operator.default).get("_pyobj_dispatcher") is None for operator in operators] == before
+
+
+@pytest.mark.parametrize("case", [mlp, lora, convolutions])
+def test_tensors_without_data_cost_what_others_do(case: Callable[[], Case]) -> None:
+    with torch.device("meta"):
+        step, expected = case()
+        with modtrace.record(flops=True, engine="native") as recording:
+            for _ in range(STEPS):
+                step()
+
+    counted = {
+        name: tuple(cost // STEPS for cost in of_phases) for name, of_phases in costs(recording.timeline()).items()
+    }
+    assert {name: cost for name, cost in counted.items() if any(cost)} == {
+        name: cost for name, cost in expected.items() if any(cost)
+    }
+
+
 def test_a_formula_runs_in_no_call_of_the_users_and_neither_exits_nor_changes_random_numbers() -> None:
     @torch.library.custom_op("modtrace_test::exits", mutates_args=())
     def exits(x: Tensor) -> Tensor:

@@ -133,6 +133,8 @@ class NativeEngine:
         """Restore what of torch was wrapped, and switch off what stays wrapped."""
         if self._ranges is not None:
             self._ranges.stop()
+        if self._flops is not None:
+            self._flops.stop()
         for patch in _patches(self._native):
             patch.uninstall()
         self._collectives.stop()

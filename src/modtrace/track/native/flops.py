@@ -7,7 +7,7 @@ one with every fourth outermost call, and the rest before the ring is read.
 
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -58,11 +58,17 @@ class NativeFlops:
         self._formulas: dict[str, _Formula] = {}
         self._registered = 0
         self._failed: set[str] = set()
+        self._hidden: list[Any] = []  # operators that torch itself would call past its callbacks
 
     def start(self) -> None:
         """Count operators in the session that runs."""
         self._registered = 0
         self._native.start_flops(self._operators, self.answer)
+
+    def stop(self) -> None:
+        """Let torch call operators as it did."""
+        while self._hidden:
+            self._hidden.pop()._enable_pyobj_dispatch(True)
 
     def _operators(self) -> tuple[str, ...] | None:
         """Return the names of the operators to note; None if they are the same as before."""
@@ -75,7 +81,17 @@ class NativeFlops:
             if isinstance(operator, torch._ops.OpOverloadPacket)
         }
         self._formulas = {**_MORE_FORMULAS, **registered}
+        self._show(operator for operator in flop_counter.flop_registry if not str(operator).startswith("aten."))
         return (*self._formulas, *(_WITHOUT_FORMULA - self._formulas.keys()))
+
+    def _show(self, operators: Iterable[Any]) -> None:
+        """Let torch's callbacks see operators of `custom_op`, which torch 2.14 calls in Python, past its dispatcher."""
+        for operator in operators:
+            for name in operator._overload_names if isinstance(operator, torch._ops.OpOverloadPacket) else ():
+                overload = getattr(operator, name or "default")
+                if getattr(overload, "_pyobj_dispatcher", None) is not None:
+                    self._hidden.append(overload)
+                    overload._enable_pyobj_dispatch(False)
 
     def answer(self, at_most: int = sys.maxsize) -> None:
         """Note what operators cost that were counted; no random number that a formula draws is one of the user's."""
