@@ -132,7 +132,7 @@ class Parts(nn.Module):
         return hidden
 
 
-def compiled_modules(timeline: modtrace.Timeline) -> list[tuple[str, str, str | None]]:
+def compiled_modules(timeline: modtrace.Timeline) -> list[tuple[str, str, int | str | None]]:
     return [
         (span.phase, span.fqn, timeline.span_args.get(index, {}).get("compiled_modules"))
         for index, span in enumerate(timeline.spans)

@@ -20,6 +20,7 @@ from modtrace.timeline.select import on_gpu, without_gpu
 from modtrace.write.html import payload
 from tests.integration.test_merge import each_trace, ns, synthetic
 from tests.support.kineto import recording, trace, x
+from tests.support.timelines import with_args
 
 Row = tuple[int, int, str, str, str, int, int, int, int]
 """device, stream, label, fqn, phase, call, step, start, end."""
@@ -207,8 +208,14 @@ def test_a_merged_trace_keeps_what_the_recording_says_of_itself(tmp_path: Path) 
     path = tmp_path / "profile.json"
     path.write_bytes(trace(x("cpu_op", "op", 1000, 2000)))
     plain = recording(("Net", 900, 2100, 0))
-    told = Timeline(
-        plain.columns, plain.names, plain.tracks, metadata={"engine": "native"}, span_args={0: {"shapes": "[2, 8]"}}
+    told = with_args(
+        Timeline(
+            plain.columns,
+            plain.names,
+            plain.tracks,
+            metadata={"engine": "native"},
+        ),
+        {0: {"shapes": "[2, 8]"}},
     )
     for suffix in (".json", ".json.gz", ".pftrace"):
         modtrace.merge(path, told, tmp_path / f"out{suffix}")

@@ -16,7 +16,7 @@ from modtrace.timeline import BACKWARD, PHASES, Columns, CounterSeries, Mark, Na
 from modtrace.timeline.nesting import nest_by_time
 from modtrace.timeline.slices import in_start_order
 from tests.support.test_scale import scaled
-from tests.support.timelines import EPOCH, HOSTILE, gpt2_timeline, timeline_of, timelines
+from tests.support.timelines import EPOCH, HOSTILE, gpt2_timeline, timeline_of, timelines, with_args
 from tests.support.trace_processor import TraceProcessor
 
 Opener = type[TraceProcessor]
@@ -179,14 +179,16 @@ def test_empty_timelines(trace_processor: Opener, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", HOSTILE, ids=lambda name: ascii(name[:12]))
 def test_hostile_names(trace_processor: Opener, tmp_path: Path, name: str) -> None:
     process = Process(4242, 0, name)
-    timeline = dataclasses.replace(
-        timeline_of((0, 10, "a"), (2, 8, "b")),
-        names=[Name(name, name, name), Name("plain", "plain", "Plain")],
-        tracks=[Track(kind, name or "t", 1, process) for kind in ("forward", "backward")],
-        marks=[Mark(EPOCH + 5, "mark", name or "m")],
-        counters=[CounterSeries(name or "c", "bytes", process, np.array([EPOCH + 1]), np.array([3]))],
-        metadata={name: [name, {"deeper": name}]},
-        span_args={0: {"shapes": name, name or "key": "value"}},
+    timeline = with_args(
+        dataclasses.replace(
+            timeline_of((0, 10, "a"), (2, 8, "b")),
+            names=[Name(name, name, name), Name("plain", "plain", "Plain")],
+            tracks=[Track(kind, name or "t", 1, process) for kind in ("forward", "backward")],
+            marks=[Mark(EPOCH + 5, "mark", name or "m")],
+            counters=[CounterSeries(name or "c", "bytes", process, np.array([EPOCH + 1]), np.array([3]))],
+            metadata={name: [name, {"deeper": name}]},
+        ),
+        {0: {"shapes": name, name or "key": "value"}},
     )
     check(trace_processor, timeline, tmp_path)
 
@@ -203,9 +205,11 @@ def test_512_levels_are_all_there_and_of_more_check_says_so(trace_processor: Ope
 
 
 def test_arguments_are_args(trace_processor: Opener, tmp_path: Path) -> None:
-    timeline = dataclasses.replace(
-        timeline_of((0, 10, "a"), (2, 8, "b"), (12, 13, "a")),
-        span_args={0: {"shapes": "float32[2, 8]"}, 2: {"shapes": "float32[2, 8]", "other": "x"}},
+    timeline = with_args(
+        dataclasses.replace(
+            timeline_of((0, 10, "a"), (2, 8, "b"), (12, 13, "a")),
+        ),
+        {0: {"shapes": "float32[2, 8]"}, 2: {"shapes": "float32[2, 8]", "other": "x"}},
     )
     for suffix, prefix in ((".json", "args"), (".pftrace", "debug")):
         timeline.save(tmp_path / f"trace{suffix}")

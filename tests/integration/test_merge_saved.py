@@ -13,6 +13,7 @@ import pytest
 from modtrace import load, merge
 from modtrace.timeline import Columns, Mark, Timeline
 from tests.support.kineto import BASE, PID, TID, trace, x
+from tests.support.timelines import with_args
 from tests.unit.test_write_chrome import call_of_net
 
 LEVELS = 600
@@ -37,7 +38,7 @@ def deep() -> Timeline:
     """600 calls, each in the one before: more levels than a row has."""
     level = np.arange(LEVELS)
     timeline = call_of_net()
-    return dataclasses.replace(
+    return with_args(dataclasses.replace(
         timeline,
         slices=Columns.of(
             start=BASE + 1000 * level, end=BASE + 10_000_000 - 1000 * level, name=level % 2, phase=0 * level,
@@ -47,8 +48,7 @@ def deep() -> Timeline:
         tracks=timeline.tracks[:1],  # a merge leaves out a track without a span
         marks=[Mark(BASE + 10, "mark", "here")],
         counters=[],
-        span_args={599: {"shapes": "float32[2]"}},
-    )  # fmt: skip
+    ), {599: {"shapes": "float32[2]"}})  # fmt: skip
 
 
 RECORDINGS = {"a net with a layer": call_of_net(), "more levels than a row has": deep()}

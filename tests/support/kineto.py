@@ -74,6 +74,6 @@ def recording(*spans: Span, names: tuple[Name, ...] = NET, marks: tuple[Mark, ..
     order = sorted(range(len(rows)), key=lambda at: (rows[at]["start"], rows[at]["depth"]))
     place = {old: new for new, old in enumerate(order)} | {-1: -1}
     ordered = [rows[at] | {"parent": place[rows[at]["parent"]]} for at in order]
-    columns = Columns.of(**{field: [row[field] for row in ordered] for field in SPAN_FIELDS})
+    columns = Columns.of(None, **{field: [row[field] for row in ordered] for field in SPAN_FIELDS})
     tracks = (Track("forward", "MainThread", TID, PROCESS), Track("backward", "MainThread", TID, PROCESS))
     return Timeline(columns, names, tracks, marks=marks)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from modtrace.timeline import BackwardPass, CollectiveName, Collectives, Group, Timeline, Track
-from modtrace.timeline.collectives import CollectiveDetails
+from modtrace.timeline.collectives import collective_args
 from modtrace.timeline.join import with_slices
 from modtrace.timeline.select import keep_rows, steps_at
 from modtrace.timeline.slices import BACKWARD_PASS, COLLECTIVE, WAIT, Slices
@@ -39,10 +39,9 @@ def with_collectives(timeline: Timeline, collectives: Collectives) -> Timeline:
         track=table.track,
         step=table.step,
         complete=table.complete,
-        detail=np.arange(len(table)),
+        args=collective_args(table.names, table.name.astype(np.int64), table.counter, table.nbytes, table.done),
     )
-    details = CollectiveDetails(table.names, table.groups, table.name, table.counter, table.nbytes, table.done)
-    return with_slices(_without(timeline, COLLECTIVE, WAIT), rows, collective_details=details)
+    return replace(with_slices(_without(timeline, COLLECTIVE, WAIT), rows), groups=table.groups)
 
 
 def with_passes(timeline: Timeline, passes: Sequence[BackwardPass]) -> Timeline:

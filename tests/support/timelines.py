@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,10 +11,11 @@ from hypothesis import strategies as st
 
 from modtrace.formats.escape import UNNAMED
 from modtrace.timeline import BACKWARD, FORWARD, Columns, CounterSeries, Mark, Name, Process, Stats, Timeline, Track
+from modtrace.timeline.args import ArgColumn, Args
 from modtrace.timeline.nesting import nest_by_time
 from modtrace.timeline.slices import in_start_order
 
-__all__ = ["EPOCH", "HOSTILE", "Plain", "gpt2_timeline", "timeline_of", "timelines"]
+__all__ = ["EPOCH", "HOSTILE", "Plain", "gpt2_timeline", "slice_args", "timeline_of", "timelines", "with_args"]
 
 EPOCH = 1_755_000_000_123_456_789
 
@@ -238,16 +241,36 @@ def timelines(draw: st.DrawFn) -> Timeline:
         st.sampled_from(["step", "mark"]),
         Plain.map(lambda text: f"m {text}"),
     )
-    return Timeline(
-        slices=columns,
-        names=names,
-        tracks=tracks,
-        stats=draw(st.builds(Stats, *[st.integers(0, 2**40)] * 6)),
-        marks=sorted(draw(st.lists(marks, max_size=3)), key=lambda mark: mark.time_ns),
-        counters=_counters(draw, base, tracks),
-        metadata=draw(st.dictionaries(Plain, st.one_of(Plain, st.integers(-(2**40), 2**40), st.none()), max_size=3)),
-        span_args=draw(st.dictionaries(st.integers(0, count - 1), own, max_size=3)) if count else {},
+    return with_args(
+        Timeline(
+            slices=columns,
+            names=names,
+            tracks=tracks,
+            stats=draw(st.builds(Stats, *[st.integers(0, 2**40)] * 6)),
+            marks=sorted(draw(st.lists(marks, max_size=3)), key=lambda mark: mark.time_ns),
+            counters=_counters(draw, base, tracks),
+            metadata=draw(
+                st.dictionaries(Plain, st.one_of(Plain, st.integers(-(2**40), 2**40), st.none()), max_size=3)
+            ),
+        ),
+        draw(st.dictionaries(st.integers(0, count - 1), own, max_size=3)) if count else {},
     )
+
+
+def slice_args(of_row: Mapping[int, Mapping[str, int | str]]) -> Args:
+    """The args of slices, by row."""
+    args = {}
+    for name in dict.fromkeys(name for own in of_row.values() for name in own):
+        rows = [row for row, own in of_row.items() if name in own]
+        values: list[Any] = [of_row[row][name] for row in rows]
+        is_text = isinstance(values[0], str)
+        args[name] = ArgColumn.of_texts(rows, values) if is_text else ArgColumn.of_numbers(rows, values)
+    return args
+
+
+def with_args(timeline: Timeline, of_row: Mapping[int, Mapping[str, int | str]]) -> Timeline:
+    """The timeline with these args in place of its own."""
+    return replace(timeline, slices=replace(timeline.slices, args=slice_args(of_row)))
 
 
 _moves = st.tuples(st.booleans(), Times)

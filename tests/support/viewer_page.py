@@ -9,6 +9,7 @@ import numpy as np
 
 from modtrace.timeline import CounterSeries, Mark, Name, Process, Stats, Timeline, Track
 from modtrace.timeline.slices import Columns
+from tests.support.timelines import slice_args
 
 from .browser import Visit
 from .gpt_timeline import BASE
@@ -160,6 +161,7 @@ def one_step() -> Timeline:
     zeros = np.zeros(len(rows))
     return Timeline(
         Columns.of(
+            slice_args({1: {"shapes": "float32[2, 8]"}}),
             start=BASE + start * US,
             end=BASE + end * US,
             name=name,
@@ -182,5 +184,4 @@ def one_step() -> Timeline:
         [Mark(BASE + 2000 * US, "step", "step 0")],
         [CounterSeries("RSS", "bytes", process, BASE + np.array([0, 1000, 1500]) * US, np.array([1, 4, 2]) << 30)],
         {"torch": "2.13.0"},
-        {1: {"shapes": "float32[2, 8]"}},
     )

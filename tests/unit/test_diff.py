@@ -22,6 +22,7 @@ from modtrace.compare.verdicts import Change
 from modtrace.timeline import BACKWARD, FORWARD, RECOMPUTE, Columns, Mark, Name, Process, Timeline, Track
 from modtrace.timeline.join import add_gpu_tracks
 from modtrace.timeline.select import keep_rows
+from modtrace.timeline.slices import DTYPES
 from modtrace.timeline.summary import warm_up_steps
 
 FQNS = ("Net", *(f"Net.h.{layer}" for layer in range(8)))
@@ -553,7 +554,7 @@ def of_ranks(*ranks: Timeline) -> Timeline:
         )
         for rank, one in enumerate(ranks)
     ]
-    columns = Columns(*(np.concatenate([getattr(part, f) for part in parts]) for f in Columns.__slots__))
+    columns = Columns.of(None, **{f: np.concatenate([getattr(part, f) for part in parts]) for f in DTYPES})
     return replace(ranks[0], slices=columns, tracks=tracks)
 
 

@@ -12,6 +12,7 @@ import pytest
 import modtrace
 from modtrace.compare.side_by_side import TypicalStep, compared, side_by_side
 from modtrace.timeline import BACKWARD, FORWARD, Columns, CounterSeries, Mark, Name, Process, Timeline, Track
+from modtrace.timeline.slices import DTYPES
 from modtrace.write.html import payload
 from tests.support.trace_processor import TraceProcessor
 from tests.unit.test_diff import invoke, recording
@@ -103,7 +104,7 @@ def test_ranks_of_both_sides_lie_in_pairs() -> None:
     def two_ranks(timeline: Timeline) -> Timeline:
         columns = timeline.columns
         other = replace(columns, track=np.ones_like(columns.track))
-        both = Columns(*(np.concatenate([getattr(columns, f), getattr(other, f)]) for f in Columns.__slots__))
+        both = Columns.of(None, **{f: np.concatenate([getattr(columns, f), getattr(other, f)]) for f in DTYPES})
         order = np.lexsort((both.depth, both.start))
         tracks = [timeline.tracks[0], timeline.tracks[0]._replace(process=Process(6, 1))]
         return replace(timeline, slices=replace(both.take(order), parent=np.full(len(both), -1)), tracks=tracks)

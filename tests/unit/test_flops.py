@@ -18,6 +18,7 @@ from modtrace.timeline import Columns, GpuWork, Timeline, build_timeline
 from modtrace.timeline.join import add_gpu_tracks
 from modtrace.timeline.summary.flop_summary import peak_tbytes, peak_tflops
 from tests.support.event_script import EventScript
+from tests.support.timelines import with_args
 
 
 def counted(flops: int = 100) -> Timeline:
@@ -224,7 +225,13 @@ def test_what_the_memory_moves_is_known_of_some_devices(device: str, moved: floa
 def test_a_diff_says_exactly_what_steps_cost_if_that_differs(tmp_path: Path) -> None:
     modtrace.save_baseline(counted(), tmp_path / "base.json")
     comparison = modtrace.diff(tmp_path / "base.json", counted(103))
-    plain = replace(counted(), metadata={}, span_args={})
+    plain = with_args(
+        replace(
+            counted(),
+            metadata={},
+        ),
+        {},
+    )
 
     # 2 of 3 calls are counted.
     assert comparison.environment == {"FLOPs of a step": ("330", "333"), "FLOPs of a call of Net.a": ("200", "202")}

@@ -10,9 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 import modtrace
-from modtrace import ModuleTimes, Summary, TraceError
+from modtrace import ModuleTimes, Summary
 from modtrace.cli.group import group
-from modtrace.formats.trace_file import MERGED
 from modtrace.timeline import GpuWork
 from modtrace.timeline.gpu_work import with_gpu_times
 from modtrace.timeline.summary import GpuTotals
@@ -119,14 +118,3 @@ def test_a_merged_trace_has_its_gpu_times_in_python_and_of_steps_and_classes(tmp
         {"Net": 0, "Linear": 1},
     )
     assert loaded.summary().sort_by().to_text() in printed("summary", out)
-
-
-def test_an_edited_table_is_refused(tmp_path: Path) -> None:
-    path, out = tmp_path / "profile.json", tmp_path / "merged.json"
-    path.write_bytes(PROFILE)
-    modtrace.merge(path, None, out)
-    document = json.loads(out.read_bytes())
-    document[MERGED]["gpu_table"]["rows"][0][0] = 99
-    out.write_text(json.dumps(document))
-    with pytest.raises(TraceError, match="its gpu_table is not as modtrace writes it"):
-        modtrace.load(out)

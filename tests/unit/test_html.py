@@ -20,6 +20,7 @@ from modtrace.timeline.slices import Columns
 from modtrace.write.html import Comparison, payload, render_html, write_html
 from tests.support.gpt_timeline import BASE, gpt_timeline
 from tests.support.span_fields import SPAN_FIELDS
+from tests.support.timelines import slice_args
 from tests.unit.test_memory_summary import recorded
 
 TYPES = {"f64": "<f8", "i32": "<i4", "u8": "u1"}
@@ -57,13 +58,11 @@ def two_spans(**changes: Any) -> Timeline:
         "marks": [Mark(BASE + 310, "step", "step 0")],
         "counters": [CounterSeries("RSS", "bytes", process, np.array([BASE + 50]), np.array([4096]))],
         "metadata": {"torch": "2.13.0"},
-        "span_args": {1: {"shapes": "float32[2]"}},
     }
     assert changes.keys() <= columns.keys() | timeline.keys()
     columns |= {key: value for key, value in changes.items() if key in columns}
-    return Timeline(
-        **{"slices": Columns.of(**columns), **timeline, **{k: v for k, v in changes.items() if k in timeline}}
-    )
+    slices = Columns.of(slice_args({1: {"shapes": "float32[2]"}}), **columns)
+    return Timeline(slices, **{**timeline, **{k: v for k, v in changes.items() if k in timeline}})
 
 
 def test_who_holds_memory_at_the_peak_is_in_the_payload_and_in_no_comparison() -> None:
@@ -79,7 +78,7 @@ def test_every_field_is_in_the_payload() -> None:
     header, body = unpack(payload(two_spans()))
 
     assert header.pop("arrays").keys() == {*SPAN_FIELDS} - {"end"} | {"duration"}
-    counters = header.pop("counters")
+    counters, args = header.pop("counters"), header.pop("args")
     steps = header.pop("step_parts")
     assert header == {
         "version": 1,
@@ -117,8 +116,9 @@ def test_every_field_is_in_the_payload() -> None:
             },
         ],
         "marks": [[260, "step", "step 0"]],
-        "span_args": {"1": {"shapes": "float32[2]"}},
     }
+    assert args.pop("kinds") == [{"shapes": "float32[2]"}]
+    assert {name: values(body, ref) for name, ref in args.items()} == {"rows": [1], "kind": [0]}
     assert [counters[0][key] for key in ("name", "unit", "process")] == ["RSS", "bytes", 0]
     assert values(body, counters[0]["time"]) == [0]
     assert values(body, counters[0]["value"]) == [4096]

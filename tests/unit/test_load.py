@@ -10,11 +10,9 @@ from typing import cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackEvent
 
 from modtrace import ModtraceError, TraceError
-from modtrace.read import load, saved_perfetto
+from modtrace.read import load
 from modtrace.timeline import Timeline
 from modtrace.write import chrome, perfetto, slices
 from tests.support.test_scale import scaled
@@ -54,29 +52,6 @@ def test_a_round_trip_keeps_everything(tmp_path: Path, suffix: str, timeline: Ti
     assert told(load(path)) == told(timeline)
 
 
-@settings(max_examples=scaled(20, 60, 1000), suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(timeline=timelines(), batch=st.integers(1, 300))
-def test_spans_that_are_open_from_batch_to_batch_are_whole(tmp_path: Path, timeline: Timeline, batch: int) -> None:
-    path = tmp_path / "trace.pftrace"
-    timeline.save(path)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(saved_perfetto, "BATCH_BYTES", batch)
-        assert told(load(path)) == told(timeline)
-
-
-def test_the_packets_of_spans_are_read_thousands_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    timeline = gpt2_timeline(10_000)
-    timeline.save(tmp_path / "trace.pftrace")
-    parsed: list[int] = []
-    monkeypatch.setattr(saved_perfetto._Reader, "_event", lambda self, packet: parsed.append(packet.track_event.type))
-
-    loaded = load(tmp_path / "trace.pftrace")
-    assert len(loaded.columns) == len(timeline.columns)
-    # To parse packets as protobuf takes four times as long.
-    assert {*parsed} == {TrackEvent.TYPE_INSTANT, TrackEvent.TYPE_COUNTER}
-    assert parsed.count(TrackEvent.TYPE_INSTANT) == len(timeline.marks)
-
-
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_a_round_trip_of_more_than_one_chunk_keeps_the_columns(
     tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
@@ -114,17 +89,14 @@ def test_json_laid_out_anew_is_read_too(tmp_path: Path) -> None:
 REFUSED = {
     b"": "it is empty",
     b"PK\x03\x04": "ZIP archive",
-    b"<!doctype html><p>": "it is a page: open it in a browser, or give the trace that it was made from",
+    b"<!doctype html><p>": "it is a page that modtrace did not write",
     b"\x7fELF\x02\x01": "neither a ring file nor a trace",
     b"hello, world": "neither a ring file nor a trace",
-    b'{"otherData": {"modtrace": {"format": 99, "version": "9.0"}}, "traceEvents":[]}': "modtrace 9.0 in format 99",
     b'{"traceEvents": [': "this is no profiler trace, or it was cut off",
     b"{}": 'it has no "traceEvents"',
     b'{"baseTimeNanoseconds": 0, "otherData": {"modtrace": {"format": 1': "broken JSON before the events",
     gzip.compress(b"hello", mtime=0)[:-6]: "not whole, or damaged",
-    b"\x0a\x02\x08\x01": "modtrace did not write it.*the JSON of torch.profiler",
-    b"\x0a\x7f\x08\x01": "cut off within a packet",
-    b"\x0a" + b"\xff" * 11: "the length of a packet is not a number",
+    b"\x0a\x02\x08\x01": "it holds no table of modtrace",
 }
 
 
@@ -135,15 +107,6 @@ def test_anything_else_is_refused_with_what_it_is(tmp_path: Path, content: bytes
     with pytest.raises(TraceError, match=REFUSED[content]) as raised:
         load(path)
     assert str(path) in str(raised.value)
-
-
-def test_bytes_that_are_no_packet_are_refused_with_their_offset(tmp_path: Path) -> None:
-    path = tmp_path / "trace.pftrace"
-    gpt2_timeline(40).save(path)
-    whole = path.read_bytes()
-    path.write_bytes(whole + b"\x12\x00")
-    with pytest.raises(TraceError, match=f"byte {len(whole)}: a packet should begin here, and there is 0x12"):
-        load(path)
 
 
 def test_a_trace_is_read_where_no_temporary_file_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,25 +134,8 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path, suffix: str) -> None:
     whole = path.read_bytes().rstrip()
     for length in range(1, len(whole), max(1, len(whole) // 400)):
         path.write_bytes(whole[:length])
-        try:
-            kept = load(path)
-        except TraceError:
-            continue
-        # Perfetto's format is a list of packets without an end: between two of them a cut cannot be seen.
-        assert suffix == ".pftrace"
-        assert len(kept.spans) <= 2 * len(gpt2_timeline(40).spans)
-
-
-@pytest.mark.parametrize("suffix", [".json", ".pftrace"])
-def test_the_byte_where_it_breaks_is_named(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"trace{suffix}"
-    gpt2_timeline(3000).save(path)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-100])
-    with pytest.raises(TraceError) as raised:
-        load(path)
-    assert raised.value.offset is not None
-    assert len(whole) - 1000 < raised.value.offset <= len(whole) - 100
+        with pytest.raises(TraceError):
+            load(path)
 
 
 def test_a_profile_without_events_says_why_that_may_be(tmp_path: Path) -> None:

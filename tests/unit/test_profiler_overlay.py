@@ -11,6 +11,7 @@ from modtrace import TraceError
 from modtrace.profiler.device_work import NO_MODULE
 from modtrace.profiler.overlay import Overlay
 from modtrace.timeline import PHASES, Process, Timeline, Track
+from modtrace.timeline.slices import DTYPES
 from tests.support.kineto import BASE, NET, PID, TID, Span, evaluate, recording, x
 from tests.support.overlaid import overlaid
 
@@ -150,15 +151,14 @@ def test_sequence_numbers_of_two_threads_are_kept_apart_by_the_arrows() -> None:
     two = recording(*FORWARD)
     more = recording(("a: Linear", 1100, 2000, 0))
     columns = {
-        field: [*getattr(two.columns, field).tolist(), *getattr(more.columns, field).tolist()]
-        for field in two.columns.__slots__
+        field: [*getattr(two.columns, field).tolist(), *getattr(more.columns, field).tolist()] for field in DTYPES
     }
     columns["track"] = [0] * 4 + [1]
     columns["call"] = [0] * 4 + [1]
     from modtrace.timeline.slices import Columns, in_start_order
 
     tracks = (Track("forward", "MainThread", TID, process), Track("forward", "Other", other, process))
-    timeline = Timeline(in_start_order(Columns.of(**columns)), NET, tracks)
+    timeline = Timeline(in_start_order(Columns.of(None, **columns)), NET, tracks)
     backward = other + 1
     nodes = [
         evaluate("N", 6000, 6100, 2, tid=backward, thread=1),

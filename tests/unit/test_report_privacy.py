@@ -37,6 +37,7 @@ from modtrace.timeline import (
 )
 from tests.support.event_script import EventScript
 from tests.support.other_kinds import with_passes
+from tests.support.timelines import with_args
 
 ENVIRON = {
     "HOME": "/home/Jane Doe",
@@ -178,7 +179,7 @@ def test_every_field_of_a_timeline_is_chosen(redact: Redactor) -> None:
         start=[5, 6], end=[9, 8], name=[0, 1], phase=[0, 0], track=[0, 0], depth=[0, 1], parent=[-1, 0],
         call=[0, 0], step=[0, 0], link=[-1, -1], complete=[1, 1],
     )  # fmt: skip
-    timeline = Timeline(
+    timeline = with_args(Timeline(
         columns,
         [Name("Net", "Net", "Net"), Name("janed: Head", "Net.janed", "Head")],
         [Track("forward", "loader of janed", 8, process)],
@@ -188,11 +189,10 @@ def test_every_field_of_a_timeline_is_chosen(redact: Redactor) -> None:
             "torch": "2.13.0+cpu", "python": "3.11 on janed's box", "engine": "native", "modtrace": 3, "capacity": 64,
             "host": "0123456789ab", "pid": 7, "argv": ["x"],
         },
-        span_args={
+    ), {
             0: {"shapes": "float32[2, 8], mask=bool[], …", "doc": "secret"},
             1: {"shapes": "float32[2] # secret", "own": "secret", "compiled_modules": "janed: Head"},
-        },
-    )  # fmt: skip
+        })  # fmt: skip
     timeline = with_passes(timeline, [BackwardPass(5, 8, "loader of janed", 8, process, complete=False)])
 
     clean = clean_timeline(timeline, ReportNames(redact))

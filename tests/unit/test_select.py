@@ -13,7 +13,7 @@ from modtrace.timeline import BACKWARD, FORWARD, Columns, CounterSeries, Mark, N
 from modtrace.timeline.nesting import nest_by_time
 from modtrace.timeline.select import modules, steps, window
 from tests.support.test_scale import scaled
-from tests.support.timelines import EPOCH, timelines
+from tests.support.timelines import EPOCH, timelines, with_args
 
 PROCESS = Process(1)
 
@@ -38,7 +38,7 @@ def small() -> Timeline:
         (250, 290, 2, FORWARD, 1, 6, 1, 1, -1),
     ]
     start, end, name, phase, depth, parent, call, step, link = np.array(rows).T
-    return Timeline(
+    return with_args(Timeline(
         slices=Columns.of(
             start=start, end=end, name=name, phase=phase, track=phase, depth=depth, parent=parent,
             call=call, step=step, link=link, complete=np.ones(len(rows)),
@@ -47,8 +47,7 @@ def small() -> Timeline:
         tracks=[Track(kind, "MainThread", 1, PROCESS) for kind in ("forward", "backward")],
         marks=[Mark(200, "step", "0"), Mark(250, "mark", "here"), Mark(400, "step", "1")],
         counters=[CounterSeries("RSS", "bytes", PROCESS, np.array([5, 105, 205, 305]), np.array([1, 2, 3, 4]))],
-        span_args={1: {"shapes": "x"}, 8: {"shapes": "y"}},
-    )  # fmt: skip
+    ), {1: {"shapes": "x"}, 8: {"shapes": "y"}})  # fmt: skip
 
 
 def brief(timeline: Timeline) -> list[tuple[str, int, int, int, bool]]:

@@ -16,6 +16,7 @@ from modtrace.timeline import Name, Process, Stats, Timeline, Track
 from modtrace.timeline.slices import BACKWARD, FORWARD, RECOMPUTE, Columns
 from modtrace.timeline.summary import GpuTotals, ModuleTimes, Summary, summarize
 from tests.support.gpt_timeline import gpt_timeline
+from tests.support.timelines import with_args
 
 MAIN = Process(1)
 TRACKS = (Track("forward", "MainThread", 1, MAIN), Track("backward", "MainThread", 1, MAIN))
@@ -350,11 +351,13 @@ def test_the_header_names_compiled_functions_and_says_what_is_inside() -> None:
         start=[5, 20], end=[9, 30], name=[0, 1], phase=[0, 0], track=[0, 0], depth=[0, 0], parent=[-1, -1],
         call=[0, 0], step=[0, 0], link=[-1, -1], complete=[1, 1],
     )  # fmt: skip
-    timeline = Timeline(
-        columns,
-        [Name("train", "train", "CompiledFunction"), Name("Net", "Net", "Net")],
-        [Track("forward", "MainThread", 8, Process(7, None, "train.py"))],
-        span_args={0: {"compiled_modules": "net.a: Linear, net.b: Linear"}, 1: {"compiled_modules": "a: Linear"}},
+    timeline = with_args(
+        Timeline(
+            columns,
+            [Name("train", "train", "CompiledFunction"), Name("Net", "Net", "Net")],
+            [Track("forward", "MainThread", 8, Process(7, None, "train.py"))],
+        ),
+        {0: {"compiled_modules": "net.a: Linear, net.b: Linear"}, 1: {"compiled_modules": "a: Linear"}},
     )
 
     lines = str(timeline.summary()).splitlines()

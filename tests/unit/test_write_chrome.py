@@ -25,7 +25,7 @@ from modtrace.write.chrome import (
     write_chrome,
 )
 from modtrace.write.lanes import Lanes
-from tests.support.timelines import EPOCH, gpt2_timeline, timeline_of
+from tests.support.timelines import EPOCH, gpt2_timeline, timeline_of, with_args
 
 PROCESS = Process(4242, 0)
 
@@ -40,7 +40,7 @@ def call_of_net() -> Timeline:
         (2_400_000, 2_500_000, 1, BACKWARD, 1, 2, 8),
     ]
     start, end, name, phase, depth, parent, link = np.array(rows).T
-    return Timeline(
+    return with_args(Timeline(
         slices=Columns.of(
             start=EPOCH + start, end=EPOCH + end, name=name, phase=phase, track=phase, depth=depth, parent=parent,
             call=[0, 3, 0, 3, 3], step=[5] * 5, link=link, complete=[1, 1, 1, 1, 0],
@@ -51,8 +51,7 @@ def call_of_net() -> Timeline:
         marks=[Mark(EPOCH + 2_500_001, "step", "step 5")],
         counters=[CounterSeries("RSS", "bytes", PROCESS, np.array([EPOCH + 10]), np.array([2**40]))],
         metadata={"engine": "native", "versions": {"torch": "2.13.0"}},
-        span_args={1: {"shapes": "float32[2, 8]"}},
-    )  # fmt: skip
+    ), {1: {"shapes": "float32[2, 8]"}})  # fmt: skip
 
 
 HEAD = {
@@ -144,7 +143,12 @@ def test_longer_timelines_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["fqn", "module_class", "call", "step", "complete", "link"])
 @pytest.mark.parametrize("suffix", [".json", ".pftrace"])
 def test_arguments_cannot_hide_the_fixed_ones(tmp_path: Path, name: str, suffix: str) -> None:
-    timeline = dataclasses.replace(timeline_of((0, 1, "a")), span_args={0: {name: "x"}})
+    timeline = with_args(
+        dataclasses.replace(
+            timeline_of((0, 1, "a")),
+        ),
+        {0: {name: "x"}},
+    )
     with pytest.raises(WriteError, match=f"cannot be called {name}"):
         timeline.save(tmp_path / f"trace{suffix}")
 

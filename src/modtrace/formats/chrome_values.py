@@ -43,6 +43,11 @@ def is_track_key(key: tuple[object, object]) -> bool:
     return all(isinstance(part, str) or (type(part) is int and -(2**63) <= part < 2**63) for part in key)
 
 
+def is_int64(value: object) -> bool:
+    """Tell whether a value is an integer of 64 bits with a sign."""
+    return type(value) is int and -(2**63) <= value < 2**63
+
+
 def microseconds_to_ns(microseconds: Float64Array) -> Int64Array:
     """Convert times in µs, as a JSON reader has them, to int64 ns.
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 
 from .limits import MAX_LINK
-from .span_args import CALL_FIELDS
+from .slice_args import CALL_FIELDS
 
 REALTIME_CLOCK = 1
 """Perfetto's BUILTIN_CLOCK_REALTIME, Unix time: the clock of our traces."""
@@ -35,10 +35,6 @@ class SequenceIds:
     def counter(self, index: int) -> int:
         """Return the sequence of a counter's samples."""
         return self._first_counter + index
-
-    def counter_of(self, sequence: int) -> int:
-        """Return the counter whose samples a sequence has."""
-        return sequence - self._first_counter
 
 
 def add_call_message(schema: FileDescriptorProto, package: str, extension: int, enums: Mapping[str, str]) -> None:

@@ -5,21 +5,15 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, Literal
 
 import orjson
 
 from .._errors import TraceError
-from .._numbering import Numbering
 from .._system.files import open_regular, read_at
-from ..timeline import GpuWork, Timeline, Track
-from ..timeline.contents import RANGES
-from .escape import escaped, escaped_json
-from .header import EDITED_FILE_ERRORS, WHAT_TO_DO
+from .escape import escaped_json
 from .limits import MAX_TAIL_BYTES, LimitError, check_nested_json, check_unpacked
 from .packet_stream import PACKET_TAG
-from .slice_args import FileSlice, add_file_slices
 
 BLOCK_BYTES = 1 << 16
 """Bytes handed out at once. Parsing is fastest where a block and what it parses to stay in the CPU's cache."""
@@ -148,20 +142,7 @@ MERGED = "modtrace"
 MERGED_PACKET = f"{MERGED}_merge"
 """The name of the metadata that says the same in the first packets of a merged `.pftrace`."""
 
-END_PACKET = f"{MERGED}_end"
-"""The name of the metadata in the last packet of a merged `.pftrace`: without it the file was cut off."""
-
-GPU_TABLE = "gpu_table"
-"""The name in the metadata of what modules launched on GPUs."""
-
-ANNOTATED_RANGES = "annotated_ranges"
-"""The name in the metadata of the recording's ranges that are shown by the profiler's annotations: [tid, name,
-category, start, end] of each, in Unix nanoseconds."""
-
-MAX_ANNOTATED = 1 << 15
-"""How many of them it has at most, so that the metadata stay small."""
-
-_IN_JSON = f'\n],\n"{MERGED}":'.encode()
+_IN_JSON = f',\n"{MERGED}":'.encode()
 _IN_PACKETS = MERGED_PACKET.encode()
 
 
@@ -171,45 +152,6 @@ def metadata_json(metadata: Mapping[str, Any]) -> bytes:
         return orjson.dumps(metadata)
     except orjson.JSONEncodeError:
         return orjson.dumps(escaped_json(dict(metadata)))
-
-
-def gpu_work_in(path: str, metadata: object) -> GpuWork | None:
-    """Return what modules launched on GPUs, from the metadata of a merge; None if they do not say it.
-
-    Raises:
-        TraceError: the metadata are not as modtrace writes them.
-    """
-    values = metadata.get(GPU_TABLE) if isinstance(metadata, dict) else None
-    try:
-        return None if values is None else GpuWork.from_json_values(values)
-    except EDITED_FILE_ERRORS as error:
-        raise TraceError(path, f"its {GPU_TABLE} is not as modtrace writes it: {error!r}; {WHAT_TO_DO}") from error
-
-
-def with_annotated_ranges(timeline: Timeline, path: str, metadata: object) -> Timeline:
-    """Return the timeline with the ranges that the metadata of a merge have, on tracks of their own.
-
-    Raises:
-        TraceError: the metadata are not as modtrace writes them.
-    """
-    rows = metadata.get(ANNOTATED_RANGES) if isinstance(metadata, dict) else None
-    if not rows or not timeline.tracks:
-        return timeline
-    threads = {track.tid: track for track in reversed(timeline.tracks) if track.device is None}
-    numbers = Numbering[int](len(timeline.tracks))
-    try:
-        ranges = [
-            FileSlice(RANGES, numbers[tid], start, end, escaped(name), {"category": escaped(category)})
-            for tid, name, category, start, end in rows
-        ]
-        added = [
-            Track(RANGES, threads[tid].thread if tid in threads else str(tid), tid, timeline.tracks[0].process)
-            for tid in numbers
-        ]
-        return add_file_slices(replace(timeline, tracks=[*timeline.tracks, *added]), ranges, ())
-    except EDITED_FILE_ERRORS as error:
-        problem = f"its {ANNOTATED_RANGES} are not as modtrace writes them: {error!r}; {WHAT_TO_DO}"
-        raise TraceError(path, problem) from error
 
 
 def read_merge_metadata(path: str | os.PathLike[str]) -> dict[str, Any] | None:

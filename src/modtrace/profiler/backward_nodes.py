@@ -11,7 +11,7 @@ from ..timeline import BACKWARD, Columns, Process, Timeline, Track
 from ..timeline.decode.path_spans import LabelledInterval, clip_and_nest, spans_from_intervals
 from ..timeline.join import with_modules
 from ..timeline.nesting import InnermostLookup
-from ..timeline.slices import Slices, join_columns, sort_by_start
+from ..timeline.slices import Slices, in_start_order, join_columns
 from ..timeline.time_intervals import union_of
 from .call_lookup import CallIndex, innermost_spans, runs_module_code
 from .event_columns import NodeSlices, NumberedOps, ProfilerEvents
@@ -120,12 +120,7 @@ class _Builder:
         position = np.full(len(joined) + 1, -1, np.int64)
         position[whole] = np.arange(len(whole))
         joined = replace(joined, end=new_end, parent=position[parent], depth=depth.astype(np.int32)).take(whole)
-        origin = np.concatenate([kept, np.full(len(rows), -1, np.int64)])[whole]
-        ordered, new_index = sort_by_start(joined)
-        span_args = self.timeline.span_args
-        places = zip(new_index.tolist(), origin.tolist(), strict=False)
-        arguments = {index: span_args[row] for index, row in sorted(place for place in places if place[1] in span_args)}
-        return with_modules(replace(self.timeline, tracks=tuple(self.tracks)), ordered, arguments)
+        return with_modules(replace(self.timeline, tracks=tuple(self.tracks)), in_start_order(joined))
 
     def _track(self, tid: int) -> int:
         track = self.backward_tracks.get(tid)

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from .._numbering import Numbering
-from ..formats.chrome_values import MAX_TIME_US, TrackKey, is_track_key, microseconds_to_ns
-from ..formats.header import is_int64
+from ..formats.chrome_values import MAX_TIME_US, TrackKey, is_int64, is_track_key, microseconds_to_ns
 from .event_columns import (
     ApiCall,
     ApiCalls,

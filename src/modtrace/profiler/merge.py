@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from .._errors import TraceError, WriteError
 from .._version import __version__
+from ..formats.chrome_values import base_time_ns
 from ..formats.event_stream import EventStream, garbage_collection_paused
-from ..formats.trace_file import ANNOTATED_RANGES, GPU_TABLE, MERGED, Progress, TraceFile
+from ..formats.table_bytes import pack_table
+from ..formats.trace_file import MERGED, Progress, TraceFile
 from ..timeline import Summary, Timeline
 from ..write.atomic_file import Sink, atomic_writer
 from .event_collector import EventCollector
@@ -87,7 +89,8 @@ def merge_timeline(
             events = collector.events()
             overlaid = overlay(timeline, events, stream.keys, source.path, captured)
             merged = _describe(overlaid, stream, output.notes(), name)
-            output.finish(overlaid, events, merged.metadata)
+            recording = overlaid.recording(events, base_time_ns(stream.keys, source.path))
+            output.finish(overlaid, events, merged.metadata, pack_table(recording))
             return merged
 
 
@@ -141,8 +144,6 @@ def _describe(overlaid: Overlay, stream: EventStream, output_notes: Sequence[str
         "straddling_ops": overlaid.straddling_ops,
         "max_straddle_ns": overlaid.max_straddle_ns,
         "notes": notes,
-        GPU_TABLE: None if overlaid.timeline.gpu_work is None else overlaid.timeline.gpu_work.to_json_values(),
-        ANNOTATED_RANGES: overlaid.annotated,
     }
     return MergeResult(
         path=out,

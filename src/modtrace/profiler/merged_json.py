@@ -20,6 +20,7 @@ from .._typing import Int64Array, SignedIntArray
 from ..formats.chrome_values import TrackKey, read_microseconds_array
 from ..formats.escape import escaped, escaped_json
 from ..formats.event_stream import Chunk, EventStream
+from ..formats.own_table import Checksum, json_table
 from ..formats.trace_file import BYTE_ORDER_MARK, MERGED, metadata_json
 from ..timeline import Timeline
 from ..write.atomic_file import Sink
@@ -165,9 +166,9 @@ class JsonOutput:
     """
 
     def __init__(self, stream: EventStream, sink: Sink) -> None:
-        self._stream, self._sink = stream, sink
+        self._stream, self._sink = stream, Checksum(sink.write)
         self._comma = b""
-        sink.write(b'{"traceEvents":[' if stream.bare else _readable_envelope(stream.head))
+        self._sink.write(b'{"traceEvents":[' if stream.bare else _readable_envelope(stream.head))
 
     def add(self, chunk: Chunk) -> None:
         """Copy the bytes of some of the profiler's events."""
@@ -179,13 +180,14 @@ class JsonOutput:
         """Return nothing: all events have a place in JSON."""
         return []
 
-    def finish(self, overlaid: Overlay, events: ProfilerEvents, metadata: Mapping[str, Any]) -> None:
+    def finish(self, overlaid: Overlay, events: ProfilerEvents, metadata: Mapping[str, Any], table: bytes) -> None:
         """Write the recording's events, the spans above streams, and what follows the events.
 
         Args:
             overlaid: the tracks to add.
             events: the profiler's.
             metadata: what the trace is to say of the merge.
+            table: of what it adds.
         """
         places = _RowPlaces(events.tids | events.int_pids, events.sort_indexes)
         quantum = time_quantum_ns(max(events.last, int(overlaid.timeline.columns.end.max(initial=0))))
@@ -195,7 +197,9 @@ class JsonOutput:
             self._sink.write(self._comma + b"\n")
             self._sink.write(text)
             self._comma = b","
-        self._sink.write(_trailer_json({**metadata, "header": recording.header()}, self._stream))
+        self._sink.write(b"\n]")
+        after = _trailer_json(metadata, self._stream)
+        self._sink.write(json_table(table, self._sink.value, after))
 
 
 def _readable_envelope(data: bytes) -> bytes:
@@ -205,7 +209,7 @@ def _readable_envelope(data: bytes) -> bytes:
 
 def _trailer_json(metadata: Mapping[str, Any], stream: EventStream) -> bytes:
     """Return what follows the events: the metadata of the merge, and what followed them in the profiler's trace."""
-    trailer = b'\n],\n"%b":%b' % (MERGED.encode(), metadata_json(metadata))
+    trailer = b',\n"%b":%b' % (MERGED.encode(), metadata_json(metadata))
     if stream.tail and not stream.bare:
         return trailer + _readable_envelope(stream.tail)[1:]
     base = stream.keys.get("baseTimeNanoseconds")

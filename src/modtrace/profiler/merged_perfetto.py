@@ -10,8 +10,9 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, Track
 from ..formats.chrome_values import TrackKey, base_time_ns
 from ..formats.escape import escaped
 from ..formats.event_stream import Chunk, EventStream
+from ..formats.own_table import Checksum, packet_table
 from ..formats.perfetto_ids import PROFILER_SEQUENCE, REALTIME_CLOCK
-from ..formats.trace_file import END_PACKET, MERGED_PACKET, metadata_json
+from ..formats.trace_file import MERGED_PACKET, metadata_json
 from ..timeline.join import move_times
 from ..write.atomic_file import Sink
 from ..write.perfetto import perfetto_packets
@@ -36,7 +37,7 @@ class PacketOutput:
     """
 
     def __init__(self, stream: EventStream, sink: Sink) -> None:
-        self._stream, self._sink = stream, sink
+        self._stream, self._sink = stream, Checksum(sink.write)
         self._slices = ProfilerSlices()
 
     def add(self, chunk: Chunk) -> None:
@@ -48,16 +49,17 @@ class PacketOutput:
         skipped = self._slices.skipped
         return [f"{skipped} of the profiler's events are of a kind that .pftrace has no place for"] if skipped else []
 
-    def finish(self, overlaid: Overlay, events: ProfilerEvents, metadata: Mapping[str, Any]) -> None:
+    def finish(self, overlaid: Overlay, events: ProfilerEvents, metadata: Mapping[str, Any], table: bytes) -> None:
         """Write everything.
 
         Args:
             overlaid: the tracks to add.
             events: the profiler's.
             metadata: what the trace is to say of the merge.
+            table: of what it adds.
         """
         sink, slices, base = self._sink, self._slices, base_time_ns(self._stream.keys, "")
-        start = _sequence_start(base, {**metadata, "end": END_PACKET})
+        start = _sequence_start(base, metadata)
         sink.write(serialize(*start, *_tracks(slices, events, overlaid)))
         threads = {track.tid: _uuid("track", (overlaid.pid, track.tid)) for track in overlaid.drawn.tracks}
         parents = TrackParents(_uuid("process", overlaid.pid), threads)
@@ -81,9 +83,8 @@ class PacketOutput:
             beside = _beside(key, ranks.get(key, 0), overlaid)
             for part in profiler_packets(*times, fields[own], _uuid("modules", key), beside):
                 sink.write(part)
-        end = following_packet(PROFILER_SEQUENCE)
-        end.chrome_events.metadata.add(name=END_PACKET, bool_value=True)
-        sink.write(serialize(end))
+        for packet in packet_table(table, sink.value):
+            sink.write(packet)
 
 
 def _sequence_start(base: int, metadata: Mapping[str, Any]) -> Iterator[TracePacket]:

@@ -44,7 +44,7 @@ from .recorded_part import (
     with_profiled_steps,
     without_annotated_ranges,
 )
-from .stream_spans import StreamSpans, build_stream_spans
+from .stream_spans import StreamSpans, build_stream_spans, with_stream_spans
 
 NO_EVENTS = "the trace has no events: nothing ran under the profiler, or it was exported within its with block"
 NO_MODULES = (
@@ -187,7 +187,6 @@ class Overlay(Aligned):
 
     Attributes:
         drawn: the timeline without the ranges that the profiler's annotations show already.
-        annotated: these ranges; see `ANNOTATED_RANGES`.
         timeline_with_captures: the timeline, and after its spans those that launched what a captured graph holds.
         devices: spans above the streams, whose calls are spans of `timeline_with_captures`.
         collective_names: of the collectives among them.
@@ -200,7 +199,6 @@ class Overlay(Aligned):
     """
 
     drawn: Timeline
-    annotated: list[list[int | str]]
     timeline_with_captures: Timeline
     devices: StreamSpans
     collective_names: list[str]
@@ -210,6 +208,19 @@ class Overlay(Aligned):
     work: int
     attributed_work: int
     unattributed: dict[str, int]
+
+    def recording(self, events: ProfilerEvents, base: int) -> Timeline:
+        """Return what `modtrace.load` of the merged trace is to return: with a track per stream, in Unix nanoseconds.
+
+        Sync marks are left out: each is a slice of the profiler's.
+
+        Args:
+            events: the trace's.
+            base: Unix nanoseconds from which its times count.
+        """
+        timeline = replace(self.timeline, marks=[mark for mark in self.timeline.marks if mark.kind != "sync"])
+        timeline = with_stream_spans(timeline, self.timeline_with_captures, events, self.devices)
+        return move_times(timeline, lambda time: time + base)
 
 
 class Trace(NamedTuple):
@@ -253,14 +264,12 @@ def overlay(
     on_cpu = find_cpu_collectives(aligned.timeline, events, threads, aligned.running)
     reasons = np.bincount(owners.reason, minlength=len(NoModuleReason)).tolist()
     timeline = replace(aligned.timeline, gpu_work=add_up_gpu_work(known, events, owners, on_cpu))
-    drawn, annotated = timeline, list[list[int | str]]()
+    drawn = timeline
     if aligned.alignment is not None:
-        drawn, annotated = without_annotated_ranges(timeline, events, base_time_ns(keys, path))
-        drawn = drop_unused(drawn)
+        drawn = drop_unused(without_annotated_ranges(timeline, events))
     return Overlay(
         **{**vars(aligned), "timeline": timeline},
         drawn=drawn,
-        annotated=annotated,
         timeline_with_captures=known,
         devices=build_stream_spans(known, events, owners),
         collective_names=events.collective_names,

@@ -6,9 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from .._typing import Int64Array
-from ..formats.trace_file import MAX_ANNOTATED
 from ..timeline import Mark, Process, Timeline
-from ..timeline.contents import RANGE_CLASS
 from ..timeline.join import replace_processes
 from ..timeline.select import DEVICE_METADATA, keep_rows, keep_tracks, without_gpu
 from ..timeline.slices import RANGE
@@ -28,28 +26,20 @@ def profiled_window(events: ProfilerEvents) -> tuple[int, int] | None:
     return (min(start for start, _ in ends), max(end for _, end in ends)) if ends else None
 
 
-def without_annotated_ranges(
-    timeline: Timeline, events: ProfilerEvents, base: int
-) -> tuple[Timeline, list[list[int | str]]]:
-    """Return the timeline without the ranges that the profiler shows as annotations of the same names, and these.
+def without_annotated_ranges(timeline: Timeline, events: ProfilerEvents) -> Timeline:
+    """Return the timeline without the ranges that the profiler shows as annotations of the same names.
 
     Args:
         timeline: what ran while the profiler did.
         events: the trace's.
-        base: Unix nanoseconds from which its times count.
     """
     shown = set(events.region_names)
     dropped = [name.label in shown or _SPECIAL_ANNOTATION.match(name.label) is not None for name in timeline.names]
     if not dropped:
-        return timeline, []
+        return timeline
     slices = timeline.slices
     kept = (slices.kind != RANGE) | ~np.array(dropped, np.bool_)[slices.name]
-    left_out: list[list[int | str]] = []
-    for row in np.flatnonzero(~kept)[:MAX_ANNOTATED].tolist():
-        name, tid = timeline.names[slices.name[row]], timeline.tracks[slices.track[row]].tid
-        edges = int(slices.start[row]) + base, int(slices.end[row]) + base
-        left_out.append([tid, name.label, name.module_class.removeprefix(RANGE_CLASS), *edges])
-    return keep_rows(timeline, np.flatnonzero(kept), cut_links=False), left_out
+    return keep_rows(timeline, np.flatnonzero(kept), cut_links=False)
 
 
 def drop_unused(timeline: Timeline) -> Timeline:

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._numbering import Numbering
 from .._typing import Int8Array, Int64Array
 from ..formats.escape import UNNAMED
 from ..timeline import PHASES, Name, Slices, Timeline
@@ -111,28 +110,35 @@ def _intervals(
         yield LabelledInterval(start, end, path)
 
 
-def with_stream_spans(timeline: Timeline, events: ProfilerEvents, spans: StreamSpans) -> Timeline:
+def with_stream_spans(timeline: Timeline, known: Timeline, events: ProfilerEvents, spans: StreamSpans) -> Timeline:
     """Return the timeline with a track per stream, and the spans above; without work that no module asked for.
 
     Args:
-        timeline: the timeline whose spans `spans.span` points to.
+        timeline: what ran on threads.
+        known: the timeline whose spans `spans.span` points to.
         events: the trace's.
         spans: as `build_stream_spans` returns them.
     """
-    known = np.flatnonzero(spans.span >= 0)
-    used, stream = np.unique(spans.track[known], return_inverse=True)
-    owner, collective = spans.span[known], spans.collective[known]
-    calls, numbers = timeline.columns.take(owner), Numbering[Name](len(timeline.names))
-    name = calls.name.copy()
-    for row in np.flatnonzero(collective >= 0).tolist():
-        name[row] = numbers[collective_name(events.collective_names[collective[row]], timeline.names[name[row]])]
+    owned = np.flatnonzero(spans.span >= 0)
+    used, stream = np.unique(spans.track[owned], return_inverse=True)
+    calls, collective = known.columns.take(spans.span[owned]), spans.collective[owned]
+    names = [*timeline.names]
+    numbers = {name: number for number, name in reversed([*enumerate(names)])}
+    name = list[int]()
+    for of_call, of_collective in zip(calls.name.tolist(), collective.tolist(), strict=True):
+        shown = known.names[of_call]
+        if of_collective >= 0:
+            shown = collective_name(events.collective_names[of_collective], shown)
+        name.append(numbers.setdefault(shown, len(names)))
+        if name[-1] == len(names):
+            names.append(shown)
     streams = [
         (pid if isinstance(pid, int) else 0, tid if isinstance(tid, int) else 0)
         for pid, tid in (events.tracks[track] for track in used.tolist())
     ]
-    start, end, step = spans.start[known], spans.end[known], spans.step[known]
+    start, end, step = spans.start[owned], spans.end[owned], spans.step[owned]
     rows = Slices.of(start=start, end=end, name=name, phase=calls.phase, track=stream, call=calls.call, step=step)
-    return add_gpu_tracks(timeline, streams, rows, [*timeline.names, *numbers])
+    return add_gpu_tracks(timeline, streams, rows, names)
 
 
 class StreamSlice(NamedTuple):

@@ -10,9 +10,11 @@ import numpy as np
 from .._errors import ModtraceError
 from ..read.ring_file import Steps
 from ..timeline import Timeline
+from ..timeline.args import map_arg
 from ..timeline.contents import WHOLE_RUN
 from ..timeline.join import join, move_times, replace_processes
 from ..timeline.memory import allocated, format_bytes
+from ..timeline.slices import GROUP
 from .rank_folder import RankRecording, RankTime, load_own_time
 
 
@@ -107,25 +109,23 @@ def _named_apart(one: RankTimeline, group_names: Mapping[str, str]) -> Timeline:
     """
     bound = "" if one.bound_ns == 0 else f" ±{one.bound_ns / 1e3:,.1f} µs"
     timeline = replace_processes(one.timeline, lambda p: p._replace(rank=one.rank, program=f"{p.program}{bound}"))
-    details = timeline.collective_details
-    details = replace(
-        details,
-        names=[name._replace(group=group_names.get(name.group, name.group)) for name in details.names],
-        groups=[group._replace(name=group_names[group.name]) for group in details.groups],
+    args = map_arg(
+        timeline.slices.args, GROUP, lambda groups: groups.with_texts(lambda name: group_names.get(name, name))
     )
-    return replace(timeline, collective_details=details)
+    groups = [group._replace(name=group_names[group.name]) for group in timeline.groups]
+    return replace(timeline, slices=replace(timeline.slices, args=args), groups=groups)
 
 
 def _group_names(ranks: Sequence[RankTimeline]) -> list[dict[str, str]]:
     """Return for each rank what its groups are called: by their names, and their ranks where those are not enough."""
     members: dict[str, dict[tuple[int, ...], None]] = {}
     for one in ranks:
-        for group in one.timeline.collective_details.groups:
+        for group in one.timeline.groups:
             members.setdefault(group.name, {})[group.ranks] = None
     return [
         {
             group.name: group.name if len(same) == 1 else f"{group.name} ({same.index(group.ranks)})"
-            for group in one.timeline.collective_details.groups
+            for group in one.timeline.groups
             for same in [list(members[group.name])]
         }
         for one in ranks

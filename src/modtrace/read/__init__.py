@@ -3,12 +3,12 @@
 `load` is the one way in, for commands as for users; `file_kind` says what a file is, `trace_path` opens a report.
 """
 
-import itertools
 import os
 import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -123,7 +123,8 @@ def _directory_bytes(file: BinaryIO) -> int:
     return int.from_bytes(end[end_record + 12 : end_record + 16], "little")
 
 
-_READABLE = "modtrace reads ring files, reports, traces of torch.profiler, and .json and .pftrace that it wrote"
+_WHAT_TO_DO = "load the file as modtrace saved it, or the ring file of the recording"
+_READABLE = "modtrace reads ring files, reports, traces of torch.profiler, and .json, .pftrace and .html that it wrote"
 
 
 def load(path: str | os.PathLike[str]) -> "Timeline":
@@ -131,8 +132,8 @@ def load(path: str | os.PathLike[str]) -> "Timeline":
 
     Args:
         path: a ring file, also of a running or a killed process; `.json` or `.pftrace` (also `.gz`) that modtrace
-            saved or merged; a report's `.zip`; or a trace of torch.profiler, of whose `nn.Module` slices module tracks
-            are made (profile with `with_stack=True`; what cannot be known is in `timeline.metadata["notes"]`).
+            saved or merged; a page; a report's `.zip`; or a trace of torch.profiler, of whose `nn.Module` slices module
+            tracks are made (profile with `with_stack=True`; what cannot be known is in `timeline.metadata["notes"]`).
 
     Returns:
         The spans of modules, without the profiler's own events.
@@ -155,32 +156,42 @@ def load(path: str | os.PathLike[str]) -> "Timeline":
 
 def _load(path: Path) -> "Timeline":
     # Each reader is imported when it is needed: protobuf alone takes longer to import than a small file to read.
-    kind = file_kind_by_head(path)
+    kind = file_kind(path)
     if kind is FileKind.RING:
         from .ring_file import load_ring
 
         return load_ring(path)
     if kind is FileKind.PROFILE:
-        from .recorded_json import load_profile
+        from .profile import load_profile
 
         return load_profile(path)
-    if kind is FileKind.MERGED_PERFETTO:
-        from .saved_perfetto import load_merged_perfetto
-
-        return load_merged_perfetto(path)
+    carrying = {
+        FileKind.SAVED_JSON: "chrome",
+        FileKind.MERGED_JSON: "chrome",
+        FileKind.PERFETTO: "perfetto",
+        FileKind.MERGED_PERFETTO: "perfetto",
+        FileKind.PAGE: "page",
+    }
     with TraceFile(path) as source:
-        if kind is FileKind.SAVED_JSON:
-            from .recorded_json import load_chrome
+        if kind not in carrying:
+            if not next(source.whole_blocks(), b""):
+                raise TraceError(path, "it is empty")
+            raise TraceError(path, "it is neither a ring file nor a trace in JSON or Perfetto's format")
+        from ..formats.own_table import read_table
 
-            return load_chrome(path, source)
-        if kind is FileKind.PERFETTO:
-            from .saved_perfetto import load_perfetto
+        carried = read_table(source.whole_blocks(), carrying[kind])
+    if carried.timeline is not None:
+        return carried.timeline
+    if carrying[kind] != "chrome":
+        if kind is FileKind.PAGE and not carried.is_changed:
+            raise TraceError(path, f"it is a page that modtrace did not write; {_READABLE}")
+        problem = "another program has changed or cut it" if carried.is_changed else "it holds no table of modtrace"
+        why = f" ({carried.fault})" if carried.fault else ""
+        raise TraceError(path, f"{problem}{why}, and only as modtrace wrote it can it be read; {_WHAT_TO_DO}")
+    from .profile import load_profile
 
-            return load_perfetto(path, source.whole_blocks())
-        head = b"".join(itertools.islice(source.whole_blocks(), 2))  # damage is known after the first
-    if not head:
-        raise TraceError(path, "it is empty")
-    if head.startswith(b"<"):
-        page = "it is a page: open it in a browser, or give the trace that it was made from"
-        raise TraceError(path, f"{page}; {_READABLE}")
-    raise TraceError(path, "it is neither a ring file nor a trace in JSON or Perfetto's format")
+    timeline = load_profile(path)
+    note = "another program has changed this trace since modtrace wrote it; it was read as a profiler's"
+    notes = timeline.metadata["notes"]
+    changed = [note, *(notes if isinstance(notes, list) else [])]
+    return replace(timeline, metadata={**timeline.metadata, "notes": changed})

@@ -21,6 +21,7 @@ class FileKind(enum.Enum):
     MERGED_JSON = "a merged trace, in JSON"
     MERGED_PERFETTO = "a merged trace, in Perfetto's format"
     ZIP = "a ZIP archive"
+    PAGE = "a page"
     OTHER = "something else"
 
 
@@ -53,7 +54,7 @@ def file_kind_by_head(path: str | os.PathLike[str]) -> FileKind:
         return FileKind.MERGED_PERFETTO if _MERGED_PACKET in head else FileKind.PERFETTO
     if format_ == "chrome":
         return FileKind.SAVED_JSON if _is_saved(head) else FileKind.PROFILE
-    return FileKind.OTHER
+    return FileKind.PAGE if head.lstrip()[:1] == b"<" else FileKind.OTHER
 
 
 def _is_saved(head: bytes) -> bool:

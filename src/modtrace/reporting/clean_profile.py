@@ -14,7 +14,7 @@ import orjson
 from .._typing import Float64Array
 from ..formats.chrome_values import base_time_ns
 from ..formats.event_stream import EventStream
-from ..formats.span_args import FLOW_CATEGORY, FLOW_NAME
+from ..formats.slice_args import FLOW_CATEGORY, FLOW_NAME
 from ..formats.trace_file import MERGED, TraceFile
 from ..timeline import PHASES, Name
 from .clean_timeline import REPORT_START_NS, IdNumbers

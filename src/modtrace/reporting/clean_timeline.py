@@ -1,16 +1,18 @@
 """Copy a timeline for a report: every field is chosen here, none is passed on by default."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from .._version import __version__
-from ..timeline import CollectiveName, CounterSeries, Group, Mark, Process, Stats, Timeline, Track
-from ..timeline.contents import BACKWARD_PASSES, BYTES_ACCESSED, FLOPS, RECOMPUTE_FLOPS, STEPS_END_WITH, TRACK_KINDS
+from ..timeline import CounterSeries, Group, Mark, Process, Stats, Timeline, Track
+from ..timeline.args import Args, without_empty
+from ..timeline.contents import BACKWARD_PASSES, STEPS_END_WITH, TRACK_KINDS
 from ..timeline.join import move_times, replace_processes
 from ..timeline.select import DEVICE_METADATA
+from ..timeline.slices import ARGS, COMPILED_MODULES, DEVICE, GROUP, OPERATOR, SHAPES
 from ..write.chrome import first_moment
 from .names import ReportNames
 
@@ -115,9 +117,8 @@ def clean_timeline(timeline: Timeline, names: ReportNames) -> Timeline:
         names: replaces texts.
     """
     timeline = replace_processes(timeline, lambda process: Process(process.pid, process.rank))
-    collectives = timeline.collective_details
     return Timeline(
-        timeline.slices,
+        replace(timeline.slices, args=_clean_args(timeline.slices.args, names)),
         names=[names.name(name) for name in timeline.names],
         tracks=[
             Track(
@@ -142,31 +143,23 @@ def clean_timeline(timeline: Timeline, names: ReportNames) -> Timeline:
         ],
         metadata=clean_metadata(timeline.metadata),
         begin_ns=timeline.begin_ns,
-        span_args={span: cleaned for span, args in timeline.span_args.items() if (cleaned := _clean_args(args, names))},
         # Names of groups can be the user's; numbers of ranks stay.
-        collective_details=replace(
-            collectives,
-            names=[
-                CollectiveName(names.collective(c.operator), names.group(c.group), c.peer, _clean_device(c.device))
-                for c in collectives.names
-            ],
-            groups=[Group(names.group(g.name), g.ranks, names.group(g.description)) for g in collectives.groups],
-        ),
+        groups=[Group(names.group(g.name), g.ranks, names.group(g.description)) for g in timeline.groups],
     )
 
 
-def _clean_args(args: Mapping[str, str], names: ReportNames) -> dict[str, str]:
-    """Return the args that a report holds."""
-    compiled = args.get("compiled_modules")
-    cleaned = {
-        "shapes": _clean_shapes(args.get("shapes", "")),
-        "compiled_modules": None if compiled is None else names.inner_modules(compiled),
-        **{
-            name: args.get(name) if args.get(name, "").isdecimal() else None
-            for name in ("generation", "collected", FLOPS, BYTES_ACCESSED, RECOMPUTE_FLOPS)
-        },
+def _clean_args(args: Args, names: ReportNames) -> Args:
+    """Return the args that a report holds: numbers, and texts that are replaced."""
+    cleaning: dict[str, Callable[[str], str | None]] = {
+        SHAPES: _clean_shapes,
+        COMPILED_MODULES: names.inner_modules,
+        OPERATOR: names.collective,
+        GROUP: names.group,
+        DEVICE: _clean_device,
     }
-    return {name: text for name, text in cleaned.items() if text}
+    known = {name: column for name, column in args.items() if name in ARGS}
+    cleaned = {name: column.with_texts(cleaning[name]) for name, column in known.items() if column.texts is not None}
+    return without_empty({name: cleaned.get(name, column) for name, column in known.items()})
 
 
 def _clean_device(device: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ..ring.collective_text import CollectiveName as CollectiveName
 from .collectives import Collective as Collective
-from .collectives import CollectiveDetails as CollectiveDetails
 from .collectives import Collectives as Collectives
 from .collectives import Group as Group
 from .collectives import launching_spans as launching_spans

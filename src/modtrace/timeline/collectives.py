@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,8 +12,9 @@ import numpy as np
 from .._numbering import Numbering
 from .._typing import BoolArray, Int32Array, Int64Array
 from ..ring.collective_text import CollectiveName, parse_ranks
+from .args import ArgColumn, Args, without_empty
 from .nesting import InnermostLookup
-from .slices import COLLECTIVE, WAIT, Slices
+from .slices import COLLECTIVE, COUNTER, DEVICE, DONE, GROUP, NBYTES, OPERATOR, PEER, WAIT, Slices
 
 if TYPE_CHECKING:
     from .timeline import Timeline
@@ -91,53 +92,6 @@ class Collective(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CollectiveDetails:
-    """What only collectives and waits have; `Slices.detail` is an index into the arrays.
-
-    Attributes:
-        names: what `name` points into.
-        groups: the process groups, by name.
-        name: int32, index into `names`; -1 for a wait for something unknown.
-        counter: int64, see `Collective`; -1 if it is not known.
-        nbytes: int64.
-        done: int64, nanoseconds; -1 if it is not known when, or that, it was complete.
-    """
-
-    names: Sequence[CollectiveName] = ()
-    groups: Sequence[Group] = ()
-    name: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
-    counter: Int64Array = field(default_factory=lambda: np.empty(0, np.int64))
-    nbytes: Int64Array = field(default_factory=lambda: np.empty(0, np.int64))
-    done: Int64Array = field(default_factory=lambda: np.empty(0, np.int64))
-
-    def __len__(self) -> int:
-        return len(self.name)
-
-    def cut(self, end_ns: int) -> CollectiveDetails:
-        """Return what is known before a moment: what was complete only after it is not known to be."""
-        return replace(self, done=np.where(self.done < end_ns, self.done, -1))
-
-    @classmethod
-    def joined(cls, parts: Sequence[CollectiveDetails]) -> CollectiveDetails:
-        """Join tables, one after the other; if groups have one name, the first is kept."""
-        first_name = np.cumsum([0, *(len(part.names) for part in parts)]).tolist()
-        groups: dict[str, Group] = {}
-        for part in parts:
-            for group in part.groups:
-                groups.setdefault(group.name, group)
-        name = [
-            np.where(part.name < 0, -1, part.name + first).astype(np.int32)
-            for part, first in zip(parts, first_name, strict=False)
-        ]
-        return cls(
-            [name for part in parts for name in part.names],
-            list(groups.values()),
-            np.concatenate(name),
-            *(np.concatenate([getattr(part, field) for part in parts]) for field in ("counter", "nbytes", "done")),
-        )
-
-
-@dataclass(frozen=True)
 class Collectives:
     """Collectives and waits as columns in start order; every array has one entry per row.
 
@@ -209,19 +163,72 @@ class Collectives:
         return f"<Collectives: {len(self) - waits} on {len(self.groups)} groups, {waits} waits>"
 
     @classmethod
-    def of_slices(cls, slices: Slices, details: CollectiveDetails, track_names: Sequence[str]) -> Collectives:
+    def of_slices(cls, slices: Slices, groups: Sequence[Group], track_names: Sequence[str]) -> Collectives:
         """Return the collectives and waits among a timeline's slices.
 
         Args:
             slices: of all kinds.
-            details: what their `detail` points into.
+            groups: the process groups.
             track_names: the names of the timeline's tracks.
         """
         rows = slices.take(slices.block_of(COLLECTIVE))
-        shared = {field: getattr(rows, field) for field in ("start", "end", "track", "step", "complete")}
-        own = {field: getattr(details, field)[rows.detail] for field in ("name", "counter", "nbytes", "done")}
-        is_wait = rows.kind == WAIT
-        return cls(details.names, details.groups, is_wait=is_wait, track_names=track_names, **shared, **own)
+        shared = {name: getattr(rows, name) for name in ("start", "end", "track", "step", "complete")}
+        none = ArgColumn(np.empty(0, np.int64), np.empty(0, np.int64))
+        known = [rows.args.get(arg, none) for arg in (OPERATOR, GROUP, PEER, DEVICE)]
+        code, sizes = np.zeros(len(rows), np.int64), [int(column.values.max(initial=-1)) + 2 for column in known]
+        for column, size in zip(known, sizes, strict=True):
+            code = code * size + column.dense(len(rows)) + 1
+        kinds, name = np.unique(code, return_inverse=True)
+        parted = [tuple(int(part) - 1 for part in np.unravel_index(kind, sizes)) for kind in kinds.tolist()]
+        is_known = np.array([max(kind[:2]) >= 0 for kind in parted] or [False], np.bool_)
+        number: Int32Array = np.where(is_known, np.cumsum(is_known) - 1, -1).astype(np.int32)
+        names = [
+            CollectiveName(known[0].text(operator), known[1].text(group), peer, known[3].text(device))
+            for operator, group, peer, device in parted
+            if max(operator, group) >= 0
+        ]
+        counter, nbytes, done = (rows.args.get(arg, none) for arg in (COUNTER, NBYTES, DONE))
+        return cls(
+            names,
+            groups,
+            name=number[name],
+            is_wait=rows.kind == WAIT,
+            counter=counter.dense(len(rows)),
+            nbytes=nbytes.dense(len(rows), 0),
+            done=done.dense(len(rows)),
+            track_names=track_names,
+            **shared,
+        )
+
+
+def collective_args(
+    names: Sequence[CollectiveName], name: Int64Array, counter: Int64Array, nbytes: Int64Array, done: Int64Array
+) -> Args:
+    """Return the args of collectives and waits, one after the other.
+
+    Args:
+        names: what they can be called.
+        name: index into `names` of each; -1 for a wait for something unknown.
+        counter: see `Collective`; -1 if it is not known.
+        nbytes: see `Collective`.
+        done: Unix nanoseconds; -1 if it is not known when, or that, it was complete.
+    """
+    rows, of_row = np.flatnonzero(name >= 0), name[name >= 0]
+    args = {}
+    for arg, of_name in (
+        (OPERATOR, [one.operator for one in names]),
+        (GROUP, [one.group for one in names]),
+        (DEVICE, [one.device for one in names]),
+    ):
+        texts = Numbering[str]()
+        code = np.array([texts[text] if text else -1 for text in of_name], np.int64)[of_row]
+        args[arg] = ArgColumn(rows[code >= 0], code[code >= 0], [*texts])
+    peer = np.array([one.peer for one in names], np.int64)[of_row]
+    args[PEER] = ArgColumn(rows[peer >= 0], peer[peer >= 0])
+    for arg, values, least in ((COUNTER, counter, 0), (NBYTES, nbytes, 1), (DONE, done, 0)):
+        of_arg = np.flatnonzero(values >= least)
+        args[arg] = ArgColumn(of_arg, values[of_arg])
+    return without_empty(args)
 
 
 def launching_spans(timeline: Timeline) -> Int64Array:

@@ -20,15 +20,8 @@ WHOLE_RUN = "whole_run"
 """In a timeline's metadata: the `steps`, `spans` and `seconds` of the recording of which a ring kept the end, and the
 `kept_steps`; None for what the ring does not know."""
 
-FLOPS, UNKNOWN_FLOPS = "flops", "unknown"
-"""The arg of a span that holds its FLOPs, and its value where they are unknown; in a timeline's metadata, if operators
-were counted: when, and what could not be."""
-
-BYTES_ACCESSED = "bytes_accessed"
-"""The arg of a span beside its FLOPs: the bytes of the inputs and the outputs of the same operators."""
-
-RECOMPUTE_FLOPS = "recompute_flops"
-"""The arg of a backward span beside its FLOPs: those of them of functions, no modules, that a checkpoint ran again."""
+COUNTED = "flops"
+"""In a timeline's metadata, if operators were counted: when, and what could not be."""
 
 MEMORY = "memory"
 """In a timeline's metadata: what tensors held and by whom, what grew, and what could not be allocated; JSON values."""

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from .._typing import BoolArray, Float64Array, IndexArray, Int32Array, Int64Array
-from .contents import FLOPS, UNKNOWN_FLOPS, WHOLE_RUN
-from .slices import BACKWARD, FORWARD, KINDS, MODULE, Slices, sort_by_start
+from .args import map_arg
+from .contents import COUNTED, WHOLE_RUN
+from .slices import BACKWARD, DONE, FLOPS, FORWARD, KINDS, MODULE, UNKNOWN_FLOPS, Slices, in_start_order
 
 if TYPE_CHECKING:
     from .contents import CounterSeries
@@ -38,14 +39,12 @@ def window(timeline: Timeline, start_ns: int | None = None, end_ns: int | None =
         start=np.maximum(part.slices.start, low),
         end=np.minimum(part.slices.end, high),
         complete=part.slices.complete & (part.slices.start >= low) & (part.slices.end <= high),
+        # What was complete only later is not known to be.
+        args=map_arg(part.slices.args, DONE, lambda column: column.at(column.values < high)),
     )
-    # Cutting makes slices begin together: these are sorted by depth.
-    ordered, new_index = sort_by_start(cut)
     return dataclasses.replace(
         part,
-        slices=ordered,
-        span_args={int(new_index[row]): args for row, args in part.span_args.items()},
-        collective_details=timeline.collective_details.cut(high),
+        slices=in_start_order(cut),  # cutting makes slices begin together: these are sorted by depth
         # It has no times, but steps.
         gpu_work=None if start_ns is not None or end_ns is not None else timeline.gpu_work,
         begin_ns=timeline.begin_ns if start_ns is None else None,
@@ -135,10 +134,11 @@ def steps(timeline: Timeline, first: int | None = None, last: int | None = None)
     since, until = (_end_before(step_ends, at - first_ended) for at in (low, high))
     whole_run = timeline.metadata.get(WHOLE_RUN)
     known = {WHOLE_RUN: {**whole_run, "spans": None}} if isinstance(whole_run, Mapping) else {}
-    flops = timeline.metadata.get(FLOPS)
+    flops = timeline.metadata.get(COUNTED)
     if isinstance(flops, Mapping):
-        unknown = sum(args.get(FLOPS) == UNKNOWN_FLOPS for args in part.span_args.values())
-        known[FLOPS] = {**flops, "unknown": unknown}
+        cost = part.slices.args.get(FLOPS)
+        unknown = 0 if cost is None else int(np.count_nonzero(cost.values == UNKNOWN_FLOPS))
+        known[COUNTED] = {**flops, "unknown": unknown}
     return dataclasses.replace(
         part,
         stats=dataclasses.replace(timeline.stats, unfinished=0, unstarted=0, unattributed=0),
@@ -218,11 +218,7 @@ def keep_rows(timeline: Timeline, rows: IndexArray, *, cut_links: bool = True) -
     kept = dataclasses.replace(kept, parent=parent, depth=_depths(parent))
     if cut_links:
         kept = dataclasses.replace(kept, link=_complete_links(slices, rows))
-    return dataclasses.replace(
-        timeline,
-        slices=kept,
-        span_args={int(new_index[row]): args for row, args in timeline.span_args.items() if new_index[row] >= 0},
-    )
+    return dataclasses.replace(timeline, slices=kept)
 
 
 def _kept_parents(parent: Int64Array, new_index: Int64Array, kept_parent: Int64Array) -> Int64Array:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from .._typing import AnyArray, BoolArray, Int8Array, Int32Array, Int64Array
+from .args import Args, join_args, take_args
 from .nesting import nest_by_time
 
 PHASES = ("forward", "backward", "recompute")
@@ -47,8 +48,32 @@ _BLOCK = np.cumsum([0, *(kind.track != before.track for before, kind in itertool
 """The block of rows that each kind is in: one for modules, then one per kind of track."""
 
 
+SHAPES, COMPILED_MODULES = "shapes", "compiled_modules"
+FLOPS, BYTES_ACCESSED, RECOMPUTE_FLOPS = "flops", "bytes_accessed", "recompute_flops"
+UNKNOWN_FLOPS = -1
+GENERATION, COLLECTED = "generation", "collected"
+OPERATOR, GROUP, PEER, DEVICE = "operator", "group", "peer", "device"
+COUNTER, NBYTES, DONE = "counter", "bytes", "done"
+ARGS = {
+    SHAPES: "of a call's inputs",
+    COMPILED_MODULES: "inside of what torch.compile made",
+    FLOPS: "of the operators in a call; `UNKNOWN_FLOPS` where they are not known",
+    BYTES_ACCESSED: "of the inputs and outputs of the same operators",
+    RECOMPUTE_FLOPS: "in backward: those of functions, no modules, that a checkpoint ran again",
+    GENERATION: "the oldest that a garbage collection looked at",
+    COLLECTED: "how many objects it freed",
+    OPERATOR: "of a collective, or what a wait is for",
+    GROUP: "the name of its process group",
+    PEER: "the rank at the other end of a send or a receive",
+    DEVICE: "the type of the device that runs a collective",
+    COUNTER: "which collective of its group it is",
+    NBYTES: "of a collective: the larger of what went in and came out",
+    DONE: "when a collective was complete, Unix nanoseconds",
+}
+"""What only some slices have, by the name of the arg."""
+
 _NEUTRAL = {"name": -1, "phase": 0, "depth": 0, "parent": -1, "call": 0, "step": 0, "link": -1}
-_NEUTRAL |= {"complete": True, "kind": MODULE, "detail": -1}
+_NEUTRAL |= {"complete": True, "kind": MODULE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +97,7 @@ class Slices:
             the same link; -1 if there is nothing to join.
         complete: bool, False if its begin or end was overwritten or never came.
         kind: int8, index into `KINDS`.
-        detail: int32, index into the side table of its kind; -1 for a kind without one.
+        args: what only some slices have, by name; see `ARGS`.
     """
 
     start: Int64Array
@@ -87,45 +112,54 @@ class Slices:
     link: Int64Array
     complete: BoolArray
     kind: Int8Array
-    detail: Int32Array
+    args: Args = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.start)
 
     @classmethod
-    def of(cls, **arrays: npt.ArrayLike) -> Slices:
+    def of(cls, args: Args | None = None, **arrays: npt.ArrayLike) -> Slices:
         """Build a table from anything array-like, cast to each field's type.
 
         What is left out is neutral: without a kind the slices are modules, and all are complete. A scalar is for all.
+
+        Args:
+            args: what only some slices have.
+            **arrays: the fields by name.
 
         Raises:
             KeyError: there is no start, end or track.
         """
         given = {**_NEUTRAL, **arrays}
-        columns = {field: np.asarray(given[field], dtype) for field, dtype in DTYPES.items()}
+        columns = {name: np.asarray(given[name], dtype) for name, dtype in DTYPES.items()}
         count = len(columns["start"])
-        return cls(**{name: column if column.ndim else np.full(count, column) for name, column in columns.items()})
+        columns = {name: column if column.ndim else np.full(count, column) for name, column in columns.items()}
+        return cls(**columns, args=args or {})
 
     @classmethod
-    def of_kind(cls, kind: npt.ArrayLike, start: npt.ArrayLike, **arrays: npt.ArrayLike) -> Slices:
+    def of_kind(
+        cls, kind: npt.ArrayLike, start: npt.ArrayLike, args: Args | None = None, **arrays: npt.ArrayLike
+    ) -> Slices:
         """Build a table of slices that are no modules, in start order and nested by their times.
 
         Args:
             kind: index into `KINDS`, of each slice or of all.
             start: of each slice.
+            args: what only some of them have.
             **arrays: `end` and `track`, and any other field; scalars are for all slices.
         """
-        rows = cls.of(kind=kind, start=start, **arrays)
+        rows = cls.of(args, kind=kind, start=start, **arrays)
         return nest_by_time(rows.take(np.lexsort((-rows.end, rows.start))))
 
     @classmethod
     def empty(cls) -> Slices:
         """Return a table without slices."""
-        return cls.of(**{field: [] for field in DTYPES})
+        return cls.of(None, **{name: [] for name in DTYPES})
 
     def take(self, index: AnyArray | slice) -> Slices:
         """Return the slices at `index` (indices, a mask or a range of rows), with `parent` left as it was."""
-        return Slices(*(getattr(self, f.name)[index] for f in fields(self)))
+        args = take_args(self.args, index, len(self))
+        return Slices(**{name: getattr(self, name)[index] for name in DTYPES}, args=args)
 
     def block_of(self, kind: int) -> slice:
         """Return the range of rows that the kind is in, together with the other kinds of its tracks."""
@@ -135,33 +169,30 @@ class Slices:
     @property
     def nbytes(self) -> int:
         """How many bytes the arrays hold together."""
-        return sum(getattr(self, f.name).nbytes for f in fields(self))
+        own: int = sum(getattr(self, name).nbytes for name in DTYPES)
+        return own + sum(column.rows.nbytes + column.values.nbytes for column in self.args.values())
 
 
 Columns = Slices
 
 DTYPES: dict[str, type[np.generic]] = {
     # `Int64Array` → `np.int64`
-    field.name: np.dtype(str(field.type).removesuffix("Array").lower()).type
-    for field in fields(Slices)
+    name: np.dtype(kind.removesuffix("Array").lower()).type
+    for name, kind in Slices.__annotations__.items()
+    if kind.endswith("Array")
 }
+"""The type of each column that all slices have."""
 
 
 def in_start_order(slices: Slices) -> Slices:
     """Sort by block, start and depth, and renumber `parent`, so that a parent is before its children."""
-    return sort_by_start(slices)[0]
-
-
-def sort_by_start(slices: Slices) -> tuple[Slices, Int64Array]:
-    """Do what `in_start_order` does; return also the new index of each slice, and after these a -1 for no slice."""
-    new_index = np.arange(-1, len(slices))
-    new_index = np.append(new_index[1:], -1)
     if is_sorted(slices):
-        return slices, new_index
+        return slices
     order = np.lexsort((slices.depth, slices.start, _BLOCK[slices.kind]))
+    new_index = np.full(len(slices) + 1, -1, np.int64)
     new_index[order] = np.arange(len(order))
     ordered = slices.take(order)
-    return replace(ordered, parent=new_index[ordered.parent]), new_index
+    return replace(ordered, parent=new_index[ordered.parent])
 
 
 def is_sorted(slices: Slices) -> bool:
@@ -177,7 +208,10 @@ def join_columns(parts: Sequence[Slices]) -> Slices:
     for part in parts:
         shifted.append(replace(part, parent=np.where(part.parent >= 0, part.parent + first, -1)))
         first += len(part)
-    return Slices(*(np.concatenate([getattr(part, field) for part in shifted]) for field in DTYPES))
+    firsts = np.cumsum([0, *map(len, parts)]).tolist()
+    args = join_args([(first, part.args) for first, part in zip(firsts, parts, strict=False)])
+    columns = {name: np.concatenate([getattr(part, name) for part in shifted]) for name in DTYPES}
+    return Slices(**columns, args=args)
 
 
 def append_to(columns: dict[str, AnyArray], more: Mapping[str, AnyArray]) -> None:
@@ -187,8 +221,8 @@ def append_to(columns: dict[str, AnyArray], more: Mapping[str, AnyArray]) -> Non
         columns: that no other array shares; without any, they become copies of `more`.
         more: with the same fields.
     """
-    for field, column in more.items():
-        whole = columns.setdefault(field, np.empty(0, column.dtype))
+    for name, column in more.items():
+        whole = columns.setdefault(name, np.empty(0, column.dtype))
         count = len(whole)
         whole.resize(count + len(column), refcheck=False)
         whole[count:] = column

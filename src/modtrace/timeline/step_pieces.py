@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import replace
 from operator import attrgetter
@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .._typing import Int64Array
-from .contents import FLOPS
+from .args import take_args
+from .contents import COUNTED
 from .join import put_modules_before
 from .select import first_ended_step, keep_rows, samples_between
-from .slices import BACKWARD, BACKWARD_PASS, DTYPES, FORWARD, MODULE, RANGE, Slices
+from .slices import BACKWARD, BACKWARD_PASS, DTYPES, FLOPS, FORWARD, MODULE, RANGE, Slices
 from .step_begins import trained_modules
 
 if TYPE_CHECKING:
@@ -33,16 +34,16 @@ def step_pieces(timeline: Timeline) -> Iterator[Timeline]:
     Nothing but ranges is in two pieces, and a call is in that of its backward. The stats and the metadata of each piece
     are those of all.
     """
-    cuts, columns, args = _find_cuts(timeline), timeline.columns, timeline.span_args
+    cuts, columns = _find_cuts(timeline), timeline.columns
     trained = timeline.trained or frozenset()
     if not cuts:
         yield timeline
         return
-    slices, rows_with_args = timeline.slices, sorted(args)
+    slices = timeline.slices
     others = keep_rows(timeline, np.flatnonzero(slices.kind != MODULE), cut_links=False)
     metadata, marks = dict(timeline.metadata), timeline.marks
-    if any(FLOPS in of_span for of_span in args.values()):  # perhaps not in each piece
-        metadata.setdefault(FLOPS, {})
+    if FLOPS in columns.args:  # perhaps not in each piece
+        metadata.setdefault(COUNTED, {})
     never = np.iinfo(np.int64)
     bounds = [(0, never.min), *cuts, (len(columns), never.max)]
     for (first, since), (last, until) in itertools.pairwise(bounds):
@@ -58,9 +59,8 @@ def step_pieces(timeline: Timeline) -> Iterator[Timeline]:
         )
         modules = {field: getattr(columns, field)[first:last].copy() for field in DTYPES}
         modules["parent"][modules["parent"] >= 0] -= first
-        of_piece = rows_with_args[bisect_left(rows_with_args, first) : bisect_left(rows_with_args, last)]
-        piece = put_modules_before(piece, modules, {row - first: args[row] for row in of_piece})
-        piece = replace(piece, trained=trained)
+        args = take_args(columns.args, slice(first, last), len(columns))
+        piece = replace(put_modules_before(piece, modules, args), trained=trained)
         yield piece
         trained = trained_modules(piece)
 

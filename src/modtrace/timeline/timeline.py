@@ -10,7 +10,8 @@ from typing import Any
 
 from .._interrupts import cached_property
 from . import select
-from .collectives import CollectiveDetails, Collectives
+from .args import args_by_row
+from .collectives import Collectives, Group
 from .contents import RANGE_CLASS, BackwardPass, CounterSeries, Mark, Name, Range, Stats, Track
 from .gpu_work import GpuWork, with_gpu_times
 from .slices import BACKWARD_PASS, MODULE, RANGE, Slices
@@ -30,9 +31,7 @@ class Timeline:
         marks: steps and marks, in time order.
         counters: sampled quantities.
         metadata: about the recording as a whole: `torch`, `engine`, `modtrace` versions and the like; JSON values.
-        span_args: what single slices hold beyond the fixed fields (`{"shapes": "float32[2, 8]"}`, and as
-            `compiled_modules` those inside of what torch.compile made), by index of the slice.
-        collective_details: what only collectives and waits have.
+        groups: the process groups of torch.distributed.
         gpu_work: what modules launched on GPUs, of a merged trace that has any; None if that is not known.
         begin_ns: when the first of chosen steps began, Unix nanoseconds; None: the timeline has all from its start.
         trained: the names of modules that trained before `begin_ns`; None: that is not known.
@@ -50,8 +49,7 @@ class Timeline:
     marks: Sequence[Mark] = ()
     counters: Sequence[CounterSeries] = ()
     metadata: Mapping[str, object] = field(default_factory=dict)
-    span_args: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
-    collective_details: CollectiveDetails = field(default_factory=CollectiveDetails)
+    groups: Sequence[Group] = ()
     gpu_work: GpuWork | None = None
     begin_ns: int | None = None
     trained: frozenset[str] | None = None
@@ -62,10 +60,15 @@ class Timeline:
         rows = self.slices.block_of(MODULE)
         return self.slices if rows.stop == len(self.slices) else self.slices.take(rows)
 
+    @property
+    def span_args(self) -> dict[int, dict[str, int | str]]:
+        """What only some slices have, by index of the slice; see `modtrace.timeline.slices.ARGS`."""
+        return args_by_row(self.slices.args)
+
     @cached_property
     def collectives(self) -> Collectives:
         """What the threads did of torch.distributed, as columns and as a sequence of `Collective`."""
-        return Collectives.of_slices(self.slices, self.collective_details, self.track_names)
+        return Collectives.of_slices(self.slices, self.groups, self.track_names)
 
     @cached_property
     def backward_passes(self) -> Sequence[BackwardPass]:

@@ -21,13 +21,27 @@ from .._typing import AnyArray, IndexArray, Int32Array, Int64Array, ObjectArray,
 from ..formats.escape import UNNAMED, escaped, escaped_name
 from ..formats.header import make_header
 from ..formats.limits import BIND_ID_OFFSET, MAX_CHROME_NS
-from ..formats.slice_args import PARTS_CATEGORY
-from ..formats.span_args import FLOW_CATEGORY, FLOW_NAME, escaped_span_args, module_args
+from ..formats.own_table import Checksum, json_table
+from ..formats.slice_args import (
+    CALLS_NAME,
+    FLOW_CATEGORY,
+    FLOW_NAME,
+    LAUNCH_CATEGORY,
+    LAUNCH_NAME,
+    PARTS_CATEGORY,
+    SharedTexts,
+    own_args,
+    slice_texts,
+)
+from ..formats.table_bytes import TableWriter
 from ..timeline import PHASES, LargeTimeline, Name, Slices, Timeline
+from ..timeline.args import distinct_args
+from ..timeline.contents import COMMUNICATION
+from ..timeline.slices import DONE
 from .atomic_file import atomic_writer
 from .lanes import MARKS_ROW, Lanes, pieces_of
 from .progress import show_progress
-from .slices import FlowRole, chrome_slices, flow_roles, microseconds
+from .slices import CollectiveFlows, FlowRole, flow_roles, microseconds
 from .step_parts import COUNTER_UNIT, PartCounter, part_counters
 
 _CHUNK = 1 << 14
@@ -68,8 +82,8 @@ class _SpanWriter:
         self._lanes = lanes
         self._names = names
         self._base = base
-        self._span_args = module_args(timeline)
-        self._with_args = np.fromiter(sorted(self._span_args), np.int64, len(self._span_args))
+        self._with_args, self._args_of, kinds = distinct_args(self._columns.args)
+        self._arg_texts = _as_objects([_arg_text(own_args(args)) for args in kinds])
         self._roles = _chrome_roles(timeline, lanes, resolution_ns)
         self._head_of = functools.cache(self._head)
 
@@ -85,8 +99,8 @@ class _SpanWriter:
         pieces[:, 0] = _format_unique(key, self._head_of)
         pieces[:, 1] = _format_unique(columns.call, lambda call: b'%d,"step":' % call)
         pieces[:, 2] = _format_unique(columns.step, lambda step: b"%d" % step)
-        for row in self._with_args[slice(*np.searchsorted(self._with_args, (first, last)))].tolist():
-            pieces[row - first, 2] += _own_args(self._span_args[row])
+        own = slice(*np.searchsorted(self._with_args, (first, last)))
+        pieces[self._with_args[own] - first, 2] += self._arg_texts[self._args_of[own]]
         pieces[:, 3] = _event_suffixes(columns, self._roles[part], lane, self._lanes, self._base)
         text = pieces.ravel().tolist()
         # Every event begins with the end of the one before it.
@@ -214,9 +228,76 @@ def _join_columns(*columns: bytes | UInt8Array) -> list[bytes]:
     return rows
 
 
-def _own_args(span_args: Mapping[str, str]) -> bytes:
-    texts = escaped_span_args(span_args)
-    return b"," + orjson.dumps(texts)[1:-1] if texts else b""
+def _arg_text(args: Mapping[str, object]) -> bytes:
+    return b"," + orjson.dumps(args)[1:-1] if args else b""
+
+
+def _as_objects(texts: Sequence[bytes]) -> ObjectArray:
+    objects = np.empty(len(texts), object)
+    objects[:] = texts
+    return objects
+
+
+def _other_slices(timeline: Timeline, lanes: Lanes, base: int) -> Iterator[bytes]:
+    """Yield the slices of all kinds but modules, and the flows of collectives, some thousand events at a time."""
+    flows = CollectiveFlows(timeline)
+    for first in range(len(timeline.columns), len(timeline.slices), _CHUNK):
+        rows = np.arange(first, min(first + _CHUNK, len(timeline.slices)))
+        part, texts = timeline.slices.take(rows), slice_texts(timeline, rows)
+        lane = lanes.of_track[part.track]
+        head = functools.partial(_slice_head, lanes, texts.shared)
+        pieces = np.empty((len(rows), 3), object)
+        pieces[:, 0] = _format_unique(texts.key * len(lanes.lanes) + lane, head)
+        pieces[:, 1] = b""
+        for name, column in texts.numbers.items():
+            text = b',"%b":' % name.encode() + b"%d"
+            pieces[column.rows, 1] += _as_objects([text % value for value in column.values.tolist()])
+        no_links = np.zeros(len(rows), np.uint8)
+        pieces[:, 2] = _event_suffixes(part, no_links, lane, lanes, base)
+        for index, events in _flow_events(timeline, lanes, flows, rows, base):
+            pieces[index, 2] += events
+        text = pieces.ravel().tolist()
+        text[0] = text[0].removeprefix(_NEXT)
+        text.append(b"}")
+        yield b"".join(text)
+
+
+def _slice_head(lanes: Lanes, shared: Sequence[SharedTexts], key: int) -> bytes:
+    """Return the beginning of the events of some slices, up to the last of the args that they share."""
+    number, lane_index = divmod(key, len(lanes.lanes))
+    lane, texts = lanes.lanes[lane_index], shared[number]
+    category, label, args = map(orjson.dumps, (texts.category, texts.label, texts.args))
+    head = b'{"ph":"X","pid":%b,"tid":%d,"cat":%b,"name":%b,"args":' % (
+        orjson.dumps(lane.pid),
+        lane.tid,
+        category,
+        label,
+    )
+    return _NEXT + head + args[:-1]
+
+
+def _flow_events(
+    timeline: Timeline, lanes: Lanes, flows: CollectiveFlows, rows: Int64Array, base: int
+) -> Iterator[tuple[int, bytes]]:
+    """Yield which of some slices have flow events, and these, as they follow the slice."""
+    slices = timeline.slices
+    for index in np.flatnonzero(flows.has_flow(rows)).tolist():
+        row = int(rows[index])
+        number = row - flows.first_row
+        lane = lanes.lanes[lanes.of_track[slices.track[row]]]
+        where, ts = {"pid": lane.pid, "tid": lane.tid}, microseconds(int(slices.start[row]) - base)
+        events: list[dict[str, object]] = []
+        if flows.flow[number] >= 0:
+            phase = "s" if flows.is_first[number] else "f" if flows.is_last[number] else "t"
+            what = {"cat": COMMUNICATION, "name": CALLS_NAME, "id": int(flows.flow[number]), "bp": "e"}
+            events.append({"ph": phase, **where, **what})
+        span = int(flows.launched_by[number])
+        if span >= 0:
+            launcher = lanes.lanes[lanes.of_track[slices.track[span]]]
+            flow = {"cat": LAUNCH_CATEGORY, "name": LAUNCH_NAME, "id": number}
+            events.append({"ph": "s", "pid": launcher.pid, "tid": launcher.tid, **flow})
+            events.append({"ph": "f", "bp": "e", **where, **flow})
+        yield index, b"".join(_NEXT + orjson.dumps(event)[:-1] + b',"ts":%b' % ts for event in events)
 
 
 _POWERS = 10 ** np.arange(1, 19, dtype=np.int64)
@@ -281,8 +362,10 @@ def write_chrome(timeline: Timeline, path: str | os.PathLike[str], large: LargeT
     """
     base = first_moment(timeline) if large is None else min(first_moment(large.rest), large.start_ns)
     _check_length(timeline, base)
-    chrome = ChromeTimeline(timeline, Lanes.from_timeline(timeline), base, part_counters(timeline, large), large=large)
-    with atomic_writer(path) as file:
+    table, lanes = TableWriter(), Lanes.from_timeline(timeline)
+    chrome = ChromeTimeline(timeline, lanes, base, part_counters(timeline, large), large=large, table=table)
+    with atomic_writer(path) as sink:
+        file = Checksum(sink.write)
         file.write(b'{"baseTimeNanoseconds":%d,"otherData":' % base)
         file.write(orjson.dumps(chrome.header()))
         file.write(b',\n"traceEvents":[\n')
@@ -294,7 +377,8 @@ def write_chrome(timeline: Timeline, path: str | os.PathLike[str], large: LargeT
             file.write(separator)
             file.write(block)
             separator = b",\n"
-        file.write(b"\n]}\n")
+        file.write(b"\n]")
+        sink.write(json_table(table.finish(timeline), file.value, b"}\n"))
 
 
 def first_moment(timeline: Timeline) -> int:
@@ -322,6 +406,7 @@ class ChromeTimeline:
         parts: what its steps were spent on.
         resolution_ns: spans whose starts are closer may get one start.
         large: whose `rest` the timeline is, and whose spans of modules are written with it.
+        table: gets all slices.
     """
 
     timeline: Timeline
@@ -330,13 +415,14 @@ class ChromeTimeline:
     parts: Sequence[PartCounter]
     resolution_ns: int = 1
     large: LargeTimeline | None = None
+    table: TableWriter | None = None
 
     def __post_init__(self) -> None:
         self._names = [escaped_name(name) for name in self.timeline.names]
 
     def header(self) -> dict[str, object]:
         """Return what the trace says about the recording as a whole, see `formats.header`."""
-        return make_header(self.timeline, self.lanes.pids, self.lanes.ids)
+        return make_header(self.timeline)
 
     def process_events(self) -> Iterator[bytes]:
         """Yield the processes' names and their order."""
@@ -346,11 +432,11 @@ class ChromeTimeline:
 
     def events(self) -> Iterator[tuple[int, bytes]]:
         """Yield everything else, some events with commas between them at a time, and how many spans they show."""
-        slices = chrome_slices(self.timeline, self.lanes, self.base)
-        for events in (self._row_events(), self._mark_events(), self._counter_events(), slices):
+        for events in (self._row_events(), self._mark_events(), self._counter_events()):
             while some := [*itertools.islice(events, _EVENTS)]:
                 yield 0, b",\n".join(some)
-        for piece in pieces_of(self.timeline, self.large):
+        yield from ((0, some) for some in _other_slices(self.timeline, self.lanes, self.base))
+        for piece in pieces_of(self.timeline, self.large, self.table):
             yield from span_events(piece, self.lanes, self._names, self.base, self.resolution_ns)
 
     def _row_events(self) -> Iterator[bytes]:
@@ -385,7 +471,8 @@ class ChromeTimeline:
 
 
 def _check_length(timeline: Timeline, base: int) -> None:
-    ends = [int(timeline.slices.end.max(initial=base)), int(timeline.collective_details.done.max(initial=base))]
+    done = timeline.slices.args.get(DONE)
+    ends = [int(timeline.slices.end.max(initial=base)), base if done is None else int(done.values.max(initial=base))]
     ends += [mark.time_ns for mark in timeline.marks]
     ends += [int(counter.time.max(initial=base)) for counter in timeline.counters]
     if max(ends) - base >= MAX_CHROME_NS:

@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import struct
+import zlib
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import NamedTuple
@@ -13,7 +14,11 @@ import numpy as np
 import orjson
 
 from .._typing import AnyArray, Int32Array
+from ..formats.own_table import page_table
+from ..formats.slice_args import arg_texts
+from ..formats.table_bytes import pack_table
 from ..timeline import Timeline
+from ..timeline.args import distinct_args
 from ..timeline.memory import find_holders
 from ..timeline.slices import Slices
 from .atomic_file import atomic_writer
@@ -71,7 +76,8 @@ def render_html(timeline: Timeline, comparison: Comparison | None = None) -> byt
     head, element, tail = _PAGE.read_bytes().partition(_DATA_ELEMENT)
     # Base64 has no "<": nothing in a name can end the script element.
     block = gzip.compress(payload(timeline, comparison), _GZIP_LEVEL, mtime=0)
-    return b"".join((head, element, base64.b64encode(block), tail))
+    after = b"/script>\n" + element + base64.b64encode(block) + tail
+    return head + page_table(pack_table(timeline), zlib.crc32(head), after)
 
 
 def payload(timeline: Timeline, comparison: Comparison | None = None) -> bytes:
@@ -81,6 +87,7 @@ def payload(timeline: Timeline, comparison: Comparison | None = None) -> bytes:
     base = first_moment(timeline)
     arrays = _Arrays()
     columns = timeline.columns
+    with_args, kind_of_args, kinds = distinct_args(columns.args)
     processes = list(dict.fromkeys([t.process for t in timeline.tracks] + [c.process for c in timeline.counters]))
     header = {
         "version": _VERSION,
@@ -94,7 +101,11 @@ def payload(timeline: Timeline, comparison: Comparison | None = None) -> bytes:
             for track, name in zip(timeline.tracks, timeline.track_names, strict=True)
         ],
         "marks": [[mark.time_ns - base, mark.kind, mark.text] for mark in timeline.marks],
-        "span_args": {str(span): dict(args) for span, args in timeline.span_args.items()},
+        "args": {
+            "rows": arrays.add(with_args, "i32"),
+            "kind": arrays.add(kind_of_args, "i32"),
+            "kinds": [arg_texts(args) for args in kinds],
+        },
         "counters": [
             {
                 "name": counter.name,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
+from .._numbering import Numbering
 from .._typing import Int32Array, SignedIntArray
 from ..formats.escape import escaped
+from ..formats.table_bytes import TableWriter
 from ..timeline import LargeTimeline, Process, Timeline
 from ..timeline.contents import TRACK_KINDS
 from ..timeline.nesting import outermost_first
@@ -21,7 +23,7 @@ MARKS_ROW = "steps and marks"
 class Lane(NamedTuple):
     """What a viewer draws as one row: in JSON the slices of one pid and tid, in Perfetto's format those of a track.
 
-    Each track of the timeline has one. The header lists them.
+    Each track of the timeline has one.
 
     Attributes:
         track: index into the timeline's tracks.
@@ -86,23 +88,31 @@ class Lanes:
             sort_indexes=[index for _, index in places],
         )
 
-    @property
-    def ids(self) -> list[tuple[int, int | str, int]]:
-        """Of each lane the index of its track, and pid and tid in the file."""
-        return [(lane.track, lane.pid, lane.tid) for lane in self.lanes]
-
     def spans_by_lane(self, timeline: Timeline) -> Iterator[SignedIntArray]:
         """Yield per lane the positions of a timeline's spans, by start and outermost first."""
         columns = timeline.columns
         kind = np.int32 if len(columns) < 1 << 31 else np.int64
+        order = np.argsort(columns.track, kind="stable").astype(kind)
+        bounds = np.searchsorted(columns.track[order], np.arange(len(timeline.tracks) + 1))
         for lane in self.lanes:
-            rows = np.flatnonzero(columns.track == lane.track).astype(kind)
+            rows = order[bounds[lane.track] : bounds[lane.track + 1]]
             yield outermost_first(columns.start, columns.end, rows)
 
 
-def pieces_of(timeline: Timeline, large: LargeTimeline | None) -> Iterable[Timeline]:
-    """Return what holds the spans of modules: the timeline, or the pieces of the large one whose `rest` it is."""
-    return [timeline] if large is None else large.pieces()
+def pieces_of(timeline: Timeline, large: LargeTimeline | None, table: TableWriter | None) -> Iterator[Timeline]:
+    """Yield what holds the spans of modules: the timeline, or the pieces of the large one whose `rest` it is.
+
+    Args:
+        timeline: what is written.
+        large: whose `rest` it may be.
+        table: gets all slices.
+    """
+    for piece in [timeline] if large is None else large.pieces():
+        if table is not None:
+            table.add(piece.slices)
+        yield piece
+    if table is not None and large is not None:
+        table.add(timeline.slices)
 
 
 class _IdAllocator:
@@ -130,14 +140,14 @@ def _processes(timeline: Timeline) -> list[Process]:
 
 def _in_view_order(timeline: Timeline) -> list[int]:
     """Return the tracks by process, then thread as it comes, by their kinds; then GPUs and their streams."""
-    processes = _processes(timeline)
-    threads = list(dict.fromkeys((track.process, track.thread, track.tid) for track in timeline.tracks))
+    processes = {process: number for number, process in enumerate(_processes(timeline))}
+    threads = Numbering[object]()
     return sorted(
         range(len(timeline.tracks)),
         key=lambda index: (
-            processes.index((track := timeline.tracks[index]).process),
+            processes[(track := timeline.tracks[index]).process],
             -1 if track.device is None else track.device,
-            threads.index((track.process, track.thread, track.tid)) if track.stream is None else track.stream,
+            threads[track.process, track.thread, track.tid] if track.stream is None else track.stream,
             TRACK_KINDS.index(track.kind),
         ),
     )

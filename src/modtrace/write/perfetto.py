@@ -12,9 +12,12 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, Track
 from .._errors import WriteError
 from .._typing import Float64Array, IndexArray, Int32Array, Int64Array
 from ..formats.escape import escaped, escaped_name
+from ..formats.own_table import Checksum, packet_table
 from ..formats.perfetto_ids import SequenceIds
-from ..formats.span_args import CALL_FIELDS, escaped_span_args, module_args
-from ..timeline import PHASES, LargeTimeline, Timeline
+from ..formats.slice_args import CALL_FIELDS, own_args
+from ..formats.table_bytes import TableWriter
+from ..timeline import PHASES, LargeTimeline, Slices, Timeline
+from ..timeline.args import Value, distinct_args
 from ..timeline.nesting import depth_by_time
 from .atomic_file import atomic_writer
 from .lanes import Lanes, pieces_of
@@ -65,10 +68,14 @@ def write_perfetto(
         WriteError: spans of a track overlap partly, or the file cannot be written; an existing file is intact.
     """
     what = f"writing {os.path.basename(path)}"
-    packets = perfetto_packets(timeline, part_counters(timeline, large), large=large)
+    table = TableWriter()
+    packets = perfetto_packets(timeline, part_counters(timeline, large), large=large, table=table)
     with atomic_writer(path, mode) as file:
+        summed = Checksum(file.write)
         for part in show_progress(packets, what, len(timeline.columns) if large is None else large.spans):
-            file.write(part)
+            summed.write(part)
+        for packet in packet_table(table.finish(timeline), summed.value):
+            file.write(packet)
 
 
 def perfetto_packets(
@@ -76,6 +83,7 @@ def perfetto_packets(
     parts: Sequence[PartCounter],
     parents: TrackParents | None = None,
     large: LargeTimeline | None = None,
+    table: TableWriter | None = None,
 ) -> Iterator[tuple[int, bytes]]:
     """Yield the trace in parts: how many spans have ended in each, and whole packets.
 
@@ -84,6 +92,7 @@ def perfetto_packets(
         parts: what its steps were spent on.
         parents: the tracks of threads where the file describes them already.
         large: whose `rest` the timeline is, and whose spans of modules are written with it.
+        table: gets all slices.
     """
     lanes = Lanes.from_timeline(timeline)
     interned = InternTable(timeline, [escaped_name(name) for name in timeline.names], large)
@@ -105,7 +114,7 @@ def perfetto_packets(
         if len(others):
             for part in perfetto_slices(timeline, flows, others, tracks.uuid("lane", index), sequences.lane(index)):
                 yield 0, part
-    for piece in pieces_of(timeline, large):
+    for piece in pieces_of(timeline, large, table):
         spans = _SpanPackets(piece, lanes, interned, flows)
         for index, rows in enumerate(lanes.spans_by_lane(piece)):
             if len(rows):
@@ -187,7 +196,7 @@ class _SpanPackets:
         self._colour = ByteTable([event.SerializeToString() + call_message for event in colours])
         modules = zip(interned.fqn.tolist(), interned.module_class.tolist(), strict=True)
         self._module = ByteTable([_module(fqn, module_class) for fqn, module_class in modules])
-        self._fields_of_some = [*_own_args(timeline, interned), *_launches(flows, len(columns))]
+        self._fields_of_some = [*_own_args(columns, interned), *_launches(flows, len(columns))]
 
     def of_lane(self, lane: int, sequence: int, rows: IndexArray) -> Iterator[tuple[int, bytes]]:
         """Yield packets, some thousand at a time, and how many spans they end.
@@ -279,21 +288,19 @@ def _launches(flows: CollectiveFlows, span_count: int) -> Iterator[tuple[Int32Ar
     yield index, ByteTable([b"", *events])
 
 
-def _own_args(timeline: Timeline, interned: InternTable) -> Iterator[tuple[Int32Array, ByteTable]]:
+def _own_args(columns: Slices, interned: InternTable) -> Iterator[tuple[Int32Array, ByteTable]]:
     """Yield which args of its own each span has, and all that occur as bytes; nothing if there are none."""
-    of_modules = module_args(timeline)
-    if not of_modules:
+    if not columns.args:
         return
-    index = np.zeros(len(timeline.columns), np.int32)
-    known: dict[tuple[tuple[str, str], ...], int] = {(): 0}
-    for row, span_args in of_modules.items():
-        index[row] = known.setdefault(tuple(span_args.items()), len(known))
-    yield index, ByteTable([_annotations(dict(span_args), interned) for span_args in known])
+    index = np.zeros(len(columns), np.int32)
+    rows, of_rows, kinds = distinct_args(columns.args)
+    index[rows] = of_rows + 1
+    yield index, ByteTable([b"", *(_annotations(args, interned) for args in kinds)])
 
 
-def _annotations(span_args: Mapping[str, str], interned: InternTable) -> bytes:
+def _annotations(args: Mapping[str, Value], interned: InternTable) -> bytes:
     event = TrackEvent()
-    for name, text in escaped_span_args(span_args).items():
+    for name, text in own_args(args).items():
         event.debug_annotations.add(name_iid=interned.annotations[name], string_value_iid=interned.texts[text])
     serialized: bytes = event.SerializeToString()
     return serialized

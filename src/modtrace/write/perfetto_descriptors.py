@@ -15,10 +15,11 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSe
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket, TrackDescriptor
 
 from ..formats.escape import UNNAMED, escaped
-from ..formats.header import is_tid, make_header
+from ..formats.header import make_header
 from ..formats.perfetto_ids import INCREMENTAL_CLOCK, REALTIME_CLOCK, add_call_message
-from ..formats.span_args import module_args
+from ..formats.slice_args import own_args
 from ..timeline import PHASES, LargeTimeline, Name, Process, Timeline
+from ..timeline.args import distinct_args
 from .lanes import MARKS_ROW, Lanes
 from .step_parts import COUNTER_UNIT, PartCounter
 
@@ -63,10 +64,10 @@ class InternTable:
         enums = {"fqn": "Fqn", "module_class": "ModuleClass"}
         add_call_message(schema, f"modtrace_{check:08x}", self.extension, enums)
         self._schema = FileDescriptorSet(file=[schema])
-        args = [*module_args(timeline).values()] if large is None else large.args
-        pairs = [pair for arguments in args for pair in arguments.items()]
-        self.annotations = _iids(escaped(key) for key, _ in pairs)
-        self.texts = _iids(escaped(value) for _, value in pairs)
+        args = distinct_args(timeline.columns.args)[2] if large is None else large.args
+        pairs = [pair for arguments in args for pair in own_args(arguments).items()]
+        self.annotations = _iids(key for key, _ in pairs)
+        self.texts = _iids(value for _, value in pairs)
 
     def description(self) -> TracePacket:
         """Return the packet that tells a reader what the args are called."""
@@ -180,7 +181,7 @@ class TrackDescriptors:
                 if self.parents is None:
                     packet = self._track("thread", *thread, parent=self.uuid(track.process), rank=rank)
                     name = escaped(track.thread) or UNNAMED
-                    if is_tid(track.tid):
+                    if _is_tid(track.tid):
                         descriptor = packet.track_descriptor.thread
                         descriptor.pid, descriptor.tid = _int32(lane.pid), _int32(track.tid)
                         descriptor.thread_name = name
@@ -206,11 +207,10 @@ class TrackDescriptors:
 
     def _metadata(self) -> TracePacket:
         packet = TracePacket(trusted_packet_sequence_id=self.sequence)
-        header = make_header(self.timeline, self.lanes.pids, self.lanes.ids)
-        # Entry by entry for people, who see them in Perfetto's list of metadata; the whole header for our reader, in
-        # place of the entry `modtrace` of the recording's metadata.
+        header = make_header(self.timeline)
+        # For people, who see them in Perfetto's list of metadata.
         metadata = {name: value for name, value in header["metadata"].items() if len(name) < _MAX_METADATA_NAME}
-        entries: dict[str, Any] = {**metadata, **header["stats"], "modtrace": header}
+        entries: dict[str, Any] = {**metadata, **header["stats"], "modtrace": header["modtrace"]}
         for name, value in entries.items():
             text = value if isinstance(value, str) else orjson.dumps(value).decode()
             packet.chrome_events.metadata.add(name=name, string_value=text)
@@ -256,6 +256,11 @@ def _rank_by_use(texts: list[str], uses: list[int]) -> tuple[list[str], Any]:
 
 def _iids(texts: Iterator[str]) -> dict[str, int]:
     return {text: iid for iid, text in enumerate(dict.fromkeys(texts), 1)}
+
+
+def _is_tid(value: int) -> bool:
+    """Tell whether an id of a thread fits into 32 bits, with or without a sign; some systems' are longer."""
+    return -(1 << 31) <= value < 1 << 32
 
 
 def _int32(number: int | str) -> int:

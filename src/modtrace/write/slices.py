@@ -1,28 +1,34 @@
-"""Slices of all kinds but modules in a written trace: as events in JSON, as packets, as rows of the page; and flows.
+"""Slices of all kinds but modules in a written trace: as packets, and as rows of the page; and flows.
 
 Flows lead from a call's forward span to its first backward span, and between the ranks of a collective.
 """
 
 import enum
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-import orjson
-from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackEvent
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import DebugAnnotation, TracePacket, TrackEvent
 
 from .._numbering import Numbering
 from .._typing import BoolArray, IndexArray, Int64Array, UInt8Array
 from ..formats.limits import MAX_LINK
-from ..formats.slice_args import CALLS_NAME, LAUNCH_CATEGORY, LAUNCH_NAME, FileSlice, file_slices
+from ..formats.slice_args import SharedTexts, slice_texts
 from ..timeline import BACKWARD, CollectiveName, Group, Name, Slices, Timeline, launching_spans
-from ..timeline.contents import range_name
-from ..timeline.slices import COLLECTIVE, MODULE, sort_by_start
-from .lanes import Lanes
+from ..timeline.args import ArgColumn
+from ..timeline.contents import COMMUNICATION, RANGES, range_name
+from ..timeline.slices import COLLECTIVE, COUNTER, GROUP, MODULE, OPERATOR, in_start_order
 from .perfetto_descriptors import sequence_start, serialize
-from .protobuf_columns import ByteTable, Column, RaggedColumn, interleave, track_event_packets
+from .protobuf_columns import (
+    LENGTH_DELIMITED,
+    ByteTable,
+    Column,
+    RaggedColumn,
+    interleave,
+    message_field_tag,
+    track_event_packets,
+)
 
 _PEER_OPERATORS = ("send", "recv", "recv_any_source")
 _SPANS_AT_A_TIME = 1 << 16
@@ -140,19 +146,22 @@ class CollectiveFlows:
         self.flow, self.is_first, self.is_last = _call_flows(timeline)
         self._first_call = MAX_LINK + len(timeline.collectives)
 
-    def of_row(self, index: int) -> tuple[list[int], list[int]]:
-        """Return the ids in a Perfetto trace of the flows that go on from a collective, and of those that end there.
+    def has_flow(self, rows: Int64Array) -> BoolArray:
+        """Return which rows of the timeline's slices have flows; only collectives have."""
+        index = rows - self.first_row
+        known: BoolArray = (index >= 0) & (index < len(self.flow))
+        has = np.append((self.flow >= 0) | (self.launched_by >= 0), False)
+        known &= has[np.where(known, index, -1)]
+        return known
 
-        Args:
-            index: of the slice, from `first_row`; slices of other kinds have no flows.
-        """
+    def of_row(self, row: int) -> tuple[list[int], list[int]]:
+        """Return the ids in a Perfetto trace of the flows that go on from a collective, and of those that end there."""
         going_on: list[int] = []
-        ending: list[int] = []
-        if 0 <= index < len(self.launched_by):
-            ending += [MAX_LINK + index] if self.launched_by[index] >= 0 else []
-            if self.flow[index] >= 0:
-                flow = self._first_call + int(self.flow[index])
-                (ending if self.is_last[index] else going_on).append(flow)
+        index = row - self.first_row
+        ending = [MAX_LINK + index] if self.launched_by[index] >= 0 else []
+        if self.flow[index] >= 0:
+            flow = self._first_call + int(self.flow[index])
+            (ending if self.is_last[index] else going_on).append(flow)
         return going_on, ending
 
     def launches(self) -> dict[int, list[int]]:
@@ -161,43 +170,6 @@ class CollectiveFlows:
         for index in np.flatnonzero(self.launched_by >= 0).tolist():
             flows.setdefault(int(self.launched_by[index]), []).append(MAX_LINK + index)
         return flows
-
-
-def chrome_slices(timeline: Timeline, lanes: Lanes, base: int) -> Iterator[bytes]:
-    """Yield the slices of all kinds but modules, and the flows of collectives, as events in JSON.
-
-    Args:
-        timeline: what is written.
-        lanes: where its slices are drawn.
-        base: nanoseconds from which `ts` counts.
-    """
-    flows = CollectiveFlows(timeline)
-    first = len(timeline.columns)
-    for index, file_slice in enumerate(file_slices(timeline), first):
-        row = lanes.lanes[lanes.of_track[file_slice.track]]
-        where = {"pid": row.pid, "tid": row.tid}
-        ts = microseconds(file_slice.start - base)
-        event = {"ph": "X", **where, "cat": file_slice.category, "name": file_slice.name, "args": file_slice.args}
-        yield orjson.dumps(event)[:-1] + b',"ts":%b,"dur":%b}' % (ts, microseconds(file_slice.end - file_slice.start))
-        for flow in _chrome_flows(timeline, lanes, flows, index - flows.first_row, where, file_slice.category):
-            yield orjson.dumps(flow)[:-1] + b',"ts":%b}' % ts
-
-
-def _chrome_flows(
-    timeline: Timeline, lanes: Lanes, flows: CollectiveFlows, index: int, where: Mapping[str, int | str], category: str
-) -> Iterator[dict[str, object]]:
-    """Yield the flow events of a collective, by its index among collectives and waits; none of other slices."""
-    if not 0 <= index < len(flows.launched_by):
-        return
-    if flows.flow[index] >= 0:
-        phase = "s" if flows.is_first[index] else "f" if flows.is_last[index] else "t"
-        yield {"ph": phase, **where, "cat": category, "name": CALLS_NAME, "id": int(flows.flow[index]), "bp": "e"}
-    span = int(flows.launched_by[index])
-    if span >= 0:
-        launcher = lanes.lanes[lanes.of_track[timeline.slices.track[span]]]
-        flow = {"cat": LAUNCH_CATEGORY, "name": LAUNCH_NAME, "id": index}
-        yield {"ph": "s", "pid": launcher.pid, "tid": launcher.tid, **flow}
-        yield {"ph": "f", "bp": "e", **where, **flow}
 
 
 def perfetto_slices(
@@ -213,11 +185,21 @@ def perfetto_slices(
         sequence: the id of its packet sequence.
     """
     part = timeline.slices.take(rows)
+    texts = slice_texts(timeline, rows)
+    shared = [_event(one) for one in texts.shared]
+    numbers = [(_number_prefix(name), column.dense(len(rows), _ABSENT)) for name, column in texts.numbers.items()]
 
     def fields(some: list[int]) -> list[bytes]:
-        chosen = rows[some]
-        shown = zip(chosen.tolist(), file_slices(timeline, chosen), strict=True)
-        return [_event_fields(file_slice, *flows.of_row(index - flows.first_row)) for index, file_slice in shown]
+        shown = list(map(shared.__getitem__, texts.key[some].tolist()))
+        for prefix, values in numbers:
+            for at, value in enumerate(values[some].tolist()):
+                if value != _ABSENT:
+                    shown[at] += _number_arg(prefix, value)
+        for at in np.flatnonzero(flows.has_flow(rows[some])).tolist():
+            going_on, ending = flows.of_row(int(rows[some[at]]))
+            event = TrackEvent(flow_ids_old=going_on, terminating_flow_ids_old=ending)
+            shown[at] += event.SerializeToString()
+        return shown
 
     begin = int(part.start[0])
     yield serialize(sequence_start(sequence, track, begin))
@@ -226,15 +208,34 @@ def perfetto_slices(
     yield from slice_packets(ordered, np.diff(ordered.time, prepend=begin), fields, packet)
 
 
-def _event_fields(file_slice: FileSlice, going_on: Sequence[int], ending: Sequence[int]) -> bytes:
-    event = TrackEvent(
-        name=file_slice.name, categories=[file_slice.category], flow_ids_old=going_on, terminating_flow_ids_old=ending
-    )
-    for name, value in file_slice.args.items():
-        kind = "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "string"
-        event.debug_annotations.add(name=name, **{f"{kind}_value": value})
+_ABSENT = np.iinfo(np.int64).min
+_ANNOTATION = message_field_tag(TrackEvent, "debug_annotations", LENGTH_DELIMITED)
+_NUMBER_VALUE = message_field_tag(DebugAnnotation, "int_value")
+
+
+def _event(texts: SharedTexts) -> bytes:
+    """Return what slices share as fields of a TrackEvent."""
+    event = TrackEvent(name=texts.label, categories=[texts.category])
+    for name, value in texts.args.items():
+        event.debug_annotations.add(name=name, **{"bool_value" if isinstance(value, bool) else "string_value": value})
     serialized: bytes = event.SerializeToString()
     return serialized
+
+
+def _number_prefix(name: str) -> bytes:
+    prefix: bytes = DebugAnnotation(name=name).SerializeToString() + _NUMBER_VALUE
+    return prefix
+
+
+def _number_arg(prefix: bytes, value: int) -> bytes:
+    """Return an arg as a field of a TrackEvent."""
+    value &= (1 << 64) - 1
+    digits = bytearray()
+    while value > 0x7F:
+        digits.append(value & 0x7F | 0x80)
+        value >>= 7
+    digits.append(value)
+    return b"%b%c%b%b" % (_ANNOTATION, len(prefix) + len(digits), prefix, bytes(digits))
 
 
 _CHUNK = 1 << 13
@@ -337,28 +338,49 @@ def all_as_modules(timeline: Timeline) -> Timeline:
     first = len(timeline.columns)
     if first == len(timeline.slices):
         return timeline
+    texts = slice_texts(timeline, slice(first, None))
     names = Numbering[Name](len(timeline.names))
-    seen: Counter[str] = Counter()
+    on_network = np.array([one.category == COMMUNICATION for one in texts.shared], np.bool_)[texts.key]
     name, call = timeline.slices.name.copy(), timeline.slices.call.copy()
-    span_args = {row: args for row, args in timeline.span_args.items() if row < first}
-    for row, file_slice in enumerate(file_slices(timeline), first):
-        text, args = file_slice.name, file_slice.args
-        what = f"{args['operator'] or 'wait'} · group {args['group']}" if "operator" in args else None
-        category = args.get("category")
-        shown = range_name(text, category) if category else Name(text, what or file_slice.category, text)
-        name[row] = names[shown]
-        call[row] = args.get("counter", 0) if what else seen[file_slice.category]
-        seen[file_slice.category] += 1
-        texts = {key: str(value) for key, value in args.items() if what or key != "complete"}
-        span_args |= {row: texts} if texts else {}
-    slices = replace(timeline.slices, kind=np.full_like(timeline.slices.kind, MODULE), name=name, call=call)
-    slices, position = sort_by_start(slices)
-    return replace(
-        timeline,
-        slices=slices,
-        names=[*timeline.names, *names],
-        span_args={int(position[row]): args for row, args in span_args.items()},
-    )
+    name[first:] = np.array([names[_shown_name(one)] for one in texts.shared])[texts.key]
+    call[first:] = _count_alike([one.category for one in texts.shared], texts.key)
+    counter = texts.numbers.get(COUNTER)
+    call[first:][on_network] = 0
+    if counter is not None:
+        call[first + counter.rows] = counter.values
+    columns = dict(timeline.columns.args)
+    shown = [
+        {key: str(value) for key, value in one.args.items() if key != "complete" or one.category == COMMUNICATION}
+        for one in texts.shared
+    ]
+    for key in dict.fromkeys(key for args in shown for key in args):
+        has = np.array([key in args for args in shown], np.bool_)[texts.key]
+        of_key = [args.get(key, "") for args in shown]
+        columns[key] = ArgColumn(first + np.flatnonzero(has), texts.key[has], of_key)
+    columns |= {key: ArgColumn(first + own.rows, own.values) for key, own in texts.numbers.items()}
+    kind = np.full_like(timeline.slices.kind, MODULE)
+    slices = replace(timeline.slices, kind=kind, name=name, call=call, args=columns)
+    return replace(timeline, slices=in_start_order(slices), names=[*timeline.names, *names])
+
+
+def _shown_name(texts: SharedTexts) -> Name:
+    """Return the name that the page shows of slices that are no modules."""
+    if texts.category == COMMUNICATION:
+        return Name(texts.label, f"{texts.args[OPERATOR] or 'wait'} · group {texts.args[GROUP]}", texts.label)
+    if texts.category == RANGES:
+        return range_name(texts.label, str(texts.args["category"]))
+    return Name(texts.label, texts.category, texts.label)
+
+
+def _count_alike(what: Sequence[str], key: Int64Array) -> Int64Array:
+    """Return for each slice how many before it are of the same category."""
+    numbers = Numbering[str]()
+    of_slice = np.array([numbers[one] for one in what], np.int64)[key]
+    count = np.empty(len(key), np.int64)
+    for number in range(len(numbers)):
+        own = np.flatnonzero(of_slice == number)
+        count[own] = np.arange(len(own))
+    return count
 
 
 def microseconds(nanoseconds: int) -> bytes:

@@ -21,6 +21,7 @@ from tests.support.kineto import GPU_TRACES
 from tests.support.planted_run import PLANTED, environ
 from tests.support.python_process import run_python
 from tests.support.report_bytes import FILES, files_of, words_in
+from tests.support.timelines import with_args
 
 ALEXNET, DDP, _ = GPU_TRACES
 
@@ -142,14 +143,16 @@ HOSTILE = (
 def test_hostile_names_are_text_everywhere(name: str, tmp_path: Path) -> None:
     plain = gpt_timeline(1, 1)
     process = Process(1, 0, name)
-    timeline = replace(
-        plain,
-        names=[Name(f"{name}: {name}", f"{name}.{number}", name) for number in range(len(plain.names))],
-        tracks=[track._replace(thread=name, process=process) for track in plain.tracks],
-        marks=[Mark(plain.marks[0].time_ns, "step", name)],
-        counters=[replace(counter, name=name, unit=name, process=process) for counter in plain.counters],
-        metadata={"torch": name, "engine": name, name: name},
-        span_args={0: {"shapes": name}, 1: {name: name}},
+    timeline = with_args(
+        replace(
+            plain,
+            names=[Name(f"{name}: {name}", f"{name}.{number}", name) for number in range(len(plain.names))],
+            tracks=[track._replace(thread=name, process=process) for track in plain.tracks],
+            marks=[Mark(plain.marks[0].time_ns, "step", name)],
+            counters=[replace(counter, name=name, unit=name, process=process) for counter in plain.counters],
+            metadata={"torch": name, "engine": name, name: name},
+        ),
+        {0: {"shapes": name}, 1: {name: name}},
     )
 
     timeline.save(tmp_path / "bug.zip")

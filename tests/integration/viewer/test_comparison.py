@@ -12,6 +12,7 @@ import pytest
 
 import modtrace
 from modtrace.timeline import BACKWARD, Columns, Mark, Name, Process, Stats, Timeline, Track
+from modtrace.timeline.slices import DTYPES
 from tests.support.browser import visit
 from tests.support.gpt_timeline import BASE, gpt_timeline
 from tests.support.viewer_page import US, Open, click, color_of, details, pixels, position_of, settle, table, viewport
@@ -32,7 +33,7 @@ def slower_in_step_2() -> Timeline:
     row = int(np.flatnonzero((columns.name == act) & (columns.step == 2) & (columns.phase == 0))[0])
     until = int(columns.end[row])
     later = {field: getattr(columns, field) + SHIFT * (getattr(columns, field) >= until) for field in ("start", "end")}
-    fields = {field: getattr(columns, field) for field in Columns.__slots__}
+    fields = {field: getattr(columns, field) for field in DTYPES}
     marks = [mark._replace(time_ns=mark.time_ns + SHIFT * (mark.time_ns >= until)) for mark in timeline.marks]
     return Timeline(Columns(**(fields | later)), timeline.names, timeline.tracks, timeline.stats, marks)
 

@@ -11,6 +11,7 @@ import pytest
 from modtrace.timeline import Timeline
 from modtrace.write.html import write_html
 from tests.support.browser import Visit, visit
+from tests.support.timelines import with_args
 from tests.support.viewer_page import BACKWARD, FORWARD, Open, color_of, details, one_step, position_of, settle
 from tests.unit.test_memory_summary import recorded
 
@@ -23,7 +24,7 @@ FLOPS = {0: {"flops": "5000"}, 1: {"flops": "220"}, 2: {"flops": "unknown"}, 3: 
 
 def counted() -> Timeline:
     memory, flops = {"sentences": ["Net.a grows"], "saved": {}}, {"dtypes": {"cpu float32": 5520}}
-    return replace(recorded(), span_args=FLOPS, metadata={"memory": memory, "flops": flops})
+    return with_args(replace(recorded(), metadata={"memory": memory, "flops": flops}), FLOPS)
 
 
 def choose(page: Page, title: str) -> None:

@@ -15,6 +15,7 @@ from modtrace.timeline import Mark, Name, Process
 from modtrace.write.html import write_html
 from tests.support.browser import visit
 from tests.support.gpt_timeline import BASE
+from tests.support.timelines import with_args
 from tests.support.viewer_page import (
     FORWARD,
     US,
@@ -56,14 +57,16 @@ def test_hostile_names_everywhere_are_shown_as_text(open_page: Open, kind: str) 
     name, shown = HOSTILE[kind], SHOWN.get(kind, HOSTILE[kind])
     plain = one_step()
     process = Process(1, 0, name)
-    timeline = replace(
-        plain,
-        names=[Name(name, f"{name}.{i}", name) for i in range(4)],
-        tracks=[track._replace(thread=name, process=process) for track in plain.tracks],
-        marks=[Mark(BASE + 2000 * US, "step", name)],
-        counters=[replace(plain.counters[0], name=name, unit=name, process=process)],
-        metadata={name: name, "list": [name]},
-        span_args={1: {name: name}},
+    timeline = with_args(
+        replace(
+            plain,
+            names=[Name(name, f"{name}.{i}", name) for i in range(4)],
+            tracks=[track._replace(thread=name, process=process) for track in plain.tracks],
+            marks=[Mark(BASE + 2000 * US, "step", name)],
+            counters=[replace(plain.counters[0], name=name, unit=name, process=process)],
+            metadata={name: name, "list": [name]},
+        ),
+        {1: {name: name}},
     )
     page = open_page(timeline).page
 

@@ -14,7 +14,7 @@ function makeHeader() {
     processes: [{ pid: 7, rank: 0, name: "rank 0 · python" }],
     tracks: [{ kind: "forward", thread: "MainThread", tid: 7, process: 0, name: "forward · MainThread" }],
     marks: [[50, "step", "step 0"]],
-    span_args: { "0": { shapes: "float32[2, 8]" } },
+    args: { rows: ref("i32", 16), kind: ref("i32", 16), kinds: [{ shapes: "float32[2, 8]" }] },
     counters: [{ name: "RSS", unit: "bytes", process: 0, time: ref("f64", 0), value: ref("f64", 8) }],
     arrays: {
       start: ref("f64", 0),

@@ -25,7 +25,8 @@ interface Header {
   readonly processes: { pid: number; rank: number | null; name: string }[];
   readonly tracks: { kind: string; thread: string; tid: number; process: number; name: string }[];
   readonly marks: [number, string, string][];
-  readonly span_args: Record<string, Record<string, string>>;
+  /** Which spans have args, and which of the kinds of args each of these has. */
+  readonly args: { rows: ArrayRef; kind: ArrayRef; kinds: Record<string, string>[] };
   readonly counters: { name: string; unit: string; process: number; time: ArrayRef; value: ArrayRef }[];
   readonly arrays: Record<string, ArrayRef>;
   readonly comparison?: HeaderComparison;
@@ -93,8 +94,6 @@ export function decode(block: ArrayBuffer): Trace {
   const spans = { ...columns, count: start.length, start, end } as unknown as Spans;
   validate(spans, header);
 
-  const visibleRecord = (record: Record<string, string>) =>
-    Object.fromEntries(Object.entries(record).map(([key, value]) => [visibleText(key), visibleText(String(value))]));
   return {
     base: BigInt(header.base_ns),
     spans,
@@ -121,15 +120,23 @@ export function decode(block: ArrayBuffer): Trace {
     ),
     stats: header.stats,
     metadata: header.metadata,
-    spanArgs: Object.fromEntries(
-      Object.entries(header.span_args).map(([span, record]) => [span, visibleRecord(record)]),
-    ),
+    spanArgs: readArgs(array(header.args.rows), array(header.args.kind), header.args.kinds),
     comparison: header.comparison ? readComparison(header.comparison, array(header.comparison.of_span), spans) : null,
     stepParts: header.step_parts ? readStepParts(header.step_parts, doubles) : null,
     holders: header.holders
       ? { ...header.holders, rows: header.holders.rows.map(([fqn, bytes]) => [visibleText(fqn), bytes]) }
       : null,
   };
+}
+
+function readArgs(rows: IntegerArray, kind: IntegerArray, kinds: Record<string, string>[]): Trace["spanArgs"] {
+  const shown = kinds.map((args) =>
+    Object.fromEntries(Object.entries(args).map(([key, value]) => [visibleText(key), visibleText(String(value))])),
+  );
+  if (kind.length !== rows.length || kind.some((index) => !shown[index])) {
+    throw new PayloadError("The timeline in this page is damaged: args that it refers to are missing.");
+  }
+  return Object.fromEntries(Array.from(rows, (row, i) => [row, shown[kind[i]]]));
 }
 
 function readStepParts(header: HeaderStepParts, doubles: (ref: ArrayRef) => Float64Array): StepParts {

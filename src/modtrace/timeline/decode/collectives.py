@@ -9,7 +9,7 @@ from ..._typing import AnyArray, BoolArray, Int64Array
 from ...ring import Events, Kind
 from ...ring.collective_text import parse_collective
 from ...ring.slot_format import COMMUNICATION_KINDS, NO_NAME, NOT_AWAITED_BIT
-from ..collectives import CollectiveDetails
+from ..collectives import Group, collective_args
 from ..contents import COMMUNICATION, Process, Track
 from ..slices import COLLECTIVE, WAIT, Slices
 from .analysis import RingAnalysis
@@ -24,12 +24,12 @@ def is_communication(events: Events) -> BoolArray:
     return np.isin(events.kind, COMMUNICATION_KINDS)
 
 
-def build_collectives(analysis: RingAnalysis) -> tuple[Slices, CollectiveDetails]:
-    """Return collectives and waits; `track` holds their threads, by the number in the name table."""
+def build_collectives(analysis: RingAnalysis) -> tuple[Slices, list[Group]]:
+    """Return collectives and waits, and the groups; `track` holds their threads, by the number in the name table."""
     events, clock, groups = analysis.all_events, analysis.clock, list(analysis.lookup.groups.values())
     index = np.flatnonzero(is_communication(events))
     if not len(index):
-        return Slices.empty(), CollectiveDetails(groups=groups)
+        return Slices.empty(), groups
     calls = events.kind[index] != Kind.COLLECTIVE_DONE
     begin, end, complete = _pair(events, index[calls])
     order = np.lexsort((begin, events.time[begin]))
@@ -44,6 +44,8 @@ def build_collectives(analysis: RingAnalysis) -> tuple[Slices, CollectiveDetails
     # Up to 100 ms pass between the end of the work and the question whether it is done. The stream's event has the end.
     on_device = np.array([bool(name.device) for name in names] + [False])[name - (len(used) - len(known))]
     done = np.where(on_device, _find_done_on_device(analysis, begin, end, is_wait), done)
+    nbytes = np.where(exit_value > 0, exit_value & (NOT_AWAITED_BIT - 1), 0)
+    done = np.where(done >= 0, clock.to_other(done), -1)
     rows = Slices.of_kind(
         np.where(is_wait, WAIT, COLLECTIVE),
         clock.to_other(events.time[begin]),
@@ -51,12 +53,9 @@ def build_collectives(analysis: RingAnalysis) -> tuple[Slices, CollectiveDetails
         track=events.thread[begin],
         step=analysis.steps_before(2 * np.searchsorted(analysis.events.serial, events.serial[begin]) - 1),
         complete=complete,
-        detail=np.arange(len(begin)),
+        args=collective_args(names, name - (len(used) - len(known)), counter, nbytes, done),
     )
-    nbytes = np.where(exit_value > 0, exit_value & (NOT_AWAITED_BIT - 1), 0)
-    done = np.where(done >= 0, clock.to_other(done), -1)
-    number: Int64Array = name - (len(used) - len(known))
-    return rows, CollectiveDetails(names, groups, number.astype(np.int32), counter, nbytes, done)
+    return rows, groups
 
 
 def assign_communication_tracks(

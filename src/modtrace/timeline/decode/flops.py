@@ -9,7 +9,6 @@ In a node that builds no graph, what runs with gradients is a function, no modul
 """
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,9 +17,17 @@ import numpy as np
 from ..._typing import BoolArray, Int64Array
 from ...ring import Kind
 from ...ring.slot_format import WITH_GRADIENTS_BIT
-from ..contents import BYTES_ACCESSED, FLOPS, RECOMPUTE_FLOPS, UNKNOWN_FLOPS
+from ..args import ArgColumn, Args, without_empty
 from ..nesting import InnermostLookup
-from ..slices import BACKWARD, BACKWARD_PASS, Slices
+from ..slices import (
+    BACKWARD,
+    BACKWARD_PASS,
+    BYTES_ACCESSED,
+    FLOPS,
+    RECOMPUTE_FLOPS,
+    UNKNOWN_FLOPS,
+    Slices,
+)
 from .analysis import RingAnalysis
 from .attribution import create_graph_nodes
 from .intervals import find_parents
@@ -50,13 +57,13 @@ class SpanCosts(NamedTuple):
     """What spans cost.
 
     Attributes:
-        of_span: args by index of the span: its FLOPs and the bytes of its operators, with those of spans of its phase
-            inside it, or that they are unknown; without spans that have none.
+        args: the FLOPs of spans and the bytes of their operators, with those of spans of its phase inside each, or
+            that they are unknown; without spans that have none.
         outside: FLOPs counted outside of modules.
         unknown: how many spans have unknown FLOPs.
     """
 
-    of_span: dict[int, Mapping[str, str]]
+    args: Args
     outside: int
     unknown: int
 
@@ -80,20 +87,15 @@ def find_flops(
         calls.note(counted)
     calls.copy(counted)
     own = calls.of_rows(rows)
-    unknown = np.flatnonzero(own[0] == _UNKNOWN)
+    is_unknown = own[0] == _UNKNOWN
     parent = find_parents(track, rows["depth"])
     total = np.array([_with_inner(np.maximum(each, 0), rows["phase"], parent) for each in own])
-    known = np.flatnonzero(total[0])
-    each = list(map(tuple, total[:, known].T.tolist()))
-    names = FLOPS, BYTES_ACCESSED, RECOMPUTE_FLOPS
-    # Many cost the same.
-    shared = {one: {name: str(cost) for name, cost in zip(names, one, strict=True) if cost} for one in set(each)}
-    return SpanCosts(
-        dict(zip(known.tolist(), map(shared.__getitem__, each), strict=True))
-        | {span: {FLOPS: UNKNOWN_FLOPS} for span in unknown.tolist()},
-        calls.outside,
-        len(unknown),
-    )
+    total[0, is_unknown] = UNKNOWN_FLOPS
+    shown = {FLOPS: total[0] != 0, BYTES_ACCESSED: (total[0] > 0) & (total[1] > 0), RECOMPUTE_FLOPS: total[2] > 0}
+    args = {
+        name: ArgColumn(np.flatnonzero(has), cost[has]) for (name, has), cost in zip(shown.items(), total, strict=True)
+    }
+    return SpanCosts(without_empty(args), calls.outside, int(np.count_nonzero(is_unknown)))
 
 
 def note_counted(analysis: RingAnalysis, counted: CountedCalls) -> int:

@@ -8,9 +8,10 @@ import numpy as np
 
 from ..._typing import AnyArray, Int64Array
 from ...ring import FIRST_STEP, Kind, RingSnapshot
+from ..args import ArgColumn, Args, join_args, without_empty
 from ..contents import (
     BACKWARD_PASSES,
-    FLOPS,
+    COUNTED,
     MEMORY,
     MISSING_BYTES,
     OPEN_AT_END,
@@ -25,7 +26,16 @@ from ..contents import (
 )
 from ..join import put_modules_before, with_slices
 from ..memory import peaks_of
-from ..slices import BACKWARD, BACKWARD_PASS, DTYPES, Slices, append_to, join_columns
+from ..slices import (
+    BACKWARD,
+    BACKWARD_PASS,
+    COMPILED_MODULES,
+    DTYPES,
+    SHAPES,
+    Slices,
+    append_to,
+    join_columns,
+)
 from ..timeline import Timeline
 from .analysis import RingAnalysis, usual_duration
 from .attribution import count_outside_runs
@@ -77,7 +87,7 @@ def assemble_timeline(
         str(snapshot.metadata.get("program", "python")),
     )
     tracks, track = assign_tracks(modules.columns["track"], lookup.threads, process)
-    communication, details = build_collectives(analysis)
+    communication, groups = build_collectives(analysis)
     tracks, communication = assign_communication_tracks(tracks, communication, lookup.threads, process)
     texts = lookup.texts
     counters = [CounterSeries(texts[name], "bytes", process, *samples) for name, samples in modules.counters.items()]
@@ -85,7 +95,7 @@ def assemble_timeline(
     count, is_large = len(track), open_at_end is not None
     modules.columns.clear()  # there is memory for them once
     timeline = Timeline(
-        Slices.empty() if is_large else Slices.of(**columns),
+        Slices.empty() if is_large else Slices.of(modules.args, **columns),
         names=lookup.names,
         tracks=tracks,
         stats=Stats(slots.recorded, slots.overwritten, slots.torn, *not_whole),
@@ -96,18 +106,16 @@ def assemble_timeline(
         | {WHOLE_RUN: describe_whole_run(snapshot, analysis.step_ends.number, count)}
         | (describe_open(analysis, lambda _: [analysis]) if open_at_end is None else dict(open_at_end))
         | ({MISSING_BYTES: snapshot.missing_bytes} if snapshot.missing_bytes else {})
-        | ({FLOPS: describe_counted(analysis, *modules.flops)} if analysis.ring.has_flops else {})
+        | ({COUNTED: describe_counted(analysis, *modules.flops)} if analysis.ring.has_flops else {})
         | ({MEMORY: memory.to_json()} if memory is not None else {})
         | ({STEPS_END_WITH: BACKWARD_PASSES} if analysis.step_ends.with_passes else {}),
-        span_args={} if is_large else modules.span_args,
+        groups=groups,
     )
     timeline = add_device_spans(timeline, analysis)
     tracks, passes = _backward_passes(analysis, timeline.tracks, process)
-    timeline, ranges, range_args = add_ranges(timeline, analysis, tracks, process, modules.evaluations)
-    first = len(communication) + len(passes)
-    span_args = {first + row: args for row, args in range_args.items()}
-    timeline = with_slices(timeline, join_columns([communication, passes, ranges]), span_args, details)
-    return put_modules_before(timeline, columns, modules.span_args) if is_large else timeline
+    timeline, ranges = add_ranges(timeline, analysis, tracks, process, modules.evaluations)
+    timeline = with_slices(timeline, join_columns([communication, passes, ranges]))
+    return put_modules_before(timeline, columns, modules.args) if is_large else timeline
 
 
 def describe_whole_run(snapshot: RingSnapshot, ended: Int64Array, spans: int | None) -> dict[str, float | None]:
@@ -218,7 +226,7 @@ class ModuleSpans(NamedTuple):
     Attributes:
         columns: as of `Slices`, in the order of their begins; `track` is twice the thread in the name table, plus one
             on a backward track.
-        span_args: what single spans hold beyond that, by their index.
+        args: what only some spans have.
         evaluations: where threads evaluate.
         unfinished: spans without their end.
         unstarted: spans without their begin.
@@ -228,7 +236,7 @@ class ModuleSpans(NamedTuple):
     """
 
     columns: dict[str, AnyArray]
-    span_args: dict[int, Mapping[str, str]]
+    args: Args
     evaluations: Evaluations
     unfinished: int
     unstarted: int
@@ -258,7 +266,7 @@ def decode_modules(analysis: RingAnalysis, counted: CountedCalls | None = None) 
     }
     return ModuleSpans(
         {field: column.astype(DTYPES[field], copy=False) for field, column in columns.items()},
-        _find_span_args(analysis, rows, {} if flops is None else flops.of_span),
+        {**_find_args(analysis, rows), **({} if flops is None else flops.args)},
         find_evaluations(analysis, rows),
         int(np.count_nonzero(~rows["has_end"])),
         int(np.count_nonzero(~rows["has_start"])),
@@ -271,14 +279,14 @@ def decode_modules(analysis: RingAnalysis, counted: CountedCalls | None = None) 
 def join_modules(parts: Iterable[ModuleSpans]) -> ModuleSpans:
     """Return the spans of parts of a ring that follow each other; memory holds them once."""
     columns: dict[str, AnyArray] = {}
-    span_args: dict[int, Mapping[str, str]] = {}
+    args: list[tuple[int, Args]] = []
     samples: dict[int, list[Samples]] = {}
     evaluations, counts, first_link, first_row = [], np.zeros(5, np.int64), 0, 0
     for part in parts:
         parent, link = part.columns["parent"], part.columns["link"]
         parent[parent >= 0] += first_row
         link[link >= 0] += first_link
-        span_args |= {first_row + row: args for row, args in part.span_args.items()}
+        args.append((first_row, part.args))
         first_link, first_row = max(first_link, int(link.max(initial=-1)) + 1), first_row + len(link)
         append_to(columns, part.columns)
         evaluations.append(part.evaluations)
@@ -292,26 +300,22 @@ def join_modules(parts: Iterable[ModuleSpans]) -> ModuleSpans:
     }
     unfinished, unstarted, unattributed, outside, unknown = counts.tolist()
     return ModuleSpans(
-        columns, span_args, joined, unfinished, unstarted, unattributed, _in_order(counters), (outside, unknown)
+        columns, join_args(args), joined, unfinished, unstarted, unattributed, _in_order(counters), (outside, unknown)
     )
 
 
-def _find_span_args(
-    analysis: RingAnalysis, rows: SpanRows, costs: Mapping[int, Mapping[str, str]]
-) -> dict[int, Mapping[str, str]]:
-    """Return what single spans hold beyond the fields that all have, by index of the span.
-
-    These are the shapes of a call's inputs, the modules inside of what was compiled, and what it costs.
-    """
-    args: dict[int, Mapping[str, str]] = {span: {"shapes": text} for span, text in _find_shapes(analysis, rows).items()}
+def _find_args(analysis: RingAnalysis, rows: SpanRows) -> Args:
+    """Return the shapes of calls' inputs, and the modules inside of what was compiled."""
+    shapes = _find_shapes(analysis, rows)
     compiled = analysis.lookup.compiled
-    if compiled:
-        for span, name in enumerate(rows["name"].tolist()):
-            if name in compiled:
-                args[span] = {**args.get(span, {}), "compiled_modules": compiled[name]}
-    for span, cost in costs.items():
-        args[span] = {**args[span], **cost} if span in args else cost
-    return dict(sorted(args.items()))
+    of_compiled = np.flatnonzero(np.isin(rows["name"], [*compiled]))
+    named = rows["name"][of_compiled].tolist()
+    return without_empty(
+        {
+            SHAPES: ArgColumn.of_texts([*shapes], shapes.values()),
+            COMPILED_MODULES: ArgColumn.of_texts(of_compiled, [compiled[name] for name in named]),
+        }
+    )
 
 
 def _find_shapes(analysis: RingAnalysis, rows: SpanRows) -> dict[int, str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..._typing import Int64Array
+from ..args import Value, distinct_args
 from ..contents import WHOLE_RUN
 from ..join import put_modules_before
 from ..select import keep_rows
@@ -35,7 +36,7 @@ class LargeTimeline:
 
     rest: Timeline
     uses: Int64Array
-    args: list[Mapping[str, str]]
+    args: list[Mapping[str, Value]]
     divided: list[DividedSteps]
     start_ns: int
     spans: int
@@ -59,7 +60,7 @@ def _look_through(ring: RingPieces) -> LargeTimeline | None:
     others = ring.others
     is_used = np.zeros(2 * len(others.lookup.threads), np.bool_)
     uses = np.zeros(len(others.lookup.names), np.int64)
-    args = dict[tuple[tuple[str, str], ...], Mapping[str, str]]()
+    args = dict[tuple[tuple[str, Value], ...], Mapping[str, Value]]()
     firsts, divided, keys, spans = list[ModuleSpans](), list[DividedSteps](), np.zeros(0, np.int64), 0
 
     def look(piece: RingAnalysis, modules: ModuleSpans) -> None:
@@ -69,9 +70,9 @@ def _look_through(ring: RingPieces) -> LargeTimeline | None:
         keys, first = np.unique(columns["track"], return_index=True)
         first = first[~is_used[keys]]
         few = {field: column[first] for field, column in columns.items()} | {"parent": np.full(len(first), -1)}
-        firsts.append(place_among(others, piece, modules._replace(columns=few, span_args={})))
+        firsts.append(place_among(others, piece, modules._replace(columns=few, args={})))
         uses[:] += np.bincount(columns["name"], minlength=len(uses))
-        args.update((tuple(of_span.items()), of_span) for of_span in modules.span_args.values())
+        args.update((tuple(kind.items()), kind) for kind in distinct_args(modules.args)[2])
 
     for timeline in ring.timelines(look):
         divided.append(divide_piece(timeline, "optimizer"))
@@ -94,8 +95,8 @@ def _look_through(ring: RingPieces) -> LargeTimeline | None:
             link[link >= 0] += first_link
             first_link = max(first_link, int(link.max(initial=-1)) + 1)
             track = np.searchsorted(used, modules.columns["track"]).astype(np.int32)
-            nothing = replace(rest, slices=Slices.empty(), span_args={})
-            yield put_modules_before(nothing, modules.columns | {"track": track}, modules.span_args)
+            nothing = replace(rest, slices=Slices.empty())
+            yield put_modules_before(nothing, modules.columns | {"track": track}, modules.args)
 
     start_ns = int(whole.columns.start[0])
     uses = np.pad(uses, (0, len(rest.names) - len(uses)))  # those of ranges come last

@@ -12,7 +12,7 @@ from ..._interrupts import cached_property
 from ..._typing import BoolArray, Int64Array
 from ...ring import Events, Kind, RingSnapshot
 from ...ring.slot_format import CALL_ENTER_KINDS, CALL_EXIT_KINDS, DEVICE_KINDS, GREENLET_KINDS, RANGE_KINDS
-from ..contents import FLOPS, WHOLE_RUN, Stats
+from ..contents import COUNTED, WHOLE_RUN, Stats
 from ..step_begins import trained_modules
 from ..timeline import Timeline
 from .analysis import MAX_BACKWARD_EVENTS, RingAnalysis
@@ -201,7 +201,7 @@ class RingPieces:
             metadata = {
                 **timeline.metadata,
                 WHOLE_RUN: describe_whole_run(self.others.snapshot, self.others.step_ends.number, spans),
-                **({} if counted is None else {FLOPS: counted | {"outside": outside, "unknown": unknown}}),
+                **({} if counted is None else {COUNTED: counted | {"outside": outside, "unknown": unknown}}),
             }
             yield replace(timeline, stats=stats, metadata=metadata, begin_ns=begin_ns, trained=trained)
             trained |= trained_modules(timeline)

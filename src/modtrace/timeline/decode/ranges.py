@@ -9,8 +9,9 @@ from ..._typing import BoolArray, Int64Array
 from ...ring import Kind
 from ...ring.range_text import EVAL, TRAIN, parse_range
 from ...ring.slot_format import COLLECTED_BITS, COLLECTED_MASK, GENERATION_BITS, GENERATION_MASK, RANGE_KINDS, Events
+from ..args import ArgColumn
 from ..contents import RANGES, Process, Track, range_name
-from ..slices import GARBAGE_COLLECTION, KINDS, RANGE, Slices
+from ..slices import COLLECTED, GARBAGE_COLLECTION, GENERATION, KINDS, RANGE, Slices
 from ..timeline import Timeline
 from .analysis import NameLookup, RingAnalysis
 from .evaluation import Evaluations
@@ -31,8 +32,8 @@ _OWN_NAMES = {
 
 def add_ranges(
     timeline: Timeline, analysis: RingAnalysis, tracks: Sequence[Track], process: Process, evaluations: Evaluations
-) -> tuple[Timeline, Slices, dict[int, dict[str, str]]]:
-    """Return the timeline with the names and the tracks of ranges, the ranges, and the args of some by index.
+) -> tuple[Timeline, Slices]:
+    """Return the timeline with the names and the tracks of ranges, and the ranges.
 
     Garbage collections are among them: a range can be around one.
 
@@ -49,7 +50,7 @@ def add_ranges(
     collection, collected_from, collection_args = _collections(events)
     count = len(evaluations.thread)
     if not len(index) and not len(collection) and not count:
-        return timeline, Slices.empty(), {}
+        return timeline, Slices.empty()
     index = without_repeated_ends(index, events.kind[index] == Kind.RANGE_BEGIN, events.value[index])
     begin, end = pair_by_key(index, events.kind[index] == Kind.RANGE_BEGIN, events.value[index])
     kind = np.repeat([RANGE, GARBAGE_COLLECTION], [len(begin), len(collection)])
@@ -82,13 +83,15 @@ def add_ranges(
         track=len(timeline.tracks) + place.reshape(-1),
         step=analysis.steps_before(np.append(position, evaluations.position)),
         complete=complete,
+        args={name: ArgColumn(np.arange(len(collection)) + len(begin), own) for name, own in collection_args.items()}
+        if len(collection)
+        else {},
     )
     names = [
         _OWN_NAMES[number] if number in _OWN_NAMES else range_name(*parse_range(lookup.texts[number]))
         for number in texts.tolist()
     ]
-    args = dict(zip(np.flatnonzero(slices.kind == GARBAGE_COLLECTION).tolist(), collection_args, strict=True))
-    return replace(timeline, names=[*timeline.names, *names], tracks=[*timeline.tracks, *added]), slices, args
+    return replace(timeline, names=[*timeline.names, *names], tracks=[*timeline.tracks, *added]), slices
 
 
 def _from_eval_to_train(
@@ -128,18 +131,14 @@ def _from_eval_to_train(
     return since, until
 
 
-def _collections(events: Events) -> tuple[Int64Array, Int64Array, list[dict[str, str]]]:
+def _collections(events: Events) -> tuple[Int64Array, Int64Array, dict[str, Int64Array]]:
     """Return the positions of garbage collections, when each began, and its args; in the order of their begins."""
     collections = np.flatnonzero(events.kind == Kind.COLLECTION)
     value = events.value[collections]
     begin = events.time[collections] - np.maximum(value >> COLLECTED_BITS + GENERATION_BITS, 0)
     order = np.lexsort((-events.time[collections], begin))
     generation, collected = value[order] & GENERATION_MASK, value[order] >> GENERATION_BITS & COLLECTED_MASK
-    args = [
-        {"generation": str(oldest), "collected": str(objects)}
-        for oldest, objects in zip(generation.tolist(), collected.tolist(), strict=True)
-    ]
-    return collections[order], begin[order], args
+    return collections[order], begin[order], {GENERATION: generation, COLLECTED: collected}
 
 
 def _rows(thread: Int64Array, start: Int64Array, end: Int64Array, complete: BoolArray) -> tuple[Int64Array, Int64Array]:

@@ -10,8 +10,9 @@ import numpy as np
 from ..._tables import Table, first_lines, record_table
 from ..._terminal import counted, printable, wrapped
 from ..._typing import BoolArray, Int64Array
-from ..contents import FLOPS, UNKNOWN_FLOPS
-from ..slices import PHASES, RECOMPUTE, Columns
+from ..args import ArgColumn
+from ..contents import COUNTED
+from ..slices import FLOPS, PHASES, RECOMPUTE, UNKNOWN_FLOPS, Columns
 from .module_rows import ModuleTimes
 from .overview import shortened
 from .percentiles import median
@@ -230,23 +231,16 @@ class FlopSummary(NamedTuple):
 
 def read_flops(timeline: Timeline, *wanted: str) -> list[SpanFlops]:
     """Return what each span of a module cost, for each arg that says it; nothing if no operators were counted."""
-    columns, most = timeline.columns, int(np.iinfo(np.int64).max)
-    costs = {row: args for row, args in timeline.span_args.items() if row < len(columns) and FLOPS in args}
-    if not costs and FLOPS not in timeline.metadata:
+    columns = timeline.columns
+    if FLOPS not in columns.args and COUNTED not in timeline.metadata:
         return []
-    shared = {id(args): args for args in costs.values()}  # many spans share theirs
-    number = dict(zip(shared, range(len(shared)), strict=True))
-    rows = np.array([*costs], np.int64)
-    alike = np.array([number[id(args)] for args in costs.values()], np.int64)
-    known = np.ones(len(columns), np.bool_)
-    known[rows] = np.array([args[FLOPS] != UNKNOWN_FLOPS for args in shared.values()], np.bool_)[alike]
+    none = ArgColumn(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    known = columns.args.get(FLOPS, none).dense(len(columns), 0) != UNKNOWN_FLOPS
     inner = np.flatnonzero(columns.parent >= 0)
     inner = inner[columns.phase[inner] == columns.phase[columns.parent[inner]]]
     per_arg = []
     for arg in wanted:
-        texts = [args.get(arg, "") for args in shared.values()]
-        total = np.zeros(len(columns), np.int64)
-        total[rows] = np.array([min(int(text), most) if text.isdecimal() else 0 for text in texts], np.int64)[alike]
+        total = np.maximum(columns.args.get(arg, none).dense(len(columns), 0), 0)
         own = total.copy()
         np.subtract.at(own, columns.parent[inner], total[inner])
         per_arg.append(SpanFlops(total, np.maximum(own, 0), known))
@@ -287,7 +281,7 @@ def describe_flops(
         device: what devices did, if that is known.
         compiled: the names of what was compiled.
     """
-    said = _mapping(timeline.metadata.get(FLOPS))
+    said = _mapping(timeline.metadata.get(COUNTED))
     dtypes = {str(name): value for name, value in _mapping(said.get("dtypes")).items() if type(value) is int}
     modules = []
     each = zip(rows, self_flops, recompute_in_backward, bytes_accessed.T.tolist(), strict=True)

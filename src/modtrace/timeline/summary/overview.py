@@ -13,7 +13,7 @@ from ..._terminal import counted
 from ..collectives import Collectives
 from ..contents import MISSING_BYTES, OPEN_AT_END, STEPS_END_WITH, WHOLE_RUN
 from ..memory import format_bytes
-from ..slices import RECOMPUTE
+from ..slices import COMPILED_MODULES, RECOMPUTE
 from .module_rows import outer_modules
 from .percentiles import median, nearest_rank
 from .step_bounds import CALL, GENERATE, OPTIMIZER
@@ -355,12 +355,12 @@ def _recompute_line(overview: Overview, steps: Sequence[StepTimes]) -> str:
 
 
 def _count_compiled(timeline: Timeline) -> dict[str, int]:
-    names, name_of = timeline.names, timeline.columns.name
-    modules = {
-        names[name_of[span]].fqn: args["compiled_modules"].count(", ") + 1
-        for span, args in timeline.span_args.items()
-        if "compiled_modules" in args
-    }
+    names, columns = timeline.names, timeline.columns
+    inside = columns.args.get(COMPILED_MODULES)
+    if inside is None:
+        return {}
+    of_name = dict(zip(columns.name[inside.rows].tolist(), inside.values.tolist(), strict=True))
+    modules = {names[name].fqn: inside.text(value).count(", ") + 1 for name, value in of_name.items()}
     return dict(sorted(modules.items()))
 
 

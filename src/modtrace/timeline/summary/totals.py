@@ -10,9 +10,9 @@ import numpy as np
 
 from ..._numbering import Numbering
 from ..._typing import BoolArray, Int64Array
-from ..contents import BYTES_ACCESSED, FLOPS, RECOMPUTE_FLOPS, Process
+from ..contents import Process
 from ..select import first_process_tracks, without_gpu
-from ..slices import BACKWARD, FORWARD, PHASES, RECOMPUTE, Columns
+from ..slices import BACKWARD, BYTES_ACCESSED, FLOPS, FORWARD, PHASES, RECOMPUTE, RECOMPUTE_FLOPS, Columns
 from ..step_pieces import step_pieces
 from .device_summary import DeviceSummary, summarize_device
 from .flop_summary import describe_flops, read_flops

@@ -1,0 +1,186 @@
+"""Where a written trace carries its table: in JSON under a key, in Perfetto's format as packets, in a page as a script.
+
+Other readers pass over it. A checksum of all other bytes says whether another program has changed the trace since: then
+the table is not of what the trace holds now.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from ..timeline import Timeline
+from .packet_stream import PACKET_TAG
+from .table_bytes import DAMAGED, unpack_table
+
+JSON_KEY = "modtraceTable"
+PAGE_ELEMENT = b'<script type="application/octet-stream" id="modtrace-table">'
+_JSON_MARK = b',\n"%b":"' % JSON_KEY.encode()
+_PACKET_FIELD = b"\xaa\xeb\x16"
+"""The tag of the field of TracePacket that has the table: number 46,773, which Perfetto does not know."""
+_PACKET_BYTES = 1 << 20
+_CHECKSUM = struct.Struct("<I")
+_ROW_BYTES = 8
+"""What a slice takes in a trace at least."""
+
+
+def _varint(value: int) -> bytes:
+    digits = bytearray()
+    while value > 0x7F:
+        digits.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*digits, value])
+
+
+def _packet(data: bytes) -> bytes:
+    field = _PACKET_FIELD + _varint(len(data)) + data
+    return bytes([PACKET_TAG]) + _varint(len(field)) + field
+
+
+_PACKET_MARK = _packet(b"modtrace table\xff\xff")
+"""The packet before those of the table; no text has such bytes."""
+
+
+class Checksum:
+    """Passes bytes on to a sink, and sums them up."""
+
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        self._write = write
+        self.value = 0
+
+    def write(self, data: bytes) -> None:
+        """Take some bytes."""
+        self.value = zlib.crc32(data, self.value)
+        self._write(data)
+
+
+def json_table(table: bytes, before: int, after: bytes) -> bytes:
+    """Return the table as it follows the last value of a trace in JSON, and what comes after it.
+
+    Args:
+        table: the table.
+        before: the checksum of what is before it.
+        after: what ends the file.
+    """
+    return _JSON_MARK + base64.b64encode(_summed(table, zlib.crc32(b'"' + after, before))) + b'"' + after
+
+
+def page_table(table: bytes, before: int, after: bytes) -> bytes:
+    """Return the table as it is in a page, and what comes after it; see `json_table`."""
+    return PAGE_ELEMENT + base64.b64encode(_summed(table, zlib.crc32(b"<" + after, before))) + b"<" + after
+
+
+def packet_table(table: bytes, before: int) -> Iterator[bytes]:
+    """Yield the packets of the table, which end a trace in Perfetto's format; see `json_table`."""
+    yield _PACKET_MARK
+    data = _summed(table, before)
+    for first in range(0, len(data), _PACKET_BYTES):
+        yield _packet(data[first : first + _PACKET_BYTES])
+
+
+def _summed(table: bytes, checksum: int) -> bytes:
+    return _CHECKSUM.pack(checksum) + table
+
+
+class CarriedTable(NamedTuple):
+    """What a trace carries.
+
+    Attributes:
+        timeline: None if the trace has no table, or was changed since.
+        is_changed: whether it has one, and another program changed the trace.
+        fault: what is wrong with the table; None if nothing is.
+    """
+
+    timeline: Timeline | None
+    is_changed: bool = False
+    fault: str | None = None
+
+
+def read_table(blocks: Iterable[bytes], kind: str) -> CarriedTable:
+    """Return the table that a trace carries.
+
+    Args:
+        blocks: all bytes of the trace, unzipped, some at a time.
+        kind: "chrome", "perfetto" or "page".
+    """
+    mark = {"chrome": _JSON_MARK, "perfetto": _PACKET_MARK, "page": PAGE_ELEMENT}[kind]
+    before = _Before(mark)
+    behind = list[bytes]()
+    for block in blocks:
+        if behind:
+            behind.append(block)
+        elif (rest := before.take(block)) is not None:
+            behind = [rest]
+    if not behind:
+        return CarriedTable(None)
+    data = b"".join(behind)
+    try:
+        end = b"<" if kind == "page" else b'"'
+        summed, after = _from_packets(data) if kind == "perfetto" else _from_text(data, end)
+        before.sum_up(after)
+        if _CHECKSUM.unpack_from(summed)[0] != before.checksum:
+            return CarriedTable(None, is_changed=True)
+        return CarriedTable(unpack_table(summed[_CHECKSUM.size :], max(before.size // _ROW_BYTES, 1 << 10)))
+    except (binascii.Error, *DAMAGED) as error:
+        return CarriedTable(None, is_changed=True, fault=str(error))
+
+
+class _Before:
+    """Sums up what is before the mark."""
+
+    def __init__(self, mark: bytes) -> None:
+        self._mark, self._held = mark, b""
+        self.checksum = self.size = 0
+
+    def take(self, block: bytes) -> bytes | None:
+        """Take the next bytes; return those after the mark, once it is there."""
+        data = self._held + block
+        at = data.find(self._mark)
+        if at < 0:
+            at = max(len(data) - len(self._mark) + 1, 0)
+            self.sum_up(data[:at])
+            self._held = data[at:]
+            return None
+        self.sum_up(data[:at])
+        return data[at + len(self._mark) :]
+
+    def sum_up(self, data: bytes) -> None:
+        """Add bytes to the checksum."""
+        self.checksum = zlib.crc32(data, self.checksum)
+        self.size += len(data)
+
+
+def _from_text(data: bytes, end: bytes) -> tuple[bytes, bytes]:
+    """Return the table, and what comes after it."""
+    text, _, after = data.partition(end)
+    return base64.b64decode(text, validate=True), end + after
+
+
+def _from_packets(data: bytes) -> tuple[bytes, bytes]:
+    """Return the table, and what comes after it."""
+    parts, at = list[bytes](), 0
+    while data[at : at + 1] == bytes([PACKET_TAG]):
+        size, begin = _read_varint(data, at + 1)
+        if not data.startswith(_PACKET_FIELD, begin):
+            break
+        length, first = _read_varint(data, begin + len(_PACKET_FIELD))
+        at = begin + size
+        if first + length != at or at > len(data):
+            raise ValueError("its table is cut off")
+        parts.append(data[first:at])
+    return b"".join(parts), data[at:]
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return a number, and where it ends."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80 or shift > 63:
+            return value, at
