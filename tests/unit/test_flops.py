@@ -16,6 +16,7 @@ from modtrace.ring import Kind
 from modtrace.ring.slot_format import NO_NAME
 from modtrace.timeline import Columns, GpuWork, Timeline, build_timeline
 from modtrace.timeline.join import add_gpu_tracks
+from modtrace.timeline.slices import UNKNOWN_FLOPS
 from modtrace.timeline.summary.flop_summary import peak_tbytes, peak_tflops
 from tests.support.event_script import EventScript
 from tests.support.timelines import with_args
@@ -60,13 +61,13 @@ def test_a_call_like_a_counted_one_has_its_flops_and_another_has_none() -> None:
     }
 
     assert flops_of == {
-        (step, name, phase): flops if step < 2 else "unknown"
+        (step, name, phase): flops if step < 2 else UNKNOWN_FLOPS
         for step in range(3)
         for name, phase, flops in (
-            ("Net", "forward", "130"),
-            ("Net.a", "forward", "100"),
-            ("Net", "backward", "200"),
-            ("Net.a", "backward", "200"),
+            ("Net", "forward", 130),
+            ("Net.a", "forward", 100),
+            ("Net", "backward", 200),
+            ("Net.a", "backward", 200),
         )
         if (step, name, phase) != (2, "Net", "backward")
     } | {(2, "Net", "backward"): None}
@@ -318,5 +319,5 @@ def test_a_call_with_an_operator_whose_cost_was_not_noted_is_unknown() -> None:
     script.exit(5, net)
     timeline = build_timeline(script.snapshot())
 
-    assert [timeline.span_args[row]["flops"] for row in range(2)] == ["50", "unknown"]
+    assert [timeline.span_args[row]["flops"] for row in range(2)] == [50, UNKNOWN_FLOPS]
     assert timeline.metadata["flops"]["unknown"] == 1  # type: ignore[index]

@@ -223,7 +223,7 @@ def test_any_name_comes_back_out_of_the_page(name: str) -> None:
     scripts = Scripts(page).texts
     header, _ = unpack(gzip.decompress(base64.b64decode(scripts["modtrace-data"])))
 
-    assert set(scripts) == {None, "modtrace-data"}
+    assert set(scripts) == {None, "modtrace-data", "modtrace-table"}
     assert header["names"] == [[name] * 3]
 
 

@@ -85,7 +85,7 @@ def test_a_module_named_by_half_a_character_is_merged_as_a_look_alike(tmp_path: 
     modtrace.merge(path, None, out)
 
     assert "＼ud800_0".encode() in out.read_bytes()
-    assert [span.fqn for span in modtrace.load(out).spans] == ["\ud800_0"]
+    assert [span.fqn for span in modtrace.load(out).spans] == ["＼ud800_0"]
 
 
 @pytest.mark.parametrize("suffix", [".json", ".pftrace"])

@@ -135,7 +135,7 @@ def test_a_garbage_collection_says_at_its_end_how_long_it_took() -> None:
         ("garbage collection", "gc", 500, 500, 0, TRACK, 1, True),
     ]
     first = timeline.slices.block_of(GARBAGE_COLLECTION).start
-    assert timeline.span_args[first + 1] == {"generation": "2", "collected": "7"}
+    assert timeline.span_args[first + 1] == {"generation": 2, "collected": 7}
     parts = {part.part: part.total_ns for part in timeline.summary().parts}
     assert (parts["gc"], parts["forward"]) == (200, 250)
 

@@ -1,6 +1,6 @@
 """Where a written trace carries its table: in JSON under a key, in Perfetto's format as packets, in a page as a script.
 
-Other readers pass over it. A checksum of all other bytes says whether another program has changed the trace since: then
+Other readers pass over it. A checksum of all bytes says whether another program has changed the trace since: then
 the table is not of what the trace holds now.
 """
 
@@ -66,24 +66,24 @@ def json_table(table: bytes, before: int, after: bytes) -> bytes:
         before: the checksum of what is before it.
         after: what ends the file.
     """
-    return _JSON_MARK + base64.b64encode(_summed(table, zlib.crc32(b'"' + after, before))) + b'"' + after
+    return _JSON_MARK + base64.b64encode(_summed(table, before, b'"' + after)) + b'"' + after
 
 
 def page_table(table: bytes, before: int, after: bytes) -> bytes:
     """Return the table as it is in a page, and what comes after it; see `json_table`."""
-    return PAGE_ELEMENT + base64.b64encode(_summed(table, zlib.crc32(b"<" + after, before))) + b"<" + after
+    return PAGE_ELEMENT + base64.b64encode(_summed(table, before, b"<" + after)) + b"<" + after
 
 
 def packet_table(table: bytes, before: int) -> Iterator[bytes]:
     """Yield the packets of the table, which end a trace in Perfetto's format; see `json_table`."""
     yield _PACKET_MARK
-    data = _summed(table, before)
+    data = _summed(table, before, b"")
     for first in range(0, len(data), _PACKET_BYTES):
         yield _packet(data[first : first + _PACKET_BYTES])
 
 
-def _summed(table: bytes, checksum: int) -> bytes:
-    return _CHECKSUM.pack(checksum) + table
+def _summed(table: bytes, before: int, after: bytes) -> bytes:
+    return _CHECKSUM.pack(zlib.crc32(after, zlib.crc32(table, before))) + table
 
 
 class CarriedTable(NamedTuple):
@@ -121,10 +121,10 @@ def read_table(blocks: Iterable[bytes], kind: str) -> CarriedTable:
     try:
         end = b"<" if kind == "page" else b'"'
         summed, after = _from_packets(data) if kind == "perfetto" else _from_text(data, end)
-        before.sum_up(after)
-        if _CHECKSUM.unpack_from(summed)[0] != before.checksum:
+        table = summed[_CHECKSUM.size :]
+        if _CHECKSUM.unpack_from(summed)[0] != zlib.crc32(after, zlib.crc32(table, before.checksum)):
             return CarriedTable(None, is_changed=True)
-        return CarriedTable(unpack_table(summed[_CHECKSUM.size :], max(before.size // _ROW_BYTES, 1 << 10)))
+        return CarriedTable(unpack_table(table, max((before.size + len(after)) // _ROW_BYTES, 1 << 10)))
     except (binascii.Error, *DAMAGED) as error:
         return CarriedTable(None, is_changed=True, fault=str(error))
 

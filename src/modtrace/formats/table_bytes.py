@@ -153,6 +153,8 @@ def unpack_table(data: bytes, most: int) -> Timeline:
         raise ValueError("the name of a slice is not there")
     columns["name"] = (at - 1).astype(np.int32)
     processes = [Process(*process) for process in head["processes"]]
+    for block, _, own in blocks:
+        _check_args(own, block["rows"])
     slices = Slices(**columns, args=join_args(args))
     _check(slices, len(names), len(head["tracks"]))
     marks = [*zip(*head["marks"], strict=True)]
@@ -191,10 +193,13 @@ def _check(slices: Slices, names: int, tracks: int) -> None:
         raise ValueError("a slice is around one before it")
     if np.any(slices.end < slices.start):
         raise ValueError("a slice ends before it starts")
-    for name, column in slices.args.items():
+
+
+def _check_args(args: Args, rows: int) -> None:
+    for name, column in args.items():
         end = _NEVER if column.texts is None else len(column.texts)
         is_ordered = len(column.values) == len(column) and np.all(np.diff(column.rows, prepend=-1) > 0)
-        if not is_ordered or int(column.rows[-1]) >= len(slices) or np.any(column.values >= end):
+        if not is_ordered or int(column.rows[-1]) >= rows or np.any(column.values >= end):
             raise ValueError(f"the {name} of a slice is not there")
         if column.texts is not None and np.any(column.values < 0):
             raise ValueError(f"the {name} of a slice is not there")
@@ -253,7 +258,7 @@ def _pack_column(name: str, column: AnyArray, planes: list[bytes]) -> list[objec
         return [0, 0, 0, []]
     first = int(values[0])
     if name.partition(" ")[0] in _DIFFERENCES:
-        values = np.diff(values, prepend=values[:1])
+        values = np.append(np.diff(values[:2]), np.diff(values)) if len(values) > 1 else np.zeros(1, np.int64)
     least = int(values.min())
     rest = (values - least).view(np.uint64)
     sizes = list[int]()

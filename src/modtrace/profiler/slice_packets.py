@@ -90,7 +90,7 @@ class EventEncoder:
 
     def interned_packets(self) -> Iterator[TracePacket]:
         """Yield the packets that say what the ids mean; they come before all events."""
-        names = [escaped(name) or UNNAMED for name in self._names]
+        names = {iid: escaped(name) or UNNAMED for name, iid in self._names.items()}
         return interned_packets(PROFILER_SEQUENCE, names, map(escaped, self._categories), map(escaped, self._arg_names))
 
 

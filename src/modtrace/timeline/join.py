@@ -90,8 +90,8 @@ def join(parts: Sequence[Timeline], track_order: Sequence[int] | None = None, *,
         first_link += int(rows.link.max(initial=-1)) + 1
     slices = join_columns(moved)
     groups: dict[str, Group] = {}
-    for part in parts:
-        groups = {group.name: group for group in part.groups} | groups
+    for group in (group for part in parts for group in part.groups):
+        groups.setdefault(group.name, group)  # if several have one name, the first is kept
     return replace(
         parts[0],
         slices=in_start_order(slices) if sort else slices,

@@ -116,13 +116,18 @@ def perfetto_packets(
                 yield 0, part
     for piece in pieces_of(timeline, large, table):
         spans = _SpanPackets(piece, lanes, interned, flows)
+        group: list[tuple[int, int, IndexArray]] = []
         for index, rows in enumerate(lanes.spans_by_lane(piece)):
             if len(rows):
                 sequence, first_ns = sequences.lane(index), int(piece.columns.start[rows[0]])
                 yield 0, serialize(sequence_start(sequence, tracks.uuid("lane", index), first_ns))
-                for packet in interned.packets(sequence):
+                for packet in interned.packets(sequence, piece.columns.name[rows]):
                     yield 0, serialize(packet)
-                yield from spans.of_lane(index, sequence, rows)
+                group.append((index, sequence, rows))
+            if sum(len(rows) for _, _, rows in group) >= _CHUNK:
+                yield from spans.of_lanes(group)
+                group = []
+        yield from spans.of_lanes(group)
 
 
 def _marks(timeline: Timeline, tracks: TrackDescriptors, sequence: int) -> bytes:
@@ -167,7 +172,7 @@ def _counter(time: Int64Array, track: int, sequence: int, events: Callable[[slic
     for first in range(0, len(time), _CHUNK):
         part = slice(first, first + _CHUNK)
         delta = np.diff(time[part], prepend=time[max(first - 1, 0)])
-        packets = track_event_packets(delta, sequence_field, [events(part)])
+        packets = track_event_packets(delta, repeat(sequence_field, len(delta)), [events(part)])
         yield interleave([(np.arange(len(delta)), packets)], len(delta))
 
 
@@ -198,19 +203,22 @@ class _SpanPackets:
         self._module = ByteTable([_module(fqn, module_class) for fqn, module_class in modules])
         self._fields_of_some = [*_own_args(columns, interned), *_launches(flows, len(columns))]
 
-    def of_lane(self, lane: int, sequence: int, rows: IndexArray) -> Iterator[tuple[int, bytes]]:
-        """Yield packets, some thousand at a time, and how many spans they end.
+    def of_lanes(self, lanes: Sequence[tuple[int, int, IndexArray]]) -> Iterator[tuple[int, bytes]]:
+        """Yield packets of some lanes, some thousand at a time, and how many spans they end.
 
         Args:
-            lane: which lane.
-            sequence: the id of its packet sequence.
-            rows: the lane's spans, by start and outermost first.
+            lanes: of each its index, the id of its packet sequence, and its spans, by start and outermost first.
 
         Raises:
-            WriteError: two of them overlap without one lying in the other.
+            WriteError: two spans of a lane overlap without one lying in the other.
         """
-        start = self._columns.start[rows]
-        sequence_field = TracePacket(trusted_packet_sequence_id=sequence).SerializeToString()
+        if not lanes:
+            return
+        rows = np.concatenate([of_lane for _, _, of_lane in lanes])
+        first_of_lane = np.cumsum([0, *(len(of_lane) for _, _, of_lane in lanes)])
+        start, end = self._one_after_the_other(rows, first_of_lane)
+        sequence = ByteTable([TracePacket(trusted_packet_sequence_id=one).SerializeToString() for _, one, _ in lanes])
+        lane_of = np.repeat(np.arange(len(lanes)), np.diff(first_of_lane))
         last_time = int(start[0])
         still_open = np.empty(0, np.int64)
         for first in range(0, len(rows), _CHUNK):
@@ -220,33 +228,36 @@ class _SpanPackets:
             begin = 2 * begun - self._depth[rows[begun]]
             next_begin = 2 * last - int(self._depth[rows[last]]) if last < len(rows) else 2 * last
             open_ = np.concatenate([still_open, begun])
-            end = self._end_positions(rows, start, open_)
-            ends_here = end < next_begin
+            ended_at = 2 * _begun_before(start, end, open_) - self._depth[rows[open_]] - 1
+            ends_here = ended_at < next_begin
             ended, still_open = open_[ends_here], open_[~ends_here]
-            begin, end = begin - begin[0], end[ends_here] - begin[0]
+            begin, ended_at = begin - begin[0], ended_at[ends_here] - begin[0]
             count = len(begun) + len(ended)
             time = np.full(count, -1, np.int64)
             if next_begin - (2 * first - int(self._depth[rows[first]])) != count:
-                raise self._overlap(lane)
-            time[begin], time[end] = start[begun], self._columns.end[rows[ended]]
+                raise self._overlap(lanes)
+            time[begin], time[ended_at] = start[begun], end[ended]
             delta = np.diff(time, prepend=last_time)
             if np.any(delta < 0):
-                raise self._overlap(lane)
+                raise self._overlap(lanes)
             last_time = int(time[-1])
-            parts = [(begin, track_event_packets(delta[begin], sequence_field, self._begin_event(rows[begun])))]
+            delta[begin[np.isin(begun, first_of_lane)]] = 0
+            of_begun, of_ended = sequence.pick(lane_of[begun]), sequence.pick(lane_of[ended])
+            parts = [(begin, track_event_packets(delta[begin], of_begun, self._begin_event(rows[begun])))]
             if len(ended):
-                parts.append((end, track_event_packets(delta[end], sequence_field, [repeat(_END, len(ended))])))
+                ends = [repeat(_END, len(ended))]
+                parts.append((ended_at, track_event_packets(delta[ended_at], of_ended, ends)))
             yield len(ended), interleave(parts, count)
 
-    def _end_positions(self, rows: IndexArray, start: Int64Array, spans: Int64Array) -> Int64Array:
-        """Return where in the lane's sequence of begins and ends the ends of some spans stand."""
-        end = self._columns.end[rows[spans]]
-        empty = end == start[spans]
-        inside = np.searchsorted(start, end, side="left")
-        if np.any(empty):
-            # An empty span ends after all that begins in its instant, and others end before that.
-            inside[empty] = np.searchsorted(start, end[empty], side="right")
-        return 2 * inside - self._depth[rows[spans]] - 1
+    def _one_after_the_other(self, rows: IndexArray, first_of_lane: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Return starts and ends of the spans of some lanes, moved so that each lane begins after the one before it."""
+        start, end = self._columns.start[rows], self._columns.end[rows]
+        if len(first_of_lane) == 2:
+            return start, end
+        begins = start[first_of_lane[:-1]]
+        took = np.maximum.reduceat(end, first_of_lane[:-1]) - begins + 1
+        shift = np.repeat(np.cumsum(took) - took - begins, np.diff(first_of_lane))
+        return start + shift, end + shift
 
     def _begin_event(self, rows: IndexArray) -> list[BytesColumn]:
         columns = self._columns
@@ -268,8 +279,23 @@ class _SpanPackets:
             *call,
         ]
 
-    def _overlap(self, lane: int) -> WriteError:
-        return WriteError(f"spans on {self._lanes.lanes[lane].name} overlap without one lying in the other")
+    def _overlap(self, lanes: Sequence[tuple[int, int, IndexArray]]) -> WriteError:
+        """Return the error that names the lane with an overlap; of several lanes, raise it."""
+        for lane in lanes if len(lanes) > 1 else ():
+            for _ in self.of_lanes([lane]):
+                pass
+        return WriteError(f"spans on {self._lanes.lanes[lanes[0][0]].name} overlap without one lying in the other")
+
+
+def _begun_before(start: Int64Array, end: Int64Array, spans: Int64Array) -> Int64Array:
+    """Return how many spans begin before the end of each of some spans."""
+    ends = end[spans]
+    empty = ends == start[spans]
+    before = np.searchsorted(start, ends, side="left")
+    if np.any(empty):
+        # An empty span ends after all that begins in its instant, and others end before that.
+        before[empty] = np.searchsorted(start, ends[empty], side="right")
+    return before
 
 
 def _module(fqn: int, module_class: int) -> bytes:

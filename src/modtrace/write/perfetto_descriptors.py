@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ import orjson
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket, TrackDescriptor
 
+from .._typing import AnyArray
 from ..formats.escape import UNNAMED, escaped
 from ..formats.header import make_header
 from ..formats.perfetto_ids import INCREMENTAL_CLOCK, REALTIME_CLOCK, add_call_message
@@ -75,9 +77,15 @@ class InternTable:
         packet.extension_descriptor.extension_set.ParseFromString(self._schema.SerializeToString())
         return packet
 
-    def packets(self, sequence: int) -> Iterator[TracePacket]:
-        """Yield the packets that define what numbers mean on a sequence."""
-        yield from interned_packets(sequence, self._labels, PHASES, self.annotations, self.texts)
+    def packets(self, sequence: int, used: AnyArray) -> Iterator[TracePacket]:
+        """Yield the packets that define what numbers mean on a sequence.
+
+        Args:
+            sequence: its id.
+            used: the names of its spans, as indices.
+        """
+        names = {iid: self._labels[iid - 1] for iid in np.unique(self.label[np.unique(used)]).tolist()}
+        yield from interned_packets(sequence, names, PHASES, self.annotations, self.texts)
 
 
 def following_packet(sequence: int) -> TracePacket:
@@ -86,12 +94,25 @@ def following_packet(sequence: int) -> TracePacket:
 
 
 def interned_packets(
-    sequence: int, names: Sequence[str], categories: Iterable[str], arg_names: Iterable[str], texts: Iterable[str] = ()
+    sequence: int,
+    names: Mapping[int, str],
+    categories: Iterable[str],
+    arg_names: Iterable[str],
+    texts: Iterable[str] = (),
 ) -> Iterator[TracePacket]:
-    """Yield the packets that define what numbers mean on a sequence: those of each kind count from 1."""
-    for first in range(0, len(names), _NAMES_PER_PACKET):
+    """Yield the packets that define what numbers mean on a sequence.
+
+    Args:
+        sequence: its id.
+        names: of events, by their number.
+        categories: these and what follows count from 1.
+        arg_names: of annotations.
+        texts: of annotations.
+    """
+    left = iter(names.items())
+    while some := [*itertools.islice(left, _NAMES_PER_PACKET)]:
         packet = following_packet(sequence)
-        for iid, name in enumerate(names[first : first + _NAMES_PER_PACKET], first + 1):
+        for iid, name in some:
             packet.interned_data.event_names.add(iid=iid, name=name)
         yield packet
     packet = following_packet(sequence)
@@ -155,7 +176,8 @@ class TrackDescriptors:
     part_counters: Sequence[PartCounter] = ()
 
     def __post_init__(self) -> None:
-        self._recording = f"{self.timeline.slices.start[:1]} {sorted(self.lanes.pids.items(), key=repr)}"
+        recording = f"{self.timeline.slices.start[:1]} {sorted(self.lanes.pids.items(), key=repr)}"
+        self._recording = hashlib.blake2b(recording.encode()).hexdigest()
 
     def uuid(self, *what: object) -> int:
         """Return the uuid of a track: of "lane" or "counter" and its index, or of "marks", which has steps too.

@@ -182,13 +182,13 @@ _TIMESTAMP = message_field_tag(TracePacket, "timestamp")
 _EVENT = message_field_tag(TracePacket, "track_event", LENGTH_DELIMITED)
 
 
-def track_event_packets(timestamp: Int64Array, sequence: bytes, event: Sequence[Column]) -> list[Column]:
+def track_event_packets(timestamp: Int64Array, sequence: BytesColumn, event: Sequence[Column]) -> list[Column]:
     """Return packets of track events as they stand in a file, for `interleave`.
 
     Args:
         timestamp: int64[n], on the clock of the sequence.
-        sequence: the fields that all packets of the sequence have, serialized.
+        sequence: the fields that all packets of a sequence have, serialized.
         event: the fields of each event.
     """
-    packet = [varint(timestamp, _TIMESTAMP), varint(record_lengths(event), sequence + _EVENT), *event]
+    packet = [varint(timestamp, _TIMESTAMP), sequence, varint(record_lengths(event), _EVENT), *event]
     return [varint(record_lengths(packet), _PACKET), *packet]

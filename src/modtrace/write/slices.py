@@ -27,6 +27,7 @@ from .protobuf_columns import (
     RaggedColumn,
     interleave,
     message_field_tag,
+    repeat,
     track_event_packets,
 )
 
@@ -326,7 +327,7 @@ def slice_packets(
             if len(positions):
                 event: list[Column] = [table.pick(rows[positions])]
                 event += [] if kind == _END else [RaggedColumn.from_strings(fields(index[positions].tolist()))]
-                parts.append((positions, track_event_packets(time[positions], sequence, event)))
+                parts.append((positions, track_event_packets(time[positions], repeat(sequence, len(positions)), event)))
         yield interleave(parts, len(index))
 
 
