@@ -84,9 +84,17 @@ def rows_in_json(path: Path) -> Counter[Row]:
 @each_trace
 def test_load_reads_every_span_above_a_stream(path: Path, folder: Path) -> None:
     out = merged(path, folder, ".json")
-    expected = rows_in_json(out)
-    assert expected.total() > 10
-    assert gpu_rows(load(out)) == expected
+    expected, read = sorted(rows_in_json(out).elements()), sorted(gpu_rows(load(out)).elements())
+    assert len(expected) > 10
+    assert [row[:-2] for row in read] == [row[:-2] for row in expected]
+    # The events nest in every reading of their times, see `merged_json`; what is read is exact.
+    quantum = 3 if json.loads(out.read_text()).get("baseTimeNanoseconds") else 500
+    pairs = [
+        (one, two)
+        for rows in zip(read, expected, strict=True)
+        for one, two in zip(*(r[-2:] for r in rows), strict=True)
+    ]
+    assert max(abs(one - two) for one, two in pairs) <= quantum
 
 
 @each_trace

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import gzip
 import io
 import re
 import zipfile
+import zlib
 from collections.abc import Iterator
 
 from modtrace.reporting.clean_timeline import REPORT_START_NS
@@ -32,6 +34,18 @@ def all_bytes(data: bytes) -> Iterator[tuple[str, bytes]]:
             packed = re.search(rb'id="modtrace-data">([A-Za-z0-9+/=]+)</script>', content)
             assert packed is not None
             yield f"{name} data", gzip.decompress(base64.b64decode(packed[1]))
+            table = re.search(rb'id="modtrace-table">([A-Za-z0-9+/=]+)</script>', content)
+            assert table is not None
+            yield from ((f"{name} table", text) for text in packed_in(base64.b64decode(table[1])))
+        if name.endswith("trace.gz"):
+            yield from ((f"{name} table", text) for text in packed_in(gzip.decompress(content)))
+
+
+def packed_in(data: bytes) -> Iterator[bytes]:
+    """What zlib packed anywhere in some bytes."""
+    for match in re.finditer(rb"\x78[\x01\x5e\x9c\xda]", data):
+        with contextlib.suppress(zlib.error):
+            yield zlib.decompressobj().decompress(data[match.start() :])
 
 
 def words_in(data: bytes, words: tuple[str, ...]) -> list[tuple[str, str]]:
@@ -41,7 +55,7 @@ def words_in(data: bytes, words: tuple[str, ...]) -> list[tuple[str, str]]:
         for place, content in all_bytes(data)
         for word in words
         # Three letters are in packed bytes by chance; unpacked, all of it is looked at.
-        if len(word) > 3 or not (place == "archive" or place.endswith(".gz"))
+        if len(word) > 3 or not (place == "archive" or place.endswith((".gz", ".html")))
         if word.encode() in content.lower() or word.encode().hex().encode() in content.lower()
     ]
 

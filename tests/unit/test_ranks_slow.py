@@ -522,5 +522,4 @@ def test_worst_ranks_can_be_chosen_for_the_timeline(tmp_path: Path, run_command:
     out = tmp_path / "all.json"
 
     assert "2 ranks, " in run_command("timeline", "-o", str(out), "--ranks", "0,worst:1")
-    header = json.loads(out.read_bytes())["otherData"]
-    assert [process["rank"] for process in header["processes"]] == [0, 3]
+    assert {track.process.rank for track in modtrace.load(out).tracks} == {0, 3}

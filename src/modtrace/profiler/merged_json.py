@@ -198,7 +198,7 @@ class JsonOutput:
             self._sink.write(text)
             self._comma = b","
         self._sink.write(b"\n]")
-        after = _trailer_json(metadata, self._stream)
+        after = _trailer_json({**metadata, "header": recording.header()}, self._stream)
         self._sink.write(json_table(table, self._sink.value, after))
 
 
