@@ -7,7 +7,6 @@ work it does, by the machine's speed, and by noise.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,6 +18,7 @@ from modtrace.compare.run_times import ModuleRun, RunTimes, Typical, measure_run
 from modtrace.compare.verdicts import Change
 from tests.support.models.decoders import gpt
 from tests.support.part_timeline import part_timeline
+from tests.support.timelines import with_args
 
 LAYERS = [f"Net.h.{layer}" for layer in range(12)]
 STILL = ("Net.position", "Net.schedule")
@@ -194,7 +194,7 @@ def test_the_shapes_of_inputs_are_evidence_where_all_calls_have_equal_ones(by: s
     shapes = {
         row: {"shapes": f"float32[{row if fqn == 'Net.h.2' else 4}, 8]"} for row, fqn in enumerate(fqns) if fqn != "Net"
     }
-    environment = measure_run(replace(timeline, span_args=shapes), by).environment  # type: ignore[arg-type]
+    environment = measure_run(with_args(timeline, shapes), by).environment  # type: ignore[arg-type]
 
     equal = {f"shapes of a call of Net.h.{layer}": "float32[4, 8]" for layer in range(8) if layer != 2}
     assert environment == (equal if by == "module" else {})

@@ -22,7 +22,9 @@ from .._errors import ModtraceError
 from .._system.files import begins_with, open_regular
 from .._typing import Int64Array
 from ..timeline import Timeline
+from ..timeline.args import ArgColumn
 from ..timeline.memory import allocated
+from ..timeline.slices import SHAPES
 from ..timeline.summary import GroupBy
 from ..timeline.summary.flop_summary import step_flops
 from ..write.atomic_file import atomic_writer
@@ -145,11 +147,11 @@ def _exact_values(timeline: Timeline, by: GroupBy) -> tuple[dict[str, str], dict
 def _shapes(timeline: Timeline, by: GroupBy) -> dict[str, str]:
     """Return the inputs of a call of each module all of whose calls have equal ones."""
     texts: dict[str, set[str]] = {}
-    of_span = timeline.columns.name
-    for row, args in timeline.span_args.items():
-        if "shapes" in args and row < len(of_span):
-            name = timeline.names[of_span[row]]
-            texts.setdefault(name.fqn if by == "module" else name.module_class, set()).add(args["shapes"])
+    columns = timeline.columns
+    shapes = columns.args.get(SHAPES, ArgColumn.of_texts([], []))
+    for of_call, value in zip(columns.name[shapes.rows].tolist(), shapes.values.tolist(), strict=True):
+        name = timeline.names[of_call]
+        texts.setdefault(name.fqn if by == "module" else name.module_class, set()).add(shapes.text(value))
     return {f"shapes of a call of {name}": min(several) for name, several in texts.items() if len(several) == 1}
 
 

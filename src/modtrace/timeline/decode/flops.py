@@ -9,6 +9,7 @@ In a node that builds no graph, what runs with gradients is a function, no modul
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
