@@ -108,6 +108,7 @@ class TableWriter:
             "stats": asdict(timeline.stats),
             "metadata": dict(timeline.metadata),
             "begin_ns": timeline.begin_ns,
+            "trained": None if timeline.trained is None else sorted(timeline.trained),
             "gpu_work": None if timeline.gpu_work is None else timeline.gpu_work.to_json_values(),
         }
         return b"".join([*self._blocks, _pack(columns, {}, head)])
@@ -173,6 +174,7 @@ def unpack_table(data: bytes, most: int) -> Timeline:
         [Group(name, tuple(ranks), description) for name, ranks, description in head["groups"]],
         None if head["gpu_work"] is None else GpuWork.from_json_values(head["gpu_work"]),
         head["begin_ns"],
+        None if head["trained"] is None else frozenset(head["trained"]),
     )
 
 
