@@ -203,6 +203,8 @@ def test_lists_of_objects_after_the_events_are_no_events(
     stream, events, again = read_bytes(tmp_path, data)
     assert (names(events), stream.keys, again) == (["good", "good"], {"groups": groups}, data)
     assert (stream.repaired, stream.dropped) == (0, 0)
+    with TraceFile(tmp_path / "trace.json") as file:
+        assert names([e for chunk in EventStream(file, strict=True).chunks() for e in chunk.events]) == names(events)
 
 
 def test_duplicate_keys_keep_their_bytes_and_the_last_counts(tmp_path: Path) -> None:
@@ -361,3 +363,6 @@ def test_what_else_is_between_events_costs_none(tmp_path: Path, between: bytes, 
     assert events == EVENTS
     assert (stream.repaired, stream.dropped) == (0, 0)
     assert stream.strays == (said if at or between else 0)
+    if stream.strays:
+        with pytest.raises(TraceError, match="byte"), TraceFile(tmp_path / "trace.json") as file:
+            list(EventStream(file, strict=True).chunks())

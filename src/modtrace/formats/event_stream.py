@@ -310,19 +310,23 @@ class EventStream:
         begin, after = place or (len(text), len(text))
         if text[:begin].strip(_AROUND_EVENTS + "{}"):
             return self._repair(begin)
-        if self._strict:
-            raise self._fault("something else than a comma between two events")
         if begin == len(text) - len(text.lstrip()):
             chunk = self._repair(after)
             if comma := _COMMA.match(self._buffer, 1):
                 end, is_comma = comma.end() - 1, comma[0].endswith(b",")
                 del comma  # as long as it is there, nothing can be taken from the buffer
-                self.strays += not is_comma
+                if not is_comma:
+                    self._note_stray()
                 self._drop(end)
             return chunk
-        self.strays += 1
+        self._note_stray()
         self._drop(begin)
         return Chunk(b"", [])
+
+    def _note_stray(self) -> None:
+        if self._strict:
+            raise self._fault("something else than a comma between two events")
+        self.strays += 1
 
     def _find_event(self, text: str) -> tuple[int, int] | None:
         """Return where the first whole event of a text begins and ends; None if there is none.
