@@ -71,11 +71,73 @@ def gradients_asked_for() -> Step:
       Net
         Net.a
         Net.b
+        Net.c
+    backward:
+      Net
+        Net.c
+        Net.b
+        Net.a
+    """
+)
+def accumulated_up_to_features() -> Step:
+    """backward(inputs=) the output of the first module of three: torch runs the node that made it."""
+    features: list[Tensor] = []
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        features.append(net.a(x))
+        features[-1].retain_grad()
+        out: Tensor = net.c(net.b(features[-1]))
+        return out
+
+    net = Net(forward, a=Scale(), b=Scale(), c=Scale())
+
+    def step() -> None:
+        loss = net(leaf()).sum()
+        loss.backward(inputs=[features.pop()])
+
+    return step
+
+
+@case(
+    """
+    forward:
+      Net
+        Net.a
+        Net.b
     backward:
       Net
         Net.b
-    """,
-    wrong={"portable engine": "hooks on a node run also where only its gradient is asked for"},
+        Net.a
+    """
+)
+def gradients_of_features_and_of_the_input() -> Step:
+    """torch.autograd.grad for the output of the first module, and for its input."""
+    features: list[Tensor] = []
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        features.append(net.a(x))
+        out: Tensor = net.b(features[-1])
+        return out
+
+    net = Net(forward, a=Scale(), b=Scale())
+
+    def step() -> None:
+        x = leaf()
+        torch.autograd.grad(net(x).sum(), [features.pop(), x])
+
+    return step
+
+
+@case(
+    """
+    forward:
+      Net
+        Net.a
+        Net.b
+    backward:
+      Net
+        Net.b
+    """
 )
 def gradients_of_something_between() -> Step:
     """torch.autograd.grad for what the first module returned: its own backward does not run."""

@@ -9,7 +9,7 @@ the call's graph is searched for it once, at its exit. One callback of torch say
 
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -148,10 +148,18 @@ class PortableEngine(SegmentHooks):
         self._write(kind << KIND_SHIFT | self._threads.get().bits | name, value)
 
     @skip_all
-    def begin_pass(self, number: int, outputs: object) -> None:
-        """Write that this thread calls what runs a backward pass from `outputs`."""
+    def begin_pass(self, number: int, outputs: object, inputs: Sequence[Any]) -> None:
+        """Write that this thread calls what runs a backward pass from `outputs`.
+
+        Args:
+            number: of the pass.
+            outputs: where it begins.
+            inputs: the tensors at whose gradients it ends, if it accumulates none.
+        """
         if self._active:
             try:
+                if inputs:
+                    self._graph_tasks.ends_early[number] = inputs
                 self.write_event(Kind.PASS_BEGIN, NO_NAME, number)
                 if not is_backward_compiled():
                     self._hook_outputs(self._threads.get(), outputs)
@@ -161,6 +169,7 @@ class PortableEngine(SegmentHooks):
     @skip_all
     def end_pass(self, number: int) -> None:
         """Write that the pass of this number returned or raised."""
+        self._graph_tasks.ends_early.pop(number, None)
         if self._active:
             try:
                 self.write_event(Kind.PASS_END, NO_NAME, number)

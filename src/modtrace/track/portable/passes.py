@@ -5,7 +5,7 @@ or follows one that failed.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
@@ -24,8 +24,26 @@ from ..unseen import skip_all, skip_frame, unseen_by_modes
 from .segment_hooks import FrameBase, FrameStack
 
 current_graph_task: Callable[[], int] = torch._C._current_graph_task_id
+current_node: Callable[[], Any] = torch._C._current_autograd_node
+_will_run: Callable[[Any], bool] = torch._C._will_engine_execute_node
 NO_GRAPH_TASK = -1
 """What `current_graph_task` returns outside of backward."""
+
+
+def _runs(ends: Iterable[Sequence[Any]]) -> bool:
+    """Whether the node whose hook this is called in runs; if a pass ends at its gradient, only its hooks do.
+
+    Args:
+        ends: the tensors at which passes that run now end.
+    """
+    node = current_node()
+    for inner, _ in () if node is None else node.next_functions:
+        # torch does not say it of a leaf.
+        leaf = getattr(inner, "variable", None)
+        if any(leaf is end for tensors in ends for end in tensors) if leaf is not None else inner and _will_run(inner):
+            return True
+    return node is None
+
 
 _RUN_BACKWARD_CODE = torch.autograd.graph._engine_run_backward.__code__
 
@@ -110,6 +128,7 @@ class GraphTasks:
 
     Attributes:
         active: False makes the hooks that live graphs still hold no-ops.
+        ends_early: by its number, the tensors to whose gradients a pass goes that runs now, and no further.
     """
 
     def __init__(self, write: WriteSlot, thread_state: Callable[[], ThreadState], on_error: OnError) -> None:
@@ -117,12 +136,13 @@ class GraphTasks:
         self._thread_state = thread_state
         self._on_error = on_error
         self._running: set[int] = set()
+        self.ends_early: dict[int, Sequence[Any]] = {}
         self.active = False
 
     def make_segment_hook(self, local: Any) -> Callable[[int, Tensor], None]:
         """Return what is called with a call's id when its nodes start to run; `local.value` is a thread's state."""
         # Run for every hook, and so a closure: what it looks up on itself is a tenth of its cost.
-        write, begin = self._write, self._begin
+        write, begin, ends_early = self._write, self._begin, self.ends_early
 
         @skip_all
         def on_segment_start(call_id: int, _gradient: Tensor) -> None:
@@ -140,7 +160,7 @@ class GraphTasks:
                         return
                     begin(thread, graph_task_id)
                 running = graph_tasks[-1]
-                if running.call_id != call_id:
+                if running.call_id != call_id and (not ends_early or _runs(list(ends_early.values()))):
                     running.call_id = call_id
                     write(
                         _CALL_BACKWARD | thread.bits | call_id >> CALL_KEY_BITS,
@@ -203,7 +223,7 @@ def _make_wrapper(wrapper: Wrapper) -> Callable[..., Any]:
             return wrapper.wrapped(*args, **kwargs)
         number = engine.next_pass()
         try:
-            engine.begin_pass(number, args[:1])
+            engine.begin_pass(number, args[:1], args[4] if len(args) > 4 and not kwargs.get("accumulate_grad") else ())
             result = wrapper.wrapped(*args, **kwargs)
             engine.end_pass(number)
             engine.note_gradients(args, kwargs)
