@@ -38,9 +38,7 @@ class RecordOptions(TypedDict, total=False):
     stacks_on_signal: int | None
     host_name: bool
     strip_wrappers: bool
-    device_times: bool
-    device_depth: int | None
-    device_modules: str | None
+    device_times: bool | int | str
     ranges: bool
     flops: bool
     workers: bool
@@ -165,6 +163,12 @@ def parse_flag(text: str) -> bool:
         raise ValueError(f"{text!r} is neither true nor false") from None
 
 
+def _device_times(text: str) -> bool | int | str:
+    if text.isdecimal() and text != "0":
+        return int(text)
+    return parse_flag(text) if text.lower() in ("true", "false", "0") else text
+
+
 OPTIONS: tuple[Option, ...] = (
     Option("ring", str, "A file behind the ring: it survives SIGKILL.", "FILE", is_path=True),
     Option("engine", check_engine, "Which engine records.", f"[{'|'.join(ENGINES)}]", "auto", suggestions=ENGINES),
@@ -198,10 +202,8 @@ OPTIONS: tuple[Option, ...] = (
     Option("host_name", parse_flag, "Note the host's name instead of a hash of it.", None, False),
     Option("strip_wrappers", parse_flag, "Leave wrappers (DDP, FSDP, torch.compile, PEFT) out of names.", None, True),
     Option(
-        "device_times", parse_flag, "Also record when the device (a GPU) is in chosen calls, by events.", None, False
+        "device_times", _device_times, "Also record when the device (a GPU) is in two levels of calls.", None, False
     ),
-    Option("device_depth", _positive, "Choose calls with fewer than N around them (2, unless by name).", "N"),
-    Option("device_modules", str, "Choose calls by names that match, as 'GPT.blocks.*'.", "PATTERN"),
     Option("ranges", parse_flag, "Record named ranges: data loading, optimizer, your own.", None, True),
     Option("flops", parse_flag, "Count the FLOPs of each module, once per shapes of inputs.", None, False),
     Option("workers", parse_flag, "Also record what the workers of a DataLoader do.", None, False),

@@ -203,7 +203,7 @@ def test_rates_are_those_of_the_devices_stopwatch(cuda: torch.device) -> None:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         for _ in range(3):
             model(x)
-        with modtrace.record(flops=True, device_times=True, device_depth=8) as recording:
+        with modtrace.record(flops=True, device_times=8) as recording:
             for _ in range(4):
                 model(x)
                 recording.step()

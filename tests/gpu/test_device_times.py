@@ -37,7 +37,7 @@ def step(model: torch.nn.Module) -> None:
 
 def recorded(**options: Any) -> modtrace.Recording:
     spin(1)  # the context, and how long a cycle takes
-    return modtrace.record(engine="native", device_times=True, **options)
+    return modtrace.record(engine="native", **{"device_times": True, **options})
 
 
 def assert_durations(spans: list[Any], expected: list[tuple[str, str, int]]) -> None:

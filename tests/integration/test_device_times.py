@@ -91,12 +91,12 @@ def test_spans_are_where_the_device_was_on_the_hosts_clock(library: Path, ppm: i
 @pytest.mark.parametrize(
     ("options", "expected", "events"),
     [
-        ({"device_depth": 1}, [("Outer", 4), ("Outer", 6)], 5),
+        ({"device_times": 1}, [("Outer", 4), ("Outer", 6)], 5),
         ({}, [("Outer", 4), ("Outer.net", 4), ("Outer", 6), ("Outer.net", 6)], 7),
-        ({"device_modules": "*.b"}, [("Outer.net.b", 3), ("Outer.net.b", 4)], 6),
-        ({"device_modules": "*.b", "device_depth": 2}, [], 0),
+        ({"device_times": "*.b"}, [("Outer.net.b", 3), ("Outer.net.b", 4)], 6),
+        ({"device_times": "*.b,2"}, [], 0),
         (
-            {"device_depth": 9, "device_modules": "Outer.net*"},
+            {"device_times": "Outer.net*,9"},
             [
                 *(("Outer.net", 4), ("Outer.net.a", 1), ("Outer.net.b", 3)),
                 *(("Outer.net", 6), ("Outer.net.b", 4), ("Outer.net.a", 2)),
@@ -303,10 +303,12 @@ def test_without_an_accelerator_one_warning_says_so(caplog: pytest.LogCaptureFix
     ("options", "fault"),
     [
         ({"device_times": True, "engine": "python"}, "device times need the native engine"),
-        ({"device_depth": 1}, "give device_times=True too"),
-        ({"device_modules": "*"}, "give device_times=True too"),
-        ({"device_times": True, "device_depth": 0}, "device_depth is 0; it must be a whole number, 1 or more"),
-        ({"device_times": True, "device_modules": 3}, "device_modules is 3; it must be a pattern of names"),
+        ({"device_times": 0}, "device_times is 0; it must be True, a number of levels of calls, 1 or more, or a"),
+        ({"device_times": -1}, "device_times is -1; it must be True"),
+        ({"device_times": 1.5}, "device_times is 1.5; it must be True"),
+        ({"device_times": None}, "device_times is None; it must be True"),
+        ({"device_times": ""}, "device_times is ''; it must be True"),
+        ({"device_times": "GPT.*,0"}, "device_times is 'GPT.*,0'; it must be True"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], fault: str) -> None:

@@ -378,7 +378,7 @@ def main() -> None:
     _streams = FakeStreams(library, _ORIGIN_NS, ppm)
     _use_graphs_of_the_fake()
     fake_device.backend.initialized = scenario not in _AT_FIRST_UNUSED
-    with modtrace.record(engine="native", device_times=True, **options) as recording:
+    with modtrace.record(engine="native", **{"device_times": True, **options}) as recording:
         scenario(recording)
     timeline = recording.timeline()
     snapshot = recording._started().ring.read()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import inspect
 import re
 import signal
+from pathlib import Path
 from typing import Any, get_args
 
 import click
@@ -30,9 +31,7 @@ TEXTS: dict[str, tuple[str, Any]] = {
     "stacks_on_signal": ("SIGUSR2", signal.SIGUSR2),
     "host_name": ("1", True),
     "strip_wrappers": ("false", False),
-    "device_times": ("1", True),
-    "device_depth": ("3", 3),
-    "device_modules": ("GPT.blocks.*", "GPT.blocks.*"),
+    "device_times": ("true", True),
     "ranges": ("false", False),
     "flops": ("1", True),
     "workers": ("1", True),
@@ -90,6 +89,42 @@ def test_a_text_that_is_no_value_is_refused_with_the_reason(name: str, text: str
     with pytest.raises(click.BadParameter) as raised:
         run_command.make_context("run", [f"--{name.replace('_', '-')}", text, "script.py"])
     assert raised.value.message == f"{fault}."
+
+
+@pytest.mark.parametrize(
+    ("flags", "device_times"),
+    [
+        ([], False),
+        (["--device-times"], True),
+        (["--device-times", "--device-depth", "3"], "*,3"),
+        (["--device-depth", "1"], "*,1"),
+        (["--device-modules", "GPT.*"], "GPT.*"),
+        (["--device-times", "--device-modules", "GPT.*", "--device-depth", "4"], "GPT.*,4"),
+    ],
+)
+def test_flags_of_device_times_are_one_argument_of_record(
+    flags: list[str], device_times: bool | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(arguments: dict[str, Any], **_: object) -> None:
+        raise KeyError(arguments["device_times"])
+
+    monkeypatch.setattr("modtrace.autorecord.AutoRecording", make)
+
+    with pytest.raises(KeyError) as raised:
+        run_command.main(["-o", str(tmp_path / "out.json"), *flags, __file__], standalone_mode=False)
+
+    assert raised.value.args == (device_times,)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("true", True), ("false", False), ("0", False), ("1", 1), ("GPT.*", "GPT.*")]
+)
+def test_device_times_in_the_variable_are_a_flag_a_depth_or_a_pattern(text: str, value: bool | int | str) -> None:
+    parsed = parse_variable(f"device_times={text},flops=1", {})["device_times"]
+
+    assert parsed == value
+    assert type(parsed) is type(value)
+    assert parse_variable("device_times=GPT.*,3,flops=1", {}) == {"device_times": "GPT.*,3", "flops": True}
 
 
 def test_a_flag_in_the_variable_is_true_or_false() -> None:

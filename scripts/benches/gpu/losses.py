@@ -20,7 +20,7 @@ CONTEXTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "none again": nullcontext,
     "native": lambda: modtrace.record(engine="native"),
     "native, device times": lambda: modtrace.record(engine="native", device_times=True),
-    "native, device times of all calls": lambda: modtrace.record(engine="native", device_times=True, device_depth=64),
+    "native, device times of all calls": lambda: modtrace.record(engine="native", device_times=64),
     "python": lambda: modtrace.record(engine="python"),
 }
 

@@ -35,9 +35,7 @@ def contexts(folder: Path) -> dict[str, Callable[[], AbstractContextManager[Any]
         "native, device times": lambda: modtrace.record(engine="native", device_times=True),
         "native, memory": lambda: modtrace.record(engine="native", memory=True),
         "native, FLOPs": lambda: modtrace.record(engine="native", flops=True),
-        "native, device times of all calls": lambda: modtrace.record(
-            engine="native", device_times=True, device_depth=64
-        ),
+        "native, device times of all calls": lambda: modtrace.record(engine="native", device_times=64),
         "python": lambda: modtrace.record(engine="python"),
     }
 

@@ -1,6 +1,7 @@
 """`modtrace.record`."""
 
 import os
+import re
 import signal
 import weakref
 from collections.abc import Sequence
@@ -37,9 +38,7 @@ def record(
     stacks_on_signal: int | None = None,
     host_name: bool = False,
     strip_wrappers: bool = True,
-    device_times: bool = False,
-    device_depth: int | None = None,
-    device_modules: str | None = None,
+    device_times: bool | int | str = False,
     ranges: bool = True,
     flops: bool = False,
     workers: bool = False,
@@ -85,11 +84,10 @@ def record(
             torch.compile, PEFT, Fabric, activation checkpoints) are shown as what they wrap; those that do work of
             their own (DistributedDataParallel, FSDP) have spans around it.
         device_times: also record when the device (a GPU) is in chosen calls, by events on its streams, without a
-            profiler and without waiting for it. It needs the native engine; where there is no device, one warning says
-            so, and the recording goes on.
-        device_depth: how many levels of calls are chosen: 1 is the outermost calls only, 2 also those that they make.
-            None: 2, or all levels if `device_modules` is given.
-        device_modules: choose calls whose fully qualified name matches this pattern, like a shell's: `GPT.blocks.*`.
+            profiler and without waiting for it. A number chooses so many levels of calls: 1 is the outermost calls
+            only, 2 also those that they make. True is 2 levels. A text chooses the calls whose fully qualified name
+            matches this pattern, like a shell's: `"GPT.blocks.*"`, of any level, or `"GPT.blocks.*,3"`, of 3 levels. It
+            needs the native engine; where there is no device, one warning says so, and the recording goes on.
         ranges: also record named ranges: what `torch.profiler.record_function` names, in torch and in your code,
             without a profiler, and clipping, scalers, schedulers, others' optimizers, compilations and saving; also
             garbage collections of at least 0.1 ms.
@@ -135,7 +133,7 @@ def record(
         raise RecordingError("workers are recorded without a schedule only")
     if memory and engine == "python":
         raise RecordingError("memory needs the native engine; give engine='native' or 'auto', or memory_interval=0")
-    device = _device_choice(engine, device_times, device_depth, device_modules)
+    device = _device_choice(engine, device_times)
     make_capture = partial(
         Capture,
         engine=engine,
@@ -159,17 +157,16 @@ def record(
     )
 
 
-def _device_choice(
-    engine: EngineName, device_times: bool, device_depth: int | None, device_modules: str | None
-) -> DeviceChoice | None:
-    if not device_times:
-        if device_depth is not None or device_modules is not None:
-            raise RecordingError("device_depth and device_modules choose device times; give device_times=True too")
+def _device_choice(engine: EngineName, wanted: bool | int | str) -> DeviceChoice | None:
+    if wanted is False:
         return None
+    text = wanted if isinstance(wanted, str) else f"*,{DEFAULT_DEPTH if wanted is True else wanted}"
+    match = re.fullmatch(r"(?P<pattern>[^,]+)(?:,(?P<levels>[1-9]\d*))?", text)
+    if match is None:
+        raise RecordingError(
+            f"device_times is {wanted!r}; it must be True, a number of levels of calls, 1 or more, or a pattern of "
+            "names, as 'GPT.blocks.*' or 'GPT.blocks.*,3'"
+        )
     if engine == "python":
         raise RecordingError("device times need the native engine; give engine='native' or 'auto'")
-    if device_depth is not None and (not isinstance(device_depth, int) or device_depth < 1):
-        raise RecordingError(f"device_depth is {device_depth!r}; it must be a whole number, 1 or more, or None")
-    if device_modules is not None and not isinstance(device_modules, str):
-        raise RecordingError(f"device_modules is {device_modules!r}; it must be a pattern of names, as 'GPT.blocks.*'")
-    return DeviceChoice(device_depth if device_depth or device_modules else DEFAULT_DEPTH, device_modules)
+    return DeviceChoice(match["pattern"], None if match["levels"] is None else int(match["levels"]))

@@ -147,8 +147,17 @@ def _recording_options(function: Callable[..., None]) -> Callable[..., None]:
 @value_option("-o --output", click.Path(), "OUT", "Trace to write; the suffix picks the format. [SCRIPT.pftrace]")
 @click.option("--save-on-term/--no-save-on-term", default=False, help="Save OUT if SIGTERM ends SCRIPT.")
 @_recording_options
+@value_option("--device-depth", click.IntRange(1), "N", "Record device times of N levels of calls.")
+@value_option("--device-modules", str, "PATTERN", "Record device times of calls by name, as 'GPT.blocks.*'.")
 def run_command(
-    script: str, arguments: tuple[str, ...], as_module: bool, output: str | None, save_on_term: bool, **options: Any
+    script: str,
+    arguments: tuple[str, ...],
+    as_module: bool,
+    output: str | None,
+    save_on_term: bool,
+    device_depth: int | None,
+    device_modules: str | None,
+    **options: Any,
 ) -> None:
     """Run SCRIPT with its ARGUMENTS, unchanged, and record its modules.
 
@@ -163,6 +172,9 @@ def run_command(
     if not as_module and not os.path.isfile(script):
         raise click.UsageError(f"There is no script {script!r}.")
     check_can_record()
+    if device_modules or device_depth:
+        levels = f",{device_depth}" if device_depth else ""
+        options["device_times"] = f"{device_modules or '*'}{levels}"
     _check_conditions(options["keep_when"], options["ring"])
     stem = script.removesuffix(".__main__").rpartition(".")[2] if as_module else Path(script).stem
     path = add_rank(output or f"{stem}.pftrace".replace("%", "%%"), os.environ)

@@ -23,18 +23,16 @@ class DeviceChoice(NamedTuple):
     """Which calls of modules get events of the device; a call has to fit both.
 
     Attributes:
-        depth: those with fewer calls around them than this; None: any.
-        modules: those whose fully qualified name matches this pattern, like a shell's; None: any.
+        pattern: those whose fully qualified name matches this, like a shell's.
+        levels: those with fewer calls around them than this; None: any.
     """
 
-    depth: int | None = DEFAULT_DEPTH
-    modules: str | None = None
+    pattern: str
+    levels: int | None
 
     def fits(self, fqn: str, depth: int) -> bool:
         """Return whether a call is chosen: of a module of this name, with so many calls around it."""
-        return (self.depth is None or depth < self.depth) and (
-            self.modules is None or fnmatch.fnmatchcase(fqn, self.modules)
-        )
+        return (self.levels is None or depth < self.levels) and fnmatch.fnmatchcase(fqn, self.pattern)
 
 
 REPLAY_CLASS = "CUDAGraph"
