@@ -36,6 +36,7 @@ import modtrace
 from modtrace.compare.compare import compare_runs
 from modtrace.compare.run_times import RunTimes, measure_run, measure_samples
 from modtrace.compare.samples import Samples
+from modtrace.compare.verdicts import Change
 
 PER_SIDE = (1, 5, 12, 20)
 SLOWER_OR_FASTER = {"slower", "faster"}
@@ -116,7 +117,7 @@ def judge_structure(
     change: str,
     architecture: str,
     label_of: Mapping[str, str],
-    ours: tuple[modtrace.Diff, Sequence[modtrace.Change]],
+    ours: tuple[modtrace.Diff, Sequence[Change]],
     means: Sequence[str],
     totals: Sequence[str],
 ) -> Verdicts:
@@ -207,7 +208,7 @@ def _work_recorded(paths: Sequence[Path]) -> tuple[list[RunTimes], np.ndarray]:
     return [measured(path.with_name(f"{path.name}.pftrace")).run for path in paths], watched
 
 
-def is_wrong(change: str, row: modtrace.Change) -> bool:
+def is_wrong(change: str, row: Change) -> bool:
     """Say whether a module or the optimizer is called changed whose work is the same, or the other way than its work.
 
     The optimizer does the same for any batch; the positions' embedding has no batch, and a Sequential computes nothing.

@@ -22,64 +22,41 @@ from ._errors import WriteError as WriteError
 from ._version import __version__ as __version__
 
 if TYPE_CHECKING:  # for type checkers what `_NAMES` is at run time; a test compares them
-    from .checking import CheckResult as CheckResult
-    from .checking import Fault as Fault
     from .checking import check as check
-    from .compare import Change as Change
     from .compare import Diff as Diff
     from .compare import diff as diff
     from .compare import save_baseline as save_baseline
-    from .merging import MergeResult as MergeResult
     from .merging import merge as merge
     from .profiler.handler import on_trace_ready as on_trace_ready
     from .ranks import load_ranks as load_ranks
-    from .ranks.slow import SlowRun as SlowRun
     from .ranks.slow import find_slow_ranks as find_slow_ranks
     from .read import load as load
     from .recording import Recording as Recording
     from .recording import current as current
     from .recording import range as range  # noqa: A004  # only as modtrace.range
     from .recording import record as record
-    from .reporting import Report as Report
     from .reporting import report as report
-    from .timeline import BackwardPass as BackwardPass
-    from .timeline import Collective as Collective
-    from .timeline import Mark as Mark
-    from .timeline import ModuleTimes as ModuleTimes
-    from .timeline import Range as Range
     from .timeline import Span as Span
-    from .timeline import StepTimes as StepTimes
     from .timeline import Summary as Summary
     from .timeline import Timeline as Timeline
     from .trackers.trackers import ModTracker as ModTracker
     from .trackers.trackers import ModuleTracker as ModuleTracker
-    from .whereabouts import WhereResult as WhereResult
     from .whereabouts import where as where
 
 # Reading and converting a file must start fast, on a machine without torch: each name is loaded when it is first used.
 _NAMES = {
-    ".checking": ("CheckResult", "Fault", "check"),
-    ".compare": ("Change", "Diff", "diff", "save_baseline"),
-    ".merging": ("MergeResult", "merge"),
+    ".checking": ("check",),
+    ".compare": ("Diff", "diff", "save_baseline"),
+    ".merging": ("merge",),
     ".profiler.handler": ("on_trace_ready",),
     ".ranks": ("load_ranks",),
-    ".ranks.slow": ("SlowRun", "find_slow_ranks"),
+    ".ranks.slow": ("find_slow_ranks",),
     ".read": ("load",),
     ".recording": ("Recording", "current", "range", "record"),
-    ".reporting": ("Report", "report"),
-    ".timeline": (
-        "BackwardPass",
-        "Collective",
-        "Mark",
-        "ModuleTimes",
-        "Range",
-        "Span",
-        "StepTimes",
-        "Summary",
-        "Timeline",
-    ),
+    ".reporting": ("report",),
+    ".timeline": ("Span", "Summary", "Timeline"),
     ".trackers.trackers": ("ModTracker", "ModuleTracker"),
-    ".whereabouts": ("WhereResult", "where"),
+    ".whereabouts": ("where",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 

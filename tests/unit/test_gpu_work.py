@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 import modtrace
-from modtrace import ModuleTimes, Summary
+from modtrace import Summary
 from modtrace.cli.group import group
-from modtrace.timeline import GpuWork
+from modtrace.timeline import GpuWork, ModuleTimes
 from modtrace.timeline.gpu_work import with_gpu_times
 from modtrace.timeline.summary import GpuTotals
 from tests.support.kineto import trace, x

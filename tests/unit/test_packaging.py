@@ -69,20 +69,26 @@ def names_returned(value: object) -> set[str]:
 
 
 def exported_names(module: ModuleType) -> set[str]:
-    """Return what type checkers take for public: the names of `__all__`, and those that are imported as themselves."""
-    imports = (node for node in ast.parse(inspect.getsource(module)).body if isinstance(node, ast.ImportFrom))
-    aliases = (alias for node in imports for alias in node.names)
-    return {*getattr(module, "__all__", ()), *(alias.name for alias in aliases if alias.asname == alias.name)}
+    """Return what type checkers take for public: what `__all__` lists, the file defines, or is imported as itself."""
+    body = ast.parse(inspect.getsource(module)).body
+    aliases = [alias for node in body if isinstance(node, ast.ImportFrom) for alias in node.names]
+    defined = {node.name for node in body if isinstance(node, ast.ClassDef)}
+    return {*getattr(module, "__all__", ()), *(alias.name for alias in aliases if alias.asname == alias.name), *defined}
 
 
 def test_types_that_public_functions_return_are_public_or_documented() -> None:
-    section = (ROOT / "src/modtrace/README.md").read_text().split("### Types of attributes\n")[1].split("\n#")[0]
+    section = (
+        (ROOT / "src/modtrace/README.md").read_text().split("### Types of results and attributes\n")[1].split("\n#")[0]
+    )
     documented = {
         name: module
         for module, names in re.findall(r"^\| `(modtrace\.[\w.]+)` \| (.*?) \|", section, re.MULTILINE)
         for name in re.findall(r"`(\w+)`", names)
     }
-    returned = {name for public in modtrace.__all__ for name in names_returned(getattr(modtrace, public))}
+    public = [getattr(modtrace, name) for name in modtrace.__all__]
+    results = {name for value in public if inspect.isfunction(value) for name in names_returned(value)}
+    public += [getattr(importlib.import_module(documented[name]), name) for name in results & documented.keys()]
+    returned = {name for value in public for name in names_returned(value)}
     of_python = {*dir(builtins), "Any", "Iterator", "Mapping", "Path", "Sequence"}
     arrays = {"AnyArray", "BoolArray", "Float32Array", "Int8Array", "Int32Array", "Int64Array"}
 

@@ -2,8 +2,22 @@
 
 from .compare import diff, save_baseline
 from .diff_result import Diff, suffix_of
-from .run_times import RunTimes
+from .run_times import ModuleRun, RunTimes, Typical
+from .samples import Key
 from .side_by_side import TypicalStep
-from .verdicts import Change, PeakChange
+from .verdicts import Cause, Change, PeakChange
 
-__all__ = ["Change", "Diff", "PeakChange", "RunTimes", "TypicalStep", "diff", "save_baseline", "suffix_of"]
+__all__ = [
+    "Cause",
+    "Change",
+    "Diff",
+    "Key",
+    "ModuleRun",
+    "PeakChange",
+    "RunTimes",
+    "Typical",
+    "TypicalStep",
+    "diff",
+    "save_baseline",
+    "suffix_of",
+]

@@ -17,6 +17,7 @@ from .module_rows import outer_modules as outer_modules
 from .module_summary import SORT_KEYS as SORT_KEYS
 from .module_summary import Summary as Summary
 from .overview import Overview as Overview
+from .parts import Around as Around
 from .parts import PartTimes as PartTimes
 from .parts import StepParts as StepParts
 from .self_times import self_times as self_times
