@@ -155,13 +155,13 @@ def flows_by_slice(packets: list[Any]) -> dict[str, list[int]]:
         ((("f", 3000), ("f", 5000)), ([], [], [])),
         ((("s", 1000), ("s", 3000)), ([], [], [])),
         ((("f", 1000), ("s", 3000)), ([], [], [])),
-        ((("s", 1500), ("f", 3000)), ([], [], [])),
+        ((("s", 1500), ("f", 3000)), ([1], [1], [])),
         ((("s", 1000), ("f", 3000), ("f", 5000)), ([1], [1], [])),
         ((("s", 1000), ("s", 3000), ("f", 5000)), ([1], [], [1])),
         ((("s", 1000), ("f", 3000), ("s", 3000), ("f", 5000)), ([1], [1, 2], [2])),
         ((("f", 5000), ("s", 1000)), ([1], [], [1])),
     ],
-    ids=["begin", "end", "ends", "begins", "backwards", "no-slice", "ended", "begun", "again", "any-order"],
+    ids=["begin", "end", "ends", "begins", "backwards", "inside", "ended", "begun", "again", "any-order"],
 )
 def test_flows_are_drawn_as_readers_of_json_draw_them(
     tmp_path: Path, flows: tuple[tuple[str, int], ...], expected: tuple[list[int], ...]
@@ -182,7 +182,7 @@ def test_flows_are_drawn_as_readers_of_json_draw_them(
 def test_of_slices_that_begin_together_the_flow_has_the_one_written_before_its_end(tmp_path: Path) -> None:
     packets = merged_packets(
         tmp_path,
-        end_of_flow("s", 1000, 7),  # no slice is before it
+        end_of_flow("s", 1000, 7),  # written before all: of the innermost that is open then, as in JSON
         x("cpu_op", "outer", 1000, 2000),
         end_of_flow("s", 1000, 5),
         x("cpu_op", "inner", 1000, 1500),
@@ -192,7 +192,32 @@ def test_of_slices_that_begin_together_the_flow_has_the_one_written_before_its_e
         *(end_of_flow("f", 4000, identifier, tid=TID + 1) for identifier in (5, 6, 7)),
     )
 
-    assert flows_by_slice(packets) == {"outer": [1], "inner": [2], "annotation": [], "kernel": [1, 2]}
+    assert flows_by_slice(packets) == {"outer": [1], "inner": [2, 3], "annotation": [], "kernel": [2, 1, 3]}
+
+
+@pytest.mark.parametrize("bound", [False, True])
+@pytest.mark.parametrize("order", [1, -1])
+def test_arrows_are_kept_wherever_their_ends_are_written(tmp_path: Path, bound: bool, order: int) -> None:
+    launch, kernel = x("cuda_runtime", "launch", 1000, 2000), x("kernel", "kernel", 3000, 5000, tid=TID + 1)
+    ends = [end_of_flow("s", 1000), end_of_flow("f", 3000, tid=TID + 1) | {"bp": "e"}]
+    if bound:
+        launch |= {"bind_id": "0x5", "flow_out": True}
+        kernel |= {"bind_id": "0x5", "flow_in": True}
+        ends = []
+    packets = merged_packets(tmp_path, *[launch, kernel, *ends][::order], x("cpu_op", "op", 6000, 7000))
+    assert flows_by_slice(packets) == {"launch": [1], "kernel": [1], "op": []}
+
+
+def test_arrows_that_touch_no_slice_are_counted(tmp_path: Path) -> None:
+    events = [
+        x("cpu_op", "one", 1000, 2000),
+        x("cpu_op", "two", 3000, 4000),
+        end_of_flow("s", 2500),
+        end_of_flow("f", 3000),
+    ]
+    (tmp_path / "profile.json").write_bytes(trace(*events))
+    merged = merge(tmp_path / "profile.json", recording(("Net", 0, 3000, 0)), tmp_path / "out.pftrace")
+    assert merged.notes == ["1 of the profiler's arrows are left out: no slice is where they begin or end"]
 
 
 def test_packets_without_a_place_are_counted(tmp_path: Path) -> None:

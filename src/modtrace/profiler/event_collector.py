@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from .._numbering import Numbering
-from ..formats.chrome_values import MAX_TIME_US, TrackKey, is_int64, is_track_key, microseconds_to_ns
+from ..formats.chrome_values import MAX_TIME_US, TrackKey, is_int64, microseconds_to_ns
+from ..formats.odd_events import OddEvents
 from .event_columns import (
     ApiCall,
     ApiCalls,
@@ -110,11 +111,12 @@ class EventCollector:
 
     Attributes:
         tids: all thread ids that are numbers, of what was taken so far.
+        odd: events that were not as most are.
     """
 
     def __init__(self) -> None:
         self.tids: set[int] = set()
-        self._tracks: dict[TrackKey, int] = {}
+        self.odd = OddEvents()
         self._thread_names: dict[TrackKey, str] = {}
         self._process_names: dict[int | str, str] = {}
         self._sort_indexes: dict[TrackKey, int] = {}
@@ -124,12 +126,26 @@ class EventCollector:
         self._arrow_begins: dict[Any, int] = {}
         self._arrow_ends: dict[Any, tuple[int, float]] = {}
         self._first, self._last = float("inf"), float("-inf")
-        self._malformed = self._total = self._pending = 0
+        self._early = self._no_numbers = self._total = self._pending = 0
 
-    def add(self, events: Sequence[Any]) -> None:
-        """Take note of a chunk's events; malformed ones are ignored."""
+    def add(self, events: Sequence[Any]) -> Sequence[Any]:
+        """Take note of a chunk's events, and return them as torch.profiler would write them: most are so."""
         self._total += len(events)
-        tables, tracks = self._tables, self._tracks
+        odd = self._add_ordinary(events)
+        if odd:
+            ordinary = [event for event in map(self.odd.ordinary, odd) if event is not None]
+            self.odd.malformed += len(self._add_ordinary(ordinary))
+            ids = {*map(id, odd)}
+            events = [*(event for event in events if id(event) not in ids), *ordinary]
+        self._pending += len(events)
+        if self._pending >= _MAX_PENDING:
+            self._take_pending()
+        return events
+
+    def _add_ordinary(self, events: Sequence[Any]) -> list[Any]:
+        """Take note of events as most are; return the others."""
+        odd: list[Any] = []
+        tables, tracks = self._tables, self.odd.tracks
         plain_op, op, launch = (table.pending.append for table in (tables.plain_ops, tables.ops, tables.launches))
         # One pass, and no calls where there are many: this loop is what attribution takes beside parsing.
         for event in events:
@@ -140,10 +156,7 @@ class EventCollector:
                         self._add_other(event, phase)
                     continue
                 kind = slice_kind(event.get("cat"))
-                key = (event["pid"], event["tid"])
-                track = tracks.get(key)
-                if track is None:
-                    track = self._new_track(key)
+                track = tracks[event["pid"], event["tid"]]
                 if kind in _HAVE_SEQUENCES:
                     name = event["name"]
                     what = _cpu_kind(name)
@@ -171,20 +184,20 @@ class EventCollector:
                 else:
                     self._add_rare(event, kind, track)
             except _MALFORMED:
-                self._malformed += 1
-        self._pending += len(events)
-        if self._pending >= _MAX_PENDING:
-            self._take_pending()
+                odd.append(event)
+        return odd
 
     def _add_other(self, event: dict[str, Any], phase: str) -> None:
         if phase == "M":
             self._metadata(event)
+        elif phase in "BE":
+            raise ValueError(phase)
         elif phase == "s":
-            self._arrow_begins[event["pid"], event["id"]] = self._track(event)
+            self._arrow_begins[event["pid"], event["id"]] = self.odd.tracks[event["pid"], event["tid"]]
         elif phase == "f" and 0 <= (start := float(event["ts"])) < MAX_TIME_US:
-            self._arrow_ends[event["pid"], event["id"]] = self._track(event), start
+            self._arrow_ends[event["pid"], event["id"]] = self.odd.tracks[event["pid"], event["tid"]], start
         elif "tid" in event:
-            self._track(event)
+            _ = self.odd.tracks[event["pid"], event["tid"]]
 
     def _add_special(self, event: dict[str, Any], what: int, track: int, sequence: Any) -> None:
         """Take a slice of the CPU whose name says more than that it is an operator."""
@@ -234,22 +247,14 @@ class EventCollector:
         """Move the rows of a chunk to the columns."""
         for name, table in vars(self._tables).items():
             if table.pending:
-                first, last, left_out = table.take_pending()
-                self._malformed += left_out
+                first, last, timeless, early, no_numbers = table.take_pending()
+                self.odd.malformed += timeless
+                self._early += early
+                self._no_numbers += no_numbers
                 if name != "windows":
                     self._first, self._last = min(self._first, first), max(self._last, last)
         self._tables.rest.take_rows()
         self._pending = 0
-
-    def _track(self, event: dict[str, Any]) -> int:
-        key = (event["pid"], event["tid"])
-        return self._tracks[key] if key in self._tracks else self._new_track(key)
-
-    def _new_track(self, key: TrackKey) -> int:
-        if not is_track_key(key):
-            raise TypeError(key)
-        track = self._tracks[key] = len(self._tracks)
-        return track
 
     def _metadata(self, event: dict[str, Any]) -> None:
         if event["name"] == "thread_name":
@@ -267,11 +272,12 @@ class EventCollector:
         tables: dict[str, Any] = {name: table.take_rows() for name, table in vars(self._tables).items()}
         syncs, windows, _ = (tables.pop(name) for name in ("syncs", "windows", "rest"))
         ends = microseconds_to_ns(np.array([self._first, self._last] if self._first <= self._last else [1.0, 0.0]))
+        tracks = self.odd.tracks.known
         # What only a process has, and no device.
         of_cpu = ("ops", "plain_ops", "nodes", "launches", "modules", "regions")
-        by_track = np.bincount(np.concatenate([tables[name].track for name in of_cpu]), minlength=len(self._tracks))
+        by_track = np.bincount(np.concatenate([tables[name].track for name in of_cpu]), minlength=len(tracks))
         pids = Counter[int | str]()
-        for (pid, _), track in self._tracks.items():
+        for (pid, _), track in tracks.items():
             pids[pid] += int(by_track[track])
         sync_times: dict[str, list[tuple[int, int]]] = {}
         sync_names = list(self._sync_names)
@@ -279,7 +285,7 @@ class EventCollector:
             sync_times.setdefault(sync_names[name], []).append((start, end))
         return ProfilerEvents(
             **tables,
-            tracks=list(self._tracks),
+            tracks=list(tracks),
             thread_names=self._thread_names,
             process_names=self._process_names,
             sort_indexes=self._sort_indexes,
@@ -292,8 +298,8 @@ class EventCollector:
             last=int(ends[1]),
             window=(int(windows.start.min()), int(windows.end.max())) if len(windows) else None,
             cpu_pids={pid: count for pid, count in pids.items() if count},
-            tids=frozenset(self.tids | {tid for _, tid in self._tracks if isinstance(tid, int)}),
-            malformed=self._malformed,
+            tids=frozenset(self.tids | {tid for _, tid in tracks if isinstance(tid, int)}),
+            malformed=self.odd.malformed + self._early + self._no_numbers,
             total=self._total,
         )
 

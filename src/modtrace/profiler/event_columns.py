@@ -14,6 +14,7 @@ import numpy as np
 
 from .._typing import AnyArray, Int64Array
 from ..formats.chrome_values import MAX_TIME_US, TrackKey, microseconds_to_ns
+from ..formats.odd_events import microseconds
 
 
 class ApiCall(IntEnum):
@@ -259,29 +260,38 @@ class SliceTable(Generic[_Columns]):
         by_column = zip(self._columns, zip(*rows, strict=True), strict=True)
         return [array(column.typecode, numbers) for column, numbers in by_column]
 
-    def take_pending(self) -> tuple[float, float, int]:
-        """Move what is pending to the columns; return its first and last moment, µs, and how many rows are left out.
+    def take_pending(self) -> tuple[float, float, int, int, int]:
+        """Move what is pending to the columns.
 
-        Those are not at a time, or not of numbers.
+        Returns:
+            Its first and last moment, µs; and how many rows are left out: as they have no time, are before the time 0
+            of the trace, and as something else in them is no number.
         """
         rows, self.pending[:] = self.pending[:], []
+        numbers, timeless = rows, 0
         try:
             new = self._of(rows)
         except _NO_NUMBERS:
-            numbers = [row for row in rows if self._is_of_numbers(row)]
+            timed = [row for row in map(_with_times, rows) if row is not None]
+            numbers = [row for row in timed if self._is_of_numbers(row)]
+            timeless = len(rows) - len(timed)
             if not numbers:
-                return np.inf, -np.inf, len(rows)
+                return np.inf, -np.inf, timeless, 0, len(timed)
             new = self._of(numbers)
         first, length = np.frombuffer(new[1], np.float64), np.frombuffer(new[2], np.float64)
         last = first + length
         valid = (first > 0) & (length >= 0) & (last < MAX_TIME_US)
+        early = int(np.count_nonzero((first <= 0) & (length >= 0)))
+        left_out = len(first)
         if not valid.all():
             first, last = first[valid], last[valid]
             kept = np.flatnonzero(valid).tolist()
             new = [array(column.typecode, [column[row] for row in kept]) for column in new]
+        left_out -= len(first)
         for column, more in zip(self._columns, new, strict=True):
             column.extend(more)
-        return float(first.min(initial=np.inf)), float(last.max(initial=-np.inf)), len(rows) - len(first)
+        first_and_last = float(first.min(initial=np.inf)), float(last.max(initial=-np.inf))
+        return *first_and_last, timeless + left_out - early, early, len(rows) - timeless - len(numbers)
 
     def _is_of_numbers(self, row: tuple[Any, ...]) -> bool:
         try:
@@ -294,6 +304,15 @@ class SliceTable(Generic[_Columns]):
         """Return the columns, with times in nanoseconds, and empty the table: nothing is in memory twice."""
         columns, self._columns = self._columns, self._empty()
         return self._kind(*map(_array, columns))
+
+
+def _with_times(row: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Return a row with its times as numbers, which may be texts of some; None if they are none."""
+    track, start, duration, *rest = row
+    try:
+        return track, microseconds(start), microseconds(duration), *rest
+    except _NO_NUMBERS:
+        return None
 
 
 def _array(column: "array[Any]") -> Any:

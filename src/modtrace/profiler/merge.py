@@ -79,8 +79,7 @@ def merge_timeline(
             stream, collector = EventStream(source), EventCollector()
             output = _new_output(name, stream, sink)
             for chunk in stream.chunks():
-                output.add(chunk)
-                collector.add(chunk.events)
+                output.add(chunk, collector.add(chunk.events), collector.odd.tracks)
             if MERGED in stream.keys:
                 problem = (
                     "this trace was merged before and holds its recording: open it as it is, or merge the profiler's"
@@ -88,7 +87,7 @@ def merge_timeline(
                 raise TraceError(source.path, f"{problem} own trace")
             events = collector.events()
             overlaid = overlay(timeline, events, stream.keys, source.path, captured)
-            merged = _describe(overlaid, stream, output.notes(), name)
+            merged = _describe(overlaid, stream, [*output.notes(), *collector.odd.notes()], name)
             recording = overlaid.recording(events, base_time_ns(stream.keys, source.path))
             output.finish(overlaid, events, merged.metadata, pack_table(recording))
             return merged

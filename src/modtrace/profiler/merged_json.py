@@ -170,7 +170,7 @@ class JsonOutput:
         self._comma = b""
         self._sink.write(b'{"traceEvents":[' if stream.bare else _readable_envelope(stream.head))
 
-    def add(self, chunk: Chunk) -> None:
+    def add(self, chunk: Chunk, *_: object) -> None:
         """Copy the bytes of some of the profiler's events."""
         self._sink.write(self._comma)
         self._sink.write(chunk.raw)

@@ -1,6 +1,6 @@
 """A merged trace in Perfetto's own format: the profiler's events as track events, the recording as it always is."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, Track
 from ..formats.chrome_values import TrackKey, base_time_ns
 from ..formats.escape import escaped
 from ..formats.event_stream import Chunk, EventStream
+from ..formats.odd_events import TrackNumbers
 from ..formats.own_table import Checksum, packet_table
 from ..formats.perfetto_ids import PROFILER_SEQUENCE, REALTIME_CLOCK
 from ..formats.trace_file import MERGED_PACKET, metadata_json
@@ -40,14 +41,13 @@ class PacketOutput:
         self._stream, self._sink = stream, Checksum(sink.write)
         self._slices = ProfilerSlices()
 
-    def add(self, chunk: Chunk) -> None:
-        """Take some of the profiler's events."""
-        self._slices.add(chunk.events)
+    def add(self, _chunk: Chunk, events: Sequence[Any], tracks: TrackNumbers) -> None:
+        """Take some of the profiler's events, see `EventCollector.add`."""
+        self._slices.add(events, tracks)
 
     def notes(self) -> list[str]:
-        """Return how many events are left out."""
-        skipped = self._slices.skipped
-        return [f"{skipped} of the profiler's events are of a kind that .pftrace has no place for"] if skipped else []
+        """Return what is left out."""
+        return self._slices.notes()
 
     def finish(self, overlaid: Overlay, events: ProfilerEvents, metadata: Mapping[str, Any], table: bytes) -> None:
         """Write everything.
@@ -73,9 +73,9 @@ class PacketOutput:
         shown = describe_slices(spans, overlaid.timeline_with_captures, overlaid.collective_names)
         fields = [encoder.fields(one.label, one.category, one.args) for one in shown]
         sink.write(serialize(*encoder.interned_packets()))
-        ranks = {key: rank for rank, key in enumerate(slices.tracks)}
-        for key, rank in ranks.items():
-            for part in slices.packets(key, base, _uuid("track", key), _beside(key, rank, overlaid)):
+        ranks = {events.tracks[track]: rank for rank, track in enumerate(slices.tracks)}
+        for track, (key, rank) in zip(slices.tracks, ranks.items(), strict=True):
+            for part in slices.packets(track, base, _uuid("track", key), _beside(key, rank, overlaid)):
                 sink.write(part)
         for track in np.unique(spans.track).tolist():
             own, key = slice(*np.searchsorted(spans.track, [track, track + 1]).tolist()), events.tracks[track]
@@ -108,7 +108,7 @@ def _tracks(slices: ProfilerSlices, events: ProfilerEvents, overlaid: Overlay) -
     """
     with_modules = {events.tracks[track] for track in np.unique(overlaid.devices.track).tolist()}
     recorded: dict[TrackKey, str] = {(overlaid.pid, track.tid): track.thread for track in overlaid.drawn.tracks}
-    keys = list(dict.fromkeys([*slices.tracks, *with_modules, *recorded]))
+    keys = list(dict.fromkeys([*(events.tracks[track] for track in slices.tracks), *with_modules, *recorded]))
     for pid in dict.fromkeys([overlaid.pid, *(pid for pid, _ in keys if isinstance(pid, int))]):
         packet = describe_track(PROFILER_SEQUENCE, _uuid("process", pid))
         descriptor = packet.track_descriptor

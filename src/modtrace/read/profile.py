@@ -26,4 +26,6 @@ def load_profile(path: str | os.PathLike[str]) -> Timeline:
         events = collector.events()
         made = overlay(None, events, stream.keys, file.path)
     timeline = made.recording(events, base)
-    return replace(timeline, metadata={**timeline.metadata, "notes": [*made.notes, *stream.notes()]})
+    return replace(
+        timeline, metadata={**timeline.metadata, "notes": [*made.notes, *stream.notes(), *collector.odd.notes()]}
+    )
