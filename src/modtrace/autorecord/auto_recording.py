@@ -84,7 +84,7 @@ class AutoRecording:
             raise self.error
         if self.recording is not None:
             self.recording.stop()
-            self.recording.save_unsaved()
+            self.recording._save_unsaved()
 
     def _start(self) -> None:
         if self._unattended and "modtrace.cli" in sys.modules:  # `modtrace run` has options for all this
@@ -99,11 +99,11 @@ class AutoRecording:
                 return
             self._prepare()
             recording = record(**self._arguments)
-            recording.replaceable = True
-            recording.on_saved = _say_where if self._unattended else lambda _: None  # who made it says it
-            recording.warn = _say
+            recording._replaceable = True
+            recording._on_saved = _say_where if self._unattended else lambda _: None  # who made it says it
+            recording._warn = _say
             if self._save_on_term and recording.path is not None:
-                recording.save_on_term()
+                recording._save_on_term()
             recording.start()
             self.recording = recording
         except Exception as error:
@@ -121,7 +121,7 @@ class AutoRecording:
 
     def _say_last(self) -> None:
         children = self._job.close()
-        recorded = self.recording is not None and not self.recording.is_empty
+        recorded = self.recording is not None and not self.recording._is_empty
         if children.saved or children.unsaved:
             line = self._about_children(children)
             if children.saved and not recorded:

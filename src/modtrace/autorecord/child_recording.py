@@ -78,7 +78,7 @@ def record_forked_children(recording: Recording, job: Job) -> None:
 def _after_fork() -> None:
     assert _recorded is not None
     recording, job = _recorded
-    if recording.replaced_by is None:
+    if recording._replaced_by is None:
         record_this_child(job)
 
 
@@ -87,8 +87,8 @@ def _begin(job: Job) -> None:
         return
     try:
         recording = record(**job.child_arguments())
-        recording.replaceable = True
-        recording.on_saved = partial(job.note, "saved")
+        recording._replaceable = True
+        recording._on_saved = partial(job.note, "saved")
         recording.start()
     except Exception as error:
         _log.error("nothing is recorded of the child process %d: %s", os.getpid(), error)

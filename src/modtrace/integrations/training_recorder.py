@@ -51,7 +51,7 @@ class RecordingCallback:
         """Start the recording if it is to record this step, and does not run yet."""
         if self.recording is None and current() is None and (self._steps is None or step in range(*self._steps)):
             self.recording = record(self._path, **self._options)
-            self.recording.first_step = step
+            self.recording._first_step = step
             self.recording.start()
 
     def _end_step(self, step: int) -> None:
@@ -69,7 +69,7 @@ class RecordingCallback:
 
     def _new_lines(self) -> list[dict[str, Any]]:
         """Return the lines of steps that the watcher of `keep_when` has written since the last call."""
-        path = None if self.recording is None else self.recording.lines_path
+        path = None if self.recording is None else self.recording._lines_path
         if path is None or not path.exists():
             return []
         with path.open("rb") as file:

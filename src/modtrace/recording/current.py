@@ -86,12 +86,12 @@ def start_alone(recording: Recording, switch_on: Callable[[], None]) -> None:
         if _current is not None and not _complete:
             _current._switch_off()
             _current = None
-        if _current is not None and _current.replaceable:
-            _current.replaced_by = recording
+        if _current is not None and _current._replaceable:
+            _current._replaced_by = recording
             _current._stop_and_log("when another one started")
         if _current is not None:
             raise RecordingError(
-                f"a recording is running in this process, {_current.destination}; stop it before starting another: "
+                f"a recording is running in this process, {_current._destination}; stop it before starting another: "
                 "modtrace.current().stop()"
             )
         _complete = False

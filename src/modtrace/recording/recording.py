@@ -41,14 +41,6 @@ class Recording:
     methods; `start` with a signal to save on, and the `stop` that goes with it, belong to the main thread. Whatever
     needs a recording that was started raises `RecordingError` where it was not.
 
-    Attributes:
-        on_saved: called once `stop` has ended it, with the file it saved last, or its ring's; at first it logs that.
-        warn: called with what the user should know of it; at first it logs that.
-        replaceable: True for recordings of `MODTRACE=` and `modtrace run`: an explicit `record()` replaces them, and
-            they save no file where nothing was recorded.
-        replaced_by: the recording that did; None if none has.
-        first_step: the number of the step in which it starts, where a trainer counts them; set before `start`.
-
     Example:
         >>> recording = modtrace.record(ring="run.modtrace").start()
         >>> train_step()
@@ -87,12 +79,16 @@ class Recording:
         self._written: tuple[Timeline, int] | None = None
         self._optimizer_steps = OptimizerSteps(self._on_optimizer_step)
         self._make_capture = make_capture
-        self.first_step = self._marked_steps = self._followed_steps = 0
+        self._marked_steps = self._followed_steps = 0
         self._block: object = None
-        self._entered = self._unsaved = self._cycle_ended = self._was_stopped = self.replaceable = False
-        self.on_saved: Callable[[str], None] = log_saved
-        self.warn: Callable[[str], None] = _log.warning
-        self.replaced_by: Recording | None = None
+        self._entered = self._unsaved = self._cycle_ended = self._was_stopped = False
+        # The command line, `MODTRACE=` and trainers set these. An explicit record() replaces a replaceable recording,
+        # which saves no file if nothing was recorded.
+        self._first_step = 0
+        self._on_saved: Callable[[str], None] = log_saved
+        self._warn: Callable[[str], None] = _log.warning
+        self._replaceable = False
+        self._replaced_by: Recording | None = None
 
     def __enter__(self) -> Recording:
         self._entered = True
@@ -125,13 +121,13 @@ class Recording:
         return self._outputs.path
 
     @property
-    def destination(self) -> str:
+    def _destination(self) -> str:
         """Where it records, for a message: `to step.pftrace`, or `in memory`."""
         path = self.path or self._outputs.ring_path
         return "in memory" if path is None else f"to {path}"
 
     @property
-    def lines_path(self) -> Path | None:
+    def _lines_path(self) -> Path | None:
         """The file in which the watcher of `keep_when` writes a JSON line per step; None if there is no watcher."""
         ring = self._outputs.ring_path
         return None if ring is None or self._kept_windows.conditions is None else kept_folder(ring) / STEPS_FILE
@@ -159,7 +155,7 @@ class Recording:
         return self._started().engine.kind
 
     @property
-    def is_empty(self) -> bool:
+    def _is_empty(self) -> bool:
         """Whether it holds no call of a module, no collective and no step."""
         if self.steps:
             return False
@@ -189,7 +185,7 @@ class Recording:
             self._capture = None
             self._unused.release()
             raise
-        self._kept_windows.watch(None if self._capture is None else self._capture.ring, self.warn)
+        self._kept_windows.watch(None if self._capture is None else self._capture.ring, self._warn)
         return self
 
     def _switch_on(self) -> None:
@@ -207,8 +203,8 @@ class Recording:
             return
         if self._capture is None or self._cycle_ended:
             self._timeline = self._written = None
-            make = partial(self._make_capture, first_step=None if self._cycles.is_scheduled else self.first_step)
-            self._capture = self._outputs.make_capture(make, self.warn)
+            make = partial(self._make_capture, first_step=None if self._cycles.is_scheduled else self._first_step)
+            self._capture = self._outputs.make_capture(make, self._warn)
             self._cycle_ended = False
         capture = self._started()
         if self._cycles.action is not ProfilerAction.WARMUP and not capture.started:
@@ -250,24 +246,24 @@ class Recording:
         if ran:
             model = None if self._capture is None else self._capture.unmatched_model()
             if model is not None:
-                self.warn(f"model: no {model}, nor a part of one, was called; names start at the outermost modules")
-            self.save_unsaved()
+                self._warn(f"model: no {model}, nor a part of one, was called; names start at the outermost modules")
+            self._save_unsaved()
             is_known = self._timeline is not None or self._written is not None
-            lost = kept_sentence(self.saved_timeline()[0]) if is_known else ""
+            lost = kept_sentence(self._saved_timeline()[0]) if is_known else ""
             if lost:
-                self.warn(lost)
+                self._warn(lost)
             path = self.saved_paths[-1] if self.saved_paths else self._outputs.ring_path
             if path is not None:
-                self.on_saved(path)
+                self._on_saved(path)
 
-    def save_unsaved(self) -> None:
+    def _save_unsaved(self) -> None:
         """Save to its path what was recorded and is not there yet, where a path was given.
 
         Raises:
             RecordingError: another rank has written that file.
             WriteError: it cannot be written.
         """
-        if self._unsaved and not (self.replaceable and self.is_empty):
+        if self._unsaved and not (self._replaceable and self._is_empty):
             self._outputs.save(self.save)
             self._unsaved = self.running
 
@@ -277,7 +273,7 @@ class Recording:
         Steps also end by themselves where optimizers step; once this is called, only its calls count. After `max_steps`
         steps the recording stops, and saves; an error of saving is logged.
         """
-        self._write_mark(Kind.STEP, None, self.first_step + self._marked_steps)
+        self._write_mark(Kind.STEP, None, self._first_step + self._marked_steps)
         self._marked_steps += 1
         # The optimizer has most often stepped just before the first call of this, for the same step.
         if self._marked_steps > self._followed_steps:
@@ -286,7 +282,7 @@ class Recording:
     def _on_optimizer_step(self, step: int, _complete: bool) -> None:
         if self._marked_steps or not self.running:
             return
-        self._write_mark(Kind.OPTIMIZER_STEP, None, self.first_step + step)
+        self._write_mark(Kind.OPTIMIZER_STEP, None, self._first_step + step)
         if self._optimizer_steps.ended > self._followed_steps:
             self._on_steps_ended(self._optimizer_steps.ended)
 
@@ -298,7 +294,7 @@ class Recording:
             try:
                 if self._cycles.next(count):
                     change_alone(self, self._end_cycle)
-                    self.save_unsaved()
+                    self._save_unsaved()
                     self._unsaved = False
                     self._cycles.number += 1
                 change_alone(self, self._follow_schedule)
@@ -344,7 +340,7 @@ class Recording:
             )
         self._write_mark(Kind.MARK, f"{KEEP_PREFIX}{why}", 0)
         if self.running and self._capture is not None:
-            self._kept_windows.keep_now(why, self._outputs.ring_path or self.path, self.snapshot, self.warn)
+            self._kept_windows.keep_now(why, self._outputs.ring_path or self.path, self.snapshot, self._warn)
 
     def range(self, name: str) -> NamedRange:
         """Return a block, `with recording.range("augment"):`, that is a range of this name; also a decorator.
@@ -385,7 +381,7 @@ class Recording:
             self._timeline = self.snapshot()
         return self._timeline
 
-    def saved_timeline(self) -> tuple[Timeline, int]:
+    def _saved_timeline(self) -> tuple[Timeline, int]:
         """Return the timeline of a stopped recording and its number of spans, which it lacks if a large ring was saved.
 
         Raises:
@@ -424,14 +420,14 @@ class Recording:
             raise RecordingError("the recording was not started; use it in a with block, or call start()")
         return self._capture
 
-    def save_on_term(self) -> None:
+    def _save_on_term(self) -> None:
         """Also save if SIGTERM ends the process, which ends then as it would have; to be called before `start`."""
         self._signal = SaveOnSignal(self._on_signal, self._on_signal_came, self._save_before_end)
 
     def _save_before_end(self) -> None:
         self._save_on_signal()
         if self.saved_paths:
-            self.warn(f"SIGTERM: what was recorded so far is in {self.saved_paths[-1]}")
+            self._warn(f"SIGTERM: what was recorded so far is in {self.saved_paths[-1]}")
 
     def _on_signal_came(self) -> None:
         if self._kept_windows.on_signal and self.running:
@@ -441,7 +437,7 @@ class Recording:
 
     def _save_on_signal(self) -> None:
         try:
-            self.save_unsaved()
+            self._save_unsaved()
         except ModtraceError as error:
             _log.error("the recording could not be saved on the signal: %s", error)
 
