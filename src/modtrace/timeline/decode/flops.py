@@ -206,9 +206,9 @@ class _CallCosts:
         all_counted = np.ones(len(self._pairs), np.bool_)
         all_counted[pair[~is_counted[nodes]]] = False
         pair_call, graph = alike[original[of_interval[nodes[first]]]], passes.graph[pass_of[nodes[first]]]
-        shared, pair_alike = np.unique(np.stack([pair_call, graph]), axis=1, return_inverse=True)
+        pair_alike, has_key = np.full(len(pair_call), -1, np.int64), pair_call >= 0
+        shared, pair_alike[has_key] = np.unique(np.stack([pair_call, graph])[:, has_key], axis=1, return_inverse=True)
         pair_keys = [(*keys[one], of_graph) for one, of_graph in shared.T.tolist()]
-        pair_alike = np.where(pair_call >= 0, pair_alike, -1)
         self._backward = _Costs(of_pairs, all_counted, intervals.start_position[nodes[first]], pair_alike, pair_keys)
 
     def _pair(self, call: Int64Array, pass_of: Int64Array) -> Int64Array:
