@@ -288,6 +288,25 @@ def test_a_step_begins_with_what_leads_to_its_training() -> None:
     assert [divide_steps(timeline.steps(low))[0].parts for low in range(4)] == [*map(dict, parts_of(timeline))]
 
 
+def test_what_is_before_the_steps_is_of_the_thread_that_did_most_until_each_mark() -> None:
+    script = EventScript()
+    ranges, net = _Ranges(script), script.name("Net")
+    script.on_thread(script.add_thread("loads", tid=2))
+    ranges.whole(0, 90, NOTE)
+    script.on_thread(0)
+    script.step(100, 0)
+    ranges.whole(110, 190, SAVE)
+    for number, at in ((1, 500), (2, 540)):
+        script.enter(at, net, number, number)
+        script.exit(at + 10, net, number, number + 1)
+        script.pass_begin(at + 20, number)
+        script.node(at + 21, at + 29, number)
+        script.pass_end(at + 30, number)
+        script.step(at + 40, number)
+
+    assert build_timeline(script.snapshot()).summary().around.before == {"other": 330, "note": 90, "saving": 80}
+
+
 @pytest.mark.parametrize("trains_before", [False, True])
 def test_what_a_training_before_a_long_pause_took_is_in_no_step(trains_before: bool) -> None:
     script = EventScript()

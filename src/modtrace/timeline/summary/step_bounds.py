@@ -113,16 +113,21 @@ class StepBounds(NamedTuple):
     def between(self, timeline: Timeline) -> StepBounds:
         """Return the times between the steps of each thread; if marks end steps, those before and after them too.
 
-        What comes after the last mark is not `whole`: in a piece of a timeline it belongs to the next piece.
+        A mark cuts the time that it is in, so that a timeline has the same times as its pieces. What comes after the
+        last mark is not `whole`: in a piece of a timeline it belongs to the next piece.
         """
         in_order = self.take(np.lexsort((self.start, self.tid)))
         if self.step_by == OPTIMIZER:
-            edges, of_process = _extent(timeline), np.full(3, _PROCESS)
+            edges = _edges(timeline)
             edges[0] = self.start.min(initial=edges[0])
-            edges[1:] = np.maximum(edges[1:], self.end.max(initial=-_NEVER))
-            around = StepBounds(of_process, edges, edges, of_process != _PROCESS, of_process, [STEP] * 3, OPTIMIZER)
-            in_order = StepBounds.joined([around.take(np.array([0])), in_order, around.take(np.array([1, 2]))])
-        in_order = in_order._replace(whole=np.arange(len(in_order.tid)) <= len(self.number) + 1)
+            edges[-1] = self.end.max(initial=edges[-1])
+            edges, of_process = np.maximum(edges, edges[0]), np.full(len(edges), _PROCESS)
+            points = StepBounds(of_process, edges, edges, edges < 0, of_process, [STEP] * len(edges), OPTIMIZER)
+            in_order = StepBounds.joined([points, in_order])
+            in_order = in_order.take(np.argsort(in_order.start, kind="stable"))
+        whole = np.ones(len(in_order.tid), np.bool_)
+        whole[-1:] = self.step_by != OPTIMIZER
+        in_order = in_order._replace(whole=whole)
         later = in_order.take(np.arange(1, len(in_order.tid)))
         gaps = later._replace(start=in_order.end[:-1], end=later.start)
         gaps = gaps.take(np.flatnonzero((in_order.tid[:-1] == later.tid) & (gaps.start < gaps.end)))
@@ -227,12 +232,12 @@ def _marked_steps(timeline: Timeline) -> StepBounds:
     return StepBounds(number[begun], start, end, whole, of_process, names, OPTIMIZER)
 
 
-def _extent(timeline: Timeline) -> Int64Array:
-    """Return when the first process did something first, or the first of chosen steps began; its last mark; its end."""
+def _edges(timeline: Timeline) -> Int64Array:
+    """Return when the first process did something first, or the first of chosen steps began; its marks; its end."""
     own = np.flatnonzero(first_process_tracks(timeline)[timeline.slices.track])
     begin = int(timeline.slices.start[own].min(initial=_NEVER)) if timeline.begin_ns is None else timeline.begin_ns
-    last_mark = max((mark.time_ns for mark in timeline.marks if mark.kind == "step"), default=begin)
-    return np.array([begin, last_mark, timeline.slices.end[own].max(initial=last_mark)])
+    marks = [mark.time_ns for mark in timeline.marks if mark.kind == "step"]
+    return np.array([begin, *marks, timeline.slices.end[own].max(initial=max(marks, default=begin))])
 
 
 def _range_edges(timeline: Timeline) -> tuple[list[int], list[int]]:
