@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -148,6 +151,84 @@ def test_a_module_that_raises_shows_its_own_frames_only(tmp_path: Path) -> None:
     ] * 3
 
 
+RAISES_ITS_OWN_NAME = "raise ModuleNotFoundError('no part', name='package')"
+
+
+@pytest.mark.parametrize(
+    ("init", "script"),
+    [
+        ("", RAISES_ITS_OWN_NAME),
+        ("import package.lost", ""),
+        ("", "import package.lost"),
+        ("", "import click; raise click.UsageError('the script is wrong')"),
+    ],
+)
+def test_a_module_raises_what_it_raises_under_python(init: str, script: str, tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text(init)
+    (tmp_path / "package" / "script.py").write_text(script)
+
+    plain = run("-m", "package.script", cwd=tmp_path)
+    recorded = run("-m", "modtrace", "run", "-m", "package.script", cwd=tmp_path)
+
+    frames = [
+        [line for line in stderr.splitlines() if "runpy" not in line and not line.startswith("modtrace: ")]
+        for stderr in (plain.stderr, recorded.stderr)
+    ]
+    assert recorded.returncode == plain.returncode == 1
+    assert frames[0] == frames[1]
+
+
+@pytest.mark.parametrize(
+    "shebang", ["#!/usr/bin/env python3\n", "#!/bin/sh\n'''exec' \"{python}\" \"$0\" \"$@\"\n' '''\n"]
+)
+def test_a_command_on_the_path_sees_what_it_sees_under_python(shebang: str, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "launch").write_text(shebang.format(python=sys.executable) + SURROUNDINGS)
+    (tmp_path / "bin" / "launch").chmod(0o755)
+    path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
+
+    plain = run(str(tmp_path / "bin" / "launch"), "--steps", "3", cwd=tmp_path)
+    recorded = run("-m", "modtrace", "run", "launch", "--steps", "3", cwd=tmp_path, PATH=path)
+
+    assert recorded.stdout == plain.stdout != ""
+
+
+def test_what_a_command_on_the_path_launches_is_recorded(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN + "train(2)")
+    (tmp_path / "bin").mkdir()
+    launch = "#!/usr/bin/env python3\nimport subprocess, sys\n"
+    launch += "sys.exit(subprocess.run([sys.executable, *sys.argv[1:]]).returncode)\n"
+    (tmp_path / "bin" / "launch").write_text(launch)
+    (tmp_path / "bin" / "launch").chmod(0o755)
+    path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
+
+    done = run("-m", "modtrace", "run", "launch", "train.py", cwd=tmp_path, PATH=path)
+
+    [trace] = tmp_path.glob("launch.pid*.pftrace")
+    assert done.returncode == 0, done.stderr
+    assert ours(done.stderr)[0].startswith(f"modtrace: 1 child process is in {trace.name}")
+    assert len(modtrace.load(trace).spans) == 8
+
+
+@pytest.mark.parametrize("end", ["print('done')", "raise ValueError('x')", "import sys; sys.exit(4)", "True print"])
+def test_code_ends_as_it_does_under_python(end: str, tmp_path: Path) -> None:
+    code = f"import sys; print(sys.argv, sys.path[0], '__file__' in globals(), __loader__)\n{end}"
+
+    plain = run("-c", code, "-x", cwd=tmp_path)
+    recorded = run("-m", "modtrace", "run", "-c", code, "-x", cwd=tmp_path)
+
+    assert (recorded.returncode, recorded.stdout) == (plain.returncode, plain.stdout)
+    assert theirs(recorded.stderr) == plain.stderr.splitlines()
+
+
+def test_the_trace_of_code(tmp_path: Path) -> None:
+    done = run("-m", "modtrace", "run", "-c", TRAIN + "import sys; train(int(sys.argv[1]))", "3", cwd=tmp_path)
+
+    assert ours(done.stderr)[-2] == "modtrace: 12 spans of 3 steps are in command.pftrace"
+    assert len(modtrace.load(tmp_path / "command.pftrace").spans) == 12
+
+
 def test_the_trace_of_a_training_script(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN + "train(3)")
 
@@ -292,6 +373,8 @@ def test_a_script_without_torch(tmp_path: Path) -> None:
     ("arguments", "code", "fault"),
     [
         (["absent.py"], 2, "modtrace: There is no script 'absent.py'."),
+        (["sh"], 2, f"modtrace: {shutil.which('sh')} is no script for Python."),
+        (["-m", "package"], 2, "modtrace: No module named 'package.__main__'."),
         (["-m", "absent"], 2, "modtrace: No module named 'absent'."),
         (["-m", "absent.part"], 2, "modtrace: No module named 'absent'."),
         (
@@ -306,6 +389,7 @@ def test_a_script_without_torch(tmp_path: Path) -> None:
 )
 def test_mistakes(arguments: list[str], code: int, fault: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import torch; print('ran')")
+    (tmp_path / "package").mkdir()
 
     done = run("-m", "modtrace", "run", *arguments, cwd=tmp_path)
 

@@ -5,12 +5,13 @@ import importlib.util
 import io
 import os
 import runpy
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from importlib.machinery import SourceFileLoader
+from importlib.machinery import BuiltinImporter, SourceFileLoader
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import CodeType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -35,16 +36,34 @@ def run_file(path: str, arguments: Sequence[str]) -> None:
         ScriptError: whatever the script raises, SystemExit and KeyboardInterrupt included.
     """
     absolute = os.path.abspath(path)
-    main = ModuleType("__main__")
-    vars(main).update(__file__=absolute, __builtins__=builtins, __loader__=SourceFileLoader("__main__", absolute))
+
+    def compiled() -> CodeType:
+        with io.open_code(absolute) as file:
+            return compile(file.read(), absolute, "exec", dont_inherit=True)
+
     sys.argv = [path, *arguments]
     _set_first_search_path(os.path.dirname(os.path.realpath(path)))
+    _run_as_main(compiled, __file__=absolute, __loader__=SourceFileLoader("__main__", absolute))
+
+
+def run_code(code: str, arguments: Sequence[str]) -> None:
+    """Run code as `__main__` and wait for its threads.
+
+    Raises:
+        ScriptError: whatever the code raises, SystemExit and KeyboardInterrupt included.
+    """
+    sys.argv = ["-c", *arguments]
+    _set_first_search_path("")
+    _run_as_main(lambda: compile(code, "<string>", "exec", dont_inherit=True), __loader__=BuiltinImporter)
+
+
+def _run_as_main(compiled: Callable[[], CodeType], **attributes: object) -> None:
+    main = ModuleType("__main__")
+    vars(main).update(__builtins__=builtins, **attributes)
     # Not restored afterwards: threads, exit handlers and pickles still look it up.
     sys.modules["__main__"] = main
     try:
-        with io.open_code(absolute) as file:
-            code = compile(file.read(), absolute, "exec", dont_inherit=True)
-        exec(code, vars(main))  # noqa: S102 (what the command is for)
+        exec(compiled(), vars(main))  # noqa: S102 (what the command is for)
         _wait_for_threads()
     except BaseException as error:
         raise ScriptError(error, _strip_runner_frames(error.__traceback__)) from None
@@ -60,16 +79,46 @@ def run_module(name: str, arguments: Sequence[str]) -> None:
     sys.argv = [name, *arguments]
     _set_first_search_path(os.getcwd())
     try:
-        if importlib.util.find_spec(name) is None:
-            raise click.UsageError(f"No module named {name!r}.")
-        runpy.run_module(name, run_name="__main__", alter_sys=True)
-        _wait_for_threads()
-    except click.UsageError:
-        raise
+        missing = _find_missing(name)
+        if missing is None:
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+            _wait_for_threads()
     except BaseException as error:
-        if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
-            raise click.UsageError(f"No module named {error.name!r}.") from None
         raise ScriptError(error, _strip_runner_frames(error.__traceback__)) from None
+    if missing is not None:
+        raise click.UsageError(f"No module named {missing!r}.")
+
+
+def _find_script(name: str) -> str:
+    """Return the path of a script: as it is given, or the command of that name on `PATH`, as pip makes it.
+
+    Raises:
+        UsageError: there is no such script.
+    """
+    if os.path.isfile(name):
+        return name
+    path = shutil.which(name)
+    if path is None:
+        raise click.UsageError(f"There is no script {name!r}.")
+    with open(path, "rb") as file:
+        # pip writes a line for sh before Python's own where the path of Python is long.
+        first, second = file.readline(), file.readline()
+    if not (first.startswith(b"#!") and (b"python" in first or second.startswith(b"'''exec' "))):
+        raise click.UsageError(f"{path} is no script for Python.")
+    return path
+
+
+def _find_missing(module: str) -> str | None:
+    """Return the name under which `python -m` misses a module, or the `__main__` of a package; None if it is there."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except ModuleNotFoundError as error:
+        if error.name and f"{module}.".startswith(f"{error.name}."):
+            return error.name
+        raise
+    if spec is None or spec.submodule_search_locations is None:
+        return module if spec is None else None
+    return _find_missing(f"{module}.__main__")
 
 
 def _set_first_search_path(folder: str) -> None:
@@ -88,7 +137,11 @@ def _wait_for_threads() -> None:
 
 def _strip_runner_frames(traceback: TracebackType | None) -> TracebackType | None:
     """Drop the frames of the code that started the script."""
-    while traceback is not None and traceback.tb_frame.f_globals.get("__name__") in (__name__, "runpy"):
+    while traceback is not None and traceback.tb_frame.f_globals.get("__name__") in (
+        __name__,
+        "importlib.util",
+        "runpy",
+    ):
         traceback = traceback.tb_next
     return traceback
 
@@ -143,7 +196,8 @@ def _recording_options(function: Callable[..., None]) -> Callable[..., None]:
 @click.command("run", context_settings={"allow_interspersed_args": False})
 @click.argument("script", type=click.Path())
 @click.argument("arguments", nargs=-1, type=click.Path())
-@click.option("-m", "as_module", is_flag=True, help="SCRIPT is a module, as for python -m.")
+@click.option("-m", "kind", flag_value="module", help="SCRIPT is a module, as for python -m.")
+@click.option("-c", "kind", flag_value="code", help="SCRIPT is code, as for python -c.")
 @value_option("-o --output", click.Path(), "OUT", "Trace to write; the suffix picks the format. [SCRIPT.pftrace]")
 @click.option("--save-on-term/--no-save-on-term", default=False, help="Save OUT if SIGTERM ends SCRIPT.")
 @_recording_options
@@ -152,7 +206,7 @@ def _recording_options(function: Callable[..., None]) -> Callable[..., None]:
 def run_command(
     script: str,
     arguments: tuple[str, ...],
-    as_module: bool,
+    kind: str | None,
     output: str | None,
     save_on_term: bool,
     device_depth: int | None,
@@ -161,22 +215,24 @@ def run_command(
 ) -> None:
     """Run SCRIPT with its ARGUMENTS, unchanged, and record its modules.
 
-    The script sees what it would see under python: sys.argv, sys.path, __main__, exit code and traceback. In OUT and
-    FILE, %r is the rank, %p the process id and %h a hash of the host; under torchrun, without %r and %p, each rank
-    writes OUT.rank3.pftrace.
+    SCRIPT may be a command on PATH, such as torchrun or accelerate. It sees what it would see under python: sys.argv,
+    sys.path, __main__, exit code and traceback. In OUT and FILE, %r is the rank, %p the process id and %h a hash of
+    the host; under torchrun, without %r and %p, each rank writes OUT.rank3.pftrace.
     """
     from ..._rank import absolute_path, add_rank, expand_path
     from ...autorecord import AutoRecording
     from ...write import check_writable
 
-    if not as_module and not os.path.isfile(script):
-        raise click.UsageError(f"There is no script {script!r}.")
+    if kind is None:
+        script = _find_script(script)
     check_can_record()
     if device_modules or device_depth:
         levels = f",{device_depth}" if device_depth else ""
         options["device_times"] = f"{device_modules or '*'}{levels}"
     _check_conditions(options["keep_when"], options["ring"])
-    stem = script.removesuffix(".__main__").rpartition(".")[2] if as_module else Path(script).stem
+    stem = "command" if kind == "code" else Path(script).stem
+    if kind == "module":
+        stem = script.removesuffix(".__main__").rpartition(".")[2]
     path = add_rank(output or f"{stem}.pftrace".replace("%", "%%"), os.environ)
     trace = expand_path(path, os.environ)
     check_writable(trace)
@@ -191,7 +247,7 @@ def run_command(
         save_on_term=save_on_term,
     )
     try:
-        (run_module if as_module else run_file)(script, arguments)
+        {"module": run_module, "code": run_code}.get(kind or "", run_file)(script, arguments)
     except ScriptError as script_error:
         if isinstance(auto.error, ModtraceError) and script_error.error is auto.error:
             raise auto.error from None
