@@ -44,7 +44,7 @@ def recording(path: Path) -> None:
     from modtrace.formats.event_stream import EventStream
     from modtrace.formats.trace_file import TraceFile
     from modtrace.profiler.event_collector import EventCollector
-    from modtrace.timeline import Columns, Name, Process, Timeline, Track
+    from modtrace.timeline import Name, Process, Slices, Timeline, Track
 
     collector = EventCollector()
     with TraceFile(DATA) as source:
@@ -56,7 +56,7 @@ def recording(path: Path) -> None:
     base = stream.keys["baseTimeNanoseconds"]
     edges = np.linspace(events.first, events.last, 100 * 20 + 1).astype(np.int64) + base
     count = len(edges) - 1
-    columns = Columns.of(
+    columns = Slices.of(
         start=edges[:-1],
         end=edges[1:],
         name=np.arange(count) % 20,

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 
 import modtrace
 from modtrace.formats.escape import UNNAMED, escaped
-from modtrace.timeline import BACKWARD, PHASES, Columns, CounterSeries, Mark, Name, Process, Stats, Timeline, Track
+from modtrace.timeline import BACKWARD, PHASES, CounterSeries, Mark, Name, Process, Slices, Stats, Timeline, Track
 from modtrace.timeline.nesting import nest_by_time
 from modtrace.timeline.slices import in_start_order
 from tests.support.test_scale import scaled
@@ -172,7 +172,7 @@ def expected_slices_without_arrows(timeline: Timeline, first: int) -> list[dict[
 
 
 def test_empty_timelines(trace_processor: Opener, tmp_path: Path) -> None:
-    check(trace_processor, Timeline(slices=Columns.empty()), tmp_path)
+    check(trace_processor, Timeline(slices=Slices.empty()), tmp_path)
     check(trace_processor, dataclasses.replace(timeline_of(), stats=Stats(recorded=7)), tmp_path)
 
 
@@ -230,7 +230,7 @@ def two_ranks() -> Timeline:
         for kind in ("backward", "forward")
     ]
     count = len(tracks)
-    columns = Columns.of(
+    columns = Slices.of(
         start=EPOCH + np.arange(count),
         end=EPOCH + np.arange(count) + 100,
         name=np.zeros(count),
@@ -289,7 +289,7 @@ def test_steps_and_marks_lie_on_a_row_of_that_name(
     timeline = Timeline(
         slices=dataclasses.replace(spans.columns, track=np.array([0, ranks - 1], np.int32))
         if ranks
-        else Columns.empty(),
+        else Slices.empty(),
         names=spans.names,
         tracks=tracks,
         marks=[Mark(EPOCH + 4, "step", "step 0"), Mark(EPOCH + 5, "mark", "here"), Mark(EPOCH + 5, "mark", "there")],

@@ -19,7 +19,7 @@ import pytest
 import modtrace
 from modtrace import TraceError, WriteError, merge
 from modtrace.formats.trace_file import read_merge_metadata
-from modtrace.timeline import Columns, Name, Process, Timeline, Track
+from modtrace.timeline import Name, Process, Slices, Timeline, Track
 from modtrace.timeline.slices import in_start_order
 from tests.support.kineto import GPU_TRACES, recording, trace, x
 from tests.support.python_process import run_python
@@ -90,7 +90,7 @@ def synthetic(path: Path) -> Timeline:
     start, end, name, track, depth, parent, call = np.array(rows, np.int64).T
     base = said.get("baseTimeNanoseconds", 0)
     count = len(rows)
-    columns = Columns.of(
+    columns = Slices.of(
         start=start + base,
         end=end + base,
         name=name,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from modtrace import load, merge
-from modtrace.timeline import Columns, Mark, Timeline
+from modtrace.timeline import Mark, Slices, Timeline
 from tests.support.kineto import BASE, PID, TID, trace, x
 from tests.support.timelines import with_args
 from tests.unit.test_write_chrome import call_of_net
@@ -40,7 +40,7 @@ def deep() -> Timeline:
     timeline = call_of_net()
     return with_args(dataclasses.replace(
         timeline,
-        slices=Columns.of(
+        slices=Slices.of(
             start=BASE + 1000 * level, end=BASE + 10_000_000 - 1000 * level, name=level % 2, phase=0 * level,
             track=0 * level, depth=level, parent=level - 1, call=level, step=0 * level, link=0 * level - 1,
             complete=level != 3,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from modtrace.timeline import CounterSeries, Mark, Name, Process, Stats, Timeline, Track
-from modtrace.timeline.slices import BACKWARD, FORWARD, Columns, in_start_order
+from modtrace.timeline.slices import BACKWARD, FORWARD, Slices, in_start_order
 from tests.support.span_fields import SPAN_FIELDS
 
 __all__ = ["BASE", "gpt_timeline"]
@@ -86,7 +86,7 @@ def gpt_timeline(steps: int, layers: int, *, unit: int = 20_000, ranks: int = 1)
                 marks.append(Mark(at, "step", f"step {step}"))
         time, value = (np.array(part, np.int64) for part in zip(*samples, strict=True))
         counters.append(CounterSeries("process RSS", "bytes", process, time, value))
-    columns = Columns.of(**dict(zip(SPAN_FIELDS, np.array(build.rows, np.int64).T, strict=True)))
+    columns = Slices.of(**dict(zip(SPAN_FIELDS, np.array(build.rows, np.int64).T, strict=True)))
     return Timeline(
         in_start_order(columns),
         list(build.names),

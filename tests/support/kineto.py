@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from modtrace.timeline import Columns, Mark, Name, Process, Timeline, Track
+from modtrace.timeline import Mark, Name, Process, Slices, Timeline, Track
 from tests.support.span_fields import SPAN_FIELDS
 
 __all__ = ["BASE", "GPU_TRACES", "NET", "PID", "TID", "evaluate", "recording", "trace", "x"]
@@ -74,6 +74,6 @@ def recording(*spans: Span, names: tuple[Name, ...] = NET, marks: tuple[Mark, ..
     order = sorted(range(len(rows)), key=lambda at: (rows[at]["start"], rows[at]["depth"]))
     place = {old: new for new, old in enumerate(order)} | {-1: -1}
     ordered = [rows[at] | {"parent": place[rows[at]["parent"]]} for at in order]
-    columns = Columns.of(None, **{field: [row[field] for row in ordered] for field in SPAN_FIELDS})
+    columns = Slices.of(None, **{field: [row[field] for row in ordered] for field in SPAN_FIELDS})
     tracks = (Track("forward", "MainThread", TID, PROCESS), Track("backward", "MainThread", TID, PROCESS))
     return Timeline(columns, names, tracks, marks=marks)

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from modtrace.timeline import Name, Process, Timeline, Track
-from modtrace.timeline.slices import Columns, in_start_order
+from modtrace.timeline.slices import Slices, in_start_order
 from tests.support.span_fields import SPAN_FIELDS
 
 from .gpt_timeline import BASE
@@ -73,7 +73,7 @@ def random_timeline(rng: random.Random) -> Timeline:
     fill(0, 1, 0, 0, 1_000_000)
     for track in range(1, len(tracks)):
         fill(track, 0, -1, 0, 1_000_000)
-    columns = Columns.of(**dict(zip(SPAN_FIELDS, np.array(rows, np.int64).T, strict=True)))
+    columns = Slices.of(**dict(zip(SPAN_FIELDS, np.array(rows, np.int64).T, strict=True)))
     return Timeline(in_start_order(columns), names, tracks)
 
 

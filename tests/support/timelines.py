@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from modtrace.formats.escape import UNNAMED
-from modtrace.timeline import BACKWARD, FORWARD, Columns, CounterSeries, Mark, Name, Process, Stats, Timeline, Track
+from modtrace.timeline import BACKWARD, FORWARD, CounterSeries, Mark, Name, Process, Slices, Stats, Timeline, Track
 from modtrace.timeline.args import ArgColumn, Args
 from modtrace.timeline.nesting import nest_by_time
 from modtrace.timeline.slices import in_start_order
@@ -50,7 +50,7 @@ def gpt2_timeline(spans: int, layers: int = 12, seed: int = 0) -> Timeline:
     parent = np.tile(np.array(parents), repeat)
     steps_of_spans = np.repeat([part[3] for part in parts], modules)
     phases = np.repeat([part[2] for part in parts], modules)
-    columns = Columns.of(
+    columns = Slices.of(
         start=np.concatenate([part[0] for part in parts]),
         end=np.concatenate([part[1] for part in parts]),
         name=np.tile(np.arange(modules), repeat),
@@ -170,7 +170,7 @@ def timeline_of(
     names = [Name(label, f"Net.{label}", "Layer") for label in dict.fromkeys(label for _, _, label in rows)]
     position = {name.label: index for index, name in enumerate(names)}
     count = len(rows)
-    columns = Columns.of(
+    columns = Slices.of(
         **{
             "start": [base + start for start, _, _ in rows],
             "end": [base + end for _, end, _ in rows],
@@ -220,7 +220,7 @@ def timelines(draw: st.DrawFn) -> Timeline:
         return draw(st.lists(elements, min_size=count, max_size=count))
 
     base = draw(st.sampled_from([0, EPOCH]))
-    columns = Columns.of(
+    columns = Slices.of(
         start=[base + start for start, _, _ in rows],
         end=[base + end for _, end, _ in rows],
         name=column(st.integers(0, len(names) - 1)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from modtrace.timeline import BACKWARD, FORWARD, RECOMPUTE, Columns, Mark, Name, Process, Timeline, Track
+from modtrace.timeline import BACKWARD, FORWARD, RECOMPUTE, Mark, Name, Process, Slices, Timeline, Track
 
 __all__ = ["BLOCK", "FC", "MAIN", "MS", "NAMES", "NET", "training"]
 
@@ -39,7 +39,7 @@ def training(marks: tuple[int, ...] = (100, 300)) -> Timeline:
         (NET, FORWARD, 110, 120, -1, 1),
     ]
     name, phase, start, end, parent, step = zip(*rows, strict=True)
-    columns = Columns.of(
+    columns = Slices.of(
         start=np.array(start) * MS,
         end=np.array(end) * MS,
         name=name,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from modtrace.timeline import CounterSeries, Mark, Name, Process, Stats, Timeline, Track
-from modtrace.timeline.slices import Columns
+from modtrace.timeline.slices import Slices
 from tests.support.timelines import slice_args
 
 from .browser import Visit
@@ -160,7 +160,7 @@ def one_step() -> Timeline:
     start, end, name, phase, track, depth, parent, link, complete = np.array(rows).T
     zeros = np.zeros(len(rows))
     return Timeline(
-        Columns.of(
+        Slices.of(
             slice_args({1: {"shapes": "float32[2, 8]"}}),
             start=BASE + start * US,
             end=BASE + end * US,

@@ -15,7 +15,7 @@ from rich.console import Console
 from modtrace._next_step import next_step_hint
 from modtrace._terminal import printable
 from modtrace.cli.group import group
-from modtrace.timeline import Columns, Name, Process, Timeline, Track
+from modtrace.timeline import Name, Process, Slices, Timeline, Track
 
 HOSTILE = "\x1b[2J[/nope][link=x]\x9b31m\u202egnp\u2066"
 ESCAPED = r"\x1b[2J[/nope][link=x]\x9b31m\u202egnp\u2066"
@@ -28,7 +28,7 @@ def invoke(*arguments: str | Path, width: int | None = None) -> Result:
 
 def timeline(fqn: str, module_class: str = "Linear") -> Timeline:
     """One call of one module."""
-    columns = Columns.of(
+    columns = Slices.of(
         start=[10**18], end=[10**18 + 2_000_000], name=[0], phase=[0], track=[0], depth=[0], parent=[-1], call=[0],
         step=[0], link=[-1], complete=[1],
     )  # fmt: skip

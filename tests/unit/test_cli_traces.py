@@ -13,7 +13,7 @@ import modtrace
 from modtrace.cli.commands.summary import SORT_COLUMNS
 from modtrace.cli.group import group
 from modtrace.timeline import Mark, Name, Process, Timeline, Track
-from modtrace.timeline.slices import BACKWARD, FORWARD, Columns
+from modtrace.timeline.slices import BACKWARD, FORWARD, Slices
 from modtrace.timeline.summary import SORT_KEYS
 
 START = 1_700_000_000_000_000_000
@@ -34,7 +34,7 @@ def trace(tmp_path: Path) -> Path:
         ]
     ]
     step, phase, name, start, end = zip(*rows, strict=True)
-    columns = Columns.of(
+    columns = Slices.of(
         start=start,
         end=end,
         name=name,
@@ -121,7 +121,7 @@ def test_convert_of_a_selection_that_leaves_nothing_says_so_and_writes_nothing(t
 @pytest.mark.parametrize(("spans", "said"), [(1, "1 span is"), (2, "2 spans are"), (1_200, "1,200 spans are")])
 def test_convert_says_how_many_spans_it_wrote(spans: int, said: str, tmp_path: Path) -> None:
     ones, starts = np.ones(spans, np.int64), START + MS * np.arange(spans)
-    columns = Columns.of(
+    columns = Slices.of(
         start=starts,
         end=starts + 1,
         name=0 * ones,

@@ -19,7 +19,7 @@ from modtrace.compare.run_times import RunTimes, measure_samples
 from modtrace.compare.samples import Samples, plain_fqn, take_samples
 from modtrace.compare.side_by_side import TypicalStep
 from modtrace.compare.verdicts import Change
-from modtrace.timeline import BACKWARD, FORWARD, RECOMPUTE, Columns, Mark, Name, Process, Timeline, Track
+from modtrace.timeline import BACKWARD, FORWARD, RECOMPUTE, Mark, Name, Process, Slices, Timeline, Track
 from modtrace.timeline.join import add_gpu_tracks
 from modtrace.timeline.select import keep_rows
 from modtrace.timeline.slices import DTYPES
@@ -62,7 +62,7 @@ def recording(
         now += 500 * US
         marks.append(Mark(now, "step", f"step {step}"))
     start, end, name, phases, parent, step_of = zip(*rows, strict=True)
-    columns = Columns.of(
+    columns = Slices.of(
         start=start, end=end, name=name, phase=phases, track=[int(phase != FORWARD) for phase in phases],
         depth=[int(above >= 0) for above in parent], parent=parent, call=step_of, step=step_of,
         link=[-1] * len(rows), complete=[True] * len(rows),
@@ -237,7 +237,7 @@ def test_with_five_recordings_a_side_these_are_the_samples() -> None:
 
 def test_a_recording_without_marked_steps_is_refused() -> None:
     with pytest.raises(modtrace.ModtraceError, match=r"call rec\.step"):
-        modtrace.diff(recording(0), Timeline(Columns.empty()))
+        modtrace.diff(recording(0), Timeline(Slices.empty()))
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_samples_are_self_times_of_whole_steps() -> None:
     assert samples.warm_up == 0
 
 
-NO_STEP = TypicalStep(Timeline(Columns.empty()), 0, 0, {})
+NO_STEP = TypicalStep(Timeline(Slices.empty()), 0, 0, {})
 COMPARISON = modtrace.Diff(
     changes=[
         Change("Net.h|0", "forward", 1_000_000, 1_200_000, 200_000, 150_000, 250_000, 1, 2, True, "slower", 1, 1),
@@ -554,7 +554,7 @@ def of_ranks(*ranks: Timeline) -> Timeline:
         )
         for rank, one in enumerate(ranks)
     ]
-    columns = Columns.of(None, **{f: np.concatenate([getattr(part, f) for part in parts]) for f in DTYPES})
+    columns = Slices.of(None, **{f: np.concatenate([getattr(part, f) for part in parts]) for f in DTYPES})
     return replace(ranks[0], slices=columns, tracks=tracks)
 
 

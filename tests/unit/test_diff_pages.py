@@ -11,7 +11,7 @@ import pytest
 
 import modtrace
 from modtrace.compare.side_by_side import TypicalStep, compared, side_by_side
-from modtrace.timeline import BACKWARD, FORWARD, Columns, CounterSeries, Mark, Name, Process, Timeline, Track
+from modtrace.timeline import BACKWARD, FORWARD, CounterSeries, Mark, Name, Process, Slices, Timeline, Track
 from modtrace.timeline.slices import DTYPES
 from modtrace.write.html import payload
 from tests.support.trace_processor import TraceProcessor
@@ -37,7 +37,7 @@ def steps_of(*durations: int, start: int = BASE) -> Timeline:
         first = begin + 10 * US * (step > 0)
         rows += [(first, end - 5 * US, 0, 0, -1, step), (first + US, first + 3 * US, 1, 1, 2 * step, step)]
     begins, ends, name, depth, parent, step_of = zip(*rows, strict=True)
-    columns = Columns.of(
+    columns = Slices.of(
         start=begins, end=ends, name=name, phase=[FORWARD] * len(rows), track=[0] * len(rows), depth=depth,
         parent=parent, call=step_of, step=step_of, link=step_of, complete=[True] * len(rows),
     )  # fmt: skip
@@ -104,7 +104,7 @@ def test_ranks_of_both_sides_lie_in_pairs() -> None:
     def two_ranks(timeline: Timeline) -> Timeline:
         columns = timeline.columns
         other = replace(columns, track=np.ones_like(columns.track))
-        both = Columns.of(None, **{f: np.concatenate([getattr(columns, f), getattr(other, f)]) for f in DTYPES})
+        both = Slices.of(None, **{f: np.concatenate([getattr(columns, f), getattr(other, f)]) for f in DTYPES})
         order = np.lexsort((both.depth, both.start))
         tracks = [timeline.tracks[0], timeline.tracks[0]._replace(process=Process(6, 1))]
         return replace(timeline, slices=replace(both.take(order), parent=np.full(len(both), -1)), tracks=tracks)

@@ -14,7 +14,7 @@ import modtrace
 from modtrace.cli.group import group
 from modtrace.ring import Kind
 from modtrace.ring.slot_format import NO_NAME
-from modtrace.timeline import Columns, GpuWork, Timeline, build_timeline
+from modtrace.timeline import GpuWork, Slices, Timeline, build_timeline
 from modtrace.timeline.join import add_gpu_tracks
 from modtrace.timeline.slices import UNKNOWN_FLOPS
 from modtrace.timeline.summary.flop_summary import peak_tbytes, peak_tflops
@@ -142,7 +142,7 @@ def test_with_device_times_rates_are_by_these() -> None:
     timeline = counted()
     said = timeline.metadata["flops"] | {"dtypes": {"NVIDIA H100 80GB HBM3 bfloat16": 337}}  # type: ignore[operator]
     begin = int(timeline.columns.start[0])
-    spans = Columns.of(
+    spans = Slices.of(
         start=[begin + 60, begin + 62, begin + 70],
         end=[begin + 68, begin + 65, begin + 74],
         name=[0, 1, 0],

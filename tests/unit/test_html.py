@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from modtrace import WriteError
 from modtrace.timeline import CounterSeries, Mark, Name, Process, Stats, Timeline, Track
-from modtrace.timeline.slices import Columns
+from modtrace.timeline.slices import Slices
 from modtrace.write.html import Comparison, payload, render_html, write_html
 from tests.support.gpt_timeline import BASE, gpt_timeline
 from tests.support.span_fields import SPAN_FIELDS
@@ -61,7 +61,7 @@ def two_spans(**changes: Any) -> Timeline:
     }
     assert changes.keys() <= columns.keys() | timeline.keys()
     columns |= {key: value for key, value in changes.items() if key in columns}
-    slices = Columns.of(slice_args({1: {"shapes": "float32[2]"}}), **columns)
+    slices = Slices.of(slice_args({1: {"shapes": "float32[2]"}}), **columns)
     return Timeline(slices, **{**timeline, **{k: v for k, v in changes.items() if k in timeline}})
 
 
@@ -180,7 +180,7 @@ def test_times_are_exact_a_hundred_days_later() -> None:
 
 
 def test_an_empty_timeline_has_a_payload() -> None:
-    header, body = unpack(payload(Timeline(Columns.empty())))
+    header, body = unpack(payload(Timeline(Slices.empty())))
 
     assert (header["base_ns"], header["processes"], body) == ("0", [], b"")
     assert {ref["length"] for ref in header["arrays"].values()} == {0}

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 import modtrace
 from modtrace.cli.group import group
 from modtrace.compare import PeakChange
-from modtrace.timeline import BACKWARD, FORWARD, Columns, CounterSeries, Mark, Name, Process, Timeline, Track
+from modtrace.timeline import BACKWARD, FORWARD, CounterSeries, Mark, Name, Process, Slices, Timeline, Track
 from modtrace.timeline.summary.memory_summary import Holder, MemoryModule, render_memory
 
 PROCESS = Process(7)
@@ -44,7 +44,7 @@ SPANS = [
 def recorded(spans: Sequence[tuple[int, ...]] = SPANS, process: Process = PROCESS) -> Timeline:
     name, phase, start, end, parent, step = zip(*spans, strict=True)
     return Timeline(
-        Columns.of(
+        Slices.of(
             start=start,
             end=end,
             name=name,

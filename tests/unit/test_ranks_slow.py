@@ -24,7 +24,7 @@ from modtrace.ranks.slow.slow_run import NO_RANK, at_least, often_late, png
 from modtrace.ranks.sync_points import inferred_waits
 from modtrace.ring import Kind
 from modtrace.ring.slot_format import COLLECTED_BITS, GENERATION_BITS, NO_NAME, SEQUENCE_BITS
-from modtrace.timeline import Columns, Mark, Timeline, build_timeline
+from modtrace.timeline import Mark, Slices, Timeline, build_timeline
 from modtrace.watching.triggers import parse_conditions
 from modtrace.watching.watch import Watcher
 from modtrace.watching.windows import KEPT, KeepLimits, KeptFolder, WindowKeeper
@@ -406,7 +406,7 @@ def test_the_duration_of_a_step_is_the_median_of_all_ranks() -> None:
 
 def test_a_mark_that_names_no_step_is_of_none() -> None:
     texts = ("step 7", "step 999999999", "step 99999999999", "epoch 3")
-    timeline = Timeline(Columns.empty(), marks=[Mark(time, "step", text) for time, text in enumerate(texts)])
+    timeline = Timeline(Slices.empty(), marks=[Mark(time, "step", text) for time, text in enumerate(texts)])
 
     assert step_end_table(timeline, 5).step.tolist() == [7, 999_999_999, -1, -1]
 

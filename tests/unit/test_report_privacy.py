@@ -25,12 +25,12 @@ from modtrace.ring import Kind
 from modtrace.ring.range_text import RangeCategory, range_text
 from modtrace.timeline import (
     BackwardPass,
-    Columns,
     CounterSeries,
     Group,
     Mark,
     Name,
     Process,
+    Slices,
     Timeline,
     Track,
     build_timeline,
@@ -176,7 +176,7 @@ def test_names_of_torchs_own_have_no_alias(redact: Redactor, kind: str, text: st
 
 def test_every_field_of_a_timeline_is_chosen(redact: Redactor) -> None:
     process = Process(7, 3, "train.py --token hf_abcdefgh")
-    columns = Columns.of(
+    columns = Slices.of(
         start=[5, 6], end=[9, 8], name=[0, 1], phase=[0, 0], track=[0, 0], depth=[0, 1], parent=[-1, 0],
         call=[0, 0], step=[0, 0], link=[-1, -1], complete=[1, 1],
     )  # fmt: skip
@@ -351,7 +351,7 @@ def test_ids_of_processes_and_threads_become_numbers_and_others_stay() -> None:
 
 def test_the_start_and_the_process_of_a_timeline_are_replaced() -> None:
     process = Process(40_123, 3)
-    columns = Columns.of(
+    columns = Slices.of(
         start=[1_700_000_000_000_000_005, 1_700_000_000_000_000_006], end=[1_700_000_000_000_000_009] * 2, name=[0, 0],
         phase=[0, 0], track=[0, 0], depth=[0, 1], parent=[-1, 0], call=[0, 0], step=[0, 0], link=[-1, -1],
         complete=[1, 1],

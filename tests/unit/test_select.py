@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modtrace.timeline import BACKWARD, FORWARD, Columns, CounterSeries, Mark, Name, Process, Timeline, Track
+from modtrace.timeline import BACKWARD, FORWARD, CounterSeries, Mark, Name, Process, Slices, Timeline, Track
 from modtrace.timeline.nesting import nest_by_time
 from modtrace.timeline.select import modules, steps, window
 from tests.support.test_scale import scaled
@@ -39,7 +39,7 @@ def small() -> Timeline:
     ]
     start, end, name, phase, depth, parent, call, step, link = np.array(rows).T
     return with_args(Timeline(
-        slices=Columns.of(
+        slices=Slices.of(
             start=start, end=end, name=name, phase=phase, track=phase, depth=depth, parent=parent,
             call=call, step=step, link=link, complete=np.ones(len(rows)),
         ),

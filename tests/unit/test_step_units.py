@@ -14,7 +14,7 @@ import modtrace
 from modtrace import ModtraceError
 from modtrace.ring import Kind
 from modtrace.ring.range_text import RangeCategory, range_text
-from modtrace.timeline import Columns, Mark, Name, Slices, Timeline, Track, build_timeline
+from modtrace.timeline import Mark, Name, Slices, Timeline, Track, build_timeline
 from modtrace.timeline.join import add_gpu_tracks
 from modtrace.timeline.summary import find_step_bounds, measure_steps
 from modtrace.timeline.summary.parts import divide_steps
@@ -159,7 +159,7 @@ def two_threads() -> Timeline:
     order = np.lexsort((-end, start))
     neutral = {"name": 0, "phase": 0, "depth": 0, "parent": -1, "call": 0, "step": 0, "link": -1, "complete": True}
     columns = {"start": start, "end": end, "track": track} | {field: np.full(103, of) for field, of in neutral.items()}
-    calls = Columns.of(**{field: column[order] for field, column in columns.items()})
+    calls = Slices.of(**{field: column[order] for field, column in columns.items()})
     threads = [Track("forward", name, tid, MAIN) for tid, name in enumerate(("MainThread", "worker"))]
     return Timeline(calls, [Name("Net", "Net", "Net")], threads)
 

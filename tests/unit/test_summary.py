@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modtrace.timeline import Name, Process, Stats, Timeline, Track
-from modtrace.timeline.slices import BACKWARD, FORWARD, RECOMPUTE, Columns
+from modtrace.timeline.slices import BACKWARD, FORWARD, RECOMPUTE, Slices
 from modtrace.timeline.summary import GpuTotals, ModuleTimes, Summary, summarize
 from tests.support.gpt_timeline import gpt_timeline
 from tests.support.timelines import with_args
@@ -32,7 +32,7 @@ def timeline(*spans: SpanRow, names: tuple[Name, ...] = NAMES, **more: Any) -> T
     depth: list[int] = []
     for above in parent:
         depth.append(0 if above < 0 else depth[above] + 1)
-    columns = Columns.of(
+    columns = Slices.of(
         start=start,
         end=end,
         name=name,
@@ -297,7 +297,7 @@ def test_gpu_time_is_what_a_profiled_summary_is_sorted_by() -> None:
 
 
 def test_summary_of_an_empty_timeline_has_no_rows() -> None:
-    empty = summarize(Timeline(Columns.empty()))
+    empty = summarize(Timeline(Slices.empty()))
 
     assert (empty.rows, empty.modules, empty.steps) == ([], 0, [])
     assert empty.to_csv().count("\n") == empty.steps_csv().count("\n") == 1
@@ -347,7 +347,7 @@ def test_any_name_is_one_line_of_printable_utf8_everywhere(name: str) -> None:
 
 
 def test_the_header_names_compiled_functions_and_says_what_is_inside() -> None:
-    columns = Columns.of(
+    columns = Slices.of(
         start=[5, 20], end=[9, 30], name=[0, 1], phase=[0, 0], track=[0, 0], depth=[0, 0], parent=[-1, -1],
         call=[0, 0], step=[0, 0], link=[-1, -1], complete=[1, 1],
     )  # fmt: skip

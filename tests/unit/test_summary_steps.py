@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 
 from modtrace import load
-from modtrace.timeline import FORWARD, Columns, Mark, Name, Process, StepTimes, Timeline, Track
+from modtrace.timeline import FORWARD, Mark, Name, Process, Slices, StepTimes, Timeline, Track
 from modtrace.timeline.join import move_times
 from modtrace.timeline.slices import in_start_order, join_columns
 from modtrace.timeline.summary import ModuleTimes, find_typical_step
@@ -169,7 +169,7 @@ def two_ranks(*, ranks: tuple[int | None, int | None] = (0, 1)) -> Timeline:
     """`training()` as of rank 0, and beside it rank 1, which is behind and in `Net` from 60 to 95 and 210 to 350."""
     timeline = training()
     first, second = (Process(1 + index, rank) for index, rank in enumerate(ranks))
-    added = Columns.of(
+    added = Slices.of(
         start=np.array([60, 210, 310]) * MS,
         end=np.array([95, 250, 350]) * MS,
         name=[NET] * 3,

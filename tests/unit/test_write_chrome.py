@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from modtrace import WriteError
 from modtrace.formats.limits import MAX_CHROME_NS
-from modtrace.timeline import BACKWARD, FORWARD, Columns, CounterSeries, Mark, Name, Process, Stats, Timeline, Track
+from modtrace.timeline import BACKWARD, FORWARD, CounterSeries, Mark, Name, Process, Slices, Stats, Timeline, Track
 from modtrace.write.chrome import (
     ChromeTimeline,
     digit_count,
@@ -41,7 +41,7 @@ def call_of_net() -> Timeline:
     ]
     start, end, name, phase, depth, parent, link = np.array(rows).T
     return with_args(Timeline(
-        slices=Columns.of(
+        slices=Slices.of(
             start=EPOCH + start, end=EPOCH + end, name=name, phase=phase, track=phase, depth=depth, parent=parent,
             call=[0, 3, 0, 3, 3], step=[5] * 5, link=link, complete=[1, 1, 1, 1, 0],
         ),
@@ -105,7 +105,7 @@ def test_a_small_file_byte_by_byte(tmp_path: Path) -> None:
 
 
 def test_an_empty_timeline_is_a_whole_document(tmp_path: Path) -> None:
-    assert saved(Timeline(slices=Columns.empty()), tmp_path)["traceEvents"] == []
+    assert saved(Timeline(slices=Slices.empty()), tmp_path)["traceEvents"] == []
 
 
 def test_times_count_from_the_first_moment_of_any_kind() -> None:
@@ -114,7 +114,7 @@ def test_times_count_from_the_first_moment_of_any_kind() -> None:
     assert first_moment(dataclasses.replace(timeline, marks=[Mark(EPOCH - 5, "mark", "")])) == EPOCH - 5
     early = dataclasses.replace(timeline.counters[0], time=np.array([EPOCH - 9]))
     assert first_moment(dataclasses.replace(timeline, counters=[early])) == EPOCH - 9
-    assert first_moment(Timeline(slices=Columns.empty())) == 0
+    assert first_moment(Timeline(slices=Slices.empty())) == 0
 
 
 def test_no_nanosecond_is_lost_in_eleven_days(tmp_path: Path) -> None:

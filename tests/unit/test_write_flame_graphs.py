@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from modtrace.timeline import BACKWARD, FORWARD, RECOMPUTE, Columns, Name, Process, Timeline, Track
+from modtrace.timeline import BACKWARD, FORWARD, RECOMPUTE, Name, Process, Slices, Timeline, Track
 from tests.support.timelines import timelines
 
 BASE = 1_700_000_000_000_000_000
@@ -30,7 +30,7 @@ def two_steps(second_process: Process | None = None) -> Timeline:
             strict=True,
         )
     )
-    columns = Columns.of(
+    columns = Slices.of(
         start=start + BASE, end=end + BASE, name=name, phase=phase, track=track, depth=depth, parent=parent,
         call=[0] * 4 + [1] * 4, step=[0] * 4 + [1] * 4, link=[-1] * 8, complete=[1] * 8,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket
 
 from modtrace import WriteError
 from modtrace.formats.table_bytes import pack_table
-from modtrace.timeline import Columns, Timeline
+from modtrace.timeline import Slices, Timeline
 from modtrace.write.perfetto import write_perfetto
 from modtrace.write.protobuf_columns import BytesColumn, ByteTable, interleave, record_lengths, repeat, varint
 from tests.support.test_scale import scaled
@@ -177,7 +177,7 @@ def test_bytes_of_a_span(tmp_path: Path) -> None:
 
 
 def test_an_empty_timeline_is_a_trace(tmp_path: Path) -> None:
-    trace = packets(Timeline(slices=Columns.empty()), tmp_path)
+    trace = packets(Timeline(slices=Slices.empty()), tmp_path)
     assert not any(packet.HasField("track_event") for packet in trace)
 
 

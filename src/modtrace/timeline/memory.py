@@ -9,7 +9,7 @@ import numpy as np
 from .._typing import BoolArray, Int64Array
 from ..ring.slot_format import ALLOCATED, CUDA_ALLOCATED
 from .contents import MEMORY, CounterSeries
-from .slices import BACKWARD, Columns
+from .slices import BACKWARD, Slices
 from .time_intervals import union_of
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _kinds_at(facts: object, time_ns: int, kinds: Sequence[str], most: int) -> d
     return held
 
 
-def _take_from_inner_calls(columns: Columns, itself: Int64Array, rows: Int64Array) -> None:
+def _take_from_inner_calls(columns: Slices, itself: Int64Array, rows: Int64Array) -> None:
     """Take from calls inside of a forward call, the oldest first, what it freed beyond what it holds itself."""
     starts, forward = columns.start[rows], columns.phase[rows] != BACKWARD
     # Inner calls before those around them.
@@ -138,7 +138,7 @@ def _take_from_inner_calls(columns: Columns, itself: Int64Array, rows: Int64Arra
         itself[row] = 0
 
 
-def _take_freed_between_calls(series: CounterSeries, columns: Columns, itself: Int64Array, rows: Int64Array) -> None:
+def _take_freed_between_calls(series: CounterSeries, columns: Slices, itself: Int64Array, rows: Int64Array) -> None:
     """Take from the calls before, the oldest first, what was freed between outermost calls: a result that is gone."""
     busy = union_of(columns.start[rows], columns.end[rows])
     if len(busy.start) < 2:

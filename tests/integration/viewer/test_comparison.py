@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import modtrace
-from modtrace.timeline import BACKWARD, Columns, Mark, Name, Process, Stats, Timeline, Track
+from modtrace.timeline import BACKWARD, Mark, Name, Process, Slices, Stats, Timeline, Track
 from modtrace.timeline.slices import DTYPES
 from tests.support.browser import visit
 from tests.support.gpt_timeline import BASE, gpt_timeline
@@ -35,7 +35,7 @@ def slower_in_step_2() -> Timeline:
     later = {field: getattr(columns, field) + SHIFT * (getattr(columns, field) >= until) for field in ("start", "end")}
     fields = {field: getattr(columns, field) for field in DTYPES}
     marks = [mark._replace(time_ns=mark.time_ns + SHIFT * (mark.time_ns >= until)) for mark in timeline.marks]
-    return Timeline(Columns(**(fields | later)), timeline.names, timeline.tracks, timeline.stats, marks)
+    return Timeline(Slices(**(fields | later)), timeline.names, timeline.tracks, timeline.stats, marks)
 
 
 def compare_steps(page: Page) -> None:
@@ -90,7 +90,7 @@ def two_processes(*processes: Process) -> Timeline:
     rows = [(0, 100, 0), (50, 290, 1), (150, 250, 0), (310, 490, 1), (320, 400, 0), (520, 600, 1)]
     start, end, track = np.array(rows, np.int64).T
     zeros = np.zeros(len(rows))
-    columns = Columns.of(
+    columns = Slices.of(
         start=BASE + start * US,
         end=BASE + end * US,
         name=zeros,

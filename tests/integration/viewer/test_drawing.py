@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from modtrace.timeline import Name, Stats, Timeline
-from modtrace.timeline.slices import Columns
+from modtrace.timeline.slices import Slices
 from tests.support.browser import visit
 from tests.support.gpt_timeline import BASE, gpt_timeline
 from tests.support.viewer_page import (
@@ -145,7 +145,7 @@ def test_recording_without_losses_says_so(open_page: Open) -> None:
 
 
 def test_recording_without_spans_opens(open_page: Open) -> None:
-    page = open_page(Timeline(Columns.empty())).page
+    page = open_page(Timeline(Slices.empty())).page
 
     assert page.get_by_text("This recording holds no spans.").is_visible()
     for name in ("Modules", "Flame graph", "Recording"):

@@ -16,7 +16,7 @@ import pytest
 import modtrace
 from modtrace.read import load
 from modtrace.timeline import BACKWARD, Timeline
-from modtrace.timeline.slices import DTYPES, Columns, in_start_order
+from modtrace.timeline.slices import DTYPES, Slices, in_start_order
 from modtrace.write.html import write_html
 from tests.integration.test_merge import synthetic
 from tests.integration.viewer.test_costs import counted
@@ -47,10 +47,10 @@ def threads(count: int) -> Timeline:
         later = {field: getattr(columns, field) + thread * 150_000 for field in ("start", "end")}
         parent = np.where(columns.parent < 0, -1, columns.parent + first)
         fields = {field: getattr(columns, field) for field in DTYPES}
-        parts.append(Columns(**(fields | later | {"track": columns.track + np.int32(2 * thread), "parent": parent})))
+        parts.append(Slices(**(fields | later | {"track": columns.track + np.int32(2 * thread), "parent": parent})))
         tracks += [track._replace(thread=f"worker {thread}", tid=thread) for track in one.tracks]
         first += len(columns)
-    columns = Columns.of(None, **{field: np.concatenate([getattr(part, field) for part in parts]) for field in DTYPES})
+    columns = Slices.of(None, **{field: np.concatenate([getattr(part, field) for part in parts]) for field in DTYPES})
     return Timeline(in_start_order(columns), one.names, tracks, one.stats, one.marks)
 
 

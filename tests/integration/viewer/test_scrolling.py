@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from modtrace.timeline import Name, Process, Timeline, Track
-from modtrace.timeline.slices import Columns, in_start_order
+from modtrace.timeline.slices import Slices, in_start_order
 from modtrace.write.html import write_html
 from tests.support.browser import launch
 from tests.support.gpt_timeline import BASE
@@ -82,7 +82,7 @@ def numbered_timeline(threads: int, depths: int) -> Numbered:
                 phase = level.track % 2
                 rows.append((start, start + SLOT_NS - 50, len(names), phase, level.track, level.depth, -1, 0, 0, -1, 1))
                 names.append(Name("span", level.fqn(slot), f"Class{level.number % 40}"))
-    columns = Columns.of(**dict(zip(SPAN_FIELDS, np.array(rows, np.int64).T, strict=True)))
+    columns = Slices.of(**dict(zip(SPAN_FIELDS, np.array(rows, np.int64).T, strict=True)))
     return Numbered(Timeline(in_start_order(columns), names, tracks), levels, bits)
 
 
