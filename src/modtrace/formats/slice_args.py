@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .._errors import WriteError
+from .._numbering import number_values
 from .._typing import Int64Array
 from ..timeline import Timeline
 from ..timeline.args import ArgColumn, Args, Value, distinct_args
@@ -112,7 +113,7 @@ def slice_texts(timeline: Timeline, rows: Int64Array | slice) -> SliceTexts:
     number[with_args] = of_args + 1
     kinds += distinct
     code = (part.kind.astype(np.int64) * (len(timeline.names) + 1) + part.name + 1) * 2 + part.complete
-    known, key = np.unique(code * len(kinds) + number, return_inverse=True)
+    known, key = number_values(code * len(kinds) + number)
     shared = []
     for one in known.tolist():
         rest, args_at = divmod(one, len(kinds))
@@ -127,7 +128,7 @@ def slice_texts(timeline: Timeline, rows: Int64Array | slice) -> SliceTexts:
     if DONE in part.args:
         done = part.args[DONE]
         numbers[_DONE_AFTER] = ArgColumn(done.rows, done.values - part.start[done.rows])
-    return SliceTexts(key.reshape(-1), shared, numbers)
+    return SliceTexts(key, shared, numbers)
 
 
 _NONE = ArgColumn(np.zeros(0, np.int64), np.zeros(0, np.int64))

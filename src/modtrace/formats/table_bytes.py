@@ -23,6 +23,7 @@ import numpy as np
 import orjson
 
 from .._errors import WriteError
+from .._numbering import number_values
 from .._typing import AnyArray, BoolArray, Int64Array
 from .._version import __version__
 from ..timeline import PHASES, CounterSeries, GpuWork, Group, Mark, Name, Process, Slices, Stats, Timeline, Track
@@ -221,9 +222,9 @@ def _pack(columns: Mapping[str, AnyArray], args: Args, head: Mapping[str, object
     for name, column in args.items():
         values, texts = column.values, column.texts
         if texts is not None:  # of those left out nothing is to be seen
-            used, values = np.unique(values, return_inverse=True)
+            used, values = number_values(values)
             texts = [texts[number] for number in used.tolist()]
-        packed = [_pack_column("rows", column.rows, planes), _pack_column("values", values.reshape(-1), planes)]
+        packed = [_pack_column("rows", column.rows, planes), _pack_column("values", values, planes)]
         of_args[name] = [*packed, texts]
     text = zlib.compress(_json({**head, "columns": described, "args": of_args}), _LEVEL)
     body = b"".join(planes)

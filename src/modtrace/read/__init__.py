@@ -3,6 +3,7 @@
 `load` is the one way in, for commands as for users; `file_kind` says what a file is, `trace_path` opens a report.
 """
 
+import itertools
 import os
 import zipfile
 import zlib
@@ -174,7 +175,7 @@ def _load(path: Path) -> "Timeline":
     }
     with TraceFile(path) as source:
         if kind not in carrying:
-            if not next(source.whole_blocks(), b""):
+            if not b"".join(itertools.islice(source.whole_blocks(), 2)):  # damage is known after the first
                 raise TraceError(path, "it is empty")
             raise TraceError(path, "it is neither a ring file nor a trace in JSON or Perfetto's format")
         from ..formats.own_table import read_table

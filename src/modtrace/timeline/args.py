@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .._numbering import Numbering
+from .._numbering import Numbering, distinct, number_values
 from .._typing import AnyArray, Int64Array
 
 Value = int | str
@@ -164,14 +164,16 @@ def distinct_args(args: Args) -> tuple[Int64Array, Int64Array, list[dict[str, Va
     """
     if not args:
         return np.zeros(0, np.int64), np.zeros(0, np.int64), []
-    rows = np.unique(np.concatenate([column.rows for column in args.values()]))
+    rows, *others = (column.rows for column in args.values())
+    if any(not np.array_equal(rows, other) for other in others):
+        rows = distinct(np.concatenate([rows, *others]))
     number, kinds = np.zeros(len(rows), np.int64), [dict[str, Value]()]
     for name, column in args.items():
-        known, of_column = np.unique(column.values, return_inverse=True)
+        known, of_column = number_values(column.values)
         shown = ArgColumn(known, known, column.texts).shown()
         key = number * (len(shown) + 1)
-        key[np.searchsorted(rows, column.rows)] += of_column + 1
-        pairs, number = np.unique(key, return_inverse=True)
+        key[slice(None) if len(rows) == len(column) else np.searchsorted(rows, column.rows)] += of_column + 1
+        pairs, number = number_values(key)
         parted = [divmod(pair, len(shown) + 1) for pair in pairs.tolist()]
         kinds = [kinds[old] | ({name: shown[new - 1]} if new else {}) for old, new in parted]
     return rows, number, kinds

@@ -17,6 +17,7 @@ import numpy as np
 import orjson
 
 from .._errors import WriteError
+from .._numbering import number_values
 from .._typing import AnyArray, IndexArray, Int32Array, Int64Array, ObjectArray, UInt8Array, UInt32Array
 from ..formats.escape import UNNAMED, escaped, escaped_name
 from ..formats.header import make_header
@@ -152,17 +153,8 @@ def _by_link(columns: Slices, roles: UInt8Array, role: FlowRole) -> IndexArray:
 
 def _format_unique(values: AnyArray, form: Callable[[int], bytes]) -> ObjectArray:
     """Return `form(value)` for each value, made once per different one."""
-    low, high = int(values.min()), int(values.max())
-    if high - low < 4 * len(values):
-        index = values - low
-        used = np.flatnonzero(np.bincount(index))
-        table = np.empty(high - low + 1, object)
-        table[used] = [form(low + offset) for offset in used.tolist()]
-    else:
-        unique, index = np.unique(values, return_inverse=True)
-        table = np.array([form(value) for value in unique.tolist()], object)
-    texts: ObjectArray = table[index]
-    return texts
+    known, place = number_values(values)
+    return _as_objects([form(value) for value in known.tolist()])[place]
 
 
 def _event_suffixes(columns: Slices, roles: UInt8Array, lane: Int32Array, lanes: Lanes, base: int) -> ObjectArray:

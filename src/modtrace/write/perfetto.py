@@ -36,7 +36,7 @@ from .protobuf_columns import (
     track_event_packets,
     varint,
 )
-from .slices import CollectiveFlows, FlowRole, flow_roles, perfetto_slices
+from .slices import CollectiveFlows, FlowRole, begun_before, flow_roles, perfetto_slices
 from .step_parts import PartCounter, part_counters
 
 _CHUNK = 1 << 15
@@ -217,7 +217,8 @@ class _SpanPackets:
         rows = np.concatenate([of_lane for _, _, of_lane in lanes])
         first_of_lane = np.cumsum([0, *(len(of_lane) for _, _, of_lane in lanes)])
         start, end = self._one_after_the_other(rows, first_of_lane)
-        sequence = ByteTable([TracePacket(trusted_packet_sequence_id=one).SerializeToString() for _, one, _ in lanes])
+        fields = [TracePacket(trusted_packet_sequence_id=one).SerializeToString() for _, one, _ in lanes]
+        sequence = ByteTable(fields)
         lane_of = np.repeat(np.arange(len(lanes)), np.diff(first_of_lane))
         last_time = int(start[0])
         still_open = np.empty(0, np.int64)
@@ -228,7 +229,7 @@ class _SpanPackets:
             begin = 2 * begun - self._depth[rows[begun]]
             next_begin = 2 * last - int(self._depth[rows[last]]) if last < len(rows) else 2 * last
             open_ = np.concatenate([still_open, begun])
-            ended_at = 2 * _begun_before(start, end, open_) - self._depth[rows[open_]] - 1
+            ended_at = 2 * begun_before(start, end, open_) - self._depth[rows[open_]] - 1
             ends_here = ended_at < next_begin
             ended, still_open = open_[ends_here], open_[~ends_here]
             begin, ended_at = begin - begin[0], ended_at[ends_here] - begin[0]
@@ -242,7 +243,10 @@ class _SpanPackets:
                 raise self._overlap(lanes)
             last_time = int(time[-1])
             delta[begin[np.isin(begun, first_of_lane)]] = 0
-            of_begun, of_ended = sequence.pick(lane_of[begun]), sequence.pick(lane_of[ended])
+            of_begun, of_ended = (
+                sequence.pick(lane_of[spans]) if len(lanes) > 1 else repeat(fields[0], len(spans))
+                for spans in (begun, ended)
+            )
             parts = [(begin, track_event_packets(delta[begin], of_begun, self._begin_event(rows[begun])))]
             if len(ended):
                 ends = [repeat(_END, len(ended))]
@@ -285,17 +289,6 @@ class _SpanPackets:
             for _ in self.of_lanes([lane]):
                 pass
         return WriteError(f"spans on {self._lanes.lanes[lanes[0][0]].name} overlap without one lying in the other")
-
-
-def _begun_before(start: Int64Array, end: Int64Array, spans: Int64Array) -> Int64Array:
-    """Return how many spans begin before the end of each of some spans."""
-    ends = end[spans]
-    empty = ends == start[spans]
-    before = np.searchsorted(start, ends, side="left")
-    if np.any(empty):
-        # An empty span ends after all that begins in its instant, and others end before that.
-        before[empty] = np.searchsorted(start, ends[empty], side="right")
-    return before
 
 
 def _module(fqn: int, module_class: int) -> bytes:

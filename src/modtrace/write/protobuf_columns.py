@@ -54,13 +54,15 @@ class ByteTable:
     def __init__(self, strings: Sequence[bytes]) -> None:
         self._lengths = np.array([len(string) for string in strings], np.int64)
         width = int(self._lengths.max(initial=1))
+        self._is_even = bool(np.all(self._lengths == width))
         padded = b"".join(string.ljust(width, b"\0") for string in strings)
         self._data = np.frombuffer(padded, f"V{width}")
 
     def pick(self, index: AnyIntArray) -> BytesColumn:
         """Return the strings at `index`."""
         picked = self._data[index]
-        return BytesColumn(picked.view(np.uint8).reshape(len(picked), -1), self._lengths[index])
+        data = picked.view(np.uint8).reshape(len(picked), -1)
+        return BytesColumn(data, None if self._is_even else self._lengths[index])
 
 
 def repeat(string: bytes, count: int) -> BytesColumn:

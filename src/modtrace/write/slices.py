@@ -11,13 +11,14 @@ from typing import NamedTuple
 import numpy as np
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import DebugAnnotation, TracePacket, TrackEvent
 
-from .._numbering import Numbering
+from .._numbering import Numbering, distinct
 from .._typing import BoolArray, IndexArray, Int64Array, UInt8Array
 from ..formats.limits import MAX_LINK
 from ..formats.slice_args import SharedTexts, slice_texts
 from ..timeline import BACKWARD, CollectiveName, Group, Name, Slices, Timeline, launching_spans
 from ..timeline.args import ArgColumn
 from ..timeline.contents import COMMUNICATION, RANGES, range_name
+from ..timeline.nesting import depth_by_time
 from ..timeline.slices import COLLECTIVE, COUNTER, GROUP, MODULE, OPERATOR, in_start_order
 from .perfetto_descriptors import sequence_start, serialize
 from .protobuf_columns import (
@@ -66,8 +67,7 @@ def flow_pairs(columns: Slices) -> Iterator[tuple[IndexArray, IndexArray]]:
     count = int(columns.link.max(initial=-1)) + 1
     known = None
     if count > 2 * len(columns):
-        links = np.sort(columns.link)  # `np.unique` hashes, which takes ten times as long
-        known = links[np.append(True, links[1:] != links[:-1])]
+        known = distinct(columns.link)
     count = count if known is None else len(known)
     begins = np.full(count, -1, np.int32 if len(columns) < 1 << 31 else np.int64)
     ends = begins.copy()
@@ -204,7 +204,7 @@ def perfetto_slices(
 
     begin = int(part.start[0])
     yield serialize(sequence_start(sequence, track, begin))
-    ordered = order_slices(part.start, part.end - part.start, cut_off=True)
+    ordered = _order_nested(part) or order_slices(part.start, part.end - part.start, cut_off=True)
     packet = TracePacket(trusted_packet_sequence_id=sequence).SerializeToString()
     yield from slice_packets(ordered, np.diff(ordered.time, prepend=begin), fields, packet)
 
@@ -260,6 +260,32 @@ class OrderedPackets(NamedTuple):
     kind: Int64Array
     row: Int64Array
     time: Int64Array
+
+
+def begun_before(start: Int64Array, end: Int64Array, spans: Int64Array) -> Int64Array:
+    """Return how many slices begin before the end of each of some of them; all are in start order."""
+    ends = end[spans]
+    empty = ends == start[spans]
+    before = np.searchsorted(start, ends, side="left")
+    if np.any(empty):
+        # An empty slice ends after all that begins in its instant, and others end before that.
+        before[empty] = np.searchsorted(start, ends[empty], side="right")
+    return before
+
+
+def _order_nested(slices: Slices) -> OrderedPackets | None:
+    """Do what `order_slices` does for slices in start order; None if one is partly in another."""
+    count, depth = len(slices), depth_by_time(slices)
+    every = np.arange(count)
+    # Before a begin are all earlier begins, and the ends of those of them that are no longer open.
+    at = np.concatenate([2 * every - depth, 2 * begun_before(slices.start, slices.end, every) - depth - 1])
+    if at.min(initial=0) < 0 or at.max(initial=0) >= 2 * count or np.bincount(at, minlength=2 * count).max() > 1:
+        return None
+    order = np.argsort(at)
+    time = np.concatenate([slices.start, slices.end])[order]
+    kind = np.where(order < count, _BEGIN, _END)
+    none = np.zeros(2 * count, np.int64)
+    return OrderedPackets(order % count, kind, none, time) if np.all(time[1:] >= time[:-1]) else None
 
 
 def order_slices(start: Int64Array, duration: Int64Array, *, cut_off: bool = False) -> OrderedPackets:

@@ -10,6 +10,7 @@ import numpy as np
 from .._typing import BoolArray, Int64Array
 from ..timeline import LargeTimeline, Timeline
 from ..timeline.select import without_gpu
+from ..timeline.summary import find_step_bounds
 from ..timeline.summary.parts import DividedSteps, divide_piece, explain_steps, join_divided, sum_up_parts
 
 COUNTER_UNIT = "ms"
@@ -89,11 +90,10 @@ def part_counters(timeline: Timeline, large: LargeTimeline | None = None) -> lis
         large: whose `rest` the timeline is.
     """
     timeline = without_gpu(timeline)
-    divided = divide_piece(timeline, None) if large is None else join_divided(large.divided)
-    bounds = divided.bounds
+    bounds = find_step_bounds(timeline, None) if large is None else join_divided(large.divided).bounds
     if np.any(bounds.start[1:] < bounds.end[:-1]) or len(bounds.number) > MAX_STEPS:
         return []
-    table = _table(divided)
+    table = _table(divide_piece(timeline, None) if large is None else join_divided(large.divided))
     if table is None or not table.whole.any():
         return []
     is_last = np.append(table.end[:-1] < table.start[1:], True)

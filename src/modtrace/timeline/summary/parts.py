@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..._numbering import Numbering
+from ..._numbering import Numbering, distinct
 from ..._typing import AnyArray, BoolArray, Int64Array
 from ..contents import RANGE_CLASS
 from ..slices import BACKWARD, BACKWARD_PASS, COLLECTIVE, GARBAGE_COLLECTION, MODULE, RANGE, RECOMPUTE, WAIT, Slices
@@ -182,9 +182,11 @@ def explain_steps(divided: DividedSteps) -> list[StepParts]:
             if (step, category) in longest
         }
         causes |= zip(rows.tolist(), _causes(bounds.take(rows), ns[rows], names, of_rows), strict=True)
+    used = np.flatnonzero(ns.any(axis=0)) if len(ns) else np.zeros(0, np.int64)
+    labels, columns = [names[part] for part in used.tolist()], ns[:, used].tolist()
     return [
-        StepParts(number, {names[part]: ns for part, ns in enumerate(row) if ns}, causes[index], name)
-        for index, (number, row, name) in enumerate(zip(bounds.number.tolist(), ns.tolist(), bounds.name, strict=True))
+        StepParts(number, {label: took for label, took in zip(labels, row, strict=True) if took}, causes[index], name)
+        for index, (number, row, name) in enumerate(zip(bounds.number.tolist(), columns, bounds.name, strict=True))
     ]
 
 
@@ -257,7 +259,7 @@ def _divide_on_thread(
 ) -> tuple[Int64Array, Int64Array]:
     """Return int64[steps, parts] of what one thread did, and int64[steps] of its time in modules and passes."""
     layers = list(_layers(timeline, bounds, tid, parts))
-    edges = np.unique(np.concatenate([bounds.start, bounds.end, *(edge for one in layers for edge in one[:2])]))
+    edges = distinct(np.concatenate([bounds.start, bounds.end, *(edge for one in layers for edge in one[:2])]))
     start = edges[:-1]
     part = np.zeros(len(start), np.int64)
     for layer in layers:
