@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from modtrace import load, merge
+from modtrace.checking import check
 from tests.support.kineto import BASE, x
 
 Event = dict[str, Any]
@@ -82,3 +83,63 @@ def test_an_event_that_is_none_is_counted_and_the_others_stay(tmp_path: Path, od
     assert (merged.spans, merged.gpu_spans) == (2, 2)
     assert [note.partition(" of the profiler's events ")[0] for note in merged.notes if said in note] == ["1"]
     assert said in str(load(path).metadata["notes"])
+
+
+def on_stream(*work: tuple[int, int], window: tuple[int, int] | None = None) -> list[Event]:
+    """A module that launches kernels, each with its start and end, ns."""
+    events = [x("python_function", "nn.Module: Net_0", 1000, 9000, Python_module_id=0)]
+    for number, (start, end) in enumerate(work, 1):
+        events += [
+            x("cuda_runtime", "cudaLaunchKernel", 1000 + 20 * number, 1010 + 20 * number, correlation=number),
+            x("kernel", f"k{number}", start, end, pid=0, tid=7, correlation=number),
+        ]
+    return events + (
+        [x("Trace", "PyTorch Profiler (0)", *window, pid="Spans", tid="PyTorch Profiler")] if window else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("work", "window", "kernel_ns", "cut_ns"),
+    [
+        (((3000, 4000), (4000, 5000)), None, 2000, 0),
+        (((3000, 4500), (4000, 5000)), None, 2500, 0),  # a device may begin the next one early
+        (((3000, 1_600_000), (4000, 5000)), None, 2000, 1_596_000),
+        (((3000, 1_600_000), (4000, 1_500_000), (5000, 6000)), None, 3000, 1_596_000 + 1_495_000),
+        (((3000, 1_600_000), (3000, 3000), (3000, 4000)), None, 1000, 1_597_000),
+        (((3000, 4000), (5000, 1_600_000)), (500, 9500), 1000 + 4500, 1_590_500),
+        (((3000, 4000), (5000, 1_600_000)), (500, 1_700_000), 1000 + 1_595_000, 0),
+    ],
+)
+def test_device_times_that_cannot_be_are_left_out_of_sums_and_said(
+    tmp_path: Path, work: tuple[tuple[int, int], ...], window: tuple[int, int] | None, kernel_ns: int, cut_ns: int
+) -> None:
+    path = tmp_path / "profile.json"
+    events = on_stream(*work, window=window)
+    path.write_text(json.dumps({"schemaVersion": 1, "baseTimeNanoseconds": BASE, "traceEvents": events}))
+    for suffix in (".json", ".pftrace"):
+        merged = merge(path, None, tmp_path / f"out{suffix}")
+        said = [note for note in merged.notes if "no device works so" in note]
+        assert [f"{cut_ns / 1e6:,.3f} ms of them are left out" in note for note in said] == [True] * bool(cut_ns)
+        gpu_work = load(tmp_path / f"out{suffix}").gpu_work
+        assert gpu_work is not None
+        assert int(gpu_work.duration.sum()) == kernel_ns
+    overlaps = [fault for fault in check(path).faults if fault.rule == "device-overlap"]
+    assert bool(overlaps) == (bool(cut_ns) and window is None)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_what_a_profiler_wrote_is_known_wherever_its_keys_are(tmp_path: Path, first: bool) -> None:
+    path = tmp_path / "profile.json"
+    keys, events = {"schemaVersion": 1}, {"traceEvents": on_stream((3000, 4500), (4000, 5000))}
+    path.write_text(json.dumps(keys | events if first else events | keys))
+    faults = check(path).faults
+    assert [(fault.rule, fault.of_profiler) for fault in faults] == [("partial-overlap", True)]
+
+
+@pytest.mark.parametrize("value", [None, "a", [1], True, 1, 1.5, "2.5"])
+def test_a_counter_whose_value_no_viewer_reads_is_a_fault(tmp_path: Path, value: Any) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps([{"ph": "C", "name": "CPU", "pid": 1, "ts": 3, "args": {"sys": value}}]))
+    assert [fault.rule for fault in check(path).faults] == (
+        [] if value in (1.5, "2.5") or type(value) is int else ["not-a-number"]
+    )

@@ -3,9 +3,9 @@
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .._errors import RingError, TraceError
 from .._system.files import work_folder
@@ -86,33 +86,29 @@ def check(path: str | os.PathLike[str], *, progress: Callable[[int], None] | Non
         except RecursionError:
             return CheckResult(name, [Fault("unreadable", "nested too deeply")])
         with garbage_collection_paused():
-            faults, layout = read_trace(trace, progress)
+            faults, layout, keys = read_trace(trace, progress)
             layout.arrange()
             faults += lost + layout.unbegun + layout.unended
             for rule in STRUCTURE_RULES:
                 faults.extend(rule(layout))
-        first = _first_own_event(trace)
+        first = _first_own_event(keys)
     faults = [fault._replace(of_profiler=fault.event is not None and fault.event < first) for fault in faults]
     return CheckResult(name, faults)
 
 
-def _first_own_event(trace: Path) -> float:
-    """Return the position of the first event that torch.profiler did not write; 0 if it wrote none."""
-    from ..formats.trace_file import TraceFile, read_merge_metadata
-    from ..read import FileKind, file_kind_by_head
+def _first_own_event(keys: Mapping[str, Any]) -> float:
+    """Return the position of the first event that torch.profiler did not write; 0 if it wrote none.
 
-    try:
-        if file_kind_by_head(trace) is not FileKind.PROFILE:
-            return 0
-        metadata = read_merge_metadata(trace)
-        with TraceFile(trace) as source:
-            head = next(source.blocks(), b"").partition(b'"traceEvents"')[0]
-    except TraceError:
+    Args:
+        keys: the trace's top-level keys, wherever they are in the file.
+    """
+    from ..formats.trace_file import MERGED
+
+    if "schemaVersion" not in keys and MERGED not in keys:
         return 0
-    if metadata is None:
-        return math.inf if b'"schemaVersion"' in head else 0  # as torch.profiler begins a trace
-    count = metadata.get("profiler_events")
-    return count if isinstance(count, int) else 0
+    merged = keys.get(MERGED, {"profiler_events": math.inf})
+    count = merged.get("profiler_events") if isinstance(merged, dict) else None
+    return count if isinstance(count, int | float) else 0
 
 
 def _trace_of(path: str | os.PathLike[str], folder: Path) -> tuple[Path, list[Fault]]:

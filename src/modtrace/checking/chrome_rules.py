@@ -9,6 +9,7 @@ from .track_layout import Fault, TrackKey, TrackLayout
 
 _CHECKED_PHASES = frozenset("XBEstf")
 _FLOW_PHASES = frozenset("stf")
+_DEVICE_WORK = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
 _BINDABLE_PHASES = frozenset("XB")
 """Events on which viewers read `bind_id`."""
 _BIND_DIRECTIONS = ("flow_out", "flow_in")
@@ -56,7 +57,7 @@ class ChromeEvents:
         # Not isinstance: a bool is not a number here.
         if not (type(pid) is int and type(tid) is int and type(name) is str):
             return False
-        if not (type(time) is float or type(time) is int) or "flow_out" in raw or "flow_in" in raw:
+        if not (type(time) is float or type(time) is int):
             return False
         if not (0 <= pid <= _MAX_ID and 0 <= tid <= _MAX_ID and 0 <= time < _MAX_ORDINARY_US):
             return False
@@ -105,7 +106,10 @@ class ChromeEvents:
         layout = self.layout
         track = layout.tracks[key]
         if phase == "X":
-            track.add_slice(time, _to_ns(raw["dur"]), position, layout.names[name])
+            duration = _to_ns(raw["dur"])
+            track.add_slice(time, duration, position, layout.names[name])
+            if raw.get("cat") in _DEVICE_WORK and duration:
+                layout.work.setdefault(key, []).append((time, -duration, position, name))
         elif phase in _FLOW_PHASES:
             number = layout.flows.keys[raw["id"], str(raw.get("cat", "")), name]
             # An end belongs to the slice around it if its `bp` says so, else to the next one.
@@ -126,6 +130,12 @@ def _field_faults(position: int, raw: dict[str, Any]) -> Iterator[Fault]:
     for field in ("pid", "tid"):
         if not _is_id(value := raw.get(field, 0)):
             yield Fault("id-out-of-range", f"{field} {value!r} is not within 0 to {_MAX_ID}", position)
+    if phase == "C" and not isinstance(raw.get("args"), dict):
+        yield Fault("missing-field", "C without args", position)
+    elif phase == "C":
+        for name, value in raw["args"].items():
+            if _parse_number(value) is None:
+                yield Fault("not-a-number", f"{name!r} of a counter is {value!r}", position)
     if phase in _FLOW_PHASES and "id" not in raw:
         yield Fault("missing-field", f"a flow's {phase} without id", position)
     elif phase in _FLOW_PHASES and not isinstance(raw["id"], str | int | float):

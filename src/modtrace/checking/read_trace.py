@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 from .._errors import TraceError
 from ..formats.event_stream import EventStream
@@ -11,8 +12,8 @@ from .track_layout import Fault, TrackLayout
 
 def read_trace(
     path: str | os.PathLike[str], progress: Callable[[int], None] | None = None
-) -> tuple[list[Fault], TrackLayout]:
-    """Return what is wrong with a file and with its single events, and all events by track.
+) -> tuple[list[Fault], TrackLayout, dict[str, Any]]:
+    """Return what is wrong with a file and with its single events, all events by track, and the keys around them.
 
     Args:
         path: the file.
@@ -24,17 +25,17 @@ def read_trace(
     with TraceFile(path) as source:
         head = next(source.blocks(), b"")
     if not head.strip():
-        return [Fault("not-a-trace", "there is nothing in it")], TrackLayout()
+        return [Fault("not-a-trace", "there is nothing in it")], TrackLayout(), {}
     kind = format_of(head)
     if kind is None:
         message = f"neither Chrome JSON nor a Perfetto trace: it starts with {head[:8]!r}"
-        return [Fault("not-a-trace", message)], TrackLayout()
+        return [Fault("not-a-trace", message)], TrackLayout(), {}
     with TraceFile(path, progress) as source:
         if kind == "perfetto":
-            return _read_packets(source)
-        faults, layout = _read_events(source)
+            return *_read_packets(source), {}
+        faults, layout, keys = _read_events(source)
         marked = [Fault("unreadable", "byte 0: a byte order mark, which JSON forbids")]
-        return (marked if head.startswith(BYTE_ORDER_MARK) else []) + faults, layout
+        return (marked if head.startswith(BYTE_ORDER_MARK) else []) + faults, layout, keys
 
 
 def _read_packets(source: TraceFile) -> tuple[list[Fault], TrackLayout]:
@@ -48,14 +49,15 @@ def _read_packets(source: TraceFile) -> tuple[list[Fault], TrackLayout]:
     return [*faults, *packets.faults()], packets.layout
 
 
-def _read_events(source: TraceFile) -> tuple[list[Fault], TrackLayout]:
+def _read_events(source: TraceFile) -> tuple[list[Fault], TrackLayout, dict[str, Any]]:
     from .chrome_rules import ChromeEvents
 
     events = ChromeEvents()
     try:
-        for chunk in EventStream(source, strict=True).chunks():
+        stream = EventStream(source, strict=True)
+        for chunk in stream.chunks():
             events.add(chunk.events)
     except TraceError as error:
         at = "" if error.offset is None else f"byte {error.offset}: "
-        return [Fault("unreadable", source.damage or f"{at}{error.message}")], TrackLayout()
-    return events.faults(), events.layout
+        return [Fault("unreadable", source.damage or f"{at}{error.message}")], TrackLayout(), {}
+    return events.faults(), events.layout, stream.keys

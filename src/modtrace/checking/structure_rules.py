@@ -44,6 +44,18 @@ def partial_overlap(layout: TrackLayout) -> Iterator[Fault]:
                 stack.append(index)
 
 
+def device_overlap(layout: TrackLayout) -> Iterator[Fault]:
+    """Find work of a stream in which the next one begins and ends: its end is wrong, and so are sums of it."""
+    for track, work in layout.work.items():
+        for (start, less, position, name), (after, less_inner, inner, inner_name) in itertools.pairwise(sorted(work)):
+            if after - less_inner < start - less:
+                message = (
+                    f"{name!r} on {_track_text(track)} lasts {-less} ns, and {inner_name!r} (event {inner}) begins"
+                    " and ends in it: no device works so; `merge` counts it until then"
+                )
+                yield Fault("device-overlap", message, position)
+
+
 def too_deep(layout: TrackLayout) -> Iterator[Fault]:
     """Find the first slice of each track that lies deeper than viewers draw."""
     for track, slices in layout.slices.items():
@@ -124,6 +136,7 @@ def _track_text(track: TrackKey) -> str:
 
 STRUCTURE_RULES: tuple[Callable[[TrackLayout], Iterator[Fault]], ...] = (
     partial_overlap,
+    device_overlap,
     too_deep,
     flow_without_end,
     flow_without_start,

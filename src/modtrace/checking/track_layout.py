@@ -228,6 +228,7 @@ class TrackLayout:
         tracks: the slices of each track, as found.
         flows: the ends of flows.
         slices: the slices of each track, arranged.
+        work: of each stream of a device its kernels, memcpys and memsets: start, less the duration, position and name.
         unended: begins that nothing closes; viewers draw them to the end of the trace.
         unbegun: ends that close nothing; viewers ignore them.
     """
@@ -236,6 +237,7 @@ class TrackLayout:
     tracks: TracksByKey = field(default_factory=TracksByKey)
     flows: FlowEnds = field(default_factory=FlowEnds)
     slices: dict[TrackKey, ArrangedSlices] = field(default_factory=dict)
+    work: dict[TrackKey, list[tuple[int, int, int, str]]] = field(default_factory=dict)
     unended: list[Fault] = field(default_factory=list)
     unbegun: list[Fault] = field(default_factory=list)
 

@@ -193,7 +193,10 @@ class EventStream:
                 self._offset, self.keys, self.bare = find_head(bytes(data))
                 break
             except HeadError as error:
-                if not error.more or len(data) == before or len(data) >= MAX_HEAD_BYTES:
+                if error.more and len(data) >= MAX_HEAD_BYTES:
+                    problem = f"more than {MAX_HEAD_BYTES >> 20} MiB are before the events; move them after the events"
+                    raise self._error(problem, 0) from None
+                if not error.more or len(data) == before:
                     raise self._error(str(error), error.offset) from None
         self.head = bytes(data[: self._offset])
         # The byte before the first event is where the `[` goes that makes a chunk a list.

@@ -18,7 +18,7 @@ MAX_LINK = 1 << 62
 BIND_ID_OFFSET = 1 << 32
 """Added to a link to make a `bind_id` of it: Perfetto counts flow events from 0 in the same space of ids."""
 
-MAX_HEAD_BYTES = 16 << 20
+MAX_HEAD_BYTES = 64 << 20
 """Bytes that a trace in JSON may have before its events."""
 
 MAX_TAIL_BYTES = 16 << 20

@@ -12,7 +12,7 @@ GPU columns of summaries.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -77,6 +77,41 @@ class WorkOwners:
     collective: Int64Array
     replay: Int64Array
     step: Int64Array
+
+
+def without_impossible_times(events: ProfilerEvents) -> tuple[ProfilerEvents, list[str]]:
+    """Return the trace's events with device times as they can be, and what was cut.
+
+    What a stream does is done one after another. A piece of work that goes on while the next one begins and ends, or
+    after the profiler stopped, has an end that overflowed or was guessed: it counts until then.
+    """
+    work = events.work
+    end = work.end
+    order = np.lexsort((-end, work.start, work.track))
+    order = order[work.duration[order] > 0]
+    this, following = order[:-1], order[1:]
+    holds = (work.track[this] == work.track[following]) & (end[this] > end[following])
+    until = end.copy()
+    until[this[holds]] = work.start[following[holds]]
+    if events.window is not None:
+        until = np.minimum(until, np.maximum(events.window[1], work.start))
+    cut = int(np.count_nonzero(until != end))
+    if not cut:
+        return events, []
+    lost_ms = float((end - until).sum()) / 1e6
+    note = (
+        f"{cut:,} kernels, memcpys and memsets go on while the next one of their stream begins and ends, or after the "
+        f"profiler stopped: {lost_ms:,.3f} ms of them are left out, as no device works so; profile again, or with a "
+        "newer driver, for their true ends"
+    )
+    last = max(events.first, int((until if len(until) else np.array([events.last])).max()), *_last_of_cpu(events))
+    return replace(events, work=replace(work, duration=until - work.start), last=min(events.last, last)), [note]
+
+
+def _last_of_cpu(events: ProfilerEvents) -> list[int]:
+    """Return when the last slice of each kind ends that is no work of a device."""
+    kinds = (events.ops, events.plain_ops, events.nodes, events.launches, events.modules, events.regions, events.steps)
+    return [int(slices.end.max(initial=0)) for slices in kinds]
 
 
 def find_launches(events: ProfilerEvents) -> Int64Array:

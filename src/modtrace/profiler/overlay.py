@@ -32,6 +32,7 @@ from .device_work import (
     captured_graphs,
     find_cpu_collectives,
     find_launches,
+    without_impossible_times,
 )
 from .event_columns import ProfilerEvents
 from .recorded_part import (
@@ -253,6 +254,7 @@ def overlay(
         TraceError: recording and trace have no moment in common, the trace does not say from when its times count, or
             it has no events.
     """
+    events, impossible = without_impossible_times(events)
     aligned = _align(timeline, events, keys, path)
     known, threads = aligned.timeline, aligned.threads
     launch = find_launches(events)
@@ -268,7 +270,7 @@ def overlay(
     if aligned.alignment is not None:
         drawn = drop_unused(without_annotated_ranges(timeline, events))
     return Overlay(
-        **{**vars(aligned), "timeline": timeline},
+        **{**vars(aligned), "timeline": timeline, "notes": [*aligned.notes, *impossible]},
         drawn=drawn,
         timeline_with_captures=known,
         devices=build_stream_spans(known, events, owners),
