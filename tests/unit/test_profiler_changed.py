@@ -109,7 +109,7 @@ def test_a_merged_trace_is_read_whatever_one_of_its_events_is(tmp_path: Path) ->
     path.write_text(laid_out_as_merged(document))
     assert file_kind(path) is FileKind.MERGED_JSON
     spans = len(load(path).spans)
-    assert spans >= 2
+    assert spans >= 1
 
     inside = [(*place, key) for place, said in _events(document) for key in said]
     for changed in mutations(document, CHANGES, inside):

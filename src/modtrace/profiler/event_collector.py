@@ -13,10 +13,13 @@ import numpy as np
 
 from .._numbering import Numbering
 from ..formats.chrome_values import MAX_TIME_US, TrackKey, is_int64, microseconds_to_ns
+from ..formats.escape import restored_name
 from ..formats.odd_events import OddEvents
+from ..timeline import PHASES, Name
 from .event_columns import (
     ApiCall,
     ApiCalls,
+    CallSlices,
     CollectiveSlices,
     DeviceWork,
     EventColumns,
@@ -102,6 +105,7 @@ class _Tables:
         self.launches, self.captures = SliceTable(Launches), SliceTable(ApiCalls)
         self.work, self.collectives = SliceTable(DeviceWork), SliceTable(CollectiveSlices)
         self.modules, self.regions = SliceTable(NamedSlices), SliceTable(NamedSlices)
+        self.calls = SliceTable(CallSlices)
         self.cpu_collectives, self.syncs = SliceTable(NamedSlices), SliceTable(NamedSlices)
         self.windows, self.rest = SliceTable(EventColumns), SliceTable(EventColumns)
 
@@ -122,6 +126,7 @@ class EventCollector:
         self._sort_indexes: dict[TrackKey, int] = {}
         self._tables = _Tables()
         self._module_names, self._region_names = Numbering[str](), Numbering[str]()
+        self._call_names = Numbering[Name]()
         self._collective_names, self._sync_names = Numbering[str](), Numbering[str]()
         self._arrow_begins: dict[Any, int] = {}
         self._arrow_ends: dict[Any, tuple[int, float]] = {}
@@ -240,6 +245,9 @@ class EventCollector:
             tables.modules.pending.append((*times, self._module_names[event["name"][len(MODULE) :]]))
         elif kind == WINDOW:
             tables.windows.pending.append(times)
+        elif (phase := event.get("cat")) in PHASES and "fqn" in (args := event.get("args") or _NO_ARGS):
+            name = self._call_names[restored_name((event["name"], args["fqn"], args["module_class"]))]
+            tables.calls.pending.append((*times, name, PHASES.index(phase), _id(args["call"]), _id(args["step"])))
         else:
             tables.rest.pending.append(times)
 
@@ -274,7 +282,7 @@ class EventCollector:
         ends = microseconds_to_ns(np.array([self._first, self._last] if self._first <= self._last else [1.0, 0.0]))
         tracks = self.odd.tracks.known
         # What only a process has, and no device.
-        of_cpu = ("ops", "plain_ops", "nodes", "launches", "modules", "regions")
+        of_cpu = ("ops", "plain_ops", "nodes", "launches", "modules", "calls", "regions")
         by_track = np.bincount(np.concatenate([tables[name].track for name in of_cpu]), minlength=len(tracks))
         pids = Counter[int | str]()
         for (pid, _), track in tracks.items():
@@ -292,6 +300,7 @@ class EventCollector:
             collective_names=list(self._collective_names),
             region_names=list(self._region_names),
             module_names=list(self._module_names),
+            call_names=list(self._call_names),
             syncs=sync_times,
             flows=pair_arrows(self._arrow_begins, self._arrow_ends),
             first=int(ends[0]),

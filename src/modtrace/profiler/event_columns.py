@@ -15,6 +15,7 @@ import numpy as np
 from .._typing import AnyArray, Int64Array
 from ..formats.chrome_values import MAX_TIME_US, TrackKey, microseconds_to_ns
 from ..formats.odd_events import microseconds
+from ..timeline import Name
 
 
 class ApiCall(IntEnum):
@@ -135,6 +136,21 @@ class NamedSlices(EventColumns):
 
 
 @dataclass(frozen=True)
+class CallSlices(NamedSlices):
+    """Slices whose args say which call of which module they are.
+
+    Attributes:
+        phase: index into `PHASES`.
+        call: which call of the module.
+        step: which step it was in.
+    """
+
+    phase: Int64Array
+    call: Int64Array
+    step: Int64Array
+
+
+@dataclass(frozen=True)
 class CollectiveSlices(NamedSlices):
     """Slices of the CPU in which a collective is launched.
 
@@ -188,6 +204,8 @@ class ProfilerEvents:
         regions: ranges of `record_function` and the like.
         region_names: their names.
         modules: `nn.Module:` slices.
+        calls: slices whose args say which call of a module they are, as modtrace writes them.
+        call_names: label, fully qualified name and class of their modules.
         steps: the profiler's steps.
         module_names: what follows `nn.Module: `.
         syncs: start and end in ns from the base, by the sync mark's name; a name may occur more than once.
@@ -217,6 +235,8 @@ class ProfilerEvents:
     regions: NamedSlices
     region_names: list[str]
     modules: NamedSlices
+    calls: CallSlices
+    call_names: list[Name]
     steps: StepRanges
     module_names: list[str]
     syncs: dict[str, list[tuple[int, int]]]
@@ -280,8 +300,9 @@ class SliceTable(Generic[_Columns]):
             new = self._of(numbers)
         first, length = np.frombuffer(new[1], np.float64), np.frombuffer(new[2], np.float64)
         last = first + length
-        valid = (first > 0) & (length >= 0) & (last < MAX_TIME_US)
-        early = int(np.count_nonzero((first <= 0) & (length >= 0)))
+        is_early = first < 0 if self._kind is CallSlices else first <= 0  # the profiler has events at 0 that never ran
+        valid = ~is_early & (length >= 0) & (last < MAX_TIME_US)
+        early = int(np.count_nonzero(is_early & (length >= 0)))
         left_out = len(first)
         if not valid.all():
             first, last = first[valid], last[valid]

@@ -18,9 +18,9 @@ from ..timeline.contents import REGION_CLASS
 from ..timeline.decode.path_spans import clip_and_nest
 from ..timeline.decode.spans import count_in_group
 from ..timeline.join import join, move_times
-from ..timeline.nesting import InnermostLookup
+from ..timeline.nesting import InnermostLookup, nest_by_time
 from ..timeline.select import modules_only, whole_spans
-from ..timeline.slices import in_start_order
+from ..timeline.slices import Slices, in_start_order
 from .alignment import Alignment, align_by_sync_marks, refine_by_operators
 from .backward_nodes import Nodes, cut_to_nodes, find_calls_of_nodes
 from .call_lookup import innermost_spans, runs_module_code
@@ -56,6 +56,7 @@ REGIONS = (
     "the trace has no nn.Module slices: the tracks are its ranges of record_function; "
     "profile with with_stack=True, or give a recording, for modules"
 )
+CALLS = "its modules are those that modtrace wrote into it; links, ranges, marks and counters are not read"
 NO_NAMES = (
     "the trace knows modules by class and number, not by attribute: Linear_1 is the second Linear that was called"
 )
@@ -72,6 +73,8 @@ def reconstruct(events: ProfilerEvents, threads: Int64Array, process: Process) -
     Returns:
         A timeline in ns from the trace's base, without backward; and what it cannot know.
     """
+    if np.any(threads[events.calls.track] >= 0):
+        return _told_by_args(events, threads, process)
     slices, texts, note = events.modules, events.module_names, NO_NAMES
     slices = slices.take(threads[slices.track] >= 0)
     has_modules = bool(len(slices))
@@ -105,6 +108,22 @@ def reconstruct(events: ProfilerEvents, threads: Int64Array, process: Process) -
     call[order] = count_in_group([columns.name[order], columns.phase[order]])
     columns = replace(columns, call=call)
     return Timeline(columns, names, tuple(tracks), metadata={"reconstructed": True}), [note]
+
+
+def _told_by_args(events: ProfilerEvents, threads: Int64Array, process: Process) -> tuple[Timeline, list[str]]:
+    """Make a timeline of slices whose args say which calls they are; see `reconstruct`."""
+    rows = events.calls
+    rows_of = [events.thread_names.get(key, "").partition(" · ") for key in events.tracks]
+    is_own = threads >= 0
+    is_own &= np.array([kind in ("forward", "backward") for kind, _, _ in rows_of], np.bool_)
+    rows = rows.take(is_own[rows.track])
+    used, track = np.unique(rows.track, return_inverse=True)
+    tracks = [Track(rows_of[row][0], rows_of[row][2], int(threads[row]), process) for row in used.tolist()]
+    columns = Slices.of(
+        start=rows.start, end=rows.end, name=rows.name, phase=rows.phase, track=track, call=rows.call, step=rows.step
+    ).take(np.lexsort((-rows.end, rows.start)))
+    columns = in_start_order(nest_by_time(columns))
+    return Timeline(columns, events.call_names, tuple(tracks), metadata={"reconstructed": True}), [CALLS]
 
 
 def _module_name(shown: str, outer: Name | None) -> Name:
