@@ -39,10 +39,10 @@ from torch import nn
 from torch.profiler import ProfilerActivity, record_function
 
 import modtrace
+from modtrace import Timeline
 from modtrace.profiler.alignment import OperatorFit
 from modtrace.profiler.event_collector import EventCollector
 from modtrace.profiler.overlay import overlay
-from modtrace.timeline import Timeline
 
 NODE = "autograd::engine::evaluate_function: "
 CALL = "call#"

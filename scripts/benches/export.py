@@ -24,7 +24,8 @@ from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
 from tests.support.timelines import gpt2_timeline
 from tests.support.trace_processor import TraceProcessor
 
-from modtrace.timeline import BACKWARD, PHASES, Timeline
+from modtrace import Timeline
+from modtrace.timeline import BACKWARD, PHASES
 from modtrace.write import write
 from modtrace.write.chrome import ChromeTimeline, first_moment
 from modtrace.write.lanes import Lanes

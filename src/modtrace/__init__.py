@@ -26,19 +26,19 @@ if TYPE_CHECKING:  # for type checkers what `_NAMES` is at run time; a test comp
     from .compare import Diff as Diff
     from .compare import diff as diff
     from .compare import save_baseline as save_baseline
-    from .merging import merge as merge
-    from .profiler.handler import on_trace_ready as on_trace_ready
+    from .public import Timeline as Timeline
+    from .public import load as load
+    from .public import merge as merge
     from .ranks import load_ranks as load_ranks
     from .ranks.slow import find_slow_ranks as find_slow_ranks
-    from .read import load as load
     from .recording import Recording as Recording
     from .recording import current as current
     from .recording import range as range  # noqa: A004  # only as modtrace.range
     from .recording import record as record
+    from .recording.profiler_handler import on_trace_ready as on_trace_ready
     from .reporting import report as report
     from .timeline import Span as Span
     from .timeline import Summary as Summary
-    from .timeline import Timeline as Timeline
     from .trackers.trackers import ModTracker as ModTracker
     from .trackers.trackers import ModuleTracker as ModuleTracker
     from .whereabouts import where as where
@@ -47,14 +47,13 @@ if TYPE_CHECKING:  # for type checkers what `_NAMES` is at run time; a test comp
 _NAMES = {
     ".checking": ("check",),
     ".compare": ("Diff", "diff", "save_baseline"),
-    ".merging": ("merge",),
-    ".profiler.handler": ("on_trace_ready",),
+    ".public": ("Timeline", "load", "merge"),
     ".ranks": ("load_ranks",),
     ".ranks.slow": ("find_slow_ranks",),
-    ".read": ("load",),
     ".recording": ("Recording", "current", "range", "record"),
+    ".recording.profiler_handler": ("on_trace_ready",),
     ".reporting": ("report",),
-    ".timeline": ("Span", "Summary", "Timeline"),
+    ".timeline": ("Span", "Summary"),
     ".trackers.trackers": ("ModTracker", "ModuleTracker"),
     ".whereabouts": ("where",),
 }

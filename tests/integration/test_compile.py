@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import modtrace
+from modtrace import Timeline
 from modtrace.record_options import EngineName
-from modtrace.timeline import Timeline
 
 pytestmark = [
     # Torch's own, when its compiler is imported.

@@ -12,11 +12,11 @@ import pytest
 import modtrace
 from modtrace import Timeline
 from modtrace.checking import check
-from modtrace.timeline import build_timeline
 from modtrace.timeline.select import on_gpu, without_gpu
 from tests.support.device_steps import device_steps
 from tests.support.event_script import WALL
 from tests.support.kineto import trace, x
+from tests.support.timelines import build_timeline
 
 Row = tuple[str, str, str, int, int, int]
 """Track, fqn, phase, step, start and end in ns from the wall's origin."""

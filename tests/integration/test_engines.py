@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import modtrace
+from modtrace import Timeline
 from modtrace.record_options import EngineName
-from modtrace.timeline import Timeline
 from tests.support.models import ARCHITECTURES
 from tests.support.profiler_truth import measure, share_nested
 from tests.support.small_modules import Scale

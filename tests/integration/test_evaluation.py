@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import modtrace
+from modtrace import Timeline
 from modtrace.record_options import EngineName
-from modtrace.timeline import Timeline
 
 
 class Net(nn.Module):

@@ -13,9 +13,9 @@ import pytest
 from torch import nn, ones
 
 import modtrace
+from modtrace import Timeline
 from modtrace.record_options import EngineName
 from modtrace.ring.slot_format import MIN_COLLECTION_NS
-from modtrace.timeline import Timeline
 from modtrace.timeline.slices import GARBAGE_COLLECTION
 from tests.support.python_process import run_python
 

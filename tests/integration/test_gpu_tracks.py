@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import modtrace
-from modtrace.read import load
-from modtrace.timeline import Timeline
+from modtrace import Timeline, load
 from modtrace.timeline.select import on_gpu, without_gpu
+from modtrace.timeline.summary import summarize
 from modtrace.write.html import payload
 from tests.integration.test_merge import each_trace, ns, synthetic
 from tests.support.kineto import recording, trace, x
@@ -160,7 +160,7 @@ def test_a_summary_of_cpu_times_leaves_them_out(path: Path, folder: Path) -> Non
     threads = without_gpu(timeline)
     assert 0 < len(threads.columns) < len(timeline.columns)
     assert not on_gpu(threads).any()
-    assert timeline.summary() == threads.summary()
+    assert timeline.summary() == summarize(threads)
     assert list(threads.spans) == [
         span for span, gpu in zip(timeline.spans, on_gpu(timeline).tolist(), strict=True) if not gpu
     ]

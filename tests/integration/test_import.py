@@ -11,8 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import modtrace
+from modtrace import Timeline
 from modtrace.formats.escape import UNNAMED, escaped
-from modtrace.timeline import BACKWARD, PHASES, CounterSeries, Mark, Name, Process, Slices, Stats, Timeline, Track
+from modtrace.timeline import BACKWARD, PHASES, CounterSeries, Mark, Name, Process, Slices, Stats, Track
 from modtrace.timeline.nesting import nest_by_time
 from modtrace.timeline.slices import in_start_order
 from tests.support.test_scale import scaled

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 import modtrace
-from modtrace import TraceError, WriteError, merge
+from modtrace import Timeline, TraceError, WriteError, merge
 from modtrace.formats.trace_file import read_merge_metadata
-from modtrace.timeline import Name, Process, Slices, Timeline, Track
+from modtrace.timeline import Name, Process, Slices, Track
 from modtrace.timeline.slices import in_start_order
 from tests.support.kineto import GPU_TRACES, recording, trace, x
 from tests.support.python_process import run_python

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import modtrace
-from modtrace.timeline import Process, Timeline
+from modtrace import Timeline
+from modtrace.timeline import Process
 from tests.support.kineto import recording, trace, x
 from tests.support.trace_processor import TraceProcessor
 

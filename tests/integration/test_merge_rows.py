@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import modtrace
-from modtrace.timeline import BackwardPass, CollectiveName, Group, Mark, Process, Timeline, Track
+from modtrace import Timeline
+from modtrace.timeline import BackwardPass, CollectiveName, Group, Mark, Process, Track
 from modtrace.timeline.select import modules_only
 from tests.support.kineto import BASE, PID, PROCESS, TID, recording, trace, x
 from tests.support.other_kinds import collectives_of, with_collectives, with_passes
@@ -276,7 +277,7 @@ def test_no_time_is_counted_twice(tmp_path: Path) -> None:
         x("kernel", "gemm", 3100, 3200, pid=0, tid=7, correlation=2),
     ]
     (tmp_path / "profile.json").write_bytes(profile(*work))
-    only_calls = modules_only(recorded())
+    only_calls = Timeline.of(modules_only(recorded()))
     told = [
         modtrace.merge(tmp_path / "profile.json", with_syncs(timeline), tmp_path / "out.json").summary
         for timeline in (recorded(), only_calls)

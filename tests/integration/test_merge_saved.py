@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modtrace import load, merge
-from modtrace.timeline import Mark, Slices, Timeline
+from modtrace import Timeline, load, merge
+from modtrace.timeline import Mark, Slices
 from tests.support.kineto import BASE, PID, TID, trace, x
 from tests.support.timelines import with_args
 from tests.unit.test_write_chrome import call_of_net

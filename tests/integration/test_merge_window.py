@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import modtrace
-from modtrace.timeline import CounterSeries, Name, Process, Timeline, Track
+from modtrace import Timeline
+from modtrace.timeline import CounterSeries, Name, Process, Track
 from modtrace.timeline.slices import join_columns
 from tests.support.gpt_timeline import gpt_timeline
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from torch import Tensor, nn
 
 import modtrace
+from modtrace import Timeline
 from modtrace.ring import Kind
-from modtrace.timeline import Timeline
 from tests.support.python_process import run_python
 from tests.support.random_models import Spec, Tree, specs
 from tests.support.small_modules import Failing, Scale

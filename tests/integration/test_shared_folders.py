@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from modtrace import Timeline
 from modtrace._errors import ModtraceError
 from modtrace._system.files import Folder, work_folder
 from modtrace.recording.kept_windows import KeptWindows, _start_watcher
@@ -199,7 +200,7 @@ def test_a_window_that_the_program_asks_for_is_made_in_no_folder_of_others(share
     assert timeline is not None
     shared.plant((how, "run.kept"))
     for _ in range(2):
-        windows.keep_now("why", str(ring), lambda: timeline, warnings.append)
+        windows.keep_now("why", str(ring), lambda: Timeline.of(timeline), warnings.append)
         windows._saving.acquire()
         windows._saving.release()
     assert bool(warnings) == (how != "own-folder")

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import modtrace
+from modtrace import Timeline
 from modtrace.record_options import EngineName
-from modtrace.timeline import Timeline
 from tests.support.python_process import python_environment, run_python, start_python
 from tests.support.test_scale import PORTABLE_IN_FULL
 

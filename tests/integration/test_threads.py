@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import modtrace
+from modtrace import Timeline
 from modtrace.record_options import EngineName
 from modtrace.recording.capture import choose_engine, make_engine
 from modtrace.ring import Ring
-from modtrace.timeline import Timeline
 from modtrace.track.event_sink import EngineOptions
 from tests.support.profiler_truth import share_nested
 from tests.support.small_modules import Scale

@@ -21,9 +21,10 @@ import pytest
 from click.testing import CliRunner
 
 import modtrace
+from modtrace import Timeline, load
 from modtrace.cli.group import group
-from modtrace.read import FileKind, file_kind, load
-from modtrace.timeline import Name, Timeline
+from modtrace.read import FileKind, file_kind
+from modtrace.timeline import Name
 from modtrace.view.pages import MAX_SPANS, handover_page, iframe_html
 from modtrace.view.server import TraceServer
 from modtrace.view.viewable import ensure_viewable

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from modtrace.timeline import BACKWARD, Mark, Timeline
+from modtrace import Timeline
+from modtrace.timeline import BACKWARD, Mark
 
 from .kineto import x
 

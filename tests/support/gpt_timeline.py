@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from modtrace.timeline import CounterSeries, Mark, Name, Process, Stats, Timeline, Track
+from modtrace import Timeline
+from modtrace.timeline import CounterSeries, Mark, Name, Process, Stats, Track
 from modtrace.timeline.slices import BACKWARD, FORWARD, Slices, in_start_order
 from tests.support.span_fields import SPAN_FIELDS
 

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from modtrace.timeline import Mark, Name, Process, Slices, Timeline, Track
+from modtrace import Timeline
+from modtrace.timeline import Mark, Name, Process, Slices, Track
 from tests.support.span_fields import SPAN_FIELDS
 
 __all__ = ["BASE", "GPU_TRACES", "NET", "PID", "TID", "evaluate", "recording", "trace", "x"]

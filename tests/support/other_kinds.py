@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from modtrace.timeline import BackwardPass, CollectiveName, Collectives, Group, Timeline, Track
+from modtrace import Timeline
+from modtrace.timeline import BackwardPass, CollectiveName, Collectives, Group, Track
+from modtrace.timeline import Timeline as TimelineData
 from modtrace.timeline.collectives import collective_args
 from modtrace.timeline.join import with_slices
 from modtrace.timeline.select import keep_rows, steps_at
@@ -41,7 +43,7 @@ def with_collectives(timeline: Timeline, collectives: Collectives) -> Timeline:
         complete=table.complete,
         args=collective_args(table.names, table.name.astype(np.int64), table.counter, table.nbytes, table.done),
     )
-    return replace(with_slices(_without(timeline, COLLECTIVE, WAIT), rows), groups=table.groups)
+    return Timeline.of(replace(with_slices(_without(timeline, COLLECTIVE, WAIT), rows), groups=table.groups))
 
 
 def with_passes(timeline: Timeline, passes: Sequence[BackwardPass]) -> Timeline:
@@ -57,8 +59,8 @@ def with_passes(timeline: Timeline, passes: Sequence[BackwardPass]) -> Timeline:
         step=steps_at(timeline, start),
         complete=[run.complete for run in passes],
     )
-    return with_slices(replace(_without(timeline, BACKWARD_PASS), tracks=tracks), rows)
+    return Timeline.of(with_slices(replace(_without(timeline, BACKWARD_PASS), tracks=tracks), rows))
 
 
-def _without(timeline: Timeline, *kinds: int) -> Timeline:
+def _without(timeline: Timeline, *kinds: int) -> TimelineData:
     return keep_rows(timeline, np.flatnonzero(~np.isin(timeline.slices.kind, kinds)))

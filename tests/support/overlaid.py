@@ -6,9 +6,10 @@ import json
 from dataclasses import replace
 from typing import Any
 
+from modtrace import Timeline
 from modtrace.profiler.event_collector import EventCollector
 from modtrace.profiler.overlay import Overlay, Trace, overlay
-from modtrace.timeline import Mark, Timeline
+from modtrace.timeline import Mark
 
 from .kineto import BASE, x
 

@@ -24,8 +24,9 @@ from torch._C._profiler import _RecordFunctionFast
 from torch.profiler import ProfilerActivity, profile
 
 import modtrace
+from modtrace import Timeline
 from modtrace.record_options import EngineName
-from modtrace.timeline import BACKWARD, Timeline
+from modtrace.timeline import BACKWARD
 
 from .models import Workload
 

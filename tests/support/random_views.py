@@ -13,7 +13,8 @@ from typing import Protocol
 
 import numpy as np
 
-from modtrace.timeline import Name, Process, Timeline, Track
+from modtrace import Timeline
+from modtrace.timeline import Name, Process, Track
 from modtrace.timeline.slices import Slices, in_start_order
 from tests.support.span_fields import SPAN_FIELDS
 

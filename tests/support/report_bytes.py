@@ -11,8 +11,9 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 
+from modtrace import Timeline
 from modtrace.reporting.clean_timeline import REPORT_START_NS
-from modtrace.timeline import Span, Timeline
+from modtrace.timeline import Span
 
 FILES = ["summary.md", "environment.txt", "trace.pftrace.gz", "viewer.html"]
 

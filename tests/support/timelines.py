@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from modtrace import Timeline, timeline
 from modtrace.formats.escape import UNNAMED
-from modtrace.timeline import BACKWARD, FORWARD, CounterSeries, Mark, Name, Process, Slices, Stats, Timeline, Track
+from modtrace.ring import RingSnapshot
+from modtrace.timeline import BACKWARD, FORWARD, CounterSeries, Mark, Name, Process, RingAnalysis, Slices, Stats, Track
 from modtrace.timeline.args import ArgColumn, Args
 from modtrace.timeline.nesting import nest_by_time
 from modtrace.timeline.slices import in_start_order
@@ -18,6 +20,11 @@ from modtrace.timeline.slices import in_start_order
 __all__ = ["EPOCH", "HOSTILE", "Plain", "gpt2_timeline", "slice_args", "timeline_of", "timelines", "with_args"]
 
 EPOCH = 1_755_000_000_123_456_789
+
+
+def build_timeline(ring: RingSnapshot | RingAnalysis) -> Timeline:
+    """The timeline of what a ring held, as `modtrace.load` returns it."""
+    return Timeline.of(timeline.build_timeline(ring))
 
 
 def gpt2_timeline(spans: int, layers: int = 12, seed: int = 0) -> Timeline:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from modtrace.timeline import BACKWARD, FORWARD, RECOMPUTE, Mark, Name, Process, Slices, Timeline, Track
+from modtrace import Timeline
+from modtrace.timeline import BACKWARD, FORWARD, RECOMPUTE, Mark, Name, Process, Slices, Track
 
 __all__ = ["BLOCK", "FC", "MAIN", "MS", "NAMES", "NET", "training"]
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from modtrace.timeline import CounterSeries, Mark, Name, Process, Stats, Timeline, Track
+from modtrace import Timeline
+from modtrace.timeline import CounterSeries, Mark, Name, Process, Stats, Track
 from modtrace.timeline.slices import Slices
 from tests.support.timelines import slice_args
 

@@ -11,15 +11,18 @@ import torch
 from torch import nn
 
 import modtrace
+from modtrace import Timeline
 from modtrace.checking import check
 from modtrace.record_options import EngineName
 from modtrace.ring import Kind
 from modtrace.ring.slot_format import NO_NAME
-from modtrace.timeline import BackwardPass, OpenCall, Process, RingAnalysis, Timeline, build_timeline
+from modtrace.timeline import BackwardPass, OpenCall, Process, RingAnalysis
+from modtrace.timeline import Timeline as TimelineData
 from modtrace.timeline.select import chosen_steps
 from modtrace.write.slices import all_as_modules
 from tests.support.event_script import WALL, EventScript
 from tests.support.small_modules import Failing
+from tests.support.timelines import build_timeline
 
 PROCESS = Process(0)
 
@@ -151,7 +154,7 @@ def test_parts_of_a_timeline_have_the_passes_of_these() -> None:
         script.step(10 * number + 16, number)
     timeline = build_timeline(script.snapshot())
 
-    def edges(part: Timeline) -> list[tuple[int, int, bool]]:
+    def edges(part: TimelineData) -> list[tuple[int, int, bool]]:
         return [(run.start_ns - WALL, run.end_ns - WALL, run.complete) for run in part.backward_passes]
 
     assert edges(timeline.steps(1, 2)) == [(22, 25, True)]

@@ -7,11 +7,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from modtrace import Timeline
 from modtrace.ring import read_ring
-from modtrace.timeline import Mark, Process, Timeline, Track, build_timeline
+from modtrace.timeline import Mark, Process, Track
 from modtrace.timeline.nesting import nest_by_time
 from tests.support.event_script import WALL, EventScript
 from tests.support.profiler_truth import share_nested
+from tests.support.timelines import build_timeline
 
 Row = tuple[str, str, int, int, int, int]
 

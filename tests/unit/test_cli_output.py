@@ -12,10 +12,11 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 from rich.console import Console
 
+from modtrace import Timeline
 from modtrace._next_step import next_step_hint
 from modtrace._terminal import printable
 from modtrace.cli.group import group
-from modtrace.timeline import Name, Process, Slices, Timeline, Track
+from modtrace.timeline import Name, Process, Slices, Track
 
 HOSTILE = "\x1b[2J[/nope][link=x]\x9b31m\u202egnp\u2066"
 ESCAPED = r"\x1b[2J[/nope][link=x]\x9b31m\u202egnp\u2066"

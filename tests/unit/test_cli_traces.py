@@ -10,9 +10,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 import modtrace
+from modtrace import Timeline
 from modtrace.cli.commands.summary import SORT_COLUMNS
 from modtrace.cli.group import group
-from modtrace.timeline import Mark, Name, Process, Timeline, Track
+from modtrace.timeline import Mark, Name, Process, Track
 from modtrace.timeline.slices import BACKWARD, FORWARD, Slices
 from modtrace.timeline.summary import SORT_KEYS
 

@@ -8,12 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import modtrace
+from modtrace import Timeline
 from modtrace.ring import Kind
 from modtrace.ring.collective_text import CollectiveName, collective_text, parse_collective, parse_ranks, rank_list
 from modtrace.ring.slot_format import NO_NAME
-from modtrace.timeline import Group, Timeline, build_timeline, launching_spans
+from modtrace.timeline import Group, launching_spans
 from modtrace.timeline.summary.overview import communication_line, sum_up_communication
 from tests.support.event_script import WALL, EventScript
+from tests.support.timelines import build_timeline
 
 ALL_REDUCE, SEND = '["all_reduce", "0"]', '["send", "0", 3]'
 

@@ -12,11 +12,12 @@ import pytest
 from modtrace import Timeline
 from modtrace.ring import Kind
 from modtrace.ring.slot_format import NO_NAME, SEQUENCE_BITS, STREAM_NUMBER_BITS
-from modtrace.timeline import build_timeline
 from modtrace.timeline.decode.device_points import device_clock
 from modtrace.timeline.select import without_gpu
+from modtrace.timeline.summary import summarize
 from modtrace.timeline.summary.device_summary import DeviceModule, DeviceSummary, render_device
 from tests.support.event_script import WALL, EventScript
+from tests.support.timelines import build_timeline
 
 AHEAD = 7_000_000
 """What the device's clock shows more than the host's."""
@@ -362,7 +363,7 @@ def test_a_summary_as_csv_has_the_device_times_of_each_module() -> None:
 
 
 def test_a_summary_without_device_times_has_no_such_columns() -> None:
-    assert not [field for field in without_gpu(two_calls()).summary().columns() if field.startswith("device_")]
+    assert not [field for field in summarize(without_gpu(two_calls())).columns() if field.startswith("device_")]
 
 
 def test_a_summary_as_markdown_and_html_has_the_table_of_devices_behind_that_of_modules() -> None:

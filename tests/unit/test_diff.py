@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import modtrace
+from modtrace import Timeline
 from modtrace.cli.group import group
 from modtrace.compare import save_baseline
 from modtrace.compare.compare import compare_runs
@@ -19,7 +20,7 @@ from modtrace.compare.run_times import RunTimes, measure_samples
 from modtrace.compare.samples import Samples, plain_fqn, take_samples
 from modtrace.compare.side_by_side import TypicalStep
 from modtrace.compare.verdicts import Change
-from modtrace.timeline import BACKWARD, FORWARD, RECOMPUTE, Mark, Name, Process, Slices, Timeline, Track
+from modtrace.timeline import BACKWARD, FORWARD, RECOMPUTE, Mark, Name, Process, Slices, Track
 from modtrace.timeline.join import add_gpu_tracks
 from modtrace.timeline.select import keep_rows
 from modtrace.timeline.slices import DTYPES
@@ -76,7 +77,8 @@ def serving(seed: int, slower: Mapping[str, float] | None = None) -> Timeline:
     """Calls of the eight layers alone, 500 µs apart, on a thread."""
     trained = recording(seed, {(fqn, FORWARD): factor for fqn, factor in (slower or {}).items()})
     forward = keep_rows(trained, np.flatnonzero(trained.slices.phase == FORWARD))
-    return replace(forward, slices=replace(forward.slices, step=np.zeros(len(forward.slices), np.int64)), marks=[])
+    slices = replace(forward.slices, step=np.zeros(len(forward.slices), np.int64))
+    return Timeline.of(replace(forward, slices=slices, marks=[]))
 
 
 def changed(comparison: modtrace.Diff) -> list[tuple[str, str, str]]:
@@ -511,7 +513,7 @@ def with_gpu(timeline: Timeline, factor: float) -> Timeline:
     took = np.where(columns.name[forward] == FQNS.index("Net.h.3"), round(50 * US * factor), 50 * US)
     calls = columns.take(forward)
     spans = replace(calls, end=calls.start + took, track=np.zeros(len(calls), np.int32))
-    return add_gpu_tracks(timeline, [(0, 7)], spans)
+    return Timeline.of(add_gpu_tracks(timeline, [(0, 7)], spans))
 
 
 def test_times_on_a_gpu_are_compared_for_themselves() -> None:

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import modtrace
+from modtrace import Timeline
 from modtrace.compare.side_by_side import TypicalStep, compared, side_by_side
-from modtrace.timeline import BACKWARD, FORWARD, CounterSeries, Mark, Name, Process, Slices, Timeline, Track
+from modtrace.timeline import BACKWARD, FORWARD, CounterSeries, Mark, Name, Process, Slices, Track
 from modtrace.timeline.slices import DTYPES
 from modtrace.write.html import payload
 from tests.support.trace_processor import TraceProcessor

@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 import modtrace
+from modtrace import Timeline
 from modtrace.cli.group import group
 from modtrace.compare.run_times import measure_run
 from modtrace.compare.samples import take_samples
-from modtrace.timeline import Timeline
 from tests.support.part_timeline import part_timeline
 
 MS = 1_000_000

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 import modtrace
+from modtrace import Timeline
 from modtrace.compare.run_times import ModuleRun, RunTimes, Typical
 from modtrace.compare.verdicts import Change, compare_calls
-from modtrace.timeline import FORWARD, Timeline
+from modtrace.timeline import FORWARD
 from tests.unit.test_diff import FQNS, changed, invoke, recording
 
 

@@ -11,15 +11,17 @@ import pytest
 from click.testing import CliRunner
 
 import modtrace
+from modtrace import Timeline
 from modtrace.cli.group import group
 from modtrace.ring import Kind
 from modtrace.ring.slot_format import NO_NAME
-from modtrace.timeline import GpuWork, Slices, Timeline, build_timeline
+from modtrace.timeline import GpuWork, Slices
 from modtrace.timeline.join import add_gpu_tracks
 from modtrace.timeline.slices import UNKNOWN_FLOPS
+from modtrace.timeline.summary import summarize
 from modtrace.timeline.summary.flop_summary import peak_tbytes, peak_tflops
 from tests.support.event_script import EventScript
-from tests.support.timelines import with_args
+from tests.support.timelines import build_timeline, with_args
 
 
 def counted(flops: int = 100) -> Timeline:
@@ -156,7 +158,7 @@ def test_with_device_times_rates_are_by_these() -> None:
         complete=[True, True, True],
     )
     on_device = add_gpu_tracks(replace(timeline, metadata={"flops": said, "device_clock_bound_ns": 5}), [(0, 7)], spans)
-    flops = on_device.summary().flops
+    flops = summarize(on_device).flops
 
     assert flops is not None
     assert [(rate.fqn, rate.phase, rate.flops, rate.time_ns) for rate in flops.rates] == [

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as proto
 
-from modtrace import TraceError
+from modtrace import TraceError, load
 from modtrace.checking import check
 from modtrace.formats.trace_file import format_of
-from modtrace.read import FileKind, file_kind, load
+from modtrace.read import FileKind, file_kind
 from modtrace.view.viewable import ensure_viewable
 
 JSON = b'{"traceEvents": []}'

@@ -13,8 +13,8 @@ import modtrace
 from modtrace import Summary
 from modtrace.cli.group import group
 from modtrace.timeline import GpuWork, ModuleTimes
-from modtrace.timeline.gpu_work import with_gpu_times
 from modtrace.timeline.summary import GpuTotals
+from modtrace.timeline.summary.gpu_times import with_gpu_times
 from tests.support.kineto import trace, x
 
 FORWARD, BACKWARD = 0, 1

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modtrace import WriteError
-from modtrace.timeline import CounterSeries, Mark, Name, Process, Stats, Timeline, Track
+from modtrace import Timeline, WriteError
+from modtrace.timeline import CounterSeries, Mark, Name, Process, Stats, Track
 from modtrace.timeline.slices import Slices
 from modtrace.write.html import Comparison, payload, render_html, write_html
 from tests.support.gpt_timeline import BASE, gpt_timeline

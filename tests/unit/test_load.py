@@ -11,9 +11,7 @@ from typing import cast
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from modtrace import ModtraceError, TraceError
-from modtrace.read import load
-from modtrace.timeline import Timeline
+from modtrace import ModtraceError, Timeline, TraceError, load
 from modtrace.write import chrome, perfetto, slices
 from tests.support.test_scale import scaled
 from tests.support.timelines import gpt2_timeline, timeline_of, timelines

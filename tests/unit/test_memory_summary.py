@@ -12,9 +12,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 import modtrace
+from modtrace import Timeline
 from modtrace.cli.group import group
 from modtrace.compare import PeakChange
-from modtrace.timeline import BACKWARD, FORWARD, CounterSeries, Mark, Name, Process, Slices, Timeline, Track
+from modtrace.timeline import BACKWARD, FORWARD, CounterSeries, Mark, Name, Process, Slices, Track
 from modtrace.timeline.summary.memory_summary import Holder, MemoryModule, render_memory
 
 PROCESS = Process(7)

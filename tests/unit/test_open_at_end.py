@@ -11,8 +11,8 @@ import pytest
 import modtrace
 from modtrace.ring import Kind
 from modtrace.ring.range_text import range_text
-from modtrace.timeline import build_timeline
 from tests.support.event_script import EventScript
+from tests.support.timelines import build_timeline
 
 SECOND, MS = 1_000_000_000, 1_000_000
 FETCH = range_text("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", "data loading")

@@ -21,6 +21,7 @@ import modtrace
 from modtrace import ModtraceError, Timeline, TraceError, load
 from modtrace.formats import own_table, table_bytes
 from modtrace.timeline import Name, Slices, Track
+from modtrace.timeline import Timeline as TimelineData
 from modtrace.timeline.slices import DTYPES
 from tests.support.kineto import recording, trace, x
 from tests.support.timelines import gpt2_timeline, slice_args, timeline_of, timelines
@@ -30,7 +31,7 @@ FORMATS = (".json", ".json.gz", ".pftrace", ".pftrace.gz", ".html")
 CHANGED = "another program has changed or cut it"
 
 
-def columns_of(timeline: Timeline) -> dict[str, list[Any]]:
+def columns_of(timeline: TimelineData) -> dict[str, list[Any]]:
     columns = {name: getattr(timeline.slices, name).tolist() for name in DTYPES}
     # Only names that a slice has are kept.
     columns["name"] = [timeline.names[name] if name >= 0 else None for name in columns["name"]]

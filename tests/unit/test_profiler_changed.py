@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from modtrace import ModtraceError, TraceError, merge
+from modtrace import ModtraceError, TraceError, load, merge
 from modtrace.profiler.event_collector import EventCollector
-from modtrace.read import FileKind, file_kind, load
+from modtrace.read import FileKind, file_kind
 from tests.support.json_mutations import mutated, mutations
 from tests.support.kineto import BASE, PID, TID, evaluate, recording, trace, x
 from tests.support.test_scale import scaled

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from modtrace import TraceError
+from modtrace import Timeline, TraceError
 from modtrace.profiler.device_work import NO_MODULE
 from modtrace.profiler.overlay import Overlay
-from modtrace.timeline import PHASES, Process, Timeline, Track
+from modtrace.timeline import PHASES, Process, Track
 from modtrace.timeline.slices import DTYPES
 from tests.support.kineto import BASE, NET, PID, TID, Span, evaluate, recording, x
 from tests.support.overlaid import overlaid

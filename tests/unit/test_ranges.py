@@ -7,15 +7,17 @@ from pathlib import Path
 import pytest
 
 import modtrace
+from modtrace import Timeline
 from modtrace.reporting.names import ReportNames
 from modtrace.ring import Kind
 from modtrace.ring.range_text import RangeName, parse_range, range_text
 from modtrace.ring.slot_format import COLLECTED_BITS, GENERATION_BITS, NO_NAME
-from modtrace.timeline import Range, Timeline, build_timeline
+from modtrace.timeline import Range
 from modtrace.timeline.contents import range_name
 from modtrace.timeline.slices import GARBAGE_COLLECTION
 from modtrace.track.ranges import category_of
 from tests.support.event_script import WALL, EventScript
+from tests.support.timelines import build_timeline
 
 FETCH = range_text("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", "data loading")
 STEP, MINE, INNER = range_text("Optimizer.step#SGD.step", "optimizer"), range_text("mine", "user"), '["user", "inner"]'

@@ -271,6 +271,7 @@ def test_groups_of_one_name_and_other_ranks_stay_apart(tmp_path: Path) -> None:
         script.close()
 
     whole = modtrace.load_ranks(tmp_path)
+    assert type(whole) is modtrace.Timeline
 
     assert [(group.name, group.ranks) for group in whole.collectives.groups] == [("dp (0)", (0, 1)), ("dp (1)", (2, 3))]
     assert sorted(row.group for row in whole.collectives) == ["dp (0)", "dp (0)", "dp (1)", "dp (1)"]

@@ -19,6 +19,7 @@ from modtrace.ranks.rank_folder import load_own_time, load_pieces
 from modtrace.ranks.slow import find_slow_ranks
 from modtrace.ring import Kind
 from modtrace.timeline.decode import pieces
+from modtrace.timeline.summary import take_steps
 from tests.support.event_script import EventScript
 from tests.support.made_job import Culprit, MadeJob, read_template
 from tests.unit.test_ranks_slow import ALL_REDUCE, MS, write_steps
@@ -309,7 +310,7 @@ def test_large_rings_are_packed_in_pieces(run: Path, monkeypatch: pytest.MonkeyP
 def test_of_large_rings_some_steps_are_read_or_none(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = {step.step: step for step in find_slow_ranks(run).steps}
     file = find_rank_recordings(run)[3]
-    parts = [load_own_time(file).steps(*steps) for steps in [(-3, -1), (15, 18)]]
+    parts = [take_steps(load_own_time(file), *steps) for steps in [(-3, -1), (15, 18)]]
     monkeypatch.setattr(pieces, "PIECE_EVENTS", 64)
     monkeypatch.setattr(rank_folder, "SHOWN_EVENTS", 100)
     some = find_slow_ranks(run, steps=(20, None))

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import modtrace
+from modtrace import Timeline
 from modtrace._terminal import counted
 from modtrace.cli.group import group as commands
 from modtrace.ranks.groups import median_of_others
@@ -24,12 +25,13 @@ from modtrace.ranks.slow.slow_run import NO_RANK, at_least, often_late, png
 from modtrace.ranks.sync_points import inferred_waits
 from modtrace.ring import Kind
 from modtrace.ring.slot_format import COLLECTED_BITS, GENERATION_BITS, NO_NAME, SEQUENCE_BITS
-from modtrace.timeline import Mark, Slices, Timeline, build_timeline
+from modtrace.timeline import Mark, Slices
 from modtrace.watching.triggers import parse_conditions
 from modtrace.watching.watch import Watcher
 from modtrace.watching.windows import KEPT, KeepLimits, KeptFolder, WindowKeeper
 from tests.support.event_script import WALL, EventScript
 from tests.support.made_job import Culprit, MadeJob, Template, read_template
+from tests.support.timelines import build_timeline
 
 STEPS = 12
 MAX_KEPT = 3

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import modtrace
+from modtrace import Timeline
 from modtrace.reporting.clean_profile import EventFilter
 from modtrace.reporting.clean_timeline import (
     REPORT_START_NS,
@@ -23,22 +24,11 @@ from modtrace.reporting.clean_timeline import (
 from modtrace.reporting.names import AliasedNames, Redactor, ReportNames
 from modtrace.ring import Kind
 from modtrace.ring.range_text import RangeCategory, range_text
-from modtrace.timeline import (
-    BackwardPass,
-    CounterSeries,
-    Group,
-    Mark,
-    Name,
-    Process,
-    Slices,
-    Timeline,
-    Track,
-    build_timeline,
-)
+from modtrace.timeline import BackwardPass, CounterSeries, Group, Mark, Name, Process, Slices, Track
 from modtrace.timeline.slices import DTYPES
 from tests.support.event_script import EventScript
 from tests.support.other_kinds import with_passes
-from tests.support.timelines import with_args
+from tests.support.timelines import build_timeline, with_args
 
 ENVIRON = {
     "HOME": "/home/Jane Doe",

@@ -17,18 +17,20 @@ from click.testing import CliRunner
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from modtrace import ModtraceError, TraceError
+from modtrace import ModtraceError, Timeline, TraceError, load
 from modtrace.cli.group import group
-from modtrace.read import load, ring_file
+from modtrace.read import ring_file
 from modtrace.read.ring_file import load_around, load_large, load_shown, summarize_large
 from modtrace.reporting import report
 from modtrace.ring import Kind, read_ring, ring_serials
 from modtrace.ring.range_text import range_text
 from modtrace.ring.slot_format import ALLOCATED, NO_NAME, REFUSED
-from modtrace.timeline import Timeline, step_pieces
+from modtrace.timeline import Timeline as TimelineData
+from modtrace.timeline import step_pieces
 from modtrace.timeline.contents import BACKWARD_PASSES, OPEN_AT_END, STEPS_END_WITH
 from modtrace.timeline.decode import pieces
 from modtrace.timeline.slices import BACKWARD, DTYPES
+from modtrace.timeline.summary import summarize, take_steps
 from modtrace.view.viewable import ensure_viewable
 from modtrace.write import write_large
 from modtrace.write.step_parts import part_counters
@@ -158,7 +160,7 @@ class Training:
         self.script.pass_end(self.after(), number)
 
 
-def as_values(timeline: Timeline) -> dict[str, object]:
+def as_values(timeline: TimelineData) -> dict[str, object]:
     """All that a timeline says, with names and tracks in place of their numbers, links by the first slice of each."""
     columns = {field: getattr(timeline.slices, field).tolist() for field in DTYPES}
     columns["name"] = [timeline.names[name] if name >= 0 else None for name in columns["name"]]
@@ -206,7 +208,7 @@ def check(ring: Path, monkeypatch: pytest.MonkeyPatch, chosen: list[tuple[int | 
     assert json.loads(cleaned_text) == json.loads(cleaned.summary().to_json())
     monkeypatch.setattr(step_pieces, "PIECE_SPANS", 16)
     for steps, part in zip(chosen, some, strict=True):
-        assert as_values(part.steps(*steps)) == as_values(whole.steps(*steps))
+        assert as_values(take_steps(part, *steps)) == as_values(whole.steps(*steps))
     return whole
 
 
@@ -270,7 +272,7 @@ def test_steps_have_the_backward_of_an_old_graph(tmp_path: Path, monkeypatch: py
     ring = tmp_path / "run.modtrace"
     Training(ring, 1, late={40: 51})
     monkeypatch.setattr(pieces, "PIECE_EVENTS", 128)
-    part = load_around(ring, (51, 52)).steps(51, 52)
+    part = take_steps(load_around(ring, (51, 52)), 51, 52)
     backward = [part.names[name].fqn for name in part.slices.name[part.slices.phase == BACKWARD].tolist()]
 
     assert backward.count("Net") == 2  # of this step, and of step 40
@@ -406,13 +408,13 @@ def test_of_a_ring_without_steps_the_last_calls_are_read_alone(tmp_path: Path, m
     assert 300 < len(shown.slices) <= 350
     assert as_values(shown)["end"] == whole.slices.end[-len(shown.slices) :].tolist()
     result = CliRunner().invoke(group, ["summary", str(ring), "--format", "csv"])
-    assert result.stdout == shown.summary().sort_by(None).to_csv()
+    assert result.stdout == summarize(shown).sort_by(None).to_csv()
     assert notes == view_notes == result.stderr.splitlines()
     assert notes[0].startswith("This holds the last 700 events of 3,200")
     for first, last in [(-3, -1), (-40, None)]:
         part = load_around(ring, (first, last))
         assert len(part.slices) < 400
-        tables = [timeline.steps(first, last).summary() for timeline in (part, whole)]
+        tables = [summarize(take_steps(timeline, first, last)) for timeline in (part, whole)]
         assert tables[0].to_csv() == tables[1].to_csv()
         assert tables[0].steps == tables[1].steps
         assert tables[0].step_parts == tables[1].step_parts

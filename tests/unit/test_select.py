@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modtrace.timeline import BACKWARD, FORWARD, CounterSeries, Mark, Name, Process, Slices, Timeline, Track
+from modtrace import Timeline
+from modtrace.timeline import BACKWARD, FORWARD, CounterSeries, Mark, Name, Process, Slices, Track
+from modtrace.timeline import Timeline as TimelineData
 from modtrace.timeline.nesting import nest_by_time
 from modtrace.timeline.select import modules, steps, window
 from tests.support.test_scale import scaled
@@ -50,11 +52,11 @@ def small() -> Timeline:
     ), {1: {"shapes": "x"}, 8: {"shapes": "y"}})  # fmt: skip
 
 
-def brief(timeline: Timeline) -> list[tuple[str, int, int, int, bool]]:
+def brief(timeline: TimelineData) -> list[tuple[str, int, int, int, bool]]:
     return [(span.fqn, span.start_ns, span.end_ns, span.depth, span.complete) for span in timeline.spans]
 
 
-def samples(timeline: Timeline) -> list[tuple[int, int]]:
+def samples(timeline: TimelineData) -> list[tuple[int, int]]:
     (counter,) = timeline.counters
     return list(zip(counter.time.tolist(), counter.value.tolist(), strict=True))
 

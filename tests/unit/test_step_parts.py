@@ -7,14 +7,14 @@ import json
 import pytest
 from hypothesis import given
 
+from modtrace import Timeline
 from modtrace.ring import Kind
 from modtrace.ring.range_text import range_text
 from modtrace.ring.slot_format import COLLECTED_BITS, GENERATION_BITS, NO_NAME, SEQUENCE_BITS
-from modtrace.timeline import Timeline, build_timeline
 from modtrace.timeline.summary import find_step_bounds, measure_steps
 from modtrace.timeline.summary.parts import StepParts, divide_steps
 from tests.support.event_script import WALL, EventScript
-from tests.support.timelines import timelines
+from tests.support.timelines import build_timeline, timelines
 from tests.support.training_timeline import MS, training
 
 FETCH = range_text("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", "data loading")

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import assume, given
 
 import modtrace
-from modtrace import ModtraceError
+from modtrace import ModtraceError, Timeline
 from modtrace.ring import Kind
 from modtrace.ring.range_text import RangeCategory, range_text
-from modtrace.timeline import Mark, Name, Slices, Timeline, Track, build_timeline
+from modtrace.timeline import Mark, Name, Slices, Track
 from modtrace.timeline.join import add_gpu_tracks
 from modtrace.timeline.summary import find_step_bounds, measure_steps
 from modtrace.timeline.summary.parts import divide_steps
 from modtrace.timeline.summary.units import UnitTimes
 from modtrace.write.step_parts import part_counters, part_table
 from tests.support.event_script import WALL, EventScript
-from tests.support.timelines import timelines
+from tests.support.timelines import build_timeline, timelines
 from tests.support.trace_processor import TraceProcessor
 from tests.support.training_timeline import MAIN, MS, training
 
@@ -270,7 +270,7 @@ def on_a_stream(timeline: Timeline) -> Timeline:
     calls, late, zeros = columns.take(rows), 25, np.zeros(len(rows), np.int64)
     start, end = calls.start + late, calls.end + late
     spans = Slices.of(start=start, end=end, name=calls.name, track=zeros, call=calls.call)
-    return add_gpu_tracks(timeline, [(0, 7)], spans)
+    return Timeline.of(add_gpu_tracks(timeline, [(0, 7)], spans))
 
 
 def test_work_of_a_gpu_belongs_to_the_step_that_launched_it() -> None:

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modtrace.timeline import Name, Process, Stats, Timeline, Track
+from modtrace import Timeline
+from modtrace.timeline import Name, Process, Stats, Track
 from modtrace.timeline.slices import BACKWARD, FORWARD, RECOMPUTE, Slices
 from modtrace.timeline.summary import GpuTotals, ModuleTimes, Summary, summarize
 from tests.support.gpt_timeline import gpt_timeline

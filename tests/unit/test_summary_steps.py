@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from modtrace import load
-from modtrace.timeline import FORWARD, Mark, Name, Process, Slices, StepTimes, Timeline, Track
+from modtrace import Timeline, load
+from modtrace.timeline import FORWARD, Mark, Name, Process, Slices, StepTimes, Track
 from modtrace.timeline.join import move_times
 from modtrace.timeline.slices import in_start_order, join_columns
-from modtrace.timeline.summary import ModuleTimes, find_typical_step
+from modtrace.timeline.summary import ModuleTimes, find_typical_step, take_steps
 from modtrace.timeline.summary.percentiles import median, nearest_rank
 from tests.support.timelines import timelines
 from tests.support.training_timeline import MAIN, MS, NAMES, NET, training
@@ -47,7 +47,7 @@ def test_the_first_of_some_steps_begins_where_the_one_before_ended(tmp_path: Pat
         assert (step.before_ns // MS, step.whole) == (10, True)
         timeline.steps(1).save(tmp_path / f"part{suffix}")
         assert load(tmp_path / f"part{suffix}").summary().steps == [step]
-    late = move_times(whole, lambda times: times + 5).steps(1)
+    late = take_steps(move_times(whole, lambda times: times + 5), 1)
     assert late.begin_ns == whole.steps(1).begin_ns + 5  # type: ignore[operator]
 
 

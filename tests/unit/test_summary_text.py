@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from modtrace.timeline import Mark, StepTimes, Timeline, Track
+from modtrace import Timeline
+from modtrace.timeline import Mark, StepTimes, Track
 from modtrace.timeline.summary import ModuleTimes, Summary
 from tests.support.timelines import gpt2_timeline
 from tests.support.training_timeline import MAIN, MS, NAMES, training

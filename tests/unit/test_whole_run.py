@@ -12,7 +12,7 @@ from torch import nn
 import modtrace
 from modtrace.ring import FIRST_STEP, Kind, Ring
 from modtrace.ring.slot_format import KIND_SHIFT, NO_NAME
-from modtrace.timeline import build_timeline
+from tests.support.timelines import build_timeline
 
 SECOND = 1_000_000_000
 

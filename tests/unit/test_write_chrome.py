@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modtrace import WriteError
+from modtrace import Timeline, WriteError
 from modtrace.formats.limits import MAX_CHROME_NS
-from modtrace.timeline import BACKWARD, FORWARD, CounterSeries, Mark, Name, Process, Slices, Stats, Timeline, Track
+from modtrace.timeline import BACKWARD, FORWARD, CounterSeries, Mark, Name, Process, Slices, Stats, Track
 from modtrace.write.chrome import (
     ChromeTimeline,
     digit_count,

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from modtrace.timeline import BACKWARD, FORWARD, RECOMPUTE, Name, Process, Slices, Timeline, Track
+from modtrace import Timeline
+from modtrace.timeline import BACKWARD, FORWARD, RECOMPUTE, Name, Process, Slices, Track
 from tests.support.timelines import timelines
 
 BASE = 1_700_000_000_000_000_000

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket, TrackEvent
 
-from modtrace import WriteError
+from modtrace import Timeline, WriteError
 from modtrace.formats.table_bytes import pack_table
-from modtrace.timeline import Slices, Timeline
+from modtrace.timeline import Slices
 from modtrace.write.perfetto import write_perfetto
 from modtrace.write.protobuf_columns import BytesColumn, ByteTable, interleave, record_lengths, repeat, varint
 from tests.support.test_scale import scaled

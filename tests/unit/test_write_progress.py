@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from modtrace.read import load
+from modtrace import load
 from tests.support.python_process import run_python, start_python
 from tests.support.timelines import gpt2_timeline
 

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 import modtrace
-from modtrace.timeline import Timeline, build_timeline
+from modtrace import Timeline
 from modtrace.write.step_parts import part_counters, part_table
 from tests.support.device_steps import device_steps
 from tests.support.gpt_timeline import BASE, gpt_timeline
+from tests.support.timelines import build_timeline
 from tests.support.trace_processor import TraceProcessor
 
 FIRST_END, SECOND_END = 2_780_000, 5_560_000

@@ -113,8 +113,9 @@ def _first_own_event(keys: Mapping[str, Any]) -> float:
 
 def _trace_of(path: str | os.PathLike[str], folder: Path) -> tuple[Path, list[Fault]]:
     """Return the file that is checked, made in `folder` if `path` holds a trace, and what a ring has lost."""
-    from ..read import FileKind, extract_trace, file_kind_by_head, load
+    from ..read import FileKind, extract_trace, file_kind_by_head, read_timeline
     from ..timeline.contents import MISSING_BYTES
+    from ..write import write
 
     try:
         trace = extract_trace(path, folder)
@@ -123,8 +124,8 @@ def _trace_of(path: str | os.PathLike[str], folder: Path) -> tuple[Path, list[Fa
             raise  # as a Path, the empty name is that of a folder
         return Path(path), []  # its bytes are judged as they are
     if file_kind_by_head(trace) is FileKind.RING:
-        made, timeline = folder / "ring.pftrace", load(trace)
-        timeline.save(made)
+        made, timeline = folder / "ring.pftrace", read_timeline(trace)
+        write(timeline, made)
         torn, missing = timeline.stats.torn, timeline.metadata.get(MISSING_BYTES)
         lost = [f"{missing:,} bytes were cut off its end"] if isinstance(missing, int) else []
         if torn > len({(track.process, track.tid) for track in timeline.tracks}):  # each was writing one, if it died

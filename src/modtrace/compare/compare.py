@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from .._errors import ModtraceError
-from ..read import load
+from ..read import read_timeline
 from ..timeline import Timeline
 from ..timeline.summary import GroupBy, outer_modules
 from .diff_result import Diff
@@ -114,7 +114,7 @@ def _measure(recording: Recorded, by: GroupBy, step_by: str | None) -> list[tupl
         return [(measure_run(recording, by, step_by), cut_typical_step(recording, by, step_by))]
     if is_baseline(recording):
         return [(run, None) for run in read_baseline(recording)]
-    timeline = load(recording)
+    timeline = read_timeline(recording)
     try:
         return [(measure_run(timeline, by, step_by), cut_typical_step(timeline, by, step_by))]
     except ModtraceError as error:

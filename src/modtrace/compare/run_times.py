@@ -25,7 +25,7 @@ from ..timeline import Timeline
 from ..timeline.args import ArgColumn
 from ..timeline.memory import allocated
 from ..timeline.slices import SHAPES
-from ..timeline.summary import GroupBy
+from ..timeline.summary import GroupBy, summarize
 from ..timeline.summary.flop_summary import step_flops
 from ..write.atomic_file import atomic_writer
 from .samples import SAMPLED_PHASES, Key, Samples, renamed_fqn, take_samples
@@ -131,7 +131,7 @@ def _exact_values(timeline: Timeline, by: GroupBy) -> tuple[dict[str, str], dict
     flops, peaks, shapes = step_flops(timeline), dict[str, int](), _shapes(timeline, by)
     if flops is None and not allocated(timeline.counters):
         return shapes, peaks
-    summary, values = timeline.summary(by), dict[str, int]()
+    summary, values = summarize(timeline, by), dict[str, int]()
     if flops is not None and summary.flops is not None:
         own = {row.fqn or row.module_class: row.self_flops // max(row.calls, 1) for row in summary.flops.rows}
         values = {"FLOPs of a step": flops} | {f"FLOPs of a call of {name}": count for name, count in own.items()}

@@ -10,7 +10,7 @@ import numpy as np
 from ..timeline import PHASES, Mark, Process, Stats, Timeline
 from ..timeline.join import join, move_times, replace_processes
 from ..timeline.select import modules_only, on_gpu, without_gpu
-from ..timeline.summary import GroupBy, find_step_bounds, find_typical_step
+from ..timeline.summary import GroupBy, find_step_bounds, find_typical_step, take_steps
 from ..write.html import Comparison
 from .samples import SAMPLED_PHASES, plain_fqn
 from .verdicts import Change
@@ -43,7 +43,7 @@ def cut_typical_step(timeline: Timeline, by: GroupBy = "module", step_by: str | 
         ModtraceError: no step is whole.
     """
     typical = find_typical_step(timeline, step_by)
-    step = timeline.steps(typical.step, typical.step + 1, step_by)
+    step = take_steps(timeline, typical.step, typical.step + 1, step_by)
     bounds = find_step_bounds(without_gpu(timeline), step_by)
     start_ns = int(bounds.start[bounds.number == typical.step][0])
     return TypicalStep(step, start_ns, typical.duration_ns, {}, by)

@@ -21,7 +21,7 @@ import numpy as np
 from .._numbering import Numbering
 from .._typing import Int8Array, Int64Array
 from ..timeline import GpuWork, Timeline
-from ..timeline.gpu_work import COMMUNICATION_KIND, NO_PHASE, Place
+from ..timeline.contents import COMMUNICATION_KIND, NO_PHASE, Place
 from ..timeline.nesting import InnermostLookup
 from ..timeline.time_intervals import union_of
 from .event_columns import ApiCall, ProfilerEvents

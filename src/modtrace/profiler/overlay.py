@@ -21,6 +21,7 @@ from ..timeline.join import join, move_times
 from ..timeline.nesting import InnermostLookup, nest_by_time
 from ..timeline.select import modules_only, whole_spans
 from ..timeline.slices import Slices, in_start_order
+from ..timeline.summary import summarize
 from .alignment import Alignment, align_by_sync_marks, refine_by_operators
 from .backward_nodes import Nodes, cut_to_nodes, find_calls_of_nodes
 from .call_lookup import innermost_spans, runs_module_code
@@ -294,7 +295,7 @@ def overlay(
         timeline_with_captures=known,
         devices=build_stream_spans(known, events, owners),
         collective_names=events.collective_names,
-        summary=timeline.summary(),
+        summary=summarize(timeline),
         nodes=len(aligned.calls_of_nodes),
         attributed_nodes=int(np.count_nonzero(aligned.calls_of_nodes.call >= 0)),
         work=len(owners.span),

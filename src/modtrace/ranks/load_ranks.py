@@ -4,9 +4,9 @@ import os
 from collections.abc import Callable, Collection, Sequence
 
 from .._errors import ModtraceError
+from ..public import Timeline
 from ..read.ring_file import Steps
 from ..ring.collective_text import rank_list
-from ..timeline import Timeline
 from .all_ranks import all_ranks_timeline, load_rank
 from .rank_folder import JobTime, RankRecording, check_size, find_rank_recordings
 from .slow import slow_of_recordings, worst_ranks
@@ -49,4 +49,4 @@ def load_ranks(
         chosen = [file for file in files if file.rank in wanted]
     if not chosen:
         raise ModtraceError(f"{os.fspath(folder)}: none of these ranks is in it; it holds {rank_list(job.ranks)}")
-    return all_ranks_timeline([load_rank(file, job[file.rank], steps) for file in chosen])
+    return Timeline.of(all_ranks_timeline([load_rank(file, job[file.rank], steps) for file in chosen]))

@@ -15,7 +15,7 @@ from .._system.files import begins_with
 from .._typing import Int64Array
 from ..clocks.clock_map import ClockMap, Offset
 from ..clocks.clock_tree import ClockTree, clock_in, measurements_in
-from ..read import FileKind, file_kind_by_head, load
+from ..read import FileKind, file_kind_by_head, read_timeline
 from ..read.ring_file import SHOWN_EVENTS, Steps, too_large
 from ..ring import MAGIC, Kind, RingSnapshot, newest_rings, read_ring, read_ring_rank, read_ring_records, ring_serials
 from ..ring.collective_text import parse_ranks
@@ -23,6 +23,7 @@ from ..timeline import Collectives, ReadRing, Timeline, build_in_pieces, build_t
 from ..timeline.decode.analysis import wall_clock
 from ..timeline.decode.pieces import PIECE_KINDS
 from ..timeline.decode.window import build_around
+from ..timeline.summary import take_steps
 from .collective_offsets import offsets_by_collectives
 
 DATASET_MARKER = "dataset.json"
@@ -133,7 +134,7 @@ def _trace(path: Path) -> RankRecording | None:
         return None
     if file_kind_by_head(path) not in _RECORDINGS:
         return None
-    known = {track.process.rank for track in load(path).tracks} - {None}
+    known = {track.process.rank for track in read_timeline(path).tracks} - {None}
     if len(known) > 1:
         return None  # a trace of all ranks, as `ranks timeline` writes it
     rank = known.pop() if known else None
@@ -184,8 +185,8 @@ def load_own_time(file: RankRecording, steps: Steps | None = None) -> Timeline:
         whole = None if steps is None else build_around(read, serials, *steps)
         whole = whole or build_in_pieces(read, serials) or build_timeline(read(serials, ()))
     else:
-        whole = load(file.path)
-    return whole if steps is None else whole.steps(*steps)
+        whole = read_timeline(file.path)
+    return whole if steps is None else take_steps(whole, *steps)
 
 
 def load_pieces(file: RankRecording) -> Iterator[Timeline]:

@@ -1,6 +1,6 @@
 """Reading: every kind of file that modtrace writes or merges → `Timeline`.
 
-`load` is the one way in, for commands as for users; `file_kind` says what a file is, `trace_path` opens a report.
+`read_timeline` is the one way in; `file_kind` says what a file is, `trace_path` opens a report.
 """
 
 import itertools
@@ -22,8 +22,19 @@ from .file_kind import ZIP_MAGIC, FileKind, file_kind, file_kind_by_head
 if TYPE_CHECKING:
     from ..timeline import Timeline
 
-__all__ = ["FileKind", "errors_about", "extract_trace", "file_kind", "file_kind_by_head", "load", "trace_path"]
+__all__ = [
+    "NO_PROFILE",
+    "FileKind",
+    "errors_about",
+    "extract_trace",
+    "file_kind",
+    "file_kind_by_head",
+    "read_timeline",
+    "trace_path",
+]
 
+NO_PROFILE = (FileKind.RING, FileKind.SAVED_JSON, FileKind.PERFETTO, FileKind.MERGED_PERFETTO, FileKind.ZIP)
+"""What is no trace of a profiler, which a recording could be laid over."""
 _MAX_DIRECTORY_BYTES = 1 << 20
 _MAX_END_BYTES = 20 + 22 + (1 << 16)
 """How far from an archive's end its last record can begin, and what ZIP64 puts before it."""
@@ -128,34 +139,18 @@ _WHAT_TO_DO = "load the file as modtrace saved it, or the ring file of the recor
 _READABLE = "modtrace reads ring files, reports, traces of torch.profiler, and .json, .pftrace and .html that it wrote"
 
 
-def load(path: str | os.PathLike[str]) -> "Timeline":
-    """Read a timeline from any file that modtrace knows; what it is follows from its content, not from its name.
-
-    Args:
-        path: a ring file, also of a running or a killed process; `.json` or `.pftrace` (also `.gz`) that modtrace
-            saved or merged; a page; a report's `.zip`; or a trace of torch.profiler, of whose `nn.Module` slices module
-            tracks are made (profile with `with_stack=True`; what cannot be known is in `timeline.metadata["notes"]`).
-
-    Returns:
-        The spans of modules, without the profiler's own events.
-
-    Raises:
-        RingError: a ring file is damaged beyond reading.
-        TraceError: the file cannot be read, is broken, or is something else; says what.
-
-    Example:
-        >>> modtrace.load("step.pftrace").summary()
-    """
+def read_timeline(path: str | os.PathLike[str]) -> "Timeline":
+    """Read a timeline from any file that modtrace knows; see `modtrace.load`."""
     try:
         with trace_path(path) as trace:
-            return _load(trace)
+            return _read(trace)
     except RecursionError as error:
         raise TraceError(path, "something in it is nested too deeply to be read") from error
     except OSError as error:
         raise TraceError(path, f"it cannot be read: {error.strerror or error}") from error
 
 
-def _load(path: Path) -> "Timeline":
+def _read(path: Path) -> "Timeline":
     # Each reader is imported when it is needed: protobuf alone takes longer to import than a small file to read.
     kind = file_kind(path)
     if kind is FileKind.RING:

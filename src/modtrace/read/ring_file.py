@@ -11,10 +11,10 @@ from ..ring import read_ring, ring_serials
 from ..timeline import LargeTimeline, ReadRing, Timeline, build_in_pieces, build_timeline, find_large, find_pieces
 from ..timeline.contents import WHOLE_RUN
 from ..timeline.decode.window import build_around, build_last, find_last_steps
-from ..timeline.summary import GroupBy, Summary, find_step_bounds, summarize_pieces
+from ..timeline.summary import GroupBy, Summary, find_step_bounds, summarize_pieces, take_steps
 from ..timeline.summary.step_bounds import CALL, OPTIMIZER
 from ..watching.read_whole_run import read_whole_run
-from . import load
+from . import read_timeline
 from .file_kind import FileKind, file_kind_by_head
 
 Steps = tuple[int | None, int | None]
@@ -60,7 +60,7 @@ def load_around(path: str | os.PathLike[str], steps: Steps | None, step_by: str 
         timeline = build_in_pieces(*ring)
         if timeline is None:
             raise too_large(path, len(ring[1]), "choose steps at its end, as in --steps -100:, or all with --steps :")
-    return load(path) if timeline is None else _with_whole_run(timeline, read_whole_run(Path(path)))
+    return read_timeline(path) if timeline is None else _with_whole_run(timeline, read_whole_run(Path(path)))
 
 
 def too_large(path: str | os.PathLike[str], events: int, advice: str) -> ModtraceError:
@@ -114,7 +114,7 @@ def load_shown(path: str | os.PathLike[str], steps: Steps | None) -> tuple[Timel
             note = f"This holds the last {SHOWN_EVENTS:,} events of {len(ring[1]):,}, in which nothing ends steps. "
             return _with_whole_run(end, read_whole_run(Path(path))), [f"{note}--steps : shows all."]
     whole = load_around(path, steps)
-    timeline = whole if steps is None else whole.steps(*steps)
+    timeline = whole if steps is None else take_steps(whole, *steps)
     if steps is not None and not len(timeline.slices):
         last = int(whole.slices.step.max(initial=-1))
         raise TraceError(

@@ -16,8 +16,8 @@ from pathlib import Path
 from .._errors import ModtraceError, RecordingError
 from .._rank import rank_in
 from .._system.files import Folder
+from ..public import Timeline
 from ..ring import Ring
-from ..timeline import Timeline
 from ..watching.triggers import parse_conditions
 from ..watching.windows import KeepLimits, KeptFolder, begin_file, folder_mode, kept_folder, save_window
 

@@ -16,14 +16,15 @@ from .._errors import RecordingError
 from .._next_step import next_step_hint
 from .._rank import expand_path, insert_before_suffixes, is_shared
 from .._system.processes import read_process_stat
-from ..write import SUFFIXES, check_writable, find_writer
+from ..reporting import report  # noqa: F401  # `Timeline.save` imports it
+from ..write import WRITTEN, check_writable, find_writer
 
 if TYPE_CHECKING:
     from .capture import Capture
 
 # A recording imports nothing once it begins. A child forked while another thread imports a module would wait for ever
 # if it needs that module too; and a disk that is full when the recording ends takes no `.pyc` file either.
-for _suffix in SUFFIXES:
+for _suffix in WRITTEN:
     find_writer(_suffix)
 
 Schedule = Callable[[int], ProfilerAction]

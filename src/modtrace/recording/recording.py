@@ -16,8 +16,9 @@ from torch.profiler import ProfilerAction
 
 from .._errors import ModtraceError, RecordingError
 from .._interrupts import raised_by_handler
+from ..public import Timeline
 from ..ring import Kind
-from ..timeline import RingAnalysis, ThreadStack, Timeline, build_in_pieces, build_timeline, find_large
+from ..timeline import RingAnalysis, ThreadStack, build_in_pieces, build_timeline, find_large
 from ..timeline.summary.overview import kept_sentence
 from ..track.optimizer_steps import OptimizerSteps
 from ..track.ranges import NamedRange
@@ -366,7 +367,7 @@ class Recording:
         """
         read, serials = self._started().reader(self.running)
         timeline = build_in_pieces(read, serials) or build_timeline(read())
-        return timeline if self._worker_rings is None else self._worker_rings.joined(timeline)
+        return Timeline.of(timeline if self._worker_rings is None else self._worker_rings.joined(timeline))
 
     def timeline(self) -> Timeline:
         """Return the timeline of a stopped recording.
@@ -410,7 +411,7 @@ class Recording:
         if large is None:
             (self.snapshot() if self.running else self.timeline()).save(path)
         else:
-            self._written = large.rest, large.spans
+            self._written = Timeline.of(large.rest), large.spans
             write_large(large, path)
 
     def _started(self) -> Capture:

@@ -19,10 +19,11 @@ from .._errors import WriteError
 from .._system.files import work_folder
 from .._terminal import counted
 from .._version import __version__
-from ..read import FileKind, file_kind, load, trace_path
+from ..read import FileKind, file_kind, read_timeline, trace_path
 from ..read.ring_file import Steps, load_shown
 from ..timeline import Timeline
 from ..timeline.select import choose_slowest, last_spans, slowest_steps
+from ..timeline.summary import summarize, take_steps
 from ..write.atomic_file import atomic_writer
 from ..write.html import render_html
 from ..write.perfetto import write_perfetto
@@ -76,7 +77,7 @@ class ProfileSource:
     def __init__(self, path: str | os.PathLike[str], kind: FileKind, names: ReportNames, folder: Path) -> None:
         self._folder, self._kind = folder, kind
         self._clean = clean_profile(path, folder / "clean.json", names)
-        self.timeline = _without_notes(load(self._clean.path))
+        self.timeline = _without_notes(read_timeline(self._clean.path))
         self.count = len(self._clean.times)
         self.notes = list(self._clean.notes)
 
@@ -87,7 +88,7 @@ class ProfileSource:
             windows, description = self._slowest_steps(max_items) or self._last_events(max_items)
             path = self._folder / "part.json"
             cut_profile(self._clean, path, windows)
-            timeline = _without_notes(load(path))
+            timeline = _without_notes(read_timeline(path))
         if self._kind is FileKind.MERGED_JSON:
             return TracePart("trace.json.gz", gzip.compress(path.read_bytes(), 6, mtime=0), timeline, description)
         from ..profiler.merge import merge_timeline
@@ -279,7 +280,7 @@ def report(
     names = AliasedNames(redact) if anonymize else ReportNames(redact)
     with work_folder() as folder:
         if isinstance(trace, Timeline):
-            chosen = trace if steps is None else trace.steps(*steps)
+            chosen = trace if steps is None else take_steps(trace, *steps)
             packed = _fit(TimelineSource(chosen, names, folder), None, names, max_bytes)
         else:
             packed = _pack_file(trace, names, folder, max_bytes, steps)
@@ -323,19 +324,19 @@ def _gpu_table(path: Path, names: ReportNames) -> str:
     """Return the table with GPU times of a merged trace."""
     from ..profiler.device_work import NoModuleReason, no_module_name
 
-    timeline = load(path)
+    timeline = read_timeline(path)
     no_module = {no_module_name(reason) for reason in NoModuleReason}
     work = timeline.gpu_work
     if work is not None:
         work = replace(work, modules=[one if one[0] in no_module else names.module(*one) for one in work.modules])
-    summary = replace(clean_timeline(timeline, names), gpu_work=work).summary()
+    summary = summarize(replace(clean_timeline(timeline, names), gpu_work=work))
     return summary.sort_by(limit=_MAX_TABLE_ROWS).to_markdown(_TABLE_WIDTH)
 
 
 def _fit(source: ReportSource, table: str | None, names: ReportNames, max_bytes: int) -> Report:
     """Return the report with as much of the trace as fits."""
     environment = environment_text(source.timeline.metadata).encode()
-    table = table or source.timeline.summary().sort_by(limit=_MAX_TABLE_ROWS).to_markdown(_TABLE_WIDTH)
+    table = table or summarize(source.timeline).sort_by(limit=_MAX_TABLE_ROWS).to_markdown(_TABLE_WIDTH)
 
     def attempt(max_items: int) -> tuple[dict[str, bytes], TracePart, int]:
         part = source.part(max_items)

@@ -6,9 +6,9 @@ from ..ring.collective_text import CollectiveName as CollectiveName
 from .collectives import Collective as Collective
 from .collectives import Collectives as Collectives
 from .collectives import Group as Group
-from .collectives import launching_spans as launching_spans
 from .contents import BackwardPass as BackwardPass
 from .contents import CounterSeries as CounterSeries
+from .contents import GpuWork as GpuWork
 from .contents import Mark as Mark
 from .contents import Name as Name
 from .contents import Process as Process
@@ -25,7 +25,7 @@ from .decode.open_calls import ThreadStack as ThreadStack
 from .decode.pieces import ReadRing as ReadRing
 from .decode.pieces import build_in_pieces as build_in_pieces
 from .decode.pieces import find_pieces as find_pieces
-from .gpu_work import GpuWork as GpuWork
+from .select import launching_spans as launching_spans
 from .slices import BACKWARD as BACKWARD
 from .slices import FORWARD as FORWARD
 from .slices import PHASES as PHASES

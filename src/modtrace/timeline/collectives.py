@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,11 +13,7 @@ from .._numbering import Numbering
 from .._typing import BoolArray, Int32Array, Int64Array
 from ..ring.collective_text import CollectiveName, parse_ranks
 from .args import ArgColumn, Args, without_empty
-from .nesting import InnermostLookup
 from .slices import COLLECTIVE, COUNTER, DEVICE, DONE, GROUP, NBYTES, OPERATOR, PEER, WAIT, Slices
-
-if TYPE_CHECKING:
-    from .timeline import Timeline
 
 
 class Group(NamedTuple):
@@ -229,16 +225,3 @@ def collective_args(
         of_arg = np.flatnonzero(values >= least)
         args[arg] = ArgColumn(of_arg, values[of_arg])
     return without_empty(args)
-
-
-def launching_spans(timeline: Timeline) -> Int64Array:
-    """Return for each row of `timeline.collectives` the innermost span of its thread that it began in; -1 for none."""
-    collectives, columns = timeline.collectives, timeline.columns
-    if not len(collectives):
-        return np.empty(0, np.int64)
-    threads = Numbering[object]()
-    keys = [(track.process, track.thread, track.tid, track.device) for track in timeline.tracks]
-    thread = np.array([threads[key] for key in keys] or [0], np.int64)
-    # A collective that begins as a span ends is still in it.
-    running = InnermostLookup(thread[columns.track], replace(columns, end=columns.end + 1))
-    return running.on_threads(thread[collectives.track], collectives.start)

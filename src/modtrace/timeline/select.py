@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from .._numbering import Numbering
 from .._typing import BoolArray, Float64Array, IndexArray, Int32Array, Int64Array
 from .args import map_arg
 from .contents import COUNTED, WHOLE_RUN
+from .nesting import InnermostLookup
 from .slices import BACKWARD, DONE, FLOPS, FORWARD, KINDS, MODULE, UNKNOWN_FLOPS, Slices, in_start_order
 
 if TYPE_CHECKING:
-    from .contents import CounterSeries
-    from .gpu_work import GpuWork
+    from .contents import CounterSeries, GpuWork
     from .timeline import Timeline
 
 
@@ -372,3 +373,16 @@ def choose_slowest(durations: Int64Array | Float64Array, counts: Int64Array, max
     slowest_first = np.lexsort((-np.arange(len(durations)), -np.asarray(durations)))  # of equal ones the later first
     fitting = int(np.count_nonzero(np.cumsum(counts[slowest_first]) <= max_count))
     return np.sort(slowest_first[:fitting])
+
+
+def launching_spans(timeline: Timeline) -> Int64Array:
+    """Return for each row of `timeline.collectives` the innermost span of its thread that it began in; -1 for none."""
+    collectives, columns = timeline.collectives, timeline.columns
+    if not len(collectives):
+        return np.empty(0, np.int64)
+    threads = Numbering[object]()
+    keys = [(track.process, track.thread, track.tid, track.device) for track in timeline.tracks]
+    thread = np.array([threads[key] for key in keys] or [0], np.int64)
+    # A collective that begins as a span ends is still in it.
+    running = InnermostLookup(thread[columns.track], dataclasses.replace(columns, end=columns.end + 1))
+    return running.on_threads(thread[collectives.track], collectives.start)

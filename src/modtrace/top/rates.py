@@ -10,7 +10,8 @@ import numpy as np
 from .._typing import Int64Array
 from ..ring import read_ring
 from ..timeline import RingAnalysis, build_timeline
-from ..timeline.summary import ModuleTimes
+from ..timeline.select import window
+from ..timeline.summary import ModuleTimes, summarize
 from ..timeline.summary.module_rows import fold_below
 from ..timeline.time_intervals import union_of
 from ..whereabouts import RankState, rank_state_of, read_clocks
@@ -70,10 +71,10 @@ def read_rank_rates(path: str | os.PathLike[str], seconds: float, max_events: in
     step_ends_ns = analysis.events.time[analysis.step_ends.event]
     rate, window_rate = (steps_per_second(step_ends_ns, until_ns, window_ns) for until_ns in (state.now_ns, end_ns))
     begin_unix_ns, end_unix_ns = analysis.clock.to_other(np.array([begin_ns, end_ns])).tolist()
-    timeline = build_timeline(analysis).window(begin_unix_ns, end_unix_ns)
+    timeline = window(build_timeline(analysis), begin_unix_ns, end_unix_ns)
     communication = union_of(timeline.collectives.start, timeline.collectives.end)
     communication_ns = int((communication.end - communication.start).sum())
-    summary = timeline.summary(step_by="optimizer")
+    summary = summarize(timeline, step_by="optimizer")
     parts = {part.part: part.share for part in summary.parts}
     return RankRates(state, rate, window_rate, end_ns - begin_ns, tuple(summary.rows), communication_ns, parts)
 

@@ -7,7 +7,7 @@ from ..formats.trace_file import TraceFile
 from ..profiler.merge import merge_timeline
 from ..read import FileKind, errors_about, extract_trace, file_kind
 from ..read.ring_file import Steps, load_large, load_shown
-from ..write import write_large
+from ..write import write, write_large
 
 
 def ensure_viewable(path: str | os.PathLike[str], folder: Path, steps: Steps | None = None) -> tuple[Path, list[str]]:
@@ -33,7 +33,7 @@ def ensure_viewable(path: str | os.PathLike[str], folder: Path, steps: Steps | N
                 write_large(large, made)
                 return made, []
             timeline, notes = load_shown(trace, steps)
-            timeline.save(made)
+            write(timeline, made)
             return made, notes
         with TraceFile(trace) as source:
             for _ in source.blocks() if source.gzipped else ():

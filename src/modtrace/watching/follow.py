@@ -16,7 +16,8 @@ from .._system.files import Folder, open_regular
 from .._typing import Int64Array
 from ..ring import Kind, RingSnapshot, has_news, read_ring, ring_state
 from ..timeline import RingAnalysis, Timeline, build_timeline
-from ..timeline.summary import find_step_bounds
+from ..timeline.select import window
+from ..timeline.summary import find_step_bounds, take_steps
 from ..timeline.summary.parts import divide_steps
 
 KEEP_PREFIX = "modtrace.keep "
@@ -292,9 +293,9 @@ class RingFollower:
         inside = [step for step in self.last_steps if step.end_ns > start_ns and step.start_ns < end_ns]
         timeline = build_timeline(self.read_since(start_ns))
         if not inside:
-            return timeline.window(start_ns, end_ns)
+            return window(timeline, start_ns, end_ns)
         is_open = inside[-1] is self.last_steps[-1] and end_ns > inside[-1].end_ns
-        return timeline.steps(inside[0].number, None if is_open else inside[-1].number + 1)
+        return take_steps(timeline, inside[0].number, None if is_open else inside[-1].number + 1)
 
     def read_since(self, start_ns: int) -> RingSnapshot:
         """Return what the ring holds from the step on that a moment is in; its last events if no step is known.

@@ -11,15 +11,18 @@ from .._errors import WriteError
 if TYPE_CHECKING:
     from ..timeline import LargeTimeline, Timeline
 
-__all__ = ["SUFFIXES", "check_writable", "find_writer", "takes_pieces", "write", "write_large"]
+__all__ = ["REPORT", "SUFFIXES", "WRITTEN", "check_writable", "find_writer", "takes_pieces", "write", "write_large"]
 
 _CHROME, _PERFETTO = (".json", ".json.gz"), (".pftrace", ".pftrace.gz")
-SUFFIXES = (".speedscope.json", *_CHROME, *_PERFETTO, ".folded", ".html", ".zip")
+WRITTEN = (".speedscope.json", *_CHROME, *_PERFETTO, ".folded", ".html")
 """The suffixes that `write` knows; the first that a name ends with counts."""
+REPORT = ".zip"
+"""The suffix of a report, which `Timeline.save` makes of a timeline as of a file."""
+SUFFIXES = (*WRITTEN, REPORT)
 
 
 def write(timeline: Timeline, path: str | os.PathLike[str]) -> None:
-    """Write `timeline` to `path` in the format of its suffix, one of `SUFFIXES`.
+    """Write `timeline` to `path` in the format of its suffix, one of `WRITTEN`.
 
     Raises:
         WriteError: the suffix is not known, or the file cannot be written; an existing file is intact.
@@ -68,10 +71,6 @@ def find_writer(path: str | os.PathLike[str]) -> Callable[..., object]:
         from .html import write_html
 
         return write_html
-    if suffix == ".zip":
-        from ..reporting import report
-
-        return report
     raise _unknown_suffix(path)
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import modtrace
+from modtrace import Timeline
 from modtrace.reporting import zip_bytes
 from modtrace.reporting.clean_timeline import REPORT_START_NS
-from modtrace.timeline import Timeline
 from tests.support.gpt_timeline import gpt_timeline
 from tests.support.kineto import GPU_TRACES
 from tests.support.report_bytes import FILES, moved, words_in

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 import modtrace
+from modtrace import Timeline
 from modtrace.reporting import zip_bytes
-from modtrace.timeline import Mark, Name, Process, Timeline
+from modtrace.timeline import Mark, Name, Process
 from tests.support.gpt_timeline import gpt_timeline
 from tests.support.kineto import GPU_TRACES
 from tests.support.planted_run import PLANTED, environ

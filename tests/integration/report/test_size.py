@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 import modtrace
-from modtrace import WriteError
+from modtrace import Timeline, WriteError
 from modtrace.reporting import MAX_REPORT_BYTES, Report, zip_bytes
-from modtrace.timeline import Timeline
 from tests.support.gpt_timeline import gpt_timeline
 from tests.support.kineto import GPU_TRACES
 from tests.support.report_bytes import moved

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from modtrace.timeline import Timeline
+from modtrace import Timeline
 from modtrace.write.html import write_html
 from tests.support import firefox as stock_firefox
 from tests.support.browser import Visit, chromium, missing, require, visit

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import modtrace
-from modtrace.timeline import BACKWARD, Mark, Name, Process, Slices, Stats, Timeline, Track
+from modtrace import Timeline
+from modtrace.timeline import BACKWARD, Mark, Name, Process, Slices, Stats, Track
 from modtrace.timeline.slices import DTYPES
 from tests.support.browser import visit
 from tests.support.gpt_timeline import BASE, gpt_timeline

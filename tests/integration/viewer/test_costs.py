@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from modtrace.timeline import Timeline
+from modtrace import Timeline
 from modtrace.write.html import write_html
 from tests.support.browser import Visit, visit
 from tests.support.timelines import with_args

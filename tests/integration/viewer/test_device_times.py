@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from modtrace import Timeline
-from modtrace.timeline import build_timeline
 from modtrace.timeline.summary.device_summary import DeviceSummary
 from tests.support.device_steps import device_steps
+from tests.support.timelines import build_timeline
 from tests.support.viewer_page import Open, cut_off, table
 
 if TYPE_CHECKING:

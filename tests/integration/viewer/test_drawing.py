@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from modtrace.timeline import Name, Stats, Timeline
+from modtrace import Timeline
+from modtrace.timeline import Name, Stats
 from modtrace.timeline.slices import Slices
 from tests.support.browser import visit
 from tests.support.gpt_timeline import BASE, gpt_timeline

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from modtrace.timeline import Timeline
+from modtrace import Timeline
 from modtrace.write.html import write_html
 from tests.integration.viewer.test_scrolling import numbered_timeline, visible_in, x_of, y_of
 from tests.support.firefox import Firefox

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import modtrace
-from modtrace.read import load
+from modtrace import load
 from tests.integration.test_gpu_tracks import rows_in_json
 from tests.integration.test_merge import synthetic
 from tests.support.viewer_page import Open, color_of, details, position_of, settle, table

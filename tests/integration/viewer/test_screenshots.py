@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import modtrace
-from modtrace.read import load
-from modtrace.timeline import BACKWARD, Timeline
+from modtrace import Timeline, load
+from modtrace.timeline import BACKWARD
 from modtrace.timeline.slices import DTYPES, Slices, in_start_order
 from modtrace.write.html import write_html
 from tests.integration.test_merge import synthetic

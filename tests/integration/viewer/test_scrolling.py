@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from modtrace.timeline import Name, Process, Timeline, Track
+from modtrace import Timeline
+from modtrace.timeline import Name, Process, Track
 from modtrace.timeline.slices import Slices, in_start_order
 from modtrace.write.html import write_html
 from tests.support.browser import launch

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from modtrace.timeline import FORWARD, Timeline
+from modtrace import Timeline
+from modtrace.timeline import FORWARD
 from modtrace.timeline.select import keep_rows
 from modtrace.timeline.slices import MODULE
 from modtrace.write.html import write_html

@@ -38,6 +38,7 @@ def convert_command(
     nothing, where they leave no span.
     """
     from ..._errors import WriteError
+    from ...public import Timeline
     from ...read.ring_file import load_around, load_large
     from ...write import check_writable, takes_pieces, write_large
 
@@ -50,7 +51,7 @@ def convert_command(
     chosen = any(option is not None for option in (steps, window, only, max_depth))
     with show_status(f"reading {source}"):
         large = None if chosen or not takes_pieces(target) else load_large(source)
-        timeline = whole = load_around(source, steps, step_by) if large is None else large.rest
+        timeline = whole = Timeline.of(load_around(source, steps, step_by) if large is None else large.rest)
     if steps is not None:
         timeline = timeline.steps(*steps, step_by)
     if window is not None and len(timeline.columns):

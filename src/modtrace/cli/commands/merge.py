@@ -16,7 +16,7 @@ def merge_command(profiler_trace: str, timeline: str | None, output: str, captur
     RECORDING is any file that modtrace reads. Without it the module tracks are made from what PROFILE
     knows of modules.
     """
-    from ...merging import merge
+    from ...public import merge
 
     with show_reading(profiler_trace) as progress:
         merged = merge(profiler_trace, timeline, output, capture=capture, progress=progress)

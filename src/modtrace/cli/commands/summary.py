@@ -131,6 +131,7 @@ def summary_command(
 
 
 def _summarize(trace: str, by: str, steps: StepRange | None, step_by: str | None) -> "Summary":
+    from ...public import Timeline
     from ...read.ring_file import load_around, load_shown, summarize_large
 
     group_by: Literal["module", "class"] = "class" if by == "class" else "module"
@@ -142,7 +143,7 @@ def _summarize(trace: str, by: str, steps: StepRange | None, step_by: str | None
             timeline, notes = load_shown(trace, None)
         else:
             timeline, notes = load_around(trace, steps, step_by), []
-        whole = timeline
+        timeline = whole = Timeline.of(timeline)
     for note in notes:
         echo(note, err=True)
     if steps is not None:

@@ -177,7 +177,9 @@ def find_step_bounds(timeline: Timeline, step_by: str) -> StepBounds:
     return _marked_steps(timeline) if step_by == OPTIMIZER else _called_steps(timeline, step_by)
 
 
-def take_steps(timeline: Timeline, first: int | None, last: int | None, step_by: str | None) -> Timeline:
+def take_steps(
+    timeline: Timeline, first: int | None = None, last: int | None = None, step_by: str | None = None
+) -> Timeline:
     """Return what began in some steps; see `Timeline.steps`."""
     bounds = find_step_bounds(timeline, step_by)
     if bounds.step_by == OPTIMIZER:

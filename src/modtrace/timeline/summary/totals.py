@@ -16,6 +16,7 @@ from ..slices import BACKWARD, BYTES_ACCESSED, FLOPS, FORWARD, PHASES, RECOMPUTE
 from ..step_pieces import step_pieces
 from .device_summary import DeviceSummary, summarize_device
 from .flop_summary import describe_flops, read_flops
+from .gpu_times import with_gpu_times
 from .memory_summary import MeasuredMemory, measure_memory, summarize_memory
 from .module_rows import GroupBy, Groups, ModuleTimes, group_modules
 from .module_summary import Summary
@@ -39,11 +40,12 @@ def summarize(timeline: Timeline, by: GroupBy = "module", step_by: str | None = 
     device = summarize_device(timeline, by)
     timeline = without_gpu(timeline)
     step_by = find_step_bounds(timeline, step_by).step_by
-    return replace(
+    summary = replace(
         summarize_pieces(step_pieces(timeline) if step_by == OPTIMIZER else [timeline], by, step_by, device),
         others_ns=_time_of_others(timeline),
         units=measure_units(timeline, step_by),
     )
+    return summary if timeline.gpu_work is None else with_gpu_times(summary, timeline.gpu_work)
 
 
 def summarize_pieces(

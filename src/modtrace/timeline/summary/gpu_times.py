@@ -1,89 +1,14 @@
-"""What modules launched on GPUs, as a merged trace knows it: the GPU columns of its summaries, also of some steps."""
+"""The GPU columns of a summary, of all of a merged trace or of some steps."""
 
-import fnmatch
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
-from .._typing import BoolArray, Int64Array
-from .slices import PHASES
-from .summary import GpuStepTimes, GpuTotals, ModuleTimes, Summary, outer_modules
-
-Place = tuple[tuple[int, int], ...]
-"""A module and phase, and those around it: (index into `GpuWork.modules`, index into `PHASES`), the outermost first."""
-
-NO_PHASE = -1
-"""The phase of work that no module launched."""
-COMMUNICATION_KIND = 3
-_FIELDS = 6
-
-
-@dataclass(frozen=True)
-class GpuWork:
-    """The kernels, memcpys and memsets of a trace, and its communication, added up by launcher and step.
-
-    Attributes:
-        modules: fully qualified name and class of each module; the reason and an empty text for work without a module.
-        places: who launched work.
-        place: int64[n], index into `places`.
-        step: int64[n], in which step it was launched; -1 if the steps are not told apart.
-        kind: int64[n], 0 for kernels, 1 for memcpys, 2 for memsets, 3 for communication of any kind.
-        count: int64[n], how many there were.
-        duration: int64[n], ns, of all together.
-        overlap: int64[n], ns of it while the device computed; of communication alone.
-    """
-
-    modules: Sequence[tuple[str, str]]
-    places: Sequence[Place]
-    place: Int64Array
-    step: Int64Array
-    kind: Int64Array
-    count: Int64Array
-    duration: Int64Array
-    overlap: Int64Array
-
-    @property
-    def rows(self) -> Int64Array:
-        """int64[n, 6]: the columns beside each other."""
-        return np.stack([self.place, self.step, self.kind, self.count, self.duration, self.overlap], axis=1)
-
-    def take(self, chosen: BoolArray) -> "GpuWork":
-        """Return some of the rows."""
-        return GpuWork(self.modules, self.places, *self.rows[chosen].T)
-
-    def only(self, pattern: str | None, max_depth: int | None) -> "GpuWork":
-        """Return what the modules that match launched, see `Timeline.only`."""
-        chosen = [fnmatch.fnmatchcase(fqn, "*" if pattern is None else pattern) for fqn, _ in self.modules]
-        places = [tuple(one for one in place if chosen[one[0]])[:max_depth] for place in self.places]
-        has_module = np.array([bool(place) for place in places], np.bool_)
-        return replace(self.take(has_module[self.place]), places=places)
-
-    def to_json_values(self) -> dict[str, Any]:
-        """Return it as JSON values."""
-        return {"modules": self.modules, "places": self.places, "rows": self.rows.tolist()}
-
-    @classmethod
-    def from_json_values(cls, values: Mapping[str, Any]) -> "GpuWork":
-        """Read what `to_json_values` returned.
-
-        Raises:
-            KeyError, TypeError, ValueError: it is something else.
-        """
-        modules = [(str(fqn), str(module_class)) for fqn, module_class in values["modules"]]
-        places = [tuple((int(module), int(phase)) for module, phase in place) for place in values["places"]]
-        rows = np.array(values["rows"], np.int64).reshape(-1, _FIELDS)
-        known = [
-            0 <= module < len(modules) and NO_PHASE <= phase < len(PHASES)
-            for place in places
-            for module, phase in place
-        ]
-        of_places, kinds = rows[:, 0], rows[:, 2]
-        in_range = (of_places >= 0) & (of_places < len(places)) & (kinds >= 0) & (kinds <= COMMUNICATION_KIND)
-        if not (all(places) and all(known) and in_range.all()):
-            raise ValueError("a place, a kind or a module in it does not exist")
-        return cls(modules, places, *rows.T)
+from ..._typing import BoolArray
+from ..contents import COMMUNICATION_KIND, NO_PHASE, GpuWork
+from ..slices import PHASES
+from .module_rows import GpuStepTimes, GpuTotals, ModuleTimes, outer_modules
+from .module_summary import Summary
 
 
 def with_gpu_times(summary: Summary, work: GpuWork) -> Summary:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from .._errors import WriteError
 from .._rank import rank_in
 from .._system.files import work_folder
-from .merge import merge_timeline
+from ..profiler.merge import merge_timeline
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
