@@ -143,3 +143,14 @@ def test_a_counter_whose_value_no_viewer_reads_is_a_fault(tmp_path: Path, value:
     assert [fault.rule for fault in check(path).faults] == (
         [] if value in (1.5, "2.5") or type(value) is int else ["not-a-number"]
     )
+
+
+@pytest.mark.parametrize("pids", [(100, 200), ("[TP00] 100", "[TP01] 200"), (100, 200, 300)])
+def test_modules_of_other_processes_are_counted(tmp_path: Path, pids: tuple[Any, ...]) -> None:
+    path = tmp_path / "profile.json"
+    events = [event | {"pid": pid} for pid in pids for event in EVENTS[:3]]
+    path.write_text(json.dumps({"schemaVersion": 1, "baseTimeNanoseconds": BASE, "traceEvents": events}))
+    merged = merge(path, None, tmp_path / "out.pftrace")
+    assert merged.spans == 2
+    counted = [note for note in merged.notes if "whose modules are not shown" in note]
+    assert [note.split()[0] for note in counted] == [str(2 * (len(pids) - 1))]

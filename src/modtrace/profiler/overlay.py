@@ -84,6 +84,13 @@ def reconstruct(events: ProfilerEvents, threads: Int64Array, process: Process) -
         slices = slices.take(threads[slices.track] >= 0)
     if not len(slices):
         return Timeline(Columns.empty(), metadata={"reconstructed": True}), [NO_MODULES if events.total else NO_EVENTS]
+    notes = [note]
+    if others := int(np.count_nonzero(threads[(events.modules if has_modules else events.regions).track] < 0)):
+        what = "modules" if has_modules else "record_function"
+        notes.append(
+            f"{others:,} slices of {what} are of other processes, whose modules are not shown: for those give a "
+            "profile with the events of one process"
+        )
     nodes = Nodes(events.nodes)
     is_recompute = nodes.innermost.on_threads(slices.track, slices.start) >= 0
     if not has_modules:
@@ -108,7 +115,7 @@ def reconstruct(events: ProfilerEvents, threads: Int64Array, process: Process) -
     call = np.empty(len(columns), np.int64)
     call[order] = count_in_group([columns.name[order], columns.phase[order]])
     columns = replace(columns, call=call)
-    return Timeline(columns, names, tuple(tracks), metadata={"reconstructed": True}), [note]
+    return Timeline(columns, names, tuple(tracks), metadata={"reconstructed": True}), notes
 
 
 def _told_by_args(events: ProfilerEvents, threads: Int64Array, process: Process) -> tuple[Timeline, list[str]]:

@@ -144,6 +144,7 @@ class SliceFlows:
         ends_of_track: dict[int, list[tuple[int, int]]] = {}
         sorted_starts: dict[int, tuple[Int64Array, Float64Array]] = {}
         begun: dict[int, int] = {}
+        at_last = (np.frombuffer(self._binds, np.uint8) == _AT_LAST).tolist()
         pairs = 0
         # In file order where they are of one time.
         for row in np.lexsort((np.frombuffer(self._time, np.float64), np.frombuffer(self._flow, np.int64))).tolist():
@@ -152,9 +153,10 @@ class SliceFlows:
                 begun.setdefault(flow, row)  # a begin of what has begun already is none
             elif flow in begun:
                 ends = [
-                    (self._track[end], self._slice_of(end, tracks, sorted_starts)) for end in (begun.pop(flow), row)
+                    (self._track[end], self._slice[end] if at_last[end] else self._slice_of(end, tracks, sorted_starts))
+                    for end in (begun.pop(flow), row)
                 ]
-                if min(of_slice for _, of_slice in ends) < 0:
+                if ends[0][1] < 0 or ends[1][1] < 0:
                     self.lost += 1
                     continue
                 pairs += 1
@@ -169,8 +171,8 @@ class SliceFlows:
         sorted_starts: dict[int, tuple[Int64Array, Float64Array]],
     ) -> int:
         """Return the slice of an end of a flow on its track, as readers of JSON find it; -1 if there is none."""
-        if self._binds[row] == _AT_LAST or self._track[row] not in tracks:
-            return self._slice[row]
+        if self._track[row] not in tracks:
+            return -1
         slices, time = tracks[self._track[row]], self._time[row]
         if self._track[row] not in sorted_starts:
             order = np.lexsort((-np.frombuffer(slices.duration), np.frombuffer(slices.start)))
