@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
+
+import pytest
 
 from modtrace.ring import Kind, slot_format
 from modtrace.track.native.build import _slot_format_header
+
+PACKAGE = Path(slot_format.__file__).parents[1]
 
 
 def test_the_header_has_each_number_and_kind_of_python() -> None:
@@ -36,3 +41,45 @@ def test_the_fields_of_meta_fill_63_bits_without_overlap() -> None:
     assert slot_format.SEQUENCE_BITS + slot_format.CALL_INDEX_BITS == 63
     assert slot_format.SEQUENCE_BITS + slot_format.BACKWARD_PASS_BITS == 63
     assert slot_format.FORWARD_THREAD_SHIFT + slot_format.FORWARD_THREAD_BITS == slot_format.NAME_BITS
+
+
+def mentions(paths: Iterable[Path], kind: Kind) -> bool:
+    """Return whether Python names this kind or a set of kinds that holds it, or C++ names it."""
+    sets = [name for name, value in vars(slot_format).items() if isinstance(value, tuple) and kind in value]
+    pattern = "|".join((f"Kind.{kind.name}", "k" + kind.name.title().replace("_", ""), *sets))
+    return any(re.search(rf"\b({pattern})\b", path.read_text("utf-8")) for path in paths)
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_a_kind_names_the_files_that_write_and_read_it(kind: Kind) -> None:
+    for writer in kind.writers.split():
+        assert mentions([path for room in ("track", "recording") for path in (PACKAGE / room).rglob(writer)], kind)
+    assert kind.writers
+    readers = [PACKAGE / room / f"{kind.reader}.py" for room in ("timeline/decode", "whereabouts")]
+    assert mentions(filter(Path.exists, readers), kind)
+
+
+def test_a_file_of_cpp_that_makes_an_event_is_a_writer_of_its_kind() -> None:
+    kinds = {kind.name.title().replace("_", ""): kind for kind in Kind}
+    made = [
+        (source.name, name)
+        for source in (PACKAGE / "track/native/cpp").rglob("*.*")
+        for name in re.findall(r"\bk([A-Z]\w+)\}? << kKindShift", source.read_text("utf-8"))
+    ]
+
+    assert len(made) >= 20
+    assert [(file, name) for file, name in made if file not in kinds[name].writers.split()] == []
+
+
+def test_sets_of_kinds_are_those_of_the_table() -> None:
+    assert [kind.value for kind in slot_format.COMMUNICATION_KINDS] == [20, 21, 22, 23, 24]
+    assert [kind.value for kind in slot_format.DEVICE_KINDS] == [25, 26, 27, 28, 29]
+    assert [kind.value for kind in slot_format.FLOP_KINDS] == [33, 34, 35, 39]
+    assert [kind.value for kind in slot_format.MEMORY_KINDS] == [12, 36, 37, 38]
+    assert [kind.value for kind in slot_format.RANGE_KINDS] == [40, 41]
+    assert [kind.value for kind in slot_format.GREENLET_KINDS] == [42, 43]
+    assert [kind.value for kind in slot_format.KINDS_OF_OTHER_THREADS] == [22, 26, 27, 28, 29, 41]
+    assert [kind.value for kind in Kind if kind.name_field == "module"] == [1, 2, 3, 4, 32]
+    assert [kind.value for kind in Kind if kind.name_field == "module?"] == [8, 36, 37]
+    assert [kind.value for kind in Kind if kind.name_field == "text"] == [11, 12, 13, 40, 41]
+    assert [kind.value for kind in Kind if kind.name_field == "text?"] == [20, 21, 22, 23, 24]

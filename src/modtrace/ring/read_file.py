@@ -27,9 +27,6 @@ from .file_format import (
 )
 from .owner import WriterState, has_known_pid, writer_state
 from .slot_format import (
-    CALL_ENTER_KINDS,
-    CALL_EXIT_KINDS,
-    COMMUNICATION_KINDS,
     KIND_MASK,
     KIND_SHIFT,
     KINDS_OF_OTHER_THREADS,
@@ -37,7 +34,6 @@ from .slot_format import (
     LAP_SHIFT,
     NAME_MASK,
     NO_NAME,
-    RANGE_KINDS,
     SLOT_BYTES,
     THREAD_MASK,
     THREAD_SHIFT,
@@ -51,8 +47,9 @@ _MAX_RECORD_BYTES = 1 << 20
 _BLOCK_SLOTS = 1 << 20
 """Slots that are looked at together: 32 MiB."""
 _IS_KNOWN = np.isin(np.arange(KIND_MASK + 1), [*Kind])
-_CALL_KINDS = (*CALL_ENTER_KINDS, *CALL_EXIT_KINDS)
-_TEXT_KINDS = (Kind.MARK, Kind.COUNTER, Kind.SHAPES, *COMMUNICATION_KINDS, *RANGE_KINDS)
+_NAMED_KINDS = [kind for kind in Kind if kind.name_field.startswith("module")]
+_TEXT_KINDS = [kind for kind in Kind if kind.name_field.startswith("text")]
+_PERHAPS_NAMED_KINDS = [kind for kind in Kind if kind.name_field.endswith("?")]
 _STAMP = struct.Struct("<q")
 _FOREVER = 1 << 62
 _MAX_REREADS = 20
@@ -415,11 +412,8 @@ def _validate(slots: SlotSnapshot, records: Sequence[Record]) -> tuple[SlotSnaps
     valid, id_counts = valid_records(records)
     slots = _drop_impossible_times(slots, valid)
     events = slots.events
-    has_name = np.isin(events.kind, _CALL_KINDS) | np.isin(events.kind, (Kind.CALL_BACKWARD, Kind.HELD, Kind.SAVED)) & (
-        events.name != NO_NAME
-    )
-    has_text = np.isin(events.kind, _TEXT_KINDS)
-    has_text &= ~np.isin(events.kind, COMMUNICATION_KINDS) | (events.name != NO_NAME)
+    is_given = (events.name != NO_NAME) | ~np.isin(events.kind, _PERHAPS_NAMED_KINDS)
+    has_name, has_text = (is_given & np.isin(events.kind, kinds) for kinds in (_NAMED_KINDS, _TEXT_KINDS))
     name, thread = events.name, events.thread
     name, lost = _renumber_unknown(name, has_name, id_counts["name"])
     valid += [{"kind": "name", "id": i, "label": f"#{old}", "fqn": f"#{old}", "class": "?"} for i, old in lost]

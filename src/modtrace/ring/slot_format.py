@@ -14,6 +14,7 @@ The build of the native engine makes a C++ header of this file.
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Literal
 
 from .._typing import AnyArray, Int8Array, Int32Array, Int64Array
 
@@ -104,125 +105,161 @@ REFUSED = "could not be allocated"
 """The text of the counter of what could not be allocated, in bytes."""
 
 
-class Kind(IntEnum):
-    """The kind of an event, with what its value holds, and its name where that is not a module's."""
+NameField = Literal["", "module", "module?", "text", "text?", "number"]
+"""What the name of an event is: a module's, a text, or a number as the kind says; NO_NAME, or with `?` perhaps so."""
 
-    FORWARD_ENTER = 1
-    """A call begins. Value: call index · sequence number of the thread."""
-    FORWARD_EXIT = 2
-    """It ends. Value: the same."""
-    RECOMPUTE_ENTER = 3
-    """A call that a checkpoint runs again begins. Value: index among these of its name · sequence number."""
-    RECOMPUTE_EXIT = 4
-    """It ends. Value: the same."""
-    NODE_BEGIN = 5
-    """An autograd node begins to run. Value: its sequence number; name: forward thread · graph task."""
-    NODE_END = 6
-    """It ends. Value and name: the same."""
-    GRAPH_BUILT = 7
-    """Beside the begin and the end of a node that builds a graph. Value: sequence number of the thread; no name."""
-    CALL_BACKWARD = 8
-    """The nodes of a call run from now on (portable engine). Value: graph task · call key; no name: no module's."""
-    BACKWARD_OVER = 9
-    """A backward is over. Value: graph task or backward pass, perhaps with ABANDONED_BIT; no name."""
-    STEP = 10
-    """A training step ended. Value: its number; no name."""
-    MARK = 11
-    """A mark of the user's or a sync mark. Name: a text."""
-    COUNTER = 12
-    """A counter was sampled. Value: the sample; name: a text."""
-    SHAPES = 13
-    """The call entered just before on this thread has these inputs. Name: a text."""
-    ACCUMULATE_END = 14
-    """An AccumulateGrad ended, which counts to the node before it. Name: like a node's."""
-    SEGMENT_BEGIN = 15
-    """The nodes of a segment run from now on (native engine). Value: backward pass · sequence number of the first."""
-    PASS_BEGIN = 16
-    """A thread calls what runs a backward pass. Value: number of this call in the recording's process; no name."""
-    PASS_END = 17
-    """It returned or raised; of several of one number the first counts. Value: the same."""
-    OPTIMIZER_STEP = 18
-    """An optimizer stepped. Value: number of the training step that it belongs to, from 0; no name."""
-    COLLECTIVE_ENTER = 20
-    """A collective, or a send or receive, is called. Value: its counter; name: a text, see `collective_text`."""
-    COLLECTIVE_EXIT = 21
-    """The call returns. Value: bytes of the larger of what goes in and what comes out on this rank, `NOT_AWAITED_BIT`;
-    name: the same."""
-    COLLECTIVE_DONE = 22
-    """It is complete, at any later time; the thread is the one that called it. Value and name: as of its enter."""
-    WAIT_ENTER = 23
-    """A thread waits for a collective. Value and name: as of its enter; -1 and no name where it is not known."""
-    WAIT_EXIT = 24
-    """It has waited. Value and name: the same."""
-    DEVICE_QUEUED = 25
-    """An event of a device follows what the thread wrote before. Value: its number, from 0; name: stream and device; no
-    name where it was dropped, as too many had not been read."""
-    DEVICE_REACHED = 26
-    """The device came by it. Value: ns of the device's clock; name: lower bits of its number; thread: who queued it."""
-    DEVICE_CLOCK = 27
-    """A device's clock was read. Value: device · what it showed, between this event's time and `name` ns before it."""
-    DEVICE_STREAM = 28
-    """Which stream a number means. Value: torch's id of it; name: as of DEVICE_QUEUED."""
-    DEVICE_PENDING = 29
-    """A device had not reached an event when it was asked. Value: the event's number; name: like DEVICE_QUEUED's."""
-    GRADIENTS = 30
-    """An outermost backward pass that builds no graph has given gradients to leaf tensors. Value: how many such passes
-    came before; name: 0 if they were added to `.grad`, 1 if they were returned. After a `STEP` or an `OPTIMIZER_STEP`
-    there is none."""
-    COLLECTION = 31
-    """Python collected garbage on this thread until now, for at least `MIN_COLLECTION_NS`. Value: duration in ns ·
-    objects collected · generation; no name."""
-    EVAL_ENTER = 32
+_CALL = "call index · sequence number of the thread"
+_CALLS, _PASSES, _NETWORK = "module_calls.cpp engine.py", "backward.cpp engine.py", "collectives.cpp collectives.py"
+
+
+class Kind(IntEnum):
+    """The kind of an event: a table of what each kind says, and which files write and read it.
+
+    Attributes:
+        topic: what it is about; most sets of kinds below are made of it.
+        layout: what the value holds, from the highest bits down; bits and widths are above.
+        name_field: what the name is.
+        writers: the files of `track/` that write it, or of `recording/`.
+        reader: the file of `timeline/decode/` that gives it its meaning, or of `whereabouts/`.
+        by_others: others than the thread that it names can write it, at any later time.
+    """
+
+    topic: str
+    layout: str
+    name_field: NameField
+    writers: str
+    reader: str
+    by_others: bool
+
+    def __new__(
+        cls,
+        number: int,
+        topic: str = "",
+        layout: str = "",
+        name_field: NameField = "",
+        writers: str = "",
+        reader: str = "",
+        by_others: bool = False,
+    ) -> "Kind":
+        """Return the member of a row."""
+        kind = int.__new__(cls, number)
+        kind._value_, kind.topic, kind.layout, kind.name_field = number, topic, layout, name_field
+        kind.writers, kind.reader, kind.by_others = writers, reader, by_others
+        return kind
+
+    FORWARD_ENTER = 1, "call", _CALL, "module", _CALLS, "intervals"
+    """A call begins."""
+    FORWARD_EXIT = 2, "call", _CALL, "module", _CALLS, "intervals"
+    """It ends."""
+    RECOMPUTE_ENTER = 3, "call", _CALL, "module", _CALLS, "intervals"
+    """A call that a checkpoint runs again begins. Its index is among these of its name."""
+    RECOMPUTE_EXIT = 4, "call", _CALL, "module", _CALLS, "intervals"
+    """It ends."""
+    NODE_BEGIN = 5, "node", "its sequence number", "number", "backward.cpp", "intervals"
+    """An autograd node begins to run. Name: forward thread · graph task."""
+    NODE_END = 6, "node", "as of its begin", "number", "backward.cpp", "intervals"
+    """It ends. Name: as of its begin."""
+    GRAPH_BUILT = 7, "node", "sequence number of the thread", "", "backward.cpp", "attribution"
+    """Beside the begin and the end of a node that builds a graph."""
+    CALL_BACKWARD = 8, "node", "graph task · call key", "module?", "passes.py", "intervals"
+    """The nodes of a call run from now on (portable engine). No name: the nodes of no module."""
+    BACKWARD_OVER = 9, "node", "ABANDONED_BIT · graph task or backward pass", "", "backward.cpp passes.py", "intervals"
+    """A backward is over."""
+    STEP = 10, "step", "its number", "", "recording.py", "analysis"
+    """A training step ended."""
+    MARK = 11, "mark", "0", "text", "recording.py event_sink.py", "from_ring"
+    """A mark of the user's or a sync mark."""
+    COUNTER = 12, "memory", "the sample", "text", "memory.cpp sampling.py", "from_ring"
+    """A counter was sampled."""
+    SHAPES = 13, "mark", "0", "text", "sampling.py", "from_ring"
+    """The call entered just before on this thread has these inputs."""
+    ACCUMULATE_END = 14, "node", "its sequence number", "number", "backward.cpp", "intervals"
+    """An AccumulateGrad ended, which counts to the node before it. Name: as of a node."""
+    SEGMENT_BEGIN = 15, "node", "backward pass · sequence number of its first", "", "backward.cpp", "intervals"
+    """The nodes of a segment run from now on (native engine)."""
+    PASS_BEGIN = 16, "pass", "number of this call in the process", "", _PASSES, "analysis"
+    """A thread calls what runs a backward pass."""
+    PASS_END = 17, "pass", "as of its begin", "", _PASSES, "analysis"
+    """It returned or raised; of several of one number the first counts."""
+    OPTIMIZER_STEP = 18, "step", "number of its training step, from 0", "", "recording.py", "analysis"
+    """An optimizer stepped."""
+    COLLECTIVE_ENTER = 20, "communication", "its counter", "text?", _NETWORK, "collectives"
+    """A collective, or a send or receive, is called. The text: see `collective_text`."""
+    COLLECTIVE_EXIT = 21, "communication", "NOT_AWAITED_BIT · bytes", "text?", _NETWORK, "collectives"
+    """The call returns. The bytes are of the larger of what goes in and what comes out on this rank. Its text, and
+    those of the next three, are as of its enter."""
+    COLLECTIVE_DONE = 22, "communication", "as of its enter", "text?", "collectives.cpp", "collectives", True
+    """It is complete, at any later time; the thread is the one that called it."""
+    WAIT_ENTER = 23, "communication", "as of the enter of the collective, or -1", "text?", _NETWORK, "collectives"
+    """A thread waits for a collective. If that is not known, the value is -1, and there is no name."""
+    WAIT_EXIT = 24, "communication", "as of the enter of the wait", "text?", _NETWORK, "collectives"
+    """It has waited."""
+    DEVICE_QUEUED = 25, "device", "its number, from 0", "number", "times.cpp", "device_points"
+    """An event of a device follows what the thread wrote before. Name: device · stream; if it was dropped, as
+    too many had not been read, NO_NAME."""
+    DEVICE_REACHED = 26, "device", "ns of the device's clock", "number", "reader.cpp", "device_points", True
+    """The device has reached the event. Name: lower bits of its number; thread: who queued it."""
+    DEVICE_CLOCK = 27, "device", "device · what its clock showed", "number", "reader.cpp", "device_points", True
+    """A device's clock was read, between this event's time and `name` ns before it."""
+    DEVICE_STREAM = 28, "device", "torch's id of the stream", "number", "reader.cpp times.cpp", "device_points", True
+    """Which stream a number means. Name: as of DEVICE_QUEUED."""
+    DEVICE_PENDING = 29, "device", "the event's number", "number", "reader.cpp", "streams", True
+    """A device had not reached an event when it was asked. Name: as of DEVICE_QUEUED."""
+    GRADIENTS = 30, "step", "how many such passes came before", "number", _PASSES, "analysis"
+    """An outermost backward pass that builds no graph has given gradients to leaf tensors. Name: 0 if it added them to
+    `.grad`, 1 if it returned them. After a `STEP` or an `OPTIMIZER_STEP` there is none."""
+    COLLECTION = 31, "collection", "ns · objects collected · generation", "", "module.cpp engine.py", "ranges"
+    """Python collected garbage on this thread until now, for at least `MIN_COLLECTION_NS`."""
+    EVAL_ENTER = 32, "call", _CALL, "module", _CALLS, "evaluation"
     """Instead of a FORWARD_ENTER: a call begins that is in no other call, and its module is in eval mode."""
-    OPERATOR = 33
-    """An operator that has a formula ran on this thread, in no other one. Value: the number of its record, perhaps with
-    WITH_GRADIENTS_BIT; no name."""
-    COUNTING = 34
-    """From now on operators are counted, or are not any more. Value: 1 or 0; no name."""
-    INPUTS = 35
-    """The call entered just before on this thread is outermost. Value: number of its module, modes and shapes of
-    inputs, the same for calls that are alike; no name."""
-    HELD = 36
-    """What tensors hold that calls of a module allocated, outside of inner ones, has changed since the last. Value:
-    bytes, above two bits: 1 for what nodes of backward allocated, 2 for the step of an optimizer, 3 for parameters of
-    modules that were called; no name: no call of a module allocated it, or it is of a parameter."""
-    SAVED = 37
+    OPERATOR = 33, "FLOPs", "WITH_GRADIENTS_BIT · number of its record", "", "flops.cpp", "flops"
+    """An operator that has a formula ran on this thread, in no other one."""
+    COUNTING = 34, "FLOPs", "1 or 0", "", "flops.cpp", "flops"
+    """From now on operators are counted, or are not any more."""
+    INPUTS = 35, "FLOPs", "number of module, modes and shapes", "", "module_calls.cpp", "flops"
+    """The call entered just before on this thread is outermost. Calls that are alike have the same number."""
+    HELD = 36, "memory", "bytes · 2 bits", "module?", "memory.h", "memory"
+    """What tensors hold that calls of a module allocated, outside of inner ones, has changed since the last. The bits
+    are 1 for what nodes of backward allocated, 2 for the step of an optimizer, 3 for parameters of modules that were
+    called. No name: no call of a module allocated it, or it is of a parameter."""
+    SAVED = 37, "memory", "bytes, or number of passes so far", "module?", "memory.h", "memory"
     """What calls of a module, in a forward with gradients and outside of inner ones, have allocated so far that was
-    freed in or after a backward pass that began later. Value: bytes; before such events, no name: the number of passes
-    so far."""
-    HELD_AT_PEAK = 38
-    """What these held when most was held so far: four events together. Value: bytes, above two bits: 0 for all that was
-    held, 1 to 3 as in HELD; no name."""
-    PASS_GRAPH = 39
-    """The pass begun just before on this thread goes through this graph. Value: number of the graph with its shapes and
-    of the gradients that are asked for, the same for passes that are alike; no name."""
-    RANGE_BEGIN = 40
-    """A range begins. Value: its number, which no other range has; name: a text, see `range_text`."""
-    RANGE_END = 41
-    """It ends, perhaps because another thread ends it. Value and name: the same."""
-    GREENLET_SUSPENDED = 42
-    """This greenlet stops, and one that is in no call goes on. Value: sequence number of the OS thread; no name."""
-    GREENLET_RESUMED = 43
-    """This greenlet goes on, and so does its innermost call. Value: the same; no name."""
+    freed in or after a backward pass that began later. One with no name is before such events: the number of passes."""
+    HELD_AT_PEAK = 38, "memory", "bytes · 2 bits", "", "memory.h", "memory"
+    """What these held when most was held so far: four events together. The bits are 0 for all that was held, else as in
+    HELD."""
+    PASS_GRAPH = 39, "FLOPs", "number of graph and asked gradients", "", "backward.cpp", "flops"
+    """The pass begun just before on this thread goes through this graph. Passes that are alike, in shapes too, have the
+    same number."""
+    RANGE_BEGIN = 40, "range", "its number", "text", "ranges.cpp ranges.py", "ranges"
+    """A range begins. No other range has its number. The text: see `range_text`."""
+    RANGE_END = 41, "range", "as of its begin", "text", "ranges.cpp ranges.py", "ranges", True
+    """It ends, perhaps because another thread ends it. The text: as of its begin."""
+    GREENLET_SUSPENDED = 42, "greenlet", "sequence number of the OS thread", "", "greenlets.cpp", "attribution"
+    """This greenlet stops, and one that is in no call goes on."""
+    GREENLET_RESUMED = 43, "greenlet", "sequence number of the OS thread", "", "greenlets.cpp", "attribution"
+    """This greenlet goes on, and so does its innermost call."""
+
+
+def _about(topic: str) -> tuple[Kind, ...]:
+    return tuple(kind for kind in Kind if kind.topic == topic)
 
 
 CALL_ENTER_KINDS = (Kind.FORWARD_ENTER, Kind.EVAL_ENTER, Kind.RECOMPUTE_ENTER)
 CALL_EXIT_KINDS = (Kind.FORWARD_EXIT, Kind.RECOMPUTE_EXIT)
-COMMUNICATION_KINDS = (
-    *(Kind.COLLECTIVE_ENTER, Kind.COLLECTIVE_EXIT, Kind.COLLECTIVE_DONE),
-    *(Kind.WAIT_ENTER, Kind.WAIT_EXIT),
-)
-"""The kinds that say what a thread does of torch.distributed; no module's and no node's."""
-GREENLET_KINDS = (Kind.GREENLET_SUSPENDED, Kind.GREENLET_RESUMED)
+COMMUNICATION_KINDS = _about("communication")
+"""The kinds that say what a thread does of torch.distributed."""
+GREENLET_KINDS = _about("greenlet")
 """The kinds that say which greenlet makes a thread's nodes from now on."""
-RANGE_KINDS = (Kind.RANGE_BEGIN, Kind.RANGE_END)
-"""The kinds that say in which named range a thread is; no module's and no node's."""
-FLOP_KINDS = (Kind.OPERATOR, Kind.COUNTING, Kind.INPUTS, Kind.PASS_GRAPH)
-"""The kinds that say what operators cost; no module's and no node's either."""
-_DEVICE_READER_KINDS = (Kind.DEVICE_REACHED, Kind.DEVICE_CLOCK, Kind.DEVICE_STREAM, Kind.DEVICE_PENDING)
-DEVICE_KINDS = (Kind.DEVICE_QUEUED, *_DEVICE_READER_KINDS)
-"""The kinds that say when a device came by; no module's and no node's either."""
-KINDS_OF_OTHER_THREADS = (Kind.COLLECTIVE_DONE, Kind.RANGE_END, *_DEVICE_READER_KINDS)
+RANGE_KINDS = _about("range")
+"""The kinds that say in which named range a thread is."""
+FLOP_KINDS = _about("FLOPs")
+"""The kinds that say what operators cost."""
+DEVICE_KINDS = _about("device")
+"""The kinds that say when a device reached what was queued."""
+MEMORY_KINDS = _about("memory")
+"""The kinds that say what tensors hold, and samples of counters."""
+KINDS_OF_OTHER_THREADS = tuple(kind for kind in Kind if kind.by_others)
 """The kinds that are written by others than the thread that they name, at any later time."""
 
 

@@ -26,6 +26,7 @@ from ...ring.slot_format import (
     FLOP_KINDS,
     FORWARD_THREAD_SHIFT,
     GRAPH_TASK_MASK,
+    MEMORY_KINDS,
     NO_NAME,
     RANGE_KINDS,
     RECOMPUTE_BIT,
@@ -217,8 +218,7 @@ def is_any(event_kinds: Int8Array, kinds: Iterable[Kind]) -> BoolArray:
 
 def is_core_event(events: Events) -> BoolArray:
     """Return which events are of modules, nodes, steps and marks, not of counters and other kinds of slices."""
-    memory = (Kind.COUNTER, Kind.HELD, Kind.SAVED, Kind.HELD_AT_PEAK)
-    others = (*COMMUNICATION_KINDS, *DEVICE_KINDS, *RANGE_KINDS, *FLOP_KINDS, Kind.COLLECTION, *memory)
+    others = (*COMMUNICATION_KINDS, *DEVICE_KINDS, *RANGE_KINDS, *FLOP_KINDS, *MEMORY_KINDS, Kind.COLLECTION)
     return np.isin(events.kind, others, invert=True)
 
 
