@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .timeline import Timeline
 
 
-KINDS = "gradients", "optimizer state", "parameters"
+OUTSIDE_CALLS = "gradients", "optimizer state", "parameters"
 """What no call of a module holds, by who allocated it: nodes of backward passes, the step of an optimizer; the
 parameters of modules that were called."""
 
@@ -45,7 +45,7 @@ class Holders(NamedTuple):
         begin_ns: when the process began to count, Unix nanoseconds.
         by_fqn: what the calls of that step hold by then, largest first, by fully qualified name: what each kept outside
             of inner calls, less what was freed in its backward, in a call around it, or between calls (the oldest
-            first). Among them are `KINDS`, as far as known. Together with what else is held they sum to `held`.
+            first). Among them are `OUTSIDE_CALLS`, as far as known. Together with what else is held they sum to `held`.
     """
 
     process: str
@@ -104,7 +104,7 @@ def find_holders(timeline: "Timeline") -> Holders | None:
         by_fqn[timeline.names[name].fqn] += int(by_name[name])
     if len(counted) == 1:
         # What backward spans keep is with their modules.
-        known = KINDS[bool((columns.phase[rows] == BACKWARD).any()) :]
+        known = OUTSIDE_CALLS[bool((columns.phase[rows] == BACKWARD).any()) :]
         by_fqn.update(
             _kinds_at(timeline.metadata.get(MEMORY), until, known, int(series.value[moment]) - by_fqn.total())
         )

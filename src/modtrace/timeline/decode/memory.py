@@ -10,7 +10,7 @@ import numpy as np
 from ..._typing import Int64Array
 from ...ring import Events, Kind
 from ...ring.slot_format import ALLOCATED, CUDA_ALLOCATED, NO_NAME, REFUSED
-from ..memory import KINDS, format_bytes
+from ..memory import OUTSIDE_CALLS, format_bytes
 from .analysis import NameLookup, RingAnalysis
 from .intervals import is_core_event
 
@@ -41,7 +41,7 @@ class HeldMemory(NamedTuple):
         step: the last step that had ended then; None if none had.
         saved: bytes that the calls of each module, outside of inner ones, keep for a backward pass, the mean of the
             last ones.
-        at_peak: when most was held, `time_ns`, and the bytes of `KINDS` then; none if the ring does not say.
+        at_peak: when most was held, `time_ns`, and the bytes of `OUTSIDE_CALLS` then; none if the ring does not say.
     """
 
     held: int
@@ -217,12 +217,12 @@ def _saved(analysis: RingAnalysis) -> dict[str, int]:
 def _at_peak(analysis: RingAnalysis, samples: Int64Array) -> dict[str, int]:
     """Return what was held at the first sample of the most, if what the ring says last of a peak is of that one."""
     events = analysis.all_events
-    index = np.flatnonzero(events.kind == Kind.HELD_AT_PEAK)[-len(KINDS) - 1 :]
+    index = np.flatnonzero(events.kind == Kind.HELD_AT_PEAK)[-len(OUTSIDE_CALLS) - 1 :]
     value, peak = events.value[index], samples[events.value[samples].argmax()]
     if (value & 3).tolist() != [0, 1, 2, 3] or peak > index[0] or value[0] >> 2 != events.value[peak]:
         return {}
     time_ns = int(analysis.clock.to_other(events.time[peak : peak + 1])[0])
-    return {"time_ns": time_ns, **dict(zip(KINDS, (value[1:] >> 2).tolist(), strict=True))}
+    return {"time_ns": time_ns, **dict(zip(OUTSIDE_CALLS, (value[1:] >> 2).tolist(), strict=True))}
 
 
 def _growth(analysis: RingAnalysis, samples: Int64Array, owners: dict[str, _Owner]) -> tuple[int, dict[str, int]]:

@@ -9,7 +9,7 @@ from ..._tables import CellKind, Table, first_lines, record_table, to_text
 from ..._terminal import printable, wrapped
 from ..._typing import Int64Array
 from ..contents import MEMORY
-from ..memory import KINDS, Holders, find_holders, format_bytes, measure_calls
+from ..memory import OUTSIDE_CALLS, Holders, find_holders, format_bytes, measure_calls
 from ..slices import FORWARD, PHASES, RECOMPUTE
 from .module_rows import Groups
 from .step_bounds import StepBounds
@@ -241,7 +241,7 @@ def render_memory(memory: MemorySummary, limit: int | None = None, width: int | 
     lines += [""] if lines else []
     lines += [*first_lines(modules, limit, width, "module"), *wrapped(_NOTE, width), ""]
     between = memory.holders[_HOLDERS:-1]
-    knows_kinds = any(h.fqn in KINDS for h in memory.holders)
+    knows_kinds = any(h.fqn in OUTSIDE_CALLS for h in memory.holders)
     empty = [""] * (len(holders.headings) - 2)
     rest = [["more rows", format_bytes(sum(h.bytes for h in between)), *empty]] if between else []
     rows = [*holders.rows[:-1][:_HOLDERS], *rest, holders.rows[-1]]
