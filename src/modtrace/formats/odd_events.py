@@ -8,7 +8,7 @@ from .chrome_values import MAX_TIME_US, TrackKey, is_int64
 
 
 class OddEvents:
-    """Makes events as torch.profiler writes them of others; what is no event is left out and counted.
+    """Makes events of others as torch.profiler writes them; leaves out and counts what cannot be an event.
 
     A slice is an X, or a B and the E after it on its track, which is after those in between. A time is a number or the
     text of one, an id anything: what has no pid or tid is of 0, as readers of JSON have it.
