@@ -1,145 +1,299 @@
-"""Tables for people, and their forms: text, Markdown, HTML and CSV; records as JSON values.
+"""Answers as tables and sentences, and their forms: text, Markdown, HTML, CSV, JSON and DataFrames.
 
 Tables of rich are not used: they cannot leave out columns by priority.
 """
 
+import contextlib
 import csv
 import html
+import importlib
 import io
+import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
-from ._terminal import cell_width, counted, padded, printable
+from ._errors import ModtraceError
+from ._terminal import cell_width, counted, padded, printable, wrapped
 
-CellKind = Literal["name", "text", "number"]
+Form = Literal["text", "md", "html", "csv", "json", "frame"]
+Value = str | Callable[[Any], Any]
+"""The attribute of a row that a column shows, or what computes it of a row."""
 
 _GAP = "  "
 _GOOD_NAME_WIDTH = 24
 """For names this long columns are left out."""
 _MIN_NAME_WIDTH = 12
+_MIN_BRANCH_WIDTH = 8
+"""Of a name below the lines of a tree at least so many characters are shown."""
 _PLAIN_NAME = re.compile(r"[\w.:\- ]+", re.ASCII)
+_BRANCH = re.compile("[│├└─ ]*")
+
+
+class Unit(NamedTuple):
+    """What the values of a column are.
+
+    Attributes:
+        kind: "module", the full name of one; another "name" of the user's; "text" of ours; or "number".
+        text: a value → its cell for people.
+    """
+
+    kind: Literal["module", "name", "text", "number"]
+    text: Callable[[Any], str] = str
+
+
+MODULE, NAME, TEXT, NUMBER = Unit("module"), Unit("name"), Unit("text"), Unit("number")
+COUNT = Unit("number", "{:,}".format)
+MS = Unit("number", lambda ns: f"{ns / 1e6:.3f}")
+LONG_MS = Unit("number", lambda ns: f"{ns / 1e6:,.3f}")
+CHANGED_MS = Unit("number", lambda ns: f"{ns / 1e6:+.3f}")
+MICROSECONDS = Unit("number", lambda ns: f"{ns / 1e3:,.1f}")
+GIGA = Unit("number", lambda number: f"{number / 1e9:,.3f}")
+PERCENT = Unit("number", lambda share: f"{100 * share:.1f}")
+
+
+class Column(NamedTuple):
+    """A column of a table.
+
+    Attributes:
+        heading: what is above it, no two alike.
+        value: what it holds of each row.
+        unit: what that is.
+        hide_order: how soon it is left out if there is no room: the highest first, and 0 only if names would not even
+            have `_MIN_NAME_WIDTH`.
+        hidden_if: when people do not see it: if all rows have None or "" there, "empty", or if all have 0, "zero".
+        repeats: values of other columns; if several rows have the same there as in one of these, it is not shown.
+    """
+
+    heading: str
+    value: Value
+    unit: Unit = NUMBER
+    hide_order: int = 0
+    hidden_if: Literal["never", "empty", "zero"] = "empty"
+    repeats: Sequence[str] = ()
+
+    def of(self, row: Any) -> Any:
+        """Return what it holds of a row."""
+        return _value_of(row, self.value)
+
+    def text(self, value: Any) -> str:
+        """Return such a value as a cell for people."""
+        return "" if value is None else self.unit.text(value)
+
+    def says(self, values: Sequence[Any]) -> bool:
+        """Tell whether people see it with these values."""
+        if self.hidden_if == "zero":
+            return any(values)
+        return self.hidden_if == "never" or not values or any(value not in ("", None) for value in values)
 
 
 class Table(NamedTuple):
-    """A table.
+    """A table, and sentences about it.
 
     Attributes:
-        headings: what stands above each column, no two alike.
-        rows: the cells, as they are: whoever writes them makes them safe for its format.
-        kinds: what each column holds: a "name" of a module or class, a "text" of ours, or a "number".
-        hide_order: how soon each column is left out if there is no room: the highest first, and 0 only if names would
-            not even have `_MIN_NAME_WIDTH`.
+        columns: what people see.
+        rows: records.
+        fields: by name, what programs get of each row, as it is; none: the values of the columns.
+        sentences: what is above it; an empty one is an empty line.
+        notes: what is below it: how to read it, and what is not in it.
+        noun: what one row is of.
     """
+
+    columns: Sequence[Column]
+    rows: Sequence[Any]
+    fields: Mapping[str, Value] = {}
+    sentences: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    noun: str = "row"
+
+    def to(self, form: Form, limit: int | None = None, width: int | None = None) -> Any:
+        """Return it in a form: a DataFrame of pandas or polars for "frame", else text.
+
+        Args:
+            form: "text", "md" (Markdown of GitHub) and "html" are for people; "csv", "json" and "frame" have the values
+                as they are: ns, bytes, FLOPs.
+            limit: how many rows at most; None: all.
+            width: characters in a line of text, and for Markdown in that of the same text: first the columns that
+                matter least are hidden, then names are shortened from the left. None: nothing is.
+
+        Raises:
+            ModtraceError: neither pandas nor polars is installed.
+        """
+        shown = self._replace(rows=self.rows[:limit])
+        if form == "frame":
+            return make_frame(shown.values())
+        fields = self.fields or _fields_of(self.columns)
+        if form == "csv":
+            return to_csv(list(fields), ([_value_of(row, value) for value in fields.values()] for row in shown.rows))
+        if form == "json":
+            records = [{name: _value_of(row, value) for name, value in fields.items()} for row in shown.rows]
+            return json.dumps(json_values(records), separators=(",", ":"), default=str) + "\n"
+        hidden = len(self.rows) - len(shown.rows)
+        more = [counted(hidden, f"more {self.noun}")] if hidden else []
+        if form == "html":
+            return "\n".join(_html_lines(shown, more)) + "\n"
+        cells = _for_people(shown)
+        if form == "md":
+            table = "\n".join(cells.fit(width)[0].markdown_lines())
+            blocks = [*map(printable, self.sentences), table, *more, *map(printable, self.notes)]
+            return "\n\n".join(filter(None, blocks)) + "\n"
+        cells, left_out = cells.without_root().fit(width)
+        lines = [line for text in self.sentences for line in wrapped(printable(text), width) or [""]]
+        hidden_columns = f"hidden: {', '.join(left_out)} (widen the terminal or pipe the output)" if left_out else ""
+        below = (line for note in (*self.notes, hidden_columns) for line in wrapped(printable(note), width))
+        return "\n".join([*lines, *cells.text_lines(width), *more, *below])
+
+    def values(self) -> "dict[str, Any]":
+        """Return a NumPy array per field: of numbers, or of objects (None: unknown)."""
+        import numpy as np  # the command line shows its help without it
+
+        columns: dict[str, Any] = {}
+        for name, value in (self.fields or _fields_of(self.columns)).items():
+            values = [_value_of(row, value) for row in self.rows]
+            are_numbers = all(isinstance(one, int | float) for one in values)
+            columns[name] = np.array(values, (None if values else np.int64) if are_numbers else np.object_)
+        return columns
+
+
+def _fields_of(columns: Sequence[Column]) -> dict[str, Value]:
+    return {column.value if isinstance(column.value, str) else column.heading: column.value for column in columns}
+
+
+def _value_of(row: Any, value: Value) -> Any:
+    if callable(value):
+        return value(row)
+    return row.get(value) if isinstance(row, Mapping) else getattr(row, value)
+
+
+def fields_of(record: type[Any], *more: str) -> dict[str, Value]:
+    """Return the fields of a named tuple, and further attributes of it, for `Table.fields`."""
+    return {name: name for name in (*record._fields, *more)}
+
+
+class _Cells(NamedTuple):
+    """The cells of a table for people: they are made safe for a form where it is written."""
 
     headings: list[str]
     rows: list[list[str]]
-    kinds: list[CellKind]
-    hide_order: list[int]
+    columns: list[Column]
 
-    def first_rows(self, limit: int | None) -> "Table":
-        """Keep the first `limit` rows; None: all."""
-        return self._replace(rows=self.rows[:limit])
+    def fit(self, width: int | None) -> "tuple[_Cells, list[str]]":
+        """Return it with the columns for which `width` has room, that of names always, and the headings of others."""
+        left_out: list[str] = []
+        cells, at = self, self.name_at
+        kept = list(range(len(self.columns)))
+        while width is not None and len(kept) > 1:
+            widths, ranks = cells.widths(), [self.columns[index].hide_order if index != at else -1 for index in kept]
+            if at is not None:
+                good = _GOOD_NAME_WIDTH if max(ranks) > 0 else _MIN_NAME_WIDTH
+                widths[kept.index(at)] = min(widths[kept.index(at)], self.least_width(good))
+            if sum(widths) + len(_GAP) * (len(widths) - 1) <= width:
+                break
+            column = max(range(len(kept)), key=lambda index: (ranks[index], index))
+            left_out.insert(0, self.headings[kept.pop(column)])
+            cells = self.keep(kept)
+        return cells, left_out
 
-    def beside(self, other: "Table") -> "Table":
-        """Return a table with the columns of both, which have as many rows."""
-        rows = [[*cells, *more] for cells, more in zip(self.rows, other.rows, strict=True)]
-        return Table(self.headings + other.headings, rows, self.kinds + other.kinds, self.hide_order + other.hide_order)
+    def keep(self, indices: Sequence[int]) -> "_Cells":
+        rows = [[cells[index] for index in indices] for cells in self.rows]
+        return _Cells([self.headings[index] for index in indices], rows, [self.columns[index] for index in indices])
+
+    @property
+    def name_at(self) -> int | None:
+        """Which column has names, or text: the first one."""
+        return next((at for at, column in enumerate(self.columns) if column.unit.kind != "number"), None)
+
+    def widths(self) -> list[int]:
+        lines = [self.headings, *([printable(cell) for cell in cells] for cells in self.rows)]
+        return [max(map(cell_width, column)) for column in zip(*lines, strict=True)]
+
+    def least_width(self, name: int = _MIN_NAME_WIDTH) -> int:
+        """How wide the column of names is at least: as wide as a name, or in a tree wider than its lines."""
+        at = self.name_at
+        branch = max((_branch(row[at]) for row in self.rows), default=0) if at is not None else 0
+        return branch + _MIN_BRANCH_WIDTH if branch else name
+
+    def without_root(self) -> "_Cells":
+        """Return it with the root that all names begin with in the heading instead; that of the root itself stays."""
+        at = self.name_at
+        if at is None or self.columns[at].unit.kind != "module":
+            return self
+        names = [cells[at] for cells in self.rows]
+        below = [name for name in names if "." in name]
+        roots = {name.partition(".")[0] for name in below}
+        cut = [name.partition(".")[2] if name in below else name for name in names]
+        if len(set(below)) < 2 or len(roots) > 1 or len(set(cut)) < len(set(names)):
+            return self
+        headings = [*self.headings[:at], f"{self.headings[at]} (in {roots.pop()})", *self.headings[at + 1 :]]
+        rows = [[*cells[:at], name, *cells[at + 1 :]] for cells, name in zip(self.rows, cut, strict=True)]
+        return self._replace(headings=headings, rows=rows)
+
+    def text_lines(self, width: int | None) -> list[str]:
+        """Return the lines, numbers to the right and all else to the left."""
+        widths, at = self.widths(), self.name_at
+        if width is not None and at is not None:
+            others = sum(widths) - widths[at] + len(_GAP) * (len(widths) - 1)
+            widths[at] = min(widths[at], max(width - others, self.least_width()))
+        headings = [
+            text if len(text) <= w else f"{text[: w - 1]}…" for text, w in zip(self.headings, widths, strict=True)
+        ]
+        lines = [headings, *([printable(cell) for cell in cells] for cells in self.rows)]
+        return [
+            _GAP.join(
+                cell.rjust(column_width)
+                if column.unit.kind == "number"
+                else padded(shortened(cell, column_width if index == at else None), column_width)
+                for index, (cell, column, column_width) in enumerate(zip(cells, self.columns, widths, strict=True))
+            ).rstrip()
+            for cells in lines
+        ]
+
+    def markdown_lines(self) -> list[str]:
+        """Return the lines of a GitHub table; no cell can break it, or render as anything but text."""
+        rule = ["---:" if column.unit.kind == "number" else "---" for column in self.columns]
+        cells = [
+            [_in_markdown(cell, column) for cell, column in zip(row, self.columns, strict=True)] for row in self.rows
+        ]
+        return ["| " + " | ".join(line) + " |" for line in (self.headings, rule, *cells)]
 
 
-def record_table(
-    columns: Sequence[tuple[str, str, int]], rows: Sequence[Any], cell: Callable[[Any, str], str]
-) -> Table:
-    """Return a table of records, without the columns that no record has a value for.
-
-    Args:
-        columns: heading, field and `hide_order` of each; the fields `fqn` and `module_class` are names.
-        rows: the records.
-        cell: a value and its field → what is in the table.
-    """
-    has_value = {field for _, field, _ in columns if any(getattr(row, field) not in ("", None) for row in rows)}
-    shown = [column for column in columns if not rows or column[1] in has_value]
-    cells = [[cell(getattr(row, field), field) for _, field, _ in shown] for row in rows]
-    texts = {field for _, field, _ in shown if any(isinstance(getattr(row, field), str) for row in rows)}
-    kinds: list[CellKind] = [
-        "name" if field in {"fqn", "module_class"} else "text" if field in texts else "number" for _, field, _ in shown
+def _for_people(table: Table) -> _Cells:
+    """Return the columns that have anything to say, as text."""
+    values = [[column.of(row) for row in table.rows] for column in table.columns]
+    of_value = {column.value: own for column, own in zip(table.columns, values, strict=True)}
+    shown = [
+        index
+        for index, (column, own) in enumerate(zip(table.columns, values, strict=True))
+        if column.says(own) and (len(own) < 2 or all(own != of_value.get(other) for other in column.repeats))
     ]
-    return Table([heading for heading, _, _ in shown], cells, kinds, [rank for _, _, rank in shown])
+    shown = shown or [0]
+    columns = [table.columns[index] for index in shown]
+    texts = [[table.columns[index].text(value) for value in values[index]] for index in shown]
+    return _Cells([column.heading for column in columns], [list(cells) for cells in zip(*texts, strict=True)], columns)
 
 
-def to_text(table: Table, width: int | None = None) -> list[str]:
-    """Return the lines of a table, numbers to the right and all else to the left.
-
-    Args:
-        table: what to show.
-        width: cells in a line: names of the first column are shortened from the left. None: they are not.
-    """
-    widths = _widths(table)
-    if width is not None and table.kinds[0] != "number":
-        others = sum(widths[1:]) + len(_GAP) * (len(widths) - 1)
-        widths[0] = min(widths[0], max(width - others, _MIN_NAME_WIDTH))
-    lines = [table.headings, *([printable(cell) for cell in cells] for cells in table.rows)]
-    return [
-        _GAP.join(
-            cell.rjust(column_width)
-            if kind == "number"
-            else padded(shortened(cell, widths[0] if index == 0 else None), column_width)
-            for index, (cell, kind, column_width) in enumerate(zip(cells, table.kinds, widths, strict=True))
-        ).rstrip()
-        for cells in lines
-    ]
-
-
-def first_lines(table: Table, limit: int | None, width: int | None, noun: str) -> list[str]:
-    """Return the lines of the first `limit` rows, without columns that do not fit, and how many more there are."""
-    shown, _ = without_columns(table.first_rows(limit), width)
-    hidden = len(table.rows) - len(shown.rows)
-    return [*to_text(shown, width), *([counted(hidden, f"more {noun}")] if hidden else [])]
-
-
-def without_columns(table: Table, width: int | None) -> tuple[Table, list[str]]:
-    """Return the table with the columns that `width` characters have room for, and the headings of the others.
-
-    The first column always stays.
-    """
-    left_out: list[str] = []
-    while width is not None and len(table.headings) > 1:
-        widths = _widths(table)
-        if table.kinds[0] != "number":
-            widths[0] = min(widths[0], _GOOD_NAME_WIDTH if any(table.hide_order) else _MIN_NAME_WIDTH)
-        if sum(widths) + len(_GAP) * (len(widths) - 1) <= width:
-            break
-        column = max(range(len(table.hide_order)), key=lambda index: (table.hide_order[index], index))
-        left_out.insert(0, table.headings[column])
-        table = Table(
-            table.headings[:column] + table.headings[column + 1 :],
-            [cells[:column] + cells[column + 1 :] for cells in table.rows],
-            table.kinds[:column] + table.kinds[column + 1 :],
-            table.hide_order[:column] + table.hide_order[column + 1 :],
-        )
-    return table, left_out
+def _branch(name: str) -> int:
+    return len(_BRANCH.match(name)[0])  # type: ignore[index]  # it matches an empty text
 
 
 def shortened(name: str, width: int | None) -> str:
-    """Return the end of a printable name that takes more than `width` cells: there it differs from its neighbours."""
+    """Return the end of a printable name that takes more than `width` cells: there it differs from its neighbours.
+
+    The lines of a tree in front of it stay.
+    """
     if width is None or cell_width(name) <= width:
         return name
-    ends = accumulate(cell_width(c) for c in reversed(name))
-    kept = sum(taken < width for taken in ends)
-    return f"…{name[len(name) - kept :]}"
+    branch = _branch(name)
+    ends = accumulate(cell_width(c) for c in reversed(name[branch:]))
+    kept = sum(taken < width - branch for taken in ends)
+    return f"{name[:branch]}…{name[len(name) - kept :]}"
 
 
-def to_markdown(table: Table) -> list[str]:
-    """Return the lines of a GitHub table; no cell can break it, or render as anything but text."""
-    rule = ["---:" if kind == "number" else "---" for kind in table.kinds]
-    cells = [[_in_markdown(cell, kind) for cell, kind in zip(row, table.kinds, strict=True)] for row in table.rows]
-    return ["| " + " | ".join(line) + " |" for line in (table.headings, rule, *cells)]
-
-
-def _in_markdown(cell: str, kind: CellKind) -> str:
+def _in_markdown(cell: str, column: Column) -> str:
     """Return a name that Markdown takes as text: plain ones as code, in all others every ASCII sign as an entity."""
-    if kind != "name":
+    if column.unit.kind not in ("name", "module"):
         return cell
     escaped = printable(cell)
     if _PLAIN_NAME.fullmatch(escaped):
@@ -147,21 +301,35 @@ def _in_markdown(cell: str, kind: CellKind) -> str:
     return re.sub(r"[^\w\s]|_", lambda sign: f"&#{ord(sign[0])};", escaped)
 
 
-def to_html(table: Table, note: str = "") -> list[str]:
-    """Return the lines of a `<table>` without script or style sheet, with a note at its foot where there is one."""
-    lines = ["<table>", f"<thead>{_html_line('th', table.headings, table.kinds)}</thead>", "<tbody>"]
-    lines += [_html_line("td", cells, table.kinds) for cells in table.rows]
-    lines.append("</tbody>")
+def _html_lines(table: Table, more: Sequence[str]) -> list[str]:
+    """Return the lines of a paragraph and a `<table>`, notes at its foot, without script or style sheet."""
+    cells = _for_people(table)
+    note = "; ".join(filter(None, [*more, *table.notes]))
+    lines = [*paragraph(table.sentences), "<table>", f"<thead>{_html_line('th', cells.headings, cells)}</thead>"]
+    lines += ["<tbody>", *(_html_line("td", row, cells) for row in cells.rows), "</tbody>"]
     if note:
-        lines.append(f'<tfoot><tr><td colspan="{len(table.headings)}">{html.escape(note)}</td></tr></tfoot>')
+        lines.append(f'<tfoot><tr><td colspan="{len(cells.headings)}">{html.escape(printable(note))}</td></tr></tfoot>')
     return [*lines, "</table>"]
 
 
-def _html_line(tag: str, cells: Sequence[str], kinds: Sequence[CellKind]) -> str:
+def _html_line(tag: str, texts: Sequence[str], cells: _Cells) -> str:
+    aligned = ("right" if column.unit.kind == "number" else "left" for column in cells.columns)
     return "<tr>" + "".join(
-        f'<{tag} style="text-align: {"right" if kind == "number" else "left"}">{html.escape(printable(cell))}</{tag}>'
-        for cell, kind in zip(cells, kinds, strict=True)
+        f'<{tag} style="text-align: {side}">{html.escape(printable(text))}</{tag}>'
+        for text, side in zip(texts, aligned, strict=True)
     ) + "</tr>"  # fmt: skip
+
+
+def paragraph(sentences: Iterable[str]) -> list[str]:
+    """Return the sentences, those that are not empty, as lines of one paragraph of HTML; nothing without any."""
+    text = "<br>".join(html.escape(printable(line)) for line in sentences if line)
+    return [f"<p>{text}</p>"] if text else []
+
+
+def join_texts(sentences: Iterable[str], tables: Iterable[str], width: int | None = None) -> str:
+    """Return sentences, a line each or folded to `width`, and the texts of tables, with empty lines between them."""
+    lines = [line for text in sentences for line in wrapped(printable(text), width)]
+    return "\n\n".join(filter(None, ["\n".join(lines), *tables]))
 
 
 def to_csv(headings: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
@@ -174,6 +342,18 @@ def to_csv(headings: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
     return out.getvalue()
 
 
+def make_frame(columns: Mapping[str, Any]) -> Any:
+    """Return a DataFrame of pandas or polars: of the program's own library, if it uses one.
+
+    Raises:
+        ModtraceError: neither is installed.
+    """
+    for library in sorted(("pandas", "polars"), key=lambda name: name not in sys.modules):
+        with contextlib.suppress(ModuleNotFoundError):
+            return importlib.import_module(library).DataFrame(columns)
+    raise ModtraceError("a DataFrame needs pandas or polars: pip install pandas")
+
+
 def json_values(value: Any) -> Any:
     """Return named tuples as objects by their fields, other sequences as lists, and so what is in them."""
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
@@ -181,8 +361,3 @@ def json_values(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: json_values(inner) for key, inner in value.items()}
     return [json_values(inner) for inner in value] if isinstance(value, list | tuple) else value
-
-
-def _widths(table: Table) -> list[int]:
-    lines = [table.headings, *([printable(cell) for cell in cells] for cells in table.rows)]
-    return [max(map(cell_width, column)) for column in zip(*lines, strict=True)]

@@ -219,9 +219,10 @@ def test_summary_as_csv_is_exact(trace: Path) -> None:
 
 def test_summary_of_steps_as_csv_is_exact(trace: Path) -> None:
     assert invoke("summary", trace, "--by", "step", "--format", "csv").stdout == (
-        "step,duration_ns,forward_ns,backward_ns,recompute_ns,before_ns,between_ns,after_ns,backward_pass_ns,whole,evaluation_ns\n"
-        "0,8000000,4000000,2000000,0,0,1000000,1000000,0,True,0\n"
-        "1,10000000,4000000,2000000,0,2000000,1000000,1000000,0,True,0\n"
+        "step,duration_ns,forward_ns,backward_ns,recompute_ns,before_ns,between_ns,after_ns,backward_pass_ns,whole,"
+        "evaluation_ns,parts.forward,parts.loss,parts.backward,parts.other\n"
+        "0,8000000,4000000,2000000,0,0,1000000,1000000,0,True,0,4000000,1000000,2000000,1000000\n"
+        "1,10000000,4000000,2000000,0,2000000,1000000,1000000,0,True,0,4000000,1000000,2000000,3000000\n"
     )
 
 
@@ -233,7 +234,7 @@ def test_summary_of_the_slowest_steps_is_of_the_same_steps_in_each_format(trace:
     # Step 1 takes 10 ms, step 0 8 ms; files hold them in order.
     assert [line.split(",")[0] for line in printed("csv").splitlines()[1:]] == ["0", "1"][-limit:]
     assert [step["step"] for step in json.loads(printed("json"))["steps"]] == [0, 1][-limit:]
-    assert [line.split()[1] for line in printed("markdown").splitlines()[2:4]][:limit] == ["1", "0"][:limit]
+    assert [line.split()[1] for line in printed("markdown").splitlines()[2 : 2 + limit]] == ["1", "0"][:limit]
     assert [line.split()[0] for line in printed("table").splitlines()[1 : 1 + limit]] == ["1", "0"][:limit]
 
 
@@ -299,22 +300,18 @@ def test_summary_as_table_and_markdown(trace: Path) -> None:
         "2 whole steps, median 9.000 ms, p95 10.000 ms, slowest 10.000 ms (step 1)",
         "6 spans of 2 modules; nothing was lost",
         "",
-        "module  class   calls  % step  total ms    self   mean  step p50  step p95  "
-        "forward  forward self  backward  backward self",
-        "Net     Net         2    66.7    12.000  10.000  6.000     6.000     6.000  "
-        "  8.000         6.000     4.000          4.000",
-        "Net.a   Linear      2    11.1     2.000   2.000  1.000     1.000     1.000  "
-        "  2.000         2.000     0.000          0.000",
+        "module  class   calls  % step  total ms    self   mean  step p50  forward  forward self  backward",
+        "Net     Net         2    66.7    12.000  10.000  6.000     6.000    8.000         6.000     4.000",
+        "Net.a   Linear      2    11.1     2.000   2.000  1.000     1.000    2.000         2.000     0.000",
         "",
         "slowest steps",
-        "step  duration ms  forward  backward  before  between  after",
-        "   1       10.000    4.000     2.000   2.000    1.000  1.000",
-        "   0        8.000    4.000     2.000   0.000    1.000  1.000",
-        "after: from the last span to the end of the step; the parts of a step say what ran there",
+        "step  duration ms  forward   loss  backward  other",
+        "   1       10.000    4.000  1.000     2.000  3.000",
+        "   0        8.000    4.000  1.000     2.000  1.000",
     ]
     assert markdown[2:] == [
-        "| `Net` | `Net` | 2 | 66.7 | 12.000 | 10.000 | 6.000 | 6.000 | 6.000 | 8.000 | 6.000 | 4.000 | 4.000 |",
-        "| `Net.a` | `Linear` | 2 | 11.1 | 2.000 | 2.000 | 1.000 | 1.000 | 1.000 | 2.000 | 2.000 | 0.000 | 0.000 |",
+        "| `Net` | `Net` | 2 | 66.7 | 12.000 | 10.000 | 6.000 | 6.000 | 8.000 | 6.000 | 4.000 |",
+        "| `Net.a` | `Linear` | 2 | 11.1 | 2.000 | 2.000 | 1.000 | 1.000 | 2.000 | 2.000 | 0.000 |",
     ]
 
 

@@ -16,7 +16,7 @@ from modtrace import Timeline
 from modtrace.cli.group import group
 from modtrace.compare import PeakChange
 from modtrace.timeline import BACKWARD, FORWARD, CounterSeries, Mark, Name, Process, Slices, Track
-from modtrace.timeline.summary.memory_summary import Holder, MemoryModule, render_memory
+from modtrace.timeline.summary.memory_summary import Holder, MemoryModule, holders_table
 
 PROCESS = Process(7)
 NAMES = [Name("Net", "Net", "Net"), Name("a: Linear", "Net.a", "Linear"), Name("b: Linear", "Net.b", "Linear")]
@@ -154,9 +154,13 @@ def test_kinds_take_no_more_than_modules_leave() -> None:
         ("Net.a", 10),
         ("other", 0),
     ]
-    assert render_memory(memory).endswith(
-        "; parameters: of modules called by then; gradients, optimizer state: what backward passes and optimizers' "
-        "steps allocated; other: held before the step, or by no module"
+    assert (
+        holders_table(memory)
+        .notes[0]
+        .endswith(
+            "; parameters: of modules called by then; gradients, optimizer state: what backward passes and optimizers' "
+            "steps allocated; other: held before the step, or by no module"
+        )
     )
 
 
@@ -179,17 +183,17 @@ def test_the_command_shows_memory_of_a_file(suffix: str, tmp_path: Path) -> None
     recorded().save(path)
 
     assert command("summary", "--memory", path).stdout.splitlines() == [
-        "module  class   retained  peak inside  forward  backward",
-        "Net     Net         20 B        100 B    100 B      90 B",
-        "Net.b   Linear      50 B         90 B     50 B      90 B",
-        "Net.a   Linear     -20 B         40 B     40 B",
+        "module (in Net)  class   retained  peak inside  forward  backward",
+        "Net              Net         20 B        100 B    100 B      90 B",
+        "b                Linear      50 B         90 B     50 B      90 B",
+        "a                Linear     -20 B         40 B     40 B",
         "retained: held at the end of a call less at its begin, median; saved: by its calls for a backward pass, mean; "
         "peak inside: the most held inside less at its begin, then by phase",
         "",
-        "held at the peak by  bytes     %",
-        "Net.b                140 B  56.0",
-        "Net.a                 10 B   4.0",
-        "other                100 B  40.0",
+        "held at the peak by (in Net)  bytes     %",
+        "b                             140 B  56.0",
+        "a                              10 B   4.0",
+        "other                         100 B  40.0",
         "together 250 B, in step 0, 0.000 s from the start; other: held before the step (parameters, gradients, the "
         "optimizer's state), or by no module",
     ]

@@ -72,7 +72,7 @@ def test_a_step_without_its_mark_counts_for_no_percentile() -> None:
 
     assert [(step.duration_ns // MS, step.whole) for step in summary.steps] == [(90, True), (20, False)]
     assert (summary.rows[0].step_p50_ns // MS, summary.rows[0].step_p95_ns // MS) == (70, 70)
-    assert "1,20000000,10000000,0,0,10000000,0,0,0,False,0" in summary.steps_csv().splitlines()
+    assert "1,20000000,10000000,0,0,10000000,0,0,0,False,0" in summary.steps_csv()
 
 
 def test_the_first_step_is_not_whole_where_its_beginning_was_overwritten() -> None:

@@ -7,6 +7,13 @@ from typing import Any, Literal, TypeVar
 import click
 
 TableFormat = Literal["table", "markdown", "csv", "json"]
+FORMS: dict[TableFormat, Literal["text", "md", "csv", "json"]] = {
+    "table": "text",
+    "markdown": "md",
+    "csv": "csv",
+    "json": "json",
+}
+"""What `Table.to` calls the formats of the command line."""
 TextFormat = Literal["text", "json"]
 StepRange = tuple[int | None, int | None]
 """What `steps_option` gives: the first step and the one after the last; None: from the first on, and to the last."""

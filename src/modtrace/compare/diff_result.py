@@ -11,7 +11,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .._errors import WriteError
-from .._tables import CellKind, Table, json_values, to_csv, to_html, to_markdown, to_text
+from .._tables import (
+    CHANGED_MS,
+    MODULE,
+    MS,
+    NAME,
+    TEXT,
+    Column,
+    Form,
+    Table,
+    fields_of,
+    join_texts,
+    json_values,
+    paragraph,
+)
 from .._terminal import counted, printable, ratio_text
 from ..timeline.summary import GroupBy
 from ..write import write
@@ -50,18 +63,6 @@ _CAUSES: dict[Cause, list[str]] = {
     ],
 }
 """What the sentence and the header say of that which modules in general changed by."""
-
-_COLUMNS: dict[str, CellKind] = {
-    "module": "name",
-    "phase": "text",
-    "before self ms": "number",
-    "after self ms": "number",
-    "difference": "number",
-    "%": "number",
-    "interval ms": "number",
-    "calls": "number",
-    "verdict": "text",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +311,28 @@ class Diff:
             raise WriteError(f"{os.fspath(path)}: a baseline has no step to show; write .md, .csv or .json")
         return self._sides
 
+    @property
+    def tables(self) -> dict[str, Table]:
+        """The tables by name, "parts" of the step, if they are known, and "modules"; `Table.to` takes the form."""
+        return self._tables(verbose=True)
+
+    def _tables(self, *, verbose: bool) -> dict[str, Table]:
+        rows = [change for change in self.changes if verbose or _stands_out(change)]
+        quiet = len({change.fqn for change in self.changes} - {change.fqn for change in rows})
+        notes = [f"{self._rows_in_words(quiet)}: no difference beyond the noise"] if quiet else []
+        columns = (
+            Column(self.by, "fqn", MODULE),
+            Column("phase", "phase", TEXT),
+            Column("before self ms", "base_ns", MS),
+            Column("after self ms", "new_ns", MS),
+            *_DIFFERENCE,
+            Column("calls", _calls),
+            Column("verdict", "outcome", TEXT),
+        )
+        fields = fields_of(Change)
+        parts = {"parts": Table(_PART_COLUMNS, self.parts, fields)} if self.parts else {}
+        return parts | {"modules": Table(columns, rows, fields, notes=notes)}
+
     def to_text(self, limit: int | None = None, *, verbose: bool = False) -> str:
         """Return header, table of the parts of the step, and table of modules, self times per step in ms.
 
@@ -317,67 +340,40 @@ class Diff:
             limit: how many rows of modules at most.
             verbose: list modules without a difference beyond the noise too.
         """
-        parts = [*to_text(self._parts_table()), ""] if self.parts else []
-        table, rest = self._rows(limit, verbose)
-        return "\n".join([*map(printable, self.header), "", *parts, *(to_text(table) if table.rows else []), *rest])
+        return join_texts(self.header, self._rendered("text", limit, verbose))
 
     def to_markdown(self, limit: int | None = None, *, verbose: bool = False) -> str:
         """Return the header as a list and GitHub tables; see `to_text`."""
-        header = [f"- {html.escape(printable(line))}" for line in self.header]
-        parts = [*to_markdown(self._parts_table()), ""] if self.parts else []
-        table, rest = self._rows(limit, verbose)
-        rows = to_markdown(table) if table.rows else []
-        return "\n".join([*header, "", *parts, *rows, *([""] if rows and rest else []), *rest]) + "\n"
+        header = "\n".join(f"- {html.escape(printable(line))}" for line in self.header)
+        return "\n".join([f"{header}\n", *self._rendered("md", limit, verbose)])
+
+    def _rendered(self, form: Form, limit: int | None, verbose: bool) -> list[str]:
+        tables = self._tables(verbose=verbose)
+        return [
+            table.to(form, limit if name == "modules" else None) if table.rows else "\n".join(table.notes)
+            for name, table in tables.items()
+        ]
 
     def to_csv(self) -> str:
         """Return CSV with a header line, the parts of the step last; times in ns."""
-        return to_csv(Change._fields, [*self.changes, *self.parts])
+        return str(self.tables["modules"]._replace(rows=[*self.changes, *self.parts]).to("csv"))
 
     def to_json(self) -> str:
         """Return a JSON object: `sentence`, `changes`, `parts`, `step` and the other attributes; times in ns."""
         values: dict[str, Any] = {"sentence": self.sentence}
         values |= {name: json_values(getattr(self, name)) for name in self.__slots__ if not name.startswith("_")}
-        return json.dumps(values, indent=2) + "\n"
+        return json.dumps(values, separators=(",", ":")) + "\n"
 
     def __str__(self) -> str:
         return self.to_text()
 
     def _repr_html_(self) -> str:
         """Show in a notebook the header, and tables of the parts of the step and of modules."""
-        header = "<br>".join(html.escape(printable(line)) for line in self.header)
-        parts = to_html(self._parts_table()) if self.parts else []
-        return "\n".join([f"<p>{header}</p>", *parts, *to_html(self._table(self.changes))]) + "\n"
+        return "".join([*paragraph(self.header), "\n", *self._rendered("html", None, verbose=True)])
 
     def _rows_in_words(self, count: int) -> str:
         plural = {"module": "modules", "class": "classes"}[self.by]
         return f"{count:,} {self.by if count == 1 else plural}"
-
-    def _rows(self, limit: int | None, verbose: bool) -> tuple[Table, list[str]]:
-        """Return the table of modules, and in lines what is not in it."""
-        rows = [change for change in self.changes if verbose or _stands_out(change)]
-        quiet = len({change.fqn for change in self.changes} - {change.fqn for change in rows})
-        hidden = 0 if limit is None else len(rows) - limit
-        rest = [f"{hidden:,} more"] if hidden > 0 else []
-        rest += [f"{self._rows_in_words(quiet)}: no difference beyond the noise"] if quiet else []
-        return self._table(rows[:limit]), rest
-
-    def _table(self, changes: Sequence[Change]) -> Table:
-        cells = [
-            [
-                *(change.fqn, change.phase, *_times(change)),
-                f"{change.base_calls:g}"
-                + (f" → {change.new_calls:g}" if change.new_calls != change.base_calls else ""),
-                change.outcome,
-            ]
-            for change in changes
-        ]
-        return Table([self.by, *list(_COLUMNS)[1:]], cells, list(_COLUMNS.values()), [0] * len(_COLUMNS))
-
-    def _parts_table(self) -> Table:
-        cells = [[part.fqn, *_times(part), part.verdict] for part in self.parts]
-        headings = ["part of the step", "before ms", "after ms", "difference", "%", "interval ms", "verdict"]
-        kinds: list[CellKind] = ["name", *(["number"] * 5), "text"]  # type: ignore[list-item]
-        return Table(headings, cells, kinds, [0] * len(headings))
 
 
 def suffix_of(path: str | os.PathLike[str]) -> str:
@@ -403,18 +399,30 @@ def _cost(change: Change) -> str:
     return f"{change.difference_ns / 1e6:+.3f} ms{ratio}"
 
 
-def _times(change: Change) -> list[str]:
-    """Return before, after, difference, percentage and interval, as cells."""
-    return [
-        f"{change.base_ns / 1e6:.3f}",
-        f"{change.new_ns / 1e6:.3f}",
-        f"{change.difference_ns / 1e6:+.3f}",
-        ratio_text(change.ratio).removesuffix("%") if math.isfinite(change.ratio) else "",
-        _interval(change),
-    ]
-
-
 def _interval(change: Change) -> str:
     if change.low_ns is None or change.high_ns is None:
         return ""
     return f"{change.low_ns / 1e6:+.3f} … {change.high_ns / 1e6:+.3f}"
+
+
+def _percent(change: Change) -> str:
+    return ratio_text(change.ratio).removesuffix("%") if math.isfinite(change.ratio) else ""
+
+
+def _calls(change: Change) -> str:
+    after = f" → {change.new_calls:g}" if change.new_calls != change.base_calls else ""
+    return f"{change.base_calls:g}{after}"
+
+
+_DIFFERENCE = (
+    Column("difference", "difference_ns", CHANGED_MS),
+    Column("%", _percent),
+    Column("interval ms", _interval),
+)
+_PART_COLUMNS = (
+    Column("part of the step", "fqn", NAME),
+    Column("before ms", "base_ns", MS),
+    Column("after ms", "new_ns", MS),
+    *_DIFFERENCE,
+    Column("verdict", "verdict", TEXT),
+)

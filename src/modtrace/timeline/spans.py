@@ -1,15 +1,12 @@
 """Span, and the sequence of a timeline's spans."""
 
-import contextlib
-import importlib
 import itertools
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from .._errors import ModtraceError
+from .._tables import make_frame
 from .contents import Name, Process
 from .slices import PHASES, Slices
 
@@ -119,10 +116,7 @@ class Spans(Sequence[Span]):
             "complete": c.complete,
             "process": [self._processes[i].name for i in c.track.tolist()],
         }
-        for library in sorted(("pandas", "polars"), key=lambda name: name not in sys.modules):
-            with contextlib.suppress(ModuleNotFoundError):
-                return importlib.import_module(library).DataFrame(columns)
-        raise ModtraceError("frame() needs pandas or polars: pip install pandas")
+        return make_frame(columns)
 
     def _rows(self, start: int, stop: int) -> Iterator[Span]:
         c = self._columns

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .._system.files import open_regular
-from .._tables import Table, to_text
+from .._tables import COUNT, LONG_MS, MODULE, TEXT, Column, Table
 from .._terminal import counted
 from ..ring import Record, read_ring_records, whole_run_path
 
@@ -72,17 +72,19 @@ def whole_run_text(values: Mapping[str, Any], only: str | None = None, limit: in
         line += f"; {values['missed_events']:,} events were overwritten before the watcher read them"
     chosen = [row for row in values["modules"] if only is None or fnmatch.fnmatchcase(row["fqn"], only)]
     most = sorted(chosen, key=lambda row: -row["total_ns"])
-    shown = [(row["fqn"], row["phase"], row) for row in most[: _SHOWN_MODULES if limit is None else limit]]
+    shown = most[: _SHOWN_MODULES if limit is None else limit]
     parts = sorted(values["parts"].items(), key=lambda item: -item[1]["total_ns"])
-    rows = [_row(part, "part", times) for part, times in parts] + [_row(*row) for row in shown]
-    headings = ["name", "of", "count", "total", "min", "p50", "p95", "p99", "max"]
-    table = Table(headings, rows, ["name", "text", *["number"] * 7], [0] * 9)  # type: ignore[list-item]
-    more = len(most) - len(shown)
-    return "\n".join([line, *to_text(table), *([f"{more:,} more rows of modules"] if more > 0 else [])])
+    rows = [{**times, "fqn": part, "phase": "part"} for part, times in parts] + shown
+    more = [f"{len(most) - len(shown):,} more rows of modules"] if most[len(shown) :] else []
+    return str(Table(_COLUMNS, rows, sentences=[line], notes=more).to("text"))
 
 
-def _row(name: str, of: str, times: Mapping[str, int]) -> list[str]:
-    return [name, of, f"{times['count']:,}", *(f"{times[field] / 1e6:,.3f}" for field in TIME_FIELDS[1:])]
+_COLUMNS = (
+    Column("name", "fqn", MODULE),
+    Column("of", "phase", TEXT),
+    Column("count", "count", COUNT),
+    *(Column(field.removesuffix("_ns"), field, LONG_MS) for field in TIME_FIELDS[1:]),
+)
 
 
 def _long(seconds: float) -> str:

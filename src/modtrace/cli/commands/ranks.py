@@ -12,13 +12,11 @@ import click
 
 from ..._errors import ModtraceError
 from ..._terminal import counted
-from ..options import StepRange, TableFormat, format_option, steps_option, value_option
+from ..options import FORMS, StepRange, TableFormat, format_option, steps_option, value_option
 from ..output import echo, say, show_count, show_status
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from ..._tables import CellKind
 
 
 @click.group("ranks")
@@ -173,26 +171,22 @@ def query_dataset(dataset: str, sql: str, output_format: TableFormat, each_bucke
 
 
 def _print(answer: "pa.Table", output_format: TableFormat) -> None:
-    from ..._tables import Table, to_csv, to_markdown, to_text
-
-    names, rows = answer.column_names, answer.to_pylist()
-    if output_format == "json":
-        objects = [{name: _json_value(value) for name, value in row.items()} for row in rows]
-        click.echo(json.dumps(objects, default=str))
-        return
-    cells = [["" if value is None else str(value) for value in row.values()] for row in rows]
-    if output_format == "csv":
-        click.echo(to_csv(names, cells), nl=False)
-        return
     import pyarrow.types as types
 
-    kinds: list[CellKind] = [
-        "number" if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) else "name"
+    from ..._tables import NAME, NUMBER, Column, Table
+
+    rows = answer.to_pylist()
+    if output_format == "json":
+        rows = [{name: _json_value(value) for name, value in row.items()} for row in rows]
+    units = [
+        NUMBER if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) else NAME
         for kind in answer.schema.types
     ]
-    table = Table(names, cells, kinds, [0] * len(names))
-    for line in to_markdown(table) if output_format == "markdown" else to_text(table):
-        echo(line)
+    columns = [
+        Column(name, name, unit, hidden_if="never") for name, unit in zip(answer.column_names, units, strict=True)
+    ]
+    fields = {name: name for name in answer.column_names}
+    click.echo(Table(columns, rows, fields).to(FORMS[output_format]).removesuffix("\n"))
 
 
 def _json_value(value: object) -> object:

@@ -9,14 +9,27 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..._errors import WriteError
-from ..._tables import Table, json_values, to_csv, to_html, to_markdown, to_text
-from ..._terminal import counted, printable
+from ..._tables import (
+    LONG_MS,
+    MICROSECONDS,
+    MODULE,
+    NAME,
+    TEXT,
+    Column,
+    Form,
+    Table,
+    fields_of,
+    join_texts,
+    json_values,
+)
+from ..._terminal import counted
 from ..._typing import Float32Array, Int64Array, UInt8Array
 from ...ring.collective_text import rank_list
 from ...write.atomic_file import atomic_writer
@@ -195,18 +208,28 @@ class SlowRun:
             column += width
         return matrix, ranks.tolist(), steps
 
+    @property
+    def tables(self) -> dict[str, Table]:
+        """The tables "ranks", "modules" and "steps", what costs most first; `Table.to` takes the form."""
+        in_order = sorted(self.steps, key=lambda step: (step.verdict != "late", -step.cost_ns, step.step))
+        return {
+            "ranks": Table(_RANK_COLUMNS, self.late, fields_of(LateRank)),
+            "modules": Table(_MODULE_COLUMNS, self._late_modules()),
+            "steps": Table(_STEP_COLUMNS, in_order),
+        }
+
     def to_text(self, limit: int | None = None) -> str:
         """Return the sentences, and the tables of ranks, modules and steps with `limit` rows each; times in ms."""
-        return self._rendered(to_text, limit)
+        return self._rendered("text", limit)
 
     def to_markdown(self, limit: int | None = None) -> str:
         """Return the same with the tables as GitHub has them."""
-        return self._rendered(to_markdown, limit)
+        return self._rendered("md", limit)
 
     def to_csv(self) -> str:
         """Return the table of steps as CSV with a header line."""
-        table = self._step_table()
-        return to_csv(table.headings, table.rows)
+        texts = {column.heading: partial(_text_of, column) for column in _STEP_COLUMNS}
+        return str(self.tables["steps"]._replace(fields=texts).to("csv"))
 
     def save(self, path: str | os.PathLike[str], title: str = "ranks") -> None:
         """Write a page without script or network: ranks × steps, coloured by lateness, and the tables.
@@ -223,60 +246,24 @@ class SlowRun:
         with atomic_writer(path) as file:
             file.write(_page(self, title).encode())
 
-    def _rendered(self, render: Callable[[Table], Sequence[str]], limit: int | None) -> str:
-        tables = [line for table in self._tables(limit).values() if table.rows for line in ("", *render(table))]
-        return "\n".join([*map(printable, self.sentences), *tables, "", *_COLUMN_NOTES])
+    def _rendered(self, form: Form, limit: int | None) -> str:
+        tables = [table.to(form, limit).rstrip("\n") for table in self.tables.values() if table.rows]
+        return join_texts(self.sentences, [*tables, "\n".join(_COLUMN_NOTES)])
 
-    def _tables(self, limit: int | None) -> dict[str, Table]:
-        return {
-            "Ranks": self._rank_table(limit),
-            "Modules": self._module_table(limit),
-            "Steps": self._step_table(limit),
-        }
-
-    def _rank_table(self, limit: int | None = None) -> Table:
-        """Return the late ranks by what they cost."""
-        rows = []
-        for one in self.late[:limit]:
-            verdict = "slow" if one.is_slow else "now and then"
-            place = place_text(one.modules[0].fqn, one.modules[0].phase) if one.modules else ""
-            rows.append([str(one.rank), str(one.steps), _ms(one.cost_ns), _ms(one.saved_ns), verdict, place])
-        headings = ["rank", "late in steps", "cost ms", "saved ms", "verdict", "mostly in"]
-        return Table(headings, rows, ["number", "number", "number", "number", "text", "name"], [0] * 6)
-
-    def _module_table(self, limit: int | None = None) -> Table:
-        """Return the modules in which ranks were late, by what that cost."""
-        totals: dict[tuple[str, str], list[int]] = {}
-        ranks: dict[tuple[str, str], list[int]] = {}
+    def _late_modules(self) -> list[tuple[LateModule, str]]:
+        """Return the modules in which ranks were late, by what that cost, and which ranks."""
+        of_module: dict[tuple[str, str], list[tuple[int, LateModule]]] = {}
         for one in self.late:
             for module in one.modules:
-                total = totals.setdefault(module[:2], [0, 0])
-                total[0] += module.steps
-                total[1] += module.cost_ns
-                ranks.setdefault(module[:2], []).append(one.rank)
-        in_order = sorted(totals.items(), key=lambda item: -item[1][1])[:limit]
+                of_module.setdefault(module[:2], []).append((one.rank, module))
         rows = [
-            [fqn or place_text(OUTSIDE, ""), phase, str(steps), _ms(cost), rank_list(ranks[fqn, phase])]
-            for (fqn, phase), (steps, cost) in in_order
+            (
+                LateModule(*key, sum(module.steps for _, module in late), sum(module.cost_ns for _, module in late)),
+                rank_list([rank for rank, _ in late]),
+            )
+            for key, late in of_module.items()
         ]
-        kinds: list[Any] = ["name", "text", "number", "number", "text"]
-        return Table(["module", "phase", "late in steps", "cost ms", "ranks"], rows, kinds, [0] * 5)
-
-    def _step_table(self, limit: int | None = None) -> Table:
-        """Return the steps, those that lost most first."""
-        in_order = sorted(self.steps, key=lambda step: (step.verdict != "late", -step.cost_ns, step.step))
-        rows = []
-        for step in in_order[:limit]:
-            module, phase = step.modules[0][:2] if step.modules else ("", "")
-            module = module or (place_text(OUTSIDE, "") if step.modules else "")
-            told = (str(step.rank), module, phase, _ms(step.cost_ns), _ms(step.lateness_ns))
-            if step.verdict == "even":
-                told = ("", module, phase, "", "")
-            duration = _ms(step.duration_ns) if step.duration_ns else ""
-            rows.append([str(step.step), step.verdict, *told, f"{step.bound_ns / 1e3:,.1f}", duration])
-        headings = ["step", "verdict", "rank", "module", "phase", "cost ms", "late by ms", "± µs", "step ms"]
-        kinds: list[Any] = ["number", "text", "number", "name", "text", "number", "number", "number", "number"]
-        return Table(headings, rows, kinds, [0] * len(headings))
+        return sorted(rows, key=lambda row: -row[0].cost_ns)
 
     def to_json(self) -> dict[str, Any]:
         """Return all as JSON values; times are ns."""
@@ -293,6 +280,48 @@ class SlowRun:
 
 def _ms(ns: float) -> str:
     return f"{ns / 1e6:,.3f}"
+
+
+def _step_place(step: StepFinding) -> tuple[str, str]:
+    """Return the module and the phase in which a rank took longest in a step."""
+    fqn, phase = step.modules[0][:2] if step.modules else ("", "")
+    return fqn or (place_text(OUTSIDE, "") if step.modules else ""), phase
+
+
+def _text_of(column: Column, step: StepFinding) -> str:
+    return column.text(column.of(step))
+
+
+def _unless_even(field: str) -> Callable[[StepFinding], Any]:
+    return lambda step: None if step.verdict == "even" else getattr(step, field)
+
+
+_RANK_COLUMNS = (
+    Column("rank", "rank"),
+    Column("late in steps", "steps"),
+    Column("cost ms", "cost_ns", LONG_MS),
+    Column("saved ms", "saved_ns", LONG_MS),
+    Column("verdict", lambda one: "slow" if one.is_slow else "now and then", TEXT),
+    Column("mostly in", lambda one: place_text(*one.modules[0][:2]) if one.modules else "", NAME),
+)
+_MODULE_COLUMNS = (
+    Column("module", lambda row: row[0].fqn or place_text(OUTSIDE, ""), MODULE),
+    Column("phase", lambda row: row[0].phase, TEXT),
+    Column("late in steps", lambda row: row[0].steps),
+    Column("cost ms", lambda row: row[0].cost_ns, LONG_MS),
+    Column("ranks", lambda row: row[1], TEXT),
+)
+_STEP_COLUMNS = (
+    Column("step", "step"),
+    Column("verdict", "verdict", TEXT),
+    Column("rank", _unless_even("rank")),
+    Column("module", lambda step: _step_place(step)[0], MODULE),
+    Column("phase", lambda step: _step_place(step)[1], TEXT),
+    Column("cost ms", _unless_even("cost_ns"), LONG_MS),
+    Column("late by ms", _unless_even("lateness_ns"), LONG_MS),
+    Column("± µs", "bound_ns", MICROSECONDS),
+    Column("step ms", lambda step: step.duration_ns or None, LONG_MS),
+)
 
 
 def join_parts(parts: Iterable[PartOfRun]) -> SlowRun:
@@ -386,8 +415,8 @@ def _page(run: SlowRun, title: str) -> str:
         *(f"<p>{html.escape(line)}</p>" for line in run.sentences),
         *_picture(run),
     ]
-    for heading, table in run._tables(_TABLE_ROWS).items():
-        lines += [f"<h2>{heading}</h2>", *(to_html(table) if table.rows else ["<p>none</p>"])]
+    for name, table in run.tables.items():
+        lines += [f"<h2>{name.capitalize()}</h2>", table.to("html", _TABLE_ROWS) if table.rows else "<p>none</p>"]
     return "\n".join([*lines, *(f"<p>{line}</p>" for line in _COLUMN_NOTES), "</body></html>\n"])
 
 

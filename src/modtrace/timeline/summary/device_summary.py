@@ -1,12 +1,11 @@
 """What the streams of devices did, in a recording with device times: per module and as a whole, and their table."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..._tables import CellKind, Table, first_lines
-from ..._terminal import counted, wrapped
+from ..._tables import MODULE, MS, NAME, NUMBER, Column, Table, fields_of
+from ..._terminal import counted
 from ..._typing import BoolArray, Int64Array
 from ..select import on_gpu
 from ..slices import FORWARD, PHASES, Columns
@@ -132,47 +131,26 @@ def _latencies(columns: Columns, chosen: BoolArray, group_of_name: Int64Array, c
     return latencies
 
 
-_COLUMNS: tuple[tuple[str, str, int], ...] = (
-    ("module", "fqn", 0),
-    ("class", "module_class", 6),
-    ("calls", "calls", 4),
-    ("total ms", "total_ns", 0),
-    ("self", "self_ns", 2),
-    ("forward", "forward_ns", 3),
-    ("backward", "backward_ns", 3),
-    ("recompute", "recompute_ns", 5),
-    ("latency p50", "latency_p50_ns", 1),
+_COLUMNS = (
+    Column("module", "fqn", MODULE),
+    Column("class", "module_class", NAME, 6),
+    Column("calls", "calls", NUMBER, 4),
+    Column("total ms", "total_ns", MS),
+    Column("self", "self_ns", MS, 2, repeats=("total_ns",)),
+    Column("forward", "forward_ns", MS, 3),
+    Column("backward", "backward_ns", MS, 3),
+    Column("recompute", "recompute_ns", MS, 5, hidden_if="zero"),
+    Column("latency p50", "latency_p50_ns", MS, 1),
 )
-"""Heading, field, and rank: the column with the highest is hidden first if the table is too wide; 0: never."""
 _NOTE = (
     "times from event to event, with waits of the stream for the host; latency: from the begin on a thread until the "
     "stream reached the event, which an idle stream does at once"
 )
 
 
-def render_device(device: DeviceSummary | None, limit: int | None = None, width: int | None = None) -> str:
-    """Return a line about all streams, and the table of modules; nothing if there is no device."""
-    if device is None:
-        return ""
-    table = first_lines(device_table(device), limit, width, "module")
-    return "\n".join([*wrapped(device_totals(device), width), *table, *wrapped(_NOTE, width)])
-
-
 def device_table(device: DeviceSummary) -> Table:
-    """Return the table of modules or classes, the one with the longest total first; times in ms."""
-    return times_table(_COLUMNS, device.rows, ["fqn", "recompute_ns"])
-
-
-def times_table(columns: Sequence[tuple[str, str, int]], rows: Sequence[Any], optional: Sequence[str]) -> Table:
-    """Return a table of records, times in ms, without those of the optional fields that are 0 in all of them."""
-    shown = [column for column in columns if column[1] not in optional or any(getattr(row, column[1]) for row in rows)]
-    cells = [[_cell(getattr(row, field), field) for _, field, _ in shown] for row in rows]
-    kinds: list[CellKind] = ["name" if field in {"fqn", "module_class"} else "number" for _, field, _ in shown]
-    return Table([heading for heading, _, _ in shown], cells, kinds, [rank for _, _, rank in shown])
-
-
-def _cell(value: str | int, field: str) -> str:
-    return f"{int(value) / 1e6:.3f}" if field.endswith("_ns") else str(value)
+    """Return the table of modules or classes, the one with the longest total first, and a line about all streams."""
+    return Table(_COLUMNS, device.rows, fields_of(DeviceModule), (device_totals(device),), (_NOTE,), "module")
 
 
 def device_totals(device: DeviceSummary) -> str:

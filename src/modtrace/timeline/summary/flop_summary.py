@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..._tables import Table, first_lines, record_table
-from ..._terminal import counted, printable, wrapped
+from ..._tables import GIGA, MODULE, MS, NAME, NUMBER, PERCENT, TEXT, Column, Table, Unit, fields_of
+from ..._terminal import counted
 from ..._typing import BoolArray, Int64Array
 from ..args import ArgColumn
 from ..contents import COUNTED
@@ -319,47 +319,33 @@ def _mapping(value: object) -> Mapping[str, object]:
     return value if isinstance(value, Mapping) else {}
 
 
-_COLUMNS: tuple[tuple[str, str, int], ...] = (
-    ("module", "fqn", 0),
-    ("class", "module_class", 3),
-    ("calls", "calls", 2),
-    ("GFLOP", "flops", 0),
-    ("self", "self_flops", 1),
-    ("forward", "flops_forward", 4),
-    ("backward", "flops_backward", 4),
-    ("recompute", "flops_recompute", 4),
-    ("GFLOP/s", "flops_per_second", 0),
+_COLUMNS = (
+    Column("module", "fqn", MODULE),
+    Column("class", "module_class", NAME, 3),
+    Column("calls", "calls", NUMBER, 2),
+    Column("GFLOP", "flops", GIGA),
+    Column("self", "self_flops", GIGA, 1, repeats=("flops",)),
+    Column("forward", "flops_forward", GIGA, 4, repeats=("flops",)),
+    Column("backward", "flops_backward", GIGA, 4),
+    Column("recompute", "flops_recompute", GIGA, 4),
+    Column("GFLOP/s", "flops_per_second", GIGA),
 )
-"""Heading, field, and rank: the column with the highest is hidden first if the table is too wide; 0: never."""
 _NOTE = (
     "GFLOP: of all calls with their inner modules, in all phases and in each, so that rows overlap; "
     "self: without inner modules; GFLOP/s: of the former"
 )
-
-
-def render_flops(flops: FlopSummary, limit: int | None = None, width: int | None = None) -> str:
-    """Return what a step cost and how well it used its time, and the table of modules."""
-    lines = [part for line in flops_lines(flops) for part in wrapped(printable(line), width)]
-    return "\n".join([*lines, *first_lines(flop_table(flops), limit, width, "row"), *wrapped(_NOTE, width)])
-
-
-def flop_table(flops: FlopSummary) -> Table:
-    """Return the table of modules, the one that costs most first; FLOPs in 10⁹."""
-    return record_table(_COLUMNS, sorted(flops.rows, key=lambda row: row.flops or 0, reverse=True), _cell)
-
-
-_RATE_COLUMNS: tuple[tuple[str, str, int], ...] = (
-    ("module", "fqn", 0),
-    ("class", "module_class", 5),
-    ("phase", "phase", 0),
-    ("GFLOP", "flops", 2),
-    ("ms", "time_ns", 1),
-    ("GFLOP/s", "flops_per_second", 0),
-    ("% of peak", "peak_share", 0),
-    ("GB/s", "bytes_per_second", 4),
-    ("FLOP/byte", "intensity", 3),
-    ("bound by", "bound_by", 0),
-    ("% of limit", "attainable_share", 0),
+_RATE_COLUMNS = (
+    Column("module", "fqn", MODULE),
+    Column("class", "module_class", NAME, 5),
+    Column("phase", "phase", TEXT),
+    Column("GFLOP", "flops", GIGA, 2),
+    Column("ms", "time_ns", MS, 1),
+    Column("GFLOP/s", "flops_per_second", GIGA),
+    Column("% of peak", "peak_share", PERCENT),
+    Column("GB/s", "bytes_per_second", GIGA, 4),
+    Column("FLOP/byte", "intensity", Unit("number", "{:,.1f}".format), 3),
+    Column("bound by", "bound_by", TEXT),
+    Column("% of limit", "attainable_share", PERCENT),
 )
 _RATE_NOTE = (
     "GFLOP: with inner modules; GFLOP/s: by the time of the phase, without other phases inside it; "
@@ -368,26 +354,16 @@ _RATE_NOTE = (
 )
 
 
-def render_rates(flops: FlopSummary, limit: int | None = None, width: int | None = None) -> str:
-    """Return the table of rates, and how to read it."""
-    return "\n".join([*first_lines(rate_table(flops), limit, width, "row"), *wrapped(_RATE_NOTE, width)])
+def flop_table(flops: FlopSummary) -> Table:
+    """Return the table of modules, the one that costs most first, and what a step cost."""
+    rows = sorted(flops.rows, key=lambda row: row.flops or 0, reverse=True)
+    return Table(_COLUMNS, rows, fields_of(FlopModule), flops_lines(flops), (_NOTE,))
 
 
 def rate_table(flops: FlopSummary) -> Table:
-    """Return the table of modules and phases, what costs most first; FLOPs in 10⁹."""
-    return record_table(_RATE_COLUMNS, sorted(flops.rates, key=lambda rate: rate.flops, reverse=True), _cell)
-
-
-def _cell(value: str | float | None, field: str) -> str:
-    """Return a name, a count, FLOPs in 10⁹, ms, or per cent."""
-    if value is None or isinstance(value, str):
-        return value or ""
-    if field.endswith("share"):
-        return f"{100 * value:.1f}"
-    if field == "intensity":
-        return f"{value:,.1f}"
-    giga = "flops" in field or "bytes" in field
-    return f"{value / 1e9:,.3f}" if giga else f"{value / 1e6:.3f}" if field == "time_ns" else str(value)
+    """Return the table of modules and phases, what costs most first."""
+    rows = sorted(flops.rates, key=lambda rate: rate.flops, reverse=True)
+    return Table(_RATE_COLUMNS, rows, fields_of(PhaseRate), notes=(_RATE_NOTE,))
 
 
 def flops_lines(flops: FlopSummary) -> list[str]:

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..._tables import CellKind, Table, first_lines, record_table, to_text
-from ..._terminal import printable, wrapped
+from ..._tables import MODULE, NAME, PERCENT, Column, Table, Unit, fields_of
 from ..._typing import Int64Array
 from ..contents import MEMORY
 from ..memory import OUTSIDE_CALLS, Holders, find_holders, format_bytes, measure_calls
@@ -192,24 +191,23 @@ def _medians(group: Int64Array, value: Int64Array, count: Int64Array) -> dict[in
     return dict(zip(groups.tolist(), value[middle].tolist(), strict=True))
 
 
-_COLUMNS: tuple[tuple[str, str, int], ...] = (
-    ("module", "fqn", 0),
-    ("class", "module_class", 6),
-    ("retained", "retained_bytes", 0),
-    ("in recompute", "retained_recompute_bytes", 4),
-    ("saved", "saved_bytes", 5),
-    ("peak inside", "peak_bytes", 0),
-    ("forward", "peak_forward_bytes", 2),
-    ("backward", "peak_backward_bytes", 1),
-    ("recompute", "peak_recompute_bytes", 3),
+_BYTES = Unit("number", format_bytes)
+_COLUMNS = (
+    Column("module", "fqn", MODULE),
+    Column("class", "module_class", NAME, 6),
+    Column("retained", "retained_bytes", _BYTES),
+    Column("in recompute", "retained_recompute_bytes", _BYTES, 4),
+    Column("saved", "saved_bytes", _BYTES, 5),
+    Column("peak inside", "peak_bytes", _BYTES),
+    Column("forward", "peak_forward_bytes", _BYTES, 2, repeats=("peak_bytes",)),
+    Column("backward", "peak_backward_bytes", _BYTES, 1, repeats=("peak_bytes",)),
+    Column("recompute", "peak_recompute_bytes", _BYTES, 3),
 )
-"""Heading, field, and rank: the column with the highest is hidden first if the table is too wide; 0: never."""
 _HOLDERS = 10
 _NOTE = (
     "retained: held at the end of a call less at its begin, median; saved: by its calls for a backward pass, mean; "
     "peak inside: the most held inside less at its begin, then by phase"
 )
-
 _KINDS_NOTE = (
     "parameters: of modules called by then; gradients, optimizer state: what backward passes and optimizers' steps "
     "allocated; other: held before the step, or by no module"
@@ -217,40 +215,27 @@ _KINDS_NOTE = (
 _OTHER_NOTE = "other: held before the step (parameters, gradients, the optimizer's state), or by no module"
 
 
-def _cell(value: str | int | None, _field: str) -> str:
-    return value if isinstance(value, str) else "" if value is None else format_bytes(value)
+def memory_table(memory: MemorySummary) -> Table:
+    """Return the table of modules, the one with the highest peak first."""
+    rows = sorted(memory.rows, key=lambda row: row.peak_bytes or 0, reverse=True)
+    sentences = (*memory.sentences, "") if memory.sentences else ()
+    return Table(_COLUMNS, rows, fields_of(MemoryModule), sentences, (_NOTE,), "module")
 
 
-def memory_tables(memory: MemorySummary) -> tuple[Table, Table]:
-    """Return the table of modules, the one with the highest peak first, and that of who held most."""
-    modules = record_table(_COLUMNS, sorted(memory.rows, key=lambda row: row.peak_bytes or 0, reverse=True), _cell)
-    whole = memory.peak_bytes or 1
-    shares = [
-        [h.fqn, format_bytes(h.bytes), f"{100 * h.bytes / whole:.1f}", _cell(h.saved_bytes, "")] for h in memory.holders
-    ]
-    headings = ["held at the peak by", "bytes", "%", "of it saved, about"]
-    known = 4 if any(h.saved_bytes is not None for h in memory.holders) else 3
-    kinds: list[CellKind] = ["name", "number", "number", "number"]
-    return modules, Table(headings[:known], [row[:known] for row in shares], kinds[:known], [0, 0, 0, 1][:known])
-
-
-def render_memory(memory: MemorySummary, limit: int | None = None, width: int | None = None) -> str:
-    """Return the tables of modules and of who held most."""
-    modules, holders = memory_tables(memory)
-    lines = [line for sentence in memory.sentences for line in wrapped(printable(sentence), width)]
-    lines += [""] if lines else []
-    lines += [*first_lines(modules, limit, width, "module"), *wrapped(_NOTE, width), ""]
-    between = memory.holders[_HOLDERS:-1]
-    knows_kinds = any(h.fqn in OUTSIDE_CALLS for h in memory.holders)
-    empty = [""] * (len(holders.headings) - 2)
-    rest = [["more rows", format_bytes(sum(h.bytes for h in between)), *empty]] if between else []
-    rows = [*holders.rows[:-1][:_HOLDERS], *rest, holders.rows[-1]]
-    lines += to_text(holders._replace(rows=rows), width)
+def holders_table(memory: MemorySummary, limit: int | None = None) -> Table:
+    """Return the table of who held most, 10 rows or `limit`; the others are a row, and `other` is the last."""
+    *named, other = memory.holders
+    limit = _HOLDERS if limit is None else limit
+    rest = [Holder("more rows", sum(holder.bytes for holder in named[limit:]))] if named[limit:] else []
+    columns = (
+        Column("held at the peak by", "fqn", MODULE),
+        Column("bytes", "bytes", _BYTES),
+        Column("%", lambda holder: holder.bytes / (memory.peak_bytes or 1), PERCENT),
+        Column("of it saved, about", "saved_bytes", _BYTES, 1),
+    )
     where = f" in {memory.process}" if memory.process else ""
     step = "" if memory.peak_step is None else f" in step {memory.peak_step},"
     when = f"{step} {memory.peak_seconds:,.3f} s from the start"
-    together = (
-        f"together {format_bytes(memory.peak_bytes)}{where},{when}; {_KINDS_NOTE if knows_kinds else _OTHER_NOTE}"
-    )
-    lines += wrapped(printable(together), width)
-    return "\n".join(lines)
+    note = _KINDS_NOTE if any(holder.fqn in OUTSIDE_CALLS for holder in memory.holders) else _OTHER_NOTE
+    together = f"together {format_bytes(memory.peak_bytes)}{where},{when}; {note}"
+    return Table(columns, [*named[:limit], *rest, other], fields_of(Holder), notes=(together,))

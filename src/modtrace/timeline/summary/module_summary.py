@@ -10,16 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ..._tables import json_values, to_csv
+from ..._tables import Table, join_texts, json_values, paragraph
 from ..._typing import AnyArray
-from . import render
-from .device_summary import DeviceModule, DeviceSummary, render_device
-from .flop_summary import FlopSummary, render_flops, render_rates
-from .memory_summary import MemorySummary, render_memory
+from . import tables
+from .device_summary import DeviceSummary, device_table
+from .flop_summary import FlopSummary, flop_table, rate_table
+from .memory_summary import MemorySummary, holders_table, memory_table
 from .module_rows import CPU_FIELDS, GpuStepTimes, GpuTotals, ModuleTimes, fold_below
-from .overview import Overview
+from .overview import Overview, steps_note
 from .parts import Around, PartTimes, StepParts, sum_up_parts
 from .step_times import StepTimes, counted_steps
 from .units import UnitTimes
@@ -29,8 +27,7 @@ if TYPE_CHECKING:
 
 SORT_KEYS = ("gpu", "self", "total", "forward", "backward", "recompute", "mean", "p50", "p95", "calls", "name")
 
-_DEVICE_FIELDS = tuple(name for name in DeviceModule._fields if name not in {"fqn", "module_class"})
-_DERIVED_FIELDS = ("total_ns", "self_ns", "mean_ns")
+_MAX_HTML_STEPS = 10
 _SORT_FIELDS = {"gpu": "gpu_self_ns", "calls": "calls", "p50": "step_p50_ns", "p95": "step_p95_ns"}
 
 
@@ -185,6 +182,18 @@ class Summary:
             gpu += f"; communication {self.gpu.communication_ns / 1e6:.3f} ms, {share:.1f} % of it while computing"
         return f"{gpu}; {missing}" if missing else gpu
 
+    @property
+    def tables(self) -> dict[str, Table]:
+        """The tables by name: "modules", and those that the recording has anything for.
+
+        These are "units", "parts", "device", "memory", "holders", "flops", "rates" and "steps". `Table.to` takes the
+        form: "text", "md", "html", "csv", "json", or "frame", a DataFrame.
+
+        Example:
+            >>> Path("modules.md").write_text(timeline.summary().tables["modules"].to("md"))
+        """
+        return tables.all_tables(self)
+
     def columns(self) -> dict[str, AnyArray]:
         """Return a NumPy array per column: what `pandas.DataFrame` or `polars.DataFrame` take.
 
@@ -193,82 +202,118 @@ class Summary:
         the recording has device times, those of `DeviceModule` follow with `device_` before them, 0 for a module
         without any.
         """
-        fields = (*(CPU_FIELDS if self.gpu is None else ModuleTimes._fields), *_DERIVED_FIELDS)
-        columns: dict[str, AnyArray] = {
-            name: np.array(values, np.object_ if name in {"fqn", "module_class"} or None in values else np.int64)
-            for name in fields
-            for values in [[getattr(row, name) for row in self.rows]]
-            if not values or values.count(None) < len(values)
-        }
-        if self.device is not None:
-            on_device = {(row.fqn, row.module_class): row for row in self.device.rows}
-            for name in _DEVICE_FIELDS:
-                values = [getattr(on_device.get((row.fqn, row.module_class)), name, 0) for row in self.rows]
-                columns[f"device_{name}"] = np.array(values, np.int64)
-        return columns
+        return tables.modules_table(self).values()
 
-    to_text = render.modules_text
-    to_tree = render.modules_tree
-    to_markdown = render.modules_markdown
-    to_html = render.summary_html
-    parts_text = render.parts_text
-    units_text = render.units_text
-    steps_text = render.steps_text
-    steps_markdown = render.steps_markdown
+    def to_text(self, width: int | None = None) -> str:
+        """Return the header and the table of modules; `width` as for `Table.to`."""
+        above = tables.header(self)
+        return join_texts(above, [tables.modules_table(self).to("text", width=width)], width)
+
+    def to_tree(self, width: int | None = None) -> str:
+        """Return the header and the modules as a tree."""
+        return join_texts(tables.header(self), [tables.modules_tree(self).to("text", width=width)], width)
+
+    def parts_text(self, width: int | None = None, limit: int | None = None) -> str:
+        """Return the table of the parts of a step, and why the slowest steps were slow, 5 or `limit` of them."""
+        return str(tables.parts_table(self, limit).to("text", width=width))
+
+    def units_text(self, width: int | None = None) -> str:
+        """Return how much is between steps that are calls or ranges, and how long these took."""
+        return tables.units_table(self).to("text", width=width) if self.units else ""
+
+    def steps_text(self, limit: int | None = None, width: int | None = None) -> str:
+        """Return the table of steps in their parts, slowest first."""
+        return str(tables.steps_table(self).to("text", limit, width))
 
     def device_text(self, limit: int | None = None, width: int | None = None) -> str:
-        """Return what the streams of devices did, and the table of the `limit` modules that took longest, times in ms.
-
-        It is empty if the recording has no device times.
-        """
-        return render_device(self.device, limit, width)
+        """Return what the streams of devices did, and the `limit` modules that took longest; empty if not known."""
+        return "" if self.device is None else device_table(self.device).to("text", limit, width)
 
     def memory_text(self, limit: int | None = None, width: int | None = None) -> str:
         """Return what modules took and kept of memory, highest peak first, and who held it at the peak.
 
         It is empty if the recording has no memory.
         """
-        return "" if self.memory is None else render_memory(self.memory, limit, width)
+        if self.memory is None:
+            return ""
+        held = holders_table(self.memory, limit).to("text", width=width)
+        return f"{memory_table(self.memory).to('text', limit, width)}\n\n{held}"
 
     def flops_text(self, limit: int | None = None, width: int | None = None) -> str:
-        """Return what a step cost, and the table of the `limit` modules that cost most; empty if none was counted."""
-        return "" if self.flops is None else render_flops(self.flops, limit, width)
+        """Return what a step cost, and the `limit` modules that cost most; empty if no operators were counted."""
+        return "" if self.flops is None else flop_table(self.flops).to("text", limit, width)
 
     def rates_text(self, limit: int | None = None, width: int | None = None) -> str:
         """Return how well modules use their time in each phase, `limit` rows; empty if that is not known."""
-        return render_rates(self.flops, limit, width) if self.flops and self.flops.rates else ""
+        return rate_table(self.flops).to("text", limit, width) if self.flops and self.flops.rates else ""
+
+    def to_markdown(self, width: int | None = None) -> str:
+        """Return the table of modules, and those of devices, memory and FLOPs, as GitHub has them."""
+        notes = [self.footer, steps_note(self.overview), tables.around_line(self)]
+        modules = tables.modules_table(self)._replace(notes=notes).to("md", width=width)
+        return "\n".join([modules, *(table.to("md", limit) for table, limit in self._costs())])
+
+    def to_html(self) -> str:
+        """Return the header, and the tables of modules, of costs and of the slowest steps, as HTML."""
+        units = [unit for unit in self.units if not unit.thread]
+        shown = [*paragraph(tables.header(self))]
+        shown += [tables.units_table(replace(self, units=units)).to("html")] if units else []
+        shown += [tables.modules_table(self).to("html"), *(table.to("html", limit) for table, limit in self._costs())]
+        if len(self.steps) > 1:
+            shown += ["<p>Slowest steps</p>", tables.steps_table(self).to("html", _MAX_HTML_STEPS)]
+        return "\n".join(text.removesuffix("\n") for text in shown) + "\n"
+
+    def _costs(self) -> list[tuple[Table, int | None]]:
+        known = tables.all_tables(replace(self, units=(), steps=(), step_parts=()))
+        return [
+            (table, len(self.rows) if name == "device" else None) for name, table in known.items() if name != "modules"
+        ]
+
+    def steps_markdown(self, limit: int | None = None) -> str:
+        """Return the table of steps, slowest first."""
+        return str(tables.steps_table(self).to("md", limit))
 
     def to_csv(self) -> str:
         """Return CSV with a header line; times in ns, unprintable characters of names as escapes."""
-        columns = self.columns()
-        return to_csv(list(columns), zip(*columns.values(), strict=True))
+        return str(tables.modules_table(self).to("csv"))
 
-    def steps_csv(self) -> str:
-        """Return the steps as CSV with a header line; times in ns."""
-        return to_csv(StepTimes._fields, self.steps)
+    def steps_csv(self, limit: int | None = None) -> str:
+        """Return the `limit` slowest steps, in order, as CSV with a header line; times in ns."""
+        table = tables.steps_table(self)
+        return str(table._replace(rows=sorted(table.rows[:limit])).to("csv"))
 
-    def to_json(self) -> str:
-        """Return a JSON object: `rows`, `steps`, `parts`, `units` and more; times in ns."""
-        fields = (*(CPU_FIELDS if self.gpu is None else ModuleTimes._fields), *_DERIVED_FIELDS)
+    def to_json(self, limit: int | None = None) -> str:
+        """Return a JSON object: `rows`, `steps`, `parts`, `units` and more; times in ns.
+
+        Args:
+            limit: how many rows each list has at most, but for `parts`: of steps the slowest; None: all.
+        """
+        fields = (*(CPU_FIELDS if self.gpu is None else ModuleTimes._fields), *tables.DERIVED_FIELDS)
         values: dict[str, Any] = {
-            "rows": [{name: getattr(row, name) for name in fields} for row in self.rows],
+            "rows": [{name: getattr(row, name) for name in fields} for row in self.rows[:limit]],
             **{name: getattr(self, name) for name in ("modules", "incomplete", "overwritten", "by", "outside")},
             "before": self.around.before,
             "after": self.around.after,
-            **{name: json_values(getattr(self, name)) for name in ("parts", "units")},
+            "parts": json_values(self.parts),
+            "units": json_values(self.units[:limit]),
         }
+        slowest = sorted(self.steps, key=lambda step: step.training_ns, reverse=True)[:limit]
+        shown = {step.step for step in slowest}
         if self.gpu is not None:
-            values |= {"gpu": json_values(self.gpu), "gpu_steps": json_values(self.gpu_steps)}
+            gpu_steps = [step for step in self.gpu_steps if step.step in shown or self.units]
+            values |= {"gpu": json_values(self.gpu), "gpu_steps": json_values(gpu_steps)}
         in_parts = {
-            step.step: {"name": step.name, "parts": step.parts, "cause": step.cause} for step in self.step_parts
+            step.step: {"name": step.name, "parts": step.parts, "cause": step.cause}
+            for step in self.step_parts
+            if step.step in shown
         }
-        values["steps"] = [step._asdict() | in_parts.get(step.step, {}) for step in self.steps]
+        values["steps"] = [step._asdict() | in_parts.get(step.step, {}) for step in self.steps if step.step in shown]
         known = {name: getattr(self, name) for name in ("device", "memory", "flops", "overview")}
-        values |= {name: json_values(part) for name, part in known.items() if part is not None}
+        values |= {name: _first(json_values(part), limit) for name, part in known.items() if part is not None}
         if self.overview is not None:
             del values["overview"]["kept"]
         text = io.StringIO()  # `json.dumps` keeps each token of a million steps until it joins them
-        json.dump(values, text, indent=2)
+        json.dump(values, text, separators=(",", ":"))
         text.write("\n")
         return text.getvalue()
 
@@ -283,3 +328,11 @@ class Summary:
     def _repr_html_(self) -> str:
         """Show the tables in a notebook."""
         return self.to_html()
+
+
+def _first(values: dict[str, Any], limit: int | None) -> dict[str, Any]:
+    """Return it with the first `limit` of the records in each of its lists."""
+    return {
+        key: value[:limit] if isinstance(value, list) and value and isinstance(value[0], dict) else value
+        for key, value in values.items()
+    }

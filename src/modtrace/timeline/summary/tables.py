@@ -1,0 +1,245 @@
+"""The tables of a summary, and the sentences above and below them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..._tables import MODULE, MS, NAME, NUMBER, PERCENT, TEXT, Column, Table, Unit, Value, fields_of
+from ..._terminal import counted
+from .device_summary import DeviceModule, device_table
+from .flop_summary import flop_table, rate_table
+from .memory_summary import holders_table, memory_table
+from .module_rows import CPU_FIELDS, GpuStepTimes, ModuleTimes, in_tree_order
+from .overview import overview_lines, steps_note
+from .parts import OTHER, PartTimes
+from .percentiles import median
+from .step_times import StepTimes, counted_steps
+from .units import UnitTimes
+
+if TYPE_CHECKING:
+    from .module_summary import Summary
+
+DERIVED_FIELDS = ("total_ns", "self_ns", "mean_ns")
+_CPU_COLUMNS = (
+    Column("module", "fqn", MODULE, hidden_if="never"),
+    Column("class", "module_class", NAME, 6, hidden_if="never"),
+    Column("calls", "calls", NUMBER, 2),
+    Column("total ms", "total_ns", MS),
+    Column("self", "self_ns", MS, repeats=("total_ns",)),
+    Column("mean", "mean_ns", MS, 8, repeats=("total_ns",)),
+    Column("step p50", "step_p50_ns", MS, 4),
+    Column("step p95", "step_p95_ns", MS, 5, repeats=("step_p50_ns",)),
+    Column("forward", "forward_ns", MS, 1, repeats=("total_ns",)),
+    Column("forward self", "forward_self_ns", MS, 9, repeats=("forward_ns", "self_ns")),
+    Column("backward", "backward_ns", MS, 1),
+    Column("backward self", "backward_self_ns", MS, 9, repeats=("backward_ns",)),
+    Column("recompute", "recompute_ns", MS, 3, hidden_if="zero"),
+    Column("recompute self", "recompute_self_ns", MS, 9, hidden_if="zero", repeats=("recompute_ns",)),
+)
+# There is no room for percentiles, and self times of single phases, of the CPU beside GPU times.
+_GPU_COLUMNS = (
+    *_CPU_COLUMNS[:2],
+    Column("calls", "calls", NUMBER, 3),
+    Column("forward ms", "forward_ns", MS, 5, hidden_if="zero"),
+    Column("backward ms", "backward_ns", MS, 5, hidden_if="zero"),
+    Column("recompute ms", "recompute_ns", MS, 5, hidden_if="zero"),
+    Column("self ms", "self_ns", MS, 2, hidden_if="zero", repeats=("forward_ns",)),
+    Column("kernels", "kernels", NUMBER, 4, hidden_if="zero"),
+    Column("GPU forward ms", "gpu_forward_ns", MS, 1, hidden_if="zero"),
+    Column("GPU backward ms", "gpu_backward_ns", MS, 1, hidden_if="zero"),
+    Column("GPU recompute ms", "gpu_recompute_ns", MS, 1, hidden_if="zero"),
+    Column("GPU self ms", "gpu_self_ns", MS, hidden_if="zero", repeats=("gpu_forward_ns",)),
+    Column("communication ms", "communication_ns", MS, hidden_if="zero"),
+    Column("overlapped", "communication_overlap_ns", MS, 2, hidden_if="zero"),
+)
+
+
+def modules_table(summary: Summary) -> Table:
+    """Return the table of modules, or of classes if the summary is by class."""
+    columns = list(_CPU_COLUMNS if summary.gpu is None else _GPU_COLUMNS)
+    notes = [summary.note]
+    if summary.gpu is None and summary.steps_ns:
+        columns.insert(3, Column("% step", lambda row: row.in_steps_ns / summary.steps_ns, PERCENT))
+        notes += _share_notes(summary)
+    if summary.by == "class":
+        columns = [Column("class", "module_class", NAME), *columns[2:]]
+    known = CPU_FIELDS if summary.gpu is None else ModuleTimes._fields
+    given = [name for name in known if not summary.rows or any(getattr(row, name) is not None for row in summary.rows)]
+    fields: dict[str, Value] = {name: name for name in (*given, *DERIVED_FIELDS)}
+    on_device = {(row.fqn, row.module_class): row for row in (summary.device.rows if summary.device else ())}
+
+    def on_device_of(name: str) -> Value:
+        return lambda row: getattr(on_device.get((row.fqn, row.module_class)), name, 0)
+
+    device_fields = DeviceModule._fields[2:] if summary.device is not None else ()
+    fields |= {f"device_{name}": on_device_of(name) for name in device_fields}
+    return Table(columns, summary.rows, fields, notes=notes, noun="module")
+
+
+def _share_notes(summary: Summary) -> Iterator[str]:
+    """Say what 100 % is if that is more than the steps shown, or if a row is above it."""
+    if summary.others_ns:
+        yield "% step: of the time of all processes, each from its first span to its last"
+    if summary.steps_ns and any(row.in_steps_ns > summary.steps_ns for row in summary.rows):
+        why = ", or modules ran outside of steps" if summary.units else ""
+        yield f"% step above 100: threads ran at once, and each counts{why}"
+
+
+class _Branch(NamedTuple):
+    """A row of a tree: a module, and its name with the lines of the tree in front of it."""
+
+    row: ModuleTimes
+    name: str
+
+
+def modules_tree(summary: Summary) -> Table:
+    """Return the modules as a tree, each after its share of all steps and its total and self time."""
+    whole = summary.steps_ns or sum(row.self_ns for row in summary.rows) or 1
+    columns = (
+        Column("% step", lambda one: (one.row.in_steps_ns if summary.steps_ns else one.row.total_ns) / whole, PERCENT),
+        Column("total ms", lambda one: one.row.total_ns, MS, 1),
+        Column("self", lambda one: one.row.self_ns, MS, 2),
+        Column("module", "name", TEXT),
+    )
+    rows = [
+        _Branch(row, f"{branch}{path}" + (f": {row.module_class}" if path != row.module_class else ""))
+        for row, path, branch in in_tree_order(summary.rows)
+    ]
+    return Table(columns, rows, notes=[summary.note, *_share_notes(summary)])
+
+
+_PART_RANKS = {"forward": 1, "backward": 1, OTHER: 2}
+"""How soon a part is left out of the table of steps; all others go first."""
+
+
+def steps_table(summary: Summary) -> Table:
+    """Return the table of steps in their parts, slowest first; the duration of one that is not whole ends with `+`."""
+    steps = sorted(summary.steps, key=lambda step: step.training_ns, reverse=True)
+    in_parts = {step.step: step for step in summary.step_parts}
+    # Of steps that are calls no GPU times are known.
+    launched = {gpu.step: gpu for gpu in summary.gpu_steps if not summary.units}
+
+    def name(step: StepTimes) -> str:
+        return f"{in_parts[step.step].name} {step.step}" if summary.units and step.step in in_parts else str(step.step)
+
+    def time_of(part: str) -> Callable[[StepTimes], int]:
+        return lambda step: in_parts[step.step].parts.get(part, 0) if step.step in in_parts else 0
+
+    def on_gpu(field: str) -> Callable[[StepTimes], int]:
+        return lambda step: getattr(launched.get(step.step, GpuStepTimes(-1)), field)
+
+    parts = {part.part: time_of(part.part) for part in summary.parts}
+    columns = [
+        Column("step", name),
+        Column("duration ms", lambda step: f"{step.duration_ns / 1e6:.3f}{'' if step.whole else '+'}"),
+        *(Column(part, of_step, MS, _PART_RANKS.get(part, 3), hidden_if="zero") for part, of_step in parts.items()),
+        Column("backward()", "backward_pass_ns", MS, 6, hidden_if="zero"),
+        Column("GPU", on_gpu("gpu_ns"), MS, 1, hidden_if="zero"),
+        Column("collectives", on_gpu("communication_ns"), MS, 2, hidden_if="zero"),
+        Column("overlapped", on_gpu("communication_overlap_ns"), MS, 7, hidden_if="zero"),
+    ]
+    notes = [steps_note(summary.overview)]
+    if any(step.backward_pass_ns for step in steps):
+        waiting = ", with waiting for other ranks" if summary.overview and summary.overview.communication else ""
+        notes.append(f"backward(): from its call to its return{waiting}")
+    if not all(step.whole for step in steps):
+        notes.append("+: its beginning or end is not marked, so it may have been longer")
+    fields = fields_of(StepTimes) | {f"parts.{part}": of_step for part, of_step in parts.items()}
+    return Table(columns, steps, fields, notes=notes, noun="step")
+
+
+_BAR_WIDTH = 24
+_MAX_CAUSES = 5
+_PART_COLUMNS = (
+    Column("part of a step", "part", TEXT),
+    Column("median ms", "p50_ns", MS),
+    Column("p95", "p95_ns", MS, 1),
+    Column("%", "share", PERCENT),
+    Column("", lambda part: "█" * round(_BAR_WIDTH * part.share), TEXT, 2),
+)
+
+
+def parts_table(summary: Summary, limit: int | None = None) -> Table:
+    """Return the table of the parts of a step; below it why the slowest steps were slow, 5 or `limit` of them."""
+    slow = {step.step: step.cause for step in summary.step_parts if step.cause is not None}
+    by_duration = sorted(summary.steps, key=lambda step: step.training_ns, reverse=True)
+    causes = [cause for step in by_duration if (cause := slow.get(step.step)) is not None]
+    limit = min(_MAX_CAUSES, limit or _MAX_CAUSES)
+    more = [counted(len(causes) - limit, "more slow step")] if causes[limit:] else []
+    return Table(_PART_COLUMNS, summary.parts, fields_of(PartTimes), notes=[*causes[:limit], *more], noun="part")
+
+
+_MAX_THREADS, _MAX_OUTSIDE = 8, 3
+_UNIT_COLUMNS = (
+    Column("step", lambda unit: f"  {unit.stage}" if unit.stage else unit.unit, NAME),
+    Column("thread", lambda unit: unit.thread or "all", NAME, 1),
+    Column("count", "measured", NUMBER, 2),
+    Column("calls", "calls", NUMBER, 3),
+    Column("p50 ms", "p50_ns", MS),
+    Column("p95", "p95_ns", MS),
+    Column("p99", "p99_ns", MS),
+    Column("per second", "per_second", Unit("number", "{:,.2f}".format)),
+)
+
+
+def units_table(summary: Summary) -> Table:
+    """Return how long steps that are calls or ranges took, of all threads and the busiest; above it what is between."""
+    threads = Counter[str]()
+    for unit in summary.units:
+        threads[unit.thread] += unit.measured
+    shown = ["", *(name for name, _ in threads.most_common() if name)][: _MAX_THREADS + 1]
+    hidden = len(threads) - len(shown)
+    notes = [counted(hidden, "more thread")] if hidden > 0 else []
+    sentences, outside_ns = [], sum(summary.outside.values())
+    if outside_ns:
+        share = outside_ns / (outside_ns + sum(step.duration_ns for step in summary.steps))
+        parts = ", ".join(f"{part} {ns / 1e6:,.3f} ms" for part, ns in list(summary.outside.items())[:_MAX_OUTSIDE])
+        sentences = [f"{share:.1%} of the threads' time is between steps ({parts}); the tables are of the steps", ""]
+    rows = [unit for unit in summary.units if unit.thread in shown]
+    return Table(_UNIT_COLUMNS, rows, fields_of(UnitTimes), sentences, notes)
+
+
+def header(summary: Summary) -> list[str]:
+    """Return what was recorded, and how long the recording was around the steps; nothing if that is not known."""
+    if summary.overview is None:
+        return []
+    return [*overview_lines(summary.overview, summary.steps, summary.units), around_line(summary)]
+
+
+def around_line(summary: Summary) -> str:
+    """Say how long the recording was before, between and after the steps of trainings, if as long as a step."""
+    usual = median([step.duration_ns for step in counted_steps(summary.steps)])
+    places = zip(("before the first step", "between trainings", "after the last step"), summary.around, strict=True)
+    said = []
+    for place, parts in () if summary.units else places:
+        longest = [f"{part} {_duration(ns)}" for part, ns in parts.items() if part != OTHER and ns >= usual]
+        of_it = f", of it {', '.join(longest[:_MAX_OUTSIDE])}" if longest else ""
+        if (total := sum(parts.values())) >= max(usual, 1):
+            said.append(f"{place} {_duration(total)}{of_it}")
+    return "; ".join(said)
+
+
+def _duration(ns: int) -> str:
+    return f"{ns / 1e9:,.1f} s" if ns >= 1e8 else f"{ns / 1e6:,.3f} ms"
+
+
+def all_tables(summary: Summary) -> dict[str, Table]:
+    """Return the tables that the recording has anything for, by name."""
+    tables = {"modules": modules_table(summary)}
+    if summary.units:
+        tables["units"] = units_table(summary)
+    if summary.step_parts:
+        tables["parts"] = parts_table(summary)
+    if summary.device is not None:
+        tables["device"] = device_table(summary.device)
+    if summary.memory is not None:
+        tables |= {"memory": memory_table(summary.memory), "holders": holders_table(summary.memory)}
+    if summary.flops is not None:
+        tables["flops"] = flop_table(summary.flops)
+        if summary.flops.rates:
+            tables["rates"] = rate_table(summary.flops)
+    if summary.steps:
+        tables["steps"] = steps_table(summary)
+    return tables
