@@ -346,7 +346,7 @@ def test_a_summary_is_shown_as_a_table_of_modules() -> None:
         "times from event to event, with waits of the stream for the host; latency: from the begin on a thread until "
         "the stream reached the event, which an idle stream does at once",
     ]
-    assert without_gpu(two_calls()).summary().device_text() == ""
+    assert summarize(without_gpu(two_calls())).device_text() == ""
 
 
 def test_a_summary_as_csv_has_the_device_times_of_each_module() -> None:

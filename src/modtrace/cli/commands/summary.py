@@ -72,9 +72,8 @@ def summary_command(
 ) -> None:
     """Print what each module in TRACE took, and its slowest steps.
 
-    TRACE is any file that modtrace reads; a merged trace has GPU times and kernels too. In a
-    step, "before" is the time before its first span, "between" the time between its spans, and "after" the time after
-    its last span; the parts of the step say what ran there.
+    TRACE is any file that modtrace reads; a merged trace has GPU times and kernels too. The parts of a step add up to
+    its duration; --limit shortens every other list.
     """
     from ...watching.read_whole_run import read_whole_run, whole_run_text
 
@@ -86,6 +85,8 @@ def summary_command(
         raise click.UsageError("--max-depth is about modules; leave out --by class.")
     if by == "step" and (sort is not None or only is not None or max_depth is not None):
         raise click.UsageError("--sort, --only and --max-depth are about modules; leave out --by step.")
+    if by == "step" and (memory or flops):
+        raise click.UsageError("--memory and --flops are about modules; leave out --by step.")
     summary = _summarize(trace, by, steps, step_by)
     if summary.gpu is None and sort == "gpu":
         raise click.UsageError(f"{trace} has no GPU times; 'modtrace merge' adds them.")
@@ -95,35 +96,33 @@ def summary_command(
         raise click.UsageError(f"{trace} has no FLOPs; record with --flops, or record(flops=True).")
     if peak_tflops is not None and summary.flops is not None:
         summary = replace(summary, flops=summary.flops.with_peak(peak_tflops, summary.steps))
-    console = make_console()
-    if by == "step":
-        if output_format == "table":
-            console.print(summary.steps_text(limit, console.width), soft_wrap=True)
-        else:
-            click.echo(_steps_as(summary, output_format, limit), nl=False)
-        return
     whole, summary = summary, summary.only(only, max_depth)
     if only is not None and not summary.rows:
         raise no_such_module(trace, only, whole.rows[0].fqn or whole.rows[0].module_class if whole.rows else "")
     summary = summary.sort_by(sort or ("total" if tree else None), limit)
+    console = make_console()
     if output_format != "table":
-        render = {"markdown": summary.to_markdown, "csv": summary.to_csv, "json": summary.to_json}[output_format]
-        click.echo(render(), nl=False)
+        click.echo(_as(summary, output_format, limit, by_step=by == "step"), nl=False)
         return
     costs = [
         "" if memory and not flops else summary.flops_text(limit, console.width),
         summary.rates_text(limit, console.width) if flops else "",
         "" if flops and not memory else summary.memory_text(limit, console.width),
     ]
-    blocks = costs
-    if tree:
+    if by == "step":
+        blocks = [summary.steps_text(limit, console.width)]
+    elif tree:
         blocks = [summary.to_tree(console.width)]
-    elif not (memory or flops):
-        parts = summary.parts_text(console.width) if summary.step_parts else ""
-        blocks = [summary.units_text(console.width), parts, summary.to_text(console.width), *costs]
-        blocks.append(summary.device_text(limit, console.width))
-        if len(summary.steps) > 1:
-            blocks.append("slowest steps\n" + summary.steps_text(SLOWEST_STEPS, console.width))
+    elif memory or flops:
+        blocks = costs
+    else:
+        blocks = [summary.to_text(console.width), *costs, summary.device_text(limit, console.width)]
+        if only is None:  # else the question is about these modules
+            parts = summary.parts_text(console.width, limit) if summary.step_parts else ""
+            blocks = [summary.units_text(console.width), parts, *blocks]
+        if only is None and len(summary.steps) > 1:
+            slowest = min(limit or SLOWEST_STEPS, SLOWEST_STEPS)
+            blocks.append("slowest steps\n" + summary.steps_text(slowest, console.width))
         # What a watcher knows of the run whose end the ring has.
         if steps is None and (values := read_whole_run(trace)) is not None:
             blocks.append(whole_run_text(values, only, limit))
@@ -153,10 +152,9 @@ def _summarize(trace: str, by: str, steps: StepRange | None, step_by: str | None
     return timeline.summary(group_by, step_by)
 
 
-def _steps_as(summary: "Summary", output_format: TableFormat, limit: int | None) -> str:
+def _as(summary: "Summary", output_format: TableFormat, limit: int | None, *, by_step: bool) -> str:
+    if output_format == "json":
+        return summary.to_json(limit)
     if output_format == "markdown":
-        return summary.steps_markdown(limit)
-    # Programs get the slowest steps too, in the order in which they ran.
-    slowest = sorted(summary.steps, key=lambda step: step.training_ns, reverse=True)[:limit]
-    summary = replace(summary, steps=sorted(slowest))
-    return summary.steps_csv() if output_format == "csv" else summary.to_json()
+        return summary.steps_markdown(limit) if by_step else summary.to_markdown()
+    return summary.steps_csv(limit) if by_step else summary.to_csv()
