@@ -1,4 +1,4 @@
-"""What holds wherever an interrupt, the handler of a signal, a finalizer or a fork comes in between.
+"""Locks, maps and properties that stay right if an interrupt, a signal's handler, a finalizer or a fork intervenes.
 
 `WeakMap` has values by object without a callback when one dies, `Exclusive` is a section that one thread at a time
 runs, `cached_property` holds no lock, and `raised_by_handler` tells the user's errors from ours.
@@ -21,7 +21,7 @@ _MIN_PRUNE_LENGTH = 64
 
 
 class WeakMap(Generic[_Key, _Value]):
-    """Values by object, each found as long as its object lives; objects are told apart by identity.
+    """Values by object, compared by identity. A value is found as long as its object lives.
 
     The callbacks of `weakref.WeakKeyDictionary` are Python code: a signal's handler can raise in there, where the
     interpreter ignores it, and the user's Ctrl-C would be lost. Here nothing is called back: entries of dead objects go
@@ -34,7 +34,7 @@ class WeakMap(Generic[_Key, _Value]):
         self._prune_length = _MIN_PRUNE_LENGTH
 
     def get(self, key: _Key) -> _Value | None:
-        """Return the value of an object, None where it has none."""
+        """Return the value of an object, None if it has none."""
         entry = self._entries.get(id(key))
         return entry[1] if entry is not None and entry[0]() is key else None
 

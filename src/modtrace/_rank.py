@@ -15,7 +15,7 @@ from ._errors import RecordingError
 
 
 def rank_in(environment: Mapping[str, str]) -> int | None:
-    """Return the rank in torch's process group, where there is one, else `RANK`; None if that is not a number."""
+    """Return the rank in torch's process group, if there is one, else `RANK`; None if that is not a number."""
     group, text = _process_group(), environment.get("RANK", "")
     return group[0] if group is not None else int(text) if text.isdecimal() else None
 

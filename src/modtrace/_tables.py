@@ -279,7 +279,7 @@ def _branch(name: str) -> int:
 
 
 def shortened(name: str, width: int | None) -> str:
-    """Return the end of a printable name that takes more than `width` cells: there it differs from its neighbours.
+    """Return the end of a printable name that takes more than `width` cells; names differ most at their ends.
 
     The lines of a tree in front of it stay.
     """

@@ -21,12 +21,12 @@ def counted(number: int, noun: str) -> str:
 
 
 def ratio_text(ratio: float, form: str = "{:+.1%}", measure: str = "long") -> str:
-    """Return by what part something grew in a form; above 1000 % a multiple of it, `243 times as long`."""
+    """Return by how much something grew, as a percentage; above 1000 % as a multiple, `243 times as long`."""
     return f"{ratio + 1:,.0f} times as {measure}" if ratio > 10 else form.format(ratio)
 
 
 def wrapped(text: str, width: int | None) -> list[str]:
-    """Return a text as lines of at most so many characters; as one line where there is no limit."""
+    """Return a text as lines of at most so many characters; as one line if there is no limit."""
     return textwrap.wrap(text, width) if width else [text] if text else []
 
 

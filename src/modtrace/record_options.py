@@ -72,14 +72,14 @@ class Option:
 
 
 def check_engine(engine: object) -> str:
-    """Return the name of an engine; raises ValueError where there is none of that name."""
+    """Return the name of an engine; raise ValueError if no engine has it."""
     if engine not in ENGINES:
         raise ValueError(f"engine is {engine!r}; it must be 'auto', 'native' or 'python'")
     return str(engine)
 
 
 def check_capacity(capacity: object) -> int:
-    """Return how many events a ring holds; raises ValueError where it can hold no such number."""
+    """Return how many events a ring holds; raise ValueError if a ring cannot hold so many."""
     if not isinstance(capacity, int) or not MIN_CAPACITY <= capacity <= MAX_CAPACITY:
         raise ValueError(
             f"capacity is {capacity!r}; it must be a whole number of events, {MIN_CAPACITY} to {MAX_CAPACITY:,}"
@@ -156,7 +156,7 @@ def _schedule(text: str) -> _StepSchedule:
 
 
 def parse_flag(text: str) -> bool:
-    """Return what `true` or `false` means; raises ValueError for another text."""
+    """Return what `true` or `false` means; raise ValueError for another text."""
     try:
         return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
     except KeyError:

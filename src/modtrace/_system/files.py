@@ -59,7 +59,7 @@ def read_at(descriptor: int, count: int, offset: int) -> bytes:
 
 
 class Folder:
-    """A folder that is held: what is done below `path` is done in it, whatever gets its name meanwhile.
+    """A folder that is kept open. What is done below `path` is done in this folder, even if another one gets its name.
 
     Args:
         path: the folder; empty for the working directory.

@@ -1,4 +1,4 @@
-"""A web server for this machine alone, which other users of it can reach too: they can neither exhaust it nor pose."""
+"""A web server for this machine alone. Its other users can connect, but cannot exhaust it or pose as this user."""
 
 import contextlib
 import os
@@ -56,7 +56,7 @@ class LocalServer(ThreadingHTTPServer):
             self.shutdown_request(request)
 
     def note_served(self, request: socket.socket) -> None:
-        """Count a connection no longer among those that wait: what it asks for is its to have."""
+        """Count a connection no longer as waiting, since it may have what it asks for."""
         with self._change:
             self._waiting.pop(request, None)
 
@@ -91,7 +91,7 @@ class LocalHandler(BaseHTTPRequestHandler):
 
 
 def _users_of(client: tuple[str, int], server: tuple[str, int]) -> set[int]:
-    """Return the user of a client's end of a connection over IPv4; empty where the system does not say."""
+    """Return the user of a client's end of a connection over IPv4; empty if the system does not say."""
     # As the kernel writes them: the address as one integer of this machine's byte order, then the port.
     local, remote = (
         f"{struct.unpack('=I', socket.inet_aton(host))[0]:08X}:{port:04X}" for host, port in (client, server)

@@ -16,7 +16,7 @@ from .._errors import ModtraceError
 
 
 def processor_count() -> int:
-    """Return how many processors this process may run on, or how many there are where the system does not say."""
+    """Return how many processors this process may run on, or how many there are if the system does not say."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -26,7 +26,7 @@ _NICENESS = 10
 
 
 def give_way() -> None:
-    """Let other processes run before this one and those that it starts, where the system can do that."""
+    """Let other processes run before this one and its children, if the system can do that."""
     if hasattr(os, "nice"):  # not on Windows
         os.nice(_NICENESS)
 
@@ -102,7 +102,7 @@ def read_process_stat(pid: int | Literal["self"]) -> ProcessStat:
 def child_processes(pid: int) -> dict[int, str]:
     """Return what each child of a process of this host does: "running", "dead", "asleep" or "in" a kernel's function.
 
-    It is empty where the system has no `/proc`.
+    It is empty if the system has no `/proc`.
     """
     children = {}
     for folder in sorted(Path("/proc").glob("[0-9]*"), key=lambda folder: int(folder.name)):
@@ -173,7 +173,7 @@ def threads_with_signal(pid: int, number: int) -> set[str]:
 
 
 def _has(status: str, field: str, number: int) -> bool:
-    """Whether a signal is in a set of a process or thread, whose bit 0 is signal 1; in none of one that is gone."""
+    """Whether a signal is in a set of a process or thread (bit 0 is signal 1); False if that is gone."""
     try:
         with open(status) as lines:
             signals = next((int(line.split()[1], 16) for line in lines if line.startswith(f"{field}:")), 0)

@@ -1,4 +1,4 @@
-"""A recording that starts once torch is imported, for `modtrace run` or the variable `MODTRACE`, and its last words."""
+"""A recording for `modtrace run` or `MODTRACE=`: it starts once torch is imported, and reports at the end."""
 
 import contextlib
 import logging
@@ -69,11 +69,11 @@ class AutoRecording:
 
     @property
     def in_starting_process(self) -> bool:
-        """False in a forked child, which has a recording of its own."""
+        """Whether this process made it; a forked child has a recording of its own."""
         return os.getpid() == self._process
 
     def finish(self) -> None:
-        """Stop the recording, and save it where it stopped before and could not be saved then.
+        """Stop the recording; if it had stopped and could not be saved then, save it.
 
         Raises:
             WriteError: the trace cannot be saved.

@@ -64,7 +64,7 @@ class Job:
 
     @classmethod
     def inherited(cls) -> "Job":
-        """Return the job that this process was started by, as `tell_children` says it."""
+        """Return the job whose process started this one, from what `tell_children` left in the environment."""
         arguments, notes = json.loads(os.environ[_VARIABLE].partition("\n")[2])
         for name, value in arguments.items():
             if isinstance(value, str) and name in PARSERS:
@@ -72,7 +72,7 @@ class Job:
         return cls(arguments, notes)
 
     def tell_children(self) -> None:
-        """Have processes that this one starts from now on record themselves, where they run the same Python."""
+        """Let processes that this one starts from now on record themselves, if they run the same Python."""
         # `startup/sitecustomize.py` compares the first line.
         job = json.dumps([self.arguments, self._notes], default=str)
         os.environ[_VARIABLE] = f"{sys.hexversion:x} {sys.prefix}\n{job}"
@@ -81,7 +81,7 @@ class Job:
             os.environ["PYTHONPATH"] = f"{_STARTUP}{os.pathsep}{path}" if path else _STARTUP
 
     def child_arguments(self) -> dict[str, Any]:
-        """Return the arguments of `modtrace.record` for this process, a child: files of its own."""
+        """Return the arguments of `modtrace.record` for this child, which has files of its own."""
         return {
             name: _child_path(value) if name in PATHS and value is not None else value
             for name, value in self.arguments.items()
@@ -116,7 +116,7 @@ class Job:
         return ChildCount(list(saved.values()), len({pid for _, pid, _ in notes} - saved.keys()))
 
     def _open(self) -> io.FileIO:
-        """Open the notes to read from their begin and append.
+        """Open the notes for reading from the start, and for appending.
 
         Raises:
             OSError: they are gone with their process, whose number another one may have; or the process closed them.

@@ -31,7 +31,7 @@ class CheckResult(NamedTuple):
 
     @property
     def own_faults(self) -> list[Fault]:
-        """The faults that are not of events which torch.profiler wrote."""
+        """The faults of events that torch.profiler did not write."""
         return [fault for fault in self.faults if not fault.of_profiler]
 
     def lines(self, *, named: bool = False) -> Iterator[str]:
@@ -112,7 +112,7 @@ def _first_own_event(keys: Mapping[str, Any]) -> float:
 
 
 def _trace_of(path: str | os.PathLike[str], folder: Path) -> tuple[Path, list[Fault]]:
-    """Return the file that is checked, made in `folder` if `path` holds a trace, and what a ring has lost."""
+    """Return the file to check, and what a ring has lost; the trace of an archive or a ring is written to `folder`."""
     from ..read import FileKind, extract_trace, file_kind_by_head, read_timeline
     from ..timeline.contents import MISSING_BYTES
     from ..write import write

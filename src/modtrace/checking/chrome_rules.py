@@ -49,7 +49,7 @@ class ChromeEvents:
         return [*self._metadata_faults, *self._event_faults]
 
     def _add_ordinary(self, position: int, raw: dict[str, Any]) -> bool:
-        """Add an event that obviously breaks no rule, as nearly all do; return whether it is one."""
+        """Add the event if it obviously breaks no rule, as most do not; return whether it was added."""
         phase = raw.get("ph")
         if type(phase) is not str or phase not in _CHECKED_PHASES or _BIND_ID in raw:
             return False

@@ -45,7 +45,7 @@ def partial_overlap(layout: TrackLayout) -> Iterator[Fault]:
 
 
 def device_overlap(layout: TrackLayout) -> Iterator[Fault]:
-    """Find work of a stream in which the next one begins and ends: its end is wrong, and so are sums of it."""
+    """Find work of a stream in which the next work begins and ends: its end is wrong, and so are sums of it."""
     for track, work in layout.work.items():
         for (start, less, position, name), (after, less_inner, inner, inner_name) in itertools.pairwise(sorted(work)):
             if after - less_inner < start - less:
@@ -57,7 +57,7 @@ def device_overlap(layout: TrackLayout) -> Iterator[Fault]:
 
 
 def too_deep(layout: TrackLayout) -> Iterator[Fault]:
-    """Find the first slice of each track that lies deeper than viewers draw."""
+    """Find the first slice of each track that is deeper than viewers draw."""
     for track, slices in layout.slices.items():
         if len(slices.start) <= MAX_DRAWN_DEPTH:
             continue
@@ -70,7 +70,7 @@ def too_deep(layout: TrackLayout) -> Iterator[Fault]:
 
 
 def _depths(slices: ArrangedSlices) -> Int64Array:
-    """Return how deep each slice lies: how many are around it by their times, and itself."""
+    """Return the depth of each slice: how many are around it by their times, and itself."""
     is_empty = slices.start == slices.end
     ended = np.searchsorted(np.sort(slices.end[~is_empty]), slices.start, side="right")
     depth: Int64Array = np.cumsum(~is_empty) - ended + is_empty

@@ -117,7 +117,7 @@ class FlowEnds:
             phase[onward] = np.where(np.diff(of_flow, prepend=-1) != 0, START, STEP)
 
     def irregular(self, tracks: list[TrackKey]) -> Iterator[list[FlowEnd]]:
-        """Yield the ends of all flows except those of two ends, a start and something else: these break no rule.
+        """Yield the ends of flows that may break a rule: all but flows with a start and one other end.
 
         Args:
             tracks: keys by index.

@@ -24,12 +24,12 @@ def echo(line: object, *, err: bool = False) -> None:
 
 
 def say(line: object) -> None:
-    """Print one line on stderr, where what a command is asked for is not."""
+    """Print one line on stderr; what a command was asked for is on stdout."""
     echo(f"modtrace: {line}", err=True)
 
 
 def make_console(*, stderr: bool = False) -> "Console":
-    """Return a console that takes no markup from texts, and folds nothing where a program or a file reads it."""
+    """Return a console that takes no markup from texts, and folds no lines for a program or a file."""
     from rich.console import Console
 
     console = Console(stderr=stderr, markup=False, highlight=False, emoji=False)
@@ -51,12 +51,12 @@ def show_status(text: str) -> Iterator[None]:
 
 
 def show_count(what: str, total: int) -> AbstractContextManager[Callable[[int], object] | None]:
-    """Show on a terminal how many things have been done, while the block runs; None where there is no terminal."""
+    """Show on a terminal how many things have been done, while the block runs; yield None if there is no terminal."""
     return _bar(what, total, "MofNCompleteColumn")
 
 
 def show_reading(path: str) -> "AbstractContextManager[Progress | None]":
-    """Show on a terminal how much of a file has been read, while the block runs; None where there is no terminal."""
+    """Show on a terminal how much of a file has been read, while the block runs; None if there is no terminal."""
     return _bar(os.path.basename(path), os.path.getsize(path) if os.path.isfile(path) else 0, "DownloadColumn")
 
 

@@ -1,4 +1,4 @@
-"""What the options of several commands leave of a timeline, and what they say if that is nothing."""
+"""The part of a timeline that options choose, and the errors if nothing is left."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What another clock shows at a time of the own one, and how far that is off at most.
+"""What another clock shows at a time of this one, and how far off that can be.
 
 Hosts of a job, devices, a profiler and the wall clock are all compared in this way: something read both clocks at some
 moments, and `ClockMap` says what was between these readings, before them and after them.
@@ -23,7 +23,7 @@ Beyond = Literal["last rate", "mean rate", "no rate"]
 
 
 class Reading(NamedTuple):
-    """How far another clock was ahead of the own one.
+    """One reading of how far another clock was ahead of this one.
 
     Attributes:
         time_ns: own nanoseconds at which it holds.

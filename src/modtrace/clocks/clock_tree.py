@@ -118,7 +118,7 @@ class ClockTree:
         return Offset(offset, bound)
 
     def largest_bound(self, clock: str, first_ns: int, last_ns: int) -> int:
-        """Return how far what `to_root` returns is off at most in a range of a clock's monotonic nanoseconds."""
+        """Return how far the offsets of `to_root` can be off in a range of a clock's monotonic nanoseconds."""
         bound, ends = 0, np.array([first_ns, last_ns], np.int64)
         for step in self._chain(clock)[:-1]:
             offsets = self._offsets[step][1]

@@ -110,7 +110,7 @@ class PingServer:
         self.close_sockets()
 
     def close_sockets(self) -> None:
-        """Close what a forked child has of it, whose thread does not exist."""
+        """Close its sockets in a forked child, which does not have its thread."""
         for connection in [*self._connections, self._socket, self._wake_read, self._wake_write]:
             connection.close()
         self._selector.close()

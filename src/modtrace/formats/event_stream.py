@@ -153,7 +153,7 @@ class Chunk(NamedTuple):
 
 
 class EventStream:
-    """The events of a trace and what stands around them.
+    """The events of a trace, and what is before and after them.
 
     Kineto writes some texts as they are, with quotes, control characters or bytes that are not UTF-8 in them: names of
     ranges, and with `with_stack=True` those of functions and modules. Such an event gets the JSON that was meant.
@@ -268,7 +268,7 @@ class EventStream:
         return -1
 
     def _take(self, end: int) -> Chunk | int:
-        """Take the buffer up to `end`, where what follows an event stands; return where it does not parse, if so."""
+        """Take the buffer up to `end`, which is after an event; return the place at which it does not parse, if any."""
         buffer = self._buffer
         buffer[0] = ord("[")
         separator = buffer[end]
@@ -285,7 +285,7 @@ class EventStream:
         return chunk
 
     def _take_broken(self, end: int, *, is_all: bool = False) -> Chunk | None:
-        """Take what is before the first whole event of the buffer, of which something does not parse, or this event.
+        """Take the broken text before the first whole event of the buffer; that event if there is no such text.
 
         Args:
             end: where what may be events ends.
@@ -439,7 +439,7 @@ def _is_event(event: object) -> bool:
 
 
 def _repaired_events(text: str, boundaries: tuple[re.Pattern[str], ...]) -> Iterator[dict[str, Any] | None]:
-    """Yield the events that were meant; None for each of which that is not clear."""
+    """Yield the events that were meant; None for each that is not clear."""
     for piece in boundaries[0].split(text):
         if not (piece := piece.strip(_AROUND_EVENTS)).strip("{}"):
             continue

@@ -48,7 +48,7 @@ class LimitError(ValueError):
 
 
 def check_unpacked(unpacked_bytes: int, packed_bytes: int) -> None:
-    """Refuse packed data that grow as no trace does: a small file could fill memory or a disk.
+    """Refuse packed data that grow more than any trace does: a small file could fill memory or a disk.
 
     Args:
         unpacked_bytes: what has been unpacked so far.

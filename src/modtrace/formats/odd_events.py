@@ -1,4 +1,4 @@
-"""Events of a profile that are not as torch.profiler writes them, made so: readers read one kind, whatever wrote it."""
+"""Rewrites events of a profile as torch.profiler writes them, so that readers know one kind, whatever wrote it."""
 
 import math
 from typing import Any
@@ -8,7 +8,7 @@ from .chrome_values import MAX_TIME_US, TrackKey, is_int64
 
 
 class OddEvents:
-    """Makes events of others as torch.profiler writes them; leaves out and counts what cannot be an event.
+    """Rewrites events as torch.profiler writes them; leaves out and counts what cannot be an event.
 
     A slice is an X, or a B and the E after it on its track, which is after those in between. A time is a number or the
     text of one, an id anything: what has no pid or tid is of 0, as readers of JSON have it.
@@ -73,7 +73,7 @@ class TrackNumbers(dict[tuple[Any, Any], int]):
 
 
 def _id(value: Any) -> int | str:
-    """Return an id as whole number of 64 bits or text, whatever it is; 0 where there is none."""
+    """Return an id as a whole number of 64 bits or a text; 0 if there is none."""
     if isinstance(value, str):
         return value
     if isinstance(value, float) and value.is_integer():

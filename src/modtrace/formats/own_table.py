@@ -46,7 +46,7 @@ _PACKET_MARK = _packet(b"modtrace table\xff\xff")
 
 
 class Checksum:
-    """Passes bytes on to a sink, and sums them up."""
+    """Passes bytes on to a sink, and computes their checksum."""
 
     def __init__(self, write: Callable[[bytes], object]) -> None:
         self._write = write
@@ -87,7 +87,7 @@ def _summed(table: bytes, before: int, after: bytes) -> bytes:
 
 
 class CarriedTable(NamedTuple):
-    """What a trace carries.
+    """The table that a trace carries, and whether it fits the trace.
 
     Attributes:
         timeline: None if the trace has no table, or was changed since.
@@ -130,7 +130,7 @@ def read_table(blocks: Iterable[bytes], kind: str) -> CarriedTable:
 
 
 class _Before:
-    """Sums up what is before the mark."""
+    """Computes the checksum of what is before the mark."""
 
     def __init__(self, mark: bytes) -> None:
         self._mark, self._held = mark, b""

@@ -15,7 +15,7 @@ _SHORT = 0x80
 
 
 class FramingError(ValueError):
-    """What stands where a packet should begin is none, or none that is read.
+    """The bytes are not a packet, or not one that modtrace reads.
 
     Attributes:
         offset: where.

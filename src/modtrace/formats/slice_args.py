@@ -64,7 +64,7 @@ def arg_texts(args: Mapping[str, Value]) -> dict[str, str]:
 
 
 def own_args(args: Mapping[str, Value]) -> dict[str, str]:
-    """Return what a span has beyond the fixed args, as texts that are escaped for a trace.
+    """Return the args of a span beyond the fixed ones, as texts that are escaped for a trace.
 
     Raises:
         WriteError: one has the name of a fixed arg.

@@ -121,7 +121,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def format_of(head: bytes) -> Literal["chrome", "perfetto"] | None:
-    """Tell the formats apart: Chrome's JSON, Perfetto's protobuf, or neither (None).
+    """Return the format of a trace: Chrome's JSON, Perfetto's protobuf, or None for neither.
 
     A Perfetto trace starts with the tag of a packet, which is also a line feed, and the packet's length can be a
     bracket. The mark is that JSON has no other control characters that early.

@@ -48,7 +48,7 @@ class RecordingCallback:
         self._lines_read = 0
 
     def _begin_step(self, step: int) -> None:
-        """Start the recording if it is to record this step, and does not run yet."""
+        """Start the recording if this step is to be recorded and it does not run yet."""
         if self.recording is None and current() is None and (self._steps is None or step in range(*self._steps)):
             self.recording = record(self._path, **self._options)
             self.recording._first_step = step

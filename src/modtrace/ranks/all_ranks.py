@@ -33,7 +33,7 @@ class RankTimeline(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """Its number."""
+        """The rank's number."""
         return self.time.rank
 
     @property

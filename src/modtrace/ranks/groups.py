@@ -66,7 +66,7 @@ def slowest_of_others(values: Int64Array, begins: Int64Array) -> Int64Array:
 
 
 def _other(values: Int64Array, begins: Int64Array, index: Int64Array) -> Int64Array:
-    """Return for each value the one at `index` among the others in its group."""
+    """Return for each value the one at `index` among the other values of its group."""
     size = group_lengths(begins, len(values))
     begin = np.repeat(begins, size)
     own = np.arange(len(values)) - begin

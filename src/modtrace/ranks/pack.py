@@ -63,7 +63,7 @@ def pack(
     processes: int | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> PackResult:
-    """Write the recordings of ranks as a dataset; what is there already, of unchanged files, is left as it is.
+    """Write the recordings of ranks as a dataset; keep the parts of it whose files have not changed.
 
     Args:
         files: the recordings.
@@ -95,7 +95,7 @@ def pack(
 
 
 def _begin(root: Path, steps_per_bucket: int, reference: str) -> None:
-    """Make the folder, or check that it is of an earlier run in the same time; else begin anew."""
+    """Make the folder, or keep the dataset in it if that is in the same time; else begin anew."""
     try:
         if root.exists() and any(root.iterdir()) and read_head(root) != (steps_per_bucket, reference):
             for name in ("parts", *TABLE_NAMES):  # the description last, so that a run that is cut off goes on here
@@ -117,7 +117,7 @@ def _cannot(root: Path, error: OSError) -> WriteError:
 
 
 def _known_ranks(root: Path, sources: Mapping[int, list[object]]) -> set[int]:
-    """Return the ranks of whole parts; parts in which a rank's file is another one now are taken out."""
+    """Return the ranks of whole parts; remove parts in which a rank's file has changed."""
     known: set[int] = set()
     for name, entries in read_parts(root).items():
         if all(sources.get(entry.rank, entry.source) == entry.source for entry in entries):

@@ -152,7 +152,7 @@ _OWN_ANCHOR = {"kind": "anchor", "monotonic": 0, "wall": 0}
 
 
 def check_size(files: Iterable[RankRecording]) -> None:
-    """Check that no ring is so large that its user should say which steps to read.
+    """Raise if a ring is so large that the user should say which steps to read.
 
     Raises:
         ModtraceError: one is.
@@ -222,7 +222,7 @@ def _reader(path: Path) -> ReadRing:
 
 
 def _in_own_time(snapshot: RingSnapshot) -> RingSnapshot:
-    """Return the same with monotonic nanoseconds for its wall clock."""
+    """Return a ring's snapshot whose wall clock is its monotonic clock."""
     records = [record for record in snapshot.records if record["kind"] != "anchor"]
     return snapshot._replace(records=[*records, _OWN_ANCHOR])
 

@@ -61,7 +61,7 @@ def trace_path(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def errors_about(path: str | os.PathLike[str], inner: Path) -> Iterator[None]:
-    """Say of an archive what is wrong with the trace inside it, whose own path means nothing to the user.
+    """Name the archive in errors about the trace inside it, whose own path means nothing to the user.
 
     Args:
         path: the archive, or any other file.

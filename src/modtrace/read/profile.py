@@ -1,4 +1,4 @@
-"""A trace of torch.profiler → the timeline of what it says of modules."""
+"""A trace of torch.profiler → the timeline of its modules."""
 
 import os
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A ring file → a timeline, with what a watcher knows of the run beyond it."""
+"""A ring file → a timeline, with what a watcher knows of the whole run."""
 
 import os
 from collections.abc import Mapping
@@ -64,7 +64,7 @@ def load_around(path: str | os.PathLike[str], steps: Steps | None, step_by: str 
 
 
 def too_large(path: str | os.PathLike[str], events: int, advice: str) -> ModtraceError:
-    """Return the error of a ring that cannot be read in pieces, and is too large to be read without."""
+    """Return the error about a ring that is too large to be read at once and cannot be read in pieces."""
     return ModtraceError(
         f"{os.fspath(path)}: only all of its {events:,} events together say what ran, which takes about "
         f"{events * _BYTES_PER_EVENT / 1e9:.0f} GB of memory; {advice}"
@@ -87,7 +87,7 @@ def _last_calls(ring: tuple[ReadRing, range], first: int | None, last: int | Non
 
 
 def load_shown(path: str | os.PathLike[str], steps: Steps | None) -> tuple[Timeline, list[str]]:
-    """Read some steps of a file; if none are named, all, or of a ring with too many events the last ones.
+    """Read some steps of a file. If none are named, read all, or the last ones of a ring with too many events.
 
     Args:
         path: the file.

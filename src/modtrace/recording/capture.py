@@ -1,4 +1,4 @@
-"""What writes the events of a recording: ring, engine (and which), sampler; what the header says, and errors of these.
+"""Writes the events of a recording: chooses the engine, makes ring, engine and sampler, and handles their errors.
 
 The header has versions and hardware, nothing that names a person, a machine or a script.
 """
@@ -101,7 +101,7 @@ class Capture:
         self.started = False
 
     def start(self) -> None:
-        """Begin."""
+        """Begin to write events."""
         self.started = True
         self._sampler.start(self.engine, self.ring.names, self._on_error)
         self.engine.start()

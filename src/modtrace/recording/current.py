@@ -68,7 +68,7 @@ def current() -> Recording | None:
 
 
 def is_running(recording: Recording) -> bool:
-    """Whether it is this one that runs."""
+    """Whether this recording runs."""
     return _current is recording and _complete
 
 
@@ -113,7 +113,7 @@ def change_alone(recording: Recording, change: Callable[[], None]) -> None:
 
 
 def stop_alone(recording: Recording) -> bool:
-    """Switch `recording` off where it is not off already, and return whether it ran until now."""
+    """Switch `recording` off, and return whether it ran until now."""
 
     def stop() -> bool:
         global _current, _complete

@@ -1,4 +1,4 @@
-"""What a recording keeps while it runs: by a watcher beside it, or at once by a thread where there is none.
+"""What a recording keeps while it runs: a watcher saves it, or a thread of this process if there is no watcher.
 
 The training never sees the watcher as a child process.
 """
@@ -81,7 +81,7 @@ class KeptWindows:
     def keep_now(
         self, why: str, path: str | None, snapshot: Callable[[], Timeline], warn: Callable[[str], None]
     ) -> None:
-        """Save the last steps, by a thread, where no watcher does; one at a time, and no more than a watcher would."""
+        """Save the last steps on a thread, if no watcher does: one window at a time, no more than a watcher would."""
         if self.conditions is not None or self._kept >= self._limits.max_kept or not self._saving.acquire(False):
             return
         self._kept += 1

@@ -82,7 +82,7 @@ _active: tuple[Callable[..., Any], EngineName, str] | None = None
 
 
 class _WorkerLoop:
-    """Stands for torch's function that a worker runs.
+    """Takes the place of torch's function that a worker runs, and records it.
 
     Args:
         loop: that function.

@@ -226,7 +226,7 @@ class Outputs:
         return capture
 
     def save(self, save: Callable[[str], None]) -> None:
-        """Call `save` with where to save, if anywhere.
+        """Call `save` with the path to save to, if there is one.
 
         Raises:
             RecordingError: another rank has saved there.

@@ -40,7 +40,7 @@ class Recording:
 
     Use it in a with block, or call `start` and `stop`. It can be started once. While it runs, any thread may call its
     methods; `start` with a signal to save on, and the `stop` that goes with it, belong to the main thread. Whatever
-    needs a recording that was started raises `RecordingError` where it was not.
+    needs a recording that was started raises `RecordingError` if it was not.
 
     Example:
         >>> recording = modtrace.record(ring="run.modtrace").start()
@@ -213,7 +213,7 @@ class Recording:
             capture.start()
 
     def _switch_off(self) -> None:
-        """Undo all of `_switch_on` that was done; what an interrupt came into can be done again."""
+        """Undo what `_switch_on` did; can be called again after an interrupt."""
         if self._worker_rings is not None:
             self._worker_rings.stop()
         if self._capture is not None:
@@ -227,7 +227,7 @@ class Recording:
         self._block = None
 
     def stop(self) -> None:
-        """Stop recording, restore `nn.Module.__call__`, and save where a path was given; does nothing when stopped.
+        """Stop recording, restore `nn.Module.__call__`, and save if a path was given; does nothing if it has stopped.
 
         Thread-safe; calls that are open then have no end in the timeline. Where a signal's handler raises out of it, it
         has stopped all the same, and may have saved nothing.
@@ -258,7 +258,7 @@ class Recording:
                 self._on_saved(path)
 
     def _save_unsaved(self) -> None:
-        """Save to its path what was recorded and is not there yet, where a path was given.
+        """If a path was given, save what was recorded and is not there yet.
 
         Raises:
             RecordingError: another rank has written that file.
@@ -456,7 +456,7 @@ class Recording:
             _log.error("the recording could not be saved %s: %s", when, error)
 
     def _after_fork(self) -> None:
-        """In a forked child: the ring, its file and the path to save to are the parent's."""
+        """End in a forked child: the ring, its file and the path to save to belong to the parent."""
         atexit.unregister(self._save_at_exit)
         self._optimizer_steps.regions.stop()
         if self._capture is not None:

@@ -95,7 +95,7 @@ class SaveOnSignal:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop listening and restore the old handler; away from the main thread, which alone can do so, all stays.
+        """Stop listening and restore the old handler; only the main thread can do so, others leave all as it is.
 
         It undoes what of `start` was done, and can be called again where an interrupt came in between.
         """
@@ -149,7 +149,7 @@ class SaveOnSignal:
             old_handler(number, frame)
 
     def _is_ended_by(self, number: int) -> bool:
-        """Whether our handler has only put off the end of the process; one that the program has set since acts."""
+        """Whether the signal has yet to end the process: our handler only delays that, and the program has set none."""
         return number == signal.SIGTERM and self._ends and signal.getsignal(number) is self._handler
 
     def _listen(self) -> None:

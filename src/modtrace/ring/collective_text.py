@@ -49,7 +49,7 @@ def collective_text(operator: str, group: str, peer: int = -1, device: str = "")
 
 
 def parse_collective(text: str) -> CollectiveName:
-    """Return the name that a text holds. Any text is one: a ring can be damaged."""
+    """Parse the text of a collective's name. Any text gives a name, since a ring can be damaged."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):

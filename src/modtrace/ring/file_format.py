@@ -1,4 +1,4 @@
-"""What a ring file is: header, slots, and a log of records, which hold the name table.
+"""The format of a ring file: a header, slots, and a log of records, which hold the name table.
 
 ```
 0      magic "MODTRACE" · version u32 · 0 u32 · capacity u64 · slots offset u64 · log offset u64
@@ -155,7 +155,7 @@ def parse_header(path: str, head: bytes) -> FileHeader:
 
 
 def parse_object(text: bytes) -> dict[str, Any] | None:
-    """Return the JSON object that a text is; None if it is none."""
+    """Parse a text as a JSON object; None if it is not one."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:

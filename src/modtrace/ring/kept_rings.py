@@ -82,7 +82,7 @@ def _replace_ended(new: str, path: str, keep: int) -> str | None:
 
 
 def _has_ended(lock: WriterLock, path: str) -> bool:
-    """Whether no process writes the file that is locked; what cannot be known is taken for no."""
+    """Whether no process writes the locked file; False if that cannot be known."""
     if lock.is_taken:
         return False
     try:

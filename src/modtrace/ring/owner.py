@@ -63,7 +63,7 @@ class WriterLock:
                 self.is_taken = error.errno in (errno.EAGAIN, errno.EACCES)
 
     def release(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         if self.fd < 0 or self._process != os.getpid():
             return
         if self.is_held:
@@ -90,7 +90,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def name_digest(path: str) -> str:
-    """Return what tells in the header for which name a ring was made, without saying it."""
+    """Return a digest of the name that a ring was made for: the header shows it, and not the name."""
     return hashlib.sha256(f"modtrace {os.path.basename(path)}".encode(errors="surrogateescape")).hexdigest()[:12]
 
 
@@ -187,7 +187,7 @@ def _boot_hash() -> str | None:
 
 
 def _here() -> tuple[str | None, int | None]:
-    """Return what tells this run of the kernel apart, and this process's PID namespace; None where it is not known."""
+    """Return the id of this boot of the kernel, and this process's PID namespace; None if it is not known."""
     try:
         # The `/proc` of another namespace has other processes under these numbers.
         is_own = os.readlink("/proc/self") == str(os.getpid())

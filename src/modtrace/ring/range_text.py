@@ -41,7 +41,7 @@ def range_text(name: str, category: RangeCategory) -> str:
 
 
 def parse_range(text: str) -> RangeName:
-    """Return the name in a text; any text is a name, as a ring can be damaged."""
+    """Parse the text of a range's name. Any text gives a name, since a ring can be damaged."""
     try:
         match json.loads(text):
             case [str(category), str(name)] if category in CATEGORIES:

@@ -37,7 +37,7 @@ _MADV_POPULATE_WRITE = 23
 
 
 class WriteSlot(Protocol):
-    """What writes an event."""
+    """The function that writes an event."""
 
     def __call__(self, meta: int, value: int, time_ns: int | None = None, /) -> None:
         """Write it: meta is kind, thread and name packed. Without a time, the clock is read."""

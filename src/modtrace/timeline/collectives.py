@@ -21,7 +21,7 @@ class Group(NamedTuple):
 
     Attributes:
         name: as torch has it; `0` is the default group's.
-        ranks: its global ranks, ascending; empty where torch did not know them.
+        ranks: its global ranks, ascending; empty if torch did not know them.
         description: what torch says it is for (`default_pg`, `mesh_dp`).
     """
 
@@ -97,10 +97,10 @@ class Collectives:
         track_names: the names of the timeline's tracks.
         start: int64, nanoseconds since the Unix epoch.
         end: int64, nanoseconds; never less than `start`.
-        done: int64, nanoseconds; -1 where it is not known when, or that, it was complete.
+        done: int64, nanoseconds; -1 if it is not known when, or that, it was complete.
         name: int32, index into `names`; -1 for a wait for something unknown.
         is_wait: bool.
-        counter: int64, see `Collective`; -1 where it is not known.
+        counter: int64, see `Collective`; -1 if it is not known.
         nbytes: int64.
         track: int32, index into `Timeline.tracks`.
         step: int64, the number of steps that had ended when it was called.

@@ -71,7 +71,7 @@ class Process(NamedTuple):
 
     Attributes:
         pid: its id as the operating system has it.
-        rank: its distributed rank; None where there is none.
+        rank: its distributed rank; None if there is none.
         program: what it ran.
     """
 
@@ -138,7 +138,7 @@ class BackwardPass(NamedTuple):
 
     @property
     def duration_ns(self) -> int:
-        """How long it took."""
+        """The duration."""
         return self.end_ns - self.start_ns
 
 
@@ -172,7 +172,7 @@ class Range(NamedTuple):
 
     @property
     def duration_ns(self) -> int:
-        """How long it took."""
+        """The duration."""
         return self.end_ns - self.start_ns
 
 

@@ -129,7 +129,7 @@ def add_gpu_tracks(
 
 
 def _links(columns: Slices, spans: Slices) -> Int64Array:
-    """Return the link of each span's call, -1 where it has none; a recompute has none on its thread either."""
+    """Return the link of each span's call, -1 if it has none; a recompute has none on its thread either."""
     known: dict[tuple[int, int], int] = {}
     for row in np.flatnonzero((columns.link >= 0) & (columns.phase <= BACKWARD)).tolist():
         known.setdefault((int(columns.name[row]), int(columns.call[row])), int(columns.link[row]))

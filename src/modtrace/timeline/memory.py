@@ -56,7 +56,7 @@ class Holders(NamedTuple):
 
     @property
     def other(self) -> int:
-        """What none of these calls holds, bytes."""
+        """Bytes that none of these calls holds."""
         return self.held - sum(self.by_fqn.values())
 
 

@@ -1,4 +1,4 @@
-"""Which span lies in which, computed from their times alone."""
+"""Which span is in which, computed from their times alone."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ DEVICE_METADATA = ("device_clock_bound_ns", "device_events_dropped", "device_eve
 
 
 def on_gpu(timeline: Timeline) -> BoolArray:
-    """Return bool[n]: whether a span lies on the track of a GPU stream."""
+    """Return bool[n]: whether a span is on the track of a GPU stream."""
     tracks = np.array([track.device is not None for track in timeline.tracks] or [False])
     chosen: BoolArray = tracks[timeline.columns.track]
     return chosen
@@ -273,7 +273,7 @@ def samples_between(counter: CounterSeries, low: int, high: int) -> CounterSerie
 
 
 def steps_at(timeline: Timeline, times: Int64Array) -> Int64Array:
-    """Return for each moment the number of the step that it lies in."""
+    """Return for each moment the number of the step that it is in."""
     step_ends = np.array([mark.time_ns for mark in timeline.marks if mark.kind == "step"], np.int64)
     return np.searchsorted(step_ends, times).astype(np.int64) + first_ended_step(timeline, step_ends)
 
@@ -303,7 +303,7 @@ def forward_calls(timeline: Timeline) -> Int64Array:
 
 
 def outermost_calls(timeline: Timeline) -> Int64Array:
-    """Return those of them that are in no other call."""
+    """Return the rows of `forward_calls` that are in no other call."""
     rows = forward_calls(timeline)
     return rows[timeline.slices.parent[rows] < 0]
 
@@ -327,7 +327,7 @@ class Excerpt(NamedTuple):
 
 
 def last_steps(timeline: Timeline, max_spans: int) -> Excerpt | None:
-    """Return the last steps that together have at most `max_spans` spans; None where not even one step fits."""
+    """Return the last steps that together have at most `max_spans` spans; None if not even one step fits."""
     steps_held, counts = np.unique(timeline.columns.step, return_counts=True)
     fitting = int(np.count_nonzero(np.cumsum(counts[::-1]) <= max_spans))
     if not fitting or len(steps_held) < 2:
@@ -346,7 +346,7 @@ def last_spans(timeline: Timeline, max_spans: int) -> Excerpt:
 
 
 def slowest_steps(timeline: Timeline, max_spans: int) -> Excerpt | None:
-    """Return the slowest steps that together have at most `max_spans` spans; None where not even one step fits."""
+    """Return the slowest steps that together have at most `max_spans` spans; None if not even one step fits."""
     columns = timeline.columns
     numbers, index, counts = np.unique(columns.step, return_inverse=True, return_counts=True)
     if len(numbers) < 2:

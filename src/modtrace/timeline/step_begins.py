@@ -55,7 +55,7 @@ def trained_modules(timeline: Timeline, before: int | None = None) -> frozenset[
 
 
 class _Items:
-    """What threads of the first process did outside of evaluations, of which steps begin with the one or the other."""
+    """What threads of the first process did outside of evaluations: the things with which a step can begin."""
 
     def __init__(self, timeline: Timeline) -> None:
         slices, names = timeline.slices, timeline.names

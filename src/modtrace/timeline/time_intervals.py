@@ -19,7 +19,7 @@ class TimeIntervals(NamedTuple):
     end: Int64Array
 
     def hold(self, moment: Int64Array) -> BoolArray:
-        """Return for each moment whether it lies in a range, from its start to before its end."""
+        """Return for each moment whether it is in one of the intervals, from its start to before its end."""
         index = np.searchsorted(self.start, moment, side="right") - 1
         return np.asarray((index >= 0) & (moment < np.append(self.end, 0)[index]), np.bool_)
 

@@ -41,7 +41,7 @@ class RankRates(NamedTuple):
 
     @property
     def is_quiet(self) -> bool:
-        """Whether it wrote no event for longer than the time that the rows are of."""
+        """Whether it wrote no event for longer than the window of the rows."""
         return self.state.now_ns - self.state.last_ns > max(self.window_ns, _QUIET_NS)
 
 

@@ -1,4 +1,4 @@
-"""What a job does, as lines of a terminal, and what keys change in that."""
+"""What a job does, as lines of a terminal; and what keys change on the screen."""
 
 from collections import Counter
 from collections.abc import Sequence

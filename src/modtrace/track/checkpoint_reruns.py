@@ -85,7 +85,7 @@ def _is_torch_checkpoint(frame: FrameType | None) -> bool:
 
 
 def _note_of(module: nn.Module, inputs: Sequence[Any], sequence: int) -> tuple[_Note, list[StorageWeakRef]]:
-    """Return what is the same only for the same module, with the same memory of the same version, after one node.
+    """Return a key of a call: module, node, and memory and version of the inputs; a rerun of the call has the same one.
 
     It is empty for tensors that have no memory, as those of torch.func.
     """

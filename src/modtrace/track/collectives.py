@@ -142,7 +142,7 @@ class PortableCollectives:
     def enter(self, operator: str, group: Any, args: tuple[Any, ...]) -> tuple[int, int] | None:
         """Write that `operator` of c10d is called; return the id of its name and its counter.
 
-        None where an error came in between.
+        None if an error came in between.
         """
         try:
             warn_once(_PORTABLE_LIMITS)
@@ -161,7 +161,7 @@ class PortableCollectives:
         return name_id, counter
 
     def exit(self, entered: tuple[int, int], operator: str, args: tuple[Any, ...], work: Any) -> None:
-        """Write that it returned `work`, or None where it raised."""
+        """Write that the call returned `work`, or None if it raised."""
         try:
             message = 0 if "barrier" in operator else max(map(_tensor_bytes, args[:2]), default=0)
             not_awaited = NOT_AWAITED_BIT if work is None and _device_type(args) else 0
@@ -181,7 +181,7 @@ class PortableCollectives:
 
 
 def _device_type(value: object) -> str:
-    """Return the type of the first tensor's device; an empty text for the CPU, and where there is none."""
+    """Return the type of the first tensor's device; an empty text for the CPU, and if there is none."""
     if isinstance(value, Tensor):
         return "" if value.is_cpu else value.device.type
     return next(filter(None, map(_device_type, value)), "") if isinstance(value, (list, tuple)) else ""

@@ -172,7 +172,7 @@ class CompiledRegions:
             _watching = None
 
     def tell_step(self, caller: FrameType) -> None:
-        """Tell of a part of a step, which this frame called."""
+        """Report a part of a step, which this frame called."""
         listener = self._after_step_region
         if listener is not None and not call_listener(listener, caller):
             self._after_step_region = None

@@ -55,13 +55,13 @@ def add_step_hook(listener: Callable[[Optimizer], None]) -> None:
 
 
 def remove_step_hook(listener: Callable[[Optimizer], None]) -> None:
-    """Call it no longer; does nothing where it is removed already."""
+    """Stop calling `listener`; does nothing if it was removed."""
     with contextlib.suppress(ValueError):
         _listeners.remove(listener)
 
 
 def call_listener(listener: Callable[..., None], *arguments: object) -> bool:
-    """Tell a listener of a step; an error of ours is logged and leaves the user's step alone. Returns False then."""
+    """Call a listener after a step. Log its error, which must not reach the user's step, and return False then."""
     try:
         listener(*arguments)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Training steps, told by the optimizers that step."""
+"""Training steps, found by the optimizers that step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .unseen import unseen_by_modes
 
 
 class OptimizerSteps:
-    """Tells which training step each optimizer step belongs to.
+    """Finds which training step each optimizer step belongs to.
 
     Each thread has training steps of its own; their numbers run over all threads, in the order in which steps begin. A
     training step lasts until one of its optimizers steps again, or another one does for the same parameters. So
@@ -61,12 +61,12 @@ class OptimizerSteps:
         self._present: WeakMap[object, bool] | None = None
 
     def start(self) -> None:
-        """Begin."""
+        """Begin to count steps."""
         add_step_hook(self._after_step)
         self.regions.start()
 
     def stop(self) -> None:
-        """End. What an interrupt came into can be done again."""
+        """Stop counting steps; can be called again after an interrupt."""
         self._on_step = lambda _step, _complete: None
         remove_step_hook(self._after_step)
         self.regions.stop()
@@ -133,7 +133,7 @@ class OptimizerSteps:
         return (was_present or step.missing is None) and any(map(_Member.is_used, step.members.values()))
 
     def _is_complete(self, step: _Step) -> bool:
-        """Whether all have stepped that did in the step before; where that is not known, all that there were."""
+        """Whether all have stepped that did in the step before; if that is not known, all that there were."""
         if step.missing is not None:
             return not step.missing
         return self._present is None or all(has_stepped for _, has_stepped in self._present.items())
@@ -148,15 +148,15 @@ class OptimizerSteps:
 
 
 class _Step:
-    """The training step that a thread is in. What an optimizer is told by is its key.
+    """The training step that a thread is in. Optimizers are compared by their keys.
 
     Attributes:
         number: its number; -1 before the first.
         ended: whether it is counted.
         members: the optimizers that stepped in it, by `id()` of their keys.
-        missing: those that stepped in the step before and not in this one; None where nothing is known of that.
+        missing: those that stepped in the step before and not in this one; None if nothing is known of that.
         begins: by key, whether an optimizer began the step that it stepped in last.
-        last: returns the optimizer that stepped last, None where it is gone.
+        last: returns the optimizer that stepped last, None if it is gone.
         last_key: returns its key.
         sequence: the number of the next autograd node, at that time.
     """
@@ -190,7 +190,7 @@ class _Member(NamedTuple):
 
     @classmethod
     def of(cls, key: object) -> _Member:
-        """Return the one that is told by `key`, as it is now."""
+        """Return the optimizer that has `key`, with its gradient as it is now."""
         with unseen_by_modes():
             gradient = key.grad if isinstance(key, torch.Tensor) else None
             if gradient is None or gradient.is_inference():
@@ -233,7 +233,7 @@ def _find_others(key: object) -> WeakMap[object, bool]:
 
 
 def _key(optimizer: Optimizer) -> object:
-    """Return what an optimizer is told by: its first parameter, else itself."""
+    """Return the key of an optimizer: its first parameter, else itself."""
     # A class of the user's may hold anything.
     groups = getattr(optimizer, "param_groups", None)
     for group in groups if isinstance(groups, list | tuple) else ():

@@ -1,4 +1,4 @@
-"""Sampling at module calls, on request: input shapes, and memory. It costs nothing where it is not asked for."""
+"""Sampling at calls of modules, on request: shapes of inputs, and memory. It costs nothing unless asked for."""
 
 import contextlib
 import mmap

@@ -213,7 +213,7 @@ class Follower(_BackwardFollower):
         return names
 
     def name_of(self, module: nn.Module) -> str | None:
-        """Return the name of the innermost open call of `module`, else the last it had, else where it lies."""
+        """Return the name of the innermost open call of `module`, else the last it had, else its place."""
         thread = self._thread()
         for frame in reversed(thread.open_frames()):
             if frame.module is module and frame.call_id is not None:

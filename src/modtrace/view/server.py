@@ -35,7 +35,7 @@ class Page(NamedTuple):
 
     Attributes:
         body: its HTML.
-        policy: its Content-Security-Policy header; None where the page has it in itself.
+        policy: its Content-Security-Policy header; None if the page has it in itself.
     """
 
     body: bytes
@@ -49,7 +49,7 @@ class TraceServer:
 
     Args:
         page: the page.
-        trace: the trace's file; None where the page has all data in itself.
+        trace: the trace's file; None if the page has all data in itself.
         port: the port to listen on; 0 for any that is free.
 
     Attributes:

@@ -285,7 +285,7 @@ class RingFollower:
         return steps
 
     def window(self, start_ns: int, end_ns: int) -> Timeline:
-        """Return the steps that overlap a time; what lies in it if no step is known.
+        """Return the steps that overlap a range of time, or what is in it if no step is known.
 
         Raises:
             RingError: the file cannot be read.

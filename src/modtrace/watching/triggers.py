@@ -123,7 +123,7 @@ class Trigger(NamedTuple):
         key: what the time between two windows is of: the text of the condition, or the reason of `Recording.keep`.
         label: a few words for the file's name.
         sentence: what happened.
-        step: in which step, or None where no step ends.
+        step: in which step, or None if no step ends.
         time_ns: when, Unix nanoseconds.
         waits: whether the steps after it are waited for; a process that hangs has none.
     """
@@ -215,7 +215,7 @@ class Triggers:
 
 
 def _step_at(timeline: Timeline, time_ns: int) -> int | None:
-    """Return the step that a moment lies in; None if no step ends."""
+    """Return the step that a moment is in; None if no step ends."""
     if not any(mark.kind == "step" for mark in timeline.marks):
         return None
     return int(steps_at(timeline, np.array([time_ns], np.int64))[0])

@@ -61,7 +61,7 @@ class RankGroup(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Its ranks (`ranks 0-2, 5`), or its files: the first ones."""
+        """The ranks of the group (`ranks 0-2, 5`), or its first files."""
         ranks = [state.rank for state in self.ranks if state.rank is not None]
         labels = [state.label for state in self.ranks if state.rank is None]
         if len(labels) > _MAX_NAMED_FILES + 1:

@@ -152,7 +152,7 @@ class RankState(NamedTuple):
 
     @property
     def last_ns(self) -> int:
-        """Its last event, in nanoseconds of the same clock as `now_ns`."""
+        """When the last event was, in nanoseconds of the same clock as `now_ns`."""
         return max((thread.last_ns for thread in self.threads), default=self.now_ns)
 
     @property

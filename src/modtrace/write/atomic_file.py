@@ -120,7 +120,7 @@ def _is_trusted(status: os.stat_result) -> bool:
 
 
 def _status_of(target: Path) -> os.stat_result | None:
-    """Return the status of what has a name, itself if it is a link; None where nothing has it."""
+    """Return the status of what has a name, itself if it is a link; None if nothing has it."""
     try:
         return target.lstat()
     except FileNotFoundError:

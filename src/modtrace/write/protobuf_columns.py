@@ -15,7 +15,7 @@ class BytesColumn(NamedTuple):
 
     Attributes:
         data: uint8[n, width].
-        lengths: int64[n], how many bytes of row i the record i has; None where all have all of them.
+        lengths: int64[n], how many bytes of row i the record i has; None if all have all of them.
     """
 
     data: UInt8Array
@@ -170,12 +170,12 @@ VARINT, FIXED64, LENGTH_DELIMITED = range(3)
 
 
 def field_tag(number: int, wire_type: int = VARINT) -> bytes:
-    """Return what stands before a field: its number and its wire type."""
+    """Return the bytes before a field: its number and its wire type."""
     return varint(np.array([number << 3 | wire_type])).data.tobytes()
 
 
 def message_field_tag(message: type[Any], name: str, wire_type: int = VARINT) -> bytes:
-    """Return what stands before a field of one of the perfetto package's messages."""
+    """Return the bytes before a field of one of the perfetto package's messages."""
     return field_tag(message.DESCRIPTOR.fields_by_name[name].number, wire_type)
 
 

@@ -116,7 +116,7 @@ def _call_flows(timeline: Timeline) -> tuple[Int64Array, BoolArray, BoolArray]:
 
 
 def _meeting(name: CollectiveName, rank: int | None, groups: Mapping[str, Group]) -> object:
-    """Return what the calls that meet have in common beside their counter; None where that cannot be said."""
+    """Return what the calls that meet have in common beside their counter; None if that cannot be said."""
     if name.peer < 0:
         return (name.operator, name.group) if name.operator not in _PEER_OPERATORS else None
     ranks = groups[name.group].ranks if name.group in groups else ()

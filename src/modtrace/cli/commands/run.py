@@ -147,7 +147,7 @@ def _strip_runner_frames(traceback: TracebackType | None) -> TracebackType | Non
 
 
 def _parser(option: Option) -> Callable[[str], Any]:
-    """Return the parser of an option that all ways to give it share, with its errors as the shell shows them."""
+    """Return the parser of an option for click: the one that all ways to give it share, with click's errors."""
 
     def parse(text: str) -> Any:
         try:
@@ -164,7 +164,7 @@ def _completion(option: Option) -> Callable[[click.Context, click.Parameter, str
 
 
 def _joined(separator: str) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], str | None]:
-    """Return what makes one text of an option that is given several times."""
+    """Return a callback that joins the texts of an option that is given several times."""
     return lambda _context, _parameter, texts: separator.join(texts) if texts else None
 
 
@@ -260,7 +260,7 @@ def run_command(
 
 
 def _check_conditions(keep_when: str | None, ring: str | None) -> None:
-    """Refuse before the script begins what `record` would refuse in it."""
+    """Check the conditions before the script begins, as `record` would only during it."""
     if keep_when is None:
         return
     from ...watching.triggers import parse_conditions

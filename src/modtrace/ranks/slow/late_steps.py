@@ -19,7 +19,7 @@ from ..sync_points import call_keys, is_synchronizing
 
 
 class OwnTime:
-    """Times of many ranks on one axis, and how much of them their ranks did not wait.
+    """Times of many ranks on one axis, and how much of that time the ranks did not wait.
 
     Args:
         table: the collectives of all ranks. A rank waits in waits, and in calls that return when they are complete.
@@ -265,7 +265,7 @@ _RANK_BITS = 31
 
 
 class LateStep(NamedTuple):
-    """A step, and what made it late.
+    """A step with the rank that made it late, and why.
 
     Attributes:
         finding: what it says, without modules, duration, and what it saved.

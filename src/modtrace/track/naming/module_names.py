@@ -140,7 +140,7 @@ class ModuleNames:
         return name_id
 
     def _by_path(self, module: nn.Module, open_calls: Sequence[OpenCall]) -> int | None:
-        """Return the id of a name that is made of a path and a class alone, as most are; None where it takes more."""
+        """Return the id of a name that is made of a path and a class alone, as most are; None if it takes more."""
         for outer, _ in reversed(open_calls):
             known = self._paths.get(id(outer))
             if known is not None and known[1].are_names and known[0]() is outer:
@@ -203,7 +203,7 @@ class ModuleNames:
         return is_optimized(outer) and getattr(outer, "_orig_mod", None) is module
 
     def last(self, module: nn.Module) -> str | None:
-        """Return the fully qualified name under which `module` was called last, None where it was not."""
+        """Return the fully qualified name under which `module` was called last, None if it was not."""
         if self.dead:
             self.forget_dead()
         name_id = self._last_name_ids.get(id(module))
@@ -227,7 +227,7 @@ class ModuleNames:
         return None
 
     def _below_model(self, models: "_Models", open_calls: Sequence[OpenCall], module: nn.Module) -> int | None:
-        """Return the name that begins at the model that `module` is or lies in; None where there is none."""
+        """Return the name that begins at the model that contains `module`, or is it; None if there is no such model."""
         inside = [call for call in open_calls if models.is_start(call[0], self._class_name(call[0]))]
         if models.is_start(self._unwrapped(module), self._class_name(module)):
             # A module of the class inside another one has its name there.
@@ -256,7 +256,7 @@ class ModuleNames:
         return self._add_below(self._root_prefix(owner), path, module) if path else None
 
     def _add_below(self, parent_fqn: str, path: str, module: nn.Module) -> int:
-        """Add the name of a module whose path below the parent is `path`; both are empty where names start at it."""
+        """Add the name of a module whose path below the parent is `path`; both are empty if names start at it."""
         own_name = self._class_name(module)
         worker = self._unwrapped(module)
         does_own_work = self._strip and wrapping_of(worker) is not None
@@ -289,7 +289,7 @@ class ModuleNames:
         return self._suffix(fqn, inner, self._class_name(inner))
 
     def _suffix(self, fqn: str, module: nn.Module, own_name: str) -> str:
-        """Return what tells a module of this class from others that have a name, see `_DistinctNames`."""
+        """Return what is added to a module's name if others have the same one, see `_DistinctNames`."""
         if self._distinct is None or not fqn or object.__getattribute__(module, "__dict__").get("_is_replica") is True:
             return ""
         watched = self._watched.get(id(module))
@@ -317,7 +317,7 @@ class ModuleNames:
         return known[1].find(parent, module)
 
     def _refer_to(self, module: nn.Module) -> ModuleRef:
-        """Return a new reference to a module, whose death the first one tells."""
+        """Return a new reference to a module; only the first one reports its death."""
         module_id = id(module)
         known = self._watched.get(module_id)
         if known is not None and known() is module:
@@ -339,7 +339,7 @@ class ModuleNames:
         told is not lost.
         """
         for ref in list(self.dead):
-            # None where an interrupt came before it was set.
+            # None if an interrupt came before it was set.
             module_id = getattr(ref, "module_id", None)
             if module_id is not None:
                 if self._watched.get(module_id) is ref:
@@ -466,7 +466,7 @@ def _calling_object() -> Any:
 
 
 def _attribute_of_caller(module: nn.Module) -> str | None:
-    """Return the attribute by which the object whose method calls `module` knows it; None where there is none."""
+    """Return the attribute by which the object whose method calls `module` knows it; None if there is none."""
     try:
         attributes = object.__getattribute__(_calling_object(), "__dict__")
     except AttributeError:

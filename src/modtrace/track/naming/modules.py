@@ -24,7 +24,7 @@ def class_name(module: nn.Module) -> str:
 
 
 def _attribute(module: nn.Module, name: str) -> Any:
-    """Return what a module holds under a name, past a `__getattribute__` of its own; None where it holds nothing."""
+    """Return what a module holds under a name, past a `__getattribute__` of its own; None if it holds nothing."""
     try:
         return object.__getattribute__(module, name)
     except AttributeError:
@@ -105,7 +105,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def without_compile(module: nn.Module) -> nn.Module | None:
-    """Return what torch.compile was given for this module; the module itself where it was not."""
+    """Return what torch.compile was given for this module; the module itself if it was not."""
     return getattr(module, "_orig_mod", None) if is_optimized(module) else module
 
 
@@ -173,7 +173,7 @@ _PREFIXED = {"FSDPModule", "ReplicateModule"}
 
 
 def _wrapping(kind: type) -> tuple[Wrapping, ...]:
-    """Return in which ways modules of a class may wrap another one."""
+    """Return the ways in which modules of a class may wrap another one."""
     bases = ((base.__module__, base.__name__) for base in kind.__mro__)
     if (known := next(filter(_WRAPPERS.__contains__, bases), None)) is not None:
         return (_WRAPPERS[known],)
@@ -190,7 +190,7 @@ def _is_prefixed(kind: type) -> bool:
 
 
 def wrapping_of(module: nn.Module) -> tuple[nn.Module, Wrapping] | None:
-    """Return the module that `module` wraps, and how; None where it wraps none."""
+    """Return the module that `module` wraps, and how; None if it wraps none."""
     children = _attribute(module, "_modules")
     # Most have no child under such a name, which is found sooner than what their class is.
     if not children or not any(map(children.__contains__, _ATTRIBUTES)):
@@ -289,7 +289,7 @@ class ModulePaths:
         self._walking: deque[None] = deque()  # one for each walk under way
 
     def find(self, parent: nn.Module, module: nn.Module) -> str | None:
-        """Return the path of `module` below the parent; None where it is not there, or no walk is due to see that."""
+        """Return the path of `module` below the parent; None if it is not there, or it is too early to look again."""
         path = self.known(module)
         # What another thread's walk is about to find is looked for here too: that walk may wait for this thread, as in
         # a finalizer that runs there.
@@ -379,7 +379,7 @@ class OutermostModules:
 
         Args:
             module: what this thread calls outside of all others; also a replica that `nn.DataParallel` made.
-            path_below: returns the path of the second module below the first; None where it is not there.
+            path_below: returns the path of the second module below the first; None if it is not there.
         """
         here, is_replica = threading.get_ident(), _attribute(module, "_is_replica") is True
         for ref, name_id, thread in reversed(list(self._by_id.values())):

@@ -52,7 +52,7 @@ def _compiler() -> list[str]:
 
 
 def missing_compiler() -> str | None:
-    """Say that there is no C++ compiler, or none of Python's headers, and what to do; None where there are.
+    """Say that there is no C++ compiler, or none of Python's headers, and what to do; None if there are.
 
     Where the engine cannot run, no compiler is of use: it says so.
     """
@@ -177,7 +177,7 @@ def _torch_folder() -> Path:
 
 
 def build(force: bool = False) -> Path:
-    """Return the engine for the installed torch; compile it into the user's cache where there is none.
+    """Return the engine for the installed torch; compile it into the user's cache if there is none.
 
     Of several processes that do at once, one compiles, and the others wait for it.
 
@@ -204,7 +204,7 @@ def build(force: bool = False) -> Path:
 
 
 def build_if_missing(wanted: EngineName, say: Callable[[str], object]) -> None:
-    """Build the engine where a recording would take it, a compiler is there, and it was not tried before.
+    """Build the engine if a recording would take it, there is a compiler, and no build was tried before.
 
     Where that fails, the reason is what `why_unavailable` tells from then on. `MODTRACE_BUILD=0` keeps it from trying.
 
@@ -229,7 +229,7 @@ def build_if_missing(wanted: EngineName, say: Callable[[str], object]) -> None:
 
 
 def _compile(path: Path) -> None:
-    """Compile; no other process does."""
+    """Compile the engine while no other process does."""
     failure = path.parent / FAILURE
     for left in path.parent.glob(f"{WORK_PREFIX}*"):  # by a process that was killed
         shutil.rmtree(left, ignore_errors=True)

@@ -29,5 +29,5 @@ def cache_home() -> Path:
 
 
 def engine_folder(torch_version: str, key: str) -> str:
-    """Return the name of an engine's folder; `key` tells builds of one version apart."""
+    """Return the name of an engine's folder; builds of one version differ by `key`."""
     return f"torch-{torch_version}-{sys.implementation.cache_tag}-{key}"

@@ -74,7 +74,7 @@ class NativeDeviceTimes:
         return name_id
 
     def start(self) -> None:
-        """Begin once the process uses the device; where there is none, that is logged. The engine's session runs.
+        """Begin once the process uses the device; if there is none, that is logged. The engine's session runs.
 
         Until then nothing is asked of it: how many devices there are, CUDA tells by starting its driver, and children
         that are forked after that cannot use CUDA.
@@ -130,7 +130,7 @@ class NativeDeviceTimes:
 
 
 class _Replay(nn.Module):
-    """Stands for the replays of all graphs, as a module for the engine. No hooks of modules run around it."""
+    """A module whose calls are the replays of all graphs, for the engine. No hooks of modules run around it."""
 
     def __init__(self) -> None:
         super().__init__()

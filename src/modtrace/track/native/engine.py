@@ -156,7 +156,7 @@ def _follow_greenlets() -> None:
 
 @cache
 def _watch_cuda_memory_later(native: ModuleType) -> None:
-    """Do so when the process begins to use CUDA; asked once, whichever recording runs then, as torch keeps the call."""
+    """Watch CUDA's memory when the process begins to use it; asked once, whichever recording runs then."""
     torch.cuda._lazy_call(lambda: _watch_cuda_memory(native))  # type: ignore[no-untyped-call]
 
 

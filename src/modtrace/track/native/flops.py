@@ -66,7 +66,7 @@ class NativeFlops:
         self._native.start_flops(self._operators, self.answer)
 
     def stop(self) -> None:
-        """Let torch call operators as it did."""
+        """Stop counting: torch calls operators as before."""
         while self._hidden:
             self._hidden.pop()._enable_pyobj_dispatch(True)
 
@@ -136,7 +136,7 @@ class NativeFlops:
 
 @cache
 def _device_name(device_type: str) -> str:
-    """Return what a device of this type is called; the type itself for the CPU, and where that is not known."""
+    """Return what a device of this type is called; the type itself for the CPU, and if that is not known."""
     try:
         return str(torch.get_device_module(device_type).get_device_name())
     except Exception:  # a backend of one's own can do as it likes

@@ -52,7 +52,7 @@ def native_folder() -> str:
 
 
 def _torch_abi() -> list[str]:
-    """Return what tells two builds of one version of torch apart: their ABI, and the sizes of their libraries.
+    """Return what differs between builds of one version of torch: their ABI, and the sizes of their libraries.
 
     `torch.__config__` knows their compilers, but to ask it starts CUDA's driver, which forked children then cannot use.
     """
@@ -93,7 +93,7 @@ def is_built() -> bool:
 
 
 def _problem(path: Path) -> str | None:
-    """Return why the library in the cache is not to be loaded, None where it may be."""
+    """Return why the library in the cache is not to be loaded, None if it may be."""
     if sys.platform != "linux":
         return "it is for Linux"
     if not path.is_file():
@@ -140,7 +140,7 @@ def forget_loaded() -> None:
 
 
 def why_unavailable() -> str | None:
-    """Return why the native engine cannot be had in this process, and what to do; None where it can."""
+    """Return why the native engine cannot be had in this process, and what to do; None if it can."""
     try:
         _load()
     except EngineError as error:

@@ -195,7 +195,7 @@ class PortableEngine(SegmentHooks):
 
     @skip_all
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallFrame | None:
-        """Write that `module` is called with these inputs; None where the call is not recorded."""
+        """Write that `module` is called with these inputs; None if the call is not recorded."""
         if not self._active:
             return None
         try:
@@ -276,7 +276,7 @@ class PortableEngine(SegmentHooks):
 
     @skip_all
     def exit(self, frame: CallFrame, output: object) -> None:
-        """Write that the call returned `output`, or None where it raised."""
+        """Write that the call returned `output`, or None if it raised."""
         if not self._active:
             return
         try:

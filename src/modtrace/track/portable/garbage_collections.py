@@ -70,7 +70,7 @@ class PortableCollections:
         self._began_ns = 0
 
     def read(self) -> Iterator[Collection]:
-        """Yield what has ended since this was last called."""
+        """Yield the collections that have ended since this was last called."""
         if not _notes:
             return
         notes = []
