@@ -57,9 +57,11 @@ def names_returned(value: object) -> set[str]:
     """Return the names in the annotations of what a public function returns, or a public class's methods and fields."""
     if not (inspect.isclass(value) or inspect.isfunction(value)):
         return set()
-    (defined,) = ast.parse(textwrap.dedent(inspect.getsource(value))).body
+    bases = value.__mro__ if inspect.isclass(value) else (value,)
+    sources = [inspect.getsource(base) for base in bases if base.__module__.startswith("modtrace")]
+    defined = [node for source in sources for node in ast.parse(textwrap.dedent(source)).body]
     annotations = []
-    for node in defined.body if isinstance(defined, ast.ClassDef) else [defined]:
+    for node in [inner for outer in defined for inner in (outer.body if isinstance(outer, ast.ClassDef) else [outer])]:
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
             annotations.append(node.returns)
         elif isinstance(node, ast.AnnAssign) and not ast.unparse(node.target).startswith("_"):

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from .._typing import BoolArray, Int64Array
-from ..timeline import BACKWARD, Columns, Process, Timeline, Track
+from ..timeline import BACKWARD, Process, Slices, Timeline, Track
 from ..timeline.decode.path_spans import LabelledInterval, clip_and_nest, spans_from_intervals
 from ..timeline.join import with_modules
 from ..timeline.nesting import InnermostLookup
-from ..timeline.slices import Slices, in_start_order, join_columns
+from ..timeline.slices import in_start_order, join_columns
 from ..timeline.time_intervals import union_of
 from .call_lookup import CallIndex, innermost_spans, runs_module_code
 from .event_columns import NodeSlices, NumberedOps, ProfilerEvents
@@ -94,7 +94,7 @@ class _Builder:
             return self.timeline
         start, end, call, track, rank = np.array(rows, np.int64).T
         kept, kept_start, kept_end = self._kept(start, end, track)
-        made = Columns.of(
+        made = Slices.of(
             start=start,
             end=end,
             name=columns.name[call],
@@ -166,7 +166,7 @@ class _Builder:
         kept = np.flatnonzero(keep)
         return kept, new_start[kept], new_end[kept]
 
-    def _on_backward(self, columns: Columns) -> BoolArray:
+    def _on_backward(self, columns: Slices) -> BoolArray:
         """Which spans are on the backward track of their thread."""
         is_backward = np.array([track.kind == "backward" for track in self.tracks], np.bool_)
         return np.asarray(is_backward[columns.track], np.bool_)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from .._typing import BoolArray, Int64Array
-from ..timeline import FORWARD, RECOMPUTE, Columns, Timeline
+from ..timeline import FORWARD, RECOMPUTE, Slices, Timeline
 from ..timeline.nesting import InnermostLookup
 
 
@@ -46,7 +46,7 @@ def threads_of(timeline: Timeline) -> Int64Array:
     return np.array([track.tid for track in timeline.tracks] or [0], np.int64)[timeline.columns.track]
 
 
-def runs_module_code(columns: Columns) -> BoolArray:
+def runs_module_code(columns: Slices) -> BoolArray:
     """Return which spans are forward or recompute: these run a module's own code."""
     is_module_code: BoolArray = (columns.phase == FORWARD) | (columns.phase == RECOMPUTE)
     return is_module_code

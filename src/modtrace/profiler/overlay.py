@@ -13,14 +13,14 @@ from .._errors import TraceError
 from .._numbering import Numbering
 from .._typing import BoolArray, Int64Array
 from ..formats.chrome_values import base_time_ns
-from ..timeline import FORWARD, RECOMPUTE, Columns, Name, Process, Summary, Timeline, Track
+from ..timeline import FORWARD, RECOMPUTE, Name, Process, Slices, Summary, Timeline, Track
 from ..timeline.contents import REGION_CLASS
 from ..timeline.decode.path_spans import clip_and_nest
 from ..timeline.decode.spans import count_in_group
 from ..timeline.join import join, move_times
 from ..timeline.nesting import InnermostLookup, nest_by_time
 from ..timeline.select import modules_only, whole_spans
-from ..timeline.slices import Slices, in_start_order
+from ..timeline.slices import in_start_order
 from ..timeline.summary import summarize
 from .alignment import Alignment, align_by_sync_marks, refine_by_operators
 from .backward_nodes import Nodes, cut_to_nodes, find_calls_of_nodes
@@ -83,7 +83,7 @@ def reconstruct(events: ProfilerEvents, threads: Int64Array, process: Process) -
         slices, texts, note = events.regions, events.region_names, REGIONS
         slices = slices.take(threads[slices.track] >= 0)
     if not len(slices):
-        return Timeline(Columns.empty(), metadata={"reconstructed": True}), [NO_MODULES if events.total else NO_EVENTS]
+        return Timeline(Slices.empty(), metadata={"reconstructed": True}), [NO_MODULES if events.total else NO_EVENTS]
     notes = [note]
     if others := int(np.count_nonzero(threads[(events.modules if has_modules else events.regions).track] < 0)):
         what = "modules" if has_modules else "record_function"
@@ -108,7 +108,7 @@ def reconstruct(events: ProfilerEvents, threads: Int64Array, process: Process) -
     names, name = _names(texts, slices.name, parent, np.lexsort((depth, is_recompute)), is_recompute, make_name)
     phase = np.where(is_recompute, RECOMPUTE, FORWARD)
     columns = in_start_order(
-        Columns.of(start=slices.start, end=end, name=name, phase=phase, track=track, depth=depth, parent=parent)
+        Slices.of(start=slices.start, end=end, name=name, phase=phase, track=track, depth=depth, parent=parent)
     )
     # Calls are numbered for each name, forward and recomputed ones apart.
     order = np.lexsort((columns.phase, columns.name))
@@ -283,24 +283,24 @@ def overlay(
     """
     events, impossible = without_impossible_times(events)
     aligned = _align(timeline, events, keys, path)
-    known, threads = aligned.timeline, aligned.threads
+    with_captures, threads = aligned.timeline, aligned.threads
     launch = find_launches(events)
     graphs = captured_graphs(events, launch, aligned.running, threads)
     if capture is not None:
-        known, added = _with_captures(known, timeline, capture)
+        with_captures, added = _join_captures(aligned.timeline, timeline, capture)
         graphs += added
     owners = attribute_device_work(aligned.timeline, events, launch, threads, aligned.running, graphs)
     on_cpu = find_cpu_collectives(aligned.timeline, events, threads, aligned.running)
     reasons = np.bincount(owners.reason, minlength=len(NoModuleReason)).tolist()
-    timeline = replace(aligned.timeline, gpu_work=add_up_gpu_work(known, events, owners, on_cpu))
+    timeline = replace(aligned.timeline, gpu_work=add_up_gpu_work(with_captures, events, owners, on_cpu))
     drawn = timeline
     if aligned.alignment is not None:
         drawn = drop_unused(without_annotated_ranges(timeline, events))
     return Overlay(
         **{**vars(aligned), "timeline": timeline, "notes": [*aligned.notes, *impossible]},
         drawn=drawn,
-        timeline_with_captures=known,
-        devices=build_stream_spans(known, events, owners),
+        timeline_with_captures=with_captures,
+        devices=build_stream_spans(with_captures, events, owners),
         collective_names=events.collective_names,
         summary=summarize(timeline),
         nodes=len(aligned.calls_of_nodes),
@@ -345,13 +345,13 @@ def _align(timeline: Timeline | None, events: ProfilerEvents, keys: Mapping[str,
     return Aligned(timeline, innermost_spans(timeline), pid, threads, alignment, nodes, cuts, worst, notes)
 
 
-def _with_captures(
-    known: Timeline, timeline: Timeline | None, capture: Trace
+def _join_captures(
+    merged: Timeline, timeline: Timeline | None, capture: Trace
 ) -> tuple[Timeline, list[CudaGraphCapture]]:
-    """Return a timeline with the spans of a second trace after its own, and the graphs that were captured in them.
+    """Return the modules of two traces, and the graphs that were captured in those of the second one.
 
     Args:
-        known: whose spans are to be kept at their places.
+        merged: the timeline of the first trace, whose spans keep their places.
         timeline: the recording, in its own time; None, or one of another time, takes the second trace's own modules.
         capture: the second trace.
     """
@@ -363,9 +363,9 @@ def _with_captures(
         aligned = _align(None, *capture)
     launch = find_launches(capture.events)
     graphs = captured_graphs(capture.events, launch, aligned.running, aligned.threads)
-    first = len(known.columns)
+    first = len(merged.columns)
     return (
-        join([modules_only(known), modules_only(aligned.timeline)], sort=False),
+        join([modules_only(merged), modules_only(aligned.timeline)], sort=False),
         [graph._replace(spans=np.where(graph.spans >= 0, graph.spans + first, -1)) for graph in graphs],
     )
 

@@ -30,7 +30,6 @@ from .slices import BACKWARD as BACKWARD
 from .slices import FORWARD as FORWARD
 from .slices import PHASES as PHASES
 from .slices import RECOMPUTE as RECOMPUTE
-from .slices import Columns as Columns
 from .slices import Slices as Slices
 from .spans import Span as Span
 from .spans import Spans as Spans

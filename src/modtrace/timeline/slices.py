@@ -173,8 +173,6 @@ class Slices:
         return own + sum(column.rows.nbytes + column.values.nbytes for column in self.args.values())
 
 
-Columns = Slices
-
 DTYPES: dict[str, type[np.generic]] = {
     # `Int64Array` → `np.int64`
     name: np.dtype(kind.removesuffix("Array").lower()).type

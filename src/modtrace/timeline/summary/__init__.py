@@ -1,5 +1,6 @@
 """What each module of a timeline took, and each step, as tables in many forms."""
 
+from ..._tables import Table as Table
 from .device_summary import DeviceModule as DeviceModule
 from .device_summary import DeviceSummary as DeviceSummary
 from .flop_summary import FlopModule as FlopModule

@@ -8,7 +8,7 @@ from ..._tables import MODULE, MS, NAME, NUMBER, Column, Table, fields_of
 from ..._terminal import counted
 from ..._typing import BoolArray, Int64Array
 from ..select import on_gpu
-from ..slices import FORWARD, PHASES, Columns
+from ..slices import FORWARD, PHASES, Slices
 from ..time_intervals import union_of
 from .module_rows import GroupBy, group_modules
 from .percentiles import median
@@ -114,7 +114,7 @@ def _rows(timeline: "Timeline", chosen: BoolArray, by: GroupBy) -> tuple[DeviceM
     return tuple(sorted(modules, key=lambda module: module.total_ns, reverse=True))
 
 
-def _latencies(columns: Columns, chosen: BoolArray, group_of_name: Int64Array, count: int) -> list[list[int]]:
+def _latencies(columns: Slices, chosen: BoolArray, group_of_name: Int64Array, count: int) -> list[list[int]]:
     """Return the latencies of the calls of each group, in each phase: from a thread's begin to that of a stream."""
     latencies: list[list[int]] = [[] for _ in range(count)]
     begun: list[dict[tuple[int, int, int], int]] = []

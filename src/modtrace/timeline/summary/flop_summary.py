@@ -12,7 +12,7 @@ from ..._terminal import counted
 from ..._typing import BoolArray, Int64Array
 from ..args import ArgColumn
 from ..contents import COUNTED
-from ..slices import FLOPS, PHASES, RECOMPUTE, UNKNOWN_FLOPS, Columns
+from ..slices import FLOPS, PHASES, RECOMPUTE, UNKNOWN_FLOPS, Slices
 from .module_rows import ModuleTimes
 from .overview import shortened
 from .percentiles import median
@@ -39,7 +39,7 @@ class SpanFlops(NamedTuple):
     own: Int64Array
     known: BoolArray
 
-    def in_steps(self, columns: Columns, step: Int64Array, numbers: Sequence[int]) -> Int64Array:
+    def in_steps(self, columns: Slices, step: Int64Array, numbers: Sequence[int]) -> Int64Array:
         """Return int64[phases, steps], FLOPs in each of the steps.
 
         Args:

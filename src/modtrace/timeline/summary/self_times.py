@@ -3,10 +3,10 @@
 import numpy as np
 
 from ..._typing import BoolArray, Int64Array
-from ..slices import Columns
+from ..slices import Slices
 
 
-def self_times(columns: Columns) -> Int64Array:
+def self_times(columns: Slices) -> Int64Array:
     """Return int64[n]: what each span took outside the spans directly inside it, in ns."""
     duration = columns.end - columns.start
     self_ns: Int64Array = duration.copy()
@@ -15,7 +15,7 @@ def self_times(columns: Columns) -> Int64Array:
     return self_ns
 
 
-def times_in_phase(columns: Columns) -> Int64Array:
+def times_in_phase(columns: Slices) -> Int64Array:
     """Return int64[n]: what each span took, in ns, without the spans of other phases inside it."""
     duration = columns.end - columns.start
     in_phase_ns: Int64Array = duration.copy()
@@ -31,7 +31,7 @@ def times_in_phase(columns: Columns) -> Int64Array:
     return in_phase_ns
 
 
-def is_outermost(columns: Columns, group: Int64Array) -> BoolArray:
+def is_outermost(columns: Slices, group: Int64Array) -> BoolArray:
     """Return bool[n]: False for a span inside one of its group, with only spans of the same phase between them."""
     outermost = np.ones(len(columns), np.bool_)
     span = np.flatnonzero(columns.parent >= 0)

@@ -12,7 +12,7 @@ from ..._numbering import Numbering
 from ..._typing import BoolArray, Int64Array
 from ..contents import Process
 from ..select import first_process_tracks, without_gpu
-from ..slices import BACKWARD, BYTES_ACCESSED, FLOPS, FORWARD, PHASES, RECOMPUTE, RECOMPUTE_FLOPS, Columns
+from ..slices import BACKWARD, BYTES_ACCESSED, FLOPS, FORWARD, PHASES, RECOMPUTE, RECOMPUTE_FLOPS, Slices
 from ..step_pieces import step_pieces
 from .device_summary import DeviceSummary, summarize_device
 from .flop_summary import describe_flops, read_flops
@@ -278,7 +278,7 @@ def _sum_up(
     )
 
 
-def _add_up(columns: Columns, spans: _Spans, in_phase: Int64Array, own: Int64Array) -> Int64Array:
+def _add_up(columns: Slices, spans: _Spans, in_phase: Int64Array, own: Int64Array) -> Int64Array:
     """Return int64[phases, groups]: totals.
 
     Args:
@@ -312,7 +312,7 @@ def _time_of_others(timeline: Timeline) -> int:
 
 
 def _with_outer_groups(
-    columns: Columns, step: Int64Array, groups: Groups, span: Int64Array, self_ns: Int64Array
+    columns: Slices, step: Int64Array, groups: Groups, span: Int64Array, self_ns: Int64Array
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
     """Return (group, step, ns), in no order: the self time of each span for every group that its module counts to."""
     names = len(groups.of_name)
