@@ -216,6 +216,10 @@ def _divide(timeline: Timeline, bounds: StepBounds, parts: Numbering[str]) -> tu
         for tid, table in tables.items():
             ns[bounds.tid == tid, : table.shape[1]] = table
         return ns, bounds.tid
+    if not timeline.tracks:  # a piece in which nothing but the ends of steps is known
+        ns = np.zeros((len(bounds.number), len(parts)), np.int64)
+        ns[:, parts[OTHER]] = bounds.end - bounds.start
+        return ns, bounds.tid
     process = timeline.tracks[0].process
     threads = sorted({track.tid for track in timeline.tracks if track.process == process and track.device is None})
     divided = [_divide_on_thread(timeline, bounds, tid, parts) for tid in threads]
