@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -142,10 +143,11 @@ def test_each_child_has_a_file_with_all_its_calls(engine: EngineName, program: s
     where = f"1 child process is in {children[0]}" if len(children) == 1 else f"{len(children)} child processes are in "
     assert line == lines[-1]
     assert line.startswith(f"modtrace: {where}")
+    of_rank = r"\.rank[01]" if program == "DDP" else ""
     for name in children:
-        assert name.startswith("script.pid")
+        assert re.fullmatch(rf"script{of_rank}\.pid\d+\.pftrace", name)
     if program == "DDP":
-        assert sorted(name.split(".")[2] for name in children) == ["rank0", "rank1"]
+        assert sorted(name.split(".")[1] for name in children) == ["rank0", "rank1"]
 
 
 def test_the_variable_reaches_children_too(tmp_path: Path) -> None:
