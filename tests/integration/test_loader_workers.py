@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 import modtrace
 from modtrace.checking import check
 from modtrace.record_options import EngineName
+from tests.support.python_process import python_environment, run_python
 
 
 class Augment(nn.Module):
@@ -85,6 +88,43 @@ def test_workers_record_nothing_unless_they_are_asked_to() -> None:
 
     assert sum(made.values()) == 12
     assert {track.process.pid for track in timeline.tracks} == {os.getpid()}
+
+
+DIES = """
+import os, signal, tempfile
+from pathlib import Path
+import torch, modtrace
+from torch.utils.data import DataLoader, TensorDataset
+
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+recording = modtrace.record(ring="run.modtrace", workers=True)
+recording.start()
+for (batch,) in DataLoader(TensorDataset(torch.ones(8, 4)), 2, num_workers=2):
+    model(batch).sum().backward()
+    optimizer.step()
+print([path.name for path in Path(tempfile.gettempdir()).glob("modtrace-*")], flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "death", ["os._exit(7)", "os.kill(os.getpid(), signal.SIGTERM)", "os.killpg(0, signal.SIGKILL)"]
+)
+def test_the_rings_of_workers_go_with_the_process_however_it_ends(death: str, tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    environment = python_environment(TMPDIR=str(tmp_path / "tmp"))
+
+    died = run_python("-c", DIES + death, status=None, cwd=tmp_path, env=environment, wrapper=["setsid", "--wait"])
+    said = modtrace.load(tmp_path / "run.modtrace").summary().to_text()
+
+    [made] = ast.literal_eval(died.stdout)
+    assert died.returncode != 0
+    deadline = time.monotonic() + 30
+    while (tmp_path / "tmp" / made).exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert "the process ended without saving: what the workers of its DataLoaders did is lost" in " ".join(said.split())
+    assert "nothing was lost" not in said
 
 
 def test_workers_have_no_schedule() -> None:

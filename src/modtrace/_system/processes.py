@@ -1,5 +1,6 @@
 """Processes: how many processors there are, work on all of them, and what the kernel says of a process."""
 
+import ctypes
 import os
 import signal
 import time
@@ -180,3 +181,30 @@ def _has(status: str, field: str, number: int) -> bool:
     except OSError:
         return False
     return bool(signals >> (number - 1) & 1)
+
+
+_CLONE_VM, _CLONE_VFORK, _WAIT_FOR_ALL = 0x100, 0x4000, 0x40000000
+_STACK_BYTES = 1 << 18
+
+
+def run_unseen(command: str) -> None:
+    """Run a command of the shell to its end, without a child that this process could see.
+
+    Raises:
+        OSError: it cannot be started.
+        AttributeError: the system's library cannot.
+    """
+    library = ctypes.CDLL(None, use_errno=True)
+    stack = ctypes.create_string_buffer(_STACK_BYTES)
+    top = ctypes.c_void_p((ctypes.addressof(stack) + _STACK_BYTES) & ~63)
+    flags = _CLONE_VM | _CLONE_VFORK  # as posix_spawn does it: this thread goes on once the other process has ended
+    # No Python may run in the process between, which has this one's memory; no handler of SIGCHLD either.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD,))
+    try:
+        child = library.clone(ctypes.cast(library.system, ctypes.c_void_p), top, flags, os.fsencode(command))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    if child < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    with suppress(ChildProcessError):
+        os.waitpid(child, _WAIT_FOR_ALL)

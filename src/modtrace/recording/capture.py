@@ -22,7 +22,7 @@ from .._interrupts import raised_by_handler
 from .._rank import host_hash, rank_in
 from .._version import __version__
 from ..record_options import EngineName
-from ..ring import FIRST_STEP, STACKS_SIGNAL, Kind, Ring, RingSnapshot
+from ..ring import FIRST_STEP, STACKS_SIGNAL, WORKERS, Kind, Ring, RingSnapshot
 from ..ring.slot_format import NO_NAME
 from ..track.event_sink import EngineOptions, OnError, warn_once, warn_without
 from ..track.job_clocks import JobClocks
@@ -53,6 +53,7 @@ class Capture:
         sampler: what is sampled at calls.
         stacks_on_signal: the signal on which Python stacks are written beside the ring, or None.
         keep: how many rings of ended processes to keep.
+        workers: whether what workers of a DataLoader record is joined when this is saved.
         first_step: the number of its first step; None if it is one of several parts.
 
     Attributes:
@@ -77,6 +78,7 @@ class Capture:
         sampler: Sampler,
         stacks_on_signal: int | None,
         keep: int,
+        workers: bool,
         first_step: int | None,
     ) -> None:
         kind = choose_engine(engine)
@@ -85,6 +87,8 @@ class Capture:
             metadata[FIRST_STEP] = first_step
         if stacks_on_signal is not None:
             metadata[STACKS_SIGNAL] = int(stacks_on_signal)
+        if workers:
+            metadata[WORKERS] = 1
         self.ring = Ring(capacity, ring, metadata, keep)
         if stacks_on_signal is not None and self.ring.path is not None and self.ring.folder is not None:
             try:

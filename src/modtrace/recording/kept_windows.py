@@ -3,11 +3,8 @@
 The training never sees the watcher as a child process.
 """
 
-import contextlib
-import ctypes
 import os
 import shlex
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -16,6 +13,7 @@ from pathlib import Path
 from .._errors import ModtraceError, RecordingError
 from .._rank import rank_in
 from .._system.files import Folder
+from .._system.processes import run_unseen
 from ..public import Timeline
 from ..ring import Ring
 from ..watching.triggers import parse_conditions
@@ -31,8 +29,6 @@ _MAIN = (
 that is descriptor 9, once it imports nothing from the working directory any more."""
 _PRIVATE_MODE = 0o600
 """Of what no file of a ring has permissions for."""
-_CLONE_VM, _CLONE_VFORK, _WAIT_FOR_ALL = 0x100, 0x4000, 0x40000000
-_STACK_BYTES = 1 << 18
 
 
 class KeptWindows:
@@ -130,27 +126,9 @@ def _start_watcher(ring: str, place: Folder, conditions: Sequence[str]) -> None:
         # By their descriptors, since the names may be others' by now. A numpy that reads a ring needs one thread.
         opened = f"/proc/{os.getpid()}/fd"
         folder = place.path.replace("/proc/self/fd", opened)
-        _run_unseen(
-            f"OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 {command} "
-            f"</dev/null 9<{shlex.quote(folder)} >>{opened}/{log} 2>&1 &"
+        run_unseen(
+            f"{{ OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 {command} </dev/null & }} "
+            f"9<{shlex.quote(folder)} >>{opened}/{log} 2>&1"
         )
     finally:
         os.close(log)
-
-
-def _run_unseen(command: str) -> None:
-    """Run a command of the shell to its end, without a child that this process could see."""
-    library = ctypes.CDLL(None, use_errno=True)
-    stack = ctypes.create_string_buffer(_STACK_BYTES)
-    top = ctypes.c_void_p((ctypes.addressof(stack) + _STACK_BYTES) & ~63)
-    flags = _CLONE_VM | _CLONE_VFORK  # as posix_spawn does it: this thread goes on once the other process has ended
-    # No Python may run in the process between, which has this one's memory; no handler of SIGCHLD either.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD,))
-    try:
-        child = library.clone(ctypes.cast(library.system, ctypes.c_void_p), top, flags, os.fsencode(command))
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    if child < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(child, _WAIT_FOR_ALL)

@@ -9,6 +9,7 @@ import importlib
 import inspect
 import logging
 import os
+import shlex
 import shutil
 import tempfile
 import weakref
@@ -21,6 +22,7 @@ import numpy as np
 
 from .._after_import import call_after_import
 from .._errors import ModtraceError
+from .._system.processes import run_unseen
 from ..record_options import EngineName
 from ..ring import read_ring
 from ..timeline import Process, Timeline, build_timeline
@@ -38,6 +40,8 @@ _log = logging.getLogger("modtrace")
 class WorkerRings:
     """The rings of the workers that start between `start` and `stop`, in a folder that is gone when this is.
 
+    Another process removes the folder when this process has ended however it ended, and so have its forked children.
+
     Args:
         record: makes a recording of a worker, as `modtrace.record` does; it can be pickled.
         engine: which engine.
@@ -46,7 +50,7 @@ class WorkerRings:
     def __init__(self, record: Callable[..., Any], engine: EngineName) -> None:
         self._folder = tempfile.mkdtemp(prefix="modtrace-workers-")
         self._started = record, engine, self._folder
-        weakref.finalize(self, _remove, self._folder, os.getpid())
+        weakref.finalize(self, _remove, self._folder, _remove_after_this_process(self._folder), os.getpid())
 
     def start(self) -> None:
         """Begin: workers that start from now on record themselves."""
@@ -130,6 +134,18 @@ def _install() -> None:
         module._worker_loop = _WorkerLoop(module._worker_loop)
 
 
-def _remove(folder: str, pid: int) -> None:
+def _remove_after_this_process(folder: str) -> int:
+    """Have a shell remove a folder once this process has ended; return the descriptor for which it waits to close."""
+    read, write = os.pipe()
+    remove = f"sh -c 'read _; rm -rf -- \"$0\"' {shlex.quote(folder)}"
+    with contextlib.suppress(OSError, AttributeError):  # no such function in another system's library
+        # A session of its own: signals for the program's group are not for it.
+        run_unseen(f"{{ $(command -v setsid) {remove} <&3 & }} 3</proc/{os.getpid()}/fd/{read} >/dev/null 2>&1")
+    os.close(read)
+    return write
+
+
+def _remove(folder: str, awaited: int, pid: int) -> None:
     if pid == os.getpid():  # and no forked child
         shutil.rmtree(folder, ignore_errors=True)
+        os.close(awaited)

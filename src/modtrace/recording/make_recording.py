@@ -144,6 +144,7 @@ def record(
         sampler=Sampler(shapes, memory_interval),
         stacks_on_signal=stacks_on_signal,
         keep=keep,
+        workers=workers,
     )
     return Recording(
         path,

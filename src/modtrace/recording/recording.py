@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import signal
@@ -428,6 +429,8 @@ class Recording:
     def _save_before_end(self) -> None:
         self._save_on_signal()
         if self.saved_paths:
+            with contextlib.suppress(OSError):  # the disk is full
+                self._started().ring.names.note({"kind": "saved"})
             self._warn(f"SIGTERM: what was recorded so far is in {self.saved_paths[-1]}")
 
     def _on_signal_came(self) -> None:

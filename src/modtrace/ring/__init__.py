@@ -7,6 +7,7 @@ was killed.
 from .file_format import FIRST_STEP as FIRST_STEP
 from .file_format import MAGIC as MAGIC
 from .file_format import STACKS_SIGNAL as STACKS_SIGNAL
+from .file_format import WORKERS as WORKERS
 from .file_format import Record as Record
 from .kept_rings import find_rings as find_rings
 from .kept_rings import give_number as give_number

@@ -54,6 +54,8 @@ FIRST_STEP = "first_step"
 """The key in the metadata of a ring for the number of the first step, where that is known."""
 STACKS_SIGNAL = "stacks_signal"
 """The key in the metadata of a ring for the number of the signal on which its process writes its Python stacks."""
+WORKERS = "workers"
+"""The key in the metadata of a ring: 1 if what workers of a DataLoader record is joined when the recording is saved."""
 MAX_TIME_NS = 1 << 61
 """Times from here on are damage: sums of a few must fit 64 bits."""
 _PIDS = range(1 << 31)
@@ -82,6 +84,7 @@ _FIELDS: Mapping[str, Mapping[str, type[str] | range]] = {
     },
     "group": {"name": str, "ranks": str, "description": str},
     "anchor": {"monotonic": _TIMES_NS, "wall": _TIMES_NS},
+    "saved": {},
     "stop": {},
 }
 """The fields of each kind of record, and what each may be: a text, or an integer in a range."""
@@ -90,6 +93,7 @@ _METADATA_FIELDS: Mapping[str, type[str] | range] = {
     "rank": _PIDS,
     "program": str,
     STACKS_SIGNAL: range(1, 65),
+    WORKERS: range(2),
 }
 """What the metadata may say of the process; other fields are only shown."""
 _KINDS_WITH_ID = ("name", "text", "thread")

@@ -33,6 +33,9 @@ OPEN_AT_END = "open_at_end"
 """In a timeline's metadata, if its process died or hung: the `thread` that was in a call or a range, the `place`, for
 how many `seconds` until the end of what is known, and `usual_seconds`, None if these are not known."""
 
+UNSAVED = "unsaved"
+"""In a timeline's metadata, if its process died before it saved: what is lost by that."""
+
 MISSING_BYTES = "missing_bytes"
 """In a timeline's metadata: what was cut off the end of its ring's file."""
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..._typing import AnyArray, Int64Array
-from ...ring import FIRST_STEP, Kind, RingSnapshot
+from ...ring import FIRST_STEP, WORKERS, Kind, RingSnapshot
 from ..args import ArgColumn, Args, join_args, without_empty
 from ..contents import (
     BACKWARD_PASSES,
@@ -17,6 +17,7 @@ from ..contents import (
     OPEN_AT_END,
     PASSES,
     STEPS_END_WITH,
+    UNSAVED,
     WHOLE_RUN,
     CounterSeries,
     Mark,
@@ -141,28 +142,32 @@ def describe_whole_run(snapshot: RingSnapshot, ended: Int64Array, spans: int | N
 def describe_open(
     analysis: RingAnalysis, parts_with: Callable[[OpenCall], Iterable[RingAnalysis]]
 ) -> dict[str, object]:
-    """Return the metadata of what the process died in, or is in for long; see `OPEN_AT_END`.
+    """Return the metadata of what the process died in, or is in for long, and what is lost; `OPEN_AT_END`, `UNSAVED`.
 
     Args:
         analysis: of the end of the ring, from a moment on at which no call was open.
         parts_with: returns the parts of the ring that say how long a call usually takes.
     """
     snapshot = analysis.snapshot
-    if any(record["kind"] == "stop" for record in snapshot.records) or snapshot.missing_bytes:
+    kinds = {record["kind"] for record in snapshot.records}
+    if "stop" in kinds or snapshot.missing_bytes:
         return {}
+    died, lost = snapshot.writer == "dead", dict[str, object]()
+    if died and "saved" not in kinds and snapshot.metadata.get(WORKERS):
+        lost[UNSAVED] = "what the workers of its DataLoaders did"
     stacks = [stack for stack in analysis.open_stacks if stack.calls]
     if not stacks:
-        return {}
+        return lost
     stack = min(stacks, key=lambda stack: stack.calls[-1].is_range)
     call = stack.calls[-1]
     end_ns = monotonic_ns() if snapshot.known_pid else int(analysis.all_events.time.max())
     usual_ns = usual_duration(parts_with(call), call)
-    if snapshot.writer != "dead" and not lasts_too_long(call, end_ns - call.since_ns, usual_ns):
+    if not died and not lasts_too_long(call, end_ns - call.since_ns, usual_ns):
         return {}
     seconds = (end_ns - call.since_ns) / 1e9
     usual_seconds = None if usual_ns is None else usual_ns / 1e9
     place = {"thread": stack.thread, "place": call.place, "seconds": seconds, "usual_seconds": usual_seconds}
-    return {OPEN_AT_END: place}
+    return {**lost, OPEN_AT_END: place}
 
 
 def _marks(analysis: RingAnalysis, counters: Sequence[CounterSeries]) -> list[Mark]:

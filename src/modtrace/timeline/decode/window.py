@@ -10,7 +10,7 @@ import numpy as np
 from ..._typing import Int64Array
 from ...ring import Events, Kind, RingSnapshot
 from ...ring.slot_format import ALLOCATED, CALL_ENTER_KINDS, CALL_EXIT_KINDS, RANGE_KINDS
-from ..contents import OPEN_AT_END, WHOLE_RUN
+from ..contents import OPEN_AT_END, UNSAVED, WHOLE_RUN
 from ..timeline import Timeline
 from . import pieces
 from .analysis import RingAnalysis
@@ -117,7 +117,7 @@ def build_around(read: pieces.ReadRing, serials: range, first: int | None, last:
     numbers = np.arange(looks.first.number, looks.last.number + 1)
     timeline = _build_part(read, serials, window, numbers, whole_ranges, in_pieces=not len(around))
     end = RingAnalysis(read(serials[-looks.block :], ()))
-    known = {name: value for name, value in timeline.metadata.items() if name != OPEN_AT_END}
+    known = {name: value for name, value in timeline.metadata.items() if name not in (OPEN_AT_END, UNSAVED)}
     metadata = {**known, **describe_open(end, lambda _: [end])}
     return replace(timeline, metadata=metadata, begin_ns=looks.begin_ns(window.start))
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..._terminal import counted
 from ..collectives import Collectives
-from ..contents import MISSING_BYTES, OPEN_AT_END, STEPS_END_WITH, WHOLE_RUN
+from ..contents import MISSING_BYTES, OPEN_AT_END, STEPS_END_WITH, UNSAVED, WHOLE_RUN
 from ..memory import format_bytes
 from ..slices import COMPILED_MODULES, RECOMPUTE
 from .module_rows import outer_modules
@@ -68,6 +68,7 @@ class Overview(NamedTuple):
         kept: the same as a sentence if the ring overwrote something; else empty.
         open_at_end: if the process died or hung, the `thread` that was in a call or a range, the `place`, for how many
             `seconds`, and how many usually; else None.
+        unsaved: what is lost because the process died before it saved; else empty.
         steps_of: whose steps those of the summary are (`rank 0`) if there are several processes; else empty.
         step_by: what the steps are: "optimizer" if optimizers or `Recording.step` end them, "call", "range NAME", or a
             class of modules.
@@ -90,6 +91,7 @@ class Overview(NamedTuple):
     whole_run: Mapping[str, float | None] | None = None
     kept: str = ""
     open_at_end: Mapping[str, Any] | None = None
+    unsaved: str = ""
     step_by: str = OPTIMIZER
 
 
@@ -193,6 +195,7 @@ def describe_recording(timeline: Timeline, counts: SpanCounts) -> Overview:
         whole_run=_whole_run(timeline),
         kept=kept_sentence(timeline),
         open_at_end=_open_at_end(timeline),
+        unsaved=str(timeline.metadata.get(UNSAVED, "")),
     )
 
 
@@ -262,7 +265,8 @@ def _losses_line(overview: Overview) -> str:
     if not overview.spans and not lost:
         return ""
     line = f"{counted(overview.spans, 'span')} of {counted(overview.modules, 'module')}"
-    line += f"; lost: {lost}" if lost else "; nothing was lost"
+    line += f"; lost: {lost}" if lost else "" if overview.unsaved else "; nothing was lost"
+    line += f"; the process ended without saving: {overview.unsaved} is lost" if overview.unsaved else ""
     outside = overview.losses.get("unattributed", 0)
     return line + (
         f"; {counted(outside, 'run')} of autograd nodes outside all modules, such as the loss" if outside else ""
