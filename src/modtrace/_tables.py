@@ -72,7 +72,7 @@ class Column(NamedTuple):
     unit: Unit = NUMBER
     hide_order: int = 0
     hidden_if: Literal["never", "empty", "zero"] = "empty"
-    repeats: Sequence[str] = ()
+    repeats: Sequence[Value] = ()
 
     def of(self, row: Any) -> Any:
         """Return what it holds of a row."""

@@ -97,7 +97,7 @@ class Timeline(TimelineData):
 
         A training step begins where the one before it ended, so marks and samples are those between these moments.
         Steps that are calls or ranges last from the begin of the first to the end of the last, with all between them;
-        what is left counts them from 0.
+        they keep their numbers.
 
         Args:
             first: the first step.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from modtrace.cli.group import group
 from modtrace.timeline import Mark, Name, Process, Track
 from modtrace.timeline.slices import BACKWARD, FORWARD, Slices
 from modtrace.timeline.summary import SORT_KEYS
+from tests.support.gpt_timeline import gpt_timeline
 
 START = 1_700_000_000_000_000_000
 MS = 1_000_000
@@ -347,3 +349,45 @@ def test_a_column_that_is_misspelt_is_told_which_there_are(trace: Path) -> None:
 
 def test_the_columns_to_sort_by_are_those_of_summaries() -> None:
     assert SORT_COLUMNS == SORT_KEYS
+
+
+def test_limit_shortens_every_list_of_a_summary(trace: Path, tmp_path: Path) -> None:
+    gpt_timeline(40, 6).save(tmp_path / "long.json")
+
+    def listed(limit: int) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads(
+            invoke("summary", tmp_path / "long.json", "--format", "json", "--limit", limit).stdout
+        )
+        return document
+
+    whole = json.loads(invoke("summary", tmp_path / "long.json", "--format", "json").stdout)
+    for limit in (1, 3):
+        document = listed(limit)
+        assert [len(document[name]) for name in ("rows", "steps")] == [limit, limit]
+        assert document["parts"] == whole["parts"]  # they add up to the steps
+        slowest = sorted((step["duration_ns"] for step in whole["steps"]), reverse=True)[:limit]
+        assert sorted((step["duration_ns"] for step in document["steps"]), reverse=True) == slowest
+        assert [step["step"] for step in document["steps"]] == sorted(step["step"] for step in document["steps"])
+    for limit in (1, 5):
+        text = invoke("summary", tmp_path / "long.json", "--format", "json", "--limit", limit).stdout
+        assert len(text.encode()) <= 6000
+        assert text.count("\n") == 1
+    table = invoke("summary", tmp_path / "long.json", "--limit", 2).stdout
+    assert len(table.partition("slowest steps\n")[2].splitlines()) == 1 + 2 + 1
+    assert "38 more steps" in table
+
+
+def test_only_shows_these_modules_alone(trace: Path) -> None:
+    shown = invoke("summary", trace, "--only", "*.a").stdout
+
+    assert "Net.a" in shown
+    assert "part of a step" not in shown
+    assert "slowest steps" not in shown
+
+
+@pytest.mark.parametrize("option", ["--memory", "--flops"])
+def test_summary_by_step_refuses_tables_of_modules(trace: Path, option: str) -> None:
+    result = invoke("summary", trace, "--by", "step", option)
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--memory and --flops are about modules; leave out --by step." in result.stderr

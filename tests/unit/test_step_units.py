@@ -8,16 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner, Result
 from hypothesis import assume, given
 
 import modtrace
 from modtrace import ModtraceError, Timeline
+from modtrace.cli.group import group
 from modtrace.ring import Kind
 from modtrace.ring.range_text import RangeCategory, range_text
 from modtrace.timeline import Mark, Name, Slices, Track
 from modtrace.timeline.join import add_gpu_tracks
 from modtrace.timeline.summary import find_step_bounds, measure_steps
-from modtrace.timeline.summary.parts import divide_steps
+from modtrace.timeline.summary.parts import RangeTimes, divide_steps
 from modtrace.timeline.summary.units import UnitTimes
 from modtrace.write.step_parts import part_counters, part_table
 from tests.support.event_script import WALL, EventScript
@@ -382,3 +384,55 @@ def test_steps_are_found_once_per_timeline() -> None:
     assert find_step_bounds(timeline) is find_step_bounds(timeline, None)
     assert divide_steps(timeline) is divide_steps(timeline, "optimizer")
     assert measure_steps(timeline) is not measure_steps(replace(timeline))
+
+
+def test_ranges_are_listed_with_their_part_count_and_times() -> None:
+    assert REQUESTS.summary().ranges == [
+        RangeTimes("request", "request", 2, 140, 70, 100),
+        RangeTimes("enumerate(DataLoader)#Own.__next__", "data loading", 1, 10, 10, 10),
+    ]
+    assert [(row.range, row.part) for row in GENERATED.summary().ranges][:1] == [("generate", "generate")]
+
+
+def test_the_command_lists_ranges_alone(tmp_path: Path) -> None:
+    REQUESTS.save(tmp_path / "requests.json")
+
+    def shown(*options: str) -> Result:
+        return CliRunner().invoke(group, ["summary", str(tmp_path / "requests.json"), "--ranges", *options])
+
+    assert [line.split() for line in shown("--limit", "1").stdout.splitlines()] == [
+        ["range", "part", "calls", "total", "ms", "p50", "p95"],
+        ["request", "request", "2", "0.000", "0.000", "0.000"],
+        ["1", "more", "range"],
+    ]
+    assert shown("--format", "csv").stdout.splitlines()[:2] == [
+        "range,part,calls,total_ns,p50_ns,p95_ns",
+        "request,request,2,140,70,100",
+    ]
+    assert json.loads(shown("--format", "json").stdout)["ranges"][0]["range"] == "request"
+    assert shown("--by", "class").exit_code == shown("--only", "Net").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("step_by", "first", "numbers"), [("call", 1, [1, 2, 3, 4, 5]), ("call", -2, [4, 5]), ("range request", 1, [1])]
+)
+def test_chosen_calls_and_ranges_keep_their_numbers(
+    step_by: str, first: int, numbers: list[int], tmp_path: Path
+) -> None:
+    chosen = REQUESTS.steps(first, None, step_by)
+    chosen.save(tmp_path / "chosen.json")
+
+    assert [step.step for step in chosen.summary(step_by=step_by).steps] == numbers
+    assert [step.step for step in modtrace.load(tmp_path / "chosen.json").summary(step_by=step_by).steps] == numbers
+    again = chosen.steps(numbers[-1], None, step_by)
+    assert [step.step for step in again.summary(step_by=step_by).steps] == numbers[-1:]
+
+
+def test_a_row_of_steps_has_the_parts_that_add_up_to_it() -> None:
+    for step_by in ("call", "range request"):
+        for row in json.loads(REQUESTS.summary(step_by=step_by).tables["steps"].to("json")):
+            parts = {name: ns for name, ns in row.items() if name.startswith("parts.")}
+            assert sum(parts.values()) == row["duration_ns"]
+    # Of a range's time all was "before": its parts are what ran in it.
+    text = REQUESTS.summary(step_by="range request").steps_text().splitlines()
+    assert text[0].split() == ["step", "duration", "ms", "forward", "request"]

@@ -223,6 +223,7 @@ def test_csv_and_json_have_nanoseconds() -> None:
         "by": "module",
         "parts": [],
         "units": [],
+        "ranges": [],
         "outside": {},
         "before": {},
         "after": {},

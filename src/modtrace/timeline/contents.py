@@ -23,6 +23,9 @@ WHOLE_RUN = "whole_run"
 """In a timeline's metadata: the `steps`, `spans` and `seconds` of the recording of which a ring kept the end, and the
 `kept_steps`; None for what the ring does not know."""
 
+FIRST_CALLED = "first_called_step"
+"""In a timeline's metadata, if calls or ranges were chosen as steps: by what a step is, the number of the first."""
+
 COUNTED = "flops"
 """In a timeline's metadata, if operators were counted: when, and what could not be."""
 

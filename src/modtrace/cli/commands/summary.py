@@ -1,11 +1,13 @@
 """`modtrace summary`: tables of the time that modules and steps took."""
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import click
 
 from ..options import (
+    FORMS,
     StepRange,
     TableFormat,
     format_option,
@@ -50,6 +52,7 @@ SLOWEST_STEPS = 5
 @click.option(
     "--memory", is_flag=True, help="Show memory only: what modules keep and take, and who holds it at the peak."
 )
+@click.option("--ranges", is_flag=True, help="Show ranges only: the part of each, how often and how long.")
 @step_by_option
 @only_option
 @max_depth_option
@@ -68,6 +71,7 @@ def summary_command(
     step_by: str | None,
     memory: bool,
     flops: bool,
+    ranges: bool,
     peak_tflops: float | None,
 ) -> None:
     """Print what each module in TRACE took, and its slowest steps.
@@ -75,10 +79,13 @@ def summary_command(
     TRACE is any file that modtrace reads; a merged trace has GPU times and kernels too. The parts of a step add up to
     its duration; --limit shortens every other list.
     """
+    from ...timeline.summary.tables import ranges_table
     from ...watching.read_whole_run import read_whole_run, whole_run_text
 
     if tree and (output_format != "table" or by != "module"):
         raise click.UsageError("--tree is a table of modules; leave out --format and --by.")
+    if ranges and (tree or memory or flops or only is not None or max_depth is not None or by != "module"):
+        raise click.UsageError("--ranges is about no modules; leave out --by, --tree, --memory, --flops and --only.")
     if tree and (memory or flops):
         raise click.UsageError("--tree is about times; leave out --memory and --flops.")
     if max_depth is not None and by == "class":
@@ -101,8 +108,18 @@ def summary_command(
         raise no_such_module(trace, only, whole.rows[0].fqn or whole.rows[0].module_class if whole.rows else "")
     summary = summary.sort_by(sort or ("total" if tree else None), limit)
     console = make_console()
+    if output_format == "json":
+        click.echo(summary.to_json(limit), nl=False)
+        return
+    if ranges:
+        text = ranges_table(summary).to(FORMS[output_format], limit, console.width).removesuffix("\n")
+        console.print(text, soft_wrap=True)
+        return
     if output_format != "table":
-        click.echo(_as(summary, output_format, limit, by_step=by == "step"), nl=False)
+        in_csv, in_markdown = summary.to_csv, summary.to_markdown
+        if by == "step":
+            in_csv, in_markdown = partial(summary.steps_csv, limit), partial(summary.steps_markdown, limit)
+        click.echo(in_csv() if output_format == "csv" else in_markdown(), nl=False)
         return
     costs = [
         "" if memory and not flops else summary.flops_text(limit, console.width),
@@ -150,11 +167,3 @@ def _summarize(trace: str, by: str, steps: StepRange | None, step_by: str | None
     if steps is not None or timeline.gpu_work is None:
         require_spans(timeline, whole, trace, chosen=steps is not None)
     return timeline.summary(group_by, step_by)
-
-
-def _as(summary: "Summary", output_format: TableFormat, limit: int | None, *, by_step: bool) -> str:
-    if output_format == "json":
-        return summary.to_json(limit)
-    if output_format == "markdown":
-        return summary.steps_markdown(limit) if by_step else summary.to_markdown()
-    return summary.steps_csv(limit) if by_step else summary.to_csv()

@@ -18,7 +18,7 @@ from .flop_summary import FlopSummary, flop_table, rate_table
 from .memory_summary import MemorySummary, holders_table, memory_table
 from .module_rows import CPU_FIELDS, GpuStepTimes, GpuTotals, ModuleTimes, fold_below
 from .overview import Overview, steps_note
-from .parts import Around, PartTimes, StepParts, sum_up_parts
+from .parts import Around, PartTimes, RangeTimes, StepParts, sum_up_parts
 from .step_times import StepTimes, counted_steps
 from .units import UnitTimes
 
@@ -54,6 +54,7 @@ class Summary:
         flops: what modules and steps cost; None if no operators were counted.
         around: what is before, between and after the steps, by part.
         memory: what modules took and kept of memory; None if it was not recorded.
+        ranges: what ranges and garbage collections took by name, the longest total first.
 
     Examples:
         >>> print(timeline.summary().sort_by("backward", 10))
@@ -77,6 +78,7 @@ class Summary:
     around: Around = field(default_factory=Around)
     memory: MemorySummary | None = None
     flops: FlopSummary | None = None
+    ranges: Sequence[RangeTimes] = ()
 
     @property
     def parts(self) -> list[PartTimes]:
@@ -186,8 +188,8 @@ class Summary:
     def tables(self) -> dict[str, Table]:
         """The tables by name: "modules", and those that the recording has anything for.
 
-        These are "units", "parts", "device", "memory", "holders", "flops", "rates" and "steps". `Table.to` takes the
-        form: "text", "md", "html", "csv", "json", or "frame", a DataFrame.
+        These are "units", "parts", "ranges", "device", "memory", "holders", "flops", "rates" and "steps". `Table.to`
+        takes the form: "text", "md", "html", "csv", "json", or "frame", a DataFrame.
 
         Example:
             >>> Path("modules.md").write_text(timeline.summary().tables["modules"].to("md"))
@@ -264,7 +266,7 @@ class Summary:
         return "\n".join(text.removesuffix("\n") for text in shown) + "\n"
 
     def _costs(self) -> list[tuple[Table, int | None]]:
-        known = tables.all_tables(replace(self, units=(), steps=(), step_parts=()))
+        known = tables.all_tables(replace(self, units=(), steps=(), step_parts=(), ranges=()))
         return [
             (table, len(self.rows) if name == "device" else None) for name, table in known.items() if name != "modules"
         ]
@@ -296,6 +298,7 @@ class Summary:
             "after": self.around.after,
             "parts": json_values(self.parts),
             "units": json_values(self.units[:limit]),
+            "ranges": json_values(self.ranges[:limit]),
         }
         slowest = sorted(self.steps, key=lambda step: step.training_ns, reverse=True)[:limit]
         shown = {step.step for step in slowest}

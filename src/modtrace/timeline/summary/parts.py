@@ -14,6 +14,7 @@ import numpy as np
 from ..._numbering import Numbering, distinct
 from ..._typing import AnyArray, BoolArray, Int64Array
 from ..contents import RANGE_CLASS
+from ..select import first_process_tracks
 from ..slices import BACKWARD, BACKWARD_PASS, COLLECTIVE, GARBAGE_COLLECTION, MODULE, RANGE, RECOMPUTE, WAIT, Slices
 from ..step_begins import NEVER, backward_starts
 from ..time_intervals import union_of
@@ -63,6 +64,26 @@ class PartTimes(NamedTuple):
     p50_ns: int
     p95_ns: int
     share: float
+
+
+class RangeTimes(NamedTuple):
+    """All ranges, or garbage collections, of one name; times are integer nanoseconds.
+
+    Attributes:
+        range: what they are called.
+        part: the part of a step that they are, where nothing else wins.
+        calls: how many there are.
+        total_ns: of all together; ranges in others have their time too.
+        p50_ns: the median.
+        p95_ns: what 95 % of them do not exceed.
+    """
+
+    range: str
+    part: str
+    calls: int
+    total_ns: int
+    p50_ns: int
+    p95_ns: int
 
 
 class StepParts(NamedTuple):
@@ -322,6 +343,31 @@ def _layers(timeline: Timeline, bounds: StepBounds, tid: int, parts: Numbering[s
         yield _union_layer(slices, ranges[category == part], parts[part])
     yield _union_layer(slices, np.flatnonzero(own & (slices.kind == GARBAGE_COLLECTION)), parts["gc"])
     yield _union_layer(slices, ranges[category == "evaluation"], parts["evaluation"])
+
+
+def measure_ranges(timeline: Timeline) -> dict[tuple[str, str], Int64Array]:
+    """Return by name and part of the ranges of the first process how long each took."""
+    slices, names = timeline.slices, timeline.names
+    is_range = np.isin(slices.kind, (RANGE, GARBAGE_COLLECTION)) & first_process_tracks(timeline)[slices.track]
+    rows = np.flatnonzero(is_range)
+    duration = slices.end[rows] - slices.start[rows]
+    took: dict[tuple[str, str], Int64Array] = {}
+    for name in np.unique(slices.name[rows]).tolist():
+        label, category = names[name].label, _category(timeline, name)
+        part = category if category in PARTS else OTHER if category == "torch" else label
+        own = duration[slices.name[rows] == name]
+        took[label, part] = np.concatenate([took.get((label, part), own[:0]), own])
+    return took
+
+
+def sum_up_ranges(pieces: Sequence[Mapping[tuple[str, str], Int64Array]]) -> list[RangeTimes]:
+    """Return what the ranges of each name took in all pieces, the longest total first."""
+    rows = []
+    for label, part in dict.fromkeys(key for piece in pieces for key in piece):
+        took = np.concatenate([piece[label, part] for piece in pieces if (label, part) in piece])
+        p95_ns = nearest_rank(took.tolist(), 0.95)
+        rows.append(RangeTimes(label, part, len(took), int(took.sum()), int(np.median(took)), p95_ns))
+    return sorted(rows, key=lambda row: -row.total_ns)
 
 
 def _category(timeline: Timeline, name: int) -> str:

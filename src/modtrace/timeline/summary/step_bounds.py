@@ -14,7 +14,7 @@ import numpy as np
 
 from ..._errors import ModtraceError
 from ..._typing import AnyArray, BoolArray, Int64Array
-from ..contents import RANGE_CLASS
+from ..contents import FIRST_CALLED, RANGE_CLASS
 from ..select import (
     begun_in,
     first_ended_step,
@@ -187,9 +187,10 @@ def take_steps(
         is_known = timeline.begin_ns is None or timeline.trained is not None
         low = int(chosen.slices.step.min(initial=_NEVER))
         return replace(chosen, trained=trained_modules(timeline, low) if is_known else None)
-    low, high = step_interval(first, last, len(bounds.number))
-    starts, ends = bounds.start[low:high], bounds.end[low:high]
-    return begun_in(timeline, int(starts.min(initial=_NEVER)), int(ends.max(initial=-_NEVER)))
+    low, high = step_interval(first, last, int(bounds.number[-1]) + 1)
+    called = bounds.take(np.flatnonzero((bounds.number >= low) & (bounds.number < high)))
+    part = begun_in(timeline, int(called.start.min(initial=_NEVER)), int(called.end.max(initial=-_NEVER)))
+    return replace(part, metadata={**part.metadata, FIRST_CALLED: {bounds.step_by: max(low, int(bounds.number[0]))}})
 
 
 def _trains(timeline: Timeline) -> bool:
@@ -277,7 +278,9 @@ def _called_steps(timeline: Timeline, step_by: str) -> StepBounds:
         names[name].fqn if step_by == CALL else names[name].label if step_by.startswith(_RANGE) else step_by
         for name in slices.name[rows].tolist()
     ]
-    number = np.arange(len(rows), dtype=np.int64)
+    numbers = timeline.metadata.get(FIRST_CALLED)
+    first = numbers.get(step_by) if isinstance(numbers, dict) else None
+    number = (first if type(first) is int else 0) + np.arange(len(rows), dtype=np.int64)
     return StepBounds(number, slices.start[rows], slices.end[rows], slices.complete[rows], tid, called, step_by)
 
 

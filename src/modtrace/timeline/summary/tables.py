@@ -13,7 +13,7 @@ from .flop_summary import flop_table, rate_table
 from .memory_summary import holders_table, memory_table
 from .module_rows import CPU_FIELDS, GpuStepTimes, ModuleTimes, in_tree_order
 from .overview import overview_lines, steps_note
-from .parts import OTHER, PartTimes
+from .parts import OTHER, PartTimes, RangeTimes
 from .percentiles import median
 from .step_times import StepTimes, counted_steps
 from .units import UnitTimes
@@ -135,13 +135,13 @@ def steps_table(summary: Summary) -> Table:
         Column("step", name),
         Column("duration ms", lambda step: f"{step.duration_ns / 1e6:.3f}{'' if step.whole else '+'}"),
         *(Column(part, of_step, MS, _PART_RANKS.get(part, 3), hidden_if="zero") for part, of_step in parts.items()),
-        Column("backward()", "backward_pass_ns", MS, 6, hidden_if="zero"),
+        Column("backward()", "backward_pass_ns", MS, 6, hidden_if="zero", repeats=[parts.get("backward", "")]),
         Column("GPU", on_gpu("gpu_ns"), MS, 1, hidden_if="zero"),
         Column("collectives", on_gpu("communication_ns"), MS, 2, hidden_if="zero"),
         Column("overlapped", on_gpu("communication_overlap_ns"), MS, 7, hidden_if="zero"),
     ]
     notes = [steps_note(summary.overview)]
-    if any(step.backward_pass_ns for step in steps):
+    if any(step.backward_pass_ns not in (0, time_of("backward")(step)) for step in steps):
         waiting = ", with waiting for other ranks" if summary.overview and summary.overview.communication else ""
         notes.append(f"backward(): from its call to its return{waiting}")
     if not all(step.whole for step in steps):
@@ -169,6 +169,21 @@ def parts_table(summary: Summary, limit: int | None = None) -> Table:
     limit = min(_MAX_CAUSES, limit or _MAX_CAUSES)
     more = [counted(len(causes) - limit, "more slow step")] if causes[limit:] else []
     return Table(_PART_COLUMNS, summary.parts, fields_of(PartTimes), notes=[*causes[:limit], *more], noun="part")
+
+
+_RANGE_COLUMNS = (
+    Column("range", "range", NAME),
+    Column("part", "part", NAME, 1),
+    Column("calls", "calls", NUMBER),
+    Column("total ms", "total_ns", MS),
+    Column("p50", "p50_ns", MS),
+    Column("p95", "p95_ns", MS, repeats=("p50_ns",)),
+)
+
+
+def ranges_table(summary: Summary) -> Table:
+    """Return the table of ranges and garbage collections by name, the longest total first."""
+    return Table(_RANGE_COLUMNS, summary.ranges, fields_of(RangeTimes), noun="range")
 
 
 _MAX_THREADS, _MAX_OUTSIDE = 8, 3
@@ -232,6 +247,8 @@ def all_tables(summary: Summary) -> dict[str, Table]:
         tables["units"] = units_table(summary)
     if summary.step_parts:
         tables["parts"] = parts_table(summary)
+    if summary.ranges:
+        tables["ranges"] = ranges_table(summary)
     if summary.device is not None:
         tables["device"] = device_table(summary.device)
     if summary.memory is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,7 +21,7 @@ from .memory_summary import MeasuredMemory, measure_memory, summarize_memory
 from .module_rows import GroupBy, Groups, ModuleTimes, group_modules
 from .module_summary import Summary
 from .overview import SpanCounts, count_spans, describe_recording
-from .parts import DividedSteps, divide_piece, explain_steps, join_divided, sum_up_around
+from .parts import DividedSteps, divide_piece, explain_steps, join_divided, measure_ranges, sum_up_around, sum_up_ranges
 from .percentiles import median_and_p95_by_group, sum_by_group_and_step
 from .self_times import is_outermost, self_times, times_in_phase
 from .step_bounds import OPTIMIZER, find_step_bounds
@@ -119,6 +119,7 @@ class _Measured(NamedTuple):
         counts: of spans.
         memory: what modules took; None if it was not counted.
         flops: what they cost; None if it was not counted.
+        ranges: how long each range took, by name and part.
     """
 
     totals: Int64Array
@@ -131,6 +132,7 @@ class _Measured(NamedTuple):
     counts: SpanCounts
     memory: MeasuredMemory | None
     flops: _MeasuredFlops | None
+    ranges: Mapping[tuple[str, str], Int64Array]
 
 
 class _MeasuredFlops(NamedTuple):
@@ -199,6 +201,7 @@ def _measure(timeline: Timeline, spans: _Spans, step_by: str) -> _Measured:
         count_spans(timeline),
         measure_memory(timeline, groups, find_step_bounds(timeline, step_by)),
         _measure_flops(timeline, spans, steps),
+        measure_ranges(timeline),
     )
 
 
@@ -275,6 +278,7 @@ def _sum_up(
         device=device,
         memory=memory,
         flops=costs,
+        ranges=sum_up_ranges([piece.ranges for piece in pieces]),
     )
 
 
