@@ -63,7 +63,7 @@ def arg_texts(args: Mapping[str, Value]) -> dict[str, str]:
     return {name: "unknown" if name == FLOPS and value == UNKNOWN_FLOPS else str(value) for name, value in args.items()}
 
 
-def own_args(args: Mapping[str, Value]) -> dict[str, str]:
+def extra_arg_texts(args: Mapping[str, Value]) -> dict[str, str]:
     """Return the args of a span beyond the fixed ones, as texts that are escaped for a trace.
 
     Raises:

@@ -197,8 +197,8 @@ def modules(timeline: Timeline, pattern: str | None = None, max_depth: int | Non
 
 def modules_only(timeline: Timeline) -> Timeline:
     """Return the timeline without the slices of other kinds, and without their tracks."""
-    others = {kind.track for kind in KINDS}
-    return keep_tracks(timeline, np.array([track.kind not in others for track in timeline.tracks], np.bool_))
+    of_kinds = {kind.track for kind in KINDS}
+    return keep_tracks(timeline, np.array([track.kind not in of_kinds for track in timeline.tracks], np.bool_))
 
 
 def keep_rows(timeline: Timeline, rows: IndexArray, *, cut_links: bool = True) -> Timeline:

@@ -31,7 +31,7 @@ from ..formats.slice_args import (
     LAUNCH_NAME,
     PARTS_CATEGORY,
     SharedTexts,
-    own_args,
+    extra_arg_texts,
     slice_texts,
 )
 from ..formats.table_bytes import TableWriter
@@ -84,7 +84,7 @@ class _SpanWriter:
         self._names = names
         self._base = base
         self._with_args, self._args_of, kinds = distinct_args(self._columns.args)
-        self._arg_texts = _as_objects([_arg_text(own_args(args)) for args in kinds])
+        self._arg_texts = _as_objects([_arg_text(extra_arg_texts(args)) for args in kinds])
         self._roles = _chrome_roles(timeline, lanes, resolution_ns)
         self._head_of = functools.cache(self._head)
 

@@ -14,7 +14,7 @@ from .._typing import Float64Array, IndexArray, Int32Array, Int64Array
 from ..formats.escape import escaped, escaped_name
 from ..formats.own_table import Checksum, packet_table
 from ..formats.perfetto_ids import SequenceIds
-from ..formats.slice_args import CALL_FIELDS, own_args
+from ..formats.slice_args import CALL_FIELDS, extra_arg_texts
 from ..formats.table_bytes import TableWriter
 from ..timeline import PHASES, LargeTimeline, Slices, Timeline
 from ..timeline.args import Value, distinct_args
@@ -201,7 +201,7 @@ class _SpanPackets:
         self._colour = ByteTable([event.SerializeToString() + call_message for event in colours])
         modules = zip(interned.fqn.tolist(), interned.module_class.tolist(), strict=True)
         self._module = ByteTable([_module(fqn, module_class) for fqn, module_class in modules])
-        self._fields_of_some = [*_own_args(columns, interned), *_launches(flows, len(columns))]
+        self._fields_of_some = [*_extra_args(columns, interned), *_launches(flows, len(columns))]
 
     def of_lanes(self, lanes: Sequence[tuple[int, int, IndexArray]]) -> Iterator[tuple[int, bytes]]:
         """Yield packets of some lanes, some thousand at a time, and how many spans they end.
@@ -307,7 +307,7 @@ def _launches(flows: CollectiveFlows, span_count: int) -> Iterator[tuple[Int32Ar
     yield index, ByteTable([b"", *events])
 
 
-def _own_args(columns: Slices, interned: InternTable) -> Iterator[tuple[Int32Array, ByteTable]]:
+def _extra_args(columns: Slices, interned: InternTable) -> Iterator[tuple[Int32Array, ByteTable]]:
     """Yield which args of its own each span has, and all that occur as bytes; nothing if there are none."""
     if not columns.args:
         return
@@ -319,7 +319,7 @@ def _own_args(columns: Slices, interned: InternTable) -> Iterator[tuple[Int32Arr
 
 def _annotations(args: Mapping[str, Value], interned: InternTable) -> bytes:
     event = TrackEvent()
-    for name, text in own_args(args).items():
+    for name, text in extra_arg_texts(args).items():
         event.debug_annotations.add(name_iid=interned.annotations[name], string_value_iid=interned.texts[text])
     serialized: bytes = event.SerializeToString()
     return serialized

@@ -19,7 +19,7 @@ from .._typing import AnyArray
 from ..formats.escape import UNNAMED, escaped
 from ..formats.header import make_header
 from ..formats.perfetto_ids import INCREMENTAL_CLOCK, REALTIME_CLOCK, add_call_message
-from ..formats.slice_args import own_args
+from ..formats.slice_args import extra_arg_texts
 from ..timeline import PHASES, LargeTimeline, Name, Process, Timeline
 from ..timeline.args import distinct_args
 from .lanes import MARKS_ROW, Lanes
@@ -67,7 +67,7 @@ class InternTable:
         add_call_message(schema, f"modtrace_{check:08x}", self.extension, enums)
         self._schema = FileDescriptorSet(file=[schema])
         args = distinct_args(timeline.columns.args)[2] if large is None else large.args
-        pairs = [pair for arguments in args for pair in own_args(arguments).items()]
+        pairs = [pair for arguments in args for pair in extra_arg_texts(arguments).items()]
         self.annotations = _iids(key for key, _ in pairs)
         self.texts = _iids(value for _, value in pairs)
 
