@@ -80,6 +80,10 @@ GENERATION_MASK = (1 << GENERATION_BITS) - 1
 COLLECTED_BITS = 20
 COLLECTED_MASK = (1 << COLLECTED_BITS) - 1
 
+# The value of a `HELD` and a `HELD_AT_PEAK`: who allocated it outside of calls of modules, and above that the bytes.
+HOLDER_BITS = 2
+HOLDER_MASK = (1 << HOLDER_BITS) - 1
+
 MIN_COLLECTION_NS = 100_000
 """A shorter collection has no event: those of the young generation are many, and take microseconds."""
 
@@ -218,16 +222,16 @@ class Kind(IntEnum):
     """From now on operators are counted, or are not any more."""
     INPUTS = 35, "FLOPs", "number of module, modes and shapes", "", "module_calls.cpp", "flops"
     """The call entered just before on this thread is outermost. Calls that are alike have the same number."""
-    HELD = 36, "memory", "bytes · 2 bits", "module?", "memory.h", "memory"
-    """What tensors hold that calls of a module allocated, outside of inner ones, has changed since the last. The bits
-    are 1 for what nodes of backward allocated, 2 for the step of an optimizer, 3 for parameters of modules that were
+    HELD = 36, "memory", "bytes · holder", "module?", "memory.h", "memory"
+    """What tensors hold that calls of a module allocated, outside of inner ones, has changed since the last. The holder
+    is 1 for what nodes of backward allocated, 2 for the step of an optimizer, 3 for parameters of modules that were
     called. No name: no call of a module allocated it, or it is of a parameter."""
     SAVED = 37, "memory", "bytes, or number of passes so far", "module?", "memory.h", "memory"
     """What calls of a module, in a forward with gradients and outside of inner ones, have allocated so far that was
     freed in or after a backward pass that began later. One with no name is before such events: the number of passes."""
-    HELD_AT_PEAK = 38, "memory", "bytes · 2 bits", "", "memory.h", "memory"
-    """What these held when most was held so far: four events together. The bits are 0 for all that was held, else as in
-    HELD."""
+    HELD_AT_PEAK = 38, "memory", "bytes · holder", "", "memory.h", "memory"
+    """What these held when most was held so far: four events together. The holder is 0 for all that was held, else as
+    in HELD."""
     PASS_GRAPH = 39, "FLOPs", "number of graph and asked gradients", "", "backward.cpp", "flops"
     """The pass begun just before on this thread goes through this graph. Passes that are alike, in shapes too, have the
     same number."""

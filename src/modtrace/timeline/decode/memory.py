@@ -9,7 +9,7 @@ import numpy as np
 
 from ..._typing import Int64Array
 from ...ring import Events, Kind
-from ...ring.slot_format import ALLOCATED, CUDA_ALLOCATED, NO_NAME, REFUSED
+from ...ring.slot_format import ALLOCATED, CUDA_ALLOCATED, HOLDER_BITS, HOLDER_MASK, NO_NAME, REFUSED
 from ..memory import OUTSIDE_CALLS, format_bytes
 from .analysis import NameLookup, RingAnalysis
 from .intervals import is_core_event
@@ -181,11 +181,11 @@ def _owners(analysis: RingAnalysis) -> dict[str, _Owner]:
     index = np.flatnonzero(events.kind == Kind.HELD)
     name, value = events.name[index], events.value[index]
     owners: dict[str, _Owner] = {}
-    for key in np.unique(np.where(name == NO_NAME, -1 - (value & 3), name)).tolist():
-        own = name == key if key >= 0 else (name == NO_NAME) & (value & 3 == -1 - key)
+    for key in np.unique(np.where(name == NO_NAME, -1 - (value & HOLDER_MASK), name)).tolist():
+        own = name == key if key >= 0 else (name == NO_NAME) & (value & HOLDER_MASK == -1 - key)
         who = analysis.lookup.names[key].fqn if key >= 0 else _NO_MODULE[-1 - key]
         at, held = owners.get(who, (np.zeros(0, np.int64), np.zeros(0, np.int64)))
-        owners[who] = np.append(at, index[own]), np.append(held, value[own] >> 2)
+        owners[who] = np.append(at, index[own]), np.append(held, value[own] >> HOLDER_BITS)
     return owners
 
 
@@ -219,10 +219,14 @@ def _at_peak(analysis: RingAnalysis, samples: Int64Array) -> dict[str, int]:
     events = analysis.all_events
     index = np.flatnonzero(events.kind == Kind.HELD_AT_PEAK)[-len(OUTSIDE_CALLS) - 1 :]
     value, peak = events.value[index], samples[events.value[samples].argmax()]
-    if (value & 3).tolist() != [0, 1, 2, 3] or peak > index[0] or value[0] >> 2 != events.value[peak]:
+    if (
+        (value & HOLDER_MASK).tolist() != [0, 1, 2, 3]
+        or peak > index[0]
+        or value[0] >> HOLDER_BITS != events.value[peak]
+    ):
         return {}
     time_ns = int(analysis.clock.to_other(events.time[peak : peak + 1])[0])
-    return {"time_ns": time_ns, **dict(zip(OUTSIDE_CALLS, (value[1:] >> 2).tolist(), strict=True))}
+    return {"time_ns": time_ns, **dict(zip(OUTSIDE_CALLS, (value[1:] >> HOLDER_BITS).tolist(), strict=True))}
 
 
 def _growth(analysis: RingAnalysis, samples: Int64Array, owners: dict[str, _Owner]) -> tuple[int, dict[str, int]]:

@@ -103,14 +103,15 @@ void sample_held(bool of_all, const Write& write) {
     const int64_t bytes = owner.bytes.load(std::memory_order_relaxed);
     if (owner.written.exchange(bytes, std::memory_order_relaxed) == bytes && !(of_all && bytes != 0)) return;
     const int64_t name = number < kFirstModule ? kNoName : static_cast<int64_t>(number - kFirstModule);
-    write(int64_t{kHeld} << kKindShift | name, bytes << 2 | (number < kFirstModule ? static_cast<int64_t>(number) : 0));
+    const int64_t holder = number < kFirstModule ? static_cast<int64_t>(number) : 0;
+    write(int64_t{kHeld} << kKindShift | name, bytes << kHolderBits | holder);
   });
   std::array<int64_t, kFirstModule> at_peak{};
   if (const std::lock_guard<std::mutex> lock(held_at_peak.mutex); std::exchange(held_at_peak.is_new, false)) {
     at_peak = held_at_peak.bytes;
   }
   for (size_t owner = 0; at_peak[0] != 0 && owner < kFirstModule; ++owner) {
-    write(int64_t{kHeldAtPeak} << kKindShift | kNoName, at_peak[owner] << 2 | static_cast<int64_t>(owner));
+    write(int64_t{kHeldAtPeak} << kKindShift | kNoName, at_peak[owner] << kHolderBits | static_cast<int64_t>(owner));
   }
   const uint32_t sample = ++held_bytes.samples;
   if (of_all || (sample % kSavedEvery != 0 && (sample & (sample - 1)) != 0)) return;
