@@ -260,6 +260,13 @@ def test_markdown_and_html_have_the_table_of_flops() -> None:
     assert "GFLOP/s" in summary.to_html()
 
 
+def test_a_limited_json_has_the_flops_of_the_steps_that_it_has() -> None:
+    document = json.loads(counted().summary().to_json(1))
+
+    assert [cost["step"] for cost in document["flops"]["by_step"]] == [step["step"] for step in document["steps"]]
+    assert [len(document["flops"][name]) for name in ("rows", "rates", "by_step")] == [1, 1, 1]
+
+
 def test_the_command_shows_flops_alone_and_says_where_there_are_none(tmp_path: Path) -> None:
     counted().save(tmp_path / "counted.json")
     shown = CliRunner().invoke(group, ["summary", str(tmp_path / "counted.json"), "--flops", "--peak-tflops", "0.01"])

@@ -311,8 +311,13 @@ class Summary:
             if step.step in shown
         }
         values["steps"] = [step._asdict() | in_parts.get(step.step, {}) for step in self.steps if step.step in shown]
-        known = {name: getattr(self, name) for name in ("device", "memory", "flops", "overview")}
-        values |= {name: _first(json_values(part), limit) for name, part in known.items() if part is not None}
+        flops = self.flops and self.flops._replace(by_step=[one for one in self.flops.by_step if one.step in shown])
+        known = {"device": self.device, "memory": self.memory, "flops": flops, "overview": self.overview}
+        values |= {
+            name: {key: of[:limit] if isinstance(of, list) else of for key, of in json_values(part).items()}
+            for name, part in known.items()
+            if part is not None
+        }
         if self.overview is not None:
             del values["overview"]["kept"]
         text = io.StringIO()  # `json.dumps` keeps each token of a million steps until it joins them
@@ -331,11 +336,3 @@ class Summary:
     def _repr_html_(self) -> str:
         """Show the tables in a notebook."""
         return self.to_html()
-
-
-def _first(values: dict[str, Any], limit: int | None) -> dict[str, Any]:
-    """Return it with the first `limit` of the records in each of its lists."""
-    return {
-        key: value[:limit] if isinstance(value, list) and value and isinstance(value[0], dict) else value
-        for key, value in values.items()
-    }
