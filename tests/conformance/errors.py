@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .case import Step, case
-from .modules import Net, Scale, leaf
+from .modules import Exp, Net, Scale, leaf
 
 
 class Fails(nn.Module):
@@ -91,6 +91,110 @@ def an_interrupt() -> Step:
         with suppress(KeyboardInterrupt):
             net(leaf())
         other(leaf()).sum().backward()
+
+    return step
+
+
+class _Stopped(Exception):
+    """Raised to end a forward early."""
+
+
+def _take(taken: list[Tensor]) -> Any:
+    def hook(*call: Any) -> None:
+        taken.append(call[-1])
+        raise _Stopped
+
+    return hook
+
+
+_STOPPED = """
+    forward:
+      Net
+        Net.a
+        Net.b
+    backward:
+      Net
+        Net.b
+        Net.a
+"""
+
+
+@case(_STOPPED)
+def a_forward_that_a_hook_stopped() -> Step:
+    """A forward hook takes the output of the second of three modules and ends the forward by raising."""
+    net = Net(lambda self, x: self.c(self.b(self.a(x))), a=Exp(), b=Exp(), c=Exp())
+    taken: list[Tensor] = []
+    net.b.register_forward_hook(_take(taken))
+
+    def step() -> None:
+        with suppress(_Stopped):
+            net(leaf())
+        taken.pop().sum().backward()
+
+    return step
+
+
+@case(
+    """
+    forward:
+      Net
+        Net.a
+        Net.b
+          Net.b.inner
+        Net.c
+    backward:
+      Net
+        Net.c
+        Net.b
+          Net.b.inner
+        Net.a
+    """
+)
+def a_forward_stopped_inside_another() -> Step:
+    """A module puts aside what it made and raises; the one around it catches that, and goes on with it."""
+    taken: list[Tensor] = []
+
+    def inner(self: Any, x: Tensor) -> Any:
+        taken.append(self.inner(x).exp())
+        raise _Stopped
+
+    def body(self: Any, x: Tensor) -> Any:
+        with suppress(_Stopped):
+            self.b(self.a(x))
+        return self.c(taken.pop())
+
+    net = Net(body, a=Exp(), b=Net(inner, inner=Exp()), c=Exp())
+    return lambda: net(leaf()).sum().backward()
+
+
+@case(
+    """
+    forward:
+      Net
+        Net.a
+        Net.b
+      Scale
+    backward:
+      Scale
+      Net
+        Net.b
+        Net.a
+    """
+)
+def two_forwards_one_of_which_was_stopped() -> Step:
+    """A forward was stopped before its last module by what Ctrl-C raises; another model runs on what it had made."""
+    taken: list[Tensor] = []
+
+    def body(self: Any, x: Tensor) -> Any:
+        taken.append(self.b(self.a(x)))
+        raise KeyboardInterrupt
+
+    net, other = Net(body, a=Exp(), b=Exp()), Scale()
+
+    def step() -> None:
+        with suppress(KeyboardInterrupt):
+            net(leaf())
+        other(taken.pop()).sum().backward()
 
     return step
 

@@ -127,6 +127,102 @@ def vmap() -> Step:
         Net.a
     """
 )
+def vmap_and_backward() -> Step:
+    """torch.func.vmap over a model, and a backward pass: what the calls return leads to no node."""
+    net = _two()
+    return lambda: torch.func.vmap(net)(torch.ones(3, 2, 2)).sum().backward()
+
+
+@case(
+    """
+    forward:
+      Net
+        Net.a
+        Net.b
+        Net.c
+    backward:
+      Net
+        Net.c
+        Net.b
+        Net.a
+    """
+)
+def vmap_of_vmap_inside_a_forward() -> Step:
+    """A module maps another one over two dimensions, between two that are called as usual."""
+    net = Net(lambda self, x: self.c(torch.func.vmap(torch.func.vmap(self.b))(self.a(x))), a=Exp(), b=Exp(), c=Exp())
+    return lambda: net(leaf()).sum().backward()
+
+
+@case(
+    """
+    forward:
+      Net
+        Net.a
+        Net.b
+      Net #1
+        Net.a #1
+        Net.b #1
+    backward:
+      Net #1
+        Net.b #1
+        Net.a #1
+      Net
+        Net.b
+        Net.a
+    """
+)
+def vmap_over_parameters() -> Step:
+    """An ensemble (functional_call, mapped over stacked parameters), called twice; a pass for each, the last first."""
+    net = _two()
+    stacked = {name: torch.ones(3, 2, 2, requires_grad=True) for name, _ in net.named_parameters()}
+
+    def run(parameters: dict[str, Tensor], x: Tensor) -> Any:
+        return torch.func.functional_call(net, parameters, (x,))
+
+    def step() -> None:
+        losses = [torch.func.vmap(run, in_dims=(0, None))(stacked, torch.ones(2, 2)).sum() for _ in range(2)]
+        for loss in reversed(losses):
+            loss.backward()
+
+    return step
+
+
+@case(
+    """
+    forward:
+      Net
+        Net.a
+        Net.b
+    backward:
+      Net
+        Net.a
+      Net
+        Net.b
+    """
+)
+def vmap_and_a_pass_inside_forward() -> Step:
+    """A forward maps one module and runs its backward, then calls another one."""
+
+    def body(self: Any, x: Tensor) -> Any:
+        torch.func.vmap(self.a)(x).sum().backward()
+        return self.b(x)
+
+    net = Net(body, a=Scale(), b=Scale())
+    return lambda: net(leaf()).sum().backward()
+
+
+@case(
+    """
+    forward:
+      Net
+        Net.a
+        Net.b
+    backward:
+      Net
+        Net.b
+        Net.a
+    """
+)
 def func_grad() -> Step:
     """torch.func.grad of a model, whose backward is a pass of functorch's own."""
     net = _two()

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import gc
+import sys
+import threading
+import time
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -386,6 +389,129 @@ def test_a_backward_that_fails_ends(engine: EngineName) -> None:
     # It was over before the next forward began.
     of_pair = min(span.start_ns for span in timeline.spans if span.fqn == "Pair")
     assert max(span.end_ns for span in timeline.spans if span.fqn.startswith("Sequential")) <= of_pair
+
+
+class Timed(torch.autograd.Function):
+    """Its backward takes 5 ms, and notes them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, noted: list[tuple[int, int]]) -> Tensor:
+        ctx.noted = noted
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        began_ns = time.time_ns()
+        while time.time_ns() < began_ns + 5_000_000:
+            pass
+        ctx.noted.append((began_ns, time.time_ns()))
+        return gradients[0], None
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_backward_after_a_forward_that_was_stopped_is_of_the_module_that_it_is_of(
+    engine: EngineName, error: type[BaseException]
+) -> None:
+    taken: list[Tensor] = []
+    noted: list[tuple[int, int]] = []
+
+    class Slow(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return Timed.apply(x * 2, noted)  # type: ignore[no-any-return]
+
+    def stop(_module: nn.Module, _args: object, output: Tensor) -> None:
+        taken.append(output)
+        raise error
+
+    model = nn.Sequential(*(Slow() for _ in range(4)))
+    model[2].register_forward_hook(stop)
+
+    def run() -> None:
+        for _ in range(3):
+            with pytest.raises(error):
+                model(torch.ones(2, requires_grad=True))
+            taken.pop().sum().backward()
+
+    slices = [span for span in recorded(engine, run).spans if span.phase == "backward" and span.depth == 1]
+    assert [(span.fqn, span.call) for span in slices] == [
+        (f"Sequential.{index}", call) for call in range(3) for index in (2, 1, 0)
+    ]
+    for span, (began_ns, ended_ns) in zip(slices, noted, strict=True):
+        assert span.start_ns <= began_ns + 100_000
+        assert ended_ns - 100_000 <= span.end_ns
+
+
+class Metric(nn.Module):
+    """Makes nodes that no pass ever runs."""
+
+    def forward(self, x: Tensor) -> float:
+        return (x * 2).sum().item()
+
+
+def count_sequence_numbers_asked_for(run: Callable[[], object]) -> int:
+    """Return for how many nodes Python asks while `run` runs."""
+    asked: list[str] = []
+
+    def count(_frame: object, event: str, function: Any) -> None:
+        if event == "c_call" and getattr(function, "__name__", "") == "_sequence_nr":
+            asked.append(event)
+
+    sys.setprofile(count)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return len(asked)
+
+
+def test_the_graph_is_searched_in_few_passes_for_what_no_pass_runs() -> None:
+    class Model(nn.Module):
+        def __init__(self, *metrics: nn.Module) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(*(Scale() for _ in range(50)))
+            self.metrics = nn.ModuleList(metrics)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.layers(x)
+            for metric in self.metrics:
+                metric(out)
+            return out
+
+    plain, measured = Model(), Model(Metric())
+    with modtrace.record(engine="python"):
+        (least,) = {count_sequence_numbers_asked_for(plain(torch.ones(1)).sum().backward) for _ in range(3)}
+        asked = [count_sequence_numbers_asked_for(measured(torch.ones(1)).sum().backward) for _ in range(40)]
+
+    assert least < 10
+    assert min(asked[1:32]) >= 50  # in the first pass all that may lead there is newer than what was left
+    assert asked[32:] == [least] * 8
+
+
+def test_nodes_of_another_thread_are_not_taken_for_those_that_a_call_left(engine: EngineName) -> None:
+    made: list[Tensor] = []
+    turns = [threading.Event(), threading.Event()]
+
+    def leave_and_run() -> None:
+        Metric()(torch.ones(2, requires_grad=True))
+        turns[0].set()
+        turns[1].wait(30)
+        made[0].sum().backward()
+
+    def make() -> None:
+        turns[0].wait(30)
+        made.append(nn.Sequential(*(Scale() for _ in range(8)))(torch.ones(2)))
+        turns[1].set()
+
+    def run() -> None:
+        # Sequence numbers of both begin at 0.
+        threads = [threading.Thread(target=work) for work in (leave_and_run, make)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    of_modules = {fqn for fqn, _, _ in backward(recorded(engine, run))}
+    assert of_modules == {"Sequential", *(f"Sequential.{index}" for index in range(8))}
 
 
 def test_a_graph_made_before_the_recording(engine: EngineName) -> None:

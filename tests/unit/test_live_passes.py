@@ -89,3 +89,19 @@ def test_a_pass_inside_a_pass_of_another_thread_is_its_own() -> None:
         y.register_hook(elsewhere)
         y.sum().backward()
     assert seen == [("other", {"Global", "ReLU"}), (threading.current_thread().name, {"Global", "Linear"})]
+
+
+def test_a_pass_to_features_calls_no_hook_of_the_module_that_made_them() -> None:
+    names: list[str] = []
+    trunk, head = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), nn.Linear(2, 1)
+    tracker = ModTracker()
+    tracker.register_user_hooks(pre_bw_hook=lambda module, _: names.append(tracker.get_known_fqn(module) or ""))
+    with tracker:
+        features = trunk(torch.ones(2))
+        loss = head(features).sum()
+        torch.autograd.grad(loss, features, retain_graph=True)
+        to_features = names.copy()
+        loss.backward()
+
+    assert to_features == ["Linear"]
+    assert names[1:] == ["Linear", "Sequential", "Sequential.1", "Sequential.0"]

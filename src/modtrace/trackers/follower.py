@@ -4,8 +4,9 @@ It works like the portable engine, by a patch of `nn.Module.__call__` and hooks 
 of writing events.
 """
 
+import itertools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,11 +18,11 @@ from torch.compiler import is_dynamo_compiling
 from .._interrupts import WeakMap
 from ..ring import NameTable
 from ..ring.slot_format import NO_NAME
-from ..track.call_patch import Patch, Wrapper
+from ..track.call_patch import RUN_BACKWARD, Patch, Wrapper
 from ..track.naming.module_names import ModuleNames
 from ..track.naming.modules import named_modules
-from ..track.portable.passes import NO_GRAPH_TASK, backward_nesting_depth, current_graph_task
-from ..track.portable.segment_hooks import FrameStacks, SegmentHooks
+from ..track.portable.passes import backward_nesting_depth, make_pass_wrapper, node_runs
+from ..track.portable.segment_hooks import NO_GRAPH_TASK, SegmentHooks, current_graph_task
 from .calls import Call, InputHooks, LiveFrame, LiveGraphTask, LiveThread
 
 _current_node: Callable[[], Any] = torch._C._current_autograd_node
@@ -29,7 +30,7 @@ _current_node: Callable[[], Any] = torch._C._current_autograd_node
 Hook = Callable[..., object]
 
 
-class _BackwardFollower(SegmentHooks):
+class _BackwardFollower(SegmentHooks[LiveThread]):
     """Knows, on the thread that asks, the calls whose backward runs.
 
     Args:
@@ -43,8 +44,8 @@ class _BackwardFollower(SegmentHooks):
     """
 
     def __init__(self, follow_graphs_after_exit: bool) -> None:
-        self._threads = FrameStacks(LiveThread)
-        self._local, self._thread = self._threads.local, self._threads.get
+        super().__init__(LiveThread)
+        self._thread = self._threads.get
         self._running: dict[int, list[LiveGraphTask]] = {}
         self._follow_graphs_after_exit = follow_graphs_after_exit
         self.on_segment_start = self._on_node
@@ -71,7 +72,7 @@ class _BackwardFollower(SegmentHooks):
                 return
             self._begin_graph_task(thread, graph_task_id)
         task = thread.graph_tasks[-1]
-        if task.call is not call:
+        if task.call is not call and (not self.ends_early or node_runs(list(self.ends_early.values()))):
             if self.pre_bw is None and self.post_bw is None:
                 task.call = call
             else:
@@ -295,13 +296,11 @@ class Follower(_BackwardFollower):
         sequence = _sequence()
         # An interrupt between an inner call's enter and its try can have left inner frames open.
         thread.stack_depth = depth = frame.depth - 1
-        if sequence != frame.entry_seq and output is not None:
+        if sequence != frame.entry_seq:
             if sequence != frame.segment_start_seq:
                 self.close_segment(thread, frame, output, sequence)
             if frame.unhooked_segments:
                 self.hook_unfound(thread, frame, output)
-        if frame.unhooked_segments:
-            frame.unhooked_segments.clear()
         frame.module = frame.call_id = None
         thread.frames[depth].segment_start_seq = sequence
 
@@ -356,21 +355,48 @@ def _follow(
         raise
 
 
+class _Passes:
+    """Tells followers of the backward passes that a thread calls, as an engine is told."""
+
+    def __init__(self, followers: tuple[Follower, ...]) -> None:
+        self._followers = followers
+        self.next_pass = _next_pass
+
+    def begin_pass(self, number: int, outputs: object, inputs: Sequence[Any]) -> None:
+        for follower in self._followers:
+            follower.begin_pass(number, outputs, inputs)
+
+    def end_pass(self, number: int) -> None:
+        for follower in self._followers:
+            follower.end_pass(number)
+
+    def note_gradients(self, *_: object) -> None:
+        """A tracker knows no training steps."""
+
+
+_next_pass: Callable[[], int] = itertools.count(1).__next__
+
+
 class _FollowPatch(Patch):
     """One patch for all followers; each sees a call inside of the one before it."""
 
     followers: tuple[Follower, ...] = ()
 
     def add(self, follower: Follower) -> None:
-        self.followers = (*self.followers, follower)
-        self.install(self.followers)
+        self._set((*self.followers, follower))
 
     def remove(self, follower: Follower) -> None:
-        self.followers = tuple(other for other in self.followers if other is not follower)
-        if self.followers:
-            self.install(self.followers)
+        self._set(tuple(other for other in self.followers if other is not follower))
+
+    def _set(self, followers: tuple[Follower, ...]) -> None:
+        self.followers = followers
+        if followers:
+            _PASS_PATCH.install(_Passes(followers))
+            self.install(followers)
         else:
             self.uninstall()
+            _PASS_PATCH.uninstall()
 
 
 _PATCH = _FollowPatch(_make_wrapper)
+_PASS_PATCH = Patch(make_pass_wrapper, RUN_BACKWARD)

@@ -4,7 +4,8 @@ Nodes of one thread's graph run in descending order of their sequence numbers. S
 node of each segment, a run of nodes that one call made itself: when it runs, "the backward of this call goes on", and
 that ends whatever went on before. A segment ends where an inner call is entered (its newest node is then most often
 among the inner call's inputs) and where the call itself is left (then among its outputs). Where it is among neither,
-the call's graph is searched for it once, at its exit. One callback of torch says "backward is over".
+the call's graph is searched for it, at its exit, and then the graph of a pass, when that begins. One callback of torch
+says "backward is over".
 """
 
 import itertools
@@ -37,8 +38,8 @@ from ..naming.module_names import ModuleNames
 from ..ranges import RangeRecorder
 from ..unseen import is_backward_compiled, skip_all, skip_frame
 from .garbage_collections import PortableCollections
-from .passes import NO_GRAPH_TASK, PASS_PATCH, CallFrame, GraphTasks, ThreadState, current_graph_task, gives_gradients
-from .segment_hooks import FrameStacks, SegmentHooks
+from .passes import PASS_PATCH, CallFrame, GraphTasks, ThreadState, gives_gradients
+from .segment_hooks import NO_GRAPH_TASK, SegmentHooks, current_graph_task
 
 _profiler_enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 _sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
@@ -64,7 +65,7 @@ class NameCounters(NamedTuple):
     next_recompute: Callable[[], int]
 
 
-class PortableEngine(SegmentHooks):
+class PortableEngine(SegmentHooks[ThreadState]):
     """Records forward by a patch of `nn.Module.__call__` and backward by hooks on few nodes.
 
     Attributes:
@@ -95,10 +96,9 @@ class PortableEngine(SegmentHooks):
         )
         self._dead = self.module_names.dead
         self._numbers = ThreadNumbers(ring.names)
-        self._threads = FrameStacks(self._make_thread)
-        self._local = self._threads.local
+        super().__init__(self._make_thread)
         self._graph_tasks = GraphTasks(self._write, self._threads.get, on_error)
-        self.on_segment_start = self._graph_tasks.make_segment_hook(self._local)
+        self.on_segment_start = self._graph_tasks.make_segment_hook(self._local, self.ends_early)
         self._write_sync_mark = SyncMarks(self, ring.names)
         self.next_pass: Callable[[], int] = itertools.count(1).__next__
         self._reruns = CheckpointReruns()
@@ -149,27 +149,18 @@ class PortableEngine(SegmentHooks):
 
     @skip_all
     def begin_pass(self, number: int, outputs: object, inputs: Sequence[Any]) -> None:
-        """Write that this thread calls what runs a backward pass from `outputs`.
-
-        Args:
-            number: of the pass.
-            outputs: where it begins.
-            inputs: the tensors at whose gradients it ends, if it accumulates none.
-        """
+        """Write that this thread calls what runs a backward pass from `outputs`."""
         if self._active:
             try:
-                if inputs:
-                    self._graph_tasks.ends_early[number] = inputs
                 self.write_event(Kind.PASS_BEGIN, NO_NAME, number)
-                if not is_backward_compiled():
-                    self._hook_outputs(self._threads.get(), outputs)
+                super().begin_pass(number, outputs, inputs)
             except Exception as error:
                 self._on_error(error)
 
     @skip_all
     def end_pass(self, number: int) -> None:
         """Write that the pass of this number returned or raised."""
-        self._graph_tasks.ends_early.pop(number, None)
+        super().end_pass(number)
         if self._active:
             try:
                 self.write_event(Kind.PASS_END, NO_NAME, number)
@@ -211,8 +202,6 @@ class PortableEngine(SegmentHooks):
                     self._write_sync_mark()
             sequence = _sequence()
             if sequence != outer.segment_start_seq and not is_backward_compiled():
-                if depth == 0:
-                    thread.outside_segments.append((outer.segment_start_seq, sequence - 1))
                 self.close_segment(thread, outer, (args, kwargs) if kwargs else args, sequence)
             if self._dead:
                 self.module_names.forget_dead()
@@ -289,7 +278,7 @@ class PortableEngine(SegmentHooks):
             if thread.stack_depth > depth:
                 thread.stack_depth = depth
             made_nodes = sequence != frame.segment_start_seq
-            if (made_nodes or frame.unhooked_segments) and output is not None and not is_backward_compiled():
+            if (made_nodes or frame.unhooked_segments) and not is_backward_compiled():
                 if made_nodes:
                     self.close_segment(thread, frame, output, sequence)
                 if frame.unhooked_segments:
@@ -300,18 +289,6 @@ class PortableEngine(SegmentHooks):
             thread.frames[depth].segment_start_seq = sequence
         except Exception as error:
             self._on_error(error)
-
-    def _hook_outputs(self, thread: ThreadState, outputs: object) -> None:
-        """Hook what was made since the last call, as the loss, and before: its nodes run first."""
-        frame, sequence = thread.frames[thread.stack_depth], _sequence()
-        if sequence != frame.segment_start_seq:
-            if frame.depth:
-                self.close_segment(thread, frame, outputs, sequence)
-            else:
-                thread.outside_segments.append((frame.segment_start_seq, sequence - 1))
-                frame.segment_start_seq = sequence
-        if thread.outside_segments:
-            self.hook_outside(thread, thread.frames[0], thread.outside_segments, outputs)
 
     def _undo_enter(self, frame: CallFrame, meta: int, value: int) -> None:
         """Exit a call that an interrupt kept from being made; its exit is written if its enter was."""

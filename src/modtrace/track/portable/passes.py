@@ -21,22 +21,19 @@ from ...ring.slot_format import ABANDONED_BIT, CALL_KEY_BITS, CALL_KEY_MASK, KIN
 from ..call_patch import RUN_BACKWARD, Patch, Wrapper
 from ..event_sink import OnError
 from ..unseen import skip_all, skip_frame, unseen_by_modes
-from .segment_hooks import FrameBase, FrameStack
+from .segment_hooks import NO_GRAPH_TASK, FrameBase, FrameStack, current_graph_task
 
-current_graph_task: Callable[[], int] = torch._C._current_graph_task_id
-current_node: Callable[[], Any] = torch._C._current_autograd_node
+_current_node: Callable[[], Any] = torch._C._current_autograd_node
 _will_run: Callable[[Any], bool] = torch._C._will_engine_execute_node
-NO_GRAPH_TASK = -1
-"""What `current_graph_task` returns outside of backward."""
 
 
-def _runs(ends: Iterable[Sequence[Any]]) -> bool:
+def node_runs(ends: Iterable[Sequence[Any]]) -> bool:
     """Whether the node whose hook this is called in runs; if a pass ends at its gradient, only its hooks do.
 
     Args:
         ends: the tensors at which passes that run now end.
     """
-    node = current_node()
+    node = _current_node()
     for inner, _ in () if node is None else node.next_functions:
         # torch does not say it of a leaf.
         leaf = getattr(inner, "variable", None)
@@ -128,7 +125,6 @@ class GraphTasks:
 
     Attributes:
         active: False makes the hooks that live graphs still hold no-ops.
-        ends_early: by its number, the tensors to whose gradients a pass goes that runs now, and no further.
     """
 
     def __init__(self, write: WriteSlot, thread_state: Callable[[], ThreadState], on_error: OnError) -> None:
@@ -136,13 +132,17 @@ class GraphTasks:
         self._thread_state = thread_state
         self._on_error = on_error
         self._running: set[int] = set()
-        self.ends_early: dict[int, Sequence[Any]] = {}
         self.active = False
 
-    def make_segment_hook(self, local: Any) -> Callable[[int, Tensor], None]:
-        """Return what is called with a call's id when its nodes start to run; `local.value` is a thread's state."""
+    def make_segment_hook(self, local: Any, ends_early: dict[int, Sequence[Any]]) -> Callable[[int, Tensor], None]:
+        """Return what is called with a call's id when its nodes start to run.
+
+        Args:
+            local: its `value` is a thread's state.
+            ends_early: that of `SegmentHooks`.
+        """
         # Run for every hook, and so a closure: what it looks up on itself is a tenth of its cost.
-        write, begin, ends_early = self._write, self._begin, self.ends_early
+        write, begin = self._write, self._begin
 
         @skip_all
         def on_segment_start(call_id: int, _gradient: Tensor) -> None:
@@ -160,7 +160,7 @@ class GraphTasks:
                         return
                     begin(thread, graph_task_id)
                 running = graph_tasks[-1]
-                if running.call_id != call_id and (not ends_early or _runs(list(ends_early.values()))):
+                if running.call_id != call_id and (not ends_early or node_runs(list(ends_early.values()))):
                     running.call_id = call_id
                     write(
                         _CALL_BACKWARD | thread.bits | call_id >> CALL_KEY_BITS,
@@ -215,7 +215,9 @@ def _is_tracing() -> bool:
     return torch._C._get_dispatch_mode(_PROXY) is not None
 
 
-def _make_wrapper(wrapper: Wrapper) -> Callable[..., Any]:
+def make_pass_wrapper(wrapper: Wrapper) -> Callable[..., Any]:
+    """Return a wrapper of what runs a backward pass; it tells the observer of each, as it tells a `PortableEngine`."""
+
     def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = __traceback_hide__ = True
         engine = wrapper.observer
@@ -250,5 +252,5 @@ def gives_gradients(args: tuple[Any, ...]) -> bool:
     return reaches and (not args[3] if level is None else level == 1)
 
 
-PASS_PATCH = Patch(_make_wrapper, RUN_BACKWARD)
+PASS_PATCH = Patch(make_pass_wrapper, RUN_BACKWARD)
 """The patch of both places that hold the function; its observer is a `PortableEngine`."""

@@ -4,9 +4,11 @@ A segment is a run of nodes that one call made itself, between two calls of inne
 run in descending order of their sequence numbers, so the newest node of a segment is the first of it that runs.
 """
 
+import math
+import threading
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any, Generic, TypeVar
@@ -19,13 +21,24 @@ from torch.overrides import has_torch_function_unary
 from ..._interrupts import WeakMap
 from ...ring.slot_format import NO_NAME
 from ..greenlets import PerGreenlet, current_greenlet
-from ..unseen import tensors_in, unseen_by_modes
+from ..unseen import is_backward_compiled, tensors_in, unseen_by_modes
+
+_sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
+current_graph_task: Callable[[], int] = torch._C._current_graph_task_id
+NO_GRAPH_TASK = -1
+"""What `current_graph_task` returns outside of backward."""
 
 _MAX_NODES_SEARCHED = 20_000
 _MAX_OUTSIDE_SEGMENTS = 1024
+_MAX_LEFT_SEGMENTS = 4096
+_MAX_PASSES_IN_VAIN = 32
 
-Segments = deque[tuple[int, int]]
-"""Segments in the order in which they were made: the first and the last sequence number of each."""
+Segment = tuple[int, int]
+"""Its first and its last sequence number."""
+Segments = deque[Segment]
+"""Segments in the order in which they were made."""
+_LeftBy = tuple[int, bool]
+"""The name of the call that left a segment, and whether a backward pass made the call."""
 
 
 class FrameBase:
@@ -39,7 +52,7 @@ class FrameBase:
         entry_seq: the thread's sequence number at enter.
         segment_start_seq: first sequence number of the current segment, which began with the call, or when the last
             inner call ended.
-        unhooked_segments: its segments whose newest node is not found yet: first and last sequence number.
+        unhooked_segments: its segments whose newest node is not found yet.
         keywords_id: `id()` of the dictionary of keyword arguments; no two open calls have the same one.
     """
 
@@ -55,7 +68,7 @@ class FrameBase:
         self.module: nn.Module | None = None
         self.name = NO_NAME
         self.entry_seq = self.segment_start_seq = self.keywords_id = 0
-        self.unhooked_segments: list[tuple[int, int]] = []
+        self.unhooked_segments: list[Segment] = []
 
 
 _Frame = TypeVar("_Frame", bound=FrameBase)
@@ -69,16 +82,18 @@ class FrameStack(Generic[_Frame]):
         frames: its frames, outermost first; the bottom one is around all calls.
         stack_depth: index of the innermost open call's frame.
         outside_segments: segments of nodes that were made outside of all calls and that no pass ran yet; the last ones.
+        left_segments: those of calls that have no hook, as no output leads to their nodes; with the call's id.
         hook_tensor: an empty CPU tensor that carries a hook to the node it is registered on.
     """
 
-    __slots__ = ("frames", "hook_tensor", "outside_segments", "stack_depth")
+    __slots__ = ("frames", "hook_tensor", "left_segments", "outside_segments", "stack_depth")
 
     frames: list[_Frame]
 
     def __init__(self) -> None:
         self.stack_depth = 0
         self.outside_segments: Segments = deque(maxlen=_MAX_OUTSIDE_SEGMENTS)
+        self.left_segments: dict[Segment, tuple[Any, _LeftBy]] = {}
         # Hidden from the user's dispatch modes, as FakeTensorMode or a FLOP counter.
         with unseen_by_modes(), torch._C._DisableTorchDispatch():
             self.hook_tensor = torch.empty(0)
@@ -114,11 +129,19 @@ class FrameStacks(PerGreenlet[_Stack]):
 
     Args:
         make: returns those of a greenlet.
+
+    Attributes:
+        thread_ids: of threads that may have made graphs; with two it is full.
     """
 
     def __init__(self, make: Callable[[], _Stack]) -> None:
+        self.thread_ids: set[int] = set()
+
         def make_stack() -> _Stack:
             stack = make()
+            # The first that torch's own threads do is to run a pass.
+            if len(self.thread_ids) < 2 and current_graph_task() == NO_GRAPH_TASK:
+                self.thread_ids.add(threading.get_ident())
             greenlet, began = current_greenlet(), self.since()
             if greenlet is not None:
                 stack.outside_segments.extend(self._outside.get(greenlet) or ())
@@ -141,10 +164,23 @@ class FrameStacks(PerGreenlet[_Stack]):
             stack.frames[stack.stack_depth].segment_start_seq = made.stop
 
 
-class SegmentHooks:
-    """Hooks few nodes of each segment, the newest among them: they call `on_segment_start(call_id, gradient)`."""
+class SegmentHooks(Generic[_Stack]):
+    """Hooks few nodes of each segment, the newest among them: they call `on_segment_start(call_id, gradient)`.
+
+    Args:
+        make: returns what a thread is doing.
+
+    Attributes:
+        ends_early: by its number, the tensors to whose gradients a pass goes that runs now, and no further.
+    """
 
     on_segment_start: Callable[[Any, Tensor], None]
+
+    def __init__(self, make: Callable[[], _Stack]) -> None:
+        self._threads = FrameStacks(make)
+        self._local = self._threads.local
+        self.ends_early: dict[int, Sequence[Any]] = {}
+        self._passes_in_vain: dict[_LeftBy, int] = {}
 
     def close_segment(self, thread: FrameStack[Any], frame: FrameBase, values: object, sequence: int) -> None:
         """End the segment of `frame`'s own nodes, and hook its newest one.
@@ -173,7 +209,9 @@ class SegmentHooks:
                 hook_tensor._backward_hooks = {0: partial(self.on_segment_start, frame.call_id)}
                 node._register_hook_dict(hook_tensor)
                 is_hooked = is_hooked or number == newest
-        if not is_hooked and frame.depth:
+        if not frame.depth:
+            thread.outside_segments.append((first, newest))
+        elif not is_hooked:
             frame.unhooked_segments.append((first, newest))
 
     def hook_unfound(self, thread: FrameStack[Any], frame: FrameBase, output: object) -> None:
@@ -182,22 +220,80 @@ class SegmentHooks:
         newest = _newest_of(frame.unhooked_segments, output, lambda number, _: number >= frame.entry_seq)
         for node in newest.values():
             self._hook(thread, node, frame.call_id)
+        if len(newest) < len(frame.unhooked_segments):
+            self._leave(thread, frame, newest)
+        frame.unhooked_segments.clear()
 
-    def hook_outside(self, thread: FrameStack[Any], frame: FrameBase, segments: Segments, outputs: object) -> None:
-        """Hook the node that a pass from `outputs` runs first in each segment outside of all calls.
+    def _leave(self, thread: FrameStack[Any], frame: FrameBase, hooked: Container[Segment] = ()) -> None:
+        """Keep the unhooked segments of a call for the passes to come, unless those of its name were never run."""
+        left_by = frame.name, current_graph_task() != NO_GRAPH_TASK
+        if self._passes_in_vain.get(left_by, 0) < _MAX_PASSES_IN_VAIN:
+            left = thread.left_segments
+            for segment in frame.unhooked_segments:
+                if segment not in hooked and segment[0] >= frame.entry_seq:
+                    left[segment] = frame.call_id, left_by
+            while len(left) > _MAX_LEFT_SEGMENTS:
+                del left[next(iter(left))]
+            frame.unhooked_segments.clear()
 
-        The graph is followed through such segments, not through calls: a call's inputs were looked at when it began.
+    def begin_pass(self, number: int, outputs: object, inputs: Sequence[Any]) -> None:
+        """Hook the node that a pass from `outputs` runs first in each segment that has no hook yet.
+
+        These are what was made since the last call, as the loss, what was made before and outside of all calls, and
+        what calls left: a call raised, was called by `vmap`, put its result aside. The graph is followed through
+        segments outside of all calls; to those of calls it is followed everywhere, if one thread made all of it, as
+        sequence numbers are a thread's.
 
         Args:
-            thread: where it runs.
-            frame: what is around all calls.
-            segments: those outside of all calls; those that get a hook are removed.
-            outputs: where the pass begins.
+            number: of the pass.
+            outputs: where it begins.
+            inputs: the tensors at whose gradients it ends, if it accumulates none.
         """
-        newest = _newest_of(segments, outputs, lambda _, is_inside: is_inside)
+        if inputs:
+            self.ends_early[number] = inputs
+        if is_backward_compiled():
+            return
+        thread = self._threads.get()
+        frame, sequence = thread.frames[thread.stack_depth], _sequence()
+        if sequence != frame.segment_start_seq:
+            if frame.depth:
+                self.close_segment(thread, frame, outputs, sequence)
+            else:
+                thread.end_segment(sequence)
+        outside, left, oldest = thread.outside_segments, thread.left_segments, math.inf
+        segments: Sequence[Segment] = outside
+        if len(self._threads.thread_ids) < 2:
+            for open_frame in thread.open_frames():
+                if open_frame.unhooked_segments:
+                    self._leave(thread, open_frame)
+            if left:
+                segments, oldest = sorted((*outside, *left)), min(left)[0]
+        if not segments:
+            return
+        newest = _newest_of(segments, outputs, lambda number, is_inside: is_inside or number >= oldest)
+        found = set()
         for segment, node in newest.items():
-            segments.remove(segment)
-            self._hook(thread, node, frame.call_id)
+            if segment in left:
+                call_id, left_by = left.pop(segment)
+                found.add(left_by)
+            else:
+                outside.remove(segment)
+                call_id = thread.frames[0].call_id
+            self._hook(thread, node, call_id)
+        if oldest < math.inf:
+            self._note_found(left, found)
+
+    def _note_found(self, left: dict[Segment, tuple[Any, _LeftBy]], found: set[_LeftBy]) -> None:
+        """Count the passes in vain of each name, and give up those that never run: a model leaves some in each step."""
+        for left_by in found | {left_by for _, left_by in left.values()}:
+            self._passes_in_vain[left_by] = 0 if left_by in found else self._passes_in_vain.get(left_by, 0) + 1
+        for segment, (_, left_by) in list(left.items()):
+            if self._passes_in_vain[left_by] == _MAX_PASSES_IN_VAIN:
+                del left[segment]
+
+    def end_pass(self, number: int) -> None:
+        """Note that the pass of this number returned or raised."""
+        self.ends_early.pop(number, None)
 
     def _hook(self, thread: FrameStack[Any], node: Node, call_id: Any) -> None:
         # `node.register_prehook` makes a removable handle, which is most of its cost; a tensor's own dictionary of
@@ -208,8 +304,8 @@ class SegmentHooks:
 
 
 def _newest_of(
-    segments: Sequence[tuple[int, int]], outputs: object, follow: Callable[[int, bool], bool]
-) -> dict[tuple[int, int], Node]:
+    segments: Sequence[Segment], outputs: object, follow: Callable[[int, bool], bool]
+) -> dict[Segment, Node]:
     """Return the newest node of each segment in the graph that leads to `outputs`.
 
     Args:
@@ -217,7 +313,7 @@ def _newest_of(
         outputs: where the search begins.
         follow: whether to go on to a node's inputs, by its sequence number and whether that is in a segment.
     """
-    newest: dict[tuple[int, int], tuple[int, Node]] = {}
+    newest: dict[Segment, tuple[int, Node]] = {}
     seen: set[Node] = set()
     todo = [node for tensor in tensors_in(outputs) if (node := node_of(tensor)) is not None]
     while todo and len(seen) < _MAX_NODES_SEARCHED:
