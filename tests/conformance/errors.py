@@ -218,9 +218,9 @@ class _Broken(torch.autograd.Function):
         Net.b
       Scale
     backward:
-      Net ~?
+      Net
         Net.b
-        Net.broken ~?
+        Net.broken
       Scale
     """
 )
@@ -245,8 +245,8 @@ def an_exception_in_backward() -> Step:
       Net
         Net.broken
     backward:
-      Net ~?
-        Net.broken ~?
+      Net
+        Net.broken
       Scale
     """
 )
@@ -304,3 +304,39 @@ def a_hook_that_raises() -> Step:
         net(leaf()).sum().backward()
 
     return step
+
+
+@case(
+    """
+    forward:
+      Net
+        Net.broken
+        Net.b
+    backward:
+      Net
+        Net.b
+          Net
+            Net.broken
+    """
+)
+def a_pass_that_fails_inside_another() -> Step:
+    """A custom function's backward runs a pass that fails, catches that and goes on."""
+    kept: list[Tensor] = []
+
+    class Nested(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            with suppress(ValueError):
+                kept.pop().backward()
+            return gradient
+
+    def body(self: Any, x: Tensor) -> Any:
+        kept.append(self.broken(x).sum())
+        return self.b(x)
+
+    net = Net(body, broken=Net(lambda self, x: _Broken.apply(x)), b=Net(lambda self, x: Nested.apply(x)))
+    return lambda: net(leaf()).sum().backward()

@@ -164,6 +164,7 @@ class PortableEngine(SegmentHooks[ThreadState]):
         if self._active:
             try:
                 self.write_event(Kind.PASS_END, NO_NAME, number)
+                self._graph_tasks.end_failed(self._threads.get(), is_alone=not self.passes)
             except Exception as error:
                 self._on_error(error)
 

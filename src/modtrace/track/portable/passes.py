@@ -188,12 +188,29 @@ class GraphTasks:
 
     def abandon(self, thread: ThreadState) -> None:
         """Write the end of the thread's last graph task, which ended by an exception: torch has no callback for it."""
-        graph_task_id = thread.graph_tasks[-1].id
+        self._write_over(thread, thread.graph_tasks[-1].id, ABANDONED_BIT)
+        thread.graph_tasks.pop()
+
+    def end_failed(self, thread: ThreadState, *, is_alone: bool) -> None:
+        """Write the end of what the thread's last pass ran, if it has just raised.
+
+        Args:
+            thread: which called it.
+            is_alone: whether no pass runs any more: what a device's own thread ran for it is over too.
+        """
+        if self._running:
+            depth = backward_nesting_depth()
+            while thread.graph_tasks and thread.graph_tasks[-1].nesting_depth > depth:
+                self._write_over(thread, thread.graph_tasks[-1].id)
+                thread.graph_tasks.pop()
+            for graph_task_id in list(self._running) if is_alone else ():
+                self._write_over(thread, graph_task_id)
+
+    def _write_over(self, thread: ThreadState, graph_task_id: int, bit: int = 0) -> None:
         # Written first: where an interrupt comes in between it is written again, and the first one counts.
         if graph_task_id in self._running:
-            self._write(_BACKWARD_OVER | thread.bits | NO_NAME, graph_task_id | ABANDONED_BIT)
+            self._write(_BACKWARD_OVER | thread.bits | NO_NAME, graph_task_id | bit)
             self._running.discard(graph_task_id)
-        thread.graph_tasks.pop()
 
     @skip_all
     def _end(self, graph_task_id: int) -> None:

@@ -171,7 +171,8 @@ class SegmentHooks(Generic[_Stack]):
         make: returns what a thread is doing.
 
     Attributes:
-        ends_early: by its number, the tensors to whose gradients a pass goes that runs now, and no further.
+        passes: numbers of those that run now.
+        ends_early: by the number of such a pass, the tensors to whose gradients it goes, and no further.
     """
 
     on_segment_start: Callable[[Any, Tensor], None]
@@ -179,6 +180,7 @@ class SegmentHooks(Generic[_Stack]):
     def __init__(self, make: Callable[[], _Stack]) -> None:
         self._threads = FrameStacks(make)
         self._local = self._threads.local
+        self.passes: set[int] = set()
         self.ends_early: dict[int, Sequence[Any]] = {}
         self._passes_in_vain: dict[_LeftBy, int] = {}
 
@@ -249,6 +251,7 @@ class SegmentHooks(Generic[_Stack]):
             outputs: where it begins.
             inputs: the tensors at whose gradients it ends, if it accumulates none.
         """
+        self.passes.add(number)
         if inputs:
             self.ends_early[number] = inputs
         if is_backward_compiled():
@@ -293,6 +296,7 @@ class SegmentHooks(Generic[_Stack]):
 
     def end_pass(self, number: int) -> None:
         """Note that the pass of this number returned or raised."""
+        self.passes.discard(number)
         self.ends_early.pop(number, None)
 
     def _hook(self, thread: FrameStack[Any], node: Node, call_id: Any) -> None:
