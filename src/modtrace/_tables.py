@@ -116,7 +116,7 @@ class Table(NamedTuple):
                 as they are: ns, bytes, FLOPs.
             limit: how many rows at most; None: all.
             width: characters in a line of text, and for Markdown in that of the same text: first the columns that
-                matter least are hidden, then names are shortened from the left. None: nothing is.
+                matter least are hidden, then names are cut_to_width from the left. None: nothing is.
 
         Raises:
             ModtraceError: neither pandas nor polars is installed.
@@ -244,7 +244,7 @@ class _Cells(NamedTuple):
             _GAP.join(
                 cell.rjust(column_width)
                 if column.unit.kind == "number"
-                else padded(shortened(cell, column_width if index == at else None), column_width)
+                else padded(cut_to_width(cell, column_width if index == at else None), column_width)
                 for index, (cell, column, column_width) in enumerate(zip(cells, self.columns, widths, strict=True))
             ).rstrip()
             for cells in lines
@@ -278,7 +278,7 @@ def _branch(name: str) -> int:
     return len(_BRANCH.match(name)[0])  # type: ignore[index]  # it matches an empty text
 
 
-def shortened(name: str, width: int | None) -> str:
+def cut_to_width(name: str, width: int | None) -> str:
     """Return the end of a printable name that takes more than `width` cells; names differ most at their ends.
 
     The lines of a tree in front of it stay.

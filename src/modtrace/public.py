@@ -134,7 +134,7 @@ class Timeline(TimelineData):
         A span whose outer spans are left out moves up. Its label stays, though it names the path below what called it.
 
         Args:
-            pattern: as of a shell, over the whole name, case matters: `GPT.h.*`; `*` also matches dots. None: all.
+            pattern: like a shell's, over the whole name, case matters: `GPT.h.*`; `*` also matches dots. None: all.
             max_depth: how many levels to keep, counted after those left out by the pattern; None: all.
         """
         return Timeline.of(select.modules(self, pattern, max_depth))

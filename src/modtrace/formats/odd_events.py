@@ -42,7 +42,7 @@ class OddEvents:
                 fields["cat"] = str(event["cat"])
             fields["pid"], fields["tid"] = _id(event.get("pid")), _id(event.get("tid"))
             if phase != "M":
-                fields["ts"] = microseconds(event["ts"])
+                fields["ts"] = parse_microseconds(event["ts"])
             if phase in ("B", "E"):
                 opened = self._open.setdefault(self.tracks[fields["pid"], fields["tid"]], [])
                 if phase == "B":
@@ -52,7 +52,7 @@ class OddEvents:
                 fields = {**begin, "ph": "X", "dur": fields["ts"] - begin["ts"], "args": begin["args"] | fields["args"]}
             elif phase == "X":
                 self.without_duration += "dur" not in event
-                fields["dur"] = microseconds(event.get("dur", 0))
+                fields["dur"] = parse_microseconds(event.get("dur", 0))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError):
             self.malformed += 1
             return None
@@ -81,7 +81,7 @@ def _id(value: Any) -> int | str:
     return value if is_int64(value) else 0 if value is None else str(value)
 
 
-def microseconds(value: Any) -> float:
+def parse_microseconds(value: Any) -> float:
     """Return a time, which may be text.
 
     Raises:

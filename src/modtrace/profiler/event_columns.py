@@ -14,7 +14,7 @@ import numpy as np
 
 from .._typing import AnyArray, Int64Array
 from ..formats.chrome_values import MAX_TIME_US, TrackKey, microseconds_to_ns
-from ..formats.odd_events import microseconds
+from ..formats.odd_events import parse_microseconds
 from ..timeline import Name
 
 
@@ -331,7 +331,7 @@ def _with_times(row: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """Return a row with its times as numbers, which may be texts of some; None if they are none."""
     track, start, duration, *rest = row
     try:
-        return track, microseconds(start), microseconds(duration), *rest
+        return track, parse_microseconds(start), parse_microseconds(duration), *rest
     except _NO_NUMBERS:
         return None
 

@@ -8,7 +8,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from .._tables import shortened
+from .._tables import cut_to_width
 from .._terminal import printable
 from .hangs import Hang, hung_sentences
 from .places import RankGroup, format_durations, format_ranges, format_stack, headline, pending_call
@@ -143,7 +143,7 @@ class EndOfText:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Show what there is room for."""
-        yield Text(shortened(self._text, options.max_width), style=self._style, no_wrap=True, overflow="crop")
+        yield Text(cut_to_width(self._text, options.max_width), style=self._style, no_wrap=True, overflow="crop")
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         """Say how much room it takes, and how much at least."""

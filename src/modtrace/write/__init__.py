@@ -17,7 +17,7 @@ _CHROME, _PERFETTO = (".json", ".json.gz"), (".pftrace", ".pftrace.gz")
 WRITTEN = (".speedscope.json", *_CHROME, *_PERFETTO, ".folded", ".html")
 """The suffixes that `write` knows; the first that a name ends with counts."""
 REPORT = ".zip"
-"""The suffix of a report, which `Timeline.save` makes of a timeline as of a file."""
+"""The suffix of a report, which `Timeline.save` makes as `modtrace.report` does."""
 SUFFIXES = (*WRITTEN, REPORT)
 
 

@@ -31,7 +31,7 @@ _MAX_METADATA_NAME = 100
 
 
 def serialize(*packets: TracePacket) -> bytes:
-    """Return packets as they stand in a file, each with tag and length."""
+    """Return packets as they are in a file, each with tag and length."""
     serialized: bytes = Trace(packet=packets).SerializeToString()
     return serialized
 

@@ -185,7 +185,7 @@ _EVENT = message_field_tag(TracePacket, "track_event", LENGTH_DELIMITED)
 
 
 def track_event_packets(timestamp: Int64Array, sequence: BytesColumn, event: Sequence[Column]) -> list[Column]:
-    """Return packets of track events as they stand in a file, for `interleave`.
+    """Return packets of track events as they are in a file, for `interleave`.
 
     Args:
         timestamp: int64[n], on the clock of the sequence.
