@@ -289,3 +289,14 @@ def test_results_that_are_gone_are_held_by_no_call_any_more() -> None:
     assert memory is not None
     # The first result is gone before the next call, and of the second 95 bytes: 5 of another kind came.
     assert memory.holders == (Holder("Net", 155), Holder("other", 10))
+
+
+def test_a_limit_shortens_who_held_it_and_what_is_left_out_is_one_row() -> None:
+    summary = recorded().summary()
+
+    assert [line.split()[:2] for line in summary.memory_text(1).split("\n\n")[-1].splitlines()[1:4]] == [
+        ["Net.b", "140"],
+        ["more", "rows"],
+        ["other", "100"],
+    ]
+    assert [row["bytes"] for row in json.loads(summary.tables["holders"].to("json"))] == [140, 10, 100]

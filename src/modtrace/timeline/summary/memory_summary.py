@@ -203,7 +203,6 @@ _COLUMNS = (
     Column("backward", "peak_backward_bytes", _BYTES, 1, repeats=("peak_bytes",)),
     Column("recompute", "peak_recompute_bytes", _BYTES, 3),
 )
-_HOLDERS = 10
 _NOTE = (
     "retained: held at the end of a call less at its begin, median; saved: by its calls for a backward pass, mean; "
     "peak inside: the most held inside less at its begin, then by phase"
@@ -223,9 +222,9 @@ def memory_table(memory: MemorySummary) -> Table:
 
 
 def holders_table(memory: MemorySummary, limit: int | None = None) -> Table:
-    """Return the table of who held most, 10 rows or `limit`; the others are a row, and `other` is the last."""
+    """Return the table of who held most: after `limit` rows the others are one, and `other` is the last."""
     *named, other = memory.holders
-    limit = _HOLDERS if limit is None else limit
+    limit = len(named) if limit is None else limit
     rest = [Holder("more rows", sum(holder.bytes for holder in named[limit:]))] if named[limit:] else []
     columns = (
         Column("held at the peak by", "fqn", MODULE),

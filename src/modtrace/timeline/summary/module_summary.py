@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SORT_KEYS = ("gpu", "self", "total", "forward", "backward", "recompute", "mean", "p50", "p95", "calls", "name")
 
-_MAX_HTML_STEPS = 10
+_MAX_HOLDERS, _MAX_HTML_STEPS = 10, 10
 _SORT_FIELDS = {"gpu": "gpu_self_ns", "calls": "calls", "p50": "step_p50_ns", "p95": "step_p95_ns"}
 
 
@@ -238,7 +238,7 @@ class Summary:
         """
         if self.memory is None:
             return ""
-        held = holders_table(self.memory, limit).to("text", width=width)
+        held = holders_table(self.memory, min(limit or _MAX_HOLDERS, _MAX_HOLDERS)).to("text", width=width)
         return f"{memory_table(self.memory).to('text', limit, width)}\n\n{held}"
 
     def flops_text(self, limit: int | None = None, width: int | None = None) -> str:
