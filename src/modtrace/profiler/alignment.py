@@ -135,7 +135,7 @@ class OperatorFit:
 
 @dataclass(frozen=True)
 class Alignment:
-    """How the recording lies over the trace.
+    """The offset between the clocks of recording and trace, and how exact it is.
 
     Attributes:
         method: "sync marks" or "wall clock".

@@ -67,7 +67,7 @@ class NumberedOps(EventColumns):
 
 @dataclass(frozen=True)
 class NodeSlices(EventColumns):
-    """`evaluate_function` slices.
+    """The slices of autograd nodes, `autograd::engine::evaluate_function`.
 
     Attributes:
         sequence: the sequence number of what made the node, or -1.

@@ -50,7 +50,7 @@ class PacketOutput:
         return self._slices.notes()
 
     def finish(self, overlaid: Overlay, events: ProfilerEvents, metadata: Mapping[str, Any], table: bytes) -> None:
-        """Write everything.
+        """Write the recording's packets, the profiler's, and the table.
 
         Args:
             overlaid: the tracks to add.

@@ -184,7 +184,7 @@ def _names(
 
 @dataclass(frozen=True)
 class Aligned:
-    """A recording over one trace.
+    """A recording in the time of one trace.
 
     Attributes:
         timeline: in ns from the trace's base, clipped to it and cut to its nodes.
@@ -268,7 +268,7 @@ class Trace(NamedTuple):
 def overlay(
     timeline: Timeline | None, events: ProfilerEvents, keys: Mapping[str, Any], path: str, capture: Trace | None = None
 ) -> Overlay:
-    """Align, attribute and cut.
+    """Align the recording with the trace, give work to its modules, and cut it to what was profiled.
 
     Args:
         timeline: the recording; None reconstructs one from the trace.

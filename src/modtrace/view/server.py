@@ -172,7 +172,7 @@ class _Handler(LocalHandler):
     timeout = STALL_TIMEOUT_S
 
     def do_GET(self) -> None:  # noqa: N802 (http.server's name)
-        """Answer with the page or with the trace."""
+        """Answer a request with the page or with the trace."""
         owner = self.server.owner
         # A DNS name rebound to 127.0.0.1 is another Host.
         if self.headers.get_all("Host", []) not in ([f"127.0.0.1:{owner.port}"], [f"localhost:{owner.port}"]):

@@ -66,7 +66,7 @@ class EndedStep:
 
 @dataclass(frozen=True)
 class Look:
-    """What was new in a ring.
+    """What was new in a ring when it was read.
 
     Attributes:
         timeline: of its end, from before the first new step on; None if nothing new was divided.
@@ -151,7 +151,7 @@ class RingFollower:
         return None
 
     def look(self) -> Look:
-        """Read what is new.
+        """Read the events that are new in the ring.
 
         Raises:
             RingError: the file cannot be read, or is not a ring file; then `failures` counts it.

@@ -54,7 +54,7 @@ class Metrics:
         self._server.server_close()
 
     def text(self) -> str:
-        """Return the numbers of now."""
+        """Return the metrics as they are now, as text of OpenMetrics."""
         of_rank = [(_labels(follower), follower, numbers) for follower, numbers in self._numbers.items()]
         lines = _family("modtrace_steps", "counter", "Training steps that have ended.")
         lines += [f"modtrace_steps_total{{{labels}}} {numbers.steps}" for labels, _, numbers in of_rank]

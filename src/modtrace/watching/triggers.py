@@ -29,7 +29,7 @@ _FORMS = (
 
 
 class Condition(NamedTuple):
-    """When a window is kept.
+    """A condition under which a window is kept.
 
     Attributes:
         text: as it was given.
@@ -117,7 +117,7 @@ _LEAST_NS = 20_000_000
 
 
 class Trigger(NamedTuple):
-    """Why to keep a window.
+    """One reason to keep a window, and around which moment.
 
     Attributes:
         key: what the time between two windows is of: the text of the condition, or the reason of `Recording.keep`.
@@ -150,7 +150,7 @@ class Triggers:
         self._hung_at = -1
 
     def judge(self, follower: RingFollower, look: Look) -> list[Trigger]:
-        """Return what is to be kept of a look."""
+        """Return the windows to keep of what was new in the ring."""
         triggers = [*self._hang(follower)]
         for step in look.steps:
             triggers += [trigger for condition in self._conditions for trigger in self._of_step(condition, step)]

@@ -20,7 +20,7 @@ class LookSink(Protocol):
         """Take what is new in a ring."""
 
     def close(self) -> object:
-        """End; no look follows."""
+        """End, after the last new events of all rings."""
 
 
 class Watcher:

@@ -57,7 +57,7 @@ class StepsFile:
         self._error = ""
 
     def add_look(self, follower: RingFollower, look: Look) -> None:
-        """Write the steps of a look."""
+        """Write a line for each step that was new in the ring."""
         steps = [step for step in look.steps if step.number % self._stride == 0]
         if not steps and not self._unwritten:
             return
@@ -84,7 +84,7 @@ class StepsFile:
         self._write(0o666 if self._named else follower.mode)
 
     def close(self) -> None:
-        """Write what waits, and close the file."""
+        """Write the lines that wait, and close the file."""
         if self._unwritten:
             self._write(self._mode)
         if self._file is not None:
@@ -241,7 +241,7 @@ class WholeRunWriter:
         self._said: set[str] = set()
 
     def add_look(self, follower: RingFollower, look: Look) -> None:
-        """Add a look, and write."""
+        """Add what was new in a ring to its distributions, and write them."""
         distributions = self._by_ring.setdefault(follower, _RingDistributions())
         distributions.add_look(follower, look)
         if look.timeline is not None and time.monotonic_ns() - distributions.written_at >= self._every_ns:

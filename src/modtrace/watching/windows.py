@@ -43,7 +43,7 @@ _CAUSE_STEPS = 16
 
 
 class KeepLimits(NamedTuple):
-    """How much is kept.
+    """How large the windows are that are kept, how many there are, and how often one is.
 
     Attributes:
         steps: how many before a moment, and how many after it.

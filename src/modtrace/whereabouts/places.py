@@ -49,7 +49,7 @@ known."""
 
 
 class RankGroup(NamedTuple):
-    """Ranks with the same open modules.
+    """Ranks that are in the same modules.
 
     Attributes:
         ranks: in order of their ranks.

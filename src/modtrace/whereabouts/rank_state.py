@@ -91,7 +91,7 @@ class PeerProgress(NamedTuple):
 
 
 class RankProgress(NamedTuple):
-    """How far one process is.
+    """How far one process has come.
 
     Attributes:
         groups: with the collectives of each group that has any in the ring, or that the ring knows.
@@ -106,7 +106,7 @@ class RankProgress(NamedTuple):
 
 
 class RankState(NamedTuple):
-    """Where one process is, or was.
+    """Where one process is, or was when it ended.
 
     Attributes:
         path: its ring file.

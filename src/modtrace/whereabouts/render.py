@@ -142,7 +142,7 @@ class EndOfText:
         self._style = style
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Show what there is room for."""
+        """Show as much of the text as there is room for."""
         yield Text(cut_to_width(self._text, options.max_width), style=self._style, no_wrap=True, overflow="crop")
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:

@@ -28,7 +28,7 @@ class Sink(Protocol):
     """Where a writer's bytes go."""
 
     def write(self, data: bytes, /) -> object:
-        """Take all of `data`."""
+        """Write all of `data`."""
 
 
 @contextlib.contextmanager
