@@ -22,7 +22,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils.module_tracker import ModuleTracker as TorchModuleTracker
 
 import modtrace
-from modtrace.demo.gpt import GPT
+from modtrace.demo import GPT
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import torch
 
 import modtrace
 from modtrace.demo import GPT
-from modtrace.whereabouts import read_rank_state
+from modtrace.live.where import read_rank_state
 
 
 def fill(path: Path, engine: str, capacity: int) -> None:

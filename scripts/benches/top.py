@@ -27,8 +27,7 @@ import torch
 from torch.nn import functional as F
 
 import modtrace
-from modtrace.demo import GPT
-from modtrace.demo.gpt import batches, make_optimizer
+from modtrace.demo import GPT, batches, make_optimizer
 
 SUBJECTS = ("none", "its ring", "another ring")
 TOP = ("top", "--refresh", "0.1")

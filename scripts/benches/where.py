@@ -25,11 +25,10 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import modtrace
-from modtrace.demo import GPT
-from modtrace.demo.gpt import batches, make_optimizer
+from modtrace.demo import GPT, batches, make_optimizer
+from modtrace.live.where import find_hangs, read_rank_state
 from modtrace.ring.file_format import LOG_CHUNK_BYTES, SLOTS_OFFSET
 from modtrace.ring.slot_format import SLOT_BYTES
-from modtrace.whereabouts import find_hangs, read_rank_state
 
 RANKS, STUCK = 4, "GPT.blocks.3.mlp"
 RUN_WHERE = """

@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # for type checkers what `_NAMES` is at run time; a test comp
     from .compare import Diff as Diff
     from .compare import diff as diff
     from .compare import save_baseline as save_baseline
+    from .live.where import where as where
     from .public import Timeline as Timeline
     from .public import load as load
     from .public import merge as merge
@@ -41,12 +42,12 @@ if TYPE_CHECKING:  # for type checkers what `_NAMES` is at run time; a test comp
     from .timeline import Summary as Summary
     from .trackers.trackers import ModTracker as ModTracker
     from .trackers.trackers import ModuleTracker as ModuleTracker
-    from .whereabouts import where as where
 
 # Reading and converting a file must start fast, on a machine without torch: each name is loaded when it is first used.
 _NAMES = {
     ".checking": ("check",),
     ".compare": ("Diff", "diff", "save_baseline"),
+    ".live.where": ("where",),
     ".public": ("Timeline", "load", "merge"),
     ".ranks": ("load_ranks",),
     ".ranks.slow": ("find_slow_ranks",),
@@ -55,7 +56,6 @@ _NAMES = {
     ".reporting": ("report",),
     ".timeline": ("Span", "Summary"),
     ".trackers.trackers": ("ModTracker", "ModuleTracker"),
-    ".whereabouts": ("where",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
@@ -82,4 +82,4 @@ def __dir__() -> list[str]:
 
 
 if os.environ.get("MODTRACE"):
-    importlib.import_module(".autorecord", __name__).start_from_variable()
+    importlib.import_module(".integrations.auto_recording", __name__).start_from_variable()

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from modtrace.live.where import read_rank_state
 from modtrace.record_options import EngineName
-from modtrace.whereabouts import read_rank_state
 from tests.support import fake_device
 from tests.support.fake_streams import compile_fake_streams, compile_for_torch
 from tests.support.python_process import run_python, start_python

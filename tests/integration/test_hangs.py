@@ -12,10 +12,10 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from modtrace._system.processes import ParallelReader
+from modtrace._processes import ParallelReader
 from modtrace.cli.group import group as commands
+from modtrace.live.where import Hang, read_job
 from modtrace.record_options import EngineName
-from modtrace.whereabouts import Hang, read_job
 from tests.support.hang_job import FIRST_STEPS, HANGS, RANKS
 from tests.support.python_process import start_python
 from tests.support.test_scale import PORTABLE_IN_FULL

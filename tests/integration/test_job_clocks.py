@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from modtrace.clocks.clock_tree import ClockTree, clock_in, measurements_in
-from modtrace.clocks.pings import PingClient
 from modtrace.ring import read_ring
+from modtrace.ring.clock_tree import ClockTree, clock_in, measurements_in
+from modtrace.track.pings import PingClient
 from tests.support.delaying_relay import delaying_relay
 from tests.support.python_process import python_environment
 from tests.support.test_scale import scaled

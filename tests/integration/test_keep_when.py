@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import modtrace
+from modtrace.live.windows import KEPT
 from modtrace.record_options import EngineName
-from modtrace.watching.windows import KEPT
 from tests.support.python_process import run_python
 
 TIMEOUT_S = 100

@@ -9,8 +9,8 @@ from typing import cast
 import pytest
 
 import modtrace
+from modtrace.live.windows import KEPT
 from modtrace.ranks.slow import find_slow_ranks
-from modtrace.watching.windows import KEPT
 from tests.support.python_process import run_python, start_python
 
 TRAIN = """

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import modtrace
+from modtrace.live.where import read_rank_state
 from modtrace.ranks import find_rank_recordings
-from modtrace.whereabouts import read_rank_state
 from tests.support.python_process import python_environment, run_python
 
 # Attempt n trains for 3 + 2 n steps. A rank of the first two kills itself then, and torchrun starts both again.

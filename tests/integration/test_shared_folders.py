@@ -17,16 +17,16 @@ import pytest
 
 from modtrace import Timeline
 from modtrace._errors import ModtraceError
-from modtrace._system.files import Folder, work_folder
+from modtrace._files import Folder, work_folder
+from modtrace.live.follow import RingFollower
+from modtrace.live.triggers import parse_conditions
+from modtrace.live.watch import LookSink, Watcher
+from modtrace.live.whole_run import StepsFile, WholeRunWriter
+from modtrace.live.windows import KeepLimits, KeptFolder, WindowKeeper, kept_folder
 from modtrace.recording.kept_windows import KeptWindows, _start_watcher
 from modtrace.recording.signals import write_stacks_on
 from modtrace.ring import Ring, whole_run_path
 from modtrace.track.native.library import why_distrusted
-from modtrace.watching.follow import RingFollower
-from modtrace.watching.triggers import parse_conditions
-from modtrace.watching.watch import LookSink, Watcher
-from modtrace.watching.whole_run import StepsFile, WholeRunWriter
-from modtrace.watching.windows import KeepLimits, KeptFolder, WindowKeeper, kept_folder
 from modtrace.write.atomic_file import atomic_writer
 from tests.unit.test_watch import Training
 

@@ -18,10 +18,10 @@ from torch.utils.checkpoint import checkpoint
 
 import modtrace
 from modtrace.demo import GPT
+from modtrace.live.where import read_rank_state
 from modtrace.record_options import EngineName
 from modtrace.timeline import RingAnalysis
 from modtrace.timeline.decode import open_calls
-from modtrace.whereabouts import read_rank_state
 from tests.support.python_process import python_environment, run_python, start_python
 from tests.support.test_scale import PORTABLE_IN_FULL
 

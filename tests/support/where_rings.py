@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from modtrace.live.where import RankState
 from modtrace.ring import Kind, Ring
 from modtrace.ring.slot_format import (
     KIND_SHIFT,
@@ -15,7 +16,6 @@ from modtrace.ring.slot_format import (
     THREAD_SHIFT,
 )
 from modtrace.timeline import OpenCall, ThreadStack
-from modtrace.whereabouts import RankState
 
 __all__ = ["SECOND", "Writer", "state"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from modtrace import RecordingError
-from modtrace.autorecord import parse_variable
+from modtrace.integrations.auto_recording import parse_variable
 
 HERE = os.getcwd()
 

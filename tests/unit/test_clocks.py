@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from modtrace.clocks.clock_map import ClockMap, Reading
-from modtrace.clocks.clock_tree import (
+from modtrace.ring import NameTable
+from modtrace.ring.clock_map import ClockMap, Reading
+from modtrace.ring.clock_tree import (
     ClockTree,
     Measurement,
     clock_id,
@@ -21,9 +22,8 @@ from modtrace.clocks.clock_tree import (
     measurements_in,
     parent_number,
 )
-from modtrace.clocks.pings import Ping, PingClient, PingServer, estimate_offset
-from modtrace.ring import NameTable
 from modtrace.track.job_clocks import JobClocks
+from modtrace.track.pings import Ping, PingClient, PingServer, estimate_offset
 from tests.support.interrupts import interrupted_at, positions
 from tests.support.test_scale import scaled
 

@@ -10,14 +10,14 @@ import pytest
 
 import modtrace
 from modtrace import Timeline
+from modtrace.live.rank_state import read_rank_progress
+from modtrace.live.streams import stream_states
 from modtrace.ranks.rank_tables import collective_table
 from modtrace.ranks.sync_points import sync_points
 from modtrace.reporting.clean_timeline import clean_timeline
 from modtrace.reporting.names import ReportNames
 from modtrace.ring import Kind
 from modtrace.timeline import RingAnalysis
-from modtrace.whereabouts.rank_state import read_rank_progress
-from modtrace.whereabouts.streams import stream_states
 from tests.support.event_script import WALL, EventScript
 from tests.support.timelines import build_timeline
 

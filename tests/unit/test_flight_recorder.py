@@ -14,10 +14,10 @@ from click.testing import CliRunner
 
 from modtrace import TraceError
 from modtrace.cli.group import group as commands
+from modtrace.live.flight_recorder import FlightRecord, rank_of_dump, read_flight_record
+from modtrace.live.hangs import find_all_hangs
+from modtrace.live.rank_state import Blocked, GroupProgress, PeerProgress
 from modtrace.timeline import Group
-from modtrace.whereabouts.flight_recorder import FlightRecord, rank_of_dump, read_flight_record
-from modtrace.whereabouts.hangs import find_all_hangs
-from modtrace.whereabouts.rank_state import Blocked, GroupProgress, PeerProgress
 from tests.unit.test_hangs import called, calls, state
 
 SECOND = 10**9

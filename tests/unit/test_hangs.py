@@ -6,11 +6,8 @@ from typing import Any
 
 import pytest
 
-from modtrace.ring import Kind
-from modtrace.timeline import Group, OpenCall, RingAnalysis, ThreadStack
-from modtrace.whereabouts import RankState, WhereResult, find_hangs, hung_sentences
-from modtrace.whereabouts.places import group_ranks, headline
-from modtrace.whereabouts.rank_state import (
+from modtrace.live.places import group_ranks, headline
+from modtrace.live.rank_state import (
     ANY_PEER,
     Blocked,
     GroupProgress,
@@ -18,6 +15,9 @@ from modtrace.whereabouts.rank_state import (
     RankProgress,
     read_rank_progress,
 )
+from modtrace.live.where import RankState, WhereResult, find_hangs, hung_sentences
+from modtrace.ring import Kind
+from modtrace.timeline import Group, OpenCall, RingAnalysis, ThreadStack
 from tests.support.event_script import EventScript
 
 SECOND = 10**9

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from modtrace._system.files import open_regular
+from modtrace._files import open_regular
 from modtrace.cli.group import group
 from modtrace.ranks import find_rank_recordings
 from tests.support.event_script import EventScript

@@ -15,12 +15,12 @@ from click.testing import CliRunner
 import modtrace
 from modtrace import ModtraceError
 from modtrace.cli.group import group as commands
-from modtrace.clocks.clock_map import Reading
-from modtrace.clocks.clock_tree import Measurement, measurement_record
 from modtrace.ranks import JobTime, find_rank_recordings, parse_rank_list, peak_sentence
 from modtrace.ranks.all_ranks import load_rank
 from modtrace.ranks.collective_offsets import readings_of_ranges
 from modtrace.ring import Kind
+from modtrace.ring.clock_map import Reading
+from modtrace.ring.clock_tree import Measurement, measurement_record
 from tests.support.event_script import EventScript
 from tests.support.trace_processor import TraceProcessor
 

@@ -16,6 +16,9 @@ import modtrace
 from modtrace import Timeline
 from modtrace._terminal import counted
 from modtrace.cli.group import group as commands
+from modtrace.live.triggers import parse_conditions
+from modtrace.live.watch import Watcher
+from modtrace.live.windows import KEPT, KeepLimits, KeptFolder, WindowKeeper
 from modtrace.ranks.groups import median_of_others
 from modtrace.ranks.rank_tables import StepTable, step_end_table
 from modtrace.ranks.slow import SlowRun, find_late_in_rings, find_slow_ranks, worst_ranks
@@ -26,9 +29,6 @@ from modtrace.ranks.sync_points import inferred_waits
 from modtrace.ring import Kind
 from modtrace.ring.slot_format import COLLECTED_BITS, GENERATION_BITS, NO_NAME, SEQUENCE_BITS
 from modtrace.timeline import Mark, Slices
-from modtrace.watching.triggers import parse_conditions
-from modtrace.watching.watch import Watcher
-from modtrace.watching.windows import KEPT, KeepLimits, KeptFolder, WindowKeeper
 from tests.support.event_script import WALL, EventScript
 from tests.support.made_job import Culprit, MadeJob, Template, read_template
 from tests.support.timelines import build_timeline

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import modtrace
-from modtrace.autorecord import parse_variable
 from modtrace.cli.commands.run import run_command
+from modtrace.integrations.auto_recording import parse_variable
 from modtrace.record_options import ENGINES, OPTIONS, EngineName, RecordOptions, _StepSchedule
 from modtrace.recording import record
 
@@ -108,7 +108,7 @@ def test_flags_of_device_times_are_one_argument_of_record(
     def make(arguments: dict[str, Any], **_: object) -> None:
         raise KeyError(arguments["device_times"])
 
-    monkeypatch.setattr("modtrace.autorecord.AutoRecording", make)
+    monkeypatch.setattr("modtrace.integrations.auto_recording.AutoRecording", make)
 
     with pytest.raises(KeyError) as raised:
         run_command.main(["-o", str(tmp_path / "out.json"), *flags, __file__], standalone_mode=False)

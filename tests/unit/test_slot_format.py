@@ -55,7 +55,7 @@ def test_a_kind_names_the_files_that_write_and_read_it(kind: Kind) -> None:
     for writer in kind.writers.split():
         assert mentions([path for room in ("track", "recording") for path in (PACKAGE / room).rglob(writer)], kind)
     assert kind.writers
-    readers = [PACKAGE / room / f"{kind.reader}.py" for room in ("timeline/decode", "whereabouts")]
+    readers = [PACKAGE / room / f"{kind.reader}.py" for room in ("timeline/decode", "live")]
     assert mentions(filter(Path.exists, readers), kind)
 
 

@@ -19,14 +19,13 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from modtrace.cli.group import group as commands
+from modtrace.live.rates import ModuleRate, RankRates, merge_ranks, read_rank_rates, sort_modules, steps_per_second
+from modtrace.live.screen import JobView, ScreenState, render_screen
+from modtrace.live.top import _read_on, keyboard, read_keys, show_live
+from modtrace.live.where import RankState
 from modtrace.ring import Kind
 from modtrace.timeline import OpenCall
 from modtrace.timeline.summary import ModuleTimes
-from modtrace.top import RankRates, read_rank_rates
-from modtrace.top.live import _read_on, keyboard, read_keys, show_live
-from modtrace.top.rates import ModuleRate, merge_ranks, sort_modules, steps_per_second
-from modtrace.top.screen import JobView, ScreenState, render_screen
-from modtrace.whereabouts import RankState
 from tests.support.where_rings import Writer
 from tests.unit.test_hangs import NOW, called, calls, state
 

@@ -22,17 +22,17 @@ from click.testing import CliRunner
 
 import modtrace
 from modtrace.cli.group import group as commands
+from modtrace.live.follow import KEEP_PREFIX, EndedStep, RingFollower
+from modtrace.live.metrics import Metrics
+from modtrace.live.triggers import Condition, parse_conditions
+from modtrace.live.watch import Watcher
+from modtrace.live.whole_run import StepsFile, WholeRunWriter
+from modtrace.live.windows import KEPT, KeepLimits, KeptFolder, WindowKeeper, kept_folder
 from modtrace.ranks.slow import find_late_in_rings
 from modtrace.ring import Kind, RingSnapshot, has_news, read_ring
 from modtrace.ring.file_format import SLOTS_OFFSET
 from modtrace.ring.range_text import range_text
 from modtrace.ring.slot_format import SLOT_BYTES
-from modtrace.watching.follow import KEEP_PREFIX, EndedStep, RingFollower
-from modtrace.watching.metrics import Metrics
-from modtrace.watching.triggers import Condition, parse_conditions
-from modtrace.watching.watch import Watcher
-from modtrace.watching.whole_run import StepsFile, WholeRunWriter
-from modtrace.watching.windows import KEPT, KeepLimits, KeptFolder, WindowKeeper, kept_folder
 from tests.support.event_script import EventScript
 
 MS = 1_000_000
@@ -168,7 +168,7 @@ def test_a_ring_that_stops_while_it_is_read_is_read_to_its_end(tmp_path: Path, m
         training.script.close()
         return before._replace(records=read_ring(path, count).records)  # which are read behind the slots
 
-    monkeypatch.setattr("modtrace.watching.follow.read_ring", read_and_stop)
+    monkeypatch.setattr("modtrace.live.follow.read_ring", read_and_stop)
     assert [step.number for step in follower.look().steps] == list(range(5))
     assert follower.state == "ended"
 
@@ -323,7 +323,7 @@ def test_a_hang_is_kept_once_with_where_it_is(tmp_path: Path, monkeypatch: pytes
     last = training.script.events().time[-1]
     for quiet_s in (59, 61, 62):
         now = SimpleNamespace(monotonic_ns=lambda quiet_s=quiet_s: int(last) + quiet_s * SECOND)
-        monkeypatch.setattr("modtrace.watching.follow.time", now)
+        monkeypatch.setattr("modtrace.live.follow.time", now)
         assert watcher.look()
         assert bool(lines) == (quiet_s > 59)
     assert len(lines) == 1
@@ -350,8 +350,8 @@ def test_a_hang_is_named_by_the_rank_that_others_wait_for(
             training.script.collective(training.now, Kind.COLLECTIVE_ENTER, '["all_reduce", "0"]', 10)
     now_ns = 10**18 + trainings[0].now + 61 * SECOND
     now = SimpleNamespace(monotonic_ns=lambda: now_ns, time_ns=time.time_ns)
-    monkeypatch.setattr("modtrace.watching.follow.time", now)
-    monkeypatch.setattr("modtrace.whereabouts.rank_state.time", now)
+    monkeypatch.setattr("modtrace.live.follow.time", now)
+    monkeypatch.setattr("modtrace.live.rank_state.time", now)
     watcher, lines = watch(tmp_path, when="hang 60s")
 
     assert watcher.look()

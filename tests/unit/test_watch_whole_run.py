@@ -12,11 +12,11 @@ from click.testing import CliRunner
 
 import modtrace
 from modtrace.cli.group import group as commands
+from modtrace.live.follow import RingFollower
+from modtrace.live.whole_run import Distributions, WholeRunWriter
 from modtrace.ring import Kind, Ring, whole_run_path
 from modtrace.ring.slot_format import NO_NAME
 from modtrace.timeline.contents import WHOLE_RUN
-from modtrace.watching.follow import RingFollower
-from modtrace.watching.whole_run import Distributions, WholeRunWriter
 from tests.support.event_script import EventScript
 from tests.unit.test_watch import MS, SECOND, Training
 
@@ -67,8 +67,8 @@ def test_a_whole_run_is_what_numpy_says_of_all_durations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int, ends_steps: bool
 ) -> None:
     if every < 1000:  # so that a ring without steps is followed in parts
-        monkeypatch.setattr("modtrace.watching.follow._FIRST_STEP_EVENTS", 1000)
-        monkeypatch.setattr("modtrace.watching.follow._CONTEXT_EVENTS", 100)
+        monkeypatch.setattr("modtrace.live.follow._FIRST_STEP_EVENTS", 1000)
+        monkeypatch.setattr("modtrace.live.follow._CONTEXT_EVENTS", 100)
     path = tmp_path / "run.modtrace"
     run = Durations(path, ends_steps=ends_steps, capacity=1 << 12)
     follower, writer = RingFollower(path), WholeRunWriter(pytest.fail, every_ns=0)

@@ -15,8 +15,11 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from modtrace import ModtraceError
-from modtrace._system.processes import ParallelReader, processor_count
+from modtrace._processes import ParallelReader, processor_count
 from modtrace.cli.group import group as commands
+from modtrace.live.places import format_stack, group_ranks, headline
+from modtrace.live.where import RankState, hung_sentences, read_rank_state
+from modtrace.live.where_table import render
 from modtrace.ring import Kind
 from modtrace.ring.file_format import SLOTS_OFFSET
 from modtrace.ring.owner import find_process
@@ -27,9 +30,6 @@ from modtrace.ring.slot_format import (
     NO_NAME,
     SLOT_BYTES,
 )
-from modtrace.whereabouts import RankState, hung_sentences, read_rank_state
-from modtrace.whereabouts.places import format_stack, group_ranks, headline
-from modtrace.whereabouts.render import render
 from tests.support.python_process import start_python
 from tests.support.where_rings import SECOND, Writer, state
 
@@ -285,7 +285,7 @@ def test_usual_duration_of_a_native_backward_is_that_of_a_node(tmp_path: Path) -
 
 
 def test_a_killed_process_of_those_that_read_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("modtrace._system.processes._MIN_FILES_IN_PROCESSES", 1)
+    monkeypatch.setattr("modtrace._processes._MIN_FILES_IN_PROCESSES", 1)
     kill: Any = os._exit
     statuses: Any = [1, 1]
     with ParallelReader() as reader, pytest.raises(ModtraceError, match="a process that read files was killed"):

@@ -12,14 +12,15 @@ import pytest
 from click.testing import CliRunner, Result
 
 from modtrace import RingError
-from modtrace._system.processes import child_processes, read_process_stat
+from modtrace._processes import child_processes, read_process_stat
 from modtrace.cli.group import group as commands
+from modtrace.live import places
+from modtrace.live.where import read_rank_state
+from modtrace.live.where import where as look
 from modtrace.ring import Kind, owner
 from modtrace.ring.slot_format import (
     NO_NAME,
 )
-from modtrace.whereabouts import places, read_rank_state
-from modtrace.whereabouts import where as look
 from tests.support.python_process import start_python
 from tests.support.where_rings import SECOND, Writer
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from rich.console import Console
 
+from modtrace.live.places import group_ranks, headline
+from modtrace.live.streams import StreamState, stream_states
+from modtrace.live.where import RankState
+from modtrace.live.where_table import render
 from modtrace.ring import Kind
 from modtrace.ring.slot_format import NO_NAME, SEQUENCE_BITS, STREAM_NUMBER_BITS
 from modtrace.timeline import OpenCall, RingAnalysis
-from modtrace.whereabouts import RankState
-from modtrace.whereabouts.places import group_ranks, headline
-from modtrace.whereabouts.render import render
-from modtrace.whereabouts.streams import StreamState, stream_states
 from tests.support.event_script import EventScript
 from tests.support.where_rings import SECOND, state
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from modtrace.demo.gpt import GPT
+from modtrace.demo import GPT
 
 
 class Subject(NamedTuple):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .._errors import RingError, TraceError
-from .._system.files import work_folder
+from .._files import work_folder
 from .track_layout import Fault
 
 __all__ = ["CheckResult", "Fault", "check"]

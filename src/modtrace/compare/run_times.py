@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._errors import ModtraceError
-from .._system.files import begins_with, open_regular
+from .._files import begins_with, open_regular
 from .._typing import Int64Array
 from ..timeline import Timeline
 from ..timeline.args import ArgColumn

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import orjson
 
 from .._errors import TraceError
-from .._system.files import open_regular, read_at
+from .._files import open_regular, read_at
 from .escape import escaped_json
 from .limits import MAX_TAIL_BYTES, LimitError, check_nested_json, check_unpacked
 from .packet_stream import PACKET_TAG

@@ -12,7 +12,7 @@ import numpy as np
 
 from .._interrupts import cached_property
 from .._typing import Float64Array, Int64Array
-from ..clocks.clock_map import MAX_RATE, ClockMap, Reading
+from ..ring.clock_map import MAX_RATE, ClockMap, Reading
 from ..timeline import Mark, Timeline
 from .call_lookup import runs_module_code, threads_of
 from .event_columns import ProfilerEvents

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from .._typing import Float64Array, IndexArray, Int64Array
-from ..clocks.clock_map import MAX_RATE, ClockMap, Offset, Reading
+from ..ring.clock_map import MAX_RATE, ClockMap, Offset, Reading
 from ..timeline import Collectives
 from .groups import group_lengths, group_starts
 from .sync_points import GroupKey, SyncPoints, call_keys, sync_points

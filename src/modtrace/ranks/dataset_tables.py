@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from .._errors import ModtraceError
-from .._system.processes import map_in_processes, processor_count
+from .._processes import map_in_processes, processor_count
 from .._typing import AnyArray
 from ..timeline import PHASES, Name
 from .groups import number_distinct

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from .._errors import ModtraceError, WriteError
 from .._numbering import Numbering
-from .._system.processes import map_in_processes, processor_count
+from .._processes import map_in_processes, processor_count
 from ..timeline import Track
 from .all_ranks import place_rank
 from .dataset_tables import (

@@ -11,13 +11,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from .._errors import ModtraceError, TraceError
-from .._system.files import begins_with
+from .._files import begins_with
 from .._typing import Int64Array
-from ..clocks.clock_map import ClockMap, Offset
-from ..clocks.clock_tree import ClockTree, clock_in, measurements_in
 from ..read import FileKind, file_kind_by_head, read_timeline
 from ..read.ring_file import SHOWN_EVENTS, Steps, too_large
 from ..ring import MAGIC, Kind, RingSnapshot, newest_rings, read_ring, read_ring_rank, read_ring_records, ring_serials
+from ..ring.clock_map import ClockMap, Offset
+from ..ring.clock_tree import ClockTree, clock_in, measurements_in
 from ..ring.collective_text import parse_ranks
 from ..timeline import Collectives, ReadRing, Timeline, build_in_pieces, build_timeline, find_pieces
 from ..timeline.decode.analysis import wall_clock

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from .._errors import TraceError
-from .._system.files import open_regular, work_folder
+from .._files import open_regular, work_folder
 from ..formats.limits import LimitError, check_unpacked
 from ..formats.trace_file import BLOCK_BYTES, TraceFile
 from .file_kind import ZIP_MAGIC, FileKind, file_kind, file_kind_by_head

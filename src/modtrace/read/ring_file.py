@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from .._errors import ModtraceError, TraceError
+from ..live.read_whole_run import read_whole_run
 from ..ring import read_ring, ring_serials
 from ..timeline import LargeTimeline, ReadRing, Timeline, build_in_pieces, build_timeline, find_large, find_pieces
 from ..timeline.contents import WHOLE_RUN
 from ..timeline.decode.window import build_around, build_last, find_last_steps
 from ..timeline.summary import GroupBy, Summary, find_step_bounds, summarize_pieces, take_steps
 from ..timeline.summary.step_bounds import CALL, OPTIMIZER
-from ..watching.read_whole_run import read_whole_run
 from . import read_timeline
 from .file_kind import FileKind, file_kind_by_head
 

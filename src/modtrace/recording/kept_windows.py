@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from .._errors import ModtraceError, RecordingError
+from .._files import Folder
+from .._processes import run_unseen
 from .._rank import rank_in
-from .._system.files import Folder
-from .._system.processes import run_unseen
+from ..live.triggers import parse_conditions
+from ..live.windows import KeepLimits, KeptFolder, begin_file, folder_mode, kept_folder, save_window
 from ..public import Timeline
 from ..ring import Ring
-from ..watching.triggers import parse_conditions
-from ..watching.windows import KeepLimits, KeptFolder, begin_file, folder_mode, kept_folder, save_window
 
 _NO_PATH = "modtrace"
 _MAIN = (

@@ -22,7 +22,7 @@ import numpy as np
 
 from .._after_import import call_after_import
 from .._errors import ModtraceError
-from .._system.processes import run_unseen
+from .._processes import run_unseen
 from ..record_options import EngineName
 from ..ring import read_ring
 from ..timeline import Process, Timeline, build_timeline

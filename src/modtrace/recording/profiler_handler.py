@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from .._errors import WriteError
+from .._files import work_folder
 from .._rank import rank_in
-from .._system.files import work_folder
 from ..profiler.merge import merge_timeline
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ..record_options import RecordOptions
-    from ..recording import Recording
+    from . import Recording
 
 __all__ = ["TraceHandler", "on_trace_ready"]
 

@@ -17,14 +17,14 @@ from torch.profiler import ProfilerAction
 
 from .._errors import ModtraceError, RecordingError
 from .._interrupts import raised_by_handler
+from ..live.follow import KEEP_PREFIX
+from ..live.windows import STEPS_FILE, kept_folder
 from ..public import Timeline
 from ..ring import Kind
 from ..timeline import RingAnalysis, ThreadStack, build_in_pieces, build_timeline, find_large
 from ..timeline.summary.overview import kept_sentence
 from ..track.optimizer_steps import OptimizerSteps
 from ..track.ranges import NamedRange
-from ..watching.follow import KEEP_PREFIX
-from ..watching.windows import STEPS_FILE, kept_folder
 from ..write import takes_pieces, write_large
 from .capture import Capture
 from .current import block_exit, change_alone, is_running, start_alone, stop_alone

@@ -14,8 +14,8 @@ from types import FrameType
 from typing import Any
 
 from .._errors import RecordingError
-from .._system.files import Folder, create_file
-from .._system.processes import is_signal_caught
+from .._files import Folder, create_file
+from .._processes import is_signal_caught
 from ..ring import stacks_path
 
 _CREDENTIALS = struct.Struct("iII")

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from .._errors import WriteError
-from .._system.files import work_folder
+from .._files import work_folder
 from .._terminal import counted
 from .._version import __version__
 from ..read import FileKind, file_kind, read_timeline, trace_path

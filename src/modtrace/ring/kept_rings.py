@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable
 
 from .._errors import RingError
-from .._system.files import RING_SUFFIXES, find_each, open_regular, read_at
+from .._files import RING_SUFFIXES, find_each, open_regular, read_at
 from .file_format import SLOTS_OFFSET, FileHeader, parse_header
 from .owner import WriterLock, name_digest, writer_state
 

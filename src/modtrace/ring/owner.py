@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from .._system.processes import read_process_stat
+from .._processes import read_process_stat
 from .file_format import FileHeader
 
 try:

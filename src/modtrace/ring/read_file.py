@@ -12,7 +12,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from .._errors import RingError
-from .._system.files import open_regular, read_at
+from .._files import open_regular, read_at
 from .._typing import BoolArray, Int32Array, Int64Array
 from .file_format import (
     LOG_CHUNK_BYTES,

@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 
 from .._errors import RingError
-from .._system.files import Folder, open_regular
+from .._files import Folder, open_regular
 from .._typing import Int64Array
 from ..record_options import check_capacity
 from .file_format import LOG_CHUNK_BYTES, MAGIC, RECORD, SLOTS_OFFSET, Record, pack_header

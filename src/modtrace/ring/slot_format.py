@@ -124,7 +124,7 @@ class Kind(IntEnum):
         layout: what the value holds, from the highest bits down; bits and widths are above.
         name_field: what the name is.
         writers: the files of `track/` that write it, or of `recording/`.
-        reader: the file of `timeline/decode/` that gives it its meaning, or of `whereabouts/`.
+        reader: the file of `timeline/decode/` that gives it its meaning, or of `live/`.
         by_others: others than the thread that it names can write it, at any later time.
     """
 

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from .._rank import world_size_in
-from ..clocks.clock_tree import Measurement, clock_id, measurement_record, parent_number
-from ..clocks.pings import PingClient, PingServer
 from ..ring import NameTable
+from ..ring.clock_tree import Measurement, clock_id, measurement_record, parent_number
+from .pings import PingClient, PingServer
 
 INTERVAL_S = 60.0
 _POLL_S, _LATER_POLL_S, _POLLS_BEFORE_LATER = 0.2, 2.0, 50

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .._errors import ModtraceError
-from .._system.local_server import LocalHandler, LocalServer
+from .._local_server import LocalHandler, LocalServer
 
 PERFETTO_ORIGIN = "https://ui.perfetto.dev"
 STALL_TIMEOUT_S = 60.0

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..._system.files import find_recordings
+from ..._files import find_recordings
 from ..._terminal import counted, ratio_text
 from ..options import TableFormat, format_option, only_option, step_by_option, value_option
 from ..output import echo, make_console, say, show_status

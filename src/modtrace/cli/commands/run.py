@@ -26,7 +26,7 @@ from ..options import value_option
 from ..output import say
 
 if TYPE_CHECKING:
-    from ...autorecord import AutoRecording
+    from ...integrations.auto_recording import AutoRecording
 
 
 def run_file(path: str, arguments: Sequence[str]) -> None:
@@ -220,7 +220,7 @@ def run_command(
     the host; under torchrun, without %r and %p, each rank writes OUT.rank3.pftrace.
     """
     from ..._rank import absolute_path, add_rank, expand_path
-    from ...autorecord import AutoRecording
+    from ...integrations.auto_recording import AutoRecording
     from ...write import check_writable
 
     if kind is None:
@@ -263,7 +263,7 @@ def _check_conditions(keep_when: str | None, ring: str | None) -> None:
     """Check the conditions before the script begins, as `record` would only during it."""
     if keep_when is None:
         return
-    from ...watching.triggers import parse_conditions
+    from ...live.triggers import parse_conditions
 
     if ring is None:
         raise click.UsageError("--keep-when needs a ring, which another process reads; add --ring run.modtrace.")

@@ -79,8 +79,8 @@ def summary_command(
     TRACE is any file that modtrace reads; a merged trace has GPU times and kernels too. The parts of a step add up to
     its duration; --limit shortens every other list.
     """
+    from ...live.read_whole_run import read_whole_run, whole_run_text
     from ...timeline.summary.tables import ranges_table
-    from ...watching.read_whole_run import read_whole_run, whole_run_text
 
     if tree and (output_format != "table" or by != "module"):
         raise click.UsageError("--tree is a table of modules; leave out --format and --by.")

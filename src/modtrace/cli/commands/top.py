@@ -12,9 +12,9 @@ from ..options import TextFormat, text_or_json_option, value_option
 from ..output import make_console, say
 
 if TYPE_CHECKING:
-    from ..._system.processes import ParallelReader
-    from ...top import RankRates
-    from ...top.screen import JobView
+    from ..._processes import ParallelReader
+    from ...live.rates import RankRates
+    from ...live.screen import JobView
 
 _MAX_EVENTS = 1 << 16
 """Of all rings together: what is read again and again must not keep a core busy."""
@@ -38,13 +38,13 @@ def top_command(rings: tuple[str, ...], seconds: float, refresh: float, output_f
     Keys: q quits, p pauses, s sorts by the next column, - and + fold, m shows a line per rank, [ and ] choose a rank,
     arrows scroll. Into a pipe, and as JSON, the state of now is printed once.
     """
-    from ..._system.processes import ParallelReader, give_way
-    from ...top.screen import ScreenState, render_screen
+    from ..._processes import ParallelReader, give_way
+    from ...live.screen import ScreenState, render_screen
 
     console = make_console()
     with ParallelReader() as reader:
         if console.is_terminal and output_format == "text":
-            from ...top.live import show_live
+            from ...live.top import show_live
 
             give_way()
             signal.signal(signal.SIGTERM, signal.default_int_handler)  # the terminal is restored then too
@@ -75,9 +75,9 @@ def _to_json(rank: "RankRates") -> dict[str, Any]:
 
 
 def _read(reader: "ParallelReader", rings: tuple[str, ...], seconds: float) -> "JobView":
+    from ...live.rates import read_rank_rates
+    from ...live.screen import JobView
     from ...ring import find_rings
-    from ...top import read_rank_rates
-    from ...top.screen import JobView
 
     begin = time.monotonic()
     paths, _, missing = find_rings(rings)

@@ -42,7 +42,7 @@ def view_command(
     unless --steps chooses others; --steps shows the modules alone of a merged trace or one of torch.profiler.
     """
     from ..._errors import ModtraceError
-    from ..._system.files import work_folder
+    from ..._files import work_folder
     from ...read.ring_file import load_shown
     from ...view.server import PERFETTO_ORIGIN, WAIT_TIMEOUT_S, Page, TraceServer, open_and_serve
 

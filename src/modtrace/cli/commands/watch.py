@@ -14,16 +14,16 @@ from ..output import say
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ...live.watch import LookSink
+    from ...live.windows import CameLate
     from ...ring import RingSnapshot
-    from ...watching.watch import LookSink
-    from ...watching.windows import CameLate
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMG]?)B?")
 _FACTORS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 
 
 def _duration(text: str) -> int:
-    from ...watching.triggers import parse_duration
+    from ...live.triggers import parse_duration
 
     ns = parse_duration(text)
     if ns is None:
@@ -77,11 +77,11 @@ def watch_command(
     Recording.keep("why") is kept too. The first step is never slow.
     """
     from ..._errors import ModtraceError
-    from ..._system.processes import give_way
-    from ...watching.triggers import parse_conditions
-    from ...watching.watch import Watcher
-    from ...watching.whole_run import StepsFile, WholeRunWriter
-    from ...watching.windows import STEPS_FILE, KeepLimits, KeptFolder, WindowKeeper, kept_folder
+    from ..._processes import give_way
+    from ...live.triggers import parse_conditions
+    from ...live.watch import Watcher
+    from ...live.whole_run import StepsFile, WholeRunWriter
+    from ...live.windows import STEPS_FILE, KeepLimits, KeptFolder, WindowKeeper, kept_folder
 
     try:
         parsed = parse_conditions(conditions)
@@ -97,7 +97,7 @@ def watch_command(
         steps = StepsFile(KeptFolder(Path(lines).parent, named=True), Path(lines).name, say, named=True)
     sinks: list[LookSink] = [steps, WholeRunWriter(say)]
     if metrics is not None:
-        from ...watching.metrics import Metrics  # only here: it brings a web server
+        from ...live.metrics import Metrics  # only here: it brings a web server
 
         try:
             served = Metrics(metrics)

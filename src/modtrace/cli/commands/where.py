@@ -16,7 +16,7 @@ from ..output import echo, make_console, say
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ...whereabouts import WhereResult
+    from ...live.where import WhereResult
 
 REFRESH_S = 1.0
 
@@ -59,7 +59,7 @@ def where_command(
     if watch:
         _watch(rings, dumps, whole)
         return
-    from ...whereabouts import NO_STACKS, python_stacks, where
+    from ...live.where import NO_STACKS, python_stacks, where
 
     result = where(rings, flight_recorder=dumps)
     if output_format == "json":
@@ -97,8 +97,8 @@ def _watch(rings: tuple[str, ...], dumps: tuple[str, ...], whole: bool) -> None:
 
 
 def _read_again_and_again(rings: tuple[str, ...], dumps: tuple[str, ...]) -> "Iterator[WhereResult]":
-    from ..._system.processes import ParallelReader
-    from ...whereabouts import read_job
+    from ..._processes import ParallelReader
+    from ...live.where import read_job
 
     with ParallelReader() as reader:
         while True:
@@ -107,7 +107,7 @@ def _read_again_and_again(rings: tuple[str, ...], dumps: tuple[str, ...]) -> "It
 
 
 def _summary(result: "WhereResult", whole: bool) -> "RenderableType":
-    from ...whereabouts.render import render
+    from ...live.where_table import render
 
     shown = render(result.groups, result.errors, result.hangs, whole=whole)
     if not result.older:

@@ -14,13 +14,13 @@ from typing import NamedTuple
 import numpy as np
 
 from ..._errors import ModtraceError
-from ..._system.processes import map_in_processes, processor_count
+from ..._processes import map_in_processes, processor_count
 from ..._typing import Float32Array, Float64Array, Int64Array
+from ...live.where import find_hangs, rank_state_of, read_clocks
+from ...live.windows import CameLate
 from ...read.ring_file import Steps
 from ...ring import RingSnapshot
 from ...timeline import PHASES, RingAnalysis
-from ...watching.windows import CameLate
-from ...whereabouts import find_hangs, rank_state_of, read_clocks
 from ..groups import group_lengths, group_starts, medians_within, slowest_of_others
 from ..rank_folder import JobTime, RankRecording, check_size, find_rank_recordings, is_dataset
 from ..rank_tables import CALL, WAIT, CollectiveTable, FolderTables, RangeTable, RankTables, SpanTable, StepTable, take

@@ -8,11 +8,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from ..._typing import BoolArray, Float64Array, Int64Array
+from ...live.triggers import format_ns
 from ...ring.range_text import RangeName
 from ...timeline import PHASES
 from ...timeline.decode.intervals import find_parents
 from ...timeline.time_intervals import TimeIntervals, union_of
-from ...watching.triggers import format_ns
 from ..groups import group_lengths, group_starts, median_of_others, medians_within
 from ..rank_tables import CALL, FOR_ITSELF, Bounds, CollectiveTable, RangeTable, SpanTable, take
 from ..sync_points import call_keys, is_synchronizing

@@ -9,8 +9,8 @@ import numpy as np
 
 from ..._interrupts import cached_property
 from ..._typing import BoolArray, Int64Array
-from ...clocks.clock_map import ClockMap, Reading
 from ...ring import Events, Kind, Record, RingSnapshot
+from ...ring.clock_map import ClockMap, Reading
 from ...ring.range_text import CATEGORIES, RangeName, parse_range
 from ...ring.slot_format import CALL_ENTER_KINDS, CALL_EXIT_KINDS, FLOP_KINDS, NO_NAME, RANGE_KINDS, RECOMPUTE_BIT
 from ..collectives import Group

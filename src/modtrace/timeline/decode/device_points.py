@@ -5,8 +5,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ..._typing import BoolArray, Int64Array
-from ...clocks.clock_map import ClockMap
 from ...ring import Events, Kind
+from ...ring.clock_map import ClockMap
 from ...ring.slot_format import DEVICE_TIME_BITS, DEVICE_TIME_MASK, EVENT_NUMBER_MASK, NO_NAME, STREAM_NUMBER_BITS
 from .intervals import is_core_event, pair_by_key
 

@@ -12,7 +12,7 @@ from statistics import median
 from typing import NamedTuple
 
 from .._errors import ModtraceError
-from .._system.files import Folder, create_file
+from .._files import Folder, create_file
 from ..ring import RingSnapshot, give_number, numbered_files
 from ..timeline import Timeline
 from ..timeline.contents import WHOLE_RUN

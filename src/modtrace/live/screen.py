@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from .._terminal import counted, printable
-from ..whereabouts import RankGroup, RankState, find_hangs, hung_sentences
-from ..whereabouts.places import format_durations, format_stack
-from ..whereabouts.render import EndOfText
+from .places import format_durations, format_stack
 from .rates import RATE_SORT_KEYS, RankRates, merge_ranks, sort_modules
+from .where import RankGroup, RankState, find_hangs, hung_sentences
+from .where_table import EndOfText
 
 KEYS_HELP = "q quit  p pause  s sort  - + fold  m modules or ranks  [ ] rank  ↑ ↓ scroll"
 _PAGE = 10

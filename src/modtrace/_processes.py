@@ -13,7 +13,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
-from .._errors import ModtraceError
+from ._errors import ModtraceError
 
 
 def processor_count() -> int:

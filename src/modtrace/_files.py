@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .._errors import ModtraceError
+from ._errors import ModtraceError
 
 
 def open_regular(path: str | os.PathLike[str]) -> io.FileIO:

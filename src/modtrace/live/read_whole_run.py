@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .._system.files import open_regular
+from .._files import open_regular
 from .._tables import COUNT, LONG_MS, MODULE, TEXT, Column, Table
 from .._terminal import counted
 from ..ring import Record, read_ring_records, whole_run_path

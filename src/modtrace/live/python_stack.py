@@ -8,7 +8,7 @@ import stat
 import subprocess
 import time
 
-from .._system.processes import is_signal_caught, threads_with_signal
+from .._processes import is_signal_caught, threads_with_signal
 from ..ring import stacks_path
 from .places import workers
 from .rank_state import RankState

@@ -12,8 +12,8 @@ from importlib.util import module_from_spec
 
 
 def _record_job() -> None:
-    from modtrace.autorecord.child_recording import record_this_child
-    from modtrace.autorecord.job import Job
+    from modtrace.integrations.child_recording import record_this_child
+    from modtrace.integrations.job import Job
 
     if "modtrace.cli" not in sys.modules:  # `modtrace run` begins a job of its own
         record_this_child(Job.inherited())

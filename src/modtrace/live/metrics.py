@@ -2,7 +2,7 @@
 
 import threading
 
-from .._system.local_server import LocalHandler, LocalServer
+from .._local_server import LocalHandler, LocalServer
 from ..timeline.summary.percentiles import median, nearest_rank
 from .follow import Look, RingFollower
 

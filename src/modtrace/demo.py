@@ -122,7 +122,7 @@ def batches(
     size: int = 8, length: int = 64, *, seed: int = 0, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield (tokens, targets) forever, int64[size, length] each, drawn from the demo's own source text."""
-    text = files(__package__).joinpath("gpt.py").read_text("utf-8")
+    text = files(__package__).joinpath("demo.py").read_text("utf-8")
     tokens = torch.tensor(list(text.encode()), device=device)
     generator = torch.Generator().manual_seed(seed)
     while True:

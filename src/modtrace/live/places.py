@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from .._system.processes import child_processes
+from .._processes import child_processes
 from ..ring.collective_text import rank_list
 from ..ring.range_text import CATEGORIES, RangeName
 from ..timeline import AFTER_BACKWARD, Group, OpenCall, ThreadStack

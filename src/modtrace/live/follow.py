@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .._errors import RingError
-from .._system.files import Folder, open_regular
+from .._files import Folder, open_regular
 from .._typing import Int64Array
 from ..ring import Kind, RingSnapshot, has_news, read_ring, ring_state
 from ..timeline import RingAnalysis, Timeline, build_timeline

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .._files import find_each
 from .._interrupts import cached_property
-from .._system.files import find_each
-from .._system.processes import ParallelReader
+from .._processes import ParallelReader
 from ..ring import find_rings
 from .flight_recorder import FlightRecord as FlightRecord
 from .flight_recorder import rank_of_dump, read_flight_record

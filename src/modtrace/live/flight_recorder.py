@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 import orjson
 
 from .._errors import TraceError
-from .._system.files import open_regular
+from .._files import open_regular
 from ..ring.collective_text import OPERATORS
 from ..timeline import Group
 from .rank_state import Blocked, GroupProgress, PeerProgress, recent_operators

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .clock_map import MAX_RATE, Reading
+from ..ring.clock_map import MAX_RATE, Reading
 
 TOKEN_BYTES = 32
 PINGS = 64

@@ -1,1 +1,0 @@
-"""What the operating system gives: files, processors, processes."""
