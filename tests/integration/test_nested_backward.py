@@ -162,8 +162,6 @@ def one_that_fails(net: Net) -> int:
     ],
 )
 def test_each_node_is_its_own_modules(scenario: Callable[[Net], int], engine: EngineName) -> None:
-    if engine == "python" and scenario is one_that_fails:
-        pytest.skip("the portable engine infers where a pass that failed within another one ended")
     global _recording
     _actions.clear()
     net = Net()
