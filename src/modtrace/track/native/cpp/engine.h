@@ -169,8 +169,8 @@ struct Greenlets {
 
 // What one thread is doing. Never freed: `stop` looks at all of them, and a thread may end at any time.
 struct ThreadState : GreenletState {
-  std::atomic<bool> busy{false};  // while it writes without the interpreter's lock
-  uint64_t noted_generation = 0;  // of the session that all below belongs to, but for the boundaries
+  std::atomic<bool> busy{false};         // while it writes without the interpreter's lock
+  uint64_t noted_generation = 0;         // of the session that all below belongs to, but for the boundaries
   uint64_t noted_sequence = UINT64_MAX;  // at the last call that `note_call` was told of
   SequenceBoundaries boundaries;
   SequenceBoundaries device_boundaries;                     // of the calls that get events of the device

@@ -11,7 +11,7 @@
 namespace modtrace {
 namespace {
 
-PyObject* set_trace = nullptr;      // greenlet.settrace
+PyObject* set_trace = nullptr;       // greenlet.settrace
 PyObject* trace_function = nullptr;  // ours
 
 bool is_busy(const GreenletState& state) {
