@@ -28,6 +28,7 @@ from ..timeline.slices import (
     KINDS,
     NBYTES,
     OPERATOR,
+    PEER,
     UNKNOWN_FLOPS,
     WAIT,
 )
@@ -88,7 +89,7 @@ class SharedTexts(NamedTuple):
     kind: int
     category: str
     label: str
-    args: Mapping[str, str | bool]
+    args: Mapping[str, str | bool | int]
 
 
 class SliceTexts(NamedTuple):
@@ -135,7 +136,9 @@ _NONE = ArgColumn(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 def _shared(timeline: Timeline, kind: int, name: int, args: Mapping[str, Value], *, complete: bool) -> SharedTexts:
-    texts: dict[str, str | bool] = {escaped(key): escaped(str(value)) for key, value in args.items()}
+    texts: dict[str, str | bool | int] = {
+        escaped(key): value if key == PEER else escaped(str(value)) for key, value in args.items()
+    }
     track, label = KINDS[kind].track, KINDS[kind].label
     if track == COMMUNICATION:
         operator = str(args.get(OPERATOR, ""))

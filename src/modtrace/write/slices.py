@@ -218,7 +218,8 @@ def _event(texts: SharedTexts) -> bytes:
     """Return what slices share as fields of a TrackEvent."""
     event = TrackEvent(name=texts.label, categories=[texts.category])
     for name, value in texts.args.items():
-        event.debug_annotations.add(name=name, **{"bool_value" if isinstance(value, bool) else "string_value": value})
+        kind = "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "string"
+        event.debug_annotations.add(name=name, **{f"{kind}_value": value})
     serialized: bytes = event.SerializeToString()
     return serialized
 
