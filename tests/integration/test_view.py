@@ -187,8 +187,9 @@ def test_it_opens_the_users_browser_and_ends_by_itself(trace: Path, tmp_path: Pa
     script.write_text(
         f"#!{sys.executable}\n"
         "import sys, urllib.request\n"
-        "urllib.request.urlopen(sys.argv[1]).read()\n"
-        "asked = urllib.request.Request(sys.argv[1] + 'trace', headers={'Sec-Fetch-Site': 'same-origin'})\n"
+        "page = urllib.request.urlopen(sys.argv[1])\n"
+        "page.read()\n"
+        "asked = urllib.request.Request(page.geturl() + 'trace', headers={'Sec-Fetch-Site': 'same-origin'})\n"
         f"open({str(tmp_path / 'got')!r}, 'wb').write(urllib.request.urlopen(asked).read())\n"
     )
     script.chmod(0o755)
