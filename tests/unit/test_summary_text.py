@@ -154,6 +154,7 @@ def test_json_has_steps_and_overview() -> None:
         "steps_end_with": "",
         "whole_run": None,
         "open_at_end": None,
+        "unsaved": "",
         "step_by": "optimizer",
     }
 
