@@ -242,18 +242,11 @@ def test_a_step_knows_how_long_whole_passes_took() -> None:
     assert first.forward_ns + first.backward_ns + first.before_ns + first.between_ns + first.after_ns == 9
 
 
-def test_the_table_of_steps_explains_the_column_of_whole_passes() -> None:
-    lines = two_threads().summary().steps_text().splitlines()
+def test_the_table_of_steps_tells_whole_passes_from_the_part_that_they_have_beside_collectives() -> None:
+    as_long_as_the_part = two_threads().summary()
+    assert [step.parts["backward"] for step in as_long_as_the_part.step_parts] == [6, 2]
+    assert "backward()" not in as_long_as_the_part.steps_text()
 
-    assert lines[0].split()[-1] == "backward()"
-    assert "backward(): from its call to its return" in lines
-
-    without, _ = with_forward()
-    without.step(10, 0)
-    assert "backward()" not in build_timeline(without.snapshot()).summary().steps_text()
-
-
-def test_where_ranks_communicate_whole_passes_are_said_to_hold_waiting_for_others() -> None:
     script, net = with_forward()
     script.pass_begin(3)
     script.call_backward(4, net)
@@ -262,10 +255,11 @@ def test_where_ranks_communicate_whole_passes_are_said_to_hold_waiting_for_other
     script.backward_over(7)
     script.pass_end(9)
     script.step(10, 0)
-
-    lines = build_timeline(script.snapshot()).summary().steps_text().splitlines()
-
-    assert "backward(): from its call to its return, with waiting for other ranks" in lines
+    summary = build_timeline(script.snapshot()).summary()
+    lines = summary.steps_text().splitlines()
+    assert (summary.step_parts[0].parts["backward"], summary.steps[0].backward_pass_ns) == (5, 6)
+    assert lines[0].split()[-1] == "backward()"
+    assert lines[-1] == "backward(): from its call to its return, with waiting for other ranks"
 
 
 def test_a_pass_whose_nodes_are_over_waits_behind_the_last_one() -> None:

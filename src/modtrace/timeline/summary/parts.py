@@ -6,6 +6,7 @@ collections. The layers are then painted over each other, from what says least t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -346,28 +347,43 @@ def _layers(timeline: Timeline, bounds: StepBounds, tid: int, parts: Numbering[s
 
 
 def measure_ranges(timeline: Timeline) -> dict[tuple[str, str], Int64Array]:
-    """Return by name and part of the ranges of the first process how long each took."""
+    """Return the ranges of the first process by name and part: int64[n, 4], thread, start, end and depth of each."""
     slices, names = timeline.slices, timeline.names
     is_range = np.isin(slices.kind, (RANGE, GARBAGE_COLLECTION)) & first_process_tracks(timeline)[slices.track]
     rows = np.flatnonzero(is_range)
-    duration = slices.end[rows] - slices.start[rows]
+    tid = np.array([track.tid for track in timeline.tracks] or [0], np.int64)[slices.track[rows]]
+    each = np.stack([tid, slices.start[rows], slices.end[rows], slices.depth[rows]], axis=1)
     took: dict[tuple[str, str], Int64Array] = {}
     for name in np.unique(slices.name[rows]).tolist():
         label, category = names[name].label, _category(timeline, name)
         part = category if category in PARTS else OTHER if category == "torch" else label
-        own = duration[slices.name[rows] == name]
+        own = each[slices.name[rows] == name]
         took[label, part] = np.concatenate([took.get((label, part), own[:0]), own])
     return took
 
 
 def sum_up_ranges(pieces: Sequence[Mapping[tuple[str, str], Int64Array]]) -> list[RangeTimes]:
-    """Return what the ranges of each name took in all pieces, the longest total first."""
-    rows = []
+    """Return what the ranges of each name took in all pieces, the longest total first.
+
+    A range is in each piece that it overlaps, and counts once.
+    """
+    rows, none = [], np.zeros((0, 4), np.int64)
     for label, part in dict.fromkeys(key for piece in pieces for key in piece):
-        took = np.concatenate([piece[label, part] for piece in pieces if (label, part) in piece])
+        own = [piece.get((label, part), none) for piece in pieces]
+        new = [own[0], *(_not_in(later, earlier) for earlier, later in itertools.pairwise(own))]
+        took = np.concatenate([each[:, 2] - each[:, 1] for each in new])
         p95_ns = nearest_rank(took.tolist(), 0.95)
         rows.append(RangeTimes(label, part, len(took), int(took.sum()), int(np.median(took)), p95_ns))
     return sorted(rows, key=lambda row: -row.total_ns)
+
+
+def _not_in(later: Int64Array, earlier: Int64Array) -> Int64Array:
+    """Return the ranges of a piece that are not in the piece before it too."""
+    reaches = earlier[:, 2].max(initial=np.iinfo(np.int64).min)
+    both = np.flatnonzero(later[:, 1] <= reaches)
+    known = {tuple(each) for each in earlier[np.isin(earlier[:, 2], later[both, 2])].tolist()}
+    again = [row for row, each in zip(both.tolist(), later[both].tolist(), strict=True) if tuple(each) in known]
+    return np.delete(later, again, axis=0)
 
 
 def _category(timeline: Timeline, name: int) -> str:
