@@ -12,14 +12,15 @@ from torch import nn
 from .._errors import RecordingError
 from .._requirements import check_can_record
 from ..record_options import DEFAULT_CAPACITY, EngineName, check_capacity, check_engine
-from ..track.event_sink import EngineOptions
-from ..track.native.device_times import DEFAULT_DEPTH, DeviceChoice
+from ..track.event_sink import DeviceChoice, EngineOptions
 from ..track.sampling import Sampler
 from .capture import Capture
 from .kept_windows import KeptWindows
 from .loader_workers import WorkerRings
 from .outputs import Schedule
 from .recording import Recording
+
+_DEFAULT_DEPTH = 2
 
 
 def record(
@@ -161,7 +162,7 @@ def record(
 def _device_choice(engine: EngineName, wanted: bool | int | str) -> DeviceChoice | None:
     if wanted is False:
         return None
-    text = wanted if isinstance(wanted, str) else f"*,{DEFAULT_DEPTH if wanted is True else wanted}"
+    text = wanted if isinstance(wanted, str) else f"*,{_DEFAULT_DEPTH if wanted is True else wanted}"
     match = re.fullmatch(r"(?P<pattern>[^,]+)(?:,(?P<levels>[1-9]\d*))?", text)
     if match is None:
         raise RecordingError(

@@ -3,6 +3,7 @@
 A sync mark is a moment that both the ring and a running torch.profiler record; by these the two are aligned later.
 """
 
+import fnmatch
 import logging
 import os
 import threading
@@ -20,10 +21,24 @@ from ..ring import Kind, NameTable
 if TYPE_CHECKING:
     from torch import nn
 
-    from .native.device_times import DeviceChoice
-
 OnError = Callable[[BaseException], None]
 """Called with what went wrong inside modtrace; the recording stops, the user's call goes on."""
+
+
+class DeviceChoice(NamedTuple):
+    """Which calls of modules get events of the device; a call has to fit both.
+
+    Attributes:
+        pattern: those whose fully qualified name matches this, like a shell's.
+        levels: those with fewer calls around them than this; None: any.
+    """
+
+    pattern: str
+    levels: int | None
+
+    def fits(self, fqn: str, depth: int) -> bool:
+        """Return whether a call is chosen: of a module of this name, with so many calls around it."""
+        return (self.levels is None or depth < self.levels) and fnmatch.fnmatchcase(fqn, self.pattern)
 
 
 class EngineOptions(NamedTuple):
@@ -40,7 +55,7 @@ class EngineOptions(NamedTuple):
 
     model: "nn.Module | str | None" = None
     strip_wrappers: bool = True
-    device: "DeviceChoice | None" = None
+    device: DeviceChoice | None = None
     ranges: bool = False
     memory: bool = False
     flops: bool = False

@@ -1,10 +1,9 @@
 """Device times: which calls get events of the device, and the graphs that torch captures and replays."""
 
-import fnmatch
 from collections.abc import Callable, Sequence
 from functools import cache
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,28 +11,9 @@ from torch import nn
 from ...ring import NameTable
 from ...ring.slot_format import NO_NAME
 from ..call_patch import Patch, PatchTarget, Wrapper
-from ..event_sink import warn_without
+from ..event_sink import DeviceChoice, warn_without
 from ..naming.module_names import ModuleNames, OpenCall
 from ..unseen import skip_all
-
-DEFAULT_DEPTH = 2
-
-
-class DeviceChoice(NamedTuple):
-    """Which calls of modules get events of the device; a call has to fit both.
-
-    Attributes:
-        pattern: those whose fully qualified name matches this, like a shell's.
-        levels: those with fewer calls around them than this; None: any.
-    """
-
-    pattern: str
-    levels: int | None
-
-    def fits(self, fqn: str, depth: int) -> bool:
-        """Return whether a call is chosen: of a module of this name, with so many calls around it."""
-        return (self.levels is None or depth < self.levels) and fnmatch.fnmatchcase(fqn, self.pattern)
-
 
 REPLAY_CLASS = "CUDAGraph"
 """The class, and the last part of the name, of the replay of a graph among the modules."""
