@@ -116,6 +116,8 @@ def test_the_rings_of_workers_go_with_the_process_however_it_ends(death: str, tm
 
     died = run_python("-c", DIES + death, status=None, cwd=tmp_path, env=environment, wrapper=["setsid", "--wait"])
     said = modtrace.load(tmp_path / "run.modtrace").summary().to_text()
+    where = run_python("-m", "modtrace", "where", tmp_path / "run.modtrace").stdout
+    [state] = modtrace.where(tmp_path / "run.modtrace").ranks
 
     [made] = ast.literal_eval(died.stdout)
     assert died.returncode != 0
@@ -123,7 +125,10 @@ def test_the_rings_of_workers_go_with_the_process_however_it_ends(death: str, tm
     while (tmp_path / "tmp" / made).exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert "the process ended without saving: what the workers of its DataLoaders did is lost" in " ".join(said.split())
+    lost = "the process ended without saving: what the workers of its DataLoaders did is lost"
+    assert lost in " ".join(said.split())
+    assert f"run.modtrace: {lost}" in " ".join(where.split())
+    assert state.to_json()["unsaved"] == "what the workers of its DataLoaders did"
     assert "nothing was lost" not in said
 
 

@@ -184,6 +184,7 @@ def test_the_command_prints_json(tmp_path: Path) -> None:
         "state": "dead",
         "step": None,
         "memory": [],
+        "unsaved": "",
         "collectives": [],
         "sends_and_receives": [],
         "last_event_seconds": 0.0,

@@ -13,6 +13,7 @@ from ..ring import STACKS_SIGNAL, Kind, read_ring
 from ..ring.collective_text import CollectiveName, parse_collective
 from ..ring.slot_format import CALL_ENTER_KINDS, NO_NAME, NOT_AWAITED_BIT
 from ..timeline import Group, OpenCall, RingAnalysis, ThreadStack
+from ..timeline.contents import unsaved_sentence
 from ..timeline.decode.collectives import is_communication
 from ..timeline.decode.memory import held_memory
 from ..timeline.decode.open_calls import HUNG_WITHOUT_HISTORY_NS, lasts_too_long
@@ -127,6 +128,7 @@ class RankState(NamedTuple):
         streams: what the streams of its devices are in, where it records device times.
         memory: what it says of memory: an allocation that failed, what grows, or what it held when it died.
         known_pid: whether `pid` names it here too, and not in another PID namespace only.
+        unsaved: what is lost because it died before it saved; else empty.
     """
 
     path: str
@@ -144,6 +146,12 @@ class RankState(NamedTuple):
     streams: tuple[StreamState, ...] = ()
     known_pid: bool = False
     memory: tuple[str, ...] = ()
+    unsaved: str = ""
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """What there is to say of it beside where it is: of memory, and what is lost."""
+        return (*self.memory, *([unsaved_sentence(self.unsaved)] if self.unsaved else []))
 
     @property
     def label(self) -> str:
@@ -185,6 +193,7 @@ class RankState(NamedTuple):
             "last_event_ns": self.last_unix_ns,
             "last_event_seconds": (self.now_ns - self.last_ns) / 1e9,
             "memory": list(self.memory),
+            "unsaved": self.unsaved,
             "collectives": [
                 self._progress_to_json(one, description=one.group.description, ranks=list(one.group.ranks))
                 for one in self.progress.groups
@@ -296,6 +305,7 @@ def rank_state_of(path: str | os.PathLike[str], analysis: RingAnalysis, now: tup
         streams=stream_states(analysis, max(now_ns, last_ns), is_running=state in ("running", "unknown")),
         known_pid=snapshot.known_pid,
         memory=_memory(analysis, state),
+        unsaved=snapshot.unsaved,
     )
 
 

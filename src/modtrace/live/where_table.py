@@ -47,8 +47,8 @@ def render(
         waiting = {rank for hang in following for rank in hang.waiting}
         more = f"{len(following):,} more, of {len(waiting):,} ranks (--all)"
         lines.append(_text(f"what follows from that: {following[0].text if len(following) == 1 else more}"))
-    told = [f"{state.label}: {text}" for state in states for text in state.memory]
-    lines += _first([_text(line) for line in told], "lines about memory", whole)
+    told = [f"{state.label}: {text}" for state in states for text in state.told]
+    lines += _first([_text(line) for line in told], "lines", whole)
     if len(lines) > 0 and groups:
         lines.append("")
     if groups:

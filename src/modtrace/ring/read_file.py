@@ -19,6 +19,7 @@ from .file_format import (
     MAX_TIME_NS,
     RECORD,
     SLOTS_OFFSET,
+    WORKERS,
     FileHeader,
     Record,
     parse_header,
@@ -100,6 +101,12 @@ class RingSnapshot(NamedTuple):
     writer: WriterState = "unknown"
     known_pid: bool = False
     missing_bytes: int = 0
+
+    @property
+    def unsaved(self) -> str:
+        """What is lost because the process died before it saved; else empty."""
+        ended = self.writer != "dead" or any(record["kind"] in ("stop", "saved") for record in self.records)
+        return "" if ended or not self.metadata.get(WORKERS) else "what the workers of its DataLoaders did"
 
 
 def ring_serials(path: str | os.PathLike[str]) -> range:

@@ -39,6 +39,12 @@ how many `seconds` until the end of what is known, and `usual_seconds`, None if 
 UNSAVED = "unsaved"
 """In a timeline's metadata, if its process died before it saved: what is lost by that."""
 
+
+def unsaved_sentence(lost: str) -> str:
+    """Say what a process lost that died before it saved."""
+    return f"the process ended without saving: {lost} is lost"
+
+
 MISSING_BYTES = "missing_bytes"
 """In a timeline's metadata: what was cut off the end of its ring's file."""
 

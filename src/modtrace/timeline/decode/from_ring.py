@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..._typing import AnyArray, Int64Array
-from ...ring import FIRST_STEP, WORKERS, Kind, RingSnapshot
+from ...ring import FIRST_STEP, Kind, RingSnapshot
 from ..args import ArgColumn, Args, join_args, without_empty
 from ..contents import (
     BACKWARD_PASSES,
@@ -149,12 +149,9 @@ def describe_open(
         parts_with: returns the parts of the ring that say how long a call usually takes.
     """
     snapshot = analysis.snapshot
-    kinds = {record["kind"] for record in snapshot.records}
-    if "stop" in kinds or snapshot.missing_bytes:
+    if snapshot.missing_bytes or any(record["kind"] == "stop" for record in snapshot.records):
         return {}
-    died, lost = snapshot.writer == "dead", dict[str, object]()
-    if died and "saved" not in kinds and snapshot.metadata.get(WORKERS):
-        lost[UNSAVED] = "what the workers of its DataLoaders did"
+    lost: dict[str, object] = {UNSAVED: snapshot.unsaved} if snapshot.unsaved else {}
     stacks = [stack for stack in analysis.open_stacks if stack.calls]
     if not stacks:
         return lost
@@ -162,7 +159,7 @@ def describe_open(
     call = stack.calls[-1]
     end_ns = monotonic_ns() if snapshot.known_pid else int(analysis.all_events.time.max())
     usual_ns = usual_duration(parts_with(call), call)
-    if not died and not lasts_too_long(call, end_ns - call.since_ns, usual_ns):
+    if snapshot.writer != "dead" and not lasts_too_long(call, end_ns - call.since_ns, usual_ns):
         return {}
     seconds = (end_ns - call.since_ns) / 1e9
     usual_seconds = None if usual_ns is None else usual_ns / 1e9

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..._terminal import counted
 from ..collectives import Collectives
-from ..contents import MISSING_BYTES, OPEN_AT_END, STEPS_END_WITH, UNSAVED, WHOLE_RUN
+from ..contents import MISSING_BYTES, OPEN_AT_END, STEPS_END_WITH, UNSAVED, WHOLE_RUN, unsaved_sentence
 from ..memory import format_bytes
 from ..slices import COMPILED_MODULES, RECOMPUTE
 from .module_rows import outer_modules
@@ -266,7 +266,7 @@ def _losses_line(overview: Overview) -> str:
         return ""
     line = f"{counted(overview.spans, 'span')} of {counted(overview.modules, 'module')}"
     line += f"; lost: {lost}" if lost else "" if overview.unsaved else "; nothing was lost"
-    line += f"; the process ended without saving: {overview.unsaved} is lost" if overview.unsaved else ""
+    line += f"; {unsaved_sentence(overview.unsaved)}" if overview.unsaved else ""
     outside = overview.losses.get("unattributed", 0)
     return line + (
         f"; {counted(outside, 'run')} of autograd nodes outside all modules, such as the loss" if outside else ""
