@@ -1,10 +1,10 @@
-"""What has to be there to record: torch, and a Python with the GIL. Files are read without either."""
+"""What has to be there: torch and a Python with the GIL to record, and packages of extras. Files are read without."""
 
 import importlib.util
 import platform
 import sysconfig
 
-from ._errors import RecordingError
+from ._errors import ModtraceError, RecordingError
 
 
 class TorchMissingError(RecordingError, ImportError):
@@ -28,6 +28,17 @@ def check_can_record() -> None:
         )
     if importlib.util.find_spec("torch") is None:
         raise TorchMissingError
+
+
+def require_extra(extra: str, *modules: str) -> None:
+    """Check that modules are there, which an extra of modtrace installs.
+
+    Raises:
+        ModtraceError: one is not; says what to run.
+    """
+    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    if missing:
+        raise ModtraceError(f"this needs {' and '.join(missing)}; run: pip install 'modtrace[{extra}]'")
 
 
 def is_free_threaded() -> bool:

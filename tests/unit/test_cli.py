@@ -20,6 +20,7 @@ COMMANDS = [
     "demo",
     "diff",
     "doctor",
+    "mcp",
     "merge",
     "ranks",
     "report",
@@ -40,7 +41,13 @@ def test_every_module_of_the_package_is_a_command() -> None:
     assert result.exit_code == 0
     listed = result.output.split("Record:\n")[1].splitlines()
     assert sorted(line.split()[0] for line in listed if line.startswith("  ")) == COMMANDS
-    assert [line for line in listed if line and line[0] != " "] == ["Look:", "Compare:", "Jobs:", "Maintenance:"]
+    assert [line for line in listed if line and line[0] != " "] == [
+        "Look:",
+        "Compare:",
+        "Jobs:",
+        "Agents:",
+        "Maintenance:",
+    ]
     folder = Path(modtrace.cli.__file__).parent / "commands"
     assert sorted(path.stem for path in folder.glob("[!_]*.py")) == COMMANDS
 

@@ -34,6 +34,9 @@ _SECTIONS: dict[str, dict[str, str]] = {
         "watch": "Keep the steps around what is slow.",
         "ranks": "Put all ranks of a job on one timeline.",
     },
+    "Agents": {
+        "mcp": "Answer an agent's questions about recordings.",
+    },
     "Maintenance": {
         "doctor": "Say what is installed and which engine records.",
         "build": "Compile the native engine.",

@@ -176,7 +176,7 @@ class Diff:
         common, modules = self.modules_in_common
         if self.unrelated:
             return f"these are different models: {common} of {self._rows_in_words(modules)} are on both sides"
-        often = [change for change in self.changes if change.outcome != change.verdict and _stands_out(change)]
+        often = [change for change in self.changes if change.outcome != change.verdict and stands_out(change)]
         parts: list[str] = []
         for verdict in ("slower", "faster"):
             rows = [change for change in self.changes if change.outcome == verdict]
@@ -317,7 +317,7 @@ class Diff:
         return self._tables(verbose=True)
 
     def _tables(self, *, verbose: bool) -> dict[str, Table]:
-        rows = [change for change in self.changes if verbose or _stands_out(change)]
+        rows = [change for change in self.changes if verbose or stands_out(change)]
         quiet = len({change.fqn for change in self.changes} - {change.fqn for change in rows})
         notes = [f"{self._rows_in_words(quiet)}: no difference beyond the noise"] if quiet else []
         columns = (
@@ -389,7 +389,7 @@ def suffix_of(path: str | os.PathLike[str]) -> str:
     raise WriteError(f"{name}: the suffix must be one of {', '.join(SUFFIXES)}")
 
 
-def _stands_out(change: Change) -> bool:
+def stands_out(change: Change) -> bool:
     """Return whether a row is more than noise: it is called otherwise, or has a verdict that says so."""
     return change.calls_changed or change.verdict not in {"same", "cannot tell"}
 

@@ -1,6 +1,5 @@
 """`modtrace ranks`: the recordings of all ranks of a job together."""
 
-import importlib.util
 import json
 import math
 import os
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..._errors import ModtraceError
+from ..._requirements import require_extra
 from ..._terminal import counted
 from ..options import FORMS, StepRange, TableFormat, format_option, steps_option, value_option
 from ..output import echo, say, show_count, show_status
@@ -38,17 +38,6 @@ def _ranks(_context: click.Context, _parameter: click.Parameter, text: str | Non
         return parse_rank_list(text)
     except ValueError:
         raise click.BadParameter(f"{text!r} is not a list of ranks such as 0-7,worst:4.") from None
-
-
-def _require_extra(*modules: str) -> None:
-    """Check that what the extra `ranks` installs is there.
-
-    Raises:
-        ModtraceError: it is not; says what to run.
-    """
-    missing = [module for module in modules if importlib.util.find_spec(module) is None]
-    if missing:
-        raise ModtraceError(f"this needs {' and '.join(missing)}; run: pip install 'modtrace[ranks]'")
 
 
 def _left_out(error: ModtraceError) -> None:
@@ -109,7 +98,7 @@ def slow(source: str, steps: StepRange | None, output_format: TableFormat, outpu
     from ...ranks.slow import find_slow_ranks
 
     if is_dataset(source):
-        _require_extra("pyarrow")
+        require_extra("ranks", "pyarrow")
     with show_status(f"reading {source}"):
         run = find_slow_ranks(source, steps=steps, on_left_out=_left_out)
     if output is not None:
@@ -133,7 +122,7 @@ def pack_ranks(folder: str, output: str, steps_per_bucket: int, processes: int |
     Run it again if it was cut off, or if ranks were added: what is packed already stays. Each file holds some
     ranks, and in it a row group some steps, so that a question about steps reads only these.
     """
-    _require_extra("pyarrow")
+    require_extra("ranks", "pyarrow")
     from ...ranks import find_rank_recordings
     from ...ranks.pack import pack
 
@@ -160,7 +149,7 @@ def query_dataset(dataset: str, sql: str, output_format: TableFormat, each_bucke
     (rank, step, end_ns) and ranks (rank, bound_ns, method, clock, spans). Times are Unix nanoseconds of the job's
     clock; those of two ranks are off by at most the sum of their bound_ns if their clocks differ.
     """
-    _require_extra("pyarrow", "duckdb")
+    require_extra("ranks", "pyarrow", "duckdb")
     if then is not None and not each_bucket:
         raise click.UsageError("--then needs --each-bucket.")
     from ...ranks.dataset_tables import query, query_each_bucket

@@ -22,6 +22,7 @@ from ..selection import no_such_module, require_spans
 
 if TYPE_CHECKING:
     from ...timeline import Summary
+    from ...timeline.summary import GroupBy
 
 SORT_COLUMNS = ("gpu", "self", "total", "forward", "backward", "recompute", "mean", "p50", "p95", "calls", "name")
 """`SORT_KEYS` of summaries: the help says them without NumPy, which that import brings."""
@@ -94,7 +95,10 @@ def summary_command(
         raise click.UsageError("--sort, --only and --max-depth are about modules; leave out --by step.")
     if by == "step" and (memory or flops):
         raise click.UsageError("--memory and --flops are about modules; leave out --by step.")
-    summary = _summarize(trace, by, steps, step_by)
+    with show_status(f"reading {trace}"):
+        summary, notes = summarize_file(trace, "class" if by == "class" else "module", steps, step_by)
+    for note in notes:
+        echo(note, err=True)
     if summary.gpu is None and sort == "gpu":
         raise click.UsageError(f"{trace} has no GPU times; 'modtrace merge' adds them.")
     if memory and summary.memory is None:
@@ -146,24 +150,23 @@ def summary_command(
     console.print("\n\n".join(filter(None, blocks)), soft_wrap=True)
 
 
-def _summarize(trace: str, by: str, steps: StepRange | None, step_by: str | None) -> "Summary":
+def summarize_file(
+    trace: str, by: "GroupBy" = "module", steps: StepRange | None = None, step_by: str | None = None
+) -> tuple["Summary", list[str]]:
+    """Return the summary of a file, or of some of its steps, and what the user should know of what is not in it."""
     from ...public import Timeline
     from ...read.ring_file import load_around, load_shown, summarize_large
 
-    group_by: Literal["module", "class"] = "class" if by == "class" else "module"
-    with show_status(f"reading {trace}"):
-        by_optimizer = step_by in (None, "optimizer")
-        if steps is None and by_optimizer and (summary := summarize_large(trace, group_by)) is not None:
-            return summary
-        if steps is None:
-            timeline, notes = load_shown(trace, None)
-        else:
-            timeline, notes = load_around(trace, steps, step_by), []
-        timeline = whole = Timeline.of(timeline)
-    for note in notes:
-        echo(note, err=True)
+    by_optimizer = step_by in (None, "optimizer")
+    if steps is None and by_optimizer and (summary := summarize_large(trace, by)) is not None:
+        return summary, []
+    if steps is None:
+        timeline, notes = load_shown(trace, None)
+    else:
+        timeline, notes = load_around(trace, steps, step_by), []
+    timeline = whole = Timeline.of(timeline)
     if steps is not None:
         timeline = whole.steps(*steps, step_by)
     if steps is not None or timeline.gpu_work is None:
         require_spans(timeline, whole, trace, chosen=steps is not None)
-    return timeline.summary(group_by, step_by)
+    return timeline.summary(by, step_by), notes

@@ -3,6 +3,7 @@
 import json
 import signal
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -48,9 +49,9 @@ def top_command(rings: tuple[str, ...], seconds: float, refresh: float, output_f
 
             give_way()
             signal.signal(signal.SIGTERM, signal.default_int_handler)  # the terminal is restored then too
-            show_live(lambda: _read(reader, rings, seconds), console, refresh)
+            show_live(lambda: read_rates(reader, rings, seconds), console, refresh)
             return
-        job = _read(reader, rings, seconds)
+        job = read_rates(reader, rings, seconds)
     if output_format == "json":
         click.echo(json.dumps([_to_json(rank) for rank in job.ranks], indent=2))
         for error in job.errors:
@@ -74,7 +75,8 @@ def _to_json(rank: "RankRates") -> dict[str, Any]:
     }
 
 
-def _read(reader: "ParallelReader", rings: tuple[str, ...], seconds: float) -> "JobView":
+def read_rates(reader: "ParallelReader", rings: Sequence[str], seconds: float) -> "JobView":
+    """Return what the processes that write rings did in the last seconds."""
     from ...live.rates import read_rank_rates
     from ...live.screen import JobView
     from ...ring import find_rings
