@@ -9,8 +9,7 @@ import itertools
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from functools import cache, partial, update_wrapper, wraps
-from types import FunctionType
+from functools import cache, partial, wraps
 from typing import Any, NamedTuple, TypeVar, cast, overload
 
 import torch
@@ -24,6 +23,7 @@ from ..ring import Kind, NameTable
 from ..ring.range_text import EVAL, TRAIN, RangeCategory, range_text
 from .event_sink import EventSink, OnError
 from .naming.modules import Backoff
+from .replaced_code import replace_code
 from .unseen import skip_all, skip_frame
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -46,6 +46,7 @@ _PREPARED = ("enumerate(", "Optimizer.")
 _COMPILE_MODULE = "torch._dynamo.callback"
 _LOADER_MODULE = "torch.utils.data.dataloader"
 _GENERATE_MODULE = "transformers.generation.utils"
+_ANNOTATING = ("torch.cuda.nvtx", "torch.profiler.itt")  # ranges for the profilers of NVIDIA and Intel
 
 OpenRange = tuple[int, int]
 """The id of a range's name, and its number."""
@@ -93,6 +94,8 @@ class RangeRecorder:
         call_after_import(_COMPILE_MODULE, _watch_compilations)
         call_after_import(_LOADER_MODULE, _wrap_loaders)
         call_after_import(_GENERATE_MODULE, _wrap_generate)
+        for module in _ANNOTATING:
+            call_after_import(module, partial(_wrap_annotations, module))
         _active = self
 
     def stop(self) -> None:
@@ -213,7 +216,7 @@ def named_range(name: Any) -> Any:
 
 @skip_frame
 def _call_in_range(
-    function: Callable[..., Any], name: str, category: RangeCategory, /, *args: Any, **kwargs: Any
+    name: str, category: RangeCategory, function: Callable[..., Any], /, *args: Any, **kwargs: Any
 ) -> Any:
     """Call a function in a range; a `{}` in its name is the class of the first argument."""
     __tracebackhide__ = __traceback_hide__ = True
@@ -265,12 +268,6 @@ _FUNCTIONS = (
     _Functions("torch.export", "torch.export.", "compile", ("export", "draft_export")),
     _Functions("torch._inductor", "torch._inductor.", "compile", _PACKAGES),
 )
-_INNER = "_modtrace_inner"
-
-
-def _call_inner(*args: Any, _modtrace_inner: Callable[..., Any], **kwargs: Any) -> Any:
-    __tracebackhide__ = __traceback_hide__ = True
-    return _modtrace_inner(*args, **kwargs)
 
 
 def wrap_function(function: Any, name: str, category: RangeCategory = "optimizer") -> None:
@@ -281,21 +278,8 @@ def wrap_function(function: Any, name: str, category: RangeCategory = "optimizer
         name: of the range; a `{}` in it is the class of the first argument.
         category: of the range.
     """
-    defaults = getattr(function, "__kwdefaults__", None) or {}
-    if not isinstance(function, FunctionType) or _INNER in defaults or getattr(function, "hooked", False):
-        return
-    code, attributes = function.__code__, dict(vars(function))
-    inner = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
-    inner.__kwdefaults__ = function.__kwdefaults__
-    update_wrapper(inner, function)
-    vars(inner).pop("__wrapped__")
-    vars(inner).update(attributes)
-    vars(function)["__wrapped__"] = inner  # for its signature
-    # What pickles the functions of a script by their parts can pickle this too.
-    function.__kwdefaults__ = {**defaults, _INNER: partial(_call_in_range, inner, name, category)}
-    # As many variables of an outer function as it has.
-    function.__code__ = _call_inner.__code__.replace(co_name=code.co_name, co_freevars=code.co_freevars)
-    skip_frame(function)
+    if not getattr(function, "hooked", False):
+        replace_code(function, partial(_call_in_range, name, category))
 
 
 _OPTIMIZING = ("step", "zero_grad")
@@ -352,6 +336,54 @@ def _wrap_generate() -> None:
         wrap_function(mixin.generate, "generate", "generate")
 
 
+class _Annotations(threading.local):
+    """The ranges that this thread has pushed, the last one last; None for one that is not recorded."""
+
+    def __init__(self) -> None:
+        self.pushed: list[tuple[RangeRecorder, OpenRange | None] | None] = []
+
+
+_annotations = _Annotations()
+_started: dict[object, tuple[RangeRecorder, OpenRange | None] | None] = {}
+"""The ranges that one thread starts and perhaps another one ends, by what NVTX calls them."""
+
+
+def _wrap_annotations(module: str) -> None:
+    """Record what a program names for another profiler, which is still told."""
+    calls: dict[str, Callable[..., Any]] = {"push": _push, "pop": _pop, "start": _open, "end": _close}
+    for name, call in calls.items():
+        replace_code(vars(sys.modules[module]).get(f"range_{name}"), call)
+
+
+@skip_frame
+def _push(function: Callable[[str], Any], /, msg: str) -> Any:
+    pushed = function(msg)
+    _annotations.pushed.append(_begin_named(msg, lambda: isinstance(msg, str)))
+    return pushed
+
+
+@skip_frame
+def _pop(function: Callable[[], Any], /) -> Any:
+    if opened := _annotations.pushed.pop() if _annotations.pushed else None:
+        opened[0].end(opened[1])
+    return function()
+
+
+@skip_frame
+def _open(function: Callable[[str], Any], /, msg: str) -> Any:
+    handle = function(msg)
+    if _active is not None:
+        _started[handle] = _begin_named(msg, lambda: isinstance(msg, str))
+    return handle
+
+
+@skip_frame
+def _close(function: Callable[[Any], Any], /, range_id: Any) -> Any:
+    if opened := _started.pop(range_id, None):
+        opened[0].end(opened[1])
+    return function(range_id)
+
+
 _switching = threading.local()
 """Whether this thread is in `Module.train`, which calls itself for each module inside: `now`."""
 
@@ -359,7 +391,7 @@ _switching = threading.local()
 def _wrap_train() -> None:
     """Wrap what switches a module between training and evaluation; `Module.eval` calls it too."""
     train = nn.Module.train
-    to_train, to_eval = (partial(_call_in_range, train, prefix + "{}", "torch") for prefix in (TRAIN, EVAL))
+    to_train, to_eval = (partial(_call_in_range, prefix + "{}", "torch", train) for prefix in (TRAIN, EVAL))
 
     @wraps(train)
     def switch(self: nn.Module, mode: bool = True) -> nn.Module:
