@@ -27,10 +27,11 @@ from tests.support.trace_processor import TraceProcessor
 from modtrace import Timeline
 from modtrace.timeline import BACKWARD, PHASES
 from modtrace.write import write
-from modtrace.write.chrome import ChromeTimeline, first_moment
+from modtrace.write.chrome import ChromeTimeline
 from modtrace.write.lanes import Lanes
-from modtrace.write.perfetto import perfetto_packets
+from modtrace.write.perfetto import PerfettoWriter
 from modtrace.write.step_parts import part_counters
+from modtrace.write.written_parts import WrittenPart, first_moment
 
 MIB = 1 << 20
 # Imports what writing needs, so that it does not count.
@@ -163,7 +164,7 @@ def speeds(count: int, rounds: int, folder: Path) -> None:
         "Perfetto, packet by packet (a tenth, times ten)": lambda: packet_by_packet(part, folder / "plain.pftrace"),
         "Perfetto, ours": lambda: write(timeline, folder / "ours.pftrace"),
         "Perfetto, ours, no file": lambda: sum(
-            len(packets) for _, packets in perfetto_packets(timeline, part_counters(timeline))
+            len(some) for _, some in PerfettoWriter().packets(WrittenPart(timeline, part_counters(timeline)))
         ),
     }
     times: dict[str, list[float]] = {name: [] for name in ways}

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from modtrace import ModtraceError, Timeline, TraceError, load
 from modtrace.cli.group import group
 from modtrace.read import ring_file
-from modtrace.read.ring_file import load_around, load_large, load_shown, summarize_large
+from modtrace.read.ring_file import load_around, load_pieces, load_shown, summarize_ring
 from modtrace.reporting import report
 from modtrace.ring import Kind, read_ring, ring_serials
 from modtrace.ring.range_text import range_text
@@ -32,8 +32,9 @@ from modtrace.timeline.decode import pieces
 from modtrace.timeline.slices import BACKWARD, DTYPES
 from modtrace.timeline.summary import summarize, take_steps
 from modtrace.view.viewable import ensure_viewable
-from modtrace.write import write_large
+from modtrace.write import write
 from modtrace.write.step_parts import part_counters
+from modtrace.write.written_parts import parts_of
 from tests.support.event_script import EventScript
 from tests.support.random_run import RandomRun
 
@@ -179,21 +180,20 @@ def no_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 def check(ring: Path, monkeypatch: pytest.MonkeyPatch, chosen: list[tuple[int | None, int | None]]) -> Timeline:
     """Compare pieces of a ring, their summary and files, and some steps, with the ring as a whole, and return it."""
     monkeypatch.setattr(pieces, "PIECE_EVENTS", 128)
-    in_pieces, summary = load(ring), summarize_large(ring, "module")
+    in_pieces, summary = load(ring), summarize_ring(ring, "module")
     some = [load_around(ring, steps) for steps in chosen]
-    large = load_large(ring)
-    if large is not None:
-        for suffix in _SUFFIXES:
-            write_large(large, ring.with_suffix(f".pieces{suffix}"))
+    for suffix in _SUFFIXES:
+        write(load_pieces(ring), ring.with_suffix(f".pieces{suffix}"))
+    *_, last = parts_of(load_pieces(ring))
     no_pieces(monkeypatch)
     whole = load(ring)
 
-    for suffix in _SUFFIXES if large is not None else ():
+    for suffix in _SUFFIXES:
         whole.save(ring.with_suffix(f".whole{suffix}"))
         written = [load(ring.with_suffix(f".{how}{suffix}")) for how in ("pieces", "whole")]
         assert as_values(written[0]) == as_values(written[1])
-    if large is not None:
-        in_parts = [part_counters(large.rest, large), part_counters(whole)]
+    if len(whole.marks):
+        in_parts = [last.step_parts or [], part_counters(whole)]
         of_pieces, of_whole = ([(part.name, part.time.tolist(), part.ns.tolist()) for part in c] for c in in_parts)
         assert of_pieces == of_whole
     assert as_values(in_pieces) == as_values(whole)
@@ -214,8 +214,7 @@ def check(ring: Path, monkeypatch: pytest.MonkeyPatch, chosen: list[tuple[int | 
 
 def cuts_of(ring: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(pieces, "PIECE_EVENTS", 128)
-    large = pieces.find_pieces(lambda serials, without: read_ring(ring, None, serials, without), ring_serials(ring))
-    return [] if large is None else large.cuts
+    return pieces.RingPieces(lambda serials, without: read_ring(ring, None, serials, without), ring_serials(ring)).cuts
 
 
 @pytest.mark.parametrize("capacity", [4096, 2000])
@@ -223,7 +222,7 @@ def test_pieces_of_a_ring_with_costs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ring = tmp_path / "run.modtrace"
     Training(ring, 1, capacity, costs=True)
     assert len(cuts_of(ring, monkeypatch)) >= 8
-    assert load_large(ring) is not None
+    assert len([*load_pieces(ring)]) >= 8
     part = load_around(ring, (45, 48))
     assert 0 < len(part.slices) < 700
     whole = check(ring, monkeypatch, [(45, 48), (-3, -1)])
@@ -283,7 +282,7 @@ def test_what_ends_steps_is_known_of_all_pieces(tmp_path: Path, monkeypatch: pyt
     ring = tmp_path / "run.modtrace"
     Training(ring, 1, ends_with=Kind.GRADIENTS)
     monkeypatch.setattr(pieces, "PIECE_EVENTS", 128)
-    summary = summarize_large(ring, "module")
+    summary = summarize_ring(ring, "module")
 
     assert summary is not None
     assert summary.overview is not None

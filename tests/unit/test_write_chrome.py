@@ -19,12 +19,12 @@ from modtrace.timeline import BACKWARD, FORWARD, CounterSeries, Mark, Name, Proc
 from modtrace.write.chrome import (
     ChromeTimeline,
     digit_count,
-    first_moment,
     format_decimal,
     format_microseconds,
     write_chrome,
 )
 from modtrace.write.lanes import Lanes
+from modtrace.write.written_parts import first_moment
 from tests.support.timelines import EPOCH, gpt2_timeline, timeline_of, with_args
 
 PROCESS = Process(4242, 0)

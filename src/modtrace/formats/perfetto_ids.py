@@ -20,23 +20,6 @@ PROFILER_FLOW = MAX_LINK + (1 << 61)
 """From here on ids of flows are the profiler's in a merged trace; below are a recording's links and collectives."""
 
 
-class SequenceIds:
-    """Ids of the packet sequences of a recording with `lanes` lanes: one for each lane, each counter, and the rest."""
-
-    def __init__(self, lanes: int) -> None:
-        self.metadata = lanes + 1
-        self.marks = lanes + 2
-        self._first_counter = lanes + 3
-
-    def lane(self, index: int) -> int:
-        """Return the sequence of a lane's spans."""
-        return index + 1
-
-    def counter(self, index: int) -> int:
-        """Return the sequence of a counter's samples."""
-        return self._first_counter + index
-
-
 def add_call_message(schema: FileDescriptorProto, package: str, extension: int, enums: Mapping[str, str]) -> None:
     """Add the message that holds the args of a span, and the extension of TrackEvent that it is.
 

@@ -28,7 +28,7 @@ from .._typing import AnyArray, BoolArray, Int64Array
 from .._version import __version__
 from ..timeline import PHASES, CounterSeries, GpuWork, Group, Mark, Name, Process, Slices, Stats, Timeline, Track
 from ..timeline.args import ArgColumn, Args, join_args
-from ..timeline.slices import DTYPES, KINDS, MODULE
+from ..timeline.slices import DTYPES, KINDS, MODULE, in_start_order
 from .limits import check_nested_json
 
 FORMAT_VERSION = 2
@@ -53,21 +53,26 @@ DAMAGED = (*_EDITED, struct.error, zlib.error)
 
 
 class TableWriter:
-    """Makes the table of a timeline whose slices may come piece by piece."""
+    """Makes the table of a timeline whose modules may come part by part."""
 
     def __init__(self) -> None:
         self._blocks: list[bytes] = []
         self._rows = 0
         self._used: BoolArray = np.zeros(0, np.bool_)
 
-    def add(self, slices: Slices) -> None:
-        """Add slices, whose parents are counted from the first of them."""
+    def add(self, part: Timeline) -> None:
+        """Add a part, of which the modules are kept; the last one has all else."""
+        self._add(part.columns)
+        self._last = part
+
+    def _add(self, slices: Slices, before: int = 0) -> None:
+        """Add slices, with parents that count from so many before them."""
         for first in range(0, len(slices), _BLOCK_ROWS):
             last = min(first + _BLOCK_ROWS, len(slices))
             part = slices.take(slice(first, last))
             columns = {name: getattr(part, name) for name in DTYPES}
             columns["end"] = part.end - part.start
-            columns["parent"] = np.where(part.parent >= 0, np.arange(first, last) - part.parent, 0)
+            columns["parent"] = np.where(part.parent >= 0, before + np.arange(first, last) - part.parent, 0)
             self._note_names(part.name)
             self._blocks.append(_pack(columns, part.args, {"rows": last - first}))
         self._rows += len(slices)
@@ -78,15 +83,15 @@ class TableWriter:
             self._used = np.pad(self._used, (0, most - len(self._used)))
         self._used[name[name >= 0]] = True
 
-    def finish(self, timeline: Timeline) -> bytes:
-        """Return the table.
-
-        Args:
-            timeline: all but its slices is still to be added; only names that a slice has are kept.
+    def finish(self) -> bytes:
+        """Return the table; of the names it has those of slices.
 
         Raises:
             WriteError: the metadata are not JSON values.
         """
+        timeline = self._last
+        modules = len(timeline.columns)
+        self._add(timeline.slices.take(slice(modules, None)), modules)
         processes = list(
             dict.fromkeys([track.process for track in timeline.tracks] + [one.process for one in timeline.counters])
         )
@@ -118,8 +123,8 @@ class TableWriter:
 def pack_table(timeline: Timeline) -> bytes:
     """Return the table of a timeline."""
     writer = TableWriter()
-    writer.add(timeline.slices)
-    return writer.finish(timeline)
+    writer.add(timeline)
+    return writer.finish()
 
 
 def unpack_table(data: bytes, most: int) -> Timeline:
@@ -159,6 +164,7 @@ def unpack_table(data: bytes, most: int) -> Timeline:
         _check_args(own, block["rows"])
     slices = Slices(**columns, args=join_args(args))
     _check(slices, len(names), len(head["tracks"]))
+    slices = in_start_order(slices)  # of threads that took turns, parts can begin before others end
     marks = [*zip(*head["marks"], strict=True)]
     _check_texts([*marks, *((track[0], track[1]) for track in head["tracks"])])
     return Timeline(

@@ -20,6 +20,7 @@ from .._typing import Int64Array, SignedIntArray
 from ..formats.chrome_values import TrackKey, read_microseconds_array
 from ..formats.escape import escaped, escaped_json
 from ..formats.event_stream import Chunk, EventStream
+from ..formats.header import make_header
 from ..formats.own_table import Checksum, json_table
 from ..formats.trace_file import BYTE_ORDER_MARK, MERGED, metadata_json
 from ..timeline import Timeline
@@ -198,7 +199,7 @@ class JsonOutput:
             self._sink.write(text)
             self._comma = b","
         self._sink.write(b"\n]")
-        after = _trailer_json({**metadata, "header": recording.header()}, self._stream)
+        after = _trailer_json({**metadata, "header": make_header(recording.timeline)}, self._stream)
         self._sink.write(json_table(table, self._sink.value, after))
 
 

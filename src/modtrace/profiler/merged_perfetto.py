@@ -16,9 +16,10 @@ from ..formats.perfetto_ids import PROFILER_SEQUENCE, REALTIME_CLOCK
 from ..formats.trace_file import MERGED_PACKET, metadata_json
 from ..timeline.join import move_times
 from ..write.atomic_file import Sink
-from ..write.perfetto import perfetto_packets
+from ..write.perfetto import PerfettoWriter
 from ..write.perfetto_descriptors import TrackParents, describe_track, following_packet, serialize, track_uuid
 from ..write.step_parts import part_counters
+from ..write.written_parts import WrittenPart
 from .event_columns import ProfilerEvents
 from .overlay import Overlay
 from .slice_packets import ProfilerSlices, profiler_packets
@@ -67,7 +68,7 @@ class PacketOutput:
         # Sync marks are slices of the profiler's.
         recorded = replace(recorded, marks=[mark for mark in recorded.marks if mark.kind != "sync"])
         parts = [part._replace(time=part.time + base) for part in part_counters(overlaid.timeline)]
-        for _, part in perfetto_packets(recorded, parts, parents):
+        for _, part in PerfettoWriter(parents).packets(WrittenPart(recorded, parts)):
             sink.write(part)
         spans, encoder = overlaid.devices, slices.encoder
         shown = describe_slices(spans, overlaid.timeline_with_captures, overlaid.collective_names)

@@ -19,7 +19,7 @@ from ..ring import MAGIC, Kind, RingSnapshot, newest_rings, read_ring, read_ring
 from ..ring.clock_map import ClockMap, Offset
 from ..ring.clock_tree import ClockTree, clock_in, measurements_in
 from ..ring.collective_text import parse_ranks
-from ..timeline import Collectives, ReadRing, Timeline, build_in_pieces, build_timeline, find_pieces
+from ..timeline import Collectives, ReadRing, RingPieces, Timeline, build_timeline
 from ..timeline.decode.analysis import wall_clock
 from ..timeline.decode.pieces import PIECE_KINDS
 from ..timeline.decode.window import build_around
@@ -183,22 +183,21 @@ def load_own_time(file: RankRecording, steps: Steps | None = None) -> Timeline:
     elif file.is_ring:
         read, serials = _reader(file.path), ring_serials(file.path)
         whole = None if steps is None else build_around(read, serials, *steps)
-        whole = whole or build_in_pieces(read, serials) or build_timeline(read(serials, ()))
+        whole = whole or RingPieces(read, serials).join()
     else:
         whole = read_timeline(file.path)
     return whole if steps is None else take_steps(whole, *steps)
 
 
 def load_pieces(file: RankRecording) -> Iterator[Timeline]:
-    """Do what `load_own_time` does; of a large ring piece by piece, each with whole steps and tracks of its own."""
-    ring = find_pieces(_reader(file.path), ring_serials(file.path)) if file.is_ring else None
-    if ring is None:
-        events = len(ring_serials(file.path)) if file.is_ring else 0
-        if events > SHOWN_EVENTS:
-            raise too_large(file.path, events, "record with a smaller --capacity")
+    """Do what `load_own_time` does; of a ring piece by piece, each with whole steps and tracks of its own."""
+    if file.snapshot is not None or not file.is_ring:
         yield load_own_time(file)
-    else:
-        yield from ring.timelines()
+        return
+    ring, events = RingPieces(_reader(file.path), ring_serials(file.path)), len(ring_serials(file.path))
+    if not ring.cuts and events > SHOWN_EVENTS:
+        raise too_large(file.path, events, "record with a smaller --capacity")
+    yield from ring
 
 
 def load_collectives(file: RankRecording) -> Collectives:
@@ -215,7 +214,7 @@ def load_collectives(file: RankRecording) -> Collectives:
 def _reader(path: Path) -> ReadRing:
     """Return what reads the events of a ring, in own time."""
 
-    def read(serials: range, without: Collection[Kind]) -> RingSnapshot:
+    def read(serials: range | None, without: Collection[Kind]) -> RingSnapshot:
         return _in_own_time(read_ring(path, None, serials, without))
 
     return read

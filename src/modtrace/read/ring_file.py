@@ -3,13 +3,14 @@
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from .._errors import ModtraceError, TraceError
 from ..live.read_whole_run import read_whole_run
 from ..ring import read_ring, ring_serials
-from ..timeline import LargeTimeline, ReadRing, Timeline, build_in_pieces, build_timeline, find_large, find_pieces
+from ..timeline import OnePiece, Pieces, ReadRing, RingPieces, Timeline
 from ..timeline.contents import WHOLE_RUN
 from ..timeline.decode.window import build_around, build_last, find_last_steps
 from ..timeline.summary import GroupBy, Summary, find_step_bounds, summarize_pieces, take_steps
@@ -35,8 +36,17 @@ def load_ring(path: Path) -> Timeline:
     Raises:
         RingError: it is damaged beyond reading.
     """
-    timeline = build_in_pieces(_reader(path), ring_serials(path))
-    return _with_whole_run(timeline or build_timeline(read_ring(path)), read_whole_run(path))
+    return _pieces(path).join()
+
+
+def load_pieces(path: str | os.PathLike[str]) -> Pieces:
+    """Do what `load` does; a ring file is read piece by piece.
+
+    Raises:
+        RingError: as of `load`.
+        TraceError: as of `load`.
+    """
+    return OnePiece(read_timeline(path)) if _ring(path) is None else _pieces(path)
 
 
 def load_around(path: str | os.PathLike[str], steps: Steps | None, step_by: str | None = None) -> Timeline:
@@ -57,9 +67,10 @@ def load_around(path: str | os.PathLike[str], steps: Steps | None, step_by: str 
     if ring is not None and steps is not None:
         timeline = build_around(*ring, *steps) or _last_calls(ring, *steps)
     if ring is not None and timeline is None and len(ring[1]) > SHOWN_EVENTS and steps != (None, None):
-        timeline = build_in_pieces(*ring)
-        if timeline is None:
+        pieces = _pieces(path)
+        if not pieces.cuts:
             raise too_large(path, len(ring[1]), "choose steps at its end, as in --steps -100:, or all with --steps :")
+        return pieces.join()
     return read_timeline(path) if timeline is None else _with_whole_run(timeline, read_whole_run(Path(path)))
 
 
@@ -112,7 +123,7 @@ def load_shown(path: str | os.PathLike[str], steps: Steps | None) -> tuple[Timel
             )
         elif (end := build_last(*ring, SHOWN_EVENTS)) is not None:
             note = f"This holds the last {SHOWN_EVENTS:,} events of {len(ring[1]):,}, in which nothing ends steps. "
-            return _with_whole_run(end, read_whole_run(Path(path))), [f"{note}--steps : shows all."]
+            return _with_whole_run(end, read_whole_run(path)), [f"{note}--steps : shows all."]
     whole = load_around(path, steps)
     timeline = whole if steps is None else take_steps(whole, *steps)
     if steps is not None and not len(timeline.slices):
@@ -123,31 +134,16 @@ def load_shown(path: str | os.PathLike[str], steps: Steps | None) -> tuple[Timel
     return timeline, notes
 
 
-def load_large(path: str | os.PathLike[str]) -> LargeTimeline | None:
-    """Return the timeline of a large ring file for writing it in pieces; None for other files, and if it needs all.
+def summarize_ring(path: str | os.PathLike[str], by: GroupBy) -> Summary | None:
+    """Return the summary of a ring file piece by piece, in memory that does not follow its events.
+
+    None for other files, for rings of a single piece, and if no optimizer ends the steps.
 
     Raises:
         RingError: it is damaged beyond reading.
     """
-    ring = _ring(path)
-    large = None if ring is None else find_large(*ring)
-    return None if large is None else replace(large, rest=_with_whole_run(large.rest, read_whole_run(Path(path))))
-
-
-def summarize_large(path: str | os.PathLike[str], by: GroupBy) -> Summary | None:
-    """Return the summary of a large ring file, in memory that does not follow its events; None for other files.
-
-    None also if no optimizer ends its steps.
-
-    Raises:
-        RingError: it is damaged beyond reading.
-    """
-    ring = _ring(path)
-    pieces = None if ring is None else find_pieces(*ring)
-    if pieces is not None and len(pieces.others.step_ends.event):
-        whole = read_whole_run(Path(path))
-        return summarize_pieces((_with_whole_run(piece, whole) for piece in pieces.timelines()), by)
-    return None
+    pieces = None if _ring(path) is None else _pieces(path)
+    return summarize_pieces(pieces, by) if pieces is not None and pieces.has_step_ends else None
 
 
 def _ring(path: str | os.PathLike[str]) -> tuple[ReadRing, range] | None:
@@ -157,6 +153,11 @@ def _ring(path: str | os.PathLike[str]) -> tuple[ReadRing, range] | None:
     except (OSError, TraceError):
         return None  # `load` says what is wrong with it
     return (_reader(path), ring_serials(path)) if is_ring else None
+
+
+def _pieces(path: str | os.PathLike[str]) -> RingPieces:
+    change = partial(_with_whole_run, whole=read_whole_run(path))
+    return RingPieces(_reader(path), ring_serials(path), change=change)
 
 
 def _reader(path: str | os.PathLike[str]) -> ReadRing:

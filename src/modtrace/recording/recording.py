@@ -21,11 +21,11 @@ from ..live.follow import KEEP_PREFIX
 from ..live.windows import STEPS_FILE, kept_folder
 from ..public import Timeline
 from ..ring import Kind
-from ..timeline import RingAnalysis, ThreadStack, build_in_pieces, build_timeline, find_large
+from ..timeline import RingAnalysis, RingPieces, ThreadStack
 from ..timeline.summary.overview import kept_sentence
 from ..track.optimizer_steps import OptimizerSteps
 from ..track.ranges import NamedRange
-from ..write import takes_pieces, write_large
+from ..write import write
 from .capture import Capture
 from .current import block_exit, change_alone, is_running, start_alone, stop_alone
 from .kept_windows import KeptWindows
@@ -366,8 +366,7 @@ class Recording:
         Raises:
             RecordingError: nothing was recorded yet.
         """
-        read, serials = self._started().reader(self.running)
-        timeline = build_in_pieces(read, serials) or build_timeline(read())
+        timeline = RingPieces(*self._started().reader(self.running)).join()
         return Timeline.of(timeline if self._worker_rings is None else self._worker_rings.joined(timeline))
 
     def timeline(self) -> Timeline:
@@ -407,13 +406,15 @@ class Recording:
         Raises:
             WriteError: the file cannot be written; one that was there is intact.
         """
-        in_pieces = self._timeline is None and self._worker_rings is None and takes_pieces(path)
-        large = find_large(*self._started().reader(self.running)) if in_pieces else None
-        if large is None:
+        if self.running or self._timeline is not None or self._worker_rings is not None:
             (self.snapshot() if self.running else self.timeline()).save(path)
+            return
+        pieces = RingPieces(*self._started().reader(running=False))
+        write(pieces, path)
+        if pieces.whole is None:
+            self._written = Timeline.of(pieces.rest()), pieces.spans
         else:
-            self._written = Timeline.of(large.rest), large.spans
-            write_large(large, path)
+            self._timeline = Timeline.of(pieces.whole)
 
     def _started(self) -> Capture:
         if self._capture is None and self._unused.locked():

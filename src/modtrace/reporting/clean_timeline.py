@@ -13,7 +13,7 @@ from ..timeline.contents import BACKWARD_PASSES, STEPS_END_WITH, TRACK_KINDS
 from ..timeline.join import move_times, replace_processes
 from ..timeline.select import DEVICE_METADATA
 from ..timeline.slices import ARGS, COMPILED_MODULES, DEVICE, GROUP, OPERATOR, SHAPES
-from ..write.chrome import first_moment
+from ..write.written_parts import first_moment
 from .names import ReportNames
 
 _VERSION = r"[0-9][\w.+-]{0,40}"

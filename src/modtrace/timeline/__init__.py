@@ -17,14 +17,13 @@ from .contents import Stats as Stats
 from .contents import Track as Track
 from .decode.analysis import RingAnalysis as RingAnalysis
 from .decode.from_ring import build_timeline as build_timeline
-from .decode.large import LargeTimeline as LargeTimeline
-from .decode.large import find_large as find_large
 from .decode.open_calls import AFTER_BACKWARD as AFTER_BACKWARD
 from .decode.open_calls import OpenCall as OpenCall
 from .decode.open_calls import ThreadStack as ThreadStack
 from .decode.pieces import ReadRing as ReadRing
-from .decode.pieces import build_in_pieces as build_in_pieces
-from .decode.pieces import find_pieces as find_pieces
+from .decode.pieces import RingPieces as RingPieces
+from .join import OnePiece as OnePiece
+from .join import Pieces as Pieces
 from .select import launching_spans as launching_spans
 from .slices import BACKWARD as BACKWARD
 from .slices import FORWARD as FORWARD

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -19,6 +19,61 @@ if TYPE_CHECKING:
     from .collectives import Group
     from .contents import Name
     from .timeline import Timeline
+
+
+class Pieces(Protocol):
+    """A timeline in pieces of whole steps, each after the one before: it may be too long for the memory.
+
+    pieces   a timeline for each part, with its modules and the ranges that are open in it
+    rest     all that is no module, once the last piece has come
+    """
+
+    def __iter__(self) -> Iterator[Timeline]:
+        """Yield the pieces. A name or a track of a module has one number in all; links are of all."""
+        ...
+
+    def rest(self) -> Timeline:
+        """Return the timeline, perhaps without its modules. The first tracks are those of modules, as in the pieces."""
+        ...
+
+    def join(self) -> Timeline:
+        """Return the timeline of all pieces."""
+        ...
+
+    @property
+    def spans(self) -> int:
+        """How many modules' spans the pieces have that have come."""
+        ...
+
+    @property
+    def is_single(self) -> bool:
+        """Whether there is one piece."""
+        ...
+
+    @property
+    def is_joined_to_write(self) -> bool:
+        """Whether a written trace needs all pieces together."""
+        ...
+
+
+class OnePiece:
+    """A timeline as a single piece."""
+
+    is_single, is_joined_to_write = True, False
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline, self.spans = timeline, len(timeline.columns)
+
+    def __iter__(self) -> Iterator[Timeline]:
+        yield self._timeline
+
+    def rest(self) -> Timeline:
+        """Return it."""
+        return self._timeline
+
+    def join(self) -> Timeline:
+        """Return it."""
+        return self._timeline
 
 
 def with_slices(timeline: Timeline, rows: Slices) -> Timeline:

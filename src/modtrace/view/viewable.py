@@ -6,8 +6,8 @@ from pathlib import Path
 from ..formats.trace_file import TraceFile
 from ..profiler.merge import merge_timeline
 from ..read import FileKind, errors_about, extract_trace, file_kind
-from ..read.ring_file import Steps, load_large, load_shown
-from ..write import write, write_large
+from ..read.ring_file import Steps, load_pieces, load_shown
+from ..write import write
 
 
 def ensure_viewable(path: str | os.PathLike[str], folder: Path, steps: Steps | None = None) -> tuple[Path, list[str]]:
@@ -28,9 +28,8 @@ def ensure_viewable(path: str | os.PathLike[str], folder: Path, steps: Steps | N
         if kind is FileKind.PROFILE and steps is None:
             return made, merge_timeline(trace, None, made).notes
         if kind in (FileKind.RING, FileKind.OTHER) or steps is not None:
-            large = load_large(trace) if steps == (None, None) else None
-            if large is not None:
-                write_large(large, made)
+            if steps == (None, None):
+                write(load_pieces(trace), made)
                 return made, []
             timeline, notes = load_shown(trace, steps)
             write(timeline, made)

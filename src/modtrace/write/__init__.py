@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from .._errors import WriteError
 
 if TYPE_CHECKING:
-    from ..timeline import LargeTimeline, Timeline
+    from ..timeline import Pieces, Timeline
 
-__all__ = ["REPORT", "SUFFIXES", "WRITTEN", "check_writable", "find_writer", "takes_pieces", "write", "write_large"]
+__all__ = ["REPORT", "SUFFIXES", "WRITTEN", "check_writable", "find_writer", "write"]
 
 _CHROME, _PERFETTO = (".json", ".json.gz"), (".pftrace", ".pftrace.gz")
 WRITTEN = (".speedscope.json", *_CHROME, *_PERFETTO, ".folded", ".html")
@@ -21,27 +21,17 @@ REPORT = ".zip"
 SUFFIXES = (*WRITTEN, REPORT)
 
 
-def write(timeline: Timeline, path: str | os.PathLike[str]) -> None:
-    """Write `timeline` to `path` in the format of its suffix, one of `WRITTEN`.
+def write(timeline: Timeline | Pieces, path: str | os.PathLike[str]) -> None:
+    """Write a timeline, perhaps piece by piece, to `path` in the format of its suffix, one of `WRITTEN`.
 
     Raises:
         WriteError: the suffix is not known, or the file cannot be written; an existing file is intact.
     """
-    find_writer(path)(timeline, path)
+    from ..timeline import Timeline
 
-
-def takes_pieces(path: str | os.PathLike[str]) -> bool:
-    """Whether the format of a suffix can be written piece by piece, as `write_large` does."""
-    return _suffix(path) in (*_CHROME, *_PERFETTO)
-
-
-def write_large(large: LargeTimeline, path: str | os.PathLike[str]) -> None:
-    """Write the timeline of a large ring to a `path` that `takes_pieces`.
-
-    Raises:
-        WriteError: the file cannot be written; an existing file is intact.
-    """
-    find_writer(path)(large.rest, path, large)
+    writer = find_writer(path)
+    takes_pieces = _suffix(path) in (*_CHROME, *_PERFETTO)
+    writer(timeline if takes_pieces or isinstance(timeline, Timeline) else timeline.join(), path)
 
 
 def find_writer(path: str | os.PathLike[str]) -> Callable[..., object]:

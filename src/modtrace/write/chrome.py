@@ -35,15 +35,15 @@ from ..formats.slice_args import (
     slice_texts,
 )
 from ..formats.table_bytes import TableWriter
-from ..timeline import PHASES, LargeTimeline, Name, Slices, Timeline
+from ..timeline import PHASES, Name, Pieces, Slices, Timeline
 from ..timeline.args import distinct_args
 from ..timeline.contents import COMMUNICATION
 from ..timeline.slices import DONE
 from .atomic_file import atomic_writer
-from .lanes import MARKS_ROW, Lanes, pieces_of
-from .progress import show_progress
+from .lanes import MARKS_ROW, Lanes
 from .slices import CollectiveFlows, FlowRole, flow_roles, microseconds
-from .step_parts import COUNTER_UNIT, PartCounter, part_counters
+from .step_parts import COUNTER_UNIT, PartCounter
+from .written_parts import WrittenPart, written_parts
 
 _CHUNK = 1 << 14
 """Spans whose text is in memory at a time: few enough that the processor's cache holds it."""
@@ -339,7 +339,7 @@ _EVENTS = 1 << 16
 """How many events are written at a time."""
 
 
-def write_chrome(timeline: Timeline, path: str | os.PathLike[str], large: LargeTimeline | None = None) -> None:
+def write_chrome(timeline: Timeline | Pieces, path: str | os.PathLike[str]) -> None:
     """Write Chrome's JSON, as chrome://tracing and Perfetto read it.
 
     Times are µs with three decimals since `baseTimeNanoseconds` (Unix ns), so that a reader gets every nanosecond.
@@ -347,38 +347,52 @@ def write_chrome(timeline: Timeline, path: str | os.PathLike[str], large: LargeT
     Args:
         timeline: what to write.
         path: where.
-        large: whose `rest` the timeline is, and whose spans of modules are written with it.
 
     Raises:
         WriteError: the timeline is longer than eleven days, or the file cannot be written; an existing file is intact.
     """
-    base = first_moment(timeline) if large is None else min(first_moment(large.rest), large.start_ns)
-    _check_length(timeline, base)
-    table, lanes = TableWriter(), Lanes.from_timeline(timeline)
-    chrome = ChromeTimeline(timeline, lanes, base, part_counters(timeline, large), large=large, table=table)
+    table, document = TableWriter(), _Document()
     with atomic_writer(path) as sink:
         file = Checksum(sink.write)
-        file.write(b'{"baseTimeNanoseconds":%d,"otherData":' % base)
-        file.write(orjson.dumps(chrome.header()))
-        file.write(b',\n"traceEvents":[\n')
-        separator = b""
-        processes = b",\n".join(chrome.process_events())
-        parts = itertools.chain([(0, processes)] if processes else [], chrome.events())
-        spans = len(timeline.columns) if large is None else large.spans
-        for block in show_progress(parts, f"writing {os.path.basename(path)}", spans):
-            file.write(separator)
+        for block in written_parts(timeline, path, table, document.blocks):
             file.write(block)
-            separator = b",\n"
-        file.write(b"\n]")
-        sink.write(json_table(table.finish(timeline), file.value, b"}\n"))
+        sink.write(json_table(table.finish(), file.value, b"}\n"))
 
 
-def first_moment(timeline: Timeline) -> int:
-    """Return the earliest time in a timeline, in Unix nanoseconds; 0 for an empty one."""
-    slices = timeline.slices
-    moments = [int(slices.start.min())] if len(slices) else []
-    moments += [int(counter.time[0]) for counter in timeline.counters if len(counter.time)]
-    return min(moments + [mark.time_ns for mark in timeline.marks], default=0)
+class _Document:
+    """A document, part by part. What the last part says of all comes before the events if there is no other part.
+
+    {"baseTimeNanoseconds": …, "otherData": {"modtrace": …},
+     "traceEvents": [rows and spans of a part …, rows and spans of the next part, marks, counters, other slices …],
+     "otherData": {"modtrace": …, "stats": …, "metadata": …}
+    """
+
+    def __init__(self) -> None:
+        self._lanes: Lanes | None = None
+        self._base, self._separator = 0, b""
+
+    def blocks(self, part: WrittenPart) -> Iterator[tuple[int, bytes]]:
+        """Yield the text of a part: how many spans are in some of it, and this."""
+        timeline, step_parts, first_ns = part
+        before, is_last = self._lanes, step_parts is not None
+        lanes = self._lanes = Lanes.from_timeline(timeline, before)
+        if before is None:
+            self._base = first_ns
+            header = make_header(timeline)
+            said = header if is_last else {"modtrace": header["modtrace"]}
+            yield 0, b'{"baseTimeNanoseconds":%d,"otherData":%b' % (self._base, orjson.dumps(said))
+            yield 0, b',\n"traceEvents":[\n'
+        _check_length(timeline, self._base)
+        chrome = ChromeTimeline(timeline, lanes, self._base, step_parts or [], before=before)
+        processes = b",\n".join(chrome.process_events())
+        for size, block in itertools.chain([(0, processes)] if processes else [], chrome.events()):
+            yield 0, self._separator
+            yield size, block
+            self._separator = b",\n"
+        if is_last:
+            yield 0, b"\n]"
+            if before is not None:
+                yield 0, b',\n"otherData":' + orjson.dumps(make_header(timeline))
 
 
 def row_metadata_events(pid: int | str, tid: int, name: str, sort_index: int) -> Iterator[bytes]:
@@ -397,8 +411,7 @@ class ChromeTimeline:
         base: from which nanosecond on the times count.
         parts: what its steps were spent on.
         resolution_ns: spans whose starts are closer may get one start.
-        large: whose `rest` the timeline is, and whose spans of modules are written with it.
-        table: gets all slices.
+        before: the lanes of a part that came before it.
     """
 
     timeline: Timeline
@@ -406,21 +419,14 @@ class ChromeTimeline:
     base: int
     parts: Sequence[PartCounter]
     resolution_ns: int = 1
-    large: LargeTimeline | None = None
-    table: TableWriter | None = None
-
-    def __post_init__(self) -> None:
-        self._names = [escaped_name(name) for name in self.timeline.names]
-
-    def header(self) -> dict[str, object]:
-        """Return what the trace says about the recording as a whole, see `formats.header`."""
-        return make_header(self.timeline)
+    before: Lanes | None = None
 
     def process_events(self) -> Iterator[bytes]:
         """Yield the processes' names and their order."""
         for index, (process, pid) in enumerate(self.lanes.pids.items()):
-            yield _metadata_event("process_name", pid, 0, name=escaped(process.name) or UNNAMED)
-            yield _metadata_event("process_sort_index", pid, 0, sort_index=index)
+            if self.before is None or process not in self.before.pids:
+                yield _metadata_event("process_name", pid, 0, name=escaped(process.name) or UNNAMED)
+                yield _metadata_event("process_sort_index", pid, 0, sort_index=index)
 
     def events(self) -> Iterator[tuple[int, bytes]]:
         """Yield everything else, some events with commas between them at a time, and how many spans they show."""
@@ -428,14 +434,15 @@ class ChromeTimeline:
             while some := [*itertools.islice(events, _EVENTS)]:
                 yield 0, b",\n".join(some)
         yield from ((0, some) for some in _other_slices(self.timeline, self.lanes, self.base))
-        for piece in pieces_of(self.timeline, self.large, self.table):
-            yield from span_events(piece, self.lanes, self._names, self.base, self.resolution_ns)
+        names = [escaped_name(name) for name in self.timeline.names]
+        yield from span_events(self.timeline, self.lanes, names, self.base, self.resolution_ns)
 
     def _row_events(self) -> Iterator[bytes]:
-        *indexes, of_marks = self.lanes.sort_indexes or (*range(len(self.lanes.lanes)), -1)
+        *indexes, of_marks = self.lanes.sort_indexes
         if self.timeline.marks:
             yield from row_metadata_events(*self.lanes.marks, MARKS_ROW, of_marks)
-        for index, lane in zip(indexes, self.lanes.lanes, strict=True):
+        first = 0 if self.before is None else len(self.before.lanes)
+        for index, lane in zip(indexes[first:], self.lanes.lanes[first:], strict=True):
             yield from row_metadata_events(lane.pid, lane.tid, lane.name, index)
 
     def _mark_events(self) -> Iterator[bytes]:

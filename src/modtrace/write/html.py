@@ -22,9 +22,9 @@ from ..timeline.args import distinct_args
 from ..timeline.memory import find_holders
 from ..timeline.slices import Slices
 from .atomic_file import atomic_writer
-from .chrome import first_moment
 from .slices import all_as_modules
 from .step_parts import part_table
+from .written_parts import first_moment
 
 _VERSION = 1
 _DATA_ELEMENT = b'<script type="application/octet-stream" id="modtrace-data">'

@@ -11,8 +11,7 @@ import numpy as np
 from .._numbering import Numbering
 from .._typing import Int32Array, SignedIntArray
 from ..formats.escape import escaped
-from ..formats.table_bytes import TableWriter
-from ..timeline import LargeTimeline, Process, Timeline
+from ..timeline import Process, Timeline
 from ..timeline.contents import TRACK_KINDS
 from ..timeline.nesting import outermost_first
 
@@ -38,40 +37,71 @@ class Lane(NamedTuple):
     tid: int
 
 
+class _IdAllocator:
+    """Hands out unused numbers from 1 to 2³²−1."""
+
+    def __init__(self) -> None:
+        self._taken: set[int] = set()
+        self._next = 1
+
+    def take(self, wanted: int = 0) -> int:
+        """Return `wanted` where it is free and in range, else the lowest free number."""
+        if not 0 < wanted < 1 << 32 or wanted in self._taken:
+            while self._next in self._taken:
+                self._next += 1
+            wanted = self._next
+        self._taken.add(wanted)
+        return wanted
+
+
 @dataclass(frozen=True)
 class Lanes:
     """How the spans of a timeline are laid out in a file.
 
     Attributes:
         lanes: in the order in which they are to be seen: by process and thread, forward above backward
-            above communication.
+            above communication; those of tracks that came later are after them.
         of_track: int32[tracks], the lane of each track.
         pids: the pid of each process in the file: the real one where it is free.
         marks: pid and tid for the row of steps and marks, which belong to no thread; in the first process, if any.
-        sort_indexes: where each lane is sorted to among its process' rows in JSON, and after them the row of marks;
-            empty: in their order, marks before them.
+        sort_indexes: where each lane is sorted to among its process' rows, and after them the row of marks.
+        ids: what ids are taken from.
     """
 
     lanes: Sequence[Lane]
     of_track: Int32Array
     pids: dict[Process, int | str]
     marks: tuple[int | str, int]
-    sort_indexes: Sequence[int] = ()
+    sort_indexes: Sequence[int]
+    ids: _IdAllocator
 
     @classmethod
-    def from_timeline(cls, timeline: Timeline) -> Lanes:
-        """Lay out a timeline whose spans nest on each track."""
-        order = _in_view_order(timeline)
-        of_track = np.empty(len(order), np.int32)
-        of_track[order] = np.arange(len(order))
-        ids = _IdAllocator()
-        pids: dict[Process, int | str] = {process: ids.take(process.pid) for process in _processes(timeline)}
-        names = timeline.track_names
-        lanes = [
-            Lane(track, escaped(names[track]), pids[timeline.tracks[track].process], ids.take()) for track in order
-        ]
-        marks = (next(iter(pids.values())) if pids else ids.take(), ids.take())
-        return cls(lanes, of_track, pids, marks)
+    def from_timeline(cls, timeline: Timeline, before: Lanes | None = None) -> Lanes:
+        """Lay out a timeline whose spans nest on each track.
+
+        Args:
+            timeline: the timeline.
+            before: lanes of the first of its tracks, which stay as they are.
+        """
+        ids = _IdAllocator() if before is None else before.ids
+        lanes = [] if before is None else [*before.lanes]
+        sort_indexes = [] if before is None else [*before.sort_indexes[:-1]]
+        pids = {} if before is None else dict(before.pids)
+        for process in _processes(timeline):
+            if process not in pids:
+                pids[process] = ids.take(process.pid)
+        lane_of = {lane.track: index for index, lane in enumerate(lanes)}
+        names, place = timeline.track_names, 0
+        for number, track in enumerate(_in_view_order(timeline)):
+            if track not in lane_of:
+                lane_of[track] = len(lanes)
+                lanes.append(Lane(track, escaped(names[track]), pids[timeline.tracks[track].process], ids.take()))
+                # Readers sort rows of one index by their ids, so a later one is right after the one above it.
+                sort_indexes.append(number if before is None else place)
+            place = sort_indexes[lane_of[track]]
+        of_track = np.array([lane_of[track] for track in range(len(lanes))], np.int32)
+        marks = (next(iter(pids.values())) if pids else ids.take(), ids.take()) if before is None else before.marks
+        return cls(lanes, of_track, pids, marks, [*sort_indexes, -1], ids)
 
     def at(self, pid: int | str, places: Sequence[tuple[int, int]]) -> Lanes:
         """Return the lanes as rows of one process of a trace.
@@ -93,43 +123,10 @@ class Lanes:
         columns = timeline.columns
         kind = np.int32 if len(columns) < 1 << 31 else np.int64
         order = np.argsort(columns.track, kind="stable").astype(kind)
-        bounds = np.searchsorted(columns.track[order], np.arange(len(timeline.tracks) + 1))
+        bounds = np.searchsorted(columns.track[order], np.arange(len(self.lanes) + 1))
         for lane in self.lanes:
             rows = order[bounds[lane.track] : bounds[lane.track + 1]]
             yield outermost_first(columns.start, columns.end, rows)
-
-
-def pieces_of(timeline: Timeline, large: LargeTimeline | None, table: TableWriter | None) -> Iterator[Timeline]:
-    """Yield what holds the spans of modules: the timeline, or the pieces of the large one whose `rest` it is.
-
-    Args:
-        timeline: what is written.
-        large: whose `rest` it may be.
-        table: gets all slices.
-    """
-    for piece in [timeline] if large is None else large.pieces():
-        if table is not None:
-            table.add(piece.slices)
-        yield piece
-    if table is not None and large is not None:
-        table.add(timeline.slices)
-
-
-class _IdAllocator:
-    """Hands out unused numbers from 1 to 2³²−1."""
-
-    def __init__(self) -> None:
-        self._taken: set[int] = set()
-        self._next = 1
-
-    def take(self, wanted: int = 0) -> int:
-        """Return `wanted` where it is free and in range, else the lowest free number."""
-        if not 0 < wanted < 1 << 32 or wanted in self._taken:
-            while self._next in self._taken:
-                self._next += 1
-            wanted = self._next
-        self._taken.add(wanted)
-        return wanted
 
 
 def _processes(timeline: Timeline) -> list[Process]:

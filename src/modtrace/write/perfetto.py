@@ -10,19 +10,18 @@ import numpy as np
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackEvent
 
 from .._errors import WriteError
+from .._numbering import Numbering
 from .._typing import Float64Array, IndexArray, Int32Array, Int64Array
 from ..formats.escape import escaped, escaped_name
 from ..formats.own_table import Checksum, packet_table
-from ..formats.perfetto_ids import SequenceIds
 from ..formats.slice_args import CALL_FIELDS, extra_arg_texts
 from ..formats.table_bytes import TableWriter
-from ..timeline import PHASES, LargeTimeline, Slices, Timeline
+from ..timeline import PHASES, Pieces, Slices, Timeline
 from ..timeline.args import Value, distinct_args
 from ..timeline.nesting import depth_by_time
 from .atomic_file import atomic_writer
-from .lanes import Lanes, pieces_of
-from .perfetto_descriptors import InternTable, TrackDescriptors, TrackParents, sequence_start, serialize
-from .progress import show_progress
+from .lanes import Lanes
+from .perfetto_descriptors import ArgNumbers, InternTable, TrackDescriptors, TrackParents, sequence_start, serialize
 from .protobuf_columns import (
     FIXED64,
     LENGTH_DELIMITED,
@@ -37,7 +36,7 @@ from .protobuf_columns import (
     varint,
 )
 from .slices import CollectiveFlows, FlowRole, begun_before, flow_roles, perfetto_slices
-from .step_parts import PartCounter, part_counters
+from .written_parts import WrittenPart, written_parts
 
 _CHUNK = 1 << 15
 """Spans state packets are in memory at a time."""
@@ -53,75 +52,73 @@ _INTEGER_VALUE = message_field_tag(TrackEvent, "counter_value")
 _DOUBLE_VALUE = message_field_tag(TrackEvent, "double_counter_value", FIXED64)
 
 
-def write_perfetto(
-    timeline: Timeline, path: str | os.PathLike[str], large: LargeTimeline | None = None, *, mode: int | None = None
-) -> None:
+def write_perfetto(timeline: Timeline | Pieces, path: str | os.PathLike[str], *, mode: int | None = None) -> None:
     """Write a trace of track events, as Perfetto reads it; its timestamps are Unix nanoseconds.
 
     Args:
         timeline: what to write.
         path: where.
-        large: whose `rest` the timeline is, and whose spans of modules are written with it.
         mode: as `atomic_writer` takes it.
 
     Raises:
         WriteError: spans of a track overlap partly, or the file cannot be written; an existing file is intact.
     """
-    what = f"writing {os.path.basename(path)}"
-    table = TableWriter()
-    packets = perfetto_packets(timeline, part_counters(timeline, large), large=large, table=table)
+    table, writer = TableWriter(), PerfettoWriter()
     with atomic_writer(path, mode) as file:
         summed = Checksum(file.write)
-        for part in show_progress(packets, what, len(timeline.columns) if large is None else large.spans):
-            summed.write(part)
-        for packet in packet_table(table.finish(timeline), summed.value):
+        for packets in written_parts(timeline, path, table, writer.packets):
+            summed.write(packets)
+        for packet in packet_table(table.finish(), summed.value):
             file.write(packet)
 
 
-def perfetto_packets(
-    timeline: Timeline,
-    parts: Sequence[PartCounter],
-    parents: TrackParents | None = None,
-    large: LargeTimeline | None = None,
-    table: TableWriter | None = None,
-) -> Iterator[tuple[int, bytes]]:
-    """Yield the trace in parts: how many spans have ended in each, and whole packets.
+class PerfettoWriter:
+    """Makes the packets of a trace, part by part: what a track, a name or a number is, is said where it comes first.
+
+        part 1   schema · track 1 forward · its names · its spans
+        part 2   track 2 backward · names of both · spans of both · metadata, marks, counters and other slices
 
     Args:
-        timeline: what to write.
-        parts: what its steps were spent on.
         parents: the tracks of threads where the file describes them already.
-        large: whose `rest` the timeline is, and whose spans of modules are written with it.
-        table: gets all slices.
     """
-    lanes = Lanes.from_timeline(timeline)
-    interned = InternTable(timeline, [escaped_name(name) for name in timeline.names], large)
-    sequences = SequenceIds(len(lanes.lanes))
-    tracks = TrackDescriptors(timeline, lanes, sequences.metadata, parents, parts)
-    yield 0, serialize(interned.description())
-    for packet in tracks.packets():
-        yield 0, serialize(packet)
-    yield 0, _marks(timeline, tracks, sequences.marks)
-    counters = [(counter.time, _integers(counter.value)) for counter in timeline.counters]
-    counters += [(part.time, _doubles(part.ns / 1e6)) for part in parts]
-    for index, (time, events) in enumerate(counters):
-        for packets in _counter(time, tracks.uuid("counter", index), sequences.counter(index), events):
-            yield 0, packets
-    flows = CollectiveFlows(timeline)
-    first_other = len(timeline.columns)
-    for index, lane in enumerate(lanes.lanes):
-        others = first_other + np.flatnonzero(timeline.slices.track[first_other:] == lane.track)
-        if len(others):
-            for part in perfetto_slices(timeline, flows, others, tracks.uuid("lane", index), sequences.lane(index)):
-                yield 0, part
-    for piece in pieces_of(timeline, large, table):
-        spans = _SpanPackets(piece, lanes, interned, flows)
+
+    def __init__(self, parents: TrackParents | None = None) -> None:
+        self._parents, self._sequences = parents, Numbering[object](1)
+        self._lanes: Lanes | None = None
+
+    def packets(self, part: WrittenPart) -> Iterator[tuple[int, bytes]]:
+        """Yield the packets of a part: how many spans have ended in some, and these."""
+        timeline, step_parts, _ = part
+        is_first = self._lanes is None
+        lanes = self._lanes = Lanes.from_timeline(timeline, self._lanes)
+        sequences = [self._sequences["lane", index] for index in range(len(lanes.lanes))]
+        if is_first:
+            self._tracks = TrackDescriptors(timeline, lanes, self._sequences["metadata"], self._parents)
+            self._interned = InternTable(timeline, [escaped_name(name) for name in timeline.names])
+            yield 0, serialize(self._interned.description())
+        tracks = self._tracks
+        for packet in tracks.packets(timeline, lanes, step_parts):
+            yield 0, serialize(packet)
+        yield 0, _marks(timeline, tracks, self._sequences["marks"])
+        counters = [(counter.time, _integers(counter.value)) for counter in timeline.counters]
+        counters += [(counter.time, _doubles(counter.ns / 1e6)) for counter in step_parts or ()]
+        for index, (time, events) in enumerate(counters):
+            for packets in _counter(time, tracks.uuid("counter", index), self._sequences["counter", index], events):
+                yield 0, packets
+        flows = CollectiveFlows(timeline)
+        first_other = len(timeline.columns)
+        for index, lane in enumerate(lanes.lanes):
+            others = first_other + np.flatnonzero(timeline.slices.track[first_other:] == lane.track)
+            if len(others):
+                for some in perfetto_slices(timeline, flows, others, tracks.uuid("lane", index), sequences[index]):
+                    yield 0, some
+        spans = _SpanPackets(timeline, lanes, self._interned, flows)
         group: list[tuple[int, int, IndexArray]] = []
-        for index, rows in enumerate(lanes.spans_by_lane(piece)):
+        for index, rows in enumerate(lanes.spans_by_lane(timeline)):
             if len(rows):
-                sequence, first_ns = sequences.lane(index), int(piece.columns.start[rows[0]])
+                sequence, first_ns = sequences[index], int(timeline.columns.start[rows[0]])
                 yield 0, serialize(sequence_start(sequence, tracks.uuid("lane", index), first_ns))
-                for packet in interned.packets(sequence, piece.columns.name[rows]):
+                for packet in self._interned.packets(sequence, timeline.columns.name[rows], spans.texts):
                     yield 0, serialize(packet)
                 group.append((index, sequence, rows))
             if sum(len(rows) for _, _, rows in group) >= _CHUNK:
@@ -182,8 +179,11 @@ class _SpanPackets:
     Args:
         timeline: whose spans.
         lanes: where its spans are drawn.
-        interned: the number of each of its texts.
+        interned: the number of each name.
         flows: of the collectives that some of the spans launched.
+
+    Attributes:
+        texts: the numbers of its args.
     """
 
     def __init__(self, timeline: Timeline, lanes: Lanes, interned: InternTable, flows: CollectiveFlows) -> None:
@@ -201,7 +201,8 @@ class _SpanPackets:
         self._colour = ByteTable([event.SerializeToString() + call_message for event in colours])
         modules = zip(interned.fqn.tolist(), interned.module_class.tolist(), strict=True)
         self._module = ByteTable([_module(fqn, module_class) for fqn, module_class in modules])
-        self._fields_of_some = [*_extra_args(columns, interned), *_launches(flows, len(columns))]
+        extra, self.texts = _extra_args(columns)
+        self._fields_of_some = [*extra, *_launches(flows, len(columns))]
 
     def of_lanes(self, lanes: Sequence[tuple[int, int, IndexArray]]) -> Iterator[tuple[int, bytes]]:
         """Yield packets of some lanes, some thousand at a time, and how many spans they end.
@@ -307,19 +308,20 @@ def _launches(flows: CollectiveFlows, span_count: int) -> Iterator[tuple[Int32Ar
     yield index, ByteTable([b"", *events])
 
 
-def _extra_args(columns: Slices, interned: InternTable) -> Iterator[tuple[Int32Array, ByteTable]]:
-    """Yield which args of its own each span has, and all that occur as bytes; nothing if there are none."""
+def _extra_args(columns: Slices) -> tuple[list[tuple[Int32Array, ByteTable]], ArgNumbers]:
+    """Return which args of its own each span has, and all that occur as bytes; and the numbers of their texts."""
+    numbers = ArgNumbers(Numbering[str](1), Numbering[str](1))
     if not columns.args:
-        return
+        return [], numbers
     index = np.zeros(len(columns), np.int32)
     rows, of_rows, kinds = distinct_args(columns.args)
     index[rows] = of_rows + 1
-    yield index, ByteTable([b"", *(_annotations(args, interned) for args in kinds)])
+    return [(index, ByteTable([b"", *(_annotations(args, numbers) for args in kinds)]))], numbers
 
 
-def _annotations(args: Mapping[str, Value], interned: InternTable) -> bytes:
+def _annotations(args: Mapping[str, Value], numbers: ArgNumbers) -> bytes:
     event = TrackEvent()
     for name, text in extra_arg_texts(args).items():
-        event.debug_annotations.add(name_iid=interned.annotations[name], string_value_iid=interned.texts[text])
+        event.debug_annotations.add(name_iid=numbers.names[name], string_value_iid=numbers.texts[text])
     serialized: bytes = event.SerializeToString()
     return serialized

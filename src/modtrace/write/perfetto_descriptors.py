@@ -7,7 +7,6 @@ import itertools
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,14 +14,13 @@ import orjson
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket, TrackDescriptor
 
+from .._numbering import Numbering
 from .._typing import AnyArray
 from ..formats.escape import UNNAMED, escaped
 from ..formats.header import make_header
 from ..formats.perfetto_ids import INCREMENTAL_CLOCK, REALTIME_CLOCK, add_call_message
-from ..formats.slice_args import extra_arg_texts
-from ..timeline import PHASES, LargeTimeline, Name, Process, Timeline
-from ..timeline.args import distinct_args
-from .lanes import MARKS_ROW, Lanes
+from ..timeline import PHASES, Name, Process, Timeline, Track
+from .lanes import MARKS_ROW, Lane, Lanes
 from .step_parts import COUNTER_UNIT, PartCounter
 
 _NAMES_PER_PACKET = 10_000
@@ -36,8 +34,15 @@ def serialize(*packets: TracePacket) -> bytes:
     return serialized
 
 
+class ArgNumbers(NamedTuple):
+    """The numbers that a part of a trace has for the names of arguments, and for their values."""
+
+    names: Numbering[str]
+    texts: Numbering[str]
+
+
 class InternTable:
-    """The numbers that a trace has for texts; the most used text has the shortest number.
+    """The numbers that a trace has for names; the most used name of its first part has the shortest number.
 
     The args of a span are a message of our own, an extension of TrackEvent that the trace itself describes. It takes
     half the bytes of debug annotations, which name every value again. Qualified names and classes are values of enums.
@@ -48,13 +53,10 @@ class InternTable:
         fqn: int64, per name, the enum value of its qualified name; from 0.
         module_class: int64, per name, the enum value of its class; from 0.
         extension: the field number of the args in a TrackEvent.
-        annotations: iids of arguments' names.
-        texts: iids of arguments' values.
     """
 
-    def __init__(self, timeline: Timeline, names: Sequence[Name], large: LargeTimeline | None = None) -> None:
-        count = np.bincount(timeline.columns.name, minlength=len(names)) if large is None else large.uses
-        uses = count.tolist()
+    def __init__(self, timeline: Timeline, names: Sequence[Name]) -> None:
+        uses = np.bincount(timeline.columns.name, minlength=len(names)).tolist()
         (labels, self.label), (fqns, self.fqn), (classes, self.module_class) = (
             _rank_by_use([name[field] for name in names], uses) for field in range(3)
         )
@@ -66,10 +68,6 @@ class InternTable:
         enums = {"fqn": "Fqn", "module_class": "ModuleClass"}
         add_call_message(schema, f"modtrace_{check:08x}", self.extension, enums)
         self._schema = FileDescriptorSet(file=[schema])
-        args = distinct_args(timeline.columns.args)[2] if large is None else large.args
-        pairs = [pair for arguments in args for pair in extra_arg_texts(arguments).items()]
-        self.annotations = _iids(key for key, _ in pairs)
-        self.texts = _iids(value for _, value in pairs)
 
     def description(self) -> TracePacket:
         """Return the packet that tells a reader what the args are called."""
@@ -77,15 +75,16 @@ class InternTable:
         packet.extension_descriptor.extension_set.ParseFromString(self._schema.SerializeToString())
         return packet
 
-    def packets(self, sequence: int, used: AnyArray) -> Iterator[TracePacket]:
+    def packets(self, sequence: int, used: AnyArray, args: ArgNumbers) -> Iterator[TracePacket]:
         """Yield the packets that define what numbers mean on a sequence.
 
         Args:
             sequence: its id.
             used: the names of its spans, as indices.
+            args: of its spans, and perhaps of others.
         """
         names = {iid: self._labels[iid - 1] for iid in np.unique(self.label[np.unique(used)]).tolist()}
-        yield from interned_packets(sequence, names, PHASES, self.annotations, self.texts)
+        yield from interned_packets(sequence, names, PHASES, *args)
 
 
 def following_packet(sequence: int) -> TracePacket:
@@ -154,30 +153,24 @@ class TrackParents(NamedTuple):
     threads: Mapping[int, int]
 
 
-@dataclass
 class TrackDescriptors:
     """The tree of tracks: process → thread → `modules` → forward and backward, and the process' counters.
 
     The level `modules` is there for the order: Perfetto keeps an explicit one only below tracks without a thread or
     process of their own.
 
-    Attributes:
-        timeline: what is written.
+    Args:
+        timeline: the first part of what is written.
         lanes: where its spans are drawn.
         sequence: the id of the packet sequence that describes it.
         parents: the tracks of threads where the file describes them already.
-        part_counters: what its steps were spent on.
     """
 
-    timeline: Timeline
-    lanes: Lanes
-    sequence: int
-    parents: TrackParents | None = None
-    part_counters: Sequence[PartCounter] = ()
-
-    def __post_init__(self) -> None:
-        recording = f"{self.timeline.slices.start[:1]} {sorted(self.lanes.pids.items(), key=repr)}"
+    def __init__(self, timeline: Timeline, lanes: Lanes, sequence: int, parents: TrackParents | None) -> None:
+        self._sequence, self._parents = sequence, parents
+        recording = f"{timeline.slices.start[:1]} {sorted(lanes.pids.items(), key=repr)}"
         self._recording = hashlib.blake2b(recording.encode()).hexdigest()
+        self._described: set[object] = set()
 
     def uuid(self, *what: object) -> int:
         """Return the uuid of a track: of "lane" or "counter" and its index, or of "marks", which has steps too.
@@ -186,50 +179,71 @@ class TrackDescriptors:
         """
         return track_uuid(f"{self._recording} {what}")
 
-    def packets(self) -> Iterator[TracePacket]:
-        """Yield what describes the trace as a whole, and the tracks, parents first."""
-        yield self._metadata()
-        for rank, (process, pid) in enumerate(self.lanes.pids.items() if self.parents is None else ()):
-            yield self._process(process, pid, rank)
-        threads: set[object] = set()
-        for rank, lane in enumerate(self.lanes.lanes):
-            track = self.timeline.tracks[lane.track]
-            if track.device is not None:
-                yield self._track("lane", rank, parent=self._process_uuid(track.process), rank=rank, name=lane.name)
-                continue
-            thread = (track.process, track.thread, track.tid)
-            if thread not in threads:
-                threads.add(thread)
-                if self.parents is None:
-                    packet = self._track("thread", *thread, parent=self.uuid(track.process), rank=rank)
-                    name = escaped(track.thread) or UNNAMED
-                    if _is_tid(track.tid):
-                        descriptor = packet.track_descriptor.thread
-                        descriptor.pid, descriptor.tid = _int32(lane.pid), _int32(track.tid)
-                        descriptor.thread_name = name
-                    else:  # a longer one would be cut, and could then be another thread's
-                        packet.track_descriptor.name = name
-                    yield packet
-                    parent = self.uuid("thread", *thread)
-                else:
-                    parent = self.parents.threads[track.tid]
-                yield self._track("modules", *thread, parent=parent, rank=0, name="modules")
-            yield self._track("lane", rank, parent=self.uuid("modules", *thread), rank=rank, name=lane.name)
-        for index, counter in enumerate(self.timeline.counters):
-            yield self._counter(index, counter.process, escaped(counter.name), escaped(counter.unit))
-        for index, part in enumerate(self.part_counters, len(self.timeline.counters)):
-            name = f"{escaped(part.name)} {COUNTER_UNIT}"
-            yield self._counter(index, next(iter(self.lanes.pids)), name, COUNTER_UNIT)
-        if self.timeline.marks:
-            around = None if self.parents is None else self.parents.process
+    def packets(
+        self, timeline: Timeline, lanes: Lanes, step_parts: Sequence[PartCounter] | None
+    ) -> Iterator[TracePacket]:
+        """Yield what describes the tracks that come first in a part, parents first; with the last part the trace too.
+
+        Args:
+            timeline: the part.
+            lanes: where its spans are drawn, and those of parts before.
+            step_parts: what the steps were spent on; None but in the last part.
+        """
+        if step_parts is not None:
+            yield self._metadata(timeline)
+        for rank, (process, pid) in enumerate(lanes.pids.items()):
+            if self._parents is None and self._is_new(process):
+                yield self._process(process, pid, rank)
+        for index, lane in enumerate(lanes.lanes):
+            if self._is_new(index):
+                yield from self._lane(index, lane, timeline.tracks[lane.track], lanes.sort_indexes[index])
+        if step_parts is None:
+            return
+        rank = len(lanes.lanes)
+        for index, counter in enumerate(timeline.counters):
+            parent = self._process_uuid(counter.process)
+            yield self._counter(index, parent, rank + index, escaped(counter.name), escaped(counter.unit))
+        for index, part in enumerate(step_parts, len(timeline.counters)):
+            parent, name = self._process_uuid(next(iter(lanes.pids))), f"{escaped(part.name)} {COUNTER_UNIT}"
+            yield self._counter(index, parent, rank + index, name, COUNTER_UNIT)
+        if timeline.marks:
+            around = None if self._parents is None else self._parents.process
             yield self._track("marks", parent=around, rank=0, name=MARKS_ROW)
 
-    def _process_uuid(self, process: Process) -> int:
-        return self.uuid(process) if self.parents is None else self.parents.process
+    def _is_new(self, what: object) -> bool:
+        is_new = what not in self._described
+        self._described.add(what)
+        return is_new
 
-    def _metadata(self) -> TracePacket:
-        packet = TracePacket(trusted_packet_sequence_id=self.sequence)
-        header = make_header(self.timeline)
+    def _lane(self, index: int, lane: Lane, track: Track, rank: int) -> Iterator[TracePacket]:
+        """Yield the descriptor of a lane, after that of its thread if it is the first one there."""
+        if track.device is not None:
+            yield self._track("lane", index, parent=self._process_uuid(track.process), rank=rank, name=lane.name)
+            return
+        thread = (track.process, track.thread, track.tid)
+        if self._is_new(thread):
+            if self._parents is None:
+                packet = self._track("thread", *thread, parent=self.uuid(track.process), rank=rank)
+                name = escaped(track.thread) or UNNAMED
+                if _is_tid(track.tid):
+                    descriptor = packet.track_descriptor.thread
+                    descriptor.pid, descriptor.tid = _int32(lane.pid), _int32(track.tid)
+                    descriptor.thread_name = name
+                else:  # a longer one would be cut, and could then be another thread's
+                    packet.track_descriptor.name = name
+                yield packet
+                parent = self.uuid("thread", *thread)
+            else:
+                parent = self._parents.threads[track.tid]
+            yield self._track("modules", *thread, parent=parent, rank=0, name="modules")
+        yield self._track("lane", index, parent=self.uuid("modules", *thread), rank=rank, name=lane.name)
+
+    def _process_uuid(self, process: Process) -> int:
+        return self.uuid(process) if self._parents is None else self._parents.process
+
+    def _metadata(self, timeline: Timeline) -> TracePacket:
+        packet = TracePacket(trusted_packet_sequence_id=self._sequence)
+        header = make_header(timeline)
         # For people, who see them in Perfetto's list of metadata.
         metadata = {name: value for name, value in header["metadata"].items() if len(name) < _MAX_METADATA_NAME}
         entries: dict[str, Any] = {**metadata, **header["stats"], "modtrace": header["modtrace"]}
@@ -245,13 +259,12 @@ class TrackDescriptors:
         return packet
 
     def _track(self, *what: object, parent: int | None, rank: int, name: str | None = None) -> TracePacket:
-        packet = describe_track(self.sequence, self.uuid(*what), parent, rank, name)
+        packet = describe_track(self._sequence, self.uuid(*what), parent, rank, name)
         packet.track_descriptor.child_ordering = TrackDescriptor.EXPLICIT
         return packet
 
-    def _counter(self, index: int, process: Process, name: str, unit: str) -> TracePacket:
-        rank = len(self.lanes.lanes) + index
-        packet = self._track("counter", index, parent=self._process_uuid(process), rank=rank, name=name)
+    def _counter(self, index: int, parent: int, rank: int, name: str, unit: str) -> TracePacket:
+        packet = self._track("counter", index, parent=parent, rank=rank, name=name)
         packet.track_descriptor.counter.unit_name = unit
         return packet
 
@@ -274,10 +287,6 @@ def _rank_by_use(texts: list[str], uses: list[int]) -> tuple[list[str], Any]:
     ordered = [text for text, _ in tally.most_common()]
     number = {text: index for index, text in enumerate(ordered)}
     return ordered, np.array([number[text] for text in texts], np.int64)
-
-
-def _iids(texts: Iterator[str]) -> dict[str, int]:
-    return {text: iid for iid, text in enumerate(dict.fromkeys(texts), 1)}
 
 
 def _is_tid(value: int) -> bool:

@@ -13,13 +13,13 @@ BAR_DELAY_S = 1.0
 Part = TypeVar("Part")
 
 
-def show_progress(parts: Iterable[tuple[int, Part]], what: str, total: int) -> Iterator[Part]:
+def show_progress(parts: Iterable[tuple[int, Part]], what: str, total: int | None) -> Iterator[Part]:
     """Pass the parts on; from the second second on, show on a terminal how much of the whole they are.
 
     Args:
         parts: sizes and parts.
         what: the text beside the bar.
-        total: what the sizes add up to.
+        total: what the sizes add up to; None if that is not known.
     """
     if not is_terminal(sys.stderr):
         yield from (part for _, part in parts)

@@ -8,10 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from .._typing import BoolArray, Int64Array
-from ..timeline import LargeTimeline, Timeline
+from ..timeline import Timeline
 from ..timeline.select import without_gpu
 from ..timeline.summary import find_step_bounds
-from ..timeline.summary.parts import DividedSteps, divide_piece, explain_steps, join_divided, sum_up_parts
+from ..timeline.summary.parts import DividedSteps, divide_piece, explain_steps, sum_up_parts
+from ..timeline.summary.step_bounds import StepBounds
 
 COUNTER_UNIT = "ms"
 MAX_STEPS = 1 << 15
@@ -79,21 +80,23 @@ def _table(divided: DividedSteps) -> PartTable | None:
     return PartTable(parts, shares, names, causes, bounds.start, bounds.end, bounds.whole, ns)
 
 
-def part_counters(timeline: Timeline, large: LargeTimeline | None = None) -> list[PartCounter]:
+def part_counters(timeline: Timeline) -> list[PartCounter]:
     """Return a counter per part that any step has, in order.
 
     There is none if no step is whole, if there are more than `MAX_STEPS`, or if steps overlap, as calls of several
     threads do.
-
-    Args:
-        timeline: whose steps.
-        large: whose `rest` the timeline is.
     """
     timeline = without_gpu(timeline)
-    bounds = find_step_bounds(timeline, None) if large is None else join_divided(large.divided).bounds
-    if np.any(bounds.start[1:] < bounds.end[:-1]) or len(bounds.number) > MAX_STEPS:
-        return []
-    table = _table(divide_piece(timeline, None) if large is None else join_divided(large.divided))
+    return count_parts(divide_piece(timeline, None)) if _is_drawn(find_step_bounds(timeline, None)) else []
+
+
+def _is_drawn(bounds: StepBounds) -> bool:
+    return not np.any(bounds.start[1:] < bounds.end[:-1]) and len(bounds.number) <= MAX_STEPS
+
+
+def count_parts(divided: DividedSteps) -> list[PartCounter]:
+    """Return what `part_counters` does of steps that are divided already."""
+    table = _table(divided) if _is_drawn(divided.bounds) else None
     if table is None or not table.whole.any():
         return []
     is_last = np.append(table.end[:-1] < table.start[1:], True)

@@ -39,8 +39,9 @@ def convert_command(
     """
     from ..._errors import WriteError
     from ...public import Timeline
-    from ...read.ring_file import load_around, load_large
-    from ...write import check_writable, takes_pieces, write_large
+    from ...read.ring_file import load_around, load_pieces
+    from ...timeline import OnePiece
+    from ...write import check_writable, write
 
     if (target is None) == (output is None):
         raise click.UsageError("Give one file to write, as OUT or -o OUT.")
@@ -50,19 +51,17 @@ def convert_command(
         raise WriteError(f"{target}: IN and OUT are the same file; give OUT another name")
     chosen = any(option is not None for option in (steps, window, only, max_depth))
     with show_status(f"reading {source}"):
-        large = None if chosen or not takes_pieces(target) else load_large(source)
-        timeline = whole = Timeline.of(load_around(source, steps, step_by) if large is None else large.rest)
-    if steps is not None:
-        timeline = timeline.steps(*steps, step_by)
-    if window is not None and len(timeline.columns):
-        first = int(timeline.columns.start[0])
-        timeline = timeline.window(*(None if ms is None else first + round(ms * 1e6) for ms in window))
-    if only is not None or max_depth is not None:
-        timeline = timeline.only(only, max_depth)
-    if large is None:
+        pieces = OnePiece(load_around(source, steps, step_by)) if chosen else load_pieces(source)
+        timeline = whole = Timeline.of(pieces.join()) if pieces.is_single else None
+    if timeline is not None and whole is not None:
+        if steps is not None:
+            timeline = timeline.steps(*steps, step_by)
+        if window is not None and len(timeline.columns):
+            first = int(timeline.columns.start[0])
+            timeline = timeline.window(*(None if ms is None else first + round(ms * 1e6) for ms in window))
+        if only is not None or max_depth is not None:
+            timeline = timeline.only(only, max_depth)
         require_spans(timeline, whole, source, chosen=chosen)
-        timeline.save(target)
-    else:
-        write_large(large, target)
-    spans = len(timeline.columns) if large is None else large.spans
-    echo(f"{counted(spans, 'span')} {'is' if spans == 1 else 'are'} in {target}", err=True)
+        pieces = OnePiece(timeline)
+    write(pieces, target)
+    echo(f"{counted(pieces.spans, 'span')} {'is' if pieces.spans == 1 else 'are'} in {target}", err=True)

@@ -155,10 +155,10 @@ def summarize_file(
 ) -> tuple["Summary", list[str]]:
     """Return the summary of a file, or of some of its steps, and what the user should know of what is not in it."""
     from ...public import Timeline
-    from ...read.ring_file import load_around, load_shown, summarize_large
+    from ...read.ring_file import load_around, load_shown, summarize_ring
 
     by_optimizer = step_by in (None, "optimizer")
-    if steps is None and by_optimizer and (summary := summarize_large(trace, by)) is not None:
+    if steps is None and by_optimizer and (summary := summarize_ring(trace, by)) is not None:
         return summary, []
     if steps is None:
         timeline, notes = load_shown(trace, None)

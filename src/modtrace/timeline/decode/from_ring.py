@@ -1,4 +1,9 @@
-"""A ring's snapshot → a timeline; first the spans of modules, of all of a ring or of a part of it."""
+"""The events of a ring, or of a piece of it → a timeline; first the spans of modules, then all else.
+
+events     Net enter 10 · fc enter 12 · fc exit 15 · Net exit 20 · step 0 ends 21
+modules    Net 10–20, and in it fc 12–15, both of step 0
+timeline   these, the mark `step 0`, and what is on other tracks
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic_ns
@@ -6,9 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..._numbering import Numbering
 from ..._typing import AnyArray, Int64Array
 from ...ring import FIRST_STEP, Kind, RingSnapshot
-from ..args import ArgColumn, Args, join_args, without_empty
+from ..args import ArgColumn, Args, without_empty
 from ..contents import (
     BACKWARD_PASSES,
     COUNTED,
@@ -25,7 +31,7 @@ from ..contents import (
     Stats,
     Track,
 )
-from ..join import put_modules_before, with_slices
+from ..join import with_slices
 from ..memory import peaks_of
 from ..slices import (
     BACKWARD,
@@ -34,7 +40,6 @@ from ..slices import (
     DTYPES,
     SHAPES,
     Slices,
-    append_to,
     join_columns,
 )
 from ..timeline import Timeline
@@ -50,7 +55,7 @@ from .memory import HeldMemory, held_memory
 from .open_calls import OpenCall, lasts_too_long
 from .path_spans import clip_and_nest
 from .ranges import add_ranges
-from .spans import SpanRows, assign_tracks, build_span_rows
+from .spans import SpanRows, build_span_rows, describe_tracks, number_tracks
 
 _SYNC_PREFIX = "modtrace.sync"
 
@@ -74,10 +79,10 @@ def assemble_timeline(
     """Return the timeline of spans of modules and of the other events of a ring.
 
     Args:
-        analysis: of the ring; of a large one the events of calls and nodes may be left out.
-        modules: the spans of modules.
+        analysis: of the ring, perhaps without the events of calls and nodes.
+        modules: the spans of modules; perhaps only how many there are, and their tracks.
         memory: what tensors hold.
-        open_at_end: of a large ring, what `describe_open` says of its end.
+        open_at_end: what `describe_open` says of the end of the ring; None: the analysis says it.
     """
     snapshot, slots, lookup = analysis.snapshot, analysis.snapshot.slots, analysis.lookup
     not_whole = modules.unfinished, modules.unstarted, modules.unattributed
@@ -87,16 +92,13 @@ def assemble_timeline(
         rank if isinstance(rank, int) else None,
         str(snapshot.metadata.get("program", "python")),
     )
-    tracks, track = assign_tracks(modules.columns["track"], lookup.threads, process)
+    tracks = describe_tracks(modules.tracks, lookup.threads, process)
     communication, groups = build_collectives(analysis)
     tracks, communication = assign_communication_tracks(tracks, communication, lookup.threads, process)
     texts = lookup.texts
     counters = [CounterSeries(texts[name], "bytes", process, *samples) for name, samples in modules.counters.items()]
-    columns = modules.columns | {"track": track}
-    count, is_large = len(track), open_at_end is not None
-    modules.columns.clear()  # there is memory for them once
     timeline = Timeline(
-        Slices.empty() if is_large else Slices.of(modules.args, **columns),
+        Slices.of(modules.args, **modules.columns) if modules.columns else Slices.empty(),
         names=lookup.names,
         tracks=tracks,
         stats=Stats(slots.recorded, slots.overwritten, slots.torn, *not_whole),
@@ -104,7 +106,7 @@ def assemble_timeline(
         counters=counters,
         # Which host it was matters to those who watch the ring, not to those who get the trace.
         metadata={key: value for key, value in snapshot.metadata.items() if key not in ("host", FIRST_STEP)}
-        | {WHOLE_RUN: describe_whole_run(snapshot, analysis.step_ends.number, count)}
+        | {WHOLE_RUN: describe_whole_run(snapshot, analysis.step_ends.number, modules.spans)}
         | (describe_open(analysis, lambda _: [analysis]) if open_at_end is None else dict(open_at_end))
         | ({MISSING_BYTES: snapshot.missing_bytes} if snapshot.missing_bytes else {})
         | ({COUNTED: describe_counted(analysis, *modules.flops)} if analysis.ring.has_flops else {})
@@ -115,8 +117,7 @@ def assemble_timeline(
     timeline = add_device_spans(timeline, analysis)
     tracks, passes = _backward_passes(analysis, timeline.tracks, process)
     timeline, ranges = add_ranges(timeline, analysis, tracks, process, modules.evaluations)
-    timeline = with_slices(timeline, join_columns([communication, passes, ranges]))
-    return put_modules_before(timeline, columns, modules.args) if is_large else timeline
+    return with_slices(timeline, join_columns([communication, passes, ranges]))
 
 
 def describe_whole_run(snapshot: RingSnapshot, ended: Int64Array, spans: int | None) -> dict[str, float | None]:
@@ -226,8 +227,9 @@ class ModuleSpans(NamedTuple):
     """The spans of modules, and what was sampled beside them.
 
     Attributes:
-        columns: as of `Slices`, in the order of their begins; `track` is twice the thread in the name table, plus one
-            on a backward track.
+        columns: as of `Slices`, in the order of their begins.
+        spans: how many there are, also where their columns are left out.
+        tracks: of each track twice the thread in the name table, plus one for a backward track.
         args: what only some spans have.
         evaluations: where threads evaluate.
         unfinished: spans without their end.
@@ -238,6 +240,8 @@ class ModuleSpans(NamedTuple):
     """
 
     columns: dict[str, AnyArray]
+    spans: int
+    tracks: Sequence[int]
     args: Args
     evaluations: Evaluations
     unfinished: int
@@ -247,15 +251,19 @@ class ModuleSpans(NamedTuple):
     flops: tuple[int, int] = (0, 0)
 
 
-def decode_modules(analysis: RingAnalysis, counted: CountedCalls | None = None) -> ModuleSpans:
+def decode_modules(
+    analysis: RingAnalysis, counted: CountedCalls | None = None, tracks: Numbering[int] | None = None
+) -> ModuleSpans:
     """Return the spans of modules that events say.
 
     Args:
         analysis: of a ring, or of a part of it.
         counted: what calls of the ring cost, if this is a part of it.
+        tracks: the numbers of the tracks of earlier parts; gets those of this one.
     """
     rows, clock = build_span_rows(analysis.intervals, analysis.call, analysis.original), analysis.clock
-    track = rows["thread"] * 2 + rows["on_backward"]
+    tracks = Numbering() if tracks is None else tracks
+    track: Int64Array = number_tracks(rows["thread"] * 2 + rows["on_backward"], tracks)
     flops = find_flops(analysis, rows, track, counted)
     columns: dict[str, AnyArray] = {
         **{field: rows[field] for field in ("name", "phase", "depth", "call", "link")},
@@ -268,6 +276,8 @@ def decode_modules(analysis: RingAnalysis, counted: CountedCalls | None = None) 
     }
     return ModuleSpans(
         {field: column.astype(DTYPES[field], copy=False) for field, column in columns.items()},
+        len(track),
+        [*tracks],
         {**_find_args(analysis, rows), **({} if flops is None else flops.args)},
         find_evaluations(analysis, rows),
         int(np.count_nonzero(~rows["has_end"])),
@@ -278,32 +288,21 @@ def decode_modules(analysis: RingAnalysis, counted: CountedCalls | None = None) 
     )
 
 
-def join_modules(parts: Iterable[ModuleSpans]) -> ModuleSpans:
-    """Return the spans of parts of a ring that follow each other; memory holds them once."""
-    columns: dict[str, AnyArray] = {}
-    args: list[tuple[int, Args]] = []
+def join_modules(parts: Sequence[ModuleSpans]) -> ModuleSpans:
+    """Return what parts of a ring that follow each other say of modules, without their columns and args."""
     samples: dict[int, list[Samples]] = {}
-    evaluations, counts, first_link, first_row = [], np.zeros(5, np.int64), 0, 0
     for part in parts:
-        parent, link = part.columns["parent"], part.columns["link"]
-        parent[parent >= 0] += first_row
-        link[link >= 0] += first_link
-        args.append((first_row, part.args))
-        first_link, first_row = max(first_link, int(link.max(initial=-1)) + 1), first_row + len(link)
-        append_to(columns, part.columns)
-        evaluations.append(part.evaluations)
         for name, of_part in part.counters.items():
             samples.setdefault(name, []).append(of_part)
-        counts += (part.unfinished, part.unstarted, part.unattributed, *part.flops)
-    joined = Evaluations(*map(np.concatenate, zip(*evaluations, strict=True)))
     counters = {
         name: (np.concatenate([time for time, _ in own]), np.concatenate([value for _, value in own]))
         for name, own in samples.items()
     }
-    unfinished, unstarted, unattributed, outside, unknown = counts.tolist()
-    return ModuleSpans(
-        columns, join_args(args), joined, unfinished, unstarted, unattributed, _in_order(counters), (outside, unknown)
-    )
+    evaluations = Evaluations(*map(np.concatenate, zip(*(part.evaluations for part in parts), strict=True)))
+    counts = [(part.spans, part.unfinished, part.unstarted, part.unattributed, *part.flops) for part in parts]
+    spans, unfinished, unstarted, unattributed, outside, unknown = map(sum, zip(*counts, strict=True))
+    lost = unfinished, unstarted, unattributed
+    return ModuleSpans({}, spans, parts[-1].tracks, {}, evaluations, *lost, _in_order(counters), (outside, unknown))
 
 
 def _find_args(analysis: RingAnalysis, rows: SpanRows) -> Args:

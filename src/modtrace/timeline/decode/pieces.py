@@ -1,7 +1,15 @@
-"""A large ring in pieces of whole steps, so that memory follows what is made of it, and not its events."""
+"""A ring's events → a timeline, piece by piece: the one way in which a ring is decoded.
+
+A piece has whole steps, and a ring with few events is one piece. What is in memory follows what is made of the pieces:
+
+    events   | step 0  step 1  step 2 | step 3  step 4 | …      cut after ends of steps, see `cuts`
+    pieces   a timeline of each part: its modules, and the ranges that are open in it
+    rest     all of the ring but modules: known after the last piece
+"""
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -9,10 +17,21 @@ from dataclasses import replace
 import numpy as np
 
 from ..._interrupts import cached_property
-from ..._typing import BoolArray, Int64Array
+from ..._numbering import Numbering
+from ..._typing import AnyArray, BoolArray, Int64Array
 from ...ring import Events, Kind, RingSnapshot
-from ...ring.slot_format import CALL_ENTER_KINDS, CALL_EXIT_KINDS, DEVICE_KINDS, GREENLET_KINDS, RANGE_KINDS
+from ...ring.slot_format import (
+    CALL_ENTER_KINDS,
+    CALL_EXIT_KINDS,
+    COMMUNICATION_KINDS,
+    DEVICE_KINDS,
+    GREENLET_KINDS,
+    RANGE_KINDS,
+)
+from ..args import Args, join_args
 from ..contents import COUNTED, WHOLE_RUN, Stats
+from ..join import put_modules_before
+from ..slices import append_to
 from ..step_begins import trained_modules
 from ..timeline import Timeline
 from .analysis import MAX_BACKWARD_EVENTS, RingAnalysis
@@ -22,6 +41,7 @@ from .from_ring import (
     ModuleSpans,
     Samples,
     assemble_timeline,
+    build_timeline,
     decode_modules,
     describe_open,
     describe_whole_run,
@@ -32,7 +52,7 @@ from .memory import HeldMemory, held_memory, samples_at_moments
 from .open_calls import OpenCall
 
 PIECE_EVENTS = 1 << 18
-"""Events of a piece, at most if a cut allows it; a ring with fewer than four times as many is decoded as a whole."""
+"""Events of a piece, at most if a cut allows it; a ring with fewer than four times as many is one piece."""
 PIECE_KINDS = (
     *(*CALL_ENTER_KINDS, *CALL_EXIT_KINDS, *GREENLET_KINDS),
     *(Kind.NODE_BEGIN, Kind.NODE_END, Kind.GRAPH_BUILT, Kind.CALL_BACKWARD),
@@ -46,35 +66,53 @@ _FOREVER = np.iinfo(np.int64).max
 NOTHING: Samples = (np.zeros(0, np.int64), np.zeros(0, np.int64))
 """No samples."""
 
-ReadRing = Callable[[range, Collection[Kind]], RingSnapshot]
-"""Reads the events of some serial numbers, without some kinds."""
+ReadRing = Callable[[range | None, Collection[Kind]], RingSnapshot]
+"""Reads the events of some serial numbers, or of all, without some kinds."""
 
 
 class RingPieces:
-    """The pieces of a large ring.
+    """The timeline of a ring in pieces of whole steps; see `join.Pieces`.
 
     Args:
         read: reads some of its events.
         serials: those of the ring.
+        part: some of these; modules are only those of the pieces in which these are. None: all.
+        change: what is done to each timeline before it is given out; None: nothing.
 
     Attributes:
-        others: all events but those of calls and nodes, and of samples only those that `held_memory` needs; its stats
-            count what is lost of all.
-        cuts: serial numbers with which a piece can begin; none if all events are needed together.
+        others: if there are cuts, all events but those of calls and nodes, and of samples only those that `held_memory`
+            needs; its stats count what is lost of all.
+        cuts: serial numbers with which a piece but the first can begin; none if all events are needed together.
+        whole: the timeline of all pieces, once it was asked for.
     """
 
-    def __init__(self, read: ReadRing, serials: range) -> None:
-        self._read, self._serials = read, serials
-        self.others, self._torn, samples = RingAnalysis(read(serials, PIECE_KINDS)), 0, list[Events]()
+    def __init__(
+        self,
+        read: ReadRing,
+        serials: range,
+        part: range | None = None,
+        change: Callable[[Timeline], Timeline] | None = None,
+    ) -> None:
+        self._read, self._serials, self._part = read, serials, part or serials
+        self._change = change or (lambda timeline: timeline)
+        self._seen = list[ModuleSpans]()
+        self.whole: Timeline | None = None
+        self._rest: Timeline | None = None
+        self.cuts = self._find_cuts() if len(serials) >= 4 * PIECE_EVENTS else []
+
+    def _find_cuts(self) -> list[int]:
+        self.others, self._torn, samples = RingAnalysis(self._read(self._serials, PIECE_KINDS)), 0, list[Events]()
         events, ends = self.others.events, self.others.step_ends
         self._ends = events.serial[ends.event]
-        is_possible = not np.isin(self.others.all_events.kind, WHOLE_KINDS).any()
-        self.cuts = find_cuts(self._blocks(samples), self.others.lookup, self._ends) if is_possible else []
+        if np.isin(self.others.all_events.kind, WHOLE_KINDS).any():
+            return []
+        cuts = find_cuts(self._blocks(samples), self.others.lookup, self._ends)
         if any(map(len, samples)) and not len(self._ends):
-            self.cuts = []  # what grows does so with outermost calls
+            return []  # what grows does so with outermost calls
         all_others = self.others.all_events
         snapshot = with_events(self.others.snapshot, [all_others.take(all_others.kind != Kind.COUNTER), *samples])
         self.others = RingAnalysis(snapshot._replace(slots=snapshot.slots._replace(torn=self._torn)))
+        return cuts
 
     def _blocks(self, samples: list[Events]) -> Iterator[Events]:
         for part in parts_of(self._serials):
@@ -83,14 +121,30 @@ class RingPieces:
             samples.append(samples_at_moments(piece.all_events, self.others.lookup))
             yield piece.all_events
 
-    def __iter__(self) -> Iterator[RingAnalysis]:
-        """Yield the events of each piece, in order."""
-        return self.within(self._serials)
+    @property
+    def has_step_ends(self) -> bool:
+        """Whether something ends steps in a ring that has cuts."""
+        return bool(self.cuts) and len(self._ends) > 0
 
-    def within(self, part: range) -> Iterator[RingAnalysis]:
-        """Yield the events of the pieces in which some serial numbers are, and the samples of the others, in order."""
+    @property
+    def is_joined_to_write(self) -> bool:
+        """Whether arrows lead from modules to collectives, so that a written trace needs all pieces together."""
+        return bool(self.cuts) and bool(np.isin(self.others.all_events.kind, COMMUNICATION_KINDS).any())
+
+    @property
+    def is_single(self) -> bool:
+        """Whether there is one piece."""
+        return not self.cuts
+
+    @property
+    def spans(self) -> int:
+        """How many modules' spans the pieces have that have come."""
+        return sum(modules.spans for modules in self._seen) if self.whole is None else len(self.whole.columns)
+
+    def _analyses(self) -> Iterator[RingAnalysis]:
+        """Yield the events of the pieces that are asked for, and the samples of the others, in order."""
         for begin, end in self._bounds():
-            is_inside = begin < part.stop and part.start < end
+            is_inside = begin < self._part.stop and self._part.start < end
             yield self._piece(begin, end) if is_inside else self._samples(begin, end)
 
     def _samples(self, begin: int, end: int) -> RingAnalysis:
@@ -134,15 +188,23 @@ class RingPieces:
         if call.phase == "backward":
             end = self._serials.stop
             return [self._piece(max(self._serials.start, end - 4 * MAX_BACKWARD_EVENTS), end)]
-        return [self.others] if call.is_range else self
+        return [self.others] if call.is_range else itertools.starmap(self._piece, self._bounds())
 
     def _read_until(self, serial: int) -> RingAnalysis:
         cuts = [self._serials.start, *self.cuts]
         return self._piece(cuts[max(bisect_left(cuts, serial) - 1, 0)], serial)
 
-    def decode(self, piece: RingAnalysis) -> ModuleSpans:
-        """Return the spans of modules of a piece."""
-        return decode_modules(piece, self.counted[0])
+    def _modules(self) -> Iterator[tuple[RingAnalysis, ModuleSpans]]:
+        """Yield the events of each piece and its modules, whose tracks and links are numbered alike in all pieces."""
+        self._seen, self._rest = list[ModuleSpans](), None
+        tracks, first_link = Numbering[int](), 0
+        for piece in self._analyses():
+            modules = decode_modules(piece, self.counted[0], tracks)
+            link = modules.columns["link"]
+            link[link >= 0] += first_link
+            first_link = max(first_link, int(link.max(initial=-1)) + 1)
+            self._seen.append(place_among(self.others, piece, modules._replace(columns={}, args={})))
+            yield piece, modules
 
     def _piece(self, begin: int, end: int) -> RingAnalysis:
         """Return the events from one serial number to before another."""
@@ -174,20 +236,16 @@ class RingPieces:
         open_at_end = self.open_at_end if slots.recorded == self._serials.stop else {}
         return assemble_timeline(part, place_among(part, piece, modules), self.memory, open_at_end)
 
-    def timelines(self, look: Callable[[RingAnalysis, ModuleSpans], None] | None = None) -> Iterator[Timeline]:
-        """Yield the timeline of each piece; its stats count all pieces so far.
-
-        Args:
-            look: is called with each piece and its spans of modules before they are put into a timeline.
-        """
+    def __iter__(self) -> Iterator[Timeline]:
+        """Yield the timeline of each piece; its stats count all pieces so far."""
+        if not self.cuts:
+            yield self.join()
+            return
         stats, spans, begin_ns, flops = Stats(), 0, None, np.zeros(2, np.int64)
         counted = describe_counted(self.others, 0, 0) if self.others.has_flops else None
         last: dict[int, Samples] = {}
         trained = frozenset[str]()
-        for piece in self:
-            modules = self.decode(piece)
-            if look is not None:
-                look(piece, modules)
+        for piece, modules in self._modules():
             last = {
                 name: after_last(last.get(name, NOTHING), modules.counters.get(name, NOTHING))
                 for name in sorted({*last, *modules.counters})
@@ -200,12 +258,42 @@ class RingPieces:
             outside, unknown = flops.tolist()
             metadata = {
                 **timeline.metadata,
-                WHOLE_RUN: describe_whole_run(self.others.snapshot, self.others.step_ends.number, spans),
+                WHOLE_RUN: self._whole_run(spans),
                 **({} if counted is None else {COUNTED: counted | {"outside": outside, "unknown": unknown}}),
             }
-            yield replace(timeline, stats=stats, metadata=metadata, begin_ns=begin_ns, trained=trained)
+            timeline = replace(timeline, stats=stats, metadata=metadata, begin_ns=begin_ns, trained=trained)
+            yield self._change(timeline)
             trained |= trained_modules(timeline)
             begin_ns = max((mark.time_ns for mark in timeline.marks if mark.kind == "step"), default=None)
+
+    def rest(self) -> Timeline:
+        """Return the timeline without its modules, once all pieces have come; of a single piece that."""
+        if self.whole is not None:
+            return self.whole
+        if self._rest is None:
+            modules = join_modules(self._seen)
+            modules = modules._replace(flops=(self.counted[1], modules.flops[1]))
+            self._rest = self._change(assemble_timeline(self.others, modules, self.memory, self.open_at_end))
+        return self._rest
+
+    def join(self) -> Timeline:
+        """Return the timeline of all pieces; memory holds them once."""
+        if self.whole is None and not self.cuts:
+            self.whole = self._change(build_timeline(self._read(None, ())))
+        if self.whole is None:
+            columns: dict[str, AnyArray] = {}
+            args, first = list[tuple[int, Args]](), 0
+            for _, modules in self._modules():
+                parent = modules.columns["parent"]
+                parent[parent >= 0] += first
+                args.append((first, modules.args))
+                append_to(columns, modules.columns)
+                first += len(parent)
+            self.whole = put_modules_before(self.rest(), columns, join_args(args))
+        return self.whole
+
+    def _whole_run(self, spans: int) -> dict[str, float | None]:
+        return describe_whole_run(self.others.snapshot, self.others.step_ends.number, spans)
 
 
 def parts_of(serials: range) -> Iterator[range]:
@@ -235,31 +323,3 @@ def place_among(others: RingAnalysis, piece: RingAnalysis, modules: ModuleSpans)
     serial = piece.events.serial[modules.evaluations.position >> 1]
     position = 2 * np.searchsorted(others.events.serial, serial) - 1
     return modules._replace(evaluations=modules.evaluations._replace(position=position))
-
-
-def find_pieces(read: ReadRing, serials: range) -> RingPieces | None:
-    """Return the pieces of a large ring; None if it is not large, or if only all events together show it.
-
-    Args:
-        read: reads some of its events.
-        serials: those of the ring.
-    """
-    pieces = RingPieces(read, serials) if len(serials) >= 4 * PIECE_EVENTS else None
-    return pieces if pieces is not None and pieces.cuts else None
-
-
-def build_in_pieces(read: ReadRing, serials: range, part: range | None = None) -> Timeline | None:
-    """Build the timeline of a large ring; None if it is not large, or if only all events together show it.
-
-    Args:
-        read: reads some of its events.
-        serials: those of the ring.
-        part: some of these; spans of modules are only those of the pieces in which these are. None: all.
-    """
-    pieces = find_pieces(read, serials)
-    if pieces is None:
-        return None
-    others, within = pieces.others, pieces.within(part or serials)
-    modules = join_modules(place_among(others, piece, pieces.decode(piece)) for piece in within)
-    modules = modules._replace(flops=(pieces.counted[1], modules.flops[1]))
-    return assemble_timeline(others, modules, pieces.memory, pieces.open_at_end)

@@ -5,11 +5,12 @@ interleaved with another's has several spans. So backward spans are nested by co
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from ..._numbering import Numbering
 from ..._typing import AnyArray, BoolArray, Int64Array
 from ...ring.slot_format import CALL_INDEX_MASK
 from ..contents import Process, Track
@@ -201,23 +202,28 @@ def _outer_depths(intervals: Intervals, call: Int64Array, length: Int64Array) ->
     return outer
 
 
-def assign_tracks(
-    track_key: AnyArray, threads: Sequence[tuple[str, int]], process: Process
-) -> tuple[list[Track], AnyArray]:
-    """Return the tracks that the spans need, and for each span the index of its track.
+def number_tracks(key: AnyArray, numbers: Numbering[int]) -> Int64Array:
+    """Return for each span the number of its track.
 
     Args:
-        track_key: twice the thread of each span, plus one if it is on the backward track.
+        key: twice the thread of each span, plus one if it is on the backward track.
+        numbers: of the keys that are known; the others get the next ones, in their order.
+    """
+    used = np.flatnonzero(np.bincount(key))
+    number = np.zeros(int(used.max(initial=-1)) + 1, np.int64)
+    number[used] = [numbers[one] for one in used.tolist()]
+    return number[key]
+
+
+def describe_tracks(keys: Iterable[int], threads: Sequence[tuple[str, int]], process: Process) -> list[Track]:
+    """Return the tracks of some keys, as of `number_tracks`.
+
+    Args:
+        keys: in the order of their numbers.
         threads: name and tid of each thread.
         process: whose threads these are.
     """
-    is_used = np.bincount(track_key) > 0
-    used, track = np.flatnonzero(is_used), (np.cumsum(is_used) - 1).astype(np.int32)[track_key]
-    tracks = []
-    for key in used.tolist():
-        thread, tid = threads[key // 2]
-        tracks.append(Track(("forward", "backward")[key % 2], thread, tid, process))
-    return tracks, track
+    return [Track(("forward", "backward")[key % 2], *threads[key // 2], process) for key in keys]
 
 
 def forward_of_recompute(intervals: Intervals, call: Int64Array) -> Int64Array:

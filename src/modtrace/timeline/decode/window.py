@@ -71,12 +71,12 @@ def _build_part(
         in_pieces: whether it may be decoded in pieces.
     """
 
-    def read_window(part: range = window, without: Collection[Kind] = ()) -> RingSnapshot:
-        snapshot = read(part, without)
-        return pieces.with_events(snapshot, change(snapshot.slots.events)) if part == window else snapshot
+    def read_window(part: range | None, without: Collection[Kind] = ()) -> RingSnapshot:
+        snapshot = read(part or window, without)
+        return pieces.with_events(snapshot, change(snapshot.slots.events)) if part in (None, window) else snapshot
 
-    timeline = pieces.build_in_pieces(read_window, window) if in_pieces else None
-    timeline, last = timeline or build_timeline(read_window()), read(serials[-1:], ())
+    timeline = pieces.RingPieces(read_window, window).join() if in_pieces else build_timeline(read_window(None))
+    last = read(serials[-1:], ())
     run = describe_whole_run(last._replace(slots=last.slots._replace(overwritten=serials.start)), numbers, None)
     stats = replace(timeline.stats, recorded=serials.stop, overwritten=serials.start)
     return replace(timeline, stats=stats, metadata={**timeline.metadata, WHOLE_RUN: run})
@@ -106,8 +106,11 @@ def build_around(read: pieces.ReadRing, serials: range, first: int | None, last:
         return None
     window, around = window_and_around
     if looks.has_costs:
-        timeline = pieces.build_in_pieces(read, serials, window)
-        if timeline is None or window.start == serials.start:
+        ring = pieces.RingPieces(read, serials, window)
+        if not ring.cuts:
+            return None
+        timeline = ring.join()
+        if window.start == serials.start:
             return timeline
         return replace(timeline, trained=frozenset(name.fqn for name in timeline.names))  # perhaps in earlier pieces
 

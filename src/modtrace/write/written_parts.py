@@ -1,0 +1,95 @@
+"""The parts of a timeline that are written one after the other, so that all of it need not be in memory."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from ..formats.table_bytes import TableWriter
+from ..timeline import OnePiece, Pieces, Timeline
+from ..timeline.join import with_modules
+from ..timeline.summary.parts import DividedSteps, divide_piece, join_divided
+from ..timeline.summary.step_bounds import OPTIMIZER
+from .progress import show_progress
+from .step_parts import PartCounter, count_parts, part_counters
+
+
+class WrittenPart(NamedTuple):
+    """A part of what is written; no two have a slice in common.
+
+    Attributes:
+        timeline: the modules of a piece; in the last part all else too.
+        step_parts: what the steps were spent on; None but in the last part.
+        first_ns: the first moment that is known of the timeline.
+    """
+
+    timeline: Timeline
+    step_parts: list[PartCounter] | None
+    first_ns: int = 0
+
+
+def written_parts(
+    timeline: Timeline | Pieces,
+    path: str | os.PathLike[str],
+    table: TableWriter,
+    write: Callable[[WrittenPart], Iterator[tuple[int, bytes]]],
+) -> Iterator[bytes]:
+    """Yield all that is written of a timeline, and show how much that is, if it takes long.
+
+    Args:
+        timeline: what to write.
+        path: where.
+        table: gets each part.
+        write: returns how many spans some bytes show, and these.
+    """
+    pieces = OnePiece(timeline) if isinstance(timeline, Timeline) else timeline
+    parts = parts_of(OnePiece(pieces.join()) if pieces.is_joined_to_write else pieces)
+    first = next(parts)
+
+    def all_bytes() -> Iterator[tuple[int, bytes]]:
+        for part in itertools.chain([first], parts):
+            table.add(part.timeline)
+            yield from write(part)
+
+    # How many spans are in parts that are still to be decoded is not known.
+    total = None if first.step_parts is None else len(first.timeline.columns)
+    yield from show_progress(all_bytes(), f"writing {os.path.basename(path)}", total)
+
+
+def parts_of(pieces: Pieces) -> Iterator[WrittenPart]:
+    """Yield what is written of a timeline, the last part with all that is known once all pieces have come.
+
+    pieces   modules and ranges of step 0 … 99 | … of step 100 … 199
+    parts    modules of step 0 … 99            | modules of step 100 … 199, and all ranges, marks, counters, stats
+    """
+    left, divided, moments = iter(pieces), list[DividedSteps](), list[int]()
+    piece = next(left)
+    while (following := next(left, None)) is not None:
+        divided.append(divide_piece(piece, OPTIMIZER))
+        moments += _first_moments(piece)
+        if len(piece.columns):
+            tracks = piece.tracks[: int(piece.columns.track.max()) + 1]
+            part = replace(piece, slices=piece.columns, tracks=tracks, marks=[], counters=[])
+            yield WrittenPart(part, None, min(moments))
+        piece = following
+    if not divided:
+        yield WrittenPart(piece, part_counters(piece), first_moment(piece))
+        return
+    divided.append(divide_piece(piece, OPTIMIZER))
+    whole = with_modules(pieces.rest(), piece.columns)
+    yield WrittenPart(whole, count_parts(join_divided(divided)), min([*moments, *_first_moments(whole)], default=0))
+
+
+def first_moment(timeline: Timeline) -> int:
+    """Return the earliest time in a timeline, in Unix nanoseconds; 0 for an empty one."""
+    return min(_first_moments(timeline), default=0)
+
+
+def _first_moments(timeline: Timeline) -> list[int]:
+    slices = timeline.slices
+    moments = [int(slices.start.min())] if len(slices) else []
+    moments += [int(counter.time[0]) for counter in timeline.counters if len(counter.time)]
+    return [*moments, *(mark.time_ns for mark in timeline.marks)]
