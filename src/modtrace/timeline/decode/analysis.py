@@ -305,10 +305,10 @@ class PassColumns(NamedTuple):
 
 
 def _pair_passes(events: Events) -> PassColumns:
-    """Pair the begins and ends of passes by their numbers."""
+    """Pair the begins and ends of passes by their numbers; of several whose begin is lost, the longest comes first."""
     edges = np.flatnonzero((events.kind == Kind.PASS_BEGIN) | (events.kind == Kind.PASS_END))
     edges = without_repeated_ends(edges, events.kind[edges] == Kind.PASS_BEGIN, events.value[edges])
     begin, end = pair_by_key(edges, events.kind[edges] == Kind.PASS_BEGIN, events.value[edges])
-    order = np.argsort(begin, kind="stable")
+    order = np.lexsort((-np.where(end >= 0, end, len(events)), begin))
     begin, end = begin[order], end[order]
     return PassColumns(events.thread[np.where(begin >= 0, begin, end)].astype(np.int64), begin, end)
