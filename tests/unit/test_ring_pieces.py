@@ -310,6 +310,9 @@ def test_what_a_process_died_in_took_as_long_in_all_pieces(
 @example(seed=1922536906)  # a piece in which nothing but the ends of steps is known
 @example(seed=1662242090)  # calls of which inputs are not known
 @example(seed=4160704878)  # threads that do other things while a step ends that has no call
+@example(seed=3522207472)  # the first step in the ring calls nothing
+@example(seed=602878526)  # ranges have names that come after the first piece
+@example(seed=3101292853)  # passes of two threads whose begins were overwritten
 @example(seed=7155796)  # another thread's step ends between a call and the next backward pass
 def test_whatever_a_program_does_pieces_say_what_the_whole_ring_says(seed: int) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch, TemporaryDirectory() as folder:

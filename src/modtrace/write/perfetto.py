@@ -188,7 +188,7 @@ class _SpanPackets:
 
     def __init__(self, timeline: Timeline, lanes: Lanes, interned: InternTable, flows: CollectiveFlows) -> None:
         self._columns = columns = timeline.columns
-        self._names = timeline.names
+        self._names = len(interned.label)
         self._lanes = lanes
         self._depth = depth_by_time(columns)
         self._roles = flow_roles(columns)
@@ -276,7 +276,7 @@ class _SpanPackets:
             call.append(repeat(_COMPLETE + b"\0", count).where(incomplete))
         return [
             *(table.pick(index[rows]) for index, table in self._fields_of_some),
-            self._begin.pick(columns.phase[rows].astype(np.int64) * len(self._names) + name),
+            self._begin.pick(columns.phase[rows].astype(np.int64) * self._names + name),
             _FLOW_TAGS.pick(roles),
             link.where(roles >= FlowRole.BEGIN),
             self._colour.pick(name),

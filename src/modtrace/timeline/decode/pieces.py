@@ -101,7 +101,8 @@ class RingPieces:
         self.cuts = self._find_cuts() if len(serials) >= 4 * PIECE_EVENTS else []
 
     def _find_cuts(self) -> list[int]:
-        self.others, self._torn, samples = RingAnalysis(self._read(self._serials, PIECE_KINDS)), 0, list[Events]()
+        self.others, samples = RingAnalysis(self._read(self._serials, PIECE_KINDS)), list[Events]()
+        self._torn, self._first_call = 0, _FOREVER
         events, ends = self.others.events, self.others.step_ends
         self._ends = events.serial[ends.event]
         if np.isin(self.others.all_events.kind, WHOLE_KINDS).any():
@@ -112,13 +113,17 @@ class RingPieces:
         all_others = self.others.all_events
         snapshot = with_events(self.others.snapshot, [all_others.take(all_others.kind != Kind.COUNTER), *samples])
         self.others = RingAnalysis(snapshot._replace(slots=snapshot.slots._replace(torn=self._torn)))
-        return cuts
+        # The first step in which a module is called is the first in its piece too.
+        return cuts if self._first_call == _FOREVER else cuts[bisect_right(cuts, self._first_call) :]
 
     def _blocks(self, samples: list[Events]) -> Iterator[Events]:
         for part in parts_of(self._serials):
             piece = self._piece(part.start, part.stop)
             self._torn += piece.snapshot.slots.torn
             samples.append(samples_at_moments(piece.all_events, self.others.lookup))
+            if self._first_call == _FOREVER:
+                called = piece.all_events.serial[np.isin(piece.all_events.kind, (*CALL_ENTER_KINDS, *CALL_EXIT_KINDS))]
+                self._first_call = int(called.min(initial=_FOREVER))
             yield piece.all_events
 
     @property
