@@ -1,23 +1,27 @@
 """Locks, maps and properties that stay right if an interrupt, a signal's handler, a finalizer or a fork intervenes.
 
 `WeakMap` has values by object without a callback when one dies, `Exclusive` is a section that one thread at a time
-runs, `cached_property` holds no lock, and `raised_by_handler` tells the user's errors from ours.
+runs, `cached_property` holds no lock, `hold_ctrl_c` lets what must be saved be saved, and `raised_by_handler` tells the
+user's errors from ours.
 """
 
 import os
 import signal
 import threading
+import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
-from types import CodeType, FunctionType, MethodType
+from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any, Generic, TypeVar
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
 _MIN_PRUNE_LENGTH = 64
+_PRESSED_AGAIN_NS = 1_000_000_000
+"""From so long after the first held Ctrl-C on, another one is meant for what holds it; before, the key bounced."""
 
 
 class WeakMap(Generic[_Key, _Value]):
@@ -145,3 +149,36 @@ def _code(handler: Any) -> CodeType | None:
     function = handler if isinstance(handler, FunctionType | MethodType) else type(handler).__call__
     code = getattr(function, "__code__", None)
     return code if isinstance(code, CodeType) else None
+
+
+def hold_ctrl_c(function: Callable[[], _Value], tell: Callable[[], None]) -> _Value:
+    """Call `function`, and let a Ctrl-C wait until it is done; one that comes a second after that aborts it.
+
+    It does so where Ctrl-C would raise KeyboardInterrupt: in the main thread of a program that set no handler.
+
+    Args:
+        function: is called, and what it returns is returned.
+        tell: called when a Ctrl-C begins to wait.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return function()
+    first_ns = 0
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        nonlocal first_ns
+        now_ns = time.monotonic_ns()
+        if first_ns and now_ns - first_ns >= _PRESSED_AGAIN_NS:
+            first_ns = 0
+            signal.default_int_handler(number, frame)
+        if not first_ns:
+            first_ns = now_ns
+            tell()
+
+    try:
+        signal.signal(signal.SIGINT, hold)
+        return function()
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if first_ns:
+            raise KeyboardInterrupt

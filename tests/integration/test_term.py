@@ -1,7 +1,11 @@
-"""SIGTERM under `modtrace run --save-on-term` and `MODTRACE=`: all is saved, and the process ends as it would have."""
+"""SIGTERM under `modtrace run --save-on-term` and `MODTRACE=`, and Ctrl-C while a trace is saved.
+
+All is saved, and the process ends as it would have.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from pathlib import Path
@@ -147,3 +151,64 @@ def test_on_sigterm_a_launcher_that_calls_no_module_saves_nothing(tmp_path: Path
         process.terminate()
     assert process.returncode == -signal.SIGTERM
     assert list(tmp_path.iterdir()) == []
+
+
+PRESSED = """
+import os, signal, sys
+import modtrace, torch
+from modtrace import _interrupts
+
+def train():
+    model = torch.nn.Sequential(*(torch.nn.Identity() for _ in range(3)))
+    for _ in range(1000):
+        model(torch.ones(1))
+
+_interrupts._PRESSED_AGAIN_NS = {again_ns}
+"""
+SAVES = {
+    "run": "train()\nos.kill(os.getpid(), signal.SIGINT)",
+    "run to the end": "train()",
+    "a block": "with modtrace.record('out.json'):\n    train()\n    os.kill(os.getpid(), signal.SIGINT)",
+    "stop": "recording = modtrace.record('out.json').start()\ntrain()\nrecording.stop()",
+    "exit": "modtrace.record('out.json').start()\ntrain()",
+}
+
+
+def press_while_it_saves(way: str, again_ns: int, folder: Path) -> tuple[int, str, bytes]:
+    """Press Ctrl-C twice while the trace is written into a full pipe; returns the status, stderr and what came out."""
+    (folder / "train.py").write_text(PRESSED.format(again_ns=again_ns) + SAVES[way])
+    os.mkfifo(folder / "out.json")
+    run = ("-m", "modtrace", "run", "-o", "out.json") if way.startswith("run") else ()
+    process = start_python(*run, "train.py", cwd=folder, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    with open(folder / "out.json", "rb") as pipe:  # which waits until it is opened to be written
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.readline()
+        while "press Ctrl-C again" not in said:
+            said += process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        # Once it has ended by the second one, nothing more comes.
+        status = process.wait(60) if not again_ns else None
+        written = pipe.read()
+    _, rest = process.communicate(timeout=60)
+    return process.returncode if status is None else status, said + rest, written
+
+
+@pytest.mark.parametrize("way", SAVES)
+def test_ctrl_c_pressed_twice_while_it_saves_leaves_the_trace_whole(way: str, tmp_path: Path) -> None:
+    status, said, written = press_while_it_saves(way, 1 << 62, tmp_path)
+
+    (tmp_path / "whole.json").write_bytes(written)
+    timeline = modtrace.load(tmp_path / "whole.json")
+    # Of what an exit handler raises, Python says that it is ignored.
+    assert status == {"exit": 0, "run to the end": 1}.get(way, -signal.SIGINT), said
+    assert sum(span.fqn == "Sequential" for span in timeline.spans) == 1000
+    assert said.count("press Ctrl-C again") == 1
+
+
+@pytest.mark.parametrize("way", ["run", "stop"])
+def test_ctrl_c_pressed_again_later_ends_the_saving(way: str, tmp_path: Path) -> None:
+    status, _, written = press_while_it_saves(way, 0, tmp_path)
+
+    assert status == -signal.SIGINT
+    assert len(written) <= 1 << 16

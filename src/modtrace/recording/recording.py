@@ -16,7 +16,7 @@ from types import TracebackType
 from torch.profiler import ProfilerAction
 
 from .._errors import ModtraceError, RecordingError
-from .._interrupts import raised_by_handler
+from .._interrupts import hold_ctrl_c, raised_by_handler
 from ..live.follow import KEEP_PREFIX
 from ..live.windows import STEPS_FILE, kept_folder
 from ..public import Timeline
@@ -230,8 +230,9 @@ class Recording:
     def stop(self) -> None:
         """Stop recording, restore `nn.Module.__call__`, and save if a path was given; does nothing if it has stopped.
 
-        Thread-safe; calls that are open then have no end in the timeline. Where a signal's handler raises out of it, it
-        has stopped all the same, and may have saved nothing.
+        Thread-safe; calls that are open then have no end in the timeline. A Ctrl-C waits until it has saved, unless it
+        is pressed again a second later. Where a signal's handler raises out of it, it has stopped all the same, and may
+        have saved nothing.
 
         Raises:
             WriteError: the file cannot be written; the timeline is still there, `save` can try another path.
@@ -240,6 +241,12 @@ class Recording:
         self._stop()
 
     def _stop(self) -> None:
+        hold_ctrl_c(self._stop_and_save, self._tell_of_saving)
+
+    def _tell_of_saving(self) -> None:
+        self._warn(f"the recording {self._destination} is being saved; press Ctrl-C again to abort that")
+
+    def _stop_and_save(self) -> None:
         try:
             ran = stop_alone(self)
         except BaseException:

@@ -9,6 +9,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.machinery import BuiltinImporter, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..._errors import ModtraceError
+from ..._interrupts import hold_ctrl_c
 from ..._next_step import next_step_hint
 from ..._requirements import check_can_record
 from ..._terminal import counted
@@ -246,17 +248,22 @@ def run_command(
         prepare=lambda: _build_engine(options["engine"]),
         save_on_term=save_on_term,
     )
+    finish = partial(
+        hold_ctrl_c, partial(_finish, auto, trace), lambda: say(f"saving {trace}; press Ctrl-C again to abort")
+    )
     try:
         {"module": run_module, "code": run_code}.get(kind or "", run_file)(script, arguments)
     except ScriptError as script_error:
         if isinstance(auto.error, ModtraceError) and script_error.error is auto.error:
             raise auto.error from None
         try:
-            _finish(auto, trace)
+            finish()
         except ModtraceError as error:
             say(error)  # then go on with the script's own error, which matters more
+        except KeyboardInterrupt:
+            pass  # the script has ended already
         raise
-    _finish(auto, trace)
+    finish()
 
 
 def _check_conditions(keep_when: str | None, ring: str | None) -> None:
