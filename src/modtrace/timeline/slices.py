@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -163,8 +165,9 @@ class Slices:
 
     def block_of(self, kind: int) -> slice:
         """Return the range of rows that the kind is in, together with the other kinds of its tracks."""
-        block = _BLOCK[self.kind]
-        return slice(int(np.searchsorted(block, _BLOCK[kind])), int(np.searchsorted(block, _BLOCK[kind], "right")))
+        # Without an array of all rows: this is asked for dozens of times.
+        block_at = partial(bisect_left, self.kind, key=_BLOCK.__getitem__)
+        return slice(block_at(_BLOCK[kind]), block_at(_BLOCK[kind] + 1))
 
     @property
     def nbytes(self) -> int:
