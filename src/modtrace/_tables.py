@@ -28,7 +28,7 @@ _GOOD_NAME_WIDTH = 24
 _MIN_NAME_WIDTH = 12
 _MIN_BRANCH_WIDTH = 8
 """Of a name below the lines of a tree at least so many characters are shown."""
-_PLAIN_NAME = re.compile(r"[\w.:\- ]+", re.ASCII)
+_PLAIN_NAME = re.compile(r"[\w.:\- ,;%()/'*=+]+", re.ASCII)
 _BRANCH = re.compile("[│├└─ ]*")
 
 

@@ -291,16 +291,39 @@ def test_summary_as_table_and_markdown(trace: Path) -> None:
     table = invoke("summary", trace).stdout.splitlines()
     markdown = invoke("summary", trace, "--format", "markdown").stdout.splitlines()
 
-    assert table == [
+    nothing = "nothing stands out; looked at: 2 steps in their parts, 2 modules beside their siblings"
+    parts = [
         "part of a step  median ms    p95     %",
         "forward             4.000  4.000  44.4  ███████████",
         "loss                1.000  1.000  11.1  ███",
         "backward            2.000  2.000  22.2  █████",
         "other               2.000  3.000  22.2  █████",
-        "",
-        "Net · python",
+    ]
+    header = [
         "2 whole steps, median 9.000 ms, p95 10.000 ms, slowest 10.000 ms (step 1)",
         "6 spans of 2 modules; nothing was lost",
+    ]
+    assert table == [
+        "Net · python",
+        nothing,
+        "",
+        *parts,
+        "",
+        *header,
+        "",
+        "module  class   calls  % step  total ms    self  step p50  forward  backward",
+        "Net     Net         2    66.7    12.000  10.000     6.000    8.000     4.000",
+        "Net.a   Linear      2    11.1     2.000   2.000     1.000    2.000     0.000",
+        "",
+        "more: --limit 0 (all modules and columns), --tree, --by step, --ranges",
+    ]
+    assert invoke("summary", trace, "--limit", 0).stdout.splitlines() == [
+        "Net · python",
+        nothing,
+        "",
+        *parts,
+        "",
+        *header,
         "",
         "module  class   calls  % step  total ms    self   mean  step p50  forward  forward self  backward",
         "Net     Net         2    66.7    12.000  10.000  6.000     6.000    8.000         6.000     4.000",
@@ -311,7 +334,8 @@ def test_summary_as_table_and_markdown(trace: Path) -> None:
         "   1       10.000    4.000  1.000     2.000  3.000",
         "   0        8.000    4.000  1.000     2.000  1.000",
     ]
-    assert markdown[2:] == [
+    assert markdown[:4] == ["Net · python", "", nothing, ""]
+    assert markdown[6:] == [
         "| `Net` | `Net` | 2 | 66.7 | 12.000 | 10.000 | 6.000 | 6.000 | 8.000 | 6.000 | 4.000 |",
         "| `Net.a` | `Linear` | 2 | 11.1 | 2.000 | 2.000 | 1.000 | 1.000 | 2.000 | 2.000 | 0.000 |",
     ]

@@ -117,4 +117,4 @@ def test_a_merged_trace_has_its_gpu_times_in_python_and_of_steps_and_classes(tmp
         10,
         {"Net": 0, "Linear": 1},
     )
-    assert loaded.summary().sort_by().to_text() in printed("summary", out)
+    assert loaded.summary().sort_by().modules_text() in printed("summary", out)

@@ -193,6 +193,7 @@ def test_csv_and_json_have_nanoseconds() -> None:
         "Net.a,Linear,2,1234567,1000000,2000500,0,0,0,3000,4000,0,3235067,1000000,1617533\n"
     )
     assert json.loads(EXAMPLE.to_json()) == {
+        "findings": [],
         "rows": [
             {
                 "fqn": "Net.a",

@@ -132,7 +132,7 @@ def test_a_frame_is_of_the_library_that_the_program_uses(monkeypatch: pytest.Mon
 def test_summaries_and_diffs_have_their_tables_by_name() -> None:
     summary = training().summary()
 
-    assert list(summary.tables) == ["modules", "parts", "steps"]
+    assert list(summary.tables) == ["modules", "findings", "parts", "steps"]
     assert summary.tables["modules"].to("csv") == summary.to_csv()
     assert summary.tables["parts"].to("text") == summary.parts_text()
     assert summary.tables["steps"].to("text", 1) == summary.steps_text(1)

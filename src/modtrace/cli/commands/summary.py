@@ -42,7 +42,9 @@ SLOWEST_STEPS = 5
     metavar="COLUMN",
     help="Column to sort by: self, total, p95, calls, name … [gpu if known, else self; total with --tree]",
 )
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="Show the first N rows only.")
+@click.option(
+    "--limit", type=click.IntRange(0), metavar="N", help="Show the first N rows of each list; 0: all. [a first screen]"
+)
 @click.option("--flops", is_flag=True, help="Show FLOPs only: what modules cost, and how well they use the time.")
 @value_option(
     "--peak-tflops",
@@ -75,10 +77,10 @@ def summary_command(
     ranges: bool,
     peak_tflops: float | None,
 ) -> None:
-    """Print what each module in TRACE took, and its slowest steps.
+    """Print what stands out in TRACE, the parts of a step, and what each module took.
 
     TRACE is any file that modtrace reads; a merged trace has GPU times and kernels too. The parts of a step add up to
-    its duration; --limit shortens every other list.
+    its duration; --limit shortens every other list, and --limit 0 shows all modules and columns.
     """
     from ...live.read_whole_run import read_whole_run, whole_run_text
     from ...timeline.summary.tables import ranges_table
@@ -110,6 +112,7 @@ def summary_command(
     whole, summary = summary, summary.only(only, max_depth)
     if only is not None and not summary.rows:
         raise no_such_module(trace, only, whole.rows[0].fqn or whole.rows[0].module_class if whole.rows else "")
+    is_first, limit = limit is None and output_format == "table", limit or None
     summary = summary.sort_by(sort or ("total" if tree else None), limit)
     console = make_console()
     if output_format == "json":
@@ -136,11 +139,18 @@ def summary_command(
         blocks = [summary.to_tree(console.width)]
     elif memory or flops:
         blocks = costs
+    elif is_first and only is None and max_depth is None:
+        blocks = [summary.first_screen(console.width)]
+        if steps is None and (values := read_whole_run(trace)) is not None:
+            blocks.append(whole_run_text(values, only, limit))
+        blocks.append("more: --limit 0 (all modules and columns), --tree, --by step, --ranges")
     else:
-        blocks = [summary.to_text(console.width), *costs, summary.device_text(limit, console.width)]
+        found = summary.findings_text(console.width, limit) if only is None else ""
+        blocks = [summary.modules_text(console.width), *costs, summary.device_text(limit, console.width)]
         if only is None:  # else the question is about these modules
             parts = summary.parts_text(console.width, limit) if summary.step_parts else ""
             blocks = [summary.units_text(console.width), parts, *blocks]
+        blocks.insert(0, found)
         if only is None and len(summary.steps) > 1:
             slowest = min(limit or SLOWEST_STEPS, SLOWEST_STEPS)
             blocks.append("slowest steps\n" + summary.steps_text(slowest, console.width))

@@ -3,6 +3,7 @@
 from ..._tables import Table as Table
 from .device_summary import DeviceModule as DeviceModule
 from .device_summary import DeviceSummary as DeviceSummary
+from .findings import Finding as Finding
 from .flop_summary import FlopModule as FlopModule
 from .flop_summary import FlopSummary as FlopSummary
 from .flop_summary import PhaseRate as PhaseRate

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from ..._tables import Table, join_texts, json_values, paragraph
 from ..._typing import AnyArray
 from . import tables
-from .device_summary import DeviceSummary, device_table
-from .flop_summary import FlopSummary, flop_table, rate_table
+from .device_summary import DeviceSummary, device_table, device_totals
+from .findings import Finding, findings_lines, findings_markdown
+from .flop_summary import FlopSummary, flop_table, flops_lines, rate_table
 from .memory_summary import MemorySummary, holders_table, memory_table
 from .module_rows import CPU_FIELDS, GpuStepTimes, GpuTotals, ModuleTimes, fold_below
 from .overview import Overview, steps_note
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 
 SORT_KEYS = ("gpu", "self", "total", "forward", "backward", "recompute", "mean", "p50", "p95", "calls", "name")
 
-_MAX_HOLDERS, _MAX_HTML_STEPS = 10, 10
+_MAX_HOLDERS, _MAX_HTML_STEPS, _FIRST_ROWS = 10, 10, 8
+_BRIEF_ROWS, _BRIEF_JSON = 10, 6_000
+"""Up to how many rows JSON is short, and how many characters it then has at most."""
 _SORT_FIELDS = {"gpu": "gpu_self_ns", "calls": "calls", "p50": "step_p50_ns", "p95": "step_p95_ns"}
 
 
@@ -55,6 +58,8 @@ class Summary:
         around: what is before, between and after the steps, by part.
         memory: what modules took and kept of memory; None if it was not recorded.
         ranges: what ranges and garbage collections took by name, the longest total first.
+        findings: what stands out, what costs most first, at most seven; of all modules, also if `rows` are fewer.
+        looked_at: what was looked at for them.
 
     Examples:
         >>> print(timeline.summary().sort_by("backward", 10))
@@ -79,6 +84,8 @@ class Summary:
     memory: MemorySummary | None = None
     flops: FlopSummary | None = None
     ranges: Sequence[RangeTimes] = ()
+    findings: Sequence[Finding] = ()
+    looked_at: str = ""
 
     @property
     def parts(self) -> list[PartTimes]:
@@ -186,7 +193,7 @@ class Summary:
 
     @property
     def tables(self) -> dict[str, Table]:
-        """The tables by name: "modules", and those that the recording has anything for.
+        """The tables by name: "modules", "findings", and those that the recording has anything for.
 
         These are "units", "parts", "ranges", "device", "memory", "holders", "flops", "rates" and "steps". `Table.to`
         takes the form: "text", "md", "html", "csv", "json", or "frame", a DataFrame.
@@ -208,8 +215,37 @@ class Summary:
 
     def to_text(self, width: int | None = None) -> str:
         """Return the header and the table of modules; `width` as for `Table.to`."""
-        above = tables.header(self)
-        return join_texts(above, [tables.modules_table(self).to("text", width=width)], width)
+        return join_texts(tables.header(self), [tables.modules_table(self).to("text", width=width)], width)
+
+    def findings_text(self, width: int | None = None, limit: int | None = None) -> str:
+        """Return one line about the recording and the findings, `limit` of them."""
+        found = findings_lines(self.findings, self.looked_at, limit)
+        return join_texts([*tables.header(self)[:1], *found], [], width)
+
+    def modules_text(self, width: int | None = None, *, brief: bool = False) -> str:
+        """Return the rest of the header, and the table of modules; `brief`: without columns of details."""
+        modules = tables.modules_table(self, brief=brief).to("text", width=width)
+        return join_texts(tables.header(self)[1:], [modules], width)
+
+    def first_screen(self, width: int | None = None) -> str:
+        """Return one line about the recording, the findings, the parts of a step, and the first rows.
+
+        These are 8 of those there are, and those that findings name; `width` as for `Table.to`.
+        """
+        named = {found.where for found in self.findings}
+        rows = [row for at, row in enumerate(self.rows) if at < _FIRST_ROWS or row.fqn in named]
+        parts = tables.parts_table(self)._replace(notes=()).to("text", width=width) if self.step_parts else ""
+        blocks = [self.findings_text(width), self.units_text(width), parts]
+        blocks += [replace(self, rows=rows).modules_text(width, brief=True), self._costs_lines(width)]
+        return "\n\n".join(filter(None, blocks))
+
+    def _costs_lines(self, width: int | None) -> str:
+        """Say what was counted beside times, and which option shows it."""
+        lines = [f"{line} (--flops: modules)" for line in (flops_lines(self.flops)[:1] if self.flops else ())]
+        if self.memory is not None:
+            lines += [holders_table(self.memory, 0).notes[0].partition(";")[0] + " (--memory: modules)"]
+        lines += [device_totals(self.device)] if self.device else []
+        return join_texts(lines, [], width)
 
     def to_tree(self, width: int | None = None) -> str:
         """Return the header and the modules as a tree."""
@@ -250,15 +286,17 @@ class Summary:
         return rate_table(self.flops).to("text", limit, width) if self.flops and self.flops.rates else ""
 
     def to_markdown(self, width: int | None = None) -> str:
-        """Return the table of modules, and those of devices, memory and FLOPs, as GitHub has them."""
+        """Return the findings, and the tables of modules, of devices, memory and FLOPs, as GitHub has them."""
         notes = [self.footer, steps_note(self.overview), tables.around_line(self)]
         modules = tables.modules_table(self)._replace(notes=notes).to("md", width=width)
-        return "\n".join([modules, *(table.to("md", limit) for table, limit in self._costs())])
+        shown = [modules, *(table.to("md", limit) for table, limit in self._costs())]
+        return "\n".join([findings_markdown(self.findings, self.looked_at, tables.header(self)[:1]), *shown]).lstrip()
 
     def to_html(self) -> str:
         """Return the header, and the tables of modules, of costs and of the slowest steps, as HTML."""
         units = [unit for unit in self.units if not unit.thread]
         shown = [*paragraph(tables.header(self))]
+        shown += paragraph(findings_lines(self.findings, self.looked_at)) if self.overview is not None else []
         shown += [tables.units_table(replace(self, units=units)).to("html")] if units else []
         shown += [tables.modules_table(self).to("html"), *(table.to("html", limit) for table, limit in self._costs())]
         if len(self.steps) > 1:
@@ -268,7 +306,9 @@ class Summary:
     def _costs(self) -> list[tuple[Table, int | None]]:
         known = tables.all_tables(replace(self, units=(), steps=(), step_parts=(), ranges=()))
         return [
-            (table, len(self.rows) if name == "device" else None) for name, table in known.items() if name != "modules"
+            (table, len(self.rows) if name == "device" else None)
+            for name, table in known.items()
+            if name not in ("modules", "findings")
         ]
 
     def steps_markdown(self, limit: int | None = None) -> str:
@@ -285,13 +325,18 @@ class Summary:
         return str(table._replace(rows=sorted(table.rows[:limit])).to("csv"))
 
     def to_json(self, limit: int | None = None) -> str:
-        """Return a JSON object: `rows`, `steps`, `parts`, `units` and more; times in ns.
+        """Return a JSON object: `findings`, `rows`, `steps`, `parts`, `units` and more; times in ns.
 
         Args:
-            limit: how many rows each list has at most, but for `parts`: of steps the slowest; None: all.
+            limit: how many rows each list has at most, but for `parts`: of steps the slowest; None: all. Lists have
+                fewer rows, those of modules last, if it is longer than 6 kB with up to 10 rows, and rows of modules no
+                field that none of them has.
         """
-        fields = (*(CPU_FIELDS if self.gpu is None else ModuleTimes._fields), *tables.DERIVED_FIELDS)
+        fields = [*(CPU_FIELDS if self.gpu is None else ModuleTimes._fields), *tables.DERIVED_FIELDS]
+        if limit is not None:
+            fields = [name for name in fields if any(getattr(row, name) is not None for row in self.rows[:limit])]
         values: dict[str, Any] = {
+            "findings": json_values(self.findings[:limit]),
             "rows": [{name: getattr(row, name) for name in fields} for row in self.rows[:limit]],
             **{name: getattr(self, name) for name in ("modules", "incomplete", "overwritten", "by", "outside")},
             "before": self.around.before,
@@ -320,10 +365,11 @@ class Summary:
         }
         if self.overview is not None:
             del values["overview"]["kept"]
-        text = io.StringIO()  # `json.dumps` keeps each token of a million steps until it joins them
-        json.dump(values, text, separators=(",", ":"))
-        text.write("\n")
-        return text.getvalue()
+        text, rows, others = _json_text(values), limit or 0, limit or 0
+        while limit is not None and limit <= _BRIEF_ROWS and len(text) > _BRIEF_JSON and rows + others > 2:
+            others, rows = (others - 1, rows) if others > 1 else (1, rows - 1)
+            text = _json_text(_shortened(values, rows, others))
+        return text
 
     def __str__(self) -> str:
         return self.to_text()
@@ -336,3 +382,25 @@ class Summary:
     def _repr_html_(self) -> str:
         """Show the tables in a notebook."""
         return self.to_html()
+
+
+def _json_text(values: Mapping[str, Any]) -> str:
+    text = io.StringIO()  # `json.dumps` keeps each token of a million steps until it joins them
+    json.dump(values, text, separators=(",", ":"))
+    text.write("\n")
+    return text.getvalue()
+
+
+def _shortened(values: Mapping[str, Any], rows: int, others: int) -> dict[str, Any]:
+    """Return JSON values with so many rows of modules, and so many in other lists, but for findings and parts."""
+    slowest = sorted(values["steps"], key=lambda step: step["evaluation_ns"] - step["duration_ns"])[:others]
+    shorter: dict[str, Any] = {
+        "rows": values["rows"][:rows],
+        "steps": [one for one in values["steps"] if one in slowest],
+    }
+    for name, value in values.items():
+        if isinstance(value, list) and name not in ("findings", "parts"):
+            shorter.setdefault(name, value[:others])
+        elif isinstance(value, dict):
+            shorter[name] = {key: of[:others] if isinstance(of, list) else of for key, of in value.items()}
+    return {name: shorter.get(name, value) for name, value in values.items()}

@@ -14,9 +14,22 @@ import numpy as np
 
 from ..._numbering import Numbering, distinct
 from ..._typing import AnyArray, BoolArray, Int64Array
+from ...ring.slot_format import GENERATION_MASK
 from ..contents import RANGE_CLASS
 from ..select import first_process_tracks
-from ..slices import BACKWARD, BACKWARD_PASS, COLLECTIVE, GARBAGE_COLLECTION, MODULE, RANGE, RECOMPUTE, WAIT, Slices
+from ..slices import (
+    BACKWARD,
+    BACKWARD_PASS,
+    COLLECTED,
+    COLLECTIVE,
+    GARBAGE_COLLECTION,
+    GENERATION,
+    MODULE,
+    RANGE,
+    RECOMPUTE,
+    WAIT,
+    Slices,
+)
 from ..step_begins import NEVER, backward_starts
 from ..time_intervals import union_of
 from .percentiles import nearest_rank
@@ -87,6 +100,24 @@ class RangeTimes(NamedTuple):
     p95_ns: int
 
 
+class SlowPart(NamedTuple):
+    """The part that made a step slow.
+
+    Attributes:
+        part: its name.
+        took_ns: what it took in the step.
+        usual_ns: what it usually takes.
+        range: its longest range; empty if there is none.
+        module: the innermost module that took so much more; empty if none did.
+    """
+
+    part: str
+    took_ns: int
+    usual_ns: int
+    range: str = ""
+    module: str = ""
+
+
 class StepParts(NamedTuple):
     """The parts of one step.
 
@@ -96,12 +127,14 @@ class StepParts(NamedTuple):
         cause: for a step that is much slower than others of its name, which part made it so, in a sentence; else None.
             Evaluation makes no step slow: the sentence is about the time without it.
         name: "step"; of a step that is a call or a range, what that is called.
+        slow_by: the part that `cause` is about; None without one.
     """
 
     step: int
     parts: Mapping[str, int]
     cause: str | None = None
     name: str = STEP
+    slow_by: SlowPart | None = None
 
 
 class _Layer(NamedTuple):
@@ -122,6 +155,7 @@ class DividedSteps(NamedTuple):
         longest: the name of the longest range, by index of the step and category.
         gaps: the times before, between and after the steps.
         gap_ns: int64[gaps, parts].
+        other_ns: int64[parts], what of the part `other` of all steps follows each part.
     """
 
     bounds: StepBounds
@@ -130,6 +164,7 @@ class DividedSteps(NamedTuple):
     longest: Mapping[tuple[int, str], str]
     gaps: StepBounds
     gap_ns: Int64Array
+    other_ns: Int64Array
 
 
 class Around(NamedTuple):
@@ -164,12 +199,13 @@ def divide_piece(timeline: Timeline, step_by: str) -> DividedSteps:
     both = StepBounds.joined([bounds, gaps])
     if not len(both.number):
         nothing = np.zeros((0, len(parts)), np.int64)
-        return DividedSteps(bounds, nothing, list(parts), {}, gaps, nothing)
+        return DividedSteps(bounds, nothing, list(parts), {}, gaps, nothing, np.zeros(len(parts), np.int64))
     order = np.argsort(both.start, kind="stable")
-    (ns, tid), place = _divide(timeline, both.take(order), parts), np.argsort(order, kind="stable")
+    (ns, other_ns, tid), place = _divide(timeline, both.take(order), parts), np.argsort(order, kind="stable")
     of_steps, of_gaps = np.split(place, [len(bounds.number)])
     longest = _longest_ranges(timeline, bounds, tid[of_steps])
-    return DividedSteps(bounds, ns[of_steps], list(parts), longest, gaps, ns[of_gaps])
+    other_ns = other_ns[of_steps].sum(axis=0)
+    return DividedSteps(bounds, ns[of_steps], list(parts), longest, gaps, ns[of_gaps], other_ns)
 
 
 def join_divided(pieces: Sequence[DividedSteps]) -> DividedSteps:
@@ -177,6 +213,7 @@ def join_divided(pieces: Sequence[DividedSteps]) -> DividedSteps:
     parts, longest, first = _part_numbers(), dict[tuple[int, str], str](), 0
     at = [[parts[name] for name in piece.names] for piece in pieces]
     ns, gap_ns, gaps = list[Int64Array](), list[Int64Array](), list[StepBounds]()
+    other_ns = np.zeros(len(parts), np.int64)
     for piece, columns in zip(pieces, at, strict=True):
         kept = np.flatnonzero(piece.gaps.whole | (piece is pieces[-1]))
         for tables, table in ((ns, piece.ns), (gap_ns, piece.gap_ns[kept])):
@@ -184,18 +221,18 @@ def join_divided(pieces: Sequence[DividedSteps]) -> DividedSteps:
             wide[:, columns] = table
             tables.append(wide)
         gaps.append(piece.gaps.take(kept))
+        other_ns[columns] += piece.other_ns
         longest |= {(first + step, category): name for (step, category), name in piece.longest.items()}
         first += len(piece.ns)
     bounds = StepBounds.joined([piece.bounds for piece in pieces])
-    return DividedSteps(
-        bounds, np.concatenate(ns), list(parts), longest, StepBounds.joined(gaps), np.concatenate(gap_ns)
-    )
+    joined_gaps = StepBounds.joined(gaps)
+    return DividedSteps(bounds, np.concatenate(ns), list(parts), longest, joined_gaps, np.concatenate(gap_ns), other_ns)
 
 
 def explain_steps(divided: DividedSteps) -> list[StepParts]:
     """Return the parts of the steps, and why the slow ones were slow."""
     bounds, ns, names, longest = divided[:4]
-    causes: dict[int, str | None] = {}
+    causes: dict[int, tuple[str | None, SlowPart | None]] = {}
     for rows in bounds.by_name().values() if len(ns) else ():
         of_rows = {
             (row, category): longest[step, category]
@@ -207,8 +244,10 @@ def explain_steps(divided: DividedSteps) -> list[StepParts]:
     used = np.flatnonzero(ns.any(axis=0)) if len(ns) else np.zeros(0, np.int64)
     labels, columns = [names[part] for part in used.tolist()], ns[:, used].tolist()
     return [
-        StepParts(number, {label: took for label, took in zip(labels, row, strict=True) if took}, causes[index], name)
-        for index, (number, row, name) in enumerate(zip(bounds.number.tolist(), columns, bounds.name, strict=True))
+        StepParts(number, {label: took for label, took in zip(labels, row, strict=True) if took}, cause, name, slow_by)
+        for (cause, slow_by), number, row, name in zip(
+            (causes[index] for index in range(len(columns))), bounds.number.tolist(), columns, bounds.name, strict=True
+        )
     ]
 
 
@@ -230,27 +269,27 @@ def sum_up_around(divided: DividedSteps) -> Around:
     return Around(by_part(before), by_part(~before & ~after), by_part(after))
 
 
-def _divide(timeline: Timeline, bounds: StepBounds, parts: Numbering[str]) -> tuple[Int64Array, Int64Array]:
-    """Return int64[steps, parts] of each step's time, and int64[steps], the thread that it was divided on."""
+def _divide(timeline: Timeline, bounds: StepBounds, parts: Numbering[str]) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Return int64[steps, parts] twice, each step's time and what of `other` follows each part, and their threads."""
     if bounds.step_by != OPTIMIZER:
-        tables = {tid: _divide_on_thread(timeline, own, tid, parts)[0] for tid, own in bounds.by_thread().items()}
-        ns = np.zeros((len(bounds.number), len(parts)), np.int64)
-        for tid, table in tables.items():
-            ns[bounds.tid == tid, : table.shape[1]] = table
-        return ns, bounds.tid
+        tables = {tid: _divide_on_thread(timeline, own, tid, parts) for tid, own in bounds.by_thread().items()}
+        ns = np.zeros((2, len(bounds.number), len(parts)), np.int64)
+        for tid, (table, other, _) in tables.items():
+            ns[:, bounds.tid == tid, : table.shape[1]] = table, other
+        return ns[0], ns[1], bounds.tid
     if not timeline.tracks:  # a piece in which nothing but the ends of steps is known
         ns = np.zeros((len(bounds.number), len(parts)), np.int64)
         ns[:, parts[OTHER]] = bounds.end - bounds.start
-        return ns, bounds.tid
+        return ns, ns, bounds.tid
     process = timeline.tracks[0].process
     threads = sorted({track.tid for track in timeline.tracks if track.process == process and track.device is None})
     divided = [_divide_on_thread(timeline, bounds, tid, parts) for tid in threads]
-    by_thread = np.zeros((len(threads), len(bounds.number), len(parts)), np.int64)
-    for of_thread, (table, _) in zip(by_thread, divided, strict=True):
-        of_thread[:, : table.shape[1]] = table
-    busy, named = np.stack([busy for _, busy in divided]), by_thread[:, :, 1:].sum(axis=2)  # `other` is 0
-    busiest = np.argmax(np.where(busy.any(axis=0), busy, named), axis=0)
-    return by_thread[busiest, np.arange(len(bounds.number))], np.array(threads)[busiest]
+    by_thread, other = np.zeros((2, len(threads), len(bounds.number), len(parts)), np.int64)
+    for index, (table, after, _) in enumerate(divided):
+        by_thread[index, :, : table.shape[1]], other[index, :, : table.shape[1]] = table, after
+    busy, named = np.stack([busy for *_, busy in divided]), by_thread[:, :, 1:].sum(axis=2)  # `other` is 0
+    busiest, step = np.argmax(np.where(busy.any(axis=0), busy, named), axis=0), np.arange(len(bounds.number))
+    return by_thread[busiest, step], other[busiest, step], np.array(threads)[busiest]
 
 
 def sum_up_parts(steps: Sequence[StepParts], usual: Sequence[int] | None = None) -> list[PartTimes]:
@@ -282,8 +321,11 @@ def _part_numbers() -> Numbering[str]:
 
 def _divide_on_thread(
     timeline: Timeline, bounds: StepBounds, tid: int, parts: Numbering[str]
-) -> tuple[Int64Array, Int64Array]:
-    """Return int64[steps, parts] of what one thread did, and int64[steps] of its time in modules and passes."""
+) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Return int64[steps, parts] twice, what one thread did and what of `other` follows each part.
+
+    The third is int64[steps], its time in modules and passes.
+    """
     layers = list(_layers(timeline, bounds, tid, parts))
     edges = distinct(np.concatenate([bounds.start, bounds.end, *(edge for one in layers for edge in one[:2])]))
     start = edges[:-1]
@@ -295,10 +337,13 @@ def _divide_on_thread(
         part[inside] = layer.part[at[inside]]
     step = bounds.index_at(start, np.full(len(start), tid))
     in_step = step >= 0
-    table = np.zeros((len(bounds.number), len(parts)), np.int64)
+    table, after = np.zeros((2, len(bounds.number), len(parts)), np.int64)
     np.add.at(table, (step[in_step], part[in_step]), (edges[1:] - start)[in_step])
+    named = np.maximum.accumulate(np.where(part > 0, np.arange(len(part)), 0))  # `other` is 0
+    others = np.flatnonzero(in_step & (part == 0))
+    np.add.at(after, (step[others], part[named[others]]), (edges[1:] - start)[others])
     of_model = [parts[name] for name in ("forward", "backward", "recompute", "evaluation")]
-    return table, table[:, of_model].sum(axis=1)
+    return table, after, table[:, of_model].sum(axis=1)
 
 
 def _layers(timeline: Timeline, bounds: StepBounds, tid: int, parts: Numbering[str]) -> Iterator[_Layer]:
@@ -344,6 +389,17 @@ def _layers(timeline: Timeline, bounds: StepBounds, tid: int, parts: Numbering[s
         yield _union_layer(slices, ranges[category == part], parts[part])
     yield _union_layer(slices, np.flatnonzero(own & (slices.kind == GARBAGE_COLLECTION)), parts["gc"])
     yield _union_layer(slices, ranges[category == "evaluation"], parts["evaluation"])
+
+
+def measure_collections(timeline: Timeline) -> Int64Array:
+    """Return int64[2, 4]: by generation, how many garbage collections the first process had, and what they freed."""
+    slices, numbers = timeline.slices, np.zeros((2, 1 + GENERATION_MASK), np.int64)
+    generation, freed = slices.args.get(GENERATION), slices.args.get(COLLECTED)
+    if generation is not None and freed is not None:
+        own = first_process_tracks(timeline)[slices.track[generation.rows]]
+        np.add.at(numbers[0], generation.values[own], 1)
+        np.add.at(numbers[1], generation.values[own], freed.dense(len(slices), 0)[generation.rows[own]])
+    return numbers
 
 
 def measure_ranges(timeline: Timeline) -> dict[tuple[str, str], Int64Array]:
@@ -512,9 +568,9 @@ def _longest_ranges(timeline: Timeline, bounds: StepBounds, of_step: Int64Array)
 
 def _causes(
     bounds: StepBounds, ns: Int64Array, names: Sequence[str], longest: Mapping[tuple[int, str], str]
-) -> list[str | None]:
-    """Return for each step the sentence that says why it was slow, or None."""
-    causes: list[str | None] = [None] * len(ns)
+) -> list[tuple[str | None, SlowPart | None]]:
+    """Return for each step the sentence that says why it was slow, and the part, or None twice."""
+    causes: list[tuple[str | None, SlowPart | None]] = [(None, None)] * len(ns)
     whole = np.flatnonzero(bounds.whole)
     if len(whole) < 4:
         return causes
@@ -538,12 +594,13 @@ def _causes(
     for index in whole[slow[whole]].tolist():
         part = int(np.argmax(np.where(made_slow[index], longer[index], 0)))
         named = longest.get((index, names[part]), "") if names[part] in _NAMED_PARTS else ""
-        causes[index] = (
-            f"{bounds.name[index]} {bounds.number[index]}: {_ms(duration[index])}"
+        sentence = (
+            f"{bounds.name[index]} {bounds.number[index]}: {short_ms(duration[index])}"
             f"{' without evaluation' if evaluates[index] else ''}, "
-            f"of which {_ms(ns[index, part])} {names[part]}{f' ({named})' if named else ''}; "
-            f"usually {_ms(usual[part, 0])}"
+            f"of which {short_ms(ns[index, part])} {names[part]}{f' ({named})' if named else ''}; "
+            f"usually {short_ms(usual[part, 0])}"
         )
+        causes[index] = sentence, SlowPart(names[part], int(ns[index, part]), int(usual[part, 0]), named)
     return causes
 
 
@@ -555,7 +612,7 @@ def _usual(part_ns: Int64Array, is_never_usual: bool) -> tuple[float, float]:
     return median, float(np.median(np.abs(chosen - median)))
 
 
-def _ms(ns: float) -> str:
+def short_ms(ns: float) -> str:
     """Return milliseconds as one reads them: three digits below 10 ms, whole ones from there on."""
     ms = float(ns) / 1e6
     return f"{ms:,.0f} ms" if ms >= 10 else f"{ms:.2g} ms" if ms >= 0.001 else "0 ms"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..._tables import MODULE, MS, NAME, NUMBER, PERCENT, TEXT, Column, Table, Unit, Value, fields_of
 from ..._terminal import counted
 from .device_summary import DeviceModule, device_table
+from .findings import findings_table
 from .flop_summary import flop_table, rate_table
 from .memory_summary import holders_table, memory_table
 from .module_rows import CPU_FIELDS, GpuStepTimes, ModuleTimes, in_tree_order
@@ -56,9 +57,15 @@ _GPU_COLUMNS = (
 )
 
 
-def modules_table(summary: Summary) -> Table:
-    """Return the table of modules, or of classes if the summary is by class."""
+_DETAILS = (5, 8, 9)
+"""How soon columns are left out that a short table does not have."""
+
+
+def modules_table(summary: Summary, *, brief: bool = False) -> Table:
+    """Return the table of modules, or of classes if the summary is by class; `brief`: without columns of details."""
     columns = list(_CPU_COLUMNS if summary.gpu is None else _GPU_COLUMNS)
+    if brief and summary.gpu is None:
+        columns = [column for column in columns if column.hide_order not in _DETAILS]
     notes = [summary.note]
     if summary.gpu is None and summary.steps_ns:
         columns.insert(3, Column("% step", lambda row: row.in_steps_ns / summary.steps_ns, PERCENT))
@@ -242,7 +249,7 @@ def _duration(ns: int) -> str:
 
 def all_tables(summary: Summary) -> dict[str, Table]:
     """Return the tables that the recording has anything for, by name."""
-    tables = {"modules": modules_table(summary)}
+    tables = {"modules": modules_table(summary), "findings": findings_table(summary.findings, summary.looked_at)}
     if summary.units:
         tables["units"] = units_table(summary)
     if summary.step_parts:

@@ -10,22 +10,33 @@ import numpy as np
 
 from ..._numbering import Numbering
 from ..._typing import BoolArray, Int64Array
-from ..contents import Process
+from ..contents import MEMORY, Process
 from ..select import first_process_tracks, without_gpu
 from ..slices import BACKWARD, BYTES_ACCESSED, FLOPS, FORWARD, PHASES, RECOMPUTE, RECOMPUTE_FLOPS, Slices
 from ..step_pieces import step_pieces
 from .device_summary import DeviceSummary, summarize_device
+from .findings import Measured, find_findings, looked_at
 from .flop_summary import describe_flops, read_flops
 from .gpu_times import with_gpu_times
 from .memory_summary import MeasuredMemory, measure_memory, summarize_memory
 from .module_rows import GroupBy, Groups, ModuleTimes, group_modules
 from .module_summary import Summary
 from .overview import SpanCounts, count_spans, describe_recording
-from .parts import DividedSteps, divide_piece, explain_steps, join_divided, measure_ranges, sum_up_around, sum_up_ranges
+from .parts import (
+    DividedSteps,
+    divide_piece,
+    explain_steps,
+    join_divided,
+    measure_collections,
+    measure_ranges,
+    sum_up_around,
+    sum_up_ranges,
+)
 from .percentiles import median_and_p95_by_group, sum_by_group_and_step
 from .self_times import is_outermost, self_times, times_in_phase
+from .slow_places import name_places
 from .step_bounds import OPTIMIZER, find_step_bounds
-from .step_times import StepTimes, is_in_evaluation, measure_steps
+from .step_times import StepTimes, counted_steps, is_in_evaluation, measure_steps
 from .units import measure_units
 
 if TYPE_CHECKING:
@@ -120,6 +131,8 @@ class _Measured(NamedTuple):
         memory: what modules took; None if it was not counted.
         flops: what they cost; None if it was not counted.
         ranges: how long each range took, by name and part.
+        runs: int64[3, groups], see `Measured.runs`.
+        collections: int64[2, generations], how many garbage collections there were, and what they freed.
     """
 
     totals: Int64Array
@@ -133,6 +146,8 @@ class _Measured(NamedTuple):
     memory: MeasuredMemory | None
     flops: _MeasuredFlops | None
     ranges: Mapping[tuple[str, str], Int64Array]
+    runs: Int64Array
+    collections: Int64Array
 
 
 class _MeasuredFlops(NamedTuple):
@@ -202,7 +217,24 @@ def _measure(timeline: Timeline, spans: _Spans, step_by: str) -> _Measured:
         measure_memory(timeline, groups, find_step_bounds(timeline, step_by)),
         _measure_flops(timeline, spans, steps),
         measure_ranges(timeline),
+        _count_runs(timeline, spans, steps, in_phase_ns),
+        measure_collections(timeline),
     )
+
+
+def _count_runs(timeline: Timeline, spans: _Spans, steps: Sequence[StepTimes], in_phase_ns: Int64Array) -> Int64Array:
+    """Return int64[3, groups], see `Measured.runs`."""
+    columns, counted = timeline.columns, counted_steps(steps)
+    calls = np.flatnonzero((columns.phase == FORWARD) & spans.counts & ~spans.inside)
+    if len(counted) < len(steps):
+        calls = calls[np.isin(spans.step[calls], [step.step for step in counted])]
+    link, group = columns.link[calls], spans.group[calls]
+    backed = np.isin(link, columns.link[columns.phase == BACKWARD]) & (link >= 0)
+    alone = np.flatnonzero(~backed)
+    alone_ns = np.zeros(len(spans.groups), np.int64)
+    np.add.at(alone_ns, group[alone], in_phase_ns[calls[alone]])
+    numbers = [np.bincount(rows, minlength=len(spans.groups)) for rows in (group, group[backed])]
+    return np.array([*numbers, alone_ns])
 
 
 def _sum_up(
@@ -265,7 +297,7 @@ def _sum_up(
         own, in_backward = self_flops.sum(axis=0).tolist(), again[BACKWARD].tolist()
         flops_in_steps = np.concatenate([piece.in_steps for piece in measured], axis=1)
         costs = describe_flops(timeline, rows, own, in_backward, nbytes, flops_in_steps, steps, device, counts.compiled)
-    return Summary(
+    summary = Summary(
         rows,
         len(rows),
         counts.incomplete,
@@ -273,13 +305,20 @@ def _sum_up(
         overview=describe_recording(timeline, counts)._replace(step_by=divided.bounds.step_by),
         steps=steps,
         by=by,
-        step_parts=explain_steps(divided),
+        step_parts=name_places(explain_steps(divided), in_steps, quantiles[0], groups),
         around=sum_up_around(divided),
         device=device,
         memory=memory,
         flops=costs,
         ranges=sum_up_ranges([piece.ranges for piece in pieces]),
     )
+    runs, said = np.zeros((3, len(groups)), np.int64), timeline.metadata.get(MEMORY)
+    for piece in pieces:
+        runs[:, : piece.runs.shape[1]] += piece.runs
+    collections = np.sum([piece.collections for piece in pieces], axis=0)
+    facts = said if isinstance(said, Mapping) else {}
+    seen = Measured(summary, divided, runs[:, order], collections, facts)
+    return replace(summary, findings=find_findings(seen), looked_at=looked_at(seen))
 
 
 def _add_up(columns: Slices, spans: _Spans, in_phase: Int64Array, own: Int64Array) -> Int64Array:

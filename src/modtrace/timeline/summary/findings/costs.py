@@ -1,0 +1,93 @@
+"""What costs no time that is measured: memory that grows or has one holder, idle devices, a low rate of FLOPs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ...memory import OUTSIDE_CALLS, format_bytes
+from .finding import TRACE, Finding
+from .measured import Measured
+from .siblings import place_of
+
+_HOLDS, _LEAST_HELD = 0.3, 8 << 20
+"""Of the peak, and bytes: so much held by one module is not one of many layers."""
+_MORE_THAN_NEXT = 3
+_LOW_MFU = 0.2
+"""Well-kept trainings of transformers have 0.35 to 0.55."""
+_DRY_LATENCY_NS = 50_000
+"""From a call to its begin on the stream: a stream that has work queued takes longer."""
+_DRY_SHARE = 0.2
+
+
+def find_costs(measured: Measured) -> Iterator[Finding]:
+    """Yield findings about memory, devices and FLOPs."""
+    yield from _growth(measured)
+    yield from _holders(measured)
+    yield from _dry_streams(measured)
+    yield from low_mfu(measured.summary.flops)
+
+
+def _growth(measured: Measured) -> Iterator[Finding]:
+    grows, by = measured.memory.get("grows"), measured.memory.get("grows_by")
+    if type(grows) is not int or grows <= 0:
+        return
+    names = {row.fqn for row in measured.rows}
+    holders = {name: count for name, count in (by if isinstance(by, dict) else {}).items() if type(count) is int}
+    largest = max(holders, key=lambda name: holders[name], default="")
+    kept = ", ".join(
+        f"{name} {format_bytes(count)}" for name, count in sorted(holders.items(), key=lambda one: -one[1])[:3]
+    )
+    evidence = f"{format_bytes(grows)} more at the end of each step" + (f": {kept}" if kept else "")
+    where = largest if largest in names else None
+    yield Finding("memory grows from step to step", where, None, 0, 0.0, evidence, f"modtrace summary {TRACE} --memory")
+
+
+def _holders(measured: Measured) -> Iterator[Finding]:
+    memory = measured.summary.memory
+    if memory is None:
+        return
+    held = [each for each in memory.holders if each.fqn not in ("other", *OUTSIDE_CALLS)]
+    if not held or held[0].bytes < max(_HOLDS * memory.peak_bytes, _LEAST_HELD):
+        return
+    place = place_of(measured, held[0].fqn)
+    others = [each for each in held[1:] if place_of(measured, each.fqn) != place]
+    if others and held[0].bytes < _MORE_THAN_NEXT * others[0].bytes:
+        return
+    evidence = f"{format_bytes(held[0].bytes)} of {format_bytes(memory.peak_bytes)}"
+    if held[0].saved_bytes:
+        evidence += f", about {format_bytes(held[0].saved_bytes)} of it for the backward: checkpointing would free that"
+    command = f"modtrace summary {TRACE} --memory"
+    share = held[0].bytes / memory.peak_bytes
+    yield Finding(f"holds {share:.0%} of the memory at the peak", held[0].fqn, None, 0, 0.0, evidence, command)
+
+
+def _dry_streams(measured: Measured) -> Iterator[Finding]:
+    device = measured.summary.device
+    if device is None or not device.length_ns:
+        return
+    idle_ns = device.length_ns - device.in_modules_ns
+    latency = np.repeat([row.latency_p50_ns for row in device.rows], [row.calls for row in device.rows])
+    if idle_ns < _DRY_SHARE * device.length_ns or not len(latency) or np.median(latency) > _DRY_LATENCY_NS:
+        return
+    per_step = idle_ns / max(measured.steps, 1)
+    evidence = (
+        f"streams are in modules {1 - idle_ns / device.length_ns:.0%} of the time, and reach a call "
+        f"{np.median(latency) / 1e3:.0f} µs after the host (median): they have nothing queued"
+    )
+    command = f"modtrace summary {TRACE} --by step"
+    yield Finding(
+        "the device waits for the host", None, None, round(per_step), measured.share(per_step), evidence, command
+    )
+
+
+def low_mfu(flops: Any) -> Iterator[Finding]:
+    """Yield a finding if the peak of the device is known, and few of its FLOPs are used."""
+    used = [step.mfu for step in flops.by_step if step.mfu is not None] if flops is not None else []
+    if used and (mfu := float(np.median(used))) < _LOW_MFU:
+        evidence = f"MFU {mfu:.1%} of {flops.peak_tflops:,.6g} TFLOP/s (median of the steps)"
+        yield Finding(
+            "few of the device's FLOPs are used", None, None, 0, 0.0, evidence, f"modtrace summary {TRACE} --flops"
+        )

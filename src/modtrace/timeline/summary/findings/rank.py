@@ -1,0 +1,48 @@
+"""All rules, and the order of what they find."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...._terminal import counted
+from .costs import find_costs
+from .finding import MAX_FINDINGS, Finding
+from .measured import Measured
+from .occasions import find_occasions, find_slow_steps
+from .reruns import find_reruns
+from .shares import find_host_time, find_large_parts
+from .siblings import find_outliers
+
+
+def find_findings(measured: Measured) -> list[Finding]:
+    """Return what stands out, what costs most in a step first, then what is no time."""
+    if not measured.steps:
+        return []
+    occasions, outliers = list(find_occasions(measured)), list(find_outliers(measured))
+    named = {found.where for found in outliers}
+    found: Sequence[Finding] = (
+        *occasions,
+        *outliers,
+        *find_slow_steps(measured, {each.part for each in occasions}),
+        *find_reruns(measured),
+        *find_large_parts(measured, {each.part for each in occasions}),
+        *(each for each in find_host_time(measured) if each.where not in named),
+        *find_costs(measured),
+    )
+    return sorted(found, key=lambda each: -each.ns_per_step)[:MAX_FINDINGS]
+
+
+def looked_at(measured: Measured) -> str:
+    """Say what there was to look at; nothing if there was nothing."""
+    summary = measured.summary
+    if not summary.rows:
+        return ""
+    known = [
+        f"{counted(measured.steps, 'step')} in their parts",
+        f"{counted(len(summary.rows), 'module')} beside their siblings",
+        *(f"{counted(len(summary.ranges), 'kind')} of ranges" for _ in summary.ranges[:1]),
+        *("memory" for _ in [summary.memory] if summary.memory is not None),
+        *("FLOPs" for _ in [summary.flops] if summary.flops is not None),
+        *("devices" for _ in [summary.device] if summary.device is not None),
+    ]
+    return ", ".join(known)

@@ -1,0 +1,110 @@
+"""Parts that take a large share of a step, and modules that spend their time on the host alone."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+
+import numpy as np
+
+from ..parts import OTHER, PARTS, short_ms
+from .finding import TRACE, Finding
+from .measured import Measured
+from .siblings import place_of
+
+# What real programs spend is below: 41 of them run unchanged had 6 to 28 % in optimizers, up to 24 % in loaders if
+# these were no fault, and 1 to 3 % in losses. Communication is waiting, of which any is a loss.
+_LARGE = {
+    "data loading": 0.20,
+    "optimizer": 0.30,
+    "loss": 0.20,
+    "communication": 0.10,
+    OTHER: 0.20,
+    "gc": 0.05,
+    "saving": 0.05,
+    "evaluation": 0.10,
+}
+_LARGE_RANGE = 0.30
+"""For a range of the user's, who named it: it is likely part of the work."""
+_LEAST_STEPS = 3
+"""With fewer steps the median can be that of a first step, or of one that the system stopped."""
+_LEAST_NS = 1_000_000
+"""In a step: shorter parts are those of tiny models, in which Python itself is most."""
+_HOST_SHARE, _BACKWARD_SHARE = 0.10, 0.2
+"""Of the median step, and of a module's own forward: operators that compute have a backward of about their size."""
+
+
+def find_large_parts(measured: Measured, explained: Container[str | None]) -> Iterator[Finding]:
+    """Yield the parts with a large share of the steps, but for those that are explained."""
+    if measured.steps < _LEAST_STEPS:
+        return
+    for part in measured.parts:
+        took = measured.of_part(part)
+        per_step = float(np.median(took))
+        is_range = part not in (*PARTS, OTHER)
+        least = _LARGE_RANGE if is_range else _LARGE.get(part, 1.0)
+        share = measured.share(per_step)
+        if part in explained or per_step < _LEAST_NS or share < least:
+            continue
+        ranges = measured.ranges_of(part)
+        where = part if is_range else ranges[0].range if ranges and part not in ("gc", OTHER) else None
+        what, evidence = (
+            f"{part} takes a large share",
+            f"{short_ms(per_step)} of {short_ms(measured.usual_ns)} (medians)",
+        )
+        command = "--ranges" if ranges else "--by step"
+        if part == "data loading":
+            waits = any("MultiProcessing" in each.range for each in ranges)
+            what = "data loading takes a large share"
+            evidence += ", waiting for the loader's workers" if waits else ", work of the training process: no workers"
+        elif part in ("optimizer", "saving", "loss") and ranges:
+            evidence += "".join(
+                f"; {each.range} {short_ms(each.total_ns / max(each.calls, 1))} a call" for each in ranges[:2]
+            )
+        elif part == "communication":
+            what = "waiting for other ranks takes a large share"
+            operators = measured.summary.overview.communication if measured.summary.overview else {}
+            evidence += "".join(f"; {total.calls:,} {name}" for name, total in list(operators.items())[:2])
+            command = "--by step"
+        elif part == OTHER:
+            what = "time outside of modules and ranges (other) takes a large share"
+            after = max(measured.other_ns, key=lambda name: measured.other_ns[name])
+            whole = sum(measured.other_ns.values()) or 1
+            evidence += f"; {measured.other_ns[after] / whole:.0%} of it follows {after}"
+        elif is_range:
+            what = "takes a large share"
+        yield Finding(what, where, part, round(per_step), share, evidence, f"modtrace summary {TRACE} {command}")
+
+
+def find_host_time(measured: Measured) -> Iterator[Finding]:
+    """Yield modules whose own forward is long and whose own backward is short: they run Python, or wait."""
+    if not measured.trains or measured.steps < _LEAST_STEPS:
+        return
+    rows, step_ns = measured.rows, measured.step_ns
+    index_of = {row.fqn: index for index, row in enumerate(rows)}
+    own_ns = step_ns.astype(np.float64)
+    for index, row in enumerate(rows):
+        if around := measured.outer[row.fqn]:
+            own_ns[index_of[around[0]]] -= step_ns[index]
+    by_place: dict[tuple[str, str], list[int]] = {}
+    for index, row in enumerate(rows):
+        if measured.runs[1, index] and row.backward_self_ns < _BACKWARD_SHARE * row.forward_self_ns:
+            by_place.setdefault((place_of(measured, row.fqn), row.module_class), []).append(index)
+    for (place, module_class), members in by_place.items():
+        each = [
+            min(
+                max(own_ns[index], 0.0), rows[index].forward_self_ns / max(rows[index].calls, 1) * measured.calls[index]
+            )
+            for index in members
+        ]
+        per_step = sum(each)
+        if per_step < max(_HOST_SHARE * measured.usual_ns, _LEAST_NS):
+            continue
+        first = rows[members[int(np.argmax(each))]]
+        several = f" in {len(members)} modules {place} ({module_class})" if len(members) > 1 else ""
+        evidence = (
+            f"own forward {short_ms(per_step)} a step{several}, own backward "
+            f"{short_ms(sum(rows[index].backward_self_ns for index in members) / measured.steps)}: Python or waiting"
+        )
+        command = f"modtrace summary {TRACE} --only '{place}'"
+        what = "spends host time in its own forward, outside of inner modules and operators"
+        yield Finding(what, first.fqn, "forward", round(per_step), measured.share(per_step), evidence, command)

@@ -1,0 +1,186 @@
+"""Modules that differ from their siblings: in time, calls, class, FLOPs or memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ...._typing import AnyArray, Int64Array
+from ...memory import format_bytes
+from ..module_rows import ModuleTimes
+from ..overview import shortened
+from .finding import TRACE, Finding, ms_range, times_text
+from .measured import Measured
+
+_LEAST_STEPS = 3
+"""With fewer steps the median can be that of a step that the system stopped."""
+_LEAST_SHARE = 0.02
+"""Of the median step: less is not worth a change, and noise of small modules is below."""
+_LEAST_BYTES = 1 << 20
+_DIFFERS, _MORE_CALLS = 2.0, 1.5
+"""How many times as much as its siblings an outlier takes, and how many times as often it is called."""
+_ALIKE = 1.6
+"""The largest of the siblings by their median: else they are of different sizes, and none of them differs."""
+_EXPLAINS = 0.7
+"""What share of what a module takes too much an inner one has to take for it to be named instead."""
+
+
+class _Outlier(NamedTuple):
+    """A row that differs.
+
+    Attributes:
+        row: its index.
+        excess: how much more it has than is usual among its siblings.
+        siblings: the indices of these.
+        place: a shell pattern of their names.
+    """
+
+    row: int
+    excess: float
+    siblings: Int64Array
+    place: str
+
+
+def find_outliers(measured: Measured) -> Iterator[Finding]:
+    """Yield modules that take more than their siblings in most steps; then those with more FLOPs or memory."""
+    rows, groups = measured.rows, list(_sibling_groups(measured))
+    named: set[int] = set()
+    if measured.steps >= _LEAST_STEPS:
+        least = _LEAST_SHARE * measured.usual_ns
+        outliers = _innermost(measured, _find(measured.step_ns, groups, least))
+        for outlier in outliers:
+            named.add(outlier.row)
+            yield _time_finding(measured, outlier)
+    flops = np.array([sum(_flops(row)) / max(row.calls, 1) for row in rows])
+    kept = np.array([row.retained_bytes or 0 for row in rows])
+    most = measured.summary.memory.peak_bytes if measured.summary.memory is not None else 0
+    for outlier in _innermost(measured, _find(flops, groups, _LEAST_SHARE * flops.max(initial=0.0))):
+        if outlier.row not in named:
+            named.add(outlier.row)
+            times = flops[outlier.row] / max(float(np.median(flops[outlier.siblings])), 1.0)
+            yield _other_finding(
+                measured, outlier, "has more FLOPs than its siblings", f"{times:.3g} times as many a call"
+            )
+    for outlier in _innermost(measured, _find(kept, groups, max(_LEAST_SHARE * most, _LEAST_BYTES))):
+        if outlier.row not in named:
+            usual = format_bytes(int(np.median(kept[outlier.siblings])))
+            text = f"a forward call keeps {format_bytes(int(kept[outlier.row]))}, its siblings {usual}"
+            yield _other_finding(measured, outlier, "keeps more memory than its siblings", text, "--memory")
+
+
+def place_of(measured: Measured, fqn: str) -> str:
+    """Return the name with `*` for its places in lists: what its siblings are called.
+
+    A module in an `nn.Sequential` has no siblings there: that is called itself, and holds steps that follow each other.
+    """
+    words, known = fqn.split("."), measured.outer
+    last = len(words) - 1
+    return ".".join(
+        "*" if word.isdecimal() and not (at == last and ".".join(words[:at]) in known) else word
+        for at, word in enumerate(words)
+    )
+
+
+def _sibling_groups(measured: Measured) -> Iterator[tuple[str, Int64Array]]:
+    """Yield pattern and indices of modules that are alike by place in lists, by class in one module, or by class."""
+    by_key: dict[tuple[str, str], list[int]] = {}
+    for index, row in enumerate(measured.rows):
+        if not row.fqn or not measured.runs[0, index]:
+            continue
+        place, around = place_of(measured, row.fqn), row.fqn.rpartition(".")[0]
+        if "*" in place:
+            by_key.setdefault((place, ""), []).append(index)
+        by_key.setdefault((f"{around}.*", row.module_class), []).append(index)
+        by_key.setdefault(("*", row.module_class), []).append(index)
+    for (pattern, module_class), members in by_key.items():
+        if len(members) >= (4 if module_class else 3):
+            yield pattern, np.array(members)
+
+
+def _find(values: AnyArray, groups: Sequence[tuple[str, Int64Array]], least: float) -> dict[int, _Outlier]:
+    """Return the outliers among values, those of the first group that each is in; the others of it must be alike."""
+    found: dict[int, _Outlier] = {}
+    for pattern, members in groups:
+        each = values[members]
+        in_order = np.sort(each)
+        rest = in_order[: len(each) - max(1, len(each) // 4)]
+        usual, largest = float(np.median(rest)), float(rest[-1])
+        if largest > (_ALIKE * usual if len(rest) > 2 else _DIFFERS * float(rest[0])) or not largest:
+            continue
+        differs = (each > _DIFFERS * largest) & (each - usual > least)
+        for row in members[differs].tolist():
+            found.setdefault(row, _Outlier(row, float(values[row] - usual), members[~differs], pattern))
+    return found
+
+
+def _innermost(measured: Measured, outliers: dict[int, _Outlier]) -> list[_Outlier]:
+    """Leave out modules that differ by one inside them, and those inside of one that differs by several."""
+    at = {measured.rows[row].fqn: row for row in outliers}
+    left_out: set[int] = set()
+    for fqn, row in sorted(at.items(), key=lambda item: -item[0].count(".")):
+        around = [at[outer] for outer in measured.outer[fqn] if outer in at]
+        if row in left_out:
+            continue
+        explained = [outer for outer in around if outliers[row].excess >= _EXPLAINS * outliers[outer].excess]
+        if len(explained) < len(around):
+            left_out.add(row)
+        else:
+            left_out.update(explained)
+    return [outlier for row, outlier in outliers.items() if row not in left_out]
+
+
+def _time_finding(measured: Measured, outlier: _Outlier) -> Finding:
+    row, siblings = measured.rows[outlier.row], [measured.rows[index] for index in outlier.siblings.tolist()]
+    own_ns, others_ns = measured.step_ns[outlier.row], measured.step_ns[outlier.siblings]
+    said = [f"{ms_range([own_ns])} a step, its siblings {ms_range(others_ns)}"]
+    calls, usual_calls = measured.calls[outlier.row], float(np.median(measured.calls[outlier.siblings]))
+    classes = list(dict.fromkeys(sibling.module_class for sibling in siblings))
+    what = "is slower than its siblings"
+    part = _part_of(row, siblings)
+    if row.module_class not in classes:
+        what = f"is {row.module_class}, its siblings {shortened(classes, 2)}, and slower"
+    elif usual_calls and calls >= _MORE_CALLS * usual_calls:
+        what = "is called more often than its siblings"
+    if usual_calls and calls >= _MORE_CALLS * usual_calls:
+        said.append(f"called {times_text(calls)} a step, they {times_text(usual_calls)}")
+    else:
+        said.append(f"mostly {part}")
+    own, usual = sum(_flops(row)) / max(row.calls, 1), [sum(_flops(one)) / max(one.calls, 1) for one in siblings]
+    if row.flops_forward is not None:
+        ratio = own / max(float(np.median(usual)), 1.0)
+        said.append(f"{ratio:.3g} times the FLOPs a call" if ratio >= _MORE_CALLS else "with no more FLOPs a call")
+    kept = [one.retained_bytes or 0 for one in siblings]
+    if (row.retained_bytes or 0) > _DIFFERS * max(*kept, _LEAST_BYTES):
+        said.append(f"keeps {format_bytes(row.retained_bytes or 0)}, they {format_bytes(int(np.median(kept)))}")
+    return Finding(
+        what, row.fqn, part, round(outlier.excess), measured.share(outlier.excess), ", ".join(said), _only(outlier)
+    )
+
+
+def _other_finding(measured: Measured, outlier: _Outlier, what: str, evidence: str, option: str = "--flops") -> Finding:
+    row = measured.rows[outlier.row]
+    classes = list(dict.fromkeys(measured.rows[index].module_class for index in outlier.siblings.tolist()))
+    if row.module_class not in classes:
+        evidence += f"; it is {row.module_class}, they {shortened(classes, 2)}"
+    return Finding(what, row.fqn, None, 0, 0.0, evidence, f"{_only(outlier)} {option}")
+
+
+def _only(outlier: _Outlier) -> str:
+    return f"modtrace summary {TRACE} --only '{outlier.place}'"
+
+
+def _flops(row: ModuleTimes) -> tuple[int, int, int]:
+    return row.flops_forward or 0, row.flops_backward or 0, row.flops_recompute or 0
+
+
+def _part_of(row: ModuleTimes, siblings: Sequence[ModuleTimes]) -> str:
+    """Return the phase in which a call takes most more than those of its siblings."""
+    phases = ("forward", "backward", "recompute")
+    more = [
+        getattr(row, f"{phase}_ns") / max(row.calls, 1)
+        - float(np.median([getattr(one, f"{phase}_ns") / max(one.calls, 1) for one in siblings]))
+        for phase in phases
+    ]
+    return phases[int(np.argmax(more))]

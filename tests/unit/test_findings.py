@@ -1,0 +1,285 @@
+"""Findings of trainings written by hand: what stands out, with exact figures, and what is close to it and does not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from modtrace import Timeline
+from modtrace.ring import Kind
+from modtrace.ring.range_text import RangeCategory, range_text
+from modtrace.ring.slot_format import COLLECTED_BITS, GENERATION_BITS, NO_NAME
+from modtrace.timeline.summary import Finding
+from tests.support.event_script import EventScript
+from tests.support.timelines import build_timeline
+
+MS = 1_000_000
+STEPS, BLOCKS = 10, 4
+STEP_MS = 2 * BLOCKS + 1
+"""What a step takes where nothing is planted: each block 1 ms in forward and in backward, the optimizer 1 ms."""
+OptionalRange = tuple[str, RangeCategory, float]
+FETCH = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+
+
+def training(
+    *,
+    steps: int = STEPS,
+    forward: Callable[[int, int], float] = lambda step, block: 1,
+    backward: Callable[[int, int], float] = lambda step, block: 1,
+    calls: Callable[[int], int] = lambda block: 1,
+    act: Callable[[int], str] = lambda block: "GELU",
+    own: float = 0,
+    alone: Callable[[int], int] = lambda step: 0,
+    ranges: Callable[[int], Sequence[OptionalRange]] = lambda step: (),
+    collection: Callable[[int], float] = lambda step: 0,
+    before: float = 0,
+) -> Timeline:
+    """Steps of `Net`, whose blocks call an `act` each; all times in ms.
+
+    Args:
+        steps: how many.
+        forward: of each call of an `act`, by step and block.
+        backward: the same.
+        calls: how often a block calls its `act`.
+        act: the class of it.
+        own: what each block takes in forward beside it.
+        alone: how many forwards without a backward come before that of the step.
+        ranges: name, category and time of what comes first in a step.
+        collection: a garbage collection of generation 2 at the end of the step that frees 7 objects.
+        before: what the step takes before all else, without a name.
+    """
+    script, now, number, called = EventScript(capacity=1 << 14), 1, 0, [0] * (1 + 2 * BLOCKS)
+    names = [script.name("Net", "Net", "Net")]
+    names += [script.name(f"Net.blocks.{block}", f"blocks.{block}: Block", "Block") for block in range(BLOCKS)]
+    names += [script.name(f"Net.blocks.{block}.act", f"act: {act(block)}", act(block)) for block in range(BLOCKS)]
+
+    def run(step: int, *, trains: bool) -> list[tuple[int, int]]:
+        nonlocal now, number
+        first, nodes = number, list[tuple[int, int]]()
+        script.enter(now, names[0], called[0], number)
+        for block in range(BLOCKS):
+            outer, inner = 1 + block, 1 + BLOCKS + block
+            script.enter(now, names[outer], called[outer], number)
+            now += round(own * MS)
+            for _ in range(calls(block)):
+                script.enter(now, names[inner], called[inner], number)
+                now += round(forward(step, block) * MS)
+                if trains:
+                    nodes.append((number, block))
+                    number += 1
+                script.exit(now, names[inner], called[inner], number)
+                called[inner] += 1
+            script.exit(now, names[outer], called[outer], number)
+            called[outer] += 1
+        script.exit(now, names[0], called[0], number)
+        called[0] += 1
+        assert trains or number == first
+        return nodes
+
+    count = 0
+    for step in range(steps):
+        now += round(before * MS)
+        for name, category, ms in ranges(step):
+            count += 1
+            script.collective(now, Kind.RANGE_BEGIN, range_text(name, category), count)
+            now += round(ms * MS)
+            script.collective(now, Kind.RANGE_END, range_text(name, category), count)
+        for _ in range(alone(step)):
+            run(step, trains=False)
+        nodes = run(step, trains=True)
+        script.pass_begin(now, step)
+        for sequence, block in reversed(nodes):
+            begin, now = now, now + round(backward(step, block) * MS)
+            script.node(begin, now, sequence)
+        script.pass_end(now, step)
+        if collection(step):
+            now += round(collection(step) * MS)
+            value = (round(collection(step) * MS) << COLLECTED_BITS | 7) << GENERATION_BITS | 2
+            script.event(now, Kind.COLLECTION, NO_NAME, value)
+        count += 1
+        script.collective(now, Kind.RANGE_BEGIN, range_text("Optimizer.step#SGD.step", "optimizer"), count)
+        now += MS
+        script.collective(now, Kind.RANGE_END, range_text("Optimizer.step#SGD.step", "optimizer"), count)
+        script.step(now, step)
+    return build_timeline(script.snapshot())
+
+
+def found(timeline: Timeline) -> list[tuple[str, str | None, str | None, float, float]]:
+    """Return what, where, part, ms a step and % of each finding."""
+    return [
+        (one.what, one.where, one.part, one.ns_per_step / MS, round(100 * one.share, 1))
+        for one in timeline.summary().findings
+    ]
+
+
+def test_of_an_even_training_nothing_stands_out() -> None:
+    summary = training().summary()
+
+    assert [step.duration_ns for step in summary.steps] == [STEP_MS * MS] * STEPS
+    assert summary.findings == []
+    assert summary.findings_text().splitlines()[1] == (
+        "nothing stands out; looked at: 10 steps in their parts, 9 modules beside their siblings, 1 kind of ranges"
+    )
+
+
+def test_a_module_that_is_slower_than_its_siblings() -> None:
+    summary = training(forward=lambda step, block: 5 if block == 2 else 1).summary()
+
+    # 6 ms of forward and backward, 2 of each other; 4 of the 13 ms of a step.
+    assert summary.findings == [
+        Finding(
+            "is slower than its siblings",
+            "Net.blocks.2.act",
+            "forward",
+            4 * MS,
+            4 / 13,
+            "6 ms a step, its siblings 2 ms, mostly forward",
+            "modtrace summary TRACE --only 'Net.blocks.*.act'",
+        )
+    ]
+    assert summary.findings_text().splitlines()[1:] == [
+        "1. Net.blocks.2.act is slower than its siblings: 4 ms a step, 30.8%",
+        "   6 ms a step, its siblings 2 ms, mostly forward; next: modtrace summary TRACE --only 'Net.blocks.*.act'",
+        "nothing else stands out",
+    ]
+
+
+def test_a_module_whose_backward_is_slower_than_that_of_its_siblings() -> None:
+    assert found(training(backward=lambda step, block: 4 if block == 1 else 1)) == [
+        ("is slower than its siblings", "Net.blocks.1.act", "backward", 3, 25)
+    ]
+
+
+def test_stalls_of_one_step_do_not_make_a_module_slower_than_its_siblings() -> None:
+    # Its total is three times that of a sibling, its median is not.
+    assert found(training(forward=lambda step, block: 41 if (step, block) == (7, 2) else 1)) == [
+        ("makes step 7 slow (forward)", "Net.blocks.2.act", "forward", 4, 30.8)
+    ]
+    assert found(training(forward=lambda step, block: 20 if (step, block) == (7, 2) else 1)) == []
+
+
+def test_a_module_that_takes_less_than_twice_as_much_is_like_its_siblings() -> None:
+    assert found(training(forward=lambda step, block: 2.9 if block == 2 else 1)) == []
+
+
+def test_modules_of_different_sizes_have_no_usual_time() -> None:
+    assert found(training(forward=lambda step, block: 2.0**block, backward=lambda step, block: 2.0**block)) == []
+
+
+def test_a_module_of_another_class_than_its_siblings() -> None:
+    timeline = training(
+        forward=lambda step, block: 5 if block == 3 else 1, act=lambda block: "GELU" if block < 3 else "A"
+    )
+
+    assert found(timeline) == [("is A, its siblings GELU, and slower", "Net.blocks.3.act", "forward", 4, 30.8)]
+    assert found(training(act=lambda block: "GELU" if block < 3 else "A")) == []
+
+
+def test_a_module_that_is_called_more_often_than_its_siblings() -> None:
+    (finding,) = training(calls=lambda block: 3 if block == 0 else 1).summary().findings
+
+    assert finding[:4] == ("is called more often than its siblings", "Net.blocks.0.act", "forward", 4 * MS)
+    assert finding.evidence == "6 ms a step, its siblings 2 ms, called 3 times a step, they once"
+
+
+def test_a_forward_that_runs_more_often_than_its_backward() -> None:
+    (finding,) = training(alone=lambda step: 1).summary().findings
+
+    # The first step begins with what trains in it: 9 of 10 steps have both.
+    assert finding[:5] == ("forward runs more often than its backward", "Net", "forward", 3.6 * MS, 36 / 126)
+    assert finding.evidence == "forward 1.9 times a step, backward once; forwards without a backward take 4 ms each"
+    assert found(training(alone=lambda step: 1, forward=lambda step, block: 0.02)) == []
+
+
+@pytest.mark.parametrize(
+    ("category", "name", "label"),
+    [("saving", "torch.save", "saving comes now and then"), ("user", "sample", "comes now and then")],
+)
+def test_what_comes_in_some_steps_has_its_period(category: RangeCategory, name: str, label: str) -> None:
+    (finding,) = training(ranges=lambda step: [(name, category, 6)] if step % 4 == 1 else []).summary().findings
+
+    part = "saving" if category == "saving" else name
+    assert finding[:4] == (label, name, part, round(1.8 * MS))
+    assert finding.share == pytest.approx(1.8 / 10.8)
+    assert finding.evidence == "in 3 of 10 steps, every 4th step, 6 ms each, 1.8 ms a step on average"
+    irregular = training(ranges=lambda step: [(name, category, 6)] if step in (1, 2, 8) else []).summary().findings
+    assert irregular[0].evidence == "in 3 of 10 steps, 6 ms each, 1.8 ms a step on average"
+    assert found(training(ranges=lambda step: [(name, category, 0.5)] if step % 4 == 1 else [])) == []
+
+
+def test_garbage_collections_have_their_generation_and_what_they_freed() -> None:
+    (finding,) = training(collection=lambda step: 20 if step % 3 == 1 else 0).summary().findings
+
+    assert finding[:4] == ("garbage collection comes now and then", None, "gc", 6 * MS)
+    assert finding.evidence == (
+        "in 3 of 10 steps, every 3rd step, 20 ms each, 6 ms a step on average; "
+        "3 of generation 2, each freed 7 objects; "
+        "at a fixed distance and never a younger one: as gc.collect() of the program does"
+    )
+    assert found(training(collection=lambda step: 0.15)) == []
+
+
+def test_a_region_that_is_compiled_again() -> None:
+    again = "torch.compile 0/1: tensor 'x' size mismatch at index 0. expected 2, actual 3"
+    compiles = {0: "torch.compile 0/0", 4: again, 8: again}
+    timeline = training(ranges=lambda step: [(compiles[step], "compile", 30)] if step in compiles else [])
+
+    (finding,) = timeline.summary().findings
+    assert finding[:3] == ("is compiled again", again, "compile")
+    assert finding.evidence.endswith("; compiled again twice, 60 ms in all")
+    assert found(training(ranges=lambda step: [("torch.compile 0/0", "compile", 30)] if not step else [])) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "evidence"),
+    [
+        (FETCH, "4 ms of 13 ms (medians), work of the training process: no workers"),
+        (
+            FETCH.replace("Single", "Multi").replace("ProcessData", "ProcessingData"),
+            "4 ms of 13 ms (medians), waiting for the loader's workers",
+        ),
+    ],
+)
+def test_data_loading_that_takes_a_large_share(name: str, evidence: str) -> None:
+    (finding,) = training(ranges=lambda step: [(name, "data loading", 4)]).summary().findings
+
+    assert finding[:5] == ("data loading takes a large share", name, "data loading", 4 * MS, 4 / 13)
+    assert finding.evidence == evidence
+    assert found(training(ranges=lambda step: [(name, "data loading", 2)])) == []
+
+
+def test_time_without_a_name_follows_what_came_before() -> None:
+    (finding,) = training(before=9).summary().findings
+
+    # The first step begins with the first call.
+    assert finding[:4] == ("time outside of modules and ranges (other) takes a large share", None, "other", 9 * MS)
+    assert finding.evidence == "9 ms of 18 ms (medians); 100% of it follows optimizer"
+    assert found(training(before=2)) == []
+
+
+def test_modules_that_spend_host_time_in_their_own_forward() -> None:
+    (finding,) = training(own=1).summary().findings
+
+    assert finding[1:4] == ("Net.blocks.0", "forward", 4 * MS)
+    assert finding.evidence == (
+        "own forward 4 ms a step in 4 modules Net.blocks.* (Block), own backward 0 ms: Python or waiting"
+    )
+    assert found(training(own=0.2)) == []
+
+
+def test_findings_are_ranked_and_shown_in_every_form() -> None:
+    def ranges(step: int) -> list[OptionalRange]:
+        return [(FETCH, "data loading", 20)]
+
+    summary = training(ranges=ranges, forward=lambda step, block: 5 if block == 2 else 1).summary()
+
+    assert [one.where for one in summary.findings] == [FETCH, "Net.blocks.2.act"]
+    assert json.loads(summary.to_json())["findings"] == [one._asdict() for one in summary.findings]
+    assert json.loads(summary.to_json(1))["findings"] == [summary.findings[0]._asdict()]
+    assert summary.sort_by(limit=1).only("Net").findings == summary.findings
+    assert summary.tables["findings"].to("csv").splitlines()[0] == "what,where,part,ns_per_step,share,evidence,next"
+    markdown = summary.to_markdown().splitlines()
+    assert markdown[:4] == ["Net · python", "", "| finding | where | ms a step | % | evidence | next |", markdown[3]]
+    assert markdown[5].startswith("| is slower than its siblings | `Net.blocks.2.act` | 4.000 | 12.1 |")
