@@ -177,6 +177,83 @@ def test_loggers_of_lightning_get_each_step_with_its_parts(tmp_path: Path, monke
     ]
 
 
+def test_what_the_trainer_of_transformers_reports_to_gets_each_step_with_its_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("tensorboard")
+    import_torchvision()
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+    from transformers.integrations import INTEGRATION_TO_CALLBACK
+
+    from modtrace.integrations.transformers import ModtraceCallback
+
+    # The test writes what the watcher would.
+    monkeypatch.setattr("modtrace.recording.kept_windows._start_watcher", lambda *_: None)
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "board"))
+    lines = tmp_path / "run.kept" / "steps.jsonl"
+    lines.parent.mkdir()
+    reported: list[tuple[int, dict[str, float]]] = []
+
+    class Watcher(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            step = state.global_step - 1
+            parts = {"data loading": 2_000_000, "forward": 500_000 * step}
+            line = {"pid": os.getpid(), "step": step, "duration_ns": 5_000_000 + step, "parts": parts}
+            with lines.open("a") as file:
+                file.write(f"{json.dumps(line)}\n")
+
+    class Reporter(TrainerCallback):  # type: ignore[misc]
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any, **_: Any) -> None:
+            reported.append((state.global_step, dict(logs)))
+
+    class OfTheUser(TrainerCallback):  # type: ignore[misc]
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any, **_: Any) -> None:
+            assert "epoch" in logs
+
+    monkeypatch.setitem(INTEGRATION_TO_CALLBACK, "own", Reporter)
+    rows = [{"input_ids": row, "labels": row} for row in torch.randint(32, (8, 8))]
+    callback = ModtraceCallback(ring=tmp_path / "run.modtrace", keep_when=(), engine="python")
+    trainer = Trainer(
+        make_llama(),
+        TrainingArguments(
+            str(tmp_path / "out"),
+            use_cpu=True,
+            max_steps=4,
+            logging_steps=2,
+            per_device_train_batch_size=2,
+            save_strategy="no",
+            report_to=["tensorboard", "own"],
+            disable_tqdm=True,
+        ),
+        train_dataset=rows,
+        callbacks=[OfTheUser(), Watcher(), callback],
+    )
+
+    trainer.train()
+
+    expected = [
+        (
+            step + 1,
+            {
+                "modtrace/step_ms": (5_000_000 + step) / 1e6,
+                "modtrace/data loading_ms": 2.0,
+                "modtrace/forward_ms": 0.5 * step,
+            },
+        )
+        for step in range(4)
+    ]
+    assert [(step, logs) for step, logs in reported if "modtrace/step_ms" in logs] == expected
+    board = EventAccumulator(str(tmp_path / "board"))
+    board.Reload()
+    for name in expected[0][1]:
+        events = board.Scalars(f"train/{name}")
+        assert [event.step for event in events] == [step for step, _ in expected]
+        assert [event.value for event in events] == pytest.approx([metrics[name] for _, metrics in expected])
+    assert [event.step for event in board.Scalars("train/loss")] == [2, 4]
+
+
 def test_nothing_of_a_library_is_imported_before_its_callback() -> None:
     code = "import sys, modtrace.integrations; print({'transformers', 'lightning', 'torch'} & set(sys.modules))"
 

@@ -219,3 +219,39 @@ def test_to_keep_does_nothing_once_a_recording_has_ended_by_itself(tmp_path: Pat
 def test_what_cannot_be_watched_is_refused(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(modtrace.ModtraceError, match=message):
         modtrace.record(**arguments)  # type: ignore[arg-type]
+
+
+def test_metrics_of_each_step_come_once_and_their_parts_add_up(tmp_path: Path, engine: EngineName) -> None:
+    model = nn.Linear(2, 2)
+    slept_ms = []
+    with modtrace.record(ring=tmp_path / "run.modtrace", keep_when=(), engine=engine) as recording:
+        for number in range(8):
+            with recording.range("re/size"):
+                begin = time.monotonic()
+                time.sleep(0.05 if number == 5 else 0)
+                slept_ms.append(1e3 * (time.monotonic() - begin))
+            model(torch.ones(1, 2)).sum().backward()
+            recording.step()
+        early = recording.step_metrics()
+    wait_for_end(tmp_path / "run.kept/watch.log")
+
+    metrics = early | recording.step_metrics()
+
+    assert list(metrics) == list(range(8))
+    assert recording.step_metrics() == {}
+    for of_step in metrics.values():
+        parts = [ms for name, ms in of_step.items() if name != "modtrace/step_ms"]
+        assert sum(parts) == pytest.approx(of_step["modtrace/step_ms"])
+    assert slept_ms[5] <= metrics[5]["modtrace/re_size_ms"] < slept_ms[5] + 5
+    whole = {step.step: step.duration_ns / 1e6 for step in recording.timeline().summary().steps}
+    assert {step: of_step["modtrace/step_ms"] for step, of_step in metrics.items()} == pytest.approx(whole)
+
+
+def test_metrics_need_a_watcher(tmp_path: Path) -> None:
+    recording = modtrace.record(ring=tmp_path / "run.modtrace")
+
+    with pytest.raises(
+        modtrace.RecordingError, match=r"needs a watcher: record\(ring='run.modtrace', keep_when=\(\)\)"
+    ):
+        recording.step_metrics()
+    assert modtrace.record(ring=tmp_path / "run.modtrace", keep_when=()).step_metrics() == {}

@@ -7,7 +7,6 @@ Example:
 
 from __future__ import annotations
 
-import re
 import sys
 from typing import Any
 
@@ -19,16 +18,13 @@ if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules
 else:
     from lightning.pytorch import Callback
 
-_NOT_IN_NAMES = r"[^\w.\- ]"
-"""What MLflow takes in no name of a metric."""
-
 
 class ModtraceCallback(RecordingCallback, Callback):  # type: ignore[misc]
     """Records a training: `training_step` is a span, a step ends with the batch in which an optimizer stepped.
 
     Validation and saving are marks. With `keep_when` the trainer's loggers (TensorBoard, W&B, MLflow …) get the
-    milliseconds of each step and its parts, `modtrace/step_ms`, when the trainer logs and once the watcher knows them.
-    Where a recording runs already, as under `modtrace run`, all this but the loggers' numbers goes into that.
+    milliseconds of each step and its parts, see `Recording.step_metrics`, when the trainer logs. Where a recording runs
+    already, as under `modtrace run`, all this goes into that.
 
     Args:
         path, steps, options: as of `RecordingCallback`.
@@ -50,7 +46,7 @@ class ModtraceCallback(RecordingCallback, Callback):  # type: ignore[misc]
             self._end_step(self._step)
             self._step += 1
             if self._step % trainer.log_every_n_steps == 0:
-                self._log_lines(trainer)
+                self._log_metrics(trainer)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         self._mark("validation begins")
@@ -62,18 +58,16 @@ class ModtraceCallback(RecordingCallback, Callback):  # type: ignore[misc]
         self._mark("checkpoint saved")
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self._log_lines(trainer)
+        self._log_metrics(trainer)
         self._finish(pl_module)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self._finish(pl_module)
 
-    def _log_lines(self, trainer: Any) -> None:
-        for line in self._new_lines() if trainer.loggers else ():
-            parts = {"step": line["duration_ns"], **line["parts"]}
-            numbers = {f"modtrace/{re.sub(_NOT_IN_NAMES, '_', part)}_ms": ns / 1e6 for part, ns in parts.items()}
+    def _log_metrics(self, trainer: Any) -> None:
+        for step, metrics in self._step_metrics().items():
             for logger in trainer.loggers:
-                logger.log_metrics(numbers, step=line["step"])
+                logger.log_metrics(metrics, step=step)
 
     def _finish(self, pl_module: Any) -> None:
         vars(pl_module).pop("training_step", None)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .._errors import RecordingError
 from ..recording import Recording, current, record
@@ -44,8 +43,6 @@ class RecordingCallback:
         self._steps = steps
         self._options = options
         self.recording: Recording | None = None
-        self._lines_file = self._last_line = -1
-        self._lines_read = 0
 
     def _begin_step(self, step: int) -> None:
         """Start the recording if this step is to be recorded and it does not run yet."""
@@ -67,22 +64,10 @@ class RecordingCallback:
         if running is not None:
             running.mark(text)
 
-    def _new_lines(self) -> list[dict[str, Any]]:
-        """Return the lines of steps that the watcher of `keep_when` has written since the last call."""
-        path = None if self.recording is None else self.recording._lines_path
-        if path is None or not path.exists():
-            return []
-        with path.open("rb") as file:
-            inode = os.fstat(file.fileno()).st_ino
-            if inode != self._lines_file:  # a new one
-                self._lines_file, self._lines_read = inode, 0
-            file.seek(self._lines_read)
-            text = file.read().rpartition(b"\n")[0]
-        self._lines_read += len(text) + bool(text)
-        lines = [json.loads(line) for line in text.splitlines()]
-        lines = [line for line in lines if line["pid"] == os.getpid() and line["step"] > self._last_line]
-        self._last_line = max([self._last_line, *(line["step"] for line in lines)])
-        return lines
+    def _step_metrics(self) -> dict[int, dict[str, float]]:
+        """Return what loggers get of each step since the last call; nothing without a watcher of `keep_when`."""
+        running = self.recording or current()
+        return {} if running is None or running._lines_path is None else running.step_metrics()
 
     def _end(self) -> None:
         """Stop and save; raises WriteError if the file cannot be written."""

@@ -7,9 +7,14 @@ Example:
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 from transformers import TrainerCallback
+from transformers.integrations import INTEGRATION_TO_CALLBACK
+from transformers.trainer_callback import CallbackHandler
 
 from .training_recorder import RecordingCallback
 
@@ -17,7 +22,9 @@ from .training_recorder import RecordingCallback
 class ModtraceCallback(RecordingCallback, TrainerCallback):  # type: ignore[misc]
     """Records a training: its steps are the Trainer's, and evaluation and saving are marks.
 
-    Where a recording runs already, as under `modtrace run`, it only marks these in that. The outermost span of a batch
+    With `keep_when` what the Trainer reports to (TensorBoard, W&B, MLflow …) gets the milliseconds of each step and its
+    parts, see `Recording.step_metrics`, when the Trainer logs, at the number of steps that the Trainer then had.
+    Where a recording runs already, as under `modtrace run`, all this goes into that. The outermost span of a batch
     is the model's call, which as a rule computes the loss itself. `Trainer.compute_loss` is not a method of a module: a
     span of it would only put another name before all others.
 
@@ -26,6 +33,16 @@ class ModtraceCallback(RecordingCallback, TrainerCallback):  # type: ignore[misc
     """
 
     _evaluates = False
+    _loggers: Sequence[TrainerCallback] = ()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        # A callback is not told of the others: the handler that calls it has them.
+        frame = inspect.currentframe()
+        while frame is not None and not isinstance(frame.f_locals.get("self"), CallbackHandler):
+            frame = frame.f_back
+        if frame is not None:
+            known = tuple(INTEGRATION_TO_CALLBACK.values())
+            self._loggers = [one for one in frame.f_locals["self"].callbacks if isinstance(one, known)]
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._begin_step(state.global_step)
@@ -45,6 +62,13 @@ class ModtraceCallback(RecordingCallback, TrainerCallback):  # type: ignore[misc
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._mark("checkpoint saved")
+
+    def on_log(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        for step, metrics in self._step_metrics().items():
+            then = copy(state)
+            then.global_step = step + 1  # with the loss of that step
+            for logger in self._loggers:
+                logger.on_log(args, then, control, **{**others, "logs": metrics})
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._end()

@@ -3,12 +3,14 @@
 The training never sees the watcher as a child process.
 """
 
+import json
 import os
 import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from .._errors import ModtraceError, RecordingError
 from .._files import Folder
@@ -40,6 +42,7 @@ class KeptWindows:
 
     Attributes:
         conditions: the texts of those that a watcher of the ring has; None if there is no watcher.
+        is_asked_for: whether there should be one.
         on_signal: whether a signal is among the conditions.
 
     Raises:
@@ -48,6 +51,7 @@ class KeptWindows:
 
     def __init__(self, keep_when: str | Iterable[str] | None, ring: object) -> None:
         self.conditions: Sequence[str] | None = None
+        self.is_asked_for = keep_when is not None
         self.on_signal = False
         if keep_when is not None:
             try:
@@ -101,6 +105,30 @@ class KeptWindows:
         except RuntimeError as error:  # no more threads, or the interpreter ends
             self._saving.release()
             warn(f"the window cannot be kept: {error}")
+
+
+class WatchedSteps:
+    """What the watcher says of each step of this process: it writes a JSON line per step."""
+
+    _file = _last = -1
+    _read = 0
+
+    def take_new(self, path: Path) -> list[dict[str, Any]]:
+        """Return the lines that were written since the last call."""
+        try:
+            with path.open("rb") as file:
+                inode = os.fstat(file.fileno()).st_ino
+                if inode != self._file:  # a new one
+                    self._file, self._read = inode, 0
+                file.seek(self._read)
+                text = file.read().rpartition(b"\n")[0]
+        except OSError:  # no step has ended
+            return []
+        self._read += len(text) + bool(text)
+        lines = [json.loads(line) for line in text.splitlines()]
+        lines = [line for line in lines if line["pid"] == os.getpid() and line["step"] > self._last]
+        self._last = max([self._last, *(line["step"] for line in lines)])
+        return lines
 
 
 def _start_watcher(ring: str, place: Folder, conditions: Sequence[str]) -> None:

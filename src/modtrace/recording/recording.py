@@ -6,9 +6,10 @@ import atexit
 import contextlib
 import logging
 import os
+import re
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -28,12 +29,14 @@ from ..track.ranges import NamedRange
 from ..write import write
 from .capture import Capture
 from .current import block_exit, change_alone, is_running, start_alone, stop_alone
-from .kept_windows import KeptWindows
+from .kept_windows import KeptWindows, WatchedSteps
 from .loader_workers import WorkerRings
 from .outputs import Cycles, Outputs, Schedule, log_saved
 from .signals import SaveOnSignal
 
 _log = logging.getLogger("modtrace")
+_NOT_IN_METRICS = r"[^\w.\- ]"
+"""What MLflow takes in no name of a metric."""
 
 
 class Recording:
@@ -66,6 +69,7 @@ class Recording:
         if max_steps is not None and not (isinstance(max_steps, int) and max_steps >= 1):
             raise RecordingError(f"max_steps is {max_steps!r}; it must be a whole number, 1 or more, or None")
         self._kept_windows = kept_windows
+        self._watched_steps = WatchedSteps()
         if on_signal is not None and path is None and not self._kept_windows.on_signal:
             raise RecordingError("on_signal needs a path to save to, or keep_when='signal'")
         self._cycles = Cycles(schedule)
@@ -351,6 +355,28 @@ class Recording:
         if self.running and self._capture is not None:
             self._kept_windows.keep_now(why, self._outputs.ring_path or self.path, self.snapshot, self._warn)
 
+    def step_metrics(self) -> dict[int, dict[str, float]]:
+        """Return what TensorBoard, W&B or MLflow take of the steps that became known since the last call, by number.
+
+        The watcher of `keep_when` knows a step a moment after it ended: it reads the ring in a process of its own.
+        `keep_when=()` has one that keeps nothing by itself.
+
+        Returns:
+            Milliseconds of the step and of each of its parts: `{57: {"modtrace/step_ms": 104.2, "modtrace/gc_ms": …}}`.
+
+        Raises:
+            RecordingError: the recording has no `keep_when`.
+
+        Example:
+            >>> for step, metrics in recording.step_metrics().items():
+            ...     wandb.log(metrics, step=step)
+        """
+        if not self._kept_windows.is_asked_for:
+            raise RecordingError("step_metrics() needs a watcher: record(ring='run.modtrace', keep_when=())")
+        path = self._lines_path
+        lines = [] if path is None else self._watched_steps.take_new(path)
+        return {line["step"]: _as_metrics({"step": line["duration_ns"], **line["parts"]}) for line in lines}
+
     def range(self, name: str) -> NamedRange:
         """Return a block, `with recording.range("augment"):`, that is a range of this name; also a decorator.
 
@@ -474,3 +500,7 @@ class Recording:
             self._capture.after_fork()
         if self._signal is not None:
             self._signal.after_fork()
+
+
+def _as_metrics(parts_ns: Mapping[str, int]) -> dict[str, float]:
+    return {f"modtrace/{re.sub(_NOT_IN_METRICS, '_', part)}_ms": ns / 1e6 for part, ns in parts_ns.items()}
