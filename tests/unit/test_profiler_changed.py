@@ -79,8 +79,8 @@ def test_a_node_of_which_a_number_is_odd_leaves_no_part_behind(odd: object) -> N
         collector.add([mutated(good, ("args", field), odd)])
     collector.add([good])
     nodes = collector.events().nodes
-    # A node without a number is one too.
-    assert [len(column) for column in vars(nodes).values()] == [2 if odd is None else 1] * 5
+    # A node without a number is one too, and null says no more than no arg.
+    assert [len(column) for column in vars(nodes).values()] == [3 if odd is None else 1] * 5
     assert (nodes.start[-1], nodes.duration[-1], nodes.sequence[-1], nodes.forward_thread[-1]) == (2000, 1000, 1, 1)
 
 

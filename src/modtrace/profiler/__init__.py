@@ -1,6 +1,6 @@
 """Traces of torch.profiler: read them, align a recording with them, attribute kernels to modules, merge.
 
-- Reading: `event_collector` picks out of the events what the rest needs, as `event_columns`.
+- Reading: `event_collector` picks out of the table of events what the rest needs, as `event_columns`.
 - Aligning: `alignment` by marks that both saw, then by the operators, in whose gaps (`operator_gaps`) the edges of
   calls are.
 - Attributing: `call_lookup` finds the call that ran at a moment. `device_work` finds the launch of each kernel and so

@@ -1,24 +1,24 @@
-"""Gathers what attribution needs to know of a profiler trace from its events, chunk by chunk.
+"""Picks what attribution needs to know of a profiler trace from the table of its events.
 
 Categories and names say what an event is; those of old versions of torch.profiler are among them.
 """
 
-import functools
 import re
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
-from .._numbering import Numbering
-from ..formats.chrome_values import MAX_TIME_US, TrackKey, is_int64, microseconds_to_ns
+from .._numbering import Numbering, number_values
+from .._typing import BoolArray, Int64Array
 from ..formats.escape import restored_name
-from ..formats.odd_events import OddEvents
+from ..formats.event_table import ENDS, NO_NUMBER, NONE, SLICE, EventTable
 from ..timeline import PHASES, Name
 from .event_columns import (
     ApiCall,
     ApiCalls,
+    Arrows,
     CallSlices,
     CollectiveSlices,
     DeviceWork,
@@ -28,9 +28,7 @@ from .event_columns import (
     NodeSlices,
     NumberedOps,
     ProfilerEvents,
-    SliceTable,
     StepRanges,
-    pair_arrows,
 )
 
 SYNC = "modtrace.sync#"
@@ -40,9 +38,11 @@ MODULE = "nn.Module: "
 C10D, PARAM_COMMS = "c10d::", "record_param_comms"
 
 KERNEL, MEMCPY, MEMSET, CPU_OP, ANNOTATION, PYTHON, RUNTIME, WINDOW, OTHER = range(9)
-"""What slices are; the first three are work of a GPU."""
+"""What slices are by their categories; the first three are work of a GPU."""
+_NODE, _SYNC, _STEP, _COLLECTIVE, _COLLECTIVE_OP, _CPU_COLLECTIVE, _MODULE, _CALL = range(OTHER + 1, OTHER + 9)
+"""What slices of the CPU are by their names too."""
 
-SLICE_KINDS: dict[object, int] = {
+_SLICE_KINDS: dict[object, int] = {
     "kernel": KERNEL,
     "gpu_memcpy": MEMCPY,
     "gpu_memset": MEMSET,
@@ -57,8 +57,7 @@ SLICE_KINDS: dict[object, int] = {
     "Operator": CPU_OP,
     "Runtime": RUNTIME,
 }
-"""The kind of a slice by its category; of others `slice_kind` tells it."""
-
+"""The kind of a slice by its category; of others `_slice_kind` tells it."""
 
 _API_CALLS = (
     (re.compile(r"(cuda|hip)StreamBeginCapture|cuStreamBeginCapture"), ApiCall.CAPTURE_BEGIN),
@@ -79,249 +78,206 @@ _COLLECTIVES = (
 )
 UNNAMED_COLLECTIVE = "collective"
 """What a collective is called of which nothing tells more."""
-
-_MALFORMED = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
-"""What comes of an event that is not as events are."""
-
-_ORDINARY, _NODE, _SYNC, _STEP, _COLLECTIVE, _CPU_COLLECTIVE = range(6)
-"""What slices of the CPU are, by their names."""
-_CAPTURE = int(ApiCall.CAPTURE_BEGIN)
-_HAVE_SEQUENCES = (CPU_OP, ANNOTATION)
-_MAX_CACHED_NAMES = 1 << 16
-_MAX_PENDING = 1 << 14
-"""Events whose rows may be pending."""
-_NO_ARGS: dict[str, Any] = {}
+_LATEST = 1 << 62
 
 
-class _Tables:
-    """Tables of slices; of others than `windows`, the first and the last count to what the trace covers.
+_NUMBERS = (
+    *("Sequence number", "Fwd thread id", "correlation", "External id"),
+    *("graph id", "graph node id", "call", "step"),
+)
+_TEXTS = ("Collective name", "fqn", "module_class")
+_WANTED = {
+    **dict.fromkeys((KERNEL, MEMCPY, MEMSET), (*_NUMBERS[2:6], "Collective name")),
+    **dict.fromkeys((CPU_OP, ANNOTATION, _NODE), _NUMBERS[:2]),
+    **dict.fromkeys((_COLLECTIVE, _COLLECTIVE_OP, _CPU_COLLECTIVE), ("Collective name",)),
+    RUNTIME: _NUMBERS[2:4],
+    _CALL: ("call", "step", "fqn", "module_class"),
+}
+_AUTOGRAD_ARROWS = "fwdbwd"
+_Columns = TypeVar("_Columns", bound=EventColumns)
 
-    Nothing else of `rest` does: its rows are dropped.
+
+class EventCollector(EventTable):
+    """The table of a profiler's events, with the args that attribution needs.
+
+    Args:
+        all_arrows: whether others count than those of autograd.
     """
 
-    def __init__(self) -> None:
-        self.ops, self.plain_ops = SliceTable(NumberedOps), SliceTable(EventColumns)
-        self.nodes, self.steps = SliceTable(NodeSlices), SliceTable(StepRanges)
-        self.launches, self.captures = SliceTable(Launches), SliceTable(ApiCalls)
-        self.work, self.collectives = SliceTable(DeviceWork), SliceTable(CollectiveSlices)
-        self.modules, self.regions = SliceTable(NamedSlices), SliceTable(NamedSlices)
-        self.calls = SliceTable(CallSlices)
-        self.cpu_collectives, self.syncs = SliceTable(NamedSlices), SliceTable(NamedSlices)
-        self.windows, self.rest = SliceTable(EventColumns), SliceTable(EventColumns)
+    TEXT_ARGS = frozenset(_TEXTS)
 
+    def __init__(self, *, all_arrows: bool = False) -> None:
+        super().__init__()
+        self.wanted_arrows = None if all_arrows else (_AUTOGRAD_ARROWS,)
+        self._no_numbers = 0
 
-class EventCollector:
-    """Takes chunks of parsed events; `events()` at the end.
-
-    Attributes:
-        tids: all thread ids that are numbers, of what was taken so far.
-        odd: events that were not as most are.
-    """
-
-    def __init__(self) -> None:
-        self.tids: set[int] = set()
-        self.odd = OddEvents()
-        self._thread_names: dict[TrackKey, str] = {}
-        self._process_names: dict[int | str, str] = {}
-        self._sort_indexes: dict[TrackKey, int] = {}
-        self._tables = _Tables()
-        self._module_names, self._region_names = Numbering[str](), Numbering[str]()
-        self._call_names = Numbering[Name]()
-        self._collective_names, self._sync_names = Numbering[str](), Numbering[str]()
-        self._arrow_begins: dict[Any, int] = {}
-        self._arrow_ends: dict[Any, tuple[int, float]] = {}
-        self._first, self._last = float("inf"), float("-inf")
-        self._early = self._no_numbers = self._total = self._pending = 0
-
-    def add(self, events: Sequence[Any]) -> Sequence[Any]:
-        """Take note of a chunk's events, and return them as torch.profiler would write them: most are so."""
-        self._total += len(events)
-        odd = self._add_ordinary(events)
-        if odd:
-            ordinary = [event for event in map(self.odd.ordinary, odd) if event is not None]
-            self.odd.malformed += len(self._add_ordinary(ordinary))
-            ids = {*map(id, odd)}
-            events = [*(event for event in events if id(event) not in ids), *ordinary]
-        self._pending += len(events)
-        if self._pending >= _MAX_PENDING:
-            self._take_pending()
-        return events
-
-    def _add_ordinary(self, events: Sequence[Any]) -> list[Any]:
-        """Take note of events as most are; return the others."""
-        odd: list[Any] = []
-        tables, tracks = self._tables, self.odd.tracks
-        plain_op, op, launch = (table.pending.append for table in (tables.plain_ops, tables.ops, tables.launches))
-        # One pass, and no calls where there are many: this loop is what attribution takes beside parsing.
-        for event in events:
-            try:
-                phase = event["ph"]
-                if phase != "X":
-                    if phase not in "sft" or event.get("cat") == "fwdbwd":
-                        self._add_other(event, phase)
-                    continue
-                kind = slice_kind(event.get("cat"))
-                track = tracks[event["pid"], event["tid"]]
-                if kind in _HAVE_SEQUENCES:
-                    name = event["name"]
-                    what = _cpu_kind(name)
-                    sequence = (event.get("args") or _NO_ARGS).get("Sequence number")
-                    if what != _ORDINARY:
-                        self._add_special(event, what, track, sequence)
-                    elif kind == ANNOTATION:
-                        if sequence is None:
-                            tables.regions.pending.append((track, event["ts"], event["dur"], self._region_names[name]))
-                    elif sequence is None:
-                        plain_op((track, event["ts"], event["dur"]))
-                    elif not event["args"].get("Fwd thread id"):
-                        op((track, event["ts"], event["dur"], sequence))
-                elif kind == RUNTIME:
-                    call = api_call(event["name"])
-                    args = event.get("args") or _NO_ARGS
-                    correlation = args.get("correlation")
-                    if correlation is not None:
-                        external = _id(args.get("External id"))
-                        launch((track, event["ts"], event["dur"], call, correlation, external))
-                    if call >= _CAPTURE:
-                        tables.captures.pending.append((track, event["ts"], event["dur"], call))
-                elif kind <= MEMSET:
-                    self._add_work(event, kind, track)
-                else:
-                    self._add_rare(event, kind, track)
-            except _MALFORMED:
-                odd.append(event)
-        return odd
-
-    def _add_other(self, event: dict[str, Any], phase: str) -> None:
-        if phase == "M":
-            self._metadata(event)
-        elif phase in "BE":
-            raise ValueError(phase)
-        elif phase == "s":
-            self._arrow_begins[event["pid"], event["id"]] = self.odd.tracks[event["pid"], event["tid"]]
-        elif phase == "f" and 0 <= (start := float(event["ts"])) < MAX_TIME_US:
-            self._arrow_ends[event["pid"], event["id"]] = self.odd.tracks[event["pid"], event["tid"]], start
-        elif "tid" in event:
-            _ = self.odd.tracks[event["pid"], event["tid"]]
-
-    def _add_special(self, event: dict[str, Any], what: int, track: int, sequence: Any) -> None:
-        """Take a slice of the CPU whose name says more than that it is an operator."""
-        name, tables, args = event["name"], self._tables, event.get("args") or _NO_ARGS
-        times = track, event["ts"], event["dur"]
-        if what == _NODE:
-            number = -1 if sequence is None else sequence
-            tables.nodes.pending.append((*times, number, args.get("Fwd thread id", -1)))
-        elif what == _SYNC:
-            tables.syncs.pending.append((*times, self._sync_names[name]))
-        elif what == _STEP:
-            tables.steps.pending.append((*times, int(name[len(STEP) :])))
-        else:
-            annotated = collective_of_annotation(name)
-            collective = annotated[0] if annotated else collective_of_operator(name, args.get("Collective name"))
-            number = self._collective_names[collective or ""]
-            if what == _CPU_COLLECTIVE:
-                tables.cpu_collectives.pending.append((*times, number))
-            else:
-                tables.collectives.pending.append((*times, number, int(name.startswith(C10D))))
-            if not annotated:
-                tables.plain_ops.pending.append(times)
-
-    def _add_work(self, event: dict[str, Any], kind: int, track: int) -> None:
-        args, name = event.get("args") or _NO_ARGS, event["name"]
-        collective_name = collective_of_kernel(name)
-        collective = -1 if collective_name is None else self._collective_names[collective_name]
-        if collective >= 0 and isinstance(operator := args.get("Collective name"), str):
-            collective = self._collective_names[collective_of_operator(PARAM_COMMS, operator) or ""]
-        # It ran, whatever its id is.
-        correlation, external = _id(args.get("correlation")), _id(args.get("External id"))
-        graph, node = _id(args.get("graph id") or -1), _id(args.get("graph node id") or -1)
-        self._tables.work.pending.append(
-            (track, event["ts"], event["dur"], kind, correlation, external, graph, node, collective)
-        )
-
-    def _add_rare(self, event: dict[str, Any], kind: int, track: int) -> None:
-        tables, times = self._tables, (track, event["ts"], event["dur"])
-        if kind == PYTHON and event["name"].startswith(MODULE):
-            tables.modules.pending.append((*times, self._module_names[event["name"][len(MODULE) :]]))
-        elif kind == WINDOW:
-            tables.windows.pending.append(times)
-        elif (phase := event.get("cat")) in PHASES and "fqn" in (args := event.get("args") or _NO_ARGS):
-            name = self._call_names[restored_name((event["name"], args["fqn"], args["module_class"]))]
-            tables.calls.pending.append((*times, name, PHASES.index(phase), _id(args["call"]), _id(args["step"])))
-        else:
-            tables.rest.pending.append(times)
-
-    def _take_pending(self) -> None:
-        """Move the rows of a chunk to the columns."""
-        for name, table in vars(self._tables).items():
-            if table.pending:
-                first, last, timeless, early, no_numbers = table.take_pending()
-                self.odd.malformed += timeless
-                self._early += early
-                self._no_numbers += no_numbers
-                if name != "windows":
-                    self._first, self._last = min(self._first, first), max(self._last, last)
-        self._tables.rest.take_rows()
-        self._pending = 0
-
-    def _metadata(self, event: dict[str, Any]) -> None:
-        if event["name"] == "thread_name":
-            # The last of several names is the one that a thread gave itself.
-            self._thread_names[event["pid"], event["tid"]] = str(event["args"]["name"])
-        elif event["name"] == "process_name":
-            self._process_names[event["pid"]] = str(event["args"]["name"])
-        elif event["name"] == "thread_sort_index" and is_int64(index := event["args"]["sort_index"]):
-            self._sort_indexes[event["pid"], event["tid"]] = index
-        self.tids.add(int(event["tid"]))
+    def wanted_args(self, category: object, name: str) -> Sequence[str]:
+        """Return which args say more of an event of a category and name; an E has none."""
+        return _WANTED.get(_kind(name, category), ()) if category is not None else (*_NUMBERS, *_TEXTS)
 
     def events(self) -> ProfilerEvents:
-        """Return the columns."""
-        self._take_pending()
-        tables: dict[str, Any] = {name: table.take_rows() for name, table in vars(self._tables).items()}
-        syncs, windows, _ = (tables.pop(name) for name in ("syncs", "windows", "rest"))
-        ends = microseconds_to_ns(np.array([self._first, self._last] if self._first <= self._last else [1.0, 0.0]))
-        tracks = self.odd.tracks.known
+        """Return the columns of each kind of slices, once all events were added."""
+        sequence, of_forward, correlation, *others, call, step = map(self.arg, _NUMBERS)
+        external, graph, node = (np.maximum(column, NONE) for column in others)
+        operator, fqn, module_class = map(self.arg, _TEXTS)
+        of_kind = np.array([_kind(str(name), category) for category, name in self.kinds] or [NONE], np.int64)
+        kind = np.where(self.phase == SLICE, of_kind[self.kind], NONE)
+        kind[(kind == _CALL) & (fqn == NONE)] = OTHER
+        is_early = (kind != NONE) & (kind != _CALL) & (self.start <= 0)  # the profiler has events at 0 that never ran
+        kind[is_early] = NONE
+        is_op, is_api, is_work = kind == CPU_OP, kind == RUNTIME, (kind >= KERNEL) & (kind <= MEMSET)
+        is_region, is_launch = kind == ANNOTATION, (kind == _COLLECTIVE) | (kind == _COLLECTIVE_OP)
+        has_sequence, api = sequence != NONE, self._by(api_call)
+        collectives, regions, modules = Numbering[str](), Numbering[str](), Numbering[str]()
+        calls, syncs = Numbering[Name](), Numbering[str]()
+
+        def collective_of_work(name: str, operator: str | None) -> int:
+            collective = collective_of_kernel(name)
+            if collective is not None and operator is not None:
+                collective = collective_of_operator(PARAM_COMMS, operator)
+            return NONE if collective is None else collectives[collective]
+
+        def collective_of_slice(name: str, operator: str | None) -> int:
+            annotated = collective_of_annotation(name)
+            return collectives[annotated[0] if annotated else collective_of_operator(name, operator) or ""]
+
+        def call_name(name: str, fqn: str | None, module_class: str | None) -> int:
+            return calls[Name(*restored_name((name, fqn or "", module_class or "")))]
+
+        collective = self._by(collective_of_slice, operator)
+        is_of_c10d = self._by(lambda name: name.startswith(C10D))
+        of_work = self._by(collective_of_work, operator)
+        is_plain = is_op & ~has_sequence | (kind == _COLLECTIVE_OP)
+        phases = [PHASES.index(category) if category in PHASES else NONE for category, _ in self.kinds]
+        phase = np.array(phases or [NONE], np.int64)[self.kind]
+        tables: dict[str, Any] = {
+            "ops": self._rows(NumberedOps, is_op & has_sequence & np.isin(of_forward, (NONE, 0)), sequence),
+            "plain_ops": self._rows(EventColumns, is_plain),
+            "nodes": self._rows(NodeSlices, kind == _NODE, sequence, of_forward),
+            "launches": self._rows(Launches, is_api & (correlation != NONE), api, correlation, external),
+            "modules": self._named(kind == _MODULE, lambda name: modules[name[len(MODULE) :]]),
+            "calls": self._rows(CallSlices, kind == _CALL, self._by(call_name, fqn, module_class), phase, call, step),
+            "regions": self._named(is_region & ~has_sequence, regions.__getitem__),
+        }
         # What only a process has, and no device.
-        of_cpu = ("ops", "plain_ops", "nodes", "launches", "modules", "calls", "regions")
-        by_track = np.bincount(np.concatenate([tables[name].track for name in of_cpu]), minlength=len(tracks))
+        by_track = np.bincount(
+            np.concatenate([table.track for table in tables.values()]), minlength=len(self.tracks.known)
+        )
         pids = Counter[int | str]()
-        for (pid, _), track in tracks.items():
-            pids[pid] += int(by_track[track])
-        sync_times: dict[str, list[tuple[int, int]]] = {}
-        sync_names = list(self._sync_names)
-        for name, start, end in zip(syncs.name.tolist(), syncs.start.tolist(), syncs.end.tolist(), strict=True):
-            sync_times.setdefault(sync_names[name], []).append((start, end))
+        for (pid, _), count in zip(self.tracks.known, by_track.tolist(), strict=True):
+            pids[pid] += count
+        marks = self._named(kind == _SYNC, syncs.__getitem__)
+        times: dict[str, list[tuple[int, int]]] = {name: [] for name in syncs}
+        for mark, start, end in zip(marks.name.tolist(), marks.start.tolist(), marks.end.tolist(), strict=True):
+            times[list(syncs)[mark]].append((start, end))
+        windows = self._rows(EventColumns, kind == WINDOW)
+        covered = np.flatnonzero((kind != NONE) & (kind != WINDOW))
+        api_calls = self._rows(ApiCalls, is_api, api)
         return ProfilerEvents(
             **tables,
-            tracks=list(tracks),
-            thread_names=self._thread_names,
-            process_names=self._process_names,
-            sort_indexes=self._sort_indexes,
-            collective_names=list(self._collective_names),
-            region_names=list(self._region_names),
-            module_names=list(self._module_names),
-            call_names=list(self._call_names),
-            syncs=sync_times,
-            flows=pair_arrows(self._arrow_begins, self._arrow_ends),
-            first=int(ends[0]),
-            last=int(ends[1]),
+            captures=api_calls.take(api_calls.call >= ApiCall.CAPTURE_BEGIN),
+            work=self._rows(
+                DeviceWork,
+                is_work,
+                kind,
+                np.maximum(correlation, NONE),
+                external,
+                np.where(graph, graph, NONE),
+                np.where(node, node, NONE),
+                of_work,
+            ),
+            collectives=self._rows(CollectiveSlices, is_launch, collective, is_of_c10d),
+            cpu_collectives=self._rows(NamedSlices, kind == _CPU_COLLECTIVE, collective),
+            steps=self._rows(StepRanges, kind == _STEP, self._by(lambda name: int(name[len(STEP) :]))),
+            tracks=list(self.tracks.known),
+            thread_names=self.thread_names,
+            process_names=self.process_names,
+            sort_indexes=self.sort_indexes,
+            collective_names=list(collectives),
+            region_names=list(regions),
+            module_names=list(modules),
+            call_names=list(calls),
+            syncs=times,
+            flows=self._arrows(),
+            first=int(self.start_ns(covered).min(initial=_LATEST)),
+            last=int((self.start_ns(covered) + self.duration_ns(covered)).max(initial=0)),
             window=(int(windows.start.min()), int(windows.end.max())) if len(windows) else None,
             cpu_pids={pid: count for pid, count in pids.items() if count},
-            tids=frozenset(self.tids | {tid for _, tid in tracks if isinstance(tid, int)}),
-            malformed=self.odd.malformed + self._early + self._no_numbers,
-            total=self._total,
+            tids=frozenset(self.tids | {tid for _, tid in self.tracks.known if isinstance(tid, int)}),
+            malformed=self.malformed + int(np.count_nonzero(is_early)) + self._no_numbers,
+            total=len(self),
         )
 
+    def _by(self, describe: Callable[..., int], *texts: Int64Array) -> Callable[[Int64Array], Int64Array]:
+        """Return what returns a value for some rows, and describes each different thing that they say once.
 
-def _id(value: Any) -> int:
-    """Return an id as it is; -1 for what is not an id."""
-    number: int = value if is_int64(value) else -1
-    return number
+        Args:
+            describe: returns the value for a name, and texts of args.
+            texts: of each event, the numbers of the texts; None for -1.
+        """
+        names, text_of = [name for _, name in self.kinds], [*self.texts, None]
+
+        def values(rows: Int64Array) -> Int64Array:
+            key = self.kind[rows].astype(np.int64)
+            for numbers in texts:
+                key = key * len(text_of) + numbers[rows] + 1
+            known, place = number_values(key)
+            first = np.empty(len(known), np.int64)
+            first[place] = rows
+            columns = [[text_of[number] for number in numbers[first].tolist()] for numbers in texts]
+            described = [
+                describe(str(names[kind]), *own) for kind, *own in zip(self.kind[first].tolist(), *columns, strict=True)
+            ]
+            return np.array(described, np.int64)[place]
+
+        return values
+
+    def _rows(
+        self, columns: type[_Columns], chosen: BoolArray, *values: Int64Array | Callable[[Int64Array], Int64Array]
+    ) -> _Columns:
+        """Return the chosen slices; those of which a value is no number are counted and left out.
+
+        Args:
+            columns: the kind.
+            chosen: which events of the table.
+            values: what the kind has beside times: of each event, or what returns it for rows.
+        """
+        rows = np.flatnonzero(chosen)
+        more = [value(rows) if callable(value) else value[rows] for value in values]
+        if more and (is_odd := np.any(np.array(more) == NO_NUMBER, axis=0)).any():
+            self._no_numbers += int(np.count_nonzero(is_odd))
+            rows, more = rows[~is_odd], [value[~is_odd] for value in more]
+        return columns(self.track[rows].astype(np.int64), self.start_ns(rows), self.duration_ns(rows), *more)
+
+    def _named(self, chosen: BoolArray, number: Callable[[str], int]) -> NamedSlices:
+        return self._rows(NamedSlices, chosen, self._by(number))
+
+    def _arrows(self) -> Arrows:
+        """Return the forward-backward arrows that have both ends."""
+        flows = self.flows
+        rows = flows.row
+        of_autograd = np.array([category == _AUTOGRAD_ARROWS for category, _ in self.kinds] or [False])[self.kind[rows]]
+        chosen = of_autograd & np.isin(self.phase[rows], (ord("s"), ord("f")))
+        pids = [pid for pid, _ in self.tracks.known]
+        begins, ends = dict[Any, int](), dict[Any, int]()
+        columns = (column[chosen].tolist() for column in (rows, flows.flow, flows.ways, self.track[rows]))
+        for row, flow, ways, track in zip(*columns, strict=True):
+            (ends if ways & ENDS else begins)[pids[track], flow] = row
+        both = np.array([(row, begins[arrow]) for arrow, row in ends.items() if arrow in begins], np.int64).reshape(
+            -1, 2
+        )
+        end, begin = both.T
+        return Arrows(self.track[end], self.start_ns(end), np.zeros(len(end), np.int64), self.track[begin])
 
 
-@functools.lru_cache(_MAX_CACHED_NAMES)
-def _cpu_kind(name: str) -> int:
-    """Return what a slice of the CPU is, by its name."""
+def _kind(name: str, category: object) -> int:
+    """Return what a slice is, by its name and category."""
+    is_api = isinstance(category, str) and category.endswith(("_runtime", "_driver"))
+    kind = _SLICE_KINDS.get(category, RUNTIME if is_api else _CALL if category in PHASES else OTHER)
+    if kind == PYTHON:
+        return _MODULE if name.startswith(MODULE) else OTHER
+    if kind not in (CPU_OP, ANNOTATION):
+        return kind
     if name.startswith(SYNC):
         return _SYNC
     if name.startswith(NODE):
@@ -330,23 +286,14 @@ def _cpu_kind(name: str) -> int:
         return _STEP
     if annotated := collective_of_annotation(name):
         return _CPU_COLLECTIVE if annotated[1] else _COLLECTIVE
-    return _COLLECTIVE if collective_of_operator(name, None) else _ORDINARY
+    return _COLLECTIVE_OP if collective_of_operator(name, None) else kind
 
 
-@functools.lru_cache(_MAX_CACHED_NAMES)
-def slice_kind(category: object) -> int:
-    """Return the kind of slices of a category."""
-    is_api = isinstance(category, str) and category.endswith(("_runtime", "_driver"))
-    return SLICE_KINDS.get(category, RUNTIME if is_api else OTHER)
-
-
-@functools.lru_cache(_MAX_CACHED_NAMES)
 def api_call(name: str) -> int:
     """Return what a call of the GPU's runtime or driver does, by its name (`cudaLaunchKernel`): an `ApiCall`."""
     return next((int(call) for pattern, call in _API_CALLS if pattern.match(name)), 0)
 
 
-@functools.lru_cache(_MAX_CACHED_NAMES)
 def collective_of_kernel(name: str) -> str | None:
     """Return which collective a kernel is part of (`all_reduce`), by its name; None for one that computes."""
     return _collective(name) if _COMMUNICATION_KERNEL.search(name) else None
@@ -375,7 +322,6 @@ def collective_of_operator(name: str, collective_name: object) -> str | None:
     return _collective(name[len(C10D) :]) if name.startswith(C10D) else None
 
 
-@functools.lru_cache(_MAX_CACHED_NAMES)
 def _collective(text: str) -> str:
     letters = re.sub(r"[^a-z]", "", text.lower())
     return next((name for name in _COLLECTIVES if name.replace("_", "") in letters), UNNAMED_COLLECTIVE)

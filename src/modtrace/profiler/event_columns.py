@@ -1,20 +1,15 @@
-"""What attribution needs of a profiler trace: its events as columns, and the tables that gather them.
+"""What attribution needs of a profiler trace: its slices of each kind as columns.
 
 Times are integer nanoseconds from the trace's own base. They are read as doubles, as every reader of JSON does: in a
 trace of before torch 2.4, which counts from 1970, they come in steps of 250 ns.
 """
 
-from array import array
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Generic, TypeVar
-
-import numpy as np
+from typing import TypeVar
 
 from .._typing import AnyArray, Int64Array
-from ..formats.chrome_values import MAX_TIME_US, TrackKey, microseconds_to_ns
-from ..formats.odd_events import parse_microseconds
+from ..formats.chrome_values import TrackKey
 from ..timeline import Name
 
 
@@ -253,104 +248,3 @@ class ProfilerEvents:
     def int_pids(self) -> frozenset[int]:
         """The ids of processes and devices that are numbers."""
         return frozenset(pid for pid, _ in self.tracks if isinstance(pid, int))
-
-
-_NO_NUMBERS = (TypeError, OverflowError, ValueError)
-"""What comes of rows in which something is not a number, or has more than 64 bits."""
-
-
-class SliceTable(Generic[_Columns]):
-    """Slices of one kind while they are gathered, times in µs.
-
-    Attributes:
-        pending: rows that are not in the columns yet: track, start, duration, and what the kind has beside those.
-    """
-
-    __slots__ = ("_columns", "_kind", "pending")
-
-    def __init__(self, kind: type[_Columns]) -> None:
-        self.pending: list[tuple[Any, ...]] = []
-        self._kind = kind
-        self._columns = self._empty()
-
-    def _empty(self) -> "list[array[Any]]":
-        return [array("d" if field.name in ("start", "duration") else "q") for field in fields(self._kind)]
-
-    def _of(self, rows: list[tuple[Any, ...]]) -> "list[array[Any]]":
-        by_column = zip(self._columns, zip(*rows, strict=True), strict=True)
-        return [array(column.typecode, numbers) for column, numbers in by_column]
-
-    def take_pending(self) -> tuple[float, float, int, int, int]:
-        """Move what is pending to the columns.
-
-        Returns:
-            Its first and last moment, µs; and how many rows are left out: as they have no time, are before the time 0
-            of the trace, and as something else in them is no number.
-        """
-        rows, self.pending[:] = self.pending[:], []
-        numbers, timeless = rows, 0
-        try:
-            new = self._of(rows)
-        except _NO_NUMBERS:
-            timed = [row for row in map(_with_times, rows) if row is not None]
-            numbers = [row for row in timed if self._is_of_numbers(row)]
-            timeless = len(rows) - len(timed)
-            if not numbers:
-                return np.inf, -np.inf, timeless, 0, len(timed)
-            new = self._of(numbers)
-        first, length = np.frombuffer(new[1], np.float64), np.frombuffer(new[2], np.float64)
-        last = first + length
-        is_early = first < 0 if self._kind is CallSlices else first <= 0  # the profiler has events at 0 that never ran
-        valid = ~is_early & (length >= 0) & (last < MAX_TIME_US)
-        early = int(np.count_nonzero(is_early & (length >= 0)))
-        left_out = len(first)
-        if not valid.all():
-            first, last = first[valid], last[valid]
-            kept = np.flatnonzero(valid).tolist()
-            new = [array(column.typecode, [column[row] for row in kept]) for column in new]
-        left_out -= len(first)
-        for column, more in zip(self._columns, new, strict=True):
-            column.extend(more)
-        first_and_last = float(first.min(initial=np.inf)), float(last.max(initial=-np.inf))
-        return *first_and_last, timeless + left_out - early, early, len(rows) - timeless - len(numbers)
-
-    def _is_of_numbers(self, row: tuple[Any, ...]) -> bool:
-        try:
-            self._of([row])
-        except _NO_NUMBERS:
-            return False
-        return True
-
-    def take_rows(self) -> _Columns:
-        """Return the columns, with times in nanoseconds, and empty the table: nothing is in memory twice."""
-        columns, self._columns = self._columns, self._empty()
-        return self._kind(*map(_array, columns))
-
-
-def _with_times(row: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Return a row with its times as numbers, which may be texts of some; None if they are none."""
-    track, start, duration, *rest = row
-    try:
-        return track, parse_microseconds(start), parse_microseconds(duration), *rest
-    except _NO_NUMBERS:
-        return None
-
-
-def _array(column: "array[Any]") -> Any:
-    """Return a column as an array; one of times, which are µs, in ns."""
-    if column.typecode == "d":
-        return microseconds_to_ns(np.frombuffer(column, np.float64) if column else np.empty(0))
-    return np.frombuffer(column, np.int64) if column else np.empty(0, np.int64)
-
-
-def pair_arrows(begins: Mapping[Any, int], ends: Mapping[Any, tuple[int, float]]) -> Arrows:
-    """Return a row for each arrow that has both ends.
-
-    Args:
-        begins: the track on which each arrow begins.
-        ends: the track on which it ends, and when, in µs.
-    """
-    rows = [(track, start, begins[flow]) for flow, (track, start) in ends.items() if flow in begins]
-    start = microseconds_to_ns(np.array([start for _, start, _ in rows], np.float64))
-    track, begin = np.array([(track, begin) for track, _, begin in rows], np.int64).reshape(-1, 2).T
-    return Arrows(track, start, np.zeros(len(rows), np.int64), begin)

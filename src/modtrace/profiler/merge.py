@@ -76,10 +76,10 @@ def merge_timeline(
             raise WriteError(f"cannot write {name}: it is the profiler's trace itself; give another name")
         captured = None if capture is None else _read_trace(capture)
         with atomic_writer(name) as sink:
-            stream, collector = EventStream(source), EventCollector()
-            output = _new_output(name, stream, sink)
+            stream, collector = EventStream(source), EventCollector(all_arrows=not _is_json(name))
+            output = _new_output(name, stream, sink, collector)
             for chunk in stream.chunks():
-                output.add(chunk, collector.add(chunk.events), collector.odd.tracks)
+                output.add(chunk, collector.add(chunk.events))
             if MERGED in stream.keys:
                 problem = (
                     "this trace was merged before and holds its recording: open it as it is, or merge the profiler's"
@@ -87,19 +87,23 @@ def merge_timeline(
                 raise TraceError(source.path, f"{problem} own trace")
             events = collector.events()
             overlaid = overlay(timeline, events, stream.keys, source.path, captured)
-            merged = _describe(overlaid, stream, [*output.notes(), *collector.odd.notes()], name)
+            merged = _describe(overlaid, stream, [*output.notes(), *collector.notes()], name)
             recording = overlaid.recording(events, base_time_ns(stream.keys, source.path))
             output.finish(overlaid, events, merged.metadata, pack_table(recording))
             return merged
 
 
-def _new_output(path: str, stream: EventStream, sink: Sink) -> "JsonOutput | PacketOutput":
+def _is_json(path: str) -> bool:
+    return path.lower().endswith((".json", ".json.gz"))
+
+
+def _new_output(path: str, stream: EventStream, sink: Sink, table: EventCollector) -> "JsonOutput | PacketOutput":
     """Return what writes the format of a path's suffix."""
-    if path.lower().endswith((".json", ".json.gz")):
+    if _is_json(path):
         return JsonOutput(stream, sink)
     from .merged_perfetto import PacketOutput  # protobuf takes time to import
 
-    return PacketOutput(stream, sink)
+    return PacketOutput(stream, sink, table)
 
 
 def _read_trace(path: _Path) -> Trace:

@@ -10,7 +10,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, Track
 from ..formats.chrome_values import TrackKey, base_time_ns
 from ..formats.escape import escaped
 from ..formats.event_stream import Chunk, EventStream
-from ..formats.odd_events import TrackNumbers
+from ..formats.event_table import EventTable
 from ..formats.own_table import Checksum, packet_table
 from ..formats.perfetto_ids import PROFILER_SEQUENCE, REALTIME_CLOCK
 from ..formats.trace_file import MERGED_PACKET, metadata_json
@@ -36,15 +36,16 @@ class PacketOutput:
     Args:
         stream: the profiler's trace.
         sink: what to write to.
+        table: takes the profiler's events.
     """
 
-    def __init__(self, stream: EventStream, sink: Sink) -> None:
+    def __init__(self, stream: EventStream, sink: Sink, table: EventTable) -> None:
         self._stream, self._sink = stream, Checksum(sink.write)
-        self._slices = ProfilerSlices()
+        self._slices = ProfilerSlices(table)
 
-    def add(self, _chunk: Chunk, events: Sequence[Any], tracks: TrackNumbers) -> None:
-        """Take some of the profiler's events, see `EventCollector.add`."""
-        self._slices.add(events, tracks)
+    def add(self, _chunk: Chunk, events: Sequence[Any]) -> None:
+        """Take some of the profiler's events, as the table returned them."""
+        self._slices.add(events)
 
     def notes(self) -> list[str]:
         """Return what is left out."""

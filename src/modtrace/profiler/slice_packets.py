@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -24,15 +23,27 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, Track
 from .._interrupts import cached_property
 from .._numbering import Numbering
 from .._typing import Float64Array, Int64Array
-from ..formats.chrome_values import MAX_TIME_US, microseconds_to_ns
+from ..formats.chrome_values import microseconds_to_ns
 from ..formats.escape import UNNAMED, escaped
-from ..formats.odd_events import TrackNumbers
+from ..formats.event_table import (
+    AROUND,
+    AT_LAST,
+    BEGIN,
+    BEGINS,
+    ENDS,
+    FLOW_PHASES,
+    METADATA,
+    NEXT,
+    SLICE,
+    EventTable,
+    split_by,
+)
 from ..formats.perfetto_ids import PROFILER_FLOW, PROFILER_SEQUENCE
 from ..write.perfetto_descriptors import following_packet, interned_packets, serialize
 from ..write.slices import order_slices, slice_packets
 
 _MAX_MESSAGES = 1000
-_SLICE_PHASES, _FLOW_PHASES = ("X", "i", "I"), ("s", "t", "f")
+_DRAWN = b"XiI"
 
 
 class EventEncoder:
@@ -44,8 +55,8 @@ class EventEncoder:
         self._arg_names = Numbering[str](first=1)
         self._messages: dict[tuple[str | None, tuple[str, ...]], tuple[TrackEvent, list[Any]]] = {}
 
-    def fields(self, name: str, category: object, args: Mapping[str, Any]) -> bytes:
-        """Return the name, the category and the args of an event as fields of a TrackEvent.
+    def fields(self, name: str | None, category: object, args: Mapping[str, Any]) -> bytes:
+        """Return the name, if any, the category and the args of an event as fields of a TrackEvent.
 
         Raises:
             AttributeError: the args are not a mapping.
@@ -70,7 +81,10 @@ class EventEncoder:
                 annotation.string_value = escaped(value)
             else:
                 annotation.string_value = escaped(orjson.dumps(value, default=str).decode())
-        event.name_iid = self._names[name]
+        if name is None:
+            event.ClearField("name_iid")
+        else:
+            event.name_iid = self._names[name]
         serialized: bytes = event.SerializeToString()
         return serialized
 
@@ -95,202 +109,149 @@ class EventEncoder:
         return interned_packets(PROFILER_SEQUENCE, names, map(escaped, self._categories), map(escaped, self._arg_names))
 
 
-_AT_LAST, _AROUND, _NEXT = range(3)
-"""Which slice an end of a flow belongs to: the last one before it in the file, the one around it, or the next one."""
 _MAX_LOOKED_AT = 512
 """Slices that are looked at for the one around a moment: so deep viewers draw."""
 
 
-@dataclass
-class SliceFlows:
-    """Takes the ends of flows in file order; columns of equal length.
+class ProfilerSlices:
+    """Encodes what slices and instants say while their chunk is read; the rest is in the table.
+
+    Args:
+        table: takes the events, each chunk before it is added here.
 
     Attributes:
-        lost: arrows with an end that no slice holds, once `by_track` was called.
+        encoder: encodes their args.
+        lost_arrows: arrows with an end that no slice holds, once `notes` was called.
     """
 
-    lost: int = 0
-    _flow: array[int] = field(default_factory=lambda: array("q"))
-    _ends: bytearray = field(default_factory=bytearray)
-    _binds: bytearray = field(default_factory=bytearray)
-    _time: array[float] = field(default_factory=lambda: array("d"))
-    _track: array[int] = field(default_factory=lambda: array("q"))
-    _slice: array[int] = field(default_factory=lambda: array("q"))
+    def __init__(self, table: EventTable) -> None:
+        self.encoder = EventEncoder()
+        self.lost_arrows = 0
+        self._table = table
+        self._row = array("q")
+        self._fields: list[bytes] = []
+        self._of_ends: dict[int, bytes] = {}
 
-    def add(self, flow: int, time: float, track: int, of_slice: int, *, ends: bool, binds: int = _AT_LAST) -> None:
-        """Take the begin or the end of a flow.
+    def add(self, events: Sequence[Any]) -> None:
+        """Take the events that the table has just taken, as it returned them."""
+        fields, rows, encoded = self.encoder.fields, self._row, self._fields
+        for row, event in enumerate(events, len(self._table) - len(events)):
+            if (phase := event["ph"]) in "XBiI":
+                args = event.get("args")
+                encoded.append(fields(str(event.get("name", "")), event.get("cat"), args if type(args) is dict else {}))
+                rows.append(row)
+            elif phase == "E" and type(event.get("args")) is dict:
+                self._of_ends[row] = fields(None, None, event["args"])
 
-        Args:
-            flow: number of the flow.
-            time: µs from the trace's base.
-            track: its track.
-            of_slice: index of its slice on that track.
-            ends: whether the flow ends here.
-            binds: which slice it belongs to, if it is not `of_slice`.
-        """
-        self._flow.append(flow)
-        self._ends.append(ends)
-        self._binds.append(binds)
-        self._time.append(time)
-        self._track.append(track)
-        self._slice.append(of_slice)
+    @cached_property
+    def tracks(self) -> dict[int, TrackSlices]:
+        """The slices and instants of each track, by its number in the table."""
+        table, rows = self._table, np.array(self._row, np.int64)
+        for begin, end in zip(*(half.tolist() for half in table.pairs), strict=True):
+            if end in self._of_ends:
+                self._fields[int(np.searchsorted(rows, begin))] += self._of_ends[end]
+        drawn = np.flatnonzero(np.isin(table.phase[rows], list(_DRAWN)) & (table.start[rows] > 0))
+        by_track = {}
+        for places in sorted(split_by(table.track[rows[drawn]], drawn), key=itemgetter(0)):
+            row = rows[places]
+            duration = np.where(table.phase[row] == SLICE, table.duration[row], -1)
+            fields = [self._fields[place] for place in places.tolist()]
+            by_track[int(table.track[row[0]])] = TrackSlices(row, table.start[row], duration, fields)
+        return by_track
 
-    def by_track(self, tracks: Mapping[int, TrackSlices]) -> dict[int, list[tuple[int, int]]]:
-        """Return for each track the ends of those flows that lead from a slice to a slice.
+    @cached_property
+    def _flows_by_track(self) -> dict[int, list[tuple[int, int]]]:
+        """The ends of those flows on each track that lead from a slice to a slice.
 
         The index of a slice, ascending, and the number of a flow that begins or ends there.
         A number may come again for another flow, once the flow before has ended; here each has one of its own, from 1.
         """
+        table = self._table
+        flows = table.flows
+        track, bound = table.track[flows.row], np.full(len(flows.row), -1, np.int64)
+        for ends in split_by(track, np.arange(len(track))):
+            if (slices := self.tracks.get(int(track[ends[0]]))) is not None:
+                bound[ends] = slices.bound(flows.row[ends], table.start[flows.row[ends]], flows.binds[ends])
         ends_of_track: dict[int, list[tuple[int, int]]] = {}
-        sorted_starts: dict[int, tuple[Int64Array, Float64Array]] = {}
         begun: dict[int, int] = {}
-        at_last = (np.frombuffer(self._binds, np.uint8) == _AT_LAST).tolist()
         pairs = 0
-        # In file order where they are of one time.
-        for row in np.lexsort((np.frombuffer(self._time, np.float64), np.frombuffer(self._flow, np.int64))).tolist():
-            flow = self._flow[row]
-            if not self._ends[row]:
-                begun.setdefault(flow, row)  # a begin of what has begun already is none
-            elif flow in begun:
-                ends = [
-                    (self._track[end], self._slice[end] if at_last[end] else self._slice_of(end, tracks, sorted_starts))
-                    for end in (begun.pop(flow), row)
-                ]
-                if ends[0][1] < 0 or ends[1][1] < 0:
-                    self.lost += 1
-                    continue
-                pairs += 1
-                for track, of_slice in ends:
-                    ends_of_track.setdefault(track, []).append((of_slice, pairs))
-        return {track: sorted(own) for track, own in ends_of_track.items()}
-
-    def _slice_of(
-        self,
-        row: int,
-        tracks: Mapping[int, TrackSlices],
-        sorted_starts: dict[int, tuple[Int64Array, Float64Array]],
-    ) -> int:
-        """Return the slice of an end of a flow on its track, as readers of JSON find it; -1 if there is none."""
-        if self._track[row] not in tracks:
-            return -1
-        slices, time = tracks[self._track[row]], self._time[row]
-        if self._track[row] not in sorted_starts:
-            order = np.lexsort((-np.frombuffer(slices.duration), np.frombuffer(slices.start)))
-            sorted_starts[self._track[row]] = order, np.frombuffer(slices.start)[order]
-        order, starts = sorted_starts[self._track[row]]
-        if self._binds[row] == _NEXT:
-            after = int(np.searchsorted(starts, time))
-            return int(order[after]) if after < len(order) else -1
-        begun = int(np.searchsorted(starts, time, side="right"))
-        around = (int(order[at]) for at in range(begun - 1, max(begun - _MAX_LOOKED_AT, 0) - 1, -1))
-        return next((at for at in around if slices.start[at] + slices.duration[at] >= time), -1)
-
-
-@dataclass
-class TrackSlices:
-    """The slices and instants of one track.
-
-    Attributes:
-        start: µs from the trace's base.
-        duration: µs; -1 for an instant.
-        fields: what else each says, see `EventEncoder.fields`.
-    """
-
-    start: array[float] = field(default_factory=lambda: array("d"))
-    duration: array[float] = field(default_factory=lambda: array("d"))
-    fields: list[bytes] = field(default_factory=list)
-
-
-@dataclass
-class ProfilerSlices:
-    """Takes the profiler's events chunk by chunk.
-
-    Attributes:
-        tracks: the slices of each track, by its number in the table of events.
-        flows: the ends of flows.
-        skipped: events that a Perfetto trace has no place for.
-    """
-
-    encoder: EventEncoder = field(default_factory=EventEncoder)
-    tracks: dict[int, TrackSlices] = field(default_factory=dict)
-    flows: SliceFlows = field(default_factory=SliceFlows)
-    skipped: int = 0
-    _flow_numbers: Numbering[str] = field(default_factory=Numbering)
-
-    def add(self, events: Sequence[Any], numbers: TrackNumbers) -> None:
-        """Take some events, as `OddEvents` has them; `numbers` are those of tracks."""
-        fields, tracks = self.encoder.fields, self.tracks
-        for event in events:
-            try:
-                phase = event["ph"]
-                if phase == "M":
-                    continue
-                track, start = numbers[event["pid"], event["tid"]], float(event["ts"])
-                duration = float(event["dur"]) if phase == "X" else -1.0
-                if phase in _SLICE_PHASES and start > 0:
-                    # NaN is not a time either.
-                    if not (start < MAX_TIME_US and start + duration < MAX_TIME_US):
-                        raise ValueError(start)
-                    own = fields(str(event["name"]), event.get("cat"), event.get("args") or {})
-                    if track not in tracks:
-                        tracks[track] = TrackSlices()
-                    slices = tracks[track]
-                    slices.start.append(start)
-                    slices.duration.append(duration)
-                    slices.fields.append(own)
-                    if "bind_id" in event:
-                        self._add_bound(event, start, track)
-                elif phase in _FLOW_PHASES:
-                    flow = self._flow_numbers[f"{event.get('cat')} {event['name']} {event['id']}"]
-                    of_slice, binds = -1, _AROUND
-                    if track in tracks and tracks[track].start[-1] == start:
-                        of_slice, binds = len(tracks[track].start) - 1, _AT_LAST
-                    elif phase == "f" and event.get("bp") != "e":
-                        binds = _NEXT
-                    if phase != "s":
-                        self.flows.add(flow, start, track, of_slice, ends=True, binds=binds)
-                    if phase != "f":
-                        self.flows.add(flow, start, track, of_slice, ends=False, binds=binds)
+        order = np.lexsort((table.start[flows.row], flows.flow))  # in file order where they are of one time
+        columns = (order, flows.flow[order], flows.ways[order])
+        for end, flow, ways in zip(*(column.tolist() for column in columns), strict=True):
+            if ways & ENDS and flow in begun:
+                both = begun.pop(flow), end
+                if min(bound[both[0]], bound[end]) < 0:
+                    self.lost_arrows += 1
                 else:
-                    self.skipped += 1
-            except (KeyError, TypeError, ValueError, AttributeError):
-                self.skipped += 1
-
-    def _add_bound(self, event: dict[str, Any], start: float, track: int) -> None:
-        """Take the ends of a flow that the last slice of a track carries itself."""
-        flow = self._flow_numbers[f"bind_id {event['bind_id']}"]
-        for way in ("flow_in", "flow_out"):
-            if event.get(way) is True:
-                of_slice = len(self.tracks[track].start) - 1
-                self.flows.add(flow, start, track, of_slice, ends=way == "flow_in")
+                    pairs += 1
+                    for one in both:
+                        ends_of_track.setdefault(int(track[one]), []).append((int(bound[one]), pairs))
+            if ways & BEGINS:
+                begun.setdefault(flow, end)  # a begin of what has begun already is none
+        return {track: sorted(own) for track, own in ends_of_track.items()}
 
     def notes(self) -> list[str]:
         """Return what a Perfetto trace has no place for."""
         _ = self._flows_by_track
+        phase = self._table.phase
+        has_place = np.isin(phase, [0, BEGIN, METADATA, *FLOW_PHASES])
+        skipped = np.count_nonzero(~has_place) - sum(len(slices.row) for slices in self.tracks.values())
         notes = []
-        if self.skipped:
-            notes.append(f"{self.skipped} of the profiler's events are of a kind that .pftrace has no place for")
-        if self.flows.lost:
+        if skipped:
+            notes.append(f"{skipped} of the profiler's events are of a kind that .pftrace has no place for")
+        if self.lost_arrows:
             what = "of the profiler's arrows are left out: no slice is where they begin or end"
-            notes.append(f"{self.flows.lost} {what}")
+            notes.append(f"{self.lost_arrows} {what}")
         return notes
 
     def packets(self, track: int, base: int, uuid: int, row_beside: Callable[[int], TracePacket]) -> Iterator[bytes]:
         """Yield the packets of a track, see `profiler_packets`; `base` is what its times count from, in Unix ns."""
         slices = self.tracks[track]
-        start, duration = np.frombuffer(slices.start, np.float64), np.frombuffer(slices.duration, np.float64)
-        fields = slices.fields
-        if track in self._flows_by_track:
-            fields = list(fields)
-            for index, own in groupby(self._flows_by_track[track], key=itemgetter(0)):
-                flows = [flow + PROFILER_FLOW for _, flow in own]
-                fields[index] += TrackEvent(flow_ids=flows).SerializeToString()
-        start_ns, duration_ns = microseconds_to_ns(start) + base, microseconds_to_ns(duration)
-        yield from profiler_packets(start_ns, duration_ns, fields, uuid, row_beside)
+        for index, own in groupby(self._flows_by_track.get(track, []), key=itemgetter(0)):
+            flows = [flow + PROFILER_FLOW for _, flow in own]
+            slices.fields[index] += TrackEvent(flow_ids=flows).SerializeToString()
+        start, duration = microseconds_to_ns(slices.start) + base, microseconds_to_ns(slices.duration)
+        yield from profiler_packets(start, duration, slices.fields, uuid, row_beside)
 
-    @cached_property
-    def _flows_by_track(self) -> dict[int, list[tuple[int, int]]]:
-        return self.flows.by_track(self.tracks)
+
+class TrackSlices(NamedTuple):
+    """The slices and instants of one track, in file order; columns of equal length.
+
+    Attributes:
+        row: in the table of events.
+        start: µs from the trace's base.
+        duration: µs; -1 for an instant.
+        fields: what else each says, see `EventEncoder.fields`.
+    """
+
+    row: Int64Array
+    start: Float64Array
+    duration: Float64Array
+    fields: list[bytes]
+
+    def bound(self, row: Int64Array, time: Float64Array, binds: Int64Array) -> Int64Array:
+        """Return the slice to which each end of a flow belongs, as readers of JSON find it; -1 if there is none.
+
+        An end whose event comes right after a slice that begins at its time belongs to that slice.
+
+        Args:
+            row: of each end's event in the table.
+            time: of each end, µs.
+            binds: of each end, see `EventFlows`.
+        """
+        last = np.searchsorted(self.row, row, side="right") - 1
+        is_last = (last >= 0) & np.where(binds == AT_LAST, self.row[last] == row, self.start[last] == time)
+        order = np.lexsort((-self.duration, self.start))
+        starts = self.start[order]
+        after = np.searchsorted(starts, time)
+        following = np.where(after < len(order), order[np.minimum(after, len(order) - 1)], -1)
+        bound: Int64Array = np.where(is_last, last, np.where(binds == NEXT, following, -1))
+        begun = np.searchsorted(starts, time, side="right")
+        for end in np.flatnonzero(~is_last & (binds == AROUND)).tolist():
+            around = order[max(begun[end] - _MAX_LOOKED_AT, 0) : begun[end]][::-1]
+            open_ = around[self.start[around] + self.duration[around] >= time[end]]
+            bound[end] = open_[0] if len(open_) else -1
+        return bound
 
 
 def profiler_packets(

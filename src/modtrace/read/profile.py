@@ -27,5 +27,5 @@ def load_profile(path: str | os.PathLike[str]) -> Timeline:
         made = overlay(None, events, stream.keys, file.path)
     timeline = made.recording(events, base)
     return replace(
-        timeline, metadata={**timeline.metadata, "notes": [*made.notes, *stream.notes(), *collector.odd.notes()]}
+        timeline, metadata={**timeline.metadata, "notes": [*made.notes, *stream.notes(), *collector.notes()]}
     )

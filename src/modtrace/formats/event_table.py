@@ -1,0 +1,407 @@
+"""The events of a trace as columns, parsed once, whatever wrote them: one row for each event of the file."""
+
+import contextlib
+import math
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Container, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._interrupts import cached_property
+from .._numbering import Numbering
+from .._typing import AnyIntArray, BoolArray, Float64Array, Int32Array, Int64Array, UInt8Array
+from .chrome_values import MAX_TIME_US, TrackKey, is_int64, microseconds_to_ns
+
+MALFORMED = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
+"""What comes of an event that is not as events are."""
+NONE, NO_NUMBER = -1, -(1 << 62)
+"""What a column of args has where an event has no such arg, and where it is no whole number of 64 bits."""
+SLICE, BEGIN, END, METADATA = b"XBEM"
+FLOW_PHASES = b"stf"
+AT_LAST, AROUND, NEXT = range(3)
+"""Which slice an end of a flow belongs to: the row's own, the one around it, or the next one."""
+ENDS, BEGINS, _BOUND = 1, 2, 4
+_NO_EVENT = {"ph": "\0"}
+_NO_ARGS: dict[str, Any] = {}
+_NO_DURATION = -math.inf
+_ARROW_PHASES = frozenset("stf")
+_Row = tuple[int, int, int, float, float]
+_UNWANTED: _Row = (ord("0"), 0, 0, 0.0, 0.0)
+_Of = tuple[int, dict[str, Any]]
+
+
+class EventFlows(NamedTuple):
+    """The ends of arrows; int64 columns of equal length.
+
+    Attributes:
+        row: of the event in the table.
+        flow: number of the flow.
+        ways: whether it `ENDS` there, or `BEGINS`; one that passes does both.
+        binds: which slice it belongs to: `AT_LAST`, `AROUND` or `NEXT`.
+    """
+
+    row: Int64Array
+    flow: Int64Array
+    ways: Int64Array
+    binds: Int64Array
+
+
+class EventTable:
+    """Takes parsed events chunk by chunk, as `add` documents; then its columns say what they are.
+
+    A slice is an X, or a B and the E after it on its track, by their times. A time is a number or the text of one, an
+    id anything: what has no pid or tid is of 0, as readers of JSON have it.
+
+    Attributes:
+        tracks: the number of a track by pid and tid as an event has them.
+        kinds: the number of each pair of category and name; one may be no text.
+        texts: the number of each text of an arg.
+        thread_names: names by pid and tid.
+        process_names: names by pid.
+        sort_indexes: where a viewer sorts the rows of threads and streams, by pid and tid.
+        tids: the ids of threads that metadata are about and that are numbers.
+    """
+
+    wanted_arrows: Container[object] | None = None
+    """The categories of arrows that are looked at; None: all are."""
+    TEXT_ARGS: frozenset[str] = frozenset()
+    """Those among the wanted args that are texts."""
+
+    def __init__(self) -> None:
+        self.tracks = TrackNumbers()
+        self.kinds, self.texts = EventKinds(self.wanted_args), Numbering[str]()
+        self.thread_names: dict[TrackKey, str] = {}
+        self.process_names: dict[int | str, str] = {}
+        self.sort_indexes: dict[TrackKey, int] = {}
+        self.tids: set[int] = set()
+        self._phase = bytearray()
+        self._kind, self._track = array("i"), array("i")
+        self._start, self._duration = array("d"), array("d")
+        self._args: dict[Sequence[str], list[array[int]]] = {}
+        self._flow_keys = Numbering[tuple[Any, ...]]()
+        self._flows = array("q"), array("q"), bytearray()
+
+    def __len__(self) -> int:
+        return len(self._phase)
+
+    def wanted_args(self, _category: object, _name: str) -> Sequence[str]:
+        """Return which args of events of a category and name get a column; a subclass says so."""
+        return ()
+
+    def add(self, events: Sequence[Any]) -> Sequence[Any]:
+        """Take a chunk's events, and return as many: each as torch.profiler would write it, as most are.
+
+        What cannot be an event is returned as one without a phase.
+        """
+        try:
+            self._add(events)
+        except MALFORMED:
+            events = [*map(_ordinary, events)]
+            self._add(events)
+        return events
+
+    def _add(self, events: Sequence[Any]) -> None:
+        """Take events whose fields are of the usual types, all or none of them."""
+        kinds, tracks, keys, wanted = self.kinds, self.tracks, self._flow_keys, self.wanted_arrows
+        rows, metadata, arrows, bound = list[_Row](), list[_Of](), list[_Of](), list[_Of]()
+        add_row, wanted_args, with_args = (
+            rows.append,
+            self.kinds.wanted_args,
+            defaultdict[Sequence[str], list[_Of]](list),
+        )
+        # One pass, as looking at events again costs as much as what is done with them.
+        for row, event in enumerate(events, len(self)):
+            if (phase := event["ph"]) == "X":
+                kind, track = kinds[event.get("cat"), event["name"]], tracks[event["pid"], event["tid"]]
+                add_row((SLICE, kind, track, event["ts"], event["dur"]))
+                if "bind_id" in event:
+                    bound.append((row, event))
+            else:
+                if phase in _ARROW_PHASES:
+                    if wanted is not None and event.get("cat") not in wanted:
+                        add_row(_UNWANTED)
+                        continue
+                    arrows.append((row, event))
+                elif phase == "M":
+                    metadata.append((row, event))
+                elif "bind_id" in event:
+                    bound.append((row, event))
+                kind = kinds[event.get("cat"), event.get("name", "")]
+                track = tracks[event.get("pid"), event.get("tid")] if phase != "M" else 0
+                add_row((ord(phase), kind, track, event.get("ts", math.nan), 0.0))
+            if names := wanted_args[kind]:
+                with_args[names].append((row, event.get("args") or _NO_ARGS))
+        phases, in_kind, on_track, starts, durations = zip(*rows, strict=True) if rows else ((),) * 5
+        phase, start, duration = bytearray(phases), array("d", starts), array("d", durations)
+        args = {names: self._args_of(names, some) for names, some in with_args.items()}
+        if not {type(e["id"]) for _, e in arrows} | {type(e["bind_id"]) for _, e in bound} <= _FLOW_ID_TYPES:
+            raise TypeError
+        flows = [row for row, _ in arrows + bound]
+        flow = [keys[event["id"], event.get("cat", ""), event.get("name", "")] for _, event in arrows]
+        flow += [keys[(event["bind_id"],)] for _, event in bound]
+        # Of an arrow whether the slice around it has it, of a slice what it does, both as `flows` reads them.
+        hints = bytearray([event.get("bp") == "e" for _, event in arrows])
+        hints += bytes((e.get("flow_in") is True) + 2 * (e.get("flow_out") is True) + _BOUND for _, e in bound)
+        for row, event in metadata:
+            phase[row - len(self)] = self._metadata(event)
+        for column, values in zip(self._flows, (flows, flow, hints), strict=True):
+            column.extend(values)
+        for names, numbers in args.items():
+            columns = self._args.setdefault(names, [array("q") for _ in numbers])
+            for column, values in zip(columns, numbers, strict=True):
+                column += values
+        self._phase += phase
+        self._kind += array("i", in_kind)
+        self._track += array("i", on_track)
+        self._start += start
+        self._duration += duration
+
+    def _args_of(self, names: Sequence[str], rows: list[tuple[int, dict[str, Any]]]) -> "list[array[int]]":
+        """Return a column of the rows, and one for each name with their numbers."""
+        columns = [array("q", [row for row, _ in rows])]
+        for name in names:
+            values = [own.get(name, NONE) for _, own in rows]
+            columns.append(self._texts_of(values) if name in self.TEXT_ARGS else _numbers(values))
+        return columns
+
+    def _texts_of(self, values: list[Any]) -> "array[int]":
+        return array("q", [value if value == NONE else self.texts[str(value)] for value in values])
+
+    def _metadata(self, event: dict[str, Any]) -> int:
+        """Take what an event says of a process or thread; return its phase, that of no event if it says it wrongly."""
+        try:
+            pid, tid, args = parse_id(event.get("pid")), parse_id(event.get("tid")), event["args"]
+            if event["name"] == "thread_name":
+                # The last of several names is the one that a thread gave itself.
+                self.thread_names[pid, tid] = str(args["name"])
+            elif event["name"] == "process_name":
+                self.process_names[pid] = str(args["name"])
+            elif event["name"] == "thread_sort_index" and is_int64(index := args["sort_index"]):
+                self.sort_indexes[pid, tid] = index
+            if isinstance(tid, int):
+                self.tids.add(tid)
+        except MALFORMED:
+            return 0
+        return METADATA
+
+    @cached_property
+    def track(self) -> Int32Array:
+        """The number of each event's track."""
+        return np.frombuffer(self._track, np.int32)
+
+    @cached_property
+    def kind(self) -> Int32Array:
+        """The number of each event's category and name."""
+        return np.frombuffer(self._kind, np.int32)
+
+    @cached_property
+    def start(self) -> Float64Array:
+        """When each event begins, in µs; NaN where it does not say."""
+        return np.frombuffer(self._start, np.float64)
+
+    @cached_property
+    def written_phase(self) -> UInt8Array:
+        """What each event is by its `ph`; 0 for none."""
+        return np.frombuffer(self._phase, np.uint8)
+
+    @cached_property
+    def pairs(self) -> tuple[Int64Array, Int64Array]:
+        """The rows of each B and of the E that ends it."""
+        halves = np.flatnonzero(np.isin(self.written_phase, (BEGIN, END)) & self._is_timed)
+        begins, ends = list[int](), list[int]()
+        is_begin = self.written_phase == BEGIN
+        for rows in split_by(self.track[halves], halves):
+            rows = rows[np.argsort(self.start[rows], kind="stable")]
+            opened: list[int] = []
+            for row, begins_here in zip(rows.tolist(), is_begin[rows].tolist(), strict=True):
+                if begins_here:
+                    opened.append(row)
+                elif opened:
+                    begins.append(opened.pop())
+                    ends.append(row)
+        return np.array(begins, np.int64), np.array(ends, np.int64)
+
+    @cached_property
+    def _is_timed(self) -> BoolArray:
+        """Whether each event has a time that can be."""
+        return np.abs(self.start) < MAX_TIME_US
+
+    @cached_property
+    def without_duration(self) -> Int64Array:
+        """The rows of slices that say no duration; they have 0."""
+        return np.flatnonzero(
+            (self.written_phase == SLICE) & (np.frombuffer(self._duration, np.float64) == _NO_DURATION)
+        )
+
+    @cached_property
+    def duration(self) -> Float64Array:
+        """How long each slice lasts, in µs; of what is none it means nothing."""
+        duration: Float64Array = np.frombuffer(self._duration, np.float64)
+        begins, ends = self.pairs
+        if not len(self.without_duration) and not len(begins):
+            return duration
+        duration = duration.copy()
+        duration[self.without_duration] = 0
+        duration[begins] = self.start[ends] - self.start[begins]
+        return duration
+
+    @cached_property
+    def phase(self) -> UInt8Array:
+        """What each event is; a B that has an E is a slice, and what cannot be an event or is the E of one is 0."""
+        phase: UInt8Array = self.written_phase.copy()
+        begins, ends = self.pairs
+        phase[begins], phase[ends] = SLICE, 0
+        is_slice = phase == SLICE
+        lasts = (self.duration >= 0) & (self.start + self.duration < MAX_TIME_US)
+        is_possible = self._is_timed & (lasts | ~is_slice)
+        phase[~is_possible & (phase != METADATA) | (phase == END)] = 0
+        return phase
+
+    def start_ns(self, rows: AnyIntArray) -> Int64Array:
+        """Return when some events begin, in ns from the trace's base."""
+        return microseconds_to_ns(self.start[rows])
+
+    def duration_ns(self, rows: AnyIntArray) -> Int64Array:
+        """Return how long some slices last, in ns."""
+        return microseconds_to_ns(self.duration[rows])
+
+    @property
+    def malformed(self) -> int:
+        """How many are no events: no object, or without what every event has."""
+        return int(np.count_nonzero(self.phase == 0)) - len(self.pairs[1])
+
+    @cached_property
+    def flows(self) -> EventFlows:
+        """The ends of arrows."""
+        numbers, keys = Numbering[tuple[Any, ...]](), self._flow_keys
+        known = np.arange(len(keys))
+        if not {type(key[0]) for key in keys} <= {int}:
+            ids = [(_flow_id(key[0]), *map(str, key[1:])) for key in keys]
+            known = np.array([numbers[key] for key in ids], np.int64)
+        row, flow, hint = (np.array(column, np.int64) for column in self._flows)
+        phase, is_bound = self.phase[row], hint >= _BOUND
+        ways = np.where(phase == ord("s"), BEGINS, np.where(phase == ord("f"), ENDS, BEGINS | ENDS))
+        binds = np.where((phase == ord("f")) & (hint == 0), NEXT, AROUND)
+        ways, binds = np.where(is_bound, hint - _BOUND, ways), np.where(is_bound, AT_LAST, binds)
+        is_flow = np.isin(phase, list(FLOW_PHASES)) | is_bound & (phase == SLICE)
+        flows = EventFlows(row, known[flow], ways, binds)
+        return EventFlows(*(column[is_flow & (ways > 0)] for column in flows))
+
+    def arg(self, name: str) -> Int64Array:
+        """Return the number or the text's number of an arg for each row; what the E of a slice says, the slice has."""
+        if not any(name in names for names in self._args):
+            return np.broadcast_to(np.int64(NONE), len(self))
+        column = np.full(len(self), NONE, np.int64)
+        for names, (rows, *values) in self._args.items():
+            if name in names:
+                column[np.array(rows)] = np.array(values[names.index(name)])
+        begins, ends = self.pairs
+        column[begins] = np.where(column[ends] == NONE, column[begins], column[ends])
+        return column
+
+    def notes(self) -> list[str]:
+        """Return what the user should know of them."""
+        kinds = {
+            "are no events: no object, or without a ph or a time; no track shows them": self.malformed,
+            "have no dur: here they are 0 ns long, and viewers drop them": len(self.without_duration),
+            "begin and never end (B without E): no track shows them": int(np.count_nonzero(self.phase == BEGIN)),
+        }
+        return [f"{count:,} of the profiler's events {what}" for what, count in kinds.items() if count]
+
+
+def split_by(keys: AnyIntArray, rows: Int64Array) -> list[Int64Array]:
+    """Return the rows of each key, in their order."""
+    order = np.argsort(keys, kind="stable")
+    return np.split(rows[order], np.flatnonzero(np.diff(keys[order])) + 1) if len(rows) else []
+
+
+def _ordinary(event: Any) -> dict[str, Any]:
+    """Return an event as it would be written."""
+    try:
+        phase, args = event["ph"], event.get("args")
+        if phase == "\0" or len(phase.encode("latin-1")) != 1:
+            return _NO_EVENT
+        fields = {**event, "args": args if isinstance(args, dict) else {}, "name": str(event.get("name", ""))}
+        if not isinstance(event.get("cat"), str | None):
+            fields["cat"] = str(event["cat"])
+        fields["pid"], fields["tid"] = parse_id(event.get("pid")), parse_id(event.get("tid"))
+        if phase == "M":
+            fields.pop("ts", None)
+        else:
+            fields["ts"] = parse_microseconds(event["ts"])
+        if phase == "X":
+            fields["dur"] = parse_microseconds(event["dur"]) if "dur" in event else _NO_DURATION
+        if phase in "stf" and type(fields["id"]) not in _FLOW_ID_TYPES:
+            return _NO_EVENT
+        if type(fields.get("bind_id")) not in _FLOW_ID_TYPES:
+            fields.pop("bind_id", None)
+    except MALFORMED:
+        return _NO_EVENT
+    return fields
+
+
+_FLOW_ID_TYPES = {int, float, str}
+
+
+def _flow_id(value: int | float | str) -> int | float | str:
+    """Return the number by which viewers know a flow: they read text as hexadecimal; else it as it is."""
+    with contextlib.suppress(ValueError, OverflowError):
+        return int(value, 16) if isinstance(value, str) else int(value)
+    return value
+
+
+def _numbers(values: list[Any]) -> "array[int]":
+    try:
+        return array("q", values)
+    except (TypeError, OverflowError):
+        return array("q", [value if is_int64(value) else NONE if value is None else NO_NUMBER for value in values])
+
+
+class EventKinds(Numbering[tuple[Any, Any]]):
+    """The number of each category and name of events; `wanted_args` has the args that each kind is asked for."""
+
+    def __init__(self, wanted_args: Callable[[Any, str], Sequence[str]]) -> None:
+        super().__init__()
+        self.wanted_args: list[Sequence[str]] = []
+        self._ask = wanted_args
+
+    def __missing__(self, kind: tuple[Any, Any]) -> int:
+        self.wanted_args.append(self._ask(kind[0], str(kind[1])))
+        return super().__missing__(kind)
+
+
+class TrackNumbers(dict[tuple[Any, Any], int]):
+    """The number of a track by pid and tid as an event has them; `known` has each track once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known = Numbering[TrackKey]()
+
+    def __missing__(self, ids: tuple[Any, Any]) -> int:
+        pid, tid = ids
+        track = self[ids] = self.known[parse_id(pid), parse_id(tid)]
+        return track
+
+
+def parse_id(value: Any) -> int | str:
+    """Return an id as a whole number of 64 bits or a text; 0 if there is none."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if is_int64(value) else 0 if value is None else str(value)
+
+
+def parse_microseconds(value: Any) -> float:
+    """Return a time, which may be text.
+
+    Raises:
+        ValueError: it is no time.
+        TypeError: it is neither number nor text.
+    """
+    number = float(value) if not isinstance(value, bool) else math.nan
+    if not abs(number) < MAX_TIME_US:
+        raise ValueError(value)
+    return number
