@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import modtrace
-from modtrace._next_step import next_step_hint
+from modtrace._next_step import next_step_hint, share_hint
 from modtrace.checking import check
 from modtrace.demo import GPT, batches, make_optimizer, train_step
 from tests.support.python_process import python_environment, run_python
@@ -63,6 +63,14 @@ def test_it_prints_a_table_and_how_to_open_the_trace(demo: tuple[Path, str]) -> 
 def test_the_next_step_is_true_for_the_format(path: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda _: "/bin/modtrace")
     assert next_step_hint(path) == line
+
+
+def test_it_says_how_to_give_a_recording_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda _: "/bin/modtrace")
+    assert share_hint("a/my demo.json") == "To give it to others: modtrace report 'a/my demo.json' -o 'my demo.zip'"
+    assert share_hint("run.modtrace") == "To give it to others: modtrace report run.modtrace -o run.zip"
+    assert share_hint("r.0.pftrace.gz") == "To give it to others: modtrace report r.0.pftrace.gz -o r.0.zip"
+    assert share_hint("Bug.ZIP").startswith("To show it to others, give them Bug.ZIP: they open the viewer.html in it")
 
 
 def test_the_next_step_names_the_command_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from click.testing import CliRunner
 
 import modtrace
 from modtrace import Timeline, load
+from modtrace._next_step import share_hint
 from modtrace.cli.group import group
 from modtrace.read import FileKind, file_kind
 from modtrace.timeline import Name
@@ -177,7 +178,7 @@ def test_without_a_browser_it_says_where_and_how(trace: Path) -> None:
     assert running.poll() is None
     assert fetched(f"{address[1]}trace", "Sec-Fetch-Site: same-origin") == trace.read_bytes()
     assert fourth == "Serving until the page is closed, or Ctrl-C.\n"
-    assert running.communicate(timeout=30) == ("", "")
+    assert running.communicate(timeout=30) == ("", f"{share_hint(str(trace))}\n")
     assert running.returncode == 0
 
 
@@ -199,7 +200,7 @@ def test_it_opens_the_users_browser_and_ends_by_itself(trace: Path, tmp_path: Pa
     assert re.fullmatch(
         r"Opening http://127\.0\.0\.1:\d+/[\w-]{32}/\nServing until the page is closed, or Ctrl-C\.\n", out
     )
-    assert err == ""
+    assert err == f"{share_hint(str(trace))}\n"
     assert (tmp_path / "got").read_bytes() == trace.read_bytes()
 
 
@@ -251,7 +252,7 @@ def test_options_of_view_choose_port_browser_and_interface(trace: Path) -> None:
         assert fetched(f"{url}trace", "Sec-Fetch-Site: same-origin") == trace.read_bytes()
     running.send_signal(signal.SIGINT)
 
-    assert running.communicate(timeout=30) == ("", "")
+    assert running.communicate(timeout=30) == ("", f"{share_hint(str(trace))}\n")
     assert running.returncode == 0
 
 

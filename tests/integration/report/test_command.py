@@ -47,10 +47,11 @@ def test_it_writes_the_archive(trace: Path) -> None:
 
     assert result.exit_code == 0, result.output
     assert out.read_bytes() == zip_bytes(modtrace.report(trace).files)
-    said = f"{out}: {out.stat().st_size:,} bytes\n"
+    share = f"To show it to others, give them {out}: they open the viewer.html in it, or run modtrace view\n"
+    said = f"{out}: {out.stat().st_size:,} bytes\n{share}"
     hint = "It names your modules and classes: --show lists the names in it, --anonymize replaces them.\n"
     assert (result.stdout, result.stderr) == ("", said + hint)
-    assert invoke(trace, "-o", out, "--anonymize").stderr == f"{out}: {out.stat().st_size:,} bytes\n"
+    assert invoke(trace, "-o", out, "--anonymize").stderr == f"{out}: {out.stat().st_size:,} bytes\n{share}"
     summary = modtrace.report(trace).files["summary.md"].decode()
     rows = [line for line in summary.splitlines() if line.startswith("|")]
     assert rows[0].startswith("| module | class | calls | % step | total ms | self |")

@@ -22,6 +22,7 @@ def report_command(trace: str, output: str | None, steps: StepRange | None, anon
     and paths are left out. The archive has at most 25 MB, so it holds the slowest steps of a longer trace. It is about
     the last steps of a ring with more than 4 million events, unless --steps chooses others.
     """
+    from ..._next_step import share_hint
     from ...write import check_writable
 
     if output is None and not show:
@@ -55,6 +56,7 @@ def report_command(trace: str, output: str | None, steps: StepRange | None, anon
     if output is not None:
         packed.save(output)
         echo(f"{output}: {packed.size:,} bytes", err=True)
+        echo(share_hint(output), err=True)
         if not anonymize:
             echo(
                 "It names your modules and classes: --show lists the names in it, --anonymize replaces them.", err=True

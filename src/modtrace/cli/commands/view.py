@@ -43,6 +43,7 @@ def view_command(
     """
     from ..._errors import ModtraceError
     from ..._files import work_folder
+    from ..._next_step import share_hint
     from ...read.ring_file import load_shown
     from ...view.server import PERFETTO_ORIGIN, WAIT_TIMEOUT_S, Page, TraceServer, open_and_serve
 
@@ -64,6 +65,7 @@ def view_command(
         for note in notes:
             echo(note, err=True)
         with TraceServer(page, path, port=port or 0) as server:
+            echo(share_hint(trace), err=True)
             delivered = open_and_serve(server, echo, browser=not no_browser, keep=keep)
     if not delivered:
         raise ModtraceError(f"no browser fetched the trace within {WAIT_TIMEOUT_S / 60:.0f} minutes")
