@@ -25,8 +25,8 @@ from ..output import say
 def mcp_command(folder: str, port: int | None, guide: bool) -> None:
     """Answer an agent's questions about the recordings below DIR.
 
-    A client of the Model Context Protocol starts it: its tools are files, modules, steps, ranges, compare, where and
-    top. They read files below DIR alone, write none, and answer in at most 4 kB unless more is asked for.
+    A client of the Model Context Protocol starts it. Its tools are files, findings, modules, steps, ranges, compare,
+    where and top. They read files below DIR alone, write none, and answer in at most 4 kB unless more is asked for.
     """
     if guide:
         click.echo((files("modtrace.cli") / "guide.md").read_text(encoding="utf-8"), nl=False)
