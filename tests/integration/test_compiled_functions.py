@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor.package import package
+from torch.utils import _pytree as pytree
 
 import modtrace
 
@@ -186,3 +188,29 @@ def test_what_is_compiled_between_recordings_is_known_to_the_next(engine: Any) -
         compiled(X)
 
     assert compiled_modules(recording.timeline()) == [("forward", "compute_loss", "net: Net, net.layer: Linear")]
+
+
+class Loader:
+    """What AOTInductor's package of a function of one tensor loads."""
+
+    def get_call_spec(self) -> list[str]:
+        inside = pytree.tree_structure(((X,), {}))
+        return [pytree.treespec_dumps(inside), pytree.treespec_dumps(pytree.tree_structure(X))]
+
+    def boxed_run(self, inputs: list[Tensor]) -> list[Tensor]:
+        return [inputs.pop() + 1]
+
+
+# Of torch's own code for the structure of arguments.
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.:FutureWarning")
+def test_a_packaged_model_is_a_span_whenever_it_is_called(engine: Any) -> None:
+    make: Any = vars(package)["AOTICompiledModel"]
+    first, second = make(Loader()), make(Loader())
+    with modtrace.record(engine=engine) as recording:
+        assert torch.equal(first(X), X + 1)
+        net(second(X))
+    assert torch.equal(first(X), X + 1)
+
+    assert told(recording)[:2] == [("forward", "AOTICompiledModel", 0)] * 2
+    assert [span.fqn for span in recording.timeline().spans[2:]] == ["Net", "Net.layer"]
+    assert recording.timeline().spans[0].module_class == "CompiledFunction"

@@ -288,6 +288,39 @@ def test_functions_that_were_imported_before_have_ranges_too(engine: EngineName,
     assert [inspect.signature(function) for function in functions] == signatures
 
 
+class Kept(nn.Linear):
+    def save_pretrained(self, path: Path) -> None:
+        save_file(self.state_dict(), path)
+
+
+class Keeper:
+    def save_checkpoint(self, model: nn.Module, path: Path) -> None:
+        torch.save(model.state_dict(), path)
+
+    def load_checkpoint(self, path: Path) -> Any:
+        return torch.load(path)
+
+
+def test_methods_that_save_have_ranges_around_what_they_call(engine: EngineName, tmp_path: Path) -> None:
+    model, keeper = Kept(2, 2), Keeper()
+    with modtrace.record(engine=engine) as recording:
+        model(torch.ones(1, 2))
+        model.save_pretrained(tmp_path / "model.safetensors")
+        keeper.save_checkpoint(model, tmp_path / "model.pt")
+        assert keeper.load_checkpoint(tmp_path / "model.pt").keys() == {"weight", "bias"}
+
+    assert [
+        (row.name, row.depth, row.category) for row in recording.timeline().ranges if row.category in ("saving", "user")
+    ] == [
+        ("Kept.save_pretrained", 0, "saving"),
+        ("safetensors.torch.save_file", 1, "saving"),
+        ("Keeper.save_checkpoint", 0, "saving"),
+        ("torch.save", 1, "saving"),
+        ("Keeper.load_checkpoint", 0, "saving"),
+        ("torch.load", 1, "saving"),
+    ]
+
+
 class Optimizing:
     """An optimizer that is none of torch's."""
 

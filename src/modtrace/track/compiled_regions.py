@@ -3,13 +3,15 @@
 torch.compile leaves what it compiled under a global name of the function's module, `__compiled_fn_…`, and calls it from
 there. From the first recording on, a wrapper takes that place. While one runs, its calls are calls of a module for the
 engines: so the node of the region's backward is made inside a call, and a compiled function outside of all modules has
-a span. The modules inside are noted at the nodes of the captured graph, which is read before the backend gets it.
+a span. So has a model that AOTInductor packaged, whenever it is called. The modules inside are noted at the nodes of
+the captured graph, which is read before the backend gets it.
 """
 
 import re
 import sys
 import threading
 from collections.abc import Callable
+from functools import cache
 from types import CodeType, FrameType
 from typing import Any
 
@@ -25,6 +27,7 @@ InnerModule = tuple[str, str]
 
 GRAPHS_MODULE = "torch._dynamo.output_graph"
 """torch's, which captures them."""
+_PACKAGE_MODULE = "torch._inductor.package.package"
 
 _PART = re.compile(r"\._modules\['(\w+)'\]")
 _VARIABLE = re.compile(r"[LG]\['(\w+)'\]\.?")
@@ -125,8 +128,9 @@ def is_inside_region() -> bool:
     return _threads.get().regions > 0
 
 
-def _wrap(function: Callable[..., Any], modules: tuple[InnerModule, ...]) -> Callable[..., Any]:
+def _wrap(function: Callable[..., Any], modules: tuple[InnerModule, ...], label: str = "") -> Callable[..., Any]:
     region = CompiledRegion(function, modules)
+    region.label = label
 
     def call(*args: Any, **kwargs: Any) -> Any:
         regions = _watching
@@ -164,6 +168,7 @@ class CompiledRegions:
         _watching = self
         # Each time: another thread may have been importing it when the first recording began.
         call_after_import(GRAPHS_MODULE, _wrap_all)
+        call_after_import(_PACKAGE_MODULE, _wrap_packaged)
 
     def stop(self) -> None:
         """End: calls of regions are not noted any more."""
@@ -219,3 +224,11 @@ def _wrap_all() -> None:
 
     graph.call_user_compiler = skip_all(call_user_compiler)
     hook.create = staticmethod(create)
+
+
+@cache
+def _wrap_packaged() -> None:
+    """Have each call of a packaged model be one of a region, once per process."""
+    model = getattr(sys.modules[_PACKAGE_MODULE], "AOTICompiledModel", None)
+    if model is not None:
+        model.__call__ = _wrap(model.__call__, (), model.__name__)

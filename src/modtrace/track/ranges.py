@@ -104,10 +104,10 @@ class RangeRecorder:
         if _active is self:
             _active = None
 
-    def find_optimizers(self) -> None:
-        """Look for classes of optimizers: when a module is first called outside of others, most are there."""
+    def find_classes(self) -> None:
+        """Look for classes whose methods to wrap: when a module is first called outside of others, most are there."""
         if self._searches.is_due():
-            _wrap_optimizers()
+            _wrap_classes()
 
     def name_id(self, name: str, category: RangeCategory | None = None) -> int:
         """Return the id of a range's name; from the 4,096th name on all share one."""
@@ -283,15 +283,19 @@ def wrap_function(function: Any, name: str, category: RangeCategory = "optimizer
 
 
 _OPTIMIZING = ("step", "zero_grad")
+_SAVING = ("save_pretrained", "save_state", "load_state", "save_model", "save_checkpoint", "load_checkpoint")
+_METHODS = frozenset(_OPTIMIZING + _SAVING)
 _namespace: Callable[[type], Mapping[str, Any]] = type.__dict__["__dict__"].__get__
 
 
-def _wrap_optimizers() -> None:
-    """Wrap the methods of classes that are optimizers by what they can do, and that torch's `Optimizer` did not set up.
+def _wrap_classes() -> None:
+    """Wrap methods of classes that are not torch's, by their names.
 
-    They have `step` and `zero_grad`, and are no modules: opacus' `DPOptimizer`, DeepSpeed's, and those of users.
+    These are the ones that save, of transformers, accelerate and others, whose own work is as long as that of what they
+    call. Optimizers that torch's `Optimizer` did not set up have `step` and `zero_grad`, and are no modules: opacus'
+    `DPOptimizer`, DeepSpeed's, and those of users.
     """
-    kinds, met = [object], {id(nn.Module)}
+    kinds, met = [object], set[int]()
     while kinds:
         kind = kinds.pop()
         if id(kind) in met:
@@ -299,11 +303,14 @@ def _wrap_optimizers() -> None:
         met.add(id(kind))
         kinds += type.__subclasses__(kind)
         own = _namespace(kind)
-        if "step" not in own and "zero_grad" not in own:  # as most: there are thousands
+        if _METHODS.isdisjoint(own):  # as most: there are thousands
             continue
-        if nn.Module in kind.__mro__ or str(own.get("__module__")).startswith("torch."):
+        if str(own.get("__module__")).startswith("torch."):
             continue
-        if all(any(name in _namespace(base) for base in kind.__mro__) for name in _OPTIMIZING):
+        for name in _SAVING:
+            wrap_function(own.get(name), f"{{}}.{name}", "saving")
+        bases = kind.__mro__
+        if nn.Module not in bases and all(any(name in _namespace(base) for base in bases) for name in _OPTIMIZING):
             for name in _OPTIMIZING:
                 wrap_function(own.get(name), f"{{}}.{name}", "optimizer")
 

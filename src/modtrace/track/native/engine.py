@@ -53,7 +53,7 @@ class NativeEngine:
             options.model,
             self._native.forget_module,
             strip_wrappers=options.strip_wrappers,
-            on_outermost=None if self._ranges is None else self._ranges.find_optimizers,
+            on_outermost=None if self._ranges is None else self._ranges.find_classes,
         )
         self._reruns = CheckpointReruns()
         self._collectives = NativeCollectives(self._native, ring.names)

@@ -92,7 +92,7 @@ class PortableEngine(SegmentHooks[ThreadState]):
             options.model,
             lambda module_id: self._names_by_module.pop(module_id, None),
             strip_wrappers=options.strip_wrappers,
-            on_outermost=None if self._ranges is None else self._ranges.find_optimizers,
+            on_outermost=None if self._ranges is None else self._ranges.find_classes,
         )
         self._dead = self.module_names.dead
         self._numbers = ThreadNumbers(ring.names)
