@@ -11,7 +11,7 @@ from .._typing import BoolArray, Int64Array
 from ..timeline import Timeline
 from ..timeline.select import without_gpu
 from ..timeline.summary import find_step_bounds
-from ..timeline.summary.parts import DividedSteps, divide_piece, explain_steps, sum_up_parts
+from ..timeline.summary.parts import OTHER, PARTS, DividedSteps, divide_piece, explain_steps
 from ..timeline.summary.step_bounds import StepBounds
 
 COUNTER_UNIT = "ms"
@@ -68,16 +68,21 @@ def part_table(timeline: Timeline, step_by: str | None = None) -> PartTable | No
 
 
 def _table(divided: DividedSteps) -> PartTable | None:
-    steps, bounds = explain_steps(divided), divided.bounds
-    if not steps:
+    bounds, (parts, ns) = divided.bounds, _shown_parts(divided)
+    if not len(bounds.number):
         return None
-    counted = [step for step, counts in zip(steps, bounds.counted.tolist(), strict=True) if counts]
-    share_of = {total.part: total.share for total in sum_up_parts(counted)}
-    parts = [total.part for total in sum_up_parts(steps) if total.total_ns]
-    shares = [share_of.get(part, 0.0) for part in parts]
+    steps, counted = explain_steps(divided), ns[bounds.counted].sum(axis=0)
+    shares = (counted / max(counted.sum(), 1)).tolist()
     names, causes = [f"{step.name} {step.step}" for step in steps], [step.cause for step in steps]
-    ns = np.array([[step.parts.get(part, 0) for part in parts] for step in steps], np.int64).reshape(len(steps), -1)
     return PartTable(parts, shares, names, causes, bounds.start, bounds.end, bounds.whole, ns)
+
+
+def _shown_parts(divided: DividedSteps) -> tuple[list[str], Int64Array]:
+    """Return the parts that any step has, as in `PARTS`, then ranges by name, then `other`; int64[steps, parts]."""
+    place = {name: number for number, name in enumerate(PARTS)} | {OTHER: len(PARTS) + 1}
+    used = {divided.names[part]: part for part in np.flatnonzero(divided.ns.any(axis=0)).tolist()}
+    parts = sorted(used, key=lambda name: (place.get(name, len(PARTS)), name))
+    return parts, divided.ns[:, [used[name] for name in parts]]
 
 
 def part_counters(timeline: Timeline) -> list[PartCounter]:
@@ -96,12 +101,12 @@ def _is_drawn(bounds: StepBounds) -> bool:
 
 def count_parts(divided: DividedSteps) -> list[PartCounter]:
     """Return what `part_counters` does of steps that are divided already."""
-    table = _table(divided) if _is_drawn(divided.bounds) else None
-    if table is None or not table.whole.any():
+    bounds, (parts, ns) = divided.bounds, _shown_parts(divided)
+    if not _is_drawn(bounds) or not bounds.whole.any():
         return []
-    is_last = np.append(table.end[:-1] < table.start[1:], True)
-    time = np.concatenate([table.start, table.end[is_last]])
+    is_last = np.append(bounds.end[:-1] < bounds.start[1:], True)
+    time = np.concatenate([bounds.start, bounds.end[is_last]])
     order = np.argsort(time, kind="stable")
-    none = np.zeros((np.count_nonzero(is_last), len(table.parts)), np.int64)
-    columns = np.concatenate([table.ns, none])[order].T
-    return [PartCounter(f"step: {part}", time[order], ns) for part, ns in zip(table.parts, columns, strict=True)]
+    none = np.zeros((np.count_nonzero(is_last), len(parts)), np.int64)
+    columns = np.concatenate([ns, none])[order].T
+    return [PartCounter(f"step: {part}", time[order], of_part) for part, of_part in zip(parts, columns, strict=True)]

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from ..formats.table_bytes import TableWriter
 from ..timeline import OnePiece, Pieces, Timeline
-from ..timeline.join import with_modules
 from ..timeline.summary.parts import DividedSteps, divide_piece, join_divided
 from ..timeline.summary.step_bounds import OPTIMIZER
 from .progress import show_progress
@@ -63,24 +62,21 @@ def parts_of(pieces: Pieces) -> Iterator[WrittenPart]:
     """Yield what is written of a timeline, the last part with all that is known once all pieces have come.
 
     pieces   modules and ranges of step 0 … 99 | … of step 100 … 199
-    parts    modules of step 0 … 99            | modules of step 100 … 199, and all ranges, marks, counters, stats
+    parts    modules of step 0 … 99 | modules of step 100 … 199 | all ranges, marks, counters, stats
     """
-    left, divided, moments = iter(pieces), list[DividedSteps](), list[int]()
-    piece = next(left)
-    while (following := next(left, None)) is not None:
+    divided, moments = list[DividedSteps](), list[int]()
+    for piece in pieces:
+        if pieces.is_single:
+            yield WrittenPart(piece, part_counters(piece), first_moment(piece))
+            return
         divided.append(divide_piece(piece, OPTIMIZER))
         moments += _first_moments(piece)
         if len(piece.columns):
             tracks = piece.tracks[: int(piece.columns.track.max()) + 1]
             part = replace(piece, slices=piece.columns, tracks=tracks, marks=[], counters=[])
             yield WrittenPart(part, None, min(moments))
-        piece = following
-    if not divided:
-        yield WrittenPart(piece, part_counters(piece), first_moment(piece))
-        return
-    divided.append(divide_piece(piece, OPTIMIZER))
-    whole = with_modules(pieces.rest(), piece.columns)
-    yield WrittenPart(whole, count_parts(join_divided(divided)), min([*moments, *_first_moments(whole)], default=0))
+    rest = pieces.rest()
+    yield WrittenPart(rest, count_parts(join_divided(divided)), min([*moments, *_first_moments(rest)], default=0))
 
 
 def first_moment(timeline: Timeline) -> int:

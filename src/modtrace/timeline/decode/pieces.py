@@ -13,6 +13,7 @@ import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from ..._interrupts import cached_property
 from ..._numbering import Numbering
 from ..._typing import AnyArray, BoolArray, Int64Array
 from ...ring import Events, Kind, RingSnapshot
+from ...ring.read_file import SlotSnapshot
 from ...ring.slot_format import (
     CALL_ENTER_KINDS,
     CALL_EXIT_KINDS,
@@ -62,6 +64,8 @@ PIECE_KINDS = (
 WHOLE_KINDS = DEVICE_KINDS
 """A ring that has any of these is not cut: such an event can be about any other."""
 
+_BLOCKS_HELD = 4
+"""So many times the events of a piece stay in memory: those of the newest pieces are read once."""
 _FOREVER = np.iinfo(np.int64).max
 NOTHING: Samples = (np.zeros(0, np.int64), np.zeros(0, np.int64))
 """No samples."""
@@ -95,6 +99,7 @@ class RingPieces:
     ) -> None:
         self._read, self._serials, self._part = read, serials, part or serials
         self._change = change or (lambda timeline: timeline)
+        self._block = lru_cache(_BLOCKS_HELD)(self._read_block)
         self._seen = list[ModuleSpans]()
         self.whole: Timeline | None = None
         self._rest: Timeline | None = None
@@ -213,11 +218,17 @@ class RingPieces:
 
     def _piece(self, begin: int, end: int) -> RingAnalysis:
         """Return the events from one serial number to before another."""
-        snapshot = self._read(range(begin, end), ())
-        slots = snapshot.slots
-        slots = slots._replace(recorded=end, overwritten=begin, torn=end - begin - len(slots.events))
+        first = self._serials.start
+        numbers = range((begin - first) // PIECE_EVENTS, -((first - end) // PIECE_EVENTS))
+        events = join_events([self._block(number) for number in numbers])
+        events = events.take(slice(*np.searchsorted(events.serial, (begin, end))))
+        slots = SlotSnapshot(events, end, begin, end - begin - len(events))
         # Names that were given since belong to later events.
-        return RingAnalysis(snapshot._replace(slots=slots, records=self.others.snapshot.records), self.others)
+        return RingAnalysis(self.others.snapshot._replace(slots=slots), self.others)
+
+    def _read_block(self, number: int) -> Events:
+        first = number * PIECE_EVENTS
+        return self._read(self._serials[first : first + PIECE_EVENTS], ()).slots.events
 
     @cached_property
     def _ranges(self) -> tuple[tuple[Int64Array, Int64Array], Int64Array, Int64Array]:
