@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from modtrace import ModtraceError, Timeline, TraceError, load
 from modtrace.cli.group import group
 from modtrace.read import ring_file
-from modtrace.read.ring_file import load_around, load_pieces, load_shown, summarize_ring
+from modtrace.read.ring_file import load_around, read_pieces, load_shown, summarize_ring
 from modtrace.reporting import report
 from modtrace.ring import Kind, read_ring, ring_serials
 from modtrace.ring.range_text import range_text
@@ -34,7 +34,7 @@ from modtrace.timeline.summary import summarize, take_steps
 from modtrace.view.viewable import ensure_viewable
 from modtrace.write import write
 from modtrace.write.step_parts import part_counters
-from modtrace.write.written_parts import parts_of
+from modtrace.write.written_parts import parts_to_write
 from tests.support.event_script import EventScript
 from tests.support.random_run import RandomRun
 
@@ -183,8 +183,8 @@ def check(ring: Path, monkeypatch: pytest.MonkeyPatch, chosen: list[tuple[int | 
     in_pieces, summary = load(ring), summarize_ring(ring, "module")
     some = [load_around(ring, steps) for steps in chosen]
     for suffix in _SUFFIXES:
-        write(load_pieces(ring), ring.with_suffix(f".pieces{suffix}"))
-    *_, last = parts_of(load_pieces(ring))
+        write(read_pieces(ring), ring.with_suffix(f".pieces{suffix}"))
+    *_, last = parts_to_write(read_pieces(ring))
     no_pieces(monkeypatch)
     whole = load(ring)
 
@@ -222,7 +222,7 @@ def test_pieces_of_a_ring_with_costs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ring = tmp_path / "run.modtrace"
     Training(ring, 1, capacity, costs=True)
     assert len(cuts_of(ring, monkeypatch)) >= 8
-    assert len([*load_pieces(ring)]) >= 8
+    assert len([*read_pieces(ring)]) >= 8
     part = load_around(ring, (45, 48))
     assert 0 < len(part.slices) < 700
     whole = check(ring, monkeypatch, [(45, 48), (-3, -1)])

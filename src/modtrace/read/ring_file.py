@@ -39,7 +39,7 @@ def load_ring(path: Path) -> Timeline:
     return _pieces(path).join()
 
 
-def load_pieces(path: str | os.PathLike[str]) -> Pieces:
+def read_pieces(path: str | os.PathLike[str]) -> Pieces:
     """Do what `load` does; a ring file is read piece by piece.
 
     Raises:

@@ -6,7 +6,7 @@ from pathlib import Path
 from ..formats.trace_file import TraceFile
 from ..profiler.merge import merge_timeline
 from ..read import FileKind, errors_about, extract_trace, file_kind
-from ..read.ring_file import Steps, load_pieces, load_shown
+from ..read.ring_file import Steps, load_shown, read_pieces
 from ..write import write
 
 
@@ -29,7 +29,7 @@ def ensure_viewable(path: str | os.PathLike[str], folder: Path, steps: Steps | N
             return made, merge_timeline(trace, None, made).notes
         if kind in (FileKind.RING, FileKind.OTHER) or steps is not None:
             if steps == (None, None):
-                write(load_pieces(trace), made)
+                write(read_pieces(trace), made)
                 return made, []
             timeline, notes = load_shown(trace, steps)
             write(timeline, made)

@@ -45,7 +45,7 @@ def written_parts(
         write: returns how many spans some bytes show, and these.
     """
     pieces = OnePiece(timeline) if isinstance(timeline, Timeline) else timeline
-    parts = parts_of(OnePiece(pieces.join()) if pieces.is_joined_to_write else pieces)
+    parts = parts_to_write(OnePiece(pieces.join()) if pieces.is_joined_to_write else pieces)
     first = next(parts)
 
     def all_bytes() -> Iterator[tuple[int, bytes]]:
@@ -58,7 +58,7 @@ def written_parts(
     yield from show_progress(all_bytes(), f"writing {os.path.basename(path)}", total)
 
 
-def parts_of(pieces: Pieces) -> Iterator[WrittenPart]:
+def parts_to_write(pieces: Pieces) -> Iterator[WrittenPart]:
     """Yield what is written of a timeline, the last part with all that is known once all pieces have come.
 
     pieces   modules and ranges of step 0 … 99 | … of step 100 … 199

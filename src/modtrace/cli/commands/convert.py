@@ -39,7 +39,7 @@ def convert_command(
     """
     from ..._errors import WriteError
     from ...public import Timeline
-    from ...read.ring_file import load_around, load_pieces
+    from ...read.ring_file import load_around, read_pieces
     from ...timeline import OnePiece
     from ...write import check_writable, write
 
@@ -51,7 +51,7 @@ def convert_command(
         raise WriteError(f"{target}: IN and OUT are the same file; give OUT another name")
     chosen = any(option is not None for option in (steps, window, only, max_depth))
     with show_status(f"reading {source}"):
-        pieces = OnePiece(load_around(source, steps, step_by)) if chosen else load_pieces(source)
+        pieces = OnePiece(load_around(source, steps, step_by)) if chosen else read_pieces(source)
         timeline = whole = Timeline.of(pieces.join()) if pieces.is_single else None
     if timeline is not None and whole is not None:
         if steps is not None:

@@ -13,11 +13,10 @@ from ...ring import Events, Kind, Record, RingSnapshot
 from ...ring.clock_map import ClockMap, Reading
 from ...ring.range_text import CATEGORIES, RangeName, parse_range
 from ...ring.slot_format import CALL_ENTER_KINDS, CALL_EXIT_KINDS, FLOP_KINDS, NO_NAME, RANGE_KINDS, RECOMPUTE_BIT
-from ..collectives import Group
-from ..contents import Name
 from .attribution import attribute_nodes
 from .device_points import QueuedEvents, queued_events, read_device_clocks, read_stream_ids
 from .intervals import Intervals, build_intervals, is_core_event, pair_by_key, pair_calls, without_repeated_ends
+from .name_lookup import NameLookup
 from .open_calls import AFTER_BACKWARD, OpenCall, ThreadStack, open_stacks
 from .spans import forward_of_recompute
 
@@ -190,51 +189,6 @@ def usual_duration(parts: Iterable[RingAnalysis], call: OpenCall) -> int | None:
         return None
     ns = np.concatenate([part.durations(call.fqn, call.phase) for part in parts])
     return int(np.median(ns[ns > 0])) if np.any(ns > 0) else None
-
-
-class NameLookup:
-    """The name table by id. An id that was given out and not noted, as after an interrupt, has a stand-in.
-
-    Args:
-        records: the records of the table, as `read_ring` returns them: an id that an event uses has one.
-
-    Attributes:
-        names: of modules.
-        texts: of marks, counters, shapes and collectives.
-        threads: (name, tid).
-        torch_threads: int64, torch's number of each thread, or -1.
-        groups: the process groups, by name.
-        compiled: the modules inside of what torch.compile compiled, as a text, by the id of the name.
-    """
-
-    def __init__(self, records: Iterable[Record]) -> None:
-        names: dict[int, Name] = {}
-        texts: dict[int, str] = {}
-        threads: dict[int, tuple[str, int]] = {}
-        torch_threads: dict[int, int] = {}
-        self.groups: dict[str, Group] = {}
-        self.compiled: dict[int, str] = {}
-        for record in records:
-            kind = record["kind"]
-            if kind == "name":
-                names[record["id"]] = Name(record["label"], record["fqn"], record["class"])
-            elif kind == "text":
-                texts[record["id"]] = record["text"]
-            elif kind == "thread":
-                threads[record["id"]] = (record["name"], record["tid"])
-                torch_threads[record["id"]] = record["torch_thread_id"]
-            elif kind == "group":
-                self.groups[record["name"]] = Group.of_record(record)
-            elif kind == "compiled":
-                self.compiled[record["name"]] = record["modules"]
-        self.names = [names.get(number, Name(f"#{number}", f"#{number}", "?")) for number in _ids(names)]
-        self.texts = [texts.get(number, f"#{number}") for number in _ids(texts)]
-        self.threads = [threads.get(number, (f"thread #{number}", number)) for number in _ids(threads)]
-        self.torch_threads = np.array([torch_threads.get(number, -1) for number in _ids(threads)], np.int64)
-
-
-def _ids(entries: Mapping[int, object]) -> range:
-    return range(max(entries, default=-1) + 1)
 
 
 def wall_clock(records: Iterable[Record]) -> ClockMap:

@@ -29,7 +29,7 @@ from ...ring.slot_format import (
 from .intervals import is_any, segment_pass
 
 if TYPE_CHECKING:
-    from .analysis import NameLookup
+    from .name_lookup import NameLookup
 
 _WINDOWS = 4
 """Parts of a block; in each, one cut is looked at: the last one at which the fewest calls and passes are open."""

@@ -11,8 +11,9 @@ from ..._typing import Int64Array
 from ...ring import Events, Kind
 from ...ring.slot_format import ALLOCATED, CUDA_ALLOCATED, HOLDER_BITS, HOLDER_MASK, NO_NAME, REFUSED
 from ..memory import OUTSIDE_CALLS, format_bytes
-from .analysis import NameLookup, RingAnalysis
+from .analysis import RingAnalysis
 from .intervals import is_core_event
+from .name_lookup import NameLookup
 
 OUTSIDE = "no module"
 _NO_MODULE = (OUTSIDE, "backward", "optimizer", "parameters")

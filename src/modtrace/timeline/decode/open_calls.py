@@ -17,7 +17,8 @@ from .cuts import count_open, find_cuts
 from .intervals import Intervals, build_intervals
 
 if TYPE_CHECKING:
-    from .analysis import NameLookup, PassColumns, RingAnalysis
+    from .analysis import PassColumns, RingAnalysis
+    from .name_lookup import NameLookup
 
 AFTER_BACKWARD = "after backward"
 """The phase of a thread that is in a backward pass in which no node runs."""

@@ -13,9 +13,10 @@ from ..args import ArgColumn
 from ..contents import RANGES, Process, Track, range_name
 from ..slices import COLLECTED, GARBAGE_COLLECTION, GENERATION, KINDS, RANGE, Slices
 from ..timeline import Timeline
-from .analysis import NameLookup, RingAnalysis
+from .analysis import RingAnalysis
 from .evaluation import Evaluations
 from .intervals import pair_by_key, without_repeated_ends
+from .name_lookup import NameLookup
 from .path_spans import clip_and_nest
 
 _MAX_ROWS = 8
