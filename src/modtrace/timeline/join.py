@@ -25,7 +25,7 @@ class Pieces(Protocol):
     """A timeline in pieces of whole steps, each after the one before: it may be too long for the memory.
 
     pieces   a timeline for each part, with its modules and the ranges that are open in it
-    rest     all that is no module, once the last piece has come
+    rest     all but modules, once the last piece has come
     """
 
     def __iter__(self) -> Iterator[Timeline]:
