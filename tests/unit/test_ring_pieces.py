@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from modtrace import ModtraceError, Timeline, TraceError, load
 from modtrace.cli.group import group
 from modtrace.read import ring_file
-from modtrace.read.ring_file import load_around, read_pieces, load_shown, summarize_ring
+from modtrace.read.ring_file import load_around, load_shown, read_pieces, summarize_ring
 from modtrace.reporting import report
 from modtrace.ring import Kind, read_ring, ring_serials
 from modtrace.ring.range_text import range_text
