@@ -7,6 +7,7 @@ import struct
 import sys
 import threading
 import time
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 _MAX_WAITING = 32
@@ -81,6 +82,14 @@ class LocalHandler(BaseHTTPRequestHandler):
         """Whether the kernel has this user or root at the other end, or does not say who is there."""
         users = _users_of(self.client_address[:2], ("127.0.0.1", self.server.server_port))
         return not users or users <= {0, os.geteuid()}
+
+    def parse_request(self) -> bool:
+        """Read a request; refuse HTTP/0.9, which has no headers to tell who asks."""
+        is_read = super().parse_request()
+        if is_read and self.request_version == "HTTP/0.9":
+            self.send_error(HTTPStatus.FORBIDDEN, "no Host")
+            return False
+        return is_read
 
     def version_string(self) -> str:
         """Return the Server header, without versions."""

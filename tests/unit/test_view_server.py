@@ -76,6 +76,18 @@ def test_the_url_for_a_command_line_leads_to_the_page_once(server: TraceServer) 
     assert ask(server, server.path) == 200
 
 
+@pytest.mark.parametrize("path", ["/", "launch_path", "path"])
+def test_a_request_of_http_0_9_is_refused(server: TraceServer, path: str) -> None:
+    asked = f"GET {getattr(server, path, path)}\r\n\r\n"
+
+    status, head, body = exchange(server, asked)
+
+    assert status == 0  # its answers have no status line
+    assert "403 - Request forbidden" in head + body.decode()
+    assert PAGE.body not in body
+    assert ask(server, server.path) == 200
+
+
 def test_of_many_browsers_at_once_one_gets_to_the_page(server: TraceServer) -> None:
     answers: list[int] = []
     threads = [threading.Thread(target=lambda: answers.append(ask(server, server.launch_path))) for _ in range(16)]

@@ -298,7 +298,8 @@ class Tap final : public c10::OperatorKernel {
   const bool has_message_;
 };
 
-// The kernel of `wait_tensor`, which functional collectives wait with.
+// The kernel of `wait_tensor` and `wait_tensors`, which functional collectives wait with; of several tensors, for the
+// collective that made the first.
 void tap_wait_tensor(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const c10::DispatchKeySet below = keys & kBelowTap;
   const at::Tensor* tensor = first_tensor(stack->back());
@@ -345,7 +346,10 @@ void register_taps() {
                                          short_name.find("barrier") == std::string::npos)));
   }
   static torch::Library functional(torch::Library::IMPL, "_c10d_functional", kTapKey, __FILE__, __LINE__);
-  functional.impl("wait_tensor", torch::CppFunction::makeFromBoxedFunction<&tap_wait_tensor>());
+  for (const char* name : {"wait_tensor", "wait_tensors"}) {  // the latter is there from torch 2.15 on
+    if (!c10::Dispatcher::singleton().findSchema({std::string("_c10d_functional::") + name, ""})) continue;
+    functional.impl(name, torch::CppFunction::makeFromBoxedFunction<&tap_wait_tensor>());
+  }
 }
 
 // --- The method Work.wait, wrapped ---

@@ -1,0 +1,38 @@
+"""The operator by which compiled graphs of torch 2.15 wait for several collectives at once; before, it is made here."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.support.python_process import run_python
+
+SCRIPT = """
+import json, sys
+import torch
+import torch.distributed as dist
+import modtrace
+from torch.distributed._functional_collectives import all_reduce
+
+library = torch.library.Library("_c10d_functional", "FRAGMENT")
+if not hasattr(torch.ops._c10d_functional, "wait_tensors"):
+    library.define("wait_tensors(Tensor[] tensors) -> Tensor[]")
+    library.impl("wait_tensors", lambda tensors: [tensor.clone() for tensor in tensors], "CPU")
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+with modtrace.record(engine="native") as recording:
+    made = [torch.ops._c10d_functional.all_reduce(torch.ones(n), "sum", dist.group.WORLD.group_name) for n in (2, 3)]
+    done = torch.ops._c10d_functional.wait_tensors(made)
+rows = recording.timeline().collectives
+rows = [[row.operator, row.counter, row.is_wait] for row in rows if row.complete]
+print(json.dumps([[tensor.tolist() for tensor in done], rows]))
+"""
+
+
+@pytest.mark.usefixtures("native_engine")
+def test_waiting_for_several_collectives_at_once_is_a_wait() -> None:
+    done, rows = json.loads(run_python("-W", "ignore", "-c", SCRIPT, timeout_s=280).stdout)
+
+    assert done == [[1, 1], [1, 1, 1]]
+    # The wait is for the collective of the first tensor.
+    assert rows == [["all_reduce", 0, False], ["all_reduce", 1, False], ["all_reduce", 0, True]]
