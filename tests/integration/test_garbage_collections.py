@@ -198,7 +198,7 @@ def test_a_child_that_is_forked_in_a_collection_writes_nothing_of_it(engine: Eng
                 leave_cycles()
                 gc.collect(1)
                 of_child.stop()
-                os._exit(0 if [row[3] for row in collections_of(of_child.timeline())] == ["1"] else 1)
+                os._exit(0 if [row[3] for row in collections_of(of_child.timeline())] == [1] else 1)
             finally:
                 os._exit(2)
 

@@ -134,7 +134,7 @@ class RingFollower:
     def mode(self) -> int:
         """The permissions of what is made of the ring: its own, if it is this user's and no link led to it."""
         status = os.fstat(self._descriptor)
-        is_own = status.st_uid == os.geteuid() and not self._by_link
+        is_own = not self._by_link and (not hasattr(os, "geteuid") or status.st_uid == os.geteuid())
         return stat.S_IMODE(status.st_mode) & _FILE_MODE | _PRIVATE_MODE if is_own else _PRIVATE_MODE
 
     def find(self) -> tuple[Folder, str] | None:
