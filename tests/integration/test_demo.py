@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import base64
 import itertools
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -10,8 +12,15 @@ import modtrace
 from modtrace._next_step import next_step_hint, share_hint
 from modtrace.checking import check
 from modtrace.demo import GPT, batches, make_optimizer, train_step
+from modtrace.write.html import write_html
+from tests.support.browser import browser_command
+from tests.support.gpt_timeline import gpt_timeline
 from tests.support.python_process import python_environment, run_python
+from tests.support.screenshots import colors_in
 from tests.support.trace_processor import TraceProcessor
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 STEPS = 20
 
@@ -155,3 +164,18 @@ def test_batches_are_the_text_shifted_by_one() -> None:
     assert torch.equal(tokens[:, 1:], targets[:, :-1])
     assert torch.equal(next(batches(seed=5))[0], next(batches(seed=5))[0])
     assert not torch.equal(next(batches(seed=5))[0], next(batches(seed=6))[0])
+
+
+def test_the_picture_shows_a_bar_for_each_step(tmp_path: Path, browser: Browser) -> None:
+    write_html(gpt_timeline(STEPS, 1), tmp_path / "page.html")
+    script = Path(__file__).parents[2] / "scripts/picture.py"
+    run = [*browser_command(), f"--user-data-dir={tmp_path / 'profile'}"]
+
+    run_python(script, tmp_path / "page.html", tmp_path / "page.png", *run)
+
+    png = base64.b64encode((tmp_path / "page.png").read_bytes()).decode()
+    left, end, near_the_bottom = 238, 1100, 103
+    line = colors_in(browser, png, [(x, near_the_bottom) for x in range(left, end)])
+    forward = line[4]
+    assert max(forward) - min(forward) > 30
+    assert sum(after == forward != before for before, after in itertools.pairwise(line)) == STEPS

@@ -15,7 +15,7 @@ import pytest
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserType, Page
 
-__all__ = ["Visit", "chromium", "count_frames", "launch", "missing", "require", "visit"]
+__all__ = ["Visit", "browser_command", "chromium", "count_frames", "launch", "missing", "require", "visit"]
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 ARGUMENTS = (
@@ -61,6 +61,11 @@ def chromium() -> Iterator[Browser]:
 def launch(kind: BrowserType, **options: Any) -> Browser:
     """Start another browser of the kind of one that runs (`browser.browser_type`); `options` are playwright's."""
     return kind.launch(executable_path=_executable(), args=list(ARGUMENTS), **options)
+
+
+def browser_command() -> list[str]:
+    """The system's Chromium without a window, as a command."""
+    return [_executable() or "chromium", "--headless", "--hide-scrollbars", *ARGUMENTS]
 
 
 @dataclass

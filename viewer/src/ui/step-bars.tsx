@@ -1,6 +1,6 @@
 /** A stacked bar per step, coloured by what its time was spent on, and the legend of the parts. */
 import { effect, useSignal } from "@preact/signals";
-import { useEffect, useMemo, useRef } from "preact/hooks";
+import { useEffect, useLayoutEffect, useMemo, useRef } from "preact/hooks";
 
 import { partColor } from "../color";
 import { formatDuration } from "../format";
@@ -68,6 +68,11 @@ function Bars({ store, stepParts }: { store: Store; stepParts: StepParts }) {
   // Where the keys begin: the step in sight, else the first.
   const inSight = shownStep(steps, store.viewport.value);
   const current = active.value >= 0 ? active.value : Math.max(barOfStep(bars, inSight), 0);
+
+  // Before anything is painted: without a width there is one bar.
+  useLayoutEffect(() => {
+    width.value = canvas.current!.clientWidth;
+  }, []);
 
   useEffect(() => {
     const element = canvas.current!;
