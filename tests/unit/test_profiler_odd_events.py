@@ -145,12 +145,36 @@ def test_a_counter_whose_value_no_viewer_reads_is_a_fault(tmp_path: Path, value:
     )
 
 
-@pytest.mark.parametrize("pids", [(100, 200), ("[TP00] 100", "[TP01] 200"), (100, 200, 300)])
-def test_modules_of_other_processes_are_counted(tmp_path: Path, pids: tuple[Any, ...]) -> None:
-    path = tmp_path / "profile.json"
-    events = [event | {"pid": pid} for pid in pids for event in EVENTS[:3]]
+@pytest.mark.parametrize("suffix", [".json", ".pftrace"])
+@pytest.mark.parametrize("pids", [(100, 200), ("[TP00] 100", "[TP01] 200"), (100, 200, 300), (100, "p")])
+def test_modules_and_kernels_of_every_process_are_shown(tmp_path: Path, pids: tuple[Any, ...], suffix: str) -> None:
+    """Their threads have one id, and each has a device of its own."""
+    path, out = tmp_path / "profile.json", tmp_path / f"out{suffix}"
+    devices = {pid: device for device, pid in enumerate(pids)}
+    events = [
+        event | {"pid": devices[pid] if event["cat"] == "kernel" else pid, "ts": event["ts"] + devices[pid] * 20}
+        for pid in pids
+        for event in EVENTS
+    ]
     path.write_text(json.dumps({"schemaVersion": 1, "baseTimeNanoseconds": BASE, "traceEvents": events}))
-    merged = merge(path, None, tmp_path / "out.pftrace")
-    assert merged.spans == 2
-    counted = [note for note in merged.notes if "whose modules are not shown" in note]
-    assert [note.split()[0] for note in counted] == [str(2 * (len(pids) - 1))]
+    merged = merge(path, None, out)
+    assert (merged.spans, merged.gpu_spans) == (2 * len(pids), 2 * len(pids))
+    assert check(out).faults == []
+    for timeline in (load(path), load(out)):
+        processes = [track.process for track in timeline.tracks if track.kind == "forward"]
+        assert len(set(processes)) == len(pids)
+        assert [process.pid for process in processes if process.pid] == [pid for pid in pids if isinstance(pid, int)]
+        starts = [span.start_ns - BASE for span in timeline.spans if span.name == "Net" and "stream" not in span.track]
+        assert starts == [1000 + 20_000 * number for number in range(len(pids))]
+        assert {row.fqn: row.calls for row in timeline.summary().rows} == dict.fromkeys(
+            ("Net_0", "Net_0.Linear_0"), len(pids)
+        )
+    drawn = {pid for pid, _ in _named_rows(out)} if suffix == ".json" else set(pids)
+    assert drawn == set(pids)
+
+
+def _named_rows(path: Path) -> set[tuple[Any, str]]:
+    events = json.loads(path.read_text())["traceEvents"]
+    return {
+        (e["pid"], e["args"]["name"]) for e in events if e["name"] == "thread_name" and "forward" in e["args"]["name"]
+    }

@@ -39,10 +39,13 @@ def of_another_pid(event: Event) -> Event:
 @pytest.mark.parametrize("later_ns", [-500, 0, 4000])
 def test_a_process_beside_another_keeps_its_own_backward(tmp_path: Path, later_ns: int) -> None:
     beside = [of_another_pid(event) for event in process(later_ns)]
-    for events in (process(), [*process(), *beside], [*beside, *process()]):
+    for events, count in ((process(), 1), ([*process(), *beside], 2), ([*beside, *process()], 2)):
         (tmp_path / "t.json").write_bytes(trace(*events))
         modtrace.merge(tmp_path / "t.json", None, tmp_path / "m.json")
         merged = json.loads((tmp_path / "m.json").read_bytes())["modtrace"]
-        (row,) = modtrace.load(tmp_path / "m.json").summary().rows
-        assert (merged["attributed_nodes"], merged["nodes"]) == (1, 1)
-        assert row.backward_self_ns == 1000
+        timeline = modtrace.load(tmp_path / "m.json")
+        (row,) = timeline.summary().rows
+        assert (merged["attributed_nodes"], merged["nodes"]) == (count, count)
+        assert row.backward_self_ns == 1000 * count
+        backward = [track.process.pid for track in timeline.tracks if track.kind == "backward"]
+        assert sorted(backward) == [PID, PID + 1][:count]

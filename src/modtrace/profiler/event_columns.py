@@ -4,9 +4,11 @@ Times are integer nanoseconds from the trace's own base. They are read as double
 trace of before torch 2.4, which counts from 1970, they come in steps of 250 ns.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
 
 from .._typing import AnyArray, Int64Array
 from ..formats.chrome_values import TrackKey
@@ -243,6 +245,16 @@ class ProfilerEvents:
     tids: frozenset[int]
     malformed: int
     total: int
+
+    def of_process(self, pid: int | str) -> "ProfilerEvents":
+        """Return these without what threads of other processes did; what devices did stays."""
+        is_own = np.array([of == pid for of, _ in self.tracks], np.bool_)
+        own: dict[str, Any] = {
+            name: rows.take(is_own[rows.track])
+            for name, rows in vars(self).items()
+            if isinstance(rows, EventColumns) and name != "work"
+        }
+        return replace(self, **own)
 
     @property
     def int_pids(self) -> frozenset[int]:

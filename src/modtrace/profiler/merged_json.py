@@ -229,11 +229,13 @@ def _recording_events(overlaid: Overlay, places: "_RowPlaces", quantum: int) -> 
         places: where rows go.
         quantum: see `time_quantum_ns`.
     """
-    pid, timeline = overlaid.pid, nested_timeline(overlaid.drawn, quantum)
+    timeline = nested_timeline(overlaid.drawn, quantum)
     timeline = replace(timeline, marks=[mark for mark in timeline.marks if mark.kind != "sync"])
     lanes = Lanes.from_timeline(timeline)
-    above = [places.above(pid, timeline.tracks[lane.track].tid) for lane in lanes.lanes]
-    lanes = lanes.at(pid, [*above, places.top(pid)])
+    tracks = [timeline.tracks[lane.track] for lane in lanes.lanes]
+    above = [places.above(overlaid.pid_of(track.process), track.tid) for track in tracks]
+    top = overlaid.pid_of(next(iter(lanes.pids))) if lanes.pids else overlaid.pid
+    lanes = lanes.at(overlaid.pid_of, [*above, places.top(top)])
     return ChromeTimeline(timeline, lanes, base=0, resolution_ns=_ROUNDING_NS, parts=part_counters(overlaid.timeline))
 
 

@@ -63,8 +63,10 @@ class PacketOutput:
         sink, slices, base = self._sink, self._slices, base_time_ns(self._stream.keys, "")
         start = _sequence_start(base, metadata)
         sink.write(serialize(*start, *_tracks(slices, events, overlaid)))
-        threads = {track.tid: _uuid("track", (overlaid.pid, track.tid)) for track in overlaid.drawn.tracks}
-        parents = TrackParents(_uuid("process", overlaid.pid), threads)
+        rows = [(track.process, track.tid, overlaid.pid_of(track.process)) for track in overlaid.drawn.tracks]
+        processes = {process: _uuid("process", pid) for process, _, pid in rows}
+        threads = {(process, tid): _uuid("track", (pid, tid)) for process, tid, pid in rows}
+        parents = TrackParents(_uuid("process", overlaid.pid), processes, threads)
         recorded = move_times(overlaid.drawn, lambda time: time + base)
         # Sync marks are slices of the profiler's.
         recorded = replace(recorded, marks=[mark for mark in recorded.marks if mark.kind != "sync"])
@@ -109,9 +111,13 @@ def _tracks(slices: ProfilerSlices, events: ProfilerEvents, overlaid: Overlay) -
     A process is one group, which holds the recording's tracks too: below each thread, above its operators.
     """
     with_modules = {events.tracks[track] for track in np.unique(overlaid.devices.track).tolist()}
-    recorded: dict[TrackKey, str] = {(overlaid.pid, track.tid): track.thread for track in overlaid.drawn.tracks}
+    recorded: dict[TrackKey, str] = {
+        (overlaid.pid_of(track.process), track.tid): track.thread for track in overlaid.drawn.tracks
+    }
     keys = list(dict.fromkeys([*(events.tracks[track] for track in slices.tracks), *with_modules, *recorded]))
-    for pid in dict.fromkeys([overlaid.pid, *(pid for pid, _ in keys if isinstance(pid, int))]):
+    for pid in dict.fromkeys(
+        [overlaid.pid, *overlaid.pids.values(), *(pid for pid, _ in keys if isinstance(pid, int))]
+    ):
         packet = describe_track(PROFILER_SEQUENCE, _uuid("process", pid))
         descriptor = packet.track_descriptor
         descriptor.child_ordering = TrackDescriptor.EXPLICIT
@@ -124,7 +130,7 @@ def _tracks(slices: ProfilerSlices, events: ProfilerEvents, overlaid: Overlay) -
     for rank, key in enumerate(keys):
         pid, tid = key
         # What belongs to no process, as the profiler's own spans, is shown with the one that was profiled.
-        process = _uuid("process", pid if isinstance(pid, int) else overlaid.pid)
+        process = _uuid("process", _shown_in(pid, overlaid))
         packet = describe_track(PROFILER_SEQUENCE, _uuid("track", key), process)
         descriptor = packet.track_descriptor
         is_process = _is_process(pid, events, overlaid)
@@ -140,16 +146,25 @@ def _tracks(slices: ProfilerSlices, events: ProfilerEvents, overlaid: Overlay) -
             yield describe_track(PROFILER_SEQUENCE, _uuid("modules", key), process, 3 * rank, f"modules · {name}")
 
 
+def _shown_in(pid: int | str, overlaid: Overlay) -> int | str:
+    """Return the pid of the process in which a viewer shows what a trace has of a pid."""
+    return pid if isinstance(pid, int) or pid in overlaid.pids.values() else overlaid.pid
+
+
 def _is_process(pid: int | str, events: ProfilerEvents, overlaid: Overlay) -> bool:
     """Whether a pid is a process' and no device's."""
-    return isinstance(pid, int) and pid in _PIDS and (pid in events.cpu_pids or pid == overlaid.pid)
+    return (
+        isinstance(pid, int)
+        and pid in _PIDS
+        and (pid in events.cpu_pids or pid == overlaid.pid or pid in overlaid.pids.values())
+    )
 
 
 def _beside(key: TrackKey, rank: int, overlaid: Overlay) -> Callable[[int], TracePacket]:
     """Return what describes the rows for slices of a track that partly overlap others, by their numbers."""
 
     def describe(row: int) -> TracePacket:
-        process = _uuid("process", key[0] if isinstance(key[0], int) else overlaid.pid)
+        process = _uuid("process", _shown_in(key[0], overlaid))
         name = escaped(f"{key[1]} · overlapping slices")
         return describe_track(PROFILER_SEQUENCE, _uuid("beside", key, row), process, 3 * rank + 2, name)
 

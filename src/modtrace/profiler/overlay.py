@@ -39,6 +39,7 @@ from .event_columns import ProfilerEvents
 from .recorded_part import (
     drop_unused,
     for_process,
+    pids_with_modules,
     profiled_window,
     recorded_pid,
     threads_of_trace,
@@ -84,13 +85,6 @@ def reconstruct(events: ProfilerEvents, threads: Int64Array, process: Process) -
         slices = slices.take(threads[slices.track] >= 0)
     if not len(slices):
         return Timeline(Slices.empty(), metadata={"reconstructed": True}), [NO_MODULES if events.total else NO_EVENTS]
-    notes = [note]
-    if others := int(np.count_nonzero(threads[(events.modules if has_modules else events.regions).track] < 0)):
-        what = "modules" if has_modules else "record_function"
-        notes.append(
-            f"{others:,} slices of {what} are of other processes, whose modules are not shown: for those give a "
-            "profile with the events of one process"
-        )
     nodes = Nodes(events.nodes)
     is_recompute = nodes.innermost.on_threads(slices.track, slices.start) >= 0
     if not has_modules:
@@ -115,7 +109,7 @@ def reconstruct(events: ProfilerEvents, threads: Int64Array, process: Process) -
     call = np.empty(len(columns), np.int64)
     call[order] = count_in_group([columns.name[order], columns.phase[order]])
     columns = replace(columns, call=call)
-    return Timeline(columns, names, tuple(tracks), metadata={"reconstructed": True}), notes
+    return Timeline(columns, names, tuple(tracks), metadata={"reconstructed": True}), [note]
 
 
 def _told_by_args(events: ProfilerEvents, threads: Int64Array, process: Process) -> tuple[Timeline, list[str]]:
@@ -189,13 +183,15 @@ class Aligned:
     Attributes:
         timeline: in ns from the trace's base, clipped to it and cut to its nodes.
         running: which of its spans, of any phase, ran on a thread at a moment.
-        pid: the process it belongs to, as the trace has it.
-        threads: the OS thread of each of the trace's tracks, or -1.
+        pid: the process it belongs to, as the trace has it; of several the first.
+        threads: the thread of each of the trace's tracks, as the timeline's tracks have it, or -1.
         alignment: None if the timeline was made from the trace itself.
-        calls_of_nodes: the trace's autograd nodes, with their calls.
+        nodes: autograd nodes of the trace.
+        attributed_nodes: of these, how many belong to a call.
         straddling_ops: forward operations that lie partly in and partly outside a call: what misalignment would cause.
         max_straddle_ns: by how much at most.
         notes: what the user should know.
+        pids: the pids of its processes, if there are several.
     """
 
     timeline: Timeline
@@ -203,10 +199,16 @@ class Aligned:
     pid: int | str
     threads: Int64Array
     alignment: Alignment | None
-    calls_of_nodes: Nodes
+    nodes: int
+    attributed_nodes: int
     straddling_ops: int
     max_straddle_ns: int
     notes: list[str]
+    pids: Mapping[Process, int | str]
+
+    def pid_of(self, process: Process) -> int | str:
+        """Return what the trace has as the pid of a process of the timeline."""
+        return self.pids.get(process, self.pid)
 
 
 @dataclass(frozen=True)
@@ -219,8 +221,6 @@ class Overlay(Aligned):
         devices: spans above the streams, whose calls are spans of `timeline_with_captures`.
         collective_names: of the collectives among them.
         summary: what each module took.
-        nodes: autograd nodes of the trace.
-        attributed_nodes: of these, how many belong to a call.
         work: kernels, memcpys and memsets.
         attributed_work: of these, how many were launched in a call.
         unattributed: of the others, how many there are for each reason.
@@ -231,8 +231,6 @@ class Overlay(Aligned):
     devices: StreamSpans
     collective_names: list[str]
     summary: Summary
-    nodes: int
-    attributed_nodes: int
     work: int
     attributed_work: int
     unattributed: dict[str, int]
@@ -296,15 +294,17 @@ def overlay(
     drawn = timeline
     if aligned.alignment is not None:
         drawn = drop_unused(without_annotated_ranges(timeline, events))
+    summary = summarize(timeline)
+    if aligned.pids:
+        tids = {number: tid for number, (_, tid) in enumerate(events.tracks, 1) if isinstance(tid, int)}
+        timeline = drawn = _with_tids(timeline, tids)
     return Overlay(
         **{**vars(aligned), "timeline": timeline, "notes": [*aligned.notes, *impossible]},
         drawn=drawn,
         timeline_with_captures=with_captures,
         devices=build_stream_spans(with_captures, events, owners),
         collective_names=events.collective_names,
-        summary=summarize(timeline),
-        nodes=len(aligned.calls_of_nodes),
-        attributed_nodes=int(np.count_nonzero(aligned.calls_of_nodes.call >= 0)),
+        summary=summary,
         work=len(owners.span),
         attributed_work=int(np.count_nonzero(owners.span >= 0)),
         unattributed={reason.text: reasons[reason] for reason in NoModuleReason if reason and reasons[reason]},
@@ -313,16 +313,65 @@ def overlay(
 
 def _align(timeline: Timeline | None, events: ProfilerEvents, keys: Mapping[str, Any], path: str) -> Aligned:
     _check_usable(events, path)
+    base_time_ns(keys, path)  # raises if it is not a time
+    pids = pids_with_modules(events) if timeline is None else []
+    if len(pids) <= 1:
+        return _align_process(timeline, events, keys, path, pids[0] if pids else recorded_pid(events, timeline))
+    return _join_processes({pid: _align_process(None, events.of_process(pid), {}, path, pid) for pid in pids}, events)
+
+
+def _join_processes(parts: Mapping[int | str, Aligned], events: ProfilerEvents) -> Aligned:
+    """Return the modules of several processes of one trace, each with its pid.
+
+    Two of them can have threads of one id, so a thread's is here one more than the number of its track in the trace.
+
+    Args:
+        parts: what was made of the trace for each process.
+        events: the trace's.
+    """
+    number_of = {key: track + 1 for track, key in enumerate(events.tracks)}
+    timelines = [
+        _with_tids(part.timeline, {tid: number_of[pid, tid] for tid in part.threads.tolist() if tid >= 0})
+        for pid, part in parts.items()
+    ]
+    timeline = join(timelines)
+    is_own = np.max([part.threads for part in parts.values()], axis=0) >= 0
+    threads = np.where(is_own, np.arange(len(is_own)) + 1, -1)
+    return Aligned(
+        timeline,
+        innermost_spans(timeline),
+        next(iter(parts)),
+        threads,
+        None,
+        sum(part.nodes for part in parts.values()),
+        sum(part.attributed_nodes for part in parts.values()),
+        sum(part.straddling_ops for part in parts.values()),
+        max(part.max_straddle_ns for part in parts.values()),
+        [*dict.fromkeys(note for part in parts.values() for note in part.notes)],
+        {part.timeline.tracks[0].process: pid for pid, part in parts.items() if part.timeline.tracks},
+    )
+
+
+def _with_tids(timeline: Timeline, tids: Mapping[int, int]) -> Timeline:
+    return replace(timeline, tracks=[track._replace(tid=tids[track.tid]) for track in timeline.tracks])
+
+
+def _align_process(
+    timeline: Timeline | None, events: ProfilerEvents, keys: Mapping[str, Any], path: str, pid: int | str
+) -> Aligned:
+    """Align the recording of one process with a trace; None makes one of the trace."""
     notes: list[str] = []
     alignment = None
     base = base_time_ns(keys, path)
     if timeline is None:
-        pid = recorded_pid(events, None)
         threads = threads_of_trace(events, pid)
-        process = Process(pid if isinstance(pid, int) else 0, _rank(keys), events.process_names.get(pid, "python"))
+        process = (
+            Process(pid, _rank(keys), events.process_names.get(pid, "python"))
+            if isinstance(pid, int)
+            else Process(0, _rank(keys), pid)
+        )
         timeline, notes = reconstruct(events, threads, process)
     else:
-        pid = recorded_pid(events, timeline)
         timeline, left_out = for_process(timeline, pid)
         notes += left_out
         threads = threads_of_trace(events, pid)
@@ -342,7 +391,9 @@ def _align(timeline: Timeline | None, events: ProfilerEvents, keys: Mapping[str,
     }
     timeline = cut_to_nodes(timeline, nodes, threads, {tid: name for tid, name in names.items() if name}, process)
     timeline = drop_unused(timeline)
-    return Aligned(timeline, innermost_spans(timeline), pid, threads, alignment, nodes, cuts, worst, notes)
+    attributed = int(np.count_nonzero(nodes.call >= 0))
+    running = innermost_spans(timeline)
+    return Aligned(timeline, running, pid, threads, alignment, len(nodes), attributed, cuts, worst, notes, {})
 
 
 def _join_captures(

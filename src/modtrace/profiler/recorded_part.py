@@ -122,6 +122,18 @@ def recorded_pid(events: ProfilerEvents, timeline: Timeline | None) -> int | str
     return max(pids, key=lambda pid: pids[pid]) if pids else 0
 
 
+def pids_with_modules(events: ProfilerEvents) -> list[int | str]:
+    """Return the processes of which a trace shows modules, else ranges; the one with most CPU slices first."""
+    kinds = [events.thread_names.get(key, "").partition(" · ")[0] for key in events.tracks]
+    has_calls = np.array([kind in ("forward", "backward") for kind in kinds] or [False])
+    calls = events.calls.take(has_calls[events.calls.track])
+    for slices in (calls, events.modules, events.regions):
+        keys = [events.tracks[track] for track in np.unique(slices.track).tolist()]
+        if pids := {pid for pid, tid in keys if isinstance(tid, int)}:
+            return sorted(pids, key=lambda pid: (-events.cpu_pids.get(pid, 0), str(pid)))
+    return []
+
+
 def threads_of_trace(events: ProfilerEvents, pid: int | str) -> Int64Array:
     """Return the OS thread of each of the trace's tracks, -1 for other processes and for devices."""
     return np.array(

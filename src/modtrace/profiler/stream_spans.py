@@ -129,6 +129,9 @@ def with_stream_spans(timeline: Timeline, known: Timeline, events: ProfilerEvent
         shown = known.names[of_call]
         if of_collective >= 0:
             shown = collective_name(events.collective_names[of_collective], shown)
+        elif of_call < len(timeline.names):  # two processes can have modules of one name
+            name.append(of_call)
+            continue
         name.append(numbers.setdefault(shown, len(names)))
         if name[-1] == len(names):
             names.append(shown)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -103,18 +103,21 @@ class Lanes:
         marks = (next(iter(pids.values())) if pids else ids.take(), ids.take()) if before is None else before.marks
         return cls(lanes, of_track, pids, marks, [*sort_indexes, -1], ids)
 
-    def at(self, pid: int | str, places: Sequence[tuple[int, int]]) -> Lanes:
-        """Return the lanes as rows of one process of a trace.
+    def at(self, pid_of: Callable[[Process], int | str], places: Sequence[tuple[int, int]]) -> Lanes:
+        """Return the lanes as rows of processes of a trace.
 
         Args:
-            pid: of the process in the trace, to which all of the timeline belongs.
+            pid_of: returns what the trace has as the pid of a process.
             places: id and sort index of each lane, and after them of the row of marks.
         """
+        pids = {pid: pid_of(process) for process, pid in self.pids.items()}
         return replace(
             self,
-            lanes=[lane._replace(pid=pid, tid=tid) for lane, (tid, _) in zip(self.lanes, places, strict=False)],
-            pids=dict.fromkeys(self.pids, pid),
-            marks=(pid, places[-1][0]),
+            lanes=[
+                lane._replace(pid=pids[lane.pid], tid=tid) for lane, (tid, _) in zip(self.lanes, places, strict=False)
+            ],
+            pids={process: pids[pid] for process, pid in self.pids.items()},
+            marks=(pids.get(self.marks[0], self.marks[0]), places[-1][0]),
             sort_indexes=[index for _, index in places],
         )
 

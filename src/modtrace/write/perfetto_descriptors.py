@@ -145,12 +145,14 @@ class TrackParents(NamedTuple):
     """The uuids of tracks that a file describes elsewhere.
 
     Attributes:
-        process: of the process to which all of a timeline belongs.
-        threads: of its threads, by OS thread id.
+        process: of the process that has what belongs to none.
+        processes: of each process.
+        threads: of their threads, by OS thread id.
     """
 
     process: int
-    threads: Mapping[int, int]
+    processes: Mapping[Process, int]
+    threads: Mapping[tuple[Process, int], int]
 
 
 class TrackDescriptors:
@@ -234,12 +236,14 @@ class TrackDescriptors:
                 yield packet
                 parent = self.uuid("thread", *thread)
             else:
-                parent = self._parents.threads[track.tid]
+                parent = self._parents.threads[track.process, track.tid]
             yield self._track("modules", *thread, parent=parent, rank=0, name="modules")
         yield self._track("lane", index, parent=self.uuid("modules", *thread), rank=rank, name=lane.name)
 
     def _process_uuid(self, process: Process) -> int:
-        return self.uuid(process) if self._parents is None else self._parents.process
+        if self._parents is None:
+            return self.uuid(process)
+        return self._parents.processes.get(process, self._parents.process)
 
     def _metadata(self, timeline: Timeline) -> TracePacket:
         packet = TracePacket(trusted_packet_sequence_id=self._sequence)
