@@ -202,6 +202,18 @@ def test_ranks_come_from_the_metadata_else_from_the_name_and_two_of_one_rank_are
         find_rank_recordings(tmp_path / "9.modtrace")
 
 
+@pytest.mark.parametrize("launcher", ["run-0.modtrace", "run-0.pid9.modtrace"])
+def test_the_empty_ring_of_a_launcher_is_none_of_a_rank(launcher: str, tmp_path: Path) -> None:
+    EventScript(16, tmp_path / launcher, {}).close()
+    script = EventScript(16, tmp_path / "run-0.pid7.modtrace", {"rank": 0})
+    script.step(10, 0)
+    script.close()
+
+    [found] = find_rank_recordings(tmp_path)
+
+    assert found.path.name == "run-0.pid7.modtrace"
+
+
 @pytest.mark.parametrize(
     ("text", "ranks"),
     [("0-2,7", ([0, 1, 2, 7], 0)), ("5", ([5], 0)), ("worst:4", ([], 4)), ("1,worst:2", ([1], 2))],

@@ -55,7 +55,7 @@ def find_rank_recordings(
     """Return the recordings in a folder, by rank: its ring files if there are any, else its traces.
 
     A rank's number is what the recording says, else the last number in the name of the file. Rings that were kept of
-    earlier runs do not count.
+    earlier runs do not count, nor those of launchers, which are empty.
 
     Args:
         folder: the folder.
@@ -82,7 +82,10 @@ def find_rank_recordings(
     by_rank: dict[int, RankRecording] = {}
     for file in recordings:
         other = by_rank.setdefault(file.rank, file)
-        if other is not file:
+        if other is file or _is_empty_beside(file, other):
+            continue
+        by_rank[file.rank] = file
+        if not _is_empty_beside(other, file):
             raise ModtraceError(f"{other.path} and {file.path} are both of rank {file.rank}; leave one in the folder")
     return [by_rank[rank] for rank in sorted(by_rank)]
 
@@ -120,6 +123,10 @@ def _read(
             raise
         on_left_out(error)
         return None
+
+
+def _is_empty_beside(file: RankRecording, other: RankRecording) -> bool:
+    return file.is_ring and not ring_serials(file.path) and bool(ring_serials(other.path))
 
 
 def _ring(path: Path) -> RankRecording:
