@@ -210,6 +210,8 @@ def divide_piece(timeline: Timeline, step_by: str) -> DividedSteps:
 
 def join_divided(pieces: Sequence[DividedSteps]) -> DividedSteps:
     """Return the steps of pieces that follow each other as those of one."""
+    if len(pieces) == 1:
+        return pieces[0]
     parts, longest, first = _part_numbers(), dict[tuple[int, str], str](), 0
     at = [[parts[name] for name in piece.names] for piece in pieces]
     ns, gap_ns, gaps = list[Int64Array](), list[Int64Array](), list[StepBounds]()
@@ -275,7 +277,8 @@ def _divide(timeline: Timeline, bounds: StepBounds, parts: Numbering[str]) -> tu
         tables = {tid: _divide_on_thread(timeline, own, tid, parts) for tid, own in bounds.by_thread().items()}
         ns = np.zeros((2, len(bounds.number), len(parts)), np.int64)
         for tid, (table, other, _) in tables.items():
-            ns[:, bounds.tid == tid, : table.shape[1]] = table, other
+            own, known = np.flatnonzero(bounds.tid == tid), table.shape[1]
+            ns[0, own, :known], ns[1, own, :known] = table, other
         return ns[0], ns[1], bounds.tid
     if not timeline.tracks:  # a piece in which nothing but the ends of steps is known
         ns = np.zeros((len(bounds.number), len(parts)), np.int64)

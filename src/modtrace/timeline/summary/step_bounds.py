@@ -101,7 +101,8 @@ class StepBounds(NamedTuple):
 
     def by_thread(self) -> dict[int, StepBounds]:
         """Return the steps of each thread, which do not overlap; -1 for those of the whole process."""
-        return {tid: self.take(np.flatnonzero(self.tid == tid)) for tid in np.unique(self.tid).tolist()}
+        tids = np.unique(self.tid).tolist()
+        return {tid: self.take(np.flatnonzero(self.tid == tid)) if len(tids) > 1 else self for tid in tids}
 
     def by_name(self) -> dict[str, Int64Array]:
         """Return the indices of the steps of each name, in the order in which the names come first."""
