@@ -313,6 +313,8 @@ def test_what_a_process_died_in_took_as_long_in_all_pieces(
 @example(seed=3522207472)  # the first step in the ring calls nothing
 @example(seed=602878526)  # ranges have names that come after the first piece
 @example(seed=3101292853)  # passes of two threads whose begins were overwritten
+@example(seed=3670120979)  # ranges of earlier pieces have names that the last one lacks
+@example(seed=3063761949)  # no step of the last piece is whole
 @example(seed=7155796)  # another thread's step ends between a call and the next backward pass
 def test_whatever_a_program_does_pieces_say_what_the_whole_ring_says(seed: int) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch, TemporaryDirectory() as folder:

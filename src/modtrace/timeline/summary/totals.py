@@ -131,7 +131,7 @@ class _Measured(NamedTuple):
         memory: what modules took; None if it was not counted.
         flops: what they cost; None if it was not counted.
         ranges: how long each range took, by name and part.
-        runs: int64[3, groups], see `Measured.runs`.
+        runs: int64[2, 3, groups], see `Measured.runs`: in whole steps, and elsewhere.
         collections: int64[2, generations], how many garbage collections there were, and what they freed.
     """
 
@@ -223,18 +223,18 @@ def _measure(timeline: Timeline, spans: _Spans, step_by: str) -> _Measured:
 
 
 def _count_runs(timeline: Timeline, spans: _Spans, steps: Sequence[StepTimes], in_phase_ns: Int64Array) -> Int64Array:
-    """Return int64[3, groups], see `Measured.runs`."""
-    columns, counted = timeline.columns, counted_steps(steps)
+    """Return int64[2, 3, groups], see `Measured.runs`: in whole steps, and elsewhere."""
+    columns = timeline.columns
     calls = np.flatnonzero((columns.phase == FORWARD) & spans.counts & ~spans.inside)
-    if len(counted) < len(steps):
-        calls = calls[np.isin(spans.step[calls], [step.step for step in counted])]
+    elsewhere = 1 - np.isin(spans.step[calls], [step.step for step in steps if step.whole])
     link, group = columns.link[calls], spans.group[calls]
     backed = np.isin(link, columns.link[columns.phase == BACKWARD]) & (link >= 0)
-    alone = np.flatnonzero(~backed)
-    alone_ns = np.zeros(len(spans.groups), np.int64)
-    np.add.at(alone_ns, group[alone], in_phase_ns[calls[alone]])
-    numbers = [np.bincount(rows, minlength=len(spans.groups)) for rows in (group, group[backed])]
-    return np.array([*numbers, alone_ns])
+    runs = np.zeros((2, 3, len(spans.groups)), np.int64)
+    for number, taken in enumerate(
+        (np.ones(len(calls), np.int64), backed.astype(np.int64), np.where(backed, 0, in_phase_ns[calls]))
+    ):
+        np.add.at(runs[:, number], (elsewhere, group), taken)
+    return runs
 
 
 def _sum_up(
@@ -312,12 +312,14 @@ def _sum_up(
         flops=costs,
         ranges=sum_up_ranges([piece.ranges for piece in pieces]),
     )
-    runs, said = np.zeros((3, len(groups)), np.int64), timeline.metadata.get(MEMORY)
+    runs, said = np.zeros((2, 3, len(groups)), np.int64), timeline.metadata.get(MEMORY)
     for piece in pieces:
-        runs[:, : piece.runs.shape[1]] += piece.runs
+        count = min(len(groups), piece.runs.shape[-1])
+        runs[..., :count] += piece.runs[..., :count]
     collections = np.sum([piece.collections for piece in pieces], axis=0)
     facts = said if isinstance(said, Mapping) else {}
-    seen = Measured(summary, divided, runs[:, order], collections, facts)
+    of_steps = runs[0] if len(counted_steps(steps)) < len(steps) else runs.sum(axis=0)
+    seen = Measured(summary, divided, of_steps[:, order], collections, facts)
     return replace(summary, findings=find_findings(seen), looked_at=looked_at(seen))
 
 
