@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import modtrace
 from modtrace.checking import check
-from modtrace.formats.chrome_values import read_microseconds
+from modtrace.formats.chrome_values import read_microseconds_array
 from tests.support.kineto import recording, trace, x
 from tests.support.python_process import run_python
 
@@ -19,12 +20,12 @@ LATE = 4_503_599_627_371_000 // 1000
 @pytest.mark.parametrize("nanoseconds", [1, 999, 1_000_001, LATE * 1000 + 1, LATE * 1000 + 333, 2**53 - 1])
 def test_a_time_of_three_decimals_is_read_as_it_is_written(nanoseconds: int) -> None:
     microseconds = float(f"{nanoseconds // 1000}.{nanoseconds % 1000:03}")
-    assert abs(read_microseconds(microseconds) - nanoseconds) <= 1
+    assert abs(read_microseconds_array(np.array([microseconds]))[0] - nanoseconds) <= 1
 
 
 def test_an_odd_nanosecond_beyond_two_to_the_52_is_not_rounded_up() -> None:
     """There a product is a whole number, and adding a half to an odd one makes the next even one of it."""
-    assert read_microseconds(5_000_000_000_000.001) == 5_000_000_000_000_001
+    assert read_microseconds_array(np.array([5_000_000_000_000.001]))[0] == 5_000_000_000_000_001
 
 
 def test_faults_of_the_profiler_exit_with_0_unless_strict(tmp_path: Path) -> None:

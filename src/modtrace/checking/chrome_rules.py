@@ -2,76 +2,49 @@
 
 import math
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any
 
-from ..formats.chrome_values import read_microseconds
+import numpy as np
+
+from .._numbering import Numbering
+from ..formats.chrome_values import read_microseconds_array
+from ..formats.event_table import BEGIN, END, NEXT, SLICE, EventTable, split_by
 from .track_layout import Fault, TrackKey, TrackLayout
 
-_CHECKED_PHASES = frozenset("XBEstf")
 _FLOW_PHASES = frozenset("stf")
+_ORDINARY_PHASES = frozenset("XBEstf")
+_NUMBERS = {int, float}
 _DEVICE_WORK = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
-_BINDABLE_PHASES = frozenset("XB")
-"""Events on which viewers read `bind_id`."""
-_BIND_DIRECTIONS = ("flow_out", "flow_in")
-_BIND_ID = "bind_id"
 _MAX_TIME_NS = 2**63
 _MAX_ORDINARY_US = 2**53 // 1000 - 1
-"""Below this a double of µs times 1000 has no error that matters: it can be rounded without looking at it."""
 _MAX_ID = 2**32 - 1
+_PHASE_OF_WAYS = np.array([0, ord("f"), ord("s"), ord("t")], np.uint8)
+"""What an event of a flow is, by whether the flow `ENDS` and `BEGINS` there."""
 
 
 class ChromeEvents:
-    """Checks events one by one and collects what the rules between events look at.
-
-    Attributes:
-        layout: slices and flows of the events so far. Events with a fault are left out, except those whose ids are out
-            of range, which viewers draw elsewhere.
-    """
+    """Checks events one by one; the rules between events look at the layout of those without a fault."""
 
     def __init__(self) -> None:
-        self.layout = TrackLayout()
-        self._position = 0
+        self._table = EventTable()
         self._metadata_args: dict[tuple[str, str], object] = {}
         self._metadata_faults: list[Fault] = []
         self._event_faults: list[Fault] = []
 
     def add(self, raw_events: list[Any]) -> None:
         """Check the next events of the file, as parsed."""
-        position = self._position
-        for raw in raw_events:
-            if type(raw) is not dict or not self._add_ordinary(position, raw):
-                self._add_any(position, raw)
-            position += 1
-        self._position = position
+        if not _are_ordinary(raw_events):
+            for position, raw in enumerate(raw_events, len(self._table)):
+                self._check(position, raw)
+        self._table.add(raw_events)
 
     def faults(self) -> list[Fault]:
         """Return what is wrong with the events: of names of processes and threads first, then in file order."""
         return [*self._metadata_faults, *self._event_faults]
 
-    def _add_ordinary(self, position: int, raw: dict[str, Any]) -> bool:
-        """Add the event if it obviously breaks no rule, as most do not; return whether it was added."""
-        phase = raw.get("ph")
-        if type(phase) is not str or phase not in _CHECKED_PHASES or _BIND_ID in raw:
-            return False
-        time, pid, tid, name = raw.get("ts"), raw.get("pid"), raw.get("tid"), raw.get("name", "")
-        # Not isinstance: a bool is not a number here.
-        if not (type(pid) is int and type(tid) is int and type(name) is str):
-            return False
-        if not (type(time) is float or type(time) is int):
-            return False
-        if not (0 <= pid <= _MAX_ID and 0 <= tid <= _MAX_ID and 0 <= time < _MAX_ORDINARY_US):
-            return False
-        if phase == "X":
-            duration = raw.get("dur")
-            if not (type(duration) is float or type(duration) is int) or not 0 <= duration < _MAX_ORDINARY_US:
-                return False
-        elif phase in _FLOW_PHASES and not (type(raw.get("id")) in (int, str) and type(raw.get("cat", "")) is str):
-            return False
-        self._draw(position, raw, phase, name, (pid, tid or pid), read_microseconds(time))
-        return True
-
-    def _add_any(self, position: int, raw: object) -> None:
-        """Apply every rule on the fields of an event, and add it where it is drawn."""
+    def _check(self, position: int, raw: object) -> None:
+        """Apply every rule on the fields of an event."""
         if not isinstance(raw, dict):
             message = f"{type(raw).__name__} instead of an object"
             self._event_faults.append(Fault("not-an-event", message, position))
@@ -79,44 +52,75 @@ class ChromeEvents:
         if raw.get("ph") == "M":
             # A process or thread that is named or sorted twice, differently: viewers take the last one silently.
             kind, args = str(raw.get("name")), raw.get("args")
-            subject = raw.get("pid") if kind.startswith("process_") else _track_key(raw)
+            ids = [raw.get(field, 0) if _is_id(raw.get(field, 0)) else 0 for field in ("pid", "tid")]
+            subject = raw.get("pid") if kind.startswith("process_") else _drawn_on(*ids)
             earlier = self._metadata_args.setdefault((kind, repr(subject)), args)
             if earlier != args:
                 message = f"{kind} of {subject!r} is {args!r}, and was {earlier!r}"
                 self._metadata_faults.append(Fault("duplicate-metadata", message, position))
-        problems = list(_field_faults(position, raw))
-        self._event_faults.extend(problems)
-        if any(problem.rule != "id-out-of-range" for problem in problems):
-            return
-        if raw["ph"] not in _CHECKED_PHASES:
-            return
-        key, time = _track_key(raw), _to_ns(raw["ts"])
-        self._draw(position, raw, raw["ph"], str(raw.get("name", "")), key, time)
-        bind_id = _parse_bind_id(raw.get(_BIND_ID))
-        outgoing, incoming = (raw.get(field) is True for field in _BIND_DIRECTIONS)
-        if raw["ph"] in _BINDABLE_PHASES and bind_id is not None and (outgoing or incoming):
-            # A flow end that the slice carries itself is at the slice's begin.
-            flow_phase = "t" if outgoing and incoming else "s" if outgoing else "f"
-            flows = self.layout.flows
-            number = flows.keys[bind_id, _BIND_ID]
-            flows.add(position, ord(flow_phase), self.layout.tracks[key].index, time, number)
+        self._event_faults.extend(_field_faults(position, raw))
 
-    def _draw(self, position: int, raw: dict[str, Any], phase: str, name: str, key: TrackKey, time: int) -> None:
-        """Add a slice, a half of one or an end of a flow to its track; time in ns."""
-        layout = self.layout
-        track = layout.tracks[key]
-        if phase == "X":
-            duration = _to_ns(raw["dur"])
-            track.add_slice(time, duration, position, layout.names[name])
-            if raw.get("cat") in _DEVICE_WORK and duration:
-                layout.work.setdefault(key, []).append((time, -duration, position, name))
-        elif phase in _FLOW_PHASES:
-            number = layout.flows.keys[raw["id"], str(raw.get("cat", "")), name]
-            # An end belongs to the slice around it if its `bp` says so, else to the next one.
-            binds_next = phase == "f" and raw.get("bp") != "e"
-            layout.flows.add(position, ord(phase), track.index, time, number, binds_next=binds_next)
-        else:
-            track.add_half(phase == "B", time, position, layout.names[name])
+    def layout(self) -> TrackLayout:
+        """Return the slices and flows of all events that have no fault, or whose ids alone are out of range.
+
+        Viewers draw the latter elsewhere.
+        """
+        table, layout = self._table, TrackLayout()
+        if not len(table):
+            return layout
+        phase = table.written_phase.copy()
+        faulty = [fault.event for fault in self._event_faults if fault.rule != "id-out-of-range"]
+        phase[np.array(faulty, np.int64)] = 0
+        keys = [_drawn_on(pid, tid) for pid, tid in table.tracks.known]
+        numbers = Numbering[TrackKey]()
+        drawn_on = np.array([numbers[key] for key in keys] or [0], np.int64)[table.track]
+        names = np.array([layout.names[str(name)] for _, name in table.kinds], np.int32)[table.kind]
+        is_work = np.array([category in _DEVICE_WORK for category, _ in table.kinds], np.bool_)[table.kind]
+        rows = np.flatnonzero(np.isin(phase, [*map(ord, _ORDINARY_PHASES)]))
+        time, duration = np.zeros((2, len(table)), np.int64)
+        slices = rows[phase[rows] == SLICE]
+        time[rows], duration[slices] = (
+            read_microseconds_array(us) for us in (table.start[rows], table.duration[slices])
+        )
+        for own in sorted(split_by(drawn_on[rows], rows), key=itemgetter(0)):
+            key = list(numbers)[drawn_on[own[0]]]
+            whole, halves = own[phase[own] == SLICE], own[np.isin(phase[own], (BEGIN, END))]
+            layout.tracks[key].add_slices(time[whole], duration[whole], whole, names[whole])
+            layout.tracks[key].add_halves(phase[halves] == BEGIN, time[halves], halves, names[halves])
+            worked = whole[is_work[whole] & (duration[whole] > 0)]
+            if len(worked):
+                columns = (time[worked], -duration[worked], worked, names[worked])
+                layout.work[key] = [*zip(*(column.tolist() for column in columns), strict=True)]
+        flows = table.flows
+        index = np.array([layout.tracks[key].index if key in layout.tracks else 0 for key in numbers], np.int64)
+        kept = np.isin(phase[flows.row], [*map(ord, _FLOW_PHASES), SLICE, BEGIN])
+        row, flow, ways, binds = (column[kept] for column in flows)
+        ends = time[row], index[drawn_on[row]], flow, _PHASE_OF_WAYS[ways], binds == NEXT
+        layout.flows.add_all(row, *ends, keys=table.flow_ids)
+        return layout
+
+
+def _are_ordinary(events: list[Any]) -> bool:
+    """Whether events obviously break no rule, as most do not; at a time, as to ask each takes longer."""
+    try:
+        if not {event["ph"] for event in events} <= _ORDINARY_PHASES:
+            return False
+        times = [event["ts"] for event in events]
+        times += [event["dur"] for event in events if event["ph"] == "X"]
+        ids = [event["pid"] for event in events] + [event["tid"] for event in events]
+        if not ({*map(type, times)} <= _NUMBERS and {*map(type, ids)} <= {int}):
+            return False
+        if not (min(times) >= 0 and max(times) < _MAX_ORDINARY_US and min(ids) >= 0 and max(ids) <= _MAX_ID):
+            return False
+        return all(type(event["id"]) in (int, str) for event in events if event["ph"] in _FLOW_PHASES)
+    except (KeyError, TypeError):
+        return False
+
+
+def _drawn_on(pid: int | str, tid: int | str) -> TrackKey:
+    """Return the track on which Perfetto draws: ids out of range count as 0, thread 0 is the main thread."""
+    pid, tid = (value if _is_id(value) else 0 for value in (pid, tid))
+    return (pid, tid or pid)
 
 
 def _field_faults(position: int, raw: dict[str, Any]) -> Iterator[Fault]:
@@ -157,16 +161,6 @@ def _time_faults(position: int, phase: str, field: str, raw: dict[str, Any]) -> 
         yield Fault("time-out-of-range", f"{field} {value!r} is negative or beyond 2^63 ns", position)
 
 
-def _parse_bind_id(value: object) -> int | None:
-    """Return the number by which viewers know a bound flow: they read text as hexadecimal."""
-    if isinstance(value, str):
-        try:
-            return int(value, 16)
-        except ValueError:
-            return None
-    return value if type(value) is int else None
-
-
 def _parse_number(value: object) -> float | None:
     """Return a time as viewers read it: a number, or text that holds one; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
@@ -178,16 +172,5 @@ def _parse_number(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _track_key(raw: dict[str, Any]) -> TrackKey:
-    """Return the track on which Perfetto draws it: ids out of range count as 0, thread 0 is the main thread."""
-    pid, tid = (raw.get(field, 0) if _is_id(raw.get(field, 0)) else 0 for field in ("pid", "tid"))
-    return (pid, tid or pid)
-
-
 def _is_id(value: object) -> bool:
     return isinstance(value, str) or (type(value) is int and 0 <= value <= _MAX_ID)
-
-
-def _to_ns(microseconds: Any) -> int:
-    """Convert a number, or text that holds one, as Perfetto does."""
-    return read_microseconds(float(microseconds) if isinstance(microseconds, str) else microseconds)

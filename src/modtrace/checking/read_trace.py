@@ -60,4 +60,4 @@ def _read_events(source: TraceFile) -> tuple[list[Fault], TrackLayout, dict[str,
     except TraceError as error:
         at = "" if error.offset is None else f"byte {error.offset}: "
         return [Fault("unreadable", source.damage or f"{at}{error.message}")], TrackLayout(), {}
-    return events.faults(), events.layout, stream.keys
+    return events.faults(), events.layout(), stream.keys

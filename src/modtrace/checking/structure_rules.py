@@ -46,12 +46,13 @@ def partial_overlap(layout: TrackLayout) -> Iterator[Fault]:
 
 def device_overlap(layout: TrackLayout) -> Iterator[Fault]:
     """Find work of a stream in which the next work begins and ends: its end is wrong, and so are sums of it."""
+    names = list(layout.names)
     for track, work in layout.work.items():
-        for (start, less, position, name), (after, less_inner, inner, inner_name) in itertools.pairwise(sorted(work)):
+        for (start, less, position, name), (after, less_inner, inner, of_inner) in itertools.pairwise(sorted(work)):
             if after - less_inner < start - less:
                 message = (
-                    f"{name!r} on {_track_text(track)} lasts {-less} ns, and {inner_name!r} (event {inner}) begins"
-                    " and ends in it: no device works so; `merge` counts it until then"
+                    f"{names[name]!r} on {_track_text(track)} lasts {-less} ns, and {names[of_inner]!r} (event {inner})"
+                    " begins and ends in it: no device works so; `merge` counts it until then"
                 )
                 yield Fault("device-overlap", message, position)
 

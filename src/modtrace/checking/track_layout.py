@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from .._numbering import Numbering
-from .._typing import BoolArray, Int32Array, Int64Array
+from .._typing import AnyArray, BoolArray, Int32Array, Int64Array
 
 TrackKey = tuple[str | int, ...]
 """Identifies a track: (pid, tid) in a Chrome trace, (uuid,) in a Perfetto trace."""
@@ -37,6 +37,12 @@ class Fault(NamedTuple):
     def __str__(self) -> str:
         where = "" if self.event is None else f"event {self.event}: "
         return f"{self.rule}: {where}{self.message}"
+
+
+def _extend(columns: Iterable[array[int] | bytearray], values: Iterable[AnyArray]) -> None:
+    for column, more in zip(columns, values, strict=True):
+        typecode = column.typecode if isinstance(column, array) else "B"
+        column.extend(array(typecode, more.astype(typecode).tobytes()))
 
 
 class FlowEnd(NamedTuple):
@@ -99,6 +105,17 @@ class FlowEnds:
         self.flow.append(flow)
         self.phase.append(phase)
         self.binds_next.append(binds_next)
+
+    def add_all(self, *columns: AnyArray, keys: Iterable[object]) -> None:
+        """Add the ends of all flows.
+
+        Args:
+            columns: as those of this, from `position` to `binds_next`.
+            keys: the id of each flow.
+        """
+        _extend((self.position, self.time, self.track, self.flow, self.phase, self.binds_next), columns)
+        for number, key in enumerate(keys):
+            self.keys[key, number] = number
 
     def arrange(self) -> None:
         """Order the ends by flow, and in each by time, once all were added."""
@@ -173,6 +190,16 @@ class TrackEvents:
     half_name: array[int] = field(default_factory=lambda: array("i"))
     is_begin: bytearray = field(default_factory=bytearray)
 
+    def add_slices(self, start: Int64Array, duration: Int64Array, position: Int64Array, name: Int32Array) -> None:
+        """Add X; times in ns."""
+        end = start + np.minimum(duration, NEVER_NS - 1 - start)
+        _extend((self.start, self.end, self.position, self.name), (start, end, position, name))
+
+    def add_halves(self, is_begin: BoolArray, time: Int64Array, position: Int64Array, name: Int32Array) -> None:
+        """Add B and E; times in ns."""
+        columns = (self.is_begin, self.half_time, self.half_position, self.half_name)
+        _extend(columns, (is_begin, time, position, name))
+
     def add_slice(self, start: int, duration: int, position: int, name: int) -> None:
         """Add an X; times in ns."""
         self.start.append(start)
@@ -237,7 +264,7 @@ class TrackLayout:
     tracks: TracksByKey = field(default_factory=TracksByKey)
     flows: FlowEnds = field(default_factory=FlowEnds)
     slices: dict[TrackKey, ArrangedSlices] = field(default_factory=dict)
-    work: dict[TrackKey, list[tuple[int, int, int, str]]] = field(default_factory=dict)
+    work: dict[TrackKey, list[tuple[int, int, int, int]]] = field(default_factory=dict)
     unended: list[Fault] = field(default_factory=list)
     unbegun: list[Fault] = field(default_factory=list)
 

@@ -1,6 +1,5 @@
 """Times and ids in the events of a Chrome trace: what they can be, and how they are read."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -57,26 +56,16 @@ def microseconds_to_ns(microseconds: Float64Array) -> Int64Array:
     return whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * 1000.0).astype(np.int64)
 
 
-def read_microseconds(microseconds: float) -> int:
-    """Return the nanoseconds that a reader makes of a number of µs.
+def read_microseconds_array(microseconds: Float64Array) -> Int64Array:
+    """Return the nanoseconds that a reader makes of numbers of µs.
 
     Whole microseconds stay what they are; of others it takes the nearest nanosecond of the product, halves up. Nothing
     is added to the product before it is rounded: beyond 2^52 ns a double has no room for a half.
 
     Example:
-        >>> read_microseconds(1.0005), read_microseconds(4503599627370.499)
-        (1001, 4503599627370499)
+        >>> read_microseconds_array(np.array([1.0005, 4503599627370.499])).tolist()
+        [1001, 4503599627370499]
     """
-    whole = int(microseconds)
-    if whole == microseconds:
-        return whole * 1000
-    scaled = microseconds * 1000.0
-    floor = math.floor(scaled)
-    return floor + (scaled - floor >= 0.5)
-
-
-def read_microseconds_array(microseconds: Float64Array) -> Int64Array:
-    """Return the same for many numbers."""
     scaled = microseconds * 1000.0
     whole, floor = np.floor(microseconds), np.floor(scaled)
     nearest = floor.astype(np.int64) + (scaled - floor >= 0.5)

@@ -33,7 +33,7 @@ _Of = tuple[int, dict[str, Any]]
 
 
 class EventFlows(NamedTuple):
-    """The ends of arrows; int64 columns of equal length.
+    """The ends of arrows in file order; int64 columns of equal length.
 
     Attributes:
         row: of the event in the table.
@@ -62,6 +62,7 @@ class EventTable:
         process_names: names by pid.
         sort_indexes: where a viewer sorts the rows of threads and streams, by pid and tid.
         tids: the ids of threads that metadata are about and that are numbers.
+        flow_ids: the id of each flow as it is first written, once `flows` was asked for.
     """
 
     wanted_arrows: Container[object] | None = None
@@ -76,6 +77,7 @@ class EventTable:
         self.process_names: dict[int | str, str] = {}
         self.sort_indexes: dict[TrackKey, int] = {}
         self.tids: set[int] = set()
+        self.flow_ids: list[Any] = []
         self._phase = bytearray()
         self._kind, self._track = array("i"), array("i")
         self._start, self._duration = array("d"), array("d")
@@ -275,19 +277,26 @@ class EventTable:
     @cached_property
     def flows(self) -> EventFlows:
         """The ends of arrows."""
-        numbers, keys = Numbering[tuple[Any, ...]](), self._flow_keys
-        known = np.arange(len(keys))
-        if not {type(key[0]) for key in keys} <= {int}:
+        keys, numbers = [*self._flow_keys], Numbering[tuple[Any, ...]]()
+        known, self.flow_ids = np.arange(len(keys)), [key[0] for key in keys]
+        if not {*map(type, self.flow_ids)} <= {int}:
             ids = [(_flow_id(key[0]), *map(str, key[1:])) for key in keys]
-            known = np.array([numbers[key] for key in ids], np.int64)
+            is_none = [len(key) == 1 and not isinstance(key[0], int) for key in ids]  # bound by text that is no number
+            known = np.array([NONE if none else numbers[key] for key, none in zip(ids, is_none, strict=True)], np.int64)
+            first = {number: key[0] for number, key in zip(known[::-1].tolist(), keys[::-1], strict=True)}
+            self.flow_ids = [first[number] for number in range(len(numbers))]
         row, flow, hint = (np.array(column, np.int64) for column in self._flows)
         phase, is_bound = self.phase[row], hint >= _BOUND
         ways = np.where(phase == ord("s"), BEGINS, np.where(phase == ord("f"), ENDS, BEGINS | ENDS))
         binds = np.where((phase == ord("f")) & (hint == 0), NEXT, AROUND)
         ways, binds = np.where(is_bound, hint - _BOUND, ways), np.where(is_bound, AT_LAST, binds)
-        is_flow = np.isin(phase, list(FLOW_PHASES)) | is_bound & (phase == SLICE)
+        is_flow = (known[flow] != NONE) & (
+            np.isin(phase, list(FLOW_PHASES)) | is_bound & ((phase == SLICE) | (phase == BEGIN))
+        )
         flows = EventFlows(row, known[flow], ways, binds)
-        return EventFlows(*(column[is_flow & (ways > 0)] for column in flows))
+        chosen = np.flatnonzero(is_flow & (ways > 0))
+        chosen = chosen[np.argsort(row[chosen], kind="stable")]
+        return EventFlows(*(column[chosen] for column in flows))
 
     def arg(self, name: str) -> Int64Array:
         """Return the number or the text's number of an arg for each row; what the E of a slice says, the slice has."""
