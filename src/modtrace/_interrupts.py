@@ -5,6 +5,7 @@ runs, `cached_property` holds no lock, `hold_ctrl_c` lets what must be saved be 
 user's errors from ours.
 """
 
+import contextlib
 import os
 import signal
 import threading
@@ -173,7 +174,8 @@ def hold_ctrl_c(function: Callable[[], _Value], tell: Callable[[], None]) -> _Va
             signal.default_int_handler(number, frame)
         if not first_ns:
             first_ns = now_ns
-            tell()
+            with contextlib.suppress(OSError, RuntimeError, ValueError):  # stderr is closed, or is being written to
+                tell()
 
     try:
         signal.signal(signal.SIGINT, hold)

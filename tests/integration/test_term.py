@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import modtrace
+from modtrace._interrupts import hold_ctrl_c
 from tests.support.python_process import python_environment, start_python
 
 STEP = """
@@ -212,3 +213,21 @@ def test_ctrl_c_pressed_again_later_ends_the_saving(way: str, tmp_path: Path) ->
 
     assert status == -signal.SIGINT
     assert len(written) <= 1 << 16
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(), RuntimeError("reentrant call"), ValueError("closed file")])
+def test_ctrl_c_that_cannot_be_told_waits_all_the_same(error: Exception) -> None:
+    saved: list[str] = []
+
+    def tell() -> None:
+        raise error
+
+    def save() -> None:
+        signal.raise_signal(signal.SIGINT)
+        saved.append("whole")
+
+    with pytest.raises(KeyboardInterrupt):
+        hold_ctrl_c(save, tell)
+
+    assert saved == ["whole"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
