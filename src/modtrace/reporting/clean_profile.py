@@ -11,9 +11,10 @@ from typing import Any, BinaryIO
 import numpy as np
 import orjson
 
-from .._typing import Float64Array
+from .._typing import Float64Array, Int64Array
 from ..formats.chrome_values import base_time_ns
 from ..formats.event_stream import EventStream
+from ..formats.event_table import METADATA, SLICE, EventTable
 from ..formats.slice_args import FLOW_CATEGORY, FLOW_NAME
 from ..formats.trace_file import MERGED, TraceFile
 from ..timeline import PHASES, Name
@@ -110,6 +111,10 @@ class EventFilter:
                 clean[key] = event[key]
         if phase == "M":
             return self._metadata(clean, event.get("name"), args)
+        if "ts" not in clean:
+            return None
+        if phase == "E":  # it ends what began last on its track
+            return clean
         if phase in ("s", "t", "f"):
             flow_id = event.get("id")
             if category not in _FLOW_CATEGORIES or not (type(flow_id) is int or _is_number(flow_id)):
@@ -119,7 +124,7 @@ class EventFilter:
             return clean | ({"bp": "e"} if event.get("bp") == "e" else {})
         if phase == "C":
             return self._counter(clean, event.get("name"), args)
-        if phase not in ("X", "i", "I") or not isinstance(event.get("name"), str):
+        if phase not in ("X", "B", "i", "I") or not isinstance(event.get("name"), str):
             return None
         name = self._name(phase, category, event["name"], args)
         if name is None:
@@ -134,7 +139,7 @@ class EventFilter:
             if type(event.get("bind_id")) is int:  # a flow event would bind to another span
                 clean["bind_id"] = event["bind_id"]
                 clean |= {key: True for key in ("flow_out", "flow_in") if event.get(key) is True}
-        if phase != "X":
+        if phase in ("i", "I"):
             clean["s"] = event.get("s") if event.get("s") in ("g", "p", "t") else "t"
         return clean
 
@@ -163,7 +168,7 @@ class EventFilter:
             return self._names.kernel(name)
         if category in _RUNTIME_CATEGORIES:
             return name if _RUNTIME_CALL.fullmatch(name) else "runtime call"
-        return name if category is None and phase != "X" and _PROFILER_EVENT.fullmatch(name) else None
+        return name if category is None and phase in ("i", "I") and _PROFILER_EVENT.fullmatch(name) else None
 
     def _metadata(self, clean: RawEvent, name: object, args: RawEvent) -> RawEvent | None:
         if name == "process_name":
@@ -202,7 +207,7 @@ def _clean_args(args: RawEvent) -> RawEvent:
     clean: RawEvent = {}
     for key, value in args.items():
         if key in _NUMBER_ARGS:
-            if _is_number(value):
+            if type(value) is int or _is_number(value):  # most are
                 clean[key] = value
         elif key in _WORD_ARGS:
             if isinstance(value, str) and _WORD_ARGS[key].fullmatch(value):
@@ -246,6 +251,7 @@ class CleanProfile:
         steps: float64[steps], µs from the base, ascending: when steps begin.
         step_durations: float64[steps], µs.
         end: µs from the base: when the last event ends.
+        decides: float64[lines], µs from the base: the moment of each line by which it is in a window; NaN: in all.
         notes: what was left out of it.
     """
 
@@ -255,6 +261,7 @@ class CleanProfile:
     steps: Float64Array
     step_durations: Float64Array
     end: float
+    decides: Float64Array
     notes: list[str]
 
 
@@ -269,40 +276,47 @@ def clean_profile(path: str | os.PathLike[str], out: Path, names: ReportNames) -
     Raises:
         TraceError: it cannot be read.
     """
-    event_filter = EventFilter(names, IdNumbers())
-    times, steps, durations = array("d"), array("d"), array("d")
-    end = float("-inf")
-    shift: int | None = None
+    event_filter, table = EventFilter(names, IdNumbers()), EventTable()
+    rows, shift = array("q"), None
     with TraceFile(path) as source, out.open("wb") as file:
         stream = EventStream(source)
         writer = _EventWriter(file)
         for chunk in stream.chunks():
             clean_events = []
-            for event in map(event_filter, chunk.events):
-                if event is None:
+            for row, event in enumerate(table.add(chunk.events), len(table) - len(chunk.events)):
+                if (clean := event_filter(event)) is None:
                     continue
-                if event["ph"] != "M":
-                    if "ts" not in event:
-                        continue
+                if clean["ph"] != "M":
                     if shift is None:
-                        shift = int(event["ts"]) - _BEFORE_FIRST_US
-                    time = event["ts"] = event["ts"] - shift
-                    times.append(time)
-                    end = max(end, time + event.get("dur", 0))
-                    if event.get("name", "").startswith(_STEP_PREFIX) and event.get("cat") == "user_annotation":
-                        steps.append(time)
-                        durations.append(event.get("dur", 0))
-                clean_events.append(event)
+                        shift = int(clean["ts"]) - _BEFORE_FIRST_US
+                    clean["ts"] -= shift
+                rows.append(row)
+                clean_events.append(clean)
             writer.write(clean_events)
         base_time_ns(stream.keys, source.path)  # raises if it is not a time
         base = REPORT_START_NS - _BEFORE_FIRST_US * 1000
         writer.close(_clean_keys(stream.keys, base))
-    order = np.argsort(steps, kind="stable")
     notes = stream.notes()
     if dropped := event_filter.dropped:
         notes.append(f"{dropped:,} events of the profiler's trace were left out as not known to be harmless")
-    step_starts, step_durations = np.asarray(steps)[order], np.asarray(durations)[order]
-    return CleanProfile(out, base, np.sort(times), step_starts, step_durations, end, notes)
+    return CleanProfile(out, base, *_times(table, np.array(rows, np.int64), shift or 0), notes)
+
+
+def _times(
+    table: EventTable, rows: Int64Array, shift: int
+) -> tuple[Float64Array, Float64Array, Float64Array, float, Float64Array]:
+    """Return what a `CleanProfile` knows of times, of some rows of a table that are all moved."""
+    time, phase = table.start - shift, table.phase
+    duration = np.where(phase == SLICE, table.duration, 0)
+    is_step = [kind == "user_annotation" and str(name).startswith(_STEP_PREFIX) for kind, name in table.kinds]
+    steps = rows[np.array(is_step or [False], np.bool_)[table.kind[rows]]]
+    steps = steps[np.argsort(time[steps], kind="stable")]
+    events = rows[table.written_phase[rows] != METADATA]
+    decides = np.where(table.written_phase == METADATA, np.nan, time)
+    begins, ends = table.pairs
+    decides[ends] = time[begins]
+    end = float((time + duration)[events].max(initial=-np.inf))
+    return np.sort(time[events]), time[steps], duration[steps], end, decides[rows]
 
 
 def cut_profile(profile: CleanProfile, out: Path, windows: Sequence[tuple[float, float]]) -> None:
@@ -314,14 +328,13 @@ def cut_profile(profile: CleanProfile, out: Path, windows: Sequence[tuple[float,
         windows: start and end, µs from the base; the end is not part of it.
     """
     starts, ends = (np.array(bounds) for bounds in zip(*sorted(windows), strict=True))
+    window = np.searchsorted(starts, profile.decides, side="right") - 1
+    within = iter((np.isnan(profile.decides) | (window >= 0) & (profile.decides < ends[window])).tolist())
     with TraceFile(profile.path) as source, out.open("wb") as file:
         stream = EventStream(source)
         writer = _EventWriter(file)
         for chunk in stream.chunks():
-            times = np.array([event.get("ts", np.nan) for event in chunk.events], np.float64)
-            window = np.searchsorted(starts, times, side="right") - 1
-            within = np.isnan(times) | (window >= 0) & (times < ends[window])
-            writer.write([event for event, keep in zip(chunk.events, within.tolist(), strict=True) if keep])
+            writer.write([event for event, keep in zip(chunk.events, within, strict=False) if keep])
         writer.close(stream.keys)
 
 
