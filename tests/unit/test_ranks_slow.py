@@ -23,8 +23,8 @@ from modtrace.ranks.groups import median_of_others
 from modtrace.ranks.rank_tables import StepTable, step_end_table
 from modtrace.ranks.slow import SlowRun, find_late_in_rings, find_slow_ranks, worst_ranks
 from modtrace.ranks.slow.findings import step_durations
-from modtrace.ranks.slow.late_steps import ModuleExcess
-from modtrace.ranks.slow.slow_run import NO_RANK, at_least, often_late, png
+from modtrace.ranks.slow.late_steps import ModuleExcess, StepFinding
+from modtrace.ranks.slow.slow_run import NO_RANK, LateRank, at_least, often_late, png
 from modtrace.ranks.sync_points import inferred_waits
 from modtrace.ring import Kind
 from modtrace.ring.slot_format import COLLECTED_BITS, GENERATION_BITS, NO_NAME, SEQUENCE_BITS
@@ -525,3 +525,13 @@ def test_worst_ranks_can_be_chosen_for_the_timeline(tmp_path: Path, run_command:
 
     assert "2 ranks, " in run_command("timeline", "-o", str(out), "--ranks", "0,worst:1")
     assert {track.process.rank for track in modtrace.load(out).tracks} == {0, 3}
+
+
+@pytest.mark.parametrize("unknown", [[], [0], [2], [0, 2]])
+def test_the_share_of_a_run_is_of_the_steps_whose_time_is_known(unknown: list[int]) -> None:
+    steps = [StepFinding(step, "late", 1, 90, 75, 90, 0, 1, (), 0 if step in unknown else 100) for step in range(3)]
+    late = LateRank(1, 3, 270, 225, True, ())
+
+    sentences = SlowRun(steps, 2, [late], sum(step.duration_ns for step in steps), ()).sentences
+
+    assert sentences[1].endswith("without this delay the run would be 0.000 ms shorter (75.0 %)")

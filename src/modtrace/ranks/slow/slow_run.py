@@ -185,7 +185,13 @@ class SlowRun:
     def _rank_sentence(self, one: LateRank) -> str:
         each = _ms(one.cost_ns / max(one.steps, 1))
         where = ", ".join(place_text(fqn, phase) for fqn, phase, *_ in one.modules[:1])
-        share = f" ({100 * one.saved_ns / self.duration_ns:.1f} %)" if self.duration_ns else ""
+        # How long the first step took is not known, nor what follows the last one.
+        saved_ns = sum(
+            step.saved_ns
+            for step in self.steps
+            if step.verdict == "late" and step.rank == one.rank and step.duration_ns
+        )
+        share = f" ({100 * saved_ns / self.duration_ns:.1f} %)" if self.duration_ns else ""
         return (
             f"rank {one.rank} was late in {one.steps:,} of {counted(len(self.steps), 'step')}, by {each} ms on "
             f"average{f', mostly in {where}' if where else ''}; without this delay the run would be "
