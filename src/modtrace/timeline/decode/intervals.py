@@ -188,19 +188,15 @@ def find_parents(track: Int64Array, depth: Int64Array) -> Int64Array:
 def _depths(thread: Int64Array, start_position: Int64Array, end_position: Int64Array) -> Int64Array | None:
     """Return each interval's depth on its thread; None if they do not nest."""
     count = len(thread)
-    interval = np.concatenate([np.arange(count), np.arange(count)])
     sign = np.repeat(np.array([1, -1]), count)
     # Clipped intervals end together with the one around them: the inner one, which started later, first.
     tie = np.concatenate([start_position, -start_position])
     position = np.concatenate([start_position, end_position])
     order = np.lexsort((tie, position, np.concatenate([thread, thread])))
-    total = np.cumsum(sign[order])
-    position_depth = np.where(sign[order] > 0, total - 1, total)
-    at_start = np.empty(count, np.int64)
-    at_end = np.empty(count, np.int64)
-    starts = sign[order] > 0
-    at_start[interval[order][starts]] = position_depth[starts]
-    at_end[interval[order][~starts]] = position_depth[~starts]
+    signs = sign[order]
+    depth_at = np.empty(2 * count, np.int64)
+    depth_at[order] = np.cumsum(signs) - (signs > 0)
+    at_start, at_end = depth_at[:count], depth_at[count:]
     # Equal depths at both ends are not enough: two that overlap swap their ends at the same depth.
     by_depth = np.lexsort((start_position, at_start, thread))
     neighbours = (np.diff(thread[by_depth]) == 0) & (np.diff(at_start[by_depth]) == 0)
@@ -257,8 +253,11 @@ def pair_calls(events: Events) -> _IntervalColumns:
     """Pair enters and exits by name and key."""
     is_enter = np.isin(events.kind, CALL_ENTER_KINDS)
     index = np.flatnonzero(is_enter | np.isin(events.kind, CALL_EXIT_KINDS))
-    index = without_repeated_ends(index, is_enter[index], call_ids(events, index))
-    first, last = pair_by_key(index, is_enter[index], call_ids(events, index))
+    ids = call_ids(events, index)
+    once = without_repeated_ends(index, is_enter[index], ids)
+    if len(once) < len(index):
+        index, ids = once, call_ids(events, once)
+    first, last = pair_by_key(index, is_enter[index], ids)
     known = np.where(first >= 0, first, last)
     sequence = events.value & SEQUENCE_MASK
     return _paired(
@@ -330,7 +329,7 @@ def without_repeated_ends(index: SignedIntArray, is_begin: BoolArray, key: Int64
     order = np.argsort(key, kind="stable")
     is_end = ~is_begin[order]
     repeats = is_end & np.append(False, is_end[:-1] & (np.diff(key[order]) == 0))
-    return np.sort(index[order[~repeats]])
+    return np.delete(index, order[repeats])
 
 
 def pair_by_key(index: SignedIntArray, is_begin: BoolArray, key: Int64Array) -> tuple[Int64Array, Int64Array]:

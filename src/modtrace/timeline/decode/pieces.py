@@ -215,6 +215,7 @@ class RingPieces:
             first_link = max(first_link, int(link.max(initial=-1)) + 1)
             self._seen.append(place_among(self.others, piece, modules._replace(columns={}, args={})))
             yield piece, modules
+            del piece, modules  # before the next ones are made
 
     def _piece(self, begin: int, end: int) -> RingAnalysis:
         """Return the events from one serial number to before another."""
@@ -269,8 +270,9 @@ class RingPieces:
             timeline = self._timeline(piece, modules._replace(counters=last))
             spans += len(timeline.columns)
             sums = [new + old for new, old in zip(timeline.stats.values(), stats.values(), strict=True)]
-            stats = Stats(piece.snapshot.slots.recorded, self._serials.start, *sums[2:])
+            stats = Stats(timeline.stats.recorded, self._serials.start, *sums[2:])
             flops += modules.flops
+            del piece, modules
             outside, unknown = flops.tolist()
             metadata = {
                 **timeline.metadata,
