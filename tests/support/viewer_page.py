@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,6 +29,8 @@ __all__ = [
     "MS",
     "US",
     "Open",
+    "at_modules",
+    "choose_modules",
     "click",
     "color_of",
     "cut_off",
@@ -54,6 +56,22 @@ HEADER_PX = 22
 US, MS = 1_000, 1_000_000
 FORWARD, BACKWARD, GPU = "track 0", "track 1", "track 2"
 """The rows of `one_step`."""
+
+
+def choose_modules(page: Page) -> None:
+    """Go to the tab of modules, before which findings may be."""
+    page.get_by_role("tab", name="Modules").click()
+
+
+def at_modules(open_page: Open) -> Open:
+    """Return what opens a page and goes to the tab of modules."""
+
+    def opened(*timeline: Any, **options: Any) -> Visit:
+        seen = open_page(*timeline, **options)
+        choose_modules(seen.page)
+        return seen
+
+    return opened
 
 
 def settle(page: Page) -> None:

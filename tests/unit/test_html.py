@@ -21,6 +21,7 @@ from modtrace.write.html import Comparison, payload, render_html, write_html
 from tests.support.gpt_timeline import BASE, gpt_timeline
 from tests.support.span_fields import SPAN_FIELDS
 from tests.support.timelines import slice_args
+from tests.unit.test_findings import training
 from tests.unit.test_memory_summary import recorded
 
 TYPES = {"f64": "<f8", "i32": "<i4", "u8": "u1"}
@@ -74,6 +75,14 @@ def test_who_holds_memory_at_the_peak_is_in_the_payload_and_in_no_comparison() -
     assert "holders" not in unpack(payload(timeline, comparison))[0]
 
 
+def test_findings_are_in_the_payload_and_in_no_comparison() -> None:
+    timeline = training(forward=lambda step, block: 4 if block == 2 else 1)
+    (found,) = unpack(payload(timeline))[0]["findings"]
+    assert found == timeline.summary().findings[0]._asdict()
+    comparison = Comparison(("a", "b"), [], [], np.full(len(timeline.columns), -1, np.int32))
+    assert "findings" not in unpack(payload(timeline, comparison))[0]
+
+
 def test_every_field_is_in_the_payload() -> None:
     header, body = unpack(payload(two_spans()))
 
@@ -85,6 +94,8 @@ def test_every_field_is_in_the_payload() -> None:
         # The counter's sample is the first moment of all.
         "base_ns": str(BASE + 50),
         "metadata": {"torch": "2.13.0"},
+        "findings": [],
+        "findings_end": "nothing stands out; looked at: 1 step in their parts, 1 module beside their siblings",
         "stats": {
             "recorded": 4,
             "overwritten": 0,

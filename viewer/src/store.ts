@@ -21,11 +21,12 @@ import {
 import { layoutRows, metricsFor } from "./layout/rows";
 import { clamp, overlapOf, reveal, withMargin } from "./layout/viewport";
 import { buildDepthLevels } from "./trace/depth-levels";
+import { type Finding, spanOf, stepOf } from "./trace/findings";
 import { isMemory } from "./trace/memory";
 import { type Step, shownStep, stepBeside, stepsOf } from "./trace/steps";
 import { extent, spansByLink, type TimeRange, type Trace } from "./trace/trace";
 
-export type Tab = "changes" | "selection" | "modules" | "steps" | "flame" | "recording";
+export type Tab = "findings" | "changes" | "selection" | "modules" | "steps" | "flame" | "recording";
 /** What the colour of a span tells: its class, how it changed, or what it cost. */
 export type ColorBy = "class" | "change" | Cost;
 
@@ -58,11 +59,12 @@ export function createStore(trace: Trace) {
   /** Keys of folded rows. */
   const folded = signal<ReadonlySet<string>>(new Set());
   const { comparison } = trace;
+  const found: readonly Tab[] = trace.findings.length ? ["findings"] : [];
   /** Totals are of a recording, and not of two sides together. */
   const tabs: readonly Tab[] = comparison
     ? ["changes", "selection", "recording"]
-    : ["selection", "modules", ...(steps.length > 1 ? (["steps"] as const) : []), "flame", "recording"];
-  const firstTab: Tab = comparison ? "changes" : "modules";
+    : [...found, "selection", "modules", ...(steps.length > 1 ? (["steps"] as const) : []), "flame", "recording"];
+  const firstTab: Tab = comparison ? "changes" : (found[0] ?? "modules");
   const tab = signal<Tab>(firstTab);
   /** What colours can tell here; the first is chosen until the user says otherwise. */
   const colorings: readonly ColorBy[] = [
@@ -188,6 +190,17 @@ export function createStore(trace: Trace) {
       scrollRequests.value++;
     });
 
+  /** Zoom to where a finding is, and select what it names. */
+  const showFinding = (finding: Finding) =>
+    batch(() => {
+      const from = tab.value;
+      const span = spanOf(trace, finding);
+      const place = span < 0 ? stepOf(trace, finding) : rangeOf(span);
+      select(span);
+      if (place) show(place);
+      tab.value = from;
+    });
+
   const selectMatch = (direction: 1 | -1) => {
     const next = nextMatch(matches.value, selected.value, direction);
     if (next >= 0) select(next);
@@ -288,6 +301,7 @@ export function createStore(trace: Trace) {
     rangeOf,
     select,
     selectMatch,
+    showFinding,
     show,
     showAll: () => show(bounds),
     toStep,

@@ -6,7 +6,7 @@ import type { Session, StepPair } from "./session";
 import type { ColorBy, Store, Tab } from "./store";
 import type { TimeRange } from "./trace/trace";
 
-const TABS: readonly Tab[] = ["changes", "selection", "modules", "steps", "flame", "recording"];
+const TABS: readonly Tab[] = ["findings", "changes", "selection", "modules", "steps", "flame", "recording"];
 const COLORINGS: readonly ColorBy[] = ["class", "change", ...COSTS];
 /** After the last change it takes this long until the address has it. */
 const QUIET_MS = 250;

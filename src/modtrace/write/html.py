@@ -21,6 +21,8 @@ from ..timeline import Timeline
 from ..timeline.args import distinct_args
 from ..timeline.memory import find_holders
 from ..timeline.slices import Slices
+from ..timeline.summary import summarize
+from ..timeline.summary.findings import closing_line
 from .atomic_file import atomic_writer
 from .slices import all_as_modules
 from .step_parts import part_table
@@ -83,6 +85,7 @@ def render_html(timeline: Timeline, comparison: Comparison | None = None) -> byt
 def payload(timeline: Timeline, comparison: Comparison | None = None) -> bytes:
     """Return what the page unpacks: u32 length of a JSON header, the header, then the columns as plain arrays."""
     parts, held = (None, None) if comparison else (part_table(timeline), find_holders(timeline))
+    summary = None if comparison else summarize(timeline)
     timeline = all_as_modules(timeline)
     base = first_moment(timeline)
     arrays = _Arrays()
@@ -120,6 +123,9 @@ def payload(timeline: Timeline, comparison: Comparison | None = None) -> bytes:
     }
     if comparison is not None:
         header["comparison"] = {**comparison._asdict(), "of_span": arrays.add(comparison.of_span, "i32")}
+    if summary is not None and summary.looked_at:
+        header["findings"] = [found._asdict() for found in summary.findings]
+        header["findings_end"] = closing_line(summary.findings, summary.looked_at)
     if held is not None:
         rows = [*held.by_fqn.items(), ("other", held.other)]
         header["holders"] = {"time": held.time_ns - base, "rows": rows}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.gpt_timeline import gpt_timeline
-from tests.support.viewer_page import FORWARD, US, Open, click, details, one_step, table, viewport
+from tests.support.viewer_page import FORWARD, US, Open, choose_modules, click, details, one_step, table, viewport
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -26,6 +26,7 @@ def reopen(page: Page, address: str) -> None:
 
 def test_address_of_a_view_opened_again_shows_the_same_view(open_page: Open) -> None:
     page = open_page(one_step()).page
+    choose_modules(page)
     page.get_by_role("searchbox").fill("h.0")
     page.get_by_role("button", name="By class").click()
     click(page, FORWARD, 1, 250 * US)
@@ -75,7 +76,7 @@ def test_back_to_the_first_view_shows_its_tab_again(open_page: Open) -> None:
     wait_for_address(page, "tab=selection")
     page.go_back()
     page.wait_for_function("location.hash === ''")
-    assert page.get_by_role("tab", name="Modules").get_attribute("aria-selected") == "true"
+    assert page.get_by_role("tab", name="Findings").get_attribute("aria-selected") == "true"
     page.go_forward()
     assert details(page)["Start"] == "100 µs"
 

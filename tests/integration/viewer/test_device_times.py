@@ -12,7 +12,7 @@ from modtrace import Timeline
 from modtrace.timeline.summary.device_summary import DeviceSummary
 from tests.support.device_steps import device_steps
 from tests.support.timelines import build_timeline
-from tests.support.viewer_page import Open, cut_off, table
+from tests.support.viewer_page import Open, at_modules, cut_off, table
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -34,6 +34,11 @@ def copied(page: Page) -> dict[str, dict[str, str]]:
     page.get_by_role("button", name="Copied").wait_for()
     lines = [line.split("\t") for line in page.evaluate("navigator.clipboard.readText()").split("\n")]
     return {line[0]: dict(zip(lines[0], line, strict=True)) for line in lines[1:]}
+
+
+@pytest.fixture(name="open_page")
+def open_at_modules(open_page: Open) -> Open:
+    return at_modules(open_page)
 
 
 def test_device_times_beside_those_of_threads_are_those_of_the_summary(open_page: Open) -> None:

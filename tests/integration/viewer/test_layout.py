@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.gpt_timeline import gpt_timeline
-from tests.support.viewer_page import HEADER_PX, Open, one_step, settle, table
+from tests.support.viewer_page import HEADER_PX, Open, choose_modules, one_step, settle, table
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -119,6 +119,7 @@ def test_names_that_have_no_room_keep_what_tells_them_apart(open_page: Open) -> 
     ]
     names = [name._replace(fqn=f"GPT.transformer.blocks.{name.fqn[-1]}.mlp.down_proj") for name in timeline.names]
     page = open_page(replace(timeline, tracks=tracks, names=names), viewport={"width": 390, "height": 844}).page
+    choose_modules(page)
     # The end of a thread's name lies in its label; of a module's name all of it lies in its cell.
     assert page.locator(".label .thread").count() == 2
     outside = """elements => elements.filter(element => {

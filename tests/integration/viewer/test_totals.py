@@ -12,6 +12,7 @@ from tests.support.viewer_page import (
     FORWARD,
     US,
     Open,
+    at_modules,
     click,
     details,
     one_step,
@@ -24,6 +25,11 @@ from tests.support.viewer_page import (
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator
+
+
+@pytest.fixture(name="open_page")
+def open_at_modules(open_page: Open) -> Open:
+    return at_modules(open_page)
 
 
 def test_totals_of_a_range_are_per_module(open_page: Open) -> None:

@@ -196,6 +196,8 @@ export function compareSteps(trace: Trace, steps: readonly [Step, Step]): Trace 
     ),
     comparison,
     stepParts: null,
+    findings: [],
+    findingsEnd: "",
     holders: null,
   };
 }

@@ -53,6 +53,8 @@ export function makeTrace(
     spanArgs: {},
     comparison: null,
     stepParts: null,
+    findings: [],
+    findingsEnd: "",
     holders: null,
     ...rest,
   };

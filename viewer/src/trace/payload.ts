@@ -1,6 +1,7 @@
 /** From the page's data block to a trace: base64 of gzip of (u32 H, H bytes of JSON, arrays). */
 import { visibleText } from "../format";
 import { type Comparison, VERDICTS, type Verdict } from "./comparison";
+import type { Finding } from "./findings";
 import type { Holders } from "./memory";
 import type { StepParts } from "./step-parts";
 import { type CounterSeries, type IntegerArray, PHASES, type Spans, type Trace } from "./trace";
@@ -30,6 +31,8 @@ interface Header {
   readonly counters: { name: string; unit: string; process: number; time: ArrayRef; value: ArrayRef }[];
   readonly arrays: Record<string, ArrayRef>;
   readonly comparison?: HeaderComparison;
+  readonly findings?: Finding[];
+  readonly findings_end?: string;
   readonly step_parts?: HeaderStepParts;
   readonly holders?: Holders;
 }
@@ -123,6 +126,15 @@ export function decode(block: ArrayBuffer): Trace {
     spanArgs: readArgs(array(header.args.rows), array(header.args.kind), header.args.kinds),
     comparison: header.comparison ? readComparison(header.comparison, array(header.comparison.of_span), spans) : null,
     stepParts: header.step_parts ? readStepParts(header.step_parts, doubles) : null,
+    findings: (header.findings ?? []).map((found) => ({
+      ...found,
+      what: visibleText(found.what),
+      where: found.where === null ? null : visibleText(found.where),
+      part: found.part === null ? null : visibleText(found.part),
+      evidence: visibleText(found.evidence),
+      next: visibleText(found.next),
+    })),
+    findingsEnd: visibleText(header.findings_end ?? ""),
     holders: header.holders
       ? { ...header.holders, rows: header.holders.rows.map(([fqn, bytes]) => [visibleText(fqn), bytes]) }
       : null,

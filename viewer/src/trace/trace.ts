@@ -1,5 +1,6 @@
 /** A timeline in memory: columns of spans as typed arrays, and the tables that they index. */
 import type { Comparison } from "./comparison";
+import type { Finding } from "./findings";
 import type { Holders } from "./memory";
 import type { StepParts } from "./step-parts";
 
@@ -106,6 +107,10 @@ export interface Trace {
   readonly comparison: Comparison | null;
   /** What each step was spent on; null where no step is known. */
   readonly stepParts: StepParts | null;
+  /** What stands out, the most costly first. */
+  readonly findings: readonly Finding[];
+  /** That nothing else stands out, or nothing at all; empty where that is not known. */
+  readonly findingsEnd: string;
   /** Who held memory at the peak; null where that was not counted. */
   readonly holders: Holders | null;
 }

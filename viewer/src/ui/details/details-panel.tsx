@@ -7,6 +7,7 @@ import type { Session } from "../../session";
 import type { Store, Tab } from "../../store";
 import { Icon } from "../icons";
 import { ChangesPanel } from "./changes-panel";
+import { FindingsPanel } from "./findings-panel";
 import { FlamePanel } from "./flame-panel";
 import { ModulesPanel } from "./modules-panel";
 import { RecordingPanel } from "./recording-panel";
@@ -24,6 +25,7 @@ interface TabBody {
 }
 
 const TABS: Readonly<Record<Tab, TabBody>> = {
+  findings: { title: "Findings", body: FindingsPanel },
   changes: { title: "Changes", body: ChangesPanel },
   selection: { title: "Selection", body: SelectionPanel },
   modules: { title: "Modules", body: ModulesPanel },

@@ -107,6 +107,7 @@ export function RecordingPanel({ store, session }: { store: Store; session: Sess
       ) : (
         !isOfRecordings && <p class="hint">Nothing was lost in this recording.</p>
       )}
+      {!store.trace.findings.length && <p class="hint">{store.trace.findingsEnd}</p>}
       <dl class="fields">
         {Object.entries(stats).map(([key, value]) => (
           <div class="field" key={key}>

@@ -1,0 +1,35 @@
+/** What stands out in a recording, as `Timeline.summary()` has it, and where that is. */
+import { partsOfStep } from "./step-parts";
+import type { TimeRange, Trace } from "./trace";
+import { PHASES } from "./trace";
+
+export interface Finding {
+  readonly what: string;
+  /** The full name of a module, or the name of a range; null where it is neither. */
+  readonly where: string | null;
+  /** The part of a step that it is in; null where it is no part of a step's time. */
+  readonly part: string | null;
+  readonly ns_per_step: number;
+  /** Of the time of all steps. */
+  readonly share: number;
+  readonly evidence: string;
+  /** A command that shows more. */
+  readonly next: string;
+}
+
+/** Index of the longest span of what a finding names, in its phase if that has any; -1 for none. */
+export function spanOf({ spans, names }: Trace, { where, part }: Finding): number {
+  const named = names.map(({ fqn, label }) => fqn === where || label === where);
+  const all = Array.from(spans.start.keys()).filter((span) => named[spans.name[span]]);
+  const inPhase = all.filter((span) => PHASES[spans.phase[span]] === part);
+  const duration = (span: number) => spans.end[span] - spans.start[span];
+  return (inPhase.length ? inPhase : all).reduce((a, b) => (a < 0 || duration(b) > duration(a) ? b : a), -1);
+}
+
+/** The step that was longest in the part of a finding; null where no step is known, or none has the part. */
+export function stepOf({ stepParts }: Trace, { part }: Finding): TimeRange | null {
+  const index = stepParts?.parts.findIndex(({ name }) => name === part) ?? -1;
+  if (!stepParts || index < 0) return null;
+  const ns = stepParts.steps.map((_, step) => partsOfStep(stepParts, step)[index]);
+  return stepParts.steps[ns.indexOf(ns.reduce((a, b) => Math.max(a, b), 0))] ?? null;
+}
