@@ -46,6 +46,25 @@ def with_forward(capacity: int = 64) -> tuple[EventScript, int]:
     return script, net
 
 
+def test_the_longest_of_passes_whose_begins_are_lost_comes_first() -> None:
+    script = EventScript()
+    other = script.add_thread("other", tid=2)
+    script.pass_end(5, 1)
+    script.on_thread(other)
+    script.pass_end(7, 2)
+    script.on_thread(0)
+    script.pass_end(9, 3)
+    script.pass_begin(10, 4)
+    found = RingAnalysis(script.snapshot()).passes
+
+    assert [*zip(found.thread.tolist(), found.begin.tolist(), found.end.tolist(), strict=True)] == [
+        (0, -1, 2),
+        (other, -1, 1),
+        (0, -1, 0),
+        (0, 3, -1),
+    ]
+
+
 def test_a_pass_is_as_long_as_the_call_that_ran_it() -> None:
     script, net = with_forward()
     script.pass_begin(3)
