@@ -18,7 +18,7 @@ import modtrace
 from modtrace.record_options import EngineName
 from modtrace.timeline.decode.analysis import wall_clock
 from tests.support.python_process import run_python
-from tests.support.test_scale import scaled
+from tests.support.test_scale import PROMISED, scaled
 
 greenlet: Any = pytest.importorskip("greenlet")
 
@@ -229,6 +229,7 @@ def faults(recording: modtrace.Recording, logs: list[Log]) -> Iterator[str]:
                 yield f"backward of {span.fqn}, which ran none"
 
 
+@pytest.mark.timeout(3600 if PROMISED else 300)
 def test_any_interleaving_is_as_the_program_says(engine: EngineName) -> None:
     for seed in range(scaled(20, 300, 2000)):
         rng, log = random.Random(seed), Log()
