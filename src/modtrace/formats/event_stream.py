@@ -112,6 +112,7 @@ _BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")
 """Between two objects of a list: the events, or objects inside one."""
 _BEGIN = r'\{\s*"(?:ph|name|cat|pid|tid|ts|dur|id|args|s|bp|bind_id)"\s*:'
 _EVENT_BEGIN = re.compile(_BEGIN)
+_PHASE = re.compile(r'"ph"\s*:')
 _NEXT_EVENTS = (re.compile(rf"(?<=\}}),?[ \t\r]*\n\s*(?={_BEGIN})"), re.compile(rf"(?<=\}})\s*,?\s*(?={_BEGIN})"))
 """Between two events where each begins a line, as Kineto writes them: no text in them has a line break; or anywhere."""
 _AROUND_EVENTS = " \t\r\n,[]"
@@ -444,10 +445,12 @@ def _repaired_events(text: str, boundaries: tuple[re.Pattern[str], ...]) -> Iter
         if not (piece := piece.strip(_AROUND_EVENTS)).strip("{}"):
             continue
         event = _repaired_event(piece)
-        if event is None and len(boundaries) > 1:
-            yield from _repaired_events(piece, boundaries[1:])
-        else:
+        if event is not None:
             yield event
+        elif len(boundaries) > 1:
+            yield from _repaired_events(piece, boundaries[1:])
+        else:  # where what parts events is broken, it was several
+            yield from [None] * max(len(_PHASE.findall(piece)), 1)
 
 
 def _repaired_event(text: str) -> dict[str, Any] | None:
@@ -457,14 +460,30 @@ def _repaired_event(text: str) -> dict[str, Any] | None:
         for bare in _BARE_TEXTS:
             text = bare.sub(lambda part: part[1] + json.dumps(part[2])[1:-1], text)
         event = _lenient_event(text)
-        if event is not None and '"ts":' in str(event.get("name")):
+        name = "" if event is None else str(event.get("name"))
+        if '"ts":' in name or ('"ph":' in name and '"name":' in name):
             return None  # that was another event
     return event
 
 
+def _one_event(text: str) -> Any:
+    """Return what JSON says.
+
+    Raises:
+        ValueError: it is broken, or two events run into one.
+    """
+
+    def only(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if sum(key == "ph" for key, _ in pairs) > 1:
+            raise ValueError("two events")
+        return dict(pairs)
+
+    return json.loads(text, strict=False, object_pairs_hook=only)
+
+
 def _lenient_event(text: str) -> dict[str, Any] | None:
     with contextlib.suppress(ValueError, RecursionError, TypeError):
-        event: dict[str, Any] = orjson.loads(orjson.dumps(escaped_json(json.loads(text, strict=False))))
+        event: dict[str, Any] = orjson.loads(orjson.dumps(escaped_json(_one_event(text))))
         if not _is_event(event) or event.get("dur", 0) is None:
             return None
         if event["ph"] == "C" and isinstance(values := event.get("args"), dict):
