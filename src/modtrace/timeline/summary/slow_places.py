@@ -32,15 +32,22 @@ def name_places(
         usual_ns: int64[groups], the median of that.
         groups: of modules; for classes nothing is named.
     """
-    slow = [step.step for step in steps if step.slow_by is not None and step.slow_by.part in _OF_MODULES]
+    slow = {step.step for step in steps if step.slow_by is not None and step.slow_by.part in _OF_MODULES}
     if not slow or not any(groups.fqns):
         return list(steps)
-    chosen = [np.isin(step, slow) for _, step, _ in in_steps]
+    chosen = [np.isin(step, [*slow]) for _, step, _ in in_steps]
     group, number, took_ns = (
         np.concatenate([piece[at][rows] for piece, rows in zip(in_steps, chosen, strict=True)]) for at in range(3)
     )
-    return [_with_place(step, group[number == step.step], took_ns[number == step.step], usual_ns, groups)
-            if step.step in slow else step for step in steps]  # fmt: skip
+    order = np.argsort(number, kind="stable")
+    group, number, took_ns = group[order], number[order], took_ns[order]
+    named = []
+    for step in steps:
+        if step.step in slow:
+            own = slice(*np.searchsorted(number, (step.step, step.step + 1)))
+            step = _with_place(step, group[own], took_ns[own], usual_ns, groups)
+        named.append(step)
+    return named
 
 
 def _with_place(
