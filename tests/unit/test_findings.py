@@ -135,13 +135,14 @@ def test_a_module_that_is_slower_than_its_siblings() -> None:
             "forward",
             4 * MS,
             4 / 13,
-            "6 ms a step, its siblings 2 ms, mostly forward",
+            "6 ms a step, its siblings 2 ms (medians), mostly forward",
             "modtrace summary TRACE --only 'Net.blocks.*.act'",
         )
     ]
     assert summary.findings_text().splitlines()[1:] == [
-        "1. Net.blocks.2.act is slower than its siblings: 4 ms a step, 30.8%",
-        "   6 ms a step, its siblings 2 ms, mostly forward; next: modtrace summary TRACE --only 'Net.blocks.*.act'",
+        "1. Net.blocks.2.act · is slower than its siblings: 4 ms a step, 30.8%",
+        "   6 ms a step, its siblings 2 ms (medians), mostly forward; "
+        "next: modtrace summary TRACE --only 'Net.blocks.*.act'",
         "nothing else stands out",
     ]
 
@@ -181,14 +182,14 @@ def test_a_module_that_is_called_more_often_than_its_siblings() -> None:
     (finding,) = training(calls=lambda block: 3 if block == 0 else 1).summary().findings
 
     assert finding[:4] == ("is called more often than its siblings", "Net.blocks.0.act", "forward", 4 * MS)
-    assert finding.evidence == "6 ms a step, its siblings 2 ms, called 3 times a step, they once"
+    assert finding.evidence == "6 ms a step, its siblings 2 ms (medians), called 3 times a step, they once"
 
 
 def test_a_forward_that_runs_more_often_than_its_backward() -> None:
     (finding,) = training(alone=lambda step: 1).summary().findings
 
     # The first step begins with what trains in it: 9 of 10 steps have both.
-    assert finding[:5] == ("forward runs more often than its backward", "Net", "forward", 3.6 * MS, 36 / 126)
+    assert finding[:5] == ("runs forward more often than backward", "Net", "forward", 3.6 * MS, 36 / 126)
     assert finding.evidence == "forward 1.9 times a step, backward once; forwards without a backward take 4 ms each"
     assert found(training(alone=lambda step: 1, forward=lambda step, block: 0.02)) == []
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 import modtrace
-from modtrace.track.optimizer_steps import OptimizerSteps
+from modtrace.track.optimizer_steps import OptimizerSteps, describe_optimizer
 
 
 @pytest.fixture(autouse=True)
@@ -114,6 +114,31 @@ def test_of_a_step_a_mode_of_the_user_sees_nothing_more_than_without_a_recording
 
     assert len(told(train)) == 6
     assert seen == plain
+
+
+@pytest.mark.parametrize(
+    ("options", "how"),
+    [({}, "one by one"), ({"foreach": False}, "one by one (foreach=False)"), ({"foreach": True}, "foreach")],
+)
+def test_an_optimizer_is_described_once_in_a_thread(options: dict[str, bool], how: str) -> None:
+    said: list[dict[str, object]] = []
+    counter = OptimizerSteps(lambda _step, _complete: None, said.append)
+    optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True) for _ in range(3)], **options)
+    optimizer.register_step_pre_hook(lambda *_: None)
+
+    counter.start()
+    optimizer.step()
+    optimizer.step()
+    counter.stop()
+
+    assert said == [{"class": "SGD", "tensors": 3, "hooks": 1, "how": how}]
+
+
+def test_of_an_optimizer_of_another_kind_what_it_has_is_described() -> None:
+    class Other:
+        param_groups = ({"params": [torch.ones(1)]},)
+
+    assert describe_optimizer(Other()) == {"class": "Other", "tensors": 1}  # type: ignore[arg-type]
 
 
 def test_an_optimizer_inside_another_one_does_not_count() -> None:

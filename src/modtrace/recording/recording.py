@@ -37,6 +37,8 @@ from .signals import SaveOnSignal
 _log = logging.getLogger("modtrace")
 _NOT_IN_METRICS = r"[^\w.\- ]"
 """What MLflow takes in no name of a metric."""
+_MAX_OPTIMIZERS = 16
+"""How many different ones a recording describes."""
 
 
 class Recording:
@@ -83,7 +85,8 @@ class Recording:
         self._capture: Capture | None = None
         self._timeline: Timeline | None = None
         self._written: tuple[Timeline, int] | None = None
-        self._optimizer_steps = OptimizerSteps(self._on_optimizer_step)
+        self._optimizer_steps = OptimizerSteps(self._on_optimizer_step, self._note_optimizer)
+        self._optimizers: list[dict[str, object]] = []
         self._make_capture = make_capture
         self._marked_steps = self._followed_steps = 0
         self._block: object = None
@@ -298,6 +301,12 @@ class Recording:
         self._write_mark(Kind.OPTIMIZER_STEP, None, self._first_step + step)
         if self._optimizer_steps.ended > self._followed_steps:
             self._on_steps_ended(self._optimizer_steps.ended)
+
+    def _note_optimizer(self, said: dict[str, object]) -> None:
+        # A program may make any number of them, alike or not.
+        if self.running and said not in self._optimizers and len(self._optimizers) < _MAX_OPTIMIZERS:
+            self._optimizers.append(said)
+            self._started().ring.names.note({"kind": "optimizer", **said})
 
     def _on_steps_ended(self, count: int) -> None:
         self._followed_steps = count

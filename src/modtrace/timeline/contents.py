@@ -32,6 +32,10 @@ COUNTED = "flops"
 MEMORY = "memory"
 """In a timeline's metadata: what tensors held and by whom, what grew, and what could not be allocated; JSON values."""
 
+OPTIMIZERS = "optimizers"
+"""In a timeline's metadata: the `class` of each optimizer that stepped, how many `tensors` it updates, `how` (`fused`,
+`foreach`, `one by one`), and how many `hooks` its step has, as far as known."""
+
 OPEN_AT_END = "open_at_end"
 """In a timeline's metadata, if its process died or hung: the `thread` that was in a call or a range, the `place`, for
 how many `seconds` until the end of what is known, and `usual_seconds`, None if these are not known."""

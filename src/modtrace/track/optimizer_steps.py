@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import sys
@@ -43,6 +44,7 @@ class OptimizerSteps:
         on_step: called after each optimizer step that counts, with the number of the training step it belongs to, from
             0, and whether that is complete, as far as can be told now. Where torch.compile has made several parts of an
             optimizer's step, it is called after each, with the same.
+        on_first_step: called before that when an optimizer steps first in a thread, with its `describe_optimizer`.
 
     Attributes:
         regions: what torch.compile made, watched as long as this runs.
@@ -50,8 +52,12 @@ class OptimizerSteps:
             ends when its thread begins the next one.
     """
 
-    def __init__(self, on_step: Callable[[int, bool], None]) -> None:
-        self._on_step = on_step
+    def __init__(
+        self,
+        on_step: Callable[[int, bool], None],
+        on_first_step: Callable[[dict[str, object]], None] = lambda _said: None,
+    ) -> None:
+        self._on_step, self._on_first_step = on_step, on_first_step
         self.regions = CompiledRegions(self._after_region)
         self.ended = 0
         self._numbers = itertools.count()
@@ -67,7 +73,7 @@ class OptimizerSteps:
 
     def stop(self) -> None:
         """Stop counting steps; can be called again after an interrupt."""
-        self._on_step = lambda _step, _complete: None
+        self._on_step, self._on_first_step = lambda _step, _complete: None, lambda _said: None
         remove_step_hook(self._after_step)
         self.regions.stop()
 
@@ -111,6 +117,8 @@ class OptimizerSteps:
             self._end(step)
             step.ended = False
             step.number = next(self._numbers)
+        if step.begins.get(key) is None:
+            self._on_first_step(describe_optimizer(optimizer))
         step.begins[key] = begins
         step.members[id(key)] = _Member.of(key)
         step.last, step.last_key = weakref.ref(optimizer), weakref.ref(key)
@@ -145,6 +153,25 @@ class OptimizerSteps:
 
     def _count_end(self) -> None:
         self.ended += 1
+
+
+def describe_optimizer(optimizer: Optimizer) -> dict[str, object]:
+    """Return its `class`, how many `tensors` it updates, `how` (`fused`, `foreach`, `one by one`), and its `hooks`.
+
+    What an optimizer of another kind does not have is left out.
+    """
+    said: dict[str, object] = {"class": type(optimizer).__name__}
+    with contextlib.suppress(AttributeError, KeyError, TypeError, StopIteration), unseen_by_modes():
+        groups = optimizer.param_groups
+        said["tensors"] = sum(len(group["params"]) for group in groups)
+        said["hooks"] = len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)
+        fused, foreach = (any(group[option] for group in groups) for option in ("fused", "foreach"))
+        by_default = all(group["foreach"] is None for group in groups)
+        # What torch chooses if nothing is said: foreach on a GPU.
+        on_gpu = by_default and next(iter(groups[0]["params"])).device.type != "cpu"
+        one_by_one = "one by one" if by_default else "one by one (foreach=False)"
+        said["how"] = "fused" if fused else "foreach" if foreach or on_gpu else one_by_one
+    return said
 
 
 class _Step:

@@ -7,7 +7,7 @@ timeline   these, the mark `step 0`, and what is on other tracks
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic_ns
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from ..contents import (
     MEMORY,
     MISSING_BYTES,
     OPEN_AT_END,
+    OPTIMIZERS,
     PASSES,
     STEPS_END_WITH,
     UNSAVED,
@@ -111,13 +112,19 @@ def assemble_timeline(
         | ({MISSING_BYTES: snapshot.missing_bytes} if snapshot.missing_bytes else {})
         | ({COUNTED: describe_counted(analysis, *modules.flops)} if analysis.ring.has_flops else {})
         | ({MEMORY: memory.to_json()} if memory is not None else {})
-        | ({STEPS_END_WITH: BACKWARD_PASSES} if analysis.step_ends.with_passes else {}),
+        | ({STEPS_END_WITH: BACKWARD_PASSES} if analysis.step_ends.with_passes else {})
+        | ({OPTIMIZERS: optimizers} if (optimizers := _optimizers(snapshot)) else {}),
         groups=groups,
     )
     timeline = add_device_spans(timeline, analysis)
     tracks, passes = _backward_passes(analysis, timeline.tracks, process)
     timeline, ranges = add_ranges(timeline, analysis, tracks, process, modules.evaluations)
     return with_slices(timeline, join_columns([communication, passes, ranges]))
+
+
+def _optimizers(snapshot: RingSnapshot) -> list[dict[str, Any]]:
+    noted = [record for record in snapshot.records if record["kind"] == "optimizer"]
+    return [{name: value for name, value in record.items() if name != "kind"} for record in noted]
 
 
 def describe_whole_run(snapshot: RingSnapshot, ended: Int64Array, spans: int | None) -> dict[str, float | None]:

@@ -7,10 +7,10 @@ import numpy as np
 from ..._typing import Int64Array
 
 
-def median_and_p95_by_group(
+def percentiles_by_group(
     pieces: Sequence[tuple[Int64Array, Int64Array, Int64Array]], *, steps: Int64Array, groups: int
-) -> tuple[Int64Array, Int64Array]:
-    """Return int64[groups] twice: median and 95th percentile over the steps of what each group took in a step.
+) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Return int64[groups] thrice: median, 95th and 10th percentile over the steps of what each group took in a step.
 
     Args:
         pieces: what `sum_by_group_and_step` returned of steps, those of each piece after those of the piece before.
@@ -21,11 +21,11 @@ def median_and_p95_by_group(
     for group, step, ns in pieces:
         counted = np.isin(step, steps)
         kept.append((np.searchsorted(group[counted], np.arange(groups + 1)), ns[counted]))
-    p50, p95 = np.zeros((2, groups), np.int64)
+    p50, p95, p10 = np.zeros((3, groups), np.int64)
     for index in range(groups):
         sums = np.sort(np.concatenate([ns[first[index] : first[index + 1]] for first, ns in kept])).tolist()
-        p50[index], p95[index] = median(sums), nearest_rank(sums, 0.95)
-    return p50, p95
+        p50[index], p95[index], p10[index] = median(sums), nearest_rank(sums, 0.95), nearest_rank(sums, 0.1)
+    return p50, p95, p10
 
 
 def sum_by_group_and_step(

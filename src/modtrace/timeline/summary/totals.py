@@ -10,7 +10,7 @@ import numpy as np
 
 from ..._numbering import Numbering
 from ..._typing import BoolArray, Int64Array
-from ..contents import MEMORY, Process
+from ..contents import Process
 from ..select import first_process_tracks, without_gpu
 from ..slices import BACKWARD, BYTES_ACCESSED, FLOPS, FORWARD, PHASES, RECOMPUTE, RECOMPUTE_FLOPS, Slices
 from ..step_pieces import step_pieces
@@ -32,7 +32,7 @@ from .parts import (
     sum_up_around,
     sum_up_ranges,
 )
-from .percentiles import median_and_p95_by_group, sum_by_group_and_step
+from .percentiles import percentiles_by_group, sum_by_group_and_step
 from .self_times import is_outermost, self_times, times_in_phase
 from .slow_places import name_places
 from .step_bounds import OPTIMIZER, find_step_bounds
@@ -263,7 +263,7 @@ def _sum_up(
     in_steps, counted = [piece.in_steps for piece in pieces], divided.bounds.number[divided.bounds.counted]
     if not divided.bounds.whole.any():  # nor is the number of any step known
         counted = np.unique(np.concatenate([step[step >= 0] for _, step, _ in in_steps]))
-    quantiles = median_and_p95_by_group(in_steps, steps=counted, groups=len(groups))
+    *quantiles, p10 = percentiles_by_group(in_steps, steps=counted, groups=len(groups))
     in_steps_ns = np.zeros(len(groups), np.int64)
     for group, step, ns in in_steps:
         chosen = (step == _OF_OTHERS) | np.isin(step, counted)
@@ -312,14 +312,13 @@ def _sum_up(
         flops=costs,
         ranges=sum_up_ranges([piece.ranges for piece in pieces]),
     )
-    runs, said = np.zeros((2, 3, len(groups)), np.int64), timeline.metadata.get(MEMORY)
+    runs = np.zeros((2, 3, len(groups)), np.int64)
     for piece in pieces:
         count = min(len(groups), piece.runs.shape[-1])
         runs[..., :count] += piece.runs[..., :count]
     collections = np.sum([piece.collections for piece in pieces], axis=0)
-    facts = said if isinstance(said, Mapping) else {}
     of_steps = runs[0] if len(counted_steps(steps)) < len(steps) else runs.sum(axis=0)
-    seen = Measured(summary, divided, of_steps[:, order], collections, facts)
+    seen = Measured(summary, divided, p10[order], of_steps[:, order], collections, timeline.metadata)
     return replace(summary, findings=find_findings(seen), looked_at=looked_at(seen))
 
 

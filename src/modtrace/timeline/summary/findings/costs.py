@@ -38,7 +38,8 @@ def _growth(measured: Measured) -> Iterator[Finding]:
     holders = {name: count for name, count in (by if isinstance(by, dict) else {}).items() if type(count) is int}
     largest = max(holders, key=lambda name: holders[name], default="")
     kept = ", ".join(
-        f"{name} {format_bytes(count)}" for name, count in sorted(holders.items(), key=lambda one: -one[1])[:3]
+        f"{'outside of modules' if name == 'no module' else name} {format_bytes(count)}"
+        for name, count in sorted(holders.items(), key=lambda one: -one[1])[:3]
     )
     evidence = f"{format_bytes(grows)} more at the end of each step" + (f": {kept}" if kept else "")
     where = largest if largest in names else None

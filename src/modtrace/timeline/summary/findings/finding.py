@@ -86,7 +86,7 @@ def findings_lines(findings: Sequence[Finding], looked_at: str, limit: int | Non
     lines = []
     for number, found in enumerate(findings[:limit], 1):
         cost = f": {short_ms(found.ns_per_step)} a step, {found.share:.1%}" if found.ns_per_step else ""
-        lines.append(f"{number}. {f'{found.where} ' if found.where else ''}{found.what}{cost}")
+        lines.append(f"{number}. {f'{found.where} · ' if found.where else ''}{found.what}{cost}")
         lines.append(f"   {found.evidence}; next: {found.next}")
     hidden = len(findings[limit:]) if limit is not None else 0
     return [*lines, f"{hidden} more" if hidden else closing_line(findings, looked_at)]

@@ -9,6 +9,7 @@ import numpy as np
 
 from ...._interrupts import cached_property
 from ...._typing import AnyArray, Int64Array
+from ...contents import MEMORY, OPTIMIZERS
 from ..module_rows import ModuleTimes, outer_modules
 from ..parts import DividedSteps
 from ..step_bounds import OPTIMIZER
@@ -22,10 +23,13 @@ class Measured:
 
     Attributes:
         summary: its rows are of all modules.
+        low_ns: int64[rows], what a module takes at least in 9 of 10 steps: a busy machine stops threads so often, and
+            in the same code, that medians differ.
         runs: int64[3, rows], of whole steps, without evaluations and what runs in backward: calls of each module, those
             with a backward, and nanoseconds of those without.
         collections: int64[2, generations], how many garbage collections of each there were, and what they freed.
         memory: what the recording says of memory, see `MEMORY`; empty if nothing.
+        optimizers: what it says of optimizers, see `OPTIMIZERS`.
         number: int64[steps], the number of each counted step.
         ns: int64[steps, parts].
         parts: their names.
@@ -38,11 +42,16 @@ class Measured:
         self,
         summary: Summary,
         divided: DividedSteps,
+        low_ns: Int64Array,
         runs: Int64Array,
         collections: Int64Array,
-        memory: Mapping[str, Any],
+        metadata: Mapping[str, object],
     ) -> None:
-        self.summary, self.runs, self.collections, self.memory = summary, runs, collections, memory
+        self.summary, self.low_ns, self.runs, self.collections = summary, low_ns, runs, collections
+        memory, optimizers = metadata.get(MEMORY), metadata.get(OPTIMIZERS)
+        self.memory: Mapping[str, Any] = memory if isinstance(memory, dict) else {}
+        noted = optimizers if isinstance(optimizers, list) else []
+        self.optimizers: list[dict[str, Any]] = [one for one in noted if isinstance(one, dict)]
         counted, self.parts = np.flatnonzero(divided.bounds.counted), list(divided.names)
         self.number, self.ns = divided.bounds.number[counted], divided.ns[counted]
         self.other_ns = dict(zip(self.parts, divided.other_ns.tolist(), strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Iterator
 
 import numpy as np
@@ -15,38 +16,54 @@ _LEAST_STEPS = 4
 """With fewer steps nothing is known to come now and then."""
 _LEAST_SHARE = 0.02
 """Of the median step, on average: less is not worth a change."""
-_SEEN_SHARE = 0.01
-"""Of the median step: a shorter part does not count as one that a step has; collections of 0.1 ms are in any step."""
+_SEEN_SHARE, _LONGER = 0.05, 3
+"""Of the median step, and times its own median: a part that is not so much longer than usual is no occasion."""
+_COMPILED_AGAIN = re.compile(r"torch\.compile \d+/[1-9]")
 _LEAST_PERIODS = 3
 """How often it has to come at the same distance for that to be a period."""
 _ALWAYS = ("forward", "backward", "recompute", "loss", OTHER)
 """Parts of which only a much longer one counts: see `StepParts.cause`."""
+_USUALLY = ("data loading", "optimizer", "communication")
+"""Parts of the same kind where most steps have them."""
 _SLOW_STEPS = 3.0
-"""What a slow step has to take more, in median steps: for less the system may have stopped the process."""
+"""What a slow step has to take more, in median steps, but for one of a period: for less the system may be why."""
+_OUTLASTS = 3
+"""How many times as long as slow steps by other causes one has to be slow."""
 _SLOW_SHARE = 0.04
 """Of all steps: what slow steps by one cause have to take more."""
 
 
 def find_occasions(measured: Measured) -> Iterator[Finding]:
-    """Yield the parts that only some steps have, and compilations that come again."""
+    """Yield the parts that are long in some steps only, and compilations that come again."""
     if measured.steps < _LEAST_STEPS:
         return
+    compiles = _is_long(measured, measured.of_part("compile"))
     for part in measured.parts:
         took = measured.of_part(part)
-        has = took > _SEEN_SHARE * measured.usual_ns
-        per_step, count = float(took[has].sum()) / measured.steps, int(np.count_nonzero(has))
-        again = [each for each in measured.ranges_of(part) if ": " in each.range] if part == "compile" else []
-        if part in _ALWAYS or not 0 < count <= measured.steps / 2 or per_step < _LEAST_SHARE * measured.usual_ns:
+        has = _is_long(measured, took)
+        if part == "gc":  # what compiling allocates is collected
+            has &= ~compiles
+        count, more = int(np.count_nonzero(has)), took[has] - np.median(took)
+        per_step = float(more.sum()) / measured.steps
+        again = [each for each in measured.ranges_of(part) if _COMPILED_AGAIN.match(each.range)]
+        if (
+            part in _ALWAYS
+            or (part in _USUALLY and np.median(took))
+            or np.median(took) > _SEEN_SHARE * measured.usual_ns
+            or not count
+            or count > measured.steps / 2
+            or per_step < _LEAST_SHARE * measured.usual_ns
+        ):
             continue
-        if part == "compile" and not again:  # what is compiled once is not compiled again
-            continue
-        when = when_text(measured.number, has)
-        evidence = f"{when}, {short_ms(float(np.median(took[has])))} each, {short_ms(per_step)} a step on average"
+        if (count == 1 and part not in ("evaluation", "compile")) or (part == "compile" and not again):
+            continue  # a single one is a slow step; what is compiled once is not compiled again
+        evidence = f"{when_text(measured.number, has)}, {short_ms(float(np.median(took[has])))} each"
+        evidence += f", {short_ms(per_step)} a step on average"
         ranges = measured.ranges_of(part)
         where = ranges[0].range if ranges and part != "gc" else None
         what = f"{part} comes now and then"
         if part == "gc":
-            what, evidence = "garbage collection comes now and then", f"{evidence}; {_collections(measured, has)}"
+            what, evidence = "garbage collection comes now and then", f"{evidence}; {collections_text(measured, has)}"
         elif part == "compile":
             where, what = again[0].range, "is compiled again"
             count = sum(each.calls for each in again)
@@ -57,6 +74,13 @@ def find_occasions(measured: Measured) -> Iterator[Finding]:
         yield Finding(what, where, part, round(per_step), share, evidence, f"modtrace summary {TRACE} {command}")
 
 
+def _is_long(measured: Measured, took: Int64Array) -> BoolArray:
+    """Return bool[steps], whether a part is much longer than usual; a first step is long by what it sets up."""
+    usual = float(np.median(took))
+    is_long = (took - usual > _SEEN_SHARE * measured.usual_ns) & (took > _LONGER * usual) & (measured.number > 0)
+    return np.asarray(is_long, np.bool_)
+
+
 def find_slow_steps(measured: Measured, explained: Container[str | None]) -> Iterator[Finding]:
     """Yield the slow steps, those with one cause and place together, but for parts that are explained."""
     by_cause: dict[tuple[str, str], list[tuple[int, SlowPart, str]]] = {}
@@ -65,19 +89,19 @@ def find_slow_steps(measured: Measured, explained: Container[str | None]) -> Ite
         if (slow := step.slow_by) is not None and slow.part not in explained and step.step:
             where = slow.module or slow.range
             by_cause.setdefault((slow.part, where), []).append((step.step, slow, step.cause or ""))
+    longest = {cause: max(slow.took_ns - slow.usual_ns for _, slow, _ in steps) for cause, steps in by_cause.items()}
     for (part, where), slow_steps in by_cause.items():
-        more = [slow.took_ns - slow.usual_ns for _, slow, _ in slow_steps]
-        per_step = sum(more) / max(measured.steps, 1)
-        is_noise = max(more) < _SLOW_STEPS * measured.usual_ns and len(more) < _LEAST_PERIODS
+        more, numbers = longest[part, where], np.array([number for number, _, _ in slow_steps])
+        others = max((ns for cause, ns in longest.items() if cause != (part, where)), default=0)
+        per_step = sum(slow.took_ns - slow.usual_ns for _, slow, _ in slow_steps) / max(measured.steps, 1)
+        # Steps that are slow here and there are those in which the machine did other things too.
+        is_noise = not _period(numbers) and more < max(_SLOW_STEPS * measured.usual_ns, _OUTLASTS * others)
         if is_noise or per_step < _SLOW_SHARE * measured.usual_ns:
             continue
-        numbers = np.array([number for number, _, _ in slow_steps])
         what = f"makes step {numbers[0]} slow ({part})" if len(numbers) == 1 else f"makes some steps slow ({part})"
-        evidence = slow_steps[int(np.argmax(more))][2]
+        evidence = max(slow_steps, key=lambda step: step[1].took_ns)[2]
         if len(numbers) > 1:
             evidence = f"{when_text(measured.number, np.isin(measured.number, numbers))}; {evidence}"
-        if not where:
-            what = f"{part} {what}"
         command = f"modtrace summary {TRACE} --steps {numbers[0]}"
         share = measured.share(per_step)
         yield Finding(what, where or None, part, round(per_step), share, evidence, command)
@@ -88,24 +112,28 @@ def when_text(number: Int64Array, has: BoolArray) -> str:
     chosen = number[has]
     if len(chosen) == 1:
         return f"in step {chosen[0]} of {len(number)}"
-    text, distance = f"in {len(chosen)} of {len(number)} steps", np.diff(chosen)
-    if len(chosen) >= _LEAST_PERIODS and (distance == distance[0]).all() and distance[0] > 1:
-        return f"{text}, every {_ordinal(int(distance[0]))} step"
-    return text
+    period = _period(chosen)
+    return f"in {len(chosen)} of {len(number)} steps" + (f", every {_ordinal(period)} step" if period else "")
 
 
-def _collections(measured: Measured, has: BoolArray) -> str:
+def _period(number: Int64Array) -> int:
+    """Return the distance of some steps if it is the same between all; 0 if not, or if there are few."""
+    distances = set(np.diff(number).tolist())
+    return distances.pop() if len(number) >= _LEAST_PERIODS and len(distances) == 1 and 1 not in distances else 0
+
+
+def collections_text(measured: Measured, has: BoolArray) -> str:
     """Say which garbage collections there were, and whether they come as often as a program's own calls would."""
     count, freed = measured.collections
-    text = ", ".join(
+    said = [
         f"{number:,} of generation {generation}, each freed {total / number:,.0f} objects"
         for generation, number, total in reversed(
             [*zip(range(len(count)), count.tolist(), freed.tolist(), strict=True)]
         )
         if number
-    )
-    chosen = measured.number[has]
-    regular = len(chosen) >= _LEAST_PERIODS and len(set(np.diff(chosen).tolist())) == 1
+    ]
+    text = ", ".join(said[:2])
+    regular = _period(measured.number[has])
     if count[:2].sum() == 0 and regular:
         return f"{text}; at a fixed distance and never a younger one: as gc.collect() of the program does"
     return text

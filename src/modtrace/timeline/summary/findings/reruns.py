@@ -24,7 +24,7 @@ def find_reruns(measured: Measured) -> Iterator[Finding]:
             continue
         if named.isdisjoint(measured.outer[row.fqn]):
             yield Finding(
-                "forward runs more often than its backward",
+                "runs forward more often than backward",
                 row.fqn,
                 "forward",
                 round(per_step),

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
+from ...._terminal import counted
 from ..parts import OTHER, PARTS, short_ms
 from .finding import TRACE, Finding
 from .measured import Measured
+from .occasions import collections_text
 from .siblings import place_of
 
-# What real programs spend is below: 41 of them run unchanged had 6 to 28 % in optimizers, up to 24 % in loaders if
-# these were no fault, and 1 to 3 % in losses. Communication is waiting, of which any is a loss.
+# What real programs spend is below: 41 of them run unchanged had 6 to 28 % in optimizers, and up to 24 % in loaders if
+# these were no fault; a loss has 1 to 3 %. Communication is waiting: any is a loss.
 _LARGE = {
     "data loading": 0.20,
     "optimizer": 0.30,
@@ -23,8 +26,16 @@ _LARGE = {
     "saving": 0.05,
     "evaluation": 0.10,
 }
+_WAITS = ("data loading", "communication")
+"""Parts of which some steps have none, as what is waited for is there already."""
+_LARGE_BY_CHOICE = 0.20
+"""For an optimizer with hooks, or that was told to update tensors one by one: there is something to change."""
+_LARGE_BY_DEFAULT = 0.50
+"""For one that updates them so on a CPU, as torch does: tiny models have up to 40 %."""
 _LARGE_RANGE = 0.30
 """For a range of the user's, who named it: it is likely part of the work."""
+_MOST_STEPS = 0.5
+"""How often a module has to run in a step, for its time to be that of steps."""
 _LEAST_STEPS = 3
 """With fewer steps the median can be that of a first step, or of one that the system stopped."""
 _LEAST_NS = 1_000_000
@@ -37,26 +48,33 @@ def find_large_parts(measured: Measured, explained: Container[str | None]) -> It
     """Yield the parts with a large share of the steps, but for those that are explained."""
     if measured.steps < _LEAST_STEPS:
         return
+    optimizers = measured.optimizers
     for part in measured.parts:
         took = measured.of_part(part)
-        per_step = float(np.median(took))
+        per_step, low = float(np.median(took)), 50 if part in _WAITS else 10
         is_range = part not in (*PARTS, OTHER)
         least = _LARGE_RANGE if is_range else _LARGE.get(part, 1.0)
-        share = measured.share(per_step)
-        if part in explained or per_step < _LEAST_NS or share < least:
+        if part == "optimizer" and any(
+            "foreach=False" in str(one.get("how")) or one.get("hooks") for one in optimizers
+        ):
+            least = _LARGE_BY_CHOICE
+        elif part == "optimizer" and any(one.get("how") == "one by one" for one in optimizers):
+            least = _LARGE_BY_DEFAULT
+        # As for modules: a busy machine makes what has many operators longer than it is.
+        low_ns, step_ns = np.percentile(took, low), np.percentile(measured.duration_ns, low)
+        is_large = low_ns >= max(least * step_ns, _LEAST_NS)
+        if part in explained or not is_large:
             continue
         ranges = measured.ranges_of(part)
         where = part if is_range else ranges[0].range if ranges and part not in ("gc", OTHER) else None
-        what, evidence = (
-            f"{part} takes a large share",
-            f"{short_ms(per_step)} of {short_ms(measured.usual_ns)} (medians)",
-        )
+        what = f"{part} takes a large share"
+        evidence = f"{short_ms(per_step)} of {short_ms(measured.usual_ns)} (medians)"
         command = "--ranges" if ranges else "--by step"
         if part == "data loading":
             waits = any("MultiProcessing" in each.range for each in ranges)
-            what = "data loading takes a large share"
             evidence += ", waiting for the loader's workers" if waits else ", work of the training process: no workers"
         elif part in ("optimizer", "saving", "loss") and ranges:
+            evidence += "".join(f"; {_described(one)}" for one in optimizers if part == "optimizer")
             evidence += "".join(
                 f"; {each.range} {short_ms(each.total_ns / max(each.calls, 1))} a call" for each in ranges[:2]
             )
@@ -70,16 +88,27 @@ def find_large_parts(measured: Measured, explained: Container[str | None]) -> It
             after = max(measured.other_ns, key=lambda name: measured.other_ns[name])
             whole = sum(measured.other_ns.values()) or 1
             evidence += f"; {measured.other_ns[after] / whole:.0%} of it follows {after}"
+        elif part == "gc":
+            evidence += f"; {collections_text(measured, took > 0)}"
         elif is_range:
             what = "takes a large share"
+        share = measured.share(per_step)
         yield Finding(what, where, part, round(per_step), share, evidence, f"modtrace summary {TRACE} {command}")
+
+
+def _described(optimizer: Mapping[str, Any]) -> str:
+    """Say how an optimizer updates how many tensors, and whether its step has hooks: what is known of that."""
+    tensors, how, hooks = (optimizer.get(name) for name in ("tensors", "how", "hooks"))
+    said = str(optimizer.get("class", "an optimizer"))
+    said += f" updates {counted(tensors, 'tensor')} {how}" if type(tensors) is int and how else ""
+    return said + (f" and has {counted(hooks, 'hook')}" if type(hooks) is int and hooks else "")
 
 
 def find_host_time(measured: Measured) -> Iterator[Finding]:
     """Yield modules whose own forward is long and whose own backward is short: they run Python, or wait."""
     if not measured.trains or measured.steps < _LEAST_STEPS:
         return
-    rows, step_ns = measured.rows, measured.step_ns
+    rows, step_ns = measured.rows, measured.low_ns
     index_of = {row.fqn: index for index, row in enumerate(rows)}
     own_ns = step_ns.astype(np.float64)
     for index, row in enumerate(rows):
@@ -87,7 +116,11 @@ def find_host_time(measured: Measured) -> Iterator[Finding]:
             own_ns[index_of[around[0]]] -= step_ns[index]
     by_place: dict[tuple[str, str], list[int]] = {}
     for index, row in enumerate(rows):
-        if measured.runs[1, index] and row.backward_self_ns < _BACKWARD_SHARE * row.forward_self_ns:
+        if (
+            measured.calls[index] >= _MOST_STEPS
+            and measured.runs[1, index]
+            and row.backward_self_ns < _BACKWARD_SHARE * row.forward_self_ns
+        ):
             by_place.setdefault((place_of(measured, row.fqn), row.module_class), []).append(index)
     for (place, module_class), members in by_place.items():
         each = [

@@ -23,6 +23,8 @@ _DIFFERS, _MORE_CALLS = 2.0, 1.5
 """How many times as much as its siblings an outlier takes, and how many times as often it is called."""
 _ALIKE = 1.6
 """The largest of the siblings by their median: else they are of different sizes, and none of them differs."""
+_FAR_FROM = 10.0
+"""How many times as much as the largest sibling it takes then: tiny modules are never alike."""
 _EXPLAINS = 0.7
 """What share of what a module takes too much an inner one has to take for it to be named instead."""
 
@@ -35,12 +37,14 @@ class _Outlier(NamedTuple):
         excess: how much more it has than is usual among its siblings.
         siblings: the indices of these.
         place: a shell pattern of their names.
+        is_place: whether they have the same place in a list; else they are of one class in one module.
     """
 
     row: int
     excess: float
     siblings: Int64Array
     place: str
+    is_place: bool
 
 
 def find_outliers(measured: Measured) -> Iterator[Finding]:
@@ -49,10 +53,11 @@ def find_outliers(measured: Measured) -> Iterator[Finding]:
     named: set[int] = set()
     if measured.steps >= _LEAST_STEPS:
         least = _LEAST_SHARE * measured.usual_ns
-        outliers = _innermost(measured, _find(measured.step_ns, groups, least))
+        outliers = _innermost(measured, _find(measured.low_ns, groups, least))
         for outlier in outliers:
-            named.add(outlier.row)
-            yield _time_finding(measured, outlier)
+            if not _is_larger(measured, outlier):
+                named.add(outlier.row)
+                yield _time_finding(measured, outlier)
     flops = np.array([sum(_flops(row)) / max(row.calls, 1) for row in rows])
     kept = np.array([row.retained_bytes or 0 for row in rows])
     most = measured.summary.memory.peak_bytes if measured.summary.memory is not None else 0
@@ -83,8 +88,8 @@ def place_of(measured: Measured, fqn: str) -> str:
     )
 
 
-def _sibling_groups(measured: Measured) -> Iterator[tuple[str, Int64Array]]:
-    """Yield pattern and indices of modules that are alike by place in lists, by class in one module, or by class."""
+def _sibling_groups(measured: Measured) -> Iterator[tuple[str, Int64Array, bool]]:
+    """Yield pattern and indices of modules that are alike, by place in lists (True) or by class in one module."""
     by_key: dict[tuple[str, str], list[int]] = {}
     for index, row in enumerate(measured.rows):
         if not row.fqn or not measured.runs[0, index]:
@@ -93,25 +98,25 @@ def _sibling_groups(measured: Measured) -> Iterator[tuple[str, Int64Array]]:
         if "*" in place:
             by_key.setdefault((place, ""), []).append(index)
         by_key.setdefault((f"{around}.*", row.module_class), []).append(index)
-        by_key.setdefault(("*", row.module_class), []).append(index)
     for (pattern, module_class), members in by_key.items():
         if len(members) >= (4 if module_class else 3):
-            yield pattern, np.array(members)
+            yield pattern, np.array(members), not module_class
 
 
-def _find(values: AnyArray, groups: Sequence[tuple[str, Int64Array]], least: float) -> dict[int, _Outlier]:
+def _find(values: AnyArray, groups: Sequence[tuple[str, Int64Array, bool]], least: float) -> dict[int, _Outlier]:
     """Return the outliers among values, those of the first group that each is in; the others of it must be alike."""
     found: dict[int, _Outlier] = {}
-    for pattern, members in groups:
+    for pattern, members, is_place in groups:
         each = values[members]
         in_order = np.sort(each)
-        rest = in_order[: len(each) - max(1, len(each) // 4)]
+        rest = in_order[: len(each) - max(1, len(each) // 3)]
         usual, largest = float(np.median(rest)), float(rest[-1])
-        if largest > (_ALIKE * usual if len(rest) > 2 else _DIFFERS * float(rest[0])) or not largest:
+        alike = largest <= (_ALIKE * usual if len(rest) > 2 else _DIFFERS * float(rest[0]))
+        if not alike and not is_place:
             continue
-        differs = (each > _DIFFERS * largest) & (each - usual > least)
+        differs = (each > (_DIFFERS if alike else _FAR_FROM) * largest) & (each - usual > least)
         for row in members[differs].tolist():
-            found.setdefault(row, _Outlier(row, float(values[row] - usual), members[~differs], pattern))
+            found.setdefault(row, _Outlier(row, float(values[row] - usual), members[~differs], pattern, is_place))
     return found
 
 
@@ -131,10 +136,17 @@ def _innermost(measured: Measured, outliers: dict[int, _Outlier]) -> list[_Outli
     return [outlier for row, outlier in outliers.items() if row not in left_out]
 
 
+def _is_larger(measured: Measured, outlier: _Outlier) -> bool:
+    """Whether a module in no list has more to compute: then its backward is longer as well."""
+    row, siblings = measured.rows[outlier.row], [measured.rows[index] for index in outlier.siblings.tolist()]
+    usual = float(np.median([one.backward_ns / max(one.calls, 1) for one in siblings]))
+    return not outlier.is_place and row.backward_ns / max(row.calls, 1) > _DIFFERS * usual > 0
+
+
 def _time_finding(measured: Measured, outlier: _Outlier) -> Finding:
     row, siblings = measured.rows[outlier.row], [measured.rows[index] for index in outlier.siblings.tolist()]
     own_ns, others_ns = measured.step_ns[outlier.row], measured.step_ns[outlier.siblings]
-    said = [f"{ms_range([own_ns])} a step, its siblings {ms_range(others_ns)}"]
+    said = [f"{ms_range([own_ns])} a step, its siblings {ms_range(others_ns)} (medians)"]
     calls, usual_calls = measured.calls[outlier.row], float(np.median(measured.calls[outlier.siblings]))
     classes = list(dict.fromkeys(sibling.module_class for sibling in siblings))
     what = "is slower than its siblings"

@@ -1,0 +1,401 @@
+"""Faults planted in small trainings: the first screen of a summary names where and what, and of sound ones nothing."""
+
+from __future__ import annotations
+
+import gc
+import io
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, Dataset
+
+import modtrace
+from modtrace.record_options import EngineName
+from modtrace.timeline.summary import Finding, Summary
+
+pytestmark = pytest.mark.usefixtures("native_engine")
+
+_ENGINES = ["native", pytest.param("python", marks=pytest.mark.full)]
+_STEPS, _BATCH, _CONTEXT, _WORDS, _WIDTH = 20, 4, 16, 64, 32
+_LONG = 0.02
+"""Seconds: longer than a step of the model, on a machine that does other things too."""
+_STALL = 1.0
+"""Seconds, of a single step."""
+
+
+def wait(seconds: float) -> None:
+    if seconds:  # to sleep for no time gives the processor to others
+        time.sleep(seconds)
+
+
+class Slow(nn.GELU):
+    """An activation that waits."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(_LONG)
+        return super().forward(x)
+
+
+class MLP(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.act, self.down = nn.Linear(_WIDTH, 4 * _WIDTH), nn.GELU(), nn.Linear(4 * _WIDTH, _WIDTH)
+        self.pause = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.act(self.up(x))
+        wait(self.pause)
+        result: Tensor = self.down(x)
+        return result
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.mix, self.mlp, self.calls = nn.LayerNorm(_WIDTH), nn.Linear(_WIDTH, _WIDTH), MLP(), 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.mix(self.norm(x))
+        for _ in range(self.calls):
+            x = x + self.mlp(x)
+        return x
+
+
+class GPT(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(_WORDS, _WIDTH), nn.Linear(_WIDTH, _WORDS)
+        self.blocks = nn.ModuleList([Block() for _ in range(6)])
+        self.checkpoints, self.pause = False, 0.0
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.embed(words)
+        wait(self.pause)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpoints else block(x)
+        result: Tensor = self.head(x)
+        return result
+
+
+class Words(Dataset[Tensor]):
+    """Rows of words; `pause` is how many seconds a row takes, `stall` those of the first row of step 11."""
+
+    pause = stall = 0.0
+
+    def __len__(self) -> int:
+        return _STEPS * _BATCH
+
+    def __getitem__(self, index: int) -> Tensor:
+        wait(self.pause + (self.stall if index == 11 * _BATCH else 0.0))
+        return torch.randint(_WORDS, (_CONTEXT,))
+
+
+class Training:
+    """A training whose parts a fault changes: what it appends to `before` and `after` runs in each step."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model, self.words, self.options = GPT(), Words(), dict[str, Any]()
+        self.blocks: list[Any] = list(self.model.blocks)
+        self.before, self.after_forward, self.after = (list[Callable[[Tensor], object]]() for _ in range(3))
+        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(self.model.parameters())
+        self.step = 0
+
+    def run(self) -> None:
+        loader = DataLoader(self.words, _BATCH, **self.options)
+        for self.step, batch in enumerate(loader):
+            self.do(self.before, batch)
+            output = self.model(batch)
+            self.do(self.after_forward, batch)
+            loss = nn.functional.cross_entropy(output.flatten(0, 1), batch.flatten())
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            self.do(self.after, batch)
+
+    def do(self, actions: Sequence[Callable[[Tensor], object]], batch: Tensor) -> None:
+        for action in actions:
+            action(batch)
+
+    def each(self, period: int, action: Callable[[Tensor], object]) -> None:
+        """Run an action before each `period`th step, from that on."""
+        self.before.append(lambda batch: action(batch) if self.step % period == period - 1 else None)
+
+
+def slow_forward(training: Training) -> None:
+    training.blocks[2].mix.register_forward_pre_hook(lambda *_: time.sleep(_LONG))
+
+
+def slow_backward(training: Training) -> None:
+    training.blocks[1].mlp.down.register_full_backward_hook(lambda *_: time.sleep(_LONG))
+
+
+def other_class(training: Training) -> None:
+    training.blocks[4].mlp.act = Slow()
+
+
+def called_often(training: Training) -> None:
+    training.blocks[3].calls = 12
+
+
+def two_slow_blocks(training: Training) -> None:
+    for block in (1, 4):
+        training.blocks[block].norm.register_forward_hook(lambda *_: time.sleep(_LONG))
+
+
+def pauses_between(training: Training) -> None:
+    for block in training.blocks:
+        block.mlp.pause = _LONG / 4
+
+
+def pause_in_model(training: Training) -> None:
+    training.model.pause = _LONG
+
+
+def slow_head(training: Training) -> None:
+    training.model.head.register_forward_hook(lambda *_: time.sleep(_LONG))
+
+
+def forward_twice(training: Training) -> None:
+    training.before.append(training.model)
+
+
+def forward_without_gradients(training: Training) -> None:
+    training.before.append(torch.no_grad()(lambda batch: training.model(batch)))
+
+
+def checkpoints(training: Training) -> None:
+    training.model.checkpoints = True
+
+
+def collects(training: Training) -> None:
+    heap = [[index] for index in range(300_000)]
+    training.each(5, lambda _: gc.collect() + len(heap))
+
+
+def saves(training: Training) -> None:
+    def save(_: Tensor) -> None:
+        for _times in range(20):
+            torch.save(training.model.state_dict(), io.BytesIO())
+
+    training.each(4, save)
+
+
+def evaluates(training: Training) -> None:
+    def evaluate(batch: Tensor) -> None:
+        training.model.eval()
+        with torch.no_grad():
+            for _ in range(20):
+                training.model(batch)
+        training.model.train()
+
+    training.each(5, evaluate)
+
+
+def samples(training: Training) -> None:
+    def sample(_: Tensor) -> None:
+        with modtrace.range("sample images"):
+            time.sleep(10 * _LONG)
+
+    training.each(6, sample)
+
+
+def augments(training: Training) -> None:
+    def augment(_: Tensor) -> None:
+        with torch.profiler.record_function("augment"):
+            time.sleep(_LONG)
+
+    training.before.append(augment)
+
+
+def stalls_in_a_module(training: Training) -> None:
+    training.blocks[3].mix.register_forward_hook(lambda *_: wait(_STALL if training.step == 13 else 0))
+
+
+def stalls_now_and_then(training: Training) -> None:
+    training.blocks[0].norm.register_forward_hook(lambda *_: wait(_STALL / 4 if training.step % 5 == 4 else 0))
+
+
+def stalls_in_the_loader(training: Training) -> None:
+    training.words.stall = _STALL
+
+
+def slow_loader(training: Training) -> None:
+    training.words.pause = _LONG / _BATCH
+
+
+def slow_workers(training: Training) -> None:
+    training.words.pause, training.options = _LONG / _BATCH, {"num_workers": 1}
+
+
+def optimizer_hook(training: Training) -> None:
+    training.optimizer.register_step_pre_hook(lambda *_: time.sleep(_LONG))
+
+
+def many_tensors(training: Training) -> None:
+    more = [nn.Parameter(torch.zeros(1)) for _ in range(1000)]
+    for tensor in more:
+        tensor.grad = torch.zeros(1)
+    training.optimizer = torch.optim.AdamW([*training.model.parameters(), *more], foreach=False)
+    training.optimizer.zero_grad = lambda set_to_none=True: training.model.zero_grad()  # type: ignore[method-assign]
+
+
+def compiles_again(training: Training) -> None:
+    compiled = torch.compile(training.blocks[0].mix, backend="eager", dynamic=False)
+    training.each(6, lambda batch: compiled(torch.zeros(training.step + 1, _WIDTH)).sum().backward())
+
+
+def slow_loss(training: Training) -> None:
+    training.after_forward.append(lambda _: time.sleep(_LONG))
+
+
+def loop_outside(training: Training) -> None:
+    training.after.append(lambda _: time.sleep(_LONG))
+
+
+def not_of_the_machine(summary: Summary) -> list[Finding]:
+    """Return the findings without slow steps: that the machine stopped one is true, and may be named."""
+    return [found for found in summary.findings if " slow (" not in found.what]
+
+
+class Fault(NamedTuple):
+    """A planted fault.
+
+    Attributes:
+        plant: changes a training.
+        names: what the first screen has to name: a module, a range or a part, and why.
+    """
+
+    plant: Callable[[Training], None]
+    names: tuple[str, ...]
+
+
+FAULTS = [
+    Fault(slow_forward, ("GPT.blocks.2.mix", "slower than its siblings", "mostly forward")),
+    Fault(slow_backward, ("GPT.blocks.1.mlp", "slower than its siblings", "mostly backward")),
+    Fault(other_class, ("GPT.blocks.4.mlp.act", "is Slow, its siblings GELU")),
+    Fault(
+        called_often, ("GPT.blocks.3.mlp", "called more often than its siblings", "called 12 times a step, they once")
+    ),
+    Fault(two_slow_blocks, ("GPT.blocks.1.norm", "GPT.blocks.4.norm", "slower than its siblings")),
+    Fault(pauses_between, ("GPT.blocks.*.mlp (MLP)", "host time", "own backward")),
+    Fault(pause_in_model, (" GPT · spends host time",)),
+    Fault(slow_head, ("GPT.head", "host time")),
+    Fault(forward_twice, ("GPT · runs forward more often than backward", "twice a step")),
+    Fault(forward_without_gradients, ("GPT · runs forward more often than backward", "twice a step")),
+    Fault(checkpoints, ("recompute", "GPT.blocks.* again")),
+    Fault(collects, ("garbage collection", "every 5th step", "generation 2", "gc.collect()")),
+    Fault(saves, ("torch.save", "every 4th step")),
+    Fault(evaluates, ("evaluation", "every 5th step")),
+    Fault(samples, ("sample images", "every 6th step")),
+    Fault(augments, ("augment", "takes a large share")),
+    Fault(stalls_in_a_module, ("GPT.blocks.3.mix", "makes step 13 slow (forward)")),
+    Fault(stalls_now_and_then, ("GPT.blocks.0.norm", "every 5th step", "forward")),
+    Fault(stalls_in_the_loader, ("makes step 11 slow (data loading)",)),
+    Fault(slow_loader, ("data loading takes a large share", "no workers")),
+    Fault(slow_workers, ("data loading takes a large share", "waiting for the loader's workers")),
+    Fault(optimizer_hook, ("optimizer takes a large share", "1 hook")),
+    Fault(many_tensors, ("optimizer takes a large share", "tensors one by one (foreach=False)")),
+    Fault(compiles_again, ("torch.compile 0/", "size mismatch at index 0", "is compiled again")),
+    Fault(slow_loss, ("loss takes a large share",)),
+    Fault(loop_outside, ("outside of modules and ranges (other)", "follows optimizer")),
+]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Threads of torch that wait for each other spin, and on a busy machine make anything slow."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def recorded(plant: Callable[[Training], None], engine: EngineName, **options: Any) -> Summary:
+    training = Training()
+    plant(training)
+    with modtrace.record(engine=engine, **options) as recording:
+        training.run()
+    return recording.timeline().summary()
+
+
+@pytest.mark.parametrize("engine", _ENGINES)
+@pytest.mark.parametrize("fault", FAULTS, ids=[fault.plant.__name__ for fault in FAULTS])
+def test_the_first_screen_names_a_planted_fault(fault: Fault, engine: EngineName) -> None:
+    summary = recorded(fault.plant, engine)
+    screen = summary.sort_by().first_screen()
+
+    first = screen.partition("\n\n")[0]
+    assert [name for name in fault.names if name not in first] == [], first
+    assert len(screen.encode()) <= 3_000
+
+
+def _accumulate(training: Training) -> None:
+    training.before.append(lambda batch: training.model(batch).sum().backward())
+
+
+def _schedule(training: Training) -> None:
+    scheduler = torch.optim.lr_scheduler.StepLR(training.optimizer, 5)
+    training.after.append(lambda _: scheduler.step())
+
+
+def _clip(training: Training) -> None:
+    training.model.embed.register_forward_hook(lambda *_: None)
+    training.after_forward.append(lambda _: nn.utils.clip_grad_norm_(training.model.parameters(), 1.0))
+
+
+def _short_range(training: Training) -> None:
+    def note(_: Tensor) -> None:
+        with modtrace.range("note"):
+            pass
+
+    training.before.append(note)
+
+
+def _wide_layer(training: Training) -> None:
+    training.model.head = nn.Linear(_WIDTH, 4_000)
+
+
+def _other_activation(training: Training) -> None:
+    training.blocks[2].mlp.act = nn.ReLU()
+
+
+def _sgd(training: Training) -> None:
+    training.optimizer = torch.optim.SGD(training.model.parameters(), lr=1e-3)
+
+
+def _frozen(training: Training) -> None:
+    training.model.embed.requires_grad_(False)
+
+
+def _compile_once(training: Training) -> None:
+    compiled = torch.compile(training.blocks[0].mix, backend="eager")
+    training.before.append(lambda _: compiled(torch.zeros(4, _WIDTH)).sum().backward())
+
+
+QUIET: list[Callable[[Training], None]] = [
+    *(lambda _: None, _accumulate, _schedule, _clip, _short_range, _wide_layer, _other_activation, _sgd, _frozen),
+    _compile_once,
+]
+
+
+@pytest.mark.parametrize("engine", _ENGINES)
+@pytest.mark.parametrize("program", QUIET, ids=[program.__name__ for program in QUIET])
+def test_of_a_sound_training_nothing_is_named(program: Callable[[Training], None], engine: EngineName) -> None:
+    summary = recorded(program, engine)
+
+    assert not_of_the_machine(summary) == [], summary.findings_text()
+
+
+@pytest.mark.parametrize("plant", [_other_activation, slow_forward])
+def test_memory_and_flops_name_no_module_more(plant: Callable[[Training], None]) -> None:
+    summary = recorded(plant, "native", memory=True, flops=True)
+
+    expected = [] if plant is _other_activation else ["GPT.blocks.2.mix"]
+    assert [found.where for found in not_of_the_machine(summary)] == expected, summary.findings_text()
+    assert len(summary.sort_by().first_screen().encode()) <= 3_000
