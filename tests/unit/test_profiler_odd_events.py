@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,9 @@ def test_an_event_that_is_none_is_counted_and_the_others_stay(tmp_path: Path, od
     assert (merged.spans, merged.gpu_spans) == (2, 2)
     assert [note.partition(" of the profiler's events ")[0] for note in merged.notes if said in note] == ["1"]
     assert said in str(load(path).metadata["notes"])
+    if said == "are no events":
+        for read in (path, tmp_path / f"out{suffix}"):
+            assert "lost: 1 events of the profiler left out" in str(load(read).summary())
 
 
 def on_stream(*work: tuple[int, int], window: tuple[int, int] | None = None) -> list[Event]:
@@ -124,7 +128,30 @@ def test_device_times_that_cannot_be_are_left_out_of_sums_and_said(
         assert gpu_work is not None
         assert int(gpu_work.duration.sum()) == kernel_ns
     overlaps = [fault for fault in check(path).faults if fault.rule == "device-overlap"]
-    assert bool(overlaps) == (bool(cut_ns) and window is None)
+    assert bool(overlaps) == bool(cut_ns)
+    after = [re.findall(r"(\d+) of them after", fault.message) for fault in overlaps]
+    assert sum(int(number) for numbers in after for number in numbers) == cut_ns
+
+
+@pytest.mark.parametrize(
+    ("work", "overlapping"),
+    [
+        (((3000, 4000), (4000, 5000)), 0),
+        (((3000, 4500), (4000, 5000)), 1),
+        (((3000, 4500), (4000, 5000), (4100, 4800)), 2),
+        (((3000, 4500), (4000, 5000), (4600, 6000)), 1),  # the second one is not drawn
+    ],
+)
+def test_kernels_that_overlap_are_said_where_viewers_drop_them(
+    tmp_path: Path, work: tuple[tuple[int, int], ...], overlapping: int
+) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "baseTimeNanoseconds": BASE, "traceEvents": on_stream(*work)}))
+    notes = [note for note in merge(path, None, tmp_path / "out.json").notes if "row beside" in note]
+    assert [note.split()[0] for note in notes] == [str(overlapping)] * bool(overlapping)
+    assert not [note for note in merge(path, None, tmp_path / "out.pftrace").notes if "row beside" in note]
+    assert [fault.rule for fault in check(path).faults] == ["partial-overlap"] * overlapping
+    assert check(tmp_path / "out.pftrace").faults == []
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -76,6 +76,7 @@ class ChromeEvents:
         drawn_on = np.array([numbers[key] for key in keys] or [0], np.int64)[table.track]
         names = np.array([layout.names[str(name)] for _, name in table.kinds], np.int32)[table.kind]
         is_work = np.array([category in _DEVICE_WORK for category, _ in table.kinds], np.bool_)[table.kind]
+        is_window = np.array([category == "Trace" for category, _ in table.kinds], np.bool_)[table.kind]
         rows = np.flatnonzero(np.isin(phase, [*map(ord, _ORDINARY_PHASES)]))
         time, duration = np.zeros((2, len(table)), np.int64)
         slices = rows[phase[rows] == SLICE]
@@ -87,10 +88,11 @@ class ChromeEvents:
             whole, halves = own[phase[own] == SLICE], own[np.isin(phase[own], (BEGIN, END))]
             layout.tracks[key].add_slices(time[whole], duration[whole], whole, names[whole])
             layout.tracks[key].add_halves(phase[halves] == BEGIN, time[halves], halves, names[halves])
-            worked = whole[is_work[whole] & (duration[whole] > 0)]
-            if len(worked):
-                columns = (time[worked], -duration[worked], worked, names[worked])
-                layout.work[key] = [*zip(*(column.tolist() for column in columns), strict=True)]
+            worked = whole[is_work[whole]]
+            columns = np.full(len(worked), layout.tracks[key].index), time[worked], (time + duration)[worked]
+            layout.work.append(np.stack([*columns, worked, names[worked]]))
+        ends = (time + duration)[slices[is_window[slices]]]
+        layout.stop = int(ends.max()) if len(ends) else None
         flows = table.flows
         index = np.array([layout.tracks[key].index if key in layout.tracks else 0 for key in numbers], np.int64)
         kept = np.isin(phase[flows.row], [*map(ord, _FLOW_PHASES), SLICE, BEGIN])

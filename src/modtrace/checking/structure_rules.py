@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from .._typing import Int64Array
+from ..profiler.device_work import possible_ends
 from ..timeline.nesting import nest_times
 from .track_layout import NEVER_NS, ArrangedSlices, Fault, FlowEnd, TrackKey, TrackLayout
 
@@ -45,16 +46,19 @@ def partial_overlap(layout: TrackLayout) -> Iterator[Fault]:
 
 
 def device_overlap(layout: TrackLayout) -> Iterator[Fault]:
-    """Find work of a stream in which the next work begins and ends: its end is wrong, and so are sums of it."""
-    names = list(layout.names)
-    for track, work in layout.work.items():
-        for (start, less, position, name), (after, less_inner, inner, of_inner) in itertools.pairwise(sorted(work)):
-            if after - less_inner < start - less:
-                message = (
-                    f"{names[name]!r} on {_track_text(track)} lasts {-less} ns, and {names[of_inner]!r} (event {inner})"
-                    " begins and ends in it: no device works so; `merge` counts it until then"
-                )
-                yield Fault("device-overlap", message, position)
+    """Find work in which the next of its stream begins and ends, or that outlasts the profiler: its end is wrong."""
+    if not layout.work:
+        return
+    names, tracks = list(layout.names), list(layout.slices)
+    track, start, end, position, name = np.concatenate(layout.work, axis=1)
+    until = possible_ends(track, start, end, layout.stop)
+    for row in np.flatnonzero(until != end).tolist():
+        what = "the profiler stopped" if until[row] == layout.stop else "the next one on it began, which ends before it"
+        message = (
+            f"{names[name[row]]!r} on {_track_text(tracks[track[row]])} lasts {end[row] - start[row]} ns, "
+            f"{end[row] - until[row]} of them after {what}: no device works so; `merge` counts it until then"
+        )
+        yield Fault("device-overlap", message, int(position[row]))
 
 
 def too_deep(layout: TrackLayout) -> Iterator[Fault]:

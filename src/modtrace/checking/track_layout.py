@@ -255,7 +255,8 @@ class TrackLayout:
         tracks: the slices of each track, as found.
         flows: the ends of flows.
         slices: the slices of each track, arranged.
-        work: of each stream of a device its kernels, memcpys and memsets: start, less the duration, position and name.
+        work: kernels, memcpys and memsets, some at a time: index of the track, start, end, position and name of each.
+        stop: when the profiler stopped, ns; None: nothing says it.
         unended: begins that nothing closes; viewers draw them to the end of the trace.
         unbegun: ends that close nothing; viewers ignore them.
     """
@@ -264,7 +265,8 @@ class TrackLayout:
     tracks: TracksByKey = field(default_factory=TracksByKey)
     flows: FlowEnds = field(default_factory=FlowEnds)
     slices: dict[TrackKey, ArrangedSlices] = field(default_factory=dict)
-    work: dict[TrackKey, list[tuple[int, int, int, int]]] = field(default_factory=dict)
+    work: list[Int64Array] = field(default_factory=list)
+    stop: int | None = None
     unended: list[Fault] = field(default_factory=list)
     unbegun: list[Fault] = field(default_factory=list)
 

@@ -24,7 +24,7 @@ from ..timeline import GpuWork, Timeline
 from ..timeline.contents import COMMUNICATION_KIND, NO_PHASE, Place
 from ..timeline.nesting import InnermostLookup
 from ..timeline.time_intervals import union_of
-from .event_columns import ApiCall, ProfilerEvents
+from .event_columns import ApiCall, DeviceWork, ProfilerEvents
 from .recorded_part import steps_of_profile
 
 _KIND_OF_CALL = {ApiCall.KERNEL: 0, ApiCall.MEMCPY: 1, ApiCall.MEMSET: 2}
@@ -85,16 +85,8 @@ def without_impossible_times(events: ProfilerEvents) -> tuple[ProfilerEvents, li
     What a stream does is done one after another. A piece of work that goes on while the next one begins and ends, or
     after the profiler stopped, has an end that overflowed or was guessed: it counts until then.
     """
-    work = events.work
-    end = work.end
-    order = np.lexsort((-end, work.start, work.track))
-    order = order[work.duration[order] > 0]
-    this, following = order[:-1], order[1:]
-    holds = (work.track[this] == work.track[following]) & (end[this] > end[following])
-    until = end.copy()
-    until[this[holds]] = work.start[following[holds]]
-    if events.window is not None:
-        until = np.minimum(until, np.maximum(events.window[1], work.start))
+    work, end = events.work, events.work.end
+    until = possible_ends(work.track, work.start, end, None if events.window is None else events.window[1])
     cut = int(np.count_nonzero(until != end))
     if not cut:
         return events, []
@@ -106,6 +98,40 @@ def without_impossible_times(events: ProfilerEvents) -> tuple[ProfilerEvents, li
     )
     last = max(events.first, int((until if len(until) else np.array([events.last])).max()), *_last_of_cpu(events))
     return replace(events, work=replace(work, duration=until - work.start), last=min(events.last, last)), [note]
+
+
+def possible_ends(track: Int64Array, start: Int64Array, end: Int64Array, stop: int | None) -> Int64Array:
+    """Return until when each piece of work of a device can last: `end` of most.
+
+    Args:
+        track: the stream of each.
+        start: int64[n], ns.
+        end: int64[n], ns.
+        stop: when the profiler stopped, ns; None: nothing says it.
+    """
+    order = np.lexsort((-end, start, track))
+    order = order[end[order] > start[order]]
+    this, following = order[:-1], order[1:]
+    holds = (track[this] == track[following]) & (end[this] > end[following])
+    until: Int64Array = end.copy()
+    until[this[holds]] = start[following[holds]]
+    return until if stop is None else np.minimum(until, np.maximum(stop, start))
+
+
+def count_overlapping(work: DeviceWork) -> int:
+    """Return how many pieces of work begin before one of their stream ends, and end after it."""
+    count, on, open_ends = 0, -1, list[int]()
+    order = np.lexsort((-work.end, work.start, work.track))
+    columns = (column[order].tolist() for column in (work.track, work.start, work.end))
+    for track, start, end in zip(*columns, strict=True):
+        while open_ends and (track != on or open_ends[-1] <= start):
+            open_ends.pop()
+        on = track
+        if open_ends and open_ends[-1] < end:
+            count += 1
+        else:
+            open_ends.append(end)
+    return count
 
 
 def _last_of_cpu(events: ProfilerEvents) -> list[int]:

@@ -87,8 +87,9 @@ def merge_timeline(
                 raise TraceError(source.path, f"{problem} own trace")
             events = collector.events()
             overlaid = overlay(timeline, events, stream.keys, source.path, captured)
-            merged = _describe(overlaid, stream, [*output.notes(), *collector.notes()], name)
-            recording = overlaid.recording(events, base_time_ns(stream.keys, source.path))
+            merged = _describe(overlaid, stream, [*output.notes(events), *collector.notes()], name)
+            base, left_out = base_time_ns(stream.keys, source.path), stream.dropped + collector.malformed
+            recording = overlaid.recording(events, base, left_out)
             output.finish(overlaid, events, merged.metadata, pack_table(recording))
             return merged
 

@@ -29,6 +29,7 @@ from ..write.chrome import ChromeTimeline, row_metadata_events
 from ..write.lanes import Lanes
 from ..write.slices import microseconds
 from ..write.step_parts import part_counters
+from .device_work import count_overlapping
 from .event_columns import ProfilerEvents
 from .overlay import Overlay
 from .stream_spans import StreamSlice, describe_slices
@@ -177,9 +178,14 @@ class JsonOutput:
         self._sink.write(chunk.raw)
         self._comma = b","
 
-    def notes(self) -> list[str]:
-        """Return nothing: all events have a place in JSON."""
-        return []
+    def notes(self, events: ProfilerEvents) -> list[str]:
+        """Return what viewers drop, though it has a place in JSON."""
+        count = count_overlapping(events.work)
+        what = (
+            f"{count:,} kernels, memcpys and memsets begin before another one on their stream ends, and end after it: "
+            "viewers of .json drop them or draw them wrongly; a merge to .pftrace shows them on a row beside"
+        )
+        return [what] if count else []
 
     def finish(self, overlaid: Overlay, events: ProfilerEvents, metadata: Mapping[str, Any], table: bytes) -> None:
         """Write the recording's events, the spans above streams, and what follows the events.

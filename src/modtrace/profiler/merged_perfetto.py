@@ -47,7 +47,7 @@ class PacketOutput:
         """Take some of the profiler's events, as the table returned them."""
         self._slices.add(events)
 
-    def notes(self) -> list[str]:
+    def notes(self, _: ProfilerEvents) -> list[str]:
         """Return what is left out."""
         return self._slices.notes()
 

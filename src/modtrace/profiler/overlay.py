@@ -14,7 +14,7 @@ from .._numbering import Numbering
 from .._typing import BoolArray, Int64Array
 from ..formats.chrome_values import base_time_ns
 from ..timeline import FORWARD, RECOMPUTE, Name, Process, Slices, Summary, Timeline, Track
-from ..timeline.contents import REGION_CLASS
+from ..timeline.contents import LEFT_OUT, REGION_CLASS
 from ..timeline.decode.path_spans import clip_and_nest
 from ..timeline.decode.spans import count_in_group
 from ..timeline.join import join, move_times
@@ -235,7 +235,7 @@ class Overlay(Aligned):
     attributed_work: int
     unattributed: dict[str, int]
 
-    def recording(self, events: ProfilerEvents, base: int) -> Timeline:
+    def recording(self, events: ProfilerEvents, base: int, left_out: int) -> Timeline:
         """Return what `modtrace.load` of the merged trace is to return: with a track per stream, in Unix nanoseconds.
 
         Sync marks are left out: each is a slice of the profiler's.
@@ -243,8 +243,12 @@ class Overlay(Aligned):
         Args:
             events: the trace's.
             base: Unix nanoseconds from which its times count.
+            left_out: how many events of the trace could not be read.
         """
-        timeline = replace(self.timeline, marks=[mark for mark in self.timeline.marks if mark.kind != "sync"])
+        metadata = {**self.timeline.metadata, **({LEFT_OUT: left_out} if left_out else {})}
+        timeline = replace(
+            self.timeline, metadata=metadata, marks=[mark for mark in self.timeline.marks if mark.kind != "sync"]
+        )
         timeline = with_stream_spans(timeline, self.timeline_with_captures, events, self.devices)
         return move_times(timeline, lambda time: time + base)
 

@@ -25,7 +25,7 @@ def load_profile(path: str | os.PathLike[str]) -> Timeline:
         base = base_time_ns(stream.keys, file.path)
         events = collector.events()
         made = overlay(None, events, stream.keys, file.path)
-    timeline = made.recording(events, base)
+    timeline = made.recording(events, base, stream.dropped + collector.malformed)
     return replace(
         timeline, metadata={**timeline.metadata, "notes": [*made.notes, *stream.notes(), *collector.notes()]}
     )

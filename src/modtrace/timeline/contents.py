@@ -52,6 +52,9 @@ def unsaved_sentence(lost: str) -> str:
 MISSING_BYTES = "missing_bytes"
 """In a timeline's metadata: what was cut off the end of its ring's file."""
 
+LEFT_OUT = "left_out"
+"""In a timeline's metadata: how many events of the profiler could not be read."""
+
 COMPILED_CLASS = "CompiledFunction"
 """The class of a compiled function that is not a module."""
 REGION_CLASS = "record_function"

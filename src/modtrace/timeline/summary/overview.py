@@ -11,7 +11,7 @@ import numpy as np
 
 from ..._terminal import counted
 from ..collectives import Collectives
-from ..contents import MISSING_BYTES, OPEN_AT_END, STEPS_END_WITH, UNSAVED, WHOLE_RUN, unsaved_sentence
+from ..contents import LEFT_OUT, MISSING_BYTES, OPEN_AT_END, STEPS_END_WITH, UNSAVED, WHOLE_RUN, unsaved_sentence
 from ..memory import format_bytes
 from ..slices import COMPILED_MODULES, RECOMPUTE
 from .module_rows import outer_modules
@@ -102,6 +102,7 @@ _LOSSES = {
     "unstarted": "spans without their start",
     "incomplete": "spans incomplete",
     MISSING_BYTES: "bytes cut off the end of the ring's file",
+    LEFT_OUT: "events of the profiler left out",
 }
 
 
@@ -175,7 +176,7 @@ def describe_recording(timeline: Timeline, counts: SpanCounts) -> Overview:
     outer = outer_modules(fqns)
     rerun_modules = {names[name].fqn: names[name].module_class for name in sorted(counts.rerun)}
     losses = {name: count for name, count in timeline.stats.items() if count and name != "recorded"}
-    missing_bytes = timeline.metadata.get(MISSING_BYTES)
+    noted = {name: timeline.metadata.get(name) for name in (MISSING_BYTES, LEFT_OUT)}
     return Overview(
         roots=[root for root, _ in roots.most_common() if not outer[root]],
         processes=list(dict.fromkeys(track.process.name for track in timeline.tracks)),
@@ -185,7 +186,7 @@ def describe_recording(timeline: Timeline, counts: SpanCounts) -> Overview:
         modules=len(fqns),
         losses=losses
         | ({"incomplete": counts.incomplete} if counts.incomplete else {})
-        | ({MISSING_BYTES: missing_bytes} if isinstance(missing_bytes, int) else {}),
+        | {name: count for name, count in noted.items() if isinstance(count, int)},
         recomputed=dict(Counter(rerun_modules.values()).most_common()),
         communication=counts.communication,
         compiled=counts.compiled,
