@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,7 @@ from modtrace.ring.range_text import RangeCategory, range_text
 from modtrace.ring.slot_format import COLLECTED_BITS, GENERATION_BITS, NO_NAME
 from modtrace.timeline.summary import Finding
 from tests.support.event_script import EventScript
-from tests.support.timelines import build_timeline
+from tests.support.timelines import build_timeline, gpt2_timeline
 
 MS = 1_000_000
 STEPS, BLOCKS = 10, 4
@@ -284,3 +285,46 @@ def test_findings_are_ranked_and_shown_in_every_form() -> None:
     markdown = summary.to_markdown().splitlines()
     assert markdown[:4] == ["Net · python", "", "| finding | where | ms a step | % | evidence | next |", markdown[3]]
     assert markdown[5].startswith("| is slower than its siblings | `Net.blocks.2.act` | 4.000 | 12.1 |")
+
+
+def test_a_first_screen_has_at_most_3_kb_and_brief_json_6() -> None:
+    summary = gpt2_timeline(2_000, layers=6).summary()
+    found = Finding("is slower than its siblings", "GPT2LMHeadModel.h.3.attn", "forward", MS, 0.1, "e" * 300, "n" * 60)
+    many = replace(summary, findings=[found] * 7).sort_by()
+
+    screen = summary.sort_by().first_screen()
+    assert len(screen.encode()) <= 2_900
+    assert screen.count("\n") < 30
+    assert f"{summary.modules - 8} more modules" in screen
+    assert len(many.first_screen().encode()) <= 2_900
+    assert many.first_screen().count("is slower than its siblings") == 7
+    for limit in (1, 2, 5, 10):
+        text = many.to_json(limit)
+        assert len(text) <= 6_000
+        assert len(json.loads(text)["findings"]) == min(limit, 7)
+    assert len(json.loads(many.to_json(11))["rows"]) == 11
+
+
+def test_memory_that_grows_names_who_holds_it() -> None:
+    def grown(**facts: object) -> list[Finding]:
+        timeline = training()
+        return list(replace(timeline, metadata={**timeline.metadata, "memory": facts}).summary().findings)
+
+    (finding,) = grown(grows=4 << 20, grows_by={"Net.blocks.1": 3 << 20, "no module": 1 << 20})
+    assert finding[:5] == ("memory grows from step to step", "Net.blocks.1", None, 0, 0)
+    assert finding.evidence == (
+        "4.00 MiB more at the end of each step: Net.blocks.1 3.00 MiB, outside of modules 1.00 MiB"
+    )
+    assert grown(grows=4 << 20, grows_by={"no module": 4 << 20})[0].where is None
+    assert grown(grows=0) == grown(grows="much") == []
+
+
+def test_waiting_for_other_ranks_takes_a_large_share() -> None:
+    def wait(ms: float) -> Callable[[int], list[OptionalRange]]:
+        return lambda step: [("gloo:all_reduce", "communication", ms)]
+
+    (finding,) = training(ranges=wait(3)).summary().findings
+
+    assert finding[:4] == ("waiting for other ranks takes a large share", "gloo:all_reduce", "communication", 3 * MS)
+    assert finding.evidence == "3 ms of 12 ms (medians)"
+    assert found(training(ranges=wait(0.9))) == []

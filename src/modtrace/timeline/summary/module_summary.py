@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 SORT_KEYS = ("gpu", "self", "total", "forward", "backward", "recompute", "mean", "p50", "p95", "calls", "name")
 
-_MAX_HOLDERS, _MAX_HTML_STEPS, _FIRST_ROWS = 10, 10, 8
+_MAX_HOLDERS, _MAX_HTML_STEPS = 10, 10
+_FIRST_SCREENS, _FIRST_BYTES = ((8, 7), (4, 7), (4, 4), (1, 3), (1, 1)), 2_900
+"""How many modules and findings with evidence a first screen has, and in how many bytes, with a line that follows."""
 _BRIEF_ROWS, _BRIEF_JSON = 10, 6_000
 """Up to how many rows JSON is short, and how many characters it then has at most."""
 _SORT_FIELDS = {"gpu": "gpu_self_ns", "calls": "calls", "p50": "step_p50_ns", "p95": "step_p95_ns"}
@@ -217,9 +219,9 @@ class Summary:
         """Return the header and the table of modules; `width` as for `Table.to`."""
         return join_texts(tables.header(self), [tables.modules_table(self).to("text", width=width)], width)
 
-    def findings_text(self, width: int | None = None, limit: int | None = None) -> str:
-        """Return one line about the recording and the findings, `limit` of them."""
-        found = findings_lines(self.findings, self.looked_at, limit)
+    def findings_text(self, width: int | None = None, limit: int | None = None, evidence: int | None = None) -> str:
+        """Return one line about the recording and the findings, `limit` of them, and the first with evidence."""
+        found = findings_lines(self.findings, self.looked_at, limit, evidence)
         return join_texts([*tables.header(self)[:1], *found], [], width)
 
     def modules_text(self, width: int | None = None, *, brief: bool = False) -> str:
@@ -230,14 +232,20 @@ class Summary:
     def first_screen(self, width: int | None = None) -> str:
         """Return one line about the recording, the findings, the parts of a step, and the first rows.
 
-        These are 8 of those there are, and those that findings name; `width` as for `Table.to`.
+        These are 8 of those there are, and those that findings name. If that is longer than 3 kB, fewer, and the
+        evidence of the first findings alone; `width` as for `Table.to`.
         """
         named = {found.where for found in self.findings}
-        rows = [row for at, row in enumerate(self.rows) if at < _FIRST_ROWS or row.fqn in named]
         parts = tables.parts_table(self)._replace(notes=()).to("text", width=width) if self.step_parts else ""
-        blocks = [self.findings_text(width), self.units_text(width), parts]
-        blocks += [replace(self, rows=rows).modules_text(width, brief=True), self._costs_lines(width)]
-        return "\n\n".join(filter(None, blocks))
+        text = ""
+        for first, evidence in _FIRST_SCREENS:
+            rows = [row for at, row in enumerate(self.rows) if at < first or row.fqn in named]
+            blocks = [self.findings_text(width, evidence=evidence), self.units_text(width), parts]
+            blocks += [replace(self, rows=rows).modules_text(width, brief=True), self._costs_lines(width)]
+            text = "\n\n".join(filter(None, blocks))
+            if len(text.encode()) <= _FIRST_BYTES:
+                break
+        return text
 
     def _costs_lines(self, width: int | None) -> str:
         """Say what was counted beside times, and which option shows it."""

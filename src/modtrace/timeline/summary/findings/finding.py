@@ -79,14 +79,17 @@ def closing_line(findings: Sequence[Finding], looked_at: str) -> str:
     return ""
 
 
-def findings_lines(findings: Sequence[Finding], looked_at: str, limit: int | None = None) -> list[str]:
-    """Return two lines for each finding, and one at the end; nothing if nothing was looked at."""
+def findings_lines(
+    findings: Sequence[Finding], looked_at: str, limit: int | None = None, evidence: int | None = None
+) -> list[str]:
+    """Return a line for each finding, another for the first `evidence`, one at the end; nothing without a look."""
     if not looked_at:
         return []
     lines = []
     for number, found in enumerate(findings[:limit], 1):
         cost = f": {short_ms(found.ns_per_step)} a step, {found.share:.1%}" if found.ns_per_step else ""
         lines.append(f"{number}. {f'{found.where} · ' if found.where else ''}{found.what}{cost}")
-        lines.append(f"   {found.evidence}; next: {found.next}")
+        if evidence is None or number <= evidence:
+            lines.append(f"   {found.evidence}; next: {found.next}")
     hidden = len(findings[limit:]) if limit is not None else 0
     return [*lines, f"{hidden} more" if hidden else closing_line(findings, looked_at)]
