@@ -191,7 +191,7 @@ def test_a_forward_that_runs_more_often_than_its_backward() -> None:
 
     # The first step begins with what trains in it: 9 of 10 steps have both.
     assert finding[:5] == ("runs forward more often than backward", "Net", "forward", 3.6 * MS, 36 / 126)
-    assert finding.evidence == "forward 1.9 times a step, backward once; forwards without a backward take 4 ms each"
+    assert finding.evidence == "forward twice a step, backward once; forwards without a backward take 4 ms each"
     assert found(training(alone=lambda step: 1, forward=lambda step, block: 0.02)) == []
 
 

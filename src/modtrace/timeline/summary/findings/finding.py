@@ -12,6 +12,8 @@ from ..parts import short_ms
 TRACE = "TRACE"
 """What commands call the file that the summary is of."""
 MAX_FINDINGS = 7
+_NEARLY = 0.101
+"""How far from whole times: a first step begins late, and has no evaluation before it."""
 
 
 class Finding(NamedTuple):
@@ -44,8 +46,8 @@ def ms_range(values: Iterable[float]) -> str:
 
 
 def times_text(number: float) -> str:
-    """Return `once`, `twice`, `3 times`, `1.2 times`."""
-    rounded = round(number, 1)
+    """Return `once`, `twice`, `3 times`, `1.2 times`: whole times if nearly all steps have them."""
+    rounded = float(round(number)) if abs(number - round(number)) <= _NEARLY else round(number, 1)
     return {1.0: "once", 2.0: "twice"}.get(rounded, f"{rounded:,.4g} times")
 
 
