@@ -29,6 +29,7 @@ _MIN_NAME_WIDTH = 12
 _MIN_BRANCH_WIDTH = 8
 """Of a name below the lines of a tree at least so many characters are shown."""
 _PLAIN_NAME = re.compile(r"[\w.:\- ,;%()/'*=+]+", re.ASCII)
+_MARKUP = re.compile(r"[<>&*_`\[\]@#$|\\~]|:(?=\S)")
 _BRANCH = re.compile("[│├└─ ]*")
 
 
@@ -299,6 +300,11 @@ def _in_markdown(cell: str, column: Column) -> str:
     if _PLAIN_NAME.fullmatch(escaped):
         return f"`{escaped}`"
     return re.sub(r"[^\w\s]|_", lambda sign: f"&#{ord(sign[0])};", escaped)
+
+
+def markdown_text(text: str) -> str:
+    """Return a sentence, which may hold names, as Markdown that renders as its text."""
+    return _MARKUP.sub(lambda sign: f"&#{ord(sign[0])};", printable(text))
 
 
 def _html_lines(table: Table, more: Sequence[str]) -> list[str]:

@@ -284,7 +284,7 @@ def test_findings_are_ranked_and_shown_in_every_form() -> None:
     assert summary.tables["findings"].to("csv").splitlines()[0] == "what,where,part,ns_per_step,share,evidence,next"
     markdown = summary.to_markdown().splitlines()
     assert markdown[:4] == ["Net · python", "", "| finding | where | ms a step | % | evidence | next |", markdown[3]]
-    assert markdown[5].startswith("| is slower than its siblings | `Net.blocks.2.act` | 4.000 | 12.1 |")
+    assert markdown[5].startswith("| `is slower than its siblings` | `Net.blocks.2.act` | 4.000 | 12.1 |")
 
 
 def test_a_first_screen_has_at_most_3_kb_and_brief_json_6() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ...._tables import MS, NAME, PERCENT, TEXT, Column, Table, fields_of
-from ...._terminal import printable
+from ...._tables import MS, NAME, PERCENT, Column, Table, fields_of, markdown_text
 from ..parts import short_ms
 
 TRACE = "TRACE"
@@ -52,7 +51,7 @@ def times_text(number: float) -> str:
 
 
 _COLUMNS = (
-    Column("finding", "what", TEXT),
+    Column("finding", "what", NAME),
     Column("where", "where", NAME),
     Column("ms a step", "ns_per_step", MS, hidden_if="zero"),
     Column("%", "share", PERCENT, hidden_if="zero"),
@@ -68,10 +67,10 @@ def findings_table(findings: Sequence[Finding], looked_at: str) -> Table:
 
 def findings_markdown(findings: Sequence[Finding], looked_at: str, above: Sequence[str]) -> str:
     """Return the findings as GitHub has them, below a line about the recording; nothing if nothing was looked at."""
-    table = findings_table(findings, looked_at)._replace(sentences=above)
+    table = findings_table(findings, looked_at)._replace(sentences=[*map(markdown_text, above)])
     if findings or not looked_at:
         return str(table.to("md")) if looked_at else ""
-    return "\n\n".join([*map(printable, above), *table.notes]) + "\n"
+    return "\n\n".join([*map(markdown_text, above), *table.notes]) + "\n"
 
 
 def closing_line(findings: Sequence[Finding], looked_at: str) -> str:
