@@ -36,6 +36,7 @@ def training(
     ranges: Callable[[int], Sequence[OptionalRange]] = lambda step: (),
     collection: Callable[[int], float] = lambda step: 0,
     before: float = 0,
+    wait: float = 0,
 ) -> Timeline:
     """Steps of `Net`, whose blocks call an `act` each; all times in ms.
 
@@ -50,6 +51,7 @@ def training(
         ranges: name, category and time of what comes first in a step.
         collection: a garbage collection of generation 2 at the end of the step that frees 7 objects.
         before: what the step takes before all else, without a name.
+        wait: how long a backward pass lasts after its last node.
     """
     script, now, number, called = EventScript(capacity=1 << 14), 1, 0, [0] * (1 + 2 * BLOCKS)
     names = [script.name("Net", "Net", "Net")]
@@ -94,6 +96,7 @@ def training(
         for sequence, block in reversed(nodes):
             begin, now = now, now + round(backward(step, block) * MS)
             script.node(begin, now, sequence)
+        now += round(wait * MS)
         script.pass_end(now, step)
         if collection(step):
             now += round(collection(step) * MS)
@@ -328,3 +331,19 @@ def test_waiting_for_other_ranks_takes_a_large_share() -> None:
     assert finding[:4] == ("waiting for other ranks takes a large share", "gloo:all_reduce", "communication", 3 * MS)
     assert finding.evidence == "3 ms of 12 ms (medians)"
     assert found(training(ranges=wait(0.9))) == []
+
+
+def test_backward_that_waits_for_other_ranks() -> None:
+    def reduce(step: int) -> list[OptionalRange]:
+        return [("gloo:all_reduce", "communication", 0.1)]
+
+    (finding,) = training(ranges=reduce, wait=3).summary().findings
+
+    assert finding[:4] == ("backward waits for other ranks", "gloo:all_reduce", "backward", 3 * MS)
+    assert finding.evidence == (
+        "3 ms of 12 ms (medians) in backward passes, in no module's backward; 10 gloo:all_reduce"
+    )
+    assert finding.next == "modtrace ranks slow DIR"
+    assert found(training(ranges=reduce, wait=0.9)) == []
+    # Without other ranks it may be the loss.
+    assert found(training(wait=9)) == []

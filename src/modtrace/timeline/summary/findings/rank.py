@@ -10,7 +10,7 @@ from .finding import MAX_FINDINGS, Finding
 from .measured import Measured
 from .occasions import find_occasions, find_slow_steps
 from .reruns import find_reruns
-from .shares import find_host_time, find_large_parts
+from .shares import find_host_time, find_large_parts, find_waits_in_backward
 from .siblings import find_outliers
 
 
@@ -26,6 +26,7 @@ def find_findings(measured: Measured) -> list[Finding]:
         *find_slow_steps(measured, {each.part for each in occasions}),
         *find_reruns(measured),
         *find_large_parts(measured, {each.part for each in occasions}),
+        *find_waits_in_backward(measured),
         *(each for each in find_host_time(measured) if each.where not in named),
         *find_costs(measured),
     )

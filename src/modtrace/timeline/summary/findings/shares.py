@@ -9,6 +9,7 @@ import numpy as np
 
 from ...._terminal import counted
 from ..parts import OTHER, PARTS, short_ms
+from ..step_times import counted_steps
 from .finding import TRACE, Finding
 from .measured import Measured
 from .occasions import collections_text
@@ -94,6 +95,25 @@ def find_large_parts(measured: Measured, explained: Container[str | None]) -> It
             what = "takes a large share"
         share = measured.share(per_step)
         yield Finding(what, where, part, round(per_step), share, evidence, f"modtrace summary {TRACE} {command}")
+
+
+def find_waits_in_backward(measured: Measured) -> Iterator[Finding]:
+    """Yield that backward passes wait for other ranks: they last while no module's backward runs."""
+    ranges = measured.ranges_of("communication")
+    if not measured.trains or measured.steps < _LEAST_STEPS or not ranges:
+        return
+    steps = [step for step in counted_steps(measured.summary.steps) if step.backward_pass_ns]
+    took = [step.backward_pass_ns - step.backward_ns - step.recompute_ns for step in steps]
+    per_step = float(np.median(took or [0]))
+    if per_step < max(_LARGE["communication"] * measured.usual_ns, _LEAST_NS):
+        return
+    evidence = (
+        f"{short_ms(per_step)} of {short_ms(measured.usual_ns)} (medians) in backward passes, in no module's backward; "
+        f"{ranges[0].calls:,} {ranges[0].range}"
+    )
+    share = measured.share(per_step)
+    what, command = "backward waits for other ranks", "modtrace ranks slow DIR"
+    yield Finding(what, ranges[0].range, "backward", round(per_step), share, evidence, command)
 
 
 def _described(optimizer: Mapping[str, Any]) -> str:
