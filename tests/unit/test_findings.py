@@ -12,7 +12,7 @@ from modtrace import Timeline
 from modtrace.ring import Kind
 from modtrace.ring.range_text import RangeCategory, range_text
 from modtrace.ring.slot_format import COLLECTED_BITS, GENERATION_BITS, NO_NAME
-from modtrace.timeline.summary import Finding
+from modtrace.timeline.summary import Finding, FlopSummary, StepFlops
 from tests.support.event_script import EventScript
 from tests.support.timelines import build_timeline, gpt2_timeline
 
@@ -347,3 +347,15 @@ def test_backward_that_waits_for_other_ranks() -> None:
     assert found(training(ranges=reduce, wait=0.9)) == []
     # Without other ranks it may be the loss.
     assert found(training(wait=9)) == []
+
+
+def test_few_flops_of_a_known_peak() -> None:
+    flops = FlopSummary([], [StepFlops(step, 10**6, 0) for step in range(STEPS)], [0], 0, 0, [], [], {"cpu float32": 1})
+    summary = replace(training().summary(), flops=flops)
+
+    # 10⁶ FLOPs in 9 ms are 1.1 % of 10¹⁰ FLOP/s, and 22.2 % of 5·10⁸.
+    (finding,) = summary.with_peak(0.01).findings
+    assert finding[:5] == ("few of the device's FLOPs are used", None, None, 0, 0)
+    assert finding.evidence == "MFU 1.1% of 0.01 TFLOP/s (median of the steps)"
+    assert summary.findings == summary.with_peak(0.01).with_peak(0.0005).findings == []
+    assert training().summary().with_peak(0.01).findings == []

@@ -1,6 +1,5 @@
 """`modtrace summary`: tables of the time that modules and steps took."""
 
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -107,8 +106,7 @@ def summary_command(
         raise click.UsageError(f"{trace} has no memory; record with --memory, or record(memory=True).")
     if flops and summary.flops is None:
         raise click.UsageError(f"{trace} has no FLOPs; record with --flops, or record(flops=True).")
-    if peak_tflops is not None and summary.flops is not None:
-        summary = replace(summary, flops=summary.flops.with_peak(peak_tflops, summary.steps))
+    summary = summary if peak_tflops is None else summary.with_peak(peak_tflops)
     whole, summary = summary, summary.only(only, max_depth)
     if only is not None and not summary.rows:
         raise no_such_module(trace, only, whole.rows[0].fqn or whole.rows[0].module_class if whole.rows else "")

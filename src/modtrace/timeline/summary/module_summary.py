@@ -14,7 +14,7 @@ from ..._tables import Table, join_texts, json_values, paragraph
 from ..._typing import AnyArray
 from . import tables
 from .device_summary import DeviceSummary, device_table, device_totals
-from .findings import Finding, findings_lines, findings_markdown
+from .findings import Finding, findings_lines, findings_markdown, low_mfu
 from .flop_summary import FlopSummary, flop_table, flops_lines, rate_table
 from .memory_summary import MemorySummary, holders_table, memory_table
 from .module_rows import CPU_FIELDS, GpuStepTimes, GpuTotals, ModuleTimes, fold_below
@@ -123,6 +123,14 @@ class Summary:
             sorted_by = _SORT_FIELDS.get(key, f"{key}_ns")
             rows = sorted(self.rows, key=lambda row: getattr(row, sorted_by), reverse=True)
         return replace(self, rows=rows[:limit])
+
+    def with_peak(self, tflops: float) -> Summary:
+        """Return it for a device of this peak, 10¹² FLOP/s; as it is if no operators were counted."""
+        if self.flops is None:
+            return self
+        flops = self.flops.with_peak(tflops, self.steps)
+        others = [found for found in self.findings if found not in low_mfu(self.flops)]
+        return replace(self, flops=flops, findings=[*others, *low_mfu(flops)])
 
     def only(self, pattern: str | None = None, max_depth: int | None = None) -> Summary:
         """Keep the rows whose module, or class in a summary by class, matches; their times stay as they are.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from ...memory import OUTSIDE_CALLS, format_bytes
+from ..flop_summary import FlopSummary
 from .finding import TRACE, Finding
 from .measured import Measured
 from .siblings import place_of
@@ -84,11 +84,11 @@ def _dry_streams(measured: Measured) -> Iterator[Finding]:
     )
 
 
-def low_mfu(flops: Any) -> Iterator[Finding]:
-    """Yield a finding if the peak of the device is known, and few of its FLOPs are used."""
+def low_mfu(flops: FlopSummary | None) -> list[Finding]:
+    """Return a finding if the peak of the device is known, and few of its FLOPs are used."""
     used = [step.mfu for step in flops.by_step if step.mfu is not None] if flops is not None else []
-    if used and (mfu := float(np.median(used))) < _LOW_MFU:
-        evidence = f"MFU {mfu:.1%} of {flops.peak_tflops:,.6g} TFLOP/s (median of the steps)"
-        yield Finding(
-            "few of the device's FLOPs are used", None, None, 0, 0.0, evidence, f"modtrace summary {TRACE} --flops"
-        )
+    if flops is None or not used or (mfu := float(np.median(used))) >= _LOW_MFU:
+        return []
+    evidence = f"MFU {mfu:.1%} of {flops.peak_tflops:,.6g} TFLOP/s (median of the steps)"
+    command = f"modtrace summary {TRACE} --flops"
+    return [Finding("few of the device's FLOPs are used", None, None, 0, 0.0, evidence, command)]
