@@ -52,7 +52,7 @@ class EventTable:
     """Takes parsed events chunk by chunk, as `add` documents; then its columns say what they are.
 
     A slice is an X, or a B and the E after it on its track, by their times. A time is a number or the text of one, an
-    id anything: what has no pid or tid is of 0, as readers of JSON have it.
+    id anything: a missing pid or tid is 0, as readers of JSON have it.
 
     Attributes:
         tracks: the number of a track by pid and tid as an event has them.
@@ -239,7 +239,7 @@ class EventTable:
 
     @cached_property
     def duration(self) -> Float64Array:
-        """How long each slice lasts, in µs; of what is none it means nothing."""
+        """How long each slice lasts, in µs; other events have a value without a meaning."""
         duration: Float64Array = np.frombuffer(self._duration, np.float64)
         begins, ends = self.pairs
         if not len(self.without_duration) and not len(begins):
