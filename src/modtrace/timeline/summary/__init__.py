@@ -22,6 +22,7 @@ from .overview import Overview as Overview
 from .parts import Around as Around
 from .parts import PartTimes as PartTimes
 from .parts import RangeTimes as RangeTimes
+from .parts import SlowPart as SlowPart
 from .parts import StepParts as StepParts
 from .self_times import self_times as self_times
 from .step_bounds import find_step_bounds as find_step_bounds
