@@ -143,7 +143,7 @@ class EventTable:
         flows = [row for row, _ in arrows + bound]
         flow = [keys[event["id"], event.get("cat", ""), event.get("name", "")] for _, event in arrows]
         flow += [keys[(event["bind_id"],)] for _, event in bound]
-        # Of an arrow whether the slice around it has it, of a slice what it does, both as `flows` reads them.
+        # For an arrow: whether the slice around it has it; for a slice: what it does. `flows` reads both.
         hints = bytearray([event.get("bp") == "e" for _, event in arrows])
         hints += bytes((e.get("flow_in") is True) + 2 * (e.get("flow_out") is True) + _BOUND for _, e in bound)
         for row, event in metadata:

@@ -15,7 +15,7 @@ from .siblings import find_outliers
 
 
 def find_findings(measured: Measured) -> list[Finding]:
-    """Return what stands out, what costs most in a step first, then what is no time."""
+    """Return what stands out: what costs the most time in a step first, then what costs none."""
     if not measured.steps:
         return []
     occasions, outliers = list(find_occasions(measured)), list(find_outliers(measured))
