@@ -229,12 +229,11 @@ def _count_runs(timeline: Timeline, spans: _Spans, steps: Sequence[StepTimes], i
     elsewhere = 1 - np.isin(spans.step[calls], [step.step for step in steps if step.whole])
     link, group = columns.link[calls], spans.group[calls]
     backed = np.isin(link, columns.link[columns.phase == BACKWARD]) & (link >= 0)
-    runs = np.zeros((2, 3, len(spans.groups)), np.int64)
-    for number, taken in enumerate(
-        (np.ones(len(calls), np.int64), backed.astype(np.int64), np.where(backed, 0, in_phase_ns[calls]))
-    ):
-        np.add.at(runs[:, number], (elsewhere, group), taken)
-    return runs
+    count = len(spans.groups)
+    place, alone, alone_ns = elsewhere * count + group, np.flatnonzero(~backed), np.zeros(2 * count, np.int64)
+    np.add.at(alone_ns, place[alone], in_phase_ns[calls[alone]])
+    numbers = (np.bincount(place, minlength=2 * count), np.bincount(place[backed], minlength=2 * count), alone_ns)
+    return np.stack([each.reshape(2, count) for each in numbers], axis=1)
 
 
 def _sum_up(
