@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from modtrace import Timeline
+from modtrace.cli.group import group
 from modtrace.ring import Kind
 from modtrace.ring.range_text import RangeCategory, range_text
 from modtrace.ring.slot_format import COLLECTED_BITS, GENERATION_BITS, NO_NAME
@@ -288,6 +292,19 @@ def test_findings_are_ranked_and_shown_in_every_form() -> None:
     markdown = summary.to_markdown().splitlines()
     assert markdown[:4] == ["Net · python", "", "| finding | where | ms a step | % | evidence | next |", markdown[3]]
     assert markdown[5].startswith("| `is slower than its siblings` | `Net.blocks.2.act` | 4.000 | 12.1 |")
+
+
+def test_on_the_command_line_the_next_command_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "a TRACE of mine.pftrace"
+    training(forward=lambda step, block: 5 if block == 2 else 1).save(path)
+
+    printed = CliRunner().invoke(group, ["summary", str(path), "--format", "json"])
+
+    [found] = json.loads(printed.stdout)["findings"]
+    assert shlex.split(found["next"]) == ["modtrace", "summary", str(path), "--only", "Net.blocks.*.act"]
+    again = CliRunner().invoke(group, shlex.split(found["next"])[1:])
+    assert again.exit_code == 0
+    assert sum("act" in line for line in again.stdout.splitlines()) == BLOCKS
 
 
 def test_a_first_screen_has_at_most_3_kb_and_brief_json_6() -> None:

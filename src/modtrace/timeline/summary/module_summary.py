@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import io
 import json
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from ..._tables import Table, join_texts, json_values, paragraph
 from ..._typing import AnyArray
 from . import tables
 from .device_summary import DeviceSummary, device_table, device_totals
-from .findings import Finding, findings_lines, findings_markdown, low_mfu
+from .findings import TRACE, Finding, findings_lines, findings_markdown, low_mfu
 from .flop_summary import FlopSummary, flop_table, flops_lines, rate_table
 from .memory_summary import MemorySummary, holders_table, memory_table
 from .module_rows import CPU_FIELDS, GpuStepTimes, GpuTotals, ModuleTimes, fold_below
@@ -123,6 +124,13 @@ class Summary:
             sorted_by = _SORT_FIELDS.get(key, f"{key}_ns")
             rows = sorted(self.rows, key=lambda row: getattr(row, sorted_by), reverse=True)
         return replace(self, rows=rows[:limit])
+
+    def of_file(self, path: str) -> Summary:
+        """Return it with this name of the file in the commands that its findings advise, instead of `TRACE`."""
+        named = [
+            found._replace(next=found.next.replace(f" {TRACE}", f" {shlex.quote(path)}", 1)) for found in self.findings
+        ]
+        return replace(self, findings=named)
 
     def with_peak(self, tflops: float) -> Summary:
         """Return it for a device of this peak, 10¹² FLOP/s; as it is if no operators were counted."""

@@ -4,6 +4,7 @@ Rules measure nothing: all figures are the summary's own, and what `Measured` jo
 """
 
 from .costs import low_mfu as low_mfu
+from .finding import TRACE as TRACE
 from .finding import Finding as Finding
 from .finding import closing_line as closing_line
 from .finding import findings_lines as findings_lines
