@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from modtrace import Timeline
+from modtrace import Timeline, load
 from modtrace.cli.group import group
 from modtrace.ring import Kind
 from modtrace.ring.range_text import RangeCategory, range_text
@@ -130,6 +130,26 @@ def test_of_an_even_training_nothing_stands_out() -> None:
     assert summary.findings_text().splitlines()[1] == (
         "nothing stands out; looked at: 10 steps in their parts, 9 modules beside their siblings, 1 kind of ranges"
     )
+
+
+@pytest.mark.parametrize(("slow_ms", "where"), [(1, []), (5, ["Net.blocks.2"])])
+def test_forward_is_no_large_part_where_nothing_is_trained(slow_ms: int, where: list[str]) -> None:
+    script, now = EventScript(capacity=1 << 10), 1
+    names = [script.name("Net", "Net", "Net")]
+    names += [script.name(f"Net.blocks.{block}", f"blocks.{block}: Block", "Block") for block in range(BLOCKS)]
+    for step in range(STEPS):
+        script.enter(now, names[0], step)
+        for block in range(BLOCKS):
+            script.enter(now, names[1 + block], step)
+            now += (slow_ms if block == 2 else 1) * MS
+            script.exit(now, names[1 + block], step)
+        script.exit(now, names[0], step)
+        now += 1
+
+    summary = build_timeline(script.snapshot()).summary()
+
+    assert [step.duration_ns for step in summary.steps] == [(3 + slow_ms) * MS] * STEPS
+    assert [(one.where, one.ns_per_step) for one in summary.findings] == [(name, 4 * MS) for name in where]
 
 
 def test_a_module_that_is_slower_than_its_siblings() -> None:
@@ -305,6 +325,21 @@ def test_on_the_command_line_the_next_command_names_the_file(tmp_path: Path) -> 
     again = CliRunner().invoke(group, shlex.split(found["next"])[1:])
     assert again.exit_code == 0
     assert sum("act" in line for line in again.stdout.splitlines()) == BLOCKS
+
+
+@pytest.mark.parametrize("slow", [[7], [2, 5, 8], [1, 3, 5, 9]])
+def test_the_next_command_of_slow_steps_shows_the_slowest(slow: list[int], tmp_path: Path) -> None:
+    def ms(step: int, block: int) -> float:
+        return 40 + step if block == 2 and step in slow else 1
+
+    path = tmp_path / "steps.json"
+    training(forward=ms).save(path)
+    (one,) = load(path).summary().findings
+
+    printed = CliRunner().invoke(group, [*shlex.split(one.next.replace("TRACE", str(path)))[1:], "--format", "json"])
+
+    assert printed.exit_code == 0, printed.output
+    assert [step["duration_ns"] for step in json.loads(printed.stdout)["steps"]] == [(STEP_MS + 39 + max(slow)) * MS]
 
 
 def test_a_first_screen_has_at_most_3_kb_and_brief_json_6() -> None:

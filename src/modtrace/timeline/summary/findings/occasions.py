@@ -99,10 +99,10 @@ def find_slow_steps(measured: Measured, explained: Container[str | None]) -> Ite
         if is_noise or per_step < _SLOW_SHARE * measured.usual_ns:
             continue
         what = f"makes step {numbers[0]} slow ({part})" if len(numbers) == 1 else f"makes some steps slow ({part})"
-        evidence = max(slow_steps, key=lambda step: step[1].took_ns)[2]
+        slowest, _, evidence = max(slow_steps, key=lambda step: step[1].took_ns)
         if len(numbers) > 1:
             evidence = f"{when_text(measured.number, np.isin(measured.number, numbers))}; {evidence}"
-        command = f"modtrace summary {TRACE} --steps {numbers[0]}"
+        command = f"modtrace summary {TRACE} --steps {slowest}:{slowest + 1}"
         share = measured.share(per_step)
         yield Finding(what, where or None, part, round(per_step), share, evidence, command)
 

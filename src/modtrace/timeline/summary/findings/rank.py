@@ -19,11 +19,12 @@ def find_findings(measured: Measured) -> list[Finding]:
     if not measured.steps:
         return []
     occasions, outliers = list(find_occasions(measured)), list(find_outliers(measured))
-    named = {found.where for found in outliers}
+    slow_steps = list(find_slow_steps(measured, {each.part for each in occasions}))
+    named = {found.where for found in (*outliers, *slow_steps)}
     found: Sequence[Finding] = (
         *occasions,
         *outliers,
-        *find_slow_steps(measured, {each.part for each in occasions}),
+        *slow_steps,
         *find_reruns(measured),
         *find_large_parts(measured, {each.part for each in occasions}),
         *find_waits_in_backward(measured),

@@ -54,7 +54,7 @@ def find_large_parts(measured: Measured, explained: Container[str | None]) -> It
         took = measured.of_part(part)
         per_step, low = float(np.median(took)), 50 if part in _WAITS else 10
         is_range = part not in (*PARTS, OTHER)
-        least = _LARGE_RANGE if is_range else _LARGE.get(part, 1.0)
+        least = _LARGE_RANGE if is_range else _LARGE.get(part, np.inf)
         if part == "optimizer" and any(
             "foreach=False" in str(one.get("how")) or one.get("hooks") for one in optimizers
         ):
