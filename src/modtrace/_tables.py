@@ -207,7 +207,7 @@ class _Cells(NamedTuple):
         return next((at for at, column in enumerate(self.columns) if column.unit.kind != "number"), None)
 
     def widths(self) -> list[int]:
-        lines = [self.headings, *([printable(cell) for cell in cells] for cells in self.rows)]
+        lines = ([printable(cell) for cell in cells] for cells in (self.headings, *self.rows))
         return [max(map(cell_width, column)) for column in zip(*lines, strict=True)]
 
     def least_width(self, name: int = _MIN_NAME_WIDTH) -> int:
@@ -238,7 +238,8 @@ class _Cells(NamedTuple):
             others = sum(widths) - widths[at] + len(_GAP) * (len(widths) - 1)
             widths[at] = min(widths[at], max(width - others, self.least_width()))
         headings = [
-            text if len(text) <= w else f"{text[: w - 1]}…" for text, w in zip(self.headings, widths, strict=True)
+            text if len(text) <= w else f"{text[: w - 1]}…"
+            for text, w in zip(map(printable, self.headings), widths, strict=True)
         ]
         lines = [headings, *([printable(cell) for cell in cells] for cells in self.rows)]
         return [
@@ -257,7 +258,7 @@ class _Cells(NamedTuple):
         cells = [
             [_in_markdown(cell, column) for cell, column in zip(row, self.columns, strict=True)] for row in self.rows
         ]
-        return ["| " + " | ".join(line) + " |" for line in (self.headings, rule, *cells)]
+        return ["| " + " | ".join(line) + " |" for line in ([*map(markdown_text, self.headings)], rule, *cells)]
 
 
 def _for_people(table: Table) -> _Cells:

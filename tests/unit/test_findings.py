@@ -411,3 +411,16 @@ def test_few_flops_of_a_known_peak() -> None:
     assert finding.evidence == "MFU 1.1% of 0.01 TFLOP/s (median of the steps)"
     assert summary.findings == summary.with_peak(0.01).with_peak(0.0005).findings == []
     assert training().summary().with_peak(0.01).findings == []
+
+
+@pytest.mark.parametrize("name", ["a\n1. b", "\x1b[2Jred", "a | b <img>"])
+def test_a_range_in_a_heading_of_steps_begins_no_line_and_no_cell(name: str) -> None:
+    table = training(ranges=lambda step: [(name, "user", 1)]).summary().tables["steps"]
+
+    text, markdown = table.to("text"), table.to("md").splitlines()
+
+    assert len(text.splitlines()) == 1 + STEPS
+    assert ascii(name)[1:-1] in text.splitlines()[0]
+    start = next(at for at, line in enumerate(markdown) if line.startswith("|"))
+    assert markdown[start].count("|") == markdown[start + 1].count("|") == markdown[start + 2].count("|")
+    assert "<img" not in markdown[start]
