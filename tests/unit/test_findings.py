@@ -360,6 +360,17 @@ def test_a_first_screen_has_at_most_3_kb_and_brief_json_6() -> None:
     assert len(json.loads(many.to_json(11))["rows"]) == 11
 
 
+@pytest.mark.parametrize(("name", "act"), [("r" * 4_000, "GELU"), ("short", "A" * 3_000), ("r" * 900, "A" * 900)])
+def test_long_names_make_no_first_screen_longer(name: str, act: str) -> None:
+    summary = training(ranges=lambda step: [(name, "user", 1)], act=lambda block: act).summary().sort_by()
+
+    assert summary.findings == []
+    screen = summary.first_screen()
+    assert screen == summary.first_screen(1_000_000)
+    assert len(screen.encode()) <= 2_900
+    assert max(map(len, screen.splitlines())) <= 120
+
+
 def test_memory_that_grows_names_who_holds_it() -> None:
     def grown(**facts: object) -> list[Finding]:
         timeline = training()

@@ -32,6 +32,8 @@ SORT_KEYS = ("gpu", "self", "total", "forward", "backward", "recompute", "mean",
 _MAX_HOLDERS, _MAX_HTML_STEPS = 10, 10
 _FIRST_SCREENS, _FIRST_BYTES = ((8, 7), (4, 7), (4, 4), (1, 3), (1, 1)), 2_900
 """How many modules and findings with evidence a first screen has, and in how many bytes, with a line that follows."""
+_FIRST_WIDTH = 120
+"""Of a first screen whose names are so long that it would have more bytes."""
 _BRIEF_ROWS, _BRIEF_JSON = 10, 6_000
 """Up to how many rows JSON is short, and how many characters it then has at most."""
 _SORT_FIELDS = {"gpu": "gpu_self_ns", "calls": "calls", "p50": "step_p50_ns", "p95": "step_p95_ns"}
@@ -260,8 +262,8 @@ class Summary:
             blocks += [replace(self, rows=rows).modules_text(width, brief=True), self._costs_lines(width)]
             text = "\n\n".join(filter(None, blocks))
             if len(text.encode()) <= _FIRST_BYTES:
-                break
-        return text
+                return text
+        return text if width is not None and width <= _FIRST_WIDTH else self.first_screen(_FIRST_WIDTH)
 
     def _costs_lines(self, width: int | None) -> str:
         """Say what was counted beside times, and which option shows it."""
