@@ -354,7 +354,7 @@ def test_totals_sort_and_print(folder: Path) -> None:
     top = summary.sort_by("gpu", 3)
     assert [row.gpu_self_ns for row in top.rows] == sorted((row.gpu_self_ns for row in summary.rows), reverse=True)[:3]
     assert top.footer.endswith(f"; {len(summary.rows) - 3} more modules")
-    assert top.to_markdown().count("\n| ") == 4
+    assert top.tables["modules"].to("md").count("\n| ") == 4
     assert len(summary.to_csv().splitlines()) == 1 + len(summary.rows)
     assert json.loads(summary.to_json())["gpu"]["kernel_ns"] == summary.gpu.kernel_ns
     from rich.console import Console

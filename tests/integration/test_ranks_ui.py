@@ -58,6 +58,7 @@ def test_our_page_shows_a_group_per_rank(browser: Browser, run: Path) -> None:
 
     with visit(browser) as seen:
         seen.page.goto(page.as_uri())
+        seen.page.get_by_role("tab", name="Modules").click()
         seen.page.wait_for_function("() => document.body.innerText.includes('Net')", timeout=60_000)
         text = seen.page.inner_text("body")
         assert "rank 0 · python" in text

@@ -53,6 +53,7 @@ COMMANDS = [
     "merge profile.json run.modtrace -o merged.pftrace",
     "merge profile.json -o merged.json",
     "report trace.pftrace -o bug.zip",
+    "mcp --guide",
     "diff run.modtrace trace.pftrace -o changes.html",
     "diff run.modtrace trace.pftrace -o changes.pftrace",
     "diff --save-baseline baseline.json run.modtrace trace.pftrace",

@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +26,7 @@ from ..timeline import RingAnalysis, RingPieces, ThreadStack
 from ..timeline.summary.overview import kept_sentence
 from ..track.optimizer_steps import OptimizerSteps
 from ..track.ranges import NamedRange
-from ..write import write
+from ..write import REPORT, write
 from .capture import Capture
 from .current import block_exit, change_alone, is_running, start_alone, stop_alone
 from .kept_windows import KeptWindows, WatchedSteps
@@ -214,6 +214,7 @@ class Recording:
             self._timeline = self._written = None
             make = partial(self._make_capture, first_step=None if self._cycles.is_scheduled else self._first_step)
             self._capture = self._outputs.make_capture(make, self._warn)
+            self._tell_of_optimizers(self._optimizers)
             self._cycle_ended = False
         capture = self._started()
         if self._cycles.action is not ProfilerAction.WARMUP and not capture.started:
@@ -306,7 +307,13 @@ class Recording:
         # A program may make any number of them, alike or not.
         if self.running and said not in self._optimizers and len(self._optimizers) < _MAX_OPTIMIZERS:
             self._optimizers.append(said)
-            self._started().ring.names.note({"kind": "optimizer", **said})
+            self._tell_of_optimizers([said])
+
+    def _tell_of_optimizers(self, some: Sequence[dict[str, object]]) -> None:
+        """Note what optimizers are in the ring, if the schedule has made one yet."""
+        if self._capture is not None:
+            for said in some:
+                self._capture.ring.names.note({"kind": "optimizer", **said})
 
     def _on_steps_ended(self, count: int) -> None:
         self._followed_steps = count
@@ -448,7 +455,8 @@ class Recording:
         Raises:
             WriteError: the file cannot be written; one that was there is intact.
         """
-        if self.running or self._timeline is not None or self._worker_rings is not None:
+        is_report = os.fspath(path).lower().endswith(REPORT)
+        if is_report or self.running or self._timeline is not None or self._worker_rings is not None:
             (self.snapshot() if self.running else self.timeline()).save(path)
             return
         pieces = RingPieces(*self._started().reader(running=False))

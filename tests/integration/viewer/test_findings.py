@@ -39,7 +39,8 @@ def test_a_page_opens_with_its_findings(open_page: Open) -> None:
             "Net.blocks.2.act is slower than its siblings",
             "3.000",
             "24.0",
-            "5 ms a step, its siblings 2 ms, mostly forward\nmodtrace summary TRACE --only 'Net.blocks.*.act'",
+            "5 ms a step, its siblings 2 ms (medians), mostly forward\n"
+            "modtrace summary TRACE --only 'Net.blocks.*.act'",
         ]
     ]
     assert page.locator("#details .hint").inner_text() == "nothing else stands out"
