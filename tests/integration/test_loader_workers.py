@@ -110,9 +110,13 @@ print([path.name for path in Path(tempfile.gettempdir()).glob("modtrace-*")], fl
 @pytest.mark.parametrize(
     "death", ["os._exit(7)", "os.kill(os.getpid(), signal.SIGTERM)", "os.killpg(0, signal.SIGKILL)"]
 )
-def test_the_rings_of_workers_go_with_the_process_however_it_ends(death: str, tmp_path: Path) -> None:
-    (tmp_path / "tmp").mkdir()
-    environment = python_environment(TMPDIR=str(tmp_path / "tmp"))
+def test_the_rings_of_workers_go_with_the_process_however_it_ends(
+    death: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    # Workers send tensors by sockets in this folder, whose paths have at most 107 bytes.
+    temporary = tmp_path_factory.getbasetemp() / f"t{len(death)}"
+    temporary.mkdir()
+    environment = python_environment(TMPDIR=str(temporary))
 
     died = run_python("-c", DIES + death, status=None, cwd=tmp_path, env=environment, wrapper=["setsid", "--wait"])
     said = modtrace.load(tmp_path / "run.modtrace").summary().to_text()
@@ -122,7 +126,7 @@ def test_the_rings_of_workers_go_with_the_process_however_it_ends(death: str, tm
     [made] = ast.literal_eval(died.stdout)
     assert died.returncode != 0
     deadline = time.monotonic() + 30
-    while (tmp_path / "tmp" / made).exists():
+    while (temporary / made).exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)
     lost = "the process ended without saving: what the workers of its DataLoaders did is lost"
