@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .._errors import RingError
-from .._files import Folder, open_regular
+from .._files import Folder, is_of_user, open_regular
 from .._typing import Int64Array
 from ..ring import Kind, RingSnapshot, has_news, read_ring, ring_state
 from ..timeline import RingAnalysis, Timeline, build_timeline
@@ -134,7 +134,7 @@ class RingFollower:
     def mode(self) -> int:
         """The permissions of what is made of the ring: its own, if it is this user's and no link led to it."""
         status = os.fstat(self._descriptor)
-        is_own = not self._by_link and (not hasattr(os, "geteuid") or status.st_uid == os.geteuid())
+        is_own = not self._by_link and is_of_user(status)
         return stat.S_IMODE(status.st_mode) & _FILE_MODE | _PRIVATE_MODE if is_own else _PRIVATE_MODE
 
     def find(self) -> tuple[Folder, str] | None:

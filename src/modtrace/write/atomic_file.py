@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from .._errors import WriteError
-from .._files import create_file
+from .._files import create_file, is_of_user
 
 _GZIP_LEVEL = 3
 """zlib's level: traces repeat themselves so much that higher ones take three times as long for a tenth of the size."""
@@ -98,7 +98,7 @@ def _create_beside(target: Path, mode: int) -> tuple[Path, int]:
 def _open_special(path: str, flags: int) -> int:  # noqa: ARG001 (those of `open` create and truncate a file)
     descriptor = os.open(path, os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0))
     status = os.fstat(descriptor)
-    if stat.S_ISREG(status.st_mode) or (stat.S_ISFIFO(status.st_mode) and not _is_trusted(status)):
+    if stat.S_ISREG(status.st_mode) or (stat.S_ISFIFO(status.st_mode) and not is_of_user(status, or_root=True)):
         os.close(descriptor)
         raise PermissionError(errno.EPERM, "another user has put this there")
     return descriptor
@@ -112,11 +112,7 @@ def _follow_own_link(path: Path) -> Path:
     target = Path(os.path.realpath(path))
     # Looked at again: others may have changed it meanwhile.
     again = _status_of(path)
-    return target if again is not None and os.path.samestat(link, again) and _is_trusted(link) else path
-
-
-def _is_trusted(status: os.stat_result) -> bool:
-    return not hasattr(os, "geteuid") or status.st_uid in (0, os.geteuid())
+    return target if again is not None and os.path.samestat(link, again) and is_of_user(link, or_root=True) else path
 
 
 def _status_of(target: Path) -> os.stat_result | None:
