@@ -36,7 +36,7 @@ def load_ring(path: Path) -> Timeline:
     Raises:
         RingError: it is damaged beyond reading.
     """
-    return _pieces(path).join()
+    return _pieces(path, (_reader(path), ring_serials(path))).join()
 
 
 def read_pieces(path: str | os.PathLike[str]) -> Pieces:
@@ -46,7 +46,8 @@ def read_pieces(path: str | os.PathLike[str]) -> Pieces:
         RingError: as of `load`.
         TraceError: as of `load`.
     """
-    return OnePiece(read_timeline(path)) if _ring(path) is None else _pieces(path)
+    ring = _ring(path)
+    return OnePiece(read_timeline(path)) if ring is None else _pieces(path, ring)
 
 
 def load_around(path: str | os.PathLike[str], steps: Steps | None, step_by: str | None = None) -> Timeline:
@@ -67,7 +68,7 @@ def load_around(path: str | os.PathLike[str], steps: Steps | None, step_by: str 
     if ring is not None and steps is not None:
         timeline = build_around(*ring, *steps) or _last_calls(ring, *steps)
     if ring is not None and timeline is None and len(ring[1]) > SHOWN_EVENTS and steps != (None, None):
-        pieces = _pieces(path)
+        pieces = _pieces(path, ring)
         if not pieces.cuts:
             raise too_large(path, len(ring[1]), "choose steps at its end, as in --steps -100:, or all with --steps :")
         return pieces.join()
@@ -142,7 +143,8 @@ def summarize_ring(path: str | os.PathLike[str], by: GroupBy) -> Summary | None:
     Raises:
         RingError: it is damaged beyond reading.
     """
-    pieces = None if _ring(path) is None else _pieces(path)
+    ring = _ring(path)
+    pieces = None if ring is None else _pieces(path, ring)
     return summarize_pieces(pieces, by) if pieces is not None and pieces.has_step_ends else None
 
 
@@ -155,9 +157,8 @@ def _ring(path: str | os.PathLike[str]) -> tuple[ReadRing, range] | None:
     return (_reader(path), ring_serials(path)) if is_ring else None
 
 
-def _pieces(path: str | os.PathLike[str]) -> RingPieces:
-    change = partial(_with_whole_run, whole=read_whole_run(path))
-    return RingPieces(_reader(path), ring_serials(path), change=change)
+def _pieces(path: str | os.PathLike[str], ring: tuple[ReadRing, range]) -> RingPieces:
+    return RingPieces(*ring, change=partial(_with_whole_run, whole=read_whole_run(path)))
 
 
 def _reader(path: str | os.PathLike[str]) -> ReadRing:
