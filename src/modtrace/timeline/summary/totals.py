@@ -249,12 +249,12 @@ def _sum_up(
         device: what devices did.
     """
 
-    def total(tables: Iterable[Int64Array]) -> Int64Array:
+    def total(tables: Iterable[Int64Array], *shape: int) -> Int64Array:
         # The groups of ranges, which no span is in, are after those of modules, and not in all pieces.
-        sums = np.zeros((len(PHASES), len(groups)), np.int64)
+        sums = np.zeros((*shape, len(groups)), np.int64)
         for table in tables:
             count = min(len(groups), table.shape[-1])
-            sums[:, :count] += table[..., :count]
+            sums[..., :count] += table[..., :count]
         return sums
 
     steps = [step for piece in pieces for step in piece.steps]
@@ -267,8 +267,10 @@ def _sum_up(
     for group, step, ns in in_steps:
         chosen = (step == _OF_OTHERS) | np.isin(step, counted)
         np.add.at(in_steps_ns, group[chosen], ns[chosen])
-    by_phase = zip(total(piece.totals for piece in pieces), total(piece.self_ns for piece in pieces), strict=True)
-    numbers = [total(piece.calls for piece in pieces)[0], *(table for pair in by_phase for table in pair), *quantiles]
+    phases = len(PHASES)
+    totals, self_ns = total((each.totals for each in pieces), phases), total((each.self_ns for each in pieces), phases)
+    by_phase = zip(totals, self_ns, strict=True)
+    numbers = [total(piece.calls for piece in pieces), *(table for pair in by_phase for table in pair), *quantiles]
     order = list(dict.fromkeys(group for piece in pieces for group in piece.order))
     rows = [
         ModuleTimes(groups.fqns[index], groups.classes[index], *(int(column[index]) for column in numbers))._replace(
@@ -286,7 +288,7 @@ def _sum_up(
     costs, measured = None, [piece.flops for piece in pieces if piece.flops is not None]
     if measured:
         of_phase, known, flops, self_flops, again, nbytes = (
-            total(tables)[:, order] for tables in zip(*(piece[:6] for piece in measured), strict=True)
+            total(tables, phases)[:, order] for tables in zip(*(piece[:6] for piece in measured), strict=True)
         )
         unknown = (of_phase > 0) & (known == 0)
         rows = [
@@ -311,10 +313,7 @@ def _sum_up(
         flops=costs,
         ranges=sum_up_ranges([piece.ranges for piece in pieces]),
     )
-    runs = np.zeros((2, 3, len(groups)), np.int64)
-    for piece in pieces:
-        count = min(len(groups), piece.runs.shape[-1])
-        runs[..., :count] += piece.runs[..., :count]
+    runs = total((piece.runs for piece in pieces), 2, 3)
     collections = np.sum([piece.collections for piece in pieces], axis=0)
     of_steps = runs[0] if len(counted_steps(steps)) < len(steps) else runs.sum(axis=0)
     seen = Measured(summary, divided, p10[order], of_steps[:, order], collections, timeline.metadata)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -58,7 +58,7 @@ def find_outliers(measured: Measured) -> Iterator[Finding]:
             if not _is_larger(measured, outlier):
                 named.add(outlier.row)
                 yield _time_finding(measured, outlier)
-    flops = np.array([sum(_flops(row)) / max(row.calls, 1) for row in rows])
+    flops = np.array([_flops_of_call(row) for row in rows])
     kept = np.array([row.retained_bytes or 0 for row in rows])
     most = measured.summary.memory.peak_bytes if measured.summary.memory is not None else 0
     for outlier in _innermost(measured, _find(flops, groups, _LEAST_SHARE * flops.max(initial=0.0))):
@@ -148,7 +148,7 @@ def _time_finding(measured: Measured, outlier: _Outlier) -> Finding:
     own_ns, others_ns = measured.step_ns[outlier.row], measured.step_ns[outlier.siblings]
     said = [f"{ms_range([own_ns])} a step, its siblings {ms_range(others_ns)} (medians)"]
     calls, usual_calls = measured.calls[outlier.row], float(np.median(measured.calls[outlier.siblings]))
-    classes = list(dict.fromkeys(sibling.module_class for sibling in siblings))
+    classes = _classes(siblings)
     what = "is slower than its siblings"
     part = _part_of(row, siblings)
     if row.module_class not in classes:
@@ -159,9 +159,8 @@ def _time_finding(measured: Measured, outlier: _Outlier) -> Finding:
         said.append(f"called {times_text(calls)} a step, they {times_text(usual_calls)}")
     else:
         said.append(f"mostly {part}")
-    own, usual = sum(_flops(row)) / max(row.calls, 1), [sum(_flops(one)) / max(one.calls, 1) for one in siblings]
     if row.flops_forward is not None:
-        ratio = own / max(float(np.median(usual)), 1.0)
+        ratio = _flops_of_call(row) / max(float(np.median([_flops_of_call(one) for one in siblings])), 1.0)
         said.append(f"{ratio:.3g} times the FLOPs a call" if ratio >= _MORE_CALLS else "with no more FLOPs a call")
     kept = [one.retained_bytes or 0 for one in siblings]
     if (row.retained_bytes or 0) > _DIFFERS * max(*kept, _LEAST_BYTES):
@@ -173,7 +172,7 @@ def _time_finding(measured: Measured, outlier: _Outlier) -> Finding:
 
 def _other_finding(measured: Measured, outlier: _Outlier, what: str, evidence: str, option: str = "--flops") -> Finding:
     row = measured.rows[outlier.row]
-    classes = list(dict.fromkeys(measured.rows[index].module_class for index in outlier.siblings.tolist()))
+    classes = _classes(measured.rows[index] for index in outlier.siblings.tolist())
     if row.module_class not in classes:
         evidence += f"; it is {row.module_class}, they {shortened(classes, 2)}"
     return Finding(what, row.fqn, None, 0, 0.0, evidence, f"{_only(outlier)} {option}")
@@ -183,8 +182,13 @@ def _only(outlier: _Outlier) -> str:
     return f"modtrace summary {TRACE} --only '{outlier.place}'"
 
 
-def _flops(row: ModuleTimes) -> tuple[int, int, int]:
-    return row.flops_forward or 0, row.flops_backward or 0, row.flops_recompute or 0
+def _flops_of_call(row: ModuleTimes) -> float:
+    flops = (row.flops_forward or 0) + (row.flops_backward or 0) + (row.flops_recompute or 0)
+    return flops / max(row.calls, 1)
+
+
+def _classes(siblings: Iterable[ModuleTimes]) -> list[str]:
+    return list(dict.fromkeys(sibling.module_class for sibling in siblings))
 
 
 def _part_of(row: ModuleTimes, siblings: Sequence[ModuleTimes]) -> str:
