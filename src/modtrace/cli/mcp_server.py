@@ -313,7 +313,7 @@ def _most(parts: Mapping[str, Any]) -> dict[str, Any]:
     return dict(sorted(parts.items(), key=lambda part: -part[1])[:_PARTS])
 
 
-def shortened(text: str) -> str:
+def printable_cut(text: str) -> str:
     """Return a text short and printable; a name is cut at its beginning, a sentence at its end."""
     text = printable(text)
     if " " in text and len(text) > _MAX_TEXT:
@@ -560,7 +560,7 @@ class _Tools:
     def _data(self, value: Any) -> Any:
         """Return values with each text safe and short, and with numbers to six digits."""
         if isinstance(value, str):
-            return shortened(self._folder.relative(value))
+            return printable_cut(self._folder.relative(value))
         if isinstance(value, Mapping):
             return {self._data(key): self._data(inner) for key, inner in value.items()}
         if isinstance(value, list | tuple):
@@ -617,7 +617,7 @@ def make_server(path: str | os.PathLike[str]) -> MCPServer[Any]:
                 with one_at_a_time:  # a summary may take as much memory as there is
                     return ask(**arguments)
             except (ModtraceError, ValueError) as error:
-                raise ToolError(shortened(folder.relative(str(error)))) from error
+                raise ToolError(printable_cut(folder.relative(str(error)))) from error
 
         hints = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
         server.add_tool(tool, annotations=hints, structured_output=True)
