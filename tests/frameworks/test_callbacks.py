@@ -24,33 +24,24 @@ def marks(path: Path) -> list[str]:
     return [mark.text for mark in modtrace.load(path).marks if mark.kind != "sync"]
 
 
+def make_trainer(out: Path, callbacks: list[Any], **arguments: Any) -> Any:
+    """Return a Trainer of transformers for four steps of a small Llama."""
+    from transformers import Trainer, TrainingArguments
+
+    rows = [{"input_ids": row, "labels": row} for row in torch.randint(32, (8, 8))]
+    given = {"use_cpu": True, "max_steps": 4, "per_device_train_batch_size": 2, "disable_tqdm": True, **arguments}
+    data: dict[str, Any] = {"train_dataset": rows, "eval_dataset": rows[:2]}
+    return Trainer(make_llama(), TrainingArguments(str(out), **given), **data, callbacks=callbacks)
+
+
 def test_the_callback_of_transformers_records_a_range_with_its_marks(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     import_torchvision()
-    from transformers import Trainer, TrainingArguments
-
     from modtrace.integrations.transformers import ModtraceCallback
 
-    rows = [{"input_ids": row, "labels": row} for row in torch.randint(32, (8, 8))]
     callback = ModtraceCallback(tmp_path / "trace-%r.json", steps=(1, 3), engine="python")
-    trainer = Trainer(
-        make_llama(),
-        TrainingArguments(
-            str(tmp_path / "out"),
-            use_cpu=True,
-            max_steps=4,
-            per_device_train_batch_size=2,
-            gradient_accumulation_steps=2,
-            eval_strategy="steps",
-            eval_steps=2,
-            save_steps=2,
-            report_to=[],
-            disable_tqdm=True,
-        ),
-        train_dataset=rows,
-        eval_dataset=rows[:2],
-        callbacks=[callback],
-    )
+    every_second = {"gradient_accumulation_steps": 2, "eval_strategy": "steps", "eval_steps": 2, "save_steps": 2}
+    trainer = make_trainer(tmp_path / "out", [callback], **every_second, report_to=[])
 
     trainer.train()
 
@@ -184,7 +175,7 @@ def test_what_the_trainer_of_transformers_reports_to_gets_each_step_with_its_par
     pytest.importorskip("tensorboard")
     import_torchvision()
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    from transformers import Trainer, TrainerCallback, TrainingArguments
+    from transformers import TrainerCallback
     from transformers.integrations import INTEGRATION_TO_CALLBACK
 
     from modtrace.integrations.transformers import ModtraceCallback
@@ -213,23 +204,9 @@ def test_what_the_trainer_of_transformers_reports_to_gets_each_step_with_its_par
             assert "epoch" in logs
 
     monkeypatch.setitem(INTEGRATION_TO_CALLBACK, "own", Reporter)
-    rows = [{"input_ids": row, "labels": row} for row in torch.randint(32, (8, 8))]
     callback = ModtraceCallback(ring=tmp_path / "run.modtrace", keep_when=(), engine="python")
-    trainer = Trainer(
-        make_llama(),
-        TrainingArguments(
-            str(tmp_path / "out"),
-            use_cpu=True,
-            max_steps=4,
-            logging_steps=2,
-            per_device_train_batch_size=2,
-            save_strategy="no",
-            report_to=["tensorboard", "own"],
-            disable_tqdm=True,
-        ),
-        train_dataset=rows,
-        callbacks=[OfTheUser(), Watcher(), callback],
-    )
+    callbacks, reports = [OfTheUser(), Watcher(), callback], ["tensorboard", "own"]
+    trainer = make_trainer(tmp_path / "out", callbacks, logging_steps=2, save_strategy="no", report_to=reports)
 
     trainer.train()
 
