@@ -16,7 +16,8 @@ import pytest
 import modtrace
 from modtrace.record_options import EngineName
 from modtrace.timeline.summary import measure_steps
-from modtrace.timeline.summary.parts import StepParts, divide_steps
+from modtrace.timeline.summary.parts import StepParts
+from modtrace.timeline.summary.slow_steps import divide_steps
 from tests.programs.recorded import told_by
 from tests.support.python_process import python_environment, run_python
 

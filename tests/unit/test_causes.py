@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from modtrace.timeline.summary.parts import divide_steps
+from modtrace.timeline.summary.slow_steps import divide_steps
 from tests.support.part_timeline import part_timeline
 
 MS = 1_000_000

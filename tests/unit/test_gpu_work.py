@@ -14,7 +14,7 @@ from modtrace import Summary
 from modtrace.cli.group import group
 from modtrace.timeline import GpuWork, ModuleTimes
 from modtrace.timeline.summary import GpuTotals
-from modtrace.timeline.summary.gpu_times import with_gpu_times
+from modtrace.timeline.summary.totals import with_gpu_times
 from tests.support.kineto import trace, x
 
 FORWARD, BACKWARD = 0, 1

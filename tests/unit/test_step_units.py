@@ -19,8 +19,8 @@ from modtrace.ring.range_text import RangeCategory, range_text
 from modtrace.timeline import Mark, Name, Slices, Track
 from modtrace.timeline.join import add_gpu_tracks
 from modtrace.timeline.summary import find_step_bounds, measure_steps
-from modtrace.timeline.summary.parts import RangeTimes, divide_steps
-from modtrace.timeline.summary.units import UnitTimes
+from modtrace.timeline.summary.slow_steps import divide_steps
+from modtrace.timeline.summary.units import RangeTimes, UnitTimes
 from modtrace.write.step_parts import part_counters, part_table
 from tests.support.event_script import WALL, EventScript
 from tests.support.timelines import build_timeline, timelines

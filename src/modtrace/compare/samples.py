@@ -8,9 +8,10 @@ import numpy as np
 from .._errors import ModtraceError
 from .._typing import Int64Array
 from ..timeline import PHASES, Timeline
+from ..timeline.nesting import self_times
 from ..timeline.select import on_gpu, without_gpu
-from ..timeline.summary import GroupBy, find_step_bounds, measure_steps, self_times, warm_up_steps
-from ..timeline.summary.parts import divide_steps
+from ..timeline.summary import GroupBy, find_step_bounds, measure_steps, warm_up_steps
+from ..timeline.summary.slow_steps import divide_steps
 
 Key = tuple[str, str]
 """Fully qualified name and phase; the phase is one of `SAMPLED_PHASES`."""

@@ -19,7 +19,7 @@ from .._numbering import number_values
 from .._typing import Int64Array
 from ..timeline import Timeline
 from ..timeline.args import ArgColumn, Args, Value, distinct_args
-from ..timeline.contents import COMMUNICATION, RANGE_CLASS, RANGES
+from ..timeline.contents import COMMUNICATION, RANGES
 from ..timeline.slices import (
     COUNTER,
     DONE,
@@ -145,6 +145,6 @@ def _shared(timeline: Timeline, kind: int, name: int, args: Mapping[str, Value],
         label = operator if kind != WAIT else f"{_WAIT_PREFIX}: {operator}" if operator else _WAIT_PREFIX
         texts = {**dict.fromkeys((OPERATOR, GROUP), ""), **texts}
     elif track == RANGES:
-        texts["category"] = escaped(timeline.names[name].module_class.removeprefix(RANGE_CLASS))
+        texts["category"] = escaped(timeline.names[name].category or "")
     shown = escaped(label or timeline.names[name].label)
     return SharedTexts(kind, track, shown, texts if complete else {**texts, "complete": False})

@@ -18,7 +18,7 @@ from ..ring import Kind, RingSnapshot, has_news, read_ring, ring_state
 from ..timeline import RingAnalysis, Timeline, build_timeline
 from ..timeline.select import window
 from ..timeline.summary import find_step_bounds, take_steps
-from ..timeline.summary.parts import divide_steps
+from ..timeline.summary.slow_steps import divide_steps
 
 KEEP_PREFIX = "modtrace.keep "
 """What the text of a mark begins with that asks to keep the window around it; the reason follows."""

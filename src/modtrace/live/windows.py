@@ -16,7 +16,7 @@ from .._files import Folder, create_file
 from ..ring import RingSnapshot, give_number, numbered_files
 from ..timeline import Timeline
 from ..timeline.contents import WHOLE_RUN
-from ..timeline.summary.parts import divide_steps
+from ..timeline.summary.slow_steps import divide_steps
 from ..write.perfetto import write_perfetto
 from .follow import RingFollower
 from .triggers import Trigger

@@ -14,9 +14,8 @@ from ..read.ring_file import Steps
 from ..ring.collective_text import parse_ranks, rank_list
 from ..ring.range_text import RangeCategory, RangeName
 from ..timeline import Name, Timeline
-from ..timeline.contents import RANGE_CLASS
+from ..timeline.nesting import self_times
 from ..timeline.slices import GARBAGE_COLLECTION, RANGE
-from ..timeline.summary import self_times
 from ..timeline.time_intervals import union_of
 from .all_ranks import load_rank
 from .groups import group_lengths, group_starts, number_distinct
@@ -259,7 +258,7 @@ def range_table(timeline: Timeline, rank: int) -> RangeTable:
 
 def _range_name(timeline: Timeline, row: int) -> RangeName:
     name = timeline.names[timeline.slices.name[row]]
-    return RangeName(name.label, name.module_class.removeprefix(RANGE_CLASS))
+    return RangeName(name.label, name.category or "")
 
 
 def step_end_table(timeline: Timeline, rank: int) -> StepTable:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from ..ring.collective_text import COLLECTIVES
 from ..ring.range_text import CATEGORIES
 from ..timeline import Name
-from ..timeline.contents import RANGE_CLASS, REGION_CLASS, range_name
+from ..timeline.contents import REGION_CLASS, range_name
 
 _URL = r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>]+"
 _MAIL = r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+"
@@ -163,7 +163,7 @@ class ReportNames:
         """Return a module's label, fully qualified name and class; of a range of `record_function` an alias of each."""
         if name.module_class == REGION_CLASS:
             return Name(self.annotation(name.label), self._region_fqn(name.fqn), REGION_CLASS)
-        return self._range(name) if name.module_class.startswith(RANGE_CLASS) else self._of_module(name)
+        return self._of_module(name) if name.category is None else self._range(name)
 
     def module(self, fqn: str, module_class: str) -> tuple[str, str]:
         """Return a module's fully qualified name and its class."""
@@ -240,8 +240,7 @@ class ReportNames:
             label = self._use("annotation", f"LRScheduler.step#{self.module_class(scheduler[1])}.step")
         else:
             label = self.annotation(name.label)
-        category = name.module_class.removeprefix(RANGE_CLASS)
-        return range_name(label, category if category in CATEGORIES else "user")
+        return range_name(label, name.category if name.category in CATEGORIES else "user")
 
     def _region_fqn(self, fqn: str) -> str:
         # The name of a range inside others holds the names of all of them: it is the user's text, however it looks.

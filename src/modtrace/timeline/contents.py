@@ -75,14 +75,20 @@ class Name(NamedTuple):
     fqn: str
     module_class: str
 
+    @property
+    def category(self) -> str | None:
+        """The category of a range (`optimizer`); None for a module."""
+        known = self.module_class.removeprefix(_RANGE_CLASS)
+        return known if known != self.module_class else None
 
-RANGE_CLASS = "range · "
+
+_RANGE_CLASS = "range · "
 """What the class in the name of a range begins with; its category follows."""
 
 
 def range_name(name: str, category: str) -> Name:
     """Return the name of a range."""
-    return Name(name, name, f"{RANGE_CLASS}{category}")
+    return Name(name, name, f"{_RANGE_CLASS}{category}")
 
 
 class Process(NamedTuple):

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .._typing import BoolArray, Int64Array
-from .contents import RANGE_CLASS
 from .select import first_process_tracks, outermost_calls
 from .slices import BACKWARD, BACKWARD_PASS, MODULE
 from .time_intervals import union_of
@@ -19,8 +18,11 @@ NEVER = int(np.iinfo(np.int64).max)
 """When the backward of a call without one begins."""
 _OTHER, _USER, _EVALUATION, _OPTIMIZER, _LOADING, _COMPILE = range(6)
 _CATEGORIES = {
-    f"{RANGE_CLASS}{category}": number
-    for number, category in enumerate(("user", "evaluation", "optimizer", "data loading", "compile"), _USER)
+    "user": _USER,
+    "evaluation": _EVALUATION,
+    "optimizer": _OPTIMIZER,
+    "data loading": _LOADING,
+    "compile": _COMPILE,
 }
 
 
@@ -60,7 +62,7 @@ class _Items:
     def __init__(self, timeline: Timeline) -> None:
         slices, names = timeline.slices, timeline.names
         self._timeline, own = timeline, first_process_tracks(timeline)[slices.track]
-        of_name = [_CATEGORIES.get(name.module_class, _OTHER) for name in names]
+        of_name = [_CATEGORIES.get(name.category or "", _OTHER) for name in names]
         category = np.array([*of_name, _OTHER], np.int8)[slices.name]
         evaluations = np.flatnonzero(category == _EVALUATION)
         evaluated = union_of(slices.start[evaluations], slices.end[evaluations])

@@ -10,7 +10,7 @@ from typing import Any
 from .._interrupts import cached_property
 from .args import args_by_row
 from .collectives import Collectives, Group
-from .contents import RANGE_CLASS, BackwardPass, CounterSeries, GpuWork, Mark, Name, Range, Stats, Track
+from .contents import BackwardPass, CounterSeries, GpuWork, Mark, Name, Range, Stats, Track
 from .slices import BACKWARD_PASS, MODULE, RANGE, Slices
 from .spans import Spans
 
@@ -65,9 +65,8 @@ class Timeline:
         track_names, ranges = self.track_names, []
         for index, start, end, depth, on, step, complete in zip(*(c.tolist() for c in columns), strict=True):
             name, track = self.names[index], self.tracks[on]
-            category = name.module_class.removeprefix(RANGE_CLASS)
             where = track_names[on], track.thread, track.process
-            ranges.append(Range(name.label, category, start, end, depth, *where, step, complete))
+            ranges.append(Range(name.label, name.category or "", start, end, depth, *where, step, complete))
         return ranges
 
     @property

@@ -15,9 +15,9 @@ from .._terminal import printable
 from .._typing import IndexArray, Int64Array
 from .._version import __version__
 from ..timeline import BACKWARD, FORWARD, PHASES, Timeline, Track
+from ..timeline.nesting import self_times
 from ..timeline.select import modules_only
 from ..timeline.slices import Slices
-from ..timeline.summary import self_times
 from .atomic_file import atomic_writer
 
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"

@@ -11,7 +11,8 @@ from .._typing import BoolArray, Int64Array
 from ..timeline import Timeline
 from ..timeline.select import without_gpu
 from ..timeline.summary import find_step_bounds
-from ..timeline.summary.parts import OTHER, PARTS, DividedSteps, divide_piece, explain_steps
+from ..timeline.summary.parts import OTHER, PARTS, DividedSteps, divide_piece
+from ..timeline.summary.slow_steps import explain_steps
 from ..timeline.summary.step_bounds import StepBounds
 
 COUNTER_UNIT = "ms"

@@ -21,10 +21,8 @@ from .module_summary import Summary as Summary
 from .overview import Overview as Overview
 from .parts import Around as Around
 from .parts import PartTimes as PartTimes
-from .parts import RangeTimes as RangeTimes
 from .parts import SlowPart as SlowPart
 from .parts import StepParts as StepParts
-from .self_times import self_times as self_times
 from .step_bounds import find_step_bounds as find_step_bounds
 from .step_bounds import take_steps as take_steps
 from .step_times import StepTimes as StepTimes
@@ -33,4 +31,5 @@ from .step_times import measure_steps as measure_steps
 from .step_times import warm_up_steps as warm_up_steps
 from .totals import summarize as summarize
 from .totals import summarize_pieces as summarize_pieces
+from .units import RangeTimes as RangeTimes
 from .units import UnitTimes as UnitTimes

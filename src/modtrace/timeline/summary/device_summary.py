@@ -7,12 +7,12 @@ import numpy as np
 from ..._tables import MODULE, MS, NAME, NUMBER, Column, Table, fields_of
 from ..._terminal import counted
 from ..._typing import BoolArray, Int64Array
+from ..nesting import is_outermost, self_times, times_in_phase
 from ..select import on_gpu
 from ..slices import FORWARD, PHASES, Slices
 from ..time_intervals import union_of
 from .module_rows import GroupBy, group_modules
 from .percentiles import median
-from .self_times import is_outermost, self_times, times_in_phase
 
 if TYPE_CHECKING:
     from ..timeline import Timeline

@@ -20,9 +20,9 @@ from .flop_summary import FlopSummary, flop_table, flops_lines, rate_table
 from .memory_summary import MemorySummary, holders_table, memory_table
 from .module_rows import CPU_FIELDS, GpuStepTimes, GpuTotals, ModuleTimes, fold_below
 from .overview import Overview, steps_note
-from .parts import Around, PartTimes, RangeTimes, StepParts, sum_up_parts
+from .parts import Around, PartTimes, StepParts, sum_up_parts
 from .step_times import StepTimes, counted_steps
-from .units import UnitTimes
+from .units import RangeTimes, UnitTimes
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult

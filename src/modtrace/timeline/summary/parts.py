@@ -6,7 +6,6 @@ collections. The layers are then painted over each other, from what says least t
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,7 +14,6 @@ import numpy as np
 from ..._numbering import Numbering, distinct
 from ..._typing import AnyArray, BoolArray, Int64Array
 from ...ring.slot_format import GENERATION_MASK
-from ..contents import RANGE_CLASS
 from ..select import first_process_tracks
 from ..slices import (
     BACKWARD,
@@ -34,7 +32,6 @@ from ..step_begins import NEVER, backward_starts
 from ..time_intervals import union_of
 from .percentiles import nearest_rank
 from .step_bounds import GENERATE, OPTIMIZER, STEP, StepBounds, find_step_bounds, once_per_timeline
-from .step_times import warm_up_steps
 
 if TYPE_CHECKING:
     from ..timeline import Timeline
@@ -48,14 +45,6 @@ OTHER = "other"
 
 _LOSSES = ("Loss", "Criterion")
 """How the names of classes end whose outermost calls are the loss, but for the model that they call."""
-_SLOW_BY, _SLOW_NS, _SPREADS = 0.25, 5_000_000, 8
-"""A step is slow if it takes more than the median by a quarter and by 5 ms, for which the system may stop any thread. A
-part made it slow if it takes as much more, and more by 8 times its own usual distance from its median."""
-_NEVER_USUAL = ("gc", "compile")
-_NAMED_PARTS = ("optimizer", "compile", "saving")
-"""The parts of which a sentence names the longest range."""
-_USUAL_FROM = 3
-"""In how many steps any other part must be so that its median is over these steps."""
 
 
 class PartTimes(NamedTuple):
@@ -78,26 +67,6 @@ class PartTimes(NamedTuple):
     p50_ns: int
     p95_ns: int
     share: float
-
-
-class RangeTimes(NamedTuple):
-    """All ranges, or garbage collections, of one name; times are integer nanoseconds.
-
-    Attributes:
-        range: what they are called.
-        part: the part of a step that they are, where nothing else wins.
-        calls: how many there are.
-        total_ns: of all together; ranges in others have their time too.
-        p50_ns: the median.
-        p95_ns: what 95 % of them do not exceed.
-    """
-
-    range: str
-    part: str
-    calls: int
-    total_ns: int
-    p50_ns: int
-    p95_ns: int
 
 
 class SlowPart(NamedTuple):
@@ -182,16 +151,6 @@ class Around(NamedTuple):
 
 
 @once_per_timeline
-def divide_steps(timeline: Timeline, step_by: str) -> list[StepParts]:
-    """Return the parts of each step of the first process, in the order of `measure_steps`.
-
-    A call or a range is divided on its thread, any other step on the one that spends most time in modules and backward
-    passes in it; if none does, in what has a name.
-    """
-    return explain_steps(divide_piece(timeline, step_by))
-
-
-@once_per_timeline
 def divide_piece(timeline: Timeline, step_by: str) -> DividedSteps:
     """Return the steps of a timeline in parts, without a reason why any was slow: for that, all pieces are needed."""
     bounds, parts = find_step_bounds(timeline, step_by), _part_numbers()
@@ -229,28 +188,6 @@ def join_divided(pieces: Sequence[DividedSteps]) -> DividedSteps:
     bounds = StepBounds.joined([piece.bounds for piece in pieces])
     joined_gaps = StepBounds.joined(gaps)
     return DividedSteps(bounds, np.concatenate(ns), list(parts), longest, joined_gaps, np.concatenate(gap_ns), other_ns)
-
-
-def explain_steps(divided: DividedSteps) -> list[StepParts]:
-    """Return the parts of the steps, and why the slow ones were slow."""
-    bounds, ns, names, longest = divided[:4]
-    causes: dict[int, tuple[str | None, SlowPart | None]] = {}
-    for rows in bounds.by_name().values() if len(ns) else ():
-        of_rows = {
-            (row, category): longest[step, category]
-            for row, step in enumerate(rows.tolist())
-            for category in _NAMED_PARTS
-            if (step, category) in longest
-        }
-        causes |= zip(rows.tolist(), _causes(bounds.take(rows), ns[rows], names, of_rows), strict=True)
-    used = np.flatnonzero(ns.any(axis=0)) if len(ns) else np.zeros(0, np.int64)
-    labels, columns = [names[part] for part in used.tolist()], ns[:, used].tolist()
-    return [
-        StepParts(number, {label: took for label, took in zip(labels, row, strict=True) if took}, cause, name, slow_by)
-        for (cause, slow_by), number, row, name in zip(
-            (causes[index] for index in range(len(columns))), bounds.number.tolist(), columns, bounds.name, strict=True
-        )
-    ]
 
 
 def sum_up_around(divided: DividedSteps) -> Around:
@@ -366,7 +303,7 @@ def _layers(timeline: Timeline, bounds: StepBounds, tid: int, parts: Numbering[s
     ends = bounds.end if bounds.step_by == OPTIMIZER else bounds.end[:0]
     losses, models = _losses_and_models(timeline, calls, np.sort(np.append(slices.start[passes], ends)))
     ranges = np.flatnonzero(own & (slices.kind == RANGE))
-    category = np.array([_category(timeline, name) for name in slices.name[ranges].tolist()])
+    category = np.array([timeline.names[name].category or "" for name in slices.name[ranges].tolist()])
     users, optimizers = ranges[np.isin(category, ("user", GENERATE))], ranges[category == "optimizer"]
     encloses = np.zeros(len(slices), np.bool_)
     encloses[ranges] = _hold_any(slices, ranges, np.concatenate([models, passes]))
@@ -403,50 +340,6 @@ def measure_collections(timeline: Timeline) -> Int64Array:
         np.add.at(numbers[0], generation.values[own], 1)
         np.add.at(numbers[1], generation.values[own], freed.dense(len(slices), 0)[generation.rows[own]])
     return numbers
-
-
-def measure_ranges(timeline: Timeline) -> dict[tuple[str, str], Int64Array]:
-    """Return the ranges of the first process by name and part: int64[n, 4], thread, start, end and depth of each."""
-    slices, names = timeline.slices, timeline.names
-    is_range = np.isin(slices.kind, (RANGE, GARBAGE_COLLECTION)) & first_process_tracks(timeline)[slices.track]
-    rows = np.flatnonzero(is_range)
-    tid = np.array([track.tid for track in timeline.tracks] or [0], np.int64)[slices.track[rows]]
-    each = np.stack([tid, slices.start[rows], slices.end[rows], slices.depth[rows]], axis=1)
-    took: dict[tuple[str, str], Int64Array] = {}
-    for name in np.unique(slices.name[rows]).tolist():
-        label, category = names[name].label, _category(timeline, name)
-        part = category if category in PARTS else OTHER if category == "torch" else label
-        own = each[slices.name[rows] == name]
-        took[label, part] = np.concatenate([took.get((label, part), own[:0]), own])
-    return took
-
-
-def sum_up_ranges(pieces: Sequence[Mapping[tuple[str, str], Int64Array]]) -> list[RangeTimes]:
-    """Return what the ranges of each name took in all pieces, the longest total first.
-
-    A range is in each piece that it overlaps, and counts once.
-    """
-    rows, none = [], np.zeros((0, 4), np.int64)
-    for label, part in dict.fromkeys(key for piece in pieces for key in piece):
-        own = [piece.get((label, part), none) for piece in pieces]
-        new = [own[0], *(_not_in(later, earlier) for earlier, later in itertools.pairwise(own))]
-        took = np.concatenate([each[:, 2] - each[:, 1] for each in new])
-        p95_ns = nearest_rank(took.tolist(), 0.95)
-        rows.append(RangeTimes(label, part, len(took), int(took.sum()), int(np.median(took)), p95_ns))
-    return sorted(rows, key=lambda row: -row.total_ns)
-
-
-def _not_in(later: Int64Array, earlier: Int64Array) -> Int64Array:
-    """Return the ranges of a piece that are not in the piece before it too."""
-    reaches = earlier[:, 2].max(initial=np.iinfo(np.int64).min)
-    both = np.flatnonzero(later[:, 1] <= reaches)
-    known = {tuple(each) for each in earlier[np.isin(earlier[:, 2], later[both, 2])].tolist()}
-    again = [row for row, each in zip(both.tolist(), later[both].tolist(), strict=True) if tuple(each) in known]
-    return np.delete(later, again, axis=0)
-
-
-def _category(timeline: Timeline, name: int) -> str:
-    return timeline.names[name].module_class.removeprefix(RANGE_CLASS)
 
 
 def _union_layer(slices: Slices, rows: AnyArray, part: int) -> _Layer:
@@ -564,58 +457,6 @@ def _longest_ranges(timeline: Timeline, bounds: StepBounds, of_step: Int64Array)
     order = np.argsort(slices.end[rows] - slices.start[rows], kind="stable")
     names = slices.name[rows[order]].tolist()
     return {
-        (index, _category(timeline, name)): timeline.names[name].label
+        (index, timeline.names[name].category or ""): timeline.names[name].label
         for index, name in zip(step[order].tolist(), names, strict=True)
     }
-
-
-def _causes(
-    bounds: StepBounds, ns: Int64Array, names: Sequence[str], longest: Mapping[tuple[int, str], str]
-) -> list[tuple[str | None, SlowPart | None]]:
-    """Return for each step the sentence that says why it was slow, and the part, or None twice."""
-    causes: list[tuple[str | None, SlowPart | None]] = [(None, None)] * len(ns)
-    whole = np.flatnonzero(bounds.whole)
-    if len(whole) < 4:
-        return causes
-    evaluation = names.index("evaluation")
-    evaluates = ns[:, evaluation] > 0
-    ns = ns.copy()
-    ns[:, evaluation] = 0
-    duration = ns.sum(axis=1)
-    usual = np.array([_usual(part, name in _NEVER_USUAL) for part, name in zip(ns[whole].T, names, strict=True)])
-    least = max(_SLOW_BY * np.median(duration[whole]), _SLOW_NS)
-    longer = ns - usual[:, 0]
-    made_slow = longer > np.maximum(least, _SPREADS * usual[:, 1])
-    # First steps are slow by what they set up.
-    warm_up = whole[: max(warm_up_steps(duration[whole]), int(bounds.number[whole[0]] == 0))]
-    made_slow[warm_up] &= (longer[warm_up] == longer[warm_up].max(axis=1, keepdims=True)) & np.isin(names, _NEVER_USUAL)
-    if bounds.step_by != OPTIMIZER:  # a longer prompt is more to do, also between ranks
-        forward, communication = names.index("forward"), names.index("communication")
-        made_slow[:, communication] &= ~made_slow[:, forward]
-        made_slow[:, forward] = False
-    slow = (duration > np.median(duration[whole]) + least) & made_slow.any(axis=1)
-    for index in whole[slow[whole]].tolist():
-        part = int(np.argmax(np.where(made_slow[index], longer[index], 0)))
-        named = longest.get((index, names[part]), "") if names[part] in _NAMED_PARTS else ""
-        sentence = (
-            f"{bounds.name[index]} {bounds.number[index]}: {short_ms(duration[index])}"
-            f"{' without evaluation' if evaluates[index] else ''}, "
-            f"of which {short_ms(ns[index, part])} {names[part]}{f' ({named})' if named else ''}; "
-            f"usually {short_ms(usual[part, 0])}"
-        )
-        causes[index] = sentence, SlowPart(names[part], int(ns[index, part]), int(usual[part, 0]), named)
-    return causes
-
-
-def _usual(part_ns: Int64Array, is_never_usual: bool) -> tuple[float, float]:
-    """Return the median of a part, and the median distance from it, over the steps that usually have it."""
-    present = part_ns[part_ns > 0]
-    chosen = part_ns if is_never_usual or len(present) < _USUAL_FROM else present
-    median = float(np.median(chosen))
-    return median, float(np.median(np.abs(chosen - median)))
-
-
-def short_ms(ns: float) -> str:
-    """Return milliseconds as one reads them: three digits below 10 ms, whole ones from there on."""
-    ms = float(ns) / 1e6
-    return f"{ms:,.0f} ms" if ms >= 10 else f"{ms:.2g} ms" if ms >= 0.001 else "0 ms"

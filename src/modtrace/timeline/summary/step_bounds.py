@@ -14,7 +14,7 @@ import numpy as np
 
 from ..._errors import ModtraceError
 from ..._typing import AnyArray, BoolArray, Int64Array
-from ..contents import FIRST_CALLED, RANGE_CLASS
+from ..contents import FIRST_CALLED
 from ..select import (
     begun_in,
     first_ended_step,
@@ -257,7 +257,7 @@ def _called_steps(timeline: Timeline, step_by: str) -> StepBounds:
     calls = forward_calls(timeline)
     ranges = np.flatnonzero((slices.kind == RANGE) & first_process_tracks(timeline)[slices.track])
     if step_by == CALL:
-        generated = _named(timeline, ranges, [name.module_class == f"{RANGE_CLASS}{GENERATE}" for name in names])
+        generated = _named(timeline, ranges, [name.category == GENERATE for name in names])
         rows = np.append(outermost_calls(timeline), generated)
     elif step_by.startswith(_RANGE):
         rows = _named(timeline, ranges, [name.label == step_by.removeprefix(_RANGE) for name in names])

@@ -9,7 +9,6 @@ import numpy as np
 
 from ..._errors import ModtraceError
 from ..._typing import AnyArray, BoolArray, Int64Array
-from ..contents import RANGE_CLASS
 from ..select import first_process_tracks, keep_tracks, without_gpu
 from ..slices import BACKWARD_PASS, FORWARD, RANGE, RECOMPUTE, Slices
 from ..time_intervals import TimeIntervals, union_of
@@ -125,8 +124,7 @@ def is_in_evaluation(timeline: Timeline) -> BoolArray:
 
 
 def _evaluation_rows(timeline: Timeline) -> Int64Array:
-    class_name = f"{RANGE_CLASS}evaluation"
-    is_evaluation = np.array([name.module_class == class_name for name in timeline.names] or [False], np.bool_)
+    is_evaluation = np.array([name.category == "evaluation" for name in timeline.names] or [False], np.bool_)
     slices = timeline.slices
     return np.flatnonzero((slices.kind == RANGE) & is_evaluation[slices.name])
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ...._tables import MS, NAME, PERCENT, Column, Table, fields_of, markdown_text
-from ..parts import short_ms
+from ..slow_steps import short_ms
 
 TRACE = "TRACE"
 """What commands call the file that the summary is of."""

@@ -8,7 +8,8 @@ from collections.abc import Container, Iterator
 import numpy as np
 
 from ...._typing import BoolArray, Int64Array
-from ..parts import OTHER, SlowPart, short_ms
+from ..parts import OTHER, SlowPart
+from ..slow_steps import short_ms
 from .finding import TRACE, Finding, times_text
 from .measured import Measured
 

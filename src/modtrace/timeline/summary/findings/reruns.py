@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...memory import format_bytes
-from ..parts import short_ms
+from ..slow_steps import short_ms
 from .finding import TRACE, Finding, times_text
 from .measured import Measured
 from .siblings import place_of

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from ...._terminal import counted
-from ..parts import OTHER, PARTS, short_ms
+from ..parts import OTHER, PARTS
+from ..slow_steps import short_ms
 from ..step_times import counted_steps
 from .finding import TRACE, Finding
 from .measured import Measured

@@ -1,0 +1,163 @@
+"""Which steps are slow, and why: the part that made them so, and the module in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..._typing import Int64Array
+from .module_rows import Groups
+from .parts import DividedSteps, SlowPart, StepParts, divide_piece
+from .step_bounds import OPTIMIZER, StepBounds, once_per_timeline
+from .step_times import warm_up_steps
+
+if TYPE_CHECKING:
+    from ..timeline import Timeline
+
+_SLOW_BY, _SLOW_NS, _SPREADS = 0.25, 5_000_000, 8
+"""A step is slow if it takes more than the median by a quarter and by 5 ms, for which the system may stop any thread. A
+part made it slow if it takes as much more, and more by 8 times its own usual distance from its median."""
+_NEVER_USUAL = ("gc", "compile")
+_NAMED_PARTS = ("optimizer", "compile", "saving")
+"""The parts of which a sentence names the longest range."""
+_USUAL_FROM = 3
+"""In how many steps any other part must be so that its median is over these steps."""
+
+
+def explain_steps(divided: DividedSteps) -> list[StepParts]:
+    """Return the parts of the steps, and why the slow ones were slow."""
+    bounds, ns, names, longest = divided[:4]
+    causes: dict[int, tuple[str | None, SlowPart | None]] = {}
+    for rows in bounds.by_name().values() if len(ns) else ():
+        of_rows = {
+            (row, category): longest[step, category]
+            for row, step in enumerate(rows.tolist())
+            for category in _NAMED_PARTS
+            if (step, category) in longest
+        }
+        causes |= zip(rows.tolist(), _causes(bounds.take(rows), ns[rows], names, of_rows), strict=True)
+    used = np.flatnonzero(ns.any(axis=0)) if len(ns) else np.zeros(0, np.int64)
+    labels, columns = [names[part] for part in used.tolist()], ns[:, used].tolist()
+    return [
+        StepParts(number, {label: took for label, took in zip(labels, row, strict=True) if took}, cause, name, slow_by)
+        for (cause, slow_by), number, row, name in zip(
+            (causes[index] for index in range(len(columns))), bounds.number.tolist(), columns, bounds.name, strict=True
+        )
+    ]
+
+
+def _causes(
+    bounds: StepBounds, ns: Int64Array, names: Sequence[str], longest: Mapping[tuple[int, str], str]
+) -> list[tuple[str | None, SlowPart | None]]:
+    """Return for each step the sentence that says why it was slow, and the part, or None twice."""
+    causes: list[tuple[str | None, SlowPart | None]] = [(None, None)] * len(ns)
+    whole = np.flatnonzero(bounds.whole)
+    if len(whole) < 4:
+        return causes
+    evaluation = names.index("evaluation")
+    evaluates = ns[:, evaluation] > 0
+    ns = ns.copy()
+    ns[:, evaluation] = 0
+    duration = ns.sum(axis=1)
+    usual = np.array([_usual(part, name in _NEVER_USUAL) for part, name in zip(ns[whole].T, names, strict=True)])
+    least = max(_SLOW_BY * np.median(duration[whole]), _SLOW_NS)
+    longer = ns - usual[:, 0]
+    made_slow = longer > np.maximum(least, _SPREADS * usual[:, 1])
+    # First steps are slow by what they set up.
+    warm_up = whole[: max(warm_up_steps(duration[whole]), int(bounds.number[whole[0]] == 0))]
+    made_slow[warm_up] &= (longer[warm_up] == longer[warm_up].max(axis=1, keepdims=True)) & np.isin(names, _NEVER_USUAL)
+    if bounds.step_by != OPTIMIZER:  # a longer prompt is more to do, also between ranks
+        forward, communication = names.index("forward"), names.index("communication")
+        made_slow[:, communication] &= ~made_slow[:, forward]
+        made_slow[:, forward] = False
+    slow = (duration > np.median(duration[whole]) + least) & made_slow.any(axis=1)
+    for index in whole[slow[whole]].tolist():
+        part = int(np.argmax(np.where(made_slow[index], longer[index], 0)))
+        named = longest.get((index, names[part]), "") if names[part] in _NAMED_PARTS else ""
+        sentence = (
+            f"{bounds.name[index]} {bounds.number[index]}: {short_ms(duration[index])}"
+            f"{' without evaluation' if evaluates[index] else ''}, "
+            f"of which {short_ms(ns[index, part])} {names[part]}{f' ({named})' if named else ''}; "
+            f"usually {short_ms(usual[part, 0])}"
+        )
+        causes[index] = sentence, SlowPart(names[part], int(ns[index, part]), int(usual[part, 0]), named)
+    return causes
+
+
+def _usual(part_ns: Int64Array, is_never_usual: bool) -> tuple[float, float]:
+    """Return the median of a part, and the median distance from it, over the steps that usually have it."""
+    present = part_ns[part_ns > 0]
+    chosen = part_ns if is_never_usual or len(present) < _USUAL_FROM else present
+    median = float(np.median(chosen))
+    return median, float(np.median(np.abs(chosen - median)))
+
+
+def short_ms(ns: float) -> str:
+    """Return milliseconds as one reads them: three digits below 10 ms, whole ones from there on."""
+    ms = float(ns) / 1e6
+    return f"{ms:,.0f} ms" if ms >= 10 else f"{ms:.2g} ms" if ms >= 0.001 else "0 ms"
+
+
+@once_per_timeline
+def divide_steps(timeline: Timeline, step_by: str) -> list[StepParts]:
+    """Return the parts of each step of the first process, in the order of `measure_steps`.
+
+    A call or a range is divided on its thread, any other step on the one that spends most time in modules and backward
+    passes in it; if none does, in what has a name.
+    """
+    return explain_steps(divide_piece(timeline, step_by))
+
+
+_OF_MODULES = ("forward", "backward", "recompute", "loss")
+"""Parts in which modules run."""
+_EXPLAINS = 0.5
+"""What share of the time that a part takes too much a module has to take for it to be named."""
+_AS_GOOD = 0.8
+"""What share of it an inner module has to take to be named instead of the one around it."""
+
+
+def name_places(
+    steps: Sequence[StepParts],
+    in_steps: Sequence[tuple[Int64Array, Int64Array, Int64Array]],
+    usual_ns: Int64Array,
+    groups: Groups,
+) -> list[StepParts]:
+    """Return the steps, with the innermost module that explains a slow one in its sentence.
+
+    Args:
+        steps: in parts.
+        in_steps: of each piece: group, step and ns, what each group took in each step.
+        usual_ns: int64[groups], the median of that.
+        groups: of modules; for classes nothing is named.
+    """
+    slow = {step.step for step in steps if step.slow_by is not None and step.slow_by.part in _OF_MODULES}
+    if not slow or not any(groups.fqns):
+        return list(steps)
+    chosen = [np.isin(step, [*slow]) for _, step, _ in in_steps]
+    group, number, took_ns = (
+        np.concatenate([piece[at][rows] for piece, rows in zip(in_steps, chosen, strict=True)]) for at in range(3)
+    )
+    order = np.argsort(number, kind="stable")
+    group, number, took_ns = group[order], number[order], took_ns[order]
+    named = []
+    for step in steps:
+        if step.step in slow:
+            own = slice(*np.searchsorted(number, (step.step, step.step + 1)))
+            step = _with_place(step, group[own], took_ns[own], usual_ns, groups)
+        named.append(step)
+    return named
+
+
+def _with_place(
+    step: StepParts, group: Int64Array, took_ns: Int64Array, usual_ns: Int64Array, groups: Groups
+) -> StepParts:
+    more, slow = took_ns - usual_ns[group], step.slow_by
+    if slow is None or not len(more) or more.max() < _EXPLAINS * (slow.took_ns - slow.usual_ns):
+        return step
+    rows = np.flatnonzero(more >= _AS_GOOD * more.max()).tolist()
+    row = max(rows, key=lambda row: (groups.fqns[group[row]].count("."), more[row]))
+    fqn = groups.fqns[group[row]]
+    sentence = f"{step.cause}; {fqn} {short_ms(took_ns[row])}, usually {short_ms(usual_ns[group[row]])}"
+    return step._replace(cause=sentence, slow_by=slow._replace(module=fqn))
