@@ -3,13 +3,57 @@
 Rules measure nothing: all figures are the summary's own, and what `Measured` joins to it.
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...._terminal import counted
+from .costs import find_costs
 from .costs import low_mfu as low_mfu
+from .finding import MAX_FINDINGS
 from .finding import TRACE as TRACE
 from .finding import Finding as Finding
+from .finding import Measured as Measured
 from .finding import closing_line as closing_line
 from .finding import findings_lines as findings_lines
 from .finding import findings_markdown as findings_markdown
 from .finding import findings_table as findings_table
-from .measured import Measured as Measured
-from .rank import find_findings as find_findings
-from .rank import looked_at as looked_at
+from .occasions import find_occasions, find_slow_steps
+from .shares import find_host_time, find_large_parts, find_reruns, find_waits_in_backward
+from .siblings import find_outliers
+
+
+def find_findings(measured: Measured) -> list[Finding]:
+    """Return what stands out: what costs the most time in a step first, then what costs none."""
+    if not measured.steps:
+        return []
+    occasions, outliers = list(find_occasions(measured)), list(find_outliers(measured))
+    slow_steps = list(find_slow_steps(measured, {each.part for each in occasions}))
+    named = {found.where for found in (*outliers, *slow_steps)}
+    found: Sequence[Finding] = (
+        *occasions,
+        *outliers,
+        *slow_steps,
+        *find_reruns(measured),
+        *find_large_parts(measured, {each.part for each in occasions}),
+        *find_waits_in_backward(measured),
+        *(each for each in find_host_time(measured) if each.where not in named),
+        *find_costs(measured),
+    )
+    return sorted(found, key=lambda each: -each.ns_per_step)[:MAX_FINDINGS]
+
+
+def looked_at(measured: Measured) -> str:
+    """Say what there was to look at; nothing if there was nothing."""
+    summary = measured.summary
+    if not summary.rows:
+        return ""
+    known = [
+        f"{counted(measured.steps, 'step')} in their parts",
+        f"{counted(len(summary.rows), 'module')} beside their siblings",
+        *(f"{counted(len(summary.ranges), 'kind')} of ranges" for _ in summary.ranges[:1]),
+        *("memory" for _ in [summary.memory] if summary.memory is not None),
+        *("FLOPs" for _ in [summary.flops] if summary.flops is not None),
+        *("devices" for _ in [summary.device] if summary.device is not None),
+    ]
+    return ", ".join(known)

@@ -8,8 +8,7 @@ import numpy as np
 
 from ...memory import OUTSIDE_CALLS, format_bytes
 from ..flop_summary import FlopSummary
-from .finding import TRACE, Finding
-from .measured import Measured
+from .finding import TRACE, Finding, Measured
 from .siblings import place_of
 
 _HOLDS, _LEAST_HELD = 0.3, 8 << 20

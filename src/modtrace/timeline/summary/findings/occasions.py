@@ -10,13 +10,10 @@ import numpy as np
 from ...._typing import BoolArray, Int64Array
 from ..parts import OTHER, SlowPart
 from ..slow_steps import short_ms
-from .finding import TRACE, Finding, times_text
-from .measured import Measured
+from .finding import TRACE, Finding, Measured, times_text
 
 _LEAST_STEPS = 4
 """With fewer steps nothing is known to come now and then."""
-_LEAST_SHARE = 0.02
-"""Of the median step, on average: less is not worth a change."""
 _SEEN_SHARE, _LONGER = 0.05, 3
 """Of the median step, and times its own median: a part that is not so much longer than usual is no occasion."""
 _COMPILED_AGAIN = re.compile(r"torch\.compile \d+/[1-9]")
@@ -53,7 +50,7 @@ def find_occasions(measured: Measured) -> Iterator[Finding]:
             or np.median(took) > _SEEN_SHARE * measured.usual_ns
             or not count
             or count > measured.steps / 2
-            or per_step < _LEAST_SHARE * measured.usual_ns
+            or per_step < measured.least_ns
         ):
             continue
         if (count == 1 and part not in ("evaluation", "compile")) or (part == "compile" and not again):

@@ -1,4 +1,4 @@
-"""Parts that take a large share of a step, and modules that spend their time on the host alone."""
+"""What takes a large share of a step: parts, modules on the host alone, and what runs more often than it must."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from ...._terminal import counted
+from ...memory import format_bytes
 from ..parts import OTHER, PARTS
 from ..slow_steps import short_ms
 from ..step_times import counted_steps
-from .finding import TRACE, Finding
-from .measured import Measured
+from .finding import LEAST_STEPS, TRACE, Finding, Measured, times_text
 from .occasions import collections_text
 from .siblings import place_of
 
@@ -38,8 +38,6 @@ _LARGE_RANGE = 0.30
 """For a range of the user's, who named it: it is likely part of the work."""
 _MOST_STEPS = 0.5
 """How often a module has to run in a step, for its time to be that of steps."""
-_LEAST_STEPS = 3
-"""With fewer steps the median can be that of a first step, or of one that the system stopped."""
 _LEAST_NS = 1_000_000
 """In a step: shorter parts are those of tiny models, in which Python itself is most."""
 _HOST_SHARE, _BACKWARD_SHARE = 0.10, 0.2
@@ -48,7 +46,7 @@ _HOST_SHARE, _BACKWARD_SHARE = 0.10, 0.2
 
 def find_large_parts(measured: Measured, explained: Container[str | None]) -> Iterator[Finding]:
     """Yield the parts with a large share of the steps, but for those that are explained."""
-    if measured.steps < _LEAST_STEPS:
+    if measured.steps < LEAST_STEPS:
         return
     optimizers = measured.optimizers
     for part in measured.parts:
@@ -101,7 +99,7 @@ def find_large_parts(measured: Measured, explained: Container[str | None]) -> It
 def find_waits_in_backward(measured: Measured) -> Iterator[Finding]:
     """Yield that backward passes wait for other ranks: they last while no module's backward runs."""
     ranges = measured.ranges_of("communication")
-    if not measured.trains or measured.steps < _LEAST_STEPS or not ranges:
+    if not measured.trains or measured.steps < LEAST_STEPS or not ranges:
         return
     steps = [step for step in counted_steps(measured.summary.steps) if step.backward_pass_ns]
     took = [step.backward_pass_ns - step.backward_ns - step.recompute_ns for step in steps]
@@ -127,7 +125,7 @@ def _described(optimizer: Mapping[str, Any]) -> str:
 
 def find_host_time(measured: Measured) -> Iterator[Finding]:
     """Yield modules whose own forward is long and whose own backward is short: they run Python, or wait."""
-    if not measured.trains or measured.steps < _LEAST_STEPS:
+    if not measured.trains or measured.steps < LEAST_STEPS:
         return
     rows, step_ns = measured.rows, measured.low_ns
     index_of = {row.fqn: index for index, row in enumerate(rows)}
@@ -162,3 +160,50 @@ def find_host_time(measured: Measured) -> Iterator[Finding]:
         command = f"modtrace summary {TRACE} --only '{place}'"
         what = "spends host time in its own forward, outside of inner modules and operators"
         yield Finding(what, first.fqn, "forward", round(per_step), measured.share(per_step), evidence, command)
+
+
+def find_reruns(measured: Measured) -> Iterator[Finding]:
+    """Yield the outermost modules whose forward runs more often than their backward, and what checkpointing costs."""
+    named: set[str] = set()
+    for index, row in enumerate(measured.rows) if measured.trains else ():
+        calls, backed, alone_ns = (int(count) for count in measured.runs[:, index])
+        per_step = alone_ns / measured.steps
+        if not 0 < backed < calls or per_step < measured.least_ns:
+            continue
+        if named.isdisjoint(measured.outer[row.fqn]):
+            yield Finding(
+                "runs forward more often than backward",
+                row.fqn,
+                "forward",
+                round(per_step),
+                measured.share(per_step),
+                f"forward {times_text(calls / measured.steps)} a step, backward {times_text(backed / measured.steps)}; "
+                f"forwards without a backward take {short_ms(alone_ns / (calls - backed))} each",
+                f"modtrace summary {TRACE} --tree",
+            )
+        named.add(row.fqn)
+    yield from _recompute(measured)
+
+
+def _recompute(measured: Measured) -> Iterator[Finding]:
+    total_ns = int(measured.of_part("recompute").sum())
+    per_step = total_ns / max(measured.steps, 1)
+    if not total_ns or per_step < measured.least_ns:
+        return
+    overview = measured.summary.overview
+    whole = overview.recomputed if overview is not None else {}
+    again = {row.fqn: row for row in measured.rows if row.recompute_ns and row.module_class in whole}
+    outermost = [row for fqn, row in again.items() if again.keys().isdisjoint(measured.outer.get(fqn, ()))]
+    places = dict.fromkeys(place_of(measured, row.fqn) for row in outermost)
+    evidence = f"checkpointing runs {', '.join(list(places)[:3])} again: {short_ms(per_step)} a step"
+    rows = measured.summary.memory.rows if measured.summary.memory is not None else ()
+    saves = sum(
+        max(0, (row.retained_recompute_bytes or 0) - (row.retained_bytes or 0))
+        for row in rows
+        if row.fqn in again and again.keys().isdisjoint(measured.outer.get(row.fqn, ()))
+    )
+    evidence += f", and saves about {format_bytes(saves)}" if saves else ""
+    where = outermost[0].fqn if outermost else None
+    share = total_ns / measured.whole_ns
+    command = f"modtrace summary {TRACE} --sort recompute"
+    yield Finding("runs again in backward (recompute)", where, "recompute", round(per_step), share, evidence, command)

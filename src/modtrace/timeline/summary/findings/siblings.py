@@ -11,13 +11,8 @@ from ...._typing import AnyArray, Int64Array
 from ...memory import format_bytes
 from ..module_rows import ModuleTimes
 from ..overview import shortened
-from .finding import TRACE, Finding, ms_range, times_text
-from .measured import Measured
+from .finding import LEAST_SHARE, LEAST_STEPS, TRACE, Finding, Measured, ms_range, times_text
 
-_LEAST_STEPS = 3
-"""With fewer steps the median can be that of a step that the system stopped."""
-_LEAST_SHARE = 0.02
-"""Of the median step: less is not worth a change, and noise of small modules is below."""
 _LEAST_BYTES = 1 << 20
 _DIFFERS, _MORE_CALLS = 2.0, 1.5
 """How many times as much as its siblings an outlier takes, and how many times as often it is called."""
@@ -51,8 +46,8 @@ def find_outliers(measured: Measured) -> Iterator[Finding]:
     """Yield modules that take more than their siblings in most steps; then those with more FLOPs or memory."""
     rows, groups = measured.rows, list(_sibling_groups(measured))
     named: set[int] = set()
-    if measured.steps >= _LEAST_STEPS:
-        least = _LEAST_SHARE * measured.usual_ns
+    if measured.steps >= LEAST_STEPS:
+        least = measured.least_ns
         outliers = _innermost(measured, _find(measured.low_ns, groups, least))
         for outlier in outliers:
             if not _is_larger(measured, outlier):
@@ -61,14 +56,14 @@ def find_outliers(measured: Measured) -> Iterator[Finding]:
     flops = np.array([_flops_of_call(row) for row in rows])
     kept = np.array([row.retained_bytes or 0 for row in rows])
     most = measured.summary.memory.peak_bytes if measured.summary.memory is not None else 0
-    for outlier in _innermost(measured, _find(flops, groups, _LEAST_SHARE * flops.max(initial=0.0))):
+    for outlier in _innermost(measured, _find(flops, groups, LEAST_SHARE * flops.max(initial=0.0))):
         if outlier.row not in named:
             named.add(outlier.row)
             times = flops[outlier.row] / max(float(np.median(flops[outlier.siblings])), 1.0)
             yield _other_finding(
                 measured, outlier, "has more FLOPs than its siblings", f"{times:.3g} times as many a call"
             )
-    for outlier in _innermost(measured, _find(kept, groups, max(_LEAST_SHARE * most, _LEAST_BYTES))):
+    for outlier in _innermost(measured, _find(kept, groups, max(LEAST_SHARE * most, _LEAST_BYTES))):
         if outlier.row not in named:
             usual = format_bytes(int(np.median(kept[outlier.siblings])))
             text = f"a forward call keeps {format_bytes(int(kept[outlier.row]))}, its siblings {usual}"
