@@ -27,7 +27,7 @@ from tests.support.models import ARCHITECTURES
 from tests.support.models.decoders import gpt
 
 import modtrace
-from modtrace.compare.samples import take_samples
+from modtrace.compare.run_times import take_samples
 
 STEPS, CALIBRATION_STEPS, WARM_UP_STEPS = 30, 15, 3
 FACTORS = (0.02, 0.05, 0.10, 0.20, 0.50)

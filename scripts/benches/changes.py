@@ -34,8 +34,7 @@ from tests.support.timelines import gpt2_timeline
 
 import modtrace
 from modtrace.compare.compare import compare_runs
-from modtrace.compare.run_times import RunTimes, measure_run, measure_samples
-from modtrace.compare.samples import Samples
+from modtrace.compare.run_times import RunTimes, Samples, measure_run, measure_samples
 from modtrace.compare.verdicts import Change
 
 PER_SIDE = (1, 5, 12, 20)

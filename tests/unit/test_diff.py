@@ -16,8 +16,7 @@ from modtrace import Timeline
 from modtrace.cli.group import group
 from modtrace.compare import save_baseline
 from modtrace.compare.compare import compare_runs
-from modtrace.compare.run_times import RunTimes, measure_samples
-from modtrace.compare.samples import Samples, plain_fqn, take_samples
+from modtrace.compare.run_times import RunTimes, Samples, measure_samples, plain_fqn, take_samples
 from modtrace.compare.side_by_side import TypicalStep
 from modtrace.compare.verdicts import Change
 from modtrace.timeline import BACKWARD, FORWARD, RECOMPUTE, Mark, Name, Process, Slices, Track

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from modtrace.compare.run_times import typical
-from modtrace.compare.verdicts import (
+from modtrace.compare.noise import (
     SIZE_FREEDOM,
     Estimate,
     estimate,
@@ -15,6 +14,7 @@ from modtrace.compare.verdicts import (
     student_quantile,
     trimmed_mean,
 )
+from modtrace.compare.run_times import typical
 
 
 def test_typical_is_the_mean_of_the_faster_half() -> None:

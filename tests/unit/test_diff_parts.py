@@ -13,8 +13,7 @@ from click.testing import CliRunner
 import modtrace
 from modtrace import Timeline
 from modtrace.cli.group import group
-from modtrace.compare.run_times import measure_run
-from modtrace.compare.samples import take_samples
+from modtrace.compare.run_times import measure_run, take_samples
 from tests.support.part_timeline import part_timeline
 
 MS = 1_000_000

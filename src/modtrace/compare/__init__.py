@@ -2,8 +2,7 @@
 
 from .compare import diff, save_baseline
 from .diff_result import Diff, suffix_of
-from .run_times import ModuleRun, RunTimes, Typical
-from .samples import Key
+from .run_times import Key, ModuleRun, RunTimes, Typical
 from .side_by_side import TypicalStep
 from .verdicts import Cause, Change, PeakChange
 

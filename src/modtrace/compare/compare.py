@@ -12,8 +12,16 @@ from ..read import read_timeline
 from ..timeline import Timeline
 from ..timeline.summary import GroupBy, outer_modules
 from .diff_result import Diff
-from .run_times import EXACT, RunTimes, is_baseline, measure_run, read_baseline, renamed_run, write_baseline
-from .samples import names_around
+from .run_times import (
+    EXACT,
+    RunTimes,
+    is_baseline,
+    measure_run,
+    names_around,
+    read_baseline,
+    renamed_run,
+    write_baseline,
+)
 from .side_by_side import TypicalStep, cut_typical_step
 from .verdicts import PeakChange, compare_modules, compare_steps
 

@@ -30,8 +30,9 @@ from ..timeline.summary import GroupBy
 from ..write import write
 from ..write.atomic_file import atomic_writer
 from ..write.html import write_html
+from .noise import MIN_MODULES
 from .side_by_side import TypicalStep, compared, side_by_side
-from .verdicts import MIN_MODULES, MIN_STEPS, Cause, Change, PeakChange
+from .verdicts import MIN_STEPS, Cause, Change, PeakChange
 
 SUFFIXES = (".html", ".csv", ".json", ".md", ".pftrace", ".pftrace.gz")
 """The suffixes that `Diff.save` knows."""

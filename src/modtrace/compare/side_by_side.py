@@ -12,7 +12,7 @@ from ..timeline.join import join, move_times, replace_processes
 from ..timeline.select import modules_only, on_gpu, without_gpu
 from ..timeline.summary import GroupBy, find_step_bounds, find_typical_step, take_steps
 from ..write.html import Comparison
-from .samples import SAMPLED_PHASES, plain_fqn
+from .run_times import SAMPLED_PHASES, plain_fqn
 from .verdicts import Change
 
 SIDE_TITLES = ("before", "after")

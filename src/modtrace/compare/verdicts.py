@@ -13,8 +13,20 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from .._typing import BoolArray, Float64Array
-from .run_times import OF_MODULES, RunTimes
-from .samples import SAMPLED_PHASES, Key
+from .noise import (
+    MEDIAN_OF_SQUARE,
+    MIN_MODULES,
+    MOST,
+    SINGLE_STEP_SPREAD,
+    SIZE_FREEDOM,
+    Estimate,
+    estimate,
+    machine_speeds,
+    noise_of,
+    student_quantile,
+    weighted_median,
+)
+from .run_times import OF_MODULES, SAMPLED_PHASES, Key, RunTimes
 
 PART = "part"
 """The phase of a part of the step."""
@@ -35,25 +47,6 @@ USUAL, MACHINE_OUTSIDE = 0.2, 0.05
 much needs no cause; and how often the machine may differ by more than is allowed for if the work changed."""
 MIN_STEPS = 6
 """How many steps a side needs for a verdict."""
-MIN_MODULES = 6
-"""With fewer modules and phases, a change of the machine looks like one of the modules."""
-OUTLIER = 0.1
-"""Modules that differ from most by more than that, and three times as much as half of them do, are not the machine."""
-SIZE_RATIO, NEIGHBOURS, ENOUGH_ALIKE = 4.0, 32, 8
-"""Modules are of one size if their times differ by at most this factor; the nearest so many count. With one recording a
-side those of other sizes count too if fewer than `ENOUGH_ALIKE` are of one."""
-SIZE_FREEDOM = 5.0
-"""As how many recordings the noise of modules of its size counts beside a module's own: on three architectures and a
-busy machine, modules differed in their noise as variances of 5 to 12 degrees of freedom do."""
-SINGLE_SPREAD, SINGLE_STEP_SPREAD = 0.05, 0.1
-"""With one recording a side: what a module without others differs by, and whole steps do."""
-_MEDIAN_OF_SQUARE = 0.455
-"""Of the square of a normal number with variance 1."""
-_CUT = 0.125
-"""Which part of eight or more recordings is left out at each end."""
-_MOST = 40.0
-"""Logarithms are cut here, so that each interval is a number."""
-
 
 Cause: TypeAlias = Literal["machine", "unknown", "either", "work"]
 """Of what modules in general changed by: see `Diff.common_cause`."""
@@ -178,125 +171,6 @@ class Common(NamedTuple):
     response: float = 0.0
 
 
-class Estimate(NamedTuple):
-    """A difference of logarithms, and what recordings of one side differ by.
-
-    Attributes:
-        base: the mean before.
-        difference: the mean after less that before.
-        squares: the sum of squared deviations of the recordings from the mean of their side.
-        freedom: the degrees of freedom of `squares`; 0 for one recording a side.
-        recordings: 1 / recordings before + 1 / recordings after.
-    """
-
-    base: float
-    difference: float
-    squares: float
-    freedom: int
-    recordings: float
-
-
-def estimate(before: Float64Array, after: Float64Array) -> Estimate:
-    """Estimate the difference of two sides; NaN is a recording that lacks the module."""
-    (base, base_squares, base_kept), (new, new_squares, new_kept) = map(trimmed_mean, (before, after))
-    freedom = base_kept + new_kept - 2
-    return Estimate(base, new - base, base_squares + new_squares, freedom, 1 / base_kept + 1 / new_kept)
-
-
-def trimmed_mean(logs: Float64Array) -> tuple[float, float, int]:
-    """Return the mean of recordings, of eight or more without an eighth at each end (Yuen 1974).
-
-    Something else may have run all the time of an extreme recording.
-
-    Returns:
-        The mean; the sum of squared deviations with the extreme recordings moved to the nearest kept; how many these
-        are.
-    """
-    ordered = np.sort(logs[~np.isnan(logs)])
-    cut = int(_CUT * len(ordered))
-    kept = ordered[cut : len(ordered) - cut]
-    moved = np.clip(ordered, kept[0], kept[-1])
-    return float(kept.mean()), float(((moved - moved.mean()) ** 2).sum()), len(kept)
-
-
-def student_quantile(outside: float, freedom: float) -> float:
-    """Return t so that Student's distribution has a part `outside` beyond -t and t (Wallace 1959).
-
-    It is up to 4 % too large, the more the fewer degrees of freedom there are. scipy would be exact, but
-    nothing else needs it.
-    """
-    normal = NormalDist().inv_cdf(1 - outside / 2) * (8 * freedom + 3) / (8 * freedom + 1)
-    return math.sqrt(freedom * math.expm1(min(normal**2 / freedom, 2 * _MOST)))
-
-
-def machine_speeds(logs: Float64Array) -> Float64Array:
-    """Return by how much each recording is slower than usual, as far as most modules and most of the time agree.
-
-    That is the median over modules or the one weighted by their times, whichever is nearer to 0; 0 if they disagree.
-    So neither a large module alone, nor many small ones, are taken for the machine.
-
-    Args:
-        logs: float64[modules, recordings]; NaN if a recording lacks the module.
-    """
-    if len(logs) < MIN_MODULES:
-        return np.zeros(logs.shape[1])
-    usual = np.nanmedian(logs, axis=1)
-    weights = np.ones(len(usual)), np.exp(usual - usual.max())
-    return np.array([_machine_speed(run - usual, *weights) for run in logs.T])
-
-
-def _machine_speed(slower: Float64Array, alike: Float64Array, time: Float64Array) -> float:
-    apart = np.abs(slower - _weighted_median(slower, alike))
-    slower = np.where(apart <= max(OUTLIER, 3 * _weighted_median(apart, alike)), slower, np.nan)
-    by_count, by_time = _weighted_median(slower, alike), _weighted_median(slower, time)
-    return min(by_count, by_time, key=abs) if by_count * by_time > 0 else 0.0
-
-
-def _weighted_median(values: Float64Array, weight: Float64Array) -> float:
-    known = np.flatnonzero(~np.isnan(values))
-    if not len(known):
-        return 0.0
-    order = known[np.argsort(values[known], kind="stable")]
-    above = np.cumsum(weight[order])
-    return float(values[order[np.searchsorted(above, above[-1] / 2)]])
-
-
-def noise_of(
-    size: Float64Array, within: Float64Array, estimates: Sequence[Estimate]
-) -> tuple[Float64Array, Float64Array]:
-    """Return the variance of each module between recordings, and its degrees of freedom.
-
-    It is what the module's own recordings say, drawn towards modules of its size: the median of what these differ by,
-    as a multiple of what their steps make expect. With one recording a side it is that alone.
-
-    Args:
-        size: float64[modules], logarithms of times.
-        within: float64[modules], the relative variance as the steps of a recording say it; there is no less.
-        estimates: of each module.
-    """
-    freedom = np.array([one.freedom for one in estimates], np.float64)
-    squares = np.array([one.squares if one.freedom else one.difference**2 / 2 for one in estimates])
-    own = squares / np.maximum(freedom, 1)
-    # The median of a variance with few degrees of freedom is below its mean.
-    scaled = own / np.where(freedom > 0, (1 - 2 / (9 * np.maximum(freedom, 1))) ** 3, _MEDIAN_OF_SQUARE)
-    expected = (within + np.median(within)) / 2 if len(within) else within
-    order = np.argsort(size, kind="stable")
-    variance, total = own.copy(), freedom.copy()
-    for place, module in enumerate(order.tolist()):
-        first = max(place - NEIGHBOURS // 2, 0)
-        near = np.delete(order[first : place + NEIGHBOURS // 2 + 1], place - first)
-        alike = near[np.abs(size[near] - size[module]) <= math.log(SIZE_RATIO)]
-        near = alike if freedom[module] or len(alike) >= ENOUGH_ALIKE else near
-        usual = float(np.median(scaled[near] / expected[near])) * expected[module] if len(near) else SINGLE_SPREAD**2
-        if freedom[module]:
-            count = min(SIZE_FREEDOM, len(near))
-            total[module] += count
-            variance[module] = (count * usual + squares[module]) / total[module]
-        else:
-            variance[module], total[module] = usual, SIZE_FREEDOM
-    return np.maximum(variance, within), total
-
-
 def compare_modules(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> ModuleChanges:
     """Compare modules and parts of the step; one that few recordings lack is compared over those that have it.
 
@@ -380,7 +254,7 @@ def compare_modules(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> Mo
         len(modules),
         math.exp(common.difference),
         common.cause,
-        math.sqrt(_weighted_median(variance[modules], weight)) if len(modules) else 0.0,
+        math.sqrt(weighted_median(variance[modules], weight)) if len(modules) else 0.0,
     )
 
 
@@ -437,7 +311,7 @@ def _response(estimates: Sequence[Estimate], variance: Float64Array) -> float:
     """
     if not estimates:
         return 0.0
-    squares = float(np.median([one.difference**2 for one in estimates])) / _MEDIAN_OF_SQUARE
+    squares = float(np.median([one.difference**2 for one in estimates])) / MEDIAN_OF_SQUARE
     noise = float(np.median(variance * [one.recordings for one in estimates]))
     return math.sqrt(max(squares - noise, 0.0))
 
@@ -467,10 +341,10 @@ def _change(
 ) -> Change:
     """Return a change; `measured` are the difference with the machine's in it, and half the interval."""
     raw, reach = measured
-    base, new = round(base_ns), round(base_ns * math.exp(min(raw - common.off, _MOST)))
+    base, new = round(base_ns), round(base_ns * math.exp(min(raw - common.off, MOST)))
     ends = (raw - common.high - reach, raw - common.low + reach)
-    low, high = (round(base_ns * math.expm1(min(end, _MOST))) for end in ends)
-    raw_ns = base_ns * math.expm1(min(raw, _MOST))
+    low, high = (round(base_ns * math.expm1(min(end, MOST))) for end in ends)
+    raw_ns = base_ns * math.expm1(min(raw, MOST))
     verdict = _verdict(base_ns, raw_ns, (low, new - base, high), common)
     verdict = verdict if steps >= MIN_STEPS else "cannot tell"
     return Change(*key, base, new, new - base, low, high, calls.base, calls.new, calls.changed, verdict, *recordings)
