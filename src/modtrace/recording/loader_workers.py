@@ -28,7 +28,7 @@ from ..ring import read_ring
 from ..timeline import Process, Timeline, build_timeline
 from ..timeline.join import join, replace_processes
 from ..timeline.select import first_ended_step
-from ..track.ranges import wrap_function
+from ..track.torch_ranges import wrap_function
 
 _CAPACITY = 1 << 13
 """Events that are kept of each worker."""

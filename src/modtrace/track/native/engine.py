@@ -19,7 +19,7 @@ from ..collectives import NativeCollectives
 from ..event_sink import EngineOptions, OnError, SyncMarks, warn_without
 from ..greenlets import ThreadNumbers
 from ..naming.module_names import ModuleNames
-from ..ranges import RangeRecorder
+from ..torch_ranges import TorchRanges
 from .device_times import NativeDeviceTimes
 from .flops import NativeFlops
 from .library import load
@@ -46,7 +46,7 @@ class NativeEngine:
         self._memory = options.memory
         self._sync = SyncMarks(self, ring.names)
         self._ranges = (
-            RangeRecorder(self, ring.names, on_error, expect=self._native.expect_range) if options.ranges else None
+            TorchRanges(self, ring.names, on_error, expect=self._native.expect_range) if options.ranges else None
         )
         self.module_names = ModuleNames(
             ring.names,

@@ -35,7 +35,7 @@ from ..collectives import PortableCollectives
 from ..event_sink import EngineOptions, OnError, SyncMarks
 from ..greenlets import ThreadNumbers
 from ..naming.module_names import ModuleNames
-from ..ranges import RangeRecorder
+from ..torch_ranges import TorchRanges
 from ..unseen import is_backward_compiled, skip_all, skip_frame
 from .garbage_collections import PortableCollections
 from .passes import PASS_PATCH, CallFrame, GraphTasks, ThreadState, gives_gradients
@@ -86,7 +86,7 @@ class PortableEngine(SegmentHooks[ThreadState]):
         # By id(module), then by the name of the call around it.
         self._names_by_module: dict[int, dict[int, NameCounters]] = {}
         self._counters_by_name: dict[int, NameCounters] = {}
-        self._ranges = RangeRecorder(self, ring.names, on_error, expect=None) if options.ranges else None
+        self._ranges = TorchRanges(self, ring.names, on_error, expect=None) if options.ranges else None
         self.module_names = ModuleNames(
             ring.names,
             options.model,
