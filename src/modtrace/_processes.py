@@ -5,7 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -36,32 +36,44 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def map_in_processes(function: Callable[[T], R], items: Iterable[T], processes: int) -> Iterator[tuple[T, R]]:
+def map_in_processes(
+    function: Callable[[T], R], items: Iterable[T], processes: int, executor: Executor | None = None
+) -> Iterator[tuple[T, R]]:
     """Yield each item with what a function returns for it, in the order in which they are done.
 
     Args:
         function: called with an item, here where one process is enough; it, the items and its results can be pickled.
         items: what it is called with.
-        processes: how many run at a time.
+        processes: how many run at a time, where there is no executor.
+        executor: runs them, where it likes; it stays open. None: processes of this machine.
 
     Raises:
         Exception: what the function raised for an item; what had not begun then is not done.
-        ModtraceError: one of the processes was killed.
+        ModtraceError: one of the processes was killed, or the executor can do no more.
     """
     left = list(items)
-    if min(processes, len(left)) <= 1:
+    if executor is not None:
+        yield from _map(executor, function, left, "the executor can do no more, as one of its workers was lost")
+    elif min(processes, len(left)) <= 1:
         for item in left:
             yield item, function(item)
-        return
-    pool = ProcessPoolExecutor(min(processes, len(left)), get_context("spawn"), _end_when_interrupted)
+    else:
+        with ProcessPoolExecutor(min(processes, len(left)), get_context("spawn"), _end_when_interrupted) as pool:
+            killed = "a process was killed, most often because memory ran out; try with fewer"
+            yield from _map(pool, function, left, killed)
+
+
+def _map(executor: Executor, function: Callable[[T], R], items: Iterable[T], lost: str) -> Iterator[tuple[T, R]]:
+    tasks: dict[Future[R], T] = {}
     try:
-        tasks = {pool.submit(function, item): item for item in left}
+        tasks |= {executor.submit(function, item): item for item in items}
         for done in as_completed(tasks):
             yield tasks.pop(done), done.result()
-    except BrokenProcessPool as error:
-        raise ModtraceError("a process was killed, most often because memory ran out; try with fewer") from error
+    except BrokenExecutor as error:
+        raise ModtraceError(lost) from error
     finally:
-        pool.shutdown(cancel_futures=True)
+        for task in tasks:
+            task.cancel()
 
 
 def _end_when_interrupted() -> None:

@@ -1,13 +1,16 @@
 """The timelines of many ranks as one: a process per rank, all in the time of the job."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 from statistics import median_low
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from .._errors import ModtraceError
+from .._processes import map_in_processes
 from ..read.ring_file import Steps
 from ..timeline import Timeline
 from ..timeline.args import map_arg
@@ -15,7 +18,9 @@ from ..timeline.contents import WHOLE_RUN
 from ..timeline.join import join, move_times, replace_processes
 from ..timeline.memory import allocated, format_bytes
 from ..timeline.slices import GROUP
-from .rank_folder import RankRecording, RankTime, load_own_time
+from .rank_folder import JobTime, RankRecording, RankTime, load_own_time
+
+T = TypeVar("T")
 
 
 class RankTimeline(NamedTuple):
@@ -72,6 +77,35 @@ def load_rank(file: RankRecording, time: RankTime, steps: Steps | None = None) -
         ModtraceError: it cannot be read.
     """
     return place_rank(load_own_time(file, steps), time)
+
+
+def read_ranks(
+    take: Callable[[RankTimeline], T],
+    files: Sequence[RankRecording],
+    job: JobTime,
+    steps: Steps | None = None,
+    executor: Executor | None = None,
+) -> list[T]:
+    """Return what is taken of each rank in the time of the job, in the order of the files.
+
+    Args:
+        take: called with each rank, where its recording is read.
+        files: the recordings.
+        job: where they are in the job's time.
+        steps: take these alone; None: all.
+        executor: reads them; None: this process.
+
+    Raises:
+        ModtraceError: one cannot be read.
+    """
+    items = [(file._replace(path=file.path.absolute()), job[file.rank]) for file in files]
+    taken = map_in_processes(partial(_read_rank, take, steps), items, 1, executor)
+    by_rank = {time.rank: one for (_, time), one in taken}
+    return [by_rank[file.rank] for file in files]
+
+
+def _read_rank(take: Callable[[RankTimeline], T], steps: Steps | None, placed: tuple[RankRecording, RankTime]) -> T:
+    return take(load_rank(*placed, steps))
 
 
 def place_rank(own: Timeline, time: RankTime) -> RankTimeline:

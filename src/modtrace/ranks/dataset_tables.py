@@ -10,6 +10,7 @@ DATASET/spans/NAME.parquet      their spans; so collectives/ and steps/
 import glob
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
@@ -313,20 +314,23 @@ def query(dataset: str | os.PathLike[str], sql: str, steps: tuple[int, int] | No
     return _run(connection, sql)
 
 
-def query_each_bucket(dataset: str | os.PathLike[str], sql: str, then: str | None = None) -> pa.Table:
+def query_each_bucket(
+    dataset: str | os.PathLike[str], sql: str, then: str | None = None, executor: Executor | None = None
+) -> pa.Table:
     """Return what SQL says of each bucket of steps, below each other in the order of the steps.
 
     Args:
         dataset: its folder.
         sql: over the tables, which hold one bucket each time.
         then: SQL over all these results, as the table `results`.
+        executor: asks the buckets; None: processes of this machine.
 
     Raises:
         ModtraceError: it is not a dataset, or the SQL is wrong.
     """
     tables = DatasetTables(dataset)
-    ask = partial(query, os.fspath(dataset), sql)
-    by_bucket = dict(map_in_processes(ask, tables.buckets(), processor_count()))
+    ask = partial(query, os.path.abspath(dataset), sql)
+    by_bucket = dict(map_in_processes(ask, tables.buckets(), processor_count(), executor))
     if not by_bucket:
         raise ModtraceError(f"{dataset}: nothing is in it, so there is no bucket to ask")
     results = pa.concat_tables([by_bucket[bucket] for bucket in sorted(by_bucket)], promote_options="permissive")

@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Executor
 
 from .._errors import ModtraceError
 from ..public import Timeline
 from ..read.ring_file import Steps
 from ..ring.collective_text import rank_list
-from .all_ranks import all_ranks_timeline, load_rank
+from .all_ranks import RankTimeline, all_ranks_timeline, read_ranks
 from .rank_folder import JobTime, RankRecording, check_size, find_rank_recordings
 from .slow import slow_of_recordings, worst_ranks
 
@@ -19,6 +20,7 @@ def load_ranks(
     ranks: Collection[int] | None = None,
     worst: int = 0,
     on_left_out: Callable[[ModtraceError], None] | None = None,
+    executor: Executor | None = None,
 ) -> Timeline:
     """Read the recordings of all ranks of a job into one timeline: a process per rank, on one clock.
 
@@ -31,6 +33,7 @@ def load_ranks(
         ranks: take these; None: all, or with `worst` none but those.
         worst: take so many of those that were late most, too.
         on_left_out: is called with what is wrong with a recording that is not taken; None: that is raised.
+        executor: reads the recordings, as `find_slow_ranks` says it; None: this process.
 
     Raises:
         ModtraceError: the folder holds no recording, or none of these ranks; one cannot be read, or is a ring with more
@@ -45,8 +48,15 @@ def load_ranks(
     job = JobTime(files)
     chosen: Sequence[RankRecording] = files
     if ranks is not None or worst:
-        wanted = {*(ranks or ()), *(worst_ranks(slow_of_recordings(files, job, steps), worst) if worst else ())}
+        wanted = {
+            *(ranks or ()),
+            *(worst_ranks(slow_of_recordings(files, job, steps, executor), worst) if worst else ()),
+        }
         chosen = [file for file in files if file.rank in wanted]
     if not chosen:
         raise ModtraceError(f"{os.fspath(folder)}: none of these ranks is in it; it holds {rank_list(job.ranks)}")
-    return Timeline.of(all_ranks_timeline([load_rank(file, job[file.rank], steps) for file in chosen]))
+    return Timeline.of(all_ranks_timeline(read_ranks(_whole, chosen, job, steps, executor)))
+
+
+def _whole(one: RankTimeline) -> RankTimeline:
+    return one

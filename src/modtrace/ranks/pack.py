@@ -7,6 +7,7 @@ no shuffle.
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -61,6 +62,7 @@ def pack(
     *,
     steps_per_bucket: int = 10,
     processes: int | None = None,
+    executor: Executor | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> PackResult:
     """Write the recordings of ranks as a dataset; keep the parts of it whose files have not changed.
@@ -70,21 +72,25 @@ def pack(
         dataset: a folder, new or of an earlier run.
         steps_per_bucket: how many steps are stored together.
         processes: how many pack at a time; None: one per processor.
+        executor: runs them in place of these; its workers see the same files by the same names.
         progress: called with the number of ranks that were packed since the last call.
 
     Raises:
         WriteError: the folder holds something else, or cannot be written.
         ModtraceError: a recording cannot be read.
     """
-    root = Path(dataset)
+    root = Path(dataset).absolute()
     job = JobTime(files)
     _begin(root, steps_per_bucket, job.reference)
     try:
         known = _known_ranks(root, {file.rank: _fingerprint(file) for file in files})
         left = [file for file in files if file.rank not in known]
-        parts = [[(file, job[file.rank]) for file in group] for group in _group_by_size(left)]
+        parts = [
+            [(file._replace(path=file.path.absolute()), job[file.rank]) for file in group]
+            for group in _group_by_size(left)
+        ]
         pack_part = partial(_pack_part, root, steps_per_bucket)
-        for _, packed in map_in_processes(pack_part, parts, processes or processor_count()):
+        for _, packed in map_in_processes(pack_part, parts, processes or processor_count(), executor):
             if progress is not None:
                 progress(packed)
         entries = [entry for part in read_parts(root).values() for entry in part]

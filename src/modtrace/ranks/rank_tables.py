@@ -4,6 +4,7 @@ Times are Unix nanoseconds of the job's clock.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -17,7 +18,7 @@ from ..timeline import Name, Timeline
 from ..timeline.nesting import self_times
 from ..timeline.slices import GARBAGE_COLLECTION, RANGE
 from ..timeline.time_intervals import union_of
-from .all_ranks import load_rank
+from .all_ranks import RankTimeline, read_ranks
 from .groups import group_lengths, group_starts, number_distinct
 from .rank_folder import JobTime, RankRecording
 from .sync_points import group_keys, inferred_waits
@@ -350,6 +351,19 @@ TABLE_MAKERS: Mapping[type, Callable[[Timeline, int], Any]] = {
 """What makes each kind of table from a rank's timeline."""
 
 
+class _RankTables(NamedTuple):
+    rank: int
+    bound_ns: int
+    clock: str
+    peak_bytes: int | None
+    tables: Mapping[type, Any]
+
+
+def _rank_tables(one: RankTimeline) -> _RankTables:
+    tables = {kind: make(one.timeline, one.rank) for kind, make in TABLE_MAKERS.items()}
+    return _RankTables(one.rank, one.bound_ns, one.time.clock, one.peak_bytes, tables)
+
+
 class FolderTables:
     """Reads all recordings of a folder.
 
@@ -357,6 +371,7 @@ class FolderTables:
         files: the recordings.
         job: where they are in the job's time.
         steps: read these alone; None: all.
+        executor: reads them; None: this process.
 
     Attributes:
         peak_bytes: by rank, the most that its tensors held; without those that recorded no memory.
@@ -365,13 +380,13 @@ class FolderTables:
         ModtraceError: one cannot be read.
     """
 
-    def __init__(self, files: Sequence[RankRecording], job: JobTime, steps: Steps | None = None) -> None:
-        loaded = [load_rank(file, job[file.rank], steps) for file in files]
-        self._bounds = Bounds([(one.rank, one.bound_ns, one.time.clock) for one in loaded])
-        self.peak_bytes = {one.rank: peak for one in loaded if (peak := one.peak_bytes) is not None}
-        self._tables = {
-            kind: {one.rank: make(one.timeline, one.rank) for one in loaded} for kind, make in TABLE_MAKERS.items()
-        }
+    def __init__(
+        self, files: Sequence[RankRecording], job: JobTime, steps: Steps | None = None, executor: Executor | None = None
+    ) -> None:
+        loaded = read_ranks(_rank_tables, files, job, steps, executor)
+        self._bounds = Bounds([(one.rank, one.bound_ns, one.clock) for one in loaded])
+        self.peak_bytes = {one.rank: one.peak_bytes for one in loaded if one.peak_bytes is not None}
+        self._tables = {kind: {one.rank: one.tables[kind] for one in loaded} for kind in TABLE_MAKERS}
 
     def bounds(self) -> Bounds:
         """Return how far the times of each rank are off."""

@@ -3,7 +3,8 @@
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,12 @@ from ..options import FORMS, StepRange, TableFormat, format_option, steps_option
 from ..output import echo, say, show_count, show_status
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     import pyarrow as pa
+
+
+_CONNECT_SECONDS = 10
 
 
 @click.group("ranks")
@@ -40,6 +46,32 @@ def _ranks(_context: click.Context, _parameter: click.Parameter, text: str | Non
         raise click.BadParameter(f"{text!r} is not a list of ranks such as 0-7,worst:4.") from None
 
 
+_executor_option = click.option(
+    "--executor", metavar="ADDRESS", help="Run on the workers of Dask's scheduler at dask:tcp://HOST:PORT."
+)
+
+
+@contextmanager
+def _open_executor(address: str | None) -> "Iterator[Executor | None]":
+    """Yield what runs the parts of a command; None: this machine."""
+    if address is None:
+        yield None
+        return
+    kind, _, scheduler = address.partition(":")
+    if kind != "dask" or not scheduler:
+        raise click.BadParameter(f"{address!r} is not as in dask:tcp://HOST:PORT.", param_hint="--executor")
+    require_extra("dask", "distributed")
+    from distributed import Client
+
+    try:
+        client = Client(scheduler, timeout=_CONNECT_SECONDS)
+    except (OSError, ValueError) as error:
+        raise ModtraceError(f"{scheduler}: no scheduler of Dask answers: {error}") from error
+    with client:
+        # What packs a part must run for each call: its result is a file.
+        yield client.get_executor(pure=False)
+
+
 def _left_out(error: ModtraceError) -> None:
     """Say which recording is left out, and why."""
     say(f"left out: {error}")
@@ -52,7 +84,10 @@ def _left_out(error: ModtraceError) -> None:
 @click.option(
     "--ranks", callback=_ranks, metavar="LIST", help="Take some ranks, as in 0-7,worst:4: those that were late most."
 )
-def timeline(folder: str, output: str, steps: StepRange | None, ranks: tuple[list[int], int] | None) -> None:
+@_executor_option
+def timeline(
+    folder: str, output: str, steps: StepRange | None, ranks: tuple[list[int], int] | None, executor: str | None
+) -> None:
     """Write the recordings in DIR as one trace: a process per rank, and arrows between the calls of one collective.
 
     All times use one clock: the offset and the drift of each rank's clock are taken off. If clocks were not compared
@@ -64,8 +99,8 @@ def timeline(folder: str, output: str, steps: StepRange | None, ranks: tuple[lis
 
     check_writable(output)
     numbers, worst = ranks or (None, 0)
-    with show_status(f"reading {folder}"):
-        whole = load_ranks(folder, steps=steps, ranks=numbers, worst=worst, on_left_out=_left_out)
+    with show_status(f"reading {folder}"), _open_executor(executor) as workers:
+        whole = load_ranks(folder, steps=steps, ranks=numbers, worst=worst, on_left_out=_left_out, executor=workers)
     whole.save(output)
     placed: Any = whole.metadata["ranks"]
     peaks = peak_sentence({one["rank"]: one["peak_bytes"] for one in placed if "peak_bytes" in one})
@@ -85,7 +120,15 @@ def timeline(folder: str, output: str, steps: StepRange | None, ranks: tuple[lis
 @format_option
 @click.option("-o", "--output", type=click.Path(), metavar="PAGE", help="Write a page with a picture too: .html.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", default=10, show_default=True, help="Rows of each table.")
-def slow(source: str, steps: StepRange | None, output_format: TableFormat, output: str | None, limit: int) -> None:
+@_executor_option
+def slow(
+    source: str,
+    steps: StepRange | None,
+    output_format: TableFormat,
+    output: str | None,
+    limit: int,
+    executor: str | None,
+) -> None:
     """Say per step which rank kept the others waiting, in which module and for how long, and what that cost the run.
 
     A rank is late if it reaches a collective last, and used the most time of its own since the one before; waits do
@@ -99,8 +142,8 @@ def slow(source: str, steps: StepRange | None, output_format: TableFormat, outpu
 
     if is_dataset(source):
         require_extra("ranks", "pyarrow")
-    with show_status(f"reading {source}"):
-        run = find_slow_ranks(source, steps=steps, on_left_out=_left_out)
+    with show_status(f"reading {source}"), _open_executor(executor) as workers:
+        run = find_slow_ranks(source, steps=steps, on_left_out=_left_out, executor=workers)
     if output is not None:
         run.save(output, os.path.basename(os.path.abspath(source)))
     if output_format == "csv":
@@ -116,7 +159,8 @@ def slow(source: str, steps: StepRange | None, output_format: TableFormat, outpu
 @click.option("-o", "--output", type=click.Path(), required=True, metavar="DATASET", help="A folder, new or begun.")
 @value_option("--steps-per-bucket", click.IntRange(1), "N", "Steps that are stored together.", 10)
 @click.option("--processes", type=click.IntRange(1), metavar="N", help="Pack with N processes; else one per processor.")
-def pack_ranks(folder: str, output: str, steps_per_bucket: int, processes: int | None) -> None:
+@_executor_option
+def pack_ranks(folder: str, output: str, steps_per_bucket: int, processes: int | None, executor: str | None) -> None:
     """Write the spans, collectives and steps of the ranks in DIR as a dataset of Parquet files.
 
     Run it again if it was cut off, or if ranks were added: what is packed already stays. Each file holds some
@@ -128,8 +172,15 @@ def pack_ranks(folder: str, output: str, steps_per_bucket: int, processes: int |
 
     with show_status(f"looking at {folder}"):
         files = find_rank_recordings(folder, _left_out)
-    with show_count("packing ranks", len(files)) as progress:
-        done = pack(files, output, steps_per_bucket=steps_per_bucket, processes=processes, progress=progress)
+    with show_count("packing ranks", len(files)) as progress, _open_executor(executor) as workers:
+        done = pack(
+            files,
+            output,
+            steps_per_bucket=steps_per_bucket,
+            processes=processes,
+            executor=workers,
+            progress=progress,
+        )
     there = f" ({done.ranks - done.packed:,} were there)" if done.packed < done.ranks else ""
     each = f", {done.nbytes / done.spans:.1f} bytes each" if done.spans else ""
     echo(f"{counted(done.ranks, 'rank')}{there} and {counted(done.spans, 'span')}{each} are in {output}", err=True)
@@ -141,7 +192,10 @@ def pack_ranks(folder: str, output: str, steps_per_bucket: int, processes: int |
 @format_option
 @click.option("--each-bucket", is_flag=True, help="Run SQL for each bucket of steps apart, in parallel.")
 @click.option("--then", metavar="SQL", help="With --each-bucket: SQL over all their results, as the table results.")
-def query_dataset(dataset: str, sql: str, output_format: TableFormat, each_bucket: bool, then: str | None) -> None:
+@_executor_option
+def query_dataset(
+    dataset: str, sql: str, output_format: TableFormat, each_bucket: bool, then: str | None, executor: str | None
+) -> None:
     """Ask DATASET, which `modtrace ranks pack` wrote, by SQL (DuckDB's).
 
     There are the tables spans (rank, step, track, phase, fqn, module_class, call, start_ns, duration_ns, self_ns,
@@ -152,10 +206,12 @@ def query_dataset(dataset: str, sql: str, output_format: TableFormat, each_bucke
     require_extra("ranks", "pyarrow", "duckdb")
     if then is not None and not each_bucket:
         raise click.UsageError("--then needs --each-bucket.")
+    if executor is not None and not each_bucket:
+        raise click.UsageError("--executor needs --each-bucket: one query runs in one process.")
     from ...ranks.dataset_tables import query, query_each_bucket
 
-    with show_status(f"asking {dataset}"):
-        answer = query_each_bucket(dataset, sql, then) if each_bucket else query(dataset, sql)
+    with show_status(f"asking {dataset}"), _open_executor(executor) as workers:
+        answer = query_each_bucket(dataset, sql, then, workers) if each_bucket else query(dataset, sql)
     _print(answer, output_format)
 
 

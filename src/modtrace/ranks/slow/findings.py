@@ -6,6 +6,7 @@ For the ranks of a pipeline, self times of modules per rank and step are compare
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -370,6 +371,7 @@ def find_slow_ranks(
     *,
     steps: Steps | None = None,
     on_left_out: Callable[[ModtraceError], None] | None = None,
+    executor: Executor | None = None,
 ) -> SlowRun:
     """Find the ranks that others wait for, in a folder of recordings or in a dataset.
 
@@ -379,6 +381,8 @@ def find_slow_ranks(
         source: a folder with a recording of each rank, or a dataset of `modtrace ranks pack`.
         steps: of recordings, those from the first number to before the second, as `Timeline.steps` takes them.
         on_left_out: is called with what is wrong with a recording that is not taken; None: that is raised.
+        executor: reads recordings and buckets, such as Dask's `Client.get_executor(pure=False)`; its workers see the
+            same files by the same names. None: this process reads recordings, processes of this machine buckets.
 
     Raises:
         ModtraceError: there are no recordings, one cannot be read, or is a ring with more than 4 million events and no
@@ -386,17 +390,19 @@ def find_slow_ranks(
     """
     if not is_dataset(source):
         files = find_rank_recordings(source, on_left_out)
-        return slow_of_recordings(files, JobTime(files), steps)
+        return slow_of_recordings(files, JobTime(files), steps, executor)
     if steps is not None:
         raise ModtraceError(f"{os.fspath(source)}: all steps of a dataset are looked at; leave out `steps` (--steps)")
     from ..dataset_tables import DatasetTables
 
     buckets = DatasetTables(source).buckets("collectives")
-    parts = map_in_processes(partial(_slow_bucket, os.fspath(source)), buckets, processor_count())
+    parts = map_in_processes(partial(_slow_bucket, os.path.abspath(source)), buckets, processor_count(), executor)
     return _checked(join_parts(part for _, part in parts), source)
 
 
-def slow_of_recordings(files: Sequence[RankRecording], job: JobTime, steps: Steps | None = None) -> SlowRun:
+def slow_of_recordings(
+    files: Sequence[RankRecording], job: JobTime, steps: Steps | None = None, executor: Executor | None = None
+) -> SlowRun:
     """Say who is late in recordings, all of which are read into memory, or in some of their steps.
 
     Raises:
@@ -404,7 +410,7 @@ def slow_of_recordings(files: Sequence[RankRecording], job: JobTime, steps: Step
     """
     if steps is None:
         check_size(files)
-    tables = FolderTables(files, job, steps)
+    tables = FolderTables(files, job, steps, executor)
     run = join_parts([find_late(tables, 0, _NO_STEP)])
     return _checked(replace(run, peak_bytes=tables.peak_bytes), files[0].path.parent)
 
