@@ -64,13 +64,19 @@ def _nest(start: Int64Array, end: Int64Array, rows: SignedIntArray) -> tuple[Int
     depth = np.arange(len(start))
     depth -= np.searchsorted(np.sort(end[~empty]), start, side="right")
     depth -= np.searchsorted(start[empty], start, side="left")
-    parent = np.full(len(start), -1, np.int64)
+    return depth, np.append(rows, -1)[find_parents(np.zeros(len(rows), np.int32), depth)]
+
+
+def find_parents(track: SignedIntArray, depth: SignedIntArray) -> Int64Array:
+    """Return each row's parent, rows in start order: the last row before it on its track, one level up; else -1."""
+    rows = np.argsort(track, kind="stable")
+    depth, parent = depth[rows], np.full(len(rows), -1, np.int64)
     outer = np.flatnonzero(depth == 0)
     for level in range(1, int(depth.max(initial=0)) + 1):
         inner = np.flatnonzero(depth == level)
-        parent[inner] = rows[outer[np.searchsorted(outer, inner) - 1]]
+        parent[rows[inner]] = rows[outer[np.searchsorted(outer, inner) - 1]]
         outer = inner
-    return depth, parent
+    return parent
 
 
 class InnermostLookup:

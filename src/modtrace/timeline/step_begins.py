@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .._typing import BoolArray, Int64Array
+from .._numbering import number_values
+from .._typing import Int64Array
 from .select import first_process_tracks, outermost_calls
 from .slices import BACKWARD, BACKWARD_PASS, MODULE
 from .time_intervals import union_of
@@ -126,9 +127,7 @@ def backward_starts(timeline: Timeline, calls: Int64Array) -> Int64Array:
     slices = timeline.slices
     rows = slices.block_of(MODULE)
     backward = np.flatnonzero((slices.phase[rows] == BACKWARD) & (slices.link[rows] >= 0))
-    link, inverse = np.unique(slices.link[backward], return_inverse=True)
-    starts = np.full(len(link) + 1, NEVER)
-    np.minimum.at(starts, inverse, slices.start[backward])
-    at = np.searchsorted(link, slices.link[calls])
-    found: BoolArray = np.append(link, -1)[at] == slices.link[calls]
-    return np.where(found & (slices.link[calls] >= 0), starts[at], NEVER)
+    link, at = number_values(slices.link[backward])
+    starts, of_call = np.full(len(link) + 1, NEVER), slices.link[calls]
+    np.minimum.at(starts, at, slices.start[backward])
+    return np.where(np.isin(of_call, link), starts[np.searchsorted(link, of_call)], NEVER)

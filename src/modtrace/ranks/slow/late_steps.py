@@ -11,7 +11,7 @@ from ..._typing import BoolArray, Float64Array, Int64Array
 from ...live.triggers import format_ns
 from ...ring.range_text import RangeName
 from ...timeline import PHASES
-from ...timeline.decode.intervals import find_parents
+from ...timeline.nesting import find_parents
 from ...timeline.time_intervals import TimeIntervals, union_of
 from ..groups import group_lengths, group_starts, median_of_others, medians_within
 from ..rank_tables import CALL, FOR_ITSELF, Bounds, CollectiveTable, RangeTable, SpanTable, take
@@ -94,7 +94,7 @@ def segments_of(spans: SpanTable, own_time: OwnTime, rank: int) -> Segments:
     count = len(spans.start)
     if not count:
         return Segments(*np.empty((5, 0), np.int64))
-    parent = find_parents(spans.track.astype(np.int64), spans.depth.astype(np.int64))
+    parent = find_parents(spans.track, spans.depth)
     track = np.concatenate([spans.track, spans.track])
     time = np.concatenate([spans.start, spans.start + spans.duration])
     is_end = np.repeat([False, True], count)

@@ -19,7 +19,7 @@ from ..._typing import BoolArray, Int64Array
 from ...ring import Kind
 from ...ring.slot_format import WITH_GRADIENTS_BIT
 from ..args import ArgColumn, Args, without_empty
-from ..nesting import InnermostLookup
+from ..nesting import InnermostLookup, find_parents
 from ..slices import (
     BACKWARD,
     BACKWARD_PASS,
@@ -31,7 +31,6 @@ from ..slices import (
 )
 from .analysis import RingAnalysis
 from .attribution import create_graph_nodes
-from .intervals import find_parents
 from .path_spans import clip_and_nest
 from .spans import SpanRows, count_in_group, differs
 

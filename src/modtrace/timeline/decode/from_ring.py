@@ -34,6 +34,7 @@ from ..contents import (
 )
 from ..join import with_slices
 from ..memory import peaks_of
+from ..nesting import find_parents
 from ..slices import (
     BACKWARD,
     BACKWARD_PASS,
@@ -51,7 +52,6 @@ from .device_points import event_before
 from .device_spans import add_device_spans
 from .evaluation import Evaluations, find_evaluations
 from .flops import CountedCalls, describe_counted, find_flops
-from .intervals import find_parents
 from .memory import HeldMemory, held_memory
 from .open_calls import OpenCall, lasts_too_long
 from .path_spans import clip_and_nest

@@ -35,6 +35,7 @@ from ...ring.slot_format import (
     Events,
     Kind,
 )
+from ..nesting import find_parents
 from .path_spans import clip_and_nest
 
 _IntervalColumns = dict[str, AnyArray]
@@ -160,9 +161,12 @@ def _bound_by_own_thread(events: Events, columns: _IntervalColumns) -> None:
 def _nest(columns: _IntervalColumns) -> tuple[Int64Array, Int64Array]:
     """Return depth and parent of intervals in (thread, start) order; those that overlap are clipped first."""
     thread, start_position, end_position = columns["thread"], columns["start_position"], columns["end_position"]
-    depth = _depths(thread, start_position, end_position)
-    if depth is not None:
-        return depth, find_parents(thread, depth)
+    first = thread * (int(end_position.max(initial=0)) - int(start_position.min(initial=0)) + 1)
+    over = np.searchsorted(np.sort(first + end_position, kind="stable"), first + start_position, "right")
+    depth = np.arange(len(thread)) - over
+    parent = find_parents(thread, depth)
+    if np.all((parent < 0) | (end_position <= end_position[parent])):
+        return depth, parent
     # What would outlive the interval around it ends together with that one, and is without an end.
     until, parent, depth = clip_and_nest(thread, start_position, end_position, np.arange(len(thread)))
     clipped, end = until < end_position, columns["end"].copy()
@@ -172,36 +176,6 @@ def _nest(columns: _IntervalColumns) -> tuple[Int64Array, Int64Array]:
     columns["end_position"], columns["has_end"] = until, columns["has_end"] & ~clipped
     columns["end"] = np.maximum(end, columns["start"])
     return depth, parent
-
-
-def find_parents(track: Int64Array, depth: Int64Array) -> Int64Array:
-    """Return each row's parent, rows in start order: the last row before it on its track, one level up; else -1."""
-    count = len(track)
-    stride = np.int64(depth.max(initial=0) + 2)
-    rank = np.arange(count, dtype=np.int64)
-    sort_key = (track * stride + depth) * count + rank
-    order = np.argsort(sort_key, kind="stable")
-    outer = np.searchsorted(sort_key[order], (track * stride + depth - 1) * count + rank) - 1
-    return np.where(depth > 0, order[np.maximum(outer, 0)], -1) if count else rank
-
-
-def _depths(thread: Int64Array, start_position: Int64Array, end_position: Int64Array) -> Int64Array | None:
-    """Return each interval's depth on its thread; None if they do not nest."""
-    count = len(thread)
-    sign = np.repeat(np.array([1, -1]), count)
-    # Clipped intervals end together with the one around them: the inner one, which started later, first.
-    tie = np.concatenate([start_position, -start_position])
-    position = np.concatenate([start_position, end_position])
-    order = np.lexsort((tie, position, np.concatenate([thread, thread])))
-    signs = sign[order]
-    depth_at = np.empty(2 * count, np.int64)
-    depth_at[order] = np.cumsum(signs) - (signs > 0)
-    at_start, at_end = depth_at[:count], depth_at[count:]
-    # Equal depths at both ends are not enough: two that overlap swap their ends at the same depth.
-    by_depth = np.lexsort((start_position, at_start, thread))
-    neighbours = (np.diff(thread[by_depth]) == 0) & (np.diff(at_start[by_depth]) == 0)
-    apart = end_position[by_depth][:-1] < start_position[by_depth][1:]
-    return at_start if np.array_equal(at_start, at_end) and bool(np.all(apart | ~neighbours)) else None
 
 
 def is_any(event_kinds: Int8Array, kinds: Iterable[Kind]) -> BoolArray:
