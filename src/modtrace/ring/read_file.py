@@ -13,7 +13,7 @@ import numpy as np
 
 from .._errors import RingError
 from .._files import open_regular, read_at
-from .._typing import BoolArray, Int32Array, Int64Array
+from .._typing import AnyArray, BoolArray, Int32Array, Int64Array
 from .file_format import (
     LOG_CHUNK_BYTES,
     MAX_TIME_NS,
@@ -362,52 +362,55 @@ def read_slots(
         without: leave out events of these kinds too, but for the first and the last of `serials`.
     """
     parts = [_whole_slots(block, capacity, serials, without) for block in blocks]
-    serial, time_ns, value, meta = np.concatenate([np.empty((4, 0), np.int64), *parts], axis=1)
-    whole = np.ones(len(serial), np.bool_)
-    recorded = int(serial.max()) + 1 if len(serial) else 0
-    if recorded > capacity:
+    columns = [np.concatenate(column) if len(column) > 1 else column[0] for column in zip(*parts, strict=True)]
+    serial = columns[0] if columns else np.zeros(0, np.int64)
+    if np.any(serial[1:] < serial[:-1]):
+        order = np.argsort(serial, kind="stable")
+        columns = [column[order] for column in columns]
+        serial = columns[0]
+    low, high = 0, len(serial)
+    if high and serial[-1] >= capacity:
         # All serials of a ring lie within one capacity. One that is damaged must not make all others look overwritten.
-        middle = np.partition(serial, len(serial) // 2)[len(serial) // 2]
-        whole = np.abs(serial - middle) < capacity
-        recorded = int(serial[whole].max()) + 1
+        middle = int(serial[high // 2])
+        low, high = np.searchsorted(serial, (middle - capacity + 1, middle + capacity)).tolist()
+    recorded = int(serial[high - 1]) + 1 if high else 0
     oldest = max(min(serials.start, recorded), recorded - capacity)
-    whole &= serial >= oldest
-    order = np.flatnonzero(whole)
-    order = order[np.argsort(serial[order], kind="stable")]
-    meta = meta[order]
+    low = max(low, int(np.searchsorted(serial, oldest)))
+    serial, time_ns, value, meta = (column[low:high] for column in columns or [serial] * 4)
     events = Events(
-        serial=serial[order],
-        time=time_ns[order],
+        serial=serial,
+        time=time_ns,
         kind=(meta >> KIND_SHIFT & KIND_MASK).astype(np.int8),
         thread=(meta >> THREAD_SHIFT & THREAD_MASK).astype(np.int32),
         name=(meta & NAME_MASK).astype(np.int32),
-        value=value[order],
+        value=value,
     )
     return SlotSnapshot(events, recorded, oldest, recorded - oldest - len(events))
 
 
-def _whole_slots(block: _SlotBlock, capacity: int, serials: range, without: Collection[Kind]) -> Int64Array:
-    """Return serial, time, value and meta of the whole events of a block, int64[4, n]."""
-    slots = block.slots
-    # The order matters beside a live writer: the stamp is written last and so copied first, meta the other way round.
-    stamp = slots[:, 3].copy()
-    if not stamp.any():
-        return np.empty((4, 0), np.int64)
-    time_ns = slots[:, 1].copy()
-    value = slots[:, 2].copy()
-    meta = slots[:, 0].copy()
-    # Python's struct clears a slot before it fills it, so a stamp can also vanish meanwhile.
-    whole = slots[:, 3] == stamp
-    serial = stamp - 1
-    whole &= (stamp > 0) & (serial % capacity == np.arange(block.first, block.first + len(slots)))
-    whole &= (serial // capacity & LAP_MASK) == meta >> LAP_SHIFT
-    kind = meta >> KIND_SHIFT & KIND_MASK
-    whole &= _IS_KNOWN[kind] & (serial < serials.stop)
+def _whole_slots(
+    block: _SlotBlock, capacity: int, serials: range, without: Collection[Kind]
+) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
+    """Return serial, time, value and meta of the whole events of a block."""
+    slots, slot = block.slots, np.arange(block.first, block.first + len(block.slots))
+    rows: AnyArray | slice = slice(None)
     if without:
+        # A slot that is written to meanwhile belongs to a later event.
         is_wanted = _IS_KNOWN.copy()
         is_wanted[[*without]] = False
-        whole &= is_wanted[kind] | (serial == serials.start) | (serial == serials.stop - 1)
-    return np.stack([column[whole] for column in (serial, time_ns, value, meta)])
+        ends = [serial % capacity for serial in (serials.start, serials.stop - 1)]
+        rows = np.flatnonzero(is_wanted[slots[:, 0] >> KIND_SHIFT & KIND_MASK] | np.isin(slot, ends))
+        slot = slot[rows]
+    # The order matters beside a live writer: the stamp is written last and so copied first, meta the other way round.
+    stamp, time_ns, value, meta = (np.array(slots[:, column][rows]) for column in (3, 1, 2, 0))
+    # Python's struct clears a slot before it fills it, so a stamp can also vanish meanwhile.
+    whole = slots[:, 3][rows] == stamp
+    serial = stamp - 1
+    lap = serial // capacity
+    whole &= (stamp > 0) & (serial - lap * capacity == slot) & (serial < serials.stop)
+    whole &= ((lap & LAP_MASK) == meta >> LAP_SHIFT) & _IS_KNOWN[meta >> KIND_SHIFT & KIND_MASK]
+    columns = serial, time_ns, value, meta
+    return columns if whole.all() else tuple(column[whole] for column in columns)
 
 
 def _validate(slots: SlotSnapshot, records: Sequence[Record]) -> tuple[SlotSnapshot, list[Record]]:
@@ -441,7 +444,8 @@ def _drop_impossible_times(slots: SlotSnapshot, records: Sequence[Record]) -> Sl
     possible = (events.time >= begin) & (events.time < MAX_TIME_NS)
     # What completes is written by other threads than the one it belongs to.
     index = np.flatnonzero(possible & ~np.isin(events.kind, KINDS_OF_OTHER_THREADS))
-    index = index[np.argsort(events.thread[index], kind="stable")]
+    if np.any(np.diff(events.time[index]) < 0):
+        index = index[np.argsort(events.thread[index], kind="stable")]
     goes_back = (np.diff(events.time[index]) < 0) & (np.diff(events.thread[index]) == 0)
     for thread in np.unique(events.thread[index[1:][goes_back]]).tolist():
         of_thread = index[events.thread[index] == thread]
