@@ -15,7 +15,7 @@ from ...ring.range_text import CATEGORIES, RangeName, parse_range
 from ...ring.slot_format import CALL_ENTER_KINDS, CALL_EXIT_KINDS, FLOP_KINDS, NO_NAME, RANGE_KINDS, RECOMPUTE_BIT
 from .attribution import attribute_nodes
 from .device_points import QueuedEvents, queued_events, read_device_clocks, read_stream_ids
-from .intervals import Intervals, build_intervals, is_core_event, pair_by_key, pair_calls, without_repeated_ends
+from .intervals import Intervals, build_intervals, is_core_event, pair_by_key, pair_calls
 from .name_lookup import NameLookup
 from .open_calls import AFTER_BACKWARD, OpenCall, ThreadStack, open_stacks
 from .spans import forward_of_recompute
@@ -261,7 +261,6 @@ class PassColumns(NamedTuple):
 def _pair_passes(events: Events) -> PassColumns:
     """Pair the begins and ends of passes by their numbers; of several whose begin is lost, the longest comes first."""
     edges = np.flatnonzero((events.kind == Kind.PASS_BEGIN) | (events.kind == Kind.PASS_END))
-    edges = without_repeated_ends(edges, events.kind[edges] == Kind.PASS_BEGIN, events.value[edges])
     begin, end = pair_by_key(edges, events.kind[edges] == Kind.PASS_BEGIN, events.value[edges])
     order = np.lexsort((-np.where(end >= 0, end, len(events)), begin))
     begin, end = begin[order], end[order]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..._numbering import order_in_groups
 from ..._typing import Int64Array
 from ...ring import Events, Kind
 from ...ring.slot_format import (
@@ -76,7 +77,8 @@ def find_cuts(blocks: Iterable[Events], lookup: NameLookup, ends: Int64Array, *,
         # Each as one number: twice what begins, and one more where it ends.
         edges = [(column << SEQUENCE_BITS | number) * 2 for _, column, number in begun]
         edges += [(column << SEQUENCE_BITS | number) * 2 + 1 for _, column, number in ended]
-        edge = np.sort(np.concatenate([is_open, *edges]))
+        edge = np.concatenate([is_open, *edges])
+        edge = edge[order_in_groups(edge, SEQUENCE_BITS + 1)]
         is_open = edge[(np.diff(edge >> 1, append=-1) != 0) & (edge & 1 == 0)]
         lost = edge[(np.diff(edge >> 1, prepend=-1) != 0) & (edge & 1 == 1)] >> 1
         lost = lost[lost >> SEQUENCE_BITS != _SEGMENTS]  # the end of a pass in which no node of a module ran

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..._interrupts import cached_property
+from ..._numbering import order_in_groups
 from ..._typing import AnyArray, BoolArray, Int8Array, Int64Array, SignedIntArray
 from ...ring.slot_format import (
     ABANDONED_BIT,
@@ -227,11 +228,7 @@ def pair_calls(events: Events) -> _IntervalColumns:
     """Pair enters and exits by name and key."""
     is_enter = np.isin(events.kind, CALL_ENTER_KINDS)
     index = np.flatnonzero(is_enter | np.isin(events.kind, CALL_EXIT_KINDS))
-    ids = call_ids(events, index)
-    once = without_repeated_ends(index, is_enter[index], ids)
-    if len(once) < len(index):
-        index, ids = once, call_ids(events, once)
-    first, last = pair_by_key(index, is_enter[index], ids)
+    first, last = pair_by_key(index, is_enter[index], call_ids(events, index), CALL_KEY_BITS)
     known = np.where(first >= 0, first, last)
     sequence = events.value & SEQUENCE_MASK
     return _paired(
@@ -262,7 +259,7 @@ def _pair_nodes(events: Events) -> _IntervalColumns:
     differs = [np.diff(column[order], prepend=-1) != 0 for column in (name, value, thread)]
     key = np.empty(len(index), np.int64)
     key[order] = np.cumsum(np.logical_or.reduce(differs))
-    first, last = pair_by_key(index, events.kind[index] == Kind.NODE_BEGIN, key)
+    first, last = pair_by_key(index, events.kind[index] == Kind.NODE_BEGIN, key, nests=True)
     known = np.where(first >= 0, first, last)
     end = events.time[last].copy()
     _extend_to_next(events, last, last >= 0, end)
@@ -290,31 +287,24 @@ def find_key(keys: Int64Array, wanted: Int64Array) -> Int64Array:
     return np.where(keys[position] == wanted, position, -1)
 
 
-def without_repeated_ends(index: SignedIntArray, is_begin: BoolArray, key: Int64Array) -> SignedIntArray:
-    """Return the events without ends that follow an end of the same key.
-
-    An end that an interrupt came into is written again, and the first one counts.
-
-    Args:
-        index: the events, ascending.
-        is_begin: which of them begin something.
-        key: what they begin or end.
-    """
-    order = np.argsort(key, kind="stable")
-    is_end = ~is_begin[order]
-    repeats = is_end & np.append(False, is_end[:-1] & (np.diff(key[order]) == 0))
-    return np.delete(index, order[repeats])
-
-
-def pair_by_key(index: SignedIntArray, is_begin: BoolArray, key: Int64Array) -> tuple[Int64Array, Int64Array]:
+def pair_by_key(
+    index: SignedIntArray, is_begin: BoolArray, key: Int64Array, shift: int = 0, *, nests: bool = False
+) -> tuple[Int64Array, Int64Array]:
     """Return the events that begin and end each thing; -1 if there is none. Those of one key are paired as they nest.
 
     Args:
         index: the events that begin or end something, ascending.
         is_begin: which of them begin it.
         key: what they begin or end. A key that lost an event disturbs no other.
+        shift: as of `order_in_groups`, which sorts the keys.
+        nests: whether what has a key can be in another with that key. Else an end that follows an end of its key is
+            left out: one that an interrupt came into is written again.
     """
-    order = np.argsort(key, kind="stable")
+    order = order_in_groups(key, shift)
+    is_end, is_paired = ~is_begin[order], is_begin.copy()
+    if not nests and np.any(repeats := is_end & np.append(False, is_end[:-1] & (np.diff(key[order]) == 0))):
+        is_paired[order[repeats]] = True
+        order = order[~repeats]
     sign = np.where(is_begin[order], 1, -1)
     total, is_first = np.cumsum(sign), np.diff(key[order], prepend=-1) != 0
     before = (total - sign)[is_first][np.cumsum(is_first) - 1]
@@ -324,7 +314,7 @@ def pair_by_key(index: SignedIntArray, is_begin: BoolArray, key: Int64Array) -> 
         order, depth = order[nested], depth[nested]
     first, second = order[:-1], order[1:]
     is_pair = is_begin[first] & ~is_begin[second] & (key[first] == key[second]) & (depth[:-1] == depth[1:])
-    end_of, is_paired = np.full(len(index), -1, np.int64), is_begin.copy()
+    end_of = np.full(len(index), -1, np.int64)
     end_of[first[is_pair]] = index[second[is_pair]]
     is_paired[second[is_pair]] = True
     unpaired = index[~is_paired].astype(np.int64)

@@ -15,7 +15,7 @@ from ..slices import COLLECTED, GARBAGE_COLLECTION, GENERATION, KINDS, RANGE, Sl
 from ..timeline import Timeline
 from .analysis import RingAnalysis
 from .evaluation import Evaluations
-from .intervals import pair_by_key, without_repeated_ends
+from .intervals import pair_by_key
 from .name_lookup import NameLookup
 from .path_spans import clip_and_nest
 
@@ -52,7 +52,6 @@ def add_ranges(
     count = len(evaluations.thread)
     if not len(index) and not len(collection) and not count:
         return timeline, Slices.empty()
-    index = without_repeated_ends(index, events.kind[index] == Kind.RANGE_BEGIN, events.value[index])
     begin, end = pair_by_key(index, events.kind[index] == Kind.RANGE_BEGIN, events.value[index])
     kind = np.repeat([RANGE, GARBAGE_COLLECTION], [len(begin), len(collection)])
     kind = np.append(kind, np.full(count, RANGE))
