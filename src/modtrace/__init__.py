@@ -69,7 +69,7 @@ def __getattr__(name: str) -> object:
     try:
         value = globals()[name] = getattr(importlib.import_module(module, __name__), name)
     except ModuleNotFoundError as error:
-        if error.name != "torch":
+        if (error.name or "").partition(".")[0] != "torch":
             raise
         from ._requirements import TorchMissingError
 
