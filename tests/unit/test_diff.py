@@ -298,6 +298,12 @@ COMPARISON = modtrace.Diff(
 
 def test_forms_of_a_diff() -> None:
     assert str(COMPARISON).splitlines() == [
+        "1. Net.h|0 · ran 2 times a step instead of 1: +0.200 ms a step, +2.0%",
+        "   1.000 ms before, 1.200 ms after; next: modtrace diff BASE NEW --only 'Net.h|0*'",
+        "2. Net.x · runs again in backward now (recompute): +0.090 ms a step, +0.9%",
+        "   0.000 ms before, 0.090 ms after; next: modtrace diff BASE NEW --only 'Net.x*'",
+        "nothing else changed",
+        "",
         "Net.h|0 forward ran 2 times a step instead of 1: +0.200 ms (20%); no other module of 2 is slower or faster "
         "beyond the noise; 1 added; the step is 3.0% slower",
         "before: 30 steps of 1 recording; after: 28 of 1 recording; 2 of warm-up left out",
@@ -469,7 +475,7 @@ def test_above_1000_percent_it_is_told_how_many_times_as_long() -> None:
     )
     step = COMPARISON.step._replace(new_ns=2_430_000_000, difference_ns=2_420_000_000)
     comparison = replace(COMPARISON, changes=[longer, at_most], step=step, common_ratio=0.9512)
-    lines, rows = str(comparison).splitlines(), comparison.to_markdown().splitlines()[-2:]
+    lines, rows = comparison.header, comparison.to_markdown().splitlines()[-2:]
 
     assert lines[0] == (
         "1 of 1 module is slower: Net.h|0 forward, +242.000 ms (243 times as long); the step is 243 times as long"

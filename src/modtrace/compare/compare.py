@@ -166,7 +166,33 @@ def compare_runs(before: Sequence[RunTimes], after: Sequence[RunTimes], renamed:
         environment=_environments(before, after),
         suggested=suggest_renames(before[0], after[0]),
         peak_bytes=_peak_changes(before, after),
+        classes=_changed_classes(before, after),
+        compiled=_compiled_on_one_side(before, after),
     )
+
+
+def _changed_classes(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> dict[str, tuple[str, str]]:
+    """Return the class before and after of each module that has another one; a model's class is its name."""
+    kinds: list[dict[str, set[str]]] = [{}, {}]
+    for of_side, side in zip(kinds, (before, after), strict=True):
+        for fqn, kind in (item for run in side for item in run.classes.items()):
+            of_side.setdefault(fqn, set()).add(kind)
+    old, new = kinds
+    return {
+        fqn: (min(old[fqn]), min(new[fqn]))
+        for fqn in old
+        if "." in fqn and fqn in new and old[fqn].isdisjoint(new[fqn])
+    }
+
+
+def _compiled_on_one_side(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> tuple[list[str], list[str]]:
+    """Return the regions that torch.compile made in all recordings of a side and in none of the other."""
+    old, new = ([run.compiled for run in side] for side in (before, after))
+    return _in_all_of(old, new), _in_all_of(new, old)
+
+
+def _in_all_of(side: Sequence[Sequence[str]], other: Sequence[Sequence[str]]) -> list[str]:
+    return [fqn for fqn in side[0] if all(fqn in run for run in side) and not any(fqn in run for run in other)]
 
 
 def _peak_changes(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> list[PeakChange]:

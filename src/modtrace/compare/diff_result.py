@@ -26,11 +26,14 @@ from .._tables import (
     paragraph,
 )
 from .._terminal import counted, printable, ratio_text
-from ..timeline.summary import GroupBy
+from ..timeline.summary import Finding, GroupBy
+from ..timeline.summary.findings import findings_lines
 from ..write import write
 from ..write.atomic_file import atomic_writer
 from ..write.html import write_html
+from .findings import TOLD_BY_MODULES, compared_words, compiled_words, find_changes
 from .noise import MIN_MODULES
+from .run_times import names_around
 from .side_by_side import TypicalStep, compared, side_by_side
 from .verdicts import MIN_STEPS, Cause, Change, PeakChange
 
@@ -43,8 +46,6 @@ _RELATED = 0.1
 _NAMED = 3
 """How many of what some recordings lack are named, and how many parts of the step that changed."""
 _MAX_DIFFERENCES = 10
-_OF_MODULES = {"forward", "backward", "recompute"}
-"""Parts of the step that a sentence leaves to their modules."""
 
 _CAUSES: dict[Cause, list[str]] = {
     "machine": [],
@@ -94,6 +95,9 @@ class Diff:
         parts: one per part of the step, such as data loading, in the order of `changes`; none if a baseline has none.
         peak_bytes: the most memory that all took, and each module, before and after; none if a side has no memory.
         by: what the changes are of: a "module", or all of a "class", which `fqn` then names.
+        classes: of each module that has another class after, both.
+        compiled: the regions that are compiled before alone, and after alone.
+        selected: True if only some modules are looked at; the step, which has all others in it, then does not count.
 
     Examples:
         >>> [change.fqn for change in modtrace.diff("a.pftrace", "b.pftrace").above(0.05)]
@@ -116,17 +120,23 @@ class Diff:
     peak_bytes: Sequence[PeakChange] = ()
     common_cause: Cause = "machine"
     by: GroupBy = "module"
+    classes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    compiled: tuple[Sequence[str], Sequence[str]] = ((), ())
+    selected: bool = field(default=False, compare=False)
     _sides: tuple[TypicalStep, TypicalStep] | None = field(default=None, repr=False, compare=False)
     """A typical step before and one after, which pages and traces show; None if a side is a baseline."""
-    _selected: bool = field(default=False, repr=False, compare=False)
-    """True if only some modules are looked at; the step, which has all others in it, then does not count."""
 
     def only(self, pattern: str) -> "Diff":
         """Keep the modules whose fully qualified name matches a shell's pattern; `*` also matches dots."""
         matches = re.compile(fnmatch.translate(pattern)).match
         changes = [change for change in self.changes if matches(change.fqn)]
         peaks = [peak for peak in self.peak_bytes if not peak.fqn or matches(peak.fqn)]
-        return replace(self, changes=changes, parts=(), peak_bytes=peaks, _selected=True)
+        classes = {fqn: kinds for fqn, kinds in self.classes.items() if matches(fqn)}
+        before, after = ([fqn for fqn in side if matches(fqn)] for side in self.compiled)
+        compiled = before, after
+        return replace(
+            self, changes=changes, parts=(), peak_bytes=peaks, classes=classes, compiled=compiled, selected=True
+        )
 
     def above(self, limit: float, *, floor: float = FLOOR) -> list[Change]:
         """Return changes that are slower, with the whole interval, by more than a part of the time before (0.05: 5 %).
@@ -141,7 +151,7 @@ class Diff:
         slower = [change for change in (*self.parts, *self.changes) if change.difference_ns >= least_ns]
         return [
             change
-            for change in (*([] if self._selected else [self.step]), *slower)
+            for change in (*([] if self.selected else [self.step]), *slower)
             if change.verdict == "slower" and change.low_ns is not None and change.low_ns > limit * change.base_ns
         ]
 
@@ -156,7 +166,7 @@ class Diff:
         """
         least = floor * max((peak.base_bytes for peak in self.peak_bytes), default=0)
         grown = [peak for peak in self.peak_bytes if peak.difference_bytes > limit * peak.base_bytes]
-        return [peak for peak in grown if (peak.difference_bytes >= least if peak.fqn else not self._selected)]
+        return [peak for peak in grown if (peak.difference_bytes >= least if peak.fqn else not self.selected)]
 
     @property
     def modules_in_common(self) -> tuple[int, int]:
@@ -169,30 +179,52 @@ class Diff:
     def unrelated(self) -> bool:
         """Whether the sides have hardly a module in common: fewer than one in ten."""
         common, modules = self.modules_in_common
-        return not self._selected and common < _RELATED * modules
+        return not self.selected and common < _RELATED * (modules - len(self.in_compiled))
+
+    @property
+    def in_compiled(self) -> set[str]:
+        """The modules that have spans on one side alone, because what they are in is compiled on the other."""
+        sides = [{c.fqn for c in self.changes if c.base_recordings}, {c.fqn for c in self.changes if c.new_recordings}]
+        return {
+            fqn
+            for compiled, without, spans in zip(self.compiled, sides, sides[::-1], strict=True)
+            for fqn in spans - without
+            if not {*compiled}.isdisjoint(names_around(fqn))
+        }
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What changed most, whatever it is: by what it costs or saves in a step, at most seven."""
+        return find_changes(self)
+
+    @property
+    def findings_lines(self) -> list[str]:
+        """The findings as a summary has them."""
+        return findings_lines(self.findings, compared_words(self), verb="changed")
 
     @property
     def sentence(self) -> str:
         """The answer in one sentence."""
         common, modules = self.modules_in_common
         if self.unrelated:
-            return f"these are different models: {common} of {self._rows_in_words(modules)} are on both sides"
+            return f"these are different models: {common} of {self.rows_in_words(modules)} are on both sides"
         often = [change for change in self.changes if change.outcome != change.verdict and stands_out(change)]
         parts: list[str] = []
         for verdict in ("slower", "faster"):
             rows = [change for change in self.changes if change.outcome == verdict]
             count = len({change.fqn for change in rows})
             if rows:
-                of = f" of {self._rows_in_words(modules)}" if not parts else ""
+                of = f" of {self.rows_in_words(modules)}" if not parts else ""
                 worst = f"{'' if count == 1 else 'most of all '}{rows[0].fqn} {rows[0].phase}, {_cost(rows[0])}"
                 parts.append(f"{count:,}{of} {'is' if count == 1 else 'are'} {verdict}: {worst}")
-        only = [change.verdict for change in self.changes]
+        only = [change.verdict for change in self.changes if change.fqn not in self.in_compiled]
         parts = parts or [
             f"no {'other ' if often else ''}{self.by} of {modules:,} is slower or faster beyond the noise"
         ]
         others = len(often) - 1
         more = f", and {others:,} more {'differs' if others == 1 else 'differ'} so" if others else ""
         parts = [f"{change.fqn} {change.phase} {change.outcome}: {_cost(change)}{more}" for change in often[:1]] + parts
+        parts += [words for _, words in compiled_words(self)]
         parts += [f"{only.count(verdict):,} {verdict}" for verdict in ("added", "removed") if verdict in only]
         step = self.step
         change = (
@@ -207,7 +239,7 @@ class Diff:
         parts += [
             f"{part.fqn} is {part.verdict}: {_cost(part)}"
             for part in self.parts
-            if part.verdict in {"slower", "faster"} and part.fqn not in _OF_MODULES
+            if part.verdict in {"slower", "faster"} and part.fqn not in TOLD_BY_MODULES
         ][:_NAMED]
         return "; ".join(parts)
 
@@ -320,7 +352,7 @@ class Diff:
     def _tables(self, *, verbose: bool) -> dict[str, Table]:
         rows = [change for change in self.changes if verbose or stands_out(change)]
         quiet = len({change.fqn for change in self.changes} - {change.fqn for change in rows})
-        notes = [f"{self._rows_in_words(quiet)}: no difference beyond the noise"] if quiet else []
+        notes = [f"{self.rows_in_words(quiet)}: no difference beyond the noise"] if quiet else []
         columns = (
             Column(self.by, "fqn", MODULE),
             Column("phase", "phase", TEXT),
@@ -335,18 +367,19 @@ class Diff:
         return parts | {"modules": Table(columns, rows, fields, notes=notes)}
 
     def to_text(self, limit: int | None = None, *, verbose: bool = False) -> str:
-        """Return header, table of the parts of the step, and table of modules, self times per step in ms.
+        """Return findings, header, table of the parts of the step, and table of modules, self times per step in ms.
 
         Args:
             limit: how many rows of modules at most.
             verbose: list modules without a difference beyond the noise too.
         """
-        return join_texts(self.header, self._rendered("text", limit, verbose))
+        return join_texts(self.findings_lines, [join_texts(self.header, self._rendered("text", limit, verbose))])
 
     def to_markdown(self, limit: int | None = None, *, verbose: bool = False) -> str:
-        """Return the header as a list and GitHub tables; see `to_text`."""
+        """Return findings and the header as lists and GitHub tables; see `to_text`."""
         header = "\n".join(f"- {html.escape(printable(line))}" for line in self.header)
-        return "\n".join([f"{header}\n", *self._rendered("md", limit, verbose)])
+        found = "\n".join(html.escape(printable(line)) for line in self.findings_lines)
+        return "\n".join([f"{found}\n"] * bool(found) + [f"{header}\n", *self._rendered("md", limit, verbose)])
 
     def _rendered(self, form: Form, limit: int | None, verbose: bool) -> list[str]:
         tables = self._tables(verbose=verbose)
@@ -360,8 +393,8 @@ class Diff:
         return str(self.tables["modules"]._replace(rows=[*self.changes, *self.parts]).to("csv"))
 
     def to_json(self) -> str:
-        """Return a JSON object: `sentence`, `changes`, `parts`, `step` and the other attributes; times in ns."""
-        values: dict[str, Any] = {"sentence": self.sentence}
+        """Return a JSON object: `findings`, `sentence`, `changes`, `parts`, `step` and the rest; times in ns."""
+        values: dict[str, Any] = {"findings": json_values(self.findings), "sentence": self.sentence}
         values |= {name: json_values(getattr(self, name)) for name in self.__slots__ if not name.startswith("_")}
         return json.dumps(values, separators=(",", ":")) + "\n"
 
@@ -369,10 +402,12 @@ class Diff:
         return self.to_text()
 
     def _repr_html_(self) -> str:
-        """Show in a notebook the header, and tables of the parts of the step and of modules."""
-        return "".join([*paragraph(self.header), "\n", *self._rendered("html", None, verbose=True)])
+        """Show in a notebook findings, the header, and tables of the parts of the step and of modules."""
+        above = [*paragraph(self.findings_lines), *paragraph(self.header)]
+        return "".join([*above, "\n", *self._rendered("html", None, verbose=True)])
 
-    def _rows_in_words(self, count: int) -> str:
+    def rows_in_words(self, count: int) -> str:
+        """Return `1 module`, `2 modules`, or so many classes."""
         plural = {"module": "modules", "class": "classes"}[self.by]
         return f"{count:,} {self.by if count == 1 else plural}"
 

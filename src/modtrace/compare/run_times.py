@@ -29,6 +29,7 @@ from ..timeline.select import on_gpu, without_gpu
 from ..timeline.slices import SHAPES
 from ..timeline.summary import GroupBy, find_step_bounds, measure_steps, summarize, warm_up_steps
 from ..timeline.summary.flop_summary import step_flops
+from ..timeline.summary.overview import count_compiled
 from ..timeline.summary.slow_steps import divide_steps
 from ..write.atomic_file import atomic_writer
 
@@ -211,6 +212,7 @@ class RunTimes(NamedTuple):
         parts: each part of the step; none in a baseline of an earlier version.
         peak_bytes: the most that tensors held inside each module or class, less what they held at its begin, and under
             an empty name the most that they held at all; empty if memory was not recorded.
+        compiled: the regions that torch.compile made of modules, by name.
     """
 
     modules: Mapping[Key, ModuleRun]
@@ -221,6 +223,7 @@ class RunTimes(NamedTuple):
     environment: Mapping[str, str]
     parts: Mapping[str, ModuleRun] = {}
     peak_bytes: Mapping[str, int] = {}
+    compiled: tuple[str, ...] = ()
 
 
 def measure_run(timeline: Timeline, by: GroupBy = "module", step_by: str | None = None) -> RunTimes:
@@ -231,7 +234,9 @@ def measure_run(timeline: Timeline, by: GroupBy = "module", step_by: str | None 
     """
     environment = {key: str(timeline.metadata[key]) for key in ENVIRONMENT if timeline.metadata.get(key)}
     exact, peak_bytes = _exact_values(timeline, by)
-    return measure_samples(take_samples(timeline, by, step_by), environment | exact)._replace(peak_bytes=peak_bytes)
+    compiled = tuple(plain_fqn(fqn) for fqn in count_compiled(timeline)) if by == "module" else ()
+    run = measure_samples(take_samples(timeline, by, step_by), environment | exact)
+    return run._replace(peak_bytes=peak_bytes, compiled=compiled)
 
 
 def _exact_values(timeline: Timeline, by: GroupBy) -> tuple[dict[str, str], dict[str, int]]:
@@ -325,6 +330,7 @@ def renamed_run(run: RunTimes, renamed: Mapping[str, str]) -> RunTimes:
         modules={(new_name[fqn], phase): module for (fqn, phase), module in run.modules.items()},
         classes={new_name[fqn]: module_class for fqn, module_class in run.classes.items()},
         peak_bytes={new_name.get(fqn, fqn): most for fqn, most in run.peak_bytes.items()},
+        compiled=tuple(new_name.get(fqn, fqn) for fqn in run.compiled),
     )
 
 
@@ -347,6 +353,7 @@ def _run_to_json(run: RunTimes) -> str:
     step = [*map(_digits, run.step)]
     head = {"steps": run.steps, "warm_up": run.warm_up, "step": step, "environment": dict(run.environment)}
     head |= {"peak_bytes": dict(run.peak_bytes)} if run.peak_bytes else {}
+    head |= {"compiled": list(run.compiled)} if run.compiled else {}
     parts = ",\n".join(f"{json.dumps(part)}: {json.dumps(_numbers(times))}" for part, times in run.parts.items())
     return f'{json.dumps(head)[:-1]}, "parts": {{\n{parts}}}, "modules": [\n{modules}]}}'
 
@@ -406,7 +413,8 @@ def _run_from(values: Mapping[str, Any]) -> RunTimes:
     step = _typical("step", *values["step"])
     warm_up = int(_number("warm_up", values["warm_up"], 0))
     peak_bytes = {str(fqn): int(_number("peak_bytes", most, 0)) for fqn, most in values.get("peak_bytes", {}).items()}
-    return RunTimes(modules, classes, step, int(steps), warm_up, environment, parts, peak_bytes)
+    compiled = tuple(str(fqn) for fqn in values.get("compiled", ()))
+    return RunTimes(modules, classes, step, int(steps), warm_up, environment, parts, peak_bytes, compiled)
 
 
 def _module_run(field: str, numbers: Sequence[Any], steps: int) -> ModuleRun:

@@ -37,6 +37,8 @@ MODULES_OUTSIDE, STEP_OUTSIDE = 0.01, 0.01
 itself."""
 SHARES_OUTSIDE = 0.005
 """How often a share of steps may be called changed if a program calls modules by chance."""
+ALMOST_ALL = 0.95
+"""What is in so many of the steps is in all but some."""
 MIN_CHANGE = 0.02
 """Part of the time before: recordings of one program differ by that much."""
 REFERENCE, FOLLOWS = "optimizer", 1 / 3
@@ -91,7 +93,7 @@ class Change(NamedTuple):
             than after, the mean over all steps (0.1: called in every tenth).
         new_calls: the same after.
         calls_changed: True if the steps before and after have different numbers of spans, but for one in twenty, or
-            another part of them has any.
+            another part of them has any, by more than chance does.
         verdict: "slower", "faster", "same", "cannot tell", "added" or "removed".
         base_recordings: how many recordings before have it; those without it do not count for its time.
         new_recordings: how many after.
@@ -353,7 +355,8 @@ def _change(
 def _uncompared(before: Sequence[RunTimes], after: Sequence[RunTimes], key: Key, calls: Calls, off: float) -> Change:
     """Return the change of what too few recordings have, or what takes no time."""
     times = [[run.modules[key].time.time_ns for run in side if key in run.modules] for side in (before, after)]
-    base, new = (round(float(np.mean(side))) if side else 0 for side in times)
+    shares = (1.0, 1.0) if all(times) else (calls.base_share, calls.new_share)
+    base, new = (round(float(np.mean(side)) * share) if side else 0 for side, share in zip(times, shares, strict=True))
     new = round(new / math.exp(off))
     verdict = "cannot tell" if all(times) else "removed" if times[0] else "added"
     recordings = _recordings(before, after, key)
@@ -410,7 +413,7 @@ class Calls(NamedTuple):
         base: spans per step before, the median of the steps in which there is any; if the share of these steps
             changed, the mean over all steps.
         new: the same after.
-        changed: True if that is another number, or a side has none.
+        changed: True if that is another number, or a side has none, beyond chance.
         base_share: in which part of the steps it is called; 1 if that did not change beyond chance.
         new_share: the same after.
         share_reach: by how much chance may have changed the logarithm of `new_share / base_share`.
@@ -438,7 +441,12 @@ def compare_calls(before: Sequence[RunTimes], after: Sequence[RunTimes], key: Ke
         round(float(np.median([run.calls for run in side]))) if side else 0 for side in (base, new)
     )
     if not (base and new):
-        return Calls(base_calls, new_calls, True)
+        (has, runs), others = ((base, before), after) if base else ((new, after), before)
+        share = min(sum(run.steps for run in has) / sum(run.steps for run in runs), 1.0)
+        # What is in a few steps alone may be on one side by chance.
+        sure = (1 - share) ** sum(run.steps for run in others) <= SHARES_OUTSIDE / keys
+        share = 1.0 if share >= ALMOST_ALL else share
+        return Calls(round(base_calls * share, 2), round(new_calls * share, 2), sure, share, share)
     shares = _changed_shares(before, after, key, keys)
     if shares is not None:
         base_share, new_share, reach = shares

@@ -157,7 +157,7 @@ def count_spans(timeline: Timeline) -> SpanCounts:
         set(np.unique(columns.name).tolist()),
         set(np.unique(columns.name[reruns]).tolist()),
         sum_up_communication(timeline.collectives),
-        _count_compiled(timeline),
+        count_compiled(timeline),
     )
 
 
@@ -359,7 +359,8 @@ def _recompute_line(overview: Overview, steps: Sequence[StepTimes]) -> str:
     return f"checkpointing costs {_ms(usual)} of a step (median; {share:.1%} of all), to run {again} again"
 
 
-def _count_compiled(timeline: Timeline) -> dict[str, int]:
+def count_compiled(timeline: Timeline) -> dict[str, int]:
+    """Return how many modules are inside of each region that torch.compile made, by the region's name."""
     names, columns = timeline.names, timeline.columns
     inside = columns.args.get(COMPILED_MODULES)
     if inside is None:

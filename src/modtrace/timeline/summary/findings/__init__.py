@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from ...._terminal import counted
 from .costs import find_costs
 from .costs import low_mfu as low_mfu
-from .finding import MAX_FINDINGS
+from .finding import MAX_FINDINGS as MAX_FINDINGS
 from .finding import TRACE as TRACE
 from .finding import Finding as Finding
 from .finding import Measured as Measured

@@ -88,27 +88,37 @@ def findings_markdown(findings: Sequence[Finding], looked_at: str, above: Sequen
     return "\n\n".join([*map(markdown_text, above), *table.notes]) + "\n"
 
 
-def closing_line(findings: Sequence[Finding], looked_at: str) -> str:
+def closing_line(findings: Sequence[Finding], looked_at: str, verb: str = "stands out") -> str:
     """Say that nothing else stands out, or of all that was looked at nothing."""
     if len(findings) < MAX_FINDINGS:
-        return "nothing else stands out" if findings else f"nothing stands out; looked at: {looked_at}"
+        return f"nothing else {verb}" if findings else f"nothing {verb}; looked at: {looked_at}"
     return ""
 
 
 def findings_lines(
-    findings: Sequence[Finding], looked_at: str, limit: int | None = None, evidence: int | None = None
+    findings: Sequence[Finding],
+    looked_at: str,
+    limit: int | None = None,
+    evidence: int | None = None,
+    verb: str = "stands out",
 ) -> list[str]:
-    """Return a line for each finding, another for the first `evidence`, one at the end; nothing without a look."""
+    """Return a line for each finding, another for the first `evidence`, one at the end; nothing without a look.
+
+    If what is listed `changed`, costs have a sign.
+    """
     if not looked_at:
         return []
     lines = []
     for number, found in enumerate(findings[:limit], 1):
-        cost = f": {short_ms(found.ns_per_step)} a step, {found.share:.1%}" if found.ns_per_step else ""
-        lines.append(f"{number}. {f'{found.where} · ' if found.where else ''}{found.what}{cost}")
+        ns, share = found.ns_per_step, found.share
+        cost = (
+            f"{short_ms(ns)} a step, {share:.1%}" if verb != "changed" else f"{ns / 1e6:+.3f} ms a step, {share:+.1%}"
+        )
+        lines.append(f"{number}. {f'{found.where} · ' if found.where else ''}{found.what}{f': {cost}' if ns else ''}")
         if evidence is None or number <= evidence:
-            lines.append(f"   {found.evidence}; next: {found.next}")
+            lines.append(f"   {'; next: '.join(filter(None, (found.evidence, found.next)))}")
     hidden = len(findings[limit:]) if limit is not None else 0
-    return [*lines, f"{hidden} more" if hidden else closing_line(findings, looked_at)]
+    return [*lines, f"{hidden} more" if hidden else closing_line(findings, looked_at, verb)]
 
 
 class Measured:

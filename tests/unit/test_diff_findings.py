@@ -1,0 +1,204 @@
+"""What a comparison opens with: what changed most, whatever it is, and nothing that chance does.
+
+Every recording is made of known times, so each figure is a sum.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+import modtrace
+from modtrace.compare.compare import compare_runs
+from modtrace.compare.run_times import ModuleRun, RunTimes, Typical, read_baseline, write_baseline
+from modtrace.timeline.summary import Finding
+
+MS = 1_000_000
+STEPS = 30
+PLACES = ("GPT", *(f"GPT.h.{layer}{name}" for layer in range(4) for name in ("", ".attn", ".act")))
+CLASSES = {"": "GPT", "attn": "Attention", "act": "GELU"}
+NEXT = "modtrace diff BASE NEW --verbose"
+
+
+def next_of(where: str) -> str:
+    return f"modtrace diff BASE NEW --only '{where}*'"
+
+
+def times(ns: float, calls: int = 1, steps: int = STEPS) -> ModuleRun:
+    return ModuleRun(Typical(ns, 1e-8), steps, calls, calls, calls)
+
+
+def model(
+    times_ns: Mapping[tuple[str, str], float] | None = None,
+    *,
+    calls: Mapping[str, int] | None = None,
+    classes: Mapping[str, str] | None = None,
+    parts: Mapping[str, ModuleRun] | None = None,
+    exact: Mapping[str, str] | None = None,
+    factor: float = 1.0,
+    compiled: tuple[str, ...] = (),
+) -> RunTimes:
+    """Four layers whose modules take 1 ms forward and 2 ms backward, in steps of 50 ms; with what differs from that."""
+    own = {(fqn, phase): ms * MS * factor for fqn in PLACES for phase, ms in (("forward", 1.0), ("backward", 2.0))}
+    own = {key: ns for key, ns in (own | dict(times_ns or {})).items() if ns}
+    if compiled:
+        own = {key: ns for key, ns in own.items() if not any(key[0].startswith(f"{region}.") for region in compiled)}
+    modules = {(fqn, phase): times(ns, (calls or {}).get(fqn, 1)) for (fqn, phase), ns in own.items()}
+    usual = {fqn: CLASSES.get(fqn.rpartition(".")[2], "Block") for fqn, _ in own} | {"GPT": "GPT"}
+    parts = {"forward": times(13 * MS * factor), "optimizer": times(5 * MS)} | dict(parts or {})
+    step = Typical(50 * MS * factor, 1e-8)
+    return RunTimes(modules, usual | dict(classes or {}), step, STEPS, 0, exact or {}, parts, compiled=compiled)
+
+
+def findings(new: RunTimes, base: RunTimes | None = None) -> list[Finding]:
+    """Five equal recordings a side, but for steps of warm-up, which make each its own."""
+    base = base or model()
+    before, after = ([run._replace(warm_up=n) for n in range(5)] for run in (base, new))
+    return compare_runs(before, after, {}).findings
+
+
+def test_new_recompute_comes_before_a_small_change_of_the_optimizer() -> None:
+    again = {("GPT.h.0.attn", "recompute"): 12 * MS, ("GPT.h.1.attn", "recompute"): 8 * MS}
+    parts = {"recompute": times(20.5 * MS), "optimizer": times(5.54 * MS)}
+    new, base = model(again, parts=parts), model()
+
+    assert findings(new, base) == [
+        Finding(
+            "runs again in backward now (recompute)", "GPT.h.0.attn", "recompute", 20_500_000, 0.41,
+            "GPT.h.0.attn, GPT.h.1.attn; 0.000 ms before, 20.500 ms after", next_of("GPT.h.0.attn"),
+        ),
+        Finding(
+            "optimizer is slower", None, "optimizer", 540_000, 0.0108, "5.000 ms before, 5.540 ms after", NEXT,
+        ),
+    ]  # fmt: skip
+    gone = findings(base, new)
+    assert [(found.what, found.ns_per_step) for found in gone] == [
+        ("recomputes no more", -20_500_000),
+        ("optimizer is faster", -540_000),
+    ]
+
+
+def test_another_class_in_one_place_is_named_with_what_it_costs() -> None:
+    slower = model({("GPT.h.2.act", "forward"): 3 * MS}, classes={"GPT.h.2.act": "A"})
+    same = model(classes={"GPT.h.2.act": "A", "GPT.h.3.act": "A"})
+
+    assert findings(slower) == [
+        Finding(
+            "is A, was GELU", "GPT.h.2.act", "forward", 2 * MS, 0.04,
+            "1.000 ms before, 3.000 ms after", next_of("GPT.h.2.act"),
+        )
+    ]  # fmt: skip
+    assert findings(same) == [
+        Finding("is A, was GELU", "GPT.h.2.act", None, 0, 0.0, "GPT.h.2.act, GPT.h.3.act", next_of("GPT.h.2.act"))
+    ]
+
+
+def test_other_numbers_of_calls_are_told_once_of_all_that_is_inside() -> None:
+    inside = [fqn for fqn in PLACES if fqn.startswith("GPT.h.1")]
+    longer = {(fqn, phase): 2 * ms * MS for fqn in inside for phase, ms in (("forward", 1), ("backward", 2))}
+
+    # Three modules take 3 ms more each.
+    assert findings(model(longer, calls=dict.fromkeys(inside, 2))) == [
+        Finding(
+            "ran 2 times a step instead of 1", "GPT.h.1", None, 9 * MS, 0.18,
+            "9.000 ms before, 18.000 ms after", next_of("GPT.h.1"),
+        )
+    ]  # fmt: skip
+
+
+def test_other_flops_of_one_module_are_told_in_figures() -> None:
+    name = "FLOPs of a call of GPT.h.1.attn"
+    base = {name: "1,000", "FLOPs of a call of GPT.h.0.attn": "1,000", "FLOPs of a call of GPT.h.2.attn": "1,000"}
+    new = base | {name: "4,000"}
+    slower = {("GPT.h.1.attn", "forward"): 4 * MS}
+
+    assert findings(model(slower, exact=new), model(exact=base)) == [
+        Finding(
+            "has other FLOPs", "GPT.h.1.attn", "forward", 3 * MS, 0.06,
+            f"{name}: 1,000 before, 4,000 after; 1.000 ms before, 4.000 ms after", next_of("GPT.h.1.attn"),
+        )
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("region", ["GPT", "GPT.h.1"])
+def test_a_model_that_is_compiled_is_no_other_model(region: str, tmp_path: Path) -> None:
+    new = model({(region, "forward"): 4 * MS}, compiled=(region,))
+    comparison = compare_runs([model()] * 5, [new], {})
+    inside = 12 if region == "GPT" else 2
+    words = f"compiled: the {inside} modules inside of {region} have no spans of their own"
+
+    assert not comparison.unrelated
+    assert f"; {words}; " in comparison.sentence
+    assert "removed" not in comparison.sentence
+    # The step takes as long as before.
+    assert comparison.findings == [
+        Finding(words, region, None, 0, 0.0, f"{3 * (inside + 1)}.000 ms before, 6.000 ms after", next_of(region))
+    ]
+    back = compare_runs([new], [model()], {})
+    assert back.findings[0].what == f"not compiled: the {inside} modules inside of {region} have spans of their own"
+    write_baseline([new], tmp_path / "baseline.json")
+    assert read_baseline(tmp_path / "baseline.json") == [new]
+
+
+def test_modules_that_are_gone_from_a_model_that_is_not_compiled_are_gone() -> None:
+    gone = dict.fromkeys(((fqn, phase) for fqn in PLACES[4:7] for phase in ("forward", "backward")), 0.0)
+
+    assert [(found.what, found.where, found.ns_per_step) for found in findings(model(gone))] == [
+        ("is gone", "GPT.h.1", -9 * MS)
+    ]
+
+
+def test_a_larger_batch_is_one_finding() -> None:
+    base, new = ({f"shapes of a call of {fqn}": f"float32[{batch}, 32]" for fqn in PLACES} for batch in (8, 16))
+
+    assert findings(model(exact=new, factor=2.0), model(exact=base)) == [
+        Finding(
+            "the work changed", None, None, 50 * MS, 1.0,
+            "shapes of a call of GPT: float32[8, 32] before, float32[16, 32] after; 50.000 ms before, 100.000 ms after",
+            NEXT,
+        )
+    ]  # fmt: skip
+
+
+def test_nothing_is_found_where_nothing_changed_beyond_the_noise() -> None:
+    barely = {("GPT.h.1.attn", "forward"): 1.019 * MS}
+    assert [findings(new) for new in (model(), model(barely))] == [[], []]
+    # A collection that one recording has in two steps.
+    assert compare_runs([model()], [model(parts={"gc": times(40 * MS, steps=2)})], {}).findings == []
+    comparison = compare_runs([model()], [model(barely)], {})
+    closing = (
+        "nothing changed; looked at: times, calls and classes of 13 modules, 2 parts of the step, "
+        "FLOPs and shapes where both sides have them"
+    )
+    assert str(comparison).splitlines()[:2] == [closing, ""]
+    assert comparison.to_markdown().splitlines()[:2] == [closing, ""]
+    assert json.loads(comparison.to_json())["findings"] == []
+    few = [run._replace(steps=5) for run in (model(), model(barely))]
+    assert compare_runs(few[:1], few[1:], {}).findings_lines == []
+
+
+def test_a_part_that_comes_in_enough_steps_to_be_no_chance_is_new() -> None:
+    comparison = compare_runs([model()], [model(parts={"saving": times(10 * MS, steps=15)})], {})
+
+    # 10 ms in each second step.
+    assert [(found.what, found.part, found.ns_per_step) for found in comparison.findings] == [
+        ("saving is new", "saving", 5 * MS)
+    ]
+    assert [(part.fqn, part.new_calls) for part in comparison.parts if part.verdict == "added"] == [("saving", 0.5)]
+
+
+def test_modules_that_are_looked_at_alone_have_their_findings() -> None:
+    new = model({("GPT.h.1.attn", "forward"): 4 * MS}, classes={"GPT.h.2.act": "A"}, parts={"optimizer": times(9 * MS)})
+    comparison: modtrace.Diff = compare_runs([model()] * 2, [new], {})
+
+    assert [found.where for found in comparison.findings] == [None, "GPT.h.1.attn", "GPT.h.2.act"]
+    assert [found.where for found in comparison.only("*.attn").findings] == ["GPT.h.1.attn"]
+    text = comparison.to_text()
+    assert text.startswith("1. optimizer is slower: +4.000 ms a step, +8.0%\n")
+    assert comparison.to_markdown().startswith("1. optimizer is slower: +4.000 ms a step, +8.0%\n")
+    assert [found["where"] for found in json.loads(comparison.to_json())["findings"]] == [
+        None, "GPT.h.1.attn", "GPT.h.2.act",
+    ]  # fmt: skip
