@@ -13,11 +13,20 @@ from collections.abc import Mapping
 
 from ._errors import RecordingError
 
+ROLE = r"[\w.-]{1,40}"
+"""What the name of a role matches as a whole."""
+
 
 def rank_in(environment: Mapping[str, str]) -> int | None:
     """Return the rank in torch's process group, if there is one, else `RANK`; None if that is not a number."""
     group, text = _process_group(), environment.get("RANK", "")
     return group[0] if group is not None else int(text) if text.isdecimal() else None
+
+
+def role_in(environment: Mapping[str, str]) -> str | None:
+    """Return what this process does in its job, as torchrun's `--role` says it; None if nothing says it."""
+    role = environment.get("ROLE_NAME", "default")
+    return role if role != "default" and re.fullmatch(ROLE, role) else None
 
 
 def world_size_in(environment: Mapping[str, str]) -> int:

@@ -4,11 +4,14 @@ It imports no torch: `modtrace run --help` and `modtrace.on_trace_ready` read it
 """
 
 import os
+import re
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+from ._rank import ROLE
 
 if TYPE_CHECKING:
     from torch import nn
@@ -44,6 +47,7 @@ class RecordOptions(TypedDict, total=False):
     workers: bool
     keep: int
     keep_when: str | Sequence[str] | None
+    role: str | None
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,13 @@ def check_capacity(capacity: object) -> int:
             f"capacity is {capacity!r}; it must be a whole number of events, {MIN_CAPACITY} to {MAX_CAPACITY:,}"
         )
     return capacity
+
+
+def check_role(role: object) -> str:
+    """Return the name of a role; raise ValueError if it cannot stand in the name of a process."""
+    if not isinstance(role, str) or not re.fullmatch(ROLE, role):
+        raise ValueError(f"role is {role!r}; it must be a name of at most 40 letters, digits, '_', '.' and '-'")
+    return role
 
 
 def _capacity(text: str) -> int:
@@ -209,5 +220,6 @@ OPTIONS: tuple[Option, ...] = (
     Option("workers", parse_flag, "Also record what the workers of a DataLoader do.", None, False),
     Option("keep", partial(_number, least=0), "Rings of earlier runs to keep, as run.1.modtrace.", "N", 3),
     Option("keep_when", str, "Keep the steps around what is slow: 'step > 3x'.", "CONDITION", separator="; "),
+    Option("role", check_role, "What this process does in its job, as trainer or rollout.", "NAME"),
 )
 """All of `RecordOptions`."""

@@ -37,6 +37,7 @@ TEXTS: dict[str, tuple[str, Any]] = {
     "workers": ("1", True),
     "keep": ("0", 0),
     "keep_when": ("step > 3x", "step > 3x"),
+    "role": ("rollout", "rollout"),
 }
 
 

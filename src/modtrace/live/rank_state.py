@@ -13,7 +13,7 @@ from ..ring import STACKS_SIGNAL, Kind, read_ring
 from ..ring.collective_text import CollectiveName, parse_collective
 from ..ring.slot_format import CALL_ENTER_KINDS, NO_NAME, NOT_AWAITED_BIT
 from ..timeline import Group, OpenCall, RingAnalysis, ThreadStack
-from ..timeline.contents import unsaved_sentence
+from ..timeline.contents import process_label, unsaved_sentence
 from ..timeline.decode.collectives import is_communication
 from ..timeline.decode.memory import held_memory
 from ..timeline.decode.open_calls import HUNG_WITHOUT_HISTORY_NS, lasts_too_long
@@ -129,6 +129,7 @@ class RankState(NamedTuple):
         memory: what it says of memory: an allocation that failed, what grows, or what it held when it died.
         known_pid: whether `pid` names it here too, and not in another PID namespace only.
         unsaved: what is lost because it died before it saved; else empty.
+        role: what it does in its job; empty if that is not known.
     """
 
     path: str
@@ -147,6 +148,7 @@ class RankState(NamedTuple):
     known_pid: bool = False
     memory: tuple[str, ...] = ()
     unsaved: str = ""
+    role: str = ""
 
     @property
     def told(self) -> tuple[str, ...]:
@@ -155,8 +157,8 @@ class RankState(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What to call it: its rank, else its file."""
-        return os.path.basename(self.path) if self.rank is None else f"rank {self.rank}"
+        """What to call it: its role and rank, else its file."""
+        return process_label(self.role, self.rank) or os.path.basename(self.path)
 
     @property
     def last_ns(self) -> int:
@@ -186,6 +188,7 @@ class RankState(NamedTuple):
         return {
             "file": self.path,
             "rank": self.rank,
+            **({"role": self.role} if self.role else {}),
             "pid": self.pid,
             "engine": self.engine,
             "state": self.state,
@@ -306,6 +309,7 @@ def rank_state_of(path: str | os.PathLike[str], analysis: RingAnalysis, now: tup
         known_pid=snapshot.known_pid,
         memory=_memory(analysis, state),
         unsaved=snapshot.unsaved,
+        role=str(metadata.get("role", "")),
     )
 
 

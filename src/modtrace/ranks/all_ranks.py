@@ -30,16 +30,18 @@ class RankTimeline(NamedTuple):
         time: the place of its own times in the job's.
         timeline: in Unix nanoseconds of the job's clock.
         bound_ns: how far its times are off at most.
+        file: the recording.
     """
 
     time: RankTime
     timeline: Timeline
     bound_ns: int
+    file: RankRecording
 
     @property
     def rank(self) -> int:
-        """The rank's number."""
-        return self.time.rank
+        """The rank's number among those of its world."""
+        return self.file.rank_in_world
 
     @property
     def peak_bytes(self) -> int | None:
@@ -76,7 +78,7 @@ def load_rank(file: RankRecording, time: RankTime, steps: Steps | None = None) -
     Raises:
         ModtraceError: it cannot be read.
     """
-    return place_rank(load_own_time(file, steps), time)
+    return place_rank(load_own_time(file, steps), time, file)
 
 
 def read_ranks(
@@ -108,10 +110,10 @@ def _read_rank(take: Callable[[RankTimeline], T], steps: Steps | None, placed: t
     return take(load_rank(*placed, steps))
 
 
-def place_rank(own: Timeline, time: RankTime) -> RankTimeline:
+def place_rank(own: Timeline, time: RankTime, file: RankRecording) -> RankTimeline:
     """Move what was read of a rank's recording to the time of the job."""
     moments = np.concatenate([own.slices.start, own.slices.end])
-    return RankTimeline(time, move_times(own, time.move), time.bound_ns(moments))
+    return RankTimeline(time, move_times(own, time.move), time.bound_ns(moments), file)
 
 
 def all_ranks_timeline(ranks: Sequence[RankTimeline]) -> Timeline:
@@ -129,10 +131,11 @@ def all_ranks_timeline(ranks: Sequence[RankTimeline]) -> Timeline:
     marks = [mark for mark in ranks[0].timeline.marks if mark.kind != "sync"]
     placed = [
         {"rank": one.rank, "bound_ns": one.bound_ns, "method": one.time.method, "clock": one.time.clock}
+        | ({"role": one.file.role} if one.file.role else {})
         | ({} if one.peak_bytes is None else {"peak_bytes": one.peak_bytes})
         for one in ranks
     ]
-    metadata = {**ranks[0].timeline.metadata, WHOLE_RUN: None, "rank": None, "ranks": placed}
+    metadata = {**ranks[0].timeline.metadata, WHOLE_RUN: None, "rank": None, "role": None, "ranks": placed}
     return replace(join(parts), marks=marks, metadata=metadata)
 
 
@@ -152,13 +155,13 @@ def _named_apart(one: RankTimeline, group_names: Mapping[str, str]) -> Timeline:
 
 def _group_names(ranks: Sequence[RankTimeline]) -> list[dict[str, str]]:
     """Return for each rank what its groups are called: by their names, and their ranks where those are not enough."""
-    members: dict[str, dict[tuple[int, ...], None]] = {}
+    members: dict[str, dict[tuple[str, tuple[int, ...]], None]] = {}
     for one in ranks:
         for group in one.timeline.groups:
-            members.setdefault(group.name, {})[group.ranks] = None
+            members.setdefault(group.name, {})[one.file.world, group.ranks] = None
     return [
         {
-            group.name: group.name if len(same) == 1 else f"{group.name} ({same.index(group.ranks)})"
+            group.name: group.name if len(same) == 1 else f"{group.name} ({same.index((one.file.world, group.ranks))})"
             for group in one.timeline.groups
             for same in [list(members[group.name])]
         }

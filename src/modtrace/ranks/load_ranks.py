@@ -19,6 +19,7 @@ def load_ranks(
     steps: Steps | None = None,
     ranks: Collection[int] | None = None,
     worst: int = 0,
+    role: str | None = None,
     on_left_out: Callable[[ModtraceError], None] | None = None,
     executor: Executor | None = None,
 ) -> Timeline:
@@ -32,17 +33,19 @@ def load_ranks(
         steps: take those from the first number to before the second, as `Timeline.steps` does; None: all.
         ranks: take these; None: all, or with `worst` none but those.
         worst: take so many of those that were late most, too.
+        role: take processes of this role; None: all.
         on_left_out: is called with what is wrong with a recording that is not taken; None: that is raised.
         executor: reads the recordings, as `find_slow_ranks` says it; None: this process.
 
     Raises:
         ModtraceError: the folder holds no recording, or none of these ranks; one cannot be read, or is a ring with more
-            than 4 million events, and `steps` says nothing; with `worst`, no two ranks waited for each other.
+            than 4 million events, and `steps` says nothing; with `worst`, no two ranks waited for each other, or roles
+            have ranks of their own.
 
     Example:
         >>> modtrace.load_ranks("run", steps=(10, 12), worst=4).save("late.pftrace")
     """
-    files = find_rank_recordings(folder, on_left_out)
+    files = find_rank_recordings(folder, on_left_out, role)
     if steps is None:
         check_size(files)
     job = JobTime(files)
@@ -52,7 +55,7 @@ def load_ranks(
             *(ranks or ()),
             *(worst_ranks(slow_of_recordings(files, job, steps, executor), worst) if worst else ()),
         }
-        chosen = [file for file in files if file.rank in wanted]
+        chosen = [file for file in files if file.rank_in_world in wanted]
     if not chosen:
         raise ModtraceError(f"{os.fspath(folder)}: none of these ranks is in it; it holds {rank_list(job.ranks)}")
     return Timeline.of(all_ranks_timeline(read_ranks(_whole, chosen, job, steps, executor)))

@@ -32,7 +32,7 @@ from .dataset_tables import (
     write_head,
     write_part,
 )
-from .rank_folder import JobTime, RankRecording, RankTime, load_pieces
+from .rank_folder import JobTime, RankRecording, RankTime, check_one_world, load_pieces
 from .rank_tables import TABLE_MAKERS, join_tables, take
 
 _PART_BYTES = 128 << 20
@@ -77,9 +77,10 @@ def pack(
 
     Raises:
         WriteError: the folder holds something else, or cannot be written.
-        ModtraceError: a recording cannot be read.
+        ModtraceError: a recording cannot be read, or roles have ranks of their own.
     """
     root = Path(dataset).absolute()
+    check_one_world(files)
     job = JobTime(files)
     _begin(root, steps_per_bucket, job.reference)
     try:
@@ -187,7 +188,7 @@ def _parts(part: Sequence[tuple[RankRecording, RankTime]], entries: list[RankEnt
         source, spans, bound_ns = _fingerprint(file), 0, 0
         tracks = Numbering[Track]()  # each piece has its own
         for own in load_pieces(file):
-            one = place_rank(own, time)
+            one = place_rank(own, time, file)
             tables = {name: TABLE_MAKERS[kind](one.timeline, one.rank) for kind, name in FOLDERS.items()}
             numbers = np.array([tracks[track] for track in one.timeline.tracks] or [0], np.int32)
             tables["spans"] = tables["spans"]._replace(track=numbers[tables["spans"].track])

@@ -15,11 +15,12 @@ from .._files import begins_with
 from .._typing import Int64Array
 from ..read import FileKind, file_kind_by_head, read_timeline
 from ..read.ring_file import SHOWN_EVENTS, Steps, too_large
-from ..ring import MAGIC, Kind, RingSnapshot, newest_rings, read_ring, read_ring_rank, read_ring_records, ring_serials
+from ..ring import MAGIC, Kind, RingSnapshot, newest_rings, read_ring, read_ring_place, read_ring_records, ring_serials
 from ..ring.clock_map import ClockMap, Offset
 from ..ring.clock_tree import ClockTree, clock_in, measurements_in
 from ..ring.collective_text import parse_ranks
 from ..timeline import Collectives, ReadRing, RingPieces, Timeline, build_timeline
+from ..timeline.contents import process_label
 from ..timeline.decode.analysis import wall_clock
 from ..timeline.decode.pieces import PIECE_KINDS
 from ..timeline.decode.window import build_around
@@ -37,22 +38,38 @@ class RankRecording(NamedTuple):
     """The recording of one rank.
 
     Attributes:
-        rank: its number.
+        rank: its number; where roles have ranks of their own, the place among all processes by role and rank.
         path: the file.
         is_ring: whether it is a ring file, else a trace.
         snapshot: what was read of a ring already, and counts alone; None if nothing was.
+        role: what the process does in its job; empty if that is not known.
+        own_rank: where roles have ranks of their own, the rank among those of the role; else None.
     """
 
     rank: int
     path: Path
     is_ring: bool
     snapshot: RingSnapshot | None = None
+    role: str = ""
+    own_rank: int | None = None
+
+    @property
+    def world(self) -> str:
+        """Those with one world count their ranks together, and have process groups in common."""
+        return "" if self.own_rank is None else self.role
+
+    @property
+    def rank_in_world(self) -> int:
+        """Its number among those of its world."""
+        return self.rank if self.own_rank is None else self.own_rank
 
 
 def find_rank_recordings(
-    folder: str | os.PathLike[str], on_left_out: Callable[[ModtraceError], None] | None = None
+    folder: str | os.PathLike[str],
+    on_left_out: Callable[[ModtraceError], None] | None = None,
+    role: str | None = None,
 ) -> list[RankRecording]:
-    """Return the recordings in a folder, by rank: its ring files if there are any, else its traces.
+    """Return the recordings in a folder, by role and rank: its ring files if there are any, else its traces.
 
     A rank's number is what the recording says, else the last number in the name of the file. Rings that were kept of
     earlier runs do not count, nor those of launchers, which are empty.
@@ -60,6 +77,7 @@ def find_rank_recordings(
     Args:
         folder: the folder.
         on_left_out: is called with what is wrong with a recording that is not taken; None: that is raised.
+        role: take the processes of this role alone; None: all.
 
     Raises:
         ModtraceError: there is none, two are of one rank, or one does not say its rank or cannot be read.
@@ -79,15 +97,40 @@ def find_rank_recordings(
     recordings = recordings or [file for path in paths if (file := _read(path, _trace, on_left_out))]
     if not recordings:
         raise ModtraceError(f"{root}: it holds no recording; record with ring='{root}/%r.modtrace'")
-    by_rank: dict[int, RankRecording] = {}
+    if role is not None:
+        roles = ", ".join(sorted({file.role for file in recordings} - {""})) or "none"
+        recordings = [file for file in recordings if file.role == role]
+        if not recordings:
+            raise ModtraceError(f"{root}: no recording is of role {role!r}; there are: {roles}")
+    by_place: dict[tuple[str, int], RankRecording] = {}
     for file in recordings:
-        other = by_rank.setdefault(file.rank, file)
+        place = file.role, file.rank
+        other = by_place.setdefault(place, file)
         if other is file or _is_empty_beside(file, other):
             continue
-        by_rank[file.rank] = file
+        by_place[place] = file
         if not _is_empty_beside(other, file):
-            raise ModtraceError(f"{other.path} and {file.path} are both of rank {file.rank}; leave one in the folder")
-    return [by_rank[rank] for rank in sorted(by_rank)]
+            label = process_label(*place)
+            raise ModtraceError(f"{other.path} and {file.path} are both of {label}; leave one in the folder")
+    if len({rank for _, rank in by_place}) == len(by_place):
+        return sorted(by_place.values(), key=lambda file: file.rank)
+    places = sorted(by_place)
+    return [by_place[place]._replace(rank=number, own_rank=place[1]) for number, place in enumerate(places)]
+
+
+def check_one_world(files: Sequence[RankRecording]) -> None:
+    """Raise if roles have ranks of their own, so that no one is like all others.
+
+    Raises:
+        ModtraceError: they have.
+    """
+    worlds = sorted({file.world for file in files})
+    if len(worlds) > 1:
+        roles = ", ".join(world or "without a role" for world in worlds)
+        raise ModtraceError(
+            f"{files[0].path.parent}: it holds processes of several roles with ranks of their own ({roles}); "
+            f"ask for one of them: --role {worlds[-1]}"
+        )
 
 
 def is_dataset(folder: str | os.PathLike[str]) -> bool:
@@ -130,8 +173,8 @@ def _is_empty_beside(file: RankRecording, other: RankRecording) -> bool:
 
 
 def _ring(path: Path) -> RankRecording:
-    rank = read_ring_rank(path)
-    return RankRecording(_rank_in_name(path) if rank is None else rank, path, is_ring=True)
+    role, rank = read_ring_place(path)
+    return RankRecording(_rank_in_name(path) if rank is None else rank, path, is_ring=True, role=role)
 
 
 def _trace(path: Path) -> RankRecording | None:
@@ -141,11 +184,12 @@ def _trace(path: Path) -> RankRecording | None:
         return None
     if file_kind_by_head(path) not in _RECORDINGS:
         return None
-    known = {track.process.rank for track in read_timeline(path).tracks} - {None}
+    known = {(track.process.role, track.process.rank) for track in read_timeline(path).tracks}
+    known = {place for place in known if place[1] is not None} or known
     if len(known) > 1:
         return None  # a trace of all ranks, as `ranks timeline` writes it
-    rank = known.pop() if known else None
-    return RankRecording(_rank_in_name(path) if rank is None else rank, path, is_ring=False)
+    role, rank = known.pop() if known else ("", None)
+    return RankRecording(_rank_in_name(path) if rank is None else rank, path, is_ring=False, role=role)
 
 
 def _rank_in_name(path: Path) -> int:
@@ -249,7 +293,7 @@ class RankTime(NamedTuple):
     A rank's own times are monotonic nanoseconds of its clock for a ring, Unix nanoseconds for a trace.
 
     Attributes:
-        rank: its number.
+        rank: that of the recording.
         clock: the id of the clock that it was placed by; times of ranks with one are compared without error. A rank
             that was placed alone has one of its own.
         method: how it was found where the rank lies: it reads the clock that the job's time is of, pings between
@@ -315,11 +359,13 @@ class JobTime:
                 self._times[rank] = RankTime(rank, clock, method, by_clocks, partial(tree.largest_bound, clock))
         left = [file for file in files if file.rank not in self._times]
         if left:
-            collectives = {file.rank: load_collectives(file) for file in files}
-            for rank, offsets in offsets_by_collectives(
-                collectives, {rank: time.to_job for rank, time in self._times.items()}
-            ):
-                self._times[rank] = RankTime(rank, _own_clock(rank), "collectives", offsets.at, offsets.largest_bound)
+            placed = {rank: time.to_job for rank, time in self._times.items()}
+            # Groups of two worlds may have one name and equal ranks.
+            for world in {file.world for file in left}:
+                collectives = {file.rank: load_collectives(file) for file in files if file.world == world}
+                for rank, offsets in offsets_by_collectives(collectives, placed):
+                    clock = _own_clock(rank)
+                    self._times[rank] = RankTime(rank, clock, "collectives", offsets.at, offsets.largest_bound)
         for file in left:
             if file.rank not in self._times:
                 by_wall = partial(_by_wall_clock, anchors.get(file.rank))

@@ -48,6 +48,7 @@ class Capture:
         engine: which engine, as for `record`; so are the others.
         capacity: events kept.
         host_name: write the host's name.
+        role: of the process in its job.
         model: where names start; a weak reference to a module.
         options: what the engine records; its `model` is the one above.
         sampler: what is sampled at calls.
@@ -73,6 +74,7 @@ class Capture:
         engine: EngineName,
         capacity: int,
         host_name: bool,
+        role: str | None,
         model: weakref.ref[nn.Module] | str | None,
         options: EngineOptions,
         sampler: Sampler,
@@ -83,6 +85,8 @@ class Capture:
     ) -> None:
         kind = choose_engine(engine)
         metadata = recording_metadata(kind, capacity, host_name)
+        if role is not None:
+            metadata["role"] = role
         if first_step is not None:
             metadata[FIRST_STEP] = first_step
         if stacks_on_signal is not None:

@@ -10,8 +10,9 @@ from functools import partial
 from torch import nn
 
 from .._errors import RecordingError
+from .._rank import role_in
 from .._requirements import check_can_record
-from ..record_options import DEFAULT_CAPACITY, EngineName, check_capacity, check_engine
+from ..record_options import DEFAULT_CAPACITY, EngineName, check_capacity, check_engine, check_role
 from ..track.event_sink import DeviceChoice, EngineOptions
 from ..track.sampling import Sampler
 from .capture import Capture
@@ -45,6 +46,7 @@ def record(
     workers: bool = False,
     keep: int = 3,
     keep_when: str | Sequence[str] | None = None,
+    role: str | None = None,
 ) -> Recording:
     """Return a recording of when each module runs forward, backward and again (recompute); it is not started yet.
 
@@ -102,6 +104,8 @@ def record(
             `"step > 3x; gc > 200ms"`, as `modtrace watch` takes it. Another process, which this one starts and does not
             wait for, reads the ring and saves them. `()` keeps only what `Recording.keep` asks for; `"signal"` keeps
             when SIGUSR1 comes, or the signal of `on_signal`, which then needs no path.
+        role: what this process does in its job ("trainer", "rollout"): it is called `trainer 3` then, not `rank 3`, and
+            its rank is one among those of its role. None: what torchrun's `--role` says, if anything.
 
     Raises:
         RecordingError: the arguments make no sense, `%r` has no value, or this is a free-threaded build of CPython.
@@ -115,6 +119,7 @@ def record(
     try:
         check_engine(engine)
         check_capacity(capacity)
+        role = role_in(os.environ) if role is None else check_role(role)
     except ValueError as error:
         raise RecordingError(str(error)) from None
     if not isinstance(model, nn.Module | str | None):
@@ -140,6 +145,7 @@ def record(
         engine=engine,
         capacity=capacity,
         host_name=host_name,
+        role=role,
         model=weakref.ref(model) if isinstance(model, nn.Module) else model,
         options=EngineOptions(None, strip_wrappers, device, ranges, memory, flops),
         sampler=Sampler(shapes, memory_interval),

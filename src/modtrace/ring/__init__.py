@@ -18,7 +18,7 @@ from .kept_rings import whole_run_path as whole_run_path
 from .read_file import RingSnapshot as RingSnapshot
 from .read_file import has_news as has_news
 from .read_file import read_ring as read_ring
-from .read_file import read_ring_rank as read_ring_rank
+from .read_file import read_ring_place as read_ring_place
 from .read_file import read_ring_records as read_ring_records
 from .read_file import ring_serials as ring_serials
 from .read_file import ring_state as ring_state

@@ -91,6 +91,7 @@ _FIELDS: Mapping[str, Mapping[str, type[str] | range]] = {
 _METADATA_FIELDS: Mapping[str, type[str] | range] = {
     "pid": _PIDS,
     "rank": _PIDS,
+    "role": str,
     "program": str,
     STACKS_SIGNAL: range(1, 65),
     WORKERS: range(2),

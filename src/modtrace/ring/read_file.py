@@ -202,15 +202,15 @@ def read_ring_records(path: str | os.PathLike[str]) -> list[Record]:
     return valid_records(records)[0]
 
 
-def read_ring_rank(path: str | os.PathLike[str]) -> int | None:
-    """Return the rank that the header of a ring file says; None if it has none.
+def read_ring_place(path: str | os.PathLike[str]) -> tuple[str, int | None]:
+    """Return the role and the rank that the header of a ring file says; empty and None if it says none.
 
     Raises:
         RingError: as of `read_ring`.
     """
     with _opened(path) as (_, header):
         rank = header.metadata.get("rank")
-    return rank if isinstance(rank, int) else None
+    return str(header.metadata.get("role", "")), rank if isinstance(rank, int) else None
 
 
 @contextmanager

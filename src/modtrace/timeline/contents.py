@@ -98,16 +98,29 @@ class Process(NamedTuple):
         pid: its id as the operating system has it.
         rank: its distributed rank; None if there is none.
         program: what it ran.
+        role: what it does in its job; empty if that is not known.
     """
 
     pid: int
     rank: int | None = None
     program: str = "python"
+    role: str = ""
 
     @property
     def name(self) -> str:
-        """What a trace calls the process (`rank 0 · python`)."""
-        return self.program if self.rank is None else f"rank {self.rank} · {self.program}"
+        """What a trace calls the process (`rank 0 · python`, `trainer 0 · python`)."""
+        place = process_label(self.role, self.rank)
+        return f"{place} · {self.program}" if place else self.program
+
+
+def process_label(role: str, rank: int | None) -> str:
+    """Return what a process of a job is called; empty if nothing is known of it.
+
+    Example:
+        >>> process_label("rollout", 2), process_label("", 2), process_label("driver", None)
+        ('rollout 2', 'rank 2', 'driver')
+    """
+    return role if rank is None else f"{role or 'rank'} {rank}"
 
 
 class Track(NamedTuple):

@@ -133,9 +133,9 @@ class Lanes:
 
 
 def _processes(timeline: Timeline) -> list[Process]:
-    """Return all processes, by rank, then as they come."""
+    """Return all processes, by role and rank, then as they come."""
     processes = dict.fromkeys([track.process for track in timeline.tracks] + [c.process for c in timeline.counters])
-    return sorted(processes, key=lambda process: (process.rank is None, process.rank or 0))
+    return sorted(processes, key=lambda process: (process.rank is None, process.role, process.rank or 0))
 
 
 def _in_view_order(timeline: Timeline) -> list[int]:

@@ -46,6 +46,7 @@ def _ranks(_context: click.Context, _parameter: click.Parameter, text: str | Non
         raise click.BadParameter(f"{text!r} is not a list of ranks such as 0-7,worst:4.") from None
 
 
+_role_option = click.option("--role", metavar="NAME", help="Take the processes of this role alone.")
 _executor_option = click.option(
     "--executor", metavar="ADDRESS", help="Run on the workers of Dask's scheduler at dask:tcp://HOST:PORT."
 )
@@ -84,9 +85,15 @@ def _left_out(error: ModtraceError) -> None:
 @click.option(
     "--ranks", callback=_ranks, metavar="LIST", help="Take some ranks, as in 0-7,worst:4: those that were late most."
 )
+@_role_option
 @_executor_option
 def timeline(
-    folder: str, output: str, steps: StepRange | None, ranks: tuple[list[int], int] | None, executor: str | None
+    folder: str,
+    output: str,
+    steps: StepRange | None,
+    ranks: tuple[list[int], int] | None,
+    role: str | None,
+    executor: str | None,
 ) -> None:
     """Write the recordings in DIR as one trace: a process per rank, and arrows between the calls of one collective.
 
@@ -100,7 +107,9 @@ def timeline(
     check_writable(output)
     numbers, worst = ranks or (None, 0)
     with show_status(f"reading {folder}"), _open_executor(executor) as workers:
-        whole = load_ranks(folder, steps=steps, ranks=numbers, worst=worst, on_left_out=_left_out, executor=workers)
+        whole = load_ranks(
+            folder, steps=steps, ranks=numbers, worst=worst, role=role, on_left_out=_left_out, executor=workers
+        )
     whole.save(output)
     placed: Any = whole.metadata["ranks"]
     peaks = peak_sentence({one["rank"]: one["peak_bytes"] for one in placed if "peak_bytes" in one})
@@ -120,6 +129,7 @@ def timeline(
 @format_option
 @click.option("-o", "--output", type=click.Path(), metavar="PAGE", help="Write a page with a picture too: .html.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", default=10, show_default=True, help="Rows of each table.")
+@_role_option
 @_executor_option
 def slow(
     source: str,
@@ -127,6 +137,7 @@ def slow(
     output_format: TableFormat,
     output: str | None,
     limit: int,
+    role: str | None,
     executor: str | None,
 ) -> None:
     """Say per step which rank kept the others waiting, in which module and for how long, and what that cost the run.
@@ -143,7 +154,7 @@ def slow(
     if is_dataset(source):
         require_extra("ranks", "pyarrow")
     with show_status(f"reading {source}"), _open_executor(executor) as workers:
-        run = find_slow_ranks(source, steps=steps, on_left_out=_left_out, executor=workers)
+        run = find_slow_ranks(source, steps=steps, role=role, on_left_out=_left_out, executor=workers)
     if output is not None:
         run.save(output, os.path.basename(os.path.abspath(source)))
     if output_format == "csv":
@@ -159,8 +170,11 @@ def slow(
 @click.option("-o", "--output", type=click.Path(), required=True, metavar="DATASET", help="A folder, new or begun.")
 @value_option("--steps-per-bucket", click.IntRange(1), "N", "Steps that are stored together.", 10)
 @click.option("--processes", type=click.IntRange(1), metavar="N", help="Pack with N processes; else one per processor.")
+@_role_option
 @_executor_option
-def pack_ranks(folder: str, output: str, steps_per_bucket: int, processes: int | None, executor: str | None) -> None:
+def pack_ranks(
+    folder: str, output: str, steps_per_bucket: int, processes: int | None, role: str | None, executor: str | None
+) -> None:
     """Write the spans, collectives and steps of the ranks in DIR as a dataset of Parquet files.
 
     Run it again if it was cut off, or if ranks were added: what is packed already stays. Each file holds some
@@ -171,7 +185,7 @@ def pack_ranks(folder: str, output: str, steps_per_bucket: int, processes: int |
     from ...ranks.pack import pack
 
     with show_status(f"looking at {folder}"):
-        files = find_rank_recordings(folder, _left_out)
+        files = find_rank_recordings(folder, _left_out, role)
     with show_count("packing ranks", len(files)) as progress, _open_executor(executor) as workers:
         done = pack(
             files,
@@ -250,6 +264,11 @@ def _describe_time(placed: Sequence[Mapping[str, Any]]) -> list[str]:
         "collectives": "without pings, by the ends of collectives",
         "wall clock": "by the wall clock alone, which nothing has measured",
     }
-    methods = dict.fromkeys(one["method"] for one in placed)
-    ranks = {how: [one["rank"] for one in placed if one["method"] == how] for how in methods}
-    return [f"ranks {rank_list(ranks[how])}: placed {ways[how]}" for how in ranks if how in ways]
+    ranks: dict[tuple[str, str], list[int]] = {}
+    for one in placed:
+        ranks.setdefault((one["method"], one.get("role", "")), []).append(one["rank"])
+    return [
+        f"{role} ranks {rank_list(numbers)}: placed {ways[how]}".lstrip()
+        for (how, role), numbers in ranks.items()
+        if how in ways
+    ]

@@ -23,7 +23,7 @@ from ...read.ring_file import Steps
 from ...ring import RingSnapshot
 from ...timeline import PHASES, RingAnalysis
 from ..groups import group_lengths, group_starts, medians_within, slowest_of_others
-from ..rank_folder import JobTime, RankRecording, check_size, find_rank_recordings, is_dataset
+from ..rank_folder import JobTime, RankRecording, check_one_world, check_size, find_rank_recordings, is_dataset
 from ..rank_tables import CALL, WAIT, CollectiveTable, FolderTables, RangeTable, RankTables, SpanTable, StepTable, take
 from .late_steps import (
     COUNTED_NOISES,
@@ -370,6 +370,7 @@ def find_slow_ranks(
     source: str | os.PathLike[str],
     *,
     steps: Steps | None = None,
+    role: str | None = None,
     on_left_out: Callable[[ModtraceError], None] | None = None,
     executor: Executor | None = None,
 ) -> SlowRun:
@@ -380,19 +381,22 @@ def find_slow_ranks(
     Args:
         source: a folder with a recording of each rank, or a dataset of `modtrace ranks pack`.
         steps: of recordings, those from the first number to before the second, as `Timeline.steps` takes them.
+        role: of recordings, take the processes of this role; None: all.
         on_left_out: is called with what is wrong with a recording that is not taken; None: that is raised.
         executor: reads recordings and buckets, such as Dask's `Client.get_executor(pure=False)`; its workers see the
             same files by the same names. None: this process reads recordings, processes of this machine buckets.
 
     Raises:
         ModtraceError: there are no recordings, one cannot be read, or is a ring with more than 4 million events and no
-            steps are chosen; no two ranks waited for each other; or steps of a dataset are chosen.
+            steps are chosen; no two ranks waited for each other; roles have ranks of their own and none is chosen; or
+            steps or a role of a dataset are.
     """
     if not is_dataset(source):
-        files = find_rank_recordings(source, on_left_out)
+        files = find_rank_recordings(source, on_left_out, role)
         return slow_of_recordings(files, JobTime(files), steps, executor)
-    if steps is not None:
-        raise ModtraceError(f"{os.fspath(source)}: all steps of a dataset are looked at; leave out `steps` (--steps)")
+    for name, value in ("steps", steps), ("role", role):
+        if value is not None:
+            raise ModtraceError(f"{os.fspath(source)}: all of a dataset is looked at; leave out `{name}` (--{name})")
     from ..dataset_tables import DatasetTables
 
     buckets = DatasetTables(source).buckets("collectives")
@@ -406,8 +410,9 @@ def slow_of_recordings(
     """Say who is late in recordings, all of which are read into memory, or in some of their steps.
 
     Raises:
-        ModtraceError: one cannot be read, or no two ranks waited for each other.
+        ModtraceError: one cannot be read, no two ranks waited for each other, or roles have ranks of their own.
     """
+    check_one_world(files)
     if steps is None:
         check_size(files)
     tables = FolderTables(files, job, steps, executor)

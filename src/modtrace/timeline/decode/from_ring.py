@@ -92,6 +92,7 @@ def assemble_timeline(
         int(str(snapshot.metadata.get("pid", 0))),
         rank if isinstance(rank, int) else None,
         str(snapshot.metadata.get("program", "python")),
+        str(snapshot.metadata.get("role", "")),
     )
     tracks = describe_tracks(modules.tracks, lookup.threads, process)
     communication, groups = build_collectives(analysis)

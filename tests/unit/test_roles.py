@@ -1,0 +1,167 @@
+"""Roles: processes of one job that do different things, each role with ranks of its own or all in one world."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import modtrace
+from modtrace import ModtraceError
+from modtrace._rank import role_in
+from modtrace.cli.group import group as commands
+from modtrace.live.where import where
+from modtrace.ranks import find_rank_recordings
+from modtrace.ring import Kind
+from modtrace.write.slices import CollectiveFlows
+from tests.support.event_script import EventScript
+
+MS = 1_000_000
+BEGIN = 10**16
+
+
+def write(path: Path, role: str, rank: int, *, late_ns: int = 0, group: str = "0-1", pid: int = 1) -> None:
+    """Write a ring of 20 steps: 2 ms of a module, in each fourth `late_ns` more, then an all-reduce."""
+    script = EventScript(512, path, {"pid": pid, "rank": rank, **({"role": role} if role else {})})
+    script.note({"kind": "clock", "clock": "a"})
+    script.note_group("0", group, "default_pg")
+    net, text = script.name("Net", "Net", "Net"), json.dumps(["all_reduce", "0"])
+    for step in range(20):
+        begin = BEGIN + step * 50 * MS
+        called = begin + 2 * MS + (late_ns if step % 4 == 2 else 0)
+        script.enter(begin, net, step)
+        script.exit(called, net, step)
+        script.collective(called, Kind.COLLECTIVE_ENTER, text, step)
+        done = begin + 40 * MS
+        script.collective(done, Kind.COLLECTIVE_EXIT, text, 4096)
+        script.step(done, step)
+    script.close()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """Two trainers and two rollouts with ranks of their own; rollout 1 comes 30 ms late now and then."""
+    folder = tmp_path / "job"
+    folder.mkdir()
+    for number, (role, rank, late_ns) in enumerate(
+        [("trainer", 0, 0), ("trainer", 1, 0), ("rollout", 0, 0), ("rollout", 1, 30 * MS)]
+    ):
+        write(folder / f"{role}{rank}.modtrace", role, rank, late_ns=late_ns, pid=10 + number)
+    return folder
+
+
+def test_processes_of_all_roles_are_in_one_trace_each_by_its_role_and_rank(job: Path, tmp_path: Path) -> None:
+    modtrace.load_ranks(job).save(tmp_path / "all.pftrace")
+    modtrace.load_ranks(job).save(tmp_path / "all.json")
+
+    for name in ("all.pftrace", "all.json"):
+        whole = modtrace.load(tmp_path / name)
+        assert list(dict.fromkeys(track.process.name for track in whole.tracks)) == [
+            "rollout 0 · python",
+            "rollout 1 · python",
+            "trainer 0 · python",
+            "trainer 1 · python",
+        ]
+        places = [(one["role"], one["rank"]) for one in whole.metadata["ranks"]]  # type: ignore[attr-defined]
+        assert places == [("rollout", 0), ("rollout", 1), ("trainer", 0), ("trainer", 1)]
+
+
+def test_arrows_join_the_calls_of_one_role_and_not_those_of_another_with_the_same_group(job: Path) -> None:
+    whole = modtrace.load_ranks(job)
+    flows, table = CollectiveFlows(whole), whole.collectives
+
+    roles: dict[int, set[str]] = {}
+    for row in range(len(table)):
+        roles.setdefault(int(flows.flow[row]), set()).add(whole.tracks[int(table.track[row])].process.role)
+
+    assert len(roles) == 2 * 20
+    assert sorted(map(sorted, roles.values())) == [["rollout"]] * 20 + [["trainer"]] * 20
+
+
+def test_who_is_late_is_asked_of_one_role(job: Path) -> None:
+    with pytest.raises(
+        ModtraceError, match=r"several roles with ranks of their own \(rollout, trainer\).*--role trainer"
+    ):
+        modtrace.find_slow_ranks(job)
+    with pytest.raises(ModtraceError, match="no recording is of role 'driver'; there are: rollout, trainer"):
+        modtrace.find_slow_ranks(job, role="driver")
+
+    assert {step.rank for step in modtrace.find_slow_ranks(job, role="rollout").late} == {1}
+    assert not modtrace.find_slow_ranks(job, role="trainer").late
+
+
+def test_two_recordings_of_one_role_and_rank_are_refused(job: Path) -> None:
+    write(job / "again.modtrace", "rollout", 1)
+
+    with pytest.raises(ModtraceError, match=r"are both of rollout 1; leave one in the folder"):
+        find_rank_recordings(job)
+
+
+def test_roles_of_one_world_keep_their_ranks_and_are_compared(tmp_path: Path) -> None:
+    write(tmp_path / "0.modtrace", "trainer", 0)
+    write(tmp_path / "1.modtrace", "rollout", 1, late_ns=30 * MS)
+
+    assert [(file.role, file.rank, file.world) for file in find_rank_recordings(tmp_path)] == [
+        ("trainer", 0, ""),
+        ("rollout", 1, ""),
+    ]
+    assert {step.rank for step in modtrace.find_slow_ranks(tmp_path).late} == {1}
+
+
+def test_some_ranks_are_those_of_each_role(job: Path) -> None:
+    whole = modtrace.load_ranks(job, ranks=[1])
+
+    assert {track.process.name for track in whole.tracks} == {"rollout 1 · python", "trainer 1 · python"}
+
+
+def test_a_job_that_runs_is_told_by_role_and_rank(job: Path) -> None:
+    found = where(job)
+
+    assert sorted(one.label for one in found.ranks) == ["rollout 0", "rollout 1", "trainer 0", "trainer 1"]
+
+
+def test_the_commands_take_a_role(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "trainers.json"
+    with pytest.raises(SystemExit) as ended:
+        commands(["ranks", "timeline", str(job), "--role", "trainer", "-o", str(output)])
+
+    assert ended.value.code == 0
+    assert {track.process.role for track in modtrace.load(output).tracks} == {"trainer"}
+    assert capsys.readouterr().err.startswith("2 ranks, ")
+
+
+@pytest.mark.parametrize(
+    ("environment", "role"),
+    [
+        ({}, None),
+        ({"ROLE_NAME": "default"}, None),
+        ({"ROLE_NAME": "rollout"}, "rollout"),
+        ({"ROLE_NAME": "a b"}, None),
+        ({"ROLE_NAME": ""}, None),
+    ],
+)
+def test_torchrun_says_the_role(environment: dict[str, str], role: str | None) -> None:
+    assert role_in(environment) == role
+
+
+@pytest.mark.parametrize("role", ["", "a b", "x" * 41, "a/b", "a\n", 3])
+def test_a_role_that_no_process_can_be_called_is_refused(role: object) -> None:
+    with pytest.raises(modtrace.RecordingError, match=r"role is .*; it must be a name of at most 40 letters"):
+        modtrace.record(role=role)  # type: ignore[arg-type]
+
+
+def test_a_recording_has_its_role_and_a_report_has_it_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setenv("RANK", "3")
+    net = torch.nn.Linear(2, 2)
+    with modtrace.record(tmp_path / "one.json", role="rollout", engine="python") as recording:
+        net(torch.ones(1, 2)).sum().backward()
+
+    assert {track.process.name for track in recording.timeline().tracks} == {"rollout 3 · python"}
+    assert {track.process.role for track in modtrace.load(tmp_path / "one.json").tracks} == {"rollout"}
+    modtrace.report(tmp_path / "one.json", tmp_path / "report.zip")
+    with zipfile.ZipFile(tmp_path / "report.zip") as archive:
+        assert not [name for name in archive.namelist() if b"rollout" in archive.read(name)]
