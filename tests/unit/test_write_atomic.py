@@ -66,6 +66,23 @@ def test_permissions_are_kept_and_new_files_follow_the_umask(tmp_path: Path) -> 
     assert [stat.S_IMODE(path.stat().st_mode) for path in (old, new)] == [0o604, 0o640]
 
 
+@pytest.mark.parametrize(("owner", "permissions"), [(os.geteuid(), 0o777), (65534, 0o640)])
+def test_nobody_gets_a_program_that_runs_as_who_saves(tmp_path: Path, owner: int, permissions: int) -> None:
+    if owner != os.geteuid() != 0:
+        pytest.skip("it takes two users")
+    planted = tmp_path / "planted"
+    planted.touch()
+    os.chown(planted, owner, -1)
+    planted.chmod(0o6777)  # a trace that all can write, with this, ran what they wrote as root
+    mask = os.umask(0o027)
+    try:
+        with atomic_writer(planted) as file:
+            file.write(b"x")
+    finally:
+        os.umask(mask)
+    assert stat.S_IMODE(planted.stat().st_mode) == permissions
+
+
 def test_the_umask_of_the_process_is_never_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(mask: int) -> int:
         raise AssertionError(f"umask({mask:o}): other threads' files would get it too")

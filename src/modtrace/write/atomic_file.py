@@ -42,7 +42,7 @@ def atomic_writer(path: str | os.PathLike[str], mode: int | None = None) -> Iter
         path: where. A link of this user's or root's stays a link to the new file; one of another user's is replaced. A
             device or a pipe is written directly, unless it is a pipe of another user's.
         mode: permissions of a file that has its name from modtrace: what has the name is replaced. None: those of the
-            file that is replaced, else what the umask leaves.
+            file that is replaced if it is this user's, else what the umask leaves; never set-user-ID.
 
     Raises:
         WriteError: the file cannot be made, written or moved; names the path.
@@ -50,8 +50,8 @@ def atomic_writer(path: str | os.PathLike[str], mode: int | None = None) -> Iter
     try:
         target = _follow_own_link(Path(path)) if mode is None else Path(path)
         known = _status_of(target) if mode is None else None
-        if known is not None and not stat.S_ISLNK(known.st_mode):
-            mode = stat.S_IMODE(known.st_mode)
+        if known is not None and not stat.S_ISLNK(known.st_mode) and is_of_user(known):
+            mode = known.st_mode & 0o777
         is_special = known is not None and stat.S_IFMT(known.st_mode) not in _REPLACED
         opened = open(target, "wb", opener=_open_special) if is_special else _regular(target, mode)  # noqa: SIM115
         with opened as file:
