@@ -77,9 +77,10 @@ def varint(numbers: AnyIntArray, prefix: bytes = b"") -> BytesColumn:
         numbers: int64[n], or what fits into it.
         prefix: bytes in front of each, mostly the tag of the field.
     """
-    rest = numbers.astype(np.int64).view(np.uint64)
-    width = max(1, -(-int(rest.max(initial=0)).bit_length() // 7))
-    first = len(prefix)
+    unsigned = numbers.astype(np.int64).view(np.uint64)
+    highest, first = int(unsigned.max(initial=0)), len(prefix)
+    width = max(1, -(-highest.bit_length() // 7))
+    rest: AnyIntArray = unsigned.astype(np.min_scalar_type(highest))
     data = np.empty((len(rest), first + width), np.uint8)
     data[:, :first] = np.frombuffer(prefix, np.uint8)
     if width == 1:
@@ -87,10 +88,9 @@ def varint(numbers: AnyIntArray, prefix: bytes = b"") -> BytesColumn:
         return BytesColumn(data, None)
     lengths = np.full(len(rest), first + 1, np.int64)
     for column in range(first, first + width):
-        data[:, column] = rest  # the lowest byte
-        rest = rest >> np.uint64(7)
+        lowest, rest = rest.astype(np.uint8), rest >> 7
         more = rest > 0
-        data[:, column] = data[:, column] & 0x7F | more.view(np.uint8) << 7
+        data[:, column] = lowest & 0x7F | more.view(np.uint8) << 7
         lengths += more
     return BytesColumn(data, lengths)
 
@@ -125,11 +125,12 @@ def interleave(parts: Sequence[tuple[Int64Array, Sequence[Column]]], count: int)
     out = np.empty(int(ends[-1]) if count else 0, np.uint8)
     for positions, fields in parts:
         offset = (ends - lengths)[positions]
-        for field in fields:
+        least = [int(np.min(field.data.shape[1] if field.lengths is None else field.lengths)) for field in fields]
+        for index, field in enumerate(fields):
             if isinstance(field, RaggedColumn):
                 _scatter_ragged(out, offset, field)
             else:
-                _scatter(out, offset, field)
+                _scatter(out, offset, field, sum(least[index:]))
             offset += field.data.shape[1] if field.lengths is None else field.lengths
     return out.tobytes()
 
@@ -141,10 +142,13 @@ def _scatter_ragged(out: UInt8Array, offset: Int64Array, field: RaggedColumn) ->
     out[shift + np.arange(len(field.data))] = field.data
 
 
-def _scatter(out: UInt8Array, offset: Int64Array, field: BytesColumn) -> None:
-    """Copy a field into all records, which have it at `offset`."""
+def _scatter(out: UInt8Array, offset: Int64Array, field: BytesColumn, room: int) -> None:
+    """Copy a field into all records, which have it at `offset`, and at least `room` bytes from there on.
+
+    What is copied beyond its length is overwritten by the fields that follow.
+    """
     data, lengths = field
-    if lengths is None:
+    if lengths is None or data.shape[1] <= room:
         _windows(out, data.shape[1])[offset] = _as_items(data)
         return
     for size in np.flatnonzero(np.bincount(lengths)).tolist():
