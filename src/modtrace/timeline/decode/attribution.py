@@ -58,7 +58,7 @@ def count_outside_runs(intervals: Intervals, call: Int64Array) -> int:
 def _attribute_by_key(intervals: Intervals, call: Int64Array) -> None:
     """Fill in `call` for the nodes of the portable engine, which notes the call itself."""
     nodes = np.flatnonzero(intervals.is_node & (intervals.forward_thread < 0) & (intervals.name != NO_NAME))
-    calls = np.flatnonzero(~intervals.is_node)
+    calls = np.flatnonzero(~intervals.is_node) if len(nodes) else nodes
     # Pairs of (name, key) are compared as one number.
     shift = np.int64(1 << 32)
     call_id = intervals.name[calls] * shift + intervals.call_key[calls]
@@ -129,6 +129,8 @@ class _Switches(NamedTuple):
 def _switches(intervals: Intervals, events: Events) -> _Switches:
     at = np.flatnonzero(np.isin(events.kind, GREENLET_KINDS))
     thread, position = events.thread[at].astype(np.int64), 2 * at.astype(np.int64) + 1
+    if not len(at):
+        return _Switches(thread, position, position, position)
     # The last interval of the thread that has begun, or one around it, is open still.
     order = np.concatenate([position, intervals.start_position])
     by_thread = np.lexsort((order, np.concatenate([thread, intervals.thread])))

@@ -337,6 +337,8 @@ def _extend_to_next(events: Events, last_event: Int64Array, has_end: BoolArray, 
         has_end: which nodes have one.
         end: monotonic nanoseconds, changed in place.
     """
+    if not len(end):
+        return
     no_work = (Kind.GRAPH_BUILT, Kind.STEP, Kind.OPTIMIZER_STEP, Kind.MARK, Kind.SHAPES, Kind.GRADIENTS)
     index = np.flatnonzero(~np.isin(events.kind, no_work))
     index = index[np.lexsort((index, events.thread[index]))]

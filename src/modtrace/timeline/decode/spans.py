@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..._numbering import Numbering
+from ..._numbering import Numbering, order_in_groups
 from ..._typing import AnyArray, BoolArray, Int64Array
 from ...ring.slot_format import CALL_INDEX_MASK
 from ..contents import Process, Track
@@ -65,8 +65,7 @@ def cut_backward_spans(intervals: Intervals, call: Int64Array, length: Int64Arra
     offset = np.arange(len(last)) - np.repeat(np.cumsum(ending) - ending, ending)
     last_level = np.repeat(shared[1:], ending) + offset
     # On one level starts and ends alternate, so the n-th of one belongs to the n-th of the other.
-    by_start = np.lexsort((first, level))
-    by_end = np.lexsort((last, last_level))
+    by_start, by_end = order_in_groups(level << 32 | first, 32), order_in_groups(last_level << 32 | last, 32)
     return BackwardSpans(
         first_node=nodes[first[by_start]],
         last_node=nodes[last[by_end]],
@@ -157,24 +156,25 @@ def build_span_rows(intervals: Intervals, call: Int64Array, original: Int64Array
 
     first, last = np.append(calls, backward.first_node), np.append(calls, backward.last_node)
     depth = np.where(in_backward, outer_depth[calls], intervals.depth[calls])
-    rows = {
+    depth = np.append(depth, outer_depth[backward.first_node] + backward.level)
+    order = np.lexsort((depth, intervals.start_position[first], intervals.start[first]))
+    first, last = first[order], last[order]
+    return {
         "start": intervals.start[first],
         "end": intervals.end[last],
         "start_position": intervals.start_position[first],
         "end_position": intervals.end_position[last],
-        "interval": np.append(calls, span_call),
-        "name": intervals.name[np.append(calls, backward.call)],
-        "phase": np.append(np.where(recompute, RECOMPUTE, FORWARD), np.full(len(span_call), BACKWARD)),
-        "on_backward": np.append(in_backward, np.ones(len(span_call), np.bool_)),
+        "interval": np.append(calls, span_call)[order],
+        "name": intervals.name[np.append(calls, backward.call)[order]],
+        "phase": np.append(np.where(recompute, RECOMPUTE, FORWARD), np.full(len(span_call), BACKWARD))[order],
+        "on_backward": np.append(in_backward, np.ones(len(span_call), np.bool_))[order],
         "thread": intervals.thread[first],
-        "depth": np.append(depth, outer_depth[backward.first_node] + backward.level),
-        "call": intervals.call_key[np.append(original[calls], span_call)] & CALL_INDEX_MASK,
-        "link": np.append(np.where(recompute, -1, link[calls]), link[span_call]),
+        "depth": depth[order],
+        "call": intervals.call_key[np.append(original[calls], span_call)[order]] & CALL_INDEX_MASK,
+        "link": np.append(np.where(recompute, -1, link[calls]), link[span_call])[order],
         "has_start": intervals.has_start[first],
         "has_end": intervals.has_end[last],
     }
-    order = np.lexsort((rows["depth"], rows["start_position"], rows["start"]))
-    return {field: column[order] for field, column in rows.items()}
 
 
 def _without_inner_nodes(intervals: Intervals, call: Int64Array) -> Int64Array:

@@ -228,7 +228,7 @@ def _marked_steps(timeline: Timeline) -> StepBounds:
     if timeline.stats.overwritten and timeline.begin_ns is None:
         whole[0] = False
     number = first_step + np.arange(len(whole), dtype=np.int64)
-    begun = np.unique(np.searchsorted(marks, starts, side="right"))
+    begun = np.flatnonzero(np.diff(np.searchsorted(starts, marks), prepend=0, append=len(starts)))
     of_process = np.full(len(begun), _PROCESS)
     names = [STEP] * len(begun)
     start, end, whole = edges[:-1][begun], edges[1:][begun], whole[begun]
