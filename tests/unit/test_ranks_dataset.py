@@ -93,6 +93,30 @@ def test_row_groups_hold_buckets_of_steps(run: Path) -> None:
         assert [(one.min, one.max) for one in statistics] == [(0, 9), (10, 19), (20, 24)]
 
 
+PLACES = ("parts", "spans", "dataset.new", "parts/000000-000011.new", "spans/000000-000011.new")
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_link_in_a_dataset_is_no_way_out_of_it(run: Path, place: str) -> None:
+    elsewhere = run.parent / "elsewhere"
+    elsewhere.mkdir()
+    victim = elsewhere / "victim"
+    victim.write_text("precious")
+    dataset = pack(run)
+    planted = dataset / place
+    is_folder = planted.is_dir()
+    if is_folder:
+        shutil.rmtree(planted)
+    planted.symlink_to(elsewhere if is_folder else victim)
+
+    os.utime(run / "000009.modtrace", ns=(1, 1))
+    again = ["--steps-per-bucket", 3] if is_folder else []  # all that is in the folders goes
+    said = invoke("pack", run, "-o", dataset, "--processes", 1, *again, exit_code=int(is_folder))
+
+    assert said.endswith("it is a link, and others may have made it\n") == is_folder
+    assert [path.read_text() for path in elsewhere.iterdir()] == ["precious"]
+
+
 def test_packing_goes_on_where_it_was_cut_off_and_again_what_changed(run: Path) -> None:
     hidden = run.parent / "hidden"
     hidden.mkdir()

@@ -14,7 +14,7 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import orjson
@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from .._errors import ModtraceError
+from .._files import create_file
 from .._processes import map_in_processes, processor_count
 from .._typing import AnyArray
 from ..timeline import PHASES, Name
@@ -109,13 +110,23 @@ def read_parts(folder: Path) -> dict[str, list[RankEntry]]:
     return parts
 
 
-def write_part(folder: Path, name: str, entries: Sequence[RankEntry]) -> None:
+def create_anew(path: Path) -> BinaryIO:
+    """Create a file in place of what an earlier run left there, or others: no link is followed.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    path.unlink(missing_ok=True)
+    return open(create_file(os.fspath(path), 0o666), "wb")
+
+
+def write_part(parts: Path, name: str, entries: Sequence[RankEntry]) -> None:
     """Write which ranks a part holds, once its tables are there.
 
     Raises:
         OSError: it cannot be written.
     """
-    _write_json(folder / "parts" / f"{name}.json", [entry._asdict() for entry in entries])
+    _write_json(parts / f"{name}.json", [entry._asdict() for entry in entries])
 
 
 def _no_dataset(folder: Path) -> ModtraceError:
@@ -123,9 +134,10 @@ def _no_dataset(folder: Path) -> ModtraceError:
 
 
 def _write_json(path: Path, value: object) -> None:
-    partial = path.with_suffix(".new")
-    partial.write_bytes(orjson.dumps(value))
-    os.replace(partial, path)
+    new = path.with_suffix(".new")
+    with create_anew(new) as file:
+        file.write(orjson.dumps(value))
+    os.replace(new, path)
 
 
 _TIMES = ("start_ns", "duration_ns", "self_ns", "end_ns", "done_ns", "call", "counter")

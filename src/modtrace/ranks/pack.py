@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from .._errors import ModtraceError, WriteError
+from .._files import Folder
 from .._numbering import Numbering
 from .._processes import map_in_processes, processor_count
 from ..timeline import Track
@@ -25,6 +26,7 @@ from .dataset_tables import (
     FOLDERS,
     TABLE_NAMES,
     RankEntry,
+    create_anew,
     parquet_options,
     read_head,
     read_parts,
@@ -105,11 +107,11 @@ def _begin(root: Path, steps_per_bucket: int, reference: str) -> None:
     """Make the folder, or keep the dataset in it if that is in the same time; else begin anew."""
     try:
         if root.exists() and any(root.iterdir()) and read_head(root) != (steps_per_bucket, reference):
-            for name in ("parts", *TABLE_NAMES):  # the description last, so that a run that is cut off goes on here
-                for path in sorted((root / name).glob("*")):
+            for folder in _folders(root).values():  # the description last, so that a run that is cut off goes on here
+                for path in sorted(Path(folder.path).glob("*")):
                     path.unlink()
-        for name in ("parts", *TABLE_NAMES):
-            (root / name).mkdir(parents=True, exist_ok=True)
+        root.mkdir(parents=True, exist_ok=True)
+        _folders(root)
         write_head(root, steps_per_bucket, reference)
     except ModtraceError as error:
         raise WriteError(
@@ -119,6 +121,16 @@ def _begin(root: Path, steps_per_bucket: int, reference: str) -> None:
         raise _cannot(root, error) from error
 
 
+def _folders(root: Path) -> dict[str, Folder]:
+    """Return the folders in that of a dataset by their names, held and made if they are missing; none is a link.
+
+    Raises:
+        OSError: one cannot be made, or something else has its name.
+    """
+    held = Folder(root)
+    return {name: held.make(name, 0o777) for name in ("parts", *TABLE_NAMES)}
+
+
 def _cannot(root: Path, error: OSError) -> WriteError:
     return WriteError(f"{root}: cannot be written: {error.strerror or error}")
 
@@ -126,13 +138,13 @@ def _cannot(root: Path, error: OSError) -> WriteError:
 def _known_ranks(root: Path, sources: Mapping[int, list[object]]) -> set[int]:
     """Return the ranks of whole parts; remove parts in which a rank's file has changed."""
     known: set[int] = set()
+    folders = _folders(root)
     for name, entries in read_parts(root).items():
         if all(sources.get(entry.rank, entry.source) == entry.source for entry in entries):
             known.update(entry.rank for entry in entries)
             continue
-        (root / "parts" / f"{name}.json").unlink()
-        for table in TABLE_NAMES:
-            (root / table / f"{name}.parquet").unlink(missing_ok=True)
+        for folder, held in folders.items():
+            Path(held.path, f"{name}.json" if folder == "parts" else f"{name}.parquet").unlink(missing_ok=True)
     return known
 
 
@@ -165,20 +177,21 @@ def _pack_part(dataset: Path, steps_per_bucket: int, part: Sequence[tuple[RankRe
                 by_name[name].append(table)
         parts = iter([{name: join_tables(by_name.pop(name)) for name in TABLE_NAMES}])
     file_name = f"{part[0][0].rank:06}-{part[-1][0].rank:06}"
-    paths = {name: dataset / name / f"{file_name}.parquet" for name in TABLE_NAMES}
+    folders = _folders(dataset)
+    paths = {name: Path(folders[name].path, f"{file_name}.parquet") for name in TABLE_NAMES}
     with ExitStack() as stack:
         writers: dict[str, pq.ParquetWriter] = {}
         for tables in _buckets(parts, steps_per_bucket):
             for name, table in tables.items():
                 row_group = to_arrow(table)
                 if name not in writers:
-                    new, schema = paths[name].with_suffix(".new"), row_group.schema
+                    new, schema = stack.enter_context(create_anew(paths[name].with_suffix(".new"))), row_group.schema
                     writers[name] = stack.enter_context(pq.ParquetWriter(new, schema, **parquet_options(schema)))
                 if row_group.num_rows:
                     writers[name].write_table(row_group, row_group_size=row_group.num_rows)
     for path in paths.values():
         os.replace(path.with_suffix(".new"), path)
-    write_part(dataset, file_name, entries)
+    write_part(Path(folders["parts"].path), file_name, entries)
     return len(entries)
 
 
