@@ -116,14 +116,18 @@ def test_stacks_are_not_asked_of_a_process_that_has_not_the_file_open(
         (tmp_path / "run.modtrace.stacks").unlink()
         (tmp_path / "run.modtrace.stacks").symlink_to("/dev/null")
         with_link = where("--stacks", ring)
+        (tmp_path / "run.modtrace.stacks").unlink()
+        os.mkfifo(tmp_path / "run.modtrace.stacks")
+        with_pipe = where("--stacks", ring)
         process.kill()
         told = process.stdout.read()
 
     stacks = f"{ring}.stacks"
-    assert [done.stdout.splitlines()[-1] for done in (without, with_file, with_link)] == [
+    assert [done.stdout.splitlines()[-1] for done in (without, with_file, with_link, with_pipe)] == [
         f"pid {process.pid}: no stacks: {stacks}: No such file or directory",
         f"pid {process.pid}: no stacks: it does not listen to signal 10 for {stacks}",
         f"pid {process.pid}: no stacks: {stacks}: Too many levels of symbolic links",
+        f"pid {process.pid}: no stacks: it does not listen to signal 10 for {stacks}",
     ]
     assert told == ""
 

@@ -66,7 +66,7 @@ def _by_signal(pid: int, path: str, number: int) -> list[str]:
     except OSError as error:
         return [f"pid {pid}: no stacks: {error.strerror}"]
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, encoding="utf-8", errors="replace") as file:
             if not _listens(pid, number, os.fstat(descriptor)):
                 return [f"pid {pid}: no stacks: it does not listen to signal {number} for {path}"]
