@@ -6,12 +6,15 @@ Every recording is made of known times, so each figure is a sum.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import modtrace
+from modtrace.cli.group import group
 from modtrace.compare.compare import compare_runs
 from modtrace.compare.run_times import ModuleRun, RunTimes, Typical, read_baseline, write_baseline
 from modtrace.timeline.summary import Finding
@@ -141,6 +144,55 @@ def test_a_model_that_is_compiled_is_no_other_model(region: str, tmp_path: Path)
     assert back.findings[0].what == f"not compiled: the {inside} modules inside of {region} have spans of their own"
     write_baseline([new], tmp_path / "baseline.json")
     assert read_baseline(tmp_path / "baseline.json") == [new]
+
+
+@pytest.mark.parametrize("region", ["GPT", "GPT.h.1"])
+def test_a_model_that_was_compiled_before_the_recording_is_no_other_model(region: str) -> None:
+    new = model({(region, "forward"): 4 * MS}, compiled=(region,))._replace(compiled=())
+    comparison, back = compare_runs([model()] * 5, [new], {}), compare_runs([new], [model()], {})
+    inside = 12 if region == "GPT" else 2
+
+    assert not comparison.unrelated
+    assert "removed" not in comparison.sentence
+    assert comparison.findings == [
+        Finding(
+            f"the {inside} modules inside of {region} have no spans now: compiled, or not called any more",
+            region, None, 0, 0.0, f"{3 * (inside + 1)}.000 ms before, 6.000 ms after", next_of(region),
+        )
+    ]  # fmt: skip
+    assert [found.what for found in back.findings] == [
+        f"the {inside} modules inside of {region} have spans now: not compiled any more, or not called before"
+    ]
+
+
+def test_what_all_modules_take_more_is_told_even_if_the_work_is_not_known() -> None:
+    slower, much_slower = (model(factor=factor)._replace(step=Typical(75 * MS, 0.05)) for factor in (1.4, 1.6))
+
+    assert [found.what for found in compare_runs([model()], [slower], {}).findings] == []
+    assert compare_runs([model()], [much_slower], {}).findings == [
+        Finding(
+            "modules in general take 1.60 times as long", None, None, 25 * MS, 0.5,
+            "whether the machine or the work changed is not known, nor by how much: FLOPs or shapes say it; "
+            "50.000 ms before, 75.000 ms after",
+            NEXT,
+        )
+    ]  # fmt: skip
+
+
+def test_on_the_command_line_the_next_command_names_both_files(tmp_path: Path) -> None:
+    old, new = tmp_path / "it's old.json", tmp_path / "new.json"
+    write_baseline([model()], old)
+    write_baseline([model({("GPT.h.1.attn", "forward"): 4 * MS}, classes={"GPT.h.2.act": "A"})], new)
+
+    printed = CliRunner().invoke(group, ["diff", str(old), str(new), "--map", "GPT.h.3=GPT.h.3", "--format", "json"])
+
+    for found in json.loads(printed.stdout)["findings"]:
+        words = shlex.split(found["next"])
+        assert words == [
+            "modtrace", "diff", str(old), str(new), "--map", "GPT.h.3=GPT.h.3", "--only", f"{found['where']}*",
+        ]  # fmt: skip
+        again = CliRunner().invoke(group, words[1:])
+        assert (again.exit_code, again.stdout.count(found["where"]) > 1) == (0, True), again.output
 
 
 def test_modules_that_are_gone_from_a_model_that_is_not_compiled_are_gone() -> None:

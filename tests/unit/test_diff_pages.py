@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import itertools
 from dataclasses import replace
 from pathlib import Path
@@ -165,6 +167,9 @@ def test_save_writes_what_the_suffix_says(tmp_path: Path) -> None:
     with pytest.raises(modtrace.WriteError, match=r"d\.txt: the suffix must be one of \.html, "):
         comparison.save(tmp_path / "d.txt")
     comparison.save(tmp_path / "d.html")
+    page = (tmp_path / "d.html").read_bytes()
+    header, _ = unpack(gzip.decompress(base64.b64decode(page.rpartition(b'id="modtrace-data">')[2].partition(b"<")[0])))
+    assert header["comparison"]["notes"] == [*comparison.findings_lines, *comparison.header]
     assert b'id="modtrace-data">H4sI' in (tmp_path / "d.html").read_bytes()
 
 

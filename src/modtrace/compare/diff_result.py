@@ -35,13 +35,11 @@ from .findings import TOLD_BY_MODULES, compared_words, compiled_words, find_chan
 from .noise import MIN_MODULES
 from .run_times import names_around
 from .side_by_side import TypicalStep, compared, side_by_side
-from .verdicts import MIN_STEPS, Cause, Change, PeakChange
+from .verdicts import FLOOR, MIN_STEPS, Cause, Change, PeakChange
 
 SUFFIXES = (".html", ".csv", ".json", ".md", ".pftrace", ".pftrace.gz")
 """The suffixes that `Diff.save` knows."""
 
-FLOOR = 0.005
-"""Part of the step: a module that is slower by less does not fail a comparison."""
 _RELATED = 0.1
 _NAMED = 3
 """How many of what some recordings lack are named, and how many parts of the step that changed."""
@@ -98,6 +96,7 @@ class Diff:
         classes: of each module that has another class after, both.
         compiled: the regions that are compiled before alone, and after alone.
         selected: True if only some modules are looked at; the step, which has all others in it, then does not count.
+        arguments: of `modtrace diff`, in the commands that findings advise.
 
     Examples:
         >>> [change.fqn for change in modtrace.diff("a.pftrace", "b.pftrace").above(0.05)]
@@ -123,6 +122,7 @@ class Diff:
     classes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     compiled: tuple[Sequence[str], Sequence[str]] = ((), ())
     selected: bool = field(default=False, compare=False)
+    arguments: str = field(default="BASE NEW", compare=False)
     _sides: tuple[TypicalStep, TypicalStep] | None = field(default=None, repr=False, compare=False)
     """A typical step before and one after, which pages and traces show; None if a side is a baseline."""
 
@@ -182,14 +182,35 @@ class Diff:
         return not self.selected and common < _RELATED * (modules - len(self.in_compiled))
 
     @property
+    def _names(self) -> tuple[set[str], set[str]]:
+        """The modules before and after."""
+        rows = self.changes
+        return {row.fqn for row in rows if row.base_recordings}, {row.fqn for row in rows if row.new_recordings}
+
+    @property
+    def emptied(self) -> tuple[Sequence[str], Sequence[str]]:
+        """The modules of one class on both sides that have modules inside after alone, and before alone.
+
+        They may be compiled before a recording begins, which then does not know. Those in `compiled` are left out.
+        """
+        if self.by != "module":
+            return (), ()
+        names = self._names
+        old, new = ({outer for fqn in side for outer in names_around(fqn)[1:]} for side in names)
+        known = {*self.classes, *self.compiled[0], *self.compiled[1]}
+        sides = [(names[0] & names[1] & one) - other - known for one, other in ((new, old), (old, new))]
+        before, after = ([fqn for fqn in sorted(side) if side.isdisjoint(names_around(fqn)[1:])] for side in sides)
+        return before, after
+
+    @property
     def in_compiled(self) -> set[str]:
-        """The modules that have spans on one side alone, because what they are in is compiled on the other."""
-        sides = [{c.fqn for c in self.changes if c.base_recordings}, {c.fqn for c in self.changes if c.new_recordings}]
+        """The modules that have spans on one side alone, as what they are in is compiled on the other, or empty."""
+        names = self._names
         return {
             fqn
-            for compiled, without, spans in zip(self.compiled, sides, sides[::-1], strict=True)
+            for compiled, emptied, without, spans in zip(self.compiled, self.emptied, names, names[::-1], strict=True)
             for fqn in spans - without
-            if not {*compiled}.isdisjoint(names_around(fqn))
+            if not {*compiled, *emptied}.isdisjoint(names_around(fqn))
         }
 
     @property
@@ -333,7 +354,7 @@ class Diff:
         elif suffix == ".html":
             sides = self._shown(path)
             timeline = side_by_side(sides)
-            write_html(timeline, path, compared(timeline, sides, self.header, self.changes))
+            write_html(timeline, path, compared(timeline, sides, [*self.findings_lines, *self.header], self.changes))
         else:
             render = {".csv": self.to_csv, ".json": self.to_json, ".md": self.to_markdown}[suffix]
             with atomic_writer(path) as file:

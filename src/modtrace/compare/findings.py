@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ..timeline.summary.findings import MAX_FINDINGS, Finding
+from ..timeline.summary.findings import MAX_FINDINGS, Finding, only_option
 from .run_times import OF_MODULES, names_around
-from .verdicts import MIN_STEPS, Change
+from .verdicts import FLOOR, MIN_STEPS, Change
 
 if TYPE_CHECKING:
     from .diff_result import Diff
@@ -16,12 +16,19 @@ TOLD_BY_MODULES = {"forward", "backward", "recompute"}
 """Parts of the step that are named only if no module in them is."""
 _ONE_SIDED = {"added": "new", "removed": "gone"}
 _NAMED = 3
+_FAR = 1.5
+"""How many times as long modules in general take if it is told: other programs make up to a third."""
+_EXPLAINS = 0.5
+"""What share of the step's difference the other findings have if the step is none itself."""
+_UNKNOWN = "whether the machine or the work changed is not known"
 _EXACT = {"FLOPs of a call of ": "has other FLOPs", "shapes of a call of ": "gets other shapes"}
 
 
 def find_changes(diff: Diff) -> list[Finding]:
     """Return what changed: what makes the most difference to a step first, then what makes none."""
-    return sorted(_Changes(diff).find(), key=lambda found: -abs(found.ns_per_step))[:MAX_FINDINGS]
+    changes = _Changes(diff)
+    found = sorted(changes.find(), key=lambda one: -abs(one.ns_per_step))[:MAX_FINDINGS]
+    return [one._replace(ns_per_step=0, share=0.0) if one.what in changes.untimed else one for one in found]
 
 
 def compared_words(diff: Diff) -> str:
@@ -34,13 +41,20 @@ def compared_words(diff: Diff) -> str:
 
 
 def compiled_words(diff: Diff) -> Iterator[tuple[Sequence[str], str]]:
-    """Yield the regions that are compiled on one side alone, and which modules that hides."""
-    for regions, kind, have in zip(diff.compiled, ("not compiled", "compiled"), ("spans", "no spans"), strict=True):
+    """Yield the regions that are compiled, or empty, on one side alone, and which modules that hides."""
+    compiled, emptied = diff.compiled, diff.emptied
+    for regions, start, end in (
+        (compiled[0], "not compiled: ", "have spans of their own"),
+        (compiled[1], "compiled: ", "have no spans of their own"),
+        (emptied[0], "", "have spans now: not compiled any more, or not called before"),
+        (emptied[1], "", "have no spans now: compiled, or not called any more"),
+    ):
         inside = sum(not {*regions}.isdisjoint(names_around(fqn)) for fqn in diff.in_compiled)
         if regions:
             more = f" and {len(regions) - 1:,} more" if len(regions) > 1 else ""
             which = "module" if inside == 1 else f"{inside:,} modules"
-            yield regions, f"{kind}: the {which} inside of {regions[0]}{more} have {have} of their own"
+            end = end.replace("have", "has", 1) if inside == 1 else end
+            yield regions, f"{start}the {which} inside of {regions[0]}{more} {end}"
 
 
 class _Changes:
@@ -56,12 +70,15 @@ class _Changes:
             and not (change.phase.startswith("GPU ") and change.verdict in _ONE_SIDED)
         ]
         self.named: set[str] = set()
+        self.untimed: set[str] = set()
+        """What is certain, but makes no difference to the step that is."""
 
     def find(self) -> list[Finding]:
         rules = self._compiled, self._classes, self._recompute, self._calls, self._new_and_gone, self._work, self._times
         found = [each for rule in rules for each in rule()]
         found += self._parts(set() if found else TOLD_BY_MODULES)
-        return [*found, *(self._in_general() if not found else ())]
+        explained = sum(each.ns_per_step for each in found) / (self.diff.step.difference_ns or 1)
+        return [*found, *(self._in_general() if explained < _EXPLAINS else ())]
 
     def _take(self, is_explained: Callable[[Change], bool]) -> list[Change]:
         taken = [change for change in self.left if is_explained(change)]
@@ -77,19 +94,22 @@ class _Changes:
         before, after = (sum(times) / 1e6 for times in ([r.base_ns for r in rows], [r.new_ns for r in rows]))
         figures = f"{before:.3f} ms before, {after:.3f} ms after" if rows else ""
         cost = sum(row.difference_ns for row in rows)
-        command = f"modtrace diff BASE NEW --only '{where}*'" if where else "modtrace diff BASE NEW --verbose"
+        command = f"modtrace diff {self.diff.arguments} {only_option(f'{where}*') if where else '--verbose'}"
         part = next(iter(phases)) if len(phases) == 1 and "step" not in phases else None
         share = cost / max(self.diff.step.base_ns, 1)
         return Finding(what, where, part, cost, share, "; ".join(filter(None, (evidence, figures))), command)
+
+    def _counts(self, rows: Sequence[Change]) -> bool:
+        """Whether times differ by enough to be worth a line."""
+        return abs(sum(row.difference_ns for row in rows)) >= FLOOR * self.diff.step.base_ns
 
     def _compiled(self) -> Iterator[Finding]:
         for regions, words in compiled_words(self.diff):
             rows = [row for row in self.diff.changes if not {*regions}.isdisjoint(names_around(row.fqn))]
             self._take(rows.__contains__)
-            found = self._found(words, regions[0], rows)
-            # That is certain, and whether it makes a difference is the step's verdict.
-            is_timed = self.diff.step.verdict in {"slower", "faster"}
-            yield found if is_timed else found._replace(ns_per_step=0, share=0.0)
+            if self.diff.step.verdict not in {"slower", "faster"}:
+                self.untimed.add(words)
+            yield self._found(words, regions[0], rows)
 
     def _classes(self) -> Iterator[Finding]:
         kinds: dict[tuple[str, str], list[str]] = {}
@@ -146,7 +166,10 @@ class _Changes:
         if diff.common_cause == "work" and exact and not diff.selected:
             verdict = "slower" if diff.common_ratio >= 1 else "faster"
             rows = self._take(lambda row: row.verdict == verdict)
-            whole = [diff.step] if diff.step.verdict in {"slower", "faster"} else rows
+            is_timed = diff.step.verdict in {"slower", "faster"}
+            if not (is_timed or rows):
+                self.untimed.add("the work changed")
+            whole = rows if rows and not is_timed else [diff.step]
             yield self._found("the work changed", None, whole, next(iter(exact.values())))
             return
         there = {row.fqn for row in diff.changes} - self.named
@@ -167,15 +190,16 @@ class _Changes:
                     == (first.fqn, first.verdict, first.phase[:3] == "GPU")
                 )
             )
-            yield self._found(
-                f"is {first.verdict} in {' and '.join(dict.fromkeys(row.phase for row in rows))}", first.fqn, rows
-            )
+            if self._counts(rows):
+                yield self._found(
+                    f"is {first.verdict} in {' and '.join(dict.fromkeys(row.phase for row in rows))}", first.fqn, rows
+                )
 
     def _parts(self, whole: set[str]) -> Iterator[Finding]:
         for part in self.diff.parts:
             if part.fqn in TOLD_BY_MODULES and part.fqn not in whole:
                 continue
-            if part.calls_changed or part.verdict in {"slower", "faster"}:
+            if (part.calls_changed or part.verdict in {"slower", "faster"}) and self._counts([part]):
                 often = f"in {part.base_calls:.0%} of the steps before, in {part.new_calls:.0%} after"
                 what = f"{part.fqn} is {_ONE_SIDED.get(part.verdict, part.verdict)}"
                 if part.calls_changed and part.verdict not in _ONE_SIDED:
@@ -183,11 +207,14 @@ class _Changes:
                 yield self._found(what, None, [part], often if part.calls_changed else "")
 
     def _in_general(self) -> Iterator[Finding]:
-        step = self.diff.step
-        if self.diff.common_cause != "machine" and step.verdict in {"slower", "faster"} and not self.diff.selected:
-            yield self._found(
-                f"the step is {step.verdict}", None, [step], "whether the machine or the work changed is not known"
-            )
+        diff, ratio = self.diff, self.diff.common_ratio
+        if diff.common_cause not in {"either", "unknown"} or diff.selected:
+            return
+        if diff.step.verdict in {"slower", "faster"}:
+            yield self._found(f"the step is {diff.step.verdict}", None, [diff.step], _UNKNOWN)
+        elif max(ratio, 1 / ratio) >= _FAR:
+            how = f"modules in general take {ratio:.2f} times as long"
+            yield self._found(how, None, [diff.step], f"{_UNKNOWN}, nor by how much: FLOPs or shapes say it")
 
 
 def _outermost(rows: Sequence[Change]) -> list[str]:

@@ -39,6 +39,8 @@ SHARES_OUTSIDE = 0.005
 """How often a share of steps may be called changed if a program calls modules by chance."""
 ALMOST_ALL = 0.95
 """What is in so many of the steps is in all but some."""
+FLOOR = 0.005
+"""Part of the step: a module that is slower by less does not fail a comparison, and is no finding."""
 MIN_CHANGE = 0.02
 """Part of the time before: recordings of one program differ by that much."""
 REFERENCE, FOLLOWS = "optimizer", 1 / 3

@@ -1,7 +1,9 @@
 """`modtrace diff`: what changed between two sets of recordings, and whether that is too much."""
 
 import math
+import shlex
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -114,7 +116,10 @@ def diff_command(
     before, after = (find_recordings([side]) for side in sides)
     with show_status(f"comparing {' and '.join(sides)}"):
         whole = diff(before, after, map=name_map, by=by, step_by=step_by)
-    comparison = whole
+    options = [("--by", by if by == "class" else None), ("--step-by", step_by)]
+    options += [("--map", f"{old}={new}") for old, new in name_map.items()]
+    given = [word for name, value in options if value is not None for word in (name, value)]
+    comparison = whole = replace(whole, arguments=shlex.join([*sides, *given]))
     if only is not None:
         comparison = whole.only(only)
         if not comparison.changes:

@@ -18,6 +18,7 @@ from .finding import closing_line as closing_line
 from .finding import findings_lines as findings_lines
 from .finding import findings_markdown as findings_markdown
 from .finding import findings_table as findings_table
+from .finding import only_option as only_option
 from .occasions import find_occasions, find_slow_steps
 from .shares import find_host_time, find_large_parts, find_reruns, find_waits_in_backward
 from .siblings import find_outliers

@@ -42,7 +42,8 @@ def _growth(measured: Measured) -> Iterator[Finding]:
     )
     evidence = f"{format_bytes(grows)} more at the end of each step" + (f": {kept}" if kept else "")
     where = largest if largest in names else None
-    yield Finding("memory grows from step to step", where, None, 0, 0.0, evidence, f"modtrace summary {TRACE} --memory")
+    command = f"modtrace summary {TRACE} {'--memory' if measured.summary.memory is not None else '--tree'}"
+    yield Finding("memory grows from step to step", where, None, 0, 0.0, evidence, command)
 
 
 def _holders(measured: Measured) -> Iterator[Finding]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -57,6 +59,12 @@ def ms_range(values: Iterable[float]) -> str:
     in_order = sorted(values)
     low, high = short_ms(in_order[0]), short_ms(in_order[-1])
     return high if low == high else f"{low.removesuffix(' ms')}-{high}"
+
+
+def only_option(place: str) -> str:
+    """Return the option that shows what has this name, in which `*` is for any text."""
+    pattern = re.sub(r"[?\[]", r"[\g<0>]", place)
+    return f"--only {shlex.quote(pattern)}"
 
 
 def times_text(number: float) -> str:

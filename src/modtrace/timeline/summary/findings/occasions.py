@@ -100,7 +100,9 @@ def find_slow_steps(measured: Measured, explained: Container[str | None]) -> Ite
         slowest, _, evidence = max(slow_steps, key=lambda step: step[1].took_ns)
         if len(numbers) > 1:
             evidence = f"{when_text(measured.number, np.isin(measured.number, numbers))}; {evidence}"
-        command = f"modtrace summary {TRACE} --steps {slowest}:{slowest + 1}"
+        # Steps that are ranges may be without modules.
+        option = f"--steps {slowest}:{slowest + 1}" if measured.runs[0].any() else "--by step"
+        command = f"modtrace summary {TRACE} {option}"
         share = measured.share(per_step)
         yield Finding(what, where or None, part, round(per_step), share, evidence, command)
 

@@ -12,7 +12,7 @@ from ...memory import format_bytes
 from ..parts import OTHER, PARTS
 from ..slow_steps import short_ms
 from ..step_times import counted_steps
-from .finding import LEAST_STEPS, TRACE, Finding, Measured, times_text
+from .finding import LEAST_STEPS, TRACE, Finding, Measured, only_option, times_text
 from .occasions import collections_text
 from .siblings import place_of
 
@@ -157,7 +157,7 @@ def find_host_time(measured: Measured) -> Iterator[Finding]:
             f"own forward {short_ms(per_step)} a step{several}, own backward "
             f"{short_ms(sum(rows[index].backward_self_ns for index in members) / measured.steps)}: Python or waiting"
         )
-        command = f"modtrace summary {TRACE} --only '{place}'"
+        command = f"modtrace summary {TRACE} {only_option(place)}"
         what = "spends host time in its own forward, outside of inner modules and operators"
         yield Finding(what, first.fqn, "forward", round(per_step), measured.share(per_step), evidence, command)
 

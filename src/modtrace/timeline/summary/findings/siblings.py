@@ -11,7 +11,7 @@ from ...._typing import AnyArray, Int64Array
 from ...memory import format_bytes
 from ..module_rows import ModuleTimes
 from ..overview import shortened
-from .finding import LEAST_SHARE, LEAST_STEPS, TRACE, Finding, Measured, ms_range, times_text
+from .finding import LEAST_SHARE, LEAST_STEPS, TRACE, Finding, Measured, ms_range, only_option, times_text
 
 _LEAST_BYTES = 1 << 20
 _DIFFERS, _MORE_CALLS = 2.0, 1.5
@@ -174,7 +174,7 @@ def _other_finding(measured: Measured, outlier: _Outlier, what: str, evidence: s
 
 
 def _only(outlier: _Outlier) -> str:
-    return f"modtrace summary {TRACE} --only '{outlier.place}'"
+    return f"modtrace summary {TRACE} {only_option(outlier.place)}"
 
 
 def _flops_of_call(row: ModuleTimes) -> float:
