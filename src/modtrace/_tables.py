@@ -280,6 +280,37 @@ def _branch(name: str) -> int:
     return len(_BRANCH.match(name)[0])  # type: ignore[index]  # it matches an empty text
 
 
+def cut_middle(line: str, longest: int) -> str:
+    """Return a line of at most so many bytes, `…` instead of what is in its middle: names begin it, figures end it."""
+    data = line.encode()
+    if len(data) <= longest:
+        return line
+    half = (longest - len("…".encode())) // 2
+    return f"{data[:half].decode(errors='ignore')}…{data[len(data) - half :].decode(errors='ignore')}"
+
+
+def cut_json(value: Any, characters: int, entries: int) -> Any:
+    """Return JSON values with short texts, and with the first entries of lists and of objects with values of one kind.
+
+    A text is as long as JSON has it: a name is cut at its beginning, a sentence at its end.
+    """
+    if isinstance(value, str):
+        is_name, room = " " not in value, characters - len(json.dumps("…")) + 2
+        lengths = accumulate(len(json.dumps(c)) - 2 for c in (reversed(value) if is_name else value))
+        kept = sum(length <= room for length in lengths)
+        if len(json.dumps(value)) - 2 <= characters:
+            return value
+        return f"…{value[len(value) - kept :]}" if is_name else f"{value[:kept]}…"
+    if isinstance(value, Mapping):
+        kinds = {type(inner) if type(inner) is not float else int for inner in value.values()}
+        kept = entries if len(kinds) == 1 else len(value)
+        return {
+            cut_json(key, characters, entries): cut_json(inner, characters, entries)
+            for key, inner in [*value.items()][:kept]
+        }
+    return [cut_json(inner, characters, entries) for inner in value[:entries]] if isinstance(value, list) else value
+
+
 def cut_to_width(name: str, width: int | None) -> str:
     """Return the end of a printable name that takes more than `width` cells; names differ most at their ends.
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from modtrace import Timeline, load
 from modtrace.cli.group import group
@@ -17,6 +21,7 @@ from modtrace.ring import Kind
 from modtrace.ring.range_text import RangeCategory, range_text
 from modtrace.ring.slot_format import COLLECTED_BITS, GENERATION_BITS, NO_NAME
 from modtrace.timeline.summary import Finding, FlopSummary, StepFlops
+from modtrace.timeline.summary.findings import only_option
 from tests.support.event_script import EventScript
 from tests.support.timelines import build_timeline, gpt2_timeline
 
@@ -24,6 +29,8 @@ MS = 1_000_000
 STEPS, BLOCKS = 10, 4
 STEP_MS = 2 * BLOCKS + 1
 """What a step takes where nothing is planted: each block 1 ms in forward and in backward, the optimizer 1 ms."""
+texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).map(lambda text: text * 300) | st.text(min_size=1)
+"""Short and long ones."""
 OptionalRange = tuple[str, RangeCategory, float]
 FETCH = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
@@ -327,6 +334,48 @@ def test_on_the_command_line_the_next_command_names_the_file(tmp_path: Path) -> 
     assert sum("act" in line for line in again.stdout.splitlines()) == BLOCKS
 
 
+@pytest.mark.parametrize("step_by", [None, "call", "range r"])
+@pytest.mark.parametrize(
+    "planted",
+    [
+        {"forward": lambda step, block: 5 if block == 2 else 1, "act": lambda block: "A" if block == 2 else "GELU"},
+        {"forward": lambda step, block: 90 if (step, block) == (7, 2) else 1},
+        {"alone": lambda step: 1, "own": 2},
+        {"ranges": lambda step: [(FETCH, "data loading", 9), ("r", "user", 20 * (step % 3 == 1) + 1)], "before": 9},
+        {"collection": lambda step: 20 if step % 3 == 1 else 0},
+    ],
+)
+def test_each_command_that_findings_advise_runs_as_it_is(
+    planted: dict[str, Any], step_by: str | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "it's [a] TRACE?.pftrace"
+    timeline = training(**planted)
+    grows = {"grows": 4 << 20, "grows_by": {"Net.blocks.1": 3 << 20}}
+    replace(timeline, metadata={**timeline.metadata, "memory": grows}).save(path)
+    options = ["--step-by", step_by] if step_by is not None else []
+
+    printed = CliRunner().invoke(group, ["summary", str(path), *options, "--format", "json"])
+
+    if step_by == "range r" and "ranges" not in planted:
+        assert printed.exit_code
+        return
+    advised = [found["next"] for found in json.loads(printed.stdout)["findings"]]
+    assert advised
+    for command in advised:
+        program, *arguments = shlex.split(command)
+        again = CliRunner().invoke(group, arguments)
+        assert (program, again.exit_code) == ("modtrace", 0), (command, again.output)
+        assert again.stdout.count("\n") > 1
+
+
+@pytest.mark.parametrize("name", ["it's", "a[b]", "?*", "$(rm x)"])
+def test_a_pattern_that_is_advised_means_the_module_alone(name: str) -> None:
+    (pattern,) = shlex.split(only_option(f"Net.{name}"))[1:]
+
+    assert fnmatch.fnmatchcase(f"Net.{name}", pattern)
+    assert not fnmatch.fnmatchcase("Net.b", pattern)
+
+
 @pytest.mark.parametrize("slow", [[7], [2, 5, 8], [1, 3, 5, 9]])
 def test_the_next_command_of_slow_steps_shows_the_slowest(slow: list[int], tmp_path: Path) -> None:
     def ms(step: int, block: int) -> float:
@@ -369,6 +418,23 @@ def test_long_names_make_no_first_screen_longer(name: str, act: str) -> None:
     assert screen == summary.first_screen(1_000_000)
     assert len(screen.encode()) <= 2_900
     assert max(map(len, screen.splitlines())) <= 120
+
+
+@settings(max_examples=40, deadline=None)
+@given(texts, texts, texts, st.integers(1, 60), st.integers(1, 10))
+def test_answers_are_as_short_as_they_say_whatever_the_recording_has(
+    name: str, act: str, path: str, count: int, limit: int
+) -> None:
+    def ranges(step: int) -> list[OptionalRange]:
+        return [(f"{name}{number}", "user", 8 + number) for number in range(count) if step % 3 == number % 3]
+
+    timeline = training(ranges=ranges, act=lambda block: f"{act}{block}", forward=lambda _, block: 1 + 9 * (block == 2))
+    summary = timeline.summary().of_file(path).sort_by()
+
+    assert summary.findings
+    assert len(summary.first_screen().encode()) <= 2_900
+    assert len(summary.to_json(limit)) <= 6_000
+    assert json.loads(summary.to_json(limit)).keys() == json.loads(summary.to_json()).keys()
 
 
 def test_memory_that_grows_names_who_holds_it() -> None:

@@ -106,7 +106,7 @@ def summary_command(
         raise click.UsageError(f"{trace} has no memory; record with --memory, or record(memory=True).")
     if flops and summary.flops is None:
         raise click.UsageError(f"{trace} has no FLOPs; record with --flops, or record(flops=True).")
-    summary = (summary if peak_tflops is None else summary.with_peak(peak_tflops)).of_file(trace)
+    summary = (summary if peak_tflops is None else summary.with_peak(peak_tflops)).of_file(trace, step_by)
     whole, summary = summary, summary.only(only, max_depth)
     if only is not None and not summary.rows:
         raise no_such_module(trace, only, whole.rows[0].fqn or whole.rows[0].module_class if whole.rows else "")

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ..._tables import Table, join_texts, json_values, paragraph
+from ..._tables import Table, cut_json, cut_middle, join_texts, json_values, paragraph
 from ..._typing import AnyArray
 from . import tables
 from .device_summary import DeviceSummary, device_table, device_totals
@@ -33,9 +33,11 @@ _MAX_HOLDERS, _MAX_HTML_STEPS = 10, 10
 _FIRST_SCREENS, _FIRST_BYTES = ((8, 7), (4, 7), (4, 4), (1, 3), (1, 1)), 2_900
 """How many modules and findings with evidence a first screen has, and in how many bytes, with a line that follows."""
 _FIRST_WIDTH = 120
-"""Of a first screen whose names are so long that it would have more bytes."""
+"""Of a first screen whose names are so long that it would have more bytes: its lines are then cut in their middles."""
 _BRIEF_ROWS, _BRIEF_JSON = 10, 6_000
 """Up to how many rows JSON is short, and how many characters it then has at most."""
+_CUTS = ((300, 40), (150, 20), (60, 12), (24, 8))
+"""To how many characters of a text and entries of a list its values are cut if few rows alone do not suffice."""
 _SORT_FIELDS = {"gpu": "gpu_self_ns", "calls": "calls", "p50": "step_p50_ns", "p95": "step_p95_ns"}
 
 
@@ -127,11 +129,10 @@ class Summary:
             rows = sorted(self.rows, key=lambda row: getattr(row, sorted_by), reverse=True)
         return replace(self, rows=rows[:limit])
 
-    def of_file(self, path: str) -> Summary:
-        """Return it with this name of the file in the commands that its findings advise, instead of `TRACE`."""
-        named = [
-            found._replace(next=found.next.replace(f" {TRACE}", f" {shlex.quote(path)}", 1)) for found in self.findings
-        ]
+    def of_file(self, path: str, step_by: str | None = None) -> Summary:
+        """Return it with this file, and what its steps are, in the commands of its findings, instead of `TRACE`."""
+        arguments = shlex.join([path, *(("--step-by", step_by) if step_by is not None else ())])
+        named = [found._replace(next=found.next.replace(f" {TRACE}", f" {arguments}", 1)) for found in self.findings]
         return replace(self, findings=named)
 
     def with_peak(self, tflops: float) -> Summary:
@@ -242,9 +243,9 @@ class Summary:
         found = findings_lines(self.findings, self.looked_at, limit, evidence)
         return join_texts([*tables.header(self)[:1], *found], [], width)
 
-    def modules_text(self, width: int | None = None, *, brief: bool = False) -> str:
-        """Return the rest of the header, and the table of modules; `brief`: without columns of details."""
-        modules = tables.modules_table(self, brief=brief).to("text", width=width)
+    def modules_text(self, width: int | None = None) -> str:
+        """Return the rest of the header, and the table of modules."""
+        modules = tables.modules_table(self).to("text", width=width)
         return join_texts(tables.header(self)[1:], [modules], width)
 
     def first_screen(self, width: int | None = None) -> str:
@@ -253,17 +254,25 @@ class Summary:
         These are 8 of those there are, and those that findings name. If that is longer than 3 kB, fewer, and the
         evidence of the first findings alone; `width` as for `Table.to`.
         """
-        named = {found.where for found in self.findings}
-        parts = tables.parts_table(self)._replace(notes=()).to("text", width=width) if self.step_parts else ""
-        text = ""
         for first, evidence in _FIRST_SCREENS:
-            rows = [row for at, row in enumerate(self.rows) if at < first or row.fqn in named]
-            blocks = [self.findings_text(width, evidence=evidence), self.units_text(width), parts]
-            blocks += [replace(self, rows=rows).modules_text(width, brief=True), self._costs_lines(width)]
-            text = "\n\n".join(filter(None, blocks))
+            text = self._first_blocks(first, evidence, width, width)
             if len(text.encode()) <= _FIRST_BYTES:
                 return text
-        return text if width is not None and width <= _FIRST_WIDTH else self.first_screen(_FIRST_WIDTH)
+        lines = self._first_blocks(1, 1, None, min(width or _FIRST_WIDTH, _FIRST_WIDTH)).splitlines()
+        for longest in range(_FIRST_WIDTH, 0, -10):
+            text = "\n".join(cut_middle(line, longest) for line in lines)
+            if len(text.encode()) <= _FIRST_BYTES:
+                break
+        return text
+
+    def _first_blocks(self, first: int, evidence: int, width: int | None, table_width: int | None) -> str:
+        named = {found.where for found in self.findings}
+        rows = [row for at, row in enumerate(self.rows) if at < first or row.fqn in named]
+        parts = tables.parts_table(self)._replace(notes=()).to("text", width=table_width) if self.step_parts else ""
+        blocks = [self.findings_text(width, evidence=evidence), self.units_text(table_width), parts]
+        blocks += [join_texts(tables.header(self)[1:], [], width)]
+        blocks += [tables.modules_table(replace(self, rows=rows), brief=True).to("text", width=table_width)]
+        return "\n\n".join(filter(None, [*blocks, self._costs_lines(width)]))
 
     def _costs_lines(self, width: int | None) -> str:
         """Say what was counted beside times, and which option shows it."""
@@ -356,7 +365,7 @@ class Summary:
         Args:
             limit: how many rows each list has at most, but for `parts`: of steps the slowest; None: all. Lists have
                 fewer rows, those of modules last, if it is longer than 6 kB with up to 10 rows, and rows of modules no
-                field that none of them has.
+                field that none of them has; last of all, long texts are cut.
         """
         fields = [*(CPU_FIELDS if self.gpu is None else ModuleTimes._fields), *tables.DERIVED_FIELDS]
         if limit is not None:
@@ -395,6 +404,9 @@ class Summary:
         while limit is not None and limit <= _BRIEF_ROWS and len(text) > _BRIEF_JSON and rows + others > 2:
             others, rows = (others - 1, rows) if others > 1 else (1, rows - 1)
             text = _json_text(_shortened(values, rows, others))
+        for cut in _CUTS if limit is not None and limit <= _BRIEF_ROWS else ():
+            if len(text) > _BRIEF_JSON:
+                text = _json_text(cut_json(_shortened(values, rows, others), *cut))
         return text
 
     def __str__(self) -> str:
