@@ -212,6 +212,9 @@ def _divide(timeline: Timeline, bounds: StepBounds, parts: Numbering[str]) -> tu
     """Return int64[steps, parts] twice, each step's time and what of `other` follows each part, and their threads."""
     if bounds.step_by != OPTIMIZER:
         tables = {tid: _divide_on_thread(timeline, own, tid, parts) for tid, own in bounds.by_thread().items()}
+        if len(tables) == 1:
+            [(table, other, _)] = tables.values()
+            return table, other, bounds.tid
         ns = np.zeros((2, len(bounds.number), len(parts)), np.int64)
         for tid, (table, other, _) in tables.items():
             own, known = np.flatnonzero(bounds.tid == tid), table.shape[1]
@@ -278,10 +281,10 @@ def _divide_on_thread(
     step = bounds.index_at(start, np.full(len(start), tid))
     in_step = step >= 0
     table, after = np.zeros((2, len(bounds.number), len(parts)), np.int64)
-    np.add.at(table, (step[in_step], part[in_step]), (edges[1:] - start)[in_step])
+    np.add.at(table.reshape(-1), (step * len(parts) + part)[in_step], (edges[1:] - start)[in_step])
     named = np.maximum.accumulate(np.where(part > 0, np.arange(len(part)), 0))  # `other` is 0
     others = np.flatnonzero(in_step & (part == 0))
-    np.add.at(after, (step[others], part[named[others]]), (edges[1:] - start)[others])
+    np.add.at(after.reshape(-1), step[others] * len(parts) + part[named[others]], (edges[1:] - start)[others])
     of_model = [parts[name] for name in ("forward", "backward", "recompute", "evaluation")]
     return table, after, table[:, of_model].sum(axis=1)
 

@@ -29,30 +29,24 @@ _USUAL_FROM = 3
 def explain_steps(divided: DividedSteps) -> list[StepParts]:
     """Return the parts of the steps, and why the slow ones were slow."""
     bounds, ns, names, longest = divided[:4]
-    causes: dict[int, tuple[str | None, SlowPart | None]] = {}
+    causes: list[str | None] = [None] * len(ns)
+    slow_by: list[SlowPart | None] = [None] * len(ns)
     for rows in bounds.by_name().values() if len(ns) else ():
-        of_rows = {
-            (row, category): longest[step, category]
-            for row, step in enumerate(rows.tolist())
-            for category in _NAMED_PARTS
-            if (step, category) in longest
-        }
-        causes |= zip(rows.tolist(), _causes(bounds.take(rows), ns[rows], names, of_rows), strict=True)
+        row_of = {step: row for row, step in enumerate(rows.tolist())} if longest else {}
+        of_rows = {(row_of[step], category): name for (step, category), name in longest.items() if step in row_of}
+        for row, why in _causes(bounds.take(rows), ns[rows], names, of_rows).items():
+            causes[rows[row]], slow_by[rows[row]] = why
     used = np.flatnonzero(ns.any(axis=0)) if len(ns) else np.zeros(0, np.int64)
     labels, columns = [names[part] for part in used.tolist()], ns[:, used].tolist()
-    return [
-        StepParts(number, {label: took for label, took in zip(labels, row, strict=True) if took}, cause, name, slow_by)
-        for (cause, slow_by), number, row, name in zip(
-            (causes[index] for index in range(len(columns))), bounds.number.tolist(), columns, bounds.name, strict=True
-        )
-    ]
+    parts = ({label: took for label, took in zip(labels, row, strict=True) if took} for row in columns)
+    return [*map(StepParts._make, zip(bounds.number.tolist(), parts, causes, bounds.name, slow_by, strict=True))]
 
 
 def _causes(
     bounds: StepBounds, ns: Int64Array, names: Sequence[str], longest: Mapping[tuple[int, str], str]
-) -> list[tuple[str | None, SlowPart | None]]:
-    """Return for each step the sentence that says why it was slow, and the part, or None twice."""
-    causes: list[tuple[str | None, SlowPart | None]] = [(None, None)] * len(ns)
+) -> dict[int, tuple[str, SlowPart]]:
+    """Return for each slow step the sentence that says why it was, and the part."""
+    causes: dict[int, tuple[str, SlowPart]] = {}
     whole = np.flatnonzero(bounds.whole)
     if len(whole) < 4:
         return causes

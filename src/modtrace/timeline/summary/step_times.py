@@ -106,7 +106,7 @@ def _measure(timeline: Timeline, bounds: StepBounds) -> list[StepTimes]:
     between = end - start - evaluation - modules - before - after
     phases = modules - backward, backward - recompute, recompute
     fields = number, end - start, *phases, before, between, after, passes, whole, evaluation
-    return [StepTimes(*row) for row in zip(*(field.tolist() for field in fields), strict=True)]
+    return [*map(StepTimes._make, zip(*(field.tolist() for field in fields), strict=True))]
 
 
 def is_in_evaluation(timeline: Timeline) -> BoolArray:

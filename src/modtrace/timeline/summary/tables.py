@@ -67,9 +67,10 @@ def modules_table(summary: Summary, *, brief: bool = False) -> Table:
     if brief and summary.gpu is None:
         columns = [column for column in columns if column.hide_order not in _DETAILS]
     notes = [summary.note]
-    if summary.gpu is None and summary.steps_ns:
-        columns.insert(3, Column("% step", lambda row: row.in_steps_ns / summary.steps_ns, PERCENT))
-        notes += _share_notes(summary)
+    steps_ns = summary.steps_ns
+    if summary.gpu is None and steps_ns:
+        columns.insert(3, Column("% step", lambda row: row.in_steps_ns / steps_ns, PERCENT))
+        notes += _share_notes(summary, steps_ns)
     if summary.by == "class":
         columns = [Column("class", "module_class", NAME), *columns[2:]]
     known = CPU_FIELDS if summary.gpu is None else ModuleTimes._fields
@@ -85,11 +86,11 @@ def modules_table(summary: Summary, *, brief: bool = False) -> Table:
     return Table(columns, summary.rows, fields, notes=notes, noun="module")
 
 
-def _share_notes(summary: Summary) -> Iterator[str]:
+def _share_notes(summary: Summary, steps_ns: int) -> Iterator[str]:
     """Say what 100 % is if that is more than the steps shown, or if a row is above it."""
     if summary.others_ns:
         yield "% step: of the time of all processes, each from its first span to its last"
-    if summary.steps_ns and any(row.in_steps_ns > summary.steps_ns for row in summary.rows):
+    if steps_ns and any(row.in_steps_ns > steps_ns for row in summary.rows):
         why = ", or modules ran outside of steps" if summary.units else ""
         yield f"% step above 100: threads ran at once, and each counts{why}"
 
@@ -103,9 +104,10 @@ class _Branch(NamedTuple):
 
 def modules_tree(summary: Summary) -> Table:
     """Return the modules as a tree, each after its share of all steps and its total and self time."""
-    whole = summary.steps_ns or sum(row.self_ns for row in summary.rows) or 1
+    steps_ns = summary.steps_ns
+    whole = steps_ns or sum(row.self_ns for row in summary.rows) or 1
     columns = (
-        Column("% step", lambda one: (one.row.in_steps_ns if summary.steps_ns else one.row.total_ns) / whole, PERCENT),
+        Column("% step", lambda one: (one.row.in_steps_ns if steps_ns else one.row.total_ns) / whole, PERCENT),
         Column("total ms", lambda one: one.row.total_ns, MS, 1),
         Column("self", lambda one: one.row.self_ns, MS, 2),
         Column("module", "name", TEXT),
@@ -114,7 +116,7 @@ def modules_tree(summary: Summary) -> Table:
         _Branch(row, f"{branch}{path}" + (f": {row.module_class}" if path != row.module_class else ""))
         for row, path, branch in in_tree_order(summary.rows)
     ]
-    return Table(columns, rows, notes=[summary.note, *_share_notes(summary)])
+    return Table(columns, rows, notes=[summary.note, *_share_notes(summary, steps_ns)])
 
 
 _PART_RANKS = {"forward": 1, "backward": 1, OTHER: 2}
