@@ -93,14 +93,14 @@ def absolute_path(path: str) -> str:
 
 
 def insert_before_suffixes(path: str, text: str) -> str:
-    """Return `path` with a dot and `text` before its last suffix, or before that and `.gz`.
+    """Return `path` with a dot and `text` before its last suffix, or before two that are one (`.json.gz`).
 
     Example:
         >>> insert_before_suffixes("llama-3.2.json.gz", "x")
         'llama-3.2.x.json.gz'
     """
     folder, name = os.path.split(path)
-    match = re.fullmatch(r"(.*?)((?:\.[^.]*)?(?:\.gz)?)", name, re.DOTALL | re.IGNORECASE)
+    match = re.fullmatch(r"(.*?)((?:\.speedscope\.json|\.[^.]*)?(?:\.gz)?)", name, re.DOTALL | re.IGNORECASE)
     stem, suffixes = match.groups() if match else (name, "")
     return os.path.join(folder, f"{stem}.{text}{suffixes}")
 

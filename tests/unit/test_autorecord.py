@@ -41,6 +41,7 @@ def test_values(text: str, expected: dict[str, object]) -> None:
         ("/a/run.modtrace", "/a/run.rank%r.modtrace"),
         ("/a/run", "/a/run.rank%r"),
         ("/a/llama-3.2-1B.pftrace", "/a/llama-3.2-1B.rank%r.pftrace"),
+        ("/a/llama-3.2.speedscope.json", "/a/llama-3.2.rank%r.speedscope.json"),
         ("/a.b/v1.2.json.gz", "/a.b/v1.2.rank%r.json.gz"),
         ("/a/run-%%r", "/a/run-%%r.rank%r"),
         ("/a/run-%p", "/a/run-%p"),
