@@ -11,6 +11,7 @@ from click.testing import CliRunner
 import modtrace.cli
 from modtrace import ModtraceError
 from modtrace.cli.group import group
+from modtrace.track.native.library import FAILURE, native_path
 from tests.support.python_process import run_python
 
 COMMANDS = [
@@ -107,9 +108,7 @@ def test_doctor_says_in_one_screen_why_the_portable_engine_records(
     assert result.exit_code == 0
     assert len(lines) == len(result.output.splitlines()) <= 24
     assert lines["torch"] == torch.__version__
-    assert lines["engine"] == (
-        f"portable; the native one: it is not built for torch {lines['torch']}; run `modtrace build`"
-    )
+    assert lines["engine"] == f"portable; the native one: it is not built for torch {lines['torch']}"
     assert lines["compiler"].startswith("there is no C++ compiler (no-such-compiler)")
     assert lines["viewer"].endswith(" bytes")
     assert lines["modtrace"] == f"{modtrace.__version__} in {Path(modtrace.__file__).parent}"
@@ -122,6 +121,42 @@ def test_doctor_says_in_one_screen_why_the_portable_engine_records(
             "compiler": lines["compiler"],
         }.items()
     )
+
+
+@pytest.mark.parametrize(
+    ("compiler", "cache", "headers", "failed", "ends"),
+    [
+        ("true", "cache", True, False, "; run `modtrace build`"),
+        ("true", "cache", True, True, ": it broke; `modtrace build` tries again"),
+        ("absent-compiler", "cache", True, True, ": it broke"),
+        ("false", "cache", True, False, torch.__version__),
+        ("true", "cache", False, False, torch.__version__),
+        ("true", "a-file/cache", True, False, torch.__version__),
+    ],
+)
+def test_doctor_advises_to_build_only_where_that_can_work(
+    compiler: str,
+    cache: str,
+    headers: bool,
+    failed: bool,
+    ends: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "a-file").touch()
+    monkeypatch.setenv("MODTRACE_CACHE", str(tmp_path / cache))
+    monkeypatch.setenv("CXX", compiler)
+    if failed:
+        folder = native_path().parent
+        folder.mkdir(parents=True)
+        (folder / FAILURE).write_text("it broke")
+    if not headers:
+        monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+
+    result = CliRunner().invoke(group, ["doctor"])
+
+    [line] = [line for line in result.output.splitlines() if line.startswith("engine")]
+    assert line.endswith(ends)
 
 
 @pytest.mark.parametrize("raised", ["ImportError", "OSError", "RuntimeError"])

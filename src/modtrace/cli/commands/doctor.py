@@ -15,6 +15,7 @@ import modtrace
 
 from ..._errors import EngineError
 from ..._requirements import is_free_threaded
+from ..._terminal import counted
 from ..._version import __version__
 from ..options import TextFormat, text_or_json_option
 from ..output import echo, show_status
@@ -71,8 +72,7 @@ def _versions() -> Iterator[tuple[str, str]]:
 
 
 def _engine() -> Iterator[tuple[str, str]]:
-    from ...track.native.cache_folder import cache_home
-
+    is_writable, cache = _cache()
     if installed("torch") is not None:
         try:
             from ...track.native.build import missing_compiler
@@ -83,22 +83,37 @@ def _engine() -> Iterator[tuple[str, str]]:
                 library, reason = str(find_library()), why_unavailable()
             except EngineError as error:
                 library, reason = "no", str(error)
+            no_compiler = missing_compiler()
+            if reason is not None and (no_compiler is not None or not is_writable):
+                reason = _without_build(reason)
             yield "engine", "native" if reason is None else f"portable; the native one: {reason}"
             yield "built", library if reason is None else "no"
-            yield "compiler", missing_compiler() or os.environ.get("CXX") or shutil.which("c++") or "c++"
+            yield "compiler", no_compiler or os.environ.get("CXX") or shutil.which("c++") or "c++"
         except Exception as error:  # whatever a torch that is broken raises
             yield "engine", f"none: torch cannot be imported: {' '.join(str(error).split())}"
+    yield "cache", cache
+
+
+def _cache() -> tuple[bool, str]:
+    """Return whether engines can be built into the cache, and what there is to say of it."""
+    from ...track.native.cache_folder import cache_home
+
     try:
-        home = cache_home()
+        home = there = cache_home()
     except EngineError as error:
-        yield "cache", str(error)
-        return
-    there = home
+        return False, str(error)
     while not there.exists():
         there = there.parent
-    engines = len(list(home.glob("*/*.so")))
-    access = "can be written" if os.access(there, os.W_OK | os.X_OK) else "cannot be written; set MODTRACE_CACHE"
-    yield "cache", f"{home}, {access}, {engines} {'engine' if engines == 1 else 'engines'}"
+    engines = counted(len(list(home.glob("*/*.so"))), "engine")
+    if os.access(there, os.W_OK | os.X_OK):
+        return True, f"{home}, can be written, {engines}"
+    return False, f"{home}, cannot be written; set MODTRACE_CACHE, {engines}"
+
+
+def _without_build(reason: str) -> str:
+    """Return why there is no native engine, without the advice to build it, which would fail."""
+    why, _, advice = reason.rpartition("; ")
+    return why if "`modtrace build" in advice else reason
 
 
 def _machine() -> Iterator[tuple[str, str]]:
