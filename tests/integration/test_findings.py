@@ -22,6 +22,7 @@ pytestmark = pytest.mark.usefixtures("native_engine")
 
 _ENGINES = ["native", pytest.param("python", marks=pytest.mark.full)]
 _STEPS, _BATCH, _CONTEXT, _WORDS, _WIDTH = 20, 4, 16, 64, 32
+_CALLS = 50
 _LONG = 0.02
 """Seconds: longer than a step of the model, on a machine that does other things too."""
 _STALL = 1.0
@@ -104,6 +105,7 @@ class Training:
         self.blocks: list[Any] = list(self.model.blocks)
         self.before, self.after_forward, self.after = (list[Callable[[Tensor], object]]() for _ in range(3))
         self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(self.model.parameters())
+        self.loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
         self.step = 0
 
     def run(self) -> None:
@@ -112,11 +114,17 @@ class Training:
             self.do(self.before, batch)
             output = self.model(batch)
             self.do(self.after_forward, batch)
-            loss = nn.functional.cross_entropy(output.flatten(0, 1), batch.flatten())
+            loss = self.loss(output.flatten(0, 1), batch.flatten())
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
             self.do(self.after, batch)
+
+    def infer(self) -> None:
+        with torch.no_grad():
+            for self.step, batch in enumerate(self.words[index].expand(_BATCH, -1) for index in range(_CALLS)):
+                self.do(self.before, batch)
+                self.model(batch).argmax(-1)
 
     def do(self, actions: Sequence[Callable[[Tensor], object]], batch: Tensor) -> None:
         for action in actions:
@@ -259,6 +267,23 @@ def loop_outside(training: Training) -> None:
     training.after.append(lambda _: time.sleep(_LONG))
 
 
+def long_loss(training: Training) -> None:
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        rows = [*zip(output, target, strict=True)] * 4
+        each = [nn.functional.cross_entropy(row[None], word[None]) for row, word in rows]
+        return torch.stack(each).mean()
+
+    training.loss = loss
+
+
+def prepares(training: Training) -> None:
+    training.before.append(lambda _: time.sleep(_LONG))
+
+
+def two_slow_calls(training: Training) -> None:
+    training.blocks[4].mix.register_forward_hook(lambda *_: wait(_STALL / 2 if training.step in (19, 37) else 0))
+
+
 def not_of_the_machine(summary: Summary) -> list[Finding]:
     """Return the findings without slow steps: that the machine stopped one is true, and may be named."""
     return [found for found in summary.findings if " slow (" not in found.what]
@@ -304,7 +329,18 @@ FAULTS = [
     Fault(many_tensors, ("optimizer takes a large share", "tensors one by one (foreach=False)")),
     Fault(compiles_again, ("torch.compile", "size mismatch at index 0", "is compiled again")),
     Fault(slow_loss, ("loss takes a large share",)),
+    Fault(long_loss, ("loss takes a large share", "of it in backward, outside of modules")),
     Fault(loop_outside, ("outside of modules and ranges (other)", "follows optimizer")),
+]
+
+
+OF_CALLS = [
+    Fault(pause_in_model, (" GPT · spends host time in its own forward", "Python or waiting")),
+    Fault(prepares, ("time between calls", "what the program prepares, or waits for")),
+    Fault(two_slow_calls, ("GPT.blocks.4.mix · makes some steps slow (forward)", "in 2 of 50 steps")),
+    Fault(slow_forward, ("GPT.blocks.2.mix", "slower than its siblings", "mostly forward")),
+    Fault(collects, ("garbage collection", "every 5th step", "generation 2", "gc.collect()")),
+    Fault(augments, ("augment", "takes a large share")),
 ]
 
 
@@ -317,11 +353,16 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def recorded(plant: Callable[[Training], None], engine: EngineName, **options: Any) -> Summary:
+def recorded(
+    plant: Callable[[Training], None],
+    engine: EngineName,
+    run: Callable[[Training], None] = Training.run,
+    **options: Any,
+) -> Summary:
     training = Training()
     plant(training)
     with modtrace.record(engine=engine, **options) as recording:
-        training.run()
+        run(training)
     return recording.timeline().summary()
 
 
@@ -334,6 +375,30 @@ def test_the_first_screen_names_a_planted_fault(fault: Fault, engine: EngineName
     first = screen.partition("\n\n")[0]
     assert [name for name in fault.names if name not in first] == [], first
     assert len(screen.encode()) <= 3_000
+
+
+@pytest.mark.parametrize("engine", _ENGINES)
+@pytest.mark.parametrize("fault", OF_CALLS, ids=[fault.plant.__name__ for fault in OF_CALLS])
+def test_the_first_screen_names_a_fault_of_a_program_that_trains_nothing(fault: Fault, engine: EngineName) -> None:
+    screen = recorded(fault.plant, engine, run=Training.infer).sort_by().first_screen()
+
+    first = screen.partition("\n\n")[0]
+    assert [name for name in fault.names if name not in first] == [], first
+    assert len(screen.encode()) <= 3_000
+
+
+@pytest.mark.parametrize("engine", _ENGINES)
+def test_calls_that_come_irregularly_or_with_longer_inputs_are_no_finding(engine: EngineName) -> None:
+    def plant(training: Training) -> None:
+        # Requests, and prompts of 1 to 32 times the length.
+        training.before.append(lambda _: time.sleep(_LONG * (training.step % 4)))
+        training.model.register_forward_pre_hook(lambda _, batch: (batch[0].repeat(1, 1 + 31 * (training.step == 29)),))
+
+    summary = recorded(plant, engine, run=Training.infer)
+
+    assert not_of_the_machine(summary) == [], summary.findings_text()
+    # The machine may stop a thread; a long prompt is in all layers.
+    assert [found for found in summary.findings if "29" in found.what] == []
 
 
 def _accumulate(training: Training) -> None:

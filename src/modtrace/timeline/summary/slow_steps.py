@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from ..._typing import Int64Array
 from .module_rows import Groups
 from .parts import DividedSteps, SlowPart, StepParts, divide_piece
-from .step_bounds import OPTIMIZER, StepBounds, once_per_timeline
+from .step_bounds import OPTIMIZER, STEP, StepBounds, once_per_timeline
 from .step_times import warm_up_steps
 
 if TYPE_CHECKING:
@@ -26,15 +26,18 @@ _USUAL_FROM = 3
 """In how many steps any other part must be so that its median is over these steps."""
 
 
-def explain_steps(divided: DividedSteps) -> list[StepParts]:
-    """Return the parts of the steps, and why the slow ones were slow."""
+def explain_steps(divided: DividedSteps, *, forward_of_calls: bool = False) -> list[StepParts]:
+    """Return the parts of the steps, and why the slow ones were slow.
+
+    A call with a longer prompt has more to do, so forward makes one slow only if that is asked for: see `name_places`.
+    """
     bounds, ns, names, longest = divided[:4]
     causes: list[str | None] = [None] * len(ns)
     slow_by: list[SlowPart | None] = [None] * len(ns)
     for rows in bounds.by_name().values() if len(ns) else ():
         row_of = {step: row for row, step in enumerate(rows.tolist())} if longest else {}
         of_rows = {(row_of[step], category): name for (step, category), name in longest.items() if step in row_of}
-        for row, why in _causes(bounds.take(rows), ns[rows], names, of_rows).items():
+        for row, why in _causes(bounds.take(rows), ns[rows], names, of_rows, forward_of_calls).items():
             causes[rows[row]], slow_by[rows[row]] = why
     used = np.flatnonzero(ns.any(axis=0)) if len(ns) else np.zeros(0, np.int64)
     labels, columns = [names[part] for part in used.tolist()], ns[:, used].tolist()
@@ -43,7 +46,7 @@ def explain_steps(divided: DividedSteps) -> list[StepParts]:
 
 
 def _causes(
-    bounds: StepBounds, ns: Int64Array, names: Sequence[str], longest: Mapping[tuple[int, str], str]
+    bounds: StepBounds, ns: Int64Array, names: Sequence[str], longest: Mapping[tuple[int, str], str], by_forward: bool
 ) -> dict[int, tuple[str, SlowPart]]:
     """Return for each slow step the sentence that says why it was, and the part."""
     causes: dict[int, tuple[str, SlowPart]] = {}
@@ -65,7 +68,7 @@ def _causes(
     if bounds.step_by != OPTIMIZER:  # a longer prompt is more to do, also between ranks
         forward, communication = names.index("forward"), names.index("communication")
         made_slow[:, communication] &= ~made_slow[:, forward]
-        made_slow[:, forward] = False
+        made_slow[:, forward] &= by_forward
     slow = (duration > np.median(duration[whole]) + least) & made_slow.any(axis=1)
     for index in whole[slow[whole]].tolist():
         part = int(np.argmax(np.where(made_slow[index], longer[index], 0)))
@@ -120,6 +123,8 @@ def name_places(
 ) -> list[StepParts]:
     """Return the steps, with the innermost module that explains a slow one in its sentence.
 
+    Forward makes no call slow unless that is one module of a list: a longer prompt has more to do in all of them.
+
     Args:
         steps: in parts.
         in_steps: of each piece: group, step and ns, what each group took in each step.
@@ -128,20 +133,30 @@ def name_places(
     """
     slow = {step.step for step in steps if step.slow_by is not None and step.slow_by.part in _OF_MODULES}
     if not slow or not any(groups.fqns):
-        return list(steps)
+        return [_without_forward_of_calls(step, set()) for step in steps]
     chosen = [np.isin(step, [*slow]) for _, step, _ in in_steps]
     group, number, took_ns = (
         np.concatenate([piece[at][rows] for piece, rows in zip(in_steps, chosen, strict=True)]) for at in range(3)
     )
     order = np.argsort(number, kind="stable")
     group, number, took_ns = group[order], number[order], took_ns[order]
-    named = []
+    named, known = [], set(groups.fqns)
     for step in steps:
         if step.step in slow:
             own = slice(*np.searchsorted(number, (step.step, step.step + 1)))
             step = _with_place(step, group[own], took_ns[own], usual_ns, groups)
-        named.append(step)
+        named.append(_without_forward_of_calls(step, known))
     return named
+
+
+def _without_forward_of_calls(step: StepParts, known: Container[str]) -> StepParts:
+    slow = step.slow_by
+    if slow is None or step.name == STEP or slow.part != "forward":
+        return step
+    words = slow.module.split(".")
+    # An `nn.ModuleList` is not called, an `nn.Sequential` is.
+    in_list = any(word.isdecimal() and ".".join(words[:at]) not in known for at, word in enumerate(words))
+    return step if in_list else step._replace(cause=None, slow_by=None)
 
 
 def _with_place(

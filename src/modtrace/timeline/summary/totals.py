@@ -296,7 +296,7 @@ def _sum_up(
         overview=describe_recording(timeline, counts)._replace(step_by=divided.bounds.step_by),
         steps=steps,
         by=by,
-        step_parts=name_places(explain_steps(divided), in_steps, quantiles[0], groups),
+        step_parts=name_places(explain_steps(divided, forward_of_calls=True), in_steps, quantiles[0], groups),
         around=sum_up_around(divided),
         device=device,
         memory=memory,

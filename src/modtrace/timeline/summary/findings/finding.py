@@ -129,6 +129,16 @@ def findings_lines(
     return [*lines, f"{hidden} more" if hidden else closing_line(findings, looked_at, verb)]
 
 
+def _gaps_before(divided: DividedSteps) -> Int64Array:
+    """Return int64[steps, parts]: the gap before each step; 0 if several threads have steps, or marks end them."""
+    bounds, gaps, before = divided.bounds, divided.gaps, np.zeros_like(divided.ns)
+    if bounds.step_by != OPTIMIZER and len(gaps.end) and len(np.unique(bounds.tid)) == 1:
+        at = np.minimum(np.searchsorted(gaps.end, bounds.start), len(gaps.end) - 1)
+        has = gaps.end[at] == bounds.start
+        before[has] = divided.gap_ns[at[has]]
+    return before
+
+
 class Measured:
     """A summary before it is sorted or shortened, and what its steps and calls are.
 
@@ -143,6 +153,7 @@ class Measured:
         optimizers: what it says of optimizers, see `OPTIMIZERS`.
         number: int64[steps], the number of each counted step.
         ns: int64[steps, parts].
+        gap_ns: the same of the time before each step that is a call or a range, on its thread; else 0.
         parts: their names.
         other_ns: what of the part `other` follows each part, in all steps.
         duration_ns: int64[steps], without evaluations.
@@ -165,6 +176,7 @@ class Measured:
         self.optimizers: list[dict[str, Any]] = [one for one in noted if isinstance(one, dict)]
         counted, self.parts = np.flatnonzero(divided.bounds.counted), list(divided.names)
         self.number, self.ns = divided.bounds.number[counted], divided.ns[counted]
+        self.gap_ns = _gaps_before(divided)[counted]
         self.other_ns = dict(zip(self.parts, divided.other_ns.tolist(), strict=True))
         self.duration_ns = self.ns.sum(axis=1) - self.of_part("evaluation")
         self.whole_ns = int(self.ns.sum())
@@ -205,14 +217,16 @@ class Measured:
         """The modules around each, the innermost first."""
         return outer_modules([row.fqn for row in self.rows])
 
-    def of_part(self, part: str) -> Int64Array:
-        """Return int64[steps], what a part takes in each step."""
+    def of_part(self, part: str, *, gaps: bool = False) -> Int64Array:
+        """Return int64[steps], what a part takes in each step, with the gap before it if that is asked for."""
         known = part in self.parts
-        return self.ns[:, self.parts.index(part)] if known else np.zeros(self.steps, np.int64)
+        ns = self.ns + self.gap_ns if gaps else self.ns
+        return ns[:, self.parts.index(part)] if known else np.zeros(self.steps, np.int64)
 
-    def share(self, ns: float) -> float:
-        """Return which share of all steps so much is, if each step has it."""
-        return float(ns) * self.steps / self.whole_ns if self.whole_ns else 0.0
+    def share(self, ns: float, *, gaps: bool = False) -> float:
+        """Return which share of all steps, or of these and the gaps, so much is, if each step has it."""
+        whole_ns = self.whole_ns + int(self.gap_ns.sum()) * gaps
+        return float(ns) * self.steps / whole_ns if whole_ns else 0.0
 
     def ranges_of(self, part: str) -> list[Any]:
         """Return the ranges of a part, the longest total first."""

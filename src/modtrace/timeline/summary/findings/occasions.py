@@ -35,9 +35,9 @@ def find_occasions(measured: Measured) -> Iterator[Finding]:
     """Yield the parts that are long in some steps only, and compilations that come again."""
     if measured.steps < _LEAST_STEPS:
         return
-    compiles = _is_long(measured, measured.of_part("compile"))
+    compiles = _is_long(measured, measured.of_part("compile", gaps=True))
     for part in measured.parts:
-        took = measured.of_part(part)
+        took = measured.of_part(part, gaps=True)
         has = _is_long(measured, took)
         if part == "gc":  # what compiling allocates is collected
             has &= ~compiles
@@ -68,7 +68,7 @@ def find_occasions(measured: Measured) -> Iterator[Finding]:
             evidence += f"; compiled again {times_text(count)}, {short_ms(sum(each.total_ns for each in again))} in all"
         elif part == where:
             what = "comes now and then"
-        share, command = measured.share(per_step), "--by step" if where is None else "--ranges"
+        share, command = measured.share(per_step, gaps=True), "--by step" if where is None else "--ranges"
         yield Finding(what, where, part, round(per_step), share, evidence, f"modtrace summary {TRACE} {command}")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...._terminal import counted
+from ...._typing import Int64Array
 from ...memory import format_bytes
 from ..parts import OTHER, PARTS
 from ..slow_steps import short_ms
@@ -42,15 +43,21 @@ _LEAST_NS = 1_000_000
 """In a step: shorter parts are those of tiny models, in which Python itself is most."""
 _HOST_SHARE, _BACKWARD_SHARE = 0.10, 0.2
 """Of the median step, and of a module's own forward: operators that compute have a backward of about their size."""
+_HOST_SHARE_OF_CALLS = 0.25
+"""The same if nothing is trained, of modules whose inner modules have modules: the others may call operators."""
 
 
 def find_large_parts(measured: Measured, explained: Container[str | None]) -> Iterator[Finding]:
     """Yield the parts with a large share of the steps, but for those that are explained."""
     if measured.steps < LEAST_STEPS:
         return
-    optimizers = measured.optimizers
+    optimizers, waits_in_backward = measured.optimizers, bool(measured.ranges_of("communication"))
+    gap_ns = measured.gap_ns.sum(axis=1)
+    step_ns = measured.duration_ns + gap_ns
     for part in measured.parts:
-        took = measured.of_part(part)
+        took = measured.of_part(part, gaps=True)
+        alone_ns = _backward_alone(measured) if part == "loss" and not waits_in_backward else 0
+        took = took + alone_ns
         per_step, low = float(np.median(took)), 50 if part in _WAITS else 10
         is_range = part not in (*PARTS, OTHER)
         least = _LARGE_RANGE if is_range else _LARGE.get(part, np.inf)
@@ -61,18 +68,23 @@ def find_large_parts(measured: Measured, explained: Container[str | None]) -> It
         elif part == "optimizer" and any(one.get("how") == "one by one" for one in optimizers):
             least = _LARGE_BY_DEFAULT
         # As for modules: a busy machine makes what has many operators longer than it is.
-        low_ns, step_ns = np.percentile(took, low), np.percentile(measured.duration_ns, low)
-        is_large = low_ns >= max(least * step_ns, _LEAST_NS)
+        low_ns = np.percentile(took, low)
+        is_large = low_ns >= max(least * np.percentile(step_ns, low), _LEAST_NS)
+        between = part == OTHER and float(np.median(gap_ns)) > per_step / 2
+        # A server waits for requests, which come irregularly.
+        is_large &= not between or low_ns >= per_step / 2
         if part in explained or not is_large:
             continue
         ranges = measured.ranges_of(part)
         where = part if is_range else ranges[0].range if ranges and part not in ("gc", OTHER) else None
         what = f"{part} takes a large share"
-        evidence = f"{short_ms(per_step)} of {short_ms(measured.usual_ns)} (medians)"
+        evidence = f"{short_ms(per_step)} of {short_ms(float(np.median(step_ns)))} (medians)"
         command = "--ranges" if ranges else "--by step"
         if part == "data loading":
             waits = any("MultiProcessing" in each.range for each in ranges)
             evidence += ", waiting for the loader's workers" if waits else ", work of the training process: no workers"
+        elif part == "loss" and np.any(alone_ns):
+            evidence += f", {short_ms(float(np.median(alone_ns)))} of it in backward, outside of modules"
         elif part in ("optimizer", "saving", "loss") and ranges:
             evidence += "".join(f"; {_described(one)}" for one in optimizers if part == "optimizer")
             evidence += "".join(
@@ -83,6 +95,9 @@ def find_large_parts(measured: Measured, explained: Container[str | None]) -> It
             operators = measured.summary.overview.communication if measured.summary.overview else {}
             evidence += "".join(f"; {total.calls:,} {name}" for name, total in list(operators.items())[:2])
             command = "--by step"
+        elif between:
+            what = "time between calls, outside of modules and ranges, takes a large share"
+            evidence += ": what the program prepares, or waits for"
         elif part == OTHER:
             what = "time outside of modules and ranges (other) takes a large share"
             after = max(measured.other_ns, key=lambda name: measured.other_ns[name])
@@ -92,8 +107,17 @@ def find_large_parts(measured: Measured, explained: Container[str | None]) -> It
             evidence += f"; {collections_text(measured, took > 0)}"
         elif is_range:
             what = "takes a large share"
-        share = measured.share(per_step)
+        share = measured.share(per_step, gaps=True)
         yield Finding(what, where, part, round(per_step), share, evidence, f"modtrace summary {TRACE} {command}")
+
+
+def _backward_alone(measured: Measured) -> Int64Array:
+    """Return int64[steps], how long backward passes last while no module's backward runs: of the loss, or waiting."""
+    steps = counted_steps(measured.summary.steps)
+    if len(steps) != measured.steps:
+        return np.zeros(measured.steps, np.int64)
+    alone = [max(0, step.backward_pass_ns - step.backward_ns - step.recompute_ns) for step in steps]
+    return np.array(alone, np.int64)
 
 
 def find_waits_in_backward(measured: Measured) -> Iterator[Finding]:
@@ -101,9 +125,8 @@ def find_waits_in_backward(measured: Measured) -> Iterator[Finding]:
     ranges = measured.ranges_of("communication")
     if not measured.trains or measured.steps < LEAST_STEPS or not ranges:
         return
-    steps = [step for step in counted_steps(measured.summary.steps) if step.backward_pass_ns]
-    took = [step.backward_pass_ns - step.backward_ns - step.recompute_ns for step in steps]
-    per_step = float(np.median(took or [0]))
+    took = _backward_alone(measured)
+    per_step = float(np.median(took[took > 0])) if took.any() else 0.0
     if per_step < max(_LARGE["communication"] * measured.usual_ns, _LEAST_NS):
         return
     evidence = (
@@ -125,9 +148,10 @@ def _described(optimizer: Mapping[str, Any]) -> str:
 
 def find_host_time(measured: Measured) -> Iterator[Finding]:
     """Yield modules whose own forward is long and whose own backward is short: they run Python, or wait."""
-    if not measured.trains or measured.steps < LEAST_STEPS:
+    if measured.steps < LEAST_STEPS:
         return
-    rows, step_ns = measured.rows, measured.low_ns
+    rows, step_ns, trains = measured.rows, measured.low_ns, measured.trains
+    compose = {outer for around in measured.outer.values() for outer in around[1:]}
     index_of = {row.fqn: index for index, row in enumerate(rows)}
     own_ns = step_ns.astype(np.float64)
     for index, row in enumerate(rows):
@@ -137,7 +161,7 @@ def find_host_time(measured: Measured) -> Iterator[Finding]:
     for index, row in enumerate(rows):
         if (
             measured.calls[index] >= _MOST_STEPS
-            and measured.runs[1, index]
+            and (measured.runs[1, index] if trains else row.fqn in compose)
             and row.backward_self_ns < _BACKWARD_SHARE * row.forward_self_ns
         ):
             by_place.setdefault((place_of(measured, row.fqn), row.module_class), []).append(index)
@@ -149,16 +173,18 @@ def find_host_time(measured: Measured) -> Iterator[Finding]:
             for index in members
         ]
         per_step = sum(each)
-        if per_step < max(_HOST_SHARE * measured.usual_ns, _LEAST_NS):
+        if per_step < max((_HOST_SHARE if trains else _HOST_SHARE_OF_CALLS) * measured.usual_ns, _LEAST_NS):
             continue
         first = rows[members[int(np.argmax(each))]]
         several = f" in {len(members)} modules {place} ({module_class})" if len(members) > 1 else ""
-        evidence = (
-            f"own forward {short_ms(per_step)} a step{several}, own backward "
-            f"{short_ms(sum(rows[index].backward_self_ns for index in members) / measured.steps)}: Python or waiting"
+        own_backward_ns = sum(rows[index].backward_self_ns for index in members) / measured.steps
+        evidence = f"own forward {short_ms(per_step)} a step{several}" + (
+            f", own backward {short_ms(own_backward_ns)}: Python or waiting"
+            if trains
+            else f" of {short_ms(measured.usual_ns)}, between inner modules: operators of its own, Python or waiting"
         )
         command = f"modtrace summary {TRACE} {only_option(place)}"
-        what = "spends host time in its own forward, outside of inner modules and operators"
+        what = f"spends host time in its own forward, outside of inner modules{' and operators' if trains else ''}"
         yield Finding(what, first.fqn, "forward", round(per_step), measured.share(per_step), evidence, command)
 
 
