@@ -31,6 +31,8 @@ _LARGE = {
 }
 _WAITS = ("data loading", "communication")
 """Parts of which some steps have none, as what is waited for is there already."""
+_LOSS_BACKWARD = 10
+"""A loss with a longer backward, in times of its forward, is no loss."""
 _LARGE_BY_CHOICE = 0.20
 """For an optimizer with hooks, or that was told to update tensors one by one: there is something to change."""
 _LARGE_BY_DEFAULT = 0.50
@@ -56,7 +58,9 @@ def find_large_parts(measured: Measured, explained: Container[str | None]) -> It
     step_ns = measured.duration_ns + gap_ns
     for part in measured.parts:
         took = measured.of_part(part, gaps=True)
-        alone_ns = _backward_alone(measured) if part == "loss" and not waits_in_backward else 0
+        alone_ns = _backward_alone(measured) if part == "loss" and not waits_in_backward else np.zeros_like(took)
+        # Operators outside of modules that are no loss have a backward too.
+        alone_ns[alone_ns > _LOSS_BACKWARD * took] = 0
         took = took + alone_ns
         per_step, low = float(np.median(took)), 50 if part in _WAITS else 10
         is_range = part not in (*PARTS, OTHER)
