@@ -3,7 +3,7 @@
 ```
 DATASET/dataset.json            steps in a bucket, and which time it is
 DATASET/parts/NAME.json         the ranks of a part, and the files they came from; written last
-DATASET/spans/NAME.parquet      their spans; so collectives/ and steps/
+DATASET/spans/NAME.parquet      their spans; so collectives/, steps/ and ranges/
 ```
 """
 
@@ -31,10 +31,15 @@ from .groups import number_distinct
 from .rank_folder import DATASET_MARKER
 from .rank_tables import ROW_KINDS, Bounds, CollectiveTable, RangeTable, SpanTable, StepTable, Table
 
-_FORMAT = 1
+_FORMAT = 2
 """The version of the layout; others are refused."""
 
-FOLDERS: Mapping[type, str] = {SpanTable: "spans", CollectiveTable: "collectives", StepTable: "steps"}
+FOLDERS: Mapping[type, str] = {
+    SpanTable: "spans",
+    CollectiveTable: "collectives",
+    StepTable: "steps",
+    RangeTable: "ranges",
+}
 """The folder of each table of a dataset."""
 TABLE_NAMES = tuple(FOLDERS.values())
 """The tables of a dataset, each in a folder of this name."""
@@ -49,6 +54,7 @@ class RankEntry(NamedTuple):
         method: how it was found where it is, see `RankTime`.
         clock: the id of its clock.
         spans: how many it has.
+        peak_bytes: the most that its tensors held; -1 if it recorded no memory.
         source: the file it came from: path, size and time of change.
     """
 
@@ -57,10 +63,11 @@ class RankEntry(NamedTuple):
     method: str
     clock: str
     spans: int
+    peak_bytes: int
     source: list[Any]
 
 
-_ENTRY_TYPES = (int, int, str, str, int, list)
+_ENTRY_TYPES = (int, int, str, str, int, int, list)
 
 
 def read_head(folder: Path) -> tuple[int, str]:
@@ -161,17 +168,22 @@ def parquet_options(schema: pa.Schema) -> dict[str, Any]:
 _OF_ALL = ("rank", "step")
 _SPANS = (*_OF_ALL, "track", "phase", "fqn", "module_class", "call", "start_ns", "duration_ns", "self_ns", "depth")
 _COLLECTIVES = (*_OF_ALL, "operator", "group", "peer", "kind", "counter", "start_ns", "end_ns", "done_ns", "bytes")
-_COLUMNS = {SpanTable: _SPANS, CollectiveTable: _COLLECTIVES, StepTable: (*_OF_ALL, "end_ns")}
-_FIELDS = {"fqn": "name", "module_class": "name", "self_ns": "self_time", "bytes": "nbytes"}
+_COLUMNS = {
+    SpanTable: _SPANS,
+    CollectiveTable: _COLLECTIVES,
+    StepTable: (*_OF_ALL, "end_ns"),
+    RangeTable: (*_OF_ALL, "range", "start_ns", "end_ns"),
+}
+_FIELDS = {"fqn": "name", "module_class": "name", "self_ns": "self_time", "bytes": "nbytes", "range": "place"}
 """The fields that columns are made of; of others it is the column's name without its unit."""
 _SMALL = ("track", "depth")
 """Columns of 16 bits."""
 _KNOWN_TEXTS: Mapping[str, Sequence[str]] = {"phase": PHASES, "kind": ROW_KINDS}
-_OWN_TEXTS = {"operator": "operators", "group": "groups"}
+_OWN_TEXTS = {"operator": "operators", "group": "groups", "range": "places"}
 """Columns of texts, and the fields that have them."""
 
 
-def to_arrow(table: SpanTable | CollectiveTable | StepTable) -> pa.Table:
+def to_arrow(table: SpanTable | CollectiveTable | StepTable | RangeTable) -> pa.Table:
     """Return a table with names, phases, operators and the like as texts."""
     texts = {**_KNOWN_TEXTS, **{column: getattr(table, field, ()) for column, field in _OWN_TEXTS.items()}}
     if isinstance(table, SpanTable):
@@ -231,6 +243,7 @@ class DatasetTables:
     Attributes:
         path: the folder.
         ranks: what is known of each rank, in their order.
+        peak_bytes: by rank, the most that its tensors held; without those that recorded no memory.
 
     Raises:
         ModtraceError: it is none, of another version, or cannot be read; so do the methods.
@@ -242,6 +255,7 @@ class DatasetTables:
         self.ranks = sorted((entry for entries in parts.values() for entry in entries), key=lambda entry: entry.rank)
         if not self.ranks:
             raise ModtraceError(f"{self.path}: it holds no rank yet; run `modtrace ranks pack` again")
+        self.peak_bytes = {one.rank: one.peak_bytes for one in self.ranks if one.peak_bytes >= 0}
         self._names = list(parts)
 
     def files(self, table: str) -> list[Path]:
@@ -268,10 +282,7 @@ class DatasetTables:
         return Bounds([(one.rank, one.bound_ns, one.clock) for one in self.ranks])
 
     def read(self, kind: type[Table], first: int, last: int, ranks: Sequence[int] | None = None) -> Table:
-        """Return the rows of a kind of table, as `RankTables.read` does; no ranges, of which a dataset keeps none."""
-        if kind is RangeTable:
-            number, time = np.empty(0, np.int32), np.empty(0, np.int64)
-            return kind([], number, number, number, time, time)
+        """Return the rows of a kind of table, as `RankTables.read` does."""
         rank, step = pc.field("rank"), pc.field("step")
         chosen = (step >= first) & (step < last)
         if ranks is not None:
@@ -298,7 +309,7 @@ def _open(files: tuple[tuple[str, int], ...]) -> Any:
 
 
 def query(dataset: str | os.PathLike[str], sql: str, steps: tuple[int, int] | None = None) -> pa.Table:
-    """Return what SQL says of the tables `spans`, `collectives`, `steps` and `ranks`.
+    """Return what SQL says of the tables `spans`, `collectives`, `steps`, `ranges` and `ranks`.
 
     Args:
         dataset: its folder.

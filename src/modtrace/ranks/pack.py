@@ -1,4 +1,4 @@
-"""A folder of recordings → a dataset: Parquet files of spans, collectives and steps, see `dataset_tables`.
+"""A folder of recordings → a dataset: Parquet files of spans, collectives, steps and ranges, see `dataset_tables`.
 
 A part holds as many ranks as fit the memory, or one that is read in pieces. In each file a row group holds some steps,
 a bucket, of all its ranks, so that whoever asks for a bucket reads one row group of each file: a map over buckets needs
@@ -198,7 +198,7 @@ def _pack_part(dataset: Path, steps_per_bucket: int, part: Sequence[tuple[RankRe
 def _parts(part: Sequence[tuple[RankRecording, RankTime]], entries: list[RankEntry]) -> Iterator[dict[str, Any]]:
     """Yield the tables of each rank, of a large ring piece by piece; append what a dataset says of it to `entries`."""
     for file, time in part:
-        source, spans, bound_ns = _fingerprint(file), 0, 0
+        source, spans, bound_ns, peak_bytes = _fingerprint(file), 0, 0, -1
         tracks = Numbering[Track]()  # each piece has its own
         for own in load_pieces(file):
             one = place_rank(own, time, file)
@@ -206,8 +206,9 @@ def _parts(part: Sequence[tuple[RankRecording, RankTime]], entries: list[RankEnt
             numbers = np.array([tracks[track] for track in one.timeline.tracks] or [0], np.int32)
             tables["spans"] = tables["spans"]._replace(track=numbers[tables["spans"].track])
             spans, bound_ns = spans + len(tables["spans"].rank), max(bound_ns, one.bound_ns)
+            peak_bytes = max(peak_bytes, -1 if one.peak_bytes is None else one.peak_bytes)
             yield tables
-        entries.append(RankEntry(file.rank, bound_ns, time.method, time.clock, spans, source))
+        entries.append(RankEntry(file.rank, bound_ns, time.method, time.clock, spans, peak_bytes, source))
 
 
 def _buckets(parts: Iterator[dict[str, Any]], length: int) -> Iterator[dict[str, Any]]:

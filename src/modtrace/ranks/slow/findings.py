@@ -399,9 +399,10 @@ def find_slow_ranks(
             raise ModtraceError(f"{os.fspath(source)}: all of a dataset is looked at; leave out `{name}` (--{name})")
     from ..dataset_tables import DatasetTables
 
-    buckets = DatasetTables(source).buckets("collectives")
+    tables = DatasetTables(source)
+    buckets = tables.buckets("collectives")
     parts = map_in_processes(partial(_slow_bucket, os.path.abspath(source)), buckets, processor_count(), executor)
-    return _checked(join_parts(part for _, part in parts), source)
+    return _checked(replace(join_parts(part for _, part in parts), peak_bytes=tables.peak_bytes), source)
 
 
 def slow_of_recordings(

@@ -133,7 +133,7 @@ class SlowRun:
         late: the ranks that were late, by what they cost.
         duration_ns: of all steps together, as far as known.
         parts: what the picture shows.
-        peak_bytes: by rank, the most that its tensors held; empty for a dataset, and where no memory was recorded.
+        peak_bytes: by rank, the most that its tensors held; without those that recorded no memory.
     """
 
     steps: Sequence[StepFinding]
