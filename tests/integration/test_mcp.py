@@ -20,6 +20,8 @@ import anyio
 import httpx2
 import pytest
 from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from mcp import Client, StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import CallToolResult, Tool
@@ -32,7 +34,7 @@ from tests.support.gpt_timeline import gpt_timeline
 from tests.support.python_process import python_environment, run_python, start_python
 from tests.support.timelines import timeline_of
 from tests.support.where_rings import Writer
-from tests.unit.test_findings import training
+from tests.unit.test_findings import OptionalRange, texts, training
 
 MAX_BYTES = 4_000
 TOOLS = ["compare", "files", "findings", "modules", "ranges", "steps", "top", "where"]
@@ -160,6 +162,23 @@ def test_each_answer_is_short_whatever_names_a_recording_has(name: str, tmp_path
         assert len(text(answer)) <= MAX_BYTES
         assert "\x1b" not in json.loads(text(answer)).__repr__()
         values(answer)
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(name=texts, act=texts, count=st.integers(1, 30))
+def test_each_answer_is_short_and_has_its_first_finding(name: str, act: str, count: int, tmp_path: Path) -> None:
+    def ranges(step: int) -> list[OptionalRange]:
+        return [(f"{name}{number}", "user", 8 + number) for number in range(count) if step % 3 == number % 3]
+
+    def forward(_step: int, block: int) -> float:
+        return 1 + 9 * (block == 2)
+
+    training(ranges=ranges, act=lambda block: f"{act}{block}", forward=forward).save(tmp_path / "t.pftrace")
+
+    answers = ask(make_server(tmp_path), *every_answer("t.pftrace")[1:6])
+
+    assert [len(text(answer)) <= MAX_BYTES for answer in answers] == [True] * 5
+    assert values(answers[3])["findings"]
 
 
 def test_each_answer_about_a_large_training_is_short(tmp_path: Path) -> None:
@@ -315,7 +334,9 @@ def test_links_within_the_folder_are_followed(served: Path) -> None:
     assert [values(answer)["modules"][0]["fqn"] for answer in (named, absolute)] == ["Net.t", "Net.t"]
 
 
-def test_findings_are_those_of_the_summary_and_the_parts_add_up(tmp_path: Path) -> None:
+def test_findings_are_those_of_the_summary_and_the_parts_add_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     training(forward=lambda _step, block: 4 if block == 2 else 1).save(tmp_path / "t.pftrace")
 
     (answer,) = ask(make_server(tmp_path), ("findings", {"file": "t.pftrace"}))
@@ -325,6 +346,10 @@ def test_findings_are_those_of_the_summary_and_the_parts_add_up(tmp_path: Path) 
     command = CliRunner().invoke(commands, ["summary", str(tmp_path / "t.pftrace"), "--format", "json"])
     said = json.loads(command.stdout)["findings"]
     assert [one["evidence"] for one in said] == [one["evidence"] for one in (found, *others)]
+    monkeypatch.chdir(tmp_path)
+    for one in (found, *others):
+        advised = CliRunner().invoke(commands, shlex.split(one["next"])[1:])
+        assert (advised.exit_code, "act" in advised.stdout) == (0, True)
     assert sum(part["total_ns"] for part in values(answer)["parts"]) == 10 * (4 + 3 + 4 + 1) * 1_000_000
 
 
@@ -351,6 +376,11 @@ def test_compare_names_the_module_that_became_slower(tmp_path: Path) -> None:
 
     (answer,) = ask(make_server(tmp_path), ("compare", {"base": "base-*.json", "new": "new-*.json", "step_by": "call"}))
 
+    (found,) = values(answer)["findings"]
+    assert (found["what"], found["where"]) == ("is slower in forward", "Net.m3")
+    assert shlex.split(found["next"])[1:] == [
+        "diff", "base-*.json", "new-*.json", "--step-by", "call", "--only", "Net.m3*",
+    ]  # fmt: skip
     slower = [(change["fqn"], change["phase"]) for change in values(answer)["changes"] if change["verdict"] == "slower"]
     assert slower == [("Net.m3", "forward")]
     (change,) = (change for change in values(answer)["changes"] if change["fqn"] == "Net.m3")

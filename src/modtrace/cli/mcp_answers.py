@@ -8,12 +8,14 @@ from typing import Any, get_type_hints
 from mcp.types import CallToolResult, TextContent
 from typing_extensions import TypedDict
 
-from .._tables import cut_to_width
+from .._tables import cut_json, cut_to_width
 from .._terminal import counted, printable
 
 MAX_BYTES = 4_000
 """How long an answer is at most as JSON, unless more rows are asked for by `limit`."""
 _MAX_TEXT = 300
+_SHORTER = (_MAX_TEXT, 120, 40)
+"""How long texts are if with longer ones no list has two rows; as JSON."""
 _FIT = 40
 """More rows never fit into an answer."""
 _PARTS = 8
@@ -38,7 +40,7 @@ class _ModuleCosts(TypedDict, total=False):
 
 
 class FindingRow(TypedDict):
-    """Something that stands out; `next` is a command that shows more, and TRACE in it the file."""
+    """Something that stands out; `next` is a command that shows more, in the served folder."""
 
     what: str
     where: str | None
@@ -199,8 +201,9 @@ class RangesAnswer(_Answer):
 
 
 class CompareAnswer(_Answer):
-    """What changed, beyond the noise: the step, its parts and modules."""
+    """What changed, beyond the noise: what changed most, the step, its parts and modules."""
 
+    findings: list[FindingRow]
     sentence: str
     step: ChangeRow
     parts: list[ChangeRow]
@@ -297,6 +300,8 @@ def make_answer(limit: int | None, relative: Callable[[str], str], values: Mappi
     lists = [of for of in values.values() if isinstance(of, Rows)]
     for of in lists:
         of.rows = _data(of.rows, relative)
+    asked = [list(of.rows) for of in lists]
+    shorter = iter(_SHORTER)
     while True:
         more = [counted(of.total - len(of.rows), f"more {of.noun}") for of in lists if of.total > len(of.rows)]
         shown = {name: of.rows if isinstance(of, Rows) else _data(of, relative) for name, of in values.items()}
@@ -306,7 +311,14 @@ def make_answer(limit: int | None, relative: Callable[[str], str], values: Mappi
             return CallToolResult(
                 content=[TextContent(type="text", text=text)], structured_content=shown | {"more": more}
             )
-        longest.rows.pop()
+        if len(longest.rows) < 2 and (characters := next(shorter, None)) is not None:
+            for of, rows in zip(lists, asked, strict=True):
+                of.rows = cut_json(rows, characters, _FIT)
+            values = {
+                name: of if isinstance(of, Rows) else cut_json(of, characters, _FIT) for name, of in values.items()
+            }
+        else:
+            longest.rows.pop()
 
 
 def _data(value: Any, relative: Callable[[str], str]) -> Any:

@@ -7,9 +7,11 @@ printable and returned as values; nothing in a file chooses another file.
 import functools
 import os
 import secrets
+import shlex
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -250,10 +252,12 @@ class _Tools:
         As `modtrace diff BASE NEW`.
         """
         found = diff(self._folder.find(base), self._folder.find(new), step_by=step_by)
+        found = replace(found, arguments=shlex.join([base, new, *(["--step-by", step_by] if step_by else [])]))
         row = fields_of_row(ChangeRow)
         changes = [change for change in found.changes if stands_out(change)]
         return self._answer(
             limit,
+            findings=Rows.of("finding", found.findings, limit, fields_of_row(FindingRow)),
             sentence=found.sentence,
             step=row(found.step),
             parts=Rows.of("part", found.parts, limit, row),
@@ -316,7 +320,7 @@ class _Tools:
         self, file: str, step_by: str | None, by: Literal["module", "class"] = "module"
     ) -> tuple[Summary, Rows]:
         summary, notes = summarize_file(self._folder.file(file), by, None, step_by)
-        return summary, Rows.of("note", notes, None)
+        return summary.of_file(file, step_by), Rows.of("note", notes, None)
 
     def _file_row(self, found: tuple[Path, os.stat_result]) -> dict[str, Any]:
         path, status = found
