@@ -10,7 +10,7 @@ import re
 import socket
 import sys
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -132,6 +132,10 @@ class Capture:
     def note_libraries(self) -> None:
         """Note what is loaded now: a recording that began before the script did knows none of its libraries."""
         self.ring.metadata = {**self.ring.metadata, "libraries": _libraries()}
+
+    def note_optimizer(self, said: Mapping[str, object]) -> None:
+        """Write into the ring what `describe_optimizer` says of an optimizer."""
+        self.ring.names.note({"kind": "optimizer", **said})
 
     def write_mark(self, kind: Kind, text: str | None, value: int) -> None:
         """Write one event of this thread, with a text or with no name."""

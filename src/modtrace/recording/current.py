@@ -91,8 +91,8 @@ def start_alone(recording: Recording, switch_on: Callable[[], None]) -> None:
             _current._stop_and_log("when another one started")
         if _current is not None:
             raise RecordingError(
-                f"a recording is running in this process, {_current._destination}; stop it before starting another: "
-                "modtrace.current().stop()"
+                f"a recording is running in this process, {_current._outputs.destination}; "
+                "stop it before starting another: modtrace.current().stop()"
             )
         _complete = False
         _current = recording

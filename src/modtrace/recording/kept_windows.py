@@ -5,12 +5,12 @@ The training never sees the watcher as a child process.
 
 import json
 import os
+import re
 import shlex
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from .._errors import ModtraceError, RecordingError
 from .._files import Folder
@@ -22,6 +22,8 @@ from ..public import Timeline
 from ..ring import Ring
 
 _NO_PATH = "modtrace"
+_NOT_IN_METRICS = r"[^\w.\- ]"
+"""What MLflow takes in no name of a metric."""
 _MAIN = (
     "import sys; sys.path[0] = sys.argv.pop(1); import os, signal; os.setsid(); os.fchdir(9); "
     "os.closerange(3, min(os.sysconf('SC_OPEN_MAX'), 1 << 20)); signal.pthread_sigmask(signal.SIG_SETMASK, ()); "
@@ -113,8 +115,8 @@ class WatchedSteps:
     _file = _last = -1
     _read = 0
 
-    def take_new(self, path: Path) -> list[dict[str, Any]]:
-        """Return the lines that were written since the last call."""
+    def take_new_metrics(self, path: Path) -> dict[int, dict[str, float]]:
+        """Return what `Recording.step_metrics` does, of the lines that were written since the last call."""
         try:
             with path.open("rb") as file:
                 inode = os.fstat(file.fileno()).st_ino
@@ -123,12 +125,16 @@ class WatchedSteps:
                 file.seek(self._read)
                 text = file.read().rpartition(b"\n")[0]
         except OSError:  # no step has ended
-            return []
+            return {}
         self._read += len(text) + bool(text)
         lines = [json.loads(line) for line in text.splitlines()]
         lines = [line for line in lines if line["pid"] == os.getpid() and line["step"] > self._last]
         self._last = max([self._last, *(line["step"] for line in lines)])
-        return lines
+        return {line["step"]: _as_metrics({"step": line["duration_ns"], **line["parts"]}) for line in lines}
+
+
+def _as_metrics(parts_ns: Mapping[str, int]) -> dict[str, float]:
+    return {f"modtrace/{re.sub(_NOT_IN_METRICS, '_', part)}_ms": ns / 1e6 for part, ns in parts_ns.items()}
 
 
 def _start_watcher(ring: str, place: Folder, conditions: Sequence[str]) -> None:

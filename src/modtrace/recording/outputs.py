@@ -190,6 +190,12 @@ class Outputs:
             check_writable(self._trace.path)
 
     @property
+    def destination(self) -> str:
+        """Where it records, for a message: `to step.pftrace`, or `in memory`."""
+        path = self.path or self.ring_path
+        return "in memory" if path is None else f"to {path}"
+
+    @property
     def path(self) -> str | None:
         """Where the cycle that runs or comes next is saved."""
         return None if self._trace is None else self._cycles.path(self._trace.path)

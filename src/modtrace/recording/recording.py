@@ -6,10 +6,9 @@ import atexit
 import contextlib
 import logging
 import os
-import re
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -35,8 +34,6 @@ from .outputs import Cycles, Outputs, Schedule, log_saved
 from .signals import SaveOnSignal
 
 _log = logging.getLogger("modtrace")
-_NOT_IN_METRICS = r"[^\w.\- ]"
-"""What MLflow takes in no name of a metric."""
 _MAX_OPTIMIZERS = 16
 """How many different ones a recording describes."""
 
@@ -130,12 +127,6 @@ class Recording:
         return self._outputs.path
 
     @property
-    def _destination(self) -> str:
-        """Where it records, for a message: `to step.pftrace`, or `in memory`."""
-        path = self.path or self._outputs.ring_path
-        return "in memory" if path is None else f"to {path}"
-
-    @property
     def _lines_path(self) -> Path | None:
         """The file in which the watcher of `keep_when` writes a JSON line per step; None if there is no watcher."""
         ring = self._outputs.ring_path
@@ -214,7 +205,8 @@ class Recording:
             self._timeline = self._written = None
             make = partial(self._make_capture, first_step=None if self._cycles.is_scheduled else self._first_step)
             self._capture = self._outputs.make_capture(make, self._warn)
-            self._tell_of_optimizers(self._optimizers)
+            for said in self._optimizers:
+                self._capture.note_optimizer(said)
             self._cycle_ended = False
         capture = self._started()
         if self._cycles.action is not ProfilerAction.WARMUP and not capture.started:
@@ -249,10 +241,8 @@ class Recording:
         self._stop()
 
     def _stop(self) -> None:
-        hold_ctrl_c(self._stop_and_save, self._tell_of_saving)
-
-    def _tell_of_saving(self) -> None:
-        self._warn(f"the recording {self._destination} is being saved; press Ctrl-C again to abort that")
+        told = f"the recording {self._outputs.destination} is being saved; press Ctrl-C again to abort that"
+        hold_ctrl_c(self._stop_and_save, lambda: self._warn(told))
 
     def _stop_and_save(self) -> None:
         try:
@@ -261,16 +251,13 @@ class Recording:
             stop_alone(self)
             raise
         if ran:
-            model = None if self._capture is None else self._capture.unmatched_model()
-            if model is not None:
+            if self._capture is not None and (model := self._capture.unmatched_model()) is not None:
                 self._warn(f"model: no {model}, nor a part of one, was called; names start at the outermost modules")
             self._save_unsaved()
             is_known = self._timeline is not None or self._written is not None
-            lost = kept_sentence(self._saved_timeline()[0]) if is_known else ""
-            if lost:
+            if is_known and (lost := kept_sentence(self._saved_timeline()[0])):
                 self._warn(lost)
-            path = self.saved_paths[-1] if self.saved_paths else self._outputs.ring_path
-            if path is not None:
+            if (path := self.saved_paths[-1] if self.saved_paths else self._outputs.ring_path) is not None:
                 self._on_saved(path)
 
     def _save_unsaved(self) -> None:
@@ -307,13 +294,8 @@ class Recording:
         # A program may make any number of them, alike or not.
         if self.running and said not in self._optimizers and len(self._optimizers) < _MAX_OPTIMIZERS:
             self._optimizers.append(said)
-            self._tell_of_optimizers([said])
-
-    def _tell_of_optimizers(self, some: Sequence[dict[str, object]]) -> None:
-        """Note what optimizers are in the ring, if the schedule has made one yet."""
-        if self._capture is not None:
-            for said in some:
-                self._capture.ring.names.note({"kind": "optimizer", **said})
+            if self._capture is not None:
+                self._capture.note_optimizer(said)
 
     def _on_steps_ended(self, count: int) -> None:
         self._followed_steps = count
@@ -389,9 +371,7 @@ class Recording:
         """
         if not self._kept_windows.is_asked_for:
             raise RecordingError("step_metrics() needs a watcher: record(ring='run.modtrace', keep_when=())")
-        path = self._lines_path
-        lines = [] if path is None else self._watched_steps.take_new(path)
-        return {line["step"]: _as_metrics({"step": line["duration_ns"], **line["parts"]}) for line in lines}
+        return {} if self._lines_path is None else self._watched_steps.take_new_metrics(self._lines_path)
 
     def range(self, name: str) -> NamedRange:
         """Return a block, `with recording.range("augment"):`, that is a range of this name; also a decorator.
@@ -517,7 +497,3 @@ class Recording:
             self._capture.after_fork()
         if self._signal is not None:
             self._signal.after_fork()
-
-
-def _as_metrics(parts_ns: Mapping[str, int]) -> dict[str, float]:
-    return {f"modtrace/{re.sub(_NOT_IN_METRICS, '_', part)}_ms": ns / 1e6 for part, ns in parts_ns.items()}
