@@ -37,11 +37,6 @@ def base_time_ns(keys: Mapping[str, Any], path: str) -> int:
     return base
 
 
-def is_track_key(key: tuple[object, object]) -> bool:
-    """Tell whether pid and tid are what they can be: text, or whole numbers of 64 bits."""
-    return all(isinstance(part, str) or (type(part) is int and -(2**63) <= part < 2**63) for part in key)
-
-
 def is_int64(value: object) -> bool:
     """Tell whether a value is an integer of 64 bits with a sign."""
     return type(value) is int and -(2**63) <= value < 2**63

@@ -133,11 +133,6 @@ def join_args(parts: Sequence[tuple[int, Args]]) -> Args:
     return joined
 
 
-def move_args(args: Args, new_row: Int64Array) -> Args:
-    """Return the args of slices that have other numbers now; -1: the slice is left out."""
-    return without_empty({name: column.moved(new_row) for name, column in args.items()})
-
-
 def map_arg(args: Args, name: str, change: Callable[[ArgColumn], ArgColumn]) -> Args:
     """Return the args with another column in place of one, if there is one."""
     return without_empty({**args, name: change(args[name])}) if name in args else args
