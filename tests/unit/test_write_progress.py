@@ -16,9 +16,9 @@ from tests.support.timelines import gpt2_timeline
 
 SAVE = """
 import sys
-from modtrace.write import progress
+from modtrace.write import written_parts
 from tests.support.timelines import gpt2_timeline
-progress.BAR_DELAY_S = float(sys.argv[2])
+written_parts.BAR_DELAY_S = float(sys.argv[2])
 gpt2_timeline(20_000).save(sys.argv[1])
 """
 

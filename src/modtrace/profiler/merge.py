@@ -1,4 +1,4 @@
-"""A recording over a torch.profiler trace: what `modtrace.merge` does once its paths are resolved.
+"""A torch.profiler trace alone, as `modtrace.load` reads it, or below a recording: what `modtrace.merge` does.
 
 Each chunk of the trace goes to the output and to the collector of what attribution needs. Then `overlay` aligns and
 attributes, and the output gets the new tracks.
@@ -6,7 +6,7 @@ attributes, and the output gets the new tracks.
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from .._errors import TraceError, WriteError
@@ -74,7 +74,11 @@ def merge_timeline(
     with TraceFile(profiler_trace, progress) as source, garbage_collection_paused():
         if os.path.exists(name) and os.path.samefile(name, profiler_trace):
             raise WriteError(f"cannot write {name}: it is the profiler's trace itself; give another name")
-        captured = None if capture is None else _read_trace(capture)
+        captured = None
+        if capture is not None:
+            with TraceFile(capture) as file:
+                others, own = _read_events(file)
+            captured = Trace(own.events(), others.keys, file.path)
         with atomic_writer(name) as sink:
             stream, collector = EventStream(source), EventCollector(all_arrows=not _is_json(name))
             output = _new_output(name, stream, sink, collector)
@@ -94,6 +98,22 @@ def merge_timeline(
             return merged
 
 
+def load_profile(path: _Path) -> Timeline:
+    """Make a timeline of what the profiler noted of modules; what cannot be known is in its metadata, as `notes`.
+
+    Raises:
+        TraceError: it is no such trace, or nothing of it can be read.
+    """
+    with TraceFile(path) as source:
+        stream, collector = _read_events(source)
+    base, events = base_time_ns(stream.keys, source.path), collector.events()
+    made = overlay(None, events, stream.keys, source.path)
+    timeline = made.recording(events, base, stream.dropped + collector.malformed)
+    return replace(
+        timeline, metadata={**timeline.metadata, "notes": [*made.notes, *stream.notes(), *collector.notes()]}
+    )
+
+
 def _is_json(path: str) -> bool:
     return path.lower().endswith((".json", ".json.gz"))
 
@@ -107,14 +127,12 @@ def _new_output(path: str, stream: EventStream, sink: Sink, table: EventCollecto
     return PacketOutput(stream, sink, table)
 
 
-def _read_trace(path: _Path) -> Trace:
-    """Read a trace of which only the events count."""
-    collector = EventCollector()
-    with TraceFile(path) as source:
-        stream = EventStream(source)
-        for chunk in stream.chunks():
-            collector.add(chunk.events)
-        return Trace(collector.events(), stream.keys, source.path)
+def _read_events(source: TraceFile) -> tuple[EventStream, EventCollector]:
+    """Return all events of a trace, and the stream that they came in."""
+    stream, collector = EventStream(source), EventCollector()
+    for chunk in stream.chunks():
+        collector.add(chunk.events)
+    return stream, collector
 
 
 def _describe(overlaid: Overlay, stream: EventStream, output_notes: Sequence[str], out: str) -> MergeResult:

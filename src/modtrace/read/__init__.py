@@ -158,7 +158,7 @@ def _read(path: Path) -> "Timeline":
 
         return load_ring(path)
     if kind is FileKind.PROFILE:
-        from .profile import load_profile
+        from ..profiler.merge import load_profile
 
         return load_profile(path)
     carrying = {
@@ -184,7 +184,7 @@ def _read(path: Path) -> "Timeline":
         problem = "another program has changed or cut it" if carried.is_changed else "it holds no table of modtrace"
         why = f" ({carried.fault})" if carried.fault else ""
         raise TraceError(path, f"{problem}{why}, and only as modtrace wrote it can it be read; {_WHAT_TO_DO}")
-    from .profile import load_profile
+    from ..profiler.merge import load_profile
 
     timeline = load_profile(path)
     note = "another program has changed this trace since modtrace wrote it; it was read as a profiler's"

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+from .._terminal import is_terminal
 from ..formats.table_bytes import TableWriter
 from ..timeline import OnePiece, Pieces, Timeline
 from ..timeline.summary.parts import DividedSteps, divide_piece, join_divided
 from ..timeline.summary.step_bounds import OPTIMIZER
-from .progress import show_progress
 from .step_parts import PartCounter, count_parts, part_counters
+
+BAR_DELAY_S = 1.0
+"""Seconds for which a bar is not worth drawing."""
+
+Part = TypeVar("Part")
 
 
 class WrittenPart(NamedTuple):
@@ -55,7 +62,7 @@ def written_parts(
 
     # How many spans are in parts that are still to be decoded is not known.
     total = None if first.step_parts is None else len(first.timeline.columns)
-    yield from show_progress(all_bytes(), f"writing {os.path.basename(path)}", total)
+    yield from _show_progress(all_bytes(), f"writing {os.path.basename(path)}", total)
 
 
 def parts_to_write(pieces: Pieces) -> Iterator[WrittenPart]:
@@ -89,3 +96,36 @@ def _first_moments(timeline: Timeline) -> list[int]:
     moments = [int(slices.start.min())] if len(slices) else []
     moments += [int(counter.time[0]) for counter in timeline.counters if len(counter.time)]
     return [*moments, *(mark.time_ns for mark in timeline.marks)]
+
+
+def _show_progress(parts: Iterable[tuple[int, Part]], what: str, total: int | None) -> Iterator[Part]:
+    """Pass the parts on; from the second second on, show on a terminal how much of the whole they are.
+
+    Args:
+        parts: sizes and parts.
+        what: the text beside the bar.
+        total: what the sizes add up to; None if that is not known.
+    """
+    if not is_terminal(sys.stderr):
+        yield from (part for _, part in parts)
+        return
+    started = time.monotonic()
+    bar = None
+    done = 0
+    try:
+        for size, part in parts:
+            yield part
+            done += size
+            if bar is None and time.monotonic() - started > BAR_DELAY_S:
+                # rich takes longer to import than most files to write
+                from rich.console import Console
+                from rich.progress import Progress
+
+                bar = Progress(console=Console(stderr=True), transient=True)
+                task = bar.add_task(what, total=total)
+                bar.start()
+            if bar is not None:
+                bar.update(task, completed=done)
+    finally:
+        if bar is not None:
+            bar.stop()
