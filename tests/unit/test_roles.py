@@ -12,11 +12,13 @@ import modtrace
 from modtrace import ModtraceError
 from modtrace._rank import role_in
 from modtrace.cli.group import group as commands
-from modtrace.live.where import where
+from modtrace.live.rank_state import rank_state_of
+from modtrace.live.where import WhereResult, where
 from modtrace.ranks import find_rank_recordings
 from modtrace.ring import Kind
+from modtrace.timeline import RingAnalysis
 from modtrace.write.slices import CollectiveFlows
-from tests.support.event_script import EventScript
+from tests.support.event_script import WALL, EventScript
 
 MS = 1_000_000
 BEGIN = 10**16
@@ -92,6 +94,19 @@ def test_who_is_late_is_asked_of_one_role(job: Path) -> None:
     assert not modtrace.find_slow_ranks(job, role="trainer").late
 
 
+def test_the_empty_rings_of_launchers_count_for_no_role(job: Path) -> None:
+    for role in ("trainer", "rollout"):
+        EventScript(16, job / f"{role}-0.modtrace", {}).close()
+    EventScript(16, job / "again-0.modtrace", {"rank": 0, "role": "trainer"}).close()
+
+    assert [(file.role, file.rank_in_world) for file in find_rank_recordings(job)] == [
+        ("rollout", 0),
+        ("rollout", 1),
+        ("trainer", 0),
+        ("trainer", 1),
+    ]
+
+
 def test_two_recordings_of_one_role_and_rank_are_refused(job: Path) -> None:
     write(job / "again.modtrace", "rollout", 1)
 
@@ -120,6 +135,32 @@ def test_a_job_that_runs_is_told_by_role_and_rank(job: Path) -> None:
     found = where(job)
 
     assert sorted(one.label for one in found.ranks) == ["rollout 0", "rollout 1", "trainer 0", "trainer 1"]
+    assert found.sentence == (
+        "rollout: rollout 0-1 were in no module when they ended; trainer: trainer 0-1 were in no module when they ended"
+    )
+
+
+def test_who_waits_is_looked_for_within_a_role() -> None:
+    """Rollout 0 has called its first all-reduce, and waits for rollout 1; both trainers have left three."""
+    states = []
+    for role, rank, calls in [("trainer", 0, 3), ("trainer", 1, 3), ("rollout", 0, 1), ("rollout", 1, 0)]:
+        script = EventScript(64, None, {"pid": 1, "rank": rank, "role": role})
+        script.note_group("0", "0-1", "default_pg")
+        text = json.dumps(["all_reduce", "0"])
+        script.step(BEGIN, 0)
+        for call in range(calls):
+            script.collective(BEGIN + (2 * call + 1) * MS, Kind.COLLECTIVE_ENTER, text, call)
+            if call < calls - 1 or role == "trainer":
+                script.collective(BEGIN + (2 * call + 2) * MS, Kind.COLLECTIVE_EXIT, text, 4096)
+        analysis = RingAnalysis(script.snapshot()._replace(writer="running", known_pid=True))
+        states.append(rank_state_of(f"{role}{rank}", analysis, (BEGIN + 9_000 * MS, WALL + BEGIN + 9_000 * MS)))
+
+    result = WhereResult(states, [], [])
+
+    [hang] = result.hangs
+    assert (hang.waiting, hang.not_called) == ((0,), (1,))
+    assert result.sentence.startswith("rollout: rank 0 waits in all_reduce #0")
+    assert "; trainer: trainer 0-1 are in no module" in result.sentence
 
 
 def test_the_commands_take_a_role(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

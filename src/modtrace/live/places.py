@@ -61,14 +61,16 @@ class RankGroup(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The ranks of the group (`ranks 0-2, 5`), or its first files."""
-        ranks = [state.rank for state in self.ranks if state.rank is not None]
+        """The ranks of the group (`ranks 0-2, 5`; `trainer 0-2`), or its first files."""
+        of_role: dict[str, list[int]] = {}
+        for state in self.ranks:
+            if state.rank is not None:
+                of_role.setdefault(state.role, []).append(state.rank)
         labels = [state.label for state in self.ranks if state.rank is None]
         if len(labels) > _MAX_NAMED_FILES + 1:
             labels[_MAX_NAMED_FILES:] = [f"{len(labels) - _MAX_NAMED_FILES} more files"]
-        if ranks:
-            labels.insert(0, ranks_phrase(ranks))
-        return ", ".join(labels)
+        ranks = [f"{role} {format_ranges(own)}" if role else ranks_phrase(own) for role, own in of_role.items()]
+        return ", ".join([*ranks, *labels])
 
     @property
     def innermost(self) -> str:

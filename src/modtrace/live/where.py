@@ -1,5 +1,7 @@
 """Where each rank of a run is, or was when it died: from its ring file, also while the process runs."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,18 +46,29 @@ class WhereResult:
     older: Sequence[str] = ()
 
     @cached_property
+    def worlds(self) -> list[WhereResult]:
+        """The ranks that count together: all, but where roles have ranks of their own those of each, without dumps."""
+        ranks = [state.rank for state in self.ranks if state.rank is not None]
+        roles = sorted({state.role for state in self.ranks})
+        if len(roles) < 2 or len(set(ranks)) == len(ranks):
+            return [self]
+        return [WhereResult([state for state in self.ranks if state.role == role], [], []) for role in roles]
+
+    @cached_property
     def groups(self) -> list[RankGroup]:
         """The ranks that are in the same modules, together; smaller groups first."""
-        return group_ranks(self.ranks)
+        return [group for world in self.worlds for group in group_ranks(world.ranks)]
 
     @cached_property
     def hangs(self) -> list[Hang]:
         """The collectives, sends and receives that ranks wait in; those that others follow from come first."""
-        return find_all_hangs(self.ranks, self.records)
+        return [hang for world in self.worlds for hang in find_all_hangs(world.ranks, world.records)]
 
     @property
     def sentence(self) -> str:
         """Which ranks others wait for, and which seem hung; then where each rank is, or was, that these do not name."""
+        if len(self.worlds) > 1:
+            return "; ".join(f"{world.ranks[0].role or 'others'}: {world.sentence}" for world in self.worlds)
         causes = [hang for hang in self.hangs if hang.is_cause]
         named = {rank for hang in causes for rank in (*hang.waiting, *hang.blamed)}
         in_hangs = {rank for hang in self.hangs for rank in (*hang.waiting, *hang.blamed)}

@@ -103,13 +103,10 @@ def find_rank_recordings(
         if not recordings:
             raise ModtraceError(f"{root}: no recording is of role {role!r}; there are: {roles}")
     by_place: dict[tuple[str, int], RankRecording] = {}
-    for file in recordings:
+    for file in _without_launchers(recordings):
         place = file.role, file.rank
         other = by_place.setdefault(place, file)
-        if other is file or _is_empty_beside(file, other):
-            continue
-        by_place[place] = file
-        if not _is_empty_beside(other, file):
+        if other is not file:
             label = process_label(*place)
             raise ModtraceError(f"{other.path} and {file.path} are both of {label}; leave one in the folder")
     if len({rank for _, rank in by_place}) == len(by_place):
@@ -168,8 +165,16 @@ def _read(
         return None
 
 
-def _is_empty_beside(file: RankRecording, other: RankRecording) -> bool:
-    return file.is_ring and not ring_serials(file.path) and bool(ring_serials(other.path))
+def _without_launchers(recordings: Sequence[RankRecording]) -> Iterator[RankRecording]:
+    """Leave out empty rings beside one of the same rank that is not, and of the same role if they say one."""
+    of_rank: dict[int, list[RankRecording]] = {}
+    for file in recordings:
+        of_rank.setdefault(file.rank, []).append(file)
+    for same in of_rank.values():
+        told = same if len(same) == 1 else [file for file in same if not file.is_ring or ring_serials(file.path)]
+        # A launcher says no role.
+        beside = {"", *(file.role for file in told)} if told else set()
+        yield from (file for file in same if file in told or file.role not in beside)
 
 
 def _ring(path: Path) -> RankRecording:
