@@ -178,6 +178,40 @@ def test_on_windows_no_process_is_asked(monkeypatch: pytest.MonkeyPatch) -> None
     assert process is None
 
 
+@pytest.mark.parametrize(
+    ("modules", "shown"),
+    [
+        ("mlp: MLP, mlp.up: Linear, mlp.act: GELU", "forward Net › h.0 (M, 3 compiled modules inside)"),
+        ("mlp: MLP", "forward Net › h.0 (M, 1 compiled module inside)"),
+        ("", "forward Net › h.0 (M)"),
+    ],
+)
+def test_a_compiled_region_is_told_with_the_modules_inside(tmp_path: Path, modules: str, shown: str) -> None:
+    writer = Writer(tmp_path / "run.modtrace")
+    writer.enter(1, "Net", "Net.h.0")
+    writer.ring.names.compiled(writer.ring.names.name("Net.h.0", "Net.h.0", "M"), modules)
+
+    rank = read_rank_state(tmp_path / "run.modtrace")
+
+    out = io.StringIO()
+    Console(file=out, width=200, markup=False, highlight=False).print(render(group_ranks([rank])))
+    assert shown in out.getvalue()
+    told = [call.get("compiled_modules") for call in rank.to_json()["threads"][0]["stack"]]
+    assert told == [None, modules.count(":") or None]
+
+
+def test_a_backward_pass_of_a_compiled_region_is_told_with_the_modules_inside(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "run.modtrace")
+    writer.call(1, Kind.FORWARD_ENTER, "Net", sequence=10)
+    writer.call(2, Kind.FORWARD_EXIT, "Net", sequence=12)
+    writer.ring.names.compiled(writer.ring.names.name("Net", "Net", "M"), "up: Linear, down: Linear")
+    writer.event(3, Kind.NODE_BEGIN, 1 << FORWARD_THREAD_SHIFT, 11)
+
+    calls = read_rank_state(tmp_path / "run.modtrace").threads[0].calls
+
+    assert [(call.phase, call.described_class) for call in calls] == [("backward", "M, 2 compiled modules inside")]
+
+
 def test_waiting_in_a_backward_pass_is_told_by_the_last_node_before_it() -> None:
     behind = (("GPT", "forward"), ("GPT.wte", "after backward"))
     waits = "backward, waiting after the last node of GPT.wte"

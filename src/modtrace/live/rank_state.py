@@ -235,6 +235,8 @@ class RankState(NamedTuple):
 
     def _call_to_json(self, call: OpenCall) -> dict[str, Any]:
         place: dict[str, Any] = {"fqn": call.fqn, "class": call.module_class, "phase": call.phase}
+        if call.compiled_modules:
+            place["compiled_modules"] = call.compiled_modules
         if call.is_range:
             place = {"fqn": "", "class": "", "phase": "range", "category": call.phase, "name": call.fqn}
         return place | {"seconds": (self.now_ns - call.since_ns) / 1e9}

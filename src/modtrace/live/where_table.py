@@ -89,7 +89,7 @@ def _table(groups: Sequence[RankGroup]) -> Table:
             hung = any(rank.seems_hung(stack) for rank, stack in zip(group.ranks, threads, strict=True))
             style = "bold red" if hung else ""
             innermost = threads[0].calls[-1]
-            what = innermost.fqn if innermost.is_range else innermost.module_class
+            what = innermost.fqn if innermost.is_range else innermost.described_class
             where = format_stack(calls) + (f" ({what})" if what and innermost.phase != "user" else "")
             duration = _text(_lasted(since_ns, group), style)
             usual = [rank.usual_ns[calls[-1]] / 1e9 for rank in group.ranks if calls[-1] in rank.usual_ns]

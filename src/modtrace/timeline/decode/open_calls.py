@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ..._terminal import counted
 from ..._typing import Int64Array, SignedIntArray
 from ...ring import Events, Kind
 from ...ring.range_text import CATEGORIES, RangeName, parse_range
-from ...ring.slot_format import KINDS_OF_OTHER_THREADS
-from ..contents import Name
+from ...ring.slot_format import KINDS_OF_OTHER_THREADS, NO_NAME
 from .attribution import attribute_nodes
 from .cuts import count_open, find_cuts
 from .intervals import Intervals, build_intervals
@@ -28,8 +28,6 @@ _COMMUNICATION = "communication"
 
 _LAST_STEPS = 8
 """Of a ring: a cut is looked for among these first."""
-_OUTSIDE = Name("", "", "")
-"""For what belongs to no module."""
 _HUNG_FACTOR = 10
 _MIN_HUNG_NS = 5_000_000_000
 HUNG_WITHOUT_HISTORY_NS = 60_000_000_000
@@ -51,12 +49,20 @@ class OpenCall(NamedTuple):
         since_ns: when it began, monotonic nanoseconds; for "backward" the autograd node that runs now, for "after
             backward" the end of the last one, or the begin of the pass.
         module_class: the name of the module's class (`Block`).
+        compiled_modules: how many modules inside torch.compile compiled with it; 0 if none is known.
     """
 
     fqn: str
     phase: str
     since_ns: int
     module_class: str = ""
+    compiled_modules: int = 0
+
+    @property
+    def described_class(self) -> str:
+        """The class, and how many modules it was compiled with: `Block, 12 compiled modules inside`."""
+        inside = f", {counted(self.compiled_modules, 'compiled module')} inside" if self.compiled_modules else ""
+        return f"{self.module_class}{inside}"
 
     @property
     def place(self) -> str:
@@ -132,15 +138,14 @@ def open_stacks(analysis: RingAnalysis) -> list[ThreadStack]:
         since_ns = int(intervals.start[index])
         if not intervals.is_node[index]:
             phase = "recompute" if is_recompute[index] else "forward"
-            stack.append(_open_call(lookup.names[intervals.name[index]], phase, since_ns))
+            stack.append(_open_call(lookup, int(intervals.name[index]), phase, since_ns))
             continue
-        path = [lookup.names[intervals.name[inner]] for inner in intervals.call_path(int(call[index]))]
-        path = path or [_OUTSIDE]
-        stack.extend(_open_call(name, "backward", since_ns) for name in reversed(path))
+        path = [int(intervals.name[inner]) for inner in intervals.call_path(int(call[index]))] or [NO_NAME]
+        stack.extend(_open_call(lookup, name, "backward", since_ns) for name in reversed(path))
     for thread, since_ns, nodes in _waits(intervals, open_intervals, passes):
         of_module = nodes[call[nodes] >= 0]
-        name = lookup.names[intervals.name[call[of_module[-1]]]] if len(of_module) else _OUTSIDE
-        stacks.setdefault(thread, []).append(_open_call(name, AFTER_BACKWARD, since_ns))
+        name = int(intervals.name[call[of_module[-1]]]) if len(of_module) else NO_NAME
+        stacks.setdefault(thread, []).append(_open_call(lookup, name, AFTER_BACKWARD, since_ns))
     in_model = {*stacks, *(open_pass.thread for open_pass in passes)}
     stacks |= {thread: calls for thread, calls in _open_ranges(all_events, lookup).items() if thread not in in_model}
     last_ns = np.full(len(lookup.threads), -1, np.int64)
@@ -196,8 +201,12 @@ def _waits(
             yield open_pass.thread, int(intervals.end[nodes].max(initial=open_pass.since_ns)), nodes
 
 
-def _open_call(name: Name, phase: str, since_ns: int) -> OpenCall:
-    return OpenCall(name.fqn, phase, since_ns, name.module_class)
+def _open_call(lookup: NameLookup, name_id: int, phase: str, since_ns: int) -> OpenCall:
+    """Return a call of the module of a name; `NO_NAME`: outside of all."""
+    if name_id == NO_NAME:
+        return OpenCall("", phase, since_ns)
+    name, inside = lookup.names[name_id], lookup.compiled.get(name_id, "")
+    return OpenCall(name.fqn, phase, since_ns, name.module_class, len(inside.split(", ")) if inside else 0)
 
 
 def _open_passes(events: Events, passes: PassColumns, first: int) -> list[_OpenPass]:
