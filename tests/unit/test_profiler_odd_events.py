@@ -63,6 +63,28 @@ def test_whatever_wrote_a_profile_it_has_the_same_calls_and_kernels(tmp_path: Pa
     assert spans == [(name, *times) for name, times in zip(names, on_thread + on_stream, strict=True)]
 
 
+@pytest.mark.parametrize("suffix", [".json", ".pftrace"])
+def test_an_end_ends_the_innermost_begin_of_its_name(tmp_path: Path, suffix: str) -> None:
+    path, thread = tmp_path / "profile.json", {"pid": 100, "tid": 101}
+    odd = [
+        {"ph": "E", "name": "no such", **thread, "ts": 2.05},  # ends nothing
+        {"ph": "B", "cat": "cpu_op", "name": "unended", **thread, "ts": 2.15},  # does not end where its module does
+    ]
+    named = {round(e["ts"] + e["dur"], 3): e["name"] for e in EVENTS}
+    halves = [e | {"name": named[e["ts"]]} if e["ph"] == "E" else e for e in as_halves(EVENTS)]
+    events = sorted([*halves, *odd], key=lambda e: e["ts"])
+    path.write_text(json.dumps({"schemaVersion": 1, "baseTimeNanoseconds": BASE, "traceEvents": events}))
+    merge(path, None, tmp_path / f"out{suffix}")
+    for read in (path, tmp_path / f"out{suffix}"):
+        spans = [(span.start_ns - BASE, span.end_ns - BASE) for span in load(read).spans]
+        assert spans[:2] == [(1000, 9000), (2000, 5000)]
+    rules = [fault.rule for fault in check(path).faults]
+    assert [rules.count(rule) for rule in ("end-without-begin", "begin-without-end")] == [1, 1]
+    notes = str(load(path).metadata["notes"])
+    assert "1 of the profiler's events are no events" in notes
+    assert "1 of the profiler's events begin and never end" in notes
+
+
 @pytest.mark.parametrize(
     ("odd", "said"),
     [

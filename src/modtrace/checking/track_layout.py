@@ -11,6 +11,7 @@ import numpy as np
 
 from .._numbering import Numbering
 from .._typing import AnyArray, BoolArray, Int32Array, Int64Array
+from ..formats.chrome_values import find_ended
 
 TrackKey = tuple[str | int, ...]
 """Identifies a track: (pid, tid) in a Chrome trace, (uuid,) in a Perfetto trace."""
@@ -297,10 +298,7 @@ class TrackLayout:
                 stack.append(index)
                 continue
             name = half_name[index]
-            match = len(stack) - 1
-            while match >= 0 and name and half_name[stack[match]] != name:
-                match -= 1
-            if match < 0:
+            if (match := find_ended(stack, half_name, name)) < 0:
                 subject = f"{names[name]!r} ends" if name else "an end"
                 message = f"{subject} where nothing of that name is open"
                 self.unbegun.append(Fault("end-without-begin", message, positions[index]))

@@ -1,6 +1,6 @@
 """Times and ids in the events of a Chrome trace: what they can be, and how they are read."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,22 @@ def base_time_ns(keys: Mapping[str, Any], path: str) -> int:
 def is_int64(value: object) -> bool:
     """Tell whether a value is an integer of 64 bits with a sign."""
     return type(value) is int and -(2**63) <= value < 2**63
+
+
+def find_ended(opened: Sequence[int], name_of: Sequence[int], name: int) -> int:
+    """Return the place of the B that an E ends, as viewers see it; -1 if it ends none.
+
+    It is the innermost one of its name, or of all if the E has no name. Those inside have no E of their own.
+
+    Args:
+        opened: the rows of the B that are open, outermost first.
+        name_of: the number of each row's name.
+        name: that of the E; 0 if it has none.
+    """
+    place = len(opened) - 1
+    while place >= 0 and name and name_of[opened[place]] != name:
+        place -= 1
+    return place
 
 
 def microseconds_to_ns(microseconds: Float64Array) -> Int64Array:

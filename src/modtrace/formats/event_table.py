@@ -12,7 +12,7 @@ import numpy as np
 from .._interrupts import cached_property
 from .._numbering import Numbering
 from .._typing import AnyIntArray, BoolArray, Float64Array, Int32Array, Int64Array, UInt8Array
-from .chrome_values import MAX_TIME_US, TrackKey, is_int64, microseconds_to_ns
+from .chrome_values import MAX_TIME_US, TrackKey, find_ended, is_int64, microseconds_to_ns
 
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 """What comes of an event that is not as events are."""
@@ -210,19 +210,22 @@ class EventTable:
 
     @cached_property
     def pairs(self) -> tuple[Int64Array, Int64Array]:
-        """The rows of each B and of the E that ends it."""
+        """The rows of each B and of the E that ends it, as `find_ended` has it."""
         halves = np.flatnonzero(np.isin(self.written_phase, (BEGIN, END)) & self._is_timed)
         begins, ends = list[int](), list[int]()
-        is_begin = self.written_phase == BEGIN
+        is_begin, kinds, numbers = self.written_phase == BEGIN, [*self.kinds], Numbering[str]()
+        _ = numbers[""]  # 0: no name
         for rows in split_by(self.track[halves], halves):
             rows = rows[np.argsort(self.start[rows], kind="stable")]
+            names = [numbers[str(kinds[kind][1] or "")] for kind in self.kind[rows].tolist()]
             opened: list[int] = []
-            for row, begins_here in zip(rows.tolist(), is_begin[rows].tolist(), strict=True):
+            for place, begins_here in enumerate(is_begin[rows].tolist()):
                 if begins_here:
-                    opened.append(row)
-                elif opened:
-                    begins.append(opened.pop())
-                    ends.append(row)
+                    opened.append(place)
+                elif (ended := find_ended(opened, names, names[place])) >= 0:
+                    begins.append(rows[opened[ended]])
+                    ends.append(rows[place])
+                    del opened[ended:]
         return np.array(begins, np.int64), np.array(ends, np.int64)
 
     @cached_property
