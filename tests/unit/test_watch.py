@@ -501,7 +501,7 @@ def test_the_command_keeps_and_ends_with_the_ring(tmp_path: Path) -> None:
 def test_each_step_has_a_line(tmp_path: Path) -> None:
     training = Training(tmp_path / "run.modtrace", rank=3)
     for number in range(40):
-        training.step(data=200 if number == 20 else 1)
+        training.step(data={20: 200, 30: 7}.get(number, 1))
     training.script.close()
     (tmp_path / "steps.jsonl").write_text("of an earlier run")
     steps, follower = (
@@ -513,8 +513,12 @@ def test_each_step_has_a_line(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [*range(40)]
     assert (tmp_path / "steps.1.jsonl").read_text() == "of an earlier run"
-    assert [line["step"] for line in lines if line["cause"]] == [20]
-    assert lines[20]["cause"] == "step 20: 210 ms, of which 200 ms data loading; usually 1 ms"
+    causes = {line["step"]: line["cause"] for line in lines if line["cause"]}
+    assert causes[20] == "step 20: 210 ms, of which 200 ms data loading; usually 1 ms"
+    # The summary and the watcher have one rule of which steps are slow.
+    summary = modtrace.load(tmp_path / "run.modtrace").summary()
+    assert causes == {step.step: step.cause for step in summary.step_parts if step.cause}
+    assert [*causes] == [20, 30]
     assert (lines[20]["rank"], lines[20]["pid"]) == (3, os.getpid())
     for line in lines:
         assert sum(line["parts"].values()) == line["duration_ns"]

@@ -13,6 +13,7 @@ from .._errors import ModtraceError, WriteError
 from .._typing import Int64Array
 from ..ring import whole_run_path
 from ..timeline import PHASES
+from ..timeline.summary.slow_steps import slow_from_ns
 from ..write.atomic_file import atomic_writer
 from .follow import Look, RingFollower
 from .read_whole_run import TIME_FIELDS, read_whole_run
@@ -21,8 +22,6 @@ from .windows import KeptFolder, begin_file, find_causes
 _MAX_LINES = 100_000
 _MAX_UNWRITTEN = 1 << 24
 """Bytes of lines that wait for room on the disk."""
-_SLOW_BY, _SLOW_NS = 1.25, 5_000_000
-"""A step is asked for its cause if it takes so many times the median of the last ones, and 5 ms more."""
 
 
 class StepsFile:
@@ -63,8 +62,8 @@ class StepsFile:
             return
         causes: dict[int, str] = {}
         with contextlib.suppress(ModtraceError):
-            usual = float(np.median([step.training_ns for step in follower.last_steps]))
-            slow = [step.number for step in steps if step.training_ns > _SLOW_BY * usual + _SLOW_NS]
+            limit_ns = slow_from_ns(float(np.median([step.training_ns for step in follower.last_steps])))
+            slow = [step.number for step in steps if step.training_ns > limit_ns]
             causes = find_causes(follower, slow)
         for step in steps:
             line = {

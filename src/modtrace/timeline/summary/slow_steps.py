@@ -45,6 +45,11 @@ def explain_steps(divided: DividedSteps, *, forward_of_calls: bool = False) -> l
     return [*map(StepParts._make, zip(bounds.number.tolist(), parts, causes, bounds.name, slow_by, strict=True))]
 
 
+def slow_from_ns(median_ns: float) -> float:
+    """Return what a slow step takes more than, if the median step takes so long."""
+    return median_ns + max(_SLOW_BY * median_ns, _SLOW_NS)
+
+
 def _causes(
     bounds: StepBounds, ns: Int64Array, names: Sequence[str], longest: Mapping[tuple[int, str], str], by_forward: bool
 ) -> dict[int, tuple[str, SlowPart]]:
@@ -59,7 +64,8 @@ def _causes(
     ns[:, evaluation] = 0
     duration = ns.sum(axis=1)
     usual = np.array([_usual(part, name in _NEVER_USUAL) for part, name in zip(ns[whole].T, names, strict=True)])
-    least = max(_SLOW_BY * np.median(duration[whole]), _SLOW_NS)
+    limit = slow_from_ns(median := float(np.median(duration[whole])))
+    least = limit - median
     longer = ns - usual[:, 0]
     made_slow = longer > np.maximum(least, _SPREADS * usual[:, 1])
     # First steps are slow by what they set up.
@@ -69,7 +75,7 @@ def _causes(
         forward, communication = names.index("forward"), names.index("communication")
         made_slow[:, communication] &= ~made_slow[:, forward]
         made_slow[:, forward] &= by_forward
-    slow = (duration > np.median(duration[whole]) + least) & made_slow.any(axis=1)
+    slow = (duration > limit) & made_slow.any(axis=1)
     for index in whole[slow[whole]].tolist():
         part = int(np.argmax(np.where(made_slow[index], longer[index], 0)))
         named = longest.get((index, names[part]), "") if names[part] in _NAMED_PARTS else ""
