@@ -30,7 +30,7 @@ from ..slices import (
 )
 from ..step_begins import NEVER, backward_starts
 from ..time_intervals import union_of
-from .percentiles import nearest_rank
+from .percentiles import median, nearest_rank
 from .step_bounds import GENERATE, OPTIMIZER, STEP, StepBounds, find_step_bounds, once_per_timeline
 
 if TYPE_CHECKING:
@@ -249,8 +249,8 @@ def sum_up_parts(steps: Sequence[StepParts], usual: Sequence[int] | None = None)
     times = []
     for name in [*(part for part in PARTS if part in names), *users, *([OTHER] if steps else [])]:
         part_ns = sum(step.parts.get(name, 0) for step in steps)
-        measured = np.array([step.parts.get(name, 0) for step in steps if step.step in chosen], np.int64)
-        p50_ns, p95_ns = int(np.median(measured)), nearest_rank(measured.tolist(), 0.95)
+        measured = [step.parts.get(name, 0) for step in steps if step.step in chosen]
+        p50_ns, p95_ns = median(measured), nearest_rank(measured, 0.95)
         times.append(PartTimes(name, part_ns, p50_ns, p95_ns, part_ns / total if total else 0.0))
     return times
 

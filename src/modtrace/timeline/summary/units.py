@@ -176,9 +176,8 @@ def sum_up_ranges(pieces: Sequence[Mapping[tuple[str, str], Int64Array]]) -> lis
     for label, part in dict.fromkeys(key for piece in pieces for key in piece):
         own = [piece.get((label, part), none) for piece in pieces]
         new = [own[0], *(_not_in(later, earlier) for earlier, later in itertools.pairwise(own))]
-        took = np.concatenate([each[:, 2] - each[:, 1] for each in new])
-        p95_ns = nearest_rank(took.tolist(), 0.95)
-        rows.append(RangeTimes(label, part, len(took), int(took.sum()), int(np.median(took)), p95_ns))
+        took = np.concatenate([each[:, 2] - each[:, 1] for each in new]).tolist()
+        rows.append(RangeTimes(label, part, len(took), sum(took), median(took), nearest_rank(took, 0.95)))
     return sorted(rows, key=lambda row: -row.total_ns)
 
 
