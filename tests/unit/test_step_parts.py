@@ -364,6 +364,31 @@ def test_the_model_in_a_loss_is_forward_whatever_else_is_called(encodes: bool) -
     assert [(step["forward"], step["loss"], step["backward"]) for step in steps] == [(forward, 20 + 4, 6)] * 2
 
 
+def test_layers_of_a_model_whose_method_the_loss_calls_are_forward() -> None:
+    script = EventScript()
+    loss, tok, inner, proj, head = (
+        script.name(name, module_class="PairLoss" if name == "PairLoss" else "Layer")
+        for name in ("PairLoss", "PairLoss.m.tok", "PairLoss.m.tok.0", "PairLoss.m.proj", "PairLoss.head")
+    )
+    script.enter(10, loss, sequence=0)
+    script.enter(12, tok, sequence=0)
+    script.enter(13, inner, sequence=0)
+    script.exit(15, inner, sequence=1)
+    script.exit(16, tok, sequence=1)
+    for name, begin, sequence in ((proj, 18, 1), (head, 24, 2)):  # the head is the loss's own
+        script.enter(begin, name, sequence=sequence)
+        script.exit(begin + 4, name, sequence=sequence + 1)
+    script.exit(30, loss, sequence=3)
+    script.pass_begin(30)
+    script.node(31, 39, 2)
+    script.pass_end(40)
+    script.step(50, 0)
+
+    (parts,) = parts_of(build_timeline(script.snapshot()))
+
+    assert (parts["forward"], parts["loss"], parts["backward"]) == (4 + 4, 20 - 8, 10)
+
+
 def test_a_layer_in_a_loss_is_the_model_if_no_other_module_trains() -> None:
     def forward_and_loss(*, has_model: bool) -> tuple[int, int]:
         script = EventScript()

@@ -371,8 +371,9 @@ def _hold_any(slices: Slices, rows: AnyArray, inner: AnyArray) -> BoolArray:
 def _losses_and_models(timeline: Timeline, calls: Int64Array, edges: Int64Array) -> tuple[Int64Array, Int64Array]:
     """Return the calls of losses, and those of models: the outermost ones, and those that a loss module calls.
 
-    In a loss module, what calls modules itself is a model. A layer there is a part of the loss, if a model is there too
-    or the same backward pass trains another module. Else it is the model, and so is a loss module that calls none.
+    In a loss module, what calls modules itself is a model, and so is a layer beside it in a module whose method the
+    loss called. Any other layer there is a part of the loss, if a model is there too or the same backward pass trains
+    another module. Else it is the model, and so is a loss module that calls none.
 
     Args:
         timeline: where they are.
@@ -399,9 +400,28 @@ def _losses_and_models(timeline: Timeline, calls: Int64Array, edges: Int64Array)
     group = np.searchsorted(edges, np.where(trained < NEVER, trained, slices.end[outermost]), "right")
     group = np.where(trained < NEVER, group, -1 - group)
     is_alone = ~has_model & ~np.isin(group[len(roots) :], group[: len(roots)])
-    layers = layers[is_model | is_alone[loss_of[layers]]]
+    holder = _uncalled_holders(timeline, layers)
+    in_model = (holder >= 0) & np.isin(holder, holder[is_model])
+    layers = layers[is_model | in_model | is_alone[loss_of[layers]]]
     is_alone &= ~np.isin(losses, parent)
     return losses[~is_alone], np.sort(np.concatenate([roots, layers, losses[is_alone]]))
+
+
+def _uncalled_holders(timeline: Timeline, calls: Int64Array) -> Int64Array:
+    """Return for calls the module that holds them and was not called, one level below the caller; -1 if none does.
+
+    `Loss.model.proj` that `Loss` called is held by `Loss.model`, whose method it was called in.
+    """
+    slices, names, holders = timeline.slices, timeline.names, Numbering[str]()
+    pair = slices.name[calls].astype(np.int64) << 32 | slices.name[slices.parent[calls]]
+    pairs, of_call = np.unique(pair, return_inverse=True)
+    numbers = np.full(len(pairs), -1)
+    for at, (name, caller) in enumerate(divmod(one, 1 << 32) for one in pairs.tolist()):
+        around = f"{names[caller].fqn}."
+        child, dot, _ = names[name].fqn.removeprefix(around).partition(".")
+        if dot and names[name].fqn.startswith(around):
+            numbers[at] = holders[around + child]
+    return numbers[of_call]
 
 
 def _gaps_before_passes(
