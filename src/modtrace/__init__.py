@@ -40,8 +40,8 @@ if TYPE_CHECKING:  # for type checkers what `_NAMES` is at run time; a test comp
     from .reporting import report as report
     from .timeline import Span as Span
     from .timeline import Summary as Summary
-    from .trackers.trackers import ModTracker as ModTracker
-    from .trackers.trackers import ModuleTracker as ModuleTracker
+    from .track.trackers.trackers import ModTracker as ModTracker
+    from .track.trackers.trackers import ModuleTracker as ModuleTracker
 
 # Reading and converting a file must start fast, on a machine without torch: each name is loaded when it is first used.
 _NAMES = {
@@ -55,7 +55,7 @@ _NAMES = {
     ".recording.profiler_handler": ("on_trace_ready",),
     ".reporting": ("report",),
     ".timeline": ("Span", "Summary"),
-    ".trackers.trackers": ("ModTracker", "ModuleTracker"),
+    ".track.trackers.trackers": ("ModTracker", "ModuleTracker"),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 

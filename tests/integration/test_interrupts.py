@@ -17,7 +17,7 @@ from torch import nn
 import modtrace
 from modtrace.record_options import EngineName
 from modtrace.track.portable.engine import PortableEngine
-from modtrace.trackers.follower import Follower
+from modtrace.track.trackers.follower import Follower
 from tests.support.interrupts import Interrupt, every, interrupted_at, positions
 from tests.support.python_process import run_python
 from tests.support.small_modules import made_in_place_of

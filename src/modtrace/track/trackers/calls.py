@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 
 from torch import Tensor, nn
 
-from .._interrupts import WeakMap
-from ..track.portable.segment_hooks import FrameBase, FrameStack, node_of
-from ..track.unseen import tensors_in
+from ..._interrupts import WeakMap
+from ..portable.segment_hooks import FrameBase, FrameStack, node_of
+from ..unseen import tensors_in
 
 GradientEdge = tuple[int, int]
 """Where an input's gradient comes from: its node's sequence number (-1 for a leaf), and which output of it."""

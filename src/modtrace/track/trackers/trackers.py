@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ..track.naming.modules import class_name
+from ..naming.modules import class_name
 from .follower import Follower
 
 if TYPE_CHECKING:

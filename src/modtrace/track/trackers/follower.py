@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.compiler import is_dynamo_compiling
 
-from .._interrupts import WeakMap
-from ..ring import NameTable
-from ..ring.slot_format import NO_NAME
-from ..track.call_patch import RUN_BACKWARD, Patch, Wrapper
-from ..track.naming.module_names import ModuleNames
-from ..track.naming.modules import named_modules
-from ..track.portable.passes import backward_nesting_depth, make_pass_wrapper, node_runs
-from ..track.portable.segment_hooks import NO_GRAPH_TASK, SegmentHooks, current_graph_task
+from ..._interrupts import WeakMap
+from ...ring import NameTable
+from ...ring.slot_format import NO_NAME
+from ..call_patch import RUN_BACKWARD, Patch, Wrapper
+from ..naming.module_names import ModuleNames
+from ..naming.modules import named_modules
+from ..portable.passes import backward_nesting_depth, make_pass_wrapper, node_runs
+from ..portable.segment_hooks import NO_GRAPH_TASK, SegmentHooks, current_graph_task
 from .calls import Call, InputHooks, LiveFrame, LiveGraphTask, LiveThread
 
 _current_node: Callable[[], Any] = torch._C._current_autograd_node
