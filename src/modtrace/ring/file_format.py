@@ -18,13 +18,16 @@ A record is one JSON object. Its "kind" says what it is; beside that it has
 | `name`     | `id`, `label`, `fqn`, `class`: of a module                                                             |
 | `text`     | `id`, `text`: of a mark, a counter, the shapes of a call's inputs, or a collective's name              |
 | `thread`   | `id`, `name`, `tid` (the operating system's), `torch_thread_id` (torch's number, -1 if not known)   |
-| `compiled` | `name`: its id, `modules`: those inside, compiled (`blocks.0: Block, …`); the last counts              |
+| `compiled` | `name`: its id, `modules`: those inside, compiled (`blocks.0: Block, …`); the last counts; `graph`     |
 | `group`    | `name`, `ranks` (the global ones, as `0-3,8`), `description`: of a process group of torch.distributed  |
 | `operator` | `number`, `name`, `device`, `dtype`, `flops` (-1: not known), `bytes`: of one with certain inputs      |
 | `clock`    | `clock`: the id of the host's monotonic clock, which times are of                                      |
 | `offset`   | `clock`, `parent`: ids; `time`, `offset`, `bound`, `round_trip`: by how many ns the parent's was ahead |
 | `anchor`   | `monotonic`, `wall`: nanoseconds on both clocks, read at one moment                                    |
 | `stop`     | nothing: the recording was stopped in good order                                                       |
+
+The `graph` of what was compiled has `graph` (dynamo's number), `unknown` (why nothing is known of its nodes, or empty)
+and `work`: for each module its name, its nodes in forward, backward and recompute, and their FLOPs, -1 where not known.
 """
 
 import struct

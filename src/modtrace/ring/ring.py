@@ -12,7 +12,7 @@ import time
 import zlib
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import orjson
@@ -208,9 +208,12 @@ class NameTable:
         )
         return thread_id
 
-    def compiled(self, name_id: int, modules: str) -> None:
-        """Note which modules torch.compile put into the calls of a name; a later note takes the place of this one."""
-        self.note({"kind": "compiled", "name": name_id, "modules": _clean(modules)})
+    def compiled(self, name_id: int, modules: str, graph: Mapping[str, Any] | None = None) -> None:
+        """Note which modules torch.compile put into the calls of a name, all that are known, and one more graph."""
+        record: dict[str, Any] = {"kind": "compiled", "name": name_id, "modules": _clean(modules)}
+        if graph is not None:
+            record["graph"] = {**graph, "work": [[_clean(name), *counts] for name, *counts in graph["work"]]}
+        self.note(record)
 
     def group(self, name: str, ranks: str, description: str) -> None:
         """Note a process group, as `collective_text.rank_list` writes its ranks."""

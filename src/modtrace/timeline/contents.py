@@ -55,6 +55,9 @@ MISSING_BYTES = "missing_bytes"
 LEFT_OUT = "left_out"
 """In a timeline's metadata: how many events of the profiler could not be read."""
 
+COMPILED = "compiled"
+"""In a timeline's metadata, if torch.compile made any of it: by region its graphs, see `summary.compiled`."""
+
 COMPILED_CLASS = "CompiledFunction"
 """The class of a compiled function that is not a module."""
 REGION_CLASS = "record_function"

@@ -4,29 +4,27 @@ torch.compile leaves what it compiled under a global name of the function's modu
 there. From the first recording on, a wrapper takes that place. While one runs, its calls are calls of a module for the
 engines: so the node of the region's backward is made inside a call, and a compiled function outside of all modules has
 a span. So has a model that AOTInductor packaged, whenever it is called. The modules inside are noted at the nodes of
-the captured graph, which is read before the backend gets it.
+the captured graph, which is read before the backend gets it; what they do, at those that AOTAutograd made of it.
 """
 
 import re
 import sys
 import threading
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from types import CodeType, FrameType
 from typing import Any
 
 from torch import nn
 
 from .._after_import import call_after_import
+from .compiled_graphs import GRAPHS_MODULE, NO_WORK, GraphWork, InnerModule, read_graphs, watch_graphs
 from .greenlets import PerGreenlet
 from .optimizer_hook import call_listener, step_frames
 from .unseen import skip_all
 
-InnerModule = tuple[str, str]
-"""Where a module is found in the function that was compiled (`L['self'].blocks.0`), and its class."""
-
-GRAPHS_MODULE = "torch._dynamo.output_graph"
-"""torch's, which captures them."""
+CAPTURING_MODULE = "torch._dynamo.output_graph"
+"""torch's, which captures graphs."""
 _PACKAGE_MODULE = "torch._inductor.package.package"
 
 _PART = re.compile(r"\._modules\['(\w+)'\]")
@@ -40,11 +38,12 @@ class _Thread:
 
     Attributes:
         regions: how many compiled regions it runs, one inside of the other.
-        captured: the modules in the graph that it captured last: what its backend makes of it is installed next.
+        captured: the modules in the graph that it captured last, and the work in it: what its backend makes of it is
+            installed next.
     """
 
     regions = 0
-    captured: tuple[InnerModule, ...] = ()
+    captured: tuple[tuple[InnerModule, ...], GraphWork] = (), GraphWork()
 
 
 _threads = PerGreenlet(_Thread)
@@ -60,24 +59,21 @@ def _modules_in(graph: Any) -> tuple[InnerModule, ...]:
         return ()
 
 
-def inner_names(modules: tuple[InnerModule, ...], *, is_call_of_module: bool) -> list[str]:
-    """Return how modules are shown: `blocks.0: Block`.
+def _inner_name(module: InnerModule, *, is_call_of_module: bool) -> str:
+    """Return how a module of a region is shown: `blocks.0: Block`.
 
     Args:
-        modules: those of a region.
-        is_call_of_module: whether they are inside the call of a module: paths start below it, and it is left out.
+        module: which.
+        is_call_of_module: whether it is inside the call of a module: the path starts below that, whose own name is "".
     """
-    names = []
-    for source, module_class in modules:
-        path = _PART.sub(r".\1", source)
-        variable = _VARIABLE.match(path)
-        if variable is not None:
-            inner = path[variable.end() :]
-            own = is_call_of_module and variable[1] in _CALLED_MODULE
-            path = inner if own else ".".join(part for part in (variable[1], inner) if part)
-        if path:
-            names.append(f"{path}: {module_class}")
-    return names
+    source, module_class = module
+    path = _PART.sub(r".\1", source)
+    variable = _VARIABLE.match(path)
+    if variable is not None:
+        inner = path[variable.end() :]
+        own = is_call_of_module and variable[1] in _CALLED_MODULE
+        path = inner if own else ".".join(part for part in (variable[1], inner) if part)
+    return f"{path}: {module_class}" if path else ""
 
 
 _PREFIX = "__compiled_fn"
@@ -92,18 +88,20 @@ class CompiledRegion(nn.Module):
     Args:
         function: what torch.compile made.
         modules: those that are inside, in their order.
+        graph: what each of them does in it.
 
     Attributes:
         inner_modules: these modules.
+        graph: the same.
         label: name of the function that was compiled; empty before the first call.
         is_call_of_module: whether that is how a module is called, which then has a span already.
         is_generated: whether torch made that function: compiled autograd, of a backward pass.
         is_of_step: whether it is a part of an optimizer's step.
     """
 
-    def __init__(self, function: Callable[..., Any], modules: tuple[InnerModule, ...]) -> None:
+    def __init__(self, function: Callable[..., Any], modules: tuple[InnerModule, ...], graph: GraphWork) -> None:
         super().__init__()
-        self.inner_modules = modules
+        self.inner_modules, self.graph = modules, graph
         self.label = ""
         self.is_call_of_module = self.is_generated = self.is_of_step = False
         # `nn.Module.__call__` calls this instead of the forward and its hooks. It may be a module, but not as a part.
@@ -122,14 +120,26 @@ class CompiledRegion(nn.Module):
         owner = names[-2:-1] if names[-2:-1] != ["<locals>"] else []
         self.label = ".".join([*owner, name])
 
+    def describe_inner(self) -> tuple[dict[str, None], dict[str, Any]]:
+        """Return the names of the modules inside, and its graph as the ring notes it."""
+        named = partial(_inner_name, is_call_of_module=self.is_call_of_module)
+        work = dict.fromkeys(self.inner_modules, NO_WORK) | dict(self.graph.work)
+        graph = self.graph._asdict() | {"work": [[named(module), *counts] for module, counts in work.items()]}
+        return dict.fromkeys(filter(None, map(named, self.inner_modules))), graph
+
 
 def is_inside_region() -> bool:
     """Whether this thread runs a compiled region, and so modules that torch.compile made."""
     return _threads.get().regions > 0
 
 
-def _wrap(function: Callable[..., Any], modules: tuple[InnerModule, ...], label: str = "") -> Callable[..., Any]:
-    region = CompiledRegion(function, modules)
+def _wrap(
+    function: Callable[..., Any],
+    modules: tuple[InnerModule, ...] = (),
+    graph: GraphWork = GraphWork(),  # noqa: B008 (nothing changes it)
+    label: str = "",
+) -> Callable[..., Any]:
+    region = CompiledRegion(function, modules, graph)
     region.label = label
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -167,7 +177,8 @@ class CompiledRegions:
         global _watching
         _watching = self
         # Each time: another thread may have been importing it when the first recording began.
-        call_after_import(GRAPHS_MODULE, _wrap_all)
+        call_after_import(CAPTURING_MODULE, _wrap_all)
+        call_after_import(GRAPHS_MODULE, watch_graphs)
         call_after_import(_PACKAGE_MODULE, _wrap_packaged)
 
     def stop(self) -> None:
@@ -195,7 +206,7 @@ def _wrap_all() -> None:
 
     They stay: to take one out again would race with torch.compile, which makes and drops regions on any thread.
     """
-    graphs: Any = sys.modules.get(GRAPHS_MODULE)
+    graphs: Any = sys.modules.get(CAPTURING_MODULE)
     utils: Any = sys.modules.get(_REGIONS_MODULE)
     try:
         graph, hook, installed = graphs.OutputGraph, utils.CleanupHook, utils.CleanupManager.instance
@@ -208,18 +219,18 @@ def _wrap_all() -> None:
         for known in hooks:
             function = known.scope.get(known.name)
             if known.name.startswith(_PREFIX) and callable(function):
-                known.scope[known.name] = _wrap(function, ())
+                known.scope[known.name] = _wrap(function)
 
     def call_user_compiler(output: Any, captured: Any, *args: Any, **kwargs: Any) -> Any:
         modules = _modules_in(captured)
-        compiled = compile_graph(output, captured, *args, **kwargs)
-        _threads.get().captured = modules
+        compiled, graph = read_graphs(lambda: compile_graph(output, captured, *args, **kwargs))
+        _threads.get().captured = modules, graph
         return compiled
 
     def create(scope: dict[str, Any], name: str, value: Any) -> Any:
         if name.startswith(_PREFIX) and callable(value):
             thread = _threads.get()
-            value, thread.captured = _wrap(value, thread.captured), ()
+            value, thread.captured = _wrap(value, *thread.captured), _Thread.captured
         return original(scope, name, value)
 
     graph.call_user_compiler = skip_all(call_user_compiler)
@@ -231,4 +242,4 @@ def _wrap_packaged() -> None:
     """Have each call of a packaged model be one of a region, once per process."""
     model = getattr(sys.modules[_PACKAGE_MODULE], "AOTICompiledModel", None)
     if model is not None:
-        model.__call__ = _wrap(model.__call__, (), model.__name__)
+        model.__call__ = _wrap(model.__call__, label=model.__name__)

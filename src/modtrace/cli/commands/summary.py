@@ -104,7 +104,7 @@ def summary_command(
         raise click.UsageError(f"{trace} has no GPU times; 'modtrace merge' adds them.")
     if memory and summary.memory is None:
         raise click.UsageError(f"{trace} has no memory; record with --memory, or record(memory=True).")
-    if flops and summary.flops is None:
+    if flops and summary.flops is None and not summary.compiled:
         raise click.UsageError(f"{trace} has no FLOPs; record with --flops, or record(flops=True).")
     summary = (summary if peak_tflops is None else summary.with_peak(peak_tflops)).of_file(trace, step_by)
     whole, summary = summary, summary.only(only, max_depth)
@@ -129,6 +129,7 @@ def summary_command(
     costs = [
         "" if memory and not flops else summary.flops_text(limit, console.width),
         summary.rates_text(limit, console.width) if flops else "",
+        "" if memory and not flops else summary.compiled_text(limit, console.width),
         "" if flops and not memory else summary.memory_text(limit, console.width),
     ]
     if by == "step":

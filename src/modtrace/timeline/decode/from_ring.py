@@ -17,6 +17,7 @@ from ...ring import FIRST_STEP, Kind, RingSnapshot
 from ..args import ArgColumn, Args, without_empty
 from ..contents import (
     BACKWARD_PASSES,
+    COMPILED,
     COUNTED,
     MEMORY,
     MISSING_BYTES,
@@ -112,6 +113,7 @@ def assemble_timeline(
         | (describe_open(analysis, lambda _: [analysis]) if open_at_end is None else dict(open_at_end))
         | ({MISSING_BYTES: snapshot.missing_bytes} if snapshot.missing_bytes else {})
         | ({COUNTED: describe_counted(analysis, *modules.flops)} if analysis.ring.has_flops else {})
+        | ({COMPILED: lookup.graphs} if lookup.graphs else {})
         | ({MEMORY: memory.to_json()} if memory is not None else {})
         | ({STEPS_END_WITH: BACKWARD_PASSES} if analysis.step_ends.with_passes else {})
         | ({OPTIMIZERS: optimizers} if (optimizers := _optimizers(snapshot)) else {}),

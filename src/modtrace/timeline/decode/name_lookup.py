@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,7 @@ class NameLookup:
         torch_threads: int64, torch's number of each thread, or -1.
         groups: the process groups, by name.
         compiled: the modules inside of what torch.compile compiled, as a text, by the id of the name.
+        graphs: what torch.compile made of them, by the fully qualified name.
     """
 
     def __init__(self, records: Iterable[Record]) -> None:
@@ -33,6 +35,7 @@ class NameLookup:
         torch_threads: dict[int, int] = {}
         self.groups: dict[str, Group] = {}
         self.compiled: dict[int, str] = {}
+        graphs: dict[int, list[Any]] = {}
         for record in records:
             kind = record["kind"]
             if kind == "name":
@@ -46,9 +49,12 @@ class NameLookup:
                 self.groups[record["name"]] = Group.of_record(record)
             elif kind == "compiled":
                 self.compiled[record["name"]] = record["modules"]
+                if "graph" in record:
+                    graphs.setdefault(record["name"], []).append(record["graph"])
         self.names = [names.get(number, Name(f"#{number}", f"#{number}", "?")) for number in _ids(names)]
         self.texts = [texts.get(number, f"#{number}") for number in _ids(texts)]
         self.threads = [threads.get(number, (f"thread #{number}", number)) for number in _ids(threads)]
+        self.graphs = {self.names[name].fqn: own for name, own in graphs.items() if name < len(self.names)}
         self.torch_threads = np.array([torch_threads.get(number, -1) for number in _ids(threads)], np.int64)
 
 

@@ -1,6 +1,7 @@
 """What each module of a timeline took, and each step, as tables in many forms."""
 
 from ..._tables import Table as Table
+from .compiled import CompiledModule as CompiledModule
 from .device_summary import DeviceModule as DeviceModule
 from .device_summary import DeviceSummary as DeviceSummary
 from .findings import Finding as Finding

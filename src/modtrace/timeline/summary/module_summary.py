@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..._tables import Table, cut_json, cut_middle, join_texts, json_values, paragraph
 from ..._typing import AnyArray
 from . import tables
+from .compiled import CompiledModule, compiled_table
 from .device_summary import DeviceSummary, device_table, device_totals
 from .findings import TRACE, Finding, findings_lines, findings_markdown, low_mfu
 from .flop_summary import FlopSummary, flop_table, flops_lines, rate_table
@@ -67,6 +68,7 @@ class Summary:
         ranges: what ranges and garbage collections took by name, the longest total first.
         findings: what stands out, what costs most first, at most seven; of all modules, also if `rows` are fewer.
         looked_at: what was looked at for them.
+        compiled: the modules inside of what torch.compile made, by region and graph.
 
     Examples:
         >>> print(timeline.summary().sort_by("backward", 10))
@@ -93,6 +95,7 @@ class Summary:
     ranges: Sequence[RangeTimes] = ()
     findings: Sequence[Finding] = ()
     looked_at: str = ""
+    compiled: Sequence[CompiledModule] = ()
 
     @property
     def parts(self) -> list[PartTimes]:
@@ -173,6 +176,7 @@ class Summary:
             device=device and device._replace(rows=tuple(matching(device.rows))),
             memory=memory and memory._replace(rows=of_rows(memory.rows)),
             flops=flops and flops._replace(rows=of_rows(flops.rows), rates=of_rows(flops.rates)),
+            compiled=matching(self.compiled),
         )
 
     @property
@@ -320,6 +324,10 @@ class Summary:
         """Return how well modules use their time in each phase, `limit` rows; empty if that is not known."""
         return rate_table(self.flops).to("text", limit, width) if self.flops and self.flops.rates else ""
 
+    def compiled_text(self, limit: int | None = None, width: int | None = None) -> str:
+        """Return what `limit` modules do inside of what was compiled; empty if there are none."""
+        return compiled_table(self.compiled).to("text", limit, width) if self.compiled else ""
+
     def to_markdown(self, width: int | None = None) -> str:
         """Return the findings, and the tables of modules, of devices, memory and FLOPs, as GitHub has them."""
         notes = [self.footer, steps_note(self.overview), tables.around_line(self)]
@@ -341,7 +349,7 @@ class Summary:
     def _costs(self) -> list[tuple[Table, int | None]]:
         known = tables.all_tables(replace(self, units=(), steps=(), step_parts=(), ranges=()))
         return [
-            (table, len(self.rows) if name == "device" else None)
+            (table, len(self.rows) if name in ("device", "compiled") else None)
             for name, table in known.items()
             if name not in ("modules", "findings")
         ]
@@ -379,6 +387,7 @@ class Summary:
             "parts": json_values(self.parts),
             "units": json_values(self.units[:limit]),
             "ranges": json_values(self.ranges[:limit]),
+            **({"compiled": json_values(self.compiled[:limit])} if self.compiled else {}),
         }
         slowest = sorted(self.steps, key=lambda step: step.training_ns, reverse=True)[:limit]
         shown = {step.step for step in slowest}

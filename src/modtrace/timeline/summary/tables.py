@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..._tables import MODULE, MS, NAME, NUMBER, PERCENT, TEXT, Column, Table, Unit, Value, fields_of
 from ..._terminal import counted
+from .compiled import compiled_table
 from .device_summary import DeviceModule, device_table
 from .findings import findings_table
 from .flop_summary import flop_table, rate_table
@@ -266,6 +267,8 @@ def all_tables(summary: Summary) -> dict[str, Table]:
         tables["flops"] = flop_table(summary.flops)
         if summary.flops.rates:
             tables["rates"] = rate_table(summary.flops)
+    if summary.compiled:
+        tables["compiled"] = compiled_table(summary.compiled)
     if summary.steps:
         tables["steps"] = steps_table(summary)
     return tables

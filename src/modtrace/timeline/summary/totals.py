@@ -15,6 +15,7 @@ from ..nesting import is_outermost, self_times, times_in_phase
 from ..select import first_process_tracks, without_gpu
 from ..slices import BACKWARD, BYTES_ACCESSED, FLOPS, FORWARD, PHASES, RECOMPUTE, RECOMPUTE_FLOPS, Slices
 from ..step_pieces import step_pieces
+from .compiled import compiled_modules
 from .device_summary import DeviceSummary, summarize_device
 from .findings import Measured, find_findings, looked_at
 from .flop_summary import describe_flops, read_flops
@@ -302,6 +303,7 @@ def _sum_up(
         memory=memory,
         flops=costs,
         ranges=sum_up_ranges([piece.ranges for piece in pieces]),
+        compiled=compiled_modules(timeline.metadata),
     )
     runs = total((piece.runs for piece in pieces), 2, 3)
     collections = np.sum([piece.collections for piece in pieces], axis=0)

@@ -20,7 +20,7 @@ from ..._interrupts import Exclusive
 from ...ring import NameTable
 from ...ring.slot_format import NO_NAME
 from ...timeline.contents import COMPILED_CLASS
-from ..compiled_regions import CompiledRegion, inner_names, is_inside_region
+from ..compiled_regions import CompiledRegion, is_inside_region
 from .modules import (
     Backoff,
     MethodCall,
@@ -79,8 +79,8 @@ class ModuleNames:
         self._models = None if model is None else _Models(model)
         self._distinct = _DistinctNames() if tell_apart else None
         self._outermost = OutermostModules()
-        # By the name of a span, the modules that run inside it, compiled.
-        self._compiled: dict[int, dict[str, None]] = {}
+        # By the name of a span, the modules that run inside it, compiled, and the graphs.
+        self._compiled: dict[int, tuple[dict[str, None], list[dict[str, Any]]]] = {}
         self._fqns: dict[int, str] = {}
         # What the names of those inside begin with: of a wrapper, as if it was not there.
         self._prefixes: dict[int, str] = {}
@@ -163,21 +163,22 @@ class ModuleNames:
         """Return the name of a compiled function; `NO_NAME` where it is part of the call of a module, which has one."""
         if region.is_generated:
             return NO_NAME
-        inner = inner_names(region.inner_modules, is_call_of_module=region.is_call_of_module)
         if open_calls and (region.is_call_of_module or is_compiled(open_calls[0][0])):
-            self._note_compiled(open_calls[0][1], inner)
+            self._note_compiled(open_calls[0][1], region)
             return NO_NAME
         prefix = f"{self._prefixes[open_calls[0][1]]}." if open_calls else ""
         name_id = self._add(region.label, f"{prefix}{region.label}", COMPILED_CLASS)
-        self._note_compiled(name_id, inner)
+        self._note_compiled(name_id, region)
         return name_id
 
-    def _note_compiled(self, name_id: int, modules: list[str]) -> None:
-        """Note that these modules run inside the calls of a name, beside those that are known to."""
-        known = self._compiled.setdefault(name_id, {})
-        if not known.keys() >= set(modules):
-            known.update(dict.fromkeys(modules))
-            self._table.compiled(name_id, ", ".join(known))
+    def _note_compiled(self, name_id: int, region: CompiledRegion) -> None:
+        """Note that a region runs inside the calls of a name, beside those that are known to."""
+        modules, graphs = self._compiled.setdefault(name_id, ({}, []))
+        inner, graph = region.describe_inner()
+        if not modules.keys() >= inner.keys() or graph not in graphs:
+            modules.update(inner)
+            graphs.append(graph)
+            self._table.compiled(name_id, ", ".join(modules), graph)
 
     def _resolve_method(self, call: MethodCall, open_calls: Sequence[OpenCall]) -> int:
         """Return the name of a method's call; `NO_NAME` directly inside a call of its module, which shows it."""

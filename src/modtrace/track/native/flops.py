@@ -1,13 +1,12 @@
 """FLOPs: which operators have a formula, and what an operator costs with certain inputs.
 
-The formulas are torch's own registry, `torch.utils.flop_counter.flop_registry`, to which users add theirs by
-`register_flop_formula`. They are asked once for each operator with inputs of certain shapes, between the user's calls:
+The formulas are asked once for each operator with inputs of certain shapes, between the user's calls:
 one with every fourth outermost call, and the rest before the ring is read.
 """
 
 import logging
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -17,19 +16,11 @@ from torch.utils import flop_counter
 
 from ..._interrupts import raised_by_handler
 from ...ring import NameTable
+from ..flop_formulas import Formula, formula_by_operator
 from ..unseen import unseen_by_modes
 
 _log = logging.getLogger("modtrace")
 
-_Formula = Callable[..., int]
-
-_ATTENTION_ON_CPU = "aten::_scaled_dot_product_flash_attention_for_cpu"
-_MORE_FORMULAS: Mapping[str, _Formula] = {
-    "aten::_addmm_activation": flop_counter.addmm_flop,
-    _ATTENTION_ON_CPU: flop_counter.sdpa_flop,
-    f"{_ATTENTION_ON_CPU}_backward": flop_counter.sdpa_backward_flop,
-}
-"""Those that torch up to 2.13 lacks; one that is registered comes first."""
 _WITHOUT_FORMULA = frozenset(
     f"aten::{name}"
     for name in (
@@ -55,7 +46,7 @@ class NativeFlops:
     def __init__(self, native: ModuleType, table: NameTable) -> None:
         self._native = native
         self._table = table
-        self._formulas: dict[str, _Formula] = {}
+        self._formulas: dict[str, Formula] = {}
         self._registered = 0
         self._failed: set[str] = set()
         self._hidden: list[Any] = []  # operators that torch itself would call past its callbacks
@@ -75,12 +66,7 @@ class NativeFlops:
         if self._registered == len(flop_counter.flop_registry):
             return None
         self._registered = len(flop_counter.flop_registry)
-        registered = {
-            operator._qualified_op_name: formula
-            for operator, formula in flop_counter.flop_registry.items()
-            if isinstance(operator, torch._ops.OpOverloadPacket)
-        }
-        self._formulas = {**_MORE_FORMULAS, **registered}
+        self._formulas = formula_by_operator()
         self._show(operator for operator in flop_counter.flop_registry if not str(operator).startswith("aten."))
         return (*self._formulas, *(_WITHOUT_FORMULA - self._formulas.keys()))
 

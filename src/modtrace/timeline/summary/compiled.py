@@ -1,0 +1,110 @@
+"""What modules do inside of what torch.compile made: nodes and FLOPs, of each graph.
+
+A region's graphs are in the metadata of a timeline as JSON values. Each has `graph`, dynamo's number of it; `unknown`,
+why nothing is known of its nodes, or ""; and `work`: for each module its name (`blocks.0: Block`, "" for the region),
+its nodes in forward, backward and recompute, and their FLOPs, each without inner modules, -1 if they are not known.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from ..._tables import GIGA, MODULE, NAME, NUMBER, TEXT, Column, Table, fields_of
+from ..contents import COMPILED
+
+_COUNTS, _MAX_NAME = 6, 1000
+
+
+class CompiledModule(NamedTuple):
+    """What one module does in a graph, with those inside it; None for what is not known.
+
+    Attributes:
+        fqn: the module's fully qualified name.
+        module_class: the name of its class; empty for the region.
+        region: the span in which it runs.
+        graph: torch.compile's number of the graph (`0/1`: compiled for the second time).
+        nodes_forward: operators in the forward graph.
+        nodes_backward: those in the backward graph.
+        nodes_recompute: of the forward, those that the backward graph runs again.
+        flops_forward: what the operators with a formula cost in one call.
+        flops_backward: the same, in backward.
+        flops_recompute: the same, of what runs again.
+        unknown: why nothing is known; else empty.
+    """
+
+    fqn: str
+    module_class: str
+    region: str
+    graph: str
+    nodes_forward: int | None = None
+    nodes_backward: int | None = None
+    nodes_recompute: int | None = None
+    flops_forward: int | None = None
+    flops_backward: int | None = None
+    flops_recompute: int | None = None
+    unknown: str = ""
+
+
+_COUNTED = tuple(name for name in CompiledModule._fields if name.startswith(("nodes_", "flops_")))
+
+
+def compiled_modules(metadata: Mapping[str, object]) -> list[CompiledModule]:
+    """Return the modules inside of what was compiled, in the order in which they run; what is malformed is left out."""
+    regions = metadata.get(COMPILED)
+    rows = []
+    for region, graphs in regions.items() if isinstance(regions, dict) else ():
+        for graph in graphs if isinstance(graphs, list) else ():
+            if isinstance(graph, dict):
+                rows += _modules_of(str(region), graph)
+    return rows
+
+
+def _modules_of(region: str, graph: Mapping[str, object]) -> list[CompiledModule]:
+    known = graph.get("work")
+    classes, totals = {"": ""}, {"": [0] * _COUNTS}
+    work = known if isinstance(known, list) and all(map(_is_work, known)) else []
+    for name, *counts in work:
+        path, _, module_class = name.rpartition(": ")
+        classes.setdefault(path, module_class)
+        for outer in {"", *accumulate(path.split("."), "{}.{}".format)}:
+            total = totals.setdefault(outer, [0] * _COUNTS)
+            totals[outer] = [-1 if -1 in pair else sum(pair) for pair in zip(total, counts, strict=True)]
+    number, unknown = str(graph.get("graph", "")), str(graph.get("unknown", ""))
+    rows = []
+    for path, module_class in classes.items():
+        row = CompiledModule(f"{region}.{path}" if path else region, module_class, region, number, unknown=unknown)
+        numbers: dict[str, Any] = {key: n for key, n in zip(_COUNTED, totals[path], strict=True) if n >= 0}
+        rows.append(row if unknown else row._replace(**numbers))
+    return rows
+
+
+def _is_work(entry: object) -> bool:
+    return (
+        isinstance(entry, list)
+        and len(entry) == 1 + _COUNTS
+        and isinstance(entry[0], str)
+        and len(entry[0]) <= _MAX_NAME
+        and all(type(count) is int and count >= -1 for count in entry[1:])
+    )
+
+
+_COLUMNS = (
+    Column("module", "fqn", MODULE),
+    Column("class", "module_class", NAME, 3),
+    Column("region", "region", MODULE, 6),
+    Column("graph", "graph", TEXT),
+    Column("nodes", "nodes_forward", NUMBER, 2),
+    Column("backward nodes", "nodes_backward", NUMBER, 4),
+    Column("recompute nodes", "nodes_recompute", NUMBER, 5, hidden_if="zero"),
+    Column("GFLOP forward", "flops_forward", GIGA),
+    Column("GFLOP backward", "flops_backward", GIGA),
+    Column("GFLOP recompute", "flops_recompute", GIGA, 1, hidden_if="zero"),
+)
+_NOTE = "with inner modules, so that rows overlap; GFLOP: of one call, of operators that torch has a formula for"
+
+
+def compiled_table(modules: Sequence[CompiledModule]) -> Table:
+    """Return the table of modules inside of what was compiled, and of which graphs nothing is known and why."""
+    unknown = dict.fromkeys((row.region, row.graph, row.unknown) for row in modules if row.unknown)
+    lines = [f"not known of {region}, graph {graph or '?'}: {why}" for region, graph, why in unknown]
+    return Table(_COLUMNS, modules, fields_of(CompiledModule), lines, (_NOTE,), "module")

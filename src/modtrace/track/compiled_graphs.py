@@ -1,0 +1,159 @@
+"""What AOTAutograd made of a captured graph: how many nodes of which module, forward and backward, and their FLOPs.
+
+torch passes each graph to its compiler as the first argument of a function, which is where we read it, once, as it is.
+Its nodes say of which module they are, those of a backward graph also of which forward module. What a backward graph
+computes again has the mark of the forward. A graph that comes from AOTAutograd's cache passes none of these functions.
+"""
+
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch._guards import CompileContext
+from torch._ops import HigherOrderOperator
+from torch.fx.node import map_arg
+
+from .._interrupts import raised_by_handler
+from .flop_formulas import Formula, formula_by_operator
+from .greenlets import PerGreenlet
+from .unseen import skip_all, unseen_by_modes
+
+InnerModule = tuple[str, str]
+"""Where a module is found in the function that was compiled (`L['self'].blocks.0`), and its class."""
+
+GRAPHS_MODULE = "torch._functorch._aot_autograd.graph_compile"
+"""torch's, which passes them on."""
+_AROUND = "torch._functorch.aot_autograd"
+"""torch's, which imports that one."""
+_PASSED_BY = ("_aot_stage2b_inference_compile", "_aot_stage2b_fw_compile", "_aot_stage2b_bw_compile")
+
+BEFORE = "compiled before the first recording"
+_CACHED = "from the cache of AOTAutograd"
+_NO_GRAPH = "its backend does not use AOTAutograd"
+_OF_NO_MODULE = "", ""
+NO_WORK = (0,) * 6
+_UNKNOWN = -1
+_FORWARD, _BACKWARD, _RECOMPUTE = range(3)
+
+
+class GraphWork(NamedTuple):
+    """What is known of a graph.
+
+    Attributes:
+        graph: dynamo's number of it (`0/1`: of the first frame, compiled for the second time).
+        work: by module its nodes in forward, backward and recompute, and the FLOPs of these, -1 where they are not
+            known: each node counts to the innermost module.
+        unknown: why nothing is known of its nodes; else empty.
+    """
+
+    graph: str = ""
+    work: tuple[tuple[InnerModule, tuple[int, ...]], ...] = ()
+    unknown: str = BEFORE
+
+
+class _Thread:
+    """What one thread compiles: the work of each module in the graph that was captured last; None if there is none."""
+
+    work: dict[InnerModule, list[int]] | None = None
+
+
+_threads = PerGreenlet(_Thread)
+
+
+def read_graphs(compile_captured: Callable[[], Any]) -> tuple[Any, GraphWork]:
+    """Call what compiles a captured graph. Returns what that returns, and what AOTAutograd made of the graph."""
+    thread, cached = _threads.get(), _cache_hits()
+    around, thread.work = thread.work, {}
+    try:
+        compiled = compile_captured()
+        work = tuple((module, tuple(counts)) for module, counts in thread.work.items())
+    finally:
+        thread.work = around
+    why = "" if work else _missing() or (_CACHED if _cache_hits() > cached else _NO_GRAPH)
+    return compiled, GraphWork(str(CompileContext.current_compile_id() or ""), work, why)
+
+
+def watch_graphs() -> None:
+    """Read the graphs that are compiled from now on, once per process, where torch passes them on."""
+    _watch()
+
+
+@cache
+def _watch() -> None:
+    module = sys.modules[GRAPHS_MODULE]
+    for name in _PASSED_BY:
+        function = getattr(module, name, None)
+        if function is not None:
+            setattr(module, name, _reading(function, is_backward=name == _PASSED_BY[-1]))
+
+
+def _missing() -> str:
+    """Return what this version of torch lacks; empty if it has all."""
+    module = sys.modules.get(GRAPHS_MODULE, sys.modules.get(_AROUND))
+    if module is None:
+        return ""
+    missing = [name for name in _PASSED_BY if not hasattr(module, name)]
+    return f"torch {torch.__version__} does not pass graphs by {missing[0]}" if missing else ""
+
+
+def _cache_hits() -> int:
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return int((counters.get("aot_autograd") or {}).get("autograd_cache_hit", 0))
+
+
+def _reading(function: Callable[..., Any], *, is_backward: bool) -> Callable[..., Any]:
+    def call(graph: Any, *args: Any, **kwargs: Any) -> Any:
+        thread = _threads.get()
+        if thread.work is not None:
+            try:
+                with unseen_by_modes():
+                    _add_nodes(thread.work, graph, is_backward=is_backward)
+            except Exception as error:  # another version of torch notes something otherwise
+                if raised_by_handler(error):
+                    raise
+                thread.work.clear()
+        return function(graph, *args, **kwargs)
+
+    return skip_all(call)
+
+
+def _add_nodes(work: dict[InnerModule, list[int]], graph: Any, *, is_backward: bool) -> None:
+    formulas = formula_by_operator()
+    for node in graph.graph.nodes:
+        if node.op != "call_function":
+            continue
+        of_backward = node.meta.get("fwd_nn_module_stack")
+        stack = node.meta.get("nn_module_stack") or of_backward
+        source, kind = next(reversed(stack.values())) if stack else _OF_NO_MODULE
+        module = str(source), getattr(kind, "__name__", str(kind))
+        phase = _FORWARD
+        if is_backward:
+            phase = _BACKWARD if of_backward or node.meta.get("partitioner_tag") != "is_forward" else _RECOMPUTE
+        counts = work.setdefault(module, [*NO_WORK])
+        flops = _flops_of(node, formulas)
+        counts[phase] += 1
+        known = counts[3 + phase]
+        counts[3 + phase] = _UNKNOWN if _UNKNOWN in (flops, known) else known + flops
+
+
+def _flops_of(node: Any, formulas: dict[str, Formula]) -> int:
+    """Return what a node costs; -1 if its shapes are not fixed, its formula fails, or it holds a graph of its own."""
+    if isinstance(node.target, HigherOrderOperator):
+        return _UNKNOWN
+    packet = getattr(node.target, "overloadpacket", None)
+    formula = formulas.get(getattr(packet, "_qualified_op_name", ""))
+    if formula is None:
+        return 0
+    args, kwargs = map_arg((node.args, node.kwargs), lambda argument: argument.meta["val"])
+    tensors = [argument.meta["val"] for argument in node.all_input_nodes]
+    shapes = [tensor.shape for tensor in tensors if isinstance(tensor, torch.Tensor)]
+    if any(type(size) is not int for shape in shapes for size in shape):
+        return _UNKNOWN
+    try:
+        return int(formula(*args, **kwargs, out_val=node.meta["val"]))
+    except (Exception, SystemExit) as error:
+        if raised_by_handler(error):
+            raise
+        return _UNKNOWN

@@ -1,0 +1,288 @@
+"""What modules do inside of what torch.compile made: FLOPs as in eager, and nothing of torch.compile changed."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+import modtrace
+from modtrace.timeline.summary.compiled import CompiledModule, compiled_modules
+from modtrace.track import compiled_graphs
+from tests.support.python_process import run_python
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+]
+
+
+class MLP(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(32, 64)
+        self.down = nn.Linear(64, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down(nn.functional.gelu(self.up(x)))
+        return out
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(32)
+        self.mlp = MLP()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.mlp(self.norm(x))
+        return out
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(self.block, x, use_reentrant=False)
+        return out
+
+
+X = torch.ones(4, 16, 32)
+UP = 2 * 4 * 16 * 32 * 64
+"""FLOPs of one product of `MLP`, in closed form."""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def inside(timeline: modtrace.Timeline) -> list[CompiledModule]:
+    return list(timeline.summary().compiled)
+
+
+def step(model: Any) -> Tensor:
+    loss: Tensor = model(X).sum()
+    loss.backward()
+    return loss
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_flops_inside_are_those_of_eager(engine: Any, backend: str, tmp_path: Path) -> None:
+    model = nn.Sequential(Block(), Block())
+    with FlopCounterMode(display=False) as counter:
+        step(model)
+    eager = {fqn: sum(of_module.values()) for fqn, of_module in counter.get_flop_counts().items() if fqn != "Global"}
+
+    with modtrace.record(engine=engine) as recording:
+        step(torch.compile(model, backend=backend))
+
+    rows = inside(recording.timeline())
+    assert {row.fqn: row.flops_forward + row.flops_backward for row in rows if row.flops_forward} == eager  # type: ignore[operator]
+    assert [(row.fqn, row.module_class) for row in rows] == [
+        ("Sequential", ""),
+        *[
+            (f"Sequential.{block}{path}", name)
+            for block in range(2)
+            for path, name in (
+                *(("", "Block"), (".norm", "LayerNorm"), (".mlp", "MLP")),
+                *((".mlp.up", "Linear"), (".mlp.down", "Linear")),
+            )
+        ],
+    ]
+    assert {(row.region, row.flops_recompute, row.unknown) for row in rows} == {("Sequential", 0, "")}
+    assert all(row.nodes_forward and row.nodes_backward for row in rows)
+    for name in ("trace.json", "trace.pftrace"):
+        recording.save(tmp_path / name)
+        assert inside(modtrace.load(tmp_path / name)) == rows
+    only = recording.timeline().summary().only("*.up").compiled
+    assert [(row.fqn, row.flops_forward, row.flops_backward) for row in only] == [
+        ("Sequential.0.mlp.up", UP, 2 * UP),
+        ("Sequential.1.mlp.up", UP, 2 * UP),
+    ]
+
+
+def test_what_a_checkpoint_runs_again_is_recompute(engine: Any) -> None:
+    with modtrace.record(engine=engine) as recording:
+        step(torch.compile(Checkpointed(), backend="aot_eager"))
+
+    rows = {row.fqn: row for row in inside(recording.timeline())}
+    up = rows["Checkpointed.block.mlp.up"]
+    assert (up.flops_forward, up.flops_backward, up.flops_recompute) == (UP, 2 * UP, UP)
+    assert rows["Checkpointed"].flops_forward == 2 * UP
+
+
+def test_each_graph_is_told_and_shapes_that_vary_have_no_flops(engine: Any) -> None:
+    model = torch.compile(MLP(), backend="aot_eager")
+    with modtrace.record(engine=engine) as recording:
+        for size in (2, 3, 5):
+            model(torch.ones(size, 32))
+
+    rows = [row for row in inside(recording.timeline()) if row.fqn == "MLP.up"]
+    assert [(row.graph.partition("/")[2], row.flops_forward) for row in rows] == [("0", 2 * 2 * 32 * 64), ("1", None)]
+    assert all(row.nodes_forward for row in rows)
+
+
+def test_a_graph_from_a_cache_is_said_to_be_unknown(engine: Any) -> None:
+    if not torch._functorch.config.enable_autograd_cache:
+        pytest.skip("AOTAutograd has no cache")
+    model = MLP()
+    with modtrace.record(engine=engine) as recording:
+        step(torch.compile(model))
+        first = inside(recording.snapshot())
+        torch._dynamo.reset()
+        step(torch.compile(model))
+
+    cached = inside(recording.timeline())[len(first) :]
+    assert [(row.fqn, row.unknown) for row in first] == [("MLP", ""), ("MLP.up", ""), ("MLP.down", "")]
+    reason = "from the cache of AOTAutograd"
+    assert [(row.fqn, row.unknown, row.flops_forward, row.nodes_forward) for row in cached] == [
+        (fqn, reason, None, None) for fqn in ("MLP", "MLP.up", "MLP.down")
+    ]
+    assert f"not known of MLP, graph {cached[0].graph}: {reason}" in recording.timeline().summary().compiled_text()
+
+
+def test_a_backend_without_aot_autograd_is_said_to_be_unknown(engine: Any) -> None:
+    with modtrace.record(engine=engine) as recording:
+        torch.compile(MLP(), backend="eager")(X)
+
+    (reason,) = {row.unknown for row in inside(recording.timeline())}
+    assert reason == "its backend does not use AOTAutograd"
+
+
+def test_what_a_version_of_torch_lacks_is_named(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = sys.modules[compiled_graphs.GRAPHS_MODULE]
+    with modtrace.record(engine=engine) as recording:
+        monkeypatch.setattr(compiled_graphs, "_PASSED_BY", ("_of_another_version",))
+        monkeypatch.setattr(compiled_graphs, "_add_nodes", lambda *_, **__: None)
+        step(torch.compile(MLP(), backend="aot_eager"))
+
+    assert not hasattr(graphs, "_of_another_version")
+    (reason,) = {row.unknown for row in inside(recording.timeline())}
+    assert reason == f"torch {torch.__version__} does not pass graphs by _of_another_version"
+
+
+def test_an_error_of_ours_is_not_the_users(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_graphs, "formula_by_operator", lambda: 1 / 0)
+    with modtrace.record(engine=engine) as recording:
+        step(torch.compile(MLP(), backend="aot_eager"))
+
+    assert {row.flops_forward for row in inside(recording.timeline())} == {None}
+
+
+_PROGRAM = """
+import json, os, sys
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32), nn.LayerNorm(32))
+compiled = torch.compile(model, backend=sys.argv[2])
+before = torch.compile(model[0], backend=sys.argv[2])
+before(torch.ones(2, 32))
+
+def train():
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for size in (2, 2, 3, 4, 4):
+        loss = compiled(torch.ones(size, 32)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item().hex())
+
+losses, unknown = [], None
+if sys.argv[1] == "record":
+    import modtrace
+    with modtrace.record() as recording:
+        before(torch.ones(2, 32))
+        train()
+    unknown = [row.unknown for row in recording.timeline().summary().compiled]
+else:
+    before(torch.ones(2, 32))
+    train()
+names = ("stats", "frames", "aot_autograd", "inductor", "graph_break", "recompiles")
+counters = {name: dict(torch._dynamo.utils.counters[name]) for name in names}
+print(json.dumps([losses, counters, unknown]))
+"""
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_losses_and_counters_are_those_without_modtrace(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = []
+    for how in ("plain", "record"):
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / how))
+        said.append(json.loads(run_python("-c", _PROGRAM, how, backend).stdout.splitlines()[-1]))
+
+    assert said[0][:2] == said[1][:2]
+    assert len(said[0][0]) == 5
+    # Before the recording, then in it.
+    assert said[1][2][0] == "compiled before the first recording"
+    assert set(said[1][2][1:]) == {""}
+
+
+def test_reading_takes_a_hundredth_of_compiling(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_ns, original = [0], compiled_graphs._add_nodes
+
+    def add_nodes(*args: Any, **kwargs: Any) -> None:
+        before = time.process_time_ns()
+        original(*args, **kwargs)
+        read_ns[0] += time.process_time_ns() - before
+
+    monkeypatch.setattr(compiled_graphs, "_add_nodes", add_nodes)
+    model = torch.compile(nn.Sequential(*(Block() for _ in range(8))), backend="aot_eager")
+    with modtrace.record(engine=engine):
+        before = time.process_time_ns()
+        step(model)
+        took_ns = time.process_time_ns() - before
+
+    assert 0 < read_ns[0] < 0.02 * took_ns
+
+
+def test_a_call_of_a_region_runs_no_more_of_ours(engine: Any) -> None:
+    model = torch.compile(MLP(), backend="aot_eager")
+    called: list[str] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and Path(frame.f_code.co_filename).stem in ("compiled_graphs", "compiled_regions"):
+            called.append(frame.f_code.co_name)
+
+    with modtrace.record(engine=engine):
+        for _ in range(2):
+            step(model)
+        sys.setprofile(note)
+        try:
+            model(X)
+        finally:
+            sys.setprofile(None)
+
+    assert called == ["call"]
+
+
+def test_metadata_that_is_nothing_of_the_kind_is_left_out() -> None:
+    work = [["a: A", 1, 0, 0, -1, 0, 0], ["a.b: B", 1, 0, 0, 5, 0, 0], ["x" * 2000, 1, 0, 0, 0, 0, 0]]
+    for value in (None, 3, [1], {"Net": 3}, {"Net": [None, 4]}):
+        assert compiled_modules({"compiled": value}) == []
+    assert compiled_modules({}) == []
+    (row,) = compiled_modules({"compiled": {"Net": [{"graph": 1, "work": work}]}})
+    assert (row.fqn, row.graph, row.nodes_forward) == ("Net", "1", 0)
+    rows = compiled_modules({"compiled": {"Net": [{"graph": "0/0", "work": work[:2], "unknown": ""}]}})
+    assert [(row.fqn, row.nodes_forward, row.flops_forward) for row in rows] == [
+        ("Net", 2, None),
+        ("Net.a", 2, None),
+        ("Net.a.b", 1, 5),
+    ]
