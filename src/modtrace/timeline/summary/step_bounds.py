@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from ..._errors import ModtraceError
+from ..._numbering import distinct
 from ..._typing import AnyArray, BoolArray, Int64Array
 from ..contents import FIRST_CALLED
 from ..select import (
@@ -101,7 +102,7 @@ class StepBounds(NamedTuple):
 
     def by_thread(self) -> dict[int, StepBounds]:
         """Return the steps of each thread, which do not overlap; -1 for those of the whole process."""
-        tids = np.unique(self.tid).tolist()
+        tids = distinct(self.tid).tolist()
         return {tid: self.take(np.flatnonzero(self.tid == tid)) if len(tids) > 1 else self for tid in tids}
 
     def by_name(self) -> dict[str, Int64Array]:
@@ -142,7 +143,7 @@ class StepBounds(NamedTuple):
     def index_at(self, moment: Int64Array, tid: Int64Array) -> Int64Array:
         """Return the index of the step that a thread is in at each moment; -1 for none."""
         index = np.full(len(moment), -1)
-        for of_thread in np.unique(self.tid).tolist():
+        for of_thread in distinct(self.tid).tolist():
             own = np.flatnonzero(self.tid == of_thread)
             here = np.flatnonzero((tid == of_thread) | (of_thread == _PROCESS))
             at = np.searchsorted(self.start[own], moment[here], side="right") - 1
@@ -267,7 +268,7 @@ def _called_steps(timeline: Timeline, step_by: str) -> StepBounds:
         raise ModtraceError(_nothing_found(timeline, step_by, calls, ranges))
     tid = np.array([track.tid for track in timeline.tracks], np.int64)[slices.track[rows]]
     outermost = np.zeros(len(rows), np.bool_)
-    for thread in np.unique(tid).tolist():
+    for thread in distinct(tid).tolist():
         own = np.flatnonzero(tid == thread)
         own = own[np.lexsort((-slices.end[rows[own]], slices.start[rows[own]]))]
         until = np.maximum.accumulate(slices.end[rows[own]])
