@@ -16,7 +16,15 @@ import modtrace
 from modtrace import RingError
 from modtrace.ring import Kind, Ring, read_ring, read_ring_records
 from modtrace.ring.file_format import SLOTS_OFFSET
-from modtrace.ring.slot_format import KIND_SHIFT, SEQUENCE_BITS, SLOT_BYTES, THREAD_SHIFT
+from modtrace.ring.slot_format import (
+    COLLECTED_BITS,
+    GENERATION_BITS,
+    KIND_SHIFT,
+    NO_NAME,
+    SEQUENCE_BITS,
+    SLOT_BYTES,
+    THREAD_SHIFT,
+)
 
 ENTER, EXIT = Kind.FORWARD_ENTER << KIND_SHIFT, Kind.FORWARD_EXIT << KIND_SHIFT
 METADATA = {"pid": 42, "rank": 3, "program": "python", "engine": "python"}
@@ -308,6 +316,25 @@ def test_numbers_without_a_name_are_called_by_their_number(tmp_path: Path) -> No
     assert timeline.track_names == ["forward · thread #65000"]
     assert [mark.text for mark in timeline.marks] == ["#9000000"]
     ring.close()
+
+
+def test_a_garbage_collection_may_be_written_late(tmp_path: Path) -> None:
+    path = tmp_path / "run.modtrace"
+    ring = make(path, calls=0)
+    start = ring.names.records[0]["monotonic"]
+    write = ring.make_writer()
+    name = ring.names.name("Net", "Net", "Net")
+    write(ENTER | name, 0, start + 10)
+    write(EXIT | name, 0, start + 50)
+    write(Kind.COLLECTION << KIND_SHIFT | NO_NAME, 20 << COLLECTED_BITS + GENERATION_BITS, start + 40)
+    ring.close()
+
+    timeline = modtrace.load(path)
+
+    assert timeline.stats.torn == 0
+    (span,), (collection,) = timeline.spans, timeline.ranges
+    assert (span.duration_ns, span.complete, collection.category) == (40, True, "gc")
+    assert (collection.start_ns - span.start_ns, collection.end_ns - span.start_ns) == (10, 30)
 
 
 @pytest.mark.parametrize("time", [-(1 << 63), -1, 0, 1 << 61, (1 << 63) - 1])

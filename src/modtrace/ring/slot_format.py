@@ -212,8 +212,9 @@ class Kind(IntEnum):
     GRADIENTS = 30, "step", "how many such passes came before", "number", _PASSES, "analysis"
     """An outermost backward pass that builds no graph has given gradients to leaf tensors. Name: 0 if it added them to
     `.grad`, 1 if it returned them. After a `STEP` or an `OPTIMIZER_STEP` there is none."""
-    COLLECTION = 31, "collection", "ns · objects collected · generation", "", "module.cpp engine.py", "ranges"
-    """Python collected garbage on this thread until now, for at least `MIN_COLLECTION_NS`."""
+    COLLECTION = 31, "collection", "ns · objects collected · generation", "", "module.cpp engine.py", "ranges", True
+    """Python collected garbage on this thread until now, for at least `MIN_COLLECTION_NS`. The Python engine writes it
+    later, perhaps from another thread."""
     EVAL_ENTER = 32, "call", _CALL, "module", _CALLS, "evaluation"
     """Instead of a FORWARD_ENTER: a call begins that is in no other call, and its module is in eval mode."""
     OPERATOR = 33, "FLOPs", "WITH_GRADIENTS_BIT · number of its record", "", "flops.cpp", "flops"
