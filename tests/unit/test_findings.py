@@ -182,6 +182,14 @@ def test_a_module_that_is_slower_than_its_siblings() -> None:
     ]
 
 
+@pytest.mark.parametrize(("block", "more_ms", "where"), [(0, 0.4, []), (0, 2, [0]), (1, 0.4, [1])])
+def test_the_first_of_siblings_may_run_with_cold_caches(block: int, more_ms: float, where: list[int]) -> None:
+    timeline = training(forward=lambda step, one: 0.1 + more_ms * (one == block), backward=lambda step, block: 0.1)
+
+    outliers = [place for what, place, *_ in found(timeline) if what == "is slower than its siblings"]
+    assert outliers == [f"Net.blocks.{one}.act" for one in where]
+
+
 def test_a_module_whose_backward_is_slower_than_that_of_its_siblings() -> None:
     assert found(training(backward=lambda step, block: 4 if block == 1 else 1)) == [
         ("is slower than its siblings", "Net.blocks.1.act", "backward", 3, 25)

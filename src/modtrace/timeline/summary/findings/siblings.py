@@ -20,6 +20,8 @@ _ALIKE = 1.6
 """The largest of the siblings by their median: else they are of different sizes, and none of them differs."""
 _FAR_FROM = 10.0
 """How many times as much as the largest sibling it takes then: tiny modules are never alike."""
+_COLD_NS = 500_000
+"""How much longer the first of them may take: it runs with cold caches and sleeping threads if the step began idle."""
 _EXPLAINS = 0.7
 """What share of what a module takes too much an inner one has to take for it to be named instead."""
 
@@ -52,7 +54,8 @@ def find_outliers(measured: Measured) -> Iterator[Finding]:
         for outlier in outliers:
             # On a busy machine the shortest steps alone can differ.
             is_slower = measured.step_ns[outlier.row] > measured.step_ns[outlier.siblings].max()
-            if is_slower and not _is_larger(measured, outlier):
+            is_cold = outlier.row < outlier.siblings.min() and outlier.excess <= least + _COLD_NS
+            if is_slower and not is_cold and not _is_larger(measured, outlier):
                 named.add(outlier.row)
                 yield _time_finding(measured, outlier)
     flops = np.array([_flops_of_call(row) for row in rows])
