@@ -8,12 +8,7 @@ from .._typing import BoolArray, Int64Array
 
 
 class TimeIntervals(NamedTuple):
-    """Intervals of time in order, none of which touches another; columns of equal length.
-
-    Attributes:
-        start: int64[n], ns.
-        end: int64[n], ns.
-    """
+    """Intervals of time in order, ns, none of which touches another; columns of equal length."""
 
     start: Int64Array
     end: Int64Array
@@ -39,12 +34,7 @@ class TimeIntervals(NamedTuple):
 
 
 def union_of(start: Int64Array, end: Int64Array) -> TimeIntervals:
-    """Return the time that any of the intervals covers.
-
-    Args:
-        start: int64[n].
-        end: int64[n], none before its start.
-    """
+    """Return the time that any of the intervals covers; none ends before its start."""
     if not len(start):
         return TimeIntervals(start, end)
     if np.any(start[1:] < start[:-1]):

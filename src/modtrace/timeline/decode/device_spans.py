@@ -21,12 +21,7 @@ _EVENT_RESOLUTION_NS = 500
 
 
 def add_device_spans(timeline: Timeline, analysis: RingAnalysis) -> Timeline:
-    """Return the timeline with a track per stream; in its metadata how many events are missing, and the clocks' bound.
-
-    Args:
-        timeline: what ran on threads.
-        analysis: of the ring.
-    """
+    """Return the timeline with a track per stream; its metadata says how many events are missing, and the bound."""
     points = device_points(analysis.all_events, analysis.queued)
     of_collectives = collective_points(analysis.all_events, analysis.queued)
     device = np.append(points.device, of_collectives.device)
