@@ -55,8 +55,7 @@ class Condition(NamedTuple):
 def parse_conditions(texts: str | Iterable[str]) -> tuple[Condition, ...]:
     """Return the conditions of a text, or of several; `;` separates those of one text.
 
-    Raises:
-        ModtraceError: one is not understood, or a text has none; the message lists the forms.
+    A ModtraceError lists the forms if one is not understood, or a text has none.
     """
     is_one = isinstance(texts, str | bytes) or not isinstance(texts, Iterable)
     return tuple(_parse(part) for text in ([texts] if is_one else texts) for part in _split(text))
@@ -137,11 +136,7 @@ class Trigger(NamedTuple):
 
 
 class Triggers:
-    """Judges one ring.
-
-    Args:
-        conditions: any of them keeps a window.
-    """
+    """Judges one ring."""
 
     def __init__(self, conditions: Sequence[Condition]) -> None:
         self._conditions = conditions
