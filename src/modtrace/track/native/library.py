@@ -29,11 +29,7 @@ FAILURE = "failure.txt"
 
 
 def native_path() -> Path:
-    """Return the path in the cache that the engine for this torch, Python and source has once it is built.
-
-    Raises:
-        EngineError: nothing says where the user's folders are.
-    """
+    """Return the path in the cache that the engine for this torch, Python and source has once it is built."""
     return cache_home() / native_folder() / f"{LIBRARY_NAME}.so"
 
 
@@ -64,8 +60,7 @@ def _torch_abi() -> list[str]:
 def find_library() -> Path:
     """Return the engine to load: the one in the cache, else the one that came with the package.
 
-    Raises:
-        EngineError: there is none for this torch, or it may have been changed by others.
+    An EngineError says that there is none for this torch, or it may have been changed by others.
     """
     packaged = PACKAGED / native_folder() / f"{LIBRARY_NAME}.so"
     try:
@@ -151,8 +146,7 @@ def why_unavailable() -> str | None:
 def load() -> ModuleType:
     """Load the built engine's extension module.
 
-    Raises:
-        EngineError: it is not built for this torch, may have been changed by others, or does not load.
+    An EngineError says that it is not built for this torch, may have been changed by others, or does not load.
     """
     try:
         return _load()
