@@ -122,11 +122,7 @@ class FileHeader(NamedTuple):
 
 
 def pack_header(path: str, capacity: int, metadata: Mapping[str, object], writer: Mapping[str, object]) -> bytes:
-    """Return the bytes of a header.
-
-    Raises:
-        RingError: the metadata does not fit.
-    """
+    """Return the bytes of a header."""
     text = orjson.dumps({**metadata, _WRITER: writer})
     log_start = SLOTS_OFFSET + capacity * SLOT_BYTES
     head = HEADER.pack(MAGIC, VERSION, 0, capacity, SLOTS_OFFSET, log_start, len(text), zlib.crc32(text))
@@ -136,11 +132,7 @@ def pack_header(path: str, capacity: int, metadata: Mapping[str, object], writer
 
 
 def parse_header(path: str, head: bytes) -> FileHeader:
-    """Return what the first `SLOTS_OFFSET` bytes of a file say.
-
-    Raises:
-        RingError: it is no ring file, or its header is damaged.
-    """
+    """Return what the first `SLOTS_OFFSET` bytes of a file say."""
     if len(head) < HEADER.size or not head.startswith(MAGIC):
         raise RingError(f"{path}: not a ring file (it does not begin with {MAGIC.decode()} and a header)")
     _, version, _, capacity, slots_offset, log_start, length, crc = HEADER.unpack_from(head)
