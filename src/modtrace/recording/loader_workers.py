@@ -41,10 +41,7 @@ class WorkerRings:
     """The rings of the workers that start between `start` and `stop`, in a folder that is gone when this is.
 
     Another process removes the folder when this process has ended however it ended, and so have its forked children.
-
-    Args:
-        record: makes a recording of a worker, as `modtrace.record` does; it can be pickled.
-        engine: which engine.
+    `record` makes a recording of a worker, as `modtrace.record` does; it can be pickled.
     """
 
     def __init__(self, record: Callable[..., Any], engine: EngineName) -> None:
@@ -64,11 +61,7 @@ class WorkerRings:
         _active = None
 
     def joined(self, timeline: Timeline) -> Timeline:
-        """Return a timeline with what the workers have recorded so far, each as a process; their spans have its steps.
-
-        Args:
-            timeline: of this process; what the result says of losses is of it alone.
-        """
+        """Return a timeline with what the workers have recorded so far, each as a process, in its steps."""
         marks = np.array([mark.time_ns for mark in timeline.marks if mark.kind == "step"], np.int64)
         first_step = first_ended_step(timeline, marks)
         parts = [timeline]
@@ -86,12 +79,7 @@ _active: tuple[Callable[..., Any], EngineName, str] | None = None
 
 
 class _WorkerLoop:
-    """Takes the place of torch's function that a worker runs, and records it.
-
-    Args:
-        loop: that function.
-        active: as `_active` of the process that started the worker.
-    """
+    """Takes the place of torch's function that a worker runs, and records it."""
 
     def __init__(self, loop: Callable[..., None], active: Any = None) -> None:
         self.loop = loop

@@ -32,18 +32,9 @@ Schedule = Callable[[int], ProfilerAction]
 
 
 class Cycles:
-    """Goes through a schedule, step by step.
+    """Goes through a schedule, step by step; without one, all steps are in one cycle that has no number.
 
-    Args:
-        schedule: None records all steps, in one cycle that has no number.
-
-    Attributes:
-        action: what to do in the step that runs; in a warm-up, what events go into is made: that takes time.
-        is_scheduled: whether there is a schedule.
-        number: of the cycle that runs or comes next, from 0.
-
-    Raises:
-        RecordingError: the schedule is not one.
+    In a warm-up, what events go into is made: that takes time.
     """
 
     def __init__(self, schedule: Schedule | None) -> None:
@@ -83,16 +74,6 @@ class OutputPath:
     Where several ranks run and the path does not tell them apart, each makes sure that it alone writes the file. Two
     ranks on one host are told apart when the second one claims it. Where they run on several hosts that share a file
     system, or the first one has ended already, the file that is there is newer than this process.
-
-    Args:
-        name: what the path is called in errors.
-        path: text or `pathlib.Path`; `%r`, `%p`, `%h` and `%%` are filled in.
-
-    Attributes:
-        path: with these filled in.
-
-    Raises:
-        RecordingError: it is not a path, or `%r` has no value.
     """
 
     def __init__(self, name: str, path: str | os.PathLike[str]) -> None:
@@ -105,11 +86,7 @@ class OutputPath:
         self._is_shared = is_shared(text, os.environ)
 
     def claim(self, path: str) -> None:
-        """Make sure that no other rank writes `path`, which is this file's or that of one of its cycles.
-
-        Raises:
-            RecordingError: another one does, or has done.
-        """
+        """Make sure that no other rank writes `path`, which is this file's or that of one of its cycles."""
         if not self._is_shared:
             return
         self.check(path)
@@ -131,11 +108,7 @@ class OutputPath:
         _claims[real] = claim
 
     def check(self, path: str) -> None:
-        """Make sure that no other rank wrote the file at `path`, as far as that can be known.
-
-        Raises:
-            RecordingError: another rank has, or another process since this one began.
-        """
+        """Make sure that no other rank wrote the file at `path`, as far as that can be known."""
         if not self._is_shared:
             return
         with contextlib.suppress(OSError):
@@ -163,20 +136,7 @@ _log = logging.getLogger("modtrace")
 
 
 class Outputs:
-    """Where a recording saves, and the file behind its ring.
-
-    Args:
-        path: where to save, or None.
-        ring: the file behind the ring, or None.
-        cycles: those of its schedule.
-
-    Attributes:
-        saved: the files saved so far.
-
-    Raises:
-        RecordingError: one is not a path, or its `%r` has no value.
-        WriteError: nothing can be saved at `path`.
-    """
+    """Where a recording saves, and the file behind its ring."""
 
     def __init__(
         self, path: str | os.PathLike[str] | None, ring: str | os.PathLike[str] | None, cycles: Cycles
@@ -209,15 +169,7 @@ class Outputs:
         return self._ring_names.get(path, path)
 
     def make_capture(self, make: "Callable[[str | None], Capture]", warn: Callable[[str], None]) -> "Capture":
-        """Return what `make` makes with the path of the ring's file, or with None.
-
-        Args:
-            make: makes the ring, whose file may get another name.
-            warn: is told so.
-
-        Raises:
-            RecordingError: another rank writes that file, or saves where this one does.
-        """
+        """Return what `make` makes with the path of the ring's file; `warn` is told if that got another name."""
         if self._trace is not None:
             self._trace.claim(self._cycles.path(self._trace.path))
         if self._ring is None:
@@ -232,11 +184,7 @@ class Outputs:
         return capture
 
     def save(self, save: Callable[[str], None]) -> None:
-        """Call `save` with the path to save to, if there is one.
-
-        Raises:
-            RecordingError: another rank has saved there.
-        """
+        """Call `save` with the path to save to, if there is one."""
         if self._trace is not None:
             path = self._cycles.path(self._trace.path)
             self._trace.check(path)
