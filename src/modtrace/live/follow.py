@@ -40,9 +40,15 @@ _STEP_KINDS = (Kind.STEP, Kind.OPTIMIZER_STEP, Kind.GRADIENTS, Kind.MARK)
 
 @dataclass(frozen=True)
 class EndedStep:
-    """A training step that has ended, and the event that ended it; times are Unix nanoseconds.
+    """A training step that has ended; times are Unix nanoseconds.
 
-    The parts add up to its duration. The first of a recording sets up what later ones have.
+    Attributes:
+        number: of the step.
+        start_ns: when it began.
+        end_ns: when it ended.
+        end_serial: of the event that ended it.
+        parts: nanoseconds by part; they add up to its duration.
+        is_first: whether it is the first of the recording: such a step sets up what later ones have.
     """
 
     number: int
@@ -79,8 +85,13 @@ class Look:
 class RingFollower:
     """Follows the ring file of one process to its end, also when the file gets another name.
 
+    Args:
+        path: the file.
+
     Attributes:
         path: as given.
+        rank: the rank of its process, or None.
+        pid: the id of its process.
         recorded: events written until now.
         state: "running", "ended" (the process, or its recording in good order) or "unknown".
         quiet_ns: how long it has written no event.
@@ -140,7 +151,11 @@ class RingFollower:
         return None
 
     def look(self) -> Look:
-        """Read the events that are new in the ring; after a RingError, `failures` counts it."""
+        """Read the events that are new in the ring.
+
+        Raises:
+            RingError: the file cannot be read, or is not a ring file; then `failures` counts it.
+        """
         self.failures += 1
         look = self._look()
         self.failures = 0
@@ -270,7 +285,11 @@ class RingFollower:
         return steps
 
     def window(self, start_ns: int, end_ns: int) -> Timeline:
-        """Return the steps that overlap a range of time, or what is in it if no step is known."""
+        """Return the steps that overlap a range of time, or what is in it if no step is known.
+
+        Raises:
+            RingError: the file cannot be read.
+        """
         inside = [step for step in self.last_steps if step.end_ns > start_ns and step.start_ns < end_ns]
         timeline = build_timeline(self.read_since(start_ns))
         if not inside:
@@ -279,7 +298,11 @@ class RingFollower:
         return take_steps(timeline, inside[0].number, None if is_open else inside[-1].number + 1)
 
     def read_since(self, start_ns: int) -> RingSnapshot:
-        """Return what the ring holds from the step on that a moment is in; its last events if no step is known."""
+        """Return what the ring holds from the step on that a moment is in; its last events if no step is known.
+
+        Raises:
+            RingError: the file cannot be read.
+        """
         since = [step for step in self.last_steps if step.end_ns > start_ns]
         before = [step.end_serial for step in self.last_steps if since and step.number < since[0].number]
         first_serial = before[-1] if before else 0 if since else self.recorded - _FIRST_STEP_EVENTS

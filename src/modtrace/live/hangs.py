@@ -75,7 +75,9 @@ def find_hangs(states: Iterable[RankState], *, by_flight_recorder: bool = False)
 
     Those that others follow from come first, and of these the longest.
 
-    States without a rank are left out. The counters may be the flight recorder's.
+    Args:
+        states: of all ranks; those without a rank are left out.
+        by_flight_recorder: the counters are the flight recorder's.
     """
     ranks = _Ranks(states, by_flight_recorder)
     return _order_hangs([*_collective_hangs(ranks), *_peer_hangs(ranks)])
@@ -173,6 +175,10 @@ def _order_hangs(hangs: Sequence[Hang]) -> list[Hang]:
 
 class _Ranks:
     """The ranks of a job, and what each waits in.
+
+    Args:
+        states: of all ranks; those without a rank are left out.
+        by_flight_recorder: the counters are the flight recorder's.
 
     Attributes:
         by_rank: the states.

@@ -20,7 +20,17 @@ class _RankNumbers:
 
 
 class Metrics:
-    """Serves `http://127.0.0.1:PORT/metrics`; port 0 takes a free one."""
+    """Serves `http://127.0.0.1:PORT/metrics`.
+
+    Args:
+        port: 0 for a free one.
+
+    Attributes:
+        port: which it is.
+
+    Raises:
+        OSError: another program has the port.
+    """
 
     def __init__(self, port: int) -> None:
         self._numbers: dict[RingFollower, _RankNumbers] = {}

@@ -254,7 +254,11 @@ class RankState(NamedTuple):
 
 
 def read_rank_state(path: str | os.PathLike[str]) -> RankState:
-    """Read one ring file, and return where its process is."""
+    """Read one ring file, and return where its process is.
+
+    Raises:
+        RingError: it cannot be read, or is not a ring file.
+    """
     now = read_clocks()
     return rank_state_of(path, _read_last_steps(path), now)
 
@@ -267,8 +271,13 @@ def read_clocks() -> tuple[int, int]:
 def rank_state_of(path: str | os.PathLike[str], analysis: RingAnalysis, now: tuple[int, int]) -> RankState:
     """Return where the process of a ring file is, by what was read of its end.
 
-    `now` is what `read_clocks` returned just before it was read: time that passes after that is not time in a call. A
-    RingError says that the end of the file was cut off, with the names and the clock.
+    Args:
+        path: the file.
+        analysis: of what was read.
+        now: what `read_clocks` returned just before it was read. Time that passes after that is not time in a call.
+
+    Raises:
+        RingError: the end of the file was cut off, with the names and the clock.
     """
     snapshot, events = analysis.snapshot, analysis.all_events
     if snapshot.missing_bytes:

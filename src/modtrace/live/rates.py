@@ -49,9 +49,15 @@ _QUIET_NS = 1_000_000_000
 
 
 def read_rank_rates(path: str | os.PathLike[str], seconds: float, max_events: int) -> RankRates:
-    """Read the end of a ring file, about so many events at most, and return what its process did.
+    """Read the end of a ring file, and return what its process did.
 
-    That is in the last seconds until now; until its last event if none is that young.
+    Args:
+        path: the file.
+        seconds: how far to look back from now; from its last event where none is that young.
+        max_events: read no more than about so many.
+
+    Raises:
+        RingError: it cannot be read, or is not a ring file.
     """
     now = read_clocks()
     analysis = RingAnalysis(read_ring(path, max_events))
@@ -118,7 +124,9 @@ class ModuleRate(NamedTuple):
 def merge_ranks(ranks: Sequence[RankRates], max_depth: int | None) -> list[ModuleRate]:
     """Return what each module takes, in the order in which modules were first called.
 
-    Ranks without any module do not count. Of modules below `max_depth` levels, the self time counts to the last one.
+    Args:
+        ranks: those without any module do not count.
+        max_depth: how many levels of modules; the self time of those below counts to the last.
     """
     measured = [rank for rank in ranks if rank.rows and rank.window_ns]
     shares_of: dict[str, list[float]] = {}

@@ -20,6 +20,10 @@ _SHOWN_MODULES = 10
 def read_whole_run(ring: str | os.PathLike[str], records: Iterable[Record] | None = None) -> Mapping[str, Any] | None:
     """Return what a watcher wrote of the run whose end a ring holds; None if none did, or of another run.
 
+    Args:
+        ring: the ring's file.
+        records: its name table, if it is read already.
+
     Raises:
         RingError: the ring cannot be read.
     """
@@ -53,7 +57,10 @@ def _has_numbers(values: Any, fields: Iterable[str]) -> bool:
 def whole_run_text(values: Mapping[str, Any], only: str | None = None, limit: int | None = None) -> str:
     """Return a sentence about the steps, and tables of the parts and of the modules that took most, times in ms.
 
-    The modules are those that match, as `Timeline.only` takes it: ten, or `limit`.
+    Args:
+        values: what `read_whole_run` returns.
+        only: of modules whose fully qualified name matches this pattern, as `Timeline.only` takes it; None: of all.
+        limit: of how many modules and phases; None: of ten.
     """
     step = values["step"]
     line = f"whole run: {counted(values['spans'], 'span')}"

@@ -45,7 +45,13 @@ class ScreenState:
     help: str = KEYS_HELP
 
     def press(self, key: str, ranks: int, depth: int) -> None:
-        """Do what a key means, a character or a name (`page down`); others do nothing."""
+        """Do what a key means; others do nothing.
+
+        Args:
+            key: a character, or the name of a key (`up`, `page down`).
+            ranks: how many there are.
+            depth: how many levels of modules there are.
+        """
         if key in ("q", "Q"):
             self.quits = True
         elif key in ("p", " "):
@@ -82,7 +88,13 @@ _Row = tuple[str, list[RenderableType]]
 
 
 class JobView(NamedTuple):
-    """What was read of a job: its ranks in order, what is wrong with rings, and how long it took to read them."""
+    """What was read of a job.
+
+    Attributes:
+        ranks: in order of their ranks.
+        errors: what is wrong with rings that could not be read, or that there are none yet.
+        read_s: how long it took to read them.
+    """
 
     ranks: Sequence[RankRates]
     errors: Sequence[str]
@@ -97,8 +109,11 @@ class JobView(NamedTuple):
 def render_screen(job: JobView, screen: ScreenState, width: int, height: int | None = None) -> RenderableType:
     """Return the screen: a line on the job, what is wrong with it, and a table.
 
-    If fewer rows are left, the `first` of the screen is moved back, so that keys go on from there. Without a height
-    there are as many lines as there are, and no help on keys.
+    Args:
+        job: what was read.
+        screen: what to show of it. If fewer rows are left, its `first` is moved back, so that keys go on from there.
+        width: columns of the terminal.
+        height: its lines; None: as many as there are, and no help on keys.
     """
     chosen = job.ranks if screen.rank is None else job.ranks[screen.rank : screen.rank + 1] or job.ranks[-1:]
     lines: list[RenderableType] = [_line(_headline(job, chosen, screen), "bold")]

@@ -49,9 +49,12 @@ class StreamState(NamedTuple):
 
 
 def stream_states(analysis: RingAnalysis, now_ns: int, *, is_running: bool) -> tuple[StreamState, ...]:
-    """Return the state of each stream that had events, by device and stream, of the end of a ring.
+    """Return the state of each stream that had events, by device and stream.
 
-    If the process does not run, unread events will never be read.
+    Args:
+        analysis: of the end of a ring.
+        now_ns: monotonic.
+        is_running: whether the process may run; otherwise unread events will never be read.
     """
     queued = analysis.queued
     if not len(queued.slot):
@@ -62,7 +65,12 @@ def stream_states(analysis: RingAnalysis, now_ns: int, *, is_running: bool) -> t
 
 
 class _StreamStates:
-    """Finds the state of each stream of a ring; if `now_ns` is None, its events are no longer read."""
+    """Finds the state of each stream of a ring.
+
+    Args:
+        analysis: of the ring.
+        now_ns: monotonic; None if events are no longer read.
+    """
 
     def __init__(self, analysis: RingAnalysis, now_ns: int | None) -> None:
         self._events = analysis.all_events
@@ -154,7 +162,11 @@ class _StreamStates:
     def _calls_after(self, event: int, event_ns: Mapping[int, int]) -> Iterator[OpenCall]:
         """Yield the chosen calls that are open after an event of the host, outermost first.
 
-        The device is in the same calls after it has passed the event, when `event_ns` says, if that was read.
+        The device is in the same calls after it has passed the event.
+
+        Args:
+            event: its index among the events of modules; -1 if it is lost.
+            event_ns: by event, when the device passed it; negative if that was not read.
         """
         reached_ns = event_ns[event]
         innermost = self._row_by_start.get(event, -1)

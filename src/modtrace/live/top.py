@@ -69,7 +69,10 @@ _POLL_S = 0.1
 def show_live(read: Callable[[], JobView], console: Console, refresh_s: float) -> None:
     """Show the job on a terminal until q or KeyboardInterrupt; the terminal is restored.
 
-    `read` reads the job, on a thread of its own, at most every `refresh_s` seconds.
+    Args:
+        read: reads the job; called on a thread of its own.
+        console: the terminal.
+        refresh_s: seconds from one reading to the next, at least.
     """
     screen, over = ScreenState(), threading.Event()
     latest = deque([JobView((), ("reading …",), 0.0)], maxlen=1)

@@ -55,7 +55,8 @@ class Condition(NamedTuple):
 def parse_conditions(texts: str | Iterable[str]) -> tuple[Condition, ...]:
     """Return the conditions of a text, or of several; `;` separates those of one text.
 
-    A ModtraceError lists the forms if one is not understood, or a text has none.
+    Raises:
+        ModtraceError: one is not understood, or a text has none; the message lists the forms.
     """
     is_one = isinstance(texts, str | bytes) or not isinstance(texts, Iterable)
     return tuple(_parse(part) for text in ([texts] if is_one else texts) for part in _split(text))
@@ -136,7 +137,11 @@ class Trigger(NamedTuple):
 
 
 class Triggers:
-    """Judges one ring."""
+    """Judges one ring.
+
+    Args:
+        conditions: any of them keeps a window.
+    """
 
     def __init__(self, conditions: Sequence[Condition]) -> None:
         self._conditions = conditions

@@ -26,8 +26,14 @@ class LookSink(Protocol):
 class Watcher:
     """Watches the rings of a job.
 
-    A folder's new rings are found; a file that is named is followed until its process has ended, also if it is renamed.
-    `say` takes a line for the user. Unless it waits for a ring, that of a recording is there, or will never be again.
+    Args:
+        paths: ring files, folders and patterns. A folder's new rings are found; a file that is named is followed until
+            its process has ended, also if it is renamed.
+        conditions: when a window is kept.
+        keeper: keeps it.
+        say: takes a line for the user.
+        sinks: they take each look.
+        waits: whether to wait for a ring if none is there; that of a recording is, or will never be again.
     """
 
     def __init__(
@@ -50,7 +56,8 @@ class Watcher:
     def run(self, every_s: float) -> bool:
         """Look again and again, until all processes have ended or KeyboardInterrupt comes.
 
-        Return whether all rings were read to their ends, or to this moment: False if one could not be any more.
+        Returns:
+            Whether all rings were read to their ends, or to this moment: False if one could not be any more.
         """
         try:
             while self.look():

@@ -28,7 +28,11 @@ def render(
 ) -> RenderableType:
     """Return the errors, the headline and hangs of several ranks, who seems hung, and a line per group and thread.
 
-    Groups that hangs blame come first. Of thousands, the first ones are shown, or the whole.
+    Args:
+        groups: of ranks; those that hangs blame come first.
+        errors: what could not be read.
+        hangs: as `find_hangs` returns them.
+        whole: show all of thousands, not only the first ones.
     """
     states = [rank for group in groups for rank in group.ranks]
     lines: list[RenderableType] = _first([_text(error, "red") for error in errors], "errors", whole)

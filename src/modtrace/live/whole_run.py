@@ -28,10 +28,16 @@ class StepsFile:
     """Writes `steps.jsonl`: rank, pid, step, end_ns (Unix), duration_ns, parts and cause of each step.
 
     After some lines it gets those of every second step, after as many more of every fourth, and so on. The file of an
-    earlier run becomes `steps.1.jsonl`, or takes the next number; the last three are kept, as of rings. A file that the
-    user named has the umask's permissions, else those of the rings.
+    earlier run becomes `steps.1.jsonl`, or takes the next number; the last three are kept, as of rings.
 
     What cannot be written waits, as where a disk is full.
+
+    Args:
+        folder: where.
+        name: of the file; made with the first step.
+        say: takes a line for the user.
+        max_lines: after how many lines this changes.
+        named: whether the user named the file, which has the umask's permissions then; else those of the rings.
     """
 
     def __init__(
@@ -221,7 +227,12 @@ class _RingDistributions:
 
 
 class WholeRunWriter:
-    """Writes `run.modtrace.whole.json` beside each ring, about once a second, whole at any time."""
+    """Writes `run.modtrace.whole.json` beside each ring, about once a second, whole at any time.
+
+    Args:
+        say: takes a line for the user.
+        every_ns: the time between two writings of one file, at least.
+    """
 
     def __init__(self, say: Callable[[str], None], every_ns: int = _WRITE_EVERY_NS) -> None:
         self._say, self._every_ns = say, every_ns

@@ -59,7 +59,14 @@ class KeepLimits(NamedTuple):
 
 
 class CameLate(NamedTuple):
-    """A rank that others of its job waited for in a step, for how long, and a sentence: who, when, and why."""
+    """A rank that others of its job waited for.
+
+    Attributes:
+        rank: its number.
+        step: the step of the others in which they waited.
+        cost_ns: for how long.
+        sentence: who, when, and why.
+    """
 
     rank: int
     step: int
@@ -111,6 +118,10 @@ class KeptFolder:
     """The folder of what is kept, made when it is first needed.
 
     What it is in is held from the start. The folder itself may be a link only if it is there when it is named.
+
+    Args:
+        path: the folder.
+        named: whether the user named it.
     """
 
     def __init__(self, path: Path, *, named: bool = False) -> None:
@@ -119,7 +130,11 @@ class KeptFolder:
         self._parent = Folder(path.parent) if path.parent.is_dir() else None
 
     def open(self, mode: int) -> Folder:
-        """Return the folder, held; files in it have the permissions `mode`. OSError: it cannot be made."""
+        """Return the folder, held; files in it have the permissions `mode`.
+
+        Raises:
+            OSError: it cannot be made, or something else has its name.
+        """
         if self._folder is not None:
             return self._folder
         if self._parent is None:
@@ -134,7 +149,11 @@ def folder_mode(mode: int) -> int:
 
 
 def begin_file(folder: Folder, name: str, mode: int) -> int:
-    """Create a file, and return a descriptor that appends to it; one of an earlier run gets a number, three stay."""
+    """Create a file, and return a descriptor that appends to it; one of an earlier run gets a number, three stay.
+
+    Raises:
+        OSError: it cannot be made.
+    """
     path = os.path.join(folder.path, name)
     if os.path.lexists(path):
         give_number(path, path)
@@ -147,7 +166,17 @@ def begin_file(folder: Folder, name: str, mode: int) -> int:
 
 
 class WindowKeeper:
-    """Keeps windows in a folder, which is made with the first one; `find_late` says who came late to what is kept."""
+    """Keeps windows in a folder.
+
+    Args:
+        folder: it is made with the first window.
+        limits: how much is kept.
+        say: takes a line for the user.
+        find_late: says who came late to what is kept of several ranks; None: that is not asked.
+
+    Attributes:
+        kept: how many moments were kept.
+    """
 
     def __init__(
         self, folder: KeptFolder, limits: KeepLimits, say: Callable[[str], None], find_late: FindLate | None = None
@@ -189,7 +218,12 @@ class WindowKeeper:
         self._passed_over[limit] = count + 1, first
 
     def save_ready(self, followers: Sequence[RingFollower], *, flush: bool = False) -> None:
-        """Save the windows that are whole, of all rings the same moment; with `flush` also those that wait."""
+        """Save the windows that are whole; with `flush` all.
+
+        Args:
+            followers: of all rings; of each the same moment is saved.
+            flush: save also what still waits for steps.
+        """
         ready = [p for p in self._pending if flush or (not p.follower.failures and p.is_ready(self._limits.steps))]
         self._pending = [p for p in self._pending if p not in ready]
         for pending in ready:
@@ -253,7 +287,11 @@ class WindowKeeper:
             self._say(f"kept {place}: {'; '.join(sentences)}")
 
     def _who_came_late(self, pending: _Pending, followers: Sequence[RingFollower]) -> CameLate | None:
-        """Return which rank made a moment worth keeping by coming late, if one did."""
+        """Return which rank made a moment worth keeping by coming late, if one did.
+
+        Raises:
+            ModtraceError: a ring cannot be read.
+        """
         at, of_rank = pending.first.step, {f.rank: f for f in followers if f.rank is not None}
         known = [step for step in pending.follower.last_steps if at is not None and step.number >= at - _CAUSE_STEPS]
         if self._find_late is None or at is None or not known or len(of_rank) < 2:
@@ -281,7 +319,11 @@ def _whose(follower: RingFollower, followers: Sequence[RingFollower]) -> str:
 
 
 def save_window(timeline: Timeline, folder: Folder, name: str, why: Iterable[str], mode: int) -> str:
-    """Save a window under a name that no file has, and return its file's name."""
+    """Save a window under a name that no file has, and return its file's name.
+
+    Raises:
+        WriteError: it cannot be written.
+    """
     stem, number = _file_name(name), 1
     file = f"{stem}.pftrace"
     while os.path.lexists(os.path.join(folder.path, file)):
@@ -303,7 +345,11 @@ def kept_folder(ring: str | os.PathLike[str]) -> Path:
 
 
 def find_causes(follower: RingFollower, steps: Sequence[int]) -> dict[int, str]:
-    """Return for steps that a part made slow which one, in a sentence, by the steps before them."""
+    """Return for steps that a part made slow which one, in a sentence, by the steps before them.
+
+    Raises:
+        RingError: the ring cannot be read.
+    """
     if not steps:
         return {}
     known = [step for step in follower.last_steps if steps[0] - _CAUSE_STEPS <= step.number <= steps[-1]]

@@ -1,14 +1,13 @@
 """Traces of torch.profiler: read them, align a recording with them, attribute kernels to modules, merge.
 
-Reading: `event_collector` picks out of the table of events what the rest needs, as `event_columns`. Aligning:
-`alignment` by marks that both saw, then by the operators, in whose gaps (`operator_gaps`) the edges of calls are.
-Attributing: `call_lookup` finds the call that ran at a moment; `device_work` finds the launch of each kernel and so its
-call, and adds up the work; `backward_nodes` finds the call of each autograd node; `recorded_part` picks what of a
-recording the trace is about; `stream_spans` makes the spans above the streams. `overlay` calls all of these, and makes
-a recording of the trace alone if there is no other. `merge` is the whole; `merged_json` and `merged_perfetto` (with
-`slice_packets`) write a format each.
-
-All files have the same names for the same things: `events` are the trace's, `timeline` is the recording in the trace's
-time, `threads` has the OS thread of each of the trace's tracks, or -1, `running` finds the span that ran on a thread at
-a moment, and `launch` has for each piece of GPU work the row of its launch, or -1.
+- Reading: `event_collector` picks out of the table of events what the rest needs, as `event_columns`.
+- Aligning: `alignment` by marks that both saw, then by the operators, in whose gaps (`operator_gaps`) the edges of
+  calls are.
+- Attributing: `call_lookup` finds the call that ran at a moment. `device_work` finds the launch of each kernel and so
+  its call, and adds up the work; `backward_nodes` finds the call of each autograd node. `recorded_part` picks what of a
+  recording the trace is about. `stream_spans` makes the spans above the streams. `overlay` calls all of these, and
+  makes a recording of the trace alone if there is no other.
+- Writing: `merge` is the whole; `merged_json` and `merged_perfetto` (with `slice_packets`) write a format each,
+  the first chooses times that nest in every reader.
+- `handler` does it all for `torch.profiler.profile(on_trace_ready=…)`.
 """

@@ -31,7 +31,13 @@ _AROUND_NS = 1_000_000
 
 
 class OffsetBand(NamedTuple):
-    """The offsets that a clock may have in time, ns; where bounds contradict each other, `high` is less than `low`."""
+    """The offsets that a clock may have; columns of equal length.
+
+    Attributes:
+        time: int64[n], ns, ascending.
+        low: float64[n], ns, the least offset.
+        high: float64[n], ns, the greatest; less than `low` where the bounds contradict each other.
+    """
 
     time: Int64Array
     low: Float64Array
@@ -53,6 +59,12 @@ def intersect(bounds: OffsetBounds) -> OffsetBand | None:
 
     A bound at one moment holds at every other, widened by what the clock may drift until then. So the greatest of all
     such lower bounds and the least of all such upper bounds are exactly the edges of what is possible.
+
+    Args:
+        bounds: in any order.
+
+    Returns:
+        The band at the moments of the bounds, each once and in order; for a drift of 500 ppm at most.
 
     Example:
         >>> band = intersect(OffsetBounds(np.array([0, 1000]), np.array([2.0, -np.inf]), np.array([np.inf, 4.0])))
@@ -191,7 +203,10 @@ def align_by_sync_marks(
 ) -> Alignment:
     """Fit offset and drift from the sync marks; by the wall clock where none is in both.
 
-    A sync mark lies within the profiler's slice of the same name; `syncs` has their starts and ends.
+    Args:
+        marks: those of the recording; a sync mark lies within the profiler's slice of the same name.
+        syncs: the profiler's slices, start and end in ns from its base.
+        base_ns: Unix nanoseconds of the trace's time 0.
     """
     pairs = _pairs(marks, syncs, base_ns)
     if not len(pairs):
@@ -209,7 +224,11 @@ def refine_by_operators(
 ) -> Alignment:
     """Return an alignment that suits the operators of the trace; the same where none runs in a call.
 
-    The one it starts from is off by at most `REACH_NS`.
+    Args:
+        alignment: off by at most `REACH_NS`.
+        timeline: the recording, in its own time.
+        events: the trace's.
+        threads: the OS thread of each of the trace's tracks, or -1.
     """
     shared = list(_shared_threads(timeline, events, threads))
     if not shared:

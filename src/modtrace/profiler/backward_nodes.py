@@ -22,6 +22,11 @@ def find_calls_of_nodes(timeline: Timeline, events: ProfilerEvents, threads: Int
 
     By its sequence number; where the trace does not hold what made it, by the recorded backward span around its
     middle. A node without a number (AccumulateGrad) belongs to the call of the node before it, whose gradient it takes.
+
+    Args:
+        timeline: the recording, in the trace's time.
+        events: the trace's.
+        threads: the OS thread of each of the trace's tracks, -1 for tracks of other processes and devices.
     """
     columns = timeline.columns
     nodes = _find_nodes(events, innermost_spans(timeline, runs_module_code(columns)), threads)
@@ -49,7 +54,12 @@ def cut_to_nodes(
     What was recorded where the trace has no nodes stays; a call inside backward moves by no more than it takes to lie
     within the node that it runs in.
 
-    `names` are of OS threads that the recording may not know, and `process` has these threads.
+    Args:
+        timeline: the recording, in the trace's time.
+        nodes: with their calls.
+        threads: the OS thread of each of the trace's tracks.
+        names: names of OS threads that the recording may not know.
+        process: whose threads these are.
     """
     return _Builder(timeline, nodes, threads, names, process).build() if len(nodes) else timeline
 
@@ -221,8 +231,11 @@ class Nodes:
 def _find_nodes(events: ProfilerEvents, running: InnermostLookup, threads: Int64Array) -> Nodes:
     """Find the nodes, and for each the call that made it.
 
-    That is the forward or recompute span in which the last operation with its sequence number began, as the number goes
-    up with each node.
+    Args:
+        events: the trace's.
+        running: forward and recompute spans; a node was made by the one in which the last operation with its
+            sequence number began, as the number goes up with each node.
+        threads: the thread of each of the trace's tracks, as `running` knows it; -1 where it knows none.
     """
     # Sequence numbers, threads and arrows are numbered by each process for itself.
     nodes = Nodes(events.nodes.take(np.flatnonzero(threads[events.nodes.track] != -1)))

@@ -8,7 +8,11 @@ from ..timeline.nesting import InnermostLookup
 
 
 class CallIndex:
-    """Finds a call by any of its spans: each call is known by its forward span."""
+    """Finds a call by any of its spans: each call is known by its forward span.
+
+    Args:
+        timeline: the timeline to index.
+    """
 
     def __init__(self, timeline: Timeline) -> None:
         columns = timeline.columns

@@ -101,7 +101,14 @@ def without_impossible_times(events: ProfilerEvents) -> tuple[ProfilerEvents, li
 
 
 def possible_ends(track: Int64Array, start: Int64Array, end: Int64Array, stop: int | None) -> Int64Array:
-    """Return until when each piece of work of a device can last: `end` of most; `stop`: when the profiler stopped."""
+    """Return until when each piece of work of a device can last: `end` of most.
+
+    Args:
+        track: the stream of each.
+        start: int64[n], ns.
+        end: int64[n], ns.
+        stop: when the profiler stopped, ns; None: nothing says it.
+    """
     order = np.lexsort((-end, start, track))
     order = order[end[order] > start[order]]
     this, following = order[:-1], order[1:]
@@ -170,7 +177,12 @@ def find_launches(events: ProfilerEvents) -> Int64Array:
 
 
 class CudaGraphCapture(NamedTuple):
-    """What was launched while a graph was captured: the kind of each launch, and its innermost span or -1."""
+    """What was launched while a graph was captured.
+
+    Attributes:
+        kinds: of each launch, in order, what it launched: 0 a kernel, 1 a memcpy, 2 a memset.
+        spans: int64, of each the innermost span that it was launched in, or -1.
+    """
 
     kinds: tuple[int, ...]
     spans: Int64Array
@@ -179,7 +191,14 @@ class CudaGraphCapture(NamedTuple):
 def captured_graphs(
     events: ProfilerEvents, launch: Int64Array, running: InnermostLookup, threads: Int64Array
 ) -> list[CudaGraphCapture]:
-    """Return the graphs that were captured in a trace, in the order in which their captures ended."""
+    """Return the graphs that were captured in a trace, in the order in which their captures ended.
+
+    Args:
+        events: the trace's.
+        launch: for each piece of GPU work the row of its launch, or -1.
+        running: the spans of the threads.
+        threads: the thread of each of the trace's tracks, as `running` knows it, or -1.
+    """
     captures, launches = events.captures, events.launches
     graphs: list[CudaGraphCapture] = []
     process_of = _processes_of(events)
@@ -216,7 +235,13 @@ def attribute_device_work(
 ) -> WorkOwners:
     """Find for each piece of GPU work the innermost span in which it was launched, or why there is none.
 
-    What `graphs`, the captured ones that are known, replay belongs to the spans that they were captured in.
+    Args:
+        timeline: the recording, in the trace's time.
+        events: the trace's.
+        launch: int64[n], for each piece of work the row of its launch, or -1.
+        threads: the OS thread of each of the trace's tracks, or -1.
+        running: which of its spans, of any phase, ran on a thread at a moment.
+        graphs: captured graphs that are known; what they replay belongs to the spans that they were captured in.
     """
     work, launches = events.work, events.launches
     span = np.full(len(work), -1, np.int64)
@@ -268,7 +293,13 @@ def _processes_of(events: ProfilerEvents) -> Int64Array:
 
 
 def _map_replays(events: ProfilerEvents, launch: Int64Array, graphs: Sequence[CudaGraphCapture]) -> Int64Array:
-    """Return for each piece of GPU work the span in which it was captured; -1 if it is not a replay that is known."""
+    """Return for each piece of GPU work the span in which it was captured; -1 if it is not a replay that is known.
+
+    Args:
+        events: the trace's.
+        launch: for each piece of work the row of its launch, or -1.
+        graphs: those that are known.
+    """
     span = np.full(len(launch), -1, np.int64)
     work = events.work
     replays = _replays(events, launch)
@@ -347,6 +378,12 @@ def find_cpu_collectives(
 
     Nothing in a trace joins the two. Of one name they run in the order in which they were launched, so the first
     belongs to the first, as long as there are as many of both.
+
+    Args:
+        timeline: the recording, in the trace's time.
+        events: the trace's.
+        threads: the OS thread of each of the trace's tracks, or -1.
+        running: which of its spans, of any phase, ran on a thread at a moment.
     """
     ran = events.cpu_collectives
     launches = events.collectives.take(events.collectives.is_operator == 1)
@@ -384,7 +421,11 @@ def add_up_gpu_work(
 ) -> GpuWork | None:
     """Return what modules launched; None if the trace has neither GPU work nor communication.
 
-    `recorded` has spans of captured graphs after its own; `owners` points to both.
+    Args:
+        recorded: the recording, in the trace's time, and spans of captured graphs after it; `owners` points to them.
+        events: the trace's.
+        owners: the owner of each piece of GPU work.
+        on_cpu: the collectives that the CPU ran.
     """
     work = events.work
     if not len(work) and not len(on_cpu.span):

@@ -98,7 +98,11 @@ _Columns = TypeVar("_Columns", bound=EventColumns)
 
 
 class EventCollector(EventTable):
-    """The table of a profiler's events, with the args that attribution needs; usually autograd's arrows alone."""
+    """The table of a profiler's events, with the args that attribution needs.
+
+    Args:
+        all_arrows: whether others count than those of autograd.
+    """
 
     TEXT_ARGS = frozenset(_TEXTS)
 
@@ -205,7 +209,12 @@ class EventCollector(EventTable):
         )
 
     def _by(self, describe: Callable[..., int], *texts: Int64Array) -> Callable[[Int64Array], Int64Array]:
-        """Return what returns a value for some rows, and describes each different thing that they say once."""
+        """Return what returns a value for some rows, and describes each different thing that they say once.
+
+        Args:
+            describe: returns the value for a name, and texts of args.
+            texts: of each event, the numbers of the texts; None for -1.
+        """
         names, text_of = [name for _, name in self.kinds], [*self.texts, None]
 
         def values(rows: Int64Array) -> Int64Array:
@@ -226,7 +235,13 @@ class EventCollector(EventTable):
     def _rows(
         self, columns: type[_Columns], chosen: BoolArray, *values: Int64Array | Callable[[Int64Array], Int64Array]
     ) -> _Columns:
-        """Return the chosen slices with values of each event, or made of rows; without those of no numbers."""
+        """Return the chosen slices; those of which a value is no number are counted and left out.
+
+        Args:
+            columns: the kind.
+            chosen: which events of the table.
+            values: what the kind has beside times: of each event, or what returns it for rows.
+        """
         rows = np.flatnonzero(chosen)
         more = [value(rows) if callable(value) else value[rows] for value in values]
         if more and (is_odd := np.any(np.array(more) == NO_NUMBER, axis=0)).any():
@@ -296,7 +311,12 @@ def collective_of_annotation(name: str) -> tuple[str, bool] | None:
 
 
 def collective_of_operator(name: str, collective_name: object) -> str | None:
-    """Return the collective that an operator (`c10d::allreduce_`) launches; None for one that launches none."""
+    """Return the collective that an operator launches; None for one that launches none.
+
+    Args:
+        name: of the operator: `record_param_comms` or `c10d::allreduce_`.
+        collective_name: its arg `Collective name`, if it has one.
+    """
     if name == PARAM_COMMS:
         return _collective(collective_name if isinstance(collective_name, str) else "")
     return _collective(name[len(C10D) :]) if name.startswith(C10D) else None

@@ -53,7 +53,11 @@ class EventColumns:
 
 @dataclass(frozen=True)
 class NumberedOps(EventColumns):
-    """Forward operations with a sequence number: their gradient was asked for."""
+    """Forward operations with a sequence number: their gradient was asked for.
+
+    Attributes:
+        sequence: this number.
+    """
 
     sequence: Int64Array
 
@@ -73,7 +77,11 @@ class NodeSlices(EventColumns):
 
 @dataclass(frozen=True)
 class ApiCalls(EventColumns):
-    """Calls of the GPU's runtime or driver; `call` is an `ApiCall`."""
+    """Calls of the GPU's runtime or driver.
+
+    Attributes:
+        call: an `ApiCall`.
+    """
 
     call: Int64Array
 
@@ -115,14 +123,24 @@ class DeviceWork(EventColumns):
 
 @dataclass(frozen=True)
 class NamedSlices(EventColumns):
-    """Slices that have a name: an index into the names of the kind."""
+    """Slices that have a name.
+
+    Attributes:
+        name: index into the names of the kind.
+    """
 
     name: Int64Array
 
 
 @dataclass(frozen=True)
 class CallSlices(NamedSlices):
-    """Slices whose args say which call of which module they are; the phase is an index into `PHASES`."""
+    """Slices whose args say which call of which module they are.
+
+    Attributes:
+        phase: index into `PHASES`.
+        call: which call of the module.
+        step: which step it was in.
+    """
 
     phase: Int64Array
     call: Int64Array
@@ -131,21 +149,33 @@ class CallSlices(NamedSlices):
 
 @dataclass(frozen=True)
 class CollectiveSlices(NamedSlices):
-    """Slices of the CPU in which a collective is launched; `is_operator` is 1 for an operator of c10d, else 0."""
+    """Slices of the CPU in which a collective is launched.
+
+    Attributes:
+        is_operator: 1 for an operator of c10d, which does more than that, else 0.
+    """
 
     is_operator: Int64Array
 
 
 @dataclass(frozen=True)
 class StepRanges(EventColumns):
-    """`ProfilerStep#` ranges of the CPU, and the number of the step."""
+    """`ProfilerStep#` ranges of the CPU.
+
+    Attributes:
+        step: the number of the step.
+    """
 
     step: Int64Array
 
 
 @dataclass(frozen=True)
 class Arrows(EventColumns):
-    """Forward-backward arrows: where the backward node begins, and the forward thread's track."""
+    """Forward-backward arrows: where the backward node begins.
+
+    Attributes:
+        begin_track: the forward thread's track.
+    """
 
     begin_track: Int64Array
 

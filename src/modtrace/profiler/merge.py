@@ -29,7 +29,17 @@ _Path = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class MergeResult:
-    """What `merge` wrote and left out, and how exactly the recording is aligned with the trace."""
+    """What `merge` wrote and left out, and how exactly the recording is aligned with the trace.
+
+    Attributes:
+        path: the file it wrote.
+        alignment: how well the recording fits the trace; empty if there was no recording.
+        spans: how many spans were written above the process' threads.
+        gpu_spans: how many above the streams of GPUs.
+        summary: what each module took.
+        notes: what the user should know.
+        metadata: what the trace's metadata says; JSON values.
+    """
 
     path: str
     alignment: str
@@ -52,7 +62,12 @@ def merge_timeline(
     capture: _Path | None = None,
     progress: Progress | None = None,
 ) -> MergeResult:
-    """Do what `modtrace.merge` does, which documents arguments and errors, for a recording that was read."""
+    """Do what `modtrace.merge` does, which documents the arguments, for a recording that was read.
+
+    Raises:
+        TraceError: the trace cannot be read, or has no moment in common with the recording.
+        WriteError: `out` cannot be written; an existing file there is intact.
+    """
     name = os.fspath(out)
     if not name.lower().endswith((".json", ".json.gz", ".pftrace", ".pftrace.gz")):
         raise WriteError(f"cannot write {name}: a merged trace ends in .json, .json.gz, .pftrace or .pftrace.gz")
@@ -84,7 +99,11 @@ def merge_timeline(
 
 
 def load_profile(path: _Path) -> Timeline:
-    """Make a timeline of what the profiler noted of modules; what cannot be known is in its metadata, as `notes`."""
+    """Make a timeline of what the profiler noted of modules; what cannot be known is in its metadata, as `notes`.
+
+    Raises:
+        TraceError: it is no such trace, or nothing of it can be read.
+    """
     with TraceFile(path) as source:
         stream, collector = _read_events(source)
     base, events = base_time_ns(stream.keys, source.path), collector.events()

@@ -64,7 +64,19 @@ def nested_timeline(timeline: Timeline, quantum: int) -> Timeline:
 def nest_after_rounding(
     track: Int64Array, start: Int64Array, end: Int64Array, parent: Int64Array, depth: SignedIntArray, quantum: int
 ) -> tuple[Int64Array, Int64Array]:
-    """Return starts on the reader's steps, and durations with which slices nest in every reading."""
+    """Move starts onto the reader's steps, and choose durations with which slices nest in every reading.
+
+    Args:
+        track: int64[n]; slices of one track nest.
+        start: int64[n], ns from the base; in order within each track.
+        end: int64[n], ns from the base.
+        parent: int64[n], the slice around each, or -1.
+        depth: int[n], how many slices are around each.
+        quantum: the steps in ns, see `time_quantum_ns`.
+
+    Returns:
+        int64[n] start and int64[n] duration of each slice, in ns.
+    """
     if not len(start):
         return start, start
     levels = [np.flatnonzero(depth == level) for level in range(int(depth.max()) + 1)]
@@ -217,6 +229,11 @@ def _recording_events(overlaid: Overlay, places: "_RowPlaces", quantum: int) -> 
     """Return a recording as a merged trace has it: above the threads of a process.
 
     Its sync marks are left out: each is a slice of the profiler's already.
+
+    Args:
+        overlaid: the recording.
+        places: where rows go.
+        quantum: see `time_quantum_ns`.
     """
     timeline = nested_timeline(overlaid.drawn, quantum)
     timeline = replace(timeline, marks=[mark for mark in timeline.marks if mark.kind != "sync"])
@@ -233,6 +250,12 @@ def _device_events(overlaid: Overlay, events: ProfilerEvents, places: "_RowPlace
 
     A span has the args of the call whose kernels ran, and `gpu_work`, how many these are; what belongs to no call has a
     `reason`.
+
+    Args:
+        overlaid: the spans.
+        events: the profiler's.
+        places: where rows go: each just before its stream.
+        quantum: see `time_quantum_ns`.
     """
     rows: dict[int, tuple[int | str, int]] = {}
     for track in sorted(set(overlaid.devices.track.tolist())):

@@ -31,7 +31,13 @@ _PIDS = range(-(1 << 31), 1 << 31)
 
 
 class PacketOutput:
-    """Writes a merged trace in Perfetto's format, once all of the profiler's events were taken."""
+    """Writes a merged trace in Perfetto's format, once all of the profiler's events were taken.
+
+    Args:
+        stream: the profiler's trace.
+        sink: what to write to.
+        table: takes the profiler's events.
+    """
 
     def __init__(self, stream: EventStream, sink: Sink, table: EventTable) -> None:
         self._stream, self._sink = stream, Checksum(sink.write)
@@ -46,7 +52,14 @@ class PacketOutput:
         return self._slices.notes()
 
     def finish(self, overlaid: Overlay, events: ProfilerEvents, metadata: Mapping[str, Any], table: bytes) -> None:
-        """Write the recording's packets, the profiler's, and the table."""
+        """Write the recording's packets, the profiler's, and the table.
+
+        Args:
+            overlaid: the tracks to add.
+            events: the profiler's.
+            metadata: what the trace is to say of the merge.
+            table: of what it adds.
+        """
         sink, slices, base = self._sink, self._slices, base_time_ns(self._stream.keys, "")
         start = _sequence_start(base, metadata)
         sink.write(serialize(*start, *_tracks(slices, events, overlaid)))

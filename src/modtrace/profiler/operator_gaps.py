@@ -60,8 +60,11 @@ def busy_intervals(start: Int64Array, end: Int64Array, edges: Int64Array, margin
 
     An operator that calls modules, as a checkpoint's does, has edges of calls deep inside it: only those in it count.
 
-    `edges` are the supposed places of calls' edges, in order, off by `margin` ns at most. An outer operator comes
-    first.
+    Args:
+        start: int64[n], of the thread's operators, ns from the trace's base; ascending, an outer one first.
+        end: int64[n].
+        edges: int64[m], ascending, the supposed places of calls' edges.
+        margin: how far off they may be, ns.
     """
     has_inner = np.append(start[1:] < end[:-1], False)
     calls = np.searchsorted(edges, start + margin) < np.searchsorted(edges, end - margin)
@@ -85,7 +88,11 @@ def most_likely_shift(edges: CallEdges, busy: TimeIntervals, least: Float64Array
 
     It is the middle of the best shifts; among equal ones those nearest to what was found just before.
 
-    `least` and `most` are the shifts that are known to be possible; infinite where that is unknown.
+    Args:
+        edges: their supposed places.
+        busy: the thread's operators.
+        least: float64[n], ns, the least shift that is known to be possible; -inf where unknown.
+        most: float64[n], ns, the greatest; inf where unknown.
     """
     since = (edges.time - edges.time[0]).astype(np.float64)
     starts = _windows(edges.time)
@@ -112,10 +119,17 @@ def most_likely_shift(edges: CallEdges, busy: TimeIntervals, least: Float64Array
 
 
 def bounds_from_gaps(edges: CallEdges, shift: Float64Array, busy: TimeIntervals, tolerance: float) -> OffsetBounds:
-    """Return what the gap around each edge says about its offset, as corrections of the guess.
+    """Return what the gap around each edge says about its offset.
 
-    Each edge has to be shifted yet by `shift`. One deeper in an operator than `tolerance` says nothing; one less deep
-    belongs to the nearer side.
+    Args:
+        edges: their supposed places.
+        shift: float64[n], ns, by how much each has to be shifted yet.
+        busy: the thread's operators.
+        tolerance: an edge deeper in an operator says nothing; one less deep belongs to the nearer
+            side.
+
+    Returns:
+        The bounds, as corrections of the guess, in the order of the edges.
     """
     place = edges.guess + np.rint(shift).astype(np.int64)
     after = np.searchsorted(busy.start, place, side="right")

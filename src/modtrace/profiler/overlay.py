@@ -67,7 +67,13 @@ NO_NAMES = (
 def reconstruct(events: ProfilerEvents, threads: Int64Array, process: Process) -> tuple[Timeline, list[str]]:
     """Make forward and recompute spans of the `nn.Module:` slices of a trace, else of its `record_function` ranges.
 
-    Return them without backward, in ns from the trace's base, and what cannot be known.
+    Args:
+        events: the trace's.
+        threads: the OS thread of each of its tracks, -1 for tracks of other processes and devices.
+        process: the process of these threads.
+
+    Returns:
+        A timeline in ns from the trace's base, without backward; and what it cannot know.
     """
     if np.any(threads[events.calls.track] >= 0):
         return _told_by_args(events, threads, process)
@@ -144,8 +150,15 @@ def _names(
 ) -> tuple[list[Name], Int64Array]:
     """Return the names, one for each chain of modules, and the name of each span.
 
-    An outermost recomputed call has the name of the forward call that it repeats, which others are around. In `order` a
-    parent is before its children, and forward spans are before recomputed ones.
+    An outermost recomputed call has the name of the forward call that it repeats, which others are around.
+
+    Args:
+        texts: what the trace calls modules.
+        value: of each span, which of them.
+        parent: of each span.
+        order: the spans, a parent before its children, and forward ones before recomputed ones.
+        is_recompute: of each span.
+        make_name: of a text, below the name around it.
     """
     numbers = Numbering[tuple[int, int]]()
     names: list[Name] = []
@@ -226,6 +239,11 @@ class Overlay(Aligned):
         """Return what `modtrace.load` of the merged trace is to return: with a track per stream, in Unix nanoseconds.
 
         Sync marks are left out: each is a slice of the profiler's.
+
+        Args:
+            events: the trace's.
+            base: Unix nanoseconds from which its times count.
+            left_out: how many events of the trace could not be read.
         """
         metadata = {**self.timeline.metadata, **({LEFT_OUT: left_out} if left_out else {})}
         timeline = replace(
@@ -236,7 +254,13 @@ class Overlay(Aligned):
 
 
 class Trace(NamedTuple):
-    """A trace that was read: its events, its top-level keys, and its path for errors."""
+    """A trace that was read.
+
+    Attributes:
+        events: its events.
+        keys: its top-level keys.
+        path: the file, for errors.
+    """
 
     events: ProfilerEvents
     keys: Mapping[str, Any]
@@ -248,9 +272,16 @@ def overlay(
 ) -> Overlay:
     """Align the recording with the trace, give work to its modules, and cut it to what was profiled.
 
-    Without a recording, one is made of the trace. `capture` is a second trace, in which the graphs were captured that
-    this one replays. A TraceError says that the two have no moment in common, or that the trace has no events or not
-    the moment from which its times count.
+    Args:
+        timeline: the recording; None reconstructs one from the trace.
+        events: the trace's.
+        keys: the trace's top-level keys.
+        path: the trace, for errors.
+        capture: a second trace, in which the graphs were captured that this one replays.
+
+    Raises:
+        TraceError: recording and trace have no moment in common, the trace does not say from when its times count, or
+            it has no events.
     """
     events, impossible = without_impossible_times(events)
     aligned = _align(timeline, events, keys, path)
@@ -297,6 +328,10 @@ def _join_processes(parts: Mapping[int | str, Aligned], events: ProfilerEvents) 
     """Return the modules of several processes of one trace, each with its pid.
 
     Two of them can have threads of one id, so a thread's is here one more than the number of its track in the trace.
+
+    Args:
+        parts: what was made of the trace for each process.
+        events: the trace's.
     """
     number_of = {key: track + 1 for track, key in enumerate(events.tracks)}
     timelines = [
@@ -370,8 +405,10 @@ def _join_captures(
 ) -> tuple[Timeline, list[CudaGraphCapture]]:
     """Return the modules of two traces, and the graphs that were captured in those of the second one.
 
-    The spans of `merged` keep their places. Without a recording, or with one of another time, the second trace's own
-    modules are taken.
+    Args:
+        merged: the timeline of the first trace, whose spans keep their places.
+        timeline: the recording, in its own time; None, or one of another time, takes the second trace's own modules.
+        capture: the second trace.
     """
     try:
         aligned = _align(timeline, *capture)
@@ -389,7 +426,15 @@ def _join_captures(
 
 
 def _check_usable(events: ProfilerEvents, path: str) -> None:
-    """Raise a TraceError if the trace has events, but none that a reader shows."""
+    """Raise if the trace has events, but none that a reader shows.
+
+    Args:
+        events: what was read of them.
+        path: the trace, for errors.
+
+    Raises:
+        TraceError: no usable event.
+    """
     if events.total and events.malformed == events.total:
         raise TraceError(
             path,

@@ -27,7 +27,12 @@ def profiled_window(events: ProfilerEvents) -> tuple[int, int] | None:
 
 
 def without_annotated_ranges(timeline: Timeline, events: ProfilerEvents) -> Timeline:
-    """Return the timeline without the ranges that the profiler shows as annotations of the same names."""
+    """Return the timeline without the ranges that the profiler shows as annotations of the same names.
+
+    Args:
+        timeline: what ran while the profiler did.
+        events: the trace's.
+    """
     shown = set(events.region_names)
     dropped = [name.label in shown or _SPECIAL_ANNOTATION.match(name.label) is not None for name in timeline.names]
     if not dropped:
@@ -61,7 +66,12 @@ def drop_unused(timeline: Timeline) -> Timeline:
 
 
 def steps_of_profile(events: ProfilerEvents, time: Int64Array) -> Int64Array:
-    """Return the step in which each moment lies, by the `ProfilerStep#` ranges; 0 for all where there are none."""
+    """Return the step in which each moment lies, by the `ProfilerStep#` ranges; 0 for all where there are none.
+
+    Args:
+        events: the trace's.
+        time: int64[n], ns from the trace's base.
+    """
     steps = events.steps
     if not len(steps):
         return np.zeros(len(time), np.int64)
@@ -72,7 +82,12 @@ def steps_of_profile(events: ProfilerEvents, time: Int64Array) -> Int64Array:
 
 
 def with_profiled_steps(timeline: Timeline, events: ProfilerEvents) -> Timeline:
-    """Return the timeline with the steps that the profiler counted, where the recording counted none."""
+    """Return the timeline with the steps that the profiler counted, where the recording counted none.
+
+    Args:
+        timeline: the recording, in the trace's time.
+        events: the trace's.
+    """
     columns, steps = timeline.columns, events.steps
     counted = any(mark.kind == "step" for mark in timeline.marks) or bool(columns.step.any())
     if counted or not len(steps) or not len(columns):

@@ -56,7 +56,12 @@ class EventEncoder:
         self._messages: dict[tuple[str | None, tuple[str, ...]], tuple[TrackEvent, list[Any]]] = {}
 
     def fields(self, name: str | None, category: object, args: Mapping[str, Any]) -> bytes:
-        """Return the name, if any, the category and the args of an event as fields of a TrackEvent."""
+        """Return the name, if any, the category and the args of an event as fields of a TrackEvent.
+
+        Raises:
+            AttributeError: the args are not a mapping.
+            TypeError: a value is not JSON.
+        """
         values = args.values()
         event_kind = (category if category is None else str(category), tuple(args))
         event, annotations = self._messages.get(event_kind) or self._new_message(event_kind)
@@ -111,7 +116,12 @@ _MAX_LOOKED_AT = 512
 class ProfilerSlices:
     """Encodes what slices and instants say while their chunk is read; the rest is in the table.
 
-    `lost_arrows` counts arrows with an end that no slice holds, once `notes` was called.
+    Args:
+        table: takes the events, each chunk before it is added here.
+
+    Attributes:
+        encoder: encodes their args.
+        lost_arrows: arrows with an end that no slice holds, once `notes` was called.
     """
 
     def __init__(self, table: EventTable) -> None:
@@ -223,6 +233,11 @@ class TrackSlices(NamedTuple):
         """Return the slice to which each end of a flow belongs, as readers of JSON find it; -1 if there is none.
 
         An end whose event comes right after a slice that begins at its time belongs to that slice.
+
+        Args:
+            row: of each end's event in the table.
+            time: of each end, µs.
+            binds: of each end, see `EventFlows`.
         """
         last = np.searchsorted(self.row, row, side="right") - 1
         is_last = (last >= 0) & np.where(binds == AT_LAST, self.row[last] == row, self.start[last] == time)
@@ -244,8 +259,12 @@ def profiler_packets(
 ) -> Iterator[bytes]:
     """Yield the packets of a track's slices and instants on the profiler's sequence, see `slice_packets`.
 
-    An instant has a negative duration. `beside` describes a row, from 1 on, for slices that partly overlap those of the
-    rows before.
+    Args:
+        start: int64[n], Unix ns.
+        duration: int64[n], ns; negative for an instant.
+        fields: what else they say, see `EventEncoder.fields`.
+        uuid: of the track.
+        beside: returns the descriptor of a row, from 1 on, for slices that partly overlap those of the rows before.
     """
     ordered = order_slices(start, duration)
     uuids = [uuid]

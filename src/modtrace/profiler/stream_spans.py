@@ -67,7 +67,13 @@ def collective_name(collective: str, owner: Name | None) -> Name:
 
 
 def build_stream_spans(timeline: Timeline, events: ProfilerEvents, owners: WorkOwners) -> StreamSpans:
-    """Cut the spans of each device's streams; streams with no work of any module have none."""
+    """Cut the spans of each device's streams; streams with no work of any module have none.
+
+    Args:
+        timeline: the timeline whose spans `owners` points to.
+        events: the trace's.
+        owners: the owner of each piece of work.
+    """
     paths = _Paths(timeline)
     work = events.work
     rows: list[tuple[int, ...]] = []
@@ -107,7 +113,11 @@ def _intervals(
 def with_stream_spans(timeline: Timeline, known: Timeline, events: ProfilerEvents, spans: StreamSpans) -> Timeline:
     """Return the timeline with a track per stream, and the spans above; without work that no module asked for.
 
-    `spans.span` points to spans of `known`.
+    Args:
+        timeline: what ran on threads.
+        known: the timeline whose spans `spans.span` points to.
+        events: the trace's.
+        spans: as `build_stream_spans` returns them.
     """
     owned = np.flatnonzero(spans.span >= 0)
     used, stream = np.unique(spans.track[owned], return_inverse=True)
@@ -135,7 +145,13 @@ def with_stream_spans(timeline: Timeline, known: Timeline, events: ProfilerEvent
 
 
 class StreamSlice(NamedTuple):
-    """How a merged trace shows a span above a stream; its category is the phase of its call, else "gpu"."""
+    """How a merged trace shows a span above a stream.
+
+    Attributes:
+        category: the phase of its call; "gpu" if it belongs to no call.
+        label: what it is called.
+        args: which call that is, or the reason why there is none, and how many kernels, memcpys and memsets are in it.
+    """
 
     category: str
     label: str
@@ -143,7 +159,13 @@ class StreamSlice(NamedTuple):
 
 
 def describe_slices(spans: StreamSpans, timeline: Timeline, collective_names: Sequence[str]) -> Iterator[StreamSlice]:
-    """Yield what a merged trace says of each span above a stream; `spans.span` points to spans of `timeline`."""
+    """Yield what a merged trace says of each span above a stream.
+
+    Args:
+        spans: as `build_stream_spans` returns them.
+        timeline: the timeline whose spans `spans.span` points to.
+        collective_names: what `spans.collective` points to.
+    """
     columns = timeline.columns
     links = spans.span, spans.work, spans.collective, spans.step, spans.reason
     for span, work, collective, step, reason in zip(*(column.tolist() for column in links), strict=True):
@@ -159,7 +181,11 @@ def describe_slices(spans: StreamSpans, timeline: Timeline, collective_names: Se
 
 
 class _Paths:
-    """The chain of calls around a span: keys that all spans of one call and phase share, and a span of each, or -1."""
+    """The chain of calls around a span: keys that all spans of one call and phase share.
+
+    Attributes:
+        keys: a span of each key, or -1.
+    """
 
     def __init__(self, timeline: Timeline) -> None:
         self._calls = CallIndex(timeline)

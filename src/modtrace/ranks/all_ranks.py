@@ -68,7 +68,16 @@ def peak_sentence(peaks: Mapping[int, int]) -> str:
 
 
 def load_rank(file: RankRecording, time: RankTime, steps: Steps | None = None) -> RankTimeline:
-    """Read a rank's recording and move it to the time of the job."""
+    """Read a rank's recording and move it to the time of the job.
+
+    Args:
+        file: the recording.
+        time: the place of its times in the job's time.
+        steps: take these alone; None: all.
+
+    Raises:
+        ModtraceError: it cannot be read.
+    """
     return place_rank(load_own_time(file, steps), time, file)
 
 
@@ -79,9 +88,17 @@ def read_ranks(
     steps: Steps | None = None,
     executor: Executor | None = None,
 ) -> list[T]:
-    """Return what is taken of each rank in the time of the job, in the order of the files; steps alone, if given.
+    """Return what is taken of each rank in the time of the job, in the order of the files.
 
-    Each rank is taken where its recording is read: by the executor, or this process.
+    Args:
+        take: called with each rank, where its recording is read.
+        files: the recordings.
+        job: where they are in the job's time.
+        steps: take these alone; None: all.
+        executor: reads them; None: this process.
+
+    Raises:
+        ModtraceError: one cannot be read.
     """
     items = [(file._replace(path=file.path.absolute()), job[file.rank]) for file in files]
     taken = map_in_processes(partial(_read_rank, take, steps), items, 1, executor)
@@ -103,6 +120,9 @@ def all_ranks_timeline(ranks: Sequence[RankTimeline]) -> Timeline:
     """Return one timeline of all ranks, each a process of its own even where process ids are equal.
 
     A rank's process says how far its times are off; the metadata hold the same of each rank, and how it was found.
+
+    Raises:
+        ModtraceError: there is nothing in any of them.
     """
     if not any(len(one.timeline.slices) for one in ranks):
         raise ModtraceError("nothing is left of any rank")

@@ -28,7 +28,11 @@ def offsets_by_collectives(
     """Yield how far the job's time is ahead of each rank that has collectives together with ranks that are placed.
 
     Those that have them only with ranks that this places come after these. The bound holds that of the ranks that one
-    is placed by. Times of a rank are its own.
+    is placed by.
+
+    Args:
+        collectives: of each rank, in its own time.
+        placed: own time → offset to the job's time, for the ranks whose place is known.
     """
     numbers: dict[GroupKey, int] = {}
     points = {rank: sync_points(table) for rank, table in collectives.items()}
@@ -47,7 +51,14 @@ def offsets_by_collectives(
 
 
 def readings_of_ranges(time: Int64Array, low: Int64Array, high: Int64Array, estimate: Int64Array) -> list[Reading]:
-    """Return readings of another clock from ranges, in time order, that hold its offset, and what that seems to be."""
+    """Return readings of another clock from ranges that hold its offset.
+
+    Args:
+        time: int64[n], own nanoseconds, ascending.
+        low: int64[n], the least that the other clock can be ahead.
+        high: int64[n], the most.
+        estimate: int64[n], what it seems to be ahead.
+    """
     parts = np.array_split(
         np.arange(len(time)), int(np.clip(len(time) // _PER_READING, min(2, len(time)), _MAX_READINGS))
     )
@@ -75,7 +86,11 @@ def _rate(
 ) -> tuple[float, float]:
     """Return how fast an offset grows, and how far that is off at most if it grows evenly.
 
-    Of each reading there are ranges, the time, the least and the most; `about` is what the offset seems to be there.
+    Args:
+        parts: the ranges of each reading.
+        ranges: of each range the time, the least and the most.
+        middle: the time of each reading.
+        about: what the offset seems to be there.
     """
     time, low, high = ranges
     first, second = np.triu_indices(len(middle), 1)

@@ -71,7 +71,11 @@ _ENTRY_TYPES = (int, int, str, str, int, int, list)
 
 
 def read_head(folder: Path) -> tuple[int, str]:
-    """Return how many steps of a dataset are stored together, and which time it is, see `JobTime`."""
+    """Return how many steps of a dataset are stored together, and which time it is, see `JobTime`.
+
+    Raises:
+        ModtraceError: it is none, or of another version.
+    """
     try:
         values = orjson.loads((folder / DATASET_MARKER).read_bytes())
         version = values["format"]
@@ -86,13 +90,21 @@ def read_head(folder: Path) -> tuple[int, str]:
 
 
 def write_head(folder: Path, steps_per_bucket: int, reference: str) -> None:
-    """Write what `read_head` returns."""
+    """Write what `read_head` returns.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     head = {"format": _FORMAT, "steps_per_bucket": steps_per_bucket, "reference": reference}
     _write_json(folder / DATASET_MARKER, head)
 
 
 def read_parts(folder: Path) -> dict[str, list[RankEntry]]:
-    """Return the ranks of each part, by its name."""
+    """Return the ranks of each part, by its name.
+
+    Raises:
+        ModtraceError: one cannot be read.
+    """
     parts = {}
     for path in sorted((folder / "parts").glob("*.json")):
         try:
@@ -106,13 +118,21 @@ def read_parts(folder: Path) -> dict[str, list[RankEntry]]:
 
 
 def create_anew(path: Path) -> BinaryIO:
-    """Create a file in place of what an earlier run left there, or others: no link is followed."""
+    """Create a file in place of what an earlier run left there, or others: no link is followed.
+
+    Raises:
+        OSError: it cannot be made.
+    """
     path.unlink(missing_ok=True)
     return open(create_file(os.fspath(path), 0o666), "wb")
 
 
 def write_part(parts: Path, name: str, entries: Sequence[RankEntry]) -> None:
-    """Write which ranks a part holds, once its tables are there."""
+    """Write which ranks a part holds, once its tables are there.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     _write_json(parts / f"{name}.json", [entry._asdict() for entry in entries])
 
 
@@ -217,8 +237,16 @@ def _codes(column: pa.ChunkedArray) -> tuple[list[str], Any]:
 class DatasetTables:
     """Reads a dataset: only the row groups that hold the steps and the ranks that are asked for.
 
-    A ModtraceError, of the methods too, says that it is none, of another version, or cannot be read. `peak_bytes` has,
-    by rank, the most that its tensors held, without those that recorded no memory.
+    Args:
+        path: its folder.
+
+    Attributes:
+        path: the folder.
+        ranks: what is known of each rank, in their order.
+        peak_bytes: by rank, the most that its tensors held; without those that recorded no memory.
+
+    Raises:
+        ModtraceError: it is none, of another version, or cannot be read; so do the methods.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -235,7 +263,11 @@ class DatasetTables:
         return [self.path / table / f"{name}.parquet" for name in self._names]
 
     def buckets(self, *tables: str) -> list[tuple[int, int]]:
-        """Return the first step of each bucket and the one after its last, in order; those with rows in some tables."""
+        """Return the first step of each bucket and the one after its last, in order.
+
+        Args:
+            tables: which of `TABLE_NAMES` has something in it; none: any of them.
+        """
         length = self._steps_per_bucket
         numbers: set[int] = set()
         with self._damage_named():
@@ -279,7 +311,13 @@ def _open(files: tuple[tuple[str, int], ...]) -> Any:
 def query(dataset: str | os.PathLike[str], sql: str, steps: tuple[int, int] | None = None) -> pa.Table:
     """Return what SQL says of the tables `spans`, `collectives`, `steps`, `ranges` and `ranks`.
 
-    A ModtraceError says that it is not a dataset, or the SQL is wrong.
+    Args:
+        dataset: its folder.
+        sql: over the tables.
+        steps: those from the first to before the second alone; None: all.
+
+    Raises:
+        ModtraceError: it is not a dataset, or the SQL is wrong.
     """
     import duckdb
 
@@ -304,8 +342,14 @@ def query_each_bucket(
 ) -> pa.Table:
     """Return what SQL says of each bucket of steps, below each other in the order of the steps.
 
-    The tables hold one bucket each time; `then` is SQL over all these results, as the table `results`. A ModtraceError
-    says that it is not a dataset, or the SQL is wrong.
+    Args:
+        dataset: its folder.
+        sql: over the tables, which hold one bucket each time.
+        then: SQL over all these results, as the table `results`.
+        executor: asks the buckets; None: processes of this machine.
+
+    Raises:
+        ModtraceError: it is not a dataset, or the SQL is wrong.
     """
     tables = DatasetTables(dataset)
     ask = partial(query, os.path.abspath(dataset), sql)

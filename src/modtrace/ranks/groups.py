@@ -42,9 +42,11 @@ def medians_within(values: Float64Array | Int64Array, *keys: Int64Array) -> Floa
 
 
 def median_of_others(values: Int64Array, begins: Int64Array) -> Float64Array:
-    """Return for each value the median of the others in its group of two at least.
+    """Return for each value the median of the others in its group.
 
-    Values are ascending within each group, and below 2**53 so that a double holds them: not Unix nanoseconds.
+    Args:
+        values: int64[n], ascending within each group, below 2**53 so that a double holds them: not Unix nanoseconds.
+        begins: where the groups begin, each of two values at least.
     """
     count = np.repeat(group_lengths(begins, len(values)), group_lengths(begins, len(values))) - 1
     low, high = _other(values, begins, (count - 1) // 2), _other(values, begins, count // 2)
@@ -53,7 +55,12 @@ def median_of_others(values: Int64Array, begins: Int64Array) -> Float64Array:
 
 
 def slowest_of_others(values: Int64Array, begins: Int64Array) -> Int64Array:
-    """Return for each value the largest of the others in its group, but for the largest eighth of many."""
+    """Return for each value the largest of the others in its group, but for the largest eighth of many.
+
+    Args:
+        values: int64[n], ascending within each group.
+        begins: where the groups begin, each of two values at least.
+    """
     size = group_lengths(begins, len(values))
     return _other(values, begins, -(-7 * (np.repeat(size, size) - 1) // 8) - 1)
 

@@ -69,9 +69,17 @@ def pack(
 ) -> PackResult:
     """Write the recordings of ranks as a dataset; keep the parts of it whose files have not changed.
 
-    The folder is new or of an earlier run. Workers of an executor see the same files by the same names; without one, as
-    many processes pack, or one per processor. `progress` is called with the number of ranks that were packed since the
-    last call. A WriteError says that the folder holds something else, or cannot be written.
+    Args:
+        files: the recordings.
+        dataset: a folder, new or of an earlier run.
+        steps_per_bucket: how many steps are stored together.
+        processes: how many pack at a time; None: one per processor.
+        executor: runs them in place of these; its workers see the same files by the same names.
+        progress: called with the number of ranks that were packed since the last call.
+
+    Raises:
+        WriteError: the folder holds something else, or cannot be written.
+        ModtraceError: a recording cannot be read, or roles have ranks of their own.
     """
     root = Path(dataset).absolute()
     check_one_world(files)
@@ -114,7 +122,11 @@ def _begin(root: Path, steps_per_bucket: int, reference: str) -> None:
 
 
 def _folders(root: Path) -> dict[str, Folder]:
-    """Return the folders in that of a dataset by their names, held and made if they are missing; none is a link."""
+    """Return the folders in that of a dataset by their names, held and made if they are missing; none is a link.
+
+    Raises:
+        OSError: one cannot be made, or something else has its name.
+    """
     held = Folder(root)
     return {name: held.make(name, 0o777) for name in ("parts", *TABLE_NAMES)}
 

@@ -72,9 +72,15 @@ def find_rank_recordings(
     """Return the recordings in a folder, by role and rank: its ring files if there are any, else its traces.
 
     A rank's number is what the recording says, else the last number in the name of the file. Rings that were kept of
-    earlier runs do not count, nor those of launchers, which are empty. What is wrong with a recording that is not taken
-    goes to `on_left_out`, or is raised. A ModtraceError says that there is none, two are of one rank, or one cannot be
-    read.
+    earlier runs do not count, nor those of launchers, which are empty.
+
+    Args:
+        folder: the folder.
+        on_left_out: is called with what is wrong with a recording that is not taken; None: that is raised.
+        role: take the processes of this role alone; None: all.
+
+    Raises:
+        ModtraceError: there is none, two are of one rank, or one does not say its rank or cannot be read.
     """
     root = Path(folder)
     if not root.is_dir():
@@ -110,7 +116,11 @@ def find_rank_recordings(
 
 
 def check_one_world(files: Sequence[RankRecording]) -> None:
-    """Raise a ModtraceError if roles have ranks of their own, so that no one is like all others."""
+    """Raise if roles have ranks of their own, so that no one is like all others.
+
+    Raises:
+        ModtraceError: they have.
+    """
     worlds = sorted({file.world for file in files})
     if len(worlds) > 1:
         roles = ", ".join(world or "without a role" for world in worlds)
@@ -131,6 +141,9 @@ def parse_rank_list(text: str) -> tuple[list[int], int]:
     Example:
         >>> parse_rank_list("0-2,7,worst:4")
         ([0, 1, 2, 7], 4)
+
+    Raises:
+        ValueError: it is not such a list.
     """
     parts = text.split(",")
     worst = [int(part.removeprefix("worst:")) for part in parts if part.startswith("worst:")]
@@ -195,7 +208,11 @@ _OWN_ANCHOR = {"kind": "anchor", "monotonic": 0, "wall": 0}
 
 
 def check_size(files: Iterable[RankRecording]) -> None:
-    """Raise a ModtraceError if a ring is so large that the user should say which steps to read."""
+    """Raise if a ring is so large that the user should say which steps to read.
+
+    Raises:
+        ModtraceError: one is.
+    """
     for file in files:
         events = len(ring_serials(file.path)) if file.is_ring else 0
         if events > SHOWN_EVENTS:
@@ -207,7 +224,15 @@ def check_size(files: Iterable[RankRecording]) -> None:
 
 
 def load_own_time(file: RankRecording, steps: Steps | None = None) -> Timeline:
-    """Read a rank's recording in its own time: monotonic nanoseconds of a ring, Unix nanoseconds of a trace."""
+    """Read a rank's recording in its own time: monotonic nanoseconds of a ring, Unix nanoseconds of a trace.
+
+    Args:
+        file: the recording.
+        steps: take these alone; None: all.
+
+    Raises:
+        ModtraceError: it cannot be read.
+    """
     whole: Timeline | None
     if file.snapshot is not None:
         whole = build_timeline(_in_own_time(file.snapshot))
@@ -232,7 +257,11 @@ def load_pieces(file: RankRecording) -> Iterator[Timeline]:
 
 
 def load_collectives(file: RankRecording) -> Collectives:
-    """Read a rank's collectives in its own time, and as little else as possible."""
+    """Read a rank's collectives in its own time, and as little else as possible.
+
+    Raises:
+        ModtraceError: it cannot be read.
+    """
     if file.snapshot is not None or not file.is_ring:
         return load_own_time(file).collectives
     return build_timeline(_reader(file.path)(ring_serials(file.path), PIECE_KINDS)).collectives
@@ -298,6 +327,9 @@ class JobTime:
 
     Ranks whose clocks were measured against each other are placed by that. What is left is placed by collectives, which
     no rank can leave before the last one has come, and what has none with the others by the wall clock.
+
+    Args:
+        files: the recordings.
 
     Attributes:
         reference: says which time it is; times of two jobs with one reference can be compared.

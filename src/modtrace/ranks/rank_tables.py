@@ -100,7 +100,13 @@ FOR_ITSELF: tuple[RangeCategory, ...] = ("evaluation", "gc", "compile", "saving"
 
 
 class StepTable(NamedTuple):
-    """When the steps of some ranks ended. Arrays of equal length."""
+    """When the steps of some ranks ended. Arrays of equal length.
+
+    Attributes:
+        rank: int32.
+        step: int32.
+        end: int64, Unix ns.
+    """
 
     rank: Int32Array
     step: Int32Array
@@ -284,7 +290,11 @@ def ranks_in_group(text: str) -> list[int]:
 
 
 class Bounds:
-    """How far the times of ranks are off at most; those with one clock are compared without error."""
+    """How far the times of ranks are off at most.
+
+    Args:
+        ranks: number, bound in ns, and clock of each, ascending: those with one clock are compared without error.
+    """
 
     def __init__(self, ranks: Sequence[tuple[int, int, str]]) -> None:
         self._ranks = np.array([rank for rank, _, _ in ranks], np.int64)
@@ -298,7 +308,12 @@ class Bounds:
         return int(np.max((self._bound[index] + self._bound[own])[apart], initial=0))
 
     def of_groups(self, rank: Int64Array, group: Int64Array) -> Int64Array:
-        """Return for times of ranks how far each is off at most against the others of its group, ns."""
+        """Return for times of ranks how far each is off at most against the others of its group, ns.
+
+        Args:
+            rank: of each time.
+            group: which group each is of, ascending.
+        """
         if not len(rank):
             return rank
         index = np.searchsorted(self._ranks, rank)
@@ -317,7 +332,14 @@ class RankTables(Protocol):
         """Return how far the times of each rank are off."""
 
     def read(self, kind: type[Table], first: int, last: int, ranks: Sequence[int] | None = None) -> Table:
-        """Return the rows of a kind of table, of ranges what is kept, in the steps from `first` to before `last`."""
+        """Return the rows of a kind of table in the steps from `first` to before `last`.
+
+        Args:
+            kind: which table; of ranges what is kept.
+            first: the first step.
+            last: the one after the last.
+            ranks: of these, in this order; None: of all.
+        """
 
 
 TABLE_MAKERS: Mapping[type, Callable[[Timeline, int], Any]] = {
@@ -343,7 +365,20 @@ def _rank_tables(one: RankTimeline) -> _RankTables:
 
 
 class FolderTables:
-    """Reads all recordings of a folder, or some steps of them."""
+    """Reads all recordings of a folder.
+
+    Args:
+        files: the recordings.
+        job: where they are in the job's time.
+        steps: read these alone; None: all.
+        executor: reads them; None: this process.
+
+    Attributes:
+        peak_bytes: by rank, the most that its tensors held; without those that recorded no memory.
+
+    Raises:
+        ModtraceError: one cannot be read.
+    """
 
     def __init__(
         self, files: Sequence[RankRecording], job: JobTime, steps: Steps | None = None, executor: Executor | None = None

@@ -87,7 +87,13 @@ def _first_wait_end(
 
 
 class InferredWaits(NamedTuple):
-    """Waits of one rank, ns, and the step that each is in."""
+    """Waits of one rank; arrays of equal length.
+
+    Attributes:
+        start: int64, ns.
+        end: int64, ns.
+        step: int64, the step that they are in.
+    """
 
     start: Int64Array
     end: Int64Array

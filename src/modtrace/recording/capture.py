@@ -43,7 +43,29 @@ if hasattr(os, "fork"):
 class Capture:
     """Writes events from `start` to `stop`; both can be called again where an interrupt came in between.
 
-    `model` is a weak reference to a module. The number of its first step is None if it is one of several parts.
+    Args:
+        ring: a file behind the ring, or None.
+        engine: which engine, as for `record`; so are the others.
+        capacity: events kept.
+        host_name: write the host's name.
+        role: of the process in its job.
+        model: where names start; a weak reference to a module.
+        options: what the engine records; its `model` is the one above.
+        sampler: what is sampled at calls.
+        stacks_on_signal: the signal on which Python stacks are written beside the ring, or None.
+        keep: how many rings of ended processes to keep.
+        workers: whether what workers of a DataLoader record is joined when this is saved.
+        first_step: the number of its first step; None if it is one of several parts.
+
+    Attributes:
+        ring: where the events are.
+        engine: what writes them.
+        started: whether `start` was called.
+
+    Raises:
+        RecordingError: the signal for stacks cannot be listened to.
+        RingError: the ring's file cannot be made or its space not be reserved.
+        EngineError: the native engine is asked for and is not built.
     """
 
     def __init__(
@@ -124,7 +146,11 @@ class Capture:
                 self._on_error(error)
 
     def reader(self, running: bool) -> tuple[Callable[..., RingSnapshot], range]:
-        """Return what reads the events so far, or some serial numbers without some kinds, and their serial numbers."""
+        """Return what reads the events so far, or some serial numbers without some kinds, and their serial numbers.
+
+        Args:
+            running: whether the recording runs.
+        """
         if running:
             self.note_libraries()
         self.engine.finish_notes()
@@ -184,7 +210,17 @@ def choose_engine(wanted: EngineName) -> Literal["native", "python"]:
 def make_engine(
     kind: Literal["native", "python"], ring: Ring, on_error: OnError, options: EngineOptions
 ) -> NativeEngine | PortableEngine:
-    """Return an engine that was not started."""
+    """Return an engine that was not started.
+
+    Args:
+        kind: which one.
+        ring: where events and names go.
+        on_error: called with what went wrong inside.
+        options: what it records.
+
+    Raises:
+        EngineError: the native engine is asked for and cannot be had, or FLOPs are, which it alone counts.
+    """
     if kind == "native":
         return NativeEngine(ring, on_error, options)
     if options.flops:
@@ -209,7 +245,13 @@ _LIBRARIES = (
 
 
 def recording_metadata(engine: str, capacity: int, host_name: bool) -> dict[str, object]:
-    """Return the metadata for a ring's header."""
+    """Return the metadata for a ring's header.
+
+    Args:
+        engine: "native" or "python".
+        capacity: events kept.
+        host_name: True for the host's name, False for a hash of it, which only keeps hosts apart.
+    """
     return {
         "modtrace": __version__,
         "torch": torch.__version__,

@@ -49,6 +49,9 @@ def block_exit(function: _Function) -> _Function:
     what was begun would go on after the block. But a `with` statement holds the bound `__exit__` from before it calls
     `__enter__` until it is over, so the block ends when that dies. Once nothing is left to do, the class sets `_block`
     to None.
+
+    Args:
+        function: the method. The class also has `_entered`, which `__enter__` sets, and `_block`, which is ours.
     """
     return cast("_Function", _BlockExit(function))
 
@@ -73,6 +76,9 @@ def start_alone(recording: Recording, switch_on: Callable[[], None]) -> None:
     """Make `recording` the one that runs, by `switch_on`; one that is replaceable is stopped first.
 
     Where that raises, `stop_alone` is still to be called.
+
+    Raises:
+        RecordingError: another one runs.
     """
 
     def start() -> None:

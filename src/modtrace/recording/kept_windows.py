@@ -38,8 +38,17 @@ _PRIVATE_MODE = 0o600
 class KeptWindows:
     """What `Recording.keep` and `keep_when` keep.
 
-    An empty sequence of conditions has a watcher that waits for `keep` alone, None has none. `conditions` are the texts
-    of those that a watcher of the ring has.
+    Args:
+        keep_when: conditions; an empty sequence has a watcher that waits for `keep` alone, None has none.
+        ring: the file behind the recording's ring, or None.
+
+    Attributes:
+        conditions: the texts of those that a watcher of the ring has; None if there is no watcher.
+        is_asked_for: whether there should be one.
+        on_signal: whether a signal is among the conditions.
+
+    Raises:
+        RecordingError: a condition is not understood, or there is no ring for the watcher to read.
     """
 
     def __init__(self, keep_when: str | Iterable[str] | None, ring: object) -> None:
@@ -134,6 +143,14 @@ def _start_watcher(ring: str, place: Folder, conditions: Sequence[str]) -> None:
     The kernel sends SIGCHLD for an ended child, and `os.wait` returns it. A program that expects neither must not get
     them from a profiler. So the process between the two is made by `clone` without a signal, which `os.wait` does not
     see; its child runs the shell, which starts the watcher and ends.
+
+    Args:
+        ring: the name of its file.
+        place: the folder that it is in, which becomes the working directory of the watcher.
+        conditions: what it keeps.
+
+    Raises:
+        OSError: it cannot be started.
     """
     log = begin_file(place.make(kept_folder(ring).name, folder_mode(_PRIVATE_MODE)), "watch.log", _PRIVATE_MODE)
     try:

@@ -41,7 +41,10 @@ class WorkerRings:
     """The rings of the workers that start between `start` and `stop`, in a folder that is gone when this is.
 
     Another process removes the folder when this process has ended however it ended, and so have its forked children.
-    `record` makes a recording of a worker, as `modtrace.record` does; it can be pickled.
+
+    Args:
+        record: makes a recording of a worker, as `modtrace.record` does; it can be pickled.
+        engine: which engine.
     """
 
     def __init__(self, record: Callable[..., Any], engine: EngineName) -> None:
@@ -61,7 +64,11 @@ class WorkerRings:
         _active = None
 
     def joined(self, timeline: Timeline) -> Timeline:
-        """Return a timeline with what the workers have recorded so far, each as a process, in its steps."""
+        """Return a timeline with what the workers have recorded so far, each as a process; their spans have its steps.
+
+        Args:
+            timeline: of this process; what the result says of losses is of it alone.
+        """
         marks = np.array([mark.time_ns for mark in timeline.marks if mark.kind == "step"], np.int64)
         first_step = first_ended_step(timeline, marks)
         parts = [timeline]
@@ -79,7 +86,12 @@ _active: tuple[Callable[..., Any], EngineName, str] | None = None
 
 
 class _WorkerLoop:
-    """Takes the place of torch's function that a worker runs, and records it."""
+    """Takes the place of torch's function that a worker runs, and records it.
+
+    Args:
+        loop: that function.
+        active: as `_active` of the process that started the worker.
+    """
 
     def __init__(self, loop: Callable[..., None], active: Any = None) -> None:
         self.loop = loop

@@ -32,9 +32,18 @@ Schedule = Callable[[int], ProfilerAction]
 
 
 class Cycles:
-    """Goes through a schedule, step by step; without one, all steps are in one cycle that has no number.
+    """Goes through a schedule, step by step.
 
-    In a warm-up, what events go into is made: that takes time.
+    Args:
+        schedule: None records all steps, in one cycle that has no number.
+
+    Attributes:
+        action: what to do in the step that runs; in a warm-up, what events go into is made: that takes time.
+        is_scheduled: whether there is a schedule.
+        number: of the cycle that runs or comes next, from 0.
+
+    Raises:
+        RecordingError: the schedule is not one.
     """
 
     def __init__(self, schedule: Schedule | None) -> None:
@@ -74,6 +83,16 @@ class OutputPath:
     Where several ranks run and the path does not tell them apart, each makes sure that it alone writes the file. Two
     ranks on one host are told apart when the second one claims it. Where they run on several hosts that share a file
     system, or the first one has ended already, the file that is there is newer than this process.
+
+    Args:
+        name: what the path is called in errors.
+        path: text or `pathlib.Path`; `%r`, `%p`, `%h` and `%%` are filled in.
+
+    Attributes:
+        path: with these filled in.
+
+    Raises:
+        RecordingError: it is not a path, or `%r` has no value.
     """
 
     def __init__(self, name: str, path: str | os.PathLike[str]) -> None:
@@ -86,7 +105,11 @@ class OutputPath:
         self._is_shared = is_shared(text, os.environ)
 
     def claim(self, path: str) -> None:
-        """Make sure that no other rank writes `path`, which is this file's or that of one of its cycles."""
+        """Make sure that no other rank writes `path`, which is this file's or that of one of its cycles.
+
+        Raises:
+            RecordingError: another one does, or has done.
+        """
         if not self._is_shared:
             return
         self.check(path)
@@ -108,7 +131,11 @@ class OutputPath:
         _claims[real] = claim
 
     def check(self, path: str) -> None:
-        """Make sure that no other rank wrote the file at `path`, as far as that can be known."""
+        """Make sure that no other rank wrote the file at `path`, as far as that can be known.
+
+        Raises:
+            RecordingError: another rank has, or another process since this one began.
+        """
         if not self._is_shared:
             return
         with contextlib.suppress(OSError):
@@ -136,7 +163,20 @@ _log = logging.getLogger("modtrace")
 
 
 class Outputs:
-    """Where a recording saves, and the file behind its ring."""
+    """Where a recording saves, and the file behind its ring.
+
+    Args:
+        path: where to save, or None.
+        ring: the file behind the ring, or None.
+        cycles: those of its schedule.
+
+    Attributes:
+        saved: the files saved so far.
+
+    Raises:
+        RecordingError: one is not a path, or its `%r` has no value.
+        WriteError: nothing can be saved at `path`.
+    """
 
     def __init__(
         self, path: str | os.PathLike[str] | None, ring: str | os.PathLike[str] | None, cycles: Cycles
@@ -169,7 +209,15 @@ class Outputs:
         return self._ring_names.get(path, path)
 
     def make_capture(self, make: "Callable[[str | None], Capture]", warn: Callable[[str], None]) -> "Capture":
-        """Return what `make` makes with the path of the ring's file; `warn` is told if that got another name."""
+        """Return what `make` makes with the path of the ring's file, or with None.
+
+        Args:
+            make: makes the ring, whose file may get another name.
+            warn: is told so.
+
+        Raises:
+            RecordingError: another rank writes that file, or saves where this one does.
+        """
         if self._trace is not None:
             self._trace.claim(self._cycles.path(self._trace.path))
         if self._ring is None:
@@ -184,7 +232,11 @@ class Outputs:
         return capture
 
     def save(self, save: Callable[[str], None]) -> None:
-        """Call `save` with the path to save to, if there is one."""
+        """Call `save` with the path to save to, if there is one.
+
+        Raises:
+            RecordingError: another rank has saved there.
+        """
         if self._trace is not None:
             path = self._cycles.path(self._trace.path)
             self._trace.check(path)

@@ -261,7 +261,12 @@ class Recording:
                 self._on_saved(path)
 
     def _save_unsaved(self) -> None:
-        """If a path was given, save what was recorded and is not there yet."""
+        """If a path was given, save what was recorded and is not there yet.
+
+        Raises:
+            RecordingError: another rank has written that file.
+            WriteError: it cannot be written.
+        """
         if self._unsaved and not (self._replaceable and self._is_empty):
             self._outputs.save(self.save)
             self._unsaved = self.running
@@ -407,7 +412,11 @@ class Recording:
         return self._timeline
 
     def _saved_timeline(self) -> tuple[Timeline, int]:
-        """Return the timeline of a stopped recording, without spans if a large ring was saved, and their number."""
+        """Return the timeline of a stopped recording and its number of spans, which it lacks if a large ring was saved.
+
+        Raises:
+            RecordingError: it was not started, or it runs still.
+        """
         if self._timeline is None and self._written is not None:
             return self._written
         return self.timeline(), len(self.timeline().columns)

@@ -63,7 +63,12 @@ class SaveOnSignal:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start listening; RecordingError: this is not the main thread, or the signal can have no handler."""
+        """Start listening.
+
+        Raises:
+            RecordingError: this is not the main thread, where alone Python installs handlers, or the signal can have
+                none.
+        """
         self._ends = self._before_end is not None and signal.SIGTERM not in self._numbers and _is_term_free()
         numbers = [*self._numbers, *([signal.SIGTERM] if self._ends else [])]
         self._process = os.getpid()
@@ -197,6 +202,9 @@ def write_stacks_on(number: int, ring: str, folder: Folder) -> None:
 
     It is C code that takes no lock and waits for no thread, so a hang does not stop it; and it restarts the system
     call that it interrupted. It stays when the recording has ended: the signal would else kill the process.
+
+    Raises:
+        RecordingError: the program handles that signal itself, it can have no handler, or the file cannot be made.
     """
     name = signal.Signals(number).name
     if number not in _descriptors and is_signal_caught(os.getpid(), number):

@@ -39,7 +39,12 @@ class Reading(NamedTuple):
 
 
 class Offset(NamedTuple):
-    """Offsets at some times: the other clock less the own one, and how far that is off at most."""
+    """Offsets at some times.
+
+    Attributes:
+        offset_ns: int64[n], the other clock less the own one.
+        bound_ns: int64[n], how far that is off at most.
+    """
 
     offset_ns: Int64Array
     bound_ns: Int64Array
@@ -88,7 +93,15 @@ class ClockMap:
     def of_columns(
         cls, time: Int64Array, offset: Float64Array, bound: Float64Array, beyond: Beyond, base_ns: int = 0
     ) -> "ClockMap":
-        """Return the map of many readings in time order, whose offsets are without `base_ns`: a double holds them."""
+        """Return the map of many readings.
+
+        Args:
+            time: int64[n], own nanoseconds, ascending; n > 0.
+            offset: float64[n], the other clock less the own one and less `base_ns`.
+            bound: float64[n], how far that is off at most.
+            beyond: see the class.
+            base_ns: subtracted from all offsets, so that a double holds them.
+        """
         made = cls.__new__(cls)
         made._set(int(time[0]), base_ns, np.stack([time - time[0], offset, bound]), beyond)
         return made

@@ -36,7 +36,13 @@ def clock_id() -> str:
 
 
 class Measurement(NamedTuple):
-    """One reading of a parent's clock, and the ids of both."""
+    """One reading of a parent's clock.
+
+    Attributes:
+        clock: the id of the own clock.
+        parent: the id of the parent's.
+        reading: how far the parent's was ahead.
+    """
 
     clock: str
     parent: str
@@ -78,7 +84,11 @@ def parent_number(number: int) -> int | None:
 
 
 class ClockTree:
-    """Converts the times of any measured clock to the root's; a clock's parent is that of its last measurement."""
+    """Converts the times of any measured clock to the root's.
+
+    Args:
+        measurements: those of all clocks, in any order; a clock's parent is that of its last one.
+    """
 
     def __init__(self, measurements: Iterable[Measurement]) -> None:
         readings: dict[str, dict[str, list[Reading]]] = {}
@@ -94,7 +104,12 @@ class ClockTree:
         return self._chain(clock)[-1]
 
     def to_root(self, clock: str, time_ns: npt.ArrayLike) -> Offset:
-        """Return what to add to times of a clock to get the root's, and how far that is off at most."""
+        """Return what to add to times of a clock to get the root's, and how far that is off at most.
+
+        Args:
+            clock: whose times these are.
+            time_ns: its monotonic nanoseconds.
+        """
         time = np.atleast_1d(np.asarray(time_ns, np.int64))
         offset, bound = np.zeros(len(time), np.int64), np.zeros(len(time), np.int64)
         for step in self._chain(clock)[:-1]:

@@ -113,6 +113,9 @@ def ring_serials(path: str | os.PathLike[str]) -> range:
     """Return the serial numbers of the events in a ring file by its ends alone; none if only all slots show them.
 
     A process that goes on writing overwrites the oldest before they are read, so these are left out.
+
+    Raises:
+        RingError: as of `read_ring`.
     """
     with _opened(path) as (file, header):
         is_whole = os.fstat(file.fileno()).st_size >= header.log_start
@@ -161,7 +164,11 @@ def read_ring(
 
 
 def has_news(path: str | os.PathLike[str], last: RingSnapshot) -> bool:
-    """Return whether a ring file holds events after those of a snapshot, or its writer has ended since."""
+    """Return whether a ring file holds events after those of a snapshot, or its writer has ended since.
+
+    Raises:
+        RingError: as of `read_ring`.
+    """
     with _opened(path) as (file, header):
         if writer_state(file.fileno(), header) != last.writer:
             return True
@@ -185,14 +192,22 @@ def ring_state(descriptor: int) -> WriterState:
 
 
 def read_ring_records(path: str | os.PathLike[str]) -> list[Record]:
-    """Read the name table of a ring file alone: its records, in the order in which they were noted."""
+    """Read the name table of a ring file alone: its records, in the order in which they were noted.
+
+    Raises:
+        RingError: as of `read_ring`.
+    """
     with _opened(path) as (file, header):
         records = _read_log(file, header.log_start)
     return valid_records(records)[0]
 
 
 def read_ring_place(path: str | os.PathLike[str]) -> tuple[str, int | None]:
-    """Return the role and the rank that the header of a ring file says; empty and None if it says none."""
+    """Return the role and the rank that the header of a ring file says; empty and None if it says none.
+
+    Raises:
+        RingError: as of `read_ring`.
+    """
     with _opened(path) as (_, header):
         rank = header.metadata.get("rank")
     return str(header.metadata.get("role", "")), rank if isinstance(rank, int) else None
@@ -231,7 +246,14 @@ def _read_log(file: BinaryIO, offset: int) -> list[Record]:
 
 
 def _read_file_slots(descriptor: int, size: int, capacity: int, last_events: int | None = None) -> SlotSnapshot:
-    """Read the whole events of a ring file, about so many last ones; it may have fewer slots than its capacity."""
+    """Read the whole events of a ring file.
+
+    Args:
+        descriptor: the file's.
+        size: its bytes.
+        capacity: slots in the ring; more than there are where the file was cut short.
+        last_events: read no more than about so many, the last ones, and count the others as overwritten; None: all.
+    """
     count = max(0, min(capacity, (size - SLOTS_OFFSET) // SLOT_BYTES))
     recorded = -1
     for _ in range(1 + _MAX_REREADS):
@@ -307,7 +329,12 @@ def _slot_blocks(descriptor: int, ranges: list[_SlotRange]) -> "Iterator[_SlotBl
 
 
 class _SlotBlock(NamedTuple):
-    """Some slots of a ring, from a number on; int64[n, 4], a view of the mapping, which may be written to."""
+    """Some slots of a ring.
+
+    Attributes:
+        first: the number of the first one.
+        slots: int64[n, 4], a view of the mapping; it may be written to meanwhile.
+    """
 
     first: int
     slots: Int64Array
@@ -328,8 +355,11 @@ def read_slots(
 ) -> SlotSnapshot:
     """Read the whole events of a ring, dead or alive, in memory that follows the number of events and not of slots.
 
-    What is before `serials` counts as overwritten. The capacity may be more than there are where the file was cut
-    short.
+    Args:
+        blocks: the slots that may hold events.
+        capacity: slots in the ring; more than there are where the file was cut short.
+        serials: leave out the events before these, which count as overwritten, and those after them.
+        without: leave out events of these kinds too, but for the first and the last of `serials`.
     """
     parts = [_whole_slots(block, capacity, serials, without) for block in blocks]
     columns = [np.concatenate(column) if len(column) > 1 else column[0] for column in zip(*parts, strict=True)]
@@ -430,7 +460,11 @@ def _drop_impossible_times(slots: SlotSnapshot, records: Sequence[Record]) -> Sl
 
 
 def _renumber_unknown(ids: Int32Array, used: BoolArray, known_count: int) -> tuple[Int32Array, list[tuple[int, int]]]:
-    """Give the used ids that have no record new ones, which follow the known ones without gaps; return these too."""
+    """Give the used ids that have no record new ones, which follow the known ones without gaps.
+
+    Returns:
+        All ids, and (new id, old id) of those that are new.
+    """
     unknown = used & (ids >= known_count)
     lost = np.unique(ids[unknown])
     if not len(lost):

@@ -47,10 +47,17 @@ class Ring:
     """The slots and the name table of one recording.
 
     Args:
+        capacity: events kept; the oldest are overwritten.
+        path: a file behind the ring, which then survives the process; None keeps it in memory.
+        metadata: about the recording (versions, pid, rank), JSON values; in the file's header.
         keep: how many files of ended processes with this name to keep, under numbers.
 
     Attributes:
         path: the name that the file got: a numbered one if a running process has the name; None without a file.
+        folder: the folder that the file was made in; None without a file.
+        buffer: the mapping that holds the slots.
+        offset: bytes before the first slot.
+        names: the name table.
 
     Raises:
         RingError: the capacity is out of range or beyond the memory that can be had, or the file cannot be made.
@@ -86,7 +93,11 @@ class Ring:
         self.names.anchor()
 
     def make_writer(self, clock: Callable[[], int] = time.monotonic_ns) -> WriteSlot:
-        """Return the function that writes one event from Python, on any thread; one per ring: it counts serials."""
+        """Return the function that writes one event from Python, on any thread; one per ring, since it counts serials.
+
+        Args:
+            clock: returns monotonic nanoseconds.
+        """
         buffer, offset, capacity = self.buffer, self.offset, self.capacity
         serials = itertools.count().__next__
         pack = struct.Struct(f"{WORDS_PER_SLOT}q").pack_into
@@ -102,9 +113,11 @@ class Ring:
         return write
 
     def read(self, serials: range | None = None, without: Collection[Kind] = ()) -> RingSnapshot:
-        """Read what the ring holds now, or the events with some numbers; other threads may go on writing.
+        """Read what the ring holds now; other threads may go on writing.
 
-        Of `serials`, the events of some kinds may be left out, but for the first and the last.
+        Args:
+            serials: read the events with these numbers alone; None: all.
+            without: of `serials`, leave out the events of these kinds, but for the first and the last.
         """
         blocks = slot_blocks(self.slots(), serials)
         slots = read_slots(blocks, self.capacity, *(() if serials is None else (serials, without)))
@@ -121,7 +134,11 @@ class Ring:
         return words.reshape(-1, WORDS_PER_SLOT)
 
     def close(self) -> None:
-        """Note that the recording ended in good order, and close the file; the ring stays readable."""
+        """Note that the recording ended in good order, and close the file; the ring stays readable.
+
+        Raises:
+            OSError: the disk is full.
+        """
         if not self._closed:
             self.names.stop()
         self._closed = True
@@ -133,9 +150,14 @@ class Ring:
 class NameTable:
     """Gives ids (small numbers, from 0 on) to names, texts and threads, and notes a record for each. Thread-safe.
 
-    Records are only added, and they are outside of the slots, so none is overwritten. Threads that find something new
-    at once may note their ids in any order. The sink, thread-safe, is called with each new record, before its id is
-    used in the ring; what it raises (OSError: the disk is full) comes out of the method, and the record is not noted.
+    Records are only added, and they are outside of the slots, so none is overwritten.
+
+    Args:
+        sink: called with each new record, before its id is used in the ring. What it raises (OSError: the disk is
+            full) comes out of the method that noted the record, and the record is not noted. It must be thread-safe.
+
+    Attributes:
+        records: all records so far. Threads that find something new at once may note their ids in any order.
     """
 
     def __init__(self, sink: Callable[[Record], None] | None = None) -> None:
@@ -198,9 +220,15 @@ class NameTable:
         self.note({"kind": "group", "name": _clean(name), "ranks": _clean(ranks), "description": _clean(description)})
 
     def operator(self, number: int, name: str, device: str, dtype: str, flops: int, nbytes: int) -> None:
-        """Note what an operator (`aten::addmm`) with certain inputs costs; -1 if that is not known.
+        """Note what an operator with certain inputs costs; -1 if that is not known.
 
-        The device is that of its first tensor by name, or its type (`cpu`), and the dtype that of its numbers.
+        Args:
+            number: by which the ring knows it.
+            name: as torch has it (`aten::addmm`).
+            device: the name of the device of its first tensor, or its type (`cpu`).
+            dtype: the type of that tensor's numbers (`bfloat16`).
+            flops: what it costs.
+            nbytes: what its inputs and its outputs have.
         """
         record = {"kind": "operator", "number": number, "name": _clean(name), "device": _clean(device)}
         self.note(record | {"dtype": dtype, "flops": flops, "bytes": nbytes})
@@ -235,7 +263,19 @@ def _clean(text: str) -> str:
 class _RingFile:
     """A new ring file that this process writes; its mapping outlives the process in the file.
 
-    The name that the file got is `path`; the first slot begins at byte `SLOTS_OFFSET` of the buffer.
+    Args:
+        path: where; what the rings are called that are there already, `kept_rings` says.
+        capacity: slots in the ring.
+        metadata: about the recording, JSON values; together at most about 3,800 bytes.
+        keep: how many rings of ended processes to keep beside it.
+
+    Attributes:
+        path: the name that the file got.
+        folder: the folder that it was made in.
+        buffer: the mapping of header and slots; the first slot begins at byte `SLOTS_OFFSET`.
+
+    Raises:
+        RingError: the file cannot be made, its space cannot be reserved, or the metadata does not fit the header.
     """
 
     def __init__(self, path: str | os.PathLike[str], capacity: int, metadata: Mapping[str, object], keep: int) -> None:
@@ -280,6 +320,9 @@ class _RingFile:
         """Append one record to the log; thread-safe, as the system keeps the end of the log and writes one at a time.
 
         It does nothing when the file is closed: a thread may still be naming what it was called for.
+
+        Raises:
+            OSError: the disk is full.
         """
         descriptor = self._descriptor
         if descriptor is None:
@@ -323,8 +366,9 @@ def _refuse_special(name: str, path: str) -> None:
 def _allocate(capacity: int) -> mmap.mmap:
     """Reserve a ring of `capacity` events that belongs to this process alone (a fork gets a copy).
 
-    A RingError says that there is not so much memory. The system would give the addresses all the same, and kill the
-    training when the ring fills.
+    Raises:
+        RingError: there is not so much memory. The system would give the addresses all the same, and kill the training
+            when the ring fills.
     """
     available = _available_memory_bytes()
     if available is not None and capacity * SLOT_BYTES > available:

@@ -115,7 +115,11 @@ def take_args(args: Args, index: AnyArray | slice, count: int) -> Args:
 
 
 def join_args(parts: Sequence[tuple[int, Args]]) -> Args:
-    """Return the args of tables that are put one after the other, of each its first row in the whole and its args."""
+    """Return the args of tables that are put one after the other.
+
+    Args:
+        parts: of each table its first row in the whole, and its args.
+    """
     joined = {}
     for name in dict.fromkeys(name for _, args in parts for name in args):
         columns = [(first, args[name]) for first, args in parts if name in args]

@@ -233,7 +233,15 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CounterSeries:
-    """A quantity that was sampled over time (`process RSS`), in `unit` (`bytes`); times are Unix nanoseconds."""
+    """A quantity that was sampled over time.
+
+    Attributes:
+        name: what was sampled (`process RSS`).
+        unit: its unit (`bytes`).
+        process: the process that it was sampled in.
+        time: int64[n], Unix nanoseconds, ascending.
+        value: int64[n], in `unit`.
+    """
 
     name: str
     unit: str
@@ -330,7 +338,11 @@ class GpuWork:
 
     @classmethod
     def from_json_values(cls, values: Mapping[str, Any]) -> "GpuWork":
-        """Read what `to_json_values` returned; KeyError, TypeError, ValueError: it is something else."""
+        """Read what `to_json_values` returned.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is something else.
+        """
         modules = [(str(fqn), str(module_class)) for fqn, module_class in values["modules"]]
         places = [tuple((int(module), int(phase)) for module, phase in place) for place in values["places"]]
         rows = np.array(values["rows"], np.int64).reshape(-1, _FIELDS)

@@ -77,19 +77,35 @@ class OnePiece:
 
 
 def with_slices(timeline: Timeline, rows: Slices) -> Timeline:
-    """Return the timeline with more slices, of its names and tracks, of which no other slice is around or in one."""
+    """Return the timeline with more slices, whose names and tracks are the timeline's.
+
+    Args:
+        timeline: what is added to.
+        rows: the slices; no other slice of the timeline is around or in one of them.
+    """
     if not len(rows):
         return timeline
     return replace(timeline, slices=in_start_order(join_columns([timeline.slices, rows])))
 
 
 def with_modules(timeline: Timeline, columns: Slices) -> Timeline:
-    """Return the timeline with other slices of modules, in start order."""
+    """Return the timeline with other slices of modules.
+
+    Args:
+        timeline: whose other slices stay.
+        columns: the slices of modules, in start order.
+    """
     return with_slices(keep_rows(timeline, np.flatnonzero(timeline.slices.kind != MODULE)), columns)
 
 
 def put_modules_before(timeline: Timeline, columns: dict[str, AnyArray], args: Args) -> Timeline:
-    """Return a timeline that has no modules yet with slices of modules, whose columns grow in place."""
+    """Return a timeline that has no modules yet with slices of modules.
+
+    Args:
+        timeline: with other slices.
+        columns: of the modules, as of `Slices`; they grow in place, so that memory holds them once.
+        args: what only some of the modules have.
+    """
     count, rest = len(columns["start"]), timeline.slices
     rest = replace(rest, parent=np.where(rest.parent >= 0, rest.parent + count, -1))
     columns |= {"kind": np.full(count, MODULE, np.int8)}
@@ -101,8 +117,12 @@ def put_modules_before(timeline: Timeline, columns: dict[str, AnyArray], args: A
 def join(parts: Sequence[Timeline], track_order: Sequence[int] | None = None, *, sort: bool = True) -> Timeline:
     """Return one timeline of several, whose names, tracks and links stay apart.
 
-    Counts of stats add up. Marks and metadata are those of the first part. `track_order` are indices into the tracks of
-    all parts one after the other. Without `sort` the slices, which then are modules only, keep the order of the parts.
+    Counts of stats add up. Marks and metadata are those of the first part.
+
+    Args:
+        parts: at least one.
+        track_order: the order of the joined tracks, as indices into the tracks of all parts one after the other.
+        sort: False keeps the slices in the order of the parts; these then hold modules only.
     """
     tracks = [track for part in parts for track in part.tracks]
     order = np.arange(len(tracks)) if track_order is None else np.array(track_order, np.int64)
@@ -145,9 +165,14 @@ def add_gpu_tracks(
 ) -> Timeline:
     """Return the timeline with a track per stream; a span there has the link of the call that launched its work.
 
-    The tracks belong to the process of the timeline's first track. The spans nest on each; their tracks are indices
-    into `streams`, each a device and a stream, and phase and call are those of the call that launched the work. `names`
-    are those of the timeline, and after them those that it does not know.
+    The tracks belong to the process of the timeline's first track.
+
+    Args:
+        timeline: what ran on threads.
+        streams: device and stream of each track that is to be made.
+        spans: those above the streams, nested on each; their tracks are indices into `streams`, and phase and call are
+            those of the call that launched the work.
+        names: those of the timeline, and after them those that it does not know; None: it knows all.
     """
     if not len(spans):
         return timeline
@@ -168,7 +193,12 @@ def _links(columns: Slices, spans: Slices) -> Int64Array:
 
 
 def move_times(timeline: Timeline, move: Callable[[Int64Array], Int64Array]) -> Timeline:
-    """Return the timeline with all its times moved; `move` keeps their order."""
+    """Return the timeline with all its times moved.
+
+    Args:
+        timeline: what to move.
+        move: int64 nanoseconds → where they are moved to; keeps their order.
+    """
     slices, marks = timeline.slices, timeline.marks
     args = map_arg(slices.args, DONE, lambda column: replace(column, values=move(column.values)))
     mark_times = move(np.array([mark.time_ns for mark in marks], np.int64)).tolist()

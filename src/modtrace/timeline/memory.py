@@ -22,9 +22,12 @@ parameters of modules that were called."""
 
 
 class CallMemory(NamedTuple):
-    """What each span of modules took, in bytes: held at its end, and at most, less what was held at its begin.
+    """What each span of modules took, in bytes; arrays with one entry per span.
 
-    It is known if it was counted from the begin to the end.
+    Attributes:
+        known: bool, whether it was counted from the begin to the end.
+        retained: int64, what tensors held at its end less what they held at its begin.
+        peak: int64, the most that they held inside it less what they held at its begin.
     """
 
     known: BoolArray

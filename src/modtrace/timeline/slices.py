@@ -121,9 +121,16 @@ class Slices:
 
     @classmethod
     def of(cls, args: Args | None = None, **arrays: npt.ArrayLike) -> Slices:
-        """Build a table from anything array-like, cast to each field's type; only start, end and track are needed.
+        """Build a table from anything array-like, cast to each field's type.
 
         What is left out is neutral: without a kind the slices are modules, and all are complete. A scalar is for all.
+
+        Args:
+            args: what only some slices have.
+            **arrays: the fields by name.
+
+        Raises:
+            KeyError: there is no start, end or track.
         """
         given = {**_NEUTRAL, **arrays}
         columns = {name: np.asarray(given[name], dtype) for name, dtype in DTYPES.items()}
@@ -135,7 +142,14 @@ class Slices:
     def of_kind(
         cls, kind: npt.ArrayLike, start: npt.ArrayLike, args: Args | None = None, **arrays: npt.ArrayLike
     ) -> Slices:
-        """Build a table of slices that are no modules, in start order and nested by their times."""
+        """Build a table of slices that are no modules, in start order and nested by their times.
+
+        Args:
+            kind: index into `KINDS`, of each slice or of all.
+            start: of each slice.
+            args: what only some of them have.
+            **arrays: `end` and `track`, and any other field; scalars are for all slices.
+        """
         rows = cls.of(args, kind=kind, start=start, **arrays)
         return nest_by_time(rows.take(np.lexsort((-rows.end, rows.start))))
 
@@ -204,7 +218,9 @@ def join_columns(parts: Sequence[Slices]) -> Slices:
 def append_to(columns: dict[str, AnyArray], more: Mapping[str, AnyArray]) -> None:
     """Append columns to large ones, which grow in place: both together may not fit into memory twice.
 
-    No other array shares these; without any, they become copies of `more`, which has the same fields.
+    Args:
+        columns: that no other array shares; without any, they become copies of `more`.
+        more: with the same fields.
     """
     for name, column in more.items():
         whole = columns.setdefault(name, np.empty(0, column.dtype))

@@ -54,7 +54,14 @@ class Span(NamedTuple):
 
 
 class Spans(Sequence[Span]):
-    """The spans of a timeline in start order; a `Span` is made when it is asked for, so a million are cheap to hold."""
+    """The spans of a timeline in start order; a `Span` is made when it is asked for, so a million are cheap to hold.
+
+    Args:
+        columns: the spans as columns.
+        names: what `columns.name` points into.
+        tracks: the name of each track that `columns.track` points into.
+        processes: the process of each track.
+    """
 
     _CHUNK = 1 << 14
 

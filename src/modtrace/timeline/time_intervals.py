@@ -8,7 +8,12 @@ from .._typing import BoolArray, Int64Array
 
 
 class TimeIntervals(NamedTuple):
-    """Intervals of time in order, ns, none of which touches another; columns of equal length."""
+    """Intervals of time in order, none of which touches another; columns of equal length.
+
+    Attributes:
+        start: int64[n], ns.
+        end: int64[n], ns.
+    """
 
     start: Int64Array
     end: Int64Array
@@ -34,7 +39,12 @@ class TimeIntervals(NamedTuple):
 
 
 def union_of(start: Int64Array, end: Int64Array) -> TimeIntervals:
-    """Return the time that any of the intervals covers; none ends before its start."""
+    """Return the time that any of the intervals covers.
+
+    Args:
+        start: int64[n].
+        end: int64[n], none before its start.
+    """
     if not len(start):
         return TimeIntervals(start, end)
     if np.any(start[1:] < start[:-1]):

@@ -58,7 +58,11 @@ def _name_as(wrapper: Callable[..., Any], function: Callable[..., Any]) -> None:
 class PatchTarget:
     """A function that patches wrap: what one class or module holds under a name.
 
-    What was there is put back when no patch is active, or else the wrapper stays for good, and only passes calls on.
+    Args:
+        owner: the class or module.
+        name: the name.
+        is_restored: whether what was there is put back when no patch is active; else the wrapper stays for good, and
+            only passes calls on.
     """
 
     def __init__(self, owner: object, name: str, *, is_restored: bool = False) -> None:
@@ -122,8 +126,10 @@ MAKE_GRADIENTS = (PatchTarget(torch.autograd, "_make_grads"),)
 class Patch:
     """A kind of wrapper, and where it is put.
 
-    `make` returns the function of a new `wrapper`; it looks at `wrapper.observer` and calls `wrapper.wrapped`.
-    `activate` is called with that function, and whether it is active from now on; for the native engine.
+    Args:
+        make: returns the function of a new `wrapper`. It looks at `wrapper.observer` and calls `wrapper.wrapped`.
+        targets: what it wraps.
+        activate: called with a wrapper's function, and whether it is active from now on; for the native engine.
     """
 
     def __init__(

@@ -45,7 +45,10 @@ class CheckpointReruns:
     def note(self, module: nn.Module, inputs: Sequence[Any], sequence: int) -> None:
         """Note the first call that follows a node while no graph is made: the node may be a checkpoint.
 
-        `sequence` is the sequence number that the thread's next node gets.
+        Args:
+            module: what is called.
+            inputs: the arguments, those by keyword last.
+            sequence: the sequence number that the thread's next node gets.
         """
         note, storages = _note_of(module, inputs, sequence)
         if storages:

@@ -23,7 +23,11 @@ from .event_sink import EventSink, OnError, warn_once
 
 
 class CollectiveNames:
-    """Names collectives for a ring, and notes each group once."""
+    """Names collectives for a ring, and notes each group once.
+
+    Args:
+        names: the ring's name table.
+    """
 
     def __init__(self, names: NameTable) -> None:
         self._names = names
@@ -32,8 +36,9 @@ class CollectiveNames:
     def __call__(self, operator: tuple[str, str, int, str]) -> int:
         """Return the id of the text of an operator of c10d on a group.
 
-        It is given by its name, the group's name, for a send or receive the rank in the group at the other end, else
-        -1, and the type of the device that runs it, empty for the CPU.
+        Args:
+            operator: its name, the group's name, for a send or receive the rank in the group at the other end, -1 where
+                there is none, and the type of the device that runs it, empty for the CPU.
         """
         name, group_name, peer, device = operator
         if group_name not in self._noted:
@@ -61,7 +66,12 @@ _PORTABLE_LIMITS = (
 
 
 class NativeCollectives:
-    """Notes the collectives of the session that the native engine runs."""
+    """Notes the collectives of the session that the native engine runs.
+
+    Args:
+        native: the engine's extension module.
+        names: the ring's name table.
+    """
 
     def __init__(self, native: ModuleType, names: NameTable) -> None:
         self._native = native
@@ -101,7 +111,13 @@ _METHODS = {
 
 
 class PortableCollectives:
-    """Notes the collectives that Python calls, and the waits for them."""
+    """Notes the collectives that Python calls, and the waits for them.
+
+    Args:
+        events: takes the events.
+        names: the ring's name table.
+        on_error: called with what went wrong inside.
+    """
 
     def __init__(self, events: EventSink, names: NameTable, on_error: OnError) -> None:
         self._events = events

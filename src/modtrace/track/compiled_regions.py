@@ -60,7 +60,12 @@ def _modules_in(graph: Any) -> tuple[InnerModule, ...]:
 
 
 def _inner_name(module: InnerModule, *, is_call_of_module: bool) -> str:
-    """Return how a module of a region is shown: `blocks.0: Block`; inside the call of a module below that."""
+    """Return how a module of a region is shown: `blocks.0: Block`.
+
+    Args:
+        module: which.
+        is_call_of_module: whether it is inside the call of a module: the path starts below that, whose own name is "".
+    """
     source, module_class = module
     path = _PART.sub(r".\1", source)
     variable = _VARIABLE.match(path)
@@ -80,7 +85,13 @@ _CALLS_OF_MODULES = {"forward", "__call__", "_call_impl", "_wrapped_call_impl", 
 class CompiledRegion(nn.Module):
     """What was compiled, as a module for the engines. No hooks of modules run around it.
 
+    Args:
+        function: what torch.compile made.
+        modules: those that are inside, in their order.
+        graph: what each of them does in it.
+
     Attributes:
+        inner_modules: these modules.
         graph: the same.
         label: name of the function that was compiled; empty before the first call.
         is_call_of_module: whether that is how a module is called, which then has a span already.
@@ -154,7 +165,8 @@ def _wrap(
 class CompiledRegions:
     """Watches all compiled regions there are, and those made later, until it is stopped; one at a time.
 
-    After one that is a part of an optimizer's step, `after_step_region` gets the frame that called it.
+    Args:
+        after_step_region: called after a region that is a part of an optimizer's step, with the frame that called it.
     """
 
     def __init__(self, after_step_region: Callable[[FrameType], None]) -> None:

@@ -26,9 +26,11 @@ OnError = Callable[[BaseException], None]
 
 
 class DeviceChoice(NamedTuple):
-    """Which calls of modules get events of the device: those whose name fits the pattern, like a shell's.
+    """Which calls of modules get events of the device; a call has to fit both.
 
-    They also have to have fewer calls around them than `levels`.
+    Attributes:
+        pattern: those whose fully qualified name matches this, like a shell's.
+        levels: those with fewer calls around them than this; None: any.
     """
 
     pattern: str
@@ -63,7 +65,13 @@ class EventSink(Protocol):
     """Takes single events; both engines do."""
 
     def write_event(self, kind: Kind, name: int, value: int) -> None:
-        """Write one event of the thread that calls; `NO_NAME` for no name, the value by kind, see `Kind`."""
+        """Write one event of the thread that calls.
+
+        Args:
+            kind: its kind.
+            name: id of a name or of a text, by kind; `NO_NAME` for none.
+            value: by kind, see `Kind`.
+        """
 
 
 @cache
@@ -100,7 +108,12 @@ _BURST = 3
 
 
 class SyncMarks:
-    """Writes some marks when called while a profiler runs: often at first, then less and less."""
+    """Writes some marks when called while a profiler runs: often at first, then less and less.
+
+    Args:
+        events: takes the marks.
+        names: takes their texts.
+    """
 
     def __init__(self, events: EventSink, names: NameTable) -> None:
         self._events = events

@@ -37,14 +37,23 @@ def _main(greenlet: Any) -> Any:
 
 
 class _GreenletRef(weakref.ref[Any]):
-    """A greenlet, and the number of its track."""
+    """A greenlet.
+
+    Attributes:
+        number: of its track.
+    """
 
     __slots__ = ("number",)
     number: int
 
 
 class _Tracks:
-    """The greenlets of one thread that have a track; `free` are those that died, whose tracks others can have."""
+    """The greenlets of one thread that have a track.
+
+    Attributes:
+        count: how many tracks there are.
+        free: those that died, whose tracks others can have.
+    """
 
     def __init__(self) -> None:
         self.count = 0
@@ -56,6 +65,9 @@ class ThreadNumbers:
 
     A greenlet has the number of one that is dead, if its thread had one. So a server with a greenlet for each request
     has as many tracks as requests at once.
+
+    Args:
+        names: the table that notes them.
     """
 
     def __init__(self, names: NameTable) -> None:
@@ -65,7 +77,11 @@ class ThreadNumbers:
         self._tids = itertools.count(FIRST_TID)
 
     def number(self, torch_thread_id: int = -1) -> int:
-        """Return the number of the thread that asks, or of its greenlet; of a thread it is a new one each time."""
+        """Return the number of the thread that asks, or of its greenlet; of a thread it is a new one each time.
+
+        Args:
+            torch_thread_id: torch's number of the thread.
+        """
         greenlet, (name, tid) = current_greenlet(), describe_thread()
         if greenlet is None:
             return self._names.thread(name, tid, torch_thread_id)
@@ -91,7 +107,11 @@ class ThreadNumbers:
 class PerGreenlet(Generic[_Value]):
     """A value for each thread, as `threading.local` has; once `greenlet` is imported, for each greenlet.
 
-    The attribute `value` of `local` is the value, if there is one yet; `make` returns a new one.
+    Args:
+        make: returns a new value, for the greenlet that runs.
+
+    Attributes:
+        local: its attribute `value` is the value, if there is one yet.
     """
 
     local: Any
@@ -141,7 +161,13 @@ class PerGreenlet(Generic[_Value]):
         self._values[sys.modules["greenlet"].getcurrent()] = value
 
     def switch(self, left: Any, goes_on: Any, made: range) -> None:
-        """Note that greenlets switched on this thread; `made` are the nodes that the one that left made."""
+        """Note that greenlets switched on this thread.
+
+        Args:
+            left: the greenlet that stops.
+            goes_on: the one that goes on.
+            made: the sequence numbers of the nodes that the first one made since it went on.
+        """
 
 
 _all: WeakMap[PerGreenlet[Any], None] = WeakMap()
@@ -157,7 +183,14 @@ _sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 
 class _Switches:
-    """What greenlet calls when greenlets of a thread switch (`greenlet.settrace`); it calls what was there before."""
+    """What greenlet calls when greenlets of a thread switch (`greenlet.settrace`).
+
+    Args:
+        before: what it called there before, which is called after this.
+
+    Attributes:
+        sequence: the thread's sequence number when they switched last.
+    """
 
     def __init__(self, before: Callable[[str, Any], object] | None) -> None:
         self.sequence = _sequence()

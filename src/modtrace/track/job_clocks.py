@@ -30,7 +30,12 @@ _sessions = itertools.count()
 
 
 class JobClocks:
-    """Writes the offsets of this host's clock into a ring, from `start` to `stop`."""
+    """Writes the offsets of this host's clock into a ring, from `start` to `stop`.
+
+    Args:
+        names: the ring's name table.
+        clock: the id of this process's clock; else `clock_id()`.
+    """
 
     def __init__(self, names: NameTable, clock: str | None = None) -> None:
         self._names = names
@@ -84,7 +89,10 @@ class JobClocks:
     def measure(self, store: Any, prefix: str, number: int) -> None:
         """Read the parent's clock when it is due, and answer children once there are some, until `stop`.
 
-        `number` says which clock of the job this is, from 0, the root.
+        Args:
+            store: the job's.
+            prefix: of the keys in it.
+            number: which clock of the job this is, from 0, the root.
         """
         try:
             parent = parent_number(number)

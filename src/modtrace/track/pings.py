@@ -29,7 +29,13 @@ Clock = Callable[[], int]
 
 
 class Ping(NamedTuple):
-    """One question to another clock, which showed `remote_ns` between its arrival and the answer."""
+    """One question to another clock.
+
+    Attributes:
+        sent_ns: own monotonic nanoseconds just before it was sent.
+        remote_ns: what the other clock showed between its arrival and the answer.
+        received_ns: own monotonic nanoseconds just after the answer came.
+    """
 
     sent_ns: int
     remote_ns: int
@@ -41,6 +47,9 @@ def estimate_offset(pings: Sequence[Ping]) -> Reading:
 
     The other clock was read between sending and receiving, so each ping is a range that holds the true offset; the
     bound is by the intersection of all. In the time that they took, the clocks drift apart by at most `MAX_RATE`.
+
+    Raises:
+        ValueError: there are no pings, or a clock jumped.
     """
     if not pings:
         raise ValueError("an offset needs at least one ping")
@@ -66,7 +75,19 @@ def estimate_offset(pings: Sequence[Ping]) -> Reading:
 
 
 class PingServer:
-    """Answers with its clock, on a thread of its own, at one address, whoever knows its token, hexadecimal digits."""
+    """Answers with its clock, on a thread of its own, whoever knows its token.
+
+    Args:
+        host: the address to listen at; no other one.
+        clock: returns nanoseconds.
+
+    Attributes:
+        address: host and port.
+        token: what a client asks with, as hexadecimal digits.
+
+    Raises:
+        OSError: it cannot listen there.
+    """
 
     def __init__(self, host: str, clock: Clock = time.monotonic_ns) -> None:
         self.token = secrets.token_hex(TOKEN_BYTES // 2)
@@ -128,7 +149,16 @@ class PingServer:
 
 
 class PingClient:
-    """Reads the clock of a `PingServer`."""
+    """Reads the clock of a `PingServer`.
+
+    Args:
+        address: host and port.
+        token: the server's.
+        clock: returns nanoseconds.
+
+    Raises:
+        OSError: there is no answer.
+    """
 
     def __init__(self, address: tuple[str, int], token: str, clock: Clock = time.monotonic_ns) -> None:
         self._token, self._clock = token.encode(), clock
@@ -137,7 +167,12 @@ class PingClient:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def read(self, pings: int = PINGS) -> Reading:
-        """Ask for the other clock some times, and return how far it is ahead. ValueError: a clock jumped."""
+        """Ask for the other clock some times, and return how far it is ahead.
+
+        Raises:
+            OSError: the answers stopped.
+            ValueError: a clock jumped.
+        """
         return estimate_offset([self._ping() for _ in range(pings)])
 
     def close(self) -> None:

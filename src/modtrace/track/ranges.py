@@ -43,7 +43,13 @@ def category_of(name: str) -> RangeCategory:
 class RangeRecorder:
     """Writes ranges into a ring, from `start` to `stop`.
 
-    The one of the recording that runs is `active`: an attribute, as torch.compile would compile a function.
+    Args:
+        events: takes the events.
+        names: takes the names.
+        on_error: called with what went wrong inside.
+
+    Attributes:
+        active: the one of the recording that runs. An attribute, as torch.compile would compile a function.
     """
 
     active: ClassVar[RangeRecorder | None] = None
@@ -78,9 +84,11 @@ class RangeRecorder:
 
     @skip_all
     def begin(self, name: str, category: RangeCategory | None = None) -> OpenRange | None:
-        """Write that this thread begins a range; its category is found by the name.
+        """Write that this thread begins a range; None if an error came in between.
 
-        None if an error came in between.
+        Args:
+            name: of the range.
+            category: its category; None finds it by the name.
         """
         try:
             name_id, number = self.name_id(name, category), self._next_number()
@@ -101,7 +109,12 @@ class RangeRecorder:
 
 
 class NamedRange:
-    """A range of the user's own; a block or a function that runs in it. It does nothing if nothing records."""
+    """A range of the user's own; a block or a function that runs in it. It does nothing if nothing records.
+
+    Args:
+        name: its name.
+        is_on: returns whether it is noted.
+    """
 
     def __init__(self, name: str, is_on: Callable[[], bool] = lambda: True) -> None:
         if not isinstance(name, str):

@@ -22,7 +22,12 @@ _MAX_TENSORS = 16
 class Sampler:
     """Writes shapes of each call's inputs, and memory counters, when a module is called.
 
-    Memory is sampled at most once in so many seconds; a RecordingError says that it is not a number of seconds.
+    Args:
+        shapes: write shapes and dtypes.
+        memory_interval: sample memory at most once in so many seconds; None does not.
+
+    Raises:
+        RecordingError: the interval is not a number of seconds.
     """
 
     def __init__(self, shapes: bool, memory_interval: float | None) -> None:

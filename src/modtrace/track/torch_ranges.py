@@ -38,8 +38,12 @@ _INNER = "_modtrace_inner"
 class TorchRanges(RangeRecorder):
     """Ranges of torch, of what it gives no name, and of the user.
 
-    `expect` is called when torch prepares a range of its own, by the native engine, which sees each `record_function`
-    itself; without it, each is noted here.
+    Args:
+        events: takes the events.
+        names: takes the names.
+        on_error: called with what went wrong inside.
+        expect: called when torch prepares a range of its own, by the native engine, which sees each `record_function`
+            itself; None: each is noted here.
     """
 
     def __init__(
@@ -79,7 +83,9 @@ def _call_inner(*args: Any, _modtrace_inner: Callable[..., Any], **kwargs: Any) 
 def replace_code(function: Any, call: Callable[..., Any]) -> None:
     """Have a function call `call` with what it did until now, followed by its arguments, once per process.
 
-    What is not written in Python stays as it is.
+    Args:
+        function: it; what is not written in Python stays as it is.
+        call: returns what the function returns.
     """
     defaults = getattr(function, "__kwdefaults__", None) or {}
     if not isinstance(function, FunctionType) or _INNER in defaults:
@@ -119,7 +125,14 @@ def _call_in_range(
 
 
 class _Functions(NamedTuple):
-    """Functions of a module that torch gives no range; the names of their ranges begin with `prefix`."""
+    """Functions of a module that torch gives no range.
+
+    Attributes:
+        module: it defines them.
+        prefix: the names of their ranges begin with it.
+        category: of the ranges.
+        names: of the functions.
+    """
 
     module: str
     prefix: str
@@ -151,7 +164,10 @@ _FUNCTIONS = (
 def wrap_function(function: Any, name: str, category: RangeCategory = "optimizer") -> None:
     """Have each call of a function be a range, for those who imported it before too: its code is replaced.
 
-    What is not written in Python has no range. A `{}` in the name is the class of the first argument.
+    Args:
+        function: it; what is not written in Python has no range.
+        name: of the range; a `{}` in it is the class of the first argument.
+        category: of the range.
     """
     if not getattr(function, "hooked", False):
         replace_code(function, partial(_call_in_range, name, category))

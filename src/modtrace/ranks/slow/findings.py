@@ -75,7 +75,12 @@ class LikeModuleTimes(NamedTuple):
 
 
 def like_module_times(parts: Iterable[SpanTable], own_time: OwnTime) -> LikeModuleTimes:
-    """Return what the modules of some ranks took."""
+    """Return what the modules of some ranks took.
+
+    Args:
+        parts: their spans, each rank's in one of the tables.
+        own_time: the ranks' own time.
+    """
     fqns: dict[str, int] = {}
     likes: dict[tuple[str, str], int] = {}
     rows = [np.empty((6, 0), np.int64)]
@@ -132,9 +137,17 @@ _NEVER = np.iinfo(np.int64).min
 def late_senders(
     table: CollectiveTable, own_time: OwnTime, replay: Replay, tables: RankTables, first: int, last: int
 ) -> list[tuple[StepFinding, Int64Array]]:
-    """Return what each step, from `first` to before `last`, says in which ranks sent each other messages, in order.
+    """Return what each step says in which ranks sent each other messages, in order.
 
     With it: by how much the own time before each event is shorter without the excess of its rank in all steps, ns.
+
+    Args:
+        table: the collectives of all ranks.
+        own_time: their own time.
+        replay: of what they did.
+        tables: where spans come from, and how far times are off.
+        first: the first step.
+        last: the one after the last.
     """
     events, late = replay.events, _late_to_messages(table)
     steps = np.unique([step for _, step in late if first <= step < last]).tolist()
@@ -395,7 +408,11 @@ def find_slow_ranks(
 def slow_of_recordings(
     files: Sequence[RankRecording], job: JobTime, steps: Steps | None = None, executor: Executor | None = None
 ) -> SlowRun:
-    """Say who is late in recordings, all of which are read into memory, or in some of their steps."""
+    """Say who is late in recordings, all of which are read into memory, or in some of their steps.
+
+    Raises:
+        ModtraceError: one cannot be read, no two ranks waited for each other, or roles have ranks of their own.
+    """
     check_one_world(files)
     if steps is None:
         check_size(files)
@@ -405,7 +422,11 @@ def slow_of_recordings(
 
 
 def find_late_in_rings(rings: Mapping[int, RingSnapshot]) -> list[CameLate]:
-    """Return who came late, or has not come yet while others wait, by what was read of the ring of each rank."""
+    """Return who came late, or has not come yet while others wait, by what was read of the ring of each rank.
+
+    Raises:
+        ModtraceError: two ranks do not fit together.
+    """
     files = [RankRecording(rank, Path(f"rank {rank}"), True, snapshot) for rank, snapshot in sorted(rings.items())]
     run = join_parts([find_late(FolderTables(files, JobTime(files)), 0, _NO_STEP)])
     late = [

@@ -21,7 +21,11 @@ from ..sync_points import call_keys, is_synchronizing
 class OwnTime:
     """Times of many ranks on one axis, and how much of that time the ranks did not wait.
 
-    A rank waits in waits, and in calls that return when they are complete.
+    Args:
+        table: the collectives of all ranks. A rank waits in waits, and in calls that return when they are complete.
+
+    Attributes:
+        ranks: int64, the ranks, ascending.
     """
 
     def __init__(self, table: CollectiveTable) -> None:
@@ -62,9 +66,14 @@ class OwnTime:
 
 
 class Segments(NamedTuple):
-    """Parts of spans, their owners, with nothing inside them, and the own time there, ns.
+    """Parts of spans with nothing inside them; arrays of equal length.
 
-    The key is name × phases + phase; begin and end are on the axis of `OwnTime`.
+    Attributes:
+        owner: int64, the span, as an index of its table.
+        key: int64, name × phases + phase.
+        begin: int64, on the axis of `OwnTime`.
+        end: int64.
+        own: int64, own time in between, ns.
     """
 
     owner: Int64Array
@@ -75,7 +84,13 @@ class Segments(NamedTuple):
 
 
 def segments_of(spans: SpanTable, own_time: OwnTime, rank: int) -> Segments:
-    """Return the segments of a rank, of its spans alone."""
+    """Return the segments of a rank.
+
+    Args:
+        spans: the rank's alone.
+        own_time: the axis.
+        rank: its number.
+    """
     count = len(spans.start)
     if not count:
         return Segments(*np.empty((5, 0), np.int64))
@@ -195,7 +210,12 @@ class Arrivals(NamedTuple):
 
 
 def find_arrivals(table: CollectiveTable, own_time: OwnTime) -> Arrivals:
-    """Return the arrivals of all ranks."""
+    """Return the arrivals of all ranks.
+
+    Args:
+        table: the collectives of all ranks.
+        own_time: their own time.
+    """
     synchronizes = np.array([is_synchronizing(operator) for operator in table.operators], np.bool_)
     rows = np.flatnonzero((table.kind == CALL) & (table.counter >= 0) & synchronizes[table.operator])
     place = own_time.place(table.rank[rows].astype(np.int64), table.start[rows])
@@ -247,8 +267,10 @@ _RANK_BITS = 31
 class LateStep(NamedTuple):
     """A step with the rank that made it late, and why.
 
-    The finding is without modules, duration, and what it saved. `arrivals` of its rank cost something; `slower` are
-    those before which its rank took more than all vary by, whether somebody waited or not.
+    Attributes:
+        finding: what it says, without modules, duration, and what it saved.
+        arrivals: int64, those of its rank that cost something, as indices of `Arrivals`.
+        slower: int64, those before which its rank took more than all vary by, whether somebody waited or not.
     """
 
     finding: StepFinding
@@ -257,7 +279,12 @@ class LateStep(NamedTuple):
 
 
 def late_steps(arrivals: Arrivals, bounds: Bounds) -> list[LateStep]:
-    """Return what each step says, in order."""
+    """Return what each step says, in order.
+
+    Args:
+        arrivals: those of all ranks.
+        bounds: how far times are off.
+    """
     noise = _noise(arrivals)
     # Only the last one keeps others waiting, and by no more than it is late at most.
     latest = arrivals.lateness + bounds.of_groups(arrivals.rank, arrivals.collective)
@@ -319,7 +346,9 @@ def _from_usual(arrivals: Arrivals, values: Int64Array) -> Float64Array:
 def noise_limit(squares: Float64Array, count: Int64Array) -> Float64Array:
     """Return what the sums of some excesses must exceed if the largest of `count` is looked at.
 
-    `squares` are those of their noises, added up.
+    Args:
+        squares: float64[n], of their noises, added up.
+        count: int64[n], how many there are.
     """
     limit: Float64Array = np.maximum(MIN_NOISES, 1 + np.sqrt(2 * np.log(np.maximum(count, 2)))) * np.sqrt(squares)
     return limit
@@ -346,8 +375,15 @@ def module_excess(
 ) -> list[ModuleExcess]:
     """Return the modules, and the ranges outside of them, in which the late rank of a step took more than others.
 
-    The worst comes first. There are at least the spans and ranges of the late rank and of its peers from the step
-    before to this one.
+    The worst comes first.
+
+    Args:
+        arrivals: those of all ranks.
+        late: the step.
+        peers: the ranks to compare with.
+        spans: at least those of the late rank and of `peers` from the step before to this one.
+        ranges: of the same ranks and steps.
+        own_time: the ranks' own time.
     """
     keys = [(name.fqn, phase) for name in spans.names for phase in range(len(PHASES))]
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}

@@ -71,9 +71,13 @@ _COLOURS = np.array([(255, 255, 255), (253, 212, 158), (239, 101, 72), (127, 0, 
 class PartOfRun(NamedTuple):
     """What some steps say.
 
-    `lateness`, float32[ranks, steps], is the most that each rank came after the median of the others, NaN without a
-    collective. `saved` is, of each rank that was late, by how much shorter the steps would have been without its
-    excess.
+    Attributes:
+        steps: each of them.
+        ranks: the ranks that were there, ascending.
+        lateness: float32[ranks, steps], the most that each rank came after the median of the others, ns; NaN if it
+            has no collective.
+        saved: of each rank that was late in one of them, by how much shorter they would have been without its excess.
+        saved_ns: the same without that of all these.
     """
 
     steps: list[StepFinding]
@@ -84,7 +88,14 @@ class PartOfRun(NamedTuple):
 
 
 class LateModule(NamedTuple):
-    """Where a rank was late, in how many steps, and what that cost, all together; see `ModuleExcess`."""
+    """Where a rank was late.
+
+    Attributes:
+        fqn: of the module, see `ModuleExcess`.
+        phase: in which it was late, see there.
+        steps: in how many steps.
+        cost_ns: what that cost, all together.
+    """
 
     fqn: str
     phase: str
@@ -227,7 +238,15 @@ class SlowRun:
         return str(self.tables["steps"]._replace(fields=texts).to("csv"))
 
     def save(self, path: str | os.PathLike[str], title: str = "ranks") -> None:
-        """Write a page without script or network: ranks × steps, coloured by lateness, and the tables."""
+        """Write a page without script or network: ranks × steps, coloured by lateness, and the tables.
+
+        Args:
+            path: a `.html` file, replaced as a whole.
+            title: what the page is called.
+
+        Raises:
+            WriteError: another suffix, or the file cannot be written; an existing file there is intact.
+        """
         if not os.fspath(path).lower().endswith(".html"):
             raise WriteError(f"{os.fspath(path)}: the page is .html; give it such a name")
         with atomic_writer(path) as file:
@@ -343,6 +362,10 @@ def often_late(late: Sequence[int], ranks: int) -> set[int]:
     Chance has a rank late as often as the median rank is. What makes ranks late by chance lasts for a while, as when
     something else has their processors, so steps in a row are not as many chances: they count as parts of the runs that
     the ranks have which are late by chance.
+
+    Args:
+        late: of each step, in order, which rank was late, or `NO_RANK`.
+        ranks: how many ranks there are.
     """
     counts = Counter(rank for rank in late if rank != NO_RANK)
     usual = sorted([*counts.values(), *[0] * (ranks - len(counts))])[(ranks - 1) // 2] if ranks else 0

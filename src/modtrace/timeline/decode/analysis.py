@@ -29,7 +29,13 @@ MAX_BACKWARD_EVENTS = 1 << 16
 class RingAnalysis:
     """What a ring's events say. Each answer is computed when it is first asked for, and then kept.
 
-    If the snapshot is a part of a ring, `ring` is the analysis of what ends steps in all of it.
+    Args:
+        snapshot: what the ring held.
+        ring: if the snapshot is a part of a ring, the analysis of what ends steps in all of it.
+
+    Attributes:
+        snapshot: as given.
+        all_events: all events of the ring.
     """
 
     def __init__(self, snapshot: RingSnapshot, ring: RingAnalysis | None = None) -> None:
@@ -175,7 +181,9 @@ class RingAnalysis:
 def usual_duration(parts: Iterable[RingAnalysis], call: OpenCall) -> int | None:
     """Return the median duration in ns of what a call is of; None if that is not known. See `usual_durations`.
 
-    No such call crosses the boundaries of the parts of a ring.
+    Args:
+        parts: of a ring, whose boundaries no such call crosses.
+        call: which.
     """
     if call.phase == AFTER_BACKWARD:
         return None
@@ -184,9 +192,11 @@ def usual_duration(parts: Iterable[RingAnalysis], call: OpenCall) -> int | None:
 
 
 def wall_clock(records: Iterable[Record]) -> ClockMap:
-    """Return the wall clock by the readings, "anchor", that a recording takes at its start and its stop.
+    """Return the wall clock by the readings that a recording takes at its start and its stop.
 
-    Without any, the wall clock is taken to show the same as the monotonic one.
+    Args:
+        records: the name table; readings are its records of kind "anchor". Without any, the wall clock is taken to show
+            the same as the monotonic one.
     """
     anchors = [
         Reading(int(record["monotonic"]), int(record["wall"]) - int(record["monotonic"]))

@@ -107,7 +107,11 @@ def _find_reached(events: Events, queued: Int64Array) -> Int64Array:
 def event_before(events: Events, queued: Int64Array, chosen: BoolArray, *, beyond_queued: bool = False) -> Int64Array:
     """Return for each queued event what its thread wrote just before of the chosen ones, -1 if that is lost.
 
-    With `beyond_queued`, other queued events may be between the two.
+    Args:
+        events: all events.
+        queued: indexes of the queued ones.
+        chosen: of all events.
+        beyond_queued: other queued events may be between the two.
     """
     own = np.concatenate([np.flatnonzero(chosen), queued])
     is_queued = np.arange(len(own)) >= len(own) - len(queued)
@@ -130,8 +134,10 @@ _MIN_APART_NS = 100_000_000
 def device_clock(device_ns: Int64Array, host_ns: Int64Array, width_ns: Int64Array) -> ClockMap:
     """Return the host's clock by readings of a device's clock.
 
-    The host's clock, monotonic, was at `host_ns` at the latest when the device's showed a time, and `width_ns` before
-    at the earliest.
+    Args:
+        device_ns: int64[n], what the device's clock showed, n > 0.
+        host_ns: int64[n], monotonic: it showed that at this time at the latest …
+        width_ns: int64[n], … and so long before at the earliest.
     """
     order = np.argsort(device_ns, kind="stable")
     # The last one is read when the recording stops, which may be right after another: the narrower one counts.

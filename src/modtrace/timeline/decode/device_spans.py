@@ -21,7 +21,12 @@ _EVENT_RESOLUTION_NS = 500
 
 
 def add_device_spans(timeline: Timeline, analysis: RingAnalysis) -> Timeline:
-    """Return the timeline with a track per stream; its metadata says how many events are missing, and the bound."""
+    """Return the timeline with a track per stream; in its metadata how many events are missing, and the clocks' bound.
+
+    Args:
+        timeline: what ran on threads.
+        analysis: of the ring.
+    """
     points = device_points(analysis.all_events, analysis.queued)
     of_collectives = collective_points(analysis.all_events, analysis.queued)
     device = np.append(points.device, of_collectives.device)

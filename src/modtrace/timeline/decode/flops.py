@@ -42,8 +42,11 @@ _Key = tuple[int, ...]
 class CountedCalls(NamedTuple):
     """What calls of which operators were counted cost: FLOPs, bytes and FLOPs that ran again, of the last one alike.
 
-    The keys are what calls alike share: inputs, name, whether a checkpoint runs it again, and which one it is; in
-    backward, where the cost is of one pass, also the number of the graph.
+    The keys are what calls alike share: inputs, name, whether a checkpoint runs it again, and which one it is.
+
+    Attributes:
+        forward: by key.
+        backward: of one pass, by key with the number of the graph.
     """
 
     forward: dict[_Key, list[int]]
@@ -68,7 +71,14 @@ class SpanCosts(NamedTuple):
 def find_flops(
     analysis: RingAnalysis, rows: SpanRows, track: Int64Array, counted: CountedCalls | None
 ) -> SpanCosts | None:
-    """Return what spans cost; None if no operator was counted. `counted` is what calls cost in all of the ring."""
+    """Return what spans cost; None if no operator was counted.
+
+    Args:
+        analysis: of the ring, or of a part of it.
+        rows: the spans.
+        track: the track of each.
+        counted: what calls of the ring cost, if this is a part of it.
+    """
     if not analysis.ring.has_flops:
         return None
     calls = _CallCosts(analysis)
@@ -156,7 +166,14 @@ class _Costs(NamedTuple):
 
 
 class _CallCosts:
-    """What the operators in each call cost, outside of its nodes and in those by pass, and `outside` of modules."""
+    """What the operators in each call cost, outside of its nodes and in those by pass.
+
+    Args:
+        analysis: of the ring, or of a part of it.
+
+    Attributes:
+        outside: FLOPs counted outside of modules.
+    """
 
     def __init__(self, analysis: RingAnalysis) -> None:
         events, intervals, original = analysis.all_events, analysis.intervals, analysis.original
@@ -220,7 +237,14 @@ class _CallCosts:
 
 
 class _Passes:
-    """The backward passes, and the number of each one's graph; -1 if unknown, and at the end for no pass."""
+    """The backward passes, and what each goes through.
+
+    Args:
+        analysis: of the ring, or of a part of it.
+
+    Attributes:
+        graph: int64, the number of each pass's graph; -1 if that is not known, and at the end for no pass.
+    """
 
     def __init__(self, analysis: RingAnalysis) -> None:
         thread, begin, end = analysis.passes

@@ -63,7 +63,11 @@ _SYNC_PREFIX = "modtrace.sync"
 
 
 def build_timeline(ring: RingSnapshot | RingAnalysis) -> Timeline:
-    """Build the timeline of what a ring held; an analysis of it may answer other questions too."""
+    """Build the timeline of what a ring held.
+
+    Args:
+        ring: what was read, or its analysis if that answers other questions too.
+    """
     analysis = ring if isinstance(ring, RingAnalysis) else RingAnalysis(ring)
     return assemble_timeline(analysis, decode_modules(analysis), held_memory(analysis))
 
@@ -76,8 +80,11 @@ def assemble_timeline(
 ) -> Timeline:
     """Return the timeline of spans of modules and of the other events of a ring.
 
-    The analysis is perhaps without the events of calls and nodes, and of modules there are perhaps only the number and
-    the tracks. What `describe_open` says of the end of the ring is asked if it is not given.
+    Args:
+        analysis: of the ring, perhaps without the events of calls and nodes.
+        modules: the spans of modules; perhaps only how many there are, and their tracks.
+        memory: what tensors hold.
+        open_at_end: what `describe_open` says of the end of the ring; None: the analysis says it.
     """
     snapshot, slots, lookup = analysis.snapshot, analysis.snapshot.slots, analysis.lookup
     not_whole = modules.unfinished, modules.unstarted, modules.unattributed
@@ -126,7 +133,10 @@ def _optimizers(snapshot: RingSnapshot) -> list[dict[str, Any]]:
 def describe_whole_run(snapshot: RingSnapshot, ended: Int64Array, spans: int | None) -> dict[str, float | None]:
     """Return what is known of the whole recording; its spans are not once some events were overwritten.
 
-    `ended` are the numbers of the steps whose ends are in the ring.
+    Args:
+        snapshot: with the last event.
+        ended: the numbers of the steps whose ends are in the ring.
+        spans: how many are.
     """
     is_whole = not snapshot.slots.overwritten
     kept = max(0, len(ended) - (not is_whole))  # of the first step that ends, the begin was overwritten
@@ -145,8 +155,9 @@ def describe_open(
 ) -> dict[str, object]:
     """Return the metadata of what the process died in, or is in for long, and what is lost; `OPEN_AT_END`, `UNSAVED`.
 
-    The analysis is of the end of the ring, from a moment on at which no call was open; `parts_with` returns the parts
-    of the ring that say how long a call usually takes.
+    Args:
+        analysis: of the end of the ring, from a moment on at which no call was open.
+        parts_with: returns the parts of the ring that say how long a call usually takes.
     """
     snapshot = analysis.snapshot
     if snapshot.missing_bytes or any(record["kind"] == "stop" for record in snapshot.records):
@@ -255,8 +266,10 @@ def decode_modules(
 ) -> ModuleSpans:
     """Return the spans of modules that events say.
 
-    For a part of a ring, `counted` says what calls of all of it cost, and `tracks` numbers those of earlier parts and
-    gets those of this one.
+    Args:
+        analysis: of a ring, or of a part of it.
+        counted: what calls of the ring cost, if this is a part of it.
+        tracks: the numbers of the tracks of earlier parts; gets those of this one.
     """
     rows, clock = build_span_rows(analysis.intervals, analysis.call, analysis.original), analysis.clock
     tracks = Numbering() if tracks is None else tracks

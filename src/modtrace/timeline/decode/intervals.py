@@ -292,9 +292,13 @@ def pair_by_key(
 ) -> tuple[Int64Array, Int64Array]:
     """Return the events that begin and end each thing; -1 if there is none. Those of one key are paired as they nest.
 
-    `index` are the events that begin or end something, ascending. A key that lost an event disturbs no other. Unless
-    what has a key can be in another with that key (`nests`), an end that follows an end of its key is left out: one
-    that an interrupt came into is written again.
+    Args:
+        index: the events that begin or end something, ascending.
+        is_begin: which of them begin it.
+        key: what they begin or end. A key that lost an event disturbs no other.
+        shift: as of `order_in_groups`, which sorts the keys.
+        nests: whether what has a key can be in another with that key. Else an end that follows an end of its key is
+            left out: one that an interrupt came into is written again.
     """
     order = order_in_groups(key, shift)
     is_end, is_paired = ~is_begin[order], is_begin.copy()
@@ -326,6 +330,12 @@ def _extend_to_next(events: Events, last_event: Int64Array, has_end: BoolArray, 
     In that time the engine checks the gradients that the node made, sums them with others and accumulates them. After
     the last node of a graph task, only what is accumulated is known; and while another thread runs nodes of the task,
     the time between two nodes may be waiting for those.
+
+    Args:
+        events: all events.
+        last_event: index of each node's end in `events`.
+        has_end: which nodes have one.
+        end: monotonic nanoseconds, changed in place.
     """
     if not len(end):
         return
@@ -352,7 +362,13 @@ def _extend_to_next(events: Events, last_event: Int64Array, has_end: BoolArray, 
 
 
 def _runs_elsewhere(events: Events, gap_start: Int64Array, gap_end: Int64Array) -> BoolArray:
-    """Return for each gap between two nodes of a thread whether one of their graph task runs on another thread."""
+    """Tell for each gap between two nodes of a thread whether a node of their graph task runs in it on another thread.
+
+    Args:
+        events: all events.
+        gap_start: index of the node end before each gap.
+        gap_end: index of the node begin after it.
+    """
     task = events.name.astype(np.int64) & GRAPH_TASK_MASK
     task_and_thread = task * (int(events.thread.max()) + 1 if len(events) else 1) + events.thread
     anywhere, here = (_count_running(events, group, gap_start, gap_end) for group in (task, task_and_thread))

@@ -15,6 +15,9 @@ from ..contents import Name
 class NameLookup:
     """The name table by id. An id that was given out and not noted, as after an interrupt, has a stand-in.
 
+    Args:
+        records: the records of the table, as `read_ring` returns them: an id that an event uses has one.
+
     Attributes:
         names: of modules.
         texts: of marks, counters, shapes and collectives.

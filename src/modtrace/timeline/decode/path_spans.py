@@ -9,7 +9,13 @@ from ..._typing import Int64Array
 
 
 class LabelledInterval(NamedTuple):
-    """Something that ran from when to when, ns, and a key for each call it ran for, the outermost first."""
+    """Something that ran, and the calls it ran for.
+
+    Attributes:
+        start: ns.
+        end: ns.
+        path: a key for each call around it, from the outermost to the innermost; empty if it ran for none.
+    """
 
     start: int
     end: int
@@ -17,7 +23,14 @@ class LabelledInterval(NamedTuple):
 
 
 class PathSpan(NamedTuple):
-    """A time in which all that ran belonged to one call, and how many spans are around it."""
+    """A time in which all that ran belonged to one call.
+
+    Attributes:
+        start: ns.
+        end: ns.
+        key: of the call.
+        depth: how many spans are around it.
+    """
 
     start: int
     end: int
@@ -28,8 +41,15 @@ class PathSpan(NamedTuple):
 def spans_from_intervals(intervals: Iterable[LabelledInterval]) -> list[PathSpan]:
     """Return spans that begin and end with the intervals; neighbours share the spans of the calls they have in common.
 
-    Intervals are in start order; where one begins before its forerunner has ended, the forerunner's spans end there.
-    Spans are in order of start and depth; those of one depth do not overlap.
+    Args:
+        intervals: in start order; where one begins before its forerunner has ended, the forerunner's spans end there.
+
+    Returns:
+        The spans in order of start and depth; those of one depth do not overlap.
+
+    Example:
+        >>> spans_from_intervals([LabelledInterval(0, 10, "a"), LabelledInterval(10, 20, "ab")])
+        [PathSpan(start=0, end=20, key='a', depth=0), PathSpan(start=10, end=20, key='b', depth=1)]
     """
     spans: list[PathSpan] = []
     still_open: list[list[Any]] = []  # start, end and key
@@ -62,8 +82,14 @@ def clip_and_nest(
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
     """Nest spans that may overlap: a span ends with the one around it at the latest.
 
-    Of two equal spans the one with the lower rank is the outer. Return the end, the parent's index or -1, and the depth
-    of each.
+    Args:
+        track: int64[n].
+        start: int64[n].
+        end: int64[n].
+        rank: int64[n]; of two equal spans the one with the lower rank is the outer.
+
+    Returns:
+        The end, the parent's index or -1, and the depth of each.
     """
     end = end.copy()
     parent = np.full(len(start), -1, np.int64)

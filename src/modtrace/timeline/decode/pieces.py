@@ -77,11 +77,17 @@ ReadRing = Callable[[range | None, Collection[Kind]], RingSnapshot]
 class RingPieces:
     """The timeline of a ring in pieces of whole steps; see `join.Pieces`.
 
-    If `part` is given, modules are only those of the pieces in which these serial numbers are. Each timeline is changed
-    before it is given out. `others` are, if there are cuts, all events but those of calls and nodes, and of samples
-    only those that `held_memory` needs; its stats count what is lost of all. `cuts` are serial numbers with which a
-    piece but the first can begin; none if all events are needed together. `whole` is the timeline of all pieces, once
-    it was asked for.
+    Args:
+        read: reads some of its events.
+        serials: those of the ring.
+        part: some of these; modules are only those of the pieces in which these are. None: all.
+        change: what is done to each timeline before it is given out; None: nothing.
+
+    Attributes:
+        others: if there are cuts, all events but those of calls and nodes, and of samples only those that `held_memory`
+            needs; its stats count what is lost of all.
+        cuts: serial numbers with which a piece but the first can begin; none if all events are needed together.
+        whole: the timeline of all pieces, once it was asked for.
     """
 
     def __init__(

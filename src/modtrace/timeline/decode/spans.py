@@ -19,9 +19,13 @@ from .intervals import Intervals
 
 
 class BackwardSpans(NamedTuple):
-    """Backward spans: the intervals of the nodes that each begins and ends with, and of its call; int64 arrays.
+    """Backward spans; int64 arrays of equal length.
 
-    `level` is how many calls of the same call path are around it.
+    Attributes:
+        first_node: index of the interval of the node it begins with.
+        last_node: index of the interval of the node it ends with.
+        call: index of the interval of the call it belongs to.
+        level: how many calls of the same call path are around it.
     """
 
     first_node: Int64Array
@@ -42,7 +46,13 @@ def call_path_lengths(intervals: Intervals) -> Int64Array:
 
 
 def cut_backward_spans(intervals: Intervals, call: Int64Array, length: Int64Array) -> BackwardSpans:
-    """Cut the runs of nodes into spans of the calls that they belong to, whose call paths have a length."""
+    """Cut the runs of nodes into spans of the calls that they belong to.
+
+    Args:
+        intervals: calls and nodes.
+        call: for each node the call it belongs to, or -1.
+        length: for each call the length of its call path.
+    """
     nodes = _in_sibling_order(intervals)
     own_call = call[nodes]
     path_length = np.where(own_call >= 0, length[own_call], 0)
@@ -126,7 +136,13 @@ SpanRows = dict[str, AnyArray]
 
 
 def build_span_rows(intervals: Intervals, call: Int64Array, original: Int64Array) -> SpanRows:
-    """Return the spans of calls and of backward, in the order of their starts."""
+    """Return the spans of calls and of backward, in the order of their starts.
+
+    Args:
+        intervals: calls and nodes.
+        call: for each node the call it belongs to, or -1.
+        original: for each call the forward call that it is or repeats.
+    """
     length = call_path_lengths(intervals)
     outermost = _without_inner_nodes(intervals, call)
     backward = cut_backward_spans(intervals, outermost, length)
@@ -187,9 +203,11 @@ def _outer_depths(intervals: Intervals, call: Int64Array, length: Int64Array) ->
 
 
 def number_tracks(key: AnyArray, numbers: Numbering[int]) -> Int64Array:
-    """Return for each span the number of its track, whose key is twice its thread, plus one for a backward track.
+    """Return for each span the number of its track.
 
-    Keys that are not known get the next numbers, in their order.
+    Args:
+        key: twice the thread of each span, plus one if it is on the backward track.
+        numbers: of the keys that are known; the others get the next ones, in their order.
     """
     used = np.flatnonzero(np.bincount(key))
     number = np.zeros(int(used.max(initial=-1)) + 1, np.int64)
@@ -198,7 +216,13 @@ def number_tracks(key: AnyArray, numbers: Numbering[int]) -> Int64Array:
 
 
 def describe_tracks(keys: Iterable[int], threads: Sequence[tuple[str, int]], process: Process) -> list[Track]:
-    """Return the tracks of keys, as of `number_tracks`; `threads` has the name and tid of each thread."""
+    """Return the tracks of some keys, as of `number_tracks`.
+
+    Args:
+        keys: in the order of their numbers.
+        threads: name and tid of each thread.
+        process: whose threads these are.
+    """
     return [Track(("forward", "backward")[key % 2], *threads[key // 2], process) for key in keys]
 
 
@@ -210,6 +234,10 @@ def forward_of_recompute(intervals: Intervals, call: Int64Array) -> Int64Array:
     that asked for the checkpoint, and then the latest calls of that name in there that were not repeated yet are meant,
     else those before it in the call around it. Where all were repeated, as with `retain_graph=True`, it is the latest
     again. What is called inside them repeats its namesakes, in order.
+
+    Args:
+        intervals: calls and nodes.
+        call: for each node the call it belongs to, or -1.
     """
     original = np.arange(len(intervals), dtype=np.int64)
     recompute = intervals.is_recompute
@@ -272,7 +300,12 @@ def _runs(intervals: Intervals, roots: Int64Array) -> list[list[int]]:
 
 
 class _Namesakes:
-    """The forward calls of one name, in order, by their start; asked for at later and later positions."""
+    """The forward calls of one name, in order; asked for at later and later positions.
+
+    Args:
+        calls: indices of their intervals.
+        start: the start position of every interval.
+    """
 
     def __init__(self, calls: list[int], start: Int64Array) -> None:
         self._calls = calls
@@ -313,8 +346,11 @@ def _in_call_path(intervals: Intervals, inner: int, name: int) -> int:
 def _match_inside(intervals: Intervals, root: Int64Array, forward: Int64Array, original: Int64Array) -> None:
     """Pair the n-th call of a name inside a recomputation with the n-th of that name inside what it repeats.
 
-    `root` is for each recomputed call the outermost call of the same recomputation, else -1. The forward calls are by
-    name and then by start. `original` is changed in place; that of the roots is known.
+    Args:
+        intervals: calls and nodes.
+        root: for each recomputed call the outermost call of the same recomputation; -1 for all else.
+        forward: the forward calls, by name and then by start.
+        original: changed in place; that of the roots is known.
     """
     start, end = intervals.start_position, intervals.end_position
     inner = np.flatnonzero((root >= 0) & (root != np.arange(len(intervals))))

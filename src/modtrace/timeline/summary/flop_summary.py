@@ -27,14 +27,26 @@ _REPLAY = "CUDAGraph"
 
 
 class SpanFlops(NamedTuple):
-    """What each span cost, with the spans of its phase inside it, 0 where unknown, and without them."""
+    """What each span cost; arrays of equal length.
+
+    Attributes:
+        total: int64, with the spans of its phase inside it; 0 where unknown.
+        own: int64, without them.
+        known: bool, False if its own FLOPs are unknown.
+    """
 
     total: Int64Array
     own: Int64Array
     known: BoolArray
 
     def in_steps(self, columns: Slices, step: Int64Array, numbers: Sequence[int]) -> Int64Array:
-        """Return int64[phases, steps], FLOPs in each of the steps, whose numbers are ascending."""
+        """Return int64[phases, steps], FLOPs in each of the steps.
+
+        Args:
+            columns: the spans.
+            step: the number of the step of each.
+            numbers: the steps, ascending.
+        """
         spans = np.flatnonzero(np.isin(step, numbers))
         flops = np.zeros((len(PHASES), len(numbers)), np.int64)
         np.add.at(flops, (columns.phase[spans], np.searchsorted(numbers, step[spans])), self.own[spans])
@@ -175,7 +187,8 @@ class FlopSummary(NamedTuple):
     def timed(self, times_ns: Mapping[tuple[str, str], Sequence[int]]) -> FlopSummary:
         """Return it with the rates of the modules that have times.
 
-        Times are by `fqn` and `module_class`: what forward, backward and recompute took, without one another.
+        Args:
+            times_ns: by `fqn` and `module_class`: what forward, backward and recompute took, without one another.
         """
         rows, rates = [], []
         for row in self.rows:
@@ -200,7 +213,12 @@ class FlopSummary(NamedTuple):
         return self._replace(rows=rows, rates=rates)
 
     def with_peak(self, tflops: float | None, steps: Sequence[StepTimes]) -> FlopSummary:
-        """Return it with another peak, 10¹² FLOP/s, or none."""
+        """Return it with another peak.
+
+        Args:
+            tflops: 10¹² FLOP/s, or None.
+            steps: of the summary.
+        """
         taken_ns = {step.step: step.training_ns for step in steps if step.whole}
         by_step = []
         for step in self.by_step:
@@ -250,7 +268,19 @@ def describe_flops(
     device: DeviceSummary | None,
     compiled: Iterable[str],
 ) -> FlopSummary:
-    """Return what modules and steps cost, of a recording or of its last piece."""
+    """Return what modules and steps cost.
+
+    Args:
+        timeline: what was recorded, or its last piece.
+        rows: the rows of the summary, with FLOPs.
+        self_flops: of each row.
+        recompute_in_backward: the same, see `FlopModule`.
+        bytes_accessed: int64[phases, rows].
+        flops_in_steps: int64[phases, steps], FLOPs in each step.
+        steps: of the summary.
+        device: what devices did, if that is known.
+        compiled: the names of what was compiled.
+    """
     said = _mapping(timeline.metadata.get(COUNTED))
     dtypes = {str(name): value for name, value in _mapping(said.get("dtypes")).items() if type(value) is int}
     modules = []
@@ -387,7 +417,12 @@ _PEAKS: Mapping[str, tuple[float, float | None, float | None]] = {
 
 
 def peak_tflops(device: str, dtype: str) -> float | None:
-    """Return the highest dense rate of a device (`NVIDIA H100 80GB HBM3`) in 10¹² FLOP/s; None if it is not known."""
+    """Return the highest dense rate of a device in 10¹² FLOP/s; None if it is not known.
+
+    Args:
+        device: its name (`NVIDIA H100 80GB HBM3`).
+        dtype: the type of the numbers (`bfloat16`).
+    """
     half, eight_bits, _ = _peaks(device)
     return half if dtype in _HALF else eight_bits if dtype in _EIGHT_BITS else None
 

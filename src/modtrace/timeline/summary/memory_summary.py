@@ -105,7 +105,13 @@ class MeasuredMemory(NamedTuple):
 
 
 def measure_memory(timeline: "Timeline", groups: Groups, steps: StepBounds) -> MeasuredMemory | None:
-    """Return what modules of a piece of a timeline, without spans of GPUs, took; None if it does not say."""
+    """Return what modules of a piece of a timeline took; None if it does not say.
+
+    Args:
+        timeline: without spans of GPUs.
+        groups: what has a row.
+        steps: of the timeline.
+    """
     calls, held = measure_calls(timeline), find_holders(timeline)
     if calls is None or held is None:
         return None
@@ -121,7 +127,14 @@ def measure_memory(timeline: "Timeline", groups: Groups, steps: StepBounds) -> M
 def summarize_memory(
     timeline: "Timeline", groups: Groups, order: list[int], pieces: Sequence[MeasuredMemory]
 ) -> MemorySummary | None:
-    """Return what modules took, of the groups in `order`, by the last piece of a timeline; None if it does not say."""
+    """Return what modules took; None if the timeline does not say.
+
+    Args:
+        timeline: the last piece.
+        groups: what has a row.
+        order: the groups that have one.
+        pieces: what was measured of each.
+    """
     if not pieces:
         return None
     phase, group, retained, alike = np.concatenate([piece.calls for piece in pieces], axis=1)

@@ -112,8 +112,14 @@ _SHOWN_SECONDS = 0.001
 class SpanCounts(NamedTuple):
     """What a timeline says about itself by its spans.
 
-    Three have indices of names: `roots` those of outermost spans, `used` all, `rerun` those of outermost recomputed
-    spans.
+    Attributes:
+        spans: how many.
+        incomplete: how many of them are.
+        roots: outermost spans by name, as index into the names of the timeline.
+        used: the indices of all names.
+        rerun: the indices of the names of outermost recomputed spans.
+        communication: collectives by operator.
+        compiled: how many modules are inside of each compiled one.
     """
 
     spans: int
@@ -156,7 +162,12 @@ def count_spans(timeline: Timeline) -> SpanCounts:
 
 
 def describe_recording(timeline: Timeline, counts: SpanCounts) -> Overview:
-    """Return what a timeline, perhaps the last of several pieces, says about itself."""
+    """Return what the timeline says about itself.
+
+    Args:
+        timeline: with the stats and the metadata of all of it.
+        counts: of its spans, perhaps of several pieces of which it is the last.
+    """
     names = timeline.names
     roots = Counter[str]()
     for name, count in sorted(counts.roots.items()):

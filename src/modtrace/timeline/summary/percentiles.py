@@ -12,7 +12,10 @@ def percentiles_by_group(
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
     """Return int64[groups] thrice: median, 95th and 10th percentile over the steps of what each group took in a step.
 
-    The pieces are what `sum_by_group_and_step` returned of steps, in order. A group that is in no step gets 0.
+    Args:
+        pieces: what `sum_by_group_and_step` returned of steps, those of each piece after those of the piece before.
+        steps: the steps that count.
+        groups: how many groups there are; one that is in no step gets 0.
     """
     kept = []
     for group, step, ns in pieces:
@@ -28,7 +31,13 @@ def percentiles_by_group(
 def sum_by_group_and_step(
     group: Int64Array, step: Int64Array, ns: Int64Array
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Add up times per group and step; return group, step and ns, once for each pair, in their order."""
+    """Add up times per group and step; return group, step and ns, once for each pair, in their order.
+
+    Args:
+        group: int64[n].
+        step: int64[n].
+        ns: int64[n], what was spent there.
+    """
     order = np.lexsort((step, group))
     group, step = group[order], step[order]
     is_first = np.ones(len(order), np.bool_)

@@ -55,8 +55,11 @@ def summarize_pieces(
 ) -> Summary:
     """Do the same for a long timeline of one process in pieces; memory follows its steps, its modules and one piece.
 
-    Each piece is from the end of a step on. The stats and the metadata of the last are those of all. If a step is a
-    call or a range, there is one piece.
+    Args:
+        pieces: in order, each from the end of a step on. The stats and the metadata of the last are those of all.
+        by: as for `summarize`.
+        step_by: what a step is; if it is a call or a range, there is one piece.
+        device: what devices did.
     """
     measured: list[_Measured] = []
     for timeline in pieces:
@@ -139,9 +142,16 @@ class _Measured(NamedTuple):
 
 
 class _MeasuredFlops(NamedTuple):
-    """What a piece of a timeline cost, by phase and group, and by phase and step: FLOPs with and without inner modules.
+    """What a piece of a timeline cost, by group, and by step.
 
-    Of spans there are as many as `spans` says, of `known` ones the FLOPs; `again` ran again in backward.
+    Attributes:
+        spans: int64[phases, groups], how many there are.
+        known: of how many of these FLOPs are known.
+        flops: of all calls, with inner modules.
+        self_flops: the same without them, in each row.
+        again: FLOPs of what ran again in backward.
+        nbytes: of the operators that were counted.
+        in_steps: int64[phases, steps], FLOPs in each step.
     """
 
     spans: Int64Array
@@ -220,7 +230,15 @@ def _count_runs(timeline: Timeline, spans: _Spans, steps: Sequence[StepTimes], i
 def _sum_up(
     timeline: Timeline, by: GroupBy, groups: Groups, pieces: list[_Measured], device: DeviceSummary | None
 ) -> Summary:
-    """Return the summary of the pieces of a timeline, of which this is the last, with its groups."""
+    """Return the summary of the pieces of a timeline.
+
+    Args:
+        timeline: the last piece.
+        by: what has a row.
+        groups: of the last piece: those of the others are among them.
+        pieces: what was measured of each.
+        device: what devices did.
+    """
 
     def total(tables: Iterable[Int64Array], *shape: int) -> Int64Array:
         # The groups of ranges, which no span is in, are after those of modules, and not in all pieces.
@@ -295,7 +313,14 @@ def _sum_up(
 
 
 def _add_up(columns: Slices, spans: _Spans, in_phase: Int64Array, own: Int64Array) -> Int64Array:
-    """Return int64[phases, groups]: totals, of what each span has with those of its phase inside it, and without."""
+    """Return int64[phases, groups]: totals.
+
+    Args:
+        columns: the spans.
+        spans: what they count to.
+        in_phase: of each span, with those of its phase inside it.
+        own: of each span, without those inside it.
+    """
     groups, timed, inside = spans.groups, spans.timed, spans.inside
     total = np.zeros((len(PHASES), len(groups)), np.int64)
     np.add.at(total, (columns.phase[timed], groups.of_name[columns.name[timed]]), in_phase[timed])
@@ -337,7 +362,12 @@ def _with_outer_groups(
 
 
 def with_gpu_times(summary: Summary, work: GpuWork) -> Summary:
-    """Return a summary with GPU columns, and with rows for the modules that only launched work."""
+    """Return a summary with GPU columns, and with rows for the modules that only launched work.
+
+    Args:
+        summary: of the same part of the recording.
+        work: what was launched in it.
+    """
     by_module = summary.by == "module"
     used = {module for place in np.unique(work.place).tolist() for module, _ in work.places[place]}
     rows = {row.fqn if by_module else row.module_class: row for row in summary.rows}

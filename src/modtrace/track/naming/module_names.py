@@ -356,7 +356,12 @@ class ModuleNames:
 
 
 class _Models:
-    """The modules at which names start: the one that is given, or those whose class has the name that is given."""
+    """The modules at which names start: the one that is given, or those whose class has the name that is given.
+
+    Attributes:
+        class_name: the class.
+        matched: whether names started at one.
+    """
 
     def __init__(self, model: nn.Module | str) -> None:
         self._is_class = isinstance(model, str)
@@ -412,7 +417,10 @@ class _DistinctNames:
     def suffix(self, fqn: str, module: ModuleRef, find_attribute: Callable[[], str | None]) -> str:
         """Return what is put after `fqn` to make it this module's own, as `#2`; most often nothing.
 
-        `find_attribute` returns the attribute by which its owner knows it, for `#critic`, or None.
+        Args:
+            fqn: the name that it would have if it was alone.
+            module: the module; `module_class` is set.
+            find_attribute: returns the attribute by which its owner knows it, for `#critic`, or None.
         """
         if _REST in fqn or self._owners.setdefault(fqn, module)() is module():
             return ""

@@ -37,7 +37,9 @@ def named_modules(module: nn.Module, repeated: list[nn.Module] | None = None) ->
     A `named_modules` of its own is not asked: it is the user's code, which can wait for a lock or draw a random number.
     Names that are not text are turned into it.
 
-    `repeated` gets each module that lies in another place too, once for each of those.
+    Args:
+        module: where paths start.
+        repeated: gets each module that lies in another place too, once for each of those.
     """
     seen: set[int] = set()
     # The last is the next. Two lists, as a tuple for each is more for the garbage collector to count.
@@ -61,7 +63,16 @@ def named_modules(module: nn.Module, repeated: list[nn.Module] | None = None) ->
 
 
 class MethodCall(nn.Module):
-    """A method of a module, which the engines see as the call of a module. No hooks of modules run around it."""
+    """A method of a module, which the engines see as the call of a module. No hooks of modules run around it.
+
+    Args:
+        owner: the module.
+        name: the method's name.
+
+    Attributes:
+        owner: a weak reference to the module.
+        method: the method's name.
+    """
 
     owner: weakref.ref[nn.Module]
 
@@ -117,9 +128,11 @@ def is_optimized(module: nn.Module) -> bool:
 
 
 class Wrapping(NamedTuple):
-    """How the modules of a class wrap: under which name they hold what they wrap.
+    """How the modules of a class wrap.
 
-    Some do work of their own, as DistributedDataParallel does; the others only pass calls on.
+    Attributes:
+        attribute: under which name they hold what they wrap.
+        works: whether they do work of their own, as DistributedDataParallel does; else they only pass calls on.
     """
 
     attribute: str
@@ -192,7 +205,9 @@ def wrapping_of(module: nn.Module) -> tuple[nn.Module, Wrapping] | None:
 def wrapped_in(wrapper: nn.Module, *, by_workers: bool) -> Iterator[nn.Module]:
     """Yield a module and what it wraps, over others too, each once.
 
-    Unless `by_workers`, a wrapper that does work of its own is the last.
+    Args:
+        wrapper: the module.
+        by_workers: whether to go on at a wrapper that does work of its own; else it is the last.
     """
     seen: set[int] = set()
     while id(wrapper) not in seen:
@@ -238,7 +253,13 @@ class Backoff:
 # Fields of the reference, not a tuple around it: every object that the garbage collector looks at brings its next run
 # nearer, and a full run takes longer than all else that a recording does.
 class ModuleRef(weakref.ref[nn.Module]):
-    """A module: its `id()` and class, where this tells its death, and its path, where it is known below another."""
+    """A module.
+
+    Attributes:
+        module_id: its `id()`, where this is the reference that tells its death.
+        module_class: its class, where this is the reference that tells its death and it was given a name of its own.
+        path: its path, where it is known below another one.
+    """
 
     __slots__ = ("module_class", "module_id", "path")
     module_class: str
@@ -356,7 +377,9 @@ class OutermostModules:
     ) -> tuple[int, str] | None:
         """Return the name of the module that another thread called and `module` is a part of, and its path there.
 
-        The module is what this thread calls outside of all others; also a replica that `nn.DataParallel` made.
+        Args:
+            module: what this thread calls outside of all others; also a replica that `nn.DataParallel` made.
+            path_below: returns the path of the second module below the first; None if it is not there.
         """
         here, is_replica = threading.get_ident(), _attribute(module, "_is_replica") is True
         for ref, name_id, thread in reversed(list(self._by_id.values())):

@@ -74,7 +74,12 @@ def missing_compiler() -> str | None:
 def compile_library(path: Path) -> None:
     """Compile the engine for the torch of this process; a library that is there already is replaced as a whole.
 
-    An EngineError says that it does not compile or load, an OSError that the folder cannot be written.
+    Args:
+        path: the library, in a folder that can be written.
+
+    Raises:
+        EngineError: it cannot be compiled, or what was compiled does not load.
+        OSError: the folder cannot be written, or a disk is full.
     """
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=WORK_PREFIX, ignore_cleanup_errors=True) as work:
         built = Path(work) / f"{LIBRARY_NAME}.so"
@@ -174,8 +179,13 @@ def _torch_folder() -> Path:
 def build(force: bool = False) -> Path:
     """Return the engine for the installed torch; compile it into the user's cache if there is none.
 
-    Of several processes that do at once, one compiles, and the others wait for it. An EngineError says that there is no
-    compiler, the build failed, or the cache cannot be written or is open to others.
+    Of several processes that do at once, one compiles, and the others wait for it.
+
+    Args:
+        force: compile it again.
+
+    Raises:
+        EngineError: there is no compiler, the build failed, or the cache cannot be written or is open to others.
     """
     if not force and is_built():
         return find_library()
@@ -198,7 +208,9 @@ def build_if_missing(wanted: EngineName, say: Callable[[str], object]) -> None:
 
     Where that fails, the reason is what `why_unavailable` tells from then on. `MODTRACE_BUILD=0` keeps it from trying.
 
-    Before the compiler runs, the one process that runs it calls `say` with a line.
+    Args:
+        wanted: the engine that is asked for; "python" builds none.
+        say: called with a line before the compiler runs, by the one process that runs it.
     """
     if wanted == "python" or os.environ.get("MODTRACE_BUILD") == "0" or is_built() or missing_compiler() is not None:
         return

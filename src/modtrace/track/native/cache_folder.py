@@ -12,7 +12,11 @@ PACKAGED = Path(__file__).parent / "engines"
 
 
 def cache_home() -> Path:
-    """Return the cache: `$MODTRACE_CACHE`, else `modtrace` in `$XDG_CACHE_HOME` or `~/.cache`."""
+    """Return the cache: `$MODTRACE_CACHE`, else `modtrace` in `$XDG_CACHE_HOME` or `~/.cache`.
+
+    Raises:
+        EngineError: nothing says where the user's folders are.
+    """
     named = os.environ.get("MODTRACE_CACHE")
     home = Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "modtrace"
     try:

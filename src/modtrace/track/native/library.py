@@ -29,7 +29,11 @@ FAILURE = "failure.txt"
 
 
 def native_path() -> Path:
-    """Return the path in the cache that the engine for this torch, Python and source has once it is built."""
+    """Return the path in the cache that the engine for this torch, Python and source has once it is built.
+
+    Raises:
+        EngineError: nothing says where the user's folders are.
+    """
     return cache_home() / native_folder() / f"{LIBRARY_NAME}.so"
 
 
@@ -60,7 +64,8 @@ def _torch_abi() -> list[str]:
 def find_library() -> Path:
     """Return the engine to load: the one in the cache, else the one that came with the package.
 
-    An EngineError says that there is none for this torch, or it may have been changed by others.
+    Raises:
+        EngineError: there is none for this torch, or it may have been changed by others.
     """
     packaged = PACKAGED / native_folder() / f"{LIBRARY_NAME}.so"
     try:
@@ -146,7 +151,8 @@ def why_unavailable() -> str | None:
 def load() -> ModuleType:
     """Load the built engine's extension module.
 
-    An EngineError says that it is not built for this torch, may have been changed by others, or does not load.
+    Raises:
+        EngineError: it is not built for this torch, may have been changed by others, or does not load.
     """
     try:
         return _load()

@@ -52,7 +52,13 @@ _COLLECTION = Kind.COLLECTION << KIND_SHIFT
 
 
 class NameCounters(NamedTuple):
-    """A name, and the counters of its calls: each returns the next index, from 0."""
+    """A name, and the counters of its calls: each returns the next index, from 0.
+
+    Attributes:
+        name: id of the name.
+        next_forward: counts forward calls.
+        next_recompute: counts those that a checkpoint runs again.
+    """
 
     name: int
     next_forward: Callable[[], int]
@@ -62,7 +68,13 @@ class NameCounters(NamedTuple):
 class PortableEngine(SegmentHooks[ThreadState]):
     """Records forward by a patch of `nn.Module.__call__` and backward by hooks on few nodes.
 
-    `next_pass` returns the number of the next call of what runs a backward pass, from 1.
+    Attributes:
+        next_pass: returns the number of the next call of what runs a backward pass, from 1.
+
+    Args:
+        ring: where events and names go.
+        on_error: called with what went wrong inside.
+        options: what it records.
     """
 
     kind = "python"
@@ -160,7 +172,10 @@ class PortableEngine(SegmentHooks[ThreadState]):
     def note_gradients(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Write that a pass has given gradients to leaf tensors, where it may so have ended a training step.
 
-        The args are outputs, their gradients, whether to retain the graph and to create one, and inputs.
+        Args:
+            args: of the call that ran the pass: outputs, their gradients, whether to retain the graph and to create
+                one, and inputs.
+            kwargs: of that.
         """
         if self._active and not self._steps_told:
             try:

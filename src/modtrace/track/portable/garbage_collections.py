@@ -18,7 +18,13 @@ from ...ring.slot_format import COLLECTED_BITS, COLLECTED_MASK, GENERATION_BITS,
 
 
 class Collection(NamedTuple):
-    """A garbage collection of at least `MIN_COLLECTION_NS`, by thread as the system knows it."""
+    """A garbage collection of at least `MIN_COLLECTION_NS`.
+
+    Attributes:
+        tid: the thread that collected, as the system knows it.
+        end_ns: when it ended.
+        value: of its event.
+    """
 
     tid: int
     end_ns: int

@@ -28,7 +28,11 @@ _will_run: Callable[[Any], bool] = torch._C._will_engine_execute_node
 
 
 def node_runs(ends: Iterable[Sequence[Any]]) -> bool:
-    """Whether the node whose hook this is called in runs; if a pass ends at its gradient, only its hooks do."""
+    """Whether the node whose hook this is called in runs; if a pass ends at its gradient, only its hooks do.
+
+    Args:
+        ends: the tensors at which passes that run now end.
+    """
     node = _current_node()
     for inner, _ in () if node is None else node.next_functions:
         # torch does not say it of a leaf.
@@ -66,7 +70,13 @@ class CallFrame(FrameBase):
 
 @dataclass(slots=True)
 class GraphTask:
-    """A graph task that a thread runs, as torch numbers it; the call whose nodes run is -1 before the first."""
+    """A graph task that a thread runs.
+
+    Attributes:
+        id: its id, as torch has it.
+        call_id: the call whose nodes run; -1 before the first.
+        nesting_depth: `backward_nesting_depth` where it runs.
+    """
 
     id: int
     nesting_depth: int
@@ -108,7 +118,13 @@ def backward_nesting_depth() -> int:
 class GraphTasks:
     """Follows the graph tasks of all threads and writes their events.
 
-    While it is not `active`, hooks that live graphs still hold do nothing.
+    Args:
+        write: writes an event.
+        thread_state: returns the state of the thread that calls.
+        on_error: called with what went wrong inside.
+
+    Attributes:
+        active: False makes the hooks that live graphs still hold no-ops.
     """
 
     def __init__(self, write: WriteSlot, thread_state: Callable[[], ThreadState], on_error: OnError) -> None:
@@ -119,7 +135,12 @@ class GraphTasks:
         self.active = False
 
     def make_segment_hook(self, local: Any, ends_early: dict[int, Sequence[Any]]) -> Callable[[int, Tensor], None]:
-        """Return what is called with a call's id when its nodes start to run; `local.value` is a thread's state."""
+        """Return what is called with a call's id when its nodes start to run.
+
+        Args:
+            local: its `value` is a thread's state.
+            ends_early: that of `SegmentHooks`.
+        """
         # Run for every hook, and so a closure: what it looks up on itself is a tenth of its cost.
         write, begin = self._write, self._begin
 
@@ -173,7 +194,9 @@ class GraphTasks:
     def end_failed(self, thread: ThreadState, *, is_alone: bool) -> None:
         """Write the end of what the thread's last pass ran, if it has just raised.
 
-        If no pass runs any more, what a device's own thread ran for it is over too.
+        Args:
+            thread: which called it.
+            is_alone: whether no pass runs any more: what a device's own thread ran for it is over too.
         """
         if self._running:
             depth = backward_nesting_depth()
@@ -232,7 +255,11 @@ def make_pass_wrapper(wrapper: Wrapper) -> Callable[..., Any]:
 
 
 def gives_gradients(args: tuple[Any, ...]) -> bool:
-    """Whether a pass, by its args, gives gradients to leaf tensors and builds no graph but `torch.func.grad`'s."""
+    """Whether a pass gives gradients to leaf tensors and builds no graph, but the one that `torch.func.grad` drops.
+
+    Args:
+        args: of the call that runs it, as torch's own callers give them.
+    """
     if len(args) < 5:
         return False
     inputs = args[4]

@@ -127,7 +127,11 @@ class FrameStack(Generic[_Frame]):
 class FrameStacks(PerGreenlet[_Stack]):
     """The open calls of each thread, or of each greenlet. Their nodes have sequence numbers of one thread.
 
-    `thread_ids` are those of threads that may have made graphs; with two it is full.
+    Args:
+        make: returns those of a greenlet.
+
+    Attributes:
+        thread_ids: of threads that may have made graphs; with two it is full.
     """
 
     def __init__(self, make: Callable[[], _Stack]) -> None:
@@ -163,7 +167,12 @@ class FrameStacks(PerGreenlet[_Stack]):
 class SegmentHooks(Generic[_Stack]):
     """Hooks few nodes of each segment, the newest among them: they call `on_segment_start(call_id, gradient)`.
 
-    `passes` run now; some end at the gradients of tensors, and go no further: `ends_early` has these by number.
+    Args:
+        make: returns what a thread is doing.
+
+    Attributes:
+        passes: numbers of those that run now.
+        ends_early: by the number of such a pass, the tensors to whose gradients it goes, and no further.
     """
 
     on_segment_start: Callable[[Any, Tensor], None]
@@ -178,8 +187,12 @@ class SegmentHooks(Generic[_Stack]):
     def close_segment(self, thread: FrameStack[Any], frame: FrameBase, values: object, sequence: int) -> None:
         """End the segment of `frame`'s own nodes, and hook its newest one.
 
-        The tensors to try first are inputs of an inner call or outputs: usually the newest node is the `grad_fn` of
-        one.
+        Args:
+            thread: where it runs.
+            frame: whose segment it is.
+            values: holds the tensors to try first, inputs of an inner call or outputs: usually the newest node is the
+                `grad_fn` of one.
+            sequence: the thread's sequence number now.
         """
         first, newest, is_hooked = frame.segment_start_seq, sequence - 1, False
         frame.segment_start_seq = sequence
@@ -232,6 +245,11 @@ class SegmentHooks(Generic[_Stack]):
         what calls left: a call raised, was called by `vmap`, put its result aside. The graph is followed through
         segments outside of all calls; to those of calls it is followed everywhere, if one thread made all of it, as
         sequence numbers are a thread's.
+
+        Args:
+            number: of the pass.
+            outputs: where it begins.
+            inputs: the tensors at whose gradients it ends, if it accumulates none.
         """
         self.passes.add(number)
         if inputs:
@@ -292,9 +310,12 @@ class SegmentHooks(Generic[_Stack]):
 def _newest_of(
     segments: Sequence[Segment], outputs: object, follow: Callable[[int, bool], bool]
 ) -> dict[Segment, Node]:
-    """Return the newest node of each segment, ascending, in the graph that leads to `outputs`.
+    """Return the newest node of each segment in the graph that leads to `outputs`.
 
-    `follow` says whether to go on to a node's inputs, by its sequence number and whether that is in a segment.
+    Args:
+        segments: the first and the last sequence number of each, ascending.
+        outputs: where the search begins.
+        follow: whether to go on to a node's inputs, by its sequence number and whether that is in a segment.
     """
     newest: dict[Segment, tuple[int, Node]] = {}
     seen: set[Node] = set()

@@ -40,7 +40,12 @@ class Call:
 
 
 class LiveFrame(FrameBase):
-    """An open call, None as `module`, on the thread it runs on; the frames of a thread are used again."""
+    """An open call; the frames of a thread are used again.
+
+    Attributes:
+        thread: the thread it runs on.
+        call_id: the call; None as `module`.
+    """
 
     __slots__ = ("thread",)
 
@@ -101,7 +106,8 @@ OnGradient = Callable[[Call, int, Tensor], None]
 class InputHooks:
     """Waits for gradients, with one hook on each tensor however many calls it goes into.
 
-    `on_gradient` is called with a call, the index in `Call.inputs`, and the gradient.
+    Args:
+        on_gradient: called with a call, the index in `Call.inputs`, and the gradient.
     """
 
     def __init__(self, on_gradient: OnGradient) -> None:

@@ -160,7 +160,13 @@ _sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 
 class NamedModule(NamedTuple):
-    """A module under one of its fully qualified names, and the id of that."""
+    """A module under one of its names.
+
+    Attributes:
+        name: id of the name.
+        fqn: the fully qualified name.
+        module: the module.
+    """
 
     name: int
     fqn: str

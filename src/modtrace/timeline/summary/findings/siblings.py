@@ -27,9 +27,14 @@ _EXPLAINS = 0.7
 
 
 class _Outlier(NamedTuple):
-    """A row that differs, by how much more than is usual among its siblings, and a shell pattern of their names.
+    """A row that differs.
 
-    If `is_place`, they have the same place in a list; else they are of one class in one module.
+    Attributes:
+        row: its index.
+        excess: how much more it has than is usual among its siblings.
+        siblings: the indices of these.
+        place: a shell pattern of their names.
+        is_place: whether they have the same place in a list; else they are of one class in one module.
     """
 
     row: int
