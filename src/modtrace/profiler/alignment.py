@@ -82,17 +82,11 @@ def intersect(bounds: OffsetBounds) -> OffsetBand | None:
 
 
 class ClockLine(NamedTuple):
-    """A trace's clock that runs evenly against the recording's.
+    """A trace's clock that runs evenly against the recording's."""
 
-    Attributes:
-        center_ns: Unix nanoseconds of the recording at which the offset is meant.
-        offset_ns: how much the trace's clock is ahead.
-        drift: by how much that grows, nanoseconds per nanosecond.
-    """
-
-    center_ns: int = 0
-    offset_ns: float = 0.0
-    drift: float = 0.0
+    center_ns: int = 0  # Unix nanoseconds of the recording at which the offset is meant
+    offset_ns: float = 0.0  # how much the trace's clock is ahead
+    drift: float = 0.0  # by how much that grows, nanoseconds per nanosecond
 
     @property
     def clock(self) -> ClockMap:
@@ -103,23 +97,14 @@ class ClockLine(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OperatorFit:
-    """The offset as the operators of a trace show it.
+    """The offset as the operators of a trace show it."""
 
-    Attributes:
-        band: the offsets that are possible.
-        operators: whose begin and end it rests on.
-        left_out: edges of calls that lie inside an operator whatever the offset; they do not count.
-        contradicted: edges at which no offset suits all operators around.
-        typical_ns: half of what the band is wide, by median.
-        bound_ns: half of what it is wide where that is most.
-    """
-
-    band: OffsetBand
-    operators: int
-    left_out: int
-    contradicted: int
-    typical_ns: float
-    bound_ns: float
+    band: OffsetBand  # the offsets that are possible
+    operators: int  # whose begin and end it rests on
+    left_out: int  # edges of calls that lie inside an operator whatever the offset; they do not count
+    contradicted: int  # edges at which no offset suits all operators around
+    typical_ns: float  # half of what the band is wide, by median
+    bound_ns: float  # half of what it is wide where that is most
 
     def metadata(self) -> dict[str, Any]:
         """What a trace's metadata says of it; JSON values."""
@@ -135,28 +120,18 @@ class OperatorFit:
 
 @dataclass(frozen=True)
 class Alignment:
-    """The offset between the clocks of recording and trace, and how exact it is.
+    """The offset between the clocks of recording and trace, and how exact it is."""
 
-    Attributes:
-        method: "sync marks" or "wall clock".
-        base_ns: Unix nanoseconds of the trace's time 0.
-        line: the trace's clock against the recording's, but for what operators show.
-        marks: sync marks that both files hold.
-        residual_ns: median distance of the marks from the fit; None without marks.
-        worst_ns: the greatest distance; None without marks.
-        bound_ns: half the time that a mark took, by median: what the marks cannot tell apart; None without marks.
-        note: what the user should know.
-        operators: the offset as operators show it, instead of the line; None if none were asked.
-    """
-
-    method: str
-    base_ns: int
-    line: ClockLine
-    marks: int = 0
-    residual_ns: float | None = None
-    worst_ns: float | None = None
+    method: str  # "sync marks" or "wall clock"
+    base_ns: int  # Unix nanoseconds of the trace's time 0
+    line: ClockLine  # the trace's clock against the recording's, but for what operators show
+    marks: int = 0  # sync marks that both files hold
+    residual_ns: float | None = None  # median distance of the marks from the fit; None without marks
+    worst_ns: float | None = None  # the greatest distance; None without marks
+    # Half the time that a mark took, by median: what the marks cannot tell apart; None without marks.
     bound_ns: float | None = None
-    note: str = ""
+    note: str = ""  # what the user should know
+    # The offset as operators show it, instead of the line; None if none were asked.
     operators: OperatorFit | None = None
 
     def to_trace(self, unix_ns: Int64Array) -> Int64Array:

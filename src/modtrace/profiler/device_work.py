@@ -62,21 +62,13 @@ def no_module_name(reason: int) -> str:
 
 @dataclass(frozen=True)
 class WorkOwners:
-    """Whose each piece of GPU work is; columns as long as `ProfilerEvents.work`.
+    """Whose each piece of GPU work is; columns as long as `ProfilerEvents.work`."""
 
-    Attributes:
-        span: int64[n], the innermost span in which it was launched, or -1.
-        reason: int8[n], a `NoModuleReason`: why there is none.
-        collective: int64[n], index into `ProfilerEvents.collective_names`; -1 where it computes.
-        replay: int64[n], the row of the launch that replayed it as part of a graph, or -1.
-        step: int64[n], the step in which it was launched.
-    """
-
-    span: Int64Array
-    reason: Int8Array
-    collective: Int64Array
-    replay: Int64Array
-    step: Int64Array
+    span: Int64Array  # the innermost span in which it was launched, or -1
+    reason: Int8Array  # a `NoModuleReason`: why there is none
+    collective: Int64Array  # index into `ProfilerEvents.collective_names`; -1 where it computes
+    replay: Int64Array  # the row of the launch that replayed it as part of a graph, or -1
+    step: Int64Array  # the step in which it was launched
 
 
 def without_impossible_times(events: ProfilerEvents) -> tuple[ProfilerEvents, list[str]]:
@@ -356,19 +348,12 @@ def _collectives(events: ProfilerEvents, launch: Int64Array) -> Int64Array:
 
 @dataclass(frozen=True)
 class CpuCollectives:
-    """Collectives that the CPU ran; columns as long as `ProfilerEvents.cpu_collectives`.
+    """Collectives that the CPU ran; columns as long as `ProfilerEvents.cpu_collectives`."""
 
-    Attributes:
-        span: int64[n], the innermost span in which each was launched, or -1.
-        reason: int8[n], a `NoModuleReason`: why there is none.
-        step: int64[n], the step in which it was launched.
-        overlap: int64[n], ns of it while any module ran on another thread.
-    """
-
-    span: Int64Array
-    reason: Int8Array
-    step: Int64Array
-    overlap: Int64Array
+    span: Int64Array  # the innermost span in which each was launched, or -1
+    reason: Int8Array  # a `NoModuleReason`: why there is none
+    step: Int64Array  # the step in which it was launched
+    overlap: Int64Array  # ns of it while any module ran on another thread
 
 
 def find_cpu_collectives(

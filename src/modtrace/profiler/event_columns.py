@@ -26,17 +26,11 @@ _Columns = TypeVar("_Columns", bound="EventColumns")
 
 @dataclass(frozen=True)
 class EventColumns:
-    """Slices of one kind; int64 columns of equal length.
+    """Slices of one kind; int64 columns of equal length."""
 
-    Attributes:
-        track: index into `ProfilerEvents.tracks`.
-        start: ns from the base.
-        duration: ns.
-    """
-
-    track: Int64Array
-    start: Int64Array
-    duration: Int64Array
+    track: Int64Array  # index into `ProfilerEvents.tracks`
+    start: Int64Array  # ns from the base
+    duration: Int64Array  # ns
 
     @property
     def end(self) -> Int64Array:
@@ -64,15 +58,10 @@ class NumberedOps(EventColumns):
 
 @dataclass(frozen=True)
 class NodeSlices(EventColumns):
-    """The slices of autograd nodes, `autograd::engine::evaluate_function`.
+    """The slices of autograd nodes, `autograd::engine::evaluate_function`."""
 
-    Attributes:
-        sequence: the sequence number of what made the node, or -1.
-        forward_thread: the autograd id of the thread of that, or -1.
-    """
-
-    sequence: Int64Array
-    forward_thread: Int64Array
+    sequence: Int64Array  # the sequence number of what made the node, or -1
+    forward_thread: Int64Array  # the autograd id of the thread of that, or -1
 
 
 @dataclass(frozen=True)
@@ -88,36 +77,23 @@ class ApiCalls(EventColumns):
 
 @dataclass(frozen=True)
 class Launches(ApiCalls):
-    """Calls of the GPU's runtime or driver that may have launched work.
+    """Calls of the GPU's runtime or driver that may have launched work."""
 
-    Attributes:
-        correlation: the id that what they launched has too.
-        external: the `External id` that it has too; -1 if there is none.
-    """
-
-    correlation: Int64Array
-    external: Int64Array
+    correlation: Int64Array  # the id that what they launched has too
+    external: Int64Array  # the `External id` that it has too; -1 if there is none
 
 
 @dataclass(frozen=True)
 class DeviceWork(EventColumns):
-    """Kernels, memcpys and memsets.
+    """Kernels, memcpys and memsets."""
 
-    Attributes:
-        kind: 0 of a kernel, 1 of a memcpy, 2 of a memset.
-        correlation: the id of the launch, or -1.
-        external: the `External id` of the launch, or -1.
-        graph: the id of the graph of which it is a node, or -1.
-        node: the id of this node, or -1.
-        collective: the collective that its name tells, index into `ProfilerEvents.collective_names`; -1 if it computes,
-            as far as its name tells.
-    """
-
-    kind: Int64Array
-    correlation: Int64Array
-    external: Int64Array
-    graph: Int64Array
-    node: Int64Array
+    kind: Int64Array  # 0 of a kernel, 1 of a memcpy, 2 of a memset
+    correlation: Int64Array  # the id of the launch, or -1
+    external: Int64Array  # the `External id` of the launch, or -1
+    graph: Int64Array  # the id of the graph of which it is a node, or -1
+    node: Int64Array  # the id of this node, or -1
+    # The collective that its name tells, index into `ProfilerEvents.collective_names`; -1 if it computes, as far as its
+    # name tells.
     collective: Int64Array
 
 
@@ -182,69 +158,39 @@ class Arrows(EventColumns):
 
 @dataclass(frozen=True)
 class ProfilerEvents:
-    """What is known of the profiler's events.
+    """What is known of the profiler's events."""
 
-    Attributes:
-        tracks: pid and tid of each track that has slices.
-        thread_names: names by pid and tid.
-        process_names: names by pid.
-        sort_indexes: where a viewer sorts the rows of threads and streams, by pid and tid.
-        ops: forward operations with a sequence number.
-        plain_ops: operations without one: nothing asked for their gradient, or autograd called them.
-        nodes: autograd nodes that ran.
-        launches: runtime calls that have a correlation id.
-        captures: runtime calls that begin and end the capture of a graph.
-        work: what GPUs did.
-        collectives: slices of the CPU in which a collective is launched.
-        cpu_collectives: collectives that a thread of the CPU runs.
-        collective_names: names of both (`all_reduce`).
-        regions: ranges of `record_function` and the like.
-        region_names: their names.
-        modules: `nn.Module:` slices.
-        calls: slices whose args say which call of a module they are, as modtrace writes them.
-        call_names: label, fully qualified name and class of their modules.
-        steps: the profiler's steps.
-        module_names: what follows `nn.Module: `.
-        syncs: start and end in ns from the base, by the sync mark's name; a name may occur more than once.
-        flows: forward-backward arrows.
-        first: ns from the base where the slices begin; `first > last` where there is none.
-        last: where they end.
-        window: start and end, in ns from the base, of what was profiled; None if the trace does not say.
-        cpu_pids: number of CPU slices by pid.
-        tids: all thread ids that are numbers.
-        malformed: events that are not one: no object, without what every event has, or at no time.
-        total: number of events.
-    """
-
-    tracks: list[TrackKey]
-    thread_names: dict[TrackKey, str]
-    process_names: dict[int | str, str]
-    sort_indexes: dict[TrackKey, int]
-    ops: NumberedOps
-    plain_ops: EventColumns
-    nodes: NodeSlices
-    launches: Launches
-    captures: ApiCalls
-    work: DeviceWork
-    collectives: CollectiveSlices
-    cpu_collectives: NamedSlices
-    collective_names: list[str]
-    regions: NamedSlices
-    region_names: list[str]
-    modules: NamedSlices
-    calls: CallSlices
-    call_names: list[Name]
-    steps: StepRanges
-    module_names: list[str]
+    tracks: list[TrackKey]  # pid and tid of each track that has slices
+    thread_names: dict[TrackKey, str]  # names by pid and tid
+    process_names: dict[int | str, str]  # names by pid
+    sort_indexes: dict[TrackKey, int]  # where a viewer sorts the rows of threads and streams, by pid and tid
+    ops: NumberedOps  # forward operations with a sequence number
+    plain_ops: EventColumns  # operations without one: nothing asked for their gradient, or autograd called them
+    nodes: NodeSlices  # autograd nodes that ran
+    launches: Launches  # runtime calls that have a correlation id
+    captures: ApiCalls  # runtime calls that begin and end the capture of a graph
+    work: DeviceWork  # what GPUs did
+    collectives: CollectiveSlices  # slices of the CPU in which a collective is launched
+    cpu_collectives: NamedSlices  # collectives that a thread of the CPU runs
+    collective_names: list[str]  # names of both (`all_reduce`)
+    regions: NamedSlices  # ranges of `record_function` and the like
+    region_names: list[str]  # their names
+    modules: NamedSlices  # `nn.Module:` slices
+    calls: CallSlices  # slices whose args say which call of a module they are, as modtrace writes them
+    call_names: list[Name]  # label, fully qualified name and class of their modules
+    steps: StepRanges  # the profiler's steps
+    module_names: list[str]  # what follows `nn.Module: `
+    # Start and end in ns from the base, by the sync mark's name; a name may occur more than once.
     syncs: dict[str, list[tuple[int, int]]]
-    flows: Arrows
-    first: int
-    last: int
+    flows: Arrows  # forward-backward arrows
+    first: int  # ns from the base where the slices begin; `first > last` where there is none
+    last: int  # where they end
+    # Start and end, in ns from the base, of what was profiled; None if the trace does not say.
     window: tuple[int, int] | None
-    cpu_pids: dict[int | str, int]
-    tids: frozenset[int]
-    malformed: int
-    total: int
+    cpu_pids: dict[int | str, int]  # number of CPU slices by pid
+    tids: frozenset[int]  # all thread ids that are numbers
+    malformed: int  # events that are not one: no object, without what every event has, or at no time
+    total: int  # number of events
 
     def of_process(self, pid: int | str) -> "ProfilerEvents":
         """Return these without what threads of other processes did; what devices did stays."""

@@ -25,17 +25,11 @@ _WINDOWS_AT_ONCE = 256
 
 
 class OffsetBounds(NamedTuple):
-    """Bounds on an offset, each at one moment; columns of equal length.
+    """Bounds on an offset, each at one moment; columns of equal length."""
 
-    Attributes:
-        time: int64[n], ns, of the recording's clock.
-        low: float64[n], ns, the least offset; -inf where unknown.
-        high: float64[n], ns, the greatest; inf where unknown.
-    """
-
-    time: Int64Array
-    low: Float64Array
-    high: Float64Array
+    time: Int64Array  # ns, of the recording's clock
+    low: Float64Array  # ns, the least offset; -inf where unknown
+    high: Float64Array  # ns, the greatest; inf where unknown
 
     @classmethod
     def joined(cls, parts: Sequence["OffsetBounds"]) -> "OffsetBounds":
@@ -44,15 +38,10 @@ class OffsetBounds(NamedTuple):
 
 
 class CallEdges(NamedTuple):
-    """Moments at which calls of one thread begin or end; columns of equal length, in time order.
+    """Moments at which calls of one thread begin or end; columns of equal length, in time order."""
 
-    Attributes:
-        time: int64[n], ns, of the recording's clock.
-        guess: int64[n], ns from the trace's base, their supposed places in the trace.
-    """
-
-    time: Int64Array
-    guess: Int64Array
+    time: Int64Array  # ns, of the recording's clock
+    guess: Int64Array  # ns from the trace's base, their supposed places in the trace
 
 
 def busy_intervals(start: Int64Array, end: Int64Array, edges: Int64Array, margin: int) -> TimeIntervals:

@@ -178,33 +178,20 @@ def _names(
 
 @dataclass(frozen=True)
 class Aligned:
-    """A recording in the time of one trace.
+    """A recording in the time of one trace."""
 
-    Attributes:
-        timeline: in ns from the trace's base, clipped to it and cut to its nodes.
-        running: which of its spans, of any phase, ran on a thread at a moment.
-        pid: the process it belongs to, as the trace has it; of several the first.
-        threads: the thread of each of the trace's tracks, as the timeline's tracks have it, or -1.
-        alignment: None if the timeline was made from the trace itself.
-        nodes: autograd nodes of the trace.
-        attributed_nodes: of these, how many belong to a call.
-        straddling_ops: forward operations that lie partly in and partly outside a call: what misalignment would cause.
-        max_straddle_ns: by how much at most.
-        notes: what the user should know.
-        pids: the pids of its processes, if there are several.
-    """
-
-    timeline: Timeline
-    running: InnermostLookup
-    pid: int | str
-    threads: Int64Array
-    alignment: Alignment | None
-    nodes: int
-    attributed_nodes: int
+    timeline: Timeline  # in ns from the trace's base, clipped to it and cut to its nodes
+    running: InnermostLookup  # which of its spans, of any phase, ran on a thread at a moment
+    pid: int | str  # the process it belongs to, as the trace has it; of several the first
+    threads: Int64Array  # the thread of each of the trace's tracks, as the timeline's tracks have it, or -1
+    alignment: Alignment | None  # None if the timeline was made from the trace itself
+    nodes: int  # autograd nodes of the trace
+    attributed_nodes: int  # of these, how many belong to a call
+    # Forward operations that lie partly in and partly outside a call: what misalignment would cause.
     straddling_ops: int
-    max_straddle_ns: int
-    notes: list[str]
-    pids: Mapping[Process, int | str]
+    max_straddle_ns: int  # by how much at most
+    notes: list[str]  # what the user should know
+    pids: Mapping[Process, int | str]  # the pids of its processes, if there are several
 
     def pid_of(self, process: Process) -> int | str:
         """Return what the trace has as the pid of a process of the timeline."""
@@ -213,27 +200,17 @@ class Aligned:
 
 @dataclass(frozen=True)
 class Overlay(Aligned):
-    """A recording in the time of a trace, and what became of the trace's nodes and kernels.
+    """A recording in the time of a trace, and what became of the trace's nodes and kernels."""
 
-    Attributes:
-        drawn: the timeline without the ranges that the profiler's annotations show already.
-        timeline_with_captures: the timeline, and after its spans those that launched what a captured graph holds.
-        devices: spans above the streams, whose calls are spans of `timeline_with_captures`.
-        collective_names: of the collectives among them.
-        summary: what each module took.
-        work: kernels, memcpys and memsets.
-        attributed_work: of these, how many were launched in a call.
-        unattributed: of the others, how many there are for each reason.
-    """
-
-    drawn: Timeline
+    drawn: Timeline  # the timeline without the ranges that the profiler's annotations show already
+    # The timeline, and after its spans those that launched what a captured graph holds.
     timeline_with_captures: Timeline
-    devices: StreamSpans
-    collective_names: list[str]
-    summary: Summary
-    work: int
-    attributed_work: int
-    unattributed: dict[str, int]
+    devices: StreamSpans  # spans above the streams, whose calls are spans of `timeline_with_captures`
+    collective_names: list[str]  # of the collectives among them
+    summary: Summary  # what each module took
+    work: int  # kernels, memcpys and memsets
+    attributed_work: int  # of these, how many were launched in a call
+    unattributed: dict[str, int]  # of the others, how many there are for each reason
 
     def recording(self, events: ProfilerEvents, base: int, left_out: int) -> Timeline:
         """Return what `modtrace.load` of the merged trace is to return: with a track per stream, in Unix nanoseconds.

@@ -215,19 +215,12 @@ class ProfilerSlices:
 
 
 class TrackSlices(NamedTuple):
-    """The slices and instants of one track, in file order; columns of equal length.
+    """The slices and instants of one track, in file order; columns of equal length."""
 
-    Attributes:
-        row: in the table of events.
-        start: µs from the trace's base.
-        duration: µs; -1 for an instant.
-        fields: what else each says, see `EventEncoder.fields`.
-    """
-
-    row: Int64Array
-    start: Float64Array
-    duration: Float64Array
-    fields: list[bytes]
+    row: Int64Array  # in the table of events
+    start: Float64Array  # µs from the trace's base
+    duration: Float64Array  # µs; -1 for an instant
+    fields: list[bytes]  # what else each says, see `EventEncoder.fields`
 
     def bound(self, row: Int64Array, time: Float64Array, binds: Int64Array) -> Int64Array:
         """Return the slice to which each end of a flow belongs, as readers of JSON find it; -1 if there is none.

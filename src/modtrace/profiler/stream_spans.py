@@ -25,31 +25,18 @@ _Key = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class StreamSpans:
-    """Slices above the work of the streams, in order of (track, start, depth); arrays of equal length.
+    """Slices above the work of the streams, in order of (track, start, depth); arrays of equal length."""
 
-    Attributes:
-        track: index into `ProfilerEvents.tracks`.
-        start: int64[n], ns from the base.
-        end: int64[n].
-        span: the span of the recording whose work this is, or -1.
-        depth: spans around each.
-        parent: index of the span around each, or -1.
-        work: kernels, memcpys and memsets in each.
-        collective: index into `ProfilerEvents.collective_names`; -1 if it is not a collective.
-        step: the step in which the work was launched.
-        reason: a `NoModuleReason`, why a span has no module; 0 if it has one.
-    """
-
-    track: Int64Array
-    start: Int64Array
+    track: Int64Array  # index into `ProfilerEvents.tracks`
+    start: Int64Array  # ns from the base
     end: Int64Array
-    span: Int64Array
-    depth: Int64Array
-    parent: Int64Array
-    work: Int64Array
-    collective: Int64Array
-    step: Int64Array
-    reason: Int64Array
+    span: Int64Array  # the span of the recording whose work this is, or -1
+    depth: Int64Array  # spans around each
+    parent: Int64Array  # index of the span around each, or -1
+    work: Int64Array  # kernels, memcpys and memsets in each
+    collective: Int64Array  # index into `ProfilerEvents.collective_names`; -1 if it is not a collective
+    step: Int64Array  # the step in which the work was launched
+    reason: Int64Array  # a `NoModuleReason`, why a span has no module; 0 if it has one
 
     def __len__(self) -> int:
         return len(self.start)
