@@ -23,17 +23,11 @@ Value = int | str
 
 @dataclass(frozen=True, slots=True)
 class ArgColumn:
-    """An arg of some slices.
+    """An arg of some slices."""
 
-    Attributes:
-        rows: int64[n], the slices that have it, ascending.
-        values: int64[n], numbers, or indices into `texts`.
-        texts: what it can be; None if it is a number.
-    """
-
-    rows: Int64Array
-    values: Int64Array
-    texts: Sequence[str] | None = None
+    rows: Int64Array  # the slices that have it, ascending
+    values: Int64Array  # numbers, or indices into `texts`
+    texts: Sequence[str] | None = None  # what it can be; None if it is a number
 
     def __len__(self) -> int:
         return len(self.rows)

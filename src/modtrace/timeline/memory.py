@@ -36,22 +36,15 @@ class CallMemory(NamedTuple):
 
 
 class Holders(NamedTuple):
-    """Who held memory at one moment, in bytes.
+    """Who held memory at one moment, in bytes."""
 
-    Attributes:
-        process: which process; empty if only one counted.
-        time_ns: the moment, Unix nanoseconds.
-        held: what tensors held together.
-        begin_ns: when the process began to count, Unix nanoseconds.
-        by_fqn: what the calls of that step hold by then, largest first, by fully qualified name: what each kept outside
-            of inner calls, less what was freed in its backward, in a call around it, or between calls (the oldest
-            first). Among them are `OUTSIDE_CALLS`, as far as known. Together with what else is held they sum to `held`.
-    """
-
-    process: str
-    time_ns: int
-    held: int
-    begin_ns: int
+    process: str  # which process; empty if only one counted
+    time_ns: int  # the moment, Unix nanoseconds
+    held: int  # what tensors held together
+    begin_ns: int  # when the process began to count, Unix nanoseconds
+    # What the calls of that step hold by then, largest first, by fully qualified name: what each kept outside of inner
+    # calls, less what was freed in its backward, in a call around it, or between calls (the oldest first). Among them
+    # are `OUTSIDE_CALLS`, as far as known. Together with what else is held they sum to `held`.
     by_fqn: dict[str, int]
 
     @property

@@ -22,17 +22,12 @@ FORWARD, BACKWARD, RECOMPUTE = range(3)
 
 
 class SliceKind(NamedTuple):
-    """What a slice can be.
+    """What a slice can be."""
 
-    Attributes:
-        word: what it is called.
-        track: the kind of the tracks that its slices are on; empty for modules, whose tracks are of several kinds.
-        label: the name of its slices in a trace; empty if each has a name of its own.
-    """
-
-    word: str
+    word: str  # what it is called
+    # The kind of the tracks that its slices are on; empty for modules, whose tracks are of several kinds.
     track: str = ""
-    label: str = ""
+    label: str = ""  # the name of its slices in a trace; empty if each has a name of its own
 
 
 KINDS = (

@@ -210,19 +210,12 @@ def wall_clock(records: Iterable[Record]) -> ClockMap:
 
 
 class StepEnds(NamedTuple):
-    """The ends of training steps, in their order; int64 arrays of equal length.
+    """The ends of training steps, in their order; int64 arrays of equal length."""
 
-    Attributes:
-        event: index of the event that ends each.
-        number: of the step.
-        with_passes: whether backward passes end them.
-        ended: how many had ended before the first; empty if only that one says it.
-    """
-
-    event: Int64Array
-    number: Int64Array
-    with_passes: bool = False
-    ended: Int64Array = np.zeros(0, np.int64)
+    event: Int64Array  # index of the event that ends each
+    number: Int64Array  # of the step
+    with_passes: bool = False  # whether backward passes end them
+    ended: Int64Array = np.zeros(0, np.int64)  # how many had ended before the first; empty if only that one says it
 
 
 def _find_step_ends(events: Events) -> StepEnds:
@@ -245,17 +238,11 @@ def _find_step_ends(events: Events) -> StepEnds:
 
 
 class PassColumns(NamedTuple):
-    """Backward passes in the order of their begins; int64 arrays of equal length.
+    """Backward passes in the order of their begins; int64 arrays of equal length."""
 
-    Attributes:
-        thread: index into the name table's threads.
-        begin: index of the event that begins it; -1 if that was overwritten.
-        end: index of the event that ends it; -1 if it is not over.
-    """
-
-    thread: Int64Array
-    begin: Int64Array
-    end: Int64Array
+    thread: Int64Array  # index into the name table's threads
+    begin: Int64Array  # index of the event that begins it; -1 if that was overwritten
+    end: Int64Array  # index of the event that ends it; -1 if it is not over
 
 
 def _pair_passes(events: Events) -> PassColumns:

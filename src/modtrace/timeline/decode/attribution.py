@@ -97,33 +97,20 @@ def _attribute_by_sequence(
 
 
 class _Boundaries(NamedTuple):
-    """What makes the nodes of one thread, from each sequence number on.
+    """What makes the nodes of one thread, from each sequence number on."""
 
-    Attributes:
-        sequence: int64[n], ascending.
-        innermost: int64[n], the innermost call from there on, or -1.
-        builder: int64[n], the node that makes nodes while it runs (`create_graph=True`) from there on, or -1.
-    """
-
-    sequence: Int64Array
-    innermost: Int64Array
-    builder: Int64Array
+    sequence: Int64Array  # ascending
+    innermost: Int64Array  # the innermost call from there on, or -1
+    builder: Int64Array  # the node that makes nodes while it runs (`create_graph=True`) from there on, or -1
 
 
 class _Switches(NamedTuple):
-    """Where greenlets switched.
+    """Where greenlets switched."""
 
-    Attributes:
-        thread: int64[n], the thread that the event is of.
-        position: int64[n], as `Intervals` has positions.
-        sequence: int64[n], the number of the next node.
-        interval: int64[n], the innermost interval in which the one that goes on is, or -1.
-    """
-
-    thread: Int64Array
-    position: Int64Array
-    sequence: Int64Array
-    interval: Int64Array
+    thread: Int64Array  # the thread that the event is of
+    position: Int64Array  # as `Intervals` has positions
+    sequence: Int64Array  # the number of the next node
+    interval: Int64Array  # the innermost interval in which the one that goes on is, or -1
 
 
 def _switches(intervals: Intervals, events: Events) -> _Switches:

@@ -14,40 +14,28 @@ _COLLECTIVE_KINDS = (Kind.COLLECTIVE_ENTER, Kind.COLLECTIVE_EXIT, Kind.WAIT_ENTE
 
 
 class QueuedEvents(NamedTuple):
-    """Events of devices that were recorded, read or not, in the order of the host's events; int64 arrays.
+    """Events of devices that were recorded, read or not, in the order of the host's events; int64 arrays."""
 
-    Attributes:
-        slot: index of each one's `DEVICE_QUEUED` among all events.
-        event: index of the host's event that it belongs to, among those of modules (`RingAnalysis.events`). If it
-            belongs to a collective, the last event of a module before it; -1 if lost.
-        collective: index among all events of the collective, or the wait for one, that it belongs to; -1 if it belongs
-            to a module.
-        stream: number of the stream and index of the device, as in the ring.
-        reached: index of its `DEVICE_REACHED` among all events; -1 if it was never read.
-        dropped: indexes among all events of those that could not be recorded, since none was free; another length.
-    """
-
-    slot: Int64Array
+    slot: Int64Array  # index of each one's `DEVICE_QUEUED` among all events
+    # Index of the host's event that it belongs to, among those of modules (`RingAnalysis.events`). If it belongs to a
+    # collective, the last event of a module before it; -1 if lost.
     event: Int64Array
+    # Index among all events of the collective, or the wait for one, that it belongs to; -1 if it belongs to a module.
     collective: Int64Array
-    stream: Int64Array
-    reached: Int64Array
+    stream: Int64Array  # number of the stream and index of the device, as in the ring
+    reached: Int64Array  # index of its `DEVICE_REACHED` among all events; -1 if it was never read
+    # Indexes among all events of those that could not be recorded, since none was free; another length.
     dropped: Int64Array
 
 
 class DevicePoints(NamedTuple):
-    """Events of devices that were read, in the order of the host's events; int64 arrays of equal length.
+    """Events of devices that were read, in the order of the host's events; int64 arrays of equal length."""
 
-    Attributes:
-        event: index of the host's event that each belongs to: of modules among those (`RingAnalysis.events`), at the
-            begin or the end of collectives and of waits among all.
-        stream: number of the stream and index of the device, as in the ring.
-        device_ns: when the device passed it, on its own clock.
-    """
-
+    # Index of the host's event that each belongs to: of modules among those (`RingAnalysis.events`), at the begin or
+    # the end of collectives and of waits among all.
     event: Int64Array
-    stream: Int64Array
-    device_ns: Int64Array
+    stream: Int64Array  # number of the stream and index of the device, as in the ring
+    device_ns: Int64Array  # when the device passed it, on its own clock
 
     @property
     def device(self) -> Int64Array:

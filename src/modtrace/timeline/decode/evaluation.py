@@ -15,25 +15,16 @@ _NEVER = np.iinfo(np.int64)
 
 
 class Evaluations(NamedTuple):
-    """From when to when a thread calls models to evaluate; arrays of equal length, the first three as in `Intervals`.
+    """From when to when a thread calls models to evaluate; the first three as in `Intervals`."""
 
-    Attributes:
-        thread: index into the threads of the name table.
-        start: monotonic nanoseconds, when the first call began.
-        end: monotonic nanoseconds, when the last call ended.
-        position: of the first call's enter.
-        complete: bool, False if the last call did not end.
-        after: monotonic nanoseconds, when the thread trained last before it; the least number there is: not at all.
-        before: monotonic nanoseconds, when it trains again; the largest number there is: not at all.
-    """
-
-    thread: Int64Array
-    start: Int64Array
-    end: Int64Array
-    position: Int64Array
-    complete: BoolArray
+    thread: Int64Array  # index into the threads of the name table
+    start: Int64Array  # monotonic nanoseconds, when the first call began
+    end: Int64Array  # monotonic nanoseconds, when the last call ended
+    position: Int64Array  # of the first call's enter
+    complete: BoolArray  # False if the last call did not end
+    # Monotonic nanoseconds, when the thread trained last before it; the least number there is: not at all.
     after: Int64Array
-    before: Int64Array
+    before: Int64Array  # monotonic nanoseconds, when it trains again; the largest number there is: not at all
 
 
 def find_evaluations(analysis: RingAnalysis, rows: SpanRows) -> Evaluations:

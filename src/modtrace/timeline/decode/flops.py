@@ -54,18 +54,13 @@ class CountedCalls(NamedTuple):
 
 
 class SpanCosts(NamedTuple):
-    """What spans cost.
+    """What spans cost."""
 
-    Attributes:
-        args: the FLOPs of spans and the bytes of their operators, with those of spans of its phase inside each, or
-            that they are unknown; without spans that have none.
-        outside: FLOPs counted outside of modules.
-        unknown: how many spans have unknown FLOPs.
-    """
-
+    # The FLOPs of spans and the bytes of their operators, with those of spans of its phase inside each, or that they
+    # are unknown; without spans that have none.
     args: Args
-    outside: int
-    unknown: int
+    outside: int  # FLOPs counted outside of modules
+    unknown: int  # how many spans have unknown FLOPs
 
 
 def find_flops(
@@ -133,21 +128,13 @@ def counted_serials(analysis: RingAnalysis) -> list[tuple[int, int]]:
 
 
 class _Costs(NamedTuple):
-    """What operators cost in calls, or in the backward of calls by pass; arrays of equal length.
+    """What operators cost in calls, or in the backward of calls by pass; arrays of equal length."""
 
-    Attributes:
-        cost: int64[3, n]: FLOPs, bytes and FLOPs that ran again.
-        is_counted: bool, whether it is known; True for what has no cost.
-        position: int64, where it began.
-        alike: int64, a number that those alike share; -1 for those that are like none.
-        keys: what those share, by number.
-    """
-
-    cost: Int64Array
-    is_counted: BoolArray
-    position: Int64Array
-    alike: Int64Array
-    keys: list[_Key]
+    cost: Int64Array  # int64[3, n]: FLOPs, bytes and FLOPs that ran again
+    is_counted: BoolArray  # whether it is known; True for what has no cost
+    position: Int64Array  # where it began
+    alike: Int64Array  # a number that those alike share; -1 for those that are like none
+    keys: list[_Key]  # what those share, by number
 
     def note(self, cost_of: dict[_Key, list[int]]) -> None:
         """Note what those cost of which operators were counted."""

@@ -234,31 +234,18 @@ def find_samples(analysis: RingAnalysis) -> dict[int, Samples]:
 
 
 class ModuleSpans(NamedTuple):
-    """The spans of modules, and what was sampled beside them.
+    """The spans of modules, and what was sampled beside them."""
 
-    Attributes:
-        columns: as of `Slices`, in the order of their begins.
-        spans: how many there are, also where their columns are left out.
-        tracks: of each track twice the thread in the name table, plus one for a backward track.
-        args: what only some spans have.
-        evaluations: where threads evaluate.
-        unfinished: spans without their end.
-        unstarted: spans without their begin.
-        unattributed: runs of nodes of no known call.
-        counters: the samples of each counter, by the number of its text.
-        flops: counted outside of modules, and how many spans have unknown ones.
-    """
-
-    columns: dict[str, AnyArray]
-    spans: int
-    tracks: Sequence[int]
-    args: Args
-    evaluations: Evaluations
-    unfinished: int
-    unstarted: int
-    unattributed: int
-    counters: Mapping[int, Samples]
-    flops: tuple[int, int] = (0, 0)
+    columns: dict[str, AnyArray]  # as of `Slices`, in the order of their begins
+    spans: int  # how many there are, also where their columns are left out
+    tracks: Sequence[int]  # of each track twice the thread in the name table, plus one for a backward track
+    args: Args  # what only some spans have
+    evaluations: Evaluations  # where threads evaluate
+    unfinished: int  # spans without their end
+    unstarted: int  # spans without their begin
+    unattributed: int  # runs of nodes of no known call
+    counters: Mapping[int, Samples]  # the samples of each counter, by the number of its text
+    flops: tuple[int, int] = (0, 0)  # counted outside of modules, and how many spans have unknown ones
 
 
 def decode_modules(

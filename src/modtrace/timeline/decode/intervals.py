@@ -53,42 +53,24 @@ class Intervals:
 
     A position orders all starts and ends of a recording: twice the index of its event, plus one; an even
     position is between two events.
-
-    Attributes:
-        thread: int64, index into the name table's threads.
-        start_position: int64; negative if the start was overwritten.
-        end_position: int64; beyond all events where the end never came.
-        start: int64, monotonic nanoseconds.
-        end: int64, monotonic nanoseconds.
-        is_node: bool, True for autograd nodes and segments of them, False for calls.
-        name: int64, number of the module's name; for a node of the portable engine that of its call, else `NO_NAME`.
-        call_key: int64, which call of that name; -1 for nodes of the native engine.
-        sequence: int64, of a node its own sequence number, of a call the thread's at enter; -1 if it is not known.
-        exit_sequence: int64, of a call the thread's sequence number at exit; -1 if it is not known.
-        forward_thread: int64, of a native node the thread that made it, as torch numbers threads; else -1.
-        backward_pass: int64, of a node torch's graph task, or below -1 our own number of the pass; -1 for calls.
-        has_start: bool, False if the start was overwritten.
-        has_end: bool, False if the end never came.
-        depth: int64, how many intervals are around it on its thread.
-        parent: int64, index of the interval around it, or -1.
     """
 
-    thread: Int64Array
-    start_position: Int64Array
-    end_position: Int64Array
-    start: Int64Array
-    end: Int64Array
-    is_node: BoolArray
-    name: Int64Array
-    call_key: Int64Array
-    sequence: Int64Array
-    exit_sequence: Int64Array
-    forward_thread: Int64Array
-    backward_pass: Int64Array
-    has_start: BoolArray
-    has_end: BoolArray
-    depth: Int64Array
-    parent: Int64Array
+    thread: Int64Array  # index into the name table's threads
+    start_position: Int64Array  # negative if the start was overwritten
+    end_position: Int64Array  # beyond all events where the end never came
+    start: Int64Array  # monotonic nanoseconds
+    end: Int64Array  # monotonic nanoseconds
+    is_node: BoolArray  # True for autograd nodes and segments of them, False for calls
+    name: Int64Array  # number of the module's name; for a node of the portable engine that of its call, else `NO_NAME`
+    call_key: Int64Array  # which call of that name; -1 for nodes of the native engine
+    sequence: Int64Array  # of a node its own sequence number, of a call the thread's at enter; -1 if it is not known
+    exit_sequence: Int64Array  # of a call the thread's sequence number at exit; -1 if it is not known
+    forward_thread: Int64Array  # of a native node the thread that made it, as torch numbers threads; else -1
+    backward_pass: Int64Array  # of a node torch's graph task, or below -1 our own number of the pass; -1 for calls
+    has_start: BoolArray  # False if the start was overwritten
+    has_end: BoolArray  # False if the end never came
+    depth: Int64Array  # how many intervals are around it on its thread
+    parent: Int64Array  # index of the interval around it, or -1
 
     def __len__(self) -> int:
         return len(self.thread)

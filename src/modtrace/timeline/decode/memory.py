@@ -28,32 +28,20 @@ _IN_A_LIST = re.compile(r"\.\d+(\..*)?$")
 
 
 class HeldMemory(NamedTuple):
-    """What tensors hold, in bytes.
+    """What tensors hold, in bytes."""
 
-    Attributes:
-        held: all of it, at the failed allocation, else when the last step ended.
-        by: who holds it: fully qualified names of modules, `no module`, `backward`, `optimizer`, `parameters`; largest
-            first.
-        last: all that was held at the last event.
-        grows: by how much it grows a step; 0 if it does not grow steadily.
-        grows_by: who holds what grows.
-        refused: what could not be allocated; None if that never was.
-        place: where that was: `forward GPT.blocks.3`.
-        step: the last step that had ended then; None if none had.
-        saved: bytes that the calls of each module, outside of inner ones, keep for a backward pass, the mean of the
-            last ones.
-        at_peak: when most was held, `time_ns`, and the bytes of `OUTSIDE_CALLS` then; none if the ring does not say.
-    """
-
-    held: int
+    held: int  # all of it, at the failed allocation, else when the last step ended
+    # Who holds it: fully qualified names of modules, `no module`, `backward`, `optimizer`, `parameters`; largest first.
     by: dict[str, int]
-    last: int
-    grows: int = 0
-    grows_by: Mapping[str, int] = {}
-    refused: int | None = None
-    place: str = ""
-    step: int | None = None
+    last: int  # all that was held at the last event
+    grows: int = 0  # by how much it grows a step; 0 if it does not grow steadily
+    grows_by: Mapping[str, int] = {}  # who holds what grows
+    refused: int | None = None  # what could not be allocated; None if that never was
+    place: str = ""  # where that was: `forward GPT.blocks.3`
+    step: int | None = None  # the last step that had ended then; None if none had
+    # Bytes that the calls of each module, outside of inner ones, keep for a backward pass, the mean of the last ones.
     saved: Mapping[str, int] = {}
+    # When most was held, `time_ns`, and the bytes of `OUTSIDE_CALLS` then; none if the ring does not say.
     at_peak: Mapping[str, int] = {}
 
     @property

@@ -108,19 +108,12 @@ class ThreadStack(NamedTuple):
 
 
 class _OpenPass(NamedTuple):
-    """A backward pass that is not over.
+    """A backward pass that is not over."""
 
-    Attributes:
-        thread: index of the thread that called it, in the name table.
-        position: of its begin, as `Intervals` has positions.
-        since_ns: when it began, monotonic nanoseconds.
-        others: int64, the threads that called no pass: its nodes may run there.
-    """
-
-    thread: int
-    position: int
-    since_ns: int
-    others: Int64Array
+    thread: int  # index of the thread that called it, in the name table
+    position: int  # of its begin, as `Intervals` has positions
+    since_ns: int  # when it began, monotonic nanoseconds
+    others: Int64Array  # the threads that called no pass: its nodes may run there
 
 
 def open_stacks(analysis: RingAnalysis) -> list[ThreadStack]:

@@ -89,19 +89,12 @@ class MemorySummary(NamedTuple):
 
 
 class MeasuredMemory(NamedTuple):
-    """What a piece of a timeline adds to a `MemorySummary`.
+    """What a piece of a timeline adds to a `MemorySummary`."""
 
-    Attributes:
-        calls: int64[4, n]: phase, group, bytes retained, and how many calls retained as much.
-        peaks: int64[phases, groups], the most held inside a call; negative where none was counted.
-        held: who held most, when they did.
-        step: the number of the step that this is in; None if it is in none.
-    """
-
-    calls: Int64Array
-    peaks: Int64Array
-    held: Holders
-    step: int | None
+    calls: Int64Array  # int64[4, n]: phase, group, bytes retained, and how many calls retained as much
+    peaks: Int64Array  # int64[phases, groups], the most held inside a call; negative where none was counted
+    held: Holders  # who held most, when they did
+    step: int | None  # the number of the step that this is in; None if it is in none
 
 
 def measure_memory(timeline: "Timeline", groups: Groups, steps: StepBounds) -> MeasuredMemory | None:

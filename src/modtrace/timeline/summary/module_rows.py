@@ -147,21 +147,14 @@ GroupBy = Literal["module", "class"]
 
 
 class Groups(NamedTuple):
-    """The groups of a timeline's modules; each gets a row.
+    """The groups of a timeline's modules; each gets a row."""
 
-    Attributes:
-        fqns: for each group the fully qualified name of its module; empty if a group is a class.
-        classes: for each group the class of its modules.
-        of_name: int64[names], for each name of the timeline its group.
-        inner_name: int64[pairs], a name …
-        outer_group: int64[pairs], … and a group that it counts to: its own and, once each, those of the modules that
-            contain it by their fully qualified names.
-    """
-
-    fqns: list[str]
-    classes: list[str]
-    of_name: Int64Array
-    inner_name: Int64Array
+    fqns: list[str]  # for each group the fully qualified name of its module; empty if a group is a class
+    classes: list[str]  # for each group the class of its modules
+    of_name: Int64Array  # int64[names], for each name of the timeline its group
+    inner_name: Int64Array  # int64[pairs], a name …
+    # Int64[pairs], … and a group that it counts to: its own and, once each, those of the modules that contain it by
+    # their fully qualified names.
     outer_group: Int64Array
 
     def __len__(self) -> int:

@@ -69,23 +69,14 @@ def summarize_pieces(
 
 
 class _Spans(NamedTuple):
-    """What the rows of `Timeline.columns` count to.
+    """What the rows of `Timeline.columns` count to."""
 
-    Attributes:
-        groups: what has a row in the summary.
-        group: int64, per span its group.
-        inside: bool, per span whether it ran inside backward.
-        timed: the outermost spans of each group, without those that ran inside backward.
-        counts: bool, per span whether it is in a step, and not in an evaluation, or of another process.
-        step: int64, per span its step; of another process -2.
-    """
-
-    groups: Groups
-    group: Int64Array
-    inside: BoolArray
-    timed: Int64Array
-    counts: BoolArray
-    step: Int64Array
+    groups: Groups  # what has a row in the summary
+    group: Int64Array  # per span its group
+    inside: BoolArray  # per span whether it ran inside backward
+    timed: Int64Array  # the outermost spans of each group, without those that ran inside backward
+    counts: BoolArray  # per span whether it is in a step, and not in an evaluation, or of another process
+    step: Int64Array  # per span its step; of another process -2
 
 
 _OF_OTHERS = -2
@@ -108,37 +99,22 @@ def _classify(timeline: Timeline, by: GroupBy, step_by: str) -> _Spans:
 
 
 class _Measured(NamedTuple):
-    """What a piece of a timeline adds to a summary.
+    """What a piece of a timeline adds to a summary."""
 
-    Attributes:
-        totals: int64[phases, groups].
-        self_ns: int64[phases, groups].
-        calls: int64[groups].
-        order: the groups, in the order of their first calls.
-        in_steps: group, step and ns: what the groups took in each step, int64[n] each.
-        steps: the steps.
-        divided: their parts.
-        counts: of spans.
-        memory: what modules took; None if it was not counted.
-        flops: what they cost; None if it was not counted.
-        ranges: how long each range took, by name and part.
-        runs: int64[2, 3, groups], see `Measured.runs`: in whole steps, and elsewhere.
-        collections: int64[2, generations], how many garbage collections there were, and what they freed.
-    """
-
-    totals: Int64Array
-    self_ns: Int64Array
-    calls: Int64Array
-    order: list[int]
+    totals: Int64Array  # int64[phases, groups]
+    self_ns: Int64Array  # int64[phases, groups]
+    calls: Int64Array  # int64[groups]
+    order: list[int]  # the groups, in the order of their first calls
+    # Group, step and ns: what the groups took in each step, int64[n] each.
     in_steps: tuple[Int64Array, Int64Array, Int64Array]
-    steps: list[StepTimes]
-    divided: DividedSteps
-    counts: SpanCounts
-    memory: MeasuredMemory | None
-    flops: _MeasuredFlops | None
-    ranges: Mapping[tuple[str, str], Int64Array]
-    runs: Int64Array
-    collections: Int64Array
+    steps: list[StepTimes]  # the steps
+    divided: DividedSteps  # their parts
+    counts: SpanCounts  # of spans
+    memory: MeasuredMemory | None  # what modules took; None if it was not counted
+    flops: _MeasuredFlops | None  # what they cost; None if it was not counted
+    ranges: Mapping[tuple[str, str], Int64Array]  # how long each range took, by name and part
+    runs: Int64Array  # int64[2, 3, groups], see `Measured.runs`: in whole steps, and elsewhere
+    collections: Int64Array  # int64[2, generations], how many garbage collections there were, and what they freed
 
 
 class _MeasuredFlops(NamedTuple):
