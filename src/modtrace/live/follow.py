@@ -66,20 +66,14 @@ class EndedStep:
 
 @dataclass(frozen=True)
 class Look:
-    """What was new in a ring when it was read.
+    """What was new in a ring when it was read."""
 
-    Attributes:
-        timeline: of its end, from before the first new step on; None if nothing new was divided.
-        steps: those that have ended and were in no look before, in their order. A step is given once the next one has
-            ended, or the ring has: until then a second optimizer may still end it later.
-        since_ns: what ended up to this moment was in an earlier look, Unix nanoseconds.
-        keeps: the time and the reason of each mark that asks to keep.
-    """
-
-    timeline: Timeline | None = None
+    timeline: Timeline | None = None  # of its end, from before the first new step on; None if nothing new was divided
+    # Those that have ended and were in no look before, in their order. A step is given once the next one has ended, or
+    # the ring has: until then a second optimizer may still end it later.
     steps: list[EndedStep] = field(default_factory=list)
-    since_ns: int = 0
-    keeps: list[tuple[int, str]] = field(default_factory=list)
+    since_ns: int = 0  # what ended up to this moment was in an earlier look, Unix nanoseconds
+    keeps: list[tuple[int, str]] = field(default_factory=list)  # the time and the reason of each mark that asks to keep
 
 
 class RingFollower:

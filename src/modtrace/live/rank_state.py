@@ -32,39 +32,23 @@ _MESSAGES = ("send", "recv", _ANY_SOURCE)
 
 
 class Blocked(NamedTuple):
-    """A collective, a send or a receive that was called and is not complete.
+    """A collective, a send or a receive that was called and is not complete."""
 
-    Attributes:
-        operator: as `torch.distributed` calls it.
-        counter: which collective of its group it is; for a send or receive which one with its peer.
-        since_ns: when the wait for it began, or its call; monotonic nanoseconds.
-        tid: of the thread that called it, as the operating system has it; 0 if that is not known.
-        details: what else is known of it, as texts.
-    """
-
-    operator: str
-    counter: int
-    since_ns: int
-    tid: int = 0
-    details: tuple[str, ...] = ()
+    operator: str  # as `torch.distributed` calls it
+    counter: int  # which collective of its group it is; for a send or receive which one with its peer
+    since_ns: int  # when the wait for it began, or its call; monotonic nanoseconds
+    tid: int = 0  # of the thread that called it, as the operating system has it; 0 if that is not known
+    details: tuple[str, ...] = ()  # what else is known of it, as texts
 
 
 class GroupProgress(NamedTuple):
-    """How far one process is with the collectives of one group.
+    """How far one process is with the collectives of one group."""
 
-    Attributes:
-        group: the group.
-        last: the counter of the last one that was called; -1 if none was.
-        recent: the operators of the last ones, in order; empty texts if they are not known.
-        blocked: the first one that is not complete, as far as the engine can know; else None.
-        sizes: the bytes of the same; -1 if they are not known.
-    """
-
-    group: Group
-    last: int
-    recent: tuple[str, ...]
-    blocked: Blocked | None
-    sizes: tuple[int, ...] = ()
+    group: Group  # the group
+    last: int  # the counter of the last one that was called; -1 if none was
+    recent: tuple[str, ...]  # the operators of the last ones, in order; empty texts if they are not known
+    blocked: Blocked | None  # the first one that is not complete, as far as the engine can know; else None
+    sizes: tuple[int, ...] = ()  # the bytes of the same; -1 if they are not known
 
     def call(self, counter: int) -> tuple[str, int]:
         """Return the operator and the bytes of the one with this counter; empty and -1 if they are not known."""
@@ -74,35 +58,23 @@ class GroupProgress(NamedTuple):
 
 
 class PeerProgress(NamedTuple):
-    """How far one process is with its sends to, or its receives from, one other.
+    """How far one process is with its sends to, or its receives from, one other."""
 
-    Attributes:
-        group: the group that they are called on.
-        operator: "send" or "recv".
-        peer: the rank in the group at the other end, or `ANY_PEER`.
-        last: the counter of the last one that was called.
-        blocked: the first one that is not complete; else None.
-    """
-
-    group: Group
-    operator: str
-    peer: int
-    last: int
-    blocked: Blocked | None
+    group: Group  # the group that they are called on
+    operator: str  # "send" or "recv"
+    peer: int  # the rank in the group at the other end, or `ANY_PEER`
+    last: int  # the counter of the last one that was called
+    blocked: Blocked | None  # the first one that is not complete; else None
 
 
 class RankProgress(NamedTuple):
-    """How far one process has come.
+    """How far one process has come."""
 
-    Attributes:
-        groups: with the collectives of each group that has any in the ring, or that the ring knows.
-        peers: with the sends and receives of each pair.
-        first_ns: the oldest event that was read, monotonic nanoseconds; earlier calls are not known. None if the ring
-            holds all of the recording.
-    """
-
+    # With the collectives of each group that has any in the ring, or that the ring knows.
     groups: tuple[GroupProgress, ...] = ()
-    peers: tuple[PeerProgress, ...] = ()
+    peers: tuple[PeerProgress, ...] = ()  # with the sends and receives of each pair
+    # The oldest event that was read, monotonic nanoseconds; earlier calls are not known. None if the ring holds all of
+    # the recording.
     first_ns: int | None = None
 
 

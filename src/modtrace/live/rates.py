@@ -18,25 +18,18 @@ from .where import RankState, rank_state_of, read_clocks
 
 
 class RankRates(NamedTuple):
-    """What one process did in the last seconds, or in the last ones before it stopped.
+    """What one process did in the last seconds, or in the last ones before it stopped."""
 
-    Attributes:
-        state: where it is.
-        steps_per_s: until now; None if fewer than two steps have ended.
-        window_steps_per_s: the same in the time that the rows are of, which can be over.
-        window_ns: how long the time is that the rows are of; shorter than asked for where the ring, or what was read of
-            it, does not go back so far.
-        rows: what each module took in that time; what began before or is not over counts with its part.
-        communication_ns: of that time, with any thread in a call of torch.distributed or in a wait for one.
-        parts: the share of each part of a step, see `PartTimes`, in the steps that are known of that time.
-    """
-
-    state: RankState
-    steps_per_s: float | None
-    window_steps_per_s: float | None
+    state: RankState  # where it is
+    steps_per_s: float | None  # until now; None if fewer than two steps have ended
+    window_steps_per_s: float | None  # the same in the time that the rows are of, which can be over
+    # How long the time is that the rows are of; shorter than asked for where the ring, or what was read of it, does not
+    # go back so far.
     window_ns: int
+    # What each module took in that time; what began before or is not over counts with its part.
     rows: tuple[ModuleTimes, ...]
-    communication_ns: int
+    communication_ns: int  # of that time, with any thread in a call of torch.distributed or in a wait for one
+    # The share of each part of a step, see `PartTimes`, in the steps that are known of that time.
     parts: Mapping[str, float] = MappingProxyType({})
 
     @property
@@ -98,27 +91,16 @@ RATE_SORT_KEYS = ("self", "total", "forward", "backward", "calls", "name")
 
 
 class ModuleRate(NamedTuple):
-    """What one module takes, as the mean over ranks; shares are of the time that passes, 1 is all of it.
+    """What one module takes, as the mean over ranks; shares are of the time that passes, 1 is all of it."""
 
-    Attributes:
-        fqn: the module's fully qualified name.
-        calls_per_s: how often its forward runs in a second.
-        self_share: in it and outside of modules inside it.
-        total_share: in it, in all phases.
-        forward_share: in forward.
-        backward_share: in backward and recompute.
-        busiest_share: the largest self share of a rank.
-        busiest_rank: that rank; None if there is one rank only, or it is not known.
-    """
-
-    fqn: str
-    calls_per_s: float
-    self_share: float
-    total_share: float
-    forward_share: float
-    backward_share: float
-    busiest_share: float
-    busiest_rank: int | None
+    fqn: str  # the module's fully qualified name
+    calls_per_s: float  # how often its forward runs in a second
+    self_share: float  # in it and outside of modules inside it
+    total_share: float  # in it, in all phases
+    forward_share: float  # in forward
+    backward_share: float  # in backward and recompute
+    busiest_share: float  # the largest self share of a rank
+    busiest_rank: int | None  # that rank; None if there is one rank only, or it is not known
 
 
 def merge_ranks(ranks: Sequence[RankRates], max_depth: int | None) -> list[ModuleRate]:

@@ -22,27 +22,16 @@ _PAGE = 10
 
 @dataclass(slots=True)
 class ScreenState:
-    """What the screen shows.
+    """What the screen shows."""
 
-    Attributes:
-        sort: one of `RATE_SORT_KEYS`.
-        max_depth: how many levels of modules; None: all.
-        by_rank: a line per rank, and not per module.
-        rank: which rank's modules, as an index into the ranks; None: those of all.
-        paused: whether the screen stays as it is.
-        first: the first line that is shown.
-        quits: whether the user wants to leave.
-        help: the last line, which says what there is to press.
-    """
-
-    sort: str = "self"
-    max_depth: int | None = None
-    by_rank: bool = False
-    rank: int | None = None
-    paused: bool = False
-    first: int = 0
-    quits: bool = False
-    help: str = KEYS_HELP
+    sort: str = "self"  # one of `RATE_SORT_KEYS`
+    max_depth: int | None = None  # how many levels of modules; None: all
+    by_rank: bool = False  # a line per rank, and not per module
+    rank: int | None = None  # which rank's modules, as an index into the ranks; None: those of all
+    paused: bool = False  # whether the screen stays as it is
+    first: int = 0  # the first line that is shown
+    quits: bool = False  # whether the user wants to leave
+    help: str = KEYS_HELP  # the last line, which says what there is to press
 
     def press(self, key: str, ranks: int, depth: int) -> None:
         """Do what a key means; others do nothing.

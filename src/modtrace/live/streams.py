@@ -22,29 +22,19 @@ _GRACE_NS = 1_000_000_000
 
 
 class StreamState(NamedTuple):
-    """What a stream of a device is in, or was when its events were read last.
+    """What a stream of a device is in, or was when its events were read last."""
 
-    Attributes:
-        device: index of the device.
-        stream: torch's id of the stream.
-        calls: the chosen calls that it is in, outermost first; `since_ns`: when the device entered the call, or in
-            backward its current run of nodes.
-        queued: calls and runs of nodes that were launched by the host, and not yet seen to start on the device.
-        unread: events after the last one that was read.
-        dropped: later events of all streams that are lost because no event was free.
-        read_ns: when an event of the stream was last read or polled, monotonic; None if none was.
-        collective: the operator of the collective that it runs or waits for (`all_reduce`); empty if it is in none.
-        is_known: False if its events are no longer read: the device may be anywhere after `calls`.
-    """
-
-    device: int
-    stream: int
+    device: int  # index of the device
+    stream: int  # torch's id of the stream
+    # The chosen calls that it is in, outermost first; `since_ns`: when the device entered the call, or in backward its
+    # current run of nodes.
     calls: tuple[OpenCall, ...]
-    queued: int
-    unread: int
-    dropped: int
-    read_ns: int | None
-    is_known: bool
+    queued: int  # calls and runs of nodes that were launched by the host, and not yet seen to start on the device
+    unread: int  # events after the last one that was read
+    dropped: int  # later events of all streams that are lost because no event was free
+    read_ns: int | None  # when an event of the stream was last read or polled, monotonic; None if none was
+    is_known: bool  # False if its events are no longer read: the device may be anywhere after `calls`
+    # The operator of the collective that it runs or waits for (`all_reduce`); empty if it is in none.
     collective: str = ""
 
 

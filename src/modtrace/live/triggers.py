@@ -29,22 +29,15 @@ _FORMS = (
 
 
 class Condition(NamedTuple):
-    """A condition under which a window is kept.
+    """A condition under which a window is kept."""
 
-    Attributes:
-        text: as it was given.
-        subject: what is measured: a step, a part of it, a call of a module, or the time without an event. For a signal
-            the recorded process itself asks to keep.
-        name: of the part, or the pattern of the modules' names.
-        limit_ns: what it must exceed, in nanoseconds; None if `times` is the limit.
-        times: how many times its median over the last steps it must exceed.
-    """
-
-    text: str
+    text: str  # as it was given
+    # What is measured: a step, a part of it, a call of a module, or the time without an event. For a signal the
+    # recorded process itself asks to keep.
     subject: Literal["step", "part", "module", "hang", "signal"]
-    name: str
-    limit_ns: int | None
-    times: float = 0.0
+    name: str  # of the part, or the pattern of the modules' names
+    limit_ns: int | None  # what it must exceed, in nanoseconds; None if `times` is the limit
+    times: float = 0.0  # how many times its median over the last steps it must exceed
 
     @property
     def label(self) -> str:
@@ -117,23 +110,14 @@ _LEAST_NS = 20_000_000
 
 
 class Trigger(NamedTuple):
-    """One reason to keep a window, and around which moment.
+    """One reason to keep a window, and around which moment."""
 
-    Attributes:
-        key: what the time between two windows is of: the text of the condition, or the reason of `Recording.keep`.
-        label: a few words for the file's name.
-        sentence: what happened.
-        step: in which step, or None if no step ends.
-        time_ns: when, Unix nanoseconds.
-        waits: whether the steps after it are waited for; a process that hangs has none.
-    """
-
-    key: str
-    label: str
-    sentence: str
-    step: int | None
-    time_ns: int
-    waits: bool = True
+    key: str  # what the time between two windows is of: the text of the condition, or the reason of `Recording.keep`
+    label: str  # a few words for the file's name
+    sentence: str  # what happened
+    step: int | None  # in which step, or None if no step ends
+    time_ns: int  # when, Unix nanoseconds
+    waits: bool = True  # whether the steps after it are waited for; a process that hangs has none
 
 
 class Triggers:

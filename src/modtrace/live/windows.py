@@ -43,19 +43,12 @@ _CAUSE_STEPS = 16
 
 
 class KeepLimits(NamedTuple):
-    """How large the windows are that are kept, how many there are, and how often one is.
+    """How large the windows are that are kept, how many there are, and how often one is."""
 
-    Attributes:
-        steps: how many before a moment, and how many after it.
-        pause_ns: the time between two windows of one reason, at least.
-        max_kept: moments.
-        max_bytes: of all windows in the folder, those of earlier runs too.
-    """
-
-    steps: int = 2
-    pause_ns: int = 30_000_000_000
-    max_kept: int = 20
-    max_bytes: int = 500_000_000
+    steps: int = 2  # how many before a moment, and how many after it
+    pause_ns: int = 30_000_000_000  # the time between two windows of one reason, at least
+    max_kept: int = 20  # moments
+    max_bytes: int = 500_000_000  # of all windows in the folder, those of earlier runs too
 
 
 class CameLate(NamedTuple):
