@@ -23,19 +23,12 @@ Beyond = Literal["last rate", "mean rate", "no rate"]
 
 
 class Reading(NamedTuple):
-    """One reading of how far another clock was ahead of this one.
+    """One reading of how far another clock was ahead of this one."""
 
-    Attributes:
-        time_ns: own nanoseconds at which it holds.
-        offset_ns: the other clock less the own one.
-        bound_ns: the true offset is at most so far from that.
-        round_trip_ns: how long the reading took at least.
-    """
-
-    time_ns: int
-    offset_ns: float
-    bound_ns: float = 0
-    round_trip_ns: int = 0
+    time_ns: int  # own nanoseconds at which it holds
+    offset_ns: float  # the other clock less the own one
+    bound_ns: float = 0  # the true offset is at most so far from that
+    round_trip_ns: int = 0  # how long the reading took at least
 
 
 class Offset(NamedTuple):

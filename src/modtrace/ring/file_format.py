@@ -106,18 +106,12 @@ _MAX_AHEAD = 64
 
 
 class FileHeader(NamedTuple):
-    """What the header of a ring file says.
+    """What the header of a ring file says."""
 
-    Attributes:
-        capacity: slots in the ring.
-        log_start: the byte at which the log begins.
-        metadata: about the recording, as written there; without what it cannot say of a process.
-        writer: the process that writes it, as `owner.describe_writer` says it; empty in files of older versions.
-    """
-
-    capacity: int
-    log_start: int
-    metadata: Mapping[str, object]
+    capacity: int  # slots in the ring
+    log_start: int  # the byte at which the log begins
+    metadata: Mapping[str, object]  # about the recording, as written there; without what it cannot say of a process
+    # The process that writes it, as `owner.describe_writer` says it; empty in files of older versions.
     writer: Mapping[str, object]
 
 

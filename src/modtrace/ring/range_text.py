@@ -19,15 +19,10 @@ _PLACES = {"optimizer": "the optimizer", "gc": "garbage collection", "compile": 
 
 
 class RangeName(NamedTuple):
-    """What a range is called.
+    """What a range is called."""
 
-    Attributes:
-        name: as torch or the user calls it.
-        category: one of `CATEGORIES`.
-    """
-
-    name: str
-    category: str
+    name: str  # as torch or the user calls it
+    category: str  # one of `CATEGORIES`
 
     @property
     def place(self) -> str:

@@ -68,39 +68,23 @@ _SlotRange = tuple[int, int]
 
 
 class SlotSnapshot(NamedTuple):
-    """The slots that a ring held when it was read, and how many it had lost.
+    """The slots that a ring held when it was read, and how many it had lost."""
 
-    Attributes:
-        events: the whole events, in serial order.
-        recorded: number of events written since the ring was made.
-        overwritten: of these, those whose slots were used again, or that were not asked for.
-        torn: of these, those whose slots were half written, or damaged.
-    """
-
-    events: Events
-    recorded: int
-    overwritten: int
-    torn: int
+    events: Events  # the whole events, in serial order
+    recorded: int  # number of events written since the ring was made
+    overwritten: int  # of these, those whose slots were used again, or that were not asked for
+    torn: int  # of these, those whose slots were half written, or damaged
 
 
 class RingSnapshot(NamedTuple):
-    """What a ring held when it was read.
+    """What a ring held when it was read."""
 
-    Attributes:
-        slots: the events, and how many were lost.
-        records: the name table's records, in the order in which they were noted.
-        metadata: about the recording, from the header.
-        writer: whether the process that writes the file lives; "unknown" for a ring in memory.
-        known_pid: whether it lives, and is the one that the metadata's `pid` names here.
-        missing_bytes: what was cut off the end of the file.
-    """
-
-    slots: SlotSnapshot
-    records: list[Record]
-    metadata: Mapping[str, object]
-    writer: WriterState = "unknown"
-    known_pid: bool = False
-    missing_bytes: int = 0
+    slots: SlotSnapshot  # the events, and how many were lost
+    records: list[Record]  # the name table's records, in the order in which they were noted
+    metadata: Mapping[str, object]  # about the recording, from the header
+    writer: WriterState = "unknown"  # whether the process that writes the file lives; "unknown" for a ring in memory
+    known_pid: bool = False  # whether it lives, and is the one that the metadata's `pid` names here
+    missing_bytes: int = 0  # what was cut off the end of the file
 
     @property
     def unsaved(self) -> str:

@@ -270,23 +270,14 @@ KINDS_OF_OTHER_THREADS = tuple(kind for kind in Kind if kind.by_others)
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """Whole events in serial order, as columns of equal length.
+    """Whole events in serial order, as columns of equal length."""
 
-    Attributes:
-        serial: int64, ascending, with gaps where slots were torn.
-        time: int64, monotonic nanoseconds.
-        kind: int8, a `Kind`.
-        thread: int32, index into the threads of the name table.
-        name: int32, index into its names or texts, by kind.
-        value: int64, by kind.
-    """
-
-    serial: Int64Array
-    time: Int64Array
-    kind: Int8Array
-    thread: Int32Array
-    name: Int32Array
-    value: Int64Array
+    serial: Int64Array  # ascending, with gaps where slots were torn
+    time: Int64Array  # monotonic nanoseconds
+    kind: Int8Array  # a `Kind`
+    thread: Int32Array  # index into the threads of the name table
+    name: Int32Array  # index into its names or texts, by kind
+    value: Int64Array  # by kind
 
     def __len__(self) -> int:
         return len(self.serial)
