@@ -24,19 +24,12 @@ T = TypeVar("T")
 
 
 class RankTimeline(NamedTuple):
-    """One rank in the time of the job.
+    """One rank in the time of the job."""
 
-    Attributes:
-        time: the place of its own times in the job's.
-        timeline: in Unix nanoseconds of the job's clock.
-        bound_ns: how far its times are off at most.
-        file: the recording.
-    """
-
-    time: RankTime
-    timeline: Timeline
-    bound_ns: int
-    file: RankRecording
+    time: RankTime  # the place of its own times in the job's
+    timeline: Timeline  # in Unix nanoseconds of the job's clock
+    bound_ns: int  # how far its times are off at most
+    file: RankRecording  # the recording
 
     @property
     def rank(self) -> int:

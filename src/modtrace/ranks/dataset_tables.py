@@ -46,25 +46,15 @@ TABLE_NAMES = tuple(FOLDERS.values())
 
 
 class RankEntry(NamedTuple):
-    """What a dataset says of one rank.
+    """What a dataset says of one rank."""
 
-    Attributes:
-        rank: its number.
-        bound_ns: how far its times are off at most, see `RankTimeline`.
-        method: how it was found where it is, see `RankTime`.
-        clock: the id of its clock.
-        spans: how many it has.
-        peak_bytes: the most that its tensors held; -1 if it recorded no memory.
-        source: the file it came from: path, size and time of change.
-    """
-
-    rank: int
-    bound_ns: int
-    method: str
-    clock: str
-    spans: int
-    peak_bytes: int
-    source: list[Any]
+    rank: int  # its number
+    bound_ns: int  # how far its times are off at most, see `RankTimeline`
+    method: str  # how it was found where it is, see `RankTime`
+    clock: str  # the id of its clock
+    spans: int  # how many it has
+    peak_bytes: int  # the most that its tensors held; -1 if it recorded no memory
+    source: list[Any]  # the file it came from: path, size and time of change
 
 
 _ENTRY_TYPES = (int, int, str, str, int, int, list)

@@ -43,19 +43,12 @@ _MAX_RANKS_PER_PART = 512
 
 
 class PackResult(NamedTuple):
-    """What `pack` did.
+    """What `pack` did."""
 
-    Attributes:
-        ranks: how many ranks the dataset holds.
-        packed: how many of them this run has packed; the others were there.
-        spans: how many spans the dataset holds.
-        nbytes: how large its files of spans are.
-    """
-
-    ranks: int
-    packed: int
-    spans: int
-    nbytes: int
+    ranks: int  # how many ranks the dataset holds
+    packed: int  # how many of them this run has packed; the others were there
+    spans: int  # how many spans the dataset holds
+    nbytes: int  # how large its files of spans are
 
 
 def pack(

@@ -35,23 +35,14 @@ _RECORDINGS = (FileKind.SAVED_JSON, FileKind.PERFETTO, FileKind.PROFILE, FileKin
 
 
 class RankRecording(NamedTuple):
-    """The recording of one rank.
+    """The recording of one rank."""
 
-    Attributes:
-        rank: its number; where roles have ranks of their own, the place among all processes by role and rank.
-        path: the file.
-        is_ring: whether it is a ring file, else a trace.
-        snapshot: what was read of a ring already, and counts alone; None if nothing was.
-        role: what the process does in its job; empty if that is not known.
-        own_rank: where roles have ranks of their own, the rank among those of the role; else None.
-    """
-
-    rank: int
-    path: Path
-    is_ring: bool
-    snapshot: RingSnapshot | None = None
-    role: str = ""
-    own_rank: int | None = None
+    rank: int  # its number; where roles have ranks of their own, the place among all processes by role and rank
+    path: Path  # the file
+    is_ring: bool  # whether it is a ring file, else a trace
+    snapshot: RingSnapshot | None = None  # what was read of a ring already, and counts alone; None if nothing was
+    role: str = ""  # what the process does in its job; empty if that is not known
+    own_rank: int | None = None  # where roles have ranks of their own, the rank among those of the role; else None
 
     @property
     def world(self) -> str:
@@ -296,22 +287,18 @@ class RankTime(NamedTuple):
     """One rank's clock against the job's.
 
     A rank's own times are monotonic nanoseconds of its clock for a ring, Unix nanoseconds for a trace.
-
-    Attributes:
-        rank: that of the recording.
-        clock: the id of the clock that it was placed by; times of ranks with one are compared without error. A rank
-            that was placed alone has one of its own.
-        method: how it was found where the rank lies: it reads the clock that the job's time is of, pings between
-            hosts, collectives ("without pings"), or the wall clock.
-        to_job: own times → what to add to get Unix nanoseconds of the job's clock, and how far that is off at most.
-        largest_bound: the first and the last of some own times → how far any between them is off at most.
     """
 
-    rank: int
+    rank: int  # that of the recording
+    # The id of the clock that it was placed by; times of ranks with one are compared without error. A rank that was
+    # placed alone has one of its own.
     clock: str
+    # How it was found where the rank lies: it reads the clock that the job's time is of, pings between hosts,
+    # collectives ("without pings"), or the wall clock.
     method: Method
+    # Own times → what to add to get Unix nanoseconds of the job's clock, and how far that is off at most.
     to_job: _ToJob
-    largest_bound: _LargestBound
+    largest_bound: _LargestBound  # the first and the last of some own times → how far any between them is off at most
 
     def move(self, own_ns: Int64Array) -> Int64Array:
         """Return own times as Unix nanoseconds of the job's clock."""

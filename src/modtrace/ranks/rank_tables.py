@@ -32,66 +32,36 @@ _MAX_STEP_DIGITS = 9
 
 
 class SpanTable(NamedTuple):
-    """Spans of some ranks; each rank's in start order, a parent before its children. Arrays of equal length.
+    """Spans of some ranks; each rank's in start order, a parent before its children. Arrays of equal length."""
 
-    Attributes:
-        names: what `name` points into.
-        rank: int32.
-        step: int32.
-        track: int32, one row of spans of its rank.
-        phase: int8, index into `timeline.PHASES`.
-        name: int32, index into `names`.
-        call: int64, which call of the module it is.
-        start: int64, Unix ns.
-        duration: int64, ns.
-        self_time: int64, ns outside the spans inside it.
-        depth: int32, the number of spans around it on its track.
-    """
-
-    names: Sequence[Name]
+    names: Sequence[Name]  # what `name` points into
     rank: Int32Array
     step: Int32Array
-    track: Int32Array
-    phase: Int8Array
-    name: Int32Array
-    call: Int64Array
-    start: Int64Array
-    duration: Int64Array
-    self_time: Int64Array
-    depth: Int32Array
+    track: Int32Array  # one row of spans of its rank
+    phase: Int8Array  # index into `timeline.PHASES`
+    name: Int32Array  # index into `names`
+    call: Int64Array  # which call of the module it is
+    start: Int64Array  # Unix ns
+    duration: Int64Array  # ns
+    self_time: Int64Array  # ns outside the spans inside it
+    depth: Int32Array  # the number of spans around it on its track
 
 
 class CollectiveTable(NamedTuple):
-    """Collectives of some ranks, and the waits for them; each rank's in start order. Arrays of equal length.
+    """Collectives of some ranks, and the waits for them; each rank's in start order. Arrays of equal length."""
 
-    Attributes:
-        operators: what `operator` points into; "" for a wait for something unknown.
-        groups: what `group` points into, see `group_text`.
-        rank: int32.
-        step: int32.
-        operator: int32.
-        group: int32.
-        peer: int32, the rank in the group at the other end of a message, or -1.
-        kind: int8, index into `ROW_KINDS`.
-        counter: int64, which collective of its group it is, or -1.
-        start: int64, Unix ns.
-        end: int64, Unix ns.
-        done: int64, Unix ns; -1 if it is not known.
-        nbytes: int64.
-    """
-
-    operators: Sequence[str]
-    groups: Sequence[str]
+    operators: Sequence[str]  # what `operator` points into; "" for a wait for something unknown
+    groups: Sequence[str]  # what `group` points into, see `group_text`
     rank: Int32Array
     step: Int32Array
     operator: Int32Array
     group: Int32Array
-    peer: Int32Array
-    kind: Int8Array
-    counter: Int64Array
-    start: Int64Array
-    end: Int64Array
-    done: Int64Array
+    peer: Int32Array  # the rank in the group at the other end of a message, or -1
+    kind: Int8Array  # index into `ROW_KINDS`
+    counter: Int64Array  # which collective of its group it is, or -1
+    start: Int64Array  # Unix ns
+    end: Int64Array  # Unix ns
+    done: Int64Array  # Unix ns; -1 if it is not known
     nbytes: Int64Array
 
 
@@ -117,22 +87,14 @@ class RangeTable(NamedTuple):
     """Ranges of some ranks that are in no module and hold none, nor are in another one; those of `FOR_ITSELF` anywhere.
 
     Arrays of equal length.
-
-    Attributes:
-        places: what `place` points into, as `RangeName.place` says it.
-        rank: int32.
-        step: int32.
-        place: int32.
-        start: int64, Unix ns.
-        end: int64, Unix ns.
     """
 
-    places: Sequence[str]
+    places: Sequence[str]  # what `place` points into, as `RangeName.place` says it
     rank: Int32Array
     step: Int32Array
     place: Int32Array
-    start: Int64Array
-    end: Int64Array
+    start: Int64Array  # Unix ns
+    end: Int64Array  # Unix ns
 
 
 Table = TypeVar("Table", SpanTable, CollectiveTable, StepTable, RangeTable)

@@ -19,23 +19,15 @@ GroupKey = tuple[str, tuple[int, ...]]
 
 
 class SyncPoints(NamedTuple):
-    """Calls of synchronizing collectives, in the order of their starts; arrays of equal length.
+    """Calls of synchronizing collectives, in the order of their starts; arrays of equal length."""
 
-    Attributes:
-        groups: what `group` points into.
-        row: int64, index of the call among the collectives.
-        group: int64.
-        counter: int64, which collective of its group it is.
-        start: int64, when it was called, nanoseconds.
-        released: int64, when it was complete or, if that is not known, when a thread had waited for it; -1 if
-            neither is known, as of what a device runs.
-    """
-
-    groups: Sequence[GroupKey]
-    row: Int64Array
+    groups: Sequence[GroupKey]  # what `group` points into
+    row: Int64Array  # index of the call among the collectives
     group: Int64Array
-    counter: Int64Array
-    start: Int64Array
+    counter: Int64Array  # which collective of its group it is
+    start: Int64Array  # when it was called, nanoseconds
+    # When it was complete or, if that is not known, when a thread had waited for it; -1 if neither is known, as of what
+    # a device runs.
     released: Int64Array
 
 

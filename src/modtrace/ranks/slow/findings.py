@@ -50,28 +50,18 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 class LikeModuleTimes(NamedTuple):
-    """What modules took in each step; arrays of equal length.
+    """What modules took in each step; arrays of equal length."""
 
-    Attributes:
-        fqns: what `fqn` points into.
-        rank: int64.
-        step: int64.
-        fqn: int64.
-        phase: int64, index into `timeline.PHASES`.
-        own: int64, self time, ns.
-        excess: int64, by how much that is more than the slowest of its like took on other ranks, ns; 0 if there is
-            none. Alike are modules of one class whose names differ by numbers (`layers.3.up` and `layers.7.up`).
-        noise: float64, how much the self times of its like vary from step to step, as a deviation, ns.
-    """
-
-    fqns: list[str]
+    fqns: list[str]  # what `fqn` points into
     rank: Int64Array
     step: Int64Array
     fqn: Int64Array
-    phase: Int64Array
-    own: Int64Array
+    phase: Int64Array  # index into `timeline.PHASES`
+    own: Int64Array  # self time, ns
+    # By how much that is more than the slowest of its like took on other ranks, ns; 0 if there is none. Alike are
+    # modules of one class whose names differ by numbers (`layers.3.up` and `layers.7.up`).
     excess: Int64Array
-    noise: Float64Array
+    noise: Float64Array  # how much the self times of its like vary from step to step, as a deviation, ns
 
 
 def like_module_times(parts: Iterable[SpanTable], own_time: OwnTime) -> LikeModuleTimes:

@@ -131,19 +131,12 @@ def place_text(fqn: str, phase: str) -> str:
 
 
 class ModuleExcess(NamedTuple):
-    """A module that took a rank more time than others.
+    """A module that took a rank more time than others."""
 
-    Attributes:
-        fqn: its fully qualified name; what a range is ("data loading"); or `OUTSIDE`.
-        phase: one of `timeline.PHASES`; `IN_RANGE`; empty outside modules and ranges.
-        excess_ns: its self time in the late arrivals of a step, less the median of the other ranks', ns.
-        own_ns: that self time.
-    """
-
-    fqn: str
-    phase: str
-    excess_ns: int
-    own_ns: int
+    fqn: str  # its fully qualified name; what a range is ("data loading"); or `OUTSIDE`
+    phase: str  # one of `timeline.PHASES`; `IN_RANGE`; empty outside modules and ranges
+    excess_ns: int  # its self time in the late arrivals of a step, less the median of the other ranks', ns
+    own_ns: int  # that self time
 
 
 class StepFinding(NamedTuple):
@@ -182,31 +175,18 @@ class StepFinding(NamedTuple):
 
 
 class Arrivals(NamedTuple):
-    """Calls of synchronizing collectives by at least two ranks, by collective and then by time; one entry per call.
+    """Calls of synchronizing collectives by at least two ranks, by collective and then by time; one entry per call."""
 
-    Attributes:
-        collective: int64, which collective it is, from 0, by group and counter.
-        rank: int64.
-        step: int64, the same for all calls of one collective.
-        position: int64, which call of its rank in its step it is, from 0, the same for all calls of one collective.
-        place: int64, when it was called, on the axis of `OwnTime`.
-        place_before: int64, of the same rank's call before; -1 if there is none.
-        own: int64, own time between the two, ns; -1 if there is none before.
-        excess: int64, by how much `own` is more than the median of the other ranks', ns; 0 if it is not known.
-        lateness: int64, by how much the call was later than the median of the other ranks' calls, ns.
-        is_last: bool, whether it is the last call of its collective.
-    """
-
-    collective: Int64Array
+    collective: Int64Array  # which collective it is, from 0, by group and counter
     rank: Int64Array
-    step: Int64Array
-    position: Int64Array
-    place: Int64Array
-    place_before: Int64Array
-    own: Int64Array
-    excess: Int64Array
-    lateness: Int64Array
-    is_last: BoolArray
+    step: Int64Array  # the same for all calls of one collective
+    position: Int64Array  # which call of its rank in its step it is, from 0, the same for all calls of one collective
+    place: Int64Array  # when it was called, on the axis of `OwnTime`
+    place_before: Int64Array  # of the same rank's call before; -1 if there is none
+    own: Int64Array  # own time between the two, ns; -1 if there is none before
+    excess: Int64Array  # by how much `own` is more than the median of the other ranks', ns; 0 if it is not known
+    lateness: Int64Array  # by how much the call was later than the median of the other ranks' calls, ns
+    is_last: BoolArray  # whether it is the last call of its collective
 
 
 def find_arrivals(table: CollectiveTable, own_time: OwnTime) -> Arrivals:

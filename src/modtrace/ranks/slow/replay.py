@@ -18,33 +18,19 @@ _RANK_BITS = 31
 
 
 class RankEvents(NamedTuple):
-    """Calls, and ends of waits, by rank and then by time; arrays of equal length.
-
-    Attributes:
-        rank: int64.
-        step: int64.
-        place: int64, on the axis of `OwnTime`.
-        time: int64, Unix ns.
-        key: int64, which collective or message it is of, from 0; -1 if that is not known.
-        is_call: bool, whether it is a call; else the end of a wait.
-        own: int64, the rank's own time since its event before, ns; 0 for its first.
-        waited: int64, its waiting since then.
-        binds: bool, whether it is the end of a wait that cannot be before the last call of `key`.
-        transfer: int64, if it binds: how long after that call the wait was over at the earliest, ns.
-        over: int64, if it binds: how much later than that it was over.
-    """
+    """Calls, and ends of waits, by rank and then by time; arrays of equal length."""
 
     rank: Int64Array
     step: Int64Array
-    place: Int64Array
-    time: Int64Array
-    key: Int64Array
-    is_call: BoolArray
-    own: Int64Array
-    waited: Int64Array
-    binds: BoolArray
-    transfer: Int64Array
-    over: Int64Array
+    place: Int64Array  # on the axis of `OwnTime`
+    time: Int64Array  # Unix ns
+    key: Int64Array  # which collective or message it is of, from 0; -1 if that is not known
+    is_call: BoolArray  # whether it is a call; else the end of a wait
+    own: Int64Array  # the rank's own time since its event before, ns; 0 for its first
+    waited: Int64Array  # its waiting since then
+    binds: BoolArray  # whether it is the end of a wait that cannot be before the last call of `key`
+    transfer: Int64Array  # if it binds: how long after that call the wait was over at the earliest, ns
+    over: Int64Array  # if it binds: how much later than that it was over
 
 
 class _Rows(NamedTuple):
