@@ -39,18 +39,13 @@ _FORWARD, _BACKWARD, _RECOMPUTE = range(3)
 
 
 class GraphWork(NamedTuple):
-    """What is known of a graph.
+    """What is known of a graph."""
 
-    Attributes:
-        graph: dynamo's number of it (`0/1`: of the first frame, compiled for the second time).
-        work: by module its nodes in forward, backward and recompute, and the FLOPs of these, -1 where they are not
-            known: each node counts to the innermost module.
-        unknown: why nothing is known of its nodes; else empty.
-    """
-
-    graph: str = ""
+    graph: str = ""  # dynamo's number of it (`0/1`: of the first frame, compiled for the second time)
+    # By module its nodes in forward, backward and recompute, and the FLOPs of these, -1 where they are not known: each
+    # node counts to the innermost module.
     work: tuple[tuple[InnerModule, tuple[int, ...]], ...] = ()
-    unknown: str = BEFORE
+    unknown: str = BEFORE  # why nothing is known of its nodes; else empty
 
 
 class _Thread:

@@ -42,23 +42,16 @@ class DeviceChoice(NamedTuple):
 
 
 class EngineOptions(NamedTuple):
-    """What an engine records beside the calls of modules.
+    """What an engine records beside the calls of modules."""
 
-    Attributes:
-        model: where names start, see `ModuleNames`.
-        strip_wrappers: see `ModuleNames`.
-        device: which calls get device times; None: none do. The portable engine says that it has none.
-        ranges: note ranges and garbage collections.
-        memory: count what tensors hold on the CPU. The portable engine says that it does not.
-        flops: count operators; the native engine alone does.
-    """
-
-    model: "nn.Module | str | None" = None
-    strip_wrappers: bool = True
+    model: "nn.Module | str | None" = None  # where names start, see `ModuleNames`
+    strip_wrappers: bool = True  # see `ModuleNames`
+    # Which calls get device times; None: none do. The portable engine says that it has none.
     device: DeviceChoice | None = None
-    ranges: bool = False
+    ranges: bool = False  # note ranges and garbage collections
+    # Count what tensors hold on the CPU. The portable engine says that it does not.
     memory: bool = False
-    flops: bool = False
+    flops: bool = False  # count operators; the native engine alone does
 
 
 class EventSink(Protocol):
