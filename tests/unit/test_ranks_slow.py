@@ -328,6 +328,32 @@ def test_now_and_then_is_not_slow_and_balanced_ranks_are_not_accused(tmp_path: P
     assert [one for one in once.late if one.is_slow] == []
 
 
+@pytest.mark.parametrize(("ranks", "seed"), [(2, 1), (3, 2), (4, 0)])
+def test_a_rank_that_is_late_in_nearly_every_step_is_named_though_all_vary_much(
+    tmp_path: Path, ranks: int, seed: int
+) -> None:
+    template = template_with_ranges(tmp_path)
+    culprit = Culprit(1, "data loading", "range", 9 * MS)
+
+    run = find(tmp_path / "run", MadeJob(template, ranks, 24, [culprit], noise=1.0, seed=seed))
+
+    assert named_by(run.sentences) == [(1, "data loading")]
+    late = [step for step in run.steps if step.verdict == "late"]
+    assert [step.rank for step in late] == [1] * len(late)
+    # Their limit is 3 deviations: few steps alone would be late.
+    assert sum(step.cost_ns > 2 * step.noise_ns for step in late) < len(late) / 2
+    balanced = find(tmp_path / "balanced", MadeJob(template, ranks, 24, noise=1.0, seed=seed))
+    assert {step.verdict for step in balanced.steps} == {"even"}
+
+
+def test_a_rank_that_always_takes_little_more_is_not_called_slow_for_that(tmp_path: Path) -> None:
+    culprit = Culprit(1, "data loading", "range", MS // 5)
+
+    run = find(tmp_path / "run", MadeJob(template_with_ranges(tmp_path), 2, 24, [culprit], noise=0.02, seed=1))
+
+    assert named_by(run.sentences) == []
+
+
 def test_lateness_below_the_bounds_cannot_be_told(tmp_path: Path, template: Template) -> None:
     culprit = Culprit(9, "Net.second", "forward", MS // 2)
 

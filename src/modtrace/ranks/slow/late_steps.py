@@ -240,6 +240,10 @@ COUNTED_NOISES = 3.0
 """An excess counts from this many times the spread on."""
 _MIN_STEPS = 4
 """From so many steps on, what a rank always takes more can be separated from what varies."""
+_STEADY_STEPS, _STEADY_SHARE = 8, 0.75
+"""In what part of how many steps an excess has to count to be no chance, even if each alone could be."""
+_STEADY_OWN = 0.05
+"""As a part of a rank's own time in a step. The rank with a slower core, or the store, is always later by less."""
 MAD_TO_SIGMA = 1.4826
 _RANK_BITS = 31
 
@@ -266,6 +270,7 @@ def late_steps(arrivals: Arrivals, bounds: Bounds) -> list[LateStep]:
         bounds: how far times are off.
     """
     noise = _noise(arrivals)
+    is_steady, usual_own = _steady_excess(arrivals, noise)
     # Only the last one keeps others waiting, and by no more than it is late at most.
     latest = arrivals.lateness + bounds.of_groups(arrivals.rank, arrivals.collective)
     cost = np.where(arrivals.is_last, np.clip(arrivals.excess, 0, np.maximum(latest, 0)), 0)
@@ -283,6 +288,9 @@ def late_steps(arrivals: Arrivals, bounds: Bounds) -> list[LateStep]:
         counted = costly if len(costly) else own
         limit = float(noise_limit(np.sum(noise[counted] ** 2, keepdims=True), np.array([len(rows)]))[0])
         total = int(cost[own].sum())
+        steady = costly[is_steady[costly]]
+        if cost[steady].sum() > _STEADY_OWN * usual_own:
+            limit = min(limit, COUNTED_NOISES * float(np.sqrt(np.sum(noise[steady] ** 2))))
         worst = int(counted[np.argmax(arrivals.lateness[counted])])
         lateness = int(arrivals.lateness[worst])
         # Any rank may be last but one or near the median, so the largest bound of all that came counts.
@@ -313,6 +321,22 @@ def _noise(arrivals: Arrivals) -> Float64Array:
     of_median_rank = of_rank[order][middle][np.searchsorted(place[order][first], place)]
     noise: Float64Array = MAD_TO_SIGMA * np.minimum(of_place, math.sqrt(2) * of_median_rank)
     return noise
+
+
+def _steady_excess(arrivals: Arrivals, noise: Float64Array) -> tuple[BoolArray, float]:
+    """Return which arrivals are of a rank that takes more at that place in nearly all steps, and a rank's own time.
+
+    That is the median over ranks and steps, ns.
+    """
+    known = arrivals.own >= 0
+    place = arrivals.position << _RANK_BITS | arrivals.rank
+    _, of_row = np.unique(place, return_inverse=True)
+    steps = np.bincount(of_row, known)
+    counts = np.bincount(of_row, known & (arrivals.excess > COUNTED_NOISES * noise))
+    is_steady = (steps >= _STEADY_STEPS) & (counts >= _STEADY_SHARE * steps)
+    _, of_step = np.unique(arrivals.step << _RANK_BITS | arrivals.rank, return_inverse=True)
+    own = np.bincount(of_step[known], arrivals.own[known])
+    return is_steady[of_row], float(np.median(own)) if len(own) else 0.0
 
 
 def _from_usual(arrivals: Arrivals, values: Int64Array) -> Float64Array:
