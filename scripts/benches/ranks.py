@@ -22,8 +22,8 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import modtrace
+from modtrace.track.job_clocks import PingClient, PingServer
 from modtrace.track.native.library import is_built
-from modtrace.track.pings import PingClient, PingServer
 
 Call = Callable[[], object]
 

@@ -11,7 +11,7 @@ import pytest
 
 from modtrace.ring import read_ring
 from modtrace.ring.clock_tree import ClockTree, clock_in, measurements_in
-from modtrace.track.pings import PingClient
+from modtrace.track.job_clocks import PingClient
 from tests.support.delaying_relay import delaying_relay
 from tests.support.python_process import python_environment
 from tests.support.test_scale import scaled

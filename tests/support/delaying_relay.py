@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from modtrace.track.pings import PingServer
+from modtrace.track.job_clocks import PingServer
 
 __all__ = ["delaying_relay"]
 

@@ -22,8 +22,7 @@ from modtrace.ring.clock_tree import (
     measurements_in,
     parent_number,
 )
-from modtrace.track.job_clocks import JobClocks
-from modtrace.track.pings import Ping, PingClient, PingServer, estimate_offset
+from modtrace.track.job_clocks import JobClocks, Ping, PingClient, PingServer, estimate_offset
 from tests.support.interrupts import interrupted_at, positions
 from tests.support.test_scale import scaled
 
