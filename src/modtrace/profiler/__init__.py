@@ -7,7 +7,7 @@
   its call, and adds up the work; `backward_nodes` finds the call of each autograd node. `recorded_part` picks what of a
   recording the trace is about. `stream_spans` makes the spans above the streams. `overlay` calls all of these, and
   makes a recording of the trace alone if there is no other.
-- Writing: `merge` is the whole; `merged_json` and `merged_perfetto` (with `slice_packets`) write a format each,
+- Writing: `merge` is the whole; `merged_json` and `merged_perfetto` write a format each,
   the first chooses times that nest in every reader.
 - `handler` does it all for `torch.profiler.profile(on_trace_ready=…)`.
 """

@@ -1,29 +1,293 @@
-"""A merged trace in Perfetto's own format: the profiler's events as track events, the recording as it always is."""
+"""A merged trace in Perfetto's own format: the profiler's events as track events, the recording as it always is.
 
+A slice of a track event has no duration but a begin and an end, and an end closes the innermost open slice. So the
+slices of a track are sorted before they are written; a slice that partly overlaps another goes to a row beside it. The
+content of each event is a message, the rest is columns.
+
+A slice names its flows. In JSON an end of a flow is an event of its own, which the profiler writes right after its
+slice and others anywhere, or the slice has a `bind_id`. The profiler writes only one end of many flows, and some end
+before they begin: readers of its JSON draw neither, so they are left out here.
+"""
+
+from __future__ import annotations
+
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import numpy as np
-from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackDescriptor
+import orjson
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackDescriptor, TrackEvent
 
-from ..formats.chrome_values import TrackKey, base_time_ns
-from ..formats.escape import escaped
+from .._interrupts import cached_property
+from .._numbering import Numbering
+from .._typing import Float64Array, Int64Array
+from ..formats.chrome_values import TrackKey, base_time_ns, microseconds_to_ns
+from ..formats.escape import UNNAMED, escaped
 from ..formats.event_stream import Chunk, EventStream
-from ..formats.event_table import EventTable
+from ..formats.event_table import (
+    AROUND,
+    AT_LAST,
+    BEGIN,
+    BEGINS,
+    ENDS,
+    FLOW_PHASES,
+    METADATA,
+    NEXT,
+    SLICE,
+    EventTable,
+    split_by,
+)
 from ..formats.own_table import Checksum, packet_table
-from ..formats.perfetto_ids import PROFILER_SEQUENCE, REALTIME_CLOCK
+from ..formats.perfetto_ids import PROFILER_FLOW, PROFILER_SEQUENCE, REALTIME_CLOCK
 from ..formats.trace_file import MERGED_PACKET, metadata_json
 from ..timeline.join import move_times
 from ..write.atomic_file import Sink
 from ..write.perfetto import PerfettoWriter
-from ..write.perfetto_descriptors import TrackParents, describe_track, following_packet, serialize, track_uuid
+from ..write.perfetto_descriptors import (
+    TrackParents,
+    describe_track,
+    following_packet,
+    interned_packets,
+    serialize,
+    track_uuid,
+)
+from ..write.slices import order_slices, slice_packets
 from ..write.step_parts import part_counters
 from ..write.written_parts import WrittenPart
 from .event_columns import ProfilerEvents
 from .overlay import Overlay
-from .slice_packets import ProfilerSlices, profiler_packets
 from .stream_spans import describe_slices
+
+_MAX_MESSAGES = 1000
+_DRAWN = b"XiI"
+
+
+class EventEncoder:
+    """Encodes what events say; texts that occur again and again are in the trace once, and events have their ids."""
+
+    def __init__(self) -> None:
+        self._names = Numbering[str](first=1)
+        self._categories = Numbering[str](first=1)
+        self._arg_names = Numbering[str](first=1)
+        self._messages: dict[tuple[str | None, tuple[str, ...]], tuple[TrackEvent, list[Any]]] = {}
+
+    def fields(self, name: str | None, category: object, args: Mapping[str, Any]) -> bytes:
+        """Return the name, if any, the category and the args of an event as fields of a TrackEvent.
+
+        Raises:
+            AttributeError: the args are not a mapping.
+            TypeError: a value is not JSON.
+        """
+        values = args.values()
+        event_kind = (category if category is None else str(category), tuple(args))
+        event, annotations = self._messages.get(event_kind) or self._new_message(event_kind)
+        for annotation, value in zip(annotations, values, strict=True):
+            kind = type(value)
+            if kind is int:
+                # Not comparing every number with its bounds saves a tenth of the time.
+                try:
+                    annotation.int_value = value
+                except ValueError:
+                    annotation.string_value = str(value)
+            elif kind is float:
+                annotation.double_value = value
+            elif kind is bool:
+                annotation.bool_value = value
+            elif kind is str:
+                annotation.string_value = escaped(value)
+            else:
+                annotation.string_value = escaped(orjson.dumps(value, default=str).decode())
+        if name is None:
+            event.ClearField("name_iid")
+        else:
+            event.name_iid = self._names[name]
+        serialized: bytes = event.SerializeToString()
+        return serialized
+
+    def _new_message(self, event_kind: tuple[str | None, tuple[str, ...]]) -> tuple[TrackEvent, list[Any]]:
+        """Return an event of a category with args of given names, and the args, whose values are to be set.
+
+        Most events are of a few kinds: one message for each is made, and used again for the next event.
+        """
+        if len(self._messages) == _MAX_MESSAGES:
+            self._messages.clear()
+        category, names = event_kind
+        event = TrackEvent()
+        if category is not None:
+            event.category_iids.append(self._categories[category])
+        annotations = [event.debug_annotations.add(name_iid=self._arg_names[name]) for name in names]
+        message = self._messages[event_kind] = event, annotations
+        return message
+
+    def interned_packets(self) -> Iterator[TracePacket]:
+        """Yield the packets that say what the ids mean; they come before all events."""
+        names = {iid: escaped(name) or UNNAMED for name, iid in self._names.items()}
+        return interned_packets(PROFILER_SEQUENCE, names, map(escaped, self._categories), map(escaped, self._arg_names))
+
+
+_MAX_LOOKED_AT = 512
+"""Slices that are looked at for the one around a moment: so deep viewers draw."""
+
+
+class ProfilerSlices:
+    """Encodes what slices and instants say while their chunk is read; the rest is in the table.
+
+    Args:
+        table: takes the events, each chunk before it is added here.
+
+    Attributes:
+        encoder: encodes their args.
+        lost_arrows: arrows with an end that no slice holds, once `notes` was called.
+    """
+
+    def __init__(self, table: EventTable) -> None:
+        self.encoder = EventEncoder()
+        self.lost_arrows = 0
+        self._table = table
+        self._row = array("q")
+        self._fields: list[bytes] = []
+        self._of_ends: dict[int, bytes] = {}
+
+    def add(self, events: Sequence[Any]) -> None:
+        """Take the events that the table has just taken, as it returned them."""
+        fields, rows, encoded = self.encoder.fields, self._row, self._fields
+        for row, event in enumerate(events, len(self._table) - len(events)):
+            if (phase := event["ph"]) in "XBiI":
+                args = event.get("args")
+                encoded.append(fields(str(event.get("name", "")), event.get("cat"), args if type(args) is dict else {}))
+                rows.append(row)
+            elif phase == "E" and type(event.get("args")) is dict:
+                self._of_ends[row] = fields(None, None, event["args"])
+
+    @cached_property
+    def tracks(self) -> dict[int, TrackSlices]:
+        """The slices and instants of each track, by its number in the table."""
+        table, rows = self._table, np.array(self._row, np.int64)
+        for begin, end in zip(*(half.tolist() for half in table.pairs), strict=True):
+            if end in self._of_ends:
+                self._fields[int(np.searchsorted(rows, begin))] += self._of_ends[end]
+        drawn = np.flatnonzero(np.isin(table.phase[rows], list(_DRAWN)) & (table.start[rows] > 0))
+        by_track = {}
+        for places in sorted(split_by(table.track[rows[drawn]], drawn), key=itemgetter(0)):
+            row = rows[places]
+            duration = np.where(table.phase[row] == SLICE, table.duration[row], -1)
+            fields = [self._fields[place] for place in places.tolist()]
+            by_track[int(table.track[row[0]])] = TrackSlices(row, table.start[row], duration, fields)
+        return by_track
+
+    @cached_property
+    def _flows_by_track(self) -> dict[int, list[tuple[int, int]]]:
+        """The ends of those flows on each track that lead from a slice to a slice.
+
+        The index of a slice, ascending, and the number of a flow that begins or ends there.
+        A number may come again for another flow, once the flow before has ended; here each has one of its own, from 1.
+        """
+        table = self._table
+        flows = table.flows
+        track, bound = table.track[flows.row], np.full(len(flows.row), -1, np.int64)
+        for ends in split_by(track, np.arange(len(track))):
+            if (slices := self.tracks.get(int(track[ends[0]]))) is not None:
+                bound[ends] = slices.bound(flows.row[ends], table.start[flows.row[ends]], flows.binds[ends])
+        ends_of_track: dict[int, list[tuple[int, int]]] = {}
+        begun: dict[int, int] = {}
+        pairs = 0
+        order = np.lexsort((table.start[flows.row], flows.flow))  # in file order where they are of one time
+        columns = (order, flows.flow[order], flows.ways[order])
+        for end, flow, ways in zip(*(column.tolist() for column in columns), strict=True):
+            if ways & ENDS and flow in begun:
+                both = begun.pop(flow), end
+                if min(bound[both[0]], bound[end]) < 0:
+                    self.lost_arrows += 1
+                else:
+                    pairs += 1
+                    for one in both:
+                        ends_of_track.setdefault(int(track[one]), []).append((int(bound[one]), pairs))
+            if ways & BEGINS:
+                begun.setdefault(flow, end)  # a begin of what has begun already is none
+        return {track: sorted(own) for track, own in ends_of_track.items()}
+
+    def notes(self) -> list[str]:
+        """Return what a Perfetto trace has no place for."""
+        _ = self._flows_by_track
+        phase = self._table.phase
+        has_place = np.isin(phase, [0, BEGIN, METADATA, *FLOW_PHASES])
+        skipped = np.count_nonzero(~has_place) - sum(len(slices.row) for slices in self.tracks.values())
+        notes = []
+        if skipped:
+            notes.append(f"{skipped} of the profiler's events are of a kind that .pftrace has no place for")
+        if self.lost_arrows:
+            what = "of the profiler's arrows are left out: no slice is where they begin or end"
+            notes.append(f"{self.lost_arrows} {what}")
+        return notes
+
+    def packets(self, track: int, base: int, uuid: int, row_beside: Callable[[int], TracePacket]) -> Iterator[bytes]:
+        """Yield the packets of a track, see `profiler_packets`; `base` is what its times count from, in Unix ns."""
+        slices = self.tracks[track]
+        for index, own in groupby(self._flows_by_track.get(track, []), key=itemgetter(0)):
+            flows = [flow + PROFILER_FLOW for _, flow in own]
+            slices.fields[index] += TrackEvent(flow_ids=flows).SerializeToString()
+        start, duration = microseconds_to_ns(slices.start) + base, microseconds_to_ns(slices.duration)
+        yield from profiler_packets(start, duration, slices.fields, uuid, row_beside)
+
+
+class TrackSlices(NamedTuple):
+    """The slices and instants of one track, in file order; columns of equal length."""
+
+    row: Int64Array  # in the table of events
+    start: Float64Array  # µs from the trace's base
+    duration: Float64Array  # µs; -1 for an instant
+    fields: list[bytes]  # what else each says, see `EventEncoder.fields`
+
+    def bound(self, row: Int64Array, time: Float64Array, binds: Int64Array) -> Int64Array:
+        """Return the slice to which each end of a flow belongs, as readers of JSON find it; -1 if there is none.
+
+        An end whose event comes right after a slice that begins at its time belongs to that slice.
+
+        Args:
+            row: of each end's event in the table.
+            time: of each end, µs.
+            binds: of each end, see `EventFlows`.
+        """
+        last = np.searchsorted(self.row, row, side="right") - 1
+        is_last = (last >= 0) & np.where(binds == AT_LAST, self.row[last] == row, self.start[last] == time)
+        order = np.lexsort((-self.duration, self.start))
+        starts = self.start[order]
+        after = np.searchsorted(starts, time)
+        following = np.where(after < len(order), order[np.minimum(after, len(order) - 1)], -1)
+        bound: Int64Array = np.where(is_last, last, np.where(binds == NEXT, following, -1))
+        begun = np.searchsorted(starts, time, side="right")
+        for end in np.flatnonzero(~is_last & (binds == AROUND)).tolist():
+            around = order[max(begun[end] - _MAX_LOOKED_AT, 0) : begun[end]][::-1]
+            open_ = around[self.start[around] + self.duration[around] >= time[end]]
+            bound[end] = open_[0] if len(open_) else -1
+        return bound
+
+
+def profiler_packets(
+    start: Int64Array, duration: Int64Array, fields: Sequence[bytes], uuid: int, beside: Callable[[int], TracePacket]
+) -> Iterator[bytes]:
+    """Yield the packets of a track's slices and instants on the profiler's sequence, see `slice_packets`.
+
+    Args:
+        start: int64[n], Unix ns.
+        duration: int64[n], ns; negative for an instant.
+        fields: what else they say, see `EventEncoder.fields`.
+        uuid: of the track.
+        beside: returns the descriptor of a row, from 1 on, for slices that partly overlap those of the rows before.
+    """
+    ordered = order_slices(start, duration)
+    uuids = [uuid]
+    for row in range(1, int(ordered.row.max(initial=0)) + 1):
+        descriptor = beside(row)
+        uuids.append(descriptor.track_descriptor.uuid)
+        yield serialize(descriptor)
+    sequence = following_packet(PROFILER_SEQUENCE).SerializeToString()
+    yield from slice_packets(ordered, ordered.time, lambda some: [fields[index] for index in some], sequence, uuids)
+
 
 _THREAD_IDS = range(1, 1 << 31)
 _PIDS = range(-(1 << 31), 1 << 31)
