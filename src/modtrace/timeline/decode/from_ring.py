@@ -51,12 +51,11 @@ from .attribution import count_outside_runs
 from .collectives import assign_communication_tracks, build_collectives
 from .device_points import event_before
 from .device_spans import add_device_spans
-from .evaluation import Evaluations, find_evaluations
 from .flops import CountedCalls, describe_counted, find_flops
 from .memory import HeldMemory, held_memory
 from .open_calls import OpenCall, lasts_too_long
 from .path_spans import clip_and_nest
-from .ranges import add_ranges
+from .ranges import Evaluations, add_ranges, find_evaluations
 from .spans import SpanRows, build_span_rows, describe_tracks, number_tracks
 
 _SYNC_PREFIX = "modtrace.sync"
