@@ -1,4 +1,4 @@
-"""The screen of a job: drawn anew while a thread reads the rings, and changed by keys."""
+"""The screen of a job: lines of a terminal, drawn anew while a thread reads the rings, and changed by keys."""
 
 import contextlib
 import importlib.util
@@ -8,15 +8,269 @@ import select
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from textwrap import wrap
+from typing import NamedTuple
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
-from .._terminal import is_terminal
-from .screen import JobView, ScreenState, render_screen
+from .._terminal import counted, is_terminal, printable
+from .places import format_durations, format_stack
+from .rates import RATE_SORT_KEYS, RankRates, merge_ranks, sort_modules
+from .where import RankGroup, RankState, find_hangs, hung_sentences
+from .where_table import EndOfText
+
+KEYS_HELP = "q quit  p pause  s sort  - + fold  m modules or ranks  [ ] rank  ↑ ↓ scroll"
+_PAGE = 10
+
+
+@dataclass(slots=True)
+class ScreenState:
+    """What the screen shows."""
+
+    sort: str = "self"  # one of `RATE_SORT_KEYS`
+    max_depth: int | None = None  # how many levels of modules; None: all
+    by_rank: bool = False  # a line per rank, and not per module
+    rank: int | None = None  # which rank's modules, as an index into the ranks; None: those of all
+    paused: bool = False  # whether the screen stays as it is
+    first: int = 0  # the first line that is shown
+    quits: bool = False  # whether the user wants to leave
+    help: str = KEYS_HELP  # the last line, which says what there is to press
+
+    def press(self, key: str, ranks: int, depth: int) -> None:
+        """Do what a key means; others do nothing.
+
+        Args:
+            key: a character, or the name of a key (`up`, `page down`).
+            ranks: how many there are.
+            depth: how many levels of modules there are.
+        """
+        if key in ("q", "Q"):
+            self.quits = True
+        elif key in ("p", " "):
+            self.paused = not self.paused
+        elif key in ("s", "S"):
+            step = 1 if key == "s" else -1
+            self.sort = RATE_SORT_KEYS[(RATE_SORT_KEYS.index(self.sort) + step) % len(RATE_SORT_KEYS)]
+        elif key == "-":
+            self.max_depth = max(1, (depth if self.max_depth is None else min(self.max_depth, depth)) - 1)
+        elif key in ("+", "="):
+            self.max_depth = None if self.max_depth is None or self.max_depth + 1 >= depth else self.max_depth + 1
+        elif key == "m":
+            self.by_rank, self.first = not self.by_rank, 0
+        elif key in ("[", "]") and ranks:
+            # Before the first rank comes the view of all of them.
+            index = (0 if self.rank is None else min(self.rank, ranks - 1) + 1) + (1 if key == "]" else -1)
+            index %= ranks + 1
+            self.rank, self.by_rank, self.first = (index - 1 if index else None), False, 0
+        else:
+            moved = {"up": -1, "down": 1, "page up": -_PAGE, "page down": _PAGE}.get(key, 0)
+            self.first = max(0, self.first + moved)
+
+
+_UNLIMITED = 1 << 16
+_MIN_ROWS = 3
+_MIN_NAME_WIDTH = 12
+_NUMBER_WIDTH = 9
+_MAX_RANK_WIDTH = 24
+_LEAST_SHARE = 0.005
+"""A part of a step with a smaller share is not shown."""
+
+_Row = tuple[str, list[RenderableType]]
+"""The style and the cells of a row."""
+
+
+class JobView(NamedTuple):
+    """What was read of a job.
+
+    Attributes:
+        ranks: in order of their ranks.
+        errors: what is wrong with rings that could not be read, or that there are none yet.
+        read_s: how long it took to read them.
+    """
+
+    ranks: Sequence[RankRates]
+    errors: Sequence[str]
+    read_s: float
+
+    @property
+    def depth(self) -> int:
+        """How many levels of modules there are."""
+        return max((row.fqn.count(".") + 1 for rank in self.ranks for row in rank.rows), default=1)
+
+
+def render_screen(job: JobView, screen: ScreenState, width: int, height: int | None = None) -> RenderableType:
+    """Return the screen: a line on the job, what is wrong with it, and a table.
+
+    Args:
+        job: what was read.
+        screen: what to show of it. If fewer rows are left, its `first` is moved back, so that keys go on from there.
+        width: columns of the terminal.
+        height: its lines; None: as many as there are, and no help on keys.
+    """
+    chosen = job.ranks if screen.rank is None else job.ranks[screen.rank : screen.rank + 1] or job.ranks[-1:]
+    lines: list[RenderableType] = [_line(_headline(job, chosen, screen), "bold")]
+    alarms = [*(printable(error) for error in job.errors), *_alarms(job.ranks)]
+    room = max(1, (height or _UNLIMITED) // 3)
+    for number, alarm in enumerate(alarms):
+        wrapped = wrap(alarm, width) or [""]
+        if len(wrapped) > room:
+            lines.append(_line(f"… and {len(alarms) - number} more", "red") if number else _line(alarm, "bold red"))
+            break
+        room -= len(wrapped)
+        lines += [_line(part, "bold red") for part in wrapped]
+    parts = _parts_line(chosen)
+    if parts:
+        lines.append(_line(parts, ""))
+    table, rows = _rank_table(job.ranks) if screen.by_rank else _module_table(chosen, screen)
+    if height is None:
+        table.expand = False  # a pipe has no width
+        return Group(*lines, Text(""), _filled(table, rows))
+    room = max(_MIN_ROWS, height - len(lines) - 3)  # besides a blank line, the table's head and the keys
+    screen.first = min(screen.first, max(0, len(rows) - room))
+    shown = rows[screen.first : screen.first + room]
+    blank = [Text("") for _ in range(room - len(shown))]
+    place = f"{screen.first + 1}–{screen.first + len(shown)} of {len(rows)}  " if len(rows) > room else ""
+    return Group(*lines, Text(""), _filled(table, shown), *blank, _line(place + screen.help, "dim"))
+
+
+def _filled(table: Table, rows: Sequence[_Row]) -> Table:
+    for style, cells in rows:
+        table.add_row(*cells, style=style)
+    return table
+
+
+def _make_table() -> Table:
+    return Table(box=None, expand=True, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold underline")
+
+
+def _headline(job: JobView, chosen: Sequence[RankRates], screen: ScreenState) -> str:
+    states = [rank.state for rank in chosen]
+    parts = []
+    if states:
+        label = printable(states[0].label) if len(states) == 1 else f"{len(states):,} ranks"
+        counts = Counter(map(_state, states))
+        parts.append(
+            label + " " + ", ".join(f"{n:,} {name}" if len(states) > 1 else name for name, n in counts.items())
+        )
+        steps = sorted({state.step for state in states if state.step is not None})
+        if steps:
+            parts.append(f"step {steps[0]:,}" if len(steps) == 1 else f"steps {steps[0]:,} to {steps[-1]:,}")
+        quiet = [rank.state for rank in chosen if rank.is_quiet and rank.state.state == "running"]
+        if quiet:
+            of = f" from {counted(len(quiet), 'rank')}" if len(quiet) < len(chosen) else ""
+            parts.append(
+                f"no event{of} for {format_durations([(state.now_ns - state.last_ns) / 1e9 for state in quiet])}"
+            )
+        rates = sorted(rank.steps_per_s for rank in chosen if rank.steps_per_s is not None)
+        if rates and len(quiet) < len(chosen):
+            parts.append(f"{_rate(rates[len(rates) // 2])} steps/s")
+        measured = [rank for rank in chosen if rank.window_ns]
+        if measured:
+            waiting = sum(rank.communication_ns / rank.window_ns for rank in measured) / len(measured)
+            parts.append(f"communication {waiting:.0%}")
+            window = format_durations([max(rank.window_ns for rank in measured) / 1e9])
+            parts.append(f"last {window}" if len(quiet) < len(chosen) else f"{window} before")
+    if screen.paused:
+        parts.insert(0, "PAUSED")
+    if job.read_s > 1:
+        parts.append(f"read in {job.read_s:.1f} s")
+    return " · ".join(parts) or "no rank yet"
+
+
+def _parts_line(ranks: Sequence[RankRates]) -> str:
+    """Return what part of its steps a rank spends on what, as the mean over ranks (`data loading 6% · forward 28%`)."""
+    measured = [rank.parts for rank in ranks if rank.parts]
+    if not measured:
+        return ""
+    names = [name for name in dict.fromkeys(name for parts in measured for name in parts) if name != "other"]
+    shares = [(name, sum(parts.get(name, 0.0) for parts in measured) / len(measured)) for name in [*names, "other"]]
+    return " · ".join(f"{printable(name)} {share:.0%}" for name, share in shares if share >= _LEAST_SHARE)
+
+
+def _alarms(ranks: Sequence[RankRates]) -> list[str]:
+    """Return who hangs, stalls or died, in sentences."""
+    states = [rank.state for rank in ranks]
+    hangs = find_hangs(states)
+    alarms = [*(hang.text for hang in hangs if hang.is_cause), *hung_sentences(states, hangs)]
+    dead = tuple(state for state in states if state.state == "dead")
+    if dead:
+        alarms.append(f"{RankGroup(dead, ()).label} died")
+    return [printable(alarm) for alarm in alarms]
+
+
+def _state(state: RankState) -> str:
+    return "hung" if state.hung_threads else state.state
+
+
+def _module_table(ranks: Sequence[RankRates], screen: ScreenState) -> tuple[Table, list[_Row]]:
+    modules = sort_modules(merge_ranks(ranks, screen.max_depth), screen.sort)
+    several = any(module.busiest_rank is not None for module in modules)
+    rates = sorted(rank.window_steps_per_s for rank in ranks if rank.window_steps_per_s)
+    per_step = rates[len(rates) // 2] if rates else 0.0
+    heads = ["self %", "total %", "fwd ms", "bwd ms", "calls/s", *(["most on"] if several else [])]
+    sorted_by = dict(zip(("self", "total", "forward", "backward", "calls"), heads, strict=False)).get(screen.sort)
+    name = ("module↓" if screen.sort == "name" else "module") + (" · ms per step" if per_step else " · ms per second")
+    if screen.max_depth is not None:
+        name += f" · {counted(screen.max_depth, 'level')}"
+    open_modules = {
+        call.fqn for rank in ranks if rank.is_quiet for thread in rank.state.threads for call in thread.calls[-1:]
+    }
+    table = _make_table()
+    table.add_column(name, ratio=1, no_wrap=True, min_width=_MIN_NAME_WIDTH)
+    for head in heads:
+        title = f"{head}↓" if head == sorted_by else head
+        table.add_column(title, justify="right", no_wrap=True, min_width=_NUMBER_WIDTH)
+    scale = 1e3 / per_step if per_step else 1e3
+    rows: list[_Row] = []
+    for module in modules:
+        shares = [f"{100 * share:.1f}" for share in (module.self_share, module.total_share)]
+        times = [f"{scale * share:,.2f}" for share in (module.forward_share, module.backward_share)]
+        fqn = EndOfText(printable(module.fqn))
+        cells: list[RenderableType] = [fqn, *shares, *times, f"{module.calls_per_s:,.1f}"]
+        if several:
+            busiest = f"{module.busiest_rank}: {100 * module.busiest_share:.1f}"
+            cells.append("" if module.busiest_rank is None else busiest)
+        rows.append(("bold red" if module.fqn in open_modules else "", cells))
+    return table, rows
+
+
+def _rank_table(ranks: Sequence[RankRates]) -> tuple[Table, list[_Row]]:
+    table = _make_table()
+    table.add_column("rank", no_wrap=True, max_width=_MAX_RANK_WIDTH)
+    for head in ("state", "step", "steps/s", "comm %"):
+        table.add_column(head, justify="right", no_wrap=True, min_width=7)
+    table.add_column("in", ratio=1, no_wrap=True)
+    rows: list[_Row] = []
+    for rank in ranks:
+        state = rank.state
+        thread = next((thread for thread in state.threads if thread.calls), None)
+        place = "no module"
+        if thread is not None:
+            since = format_durations([(state.now_ns - thread.calls[-1].since_ns) / 1e9])
+            place = f"{format_stack(thread.calls)} {since}"
+        label, where = EndOfText(printable(state.label)), EndOfText(printable(place))
+        step = "" if state.step is None else f"{state.step:,}"
+        rate = "" if rank.steps_per_s is None else _rate(rank.steps_per_s)
+        communication = f"{rank.communication_ns / rank.window_ns:.0%}" if rank.window_ns else ""
+        cells: list[RenderableType] = [label, _state(state), step, rate, communication, where]
+        rows.append(("bold red" if _state(state) in ("hung", "dead") else "", cells))
+    return table, rows
+
+
+def _line(text: str, style: str) -> Text:
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.1f}" if per_s >= 1 else f"{per_s:.2f}"
+
 
 _NAMED = {
     b"\x1b[A": "up",

@@ -15,7 +15,7 @@ from ..output import make_console, say
 if TYPE_CHECKING:
     from ..._processes import ParallelReader
     from ...live.rates import RankRates
-    from ...live.screen import JobView
+    from ...live.top import JobView
 
 _MAX_EVENTS = 1 << 16
 """Of all rings together: what is read again and again must not keep a core busy."""
@@ -40,7 +40,7 @@ def top_command(rings: tuple[str, ...], seconds: float, refresh: float, output_f
     arrows scroll. Into a pipe, and as JSON, the state of now is printed once.
     """
     from ..._processes import ParallelReader, give_way
-    from ...live.screen import ScreenState, render_screen
+    from ...live.top import ScreenState, render_screen
 
     console = make_console()
     with ParallelReader() as reader:
@@ -78,7 +78,7 @@ def _to_json(rank: "RankRates") -> dict[str, Any]:
 def read_rates(reader: "ParallelReader", rings: Sequence[str], seconds: float) -> "JobView":
     """Return what the processes that write rings did in the last seconds."""
     from ...live.rates import read_rank_rates
-    from ...live.screen import JobView
+    from ...live.top import JobView
     from ...ring import find_rings
 
     begin = time.monotonic()
