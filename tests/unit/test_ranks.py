@@ -17,7 +17,7 @@ from modtrace import ModtraceError
 from modtrace.cli.group import group as commands
 from modtrace.ranks import JobTime, find_rank_recordings, parse_rank_list, peak_sentence
 from modtrace.ranks.all_ranks import load_rank
-from modtrace.ranks.collective_offsets import readings_of_ranges
+from modtrace.ranks.sync_points import readings_of_ranges
 from modtrace.ring import Kind
 from modtrace.ring.clock_map import Reading
 from modtrace.ring.clock_tree import Measurement, measurement_record

@@ -25,7 +25,7 @@ from ..timeline.decode.analysis import wall_clock
 from ..timeline.decode.pieces import PIECE_KINDS
 from ..timeline.decode.window import build_around
 from ..timeline.summary import take_steps
-from .collective_offsets import offsets_by_collectives
+from .sync_points import offsets_by_collectives
 
 DATASET_MARKER = "dataset.json"
 

@@ -1,13 +1,19 @@
-"""The collectives of one rank that no rank can leave before the last one has come."""
+"""Collectives that no rank can leave before the last one has come, and the offsets between ranks that they show.
 
-from collections.abc import Sequence
+If rank A calls a collective at a and leaves it at A', and rank B does at b and B', then B' is not before a and A'
+not before b, on any clock that shows both. So each collective is a range that holds the true offset, as a ping is one;
+the ends, which come at about the same time, say where in the range it is. Ranks need no pings then.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from .._typing import Int32Array, Int64Array
+from .._typing import Float64Array, IndexArray, Int32Array, Int64Array
+from ..ring.clock_map import MAX_RATE, ClockMap, Offset, Reading
 from ..timeline import Collectives, Group, Timeline
-from .groups import number_distinct
+from .groups import group_lengths, group_starts, number_distinct
 
 SYNCHRONIZING = ("all_", "reduce_scatter", "barrier", "monitored_barrier")
 """How the names of operators begin that end on no rank before all have called them."""
@@ -139,3 +145,150 @@ def _last_activity(timeline: Timeline, until: Int64Array) -> Int64Array:
     if not len(start):
         return np.full(len(until), np.iinfo(np.int64).min)
     return np.where(index >= 0, np.minimum(end[np.maximum(index, 0)], until), np.iinfo(np.int64).min)
+
+
+_PER_READING = 64
+"""Collectives that one reading takes, if there are so many."""
+_MAX_READINGS = 64
+_MIN_RATE_ERROR = 1e-6
+"""How far the rate of two clocks changes within a reading at least."""
+
+
+def offsets_by_collectives(
+    collectives: Mapping[int, Collectives], placed: Mapping[int, Callable[[Int64Array], Offset]]
+) -> Iterator[tuple[int, ClockMap]]:
+    """Yield how far the job's time is ahead of each rank that has collectives together with ranks that are placed.
+
+    Those that have them only with ranks that this places come after these. The bound holds that of the ranks that one
+    is placed by.
+
+    Args:
+        collectives: of each rank, in its own time.
+        placed: own time → offset to the job's time, for the ranks whose place is known.
+    """
+    numbers: dict[GroupKey, int] = {}
+    points = {rank: sync_points(table) for rank, table in collectives.items()}
+    to_job = dict(placed)
+    while True:
+        known = _calls_of([(points[rank], to_job[rank]) for rank in to_job if rank in points], numbers)
+        newly_placed = [
+            (rank, ClockMap(readings))
+            for rank in sorted(points.keys() - to_job.keys())
+            if (readings := _readings(points[rank], known, numbers))
+        ]
+        if not newly_placed:
+            return
+        yield from newly_placed
+        to_job.update((rank, offsets.at) for rank, offsets in newly_placed)
+
+
+def readings_of_ranges(time: Int64Array, low: Int64Array, high: Int64Array, estimate: Int64Array) -> list[Reading]:
+    """Return readings of another clock from ranges that hold its offset.
+
+    Args:
+        time: int64[n], own nanoseconds, ascending.
+        low: int64[n], the least that the other clock can be ahead.
+        high: int64[n], the most.
+        estimate: int64[n], what it seems to be ahead.
+    """
+    parts = np.array_split(
+        np.arange(len(time)), int(np.clip(len(time) // _PER_READING, min(2, len(time)), _MAX_READINGS))
+    )
+    base_time, base = int(time[0]), int(estimate[0])
+    since, about = (time - base_time).astype(np.float64), (estimate - base).astype(np.float64)
+    least, most = (low - base).astype(np.float64), (high - base).astype(np.float64)
+    middle = np.array([np.median(since[part]) for part in parts])
+    seems = np.array([np.median(about[part]) for part in parts])
+    rate, rate_error = _rate(parts, (since, least, most), middle, seems)
+    readings = []
+    for part, moment in zip(parts, middle.tolist(), strict=True):
+        distance = since[part] - moment
+        drift, slack = distance * rate, np.abs(distance) * rate_error
+        bottom, top = float(np.max(least[part] - drift - slack)), float(np.min(most[part] - drift + slack))
+        if bottom > top:  # a clock jumped
+            bottom, top = float(np.min(least[part])), float(np.max(most[part]))
+        offset = float(np.clip(np.median(about[part] - drift), bottom, top))
+        bound = int(np.ceil(max(top - offset, offset - bottom))) + 1
+        readings.append(Reading(base_time + round(moment), base + round(offset), bound, round(top - bottom)))
+    return readings
+
+
+def _rate(
+    parts: Sequence[IndexArray], ranges: tuple[Float64Array, ...], middle: Float64Array, about: Float64Array
+) -> tuple[float, float]:
+    """Return how fast an offset grows, and how far that is off at most if it grows evenly.
+
+    Args:
+        parts: the ranges of each reading.
+        ranges: of each range the time, the least and the most.
+        middle: the time of each reading.
+        about: what the offset seems to be there.
+    """
+    time, low, high = ranges
+    first, second = np.triu_indices(len(middle), 1)
+    apart = middle[second] > middle[first]
+    if not np.any(apart):
+        return 0.0, MAX_RATE
+    rough = float(np.median((about[second] - about[first])[apart] / (middle[second] - middle[first])[apart]))
+    rough = float(np.clip(rough, -MAX_RATE, MAX_RATE))
+    # In each part the ranges that say most.
+    lowest = np.array([part[np.argmin(high[part] - rough * time[part])] for part in parts])
+    highest = np.array([part[np.argmax(low[part] - rough * time[part])] for part in parts])
+    most, least = _least_slope(time, low, high, highest, lowest), -_least_slope(time, -high, -low, lowest, highest)
+    rate = float(np.clip(rough, max(least, -MAX_RATE), min(most, MAX_RATE)))
+    return rate, min(max(most - rate, rate - least) + _MIN_RATE_ERROR, 2 * MAX_RATE)
+
+
+def _least_slope(
+    time: Float64Array, low: Float64Array, high: Float64Array, begins: IndexArray, ends: IndexArray
+) -> float:
+    """Return the least of the slopes that no line through two ranges exceeds."""
+    apart = time[ends][None, :] - time[begins][:, None]
+    rise = high[ends][None, :] - low[begins][:, None]
+    later = apart > 0
+    return float(np.min(rise[later] / apart[later], initial=MAX_RATE))
+
+
+def _calls_of(
+    ranks: Iterable[tuple[SyncPoints, Callable[[Int64Array], Offset]]], numbers: dict[GroupKey, int]
+) -> tuple[Int64Array, ...]:
+    """Return the calls of collectives by many ranks: arrays of equal length, in nanoseconds of the job.
+
+    They say, ordered by the first, which collective it is; the latest call of any of the ranks, less its bound; the
+    earliest release of any of them, and its bound; their median release.
+    """
+    parts = [np.empty((4, 0), np.int64)]
+    for points, to_job in ranks:
+        whole = points.released >= 0
+        start, released = points.start[whole], points.released[whole]
+        of_start, of_release = to_job(start), to_job(released)
+        bound = np.maximum(of_start.bound_ns, of_release.bound_ns)
+        moved = [start + of_start.offset_ns, released + of_release.offset_ns]
+        parts.append(np.stack([_keys(points, numbers)[whole], *moved, bound]))
+    calls = np.concatenate(parts, axis=1)
+    key, start_ns, release_ns, bound_ns = calls[:, np.lexsort((calls[2], calls[0]))]
+    first = group_starts(key)
+    return (
+        key[first],
+        np.maximum.reduceat(start_ns - bound_ns, first),
+        np.minimum.reduceat(release_ns + bound_ns, first),
+        release_ns[first + group_lengths(first, len(key)) // 2],
+    )
+
+
+def _readings(points: SyncPoints, known: tuple[Int64Array, ...], numbers: dict[GroupKey, int]) -> list[Reading]:
+    key, last_start, first_release, release = known
+    whole = np.flatnonzero(points.released >= 0)
+    _, position, own = np.intersect1d(key, _keys(points, numbers)[whole], return_indices=True)
+    if not len(own):
+        return []
+    start = points.start[whole[own]]
+    order = np.argsort(start, kind="stable")
+    position, start, released = position[order], start[order], points.released[whole[own]][order]
+    low, high = last_start[position] - released, first_release[position] - start
+    return readings_of_ranges(start, low, high, release[position] - released)
+
+
+def _keys(points: SyncPoints, numbers: dict[GroupKey, int]) -> Int64Array:
+    group = np.array([numbers.setdefault(key, len(numbers)) for key in points.groups] + [-1], np.int64)
+    return call_keys(group[points.group], points.counter)
