@@ -33,16 +33,16 @@ model, criterion = stopwatch.Net(), nn.MSELoss()
 optimizer = Momentum(model.parameters(), rate=0.01)
 batch, target = torch.randn(128, stopwatch.WIDTH), torch.randn(128, 10)
 for _ in range(16):
-    with part("optimizer"):
-        optimizer.step()
-    with part("optimizer"):
-        optimizer.zero_grad()
     with part("forward"):
         output = model(batch)
         turn_to("loss")
         loss = criterion(output, target)
         turn_to("backward")
         loss.backward()
-    stopwatch.step()  # such a step ends with its backward
+    with part("optimizer"):
+        optimizer.step()
+    stopwatch.step()
+    with part("optimizer"):
+        optimizer.zero_grad()
     del output, loss
 stopwatch.report()

@@ -1,7 +1,8 @@
-"""Steps of programs that use no optimizer of torch: they end with backward passes that reach parameters."""
+"""Steps of programs that use no optimizer of torch: their own end them, else backward passes that reach parameters."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -217,3 +218,74 @@ def test_a_file_says_what_ends_its_steps(engine: Any, suffix: str, tmp_path: Any
     timeline = modtrace.load(tmp_path / f"trace{suffix}")
     assert timeline.metadata["steps_end_with"] == "backward passes"
     assert SAID in timeline.summary().to_text()
+
+
+class OwnOptimizer(OwnSgd):
+    """A whole optimizer, by which a training step ends."""
+
+    def step(self) -> None:
+        super().step()
+
+    def zero_grad(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+
+class Derived(OwnOptimizer):
+    def step(self) -> None:
+        super().step()
+
+
+class Outer(OwnOptimizer):
+    """One that another one steps for."""
+
+    def step(self) -> None:
+        Derived(self.parameters).step()
+
+
+@pytest.mark.parametrize("kind", [OwnOptimizer, Derived, Outer])
+def test_a_step_ends_with_that_of_an_optimizer_of_ones_own(engine: Any, kind: type[OwnOptimizer]) -> None:
+    gc.collect()  # torch's optimizers of other tests
+    net = nn.Linear(2, 2)
+    with modtrace.record(engine=engine, max_steps=3) as recording:
+        optimizer = kind(net.parameters())
+        for batch in range(12):
+            net(X).square().sum().backward()
+            if batch % 3 == 2:
+                optimizer.step()
+
+    timeline = recording.timeline()
+    assert [mark.text for mark in timeline.marks] == ["step 0", "step 1", "step 2"]
+    assert [span.step for span in timeline.spans] == [0] * 6 + [1] * 6 + [2] * 6
+    overview = timeline.summary().overview
+    assert overview is not None
+    assert overview.steps_end_with == ""
+    assert recording.steps == 3
+
+
+def test_what_may_wrap_an_optimizer_of_torch_ends_no_step(engine: Any) -> None:
+    class Wrapper:
+        """Steps in each third call."""
+
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            self.inner, self.calls = inner, 0
+
+        def step(self) -> None:
+            self.calls += 1
+            if self.calls % 3 == 0:
+                self.inner.step()
+
+        def zero_grad(self) -> None:
+            if self.calls % 3 == 0:
+                self.inner.zero_grad()
+
+    net = nn.Linear(2, 2)
+    optimizer = Wrapper(torch.optim.SGD(net.parameters(), lr=0.1))
+    with modtrace.record(engine=engine) as recording:
+        for _ in range(6):
+            net(X).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert [mark.text for mark in recording.timeline().marks] == ["step 0", "step 1"]
+    assert recording.steps == 2

@@ -7,6 +7,7 @@ compiled of the step runs.
 
 import contextlib
 import logging
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from types import CodeType, FrameType
@@ -46,6 +47,16 @@ def _tell(optimizer: Optimizer) -> None:
     for listener in tuple(_listeners):
         if not call_listener(listener, optimizer):
             remove_step_hook(listener)
+
+
+@skip_all
+def tell_own_step(optimizer: Any) -> None:
+    """Call the listeners after a step of an optimizer that is not torch's; torch calls them for its own.
+
+    Nothing, if it derives from torch's or runs in a step of one.
+    """
+    if not isinstance(optimizer, Optimizer) and not step_frames(sys._getframe(1)):
+        _tell(optimizer)
 
 
 def add_step_hook(listener: Callable[[Optimizer], None]) -> None:

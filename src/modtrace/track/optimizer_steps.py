@@ -9,7 +9,7 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim.optimizer import Optimizer
@@ -38,7 +38,8 @@ class OptimizerSteps:
     - or its loss gave gradients to an optimizer of this step too, or that one is frozen meanwhile. So a generator that
       steps after several steps of its critic belongs to the last, and a second training that follows does not.
 
-    An optimizer that another one steps inside its own `step` does not count. One is told by its first parameter.
+    An optimizer that is not torch's counts if it is told of and torch has none when it first steps: each `step` of it
+    is one. One that another one steps inside its own `step` does not count. One is told by its first parameter.
 
     Args:
         on_step: called after each optimizer step that counts, with the number of the training step it belongs to, from
@@ -65,6 +66,7 @@ class OptimizerSteps:
         self._steps = PerGreenlet(_Step)
         # The keys of other optimizers that were there at the first optimizer step, and whether each has stepped since.
         self._present: WeakMap[object, bool] | None = None
+        self._counts_own: bool | None = None
 
     def start(self) -> None:
         """Begin to count steps."""
@@ -77,11 +79,20 @@ class OptimizerSteps:
         remove_step_hook(self._after_step)
         self.regions.stop()
 
-    def _after_step(self, optimizer: Optimizer) -> None:
+    def _after_step(self, optimizer: Any) -> None:
+        if not isinstance(optimizer, Optimizer) and not self._counts(optimizer):
+            return
         frames = step_frames(sys._getframe(1))
         # More than one: another optimizer steps this one.
         if len(frames) <= 1 and not any(type(frame.f_trace) is _Counted for frame in frames):
             self._count(optimizer)
+
+    def _counts(self, own: object) -> bool:
+        """Whether steps of optimizers that are not torch's count: not where they may wrap one, and step more often."""
+        if self._counts_own is None:
+            self._counts_own = self._present is None and not [*_find_others(None)]
+        # Slots without `__weakref__` let nothing follow an object.
+        return self._counts_own and type(own).__weakrefoffset__ != 0
 
     def _after_region(self, caller: FrameType) -> None:
         """Count a step of which a compiled region, which this frame called, is a part."""

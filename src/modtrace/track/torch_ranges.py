@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from functools import cache, partial, update_wrapper, wraps
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -23,6 +23,7 @@ from ..ring import NameTable
 from ..ring.range_text import EVAL, TRAIN, RangeCategory
 from .event_sink import EventSink, OnError
 from .naming.modules import Backoff
+from .optimizer_hook import tell_own_step
 from .ranges import OpenRange, RangeRecorder, begin_named
 from .unseen import skip_all, skip_frame
 
@@ -124,6 +125,20 @@ def _call_in_range(
         ranges.end(opened)
 
 
+@skip_frame
+def _call_own_step(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call the `step` of an optimizer that is not torch's, in a range; a training step ends with the outermost one."""
+    __tracebackhide__ = __traceback_hide__ = True
+    result = _call_in_range("{}.step", "optimizer", function, *args, **kwargs)
+    if args and not is_dynamo_compiling():
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code is not _call_own_step.__code__:
+            frame = frame.f_back
+        if frame is None:
+            tell_own_step(args[0])
+    return result
+
+
 class _Functions(NamedTuple):
     """Functions of a module that torch gives no range.
 
@@ -202,8 +217,9 @@ def _wrap_classes() -> None:
             wrap_function(own.get(name), f"{{}}.{name}", "saving")
         bases = kind.__mro__
         if nn.Module not in bases and all(any(name in _namespace(base) for base in bases) for name in _OPTIMIZING):
-            for name in _OPTIMIZING:
-                wrap_function(own.get(name), f"{{}}.{name}", "optimizer")
+            wrap_function(own.get("zero_grad"), "{}.zero_grad", "optimizer")
+            if not getattr(own.get("step"), "hooked", False):
+                replace_code(own.get("step"), _call_own_step)
 
 
 @cache
