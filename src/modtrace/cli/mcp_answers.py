@@ -3,13 +3,17 @@
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from types import GenericAlias
+from typing import Any, NamedTuple
 
 from mcp.types import CallToolResult, TextContent
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict, get_type_hints
 
 from .._tables import cut_json, cut_to_width
 from .._terminal import counted, printable
+from ..compare import Change
+from ..live.rates import ModuleRate
+from ..timeline.summary import Finding, ModuleTimes, PartTimes, RangeTimes
 
 MAX_BYTES = 4_000
 """How long an answer is at most as JSON, unless more rows are asked for by `limit`."""
@@ -30,41 +34,6 @@ class FileRow(TypedDict):
     bytes: int
 
 
-class _ModuleCosts(TypedDict, total=False):
-    recompute_ns: int
-    flops_forward: int
-    flops_backward: int
-    retained_bytes: int
-    peak_bytes: int
-    gpu_self_ns: int
-
-
-class FindingRow(TypedDict):
-    """Something that stands out; `next` is a command that shows more, in the served folder."""
-
-    what: str
-    where: str | None
-    part: str | None
-    ns_per_step: int
-    share: float
-    evidence: str
-    next: str
-
-
-class ModuleRow(_ModuleCosts):
-    """What one module took in all steps; without what is 0 or was not recorded."""
-
-    fqn: str
-    module_class: str
-    calls: int
-    total_ns: int
-    self_ns: int
-    forward_ns: int
-    backward_ns: int
-    step_p50_ns: int
-    step_p95_ns: int
-
-
 class StepRow(TypedDict):
     """One step, its longest parts, and why it was slow if it was."""
 
@@ -73,42 +42,6 @@ class StepRow(TypedDict):
     whole: bool
     parts: dict[str, int]
     cause: str | None
-
-
-class PartRow(TypedDict):
-    """One part of all steps."""
-
-    part: str
-    total_ns: int
-    p50_ns: int
-    p95_ns: int
-    share: float
-
-
-class RangeRow(TypedDict):
-    """All ranges of one name."""
-
-    range: str
-    part: str
-    calls: int
-    total_ns: int
-    p50_ns: int
-    p95_ns: int
-
-
-class ChangeRow(TypedDict):
-    """A module in one phase, or a part of the step, before and after; per step."""
-
-    fqn: str
-    phase: str
-    verdict: str
-    base_ns: int
-    new_ns: int
-    difference_ns: int
-    low_ns: int | None
-    high_ns: int | None
-    base_calls: float
-    new_calls: float
 
 
 class ThreadRow(TypedDict):
@@ -135,16 +68,6 @@ class PlaceRow(TypedDict):
     threads: list[ThreadRow]
 
 
-class RateRow(TypedDict):
-    """What a module takes now, as the mean over ranks; 1 is all of the time that passes."""
-
-    fqn: str
-    calls_per_s: float
-    self_share: float
-    total_share: float
-    busiest_rank: int | None
-
-
 class ProcessRow(TypedDict):
     """What a process did in the last seconds, and the share of each part of its steps."""
 
@@ -154,78 +77,6 @@ class ProcessRow(TypedDict):
     step: int | None
     steps_per_s: float | None
     parts: dict[str, float]
-
-
-class _Answer(TypedDict):
-    more: list[str]
-
-
-class FilesAnswer(_Answer):
-    """The files that may be recordings, newest first."""
-
-    files: list[FileRow]
-
-
-class FindingsAnswer(_Answer):
-    """What was recorded, what stands out in it, and how its steps divide into parts."""
-
-    recorded: list[str]
-    findings: list[FindingRow]
-    looked_at: str
-    parts: list[PartRow]
-    notes: list[str]
-
-
-class ModulesAnswer(_Answer):
-    """What modules took, `steps_ns` of all whole steps together."""
-
-    steps: int
-    steps_ns: int
-    modules: list[ModuleRow]
-    notes: list[str]
-
-
-class StepsAnswer(_Answer):
-    """The parts of all steps together, and the slowest steps."""
-
-    parts: list[PartRow]
-    steps: list[StepRow]
-    notes: list[str]
-
-
-class RangesAnswer(_Answer):
-    """Ranges and garbage collections by name, the longest total first."""
-
-    ranges: list[RangeRow]
-    notes: list[str]
-
-
-class CompareAnswer(_Answer):
-    """What changed, beyond the noise: what changed most, the step, its parts and modules."""
-
-    findings: list[FindingRow]
-    sentence: str
-    step: ChangeRow
-    parts: list[ChangeRow]
-    changes: list[ChangeRow]
-    notes: list[str]
-
-
-class WhereAnswer(_Answer):
-    """Who waits for whom, and in which modules each process is."""
-
-    sentence: str
-    hangs: list[str]
-    places: list[PlaceRow]
-    errors: list[str]
-
-
-class TopAnswer(_Answer):
-    """What a job did in the last seconds."""
-
-    processes: list[ProcessRow]
-    modules: list[RateRow]
-    errors: list[str]
 
 
 @dataclass
@@ -242,20 +93,135 @@ class Rows:
     rows: list[Any]
     total: int
 
-    @classmethod
-    def of(cls, noun: str, records: Sequence[Any], limit: int | None, row: Callable[[Any], Any] = str) -> "Rows":
-        """Return the first records as rows, each made by `row`."""
-        return cls(noun, [row(record) for record in records[: limit or _FIT]], len(records))
+
+class RowKind(NamedTuple):
+    """What the rows of a list are."""
+
+    noun: str
+    type: Any = str  # of a row, as clients are told
+    row: Callable[[Any], Any] = str  # makes one of a record
+
+    def first(self, records: Sequence[Any], limit: int | None) -> Rows:
+        """Return the first records as rows."""
+        return Rows(self.noun, [self.row(record) for record in records[: limit or _FIT]], len(records))
 
 
-def fields_of_row(kind: type[Any]) -> Callable[[Any], dict[str, Any]]:
-    """Return what makes a row of a kind: the attributes of a record that have the names of its keys."""
+def _named(name: str, explained: str, types: Mapping[str, Any]) -> Any:
+    """Return a TypedDict of these types by key."""
+    make: Any = TypedDict  # no checker knows a type whose keys are data
+    named = make(name, types)
+    named.__doc__ = explained
+    return named
 
-    def row(record: Any) -> dict[str, Any]:
-        values = {name: getattr(record, name) for name in get_type_hints(kind)}
-        return {name: value for name, value in values.items() if value or name not in kind.__optional_keys__}
 
-    return row
+def _fields_of(noun: str, name: str, explained: str, record: Any, fields: str = "", costs: str = "") -> RowKind:
+    """Return rows that have fields and properties of a record, of their types.
+
+    Args:
+        noun: what a row is.
+        name: what clients are told of a row: its name.
+        explained: the same: a sentence.
+        record: the class, a named tuple.
+        fields: which, with blanks between them; empty: all of the named tuple.
+        costs: which others it has: whole numbers, left out of a row if they are 0 or not known.
+    """
+    types, left_out = get_type_hints(record), costs.split()
+    wanted = fields.split() or record._fields
+    types |= {field: get_type_hints(vars(record)[field].fget)["return"] for field in {*wanted} - types.keys()}
+    keys = dict.fromkeys(left_out, NotRequired[int]) | {field: types[field] for field in wanted}
+
+    def row(one: Any) -> dict[str, Any]:
+        values = {key: getattr(one, key) for key in keys}
+        return {key: value for key, value in values.items() if value or key not in left_out}
+
+    return RowKind(noun, _named(name, explained, keys), row)
+
+
+def _answer(name: str, explained: str, **values: Any) -> Any:
+    """Return the type of an answer: of each value its type, or the kind of its rows."""
+    types = {key: GenericAlias(list, of.type) if isinstance(of, RowKind) else of for key, of in values.items()}
+    return _named(name, explained, {"more": list[str], **types})
+
+
+FILE, STEP, PLACE, PROCESS = (
+    RowKind(noun, of)
+    for noun, of in (("file", FileRow), ("step", StepRow), ("place", PlaceRow), ("process", ProcessRow))
+)
+LINE, NOTE, HANG, ERROR = map(RowKind, ("line", "note", "hang", "error"))
+FINDING = _fields_of(
+    "finding",
+    "FindingRow",
+    "Something that stands out; `next` is a command that shows more, in the served folder.",
+    Finding,
+)
+MODULE = _fields_of(
+    "module",
+    "ModuleRow",
+    "What one module took in all steps; without what is 0 or was not recorded.",
+    ModuleTimes,
+    "fqn module_class calls total_ns self_ns forward_ns backward_ns step_p50_ns step_p95_ns",
+    "recompute_ns flops_forward flops_backward retained_bytes peak_bytes gpu_self_ns",
+)
+PART = _fields_of("part", "PartRow", "One part of all steps.", PartTimes)
+RANGE = _fields_of("range", "RangeRow", "All ranges of one name.", RangeTimes)
+CHANGE = _fields_of(
+    "change",
+    "ChangeRow",
+    "A module in one phase, or a part of the step, before and after; per step.",
+    Change,
+    "fqn phase verdict base_ns new_ns difference_ns low_ns high_ns base_calls new_calls",
+)
+RATE = _fields_of(
+    "module",
+    "RateRow",
+    "What a module takes now, as the mean over ranks; 1 is all of the time that passes.",
+    ModuleRate,
+    "fqn calls_per_s self_share total_share busiest_rank",
+)
+
+FilesAnswer = _answer("FilesAnswer", "The files that may be recordings, newest first.", files=FILE)
+FindingsAnswer = _answer(
+    "FindingsAnswer",
+    "What was recorded, what stands out in it, and how its steps divide into parts.",
+    recorded=LINE,
+    findings=FINDING,
+    looked_at=str,
+    parts=PART,
+    notes=NOTE,
+)
+ModulesAnswer = _answer(
+    "ModulesAnswer",
+    "What modules took, `steps_ns` of all whole steps together.",
+    steps=int,
+    steps_ns=int,
+    modules=MODULE,
+    notes=NOTE,
+)
+StepsAnswer = _answer(
+    "StepsAnswer", "The parts of all steps together, and the slowest steps.", parts=PART, steps=STEP, notes=NOTE
+)
+RangesAnswer = _answer(
+    "RangesAnswer", "Ranges and garbage collections by name, the longest total first.", ranges=RANGE, notes=NOTE
+)
+CompareAnswer = _answer(
+    "CompareAnswer",
+    "What changed, beyond the noise: what changed most, the step, its parts and modules.",
+    findings=FINDING,
+    sentence=str,
+    step=CHANGE.type,
+    parts=CHANGE,
+    changes=CHANGE,
+    notes=NOTE,
+)
+WhereAnswer = _answer(
+    "WhereAnswer",
+    "Who waits for whom, and in which modules each process is.",
+    sentence=str,
+    hangs=HANG,
+    places=PLACE,
+    errors=ERROR,
+)
+TopAnswer = _answer("TopAnswer", "What a job did in the last seconds.", processes=PROCESS, modules=RATE, errors=ERROR)
 
 
 def longest_parts(parts: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,22 +39,29 @@ from ..timeline.summary.tables import header
 from .commands.summary import summarize_file
 from .commands.top import read_rates
 from .mcp_answers import (
-    ChangeRow,
+    CHANGE,
+    ERROR,
+    FILE,
+    FINDING,
+    HANG,
+    LINE,
+    MODULE,
+    NOTE,
+    PART,
+    PLACE,
+    PROCESS,
+    RANGE,
+    RATE,
+    STEP,
     CompareAnswer,
     FilesAnswer,
-    FindingRow,
     FindingsAnswer,
-    ModuleRow,
     ModulesAnswer,
-    PartRow,
-    RangeRow,
     RangesAnswer,
-    RateRow,
     Rows,
     StepsAnswer,
     TopAnswer,
     WhereAnswer,
-    fields_of_row,
     longest_parts,
     make_answer,
     printable_cut,
@@ -177,7 +184,7 @@ class _Tools:
             if len(found) > _MAX_FILES:
                 raise ModtraceError(f"more than {_MAX_FILES:,} recordings are below the folder; serve one in it")
         found.sort(key=lambda one: -one[1].st_mtime_ns)
-        return self._answer(limit, files=Rows.of("file", found, limit, self._file_row))
+        return self._answer(limit, files=FILE._replace(row=self._file_row).first(found, limit))
 
     def findings(
         self, file: File, step_by: StepBy = None, limit: Limit = None
@@ -189,10 +196,10 @@ class _Tools:
         summary, notes = self._summary(file, step_by)
         return self._answer(
             limit,
-            recorded=Rows.of("line", header(summary), limit),
-            findings=Rows.of("finding", summary.findings, limit, fields_of_row(FindingRow)),
+            recorded=LINE.first(header(summary), limit),
+            findings=FINDING.first(summary.findings, limit),
             looked_at=summary.looked_at,
-            parts=Rows.of("part", summary.parts, limit, fields_of_row(PartRow)),
+            parts=PART.first(summary.parts, limit),
             notes=notes,
         )
 
@@ -215,7 +222,7 @@ class _Tools:
             limit,
             steps=len(summary.steps),
             steps_ns=summary.steps_ns,
-            modules=Rows.of("module" if by == "module" else "row", rows, limit, fields_of_row(ModuleRow)),
+            modules=MODULE._replace(noun="module" if by == "module" else "row").first(rows, limit),
             notes=notes,
         )
 
@@ -233,8 +240,8 @@ class _Tools:
             divided = {"parts": longest_parts(own.parts) if own else {}, "cause": own.cause if own else None}
             return {name: getattr(step, name) for name in ("step", "duration_ns", "whole")} | divided
 
-        parts = Rows.of("part", summary.parts, limit, fields_of_row(PartRow))
-        return self._answer(limit, parts=parts, steps=Rows.of("step", slowest, limit, row), notes=notes)
+        parts = PART.first(summary.parts, limit)
+        return self._answer(limit, parts=parts, steps=STEP._replace(row=row).first(slowest, limit), notes=notes)
 
     def ranges(self, file: File, limit: Limit = None) -> Annotated[CallToolResult, RangesAnswer]:
         """List ranges by name: part, calls, total, p50, p95. They are data loading, optimizers, saving, gc, your own.
@@ -242,7 +249,7 @@ class _Tools:
         As `modtrace summary FILE --ranges`.
         """
         summary, notes = self._summary(file, None)
-        return self._answer(limit, ranges=Rows.of("range", summary.ranges, limit, fields_of_row(RangeRow)), notes=notes)
+        return self._answer(limit, ranges=RANGE.first(summary.ranges, limit), notes=notes)
 
     def compare(
         self, base: Side, new: Side, step_by: StepBy = None, limit: Limit = None
@@ -253,16 +260,15 @@ class _Tools:
         """
         found = diff(self._folder.find(base), self._folder.find(new), step_by=step_by)
         found = replace(found, arguments=shlex.join([base, new, *(["--step-by", step_by] if step_by else [])]))
-        row = fields_of_row(ChangeRow)
         changes = [change for change in found.changes if stands_out(change)]
         return self._answer(
             limit,
-            findings=Rows.of("finding", found.findings, limit, fields_of_row(FindingRow)),
+            findings=FINDING.first(found.findings, limit),
             sentence=found.sentence,
-            step=row(found.step),
-            parts=Rows.of("part", found.parts, limit, row),
-            changes=Rows.of("change", changes, limit, row),
-            notes=Rows.of("note", found.header[1:], limit),
+            step=CHANGE.row(found.step),
+            parts=CHANGE._replace(noun="part").first(found.parts, limit),
+            changes=CHANGE.first(changes, limit),
+            notes=NOTE.first(found.header[1:], limit),
         )
 
     def where(self, path: Rings = "", limit: Limit = None) -> Annotated[CallToolResult, WhereAnswer]:
@@ -282,9 +288,9 @@ class _Tools:
         return self._answer(
             limit,
             sentence=result.sentence,
-            hangs=Rows.of("hang", [hang.text for hang in hangs], limit),
-            places=Rows.of("place", result.groups, limit, place),
-            errors=Rows.of("error", result.errors, limit),
+            hangs=HANG.first([hang.text for hang in hangs], limit),
+            places=PLACE._replace(row=place).first(result.groups, limit),
+            errors=ERROR.first(result.errors, limit),
         )
 
     def top(
@@ -306,11 +312,9 @@ class _Tools:
 
         return self._answer(
             limit,
-            processes=Rows.of("process", job.ranks, limit, process),
-            modules=Rows.of(
-                "module", sort_modules(merge_ranks(job.ranks, None), "self"), limit, fields_of_row(RateRow)
-            ),
-            errors=Rows.of("error", job.errors, limit),
+            processes=PROCESS._replace(row=process).first(job.ranks, limit),
+            modules=RATE.first(sort_modules(merge_ranks(job.ranks, None), "self"), limit),
+            errors=ERROR.first(job.errors, limit),
         )
 
     def _answer(self, limit: int | None, **values: Any) -> CallToolResult:
@@ -320,7 +324,7 @@ class _Tools:
         self, file: str, step_by: str | None, by: Literal["module", "class"] = "module"
     ) -> tuple[Summary, Rows]:
         summary, notes = summarize_file(self._folder.file(file), by, None, step_by)
-        return summary.of_file(file, step_by), Rows.of("note", notes, None)
+        return summary.of_file(file, step_by), NOTE.first(notes, None)
 
     def _file_row(self, found: tuple[Path, os.stat_result]) -> dict[str, Any]:
         path, status = found
