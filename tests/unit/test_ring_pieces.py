@@ -31,7 +31,7 @@ from modtrace.timeline.contents import BACKWARD_PASSES, OPEN_AT_END, STEPS_END_W
 from modtrace.timeline.decode import pieces
 from modtrace.timeline.slices import BACKWARD, DTYPES
 from modtrace.timeline.summary import summarize, take_steps
-from modtrace.view.viewable import ensure_viewable
+from modtrace.view.pages import ensure_viewable
 from modtrace.write import write
 from modtrace.write.step_parts import part_counters
 from modtrace.write.written_parts import parts_to_write

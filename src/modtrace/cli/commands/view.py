@@ -43,7 +43,7 @@ def view_command(
     """
     from ..._errors import ModtraceError
     from ..._files import work_folder
-    from ..._next_step import share_hint
+    from ..._terminal import share_hint
     from ...read.ring_file import load_shown
     from ...view.server import PERFETTO_ORIGIN, WAIT_TIMEOUT_S, Page, TraceServer, open_and_serve
 
@@ -57,8 +57,7 @@ def view_command(
                 timeline, notes = load_shown(trace, steps)
                 page, path = Page(render_html(timeline)), None
             else:
-                from ...view.pages import handover_page
-                from ...view.viewable import ensure_viewable
+                from ...view.pages import ensure_viewable, handover_page
 
                 path, notes = ensure_viewable(trace, folder, steps)
                 page = handover_page("trace", os.path.basename(trace), perfetto_url or PERFETTO_ORIGIN)
