@@ -1,10 +1,15 @@
-"""Options that several commands have, each with one name and one meaning."""
+"""Options that several commands have, each with one name and one meaning, and the errors if they leave nothing."""
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
+
+from .._errors import ModtraceError
+
+if TYPE_CHECKING:
+    from ..timeline import Timeline
 
 TableFormat = Literal["table", "markdown", "csv", "json"]
 FORMS: dict[TableFormat, Literal["text", "md", "csv", "json"]] = {
@@ -81,3 +86,42 @@ step_by_option = value_option(
     "What a step is: optimizer, call (an outermost call, or generate of transformers), 'range NAME', or a class; "
     "else optimizer, or call where nothing is trained.",
 )
+
+
+def require_spans(timeline: "Timeline", whole: "Timeline", path: str, *, chosen: bool) -> None:
+    """Check that there is something to show or to write.
+
+    Args:
+        timeline: what is left.
+        whole: what was read.
+        path: from where.
+        chosen: whether options chose from it; a recording without spans is not an error otherwise.
+
+    Raises:
+        ModtraceError: nothing is left, or the file names no module; the message says what there is.
+    """
+    if len(timeline.columns):
+        return
+    if len(whole.columns):
+        columns, example = whole.columns, whole.names[whole.columns.name[0]].fqn
+        first, last = int(columns.step.min()), int(columns.step.max())
+        length = (int(columns.end.max()) - int(columns.start[0])) / 1e6
+        there = f"{len(columns)} spans in steps {first} to {last}, over {length:.3f} ms, of modules such as {example}"
+        raise ModtraceError(f"nothing is left of {path}: it holds {there}")
+    notes = whole.metadata.get("notes")
+    if isinstance(notes, list) and notes:
+        raise ModtraceError(f"{path} holds no module: {notes[0]}")
+    if chosen:
+        raise ModtraceError(f"nothing is left of {path}: it holds no spans")
+
+
+def no_such_module(path: str, pattern: str, example: str) -> ModtraceError:
+    """Return the error of a pattern that matches no module.
+
+    Args:
+        path: the file, or files.
+        pattern: as it was given.
+        example: the fully qualified name of a module that is there.
+    """
+    hint = f"; there is {example}, for one" if example else ""
+    return ModtraceError(f"nothing is left of {path}: no module is called {pattern}{hint}")

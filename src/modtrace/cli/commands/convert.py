@@ -5,9 +5,17 @@ import os
 import click
 
 from ..._terminal import counted
-from ..options import StepRange, interval, max_depth_option, only_option, step_by_option, steps_option, value_option
+from ..options import (
+    StepRange,
+    interval,
+    max_depth_option,
+    only_option,
+    require_spans,
+    step_by_option,
+    steps_option,
+    value_option,
+)
 from ..output import echo, show_status
-from ..selection import require_spans
 
 
 @click.command("convert")

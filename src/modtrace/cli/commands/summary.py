@@ -11,13 +11,14 @@ from ..options import (
     TableFormat,
     format_option,
     max_depth_option,
+    no_such_module,
     only_option,
+    require_spans,
     step_by_option,
     steps_option,
     value_option,
 )
 from ..output import echo, make_console, show_status
-from ..selection import no_such_module, require_spans
 
 if TYPE_CHECKING:
     from ...timeline import Summary
