@@ -10,7 +10,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
 from modtrace import merge
 from modtrace.checking import check
-from modtrace.formats.perfetto_ids import PROFILER_SEQUENCE
+from modtrace.write.perfetto_descriptors import PROFILER_SEQUENCE
 from tests.support.kineto import BASE, PID, TID, recording, trace, x
 
 KINDS = {TrackEvent.TYPE_SLICE_BEGIN: "begin", TrackEvent.TYPE_SLICE_END: "end", TrackEvent.TYPE_INSTANT: "instant"}

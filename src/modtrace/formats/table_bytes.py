@@ -29,6 +29,7 @@ from .._version import __version__
 from ..timeline import PHASES, CounterSeries, GpuWork, Group, Mark, Name, Process, Slices, Stats, Timeline, Track
 from ..timeline.args import ArgColumn, Args, join_args
 from ..timeline.slices import DTYPES, KINDS, MODULE, in_start_order
+from .escape import escaped_json
 from .limits import check_nested_json
 
 FORMAT_VERSION = 2
@@ -323,4 +324,22 @@ def _json(value: Mapping[str, object]) -> bytes:
         try:
             return json.dumps(value).encode()
         except (TypeError, ValueError):
-            raise WriteError(f"the metadata of a timeline must be JSON values: {error}") from error
+            raise _no_json(error) from error
+
+
+def make_header(timeline: Timeline) -> dict[str, Any]:
+    """Return what a trace says for people: the version that wrote it, and the stats and metadata of its timeline.
+
+    Raises:
+        WriteError: the metadata are not JSON values.
+    """
+    try:
+        metadata = orjson.loads(orjson.dumps(escaped_json(dict(timeline.metadata))))
+    except orjson.JSONEncodeError as error:
+        raise _no_json(error) from error
+    written = {"format": FORMAT_VERSION, "version": __version__}
+    return {"modtrace": written, "stats": dict(timeline.stats), "metadata": metadata}
+
+
+def _no_json(error: Exception) -> WriteError:
+    return WriteError(f"the metadata of a timeline must be JSON values: {error}")

@@ -1,5 +1,6 @@
-"""The bytes of a trace file, which may be gzip; and the metadata of a merged trace."""
+"""The bytes of a trace file, which may be gzip; what kind of file it is, by them; the metadata of a merged trace."""
 
+import enum
 import gzip
 import json
 import os
@@ -11,6 +12,7 @@ import orjson
 
 from .._errors import TraceError
 from .._files import open_regular, read_at
+from ..ring import MAGIC as RING_MAGIC
 from .escape import escaped_json
 from .limits import MAX_TAIL_BYTES, LimitError, check_nested_json, check_unpacked
 from .packet_stream import PACKET_TAG
@@ -19,6 +21,7 @@ BLOCK_BYTES = 1 << 16
 """Bytes handed out at once. Parsing is fastest where a block and what it parses to stay in the CPU's cache."""
 
 GZIP_MAGIC = b"\x1f\x8b"
+ZIP_MAGIC = b"PK\x03\x04"
 
 Progress = Callable[[int], None]
 """Called with the number of bytes of the file that have been read since the last call."""
@@ -200,3 +203,54 @@ def _metadata(data: bytes) -> dict[str, Any] | None:
             continue
         return metadata if isinstance(metadata, dict) else None
     return None
+
+
+class FileKind(enum.Enum):
+    """What a file is; the value says it in words."""
+
+    RING = "a ring file"
+    SAVED_JSON = "a recording that modtrace saved, in JSON"
+    PERFETTO = "a trace in Perfetto's format"
+    PROFILE = "a trace of torch.profiler"
+    MERGED_JSON = "a merged trace, in JSON"
+    MERGED_PERFETTO = "a merged trace, in Perfetto's format"
+    ZIP = "a ZIP archive"
+    PAGE = "a page"
+    OTHER = "something else"
+
+
+def file_kind(path: str | os.PathLike[str]) -> FileKind:
+    """Return what a file is; of JSON the end has to be read, and all of it where it is compressed.
+
+    Raises:
+        TraceError: it cannot be read.
+    """
+    kind = file_kind_by_head(path)
+    if kind is FileKind.PROFILE and read_merge_metadata(path) is not None:
+        return FileKind.MERGED_JSON
+    return kind
+
+
+def file_kind_by_head(path: str | os.PathLike[str]) -> FileKind:
+    """Return what a file is by its first MiB; `PROFILE` also for a merged trace in JSON, which says it at its end.
+
+    Raises:
+        TraceError: it cannot be read.
+    """
+    with TraceFile(path) as file:
+        head = next(file.blocks(), b"")
+    if head.startswith(RING_MAGIC):
+        return FileKind.RING
+    if head.startswith(ZIP_MAGIC):
+        return FileKind.ZIP
+    format_ = format_of(head)
+    if format_ == "perfetto":
+        return FileKind.MERGED_PERFETTO if _IN_PACKETS in head else FileKind.PERFETTO
+    if format_ == "chrome":
+        return FileKind.SAVED_JSON if _is_saved(head) else FileKind.PROFILE
+    return FileKind.PAGE if head.lstrip()[:1] == b"<" else FileKind.OTHER
+
+
+def _is_saved(head: bytes) -> bool:
+    """Tell whether JSON begins as modtrace saves it, with what it says of the recording before the events."""
+    return b'"modtrace"' in head.partition(b'"traceEvents"')[0].partition(b'"otherData"')[2]

@@ -20,8 +20,8 @@ from .._typing import Int64Array, SignedIntArray
 from ..formats.chrome_values import TrackKey, read_microseconds_array
 from ..formats.escape import escaped, escaped_json
 from ..formats.event_stream import Chunk, EventStream
-from ..formats.header import make_header
 from ..formats.own_table import Checksum, json_table
+from ..formats.table_bytes import make_header
 from ..formats.trace_file import BYTE_ORDER_MARK, MERGED, metadata_json
 from ..timeline import Timeline
 from ..write.atomic_file import Sink

@@ -42,12 +42,14 @@ from ..formats.event_table import (
     split_by,
 )
 from ..formats.own_table import Checksum, packet_table
-from ..formats.perfetto_ids import PROFILER_FLOW, PROFILER_SEQUENCE, REALTIME_CLOCK
 from ..formats.trace_file import MERGED_PACKET, metadata_json
 from ..timeline.join import move_times
 from ..write.atomic_file import Sink
 from ..write.perfetto import PerfettoWriter
 from ..write.perfetto_descriptors import (
+    PROFILER_FLOW,
+    PROFILER_SEQUENCE,
+    REALTIME_CLOCK,
     TrackParents,
     describe_track,
     following_packet,

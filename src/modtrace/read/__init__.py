@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from .._errors import TraceError
 from .._files import open_regular, work_folder
 from ..formats.limits import LimitError, check_unpacked
-from ..formats.trace_file import BLOCK_BYTES, TraceFile
-from .file_kind import ZIP_MAGIC, FileKind, file_kind, file_kind_by_head
+from ..formats.trace_file import BLOCK_BYTES, ZIP_MAGIC, FileKind, TraceFile, file_kind, file_kind_by_head
 
 if TYPE_CHECKING:
     from ..timeline import Timeline

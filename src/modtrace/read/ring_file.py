@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .._errors import ModtraceError, TraceError
+from ..formats.trace_file import FileKind, file_kind_by_head
 from ..live.read_whole_run import read_whole_run
 from ..ring import read_ring, ring_serials
 from ..timeline import OnePiece, Pieces, ReadRing, RingPieces, Timeline
@@ -16,7 +17,6 @@ from ..timeline.decode.window import build_around, build_last, find_last_steps
 from ..timeline.summary import GroupBy, Summary, find_step_bounds, summarize_pieces, take_steps
 from ..timeline.summary.step_bounds import CALL, OPTIMIZER
 from . import read_timeline
-from .file_kind import FileKind, file_kind_by_head
 
 Steps = tuple[int | None, int | None]
 """The first of some steps and the one after the last; None: from the first on, and to the last."""

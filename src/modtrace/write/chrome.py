@@ -20,7 +20,6 @@ from .._errors import WriteError
 from .._numbering import number_values
 from .._typing import AnyArray, IndexArray, Int32Array, Int64Array, ObjectArray, UInt8Array, UInt32Array
 from ..formats.escape import UNNAMED, escaped, escaped_name
-from ..formats.header import make_header
 from ..formats.limits import BIND_ID_OFFSET, MAX_CHROME_NS
 from ..formats.own_table import Checksum, json_table
 from ..formats.slice_args import (
@@ -34,7 +33,7 @@ from ..formats.slice_args import (
     extra_arg_texts,
     slice_texts,
 )
-from ..formats.table_bytes import TableWriter
+from ..formats.table_bytes import TableWriter, make_header
 from ..timeline import PHASES, Name, Pieces, Slices, Timeline
 from ..timeline.args import distinct_args
 from ..timeline.contents import COMMUNICATION

@@ -11,17 +11,30 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
-from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket, TrackDescriptor
 
 from .._numbering import Numbering
 from .._typing import AnyArray
 from ..formats.escape import UNNAMED, escaped
-from ..formats.header import make_header
-from ..formats.perfetto_ids import INCREMENTAL_CLOCK, REALTIME_CLOCK, add_call_message
+from ..formats.limits import MAX_LINK
+from ..formats.slice_args import CALL_FIELDS
+from ..formats.table_bytes import make_header
 from ..timeline import PHASES, Name, Process, Timeline, Track
 from .lanes import MARKS_ROW, Lane, Lanes
 from .step_parts import COUNTER_UNIT, PartCounter
+
+REALTIME_CLOCK = 1
+"""Perfetto's BUILTIN_CLOCK_REALTIME, Unix time: the clock of our traces."""
+
+INCREMENTAL_CLOCK = 64
+"""A clock whose readings count from the packet before; each packet sequence has its own."""
+
+PROFILER_SEQUENCE = 1 << 24
+"""The packet sequence of the profiler's events in a merged trace; a recording's have small ids."""
+
+PROFILER_FLOW = MAX_LINK + (1 << 61)
+"""From here on ids of flows are the profiler's in a merged trace; below are a recording's links and collectives."""
 
 _NAMES_PER_PACKET = 10_000
 _MAX_METADATA_NAME = 100
@@ -66,7 +79,7 @@ class InternTable:
         check = zlib.crc32(schema.SerializeToString())
         self.extension = 9900 + check % 100  # the range that Perfetto leaves to everyone
         enums = {"fqn": "Fqn", "module_class": "ModuleClass"}
-        add_call_message(schema, f"modtrace_{check:08x}", self.extension, enums)
+        _add_call_message(schema, f"modtrace_{check:08x}", self.extension, enums)
         self._schema = FileDescriptorSet(file=[schema])
 
     def description(self) -> TracePacket:
@@ -311,3 +324,31 @@ def _schema(fqns: list[str], classes: list[str]) -> FileDescriptorProto:
         for number, text in enumerate(texts):
             enum.value.add(name=text, number=number)
     return schema
+
+
+def _add_call_message(schema: FileDescriptorProto, package: str, extension: int, enums: Mapping[str, str]) -> None:
+    """Add the message that holds the args of a span, and the extension of TrackEvent that it is.
+
+    Args:
+        schema: is named too.
+        package: its name, which differs from trace to trace.
+        extension: the field number of the args in a TrackEvent.
+        enums: the enums of fields; others are numbers.
+    """
+    schema.name, schema.package = f"{package}.proto", package
+    kinds = FieldDescriptorProto
+    call = schema.message_type.add(name="Call")
+    for name, number in CALL_FIELDS.items():
+        field = call.field.add(name=name, number=number, label=kinds.LABEL_OPTIONAL)
+        field.type = kinds.TYPE_BOOL if name == "complete" else kinds.TYPE_INT64
+        if name in enums:
+            field.type, field.type_name = kinds.TYPE_ENUM, f".{package}.{enums[name]}"
+    # Named `debug`, so that queries find `debug.fqn` where a debug annotation would have been.
+    schema.extension.add(
+        name="debug",
+        number=extension,
+        label=kinds.LABEL_OPTIONAL,
+        type=kinds.TYPE_MESSAGE,
+        type_name=f".{package}.Call",
+        extendee=".perfetto.protos.TrackEvent",
+    )
