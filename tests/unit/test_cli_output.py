@@ -13,8 +13,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from modtrace import Timeline
-from modtrace._next_step import next_step_hint
-from modtrace._terminal import printable
+from modtrace._terminal import next_step_hint, printable
 from modtrace.cli.group import group
 from modtrace.timeline import Name, Process, Slices, Track
 

@@ -2,8 +2,8 @@
 
 import click
 
-from ..._next_step import next_step_hint
 from ..._requirements import check_can_record
+from ..._terminal import next_step_hint
 from ...record_options import ENGINES, EngineName
 from ..options import value_option
 from ..output import make_console, say

@@ -10,9 +10,8 @@ import click
 
 from ..._files import find_recordings
 from ..._terminal import counted, ratio_text
-from ..options import TableFormat, format_option, only_option, step_by_option, value_option
+from ..options import TableFormat, format_option, no_such_module, only_option, step_by_option, value_option
 from ..output import echo, make_console, say, show_status
-from ..selection import no_such_module
 
 if TYPE_CHECKING:
     from ...compare import Diff

@@ -19,9 +19,8 @@ import click
 
 from ..._errors import ModtraceError
 from ..._interrupts import hold_ctrl_c
-from ..._next_step import next_step_hint
 from ..._requirements import check_can_record
-from ..._terminal import counted
+from ..._terminal import counted, next_step_hint
 from ...record_options import OPTIONS, EngineName, Option
 from ..group import ScriptError
 from ..options import value_option
