@@ -4,6 +4,7 @@ import errno
 import mmap
 import random
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -185,3 +186,22 @@ def test_memory_is_what_the_machine_leaves(tmp_path: Path, monkeypatch: pytest.M
 def test_a_system_that_does_not_say_leaves_it_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ring, "_MEMINFO", tmp_path / "absent")
     assert ring._available_memory_bytes() is None
+
+
+def test_the_clocks_are_read_where_nobody_else_has_the_processor_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The delays come before readings in turn: monotonic, wall, monotonic, and so on."""
+    now, wall_ahead = 1_000_000, 10**18
+    delays = iter([0, 4_000_000, 0, 0, 30, 50, 9_000_000, 0, 100, 0, 0, 7_000_000, 0, 4_000_000, 0])
+
+    def read(ahead: int) -> int:
+        nonlocal now
+        now += next(delays)
+        return now + ahead
+
+    monkeypatch.setattr(time, "monotonic_ns", lambda: read(0))
+    monkeypatch.setattr(time, "time_ns", lambda: read(wall_ahead))
+    anchors = [record for record in Ring(16).names.records if record["kind"] == "anchor"]
+    monkeypatch.undo()
+
+    assert anchors == [{"kind": "anchor", "monotonic": 5_000_040, "wall": wall_ahead + 5_000_030}]
+    assert next(delays, None) is None
