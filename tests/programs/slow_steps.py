@@ -53,15 +53,14 @@ heap: list[list[int]] = [[] for _ in range(1_500_000)]
 compiled = torch.compile(model, backend="eager", dynamic=False)
 optimizer = torch.optim.Adam(model.parameters())
 for number, batch in enumerate(DataLoader(Rows(), batch_size=None)):
-    with stopwatch.part("behind the batch"):
-        loss = compiled(batch).square().mean()
-        loss.backward()
-        vars(clip_grad)["_get_total_norm"] = norm_slowly if number == SLOW_CLIP else total_norm
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        torch.save(model.state_dict(), SlowFile() if number == SLOW_SAVE else io.BytesIO())
-        if number == COLLECTION:
-            gc.collect()
-        optimizer.step()
+    loss = compiled(batch).square().mean()
+    loss.backward()
+    vars(clip_grad)["_get_total_norm"] = norm_slowly if number == SLOW_CLIP else total_norm
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    torch.save(model.state_dict(), SlowFile() if number == SLOW_SAVE else io.BytesIO())
+    if number == COLLECTION:
+        gc.collect()
+    optimizer.step()
     stopwatch.step()
     optimizer.zero_grad()
 stopwatch.report()

@@ -19,6 +19,7 @@ from modtrace.timeline.summary import measure_steps
 from modtrace.timeline.summary.parts import StepParts
 from modtrace.timeline.summary.slow_steps import divide_steps
 from tests.programs.recorded import told_by
+from tests.support.pretended_clock import with_pretended_clock
 from tests.support.python_process import python_environment, run_python
 
 _FOLDER = Path(__file__).parent
@@ -44,13 +45,16 @@ Run = Callable[[str, EngineName, bool], list[Recorded]]
 
 @pytest.fixture(scope="module")
 def run_recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """Run and record a program once, and return the timeline and the stopwatches of each process."""
+    """Run and record a program once, and return the timeline and the stopwatches of each process.
+
+    But for ranks, which wait for each other, its clock is pretended: both sides read it, and no load makes a part long.
+    """
     server = subprocess.Popen(
         [sys.executable, _FOLDER / "forked_runs.py"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=python_environment(),
+        env=with_pretended_clock(tmp_path_factory.mktemp("clock")),
     )
     assert server.stdin is not None
     assert server.stdout is not None
@@ -171,7 +175,6 @@ def test_little_of_each_program_is_other(engine: EngineName, run_recorded: Run) 
     assert max(shares.values()) <= _MAX_OTHER
 
 
-_SLOW_BATCH_NS = 50_000_000
 _CAUSES = {
     **dict.fromkeys((9, 29), r"of which \d+ ms data loading; usually \S+ ms"),
     13: r"of which \d+ ms optimizer \(clip_grad_norm_\); usually \S+ ms",
@@ -184,14 +187,10 @@ _CAUSES = {
 @pytest.mark.usefixtures("native_engine")
 @pytest.mark.parametrize("engine", ["native", "python"])
 def test_slow_steps_say_what_made_them_slow(engine: EngineName, run_recorded: Run) -> None:
-    ((timeline, stopped),) = run_recorded("slow_steps", engine, False)
+    ((timeline, _),) = run_recorded("slow_steps", engine, False)
 
     causes = {step.step: step.cause or "" for step in divide_steps(timeline)}
-    # Where the machine kept the rest of the step from running for longer than its batch took, that is the cause.
-    stalled = {step for step in (9, 29) if stopped[step]["behind the batch"][0] > _SLOW_BATCH_NS}
-    expected = _CAUSES | dict.fromkeys(stalled, r"of which \d+ ms .*; usually \S+ ms")
-    assert {step: causes[step] for step, cause in expected.items() if not re.search(cause, causes[step])} == {}
-    assert stalled != {9, 29}
+    assert {step: causes[step] for step, cause in _CAUSES.items() if not re.search(cause, causes[step])} == {}
 
 
 @pytest.mark.usefixtures("native_engine")
