@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import io
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -17,6 +20,8 @@ from torch.utils.data import DataLoader, Dataset
 import modtrace
 from modtrace.record_options import EngineName
 from modtrace.timeline.summary import Finding, Summary
+from tests.support.pretended_clock import with_pretended_clock
+from tests.support.python_process import start_python
 
 pytestmark = pytest.mark.usefixtures("native_engine")
 
@@ -238,7 +243,8 @@ def slow_loader(training: Training) -> None:
 
 
 def slow_workers(training: Training) -> None:
-    training.words.pause, training.options = _LONG / _BATCH, {"num_workers": 1}
+    # Longer than a step of a machine that is busy.
+    training.words.pause, training.options = 10 * _LONG / _BATCH, {"num_workers": 1}
 
 
 def optimizer_hook(training: Training) -> None:
@@ -284,7 +290,56 @@ def two_slow_calls(training: Training) -> None:
     training.blocks[4].mix.register_forward_hook(lambda *_: wait(_STALL / 2 if training.step in (19, 37) else 0))
 
 
-def not_of_the_machine(summary: Summary) -> list[Finding]:
+class Told(NamedTuple):
+    """What a summary says.
+
+    Attributes:
+        findings: all of them.
+        text: the same for people.
+        screen: its first screen.
+    """
+
+    findings: Sequence[Finding]
+    text: str
+    screen: str
+
+
+def told_by(summary: Summary) -> Told:
+    return Told(summary.findings, summary.findings_text(), summary.sort_by().first_screen())
+
+
+def answer() -> None:
+    """Record each training that a line on stdin names, and tell what its summary says."""
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        plant, engine, run, options = json.loads(line)
+        summary = recorded(globals()[plant], engine, getattr(Training, run), **options)
+        print(json.dumps(told_by(summary)), flush=True)
+
+
+Ask = Callable[..., Told]
+
+
+@pytest.fixture(scope="module")
+def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
+    """Record a training in a process whose clock no load of the machine moves, and return what its summary says."""
+    environment = with_pretended_clock(tmp_path_factory.mktemp("clock"))
+    code = "from tests.integration import test_findings; test_findings.answer()"
+    with start_python("-c", code, env=environment, stdin=subprocess.PIPE) as process:
+        requests, answers = process.stdin, process.stdout
+        assert requests is not None
+        assert answers is not None
+
+        def ask(plant: Callable[[Training], None], engine: EngineName, run: str = "run", **options: bool) -> Told:
+            print(json.dumps([plant.__name__, engine, run, options]), file=requests, flush=True)
+            findings, text, screen = json.loads(answers.readline())
+            return Told([Finding(*finding) for finding in findings], text, screen)
+
+        yield ask
+        requests.close()
+
+
+def not_of_the_machine(summary: Summary | Told) -> list[Finding]:
     """Return the findings without slow steps: that the machine stopped one is true, and may be named."""
     return [found for found in summary.findings if " slow (" not in found.what]
 
@@ -368,19 +423,21 @@ def recorded(
 
 @pytest.mark.parametrize("engine", _ENGINES)
 @pytest.mark.parametrize("fault", FAULTS, ids=[fault.plant.__name__ for fault in FAULTS])
-def test_the_first_screen_names_a_planted_fault(fault: Fault, engine: EngineName) -> None:
-    summary = recorded(fault.plant, engine)
-    screen = summary.sort_by().first_screen()
+def test_the_first_screen_names_a_planted_fault(fault: Fault, engine: EngineName, ask: Ask) -> None:
+    # The loader's workers are processes, for which the training really waits.
+    told = told_by(recorded(fault.plant, engine)) if fault.plant is slow_workers else ask(fault.plant, engine)
 
-    first = screen.partition("\n\n")[0]
+    first = told.screen.partition("\n\n")[0]
     assert [name for name in fault.names if name not in first] == [], first
-    assert len(screen.encode()) <= 3_000
+    assert len(told.screen.encode()) <= 3_000
 
 
 @pytest.mark.parametrize("engine", _ENGINES)
 @pytest.mark.parametrize("fault", OF_CALLS, ids=[fault.plant.__name__ for fault in OF_CALLS])
-def test_the_first_screen_names_a_fault_of_a_program_that_trains_nothing(fault: Fault, engine: EngineName) -> None:
-    screen = recorded(fault.plant, engine, run=Training.infer).sort_by().first_screen()
+def test_the_first_screen_names_a_fault_of_a_program_that_trains_nothing(
+    fault: Fault, engine: EngineName, ask: Ask
+) -> None:
+    screen = ask(fault.plant, engine, "infer").screen
 
     first = screen.partition("\n\n")[0]
     assert [name for name in fault.names if name not in first] == [], first
@@ -399,6 +456,10 @@ def test_calls_that_come_irregularly_or_with_longer_inputs_are_no_finding(engine
     assert not_of_the_machine(summary) == [], summary.findings_text()
     # The machine may stop a thread; a long prompt is in all layers.
     assert [found for found in summary.findings if "29" in found.what] == []
+
+
+def _nothing(_: Training) -> None:
+    pass
 
 
 def _accumulate(training: Training) -> None:
@@ -445,23 +506,25 @@ def _compile_once(training: Training) -> None:
 
 
 QUIET: list[Callable[[Training], None]] = [
-    *(lambda _: None, _accumulate, _schedule, _clip, _short_range, _wide_layer, _other_activation, _sgd, _frozen),
+    *(_nothing, _accumulate, _schedule, _clip, _short_range, _wide_layer, _other_activation, _sgd, _frozen),
     _compile_once,
 ]
 
 
 @pytest.mark.parametrize("engine", _ENGINES)
 @pytest.mark.parametrize("program", QUIET, ids=[program.__name__ for program in QUIET])
-def test_of_a_sound_training_nothing_is_named(program: Callable[[Training], None], engine: EngineName) -> None:
-    summary = recorded(program, engine)
+def test_of_a_sound_training_nothing_is_named(
+    program: Callable[[Training], None], engine: EngineName, ask: Ask
+) -> None:
+    told = ask(program, engine)
 
-    assert not_of_the_machine(summary) == [], summary.findings_text()
+    assert not_of_the_machine(told) == [], told.text
 
 
 @pytest.mark.parametrize("plant", [_other_activation, slow_forward])
-def test_memory_and_flops_name_no_module_more(plant: Callable[[Training], None]) -> None:
-    summary = recorded(plant, "native", memory=True, flops=True)
+def test_memory_and_flops_name_no_module_more(plant: Callable[[Training], None], ask: Ask) -> None:
+    told = ask(plant, "native", memory=True, flops=True)
 
     expected = [] if plant is _other_activation else ["GPT.blocks.2.mix"]
-    assert [found.where for found in not_of_the_machine(summary)] == expected, summary.findings_text()
-    assert len(summary.sort_by().first_screen().encode()) <= 3_000
+    assert [found.where for found in not_of_the_machine(told)] == expected, told.text
+    assert len(told.screen.encode()) <= 3_000
