@@ -124,9 +124,9 @@ def run(body: str, folder: Path, *options: str, method: str = "run") -> tuple[di
     first = "import modtrace\n" if method == "variable" else ""
     (folder / "script.py").write_text(first + HEAD + MAIN + body + "\n")
     if method == "variable":
-        done = run_python("script.py", cwd=folder, env=python_environment(MODTRACE=",".join(options)), timeout_s=290)
+        done = run_python("script.py", cwd=folder, env=python_environment(MODTRACE=",".join(options)))
     else:
-        done = run_python("-m", "modtrace", "run", *options, "script.py", cwd=folder, timeout_s=290)
+        done = run_python("-m", "modtrace", "run", *options, "script.py", cwd=folder)
     assert all(line.startswith("modtrace: ") for line in done.stderr.splitlines()), done.stderr
     return told(done.stdout), done.stderr.splitlines()
 

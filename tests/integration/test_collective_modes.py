@@ -67,7 +67,7 @@ print(json.dumps(by_mode))
 
 @pytest.fixture(scope="module")
 def by_mode(engine: EngineName) -> dict[str, object]:
-    printed: dict[str, object] = json.loads(run_python("-W", "ignore", "-c", SCRIPT, engine, timeout_s=280).stdout)
+    printed: dict[str, object] = json.loads(run_python("-W", "ignore", "-c", SCRIPT, engine).stdout)
     return printed
 
 

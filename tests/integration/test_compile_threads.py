@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import modtrace
 from modtrace.track.naming.module_names import ModuleNames
 from modtrace.track.unseen import skip_frame
+from tests.support.python_process import HANGS_AFTER_S
 
 
 @pytest.mark.usefixtures("native_engine")
@@ -33,7 +34,7 @@ def test_a_function_goes_on_compiled_while_another_thread_asks_for_a_name(monkey
     def meet() -> None:
         if meets:
             within.set()
-            assert asked.wait(60)
+            assert asked.wait(HANGS_AFTER_S)
 
     @torch.compile(backend=backend)
     def function(x: Tensor) -> Tensor:
@@ -62,7 +63,7 @@ def test_a_function_goes_on_compiled_while_another_thread_asks_for_a_name(monkey
     meets = True
     with modtrace.record(engine="native"):
         thread.start()
-        assert within.wait(60)
+        assert within.wait(HANGS_AFTER_S)
         nn.Identity()(x)
 
     assert parts == ["compiled", "compiled"]

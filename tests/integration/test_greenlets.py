@@ -230,7 +230,7 @@ def faults(recording: modtrace.Recording, logs: list[Log]) -> Iterator[str]:
                 yield f"backward of {span.fqn}, which ran none"
 
 
-@pytest.mark.timeout(3600 if PROMISED else 300)
+@pytest.mark.timeout(3600 if PROMISED else 900)
 def test_any_interleaving_is_as_the_program_says(engine: EngineName) -> None:
     for seed in range(scaled(20, 300, 2000)):
         rng, log = random.Random(seed), Log()

@@ -17,10 +17,9 @@ from modtrace.cli.group import group as commands
 from modtrace.live.where import Hang, read_job
 from modtrace.record_options import EngineName
 from tests.support.hang_job import FIRST_STEPS, HANGS, RANKS
-from tests.support.python_process import start_python
+from tests.support.python_process import HANGS_AFTER_S, start_python
 from tests.support.test_scale import PORTABLE_IN_FULL
 
-TIMEOUT_S = 280
 TERMINAL = pytest.mark.parametrize("last", ["other", "dead"])
 
 
@@ -41,7 +40,7 @@ def job(engine: EngineName, last: str, tmp_path: Path) -> Iterator[Path]:
 
 
 def wait_for_hang(folder: Path, is_meant: Callable[[Hang], bool]) -> Hang:
-    deadline = time.monotonic() + TIMEOUT_S
+    deadline = time.monotonic() + HANGS_AFTER_S
     with ParallelReader() as reader:
         while time.monotonic() < deadline:
             for hang in read_job(reader, folder, sorted(folder.glob("trace_[0-9]"))).hangs:
@@ -59,7 +58,7 @@ def waits_all_but(culprit: int, counter: int) -> Callable[[Hang], bool]:
 
 
 @PORTABLE_IN_FULL
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3 * HANGS_AFTER_S)
 @TERMINAL
 def test_each_hang_is_told_with_its_collective_and_who_causes_it(job: Path, last: str, engine: EngineName) -> None:
     for number, (kind, culprit) in enumerate(HANGS):

@@ -13,12 +13,11 @@ from modtrace.ring import read_ring
 from modtrace.ring.clock_tree import ClockTree, clock_in, measurements_in
 from modtrace.track.job_clocks import PingClient
 from tests.support.delaying_relay import delaying_relay
-from tests.support.python_process import python_environment
+from tests.support.python_process import HANGS_AFTER_S, python_environment
 from tests.support.test_scale import scaled
 
 AHEAD_S = 5_000
 UNSHARE = ("unshare", "--time", "--monotonic", str(AHEAD_S), "--fork", "--")
-TIMEOUT_S = 120
 WINDOWS = scaled(10, 40, 1_000)
 
 
@@ -44,7 +43,7 @@ def test_the_offset_of_a_rank_in_another_time_namespace_is_measured(ending: str,
         command = [*(UNSHARE if rank else ()), sys.executable, *map(str, arguments)]
         environment = python_environment(WORLD_SIZE="2", RANK=str(rank))
         processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
-    outputs = [process.communicate(timeout=TIMEOUT_S)[0].splitlines() for process in processes]
+    outputs = [process.communicate(timeout=HANGS_AFTER_S)[0].splitlines() for process in processes]
     assert [output[0].split()[0] for output in outputs] == ["measured", "measured"]
     if ending == "stop":
         assert [process.returncode for process in processes] == [0, 0]
@@ -79,7 +78,7 @@ def test_the_bound_holds_in_all_windows_where_one_direction_is_slower(there_us: 
         client = PingClient(address, token)
         readings = [client.read() for _ in range(WINDOWS)]
         client.close()
-    server.communicate(timeout=TIMEOUT_S)
+    server.communicate(timeout=HANGS_AFTER_S)
 
     errors = [reading.offset_ns - AHEAD_S * 10**9 for reading in readings]
     assert all(abs(error) <= reading.bound_ns for error, reading in zip(errors, readings, strict=True))

@@ -14,9 +14,8 @@ from torch import nn
 import modtrace
 from modtrace.live.windows import KEPT
 from modtrace.record_options import EngineName
-from tests.support.python_process import run_python
+from tests.support.python_process import HANGS_AFTER_S, run_python
 
-TIMEOUT_S = 100
 # Each step beside the slow ones takes under a millisecond.
 SLOW_JOB = """
 import gc, glob, io, os, signal, sys, time
@@ -102,7 +101,7 @@ with modtrace.record(ring="run.modtrace", keep_when="signal") as recording:
 
 def wait_for_end(log: Path) -> list[str]:
     """Wait until the watcher has ended, and return what it said."""
-    deadline = time.monotonic() + TIMEOUT_S
+    deadline = time.monotonic() + HANGS_AFTER_S
     while time.monotonic() < deadline:
         lines = log.read_text().splitlines() if log.exists() else []
         if lines and lines[-1].startswith("modtrace: ended"):

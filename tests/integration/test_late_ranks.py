@@ -11,7 +11,7 @@ import pytest
 import modtrace
 from modtrace.live.windows import KEPT
 from modtrace.ranks.slow import find_slow_ranks
-from tests.support.python_process import run_python, start_python
+from tests.support.python_process import HANGS_AFTER_S, run_python, start_python
 
 TRAIN = """
 import gc, io, os, sys, time
@@ -93,7 +93,7 @@ def test_the_rank_that_comes_late_is_named_with_why(tmp_path: Path, cause: str, 
         "-m", "modtrace", "watch", tmp_path / "run", "--keep-when", "step > 3x", "--pause", "1ns"
     ) as watcher:
         run_python(*launch, tmp_path / "train.py", cause, late, tmp_path / "run")
-        assert watcher.wait(60) == 0
+        assert watcher.wait(HANGS_AFTER_S) == 0
 
     place = re.escape(CAUSES[cause])
     named = [line for line in find_slow_ranks(tmp_path / "run").sentences if re.search(f"mostly in {place};", line)]

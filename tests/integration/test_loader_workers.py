@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 import modtrace
 from modtrace.checking import check
 from modtrace.record_options import EngineName
-from tests.support.python_process import python_environment, run_python
+from tests.support.python_process import HANGS_AFTER_S, python_environment, run_python
 
 
 class Augment(nn.Module):
@@ -125,7 +125,7 @@ def test_the_rings_of_workers_go_with_the_process_however_it_ends(
 
     [made] = ast.literal_eval(died.stdout)
     assert died.returncode != 0
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + HANGS_AFTER_S
     while (temporary / made).exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)

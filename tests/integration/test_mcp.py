@@ -31,7 +31,7 @@ from modtrace.cli.group import group as commands
 from modtrace.cli.mcp_server import make_server
 from modtrace.ring import Kind
 from tests.support.gpt_timeline import gpt_timeline
-from tests.support.python_process import python_environment, run_python, start_python
+from tests.support.python_process import HANGS_AFTER_S, python_environment, run_python, start_python
 from tests.support.timelines import timeline_of
 from tests.support.where_rings import Writer
 from tests.unit.test_findings import OptionalRange, texts, training
@@ -440,7 +440,7 @@ def http_server(folder: Path) -> Iterator[tuple[str, str]]:
             yield found[1], found[2]
         finally:
             started.send_signal(signal.SIGINT)
-            started.communicate(timeout=30)
+            started.communicate(timeout=HANGS_AFTER_S)
 
 
 def status(url: str, **headers: str) -> int:
@@ -448,7 +448,7 @@ def status(url: str, **headers: str) -> int:
     body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/list"}).encode()
     sent = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream", **headers}
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, body, sent), timeout=30) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, body, sent), timeout=HANGS_AFTER_S) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         with error:

@@ -69,7 +69,7 @@ print(json.dumps({
 
 
 def run(engine: EngineName, ring: str) -> None:
-    done = run_python("-c", SCRIPT, engine, ring, STEPS, CALLS, CAPACITY, timeout_s=300)
+    done = run_python("-c", SCRIPT, engine, ring, STEPS, CALLS, CAPACITY)
     told = json.loads(done.stdout)
 
     # Two events a forward call, and a step's mark; backward has the engine's own number of events.

@@ -184,7 +184,6 @@ SHAPES_OF_MODELS = [
 ]
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("make", SHAPES_OF_MODELS, ids=lambda make: make.__name__)
 def test_a_model_of_any_shape_trains_as_without_a_recording(
     engine: EngineName, make: Callable[[], tuple[nn.Module, list[str]]]
@@ -237,7 +236,6 @@ def is_shared_by_all(x: Tensor) -> Any:
     return values
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("make", [holds_itself, hold_each_other, is_shared_by_all], ids=lambda make: make.__name__)
 def test_inputs_of_any_shape(engine: EngineName, make: Callable[[Tensor], Any]) -> None:
     class Double(nn.Module):

@@ -21,7 +21,7 @@ from modtrace.cli.group import group as commands
 from modtrace.ranks import find_rank_recordings
 from tests.support.event_script import EventScript
 from tests.support.made_job import Culprit, MadeJob, read_template
-from tests.support.python_process import python_environment
+from tests.support.python_process import HANGS_AFTER_S, python_environment
 from tests.unit.test_ranks_slow import MS, write_steps
 
 pytest.importorskip("pyarrow.parquet")
@@ -80,8 +80,8 @@ class Cluster(ExitStack):
         ]
         from distributed import Client
 
-        with Client(scheduler_file=str(contact), timeout=60) as client:
-            client.wait_for_workers(2, timeout=60)
+        with Client(scheduler_file=str(contact), timeout=HANGS_AFTER_S) as client:
+            client.wait_for_workers(2, timeout=HANGS_AFTER_S)
             self.address: str = client.scheduler.address
 
     def _start(self, folder: Path, *arguments: object) -> subprocess.Popen[bytes]:

@@ -14,7 +14,7 @@ import modtrace
 from modtrace import RecordingError
 from modtrace.record_options import EngineName
 from modtrace.recording.signals import SaveOnSignal
-from tests.support.python_process import run_python, start_python
+from tests.support.python_process import HANGS_AFTER_S, run_python, start_python
 from tests.support.test_scale import PORTABLE_IN_FULL
 
 
@@ -27,7 +27,7 @@ class Gate(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.reached.set()
-        assert self.open.wait(60)
+        assert self.open.wait(HANGS_AFTER_S)
         return x
 
 
@@ -86,7 +86,7 @@ def test_a_dump_comes_while_the_main_thread_waits(dumps: tuple[SaveOnSignal, thr
 
     signal.raise_signal(signal.SIGUSR1)
 
-    assert count.acquire(timeout=60)
+    assert count.acquire(timeout=HANGS_AFTER_S)
 
 
 def test_a_handler_that_was_there_is_called_and_put_back(engine: EngineName, tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_somebody_elses_descriptor_stays_and_the_dump_comes() -> None:
         dump.start()
         signal.raise_signal(signal.SIGUSR1)
 
-        assert count.acquire(timeout=60)
+        assert count.acquire(timeout=HANGS_AFTER_S)
         assert os.read(read, 8) == bytes([signal.SIGUSR1])
         dump.stop()
     finally:
@@ -132,7 +132,7 @@ def test_a_descriptor_that_was_taken_since_does_not_silence_it(
     signal.set_wakeup_fd(write)
 
     signal.raise_signal(signal.SIGUSR1)
-    assert count.acquire(timeout=60)
+    assert count.acquire(timeout=HANGS_AFTER_S)
     dump.stop()
 
     assert signal.set_wakeup_fd(-1) == write
@@ -202,7 +202,7 @@ def test_a_snapshot_from_another_thread_while_threads_record(engine: EngineName)
         ]
         for thread in threads:
             thread.start()
-        assert gate.reached.wait(60)
+        assert gate.reached.wait(HANGS_AFTER_S)
         while threads[0].is_alive():
             timeline = recording.snapshot()
             assert [span.complete for span in timeline.spans if span.fqn == "Gate"] == [False]

@@ -48,7 +48,7 @@ def test_each_kind_of_slow_step_is_kept_with_its_reason(tmp_path: Path, engine: 
     limits = ["--max-kept", "200", "--pause", "0ms", "--every", "500ms"]
     command = ["-m", "modtrace", "watch", "run.modtrace", "-o", "kept", *limits, *when]
     with start_python(*command, cwd=tmp_path, stderr=subprocess.PIPE) as watcher:
-        run_python(PROGRAM, engine, "run.modtrace", cwd=tmp_path, timeout_s=600)
+        run_python(PROGRAM, engine, "run.modtrace", cwd=tmp_path)
         log = watcher.communicate()[1]
     truth = json.loads((tmp_path / "run.modtrace.truth.json").read_text())
     reasons = {**REASONS, "gc": "other in step {} took"} if engine == "python" else REASONS  # it records no collections

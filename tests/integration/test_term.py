@@ -14,7 +14,7 @@ import pytest
 
 import modtrace
 from modtrace._interrupts import hold_ctrl_c
-from tests.support.python_process import python_environment, start_python
+from tests.support.python_process import HANGS_AFTER_S, python_environment, start_python
 
 STEP = """
 import multiprocessing, os, signal, sys, torch
@@ -189,9 +189,9 @@ def press_while_it_saves(way: str, again_ns: int, folder: Path) -> tuple[int, st
             said += process.stderr.readline()
         process.send_signal(signal.SIGINT)
         # Once it has ended by the second one, nothing more comes.
-        status = process.wait(60) if not again_ns else None
+        status = process.wait(HANGS_AFTER_S) if not again_ns else None
         written = pipe.read()
-    _, rest = process.communicate(timeout=60)
+    _, rest = process.communicate(timeout=HANGS_AFTER_S)
     return process.returncode if status is None else status, said + rest, written
 
 

@@ -19,6 +19,7 @@ from modtrace.recording.capture import choose_engine, make_engine
 from modtrace.ring import Ring
 from modtrace.track.event_sink import EngineOptions
 from tests.support.profiler_truth import share_nested
+from tests.support.python_process import HANGS_AFTER_S
 from tests.support.small_modules import Scale
 from tests.support.test_scale import scaled
 
@@ -214,7 +215,7 @@ def test_passes_that_are_told_node_by_node_beside_starts_and_stops(engine: Engin
                     while passed.acquire(blocking=False):
                         pass
                     for _ in range(4):
-                        assert passed.acquire(timeout=60)
+                        assert passed.acquire(timeout=HANGS_AFTER_S)
                 timeline = recording.timeline()
                 assert len(timeline.spans) == 0
                 # An event that a thread was about to write is lost, and told.
@@ -247,7 +248,7 @@ def test_a_pass_that_goes_on_from_one_recording_into_the_next(engine: EngineName
                 recorder.start()
                 while passed.acquire(blocking=False):
                     pass
-                assert passed.acquire(timeout=60)
+                assert passed.acquire(timeout=HANGS_AFTER_S)
                 recorder.stop()
         finally:
             recorder.stop()

@@ -18,9 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.python_process import python_environment, start_python
+from tests.support.python_process import HANGS_AFTER_S, python_environment, start_python
 
-TIMEOUT_S = 60
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -54,7 +53,7 @@ class Terminal:
 
     def wait_for(self, is_shown: Callable[[str], object]) -> list[str]:
         """Read until the screen, as one line, holds something; return its lines."""
-        deadline = time.monotonic() + TIMEOUT_S
+        deadline = time.monotonic() + HANGS_AFTER_S
         while time.monotonic() < deadline:
             if select.select([self._master], [], [], 0.1)[0]:
                 self.raw += os.read(self._master, 1 << 16)
@@ -66,7 +65,7 @@ class Terminal:
 
     def wait_for_end(self) -> int:
         """Return the exit status, and check that the terminal is as it was."""
-        deadline = time.monotonic() + TIMEOUT_S
+        deadline = time.monotonic() + HANGS_AFTER_S
         while self.process.poll() is None or select.select([self._master], [], [], 0)[0]:
             assert time.monotonic() < deadline
             if select.select([self._master], [], [], 0.1)[0]:

@@ -31,7 +31,7 @@ from modtrace.view.server import TraceServer
 from tests.support import perfetto_ui
 from tests.support.browser import visit
 from tests.support.gpt_timeline import gpt_timeline
-from tests.support.python_process import python_environment, run_python, start_python
+from tests.support.python_process import HANGS_AFTER_S, python_environment, run_python, start_python
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -142,7 +142,7 @@ def started(*arguments: str | Path, **environ: str) -> subprocess.Popen[str]:
 def fetched(url: str, *headers: str) -> bytes:
     address = re.fullmatch(r"http://127\.0\.0\.1:(\d+)(/.*)", url)
     assert address is not None
-    with socket.create_connection(("127.0.0.1", int(address[1])), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", int(address[1])), timeout=HANGS_AFTER_S) as connection:
         lines = [f"GET {address[2]} HTTP/1.1", f"Host: 127.0.0.1:{address[1]}", *headers, "", ""]
         connection.sendall("\r\n".join(lines).encode())
         answer = b""
@@ -177,7 +177,7 @@ def test_without_a_browser_it_says_where_and_how(trace: Path) -> None:
     assert running.poll() is None
     assert fetched(f"{address[1]}trace", "Sec-Fetch-Site: same-origin") == trace.read_bytes()
     assert fourth == "Serving until the page is closed, or Ctrl-C.\n"
-    assert running.communicate(timeout=30) == ("", f"{share_hint(str(trace))}\n")
+    assert running.communicate(timeout=HANGS_AFTER_S) == ("", f"{share_hint(str(trace))}\n")
     assert running.returncode == 0
 
 
@@ -194,7 +194,7 @@ def test_it_opens_the_users_browser_and_ends_by_itself(trace: Path, tmp_path: Pa
     )
     script.chmod(0o755)
 
-    out, err = started(trace, BROWSER=str(script)).communicate(timeout=60)
+    out, err = started(trace, BROWSER=str(script)).communicate(timeout=HANGS_AFTER_S)
 
     assert re.fullmatch(
         r"Opening http://127\.0\.0\.1:\d+/[\w-]{32}/\nServing until the page is closed, or Ctrl-C\.\n", out
@@ -209,7 +209,7 @@ def test_a_browser_that_cannot_start(trace: Path) -> None:
     # The browser is started beside the server, which says in the meantime until when it serves.
     lines = [line for line in (running.stdout.readline() for _ in range(6)) if not line.startswith("Serving ")]
     running.send_signal(signal.SIGINT)
-    running.communicate(timeout=30)
+    running.communicate(timeout=HANGS_AFTER_S)
 
     assert lines[1] == "No browser could be started.\n"
     assert lines[2].startswith("Open http://127.0.0.1:")
@@ -228,14 +228,14 @@ def test_offline_serves_our_own_page(trace: Path, browser: Browser) -> None:
         assert [asked for asked in seen.requests if not asked.endswith("favicon.ico")] == [url]
         seen.page.reload()
         seen.page.wait_for_selector("html[data-ready]", state="attached")
-    running.communicate(timeout=60)
+    running.communicate(timeout=HANGS_AFTER_S)
     assert running.returncode == 0
 
 
 def test_options_of_view_choose_port_browser_and_interface(trace: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = started(trace, "--port", str(port)).communicate(timeout=60)
+        done = started(trace, "--port", str(port)).communicate(timeout=HANGS_AFTER_S)
     assert done == ("", f"modtrace: cannot serve at port {port}: Address already in use\n")
 
     ui = "http://perfetto.example:8080"
@@ -251,7 +251,7 @@ def test_options_of_view_choose_port_browser_and_interface(trace: Path) -> None:
         assert fetched(f"{url}trace", "Sec-Fetch-Site: same-origin") == trace.read_bytes()
     running.send_signal(signal.SIGINT)
 
-    assert running.communicate(timeout=30) == ("", f"{share_hint(str(trace))}\n")
+    assert running.communicate(timeout=HANGS_AFTER_S) == ("", f"{share_hint(str(trace))}\n")
     assert running.returncode == 0
 
 
@@ -275,7 +275,7 @@ def test_options_of_view_are_checked(options: list[str], said: str) -> None:
 def test_view_of_a_file_that_is_no_trace_fails_with_one_line(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("no trace")
     running = started(tmp_path / "x.txt")
-    out, err = running.communicate(timeout=60)
+    out, err = running.communicate(timeout=HANGS_AFTER_S)
 
     assert (out, running.returncode) == ("", 1)
     assert (

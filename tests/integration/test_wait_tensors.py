@@ -31,7 +31,7 @@ print(json.dumps([[tensor.tolist() for tensor in done], rows]))
 
 @pytest.mark.usefixtures("native_engine")
 def test_waiting_for_several_collectives_at_once_is_a_wait() -> None:
-    done, rows = json.loads(run_python("-W", "ignore", "-c", SCRIPT, timeout_s=280).stdout)
+    done, rows = json.loads(run_python("-W", "ignore", "-c", SCRIPT).stdout)
 
     assert done == [[1, 1], [1, 1, 1]]
     # The wait is for the collective of the first tensor.

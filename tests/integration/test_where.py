@@ -22,7 +22,7 @@ from modtrace.live.where import read_rank_state
 from modtrace.record_options import EngineName
 from modtrace.timeline import RingAnalysis
 from modtrace.timeline.decode import open_calls
-from tests.support.python_process import python_environment, run_python, start_python
+from tests.support.python_process import HANGS_AFTER_S, python_environment, run_python, start_python
 from tests.support.test_scale import PORTABLE_IN_FULL
 
 HANGS = """
@@ -284,7 +284,7 @@ def test_watch_shows_changes(ranks: list[subprocess.Popen[str]], tmp_path: Path)
     read_until(f"rank 0  {ranks[0].pid}  dead")
     watching.send_signal(signal.SIGINT)
 
-    assert watching.wait(60) == 0
+    assert watching.wait(HANGS_AFTER_S) == 0
     os.close(terminal)
 
 

@@ -11,7 +11,10 @@ from typing import IO
 
 import modtrace
 
-__all__ = ["python_environment", "run_python", "start_python"]
+__all__ = ["HANGS_AFTER_S", "python_environment", "run_python", "start_python"]
+
+HANGS_AFTER_S = 600
+"""No measure of how fast a machine is: what has not ended then never will, where many others run too."""
 
 _SOURCE, _ROOT = Path(modtrace.__file__).parents[1], Path(__file__).parents[2]
 
@@ -27,7 +30,7 @@ def run_python(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
     wrapper: Sequence[str] = (),
-    timeout_s: float = 120,
+    timeout_s: float = HANGS_AFTER_S,
 ) -> subprocess.CompletedProcess[str]:
     """Run Python to its end and return what it printed.
 

@@ -27,7 +27,7 @@ CAPACITY = 256
 LOG = SLOTS_OFFSET + CAPACITY * SLOT_BYTES
 MUTATIONS = scaled(200, 1_000, 100_000)
 
-pytestmark = pytest.mark.timeout(scaled(300, 300, 7200))
+pytestmark = pytest.mark.timeout(scaled(900, 900, 7200))
 
 Row = tuple[int, int, int, int]
 
