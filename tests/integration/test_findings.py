@@ -311,6 +311,7 @@ def told_by(summary: Summary) -> Told:
 def answer() -> None:
     """Record each training that a line on stdin names, and tell what its summary says."""
     torch.set_num_threads(1)
+    gc.disable()  # as in tests: only planted collections run
     for line in sys.stdin:
         plant, engine, run, options = json.loads(line)
         summary = recorded(globals()[plant], engine, getattr(Training, run), **options)
