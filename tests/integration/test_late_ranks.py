@@ -19,6 +19,7 @@ import torch, modtrace
 from torch import distributed as dist, nn
 
 cause, late, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+LATE_S = 2.0  # many times a step, on a machine that does other things too
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 rank, is_late = dist.get_rank(), False
@@ -30,19 +31,19 @@ class Delay(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        time.sleep(0.4 * (is_late and cause == "backward"))
+        time.sleep(LATE_S * (is_late and cause == "backward"))
         return grad
 
 class Block(nn.Linear):
     def forward(self, x):
-        time.sleep(0.4 * (is_late and cause == "forward"))
+        time.sleep(LATE_S * (is_late and cause == "forward"))
         if is_late and cause == "gc":
             gc.collect()
         return Delay.apply(super().forward(x))
 
 class Slow(io.BytesIO):
     def write(self, data):
-        time.sleep(0.1)
+        time.sleep(LATE_S / 4)
         return super().write(data)
 
 class Data(torch.utils.data.Dataset):
@@ -50,12 +51,12 @@ class Data(torch.utils.data.Dataset):
         return 32
 
     def __getitem__(self, index):
-        time.sleep(0.4 * (is_late and cause == "loader"))
+        time.sleep(LATE_S * (is_late and cause == "loader"))
         return torch.ones(64)
 
 model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), Block(64, 64)))
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-many = [[number] for number in range(2_000_000 * (cause == "gc" and rank == late))]
+gc.callbacks.append(lambda phase, _: time.sleep(LATE_S * (phase == "stop" and is_late and cause == "gc")))
 batches = iter(torch.utils.data.DataLoader(Data(), batch_size=1))
 with modtrace.record(ring=os.path.join(folder, f"{rank}.modtrace"), capacity=1 << 16):
     for step in range(30):
@@ -63,7 +64,7 @@ with modtrace.record(ring=os.path.join(folder, f"{rank}.modtrace"), capacity=1 <
         model(next(batches)).sum().backward()
         if is_late and cause == "range":
             with torch.profiler.record_function("augment"):
-                time.sleep(0.4)
+                time.sleep(LATE_S)
         optimizer.step()
         optimizer.zero_grad()
         if is_late and cause == "saving":
