@@ -65,29 +65,16 @@ def test_communication_is_in_no_other_gpu_time_and_its_overlap_is_known() -> Non
 def test_a_collective_is_a_span_of_a_class_of_its_own_below_the_module_that_launched_it() -> None:
     overlay = overlaid(CALLS, *MADE, *LAUNCHED)
     devices = overlay.devices
+    columns = (devices.start, devices.end, devices.depth, devices.name, devices.track)
     above = [
-        (
-            start,
-            end,
-            depth,
-            overlay.collective_names[collective] if collective >= 0 else "",
-            overlay.timeline_with_captures.names[name].fqn,
-        )
-        for start, end, depth, collective, name, track in zip(
-            devices.start.tolist(),
-            devices.end.tolist(),
-            devices.depth.tolist(),
-            devices.collective.tolist(),
-            overlay.timeline_with_captures.columns.name[devices.span].tolist(),
-            devices.track.tolist(),
-            strict=True,
-        )
-        if track == 2 and devices.span[0] >= 0
+        (start, end, depth, overlay.device_names[name].fqn)
+        for start, end, depth, name, track in zip(*(column.tolist() for column in columns), strict=True)
+        if track == 2
     ]
     assert above[:3] == [
-        (10_400, 11_150, 0, "", "Net"),
-        (10_400, 11_000, 1, "", "Net.b"),
-        (10_400, 11_000, 2, "all_reduce", "Net.b"),
+        (10_400, 11_150, 0, "Net"),
+        (10_400, 11_000, 1, "Net.b"),
+        (10_400, 11_000, 2, "Net.b.all_reduce"),
     ]
 
 

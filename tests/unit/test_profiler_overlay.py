@@ -33,18 +33,17 @@ def slices(overlay: Overlay, kind: str = "backward") -> list[tuple[str, int, int
 
 
 def device_slices(overlay: Overlay) -> list[tuple[str, int, int, int, str]]:
-    columns, devices = overlay.timeline_with_captures.columns, overlay.devices
+    devices = overlay.devices
+    columns = (devices.name, devices.start, devices.end, devices.depth, devices.phase)
     return [
         (
-            overlay.timeline_with_captures.names[columns.name[span]].label if span >= 0 else NO_MODULE,
+            overlay.device_names[name].label if name >= 0 else NO_MODULE,
             start,
             end,
             depth,
-            PHASES[columns.phase[span]] if span >= 0 else "",
+            PHASES[phase] if name >= 0 else "",
         )
-        for span, start, end, depth in zip(
-            devices.span.tolist(), devices.start.tolist(), devices.end.tolist(), devices.depth.tolist(), strict=True
-        )
+        for name, start, end, depth, phase in zip(*(column.tolist() for column in columns), strict=True)
     ]
 
 

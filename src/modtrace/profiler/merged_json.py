@@ -23,7 +23,7 @@ from ..formats.event_stream import Chunk, EventStream
 from ..formats.own_table import Checksum, json_table
 from ..formats.table_bytes import make_header
 from ..formats.trace_file import BYTE_ORDER_MARK, MERGED, metadata_json
-from ..timeline import Timeline
+from ..timeline import Slices, Timeline
 from ..write.atomic_file import Sink
 from ..write.chrome import ChromeTimeline, row_metadata_events
 from ..write.lanes import Lanes
@@ -55,10 +55,13 @@ def perfetto_rounding(nanoseconds: Int64Array) -> Int64Array:
 def nested_timeline(timeline: Timeline, quantum: int) -> Timeline:
     """Return a timeline, in ns from the trace's base, with times that nest in every reading, see `time_quantum_ns`."""
     slices = timeline.slices
-    start, duration = nest_after_rounding(
-        slices.track.astype(np.int64), slices.start, slices.end, slices.parent, slices.depth, quantum
-    )
+    start, duration = _nest_slices(slices, quantum)
     return replace(timeline, slices=replace(slices, start=start, end=start + duration))
+
+
+def _nest_slices(slices: Slices, quantum: int) -> tuple[Int64Array, Int64Array]:
+    track = slices.track.astype(np.int64)
+    return nest_after_rounding(track, slices.start, slices.end, slices.parent, slices.depth, quantum)
 
 
 def nest_after_rounding(
@@ -265,8 +268,8 @@ def _device_events(overlaid: Overlay, events: ProfilerEvents, places: "_RowPlace
         name_of_stream = events.thread_names.get((pid, stream), f"stream {stream}").strip()
         yield from row_metadata_events(pid, tid, escaped(f"modules · {name_of_stream}"), sort_index)
     slices = overlaid.devices
-    start, duration = nest_after_rounding(slices.track, slices.start, slices.end, slices.parent, slices.depth, quantum)
-    described = describe_slices(slices, overlaid.timeline_with_captures, overlaid.collective_names)
+    start, duration = _nest_slices(slices, quantum)
+    described = describe_slices(slices, overlaid.device_names)
     texts = itertools.starmap(
         _slice_event,
         zip(map(rows.get, slices.track.tolist()), start.tolist(), duration.tolist(), described, strict=True),

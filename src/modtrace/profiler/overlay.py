@@ -47,7 +47,7 @@ from .recorded_part import (
     with_profiled_steps,
     without_annotated_ranges,
 )
-from .stream_spans import StreamSpans, build_stream_spans, with_stream_spans
+from .stream_spans import build_stream_spans, with_stream_spans
 
 NO_EVENTS = "the trace has no events: nothing ran under the profiler, or it was exported within its with block"
 NO_MODULES = (
@@ -203,10 +203,8 @@ class Overlay(Aligned):
     """A recording in the time of a trace, and what became of the trace's nodes and kernels."""
 
     drawn: Timeline  # the timeline without the ranges that the profiler's annotations show already
-    # The timeline, and after its spans those that launched what a captured graph holds.
-    timeline_with_captures: Timeline
-    devices: StreamSpans  # spans above the streams, whose calls are spans of `timeline_with_captures`
-    collective_names: list[str]  # of the collectives among them
+    devices: Slices  # those above the streams, see `build_stream_spans`
+    device_names: list[Name]  # what their names are
     summary: Summary  # what each module took
     work: int  # kernels, memcpys and memsets
     attributed_work: int  # of these, how many were launched in a call
@@ -226,7 +224,7 @@ class Overlay(Aligned):
         timeline = replace(
             self.timeline, metadata=metadata, marks=[mark for mark in self.timeline.marks if mark.kind != "sync"]
         )
-        timeline = with_stream_spans(timeline, self.timeline_with_captures, events, self.devices)
+        timeline = with_stream_spans(timeline, self.devices, self.device_names, events.tracks)
         return move_times(timeline, lambda time: time + base)
 
 
@@ -279,12 +277,12 @@ def overlay(
     if aligned.pids:
         tids = {number: tid for number, (_, tid) in enumerate(events.tracks, 1) if isinstance(tid, int)}
         timeline = drawn = _with_tids(timeline, tids)
+    devices, device_names = build_stream_spans(with_captures, events, owners)
     return Overlay(
         **{**vars(aligned), "timeline": timeline, "notes": [*aligned.notes, *impossible]},
         drawn=drawn,
-        timeline_with_captures=with_captures,
-        devices=build_stream_spans(with_captures, events, owners),
-        collective_names=events.collective_names,
+        devices=devices,
+        device_names=device_names,
         summary=summary,
         work=len(owners.span),
         attributed_work=int(np.count_nonzero(owners.span >= 0)),

@@ -1,14 +1,15 @@
 """Spans above the streams of GPUs: which module's work ran when, and which collective."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .._typing import Int8Array, Int64Array
+from ..formats.chrome_values import TrackKey
 from ..formats.escape import UNNAMED
 from ..timeline import PHASES, Name, Slices, Timeline
+from ..timeline.args import ArgColumn, args_by_row, without_empty
 from ..timeline.decode.path_spans import LabelledInterval, spans_from_intervals
 from ..timeline.join import add_gpu_tracks
 from .call_lookup import CallIndex
@@ -23,23 +24,8 @@ _Key = tuple[int, int, int]
 """A call: its forward span, phase and replay; a collective: -1 and the piece; no module: -2 and the reason."""
 
 
-@dataclass(frozen=True)
-class StreamSpans:
-    """Slices above the work of the streams, in order of (track, start, depth); arrays of equal length."""
-
-    track: Int64Array  # index into `ProfilerEvents.tracks`
-    start: Int64Array  # ns from the base
-    end: Int64Array
-    span: Int64Array  # the span of the recording whose work this is, or -1
-    depth: Int64Array  # spans around each
-    parent: Int64Array  # index of the span around each, or -1
-    work: Int64Array  # kernels, memcpys and memsets in each
-    collective: Int64Array  # index into `ProfilerEvents.collective_names`; -1 if it is not a collective
-    step: Int64Array  # the step in which the work was launched
-    reason: Int64Array  # a `NoModuleReason`, why a span has no module; 0 if it has one
-
-    def __len__(self) -> int:
-        return len(self.start)
+GPU_WORK, REASON = "gpu_work", "reason"
+"""Args of a slice above a stream: how many kernels, memcpys and memsets are in it, and why it has no module."""
 
 
 def collective_name(collective: str, owner: Name | None) -> Name:
@@ -53,16 +39,21 @@ def collective_name(collective: str, owner: Name | None) -> Name:
     return Name(f"{collective}: {COMMUNICATION}", fqn, COMMUNICATION)
 
 
-def build_stream_spans(timeline: Timeline, events: ProfilerEvents, owners: WorkOwners) -> StreamSpans:
+def build_stream_spans(timeline: Timeline, events: ProfilerEvents, owners: WorkOwners) -> tuple[Slices, list[Name]]:
     """Cut the spans of each device's streams; streams with no work of any module have none.
 
     Args:
         timeline: the timeline whose spans `owners` points to.
         events: the trace's.
         owners: the owner of each piece of work.
+
+    Returns:
+        Slices in ns from the trace's base, in order of (track, start, depth), with the phase, call and name of what
+        launched the work, and the step in which it did; tracks are indices into `ProfilerEvents.tracks`. And what the
+        names are: the timeline's, and after them those of collectives. What no module launched has `REASON`.
     """
     paths = _Paths(timeline)
-    work = events.work
+    work, columns = events.work, timeline.columns
     rows: list[tuple[int, ...]] = []
     for track in np.unique(work.track[owners.span >= 0]).tolist():
         pieces = np.flatnonzero(work.track == track)
@@ -81,7 +72,23 @@ def build_stream_spans(timeline: Timeline, events: ProfilerEvents, owners: WorkO
             reason = 0 if key >= 0 else int(owners.reason[piece])
             of_work = int(last - first), collective, int(owners.step[piece]), reason
             rows.append((track, span.start, span.end, key, span.depth, around, *of_work))
-    return StreamSpans(*np.array(rows, np.int64).reshape(-1, 10).T)
+    track, start, end, call, depth, parent, count, collective, step, reason = np.array(rows, np.int64).reshape(-1, 10).T
+    names, numbers = [*timeline.names], dict[Name, int]()
+    name = np.where(call >= 0, columns.name[call], -1)
+    for row in np.flatnonzero(collective >= 0).tolist():
+        owner = names[name[row]] if name[row] >= 0 else None
+        made = collective_name(events.collective_names[collective[row]], owner)
+        name[row] = numbers.setdefault(made, len(names))
+        if name[row] == len(names):
+            names.append(made)
+    owned, none = call >= 0, np.flatnonzero(call < 0)
+    args = {
+        REASON: ArgColumn(none, reason[none], [reason.text for reason in NoModuleReason]),
+        GPU_WORK: ArgColumn(np.arange(len(count)), count),
+    }
+    of_call = {"phase": np.where(owned, columns.phase[call], 0), "call": np.where(owned, columns.call[call], 0)}
+    place = {"track": track, "start": start, "end": end, "depth": depth, "parent": parent}
+    return Slices.of(without_empty(args), **place, **of_call, name=name, step=step), names
 
 
 def _intervals(
@@ -97,74 +104,58 @@ def _intervals(
         yield LabelledInterval(start, end, path)
 
 
-def with_stream_spans(timeline: Timeline, known: Timeline, events: ProfilerEvents, spans: StreamSpans) -> Timeline:
+def with_stream_spans(timeline: Timeline, spans: Slices, names: Sequence[Name], tracks: Sequence[TrackKey]) -> Timeline:
     """Return the timeline with a track per stream, and the spans above; without work that no module asked for.
 
     Args:
         timeline: what ran on threads.
-        known: the timeline whose spans `spans.span` points to.
-        events: the trace's.
         spans: as `build_stream_spans` returns them.
+        names: what their names are; the timeline's come first.
+        tracks: the trace's.
     """
-    owned = np.flatnonzero(spans.span >= 0)
-    used, stream = np.unique(spans.track[owned], return_inverse=True)
-    calls, collective = known.columns.take(spans.span[owned]), spans.collective[owned]
-    names = [*timeline.names]
-    numbers = {name: number for number, name in reversed([*enumerate(names)])}
-    name = list[int]()
-    for of_call, of_collective in zip(calls.name.tolist(), collective.tolist(), strict=True):
-        shown = known.names[of_call]
-        if of_collective >= 0:
-            shown = collective_name(events.collective_names[of_collective], shown)
-        elif of_call < len(timeline.names):  # two processes can have modules of one name
-            name.append(of_call)
-            continue
-        name.append(numbers.setdefault(shown, len(names)))
-        if name[-1] == len(names):
-            names.append(shown)
+    is_owned = np.ones(len(spans), np.bool_)
+    if REASON in spans.args:
+        is_owned[spans.args[REASON].rows] = False
+    owned = spans.take(is_owned)
+    used, stream = np.unique(owned.track, return_inverse=True)
+    all_names = [*timeline.names]
+    numbers = {name: number for number, name in reversed([*enumerate(all_names)])}
+    new: dict[int, int] = {}
+    for number in dict.fromkeys(owned.name.tolist()):
+        # Two processes can have modules of one name.
+        known = number < len(timeline.names)
+        new[number] = number if known else numbers.setdefault(names[number], len(all_names))
+        if new[number] == len(all_names):
+            all_names.append(names[number])
     streams = [
         (pid if isinstance(pid, int) else 0, tid if isinstance(tid, int) else 0)
-        for pid, tid in (events.tracks[track] for track in used.tolist())
+        for pid, tid in (tracks[track] for track in used.tolist())
     ]
-    start, end, step = spans.start[owned], spans.end[owned], spans.step[owned]
-    rows = Slices.of(start=start, end=end, name=name, phase=calls.phase, track=stream, call=calls.call, step=step)
-    return add_gpu_tracks(timeline, streams, rows, names)
+    name = [new[number] for number in owned.name.tolist()]
+    start, end, step = owned.start, owned.end, owned.step
+    rows = Slices.of(start=start, end=end, name=name, phase=owned.phase, track=stream, call=owned.call, step=step)
+    return add_gpu_tracks(timeline, streams, rows, all_names)
 
 
 class StreamSlice(NamedTuple):
-    """How a merged trace shows a span above a stream.
+    """How a merged trace shows a span above a stream."""
 
-    Attributes:
-        category: the phase of its call; "gpu" if it belongs to no call.
-        label: what it is called.
-        args: which call that is, or the reason why there is none, and how many kernels, memcpys and memsets are in it.
-    """
-
-    category: str
-    label: str
-    args: dict[str, Any]
+    category: str  # the phase of its call; "gpu" if it belongs to no call
+    label: str  # what it is called
+    args: dict[str, Any]  # which call that is, or the reason why there is none, and how much work is in it
 
 
-def describe_slices(spans: StreamSpans, timeline: Timeline, collective_names: Sequence[str]) -> Iterator[StreamSlice]:
-    """Yield what a merged trace says of each span above a stream.
-
-    Args:
-        spans: as `build_stream_spans` returns them.
-        timeline: the timeline whose spans `spans.span` points to.
-        collective_names: what `spans.collective` points to.
-    """
-    columns = timeline.columns
-    links = spans.span, spans.work, spans.collective, spans.step, spans.reason
-    for span, work, collective, step, reason in zip(*(column.tolist() for column in links), strict=True):
-        name = timeline.names[columns.name[span]] if span >= 0 else None
-        if collective >= 0:
-            name = collective_name(collective_names[collective], name)
+def describe_slices(spans: Slices, names: Sequence[Name]) -> Iterator[StreamSlice]:
+    """Yield what a merged trace says of each span above a stream, as `build_stream_spans` returns them."""
+    columns = (column.tolist() for column in (spans.name, spans.phase, spans.call, spans.step))
+    for args, number, phase, call, step in zip(args_by_row(spans.args).values(), *columns, strict=True):
+        name = names[number] if number >= 0 else None
         label = NO_MODULE if name is None else name.label or UNNAMED
-        if span >= 0 and name is not None:
-            call = {"fqn": name.fqn, "module_class": name.module_class, "call": int(columns.call[span]), "step": step}
-            yield StreamSlice(PHASES[columns.phase[span]], label, call | {"gpu_work": work})
+        if name is None or REASON in args:
+            yield StreamSlice("gpu", label, {**args})
         else:
-            yield StreamSlice("gpu", label, {"reason": NoModuleReason(reason).text, "gpu_work": work})
+            of_call = {"fqn": name.fqn, "module_class": name.module_class, "call": call, "step": step}
+            yield StreamSlice(PHASES[phase], label, {**of_call, **args})
 
 
 class _Paths:
