@@ -87,10 +87,11 @@ def check(path: str | os.PathLike[str], *, progress: Callable[[int], None] | Non
             return CheckResult(name, [Fault("unreadable", "nested too deeply")])
         with garbage_collection_paused():
             faults, layout, keys = _read_trace(trace, progress)
-            layout.arrange()
-            faults += lost + layout.unbegun + layout.unended
-            for rule in STRUCTURE_RULES:
-                faults.extend(rule(layout))
+            faults += lost
+            if layout is not None:
+                faults += layout.unbegun + layout.unended
+                for rule in STRUCTURE_RULES:
+                    faults.extend(rule(layout))
         first = _first_own_event(keys)
     faults = [fault._replace(of_profiler=fault.event is not None and fault.event < first) for fault in faults]
     return CheckResult(name, faults)
@@ -98,7 +99,7 @@ def check(path: str | os.PathLike[str], *, progress: Callable[[int], None] | Non
 
 def _read_trace(
     path: str | os.PathLike[str], progress: Callable[[int], None] | None = None
-) -> tuple[list[Fault], TrackLayout, dict[str, Any]]:
+) -> tuple[list[Fault], TrackLayout | None, dict[str, Any]]:
     """Return what is wrong with a file and with its single events, all events by track, and the keys around them.
 
     Args:
@@ -111,11 +112,11 @@ def _read_trace(
     with TraceFile(path) as source:
         head = next(source.blocks(), b"")
     if not head.strip():
-        return [Fault("not-a-trace", "there is nothing in it")], TrackLayout(), {}
+        return [Fault("not-a-trace", "there is nothing in it")], None, {}
     kind = format_of(head)
     if kind is None:
         message = f"neither Chrome JSON nor a Perfetto trace: it starts with {head[:8]!r}"
-        return [Fault("not-a-trace", message)], TrackLayout(), {}
+        return [Fault("not-a-trace", message)], None, {}
     with TraceFile(path, progress) as source:
         if kind == "perfetto":
             return *_read_packets(source), {}
@@ -132,10 +133,10 @@ def _read_packets(source: TraceFile) -> tuple[list[Fault], TrackLayout]:
         packets.add(some)
     if source.damage is not None:
         faults.append(Fault("unreadable", source.damage))
-    return [*faults, *packets.faults()], packets.layout
+    return [*faults, *packets.faults()], packets.layout()
 
 
-def _read_events(source: TraceFile) -> tuple[list[Fault], TrackLayout, dict[str, Any]]:
+def _read_events(source: TraceFile) -> tuple[list[Fault], TrackLayout | None, dict[str, Any]]:
     from .chrome_rules import ChromeEvents
 
     events = ChromeEvents()
@@ -145,7 +146,7 @@ def _read_events(source: TraceFile) -> tuple[list[Fault], TrackLayout, dict[str,
             events.add(chunk.events)
     except TraceError as error:
         at = "" if error.offset is None else f"byte {error.offset}: "
-        return [Fault("unreadable", source.damage or f"{at}{error.message}")], TrackLayout(), {}
+        return [Fault("unreadable", source.damage or f"{at}{error.message}")], None, {}
     return events.faults(), events.layout(), stream.keys
 
 

@@ -2,15 +2,14 @@
 
 import math
 from collections.abc import Iterator
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
 from .._numbering import Numbering
 from ..formats.chrome_values import read_microseconds_array
-from ..formats.event_table import BEGIN, END, NEXT, SLICE, EventTable, split_by
-from .track_layout import Fault, TrackKey, TrackLayout
+from ..formats.event_table import BEGIN, END, NEXT, SLICE, EventTable
+from .track_layout import Fault, FlowEnds, SliceEvents, TrackKey, TrackLayout
 
 _FLOW_PHASES = frozenset("stf")
 _ORDINARY_PHASES = frozenset("XBEstf")
@@ -65,41 +64,40 @@ class ChromeEvents:
 
         Viewers draw the latter elsewhere.
         """
-        table, layout = self._table, TrackLayout()
-        if not len(table):
-            return layout
+        table, names, tracks = self._table, Numbering[str](), Numbering[TrackKey]()
+        _ = names[""]  # 0: no name
         phase = table.written_phase.copy()
         faulty = [fault.event for fault in self._event_faults if fault.rule != "id-out-of-range"]
         phase[np.array(faulty, np.int64)] = 0
-        keys = [_drawn_on(pid, tid) for pid, tid in table.tracks.known]
-        numbers = Numbering[TrackKey]()
-        drawn_on = np.array([numbers[key] for key in keys] or [0], np.int64)[table.track]
-        names = np.array([layout.names[str(name)] for _, name in table.kinds], np.int32)[table.kind]
-        is_work = np.array([category in _DEVICE_WORK for category, _ in table.kinds], np.bool_)[table.kind]
-        is_window = np.array([category == "Trace" for category, _ in table.kinds], np.bool_)[table.kind]
+        drawn_on = np.array([tracks[_drawn_on(*ids)] for ids in table.tracks.known] or [0], np.int64)[table.track]
+        name = np.array([names[str(name)] for _, name in table.kinds] or [0], np.int32)[table.kind]
+        categories = [category for category, _ in table.kinds] or [None]
+        is_work = np.array([category in _DEVICE_WORK for category in categories], np.bool_)[table.kind]
+        is_window = np.array([category == "Trace" for category in categories], np.bool_)[table.kind]
         rows = np.flatnonzero(np.isin(phase, [*map(ord, _ORDINARY_PHASES)]))
         time, duration = np.zeros((2, len(table)), np.int64)
         slices = rows[phase[rows] == SLICE]
         time[rows], duration[slices] = (
             read_microseconds_array(us) for us in (table.start[rows], table.duration[slices])
         )
-        for own in sorted(split_by(drawn_on[rows], rows), key=itemgetter(0)):
-            key = list(numbers)[drawn_on[own[0]]]
-            whole, halves = own[phase[own] == SLICE], own[np.isin(phase[own], (BEGIN, END))]
-            layout.tracks[key].add_slices(time[whole], duration[whole], whole, names[whole])
-            layout.tracks[key].add_halves(phase[halves] == BEGIN, time[halves], halves, names[halves])
-            worked = whole[is_work[whole]]
-            columns = np.full(len(worked), layout.tracks[key].index), time[worked], (time + duration)[worked]
-            layout.work.append(np.stack([*columns, worked, names[worked]]))
+        drawn = np.flatnonzero(np.isin(phase, (SLICE, BEGIN, END)))
+        events = SliceEvents(drawn_on, phase, time, duration, np.arange(len(table)), name)
+        worked = slices[is_work[slices]]
+        worked = worked[np.argsort(drawn_on[worked], kind="stable")]
+        work = np.stack([of[worked] for of in (drawn_on, time, time + duration, events.position, name)])
         ends = (time + duration)[slices[is_window[slices]]]
-        layout.stop = int(ends.max()) if len(ends) else None
         flows = table.flows
-        index = np.array([layout.tracks[key].index if key in layout.tracks else 0 for key in numbers], np.int64)
         kept = np.isin(phase[flows.row], [*map(ord, _FLOW_PHASES), SLICE, BEGIN])
         row, flow, ways, binds = (column[kept] for column in flows)
-        ends = time[row], index[drawn_on[row]], flow, _PHASE_OF_WAYS[ways], binds == NEXT
-        layout.flows.add_all(row, *ends, keys=table.flow_ids)
-        return layout
+        keys = [(key, number) for number, key in enumerate(table.flow_ids)]
+        return TrackLayout(
+            [*names],
+            [*tracks],
+            events.take(drawn),
+            FlowEnds(row, time[row], drawn_on[row], flow, _PHASE_OF_WAYS[ways], binds == NEXT, keys=keys),
+            work,
+            int(ends.max()) if len(ends) else None,
+        )
 
 
 def _are_ordinary(events: list[Any]) -> bool:

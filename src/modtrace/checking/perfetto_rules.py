@@ -1,15 +1,21 @@
 """Perfetto's protobuf: packets, the state of their sequences, the rules on them, the slices and flows they draw."""
 
+from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from google.protobuf.message import DecodeError
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as proto
 
+from .._numbering import Numbering
+from ..formats.event_table import BEGIN as SLICE_BEGIN
+from ..formats.event_table import END as SLICE_END
+from ..formats.event_table import SLICE
 from ..formats.packet_stream import FramingError, packet_batches, packet_bounds
-from .track_layout import END, ONWARD, Fault, TrackLayout
+from .track_layout import END, ONWARD, Fault, FlowEnds, SliceEvents, TrackKey, TrackLayout
 
 _REASONS = {"none": "no packet starts here", "cut off": "the packet that starts here is cut off"}
 _BATCH_BYTES = 1 << 19
@@ -142,14 +148,15 @@ _NEEDS_STATE = proto.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
 
 
 class PerfettoPackets:
-    """Checks packets one by one and collects what the rules between events look at.
-
-    Attributes:
-        layout: slices and flows of the packets so far, without those that have a fault.
-    """
+    """Checks packets one by one and collects what the rules between events look at."""
 
     def __init__(self) -> None:
-        self.layout = TrackLayout()
+        self._names, self._tracks = Numbering[str](), Numbering[TrackKey]()
+        _ = self._names[""]  # 0: no name
+        # As `SliceEvents` and `FlowEnds` have them, without those that have a fault.
+        self._phase, self._on_track, self._name = bytearray(), array("i"), array("i")
+        self._time, self._event = array("q"), array("q")
+        self._flow_phase, self._flow, self._flow_event = bytearray(), array("Q"), array("q")
         self._position = 0
         self._sequences: dict[int, PacketSequence] = defaultdict(PacketSequence)
         self._described_tracks: set[int] = {0}
@@ -171,11 +178,26 @@ class PerfettoPackets:
     def faults(self) -> list[Fault]:
         """Return what is wrong with the packets, in file order, then the tracks without a descriptor."""
         undescribed = [
-            Fault("undefined", f"track {uuid} has no descriptor", events.first_position())
-            for (uuid,), events in self.layout.tracks.items()
+            Fault("undefined", f"track {uuid} has no descriptor", self._event[self._on_track.index(track)])
+            for track, (uuid,) in enumerate(self._tracks)
             if uuid not in self._described_tracks
         ]
         return [*self._faults, *undescribed]
+
+    def layout(self) -> TrackLayout:
+        """Return the slices and flows of all packets that have no fault."""
+        track, name = (np.frombuffer(column, np.int32) for column in (self._on_track, self._name))
+        time, position = (np.frombuffer(column, np.int64) for column in (self._time, self._event))
+        phase = np.frombuffer(self._phase, np.uint8)
+        row = np.frombuffer(self._flow_event, np.int64)
+        flow, flow_phase = np.frombuffer(self._flow, np.uint64), np.frombuffer(self._flow_phase, np.uint8)
+        none = np.broadcast_to(np.int64(0), len(time))
+        return TrackLayout(
+            [*self._names],
+            [*self._tracks],
+            SliceEvents(track, phase, time, none, position, name),
+            FlowEnds(position[row], time[row], track[row], flow, flow_phase, none[row] > 0),
+        )
 
     def _add_event(self, position: int, packet: Any, event: Any, sequence: PacketSequence, time: int | None) -> None:
         event_type = event.type
@@ -194,25 +216,31 @@ class PerfettoPackets:
         if time is None or event_type not in (_BEGIN, _END, _INSTANT):
             return
         uuid = event.track_uuid if not is_plain_end and event.HasField("track_uuid") else sequence.default_track
-        track = self.layout.tracks[(uuid,)]
+        track = self._tracks[uuid,]
         if event_type == _END:
-            track.add_half(False, time, position, 0)
+            self._add(SLICE_END, track, time, position, 0)
             if is_plain_end:
                 return
         else:
-            name = self.layout.names[event.name or sequence.interned["event_names"].get(event.name_iid, "")]
-            if event_type == _BEGIN:
-                track.add_half(True, time, position, name)
-            else:
-                track.add_slice(time, 0, position, name)
-        for flows in (event.flow_ids, event.flow_ids_old):
+            name = self._names[event.name or sequence.interned["event_names"].get(event.name_iid, "")]
+            self._add(SLICE_BEGIN if event_type == _BEGIN else SLICE, track, time, position, name)
+        for flows, phase in (
+            (event.flow_ids, ONWARD),
+            (event.flow_ids_old, ONWARD),
+            (event.terminating_flow_ids, END),
+            (event.terminating_flow_ids_old, END),
+        ):
             if flows:  # far cheaper than to iterate over none
-                for flow in flows:
-                    self.layout.flows.add(position, ONWARD, track.index, time, flow)
-        for flows in (event.terminating_flow_ids, event.terminating_flow_ids_old):
-            if flows:
-                for flow in flows:
-                    self.layout.flows.add(position, END, track.index, time, flow)
+                self._flow.extend(flows)
+                self._flow_phase += bytes([phase]) * len(flows)
+                self._flow_event.extend([len(self._time) - 1] * len(flows))
+
+    def _add(self, phase: int, track: int, time: int, position: int, name: int) -> None:
+        self._phase.append(phase)
+        self._on_track.append(track)
+        self._time.append(time)
+        self._event.append(position)
+        self._name.append(name)
 
 
 def _packet_faults(position: int, packet: Any, sequence: PacketSequence, time: int | None) -> Iterator[Fault]:

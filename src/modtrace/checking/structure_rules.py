@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from .._typing import Int64Array
+from ..formats.event_table import split_by
 from ..profiler.device_work import possible_ends
 from ..timeline.nesting import nest_times
 from .track_layout import NEVER_NS, ArrangedSlices, Fault, FlowEnd, TrackKey, TrackLayout
@@ -25,7 +26,7 @@ def partial_overlap(layout: TrackLayout) -> Iterator[Fault]:
             _, parent = nest_times(start, end, np.zeros(len(start), np.int32))
             if not np.any(end > end[parent], where=parent >= 0):
                 continue  # each ends in the slice around it
-        ends, names = slices.end.tolist(), list(layout.names)
+        ends, names = slices.end.tolist(), layout.names
         stack: list[int] = []
         for index, start in enumerate(slices.start.tolist()):
             end = ends[index]
@@ -47,10 +48,10 @@ def partial_overlap(layout: TrackLayout) -> Iterator[Fault]:
 
 def device_overlap(layout: TrackLayout) -> Iterator[Fault]:
     """Find work in which the next of its stream begins and ends, or that outlasts the profiler: its end is wrong."""
-    if not layout.work:
+    if layout.work is None:
         return
-    names, tracks = list(layout.names), list(layout.slices)
-    track, start, end, position, name = np.concatenate(layout.work, axis=1)
+    names, tracks = layout.names, list(layout.slices)
+    track, start, end, position, name = layout.work
     until = possible_ends(track, start, end, layout.stop)
     for row in np.flatnonzero(until != end).tolist():
         what = "the profiler stopped" if until[row] == layout.stop else "the next one on it began, which ends before it"
@@ -69,7 +70,7 @@ def too_deep(layout: TrackLayout) -> Iterator[Fault]:
         depth = _depths(slices)
         first = int(np.argmax(depth > MAX_DRAWN_DEPTH))
         if depth[first] > MAX_DRAWN_DEPTH:
-            name = list(layout.names)[slices.name[first]]
+            name = layout.names[slices.name[first]]
             message = f"{name!r} lies {depth[first]} deep on {_track_text(track)}; viewers draw {MAX_DRAWN_DEPTH}"
             yield Fault("too-deep", message, int(slices.position[first]))
 
@@ -113,11 +114,8 @@ def flow_outside_slice(layout: TrackLayout) -> Iterator[Fault]:
     if not len(flows):
         return
     is_unbound = np.zeros(len(flows), np.bool_)
-    of_track, all_times = np.frombuffer(flows.track, np.dtype("l")), np.frombuffer(flows.time, np.int64)
-    binds_next = np.frombuffer(flows.binds_next, np.bool_)
-    by_track = np.argsort(of_track, kind="stable")
-    for rows in np.split(by_track, np.flatnonzero(np.diff(of_track[by_track])) + 1):
-        slices, times = layout.slices[tracks[of_track[rows[0]]]], all_times[rows]
+    for rows in split_by(flows.track, np.arange(len(flows))):
+        slices, times = layout.slices[tracks[flows.track[rows[0]]]], flows.time[rows]
         if not len(slices.start):
             is_unbound[rows] = True
             continue
@@ -125,7 +123,7 @@ def flow_outside_slice(layout: TrackLayout) -> Iterator[Fault]:
         # The latest end of all slices begun by then says whether one of them is still open.
         latest_end = np.maximum.accumulate(slices.end)
         is_around = (begun > 0) & (latest_end[np.maximum(begun, 1) - 1] >= times)
-        is_unbound[rows] = ~np.where(binds_next[rows], slices.start[-1] >= times, is_around)
+        is_unbound[rows] = ~np.where(flows.binds_next[rows], slices.start[-1] >= times, is_around)
     for end in flows.ends(flows.order[is_unbound[flows.order]], tracks):
         message = f"the {end.phase} of {_flow_text(end)} touches no slice on {_track_text(end.track)}"
         yield Fault("flow-outside-slice", message, end.position)
