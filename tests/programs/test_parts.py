@@ -47,18 +47,23 @@ Run = Callable[[str, EngineName, bool], list[Recorded]]
 def run_recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """Run and record a program once, and return the timeline and the stopwatches of each process.
 
-    But for ranks, which wait for each other, its clock is pretended: both sides read it, and no load makes a part long.
+    Its clock is pretended, so that no load makes a part long; but not of ranks, which wait for each other, and of wide
+    models, whose times are compared within less than the pretended clock takes to be read.
     """
-    server = subprocess.Popen(
-        [sys.executable, _FOLDER / "forked_runs.py"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=with_pretended_clock(tmp_path_factory.mktemp("clock")),
-    )
-    assert server.stdin is not None
-    assert server.stdout is not None
-    requests, answers = server.stdin, server.stdout
+    pretended = with_pretended_clock(tmp_path_factory.mktemp("clock"))
+    servers: dict[bool, subprocess.Popen[str]] = {}
+
+    def server(wide: bool) -> subprocess.Popen[str]:
+        if wide not in servers:
+            servers[wide] = subprocess.Popen(
+                [sys.executable, _FOLDER / "forked_runs.py"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=python_environment() if wide else pretended,
+            )
+        return servers[wide]
+
     done: dict[tuple[str, EngineName, bool], list[Recorded]] = {}
 
     def output(program: Path, folder: Path, engine: EngineName, wide: bool) -> str:
@@ -66,7 +71,11 @@ def run_recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         if program.stem == "timed_ddp":  # its ranks are processes
             arguments = ("-m", "modtrace", "run", "--engine", engine, "-o", folder / "trace.json", program)
             return run_python(*arguments, env=python_environment(**variables)).stdout
-        print(json.dumps([str(program), str(folder / "trace.json"), engine, variables]), file=requests, flush=True)
+        request = json.dumps([str(program), str(folder / "trace.json"), engine, variables])
+        requests, answers = server(wide).stdin, server(wide).stdout
+        assert requests is not None
+        assert answers is not None
+        print(request, file=requests, flush=True)
         answer = json.loads(answers.readline())
         assert answer["exit_code"] == 0, answer["stderr"]
         return str(answer["stdout"])
@@ -82,9 +91,9 @@ def run_recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
             done[name, engine, wide] = [(timeline, told.get(timeline.metadata["pid"], [])) for timeline in timelines]
         return done[name, engine, wide]
 
-    with server:
-        yield run
-        requests.close()
+    yield run
+    for one in servers.values():
+        one.communicate()
 
 
 def _other(timeline: modtrace.Timeline) -> float:
