@@ -136,7 +136,7 @@ def test_a_job_that_runs_is_told_by_role_and_rank(job: Path) -> None:
 
     assert sorted(one.label for one in found.ranks) == ["rollout 0", "rollout 1", "trainer 0", "trainer 1"]
     assert found.sentence == (
-        "rollout: rollout 0-1 were in no module when they ended; trainer: trainer 0-1 were in no module when they ended"
+        "rollout: ranks 0-1 were in no module when they ended; trainer: ranks 0-1 were in no module when they ended"
     )
 
 
@@ -160,7 +160,7 @@ def test_who_waits_is_looked_for_within_a_role() -> None:
     [hang] = result.hangs
     assert (hang.waiting, hang.not_called) == ((0,), (1,))
     assert result.sentence.startswith("rollout: rank 0 waits in all_reduce #0")
-    assert "; trainer: trainer 0-1 are in no module" in result.sentence
+    assert "; trainer: ranks 0-1 are in no module" in result.sentence
 
 
 def test_the_commands_take_a_role(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
