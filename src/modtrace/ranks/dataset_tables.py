@@ -1,38 +1,26 @@
-"""A dataset: what it says of itself, its tables, and SQL over them, or over each bucket in processes, by DuckDB.
+"""The tables of a dataset, and SQL over them, or over each bucket in processes, by DuckDB."""
 
-```
-DATASET/dataset.json            steps in a bucket, and which time it is
-DATASET/parts/NAME.json         the ranks of a part, and the files they came from; written last
-DATASET/spans/NAME.parquet      their spans; so collectives/, steps/ and ranges/
-```
-"""
-
-import glob
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from functools import lru_cache, partial
-from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any
 
 import numpy as np
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from .._errors import ModtraceError
-from .._files import create_file
 from .._processes import map_in_processes, processor_count
 from .._typing import AnyArray
+from ..read.ring_file import Steps
 from ..timeline import PHASES, Name
+from ..timeline.select import step_interval
+from .dataset_files import DatasetFiles, JoinedTime, read_head, read_parts
 from .groups import number_distinct
-from .rank_folder import DATASET_MARKER
+from .places import Place
 from .rank_tables import ROW_KINDS, Bounds, CollectiveTable, RangeTable, SpanTable, StepTable, Table
-
-_FORMAT = 2
-"""The version of the layout; others are refused."""
 
 FOLDERS: Mapping[type, str] = {
     SpanTable: "spans",
@@ -43,98 +31,6 @@ FOLDERS: Mapping[type, str] = {
 """The folder of each table of a dataset."""
 TABLE_NAMES = tuple(FOLDERS.values())
 """The tables of a dataset, each in a folder of this name."""
-
-
-class RankEntry(NamedTuple):
-    """What a dataset says of one rank."""
-
-    rank: int  # its number
-    bound_ns: int  # how far its times are off at most, see `RankTimeline`
-    method: str  # how it was found where it is, see `RankTime`
-    clock: str  # the id of its clock
-    spans: int  # how many it has
-    peak_bytes: int  # the most that its tensors held; -1 if it recorded no memory
-    source: list[Any]  # the file it came from: path, size and time of change
-
-
-_ENTRY_TYPES = (int, int, str, str, int, int, list)
-
-
-def read_head(folder: Path) -> tuple[int, str]:
-    """Return how many steps of a dataset are stored together, and which time it is, see `JobTime`.
-
-    Raises:
-        ModtraceError: it is none, or of another version.
-    """
-    try:
-        values = orjson.loads((folder / DATASET_MARKER).read_bytes())
-        version = values["format"]
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise _no_dataset(folder) from error
-    if version != _FORMAT:
-        raise ModtraceError(f"{folder}: its format is {version}, and this version reads {_FORMAT}")
-    steps, reference = values.get("steps_per_bucket"), values.get("reference")
-    if not (isinstance(steps, int) and steps > 0 and isinstance(reference, str)):
-        raise _no_dataset(folder)
-    return steps, reference
-
-
-def write_head(folder: Path, steps_per_bucket: int, reference: str) -> None:
-    """Write what `read_head` returns.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    head = {"format": _FORMAT, "steps_per_bucket": steps_per_bucket, "reference": reference}
-    _write_json(folder / DATASET_MARKER, head)
-
-
-def read_parts(folder: Path) -> dict[str, list[RankEntry]]:
-    """Return the ranks of each part, by its name.
-
-    Raises:
-        ModtraceError: one cannot be read.
-    """
-    parts = {}
-    for path in sorted((folder / "parts").glob("*.json")):
-        try:
-            entries = [RankEntry(**entry) for entry in orjson.loads(path.read_bytes())]
-            if any(tuple(map(type, entry)) != _ENTRY_TYPES for entry in entries):
-                raise ValueError("it does not say which ranks it is of")
-        except (OSError, ValueError, TypeError) as error:
-            raise ModtraceError(f"{path}: cannot be read: {error}; delete it and pack again") from error
-        parts[path.stem] = entries
-    return parts
-
-
-def create_anew(path: Path) -> BinaryIO:
-    """Create a file in place of what an earlier run left there, or others: no link is followed.
-
-    Raises:
-        OSError: it cannot be made.
-    """
-    path.unlink(missing_ok=True)
-    return open(create_file(os.fspath(path), 0o666), "wb")
-
-
-def write_part(parts: Path, name: str, entries: Sequence[RankEntry]) -> None:
-    """Write which ranks a part holds, once its tables are there.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    _write_json(parts / f"{name}.json", [entry._asdict() for entry in entries])
-
-
-def _no_dataset(folder: Path) -> ModtraceError:
-    return ModtraceError(f"{folder}: it is not a dataset; make one with `modtrace ranks pack`")
-
-
-def _write_json(path: Path, value: object) -> None:
-    new = path.with_suffix(".new")
-    with create_anew(new) as file:
-        file.write(orjson.dumps(value))
-    os.replace(new, path)
 
 
 _TIMES = ("start_ns", "duration_ns", "self_ns", "end_ns", "done_ns", "call", "counter")
@@ -228,10 +124,10 @@ class DatasetTables:
     """Reads a dataset: only the row groups that hold the steps and the ranks that are asked for.
 
     Args:
-        path: its folder.
+        place: its folder, or a URL.
 
     Attributes:
-        path: the folder.
+        place: the same.
         ranks: what is known of each rank, in their order.
         peak_bytes: by rank, the most that its tensors held; without those that recorded no memory.
 
@@ -239,33 +135,34 @@ class DatasetTables:
         ModtraceError: it is none, of another version, or cannot be read; so do the methods.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        (self._steps_per_bucket, _), parts = read_head(self.path), read_parts(self.path)
-        self.ranks = sorted((entry for entries in parts.values() for entry in entries), key=lambda entry: entry.rank)
+    def __init__(self, place: Place) -> None:
+        files = self._files = DatasetFiles(place)
+        self.place = files.place
+        self._steps_per_bucket, parts = read_head(files), read_parts(files)
+        self.time = JoinedTime(parts.values())
+        self.ranks = self.time.ranks
         if not self.ranks:
-            raise ModtraceError(f"{self.path}: it holds no rank yet; run `modtrace ranks pack` again")
+            raise ModtraceError(f"{self.place}: it holds no rank yet; run `modtrace ranks pack` again")
         self.peak_bytes = {one.rank: one.peak_bytes for one in self.ranks if one.peak_bytes >= 0}
         self._names = list(parts)
 
-    def files(self, table: str) -> list[Path]:
-        """Return the files of one of `TABLE_NAMES`."""
-        return [self.path / table / f"{name}.parquet" for name in self._names]
-
-    def buckets(self, *tables: str) -> list[tuple[int, int]]:
+    def buckets(self, *tables: str, steps: Steps = (None, None)) -> list[tuple[int, int]]:
         """Return the first step of each bucket and the one after its last, in order.
 
         Args:
             tables: which of `TABLE_NAMES` has something in it; none: any of them.
+            steps: these of them alone.
         """
-        length = self._steps_per_bucket
-        numbers: set[int] = set()
-        with self._damage_named():
+        length, numbers, end = self._steps_per_bucket, set[int](), 0
+        with self.damage_named():
             for table in tables or TABLE_NAMES:
-                for fragment in self._dataset(table).get_fragments():
+                for fragment in self.table(table).get_fragments():
                     for bounds in (group.statistics["step"] for group in fragment.row_groups):
                         numbers.update(range(bounds["min"] // length, bounds["max"] // length + 1))
-        return [(number * length, (number + 1) * length) for number in sorted(numbers)]
+                        end = max(end, bounds["max"] + 1)
+        first, last = step_interval(*steps, end)
+        buckets = ((max(number * length, first), min((number + 1) * length, last)) for number in sorted(numbers))
+        return [(begin, until) for begin, until in buckets if begin < until]
 
     def bounds(self) -> Bounds:
         """Return how far the times of each rank are off."""
@@ -277,32 +174,50 @@ class DatasetTables:
         chosen = (step >= first) & (step < last)
         if ranks is not None:
             chosen &= (rank >= min(ranks)) & (rank <= max(ranks)) & rank.isin(list(ranks))
-        with self._damage_named():
-            return from_arrow(kind, self._dataset(FOLDERS[kind]).to_table(filter=chosen))
+        with self.damage_named():
+            table = from_arrow(kind, self.table(FOLDERS[kind]).to_table(filter=chosen))
+        if not self.time.is_moved:
+            return table
+        moved: dict[str, Any] = {
+            name: self.time.move(table.rank, getattr(table, name)) for name in _MOVED_FIELDS if name in table._fields
+        }
+        return table._replace(**moved)
 
-    def _dataset(self, table: str) -> Any:
-        return _open(tuple((str(file), file.stat().st_mtime_ns) for file in self.files(table)))
+    def table(self, name: str) -> ds.Dataset:
+        """Return the files of one of `TABLE_NAMES`, whose times are those of their parts."""
+        changed = {str(file.path): file.mtime_ns for file in self._files.files(name)}
+        paths = [f"{self._files.root}/{name}/{part}.parquet" for part in self._names]
+        return _open(self.place, tuple((path, changed.get(path, 0)) for path in paths))
 
     @contextmanager
-    def _damage_named(self) -> Iterator[None]:
+    def damage_named(self) -> Iterator[None]:
+        """Raise what is wrong with its files as a ModtraceError."""
         try:
             yield
         except (pa.ArrowException, OSError, LookupError, ValueError) as error:
-            raise ModtraceError(f"{self.path}: cannot be read: {error}; delete it and pack again") from error
+            raise ModtraceError(f"{self.place}: cannot be read: {error}; delete it and pack again") from error
+
+
+_MOVED = ("start_ns", "end_ns", "done_ns")
+"""Columns that are moments, and no durations."""
+_MOVED_FIELDS = tuple(column.removesuffix("_ns") for column in _MOVED)
 
 
 @lru_cache(maxsize=2 * len(TABLE_NAMES))  # each bucket asks for them
-def _open(files: tuple[tuple[str, int], ...]) -> Any:
+def _open(place: str, files: tuple[tuple[str, int], ...]) -> ds.Dataset:
     """Open the Parquet files of a table, known by their paths and the times at which they were changed."""
     options = ds.ParquetReadOptions(dictionary_columns=["fqn", "module_class", *_KNOWN_TEXTS, *_OWN_TEXTS])
-    return ds.dataset([path for path, _ in files], format=ds.ParquetFileFormat(read_options=options))
+    layout, filesystem = ds.ParquetFileFormat(read_options=options), DatasetFiles(place).filesystem
+    fragments = [layout.make_fragment(path, filesystem) for path, _ in files]
+    # Not by `ds.dataset`, which reads the footer of a file once more.
+    return ds.FileSystemDataset(fragments, fragments[0].physical_schema, layout, filesystem)
 
 
-def query(dataset: str | os.PathLike[str], sql: str, steps: tuple[int, int] | None = None) -> pa.Table:
+def query(dataset: Place, sql: str, steps: tuple[int, int] | None = None) -> pa.Table:
     """Return what SQL says of the tables `spans`, `collectives`, `steps`, `ranges` and `ranks`.
 
     Args:
-        dataset: its folder.
+        dataset: its folder, or a URL.
         sql: over the tables.
         steps: those from the first to before the second alone; None: all.
 
@@ -313,27 +228,32 @@ def query(dataset: str | os.PathLike[str], sql: str, steps: tuple[int, int] | No
 
     tables, connection = DatasetTables(dataset), duckdb.connect()
     only = "" if steps is None else f" WHERE step >= {steps[0]} AND step < {steps[1]}"
-    try:
+    if tables.time.is_moved:
+        integers: Any = ["INTEGER", "BIGINT"]
+        connection.create_function("job_time", partial(_move, tables.time), integers, "BIGINT", type="arrow")
+    with tables.damage_named():
         for table in TABLE_NAMES:
-            files = ", ".join("'" + glob.escape(str(path)).replace("'", "''") + "'" for path in tables.files(table))
-            # Texts of ours in SQL: the names of tables, paths with their quotes doubled, and numbers.
-            connection.execute(f"CREATE VIEW {table} AS SELECT * FROM read_parquet([{files}]){only}")  # noqa: S608
-    except duckdb.Error as error:
-        # The lines after the first are our SQL.
-        text = str(error).partition("\n")[0]
-        raise ModtraceError(f"{tables.path}: cannot be read: {text}; delete it and pack again") from error
+            files = tables.table(table)
+            connection.register(f"{table} files", files)
+            times = [name for name in _MOVED if name in files.schema.names and tables.time.is_moved]
+            moved = ", ".join(f"job_time(rank, {name}) AS {name}" for name in times)
+            columns = f"* REPLACE ({moved})" if times else "*"
+            # Texts of ours in SQL: the names of tables and columns, and numbers.
+            connection.execute(f'CREATE VIEW {table} AS SELECT {columns} FROM "{table} files"{only}')  # noqa: S608
     ranks = pa.Table.from_pylist([entry._asdict() | {"source": None} for entry in tables.ranks])
     connection.register("ranks", ranks.drop_columns(["source"]))
     return _run(connection, sql)
 
 
-def query_each_bucket(
-    dataset: str | os.PathLike[str], sql: str, then: str | None = None, executor: Executor | None = None
-) -> pa.Table:
+def _move(time: JoinedTime, rank: pa.ChunkedArray, time_ns: pa.ChunkedArray) -> pa.Array:
+    return pa.array(time.move(rank.to_numpy(), time_ns.to_numpy()))
+
+
+def query_each_bucket(dataset: Place, sql: str, then: str | None = None, executor: Executor | None = None) -> pa.Table:
     """Return what SQL says of each bucket of steps, below each other in the order of the steps.
 
     Args:
-        dataset: its folder.
+        dataset: its folder, or a URL.
         sql: over the tables, which hold one bucket each time.
         then: SQL over all these results, as the table `results`.
         executor: asks the buckets; None: processes of this machine.
@@ -342,7 +262,7 @@ def query_each_bucket(
         ModtraceError: it is not a dataset, or the SQL is wrong.
     """
     tables = DatasetTables(dataset)
-    ask = partial(query, os.path.abspath(dataset), sql)
+    ask = partial(query, tables.place, sql)
     by_bucket = dict(map_in_processes(ask, tables.buckets(), processor_count(), executor))
     if not by_bucket:
         raise ModtraceError(f"{dataset}: nothing is in it, so there is no bucket to ask")

@@ -9,12 +9,13 @@ from ..public import Timeline
 from ..read.ring_file import Steps
 from ..ring.collective_text import rank_list
 from .all_ranks import RankTimeline, all_ranks_timeline, read_ranks
+from .places import Place, as_folder
 from .rank_folder import JobTime, RankRecording, check_size, find_rank_recordings
 from .slow import slow_of_recordings, worst_ranks
 
 
 def load_ranks(
-    folder: str | os.PathLike[str],
+    folder: Place,
     *,
     steps: Steps | None = None,
     ranks: Collection[int] | None = None,
@@ -29,7 +30,7 @@ def load_ranks(
     nanoseconds, with the way in which it was found ("same clock", "pings", "collectives", "wall clock").
 
     Args:
-        folder: with a ring file or a saved trace of each rank; the processes may run, hang or be dead.
+        folder: with a ring file or a saved trace of each rank, or its URL; the processes may run, hang or be dead.
         steps: take those from the first number to before the second, as `Timeline.steps` does; None: all.
         ranks: take these; None: all, or with `worst` none but those.
         worst: take so many of those that were late most, too.
@@ -45,20 +46,21 @@ def load_ranks(
     Example:
         >>> modtrace.load_ranks("run", steps=(10, 12), worst=4).save("late.pftrace")
     """
-    files = find_rank_recordings(folder, on_left_out, role)
-    if steps is None:
-        check_size(files)
-    job = JobTime(files)
-    chosen: Sequence[RankRecording] = files
-    if ranks is not None or worst:
-        wanted = {
-            *(ranks or ()),
-            *(worst_ranks(slow_of_recordings(files, job, steps, executor), worst) if worst else ()),
-        }
-        chosen = [file for file in files if file.rank_in_world in wanted]
-    if not chosen:
-        raise ModtraceError(f"{os.fspath(folder)}: none of these ranks is in it; it holds {rank_list(job.ranks)}")
-    return Timeline.of(all_ranks_timeline(read_ranks(_whole, chosen, job, steps, executor)))
+    with as_folder(folder, executor) as there:
+        files = find_rank_recordings(there, on_left_out, role)
+        if steps is None:
+            check_size(files)
+        job = JobTime(files)
+        chosen: Sequence[RankRecording] = files
+        if ranks is not None or worst:
+            wanted = {
+                *(ranks or ()),
+                *(worst_ranks(slow_of_recordings(files, job, steps, executor), worst) if worst else ()),
+            }
+            chosen = [file for file in files if file.rank_in_world in wanted]
+        if not chosen:
+            raise ModtraceError(f"{os.fspath(folder)}: none of these ranks is in it; it holds {rank_list(job.ranks)}")
+        return Timeline.of(all_ranks_timeline(read_ranks(_whole, chosen, job, steps, executor)))
 
 
 def _whole(one: RankTimeline) -> RankTimeline:

@@ -1,4 +1,4 @@
-"""A folder of recordings → a dataset: Parquet files of spans, collectives, steps and ranges, see `dataset_tables`.
+"""A folder of recordings → a dataset: Parquet files of spans, collectives, steps and ranges, see `dataset_files`.
 
 A part holds as many ranks as fit the memory, or one that is read in pieces. In each file a row group holds some steps,
 a bucket, of all its ranks, so that whoever asks for a bucket reads one row group of each file: a map over buckets needs
@@ -10,31 +10,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
 
 from .._errors import ModtraceError, WriteError
-from .._files import Folder
 from .._numbering import Numbering
 from .._processes import map_in_processes, processor_count
+from ..ring.clock_tree import measurement_record
 from ..timeline import Track
 from .all_ranks import place_rank
-from .dataset_tables import (
-    FOLDERS,
-    TABLE_NAMES,
-    RankEntry,
-    create_anew,
-    parquet_options,
-    read_head,
-    read_parts,
-    to_arrow,
-    write_head,
-    write_part,
-)
-from .rank_folder import JobTime, RankRecording, RankTime, check_one_world, load_pieces
+from .dataset_files import DatasetFiles, Part, RankEntry, read_head, read_parts, write_head, write_part
+from .dataset_tables import FOLDERS, TABLE_NAMES, parquet_options, to_arrow
+from .places import Place
+from .rank_folder import JobTime, RankRecording, RankTime, Reference, check_one_world, load_pieces
 from .rank_tables import TABLE_MAKERS, join_tables, take
 
 _PART_BYTES = 128 << 20
@@ -53,97 +43,93 @@ class PackResult(NamedTuple):
 
 def pack(
     files: Sequence[RankRecording],
-    dataset: str | os.PathLike[str],
+    dataset: Place,
     *,
     steps_per_bucket: int = 10,
     processes: int | None = None,
     executor: Executor | None = None,
     progress: Callable[[int], object] | None = None,
+    this_host: bool = False,
+    source: str | None = None,
 ) -> PackResult:
     """Write the recordings of ranks as a dataset; keep the parts of it whose files have not changed.
 
     Args:
         files: the recordings.
-        dataset: a folder, new or of an earlier run.
+        dataset: a folder, or a URL that pyarrow opens; new or of an earlier run.
         steps_per_bucket: how many steps are stored together.
         processes: how many pack at a time; None: one per processor.
         executor: runs them in place of these; its workers see the same files by the same names.
         progress: called with the number of ranks that were packed since the last call.
+        this_host: keep what other hosts have packed, whichever time their parts are in.
+        source: where the files were copied from; None: they were not.
 
     Raises:
-        WriteError: the folder holds something else, or cannot be written.
-        ModtraceError: a recording cannot be read, or roles have ranks of their own.
+        WriteError: the place holds something else, or cannot be written.
+        ModtraceError: a recording cannot be read, roles have ranks of their own, or other hosts store other steps
+            together.
     """
-    root = Path(dataset).absolute()
     check_one_world(files)
     job = JobTime(files)
-    _begin(root, steps_per_bucket, job.reference)
+    there = DatasetFiles(dataset)
     try:
-        known = _known_ranks(root, {file.rank: _fingerprint(file) for file in files})
+        _begin(there, steps_per_bucket, this_host)
+        sources = {file.rank: _fingerprint(file, source) for file in files}
+        known = _known_ranks(there, sources, job.reference, this_host)
         left = [file for file in files if file.rank not in known]
-        parts = [
-            [(file._replace(path=file.path.absolute()), job[file.rank]) for file in group]
-            for group in _group_by_size(left)
-        ]
-        pack_part = partial(_pack_part, root, steps_per_bucket)
+        parts = [_PartSources.of(group, job, sources) for group in _group_by_size(left)]
+        pack_part = partial(_pack_part, there.place, steps_per_bucket)
         for _, packed in map_in_processes(pack_part, parts, processes or processor_count(), executor):
             if progress is not None:
                 progress(packed)
-        entries = [entry for part in read_parts(root).values() for entry in part]
-        nbytes = sum(path.stat().st_size for path in (root / "spans").glob("*.parquet"))
+        entries = [entry for part in read_parts(there).values() for entry in part.ranks]
+        nbytes = sum(file.size or 0 for file in there.files("spans") if file.extension == "parquet")
     except OSError as error:
-        raise _cannot(root, error) from error
+        raise WriteError(f"{there.place}: cannot be written: {error.strerror or error}") from error
     return PackResult(len(entries), len(left), sum(entry.spans for entry in entries), nbytes)
 
 
-def _begin(root: Path, steps_per_bucket: int, reference: str) -> None:
-    """Make the folder, or keep the dataset in it if that is in the same time; else begin anew."""
+_ALL_FOLDERS = ("parts", *TABLE_NAMES)
+
+
+def _begin(there: DatasetFiles, steps_per_bucket: int, this_host: bool) -> None:
+    """Make the folders, or keep the dataset in them; begin anew if it stores other steps together."""
     try:
-        if root.exists() and any(root.iterdir()) and read_head(root) != (steps_per_bucket, reference):
-            for folder in _folders(root).values():  # the description last, so that a run that is cut off goes on here
-                for path in sorted(Path(folder.path).glob("*")):
-                    path.unlink()
-        root.mkdir(parents=True, exist_ok=True)
-        _folders(root)
-        write_head(root, steps_per_bucket, reference)
+        before = None if there.is_empty() else read_head(there)
     except ModtraceError as error:
         raise WriteError(
-            f"{root}: it holds something else than a dataset of this version; name another folder"
+            f"{there.place}: it holds something else than a dataset of this version; name another folder"
         ) from error
-    except OSError as error:
-        raise _cannot(root, error) from error
+    if this_host and before not in (None, steps_per_bucket):
+        raise ModtraceError(f"{there.place}: other hosts store {before} steps together: --steps-per-bucket {before}")
+    there.make(_ALL_FOLDERS)
+    if before != steps_per_bucket:
+        for folder in _ALL_FOLDERS:  # the description last, so that a run that is cut off goes on here
+            for file in there.files(folder):
+                there.remove(f"{folder}/{file.base_name}")
+        write_head(there, steps_per_bucket)
 
 
-def _folders(root: Path) -> dict[str, Folder]:
-    """Return the folders in that of a dataset by their names, held and made if they are missing; none is a link.
-
-    Raises:
-        OSError: one cannot be made, or something else has its name.
-    """
-    held = Folder(root)
-    return {name: held.make(name, 0o777) for name in ("parts", *TABLE_NAMES)}
-
-
-def _cannot(root: Path, error: OSError) -> WriteError:
-    return WriteError(f"{root}: cannot be written: {error.strerror or error}")
-
-
-def _known_ranks(root: Path, sources: Mapping[int, list[object]]) -> set[int]:
-    """Return the ranks of whole parts; remove parts in which a rank's file has changed."""
+def _known_ranks(
+    there: DatasetFiles, sources: Mapping[int, list[object]], reference: Reference, this_host: bool
+) -> set[int]:
+    """Return the ranks of whole parts; remove parts in which a rank's file has changed, or that are in another time."""
     known: set[int] = set()
-    folders = _folders(root)
-    for name, entries in read_parts(root).items():
-        if all(sources.get(entry.rank, entry.source) == entry.source for entry in entries):
-            known.update(entry.rank for entry in entries)
+    for name, part in read_parts(there).items():
+        is_same = all(sources.get(entry.rank, entry.source) == entry.source for entry in part.ranks)
+        is_of_others = this_host and not any(entry.rank in sources for entry in part.ranks)
+        if is_same and (part.reference == reference or is_of_others):
+            known.update(entry.rank for entry in part.ranks)
             continue
-        for folder, held in folders.items():
-            Path(held.path, f"{name}.json" if folder == "parts" else f"{name}.parquet").unlink(missing_ok=True)
+        for folder in _ALL_FOLDERS:
+            there.remove(f"{folder}/{name}.{'json' if folder == 'parts' else 'parquet'}")
     return known
 
 
-def _fingerprint(file: RankRecording) -> list[object]:
+def _fingerprint(file: RankRecording, source: str | None) -> list[object]:
     status = os.stat(file.path)
-    return [os.path.abspath(file.path), status.st_size, status.st_mtime_ns]
+    path = os.path.abspath(file.path) if source is None else f"{source.rstrip('/')}/{file.path.name}"
+    return [path, status.st_size, status.st_mtime_ns]
 
 
 def _group_by_size(files: Sequence[RankRecording]) -> list[list[RankRecording]]:
@@ -159,39 +145,56 @@ def _group_by_size(files: Sequence[RankRecording]) -> list[list[RankRecording]]:
     return groups
 
 
-def _pack_part(dataset: Path, steps_per_bucket: int, part: Sequence[tuple[RankRecording, RankTime]]) -> int:
+class _PartSources(NamedTuple):
+    """What a part is made of.
+
+    Attributes:
+        empty: the part, without its ranks.
+        ranks: the recording of each, its place in the job's time, and what a dataset says of its file.
+    """
+
+    empty: Part
+    ranks: list[tuple[RankRecording, RankTime, list[Any]]]
+
+    @classmethod
+    def of(cls, files: Sequence[RankRecording], job: JobTime, sources: Mapping[int, list[Any]]) -> "_PartSources":
+        measured = [measurement_record(one) for file in files for one in job.measurements.get(file.rank, ())]
+        ranks = [(file._replace(path=file.path.absolute()), job[file.rank], sources[file.rank]) for file in files]
+        return cls(Part(job.reference, measured, []), ranks)
+
+
+def _pack_part(dataset: str, steps_per_bucket: int, sources: _PartSources) -> int:
     """Write one part; runs in a process of its own. What was cut off in the middle is written again by the next run."""
     entries: list[RankEntry] = []
-    parts = _parts(part, entries)
-    if len(part) > 1:
+    parts = _parts(sources, entries)
+    if len(sources.ranks) > 1:
         by_name: dict[str, list[Any]] = {name: [] for name in TABLE_NAMES}
         for tables in parts:
             for name, table in tables.items():
                 by_name[name].append(table)
         parts = iter([{name: join_tables(by_name.pop(name)) for name in TABLE_NAMES}])
-    file_name = f"{part[0][0].rank:06}-{part[-1][0].rank:06}"
-    folders = _folders(dataset)
-    paths = {name: Path(folders[name].path, f"{file_name}.parquet") for name in TABLE_NAMES}
-    with ExitStack() as stack:
+    file_name = f"{sources.ranks[0][0].rank:06}-{sources.ranks[-1][0].rank:06}"
+    there = DatasetFiles(dataset)
+    there.make(_ALL_FOLDERS)
+    with ExitStack() as files, ExitStack() as stack:
         writers: dict[str, pq.ParquetWriter] = {}
         for tables in _buckets(parts, steps_per_bucket):
             for name, table in tables.items():
                 row_group = to_arrow(table)
                 if name not in writers:
-                    new, schema = stack.enter_context(create_anew(paths[name].with_suffix(".new"))), row_group.schema
+                    new, schema = files.enter_context(there.create(f"{name}/{file_name}.parquet")), row_group.schema
                     writers[name] = stack.enter_context(pq.ParquetWriter(new, schema, **parquet_options(schema)))
                 if row_group.num_rows:
                     writers[name].write_table(row_group, row_group_size=row_group.num_rows)
-    for path in paths.values():
-        os.replace(path.with_suffix(".new"), path)
-    write_part(Path(folders["parts"].path), file_name, entries)
+    write_part(there, file_name, sources.empty._replace(ranks=entries))
     return len(entries)
 
 
-def _parts(part: Sequence[tuple[RankRecording, RankTime]], entries: list[RankEntry]) -> Iterator[dict[str, Any]]:
+def _parts(sources: _PartSources, entries: list[RankEntry]) -> Iterator[dict[str, Any]]:
     """Yield the tables of each rank, of a large ring piece by piece; append what a dataset says of it to `entries`."""
-    for file, time in part:
-        source, spans, bound_ns, peak_bytes = _fingerprint(file), 0, 0, -1
+    for file, time, source in sources.ranks:
+        spans, bound_ns, peak_bytes = 0, 0, -1
+        moments: list[int] = []
         tracks = Numbering[Track]()  # each piece has its own
         for own in load_pieces(file):
             one = place_rank(own, time, file)
@@ -200,8 +203,11 @@ def _parts(part: Sequence[tuple[RankRecording, RankTime]], entries: list[RankEnt
             tables["spans"] = tables["spans"]._replace(track=numbers[tables["spans"].track])
             spans, bound_ns = spans + len(tables["spans"].rank), max(bound_ns, one.bound_ns)
             peak_bytes = max(peak_bytes, -1 if one.peak_bytes is None else one.peak_bytes)
+            slices = one.timeline.slices
+            moments += [int(slices.start.min()), int(slices.end.max())] if len(slices) else []
             yield tables
-        entries.append(RankEntry(file.rank, bound_ns, time.method, time.clock, spans, peak_bytes, source))
+        ends = min(moments, default=0), max(moments, default=0)
+        entries.append(RankEntry(file.rank, bound_ns, time.method, time.clock, *ends, spans, peak_bytes, source))
 
 
 def _buckets(parts: Iterator[dict[str, Any]], length: int) -> Iterator[dict[str, Any]]:

@@ -27,8 +27,6 @@ from ..timeline.decode.window import build_around
 from ..timeline.summary import take_steps
 from .sync_points import offsets_by_collectives
 
-DATASET_MARKER = "dataset.json"
-
 _RING_SUFFIX = ".modtrace"
 _TRACE_SUFFIXES = (".json", ".json.gz", ".pftrace", ".pftrace.gz")
 _RECORDINGS = (FileKind.SAVED_JSON, FileKind.PERFETTO, FileKind.PROFILE, FileKind.MERGED_PERFETTO)
@@ -119,11 +117,6 @@ def check_one_world(files: Sequence[RankRecording]) -> None:
             f"{files[0].path.parent}: it holds processes of several roles with ranks of their own ({roles}); "
             f"ask for one of them: --role {worlds[-1]}"
         )
-
-
-def is_dataset(folder: str | os.PathLike[str]) -> bool:
-    """Say whether a folder looks like a dataset of `modtrace ranks pack`."""
-    return (Path(folder) / DATASET_MARKER).is_file()
 
 
 def parse_rank_list(text: str) -> tuple[list[int], int]:
@@ -309,6 +302,18 @@ class RankTime(NamedTuple):
         return self.largest_bound(int(own_ns.min()), int(own_ns.max())) if len(own_ns) else 0
 
 
+class Reference(NamedTuple):
+    """Which time it is: times with one reference can be compared.
+
+    Attributes:
+        clock: the id of the clock that it is the time of.
+        wall_ns: how far it is ahead of that clock's monotonic nanoseconds.
+    """
+
+    clock: str
+    wall_ns: int
+
+
 class JobTime:
     """The time of a job: that of the clock which most ranks can be compared with.
 
@@ -319,7 +324,8 @@ class JobTime:
         files: the recordings.
 
     Attributes:
-        reference: says which time it is; times of two jobs with one reference can be compared.
+        reference: says which time it is.
+        measurements: what each rank noted of the clocks of hosts.
 
     Raises:
         ModtraceError: a file cannot be read.
@@ -333,16 +339,15 @@ class JobTime:
             if file.is_ring
         }
         clocks = {file.rank: clock_in(records.get(file.rank, ())) or _own_clock(file.rank) for file in files}
-        tree = ClockTree(
-            measurement for rank_records in records.values() for measurement in measurements_in(rank_records)
-        )
+        self.measurements = {rank: measurements_in(rank_records) for rank, rank_records in records.items()}
+        tree = ClockTree(measurement for own in self.measurements.values() for measurement in own)
         roots = Counter(tree.root_of(clock) for clock in clocks.values())
         # Of equally many the one with the lowest rank.
         root = max(roots, key=lambda root: roots[root])
         reference = next(rank for rank in sorted(clocks) if tree.root_of(clocks[rank]) == root)
         anchors = {rank: wall_clock(rank_records) for rank, rank_records in records.items()}
         wall_ns = _wall_ahead(tree, clocks[reference], anchors.get(reference))
-        self.reference = f"{root} {wall_ns}"
+        self.reference = Reference(root, wall_ns)
         self._times: dict[int, RankTime] = {}
         for rank, clock in clocks.items():
             if tree.root_of(clock) == root:

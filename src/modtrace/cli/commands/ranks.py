@@ -4,7 +4,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -167,34 +167,48 @@ def slow(
 
 @ranks_command.command("pack", short_help="Write all ranks as Parquet files.")
 @click.argument("folder", type=click.Path(), metavar="DIR")
-@click.option("-o", "--output", type=click.Path(), required=True, metavar="DATASET", help="A folder, new or begun.")
+@click.option(
+    "-o", "--output", type=click.Path(), required=True, metavar="DATASET", help="A folder or URL, new or begun."
+)
 @value_option("--steps-per-bucket", click.IntRange(1), "N", "Steps that are stored together.", 10)
 @click.option("--processes", type=click.IntRange(1), metavar="N", help="Pack with N processes; else one per processor.")
+@click.option("--this-host", is_flag=True, help="Keep what other hosts have packed there.")
 @_role_option
 @_executor_option
 def pack_ranks(
-    folder: str, output: str, steps_per_bucket: int, processes: int | None, role: str | None, executor: str | None
+    folder: str,
+    output: str,
+    steps_per_bucket: int,
+    processes: int | None,
+    this_host: bool,
+    role: str | None,
+    executor: str | None,
 ) -> None:
     """Write the spans, collectives and steps of the ranks in DIR as a dataset of Parquet files.
 
     Run it again if it was cut off, or if ranks were added: what is packed already stays. Each file holds some
-    ranks, and in it a row group some steps, so that a question about steps reads only these.
+    ranks, and in it a row group some steps, so that a question about steps reads only these. DIR and DATASET may be
+    URLs, as in s3://bucket/run. Each host of a job can pack what its own disk holds, with --this-host.
     """
     require_extra("ranks", "pyarrow")
-    from ...ranks import find_rank_recordings
+    from ...ranks import as_folder, find_rank_recordings
     from ...ranks.pack import pack
 
-    with show_status(f"looking at {folder}"):
-        files = find_rank_recordings(folder, _left_out, role)
-    with show_count("packing ranks", len(files)) as progress, _open_executor(executor) as workers:
-        done = pack(
-            files,
-            output,
-            steps_per_bucket=steps_per_bucket,
-            processes=processes,
-            executor=workers,
-            progress=progress,
-        )
+    with _open_executor(executor) as workers, ExitStack() as copied:
+        with show_status(f"looking at {folder}"):
+            there = copied.enter_context(as_folder(folder, workers))
+            files = find_rank_recordings(there, _left_out, role)
+        with show_count("packing ranks", len(files)) as progress:
+            done = pack(
+                files,
+                output,
+                steps_per_bucket=steps_per_bucket,
+                processes=processes,
+                executor=workers,
+                progress=progress,
+                this_host=this_host,
+                source=None if there == folder else folder,
+            )
     there = f" ({done.ranks - done.packed:,} were there)" if done.packed < done.ranks else ""
     each = f", {done.nbytes / done.spans:.1f} bytes each" if done.spans else ""
     echo(f"{counted(done.ranks, 'rank')}{there} and {counted(done.spans, 'span')}{each} are in {output}", err=True)

@@ -23,7 +23,8 @@ from ...read.ring_file import Steps
 from ...ring import RingSnapshot
 from ...timeline import PHASES, RingAnalysis
 from ..groups import group_lengths, group_starts, medians_within, slowest_of_others
-from ..rank_folder import JobTime, RankRecording, check_one_world, check_size, find_rank_recordings, is_dataset
+from ..places import Place, absolute, as_folder, is_dataset
+from ..rank_folder import JobTime, RankRecording, check_one_world, check_size, find_rank_recordings
 from ..rank_tables import CALL, WAIT, CollectiveTable, FolderTables, RangeTable, RankTables, SpanTable, StepTable, take
 from .late_steps import (
     COUNTED_NOISES,
@@ -357,7 +358,7 @@ def step_durations(table: StepTable) -> dict[int, int]:
 
 
 def find_slow_ranks(
-    source: str | os.PathLike[str],
+    source: Place,
     *,
     steps: Steps | None = None,
     role: str | None = None,
@@ -369,8 +370,9 @@ def find_slow_ranks(
     All recordings are read into memory. A dataset is read one bucket of steps at a time.
 
     Args:
-        source: a folder with a recording of each rank, or a dataset of `modtrace ranks pack`.
-        steps: of recordings, those from the first number to before the second, as `Timeline.steps` takes them.
+        source: a folder with a recording of each rank, or a dataset of `modtrace ranks pack`; or the URL of one, see
+            `places`.
+        steps: those from the first number to before the second, as `Timeline.steps` takes them; None: all.
         role: of recordings, take the processes of this role; None: all.
         on_left_out: is called with what is wrong with a recording that is not taken; None: that is raised.
         executor: reads recordings and buckets, such as Dask's `Client.get_executor(pure=False)`; its workers see the
@@ -379,19 +381,19 @@ def find_slow_ranks(
     Raises:
         ModtraceError: there are no recordings, one cannot be read, or is a ring with more than 4 million events and no
             steps are chosen; no two ranks waited for each other; roles have ranks of their own and none is chosen; or
-            steps or a role of a dataset are.
+            a role of a dataset is.
     """
     if not is_dataset(source):
-        files = find_rank_recordings(source, on_left_out, role)
-        return slow_of_recordings(files, JobTime(files), steps, executor)
-    for name, value in ("steps", steps), ("role", role):
-        if value is not None:
-            raise ModtraceError(f"{os.fspath(source)}: all of a dataset is looked at; leave out `{name}` (--{name})")
+        with as_folder(source, executor) as folder:
+            files = find_rank_recordings(folder, on_left_out, role)
+            return slow_of_recordings(files, JobTime(files), steps, executor)
+    if role is not None:
+        raise ModtraceError(f"{os.fspath(source)}: all of a dataset is looked at; leave out `role` (--role)")
     from ..dataset_tables import DatasetTables
 
     tables = DatasetTables(source)
-    buckets = tables.buckets("collectives")
-    parts = map_in_processes(partial(_slow_bucket, os.path.abspath(source)), buckets, processor_count(), executor)
+    buckets = tables.buckets("collectives", steps=steps or (None, None))
+    parts = map_in_processes(partial(_slow_bucket, absolute(source)), buckets, processor_count(), executor)
     return _checked(replace(join_parts(part for _, part in parts), peak_bytes=tables.peak_bytes), source)
 
 

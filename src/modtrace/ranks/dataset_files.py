@@ -1,0 +1,299 @@
+"""The files of a dataset, in a folder or behind a URL, and what it says of its ranks.
+
+```
+DATASET/dataset.json            steps in a bucket
+DATASET/parts/NAME.json         the ranks of a part, which time it is in, and the files they came from; written last
+DATASET/spans/NAME.parquet      their spans; so collectives/, steps/ and ranges/
+```
+"""
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import orjson
+from pyarrow.fs import FileInfo, FileSelector, LocalFileSystem
+
+from .._errors import ModtraceError
+from .._files import Folder, create_file
+from .._typing import AnyArray, Int64Array
+from ..ring.clock_tree import ClockTree, measurements_in
+from .places import DATASET_MARKER, Place, absolute, open_place
+from .rank_folder import WALL_CLOCK_BOUND_NS, Reference
+
+_FORMAT = 3
+"""The version of the layout; others are refused."""
+
+
+class RankEntry(NamedTuple):
+    """What a dataset says of one rank."""
+
+    rank: int  # its number
+    bound_ns: int  # how far its times are off at most, see `RankTimeline`
+    method: str  # how it was found where it is, see `RankTime`
+    clock: str  # the id of its clock
+    start_ns: int  # when the first of what it recorded began
+    end_ns: int  # when the last of it ended
+    spans: int  # how many it has
+    peak_bytes: int  # the most that its tensors held; -1 if it recorded no memory
+    source: list[Any]  # the file it came from: path, size and time of change
+
+
+_ENTRY_TYPES = (int, int, str, str, int, int, int, int, list)
+
+
+class Part(NamedTuple):
+    """What a dataset says of a part."""
+
+    reference: Reference  # which time its times are in
+    measurements: list[dict[str, Any]]  # what its ranks noted of the clocks of hosts, as records of a ring
+    ranks: list[RankEntry]
+
+    @classmethod
+    def parse(cls, text: bytes) -> "Part":
+        """Return what a file says.
+
+        Raises:
+            ValueError, TypeError, LookupError: it says something else.
+        """
+        values = orjson.loads(text)
+        part = cls(
+            Reference(**values["reference"]), values["measurements"], [RankEntry(**one) for one in values["ranks"]]
+        )
+        measurements_in(part.measurements)
+        types = (*map(type, part.reference),), *(tuple(map(type, one)) for one in part.ranks)
+        if types != ((str, int), *[_ENTRY_TYPES] * len(part.ranks)):
+            raise ValueError("it does not say which ranks it is of")
+        return part
+
+
+class DatasetFiles:
+    """The files of a dataset. Those of a folder are made in it, also if somebody puts links there.
+
+    Args:
+        place: the folder, or a URL that pyarrow opens.
+
+    Attributes:
+        place: the same, as any process of this host knows it.
+        filesystem: pyarrow's, which has the files.
+        root: the path of the dataset in it.
+
+    Raises:
+        ModtraceError: the URL cannot be opened.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.place = absolute(place)
+        self.filesystem, self.root = open_place(place)
+        self._held: dict[str, Folder] = {}
+
+    def make(self, folders: Iterable[str]) -> None:
+        """Make the folders that are missing; none may be a link.
+
+        Raises:
+            OSError: one cannot be made, or something else has its name.
+        """
+        if isinstance(self.filesystem, LocalFileSystem):
+            os.makedirs(self.root, exist_ok=True)
+            held = Folder(self.root)
+            self._held = {"": held} | {name: held.make(name, 0o777) for name in folders}
+
+    def is_empty(self) -> bool:
+        """Say whether there is nothing yet.
+
+        Raises:
+            OSError: that cannot be seen.
+        """
+        return not self._list("")
+
+    def files(self, folder: str) -> list[FileInfo]:
+        """Return the files in a folder, by name.
+
+        Raises:
+            OSError: they cannot be seen.
+        """
+        return sorted((one for one in self._list(folder) if one.is_file), key=lambda one: str(one.path))
+
+    def read(self, name: str) -> bytes:
+        """Return the bytes of a file.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        with self.filesystem.open_input_stream(f"{self.root}/{name}") as stream:
+            return bytes(stream.read())
+
+    @contextmanager
+    def create(self, name: str) -> Iterator[BinaryIO]:
+        """Open a file to write, which has its name once the block has ended well; after `make`.
+
+        Raises:
+            OSError: it cannot be made or written.
+        """
+        if not self._held:
+            with self.filesystem.open_output_stream(f"{self.root}/{name}") as stream:
+                try:
+                    yield stream
+                except BaseException:
+                    stream.close()  # what was written of it gets the name all the same
+                    self.remove(name)
+                    raise
+            return
+        path = self._path(name)
+        new = path.with_suffix(".new")
+        new.unlink(missing_ok=True)
+        with open(create_file(os.fspath(new), 0o666), "wb") as file:
+            yield file
+        os.replace(new, path)
+
+    def remove(self, name: str) -> None:
+        """Remove a file if it is there; after `make`.
+
+        Raises:
+            OSError: it cannot be removed.
+        """
+        if self._held:
+            self._path(name).unlink(missing_ok=True)
+        elif self.filesystem.get_file_info(f"{self.root}/{name}").is_file:
+            self.filesystem.delete_file(f"{self.root}/{name}")
+
+    def _path(self, name: str) -> Path:
+        folder, _, file = name.rpartition("/")
+        return Path(self._held[folder].path, file)
+
+    def _list(self, folder: str) -> list[FileInfo]:
+        selector = FileSelector(f"{self.root}/{folder}".rstrip("/"), allow_not_found=True)
+        return list(self.filesystem.get_file_info(selector))
+
+
+def read_head(files: DatasetFiles) -> int:
+    """Return how many steps of a dataset are stored together.
+
+    Raises:
+        ModtraceError: it is none, or of another version.
+    """
+    try:
+        values = orjson.loads(files.read(DATASET_MARKER))
+        version = values["format"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise _no_dataset(files) from error
+    if version != _FORMAT:
+        raise ModtraceError(f"{files.place}: its format is {version}, and this version reads {_FORMAT}")
+    steps = values.get("steps_per_bucket")
+    if not (isinstance(steps, int) and steps > 0):
+        raise _no_dataset(files)
+    return steps
+
+
+def write_head(files: DatasetFiles, steps_per_bucket: int) -> None:
+    """Write what `read_head` returns.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with files.create(DATASET_MARKER) as file:
+        file.write(orjson.dumps({"format": _FORMAT, "steps_per_bucket": steps_per_bucket}))
+
+
+def read_parts(files: DatasetFiles) -> dict[str, Part]:
+    """Return each part, by its name.
+
+    Raises:
+        ModtraceError: one cannot be read.
+    """
+    parts = {}
+    for file in files.files("parts"):
+        if file.extension == "json":
+            try:
+                parts[file.base_name.removesuffix(".json")] = Part.parse(files.read(f"parts/{file.base_name}"))
+            except (OSError, ValueError, TypeError, LookupError) as error:
+                path = f"{files.place}/parts/{file.base_name}"
+                raise ModtraceError(f"{path}: cannot be read: {error}; delete it and pack again") from error
+    return parts
+
+
+def write_part(files: DatasetFiles, name: str, part: Part) -> None:
+    """Write what a part holds, once its tables are there.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    values = {
+        "reference": part.reference._asdict(),
+        "measurements": part.measurements,
+        "ranks": [entry._asdict() for entry in part.ranks],
+    }
+    with files.create(f"parts/{name}.json") as file:
+        file.write(orjson.dumps(values))
+
+
+def _no_dataset(files: DatasetFiles) -> ModtraceError:
+    return ModtraceError(f"{files.place}: it is not a dataset; make one with `modtrace ranks pack`")
+
+
+class JoinedTime:
+    """The one time of parts that hosts packed apart: that of the clock which most ranks can be compared with.
+
+    The parts hold what their ranks measured of each other's clocks. Where that does not join two parts, the wall clock
+    does.
+
+    Args:
+        parts: all of a dataset.
+
+    Attributes:
+        ranks: what is known of each rank in this time, ascending.
+        is_moved: whether any part is in another time than this.
+    """
+
+    def __init__(self, parts: Iterable[Part]) -> None:
+        in_order = sorted((part for part in parts if part.ranks), key=lambda part: part.ranks[0].rank)
+        self._tree = ClockTree(measurements_in(record for part in in_order for record in part.measurements))
+        roots = [self._tree.root_of(part.reference.clock) for part in in_order]
+        ranks = Counter(root for part, root in zip(in_order, roots, strict=True) for _ in part.ranks)
+        # Of equally many the one with the lowest rank.
+        self._root = root = max(ranks, key=lambda one: ranks[one], default="")
+        self._wall_ns = 0
+        for part, own in zip(reversed(in_order), reversed(roots), strict=True):
+            if own == root:
+                begin = np.array([part.ranks[0].start_ns]) - part.reference.wall_ns
+                self._wall_ns = part.reference.wall_ns - int(
+                    self._tree.to_root(part.reference.clock, begin).offset_ns[0]
+                )
+        self._moves: dict[Reference, list[int]] = {}
+        self.ranks: list[RankEntry] = []
+        for part, own in zip(in_order, roots, strict=True):
+            if own != root:
+                self.ranks += [
+                    one._replace(method="wall clock", bound_ns=max(one.bound_ns, WALL_CLOCK_BOUND_NS))
+                    for one in part.ranks
+                ]
+            elif part.reference == (root, self._wall_ns):
+                self.ranks += part.ranks
+            else:
+                self._moves.setdefault(part.reference, []).extend(one.rank for one in part.ranks)
+                self.ranks += [self._placed(part.reference, one) for one in part.ranks]
+        self.ranks.sort(key=lambda one: one.rank)
+        self.is_moved = bool(self._moves)
+
+    def move(self, rank: AnyArray, time_ns: Int64Array) -> Int64Array:
+        """Return times of ranks, as the parts have them, in this time; what is negative is not known, and stays."""
+        moved = np.array(time_ns)
+        for reference, ranks in self._moves.items():
+            rows = np.isin(rank, ranks) & (moved >= 0)
+            moved[rows] = self._move(reference, moved[rows])
+        return moved
+
+    def _move(self, reference: Reference, time_ns: Int64Array) -> Int64Array:
+        own = time_ns - reference.wall_ns
+        return own + self._tree.to_root(reference.clock, own).offset_ns + self._wall_ns
+
+    def _placed(self, reference: Reference, one: RankEntry) -> RankEntry:
+        begin, end = self._move(reference, np.array([one.start_ns, one.end_ns])).tolist()
+        ends = one.start_ns - reference.wall_ns, one.end_ns - reference.wall_ns
+        more = self._tree.largest_bound(reference.clock, *ends)
+        method = "pings" if one.method == "same clock" and reference.clock != self._root else one.method
+        return one._replace(bound_ns=one.bound_ns + more, method=method, start_ns=begin, end_ns=end)

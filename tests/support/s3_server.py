@@ -1,0 +1,69 @@
+"""A server of S3 on loopback: moto's, which counts the bytes that are read from it."""
+
+from __future__ import annotations
+
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+__all__ = ["S3Server", "s3_server"]
+
+
+class S3Server:
+    """A server with one bucket.
+
+    Attributes:
+        environment: what a process needs to find it.
+        read_bytes: how many bytes of files it has sent.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        self.environment = {
+            "AWS_ENDPOINT_URL": endpoint,
+            "AWS_ACCESS_KEY_ID": "tests",
+            "AWS_SECRET_ACCESS_KEY": "tests",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+        self.read_bytes = 0
+
+
+@contextmanager
+def s3_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    """Run a server with the bucket `bucket`, which pyarrow finds by the environment."""
+    pytest.importorskip("moto")
+    import logging
+
+    from moto.server import DomainDispatcherApplication, create_backend_app
+    from pyarrow.fs import FileSystem
+    from werkzeug.serving import make_server
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    moto = DomainDispatcherApplication(create_backend_app)
+
+    def counted(environment: dict[str, Any], start_response: Any) -> Iterator[bytes]:
+        for block in moto(environment, start_response):
+            server.read_bytes += len(block) if environment["REQUEST_METHOD"] == "GET" else 0
+            yield block
+
+    http = make_server("127.0.0.1", 0, counted, threaded=True)
+    endpoint = f"http://127.0.0.1:{http.server_port}"
+    server = S3Server(endpoint)
+    thread = threading.Thread(target=http.serve_forever, daemon=True)
+    thread.start()
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    try:
+        filesystem, _ = FileSystem.from_uri("s3://bucket?allow_bucket_creation=true")
+        filesystem.create_dir("bucket")
+        yield server
+    finally:
+        # It is the process's, and would be the next server's too.
+        urllib.request.urlopen(urllib.request.Request(f"{endpoint}/moto-api/reset", method="POST")).close()
+        http.shutdown()
+        thread.join()
+        http.server_close()
