@@ -70,13 +70,9 @@ def read_graphs(compile_captured: Callable[[], Any]) -> tuple[Any, GraphWork]:
     return compiled, GraphWork(str(CompileContext.current_compile_id() or ""), work, why)
 
 
+@cache
 def watch_graphs() -> None:
     """Read the graphs that are compiled from now on, once per process, where torch passes them on."""
-    _watch()
-
-
-@cache
-def _watch() -> None:
     module = sys.modules[GRAPHS_MODULE]
     for name in _PASSED_BY:
         function = getattr(module, name, None)
