@@ -154,7 +154,9 @@ def test_a_graph_from_a_cache_is_said_to_be_unknown(engine: Any) -> None:
     assert [(row.fqn, row.unknown, row.flops_forward, row.nodes_forward) for row in cached] == [
         (fqn, reason, None, None) for fqn in ("MLP", "MLP.up", "MLP.down")
     ]
-    assert f"not known of MLP, graph {cached[0].graph}: {reason}" in recording.timeline().summary().compiled_text()
+    assert f"not known of MLP, graph {cached[0].graph}: {reason}" in recording.timeline().summary().tables[
+        "compiled"
+    ].to("text")
 
 
 def test_a_backend_without_aot_autograd_is_said_to_be_unknown(engine: Any) -> None:

@@ -855,7 +855,9 @@ def test_operators_of_the_user_count_by_their_formula_and_what_runs_inside_does_
     assert costs(recording.timeline()) == {"Uses": (7 * N + NARROW, 0, 0)}
     assert summary.flops is not None
     assert summary.flops.without_formula == ["modtrace_test::large", "modtrace_test::wrong"]
-    assert "not counted, as torch has no formula: modtrace_test::large, modtrace_test::wrong" in summary.flops_text()
+    assert "not counted, as torch has no formula: modtrace_test::large, modtrace_test::wrong" in summary.tables[
+        "flops"
+    ].to("text")
 
 
 def test_operators_of_the_user_count_in_backward_too_and_are_called_as_before_afterwards() -> None:

@@ -264,7 +264,7 @@ def test_a_step_knows_how_long_whole_passes_took() -> None:
 def test_the_table_of_steps_tells_whole_passes_from_the_part_that_they_have_beside_collectives() -> None:
     as_long_as_the_part = two_threads().summary()
     assert [step.parts["backward"] for step in as_long_as_the_part.step_parts] == [6, 2]
-    assert "backward()" not in as_long_as_the_part.steps_text()
+    assert "backward()" not in as_long_as_the_part.tables["steps"].to("text")
 
     script, net = with_forward()
     script.pass_begin(3)
@@ -275,7 +275,7 @@ def test_the_table_of_steps_tells_whole_passes_from_the_part_that_they_have_besi
     script.pass_end(9)
     script.step(10, 0)
     summary = build_timeline(script.snapshot()).summary()
-    lines = summary.steps_text().splitlines()
+    lines = summary.tables["steps"].to("text").splitlines()
     assert (summary.step_parts[0].parts["backward"], summary.steps[0].backward_pass_ns) == (5, 6)
     assert lines[0].split()[-1] == "backward()"
     assert lines[-1] == "backward(): from its call to its return, with waiting for other ranks"

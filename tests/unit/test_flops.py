@@ -111,7 +111,7 @@ def test_a_summary_says_rates_and_shares_of_the_peak() -> None:
     at_peak = summary.flops.with_peak(0.01, summary.steps)  # 10 FLOP/ns: 1,000 in a step
     assert [(step.flops, step.mfu) for step in at_peak.by_step] == [(330, 0.33), (330, 0.33), (0, 0.0)]
     assert [rate.peak_share for rate in at_peak.rates] == [pytest.approx(flops / ns / 10) for *_, flops, ns in rates]
-    assert summary.flops_text().splitlines()[:4] == [
+    assert summary.tables["flops"].to("text").splitlines()[:4] == [
         "a step: at least 0.000 GFLOP (median); counted in step 0",
         "outside of modules: 0.000 GFLOP in these steps",
         "FLOPs of 3 spans are unknown: no call alike was counted",
@@ -201,7 +201,7 @@ def test_on_a_roofline_a_phase_is_bound_by_what_is_less() -> None:
     on_cpu = counted().summary().flops
     assert on_cpu is not None
     assert {rate.bound_by for rate in on_cpu.with_peak(0.01, summary.steps).rates} == {None}  # no bandwidth is known
-    assert summary.rates_text().splitlines()[:3] == [
+    assert summary.tables["rates"].to("text").splitlines()[:3] == [
         "module  class  phase     GFLOP     ms  GFLOP/s  % of peak   GB/s  FLOP/byte  bound by  % of limit",
         "Net     Net    backward  0.000  0.000  100.000        0.0  5.500       18.2  memory           0.2",
         "Net     Net    forward   0.000  0.000   26.000        0.0  2.400       10.8  memory           0.1",

@@ -473,7 +473,7 @@ def test_json_has_the_parts_of_all_steps_and_of_each() -> None:
 
 
 def test_the_table_of_parts_has_a_bar_and_the_sentences() -> None:
-    text = slow_steps({12: (FETCH, "")}).summary().parts_text().splitlines()
+    text = slow_steps({12: (FETCH, "")}).summary().tables["parts"].to("text").splitlines()
 
     assert text[0].split() == ["part", "of", "a", "step", "median", "ms", "p95", "%"]
     assert text[1].split() == ["data", "loading", "4.000", "4.000", "12.7", "███"]

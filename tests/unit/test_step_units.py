@@ -175,13 +175,13 @@ def test_calls_have_percentiles_and_a_rate_per_thread_and_over_all() -> None:
         UnitTimes("Net", "", "worker", 3, 3, 400, 400, 400, 3e9 / 1300),
     ]
     assert str(summary).splitlines()[1] == "a step is an outermost call (--step-by chooses others): 103 × Net"
-    assert [line.split()[:5] for line in summary.units_text().splitlines()[3:6]] == [
+    assert [line.split()[:5] for line in summary.tables["units"].to("text").splitlines()[3:6]] == [
         ["Net", "all", "103", "103", "0.000"],
         ["Net", "MainThread", "100", "100", "0.000"],
         ["Net", "worker", "3", "3", "0.000"],
     ]
     assert summary.outside == {"other": 99 * 10 + 100}
-    assert summary.units_text().splitlines()[:2] == [
+    assert summary.tables["units"].to("text").splitlines()[:2] == [
         "14.9% of the threads' time is between steps (other 0.001 ms); the tables are of the steps",
         "",
     ]
@@ -434,5 +434,5 @@ def test_a_row_of_steps_has_the_parts_that_add_up_to_it() -> None:
             parts = {name: ns for name, ns in row.items() if name.startswith("parts.")}
             assert sum(parts.values()) == row["duration_ns"]
     # Of a range's time all was "before": its parts are what ran in it.
-    text = REQUESTS.summary(step_by="range request").steps_text().splitlines()
+    text = REQUESTS.summary(step_by="range request").tables["steps"].to("text").splitlines()
     assert text[0].split() == ["step", "duration", "ms", "forward", "request"]

@@ -201,8 +201,8 @@ def test_of_several_ranks_steps_and_percentiles_are_of_the_first_and_totals_of_a
     assert text[9:] == tree[9:] == ["% step: of the time of all processes, each from its first span to its last"]
     assert str(summary).splitlines()[1].startswith("2 whole steps of rank 0, median 145.000 ms")
     note = "steps of rank 0; modtrace ranks slow compares ranks"
-    assert note in summary.steps_text().splitlines()
-    assert note in summary.steps_markdown()
+    assert note in summary.tables["steps"].to("text").splitlines()
+    assert note in summary.tables["steps"].to("md")
     assert note in summary.to_markdown()
     assert note in summary.to_html()
     assert summary.steps_csv() == alone.steps_csv()
@@ -211,7 +211,7 @@ def test_of_several_ranks_steps_and_percentiles_are_of_the_first_and_totals_of_a
 
 
 def test_of_several_processes_without_ranks_the_first_is_named_by_its_program() -> None:
-    assert "steps of python" in two_ranks(ranks=(None, None)).summary().steps_text().splitlines()
+    assert "steps of python" in two_ranks(ranks=(None, None)).summary().tables["steps"].to("text").splitlines()
 
 
 def test_of_several_ranks_steps_are_chosen_by_the_marks_of_the_first() -> None:

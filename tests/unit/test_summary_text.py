@@ -54,12 +54,12 @@ def test_text_says_why_a_share_is_above_100() -> None:
 
 
 def test_steps_text_is_slowest_first() -> None:
-    assert training().summary().steps_text(1).splitlines() == [
+    assert training().summary().tables["steps"].to("text", 1).splitlines() == [
         "step  duration ms  forward    other",
         "   1      200.000   10.000  190.000",
         "1 more step",
     ]
-    assert training().summary().steps_markdown(1).splitlines()[2] == "| 1 | 200.000 | 10.000 | 190.000 |"
+    assert training().summary().tables["steps"].to("md", 1).splitlines()[2] == "| 1 | 200.000 | 10.000 | 190.000 |"
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 120])
@@ -69,7 +69,7 @@ def test_lines_fit_the_terminal_and_names_keep_their_ends(width: int) -> None:
     text = summary.to_text(width)
     assert max(map(len, text.splitlines())) <= width
     assert sum("h.4.mlp.act" in line for line in text.splitlines()) == 1
-    assert max(map(len, summary.steps_text(5, width).splitlines())) <= width
+    assert max(map(len, summary.tables["steps"].to("text", 5, width).splitlines())) <= width
     # Of a name in a tree at least 8 characters are shown.
     assert max(map(len, summary.to_tree(width).splitlines())) <= max(width, 60)
 
@@ -169,7 +169,7 @@ def test_a_notebook_shows_header_modules_and_steps() -> None:
 
 @pytest.mark.parametrize("width", [40, 60, 75])
 def test_the_table_of_steps_fits_a_narrow_terminal(width: int) -> None:
-    text = training().summary().steps_text(width=width)
+    text = training().summary().tables["steps"].to("text", width=width)
 
     assert max(map(len, text.splitlines())) <= width
     assert text.splitlines()[0].split()[:4] == ["step", "duration", "ms", "forward"]

@@ -1,6 +1,5 @@
 """`modtrace summary`: tables of the time that modules and steps took."""
 
-from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import click
@@ -83,7 +82,7 @@ def summary_command(
     its duration; --limit shortens every other list, and --limit 0 shows all modules and columns.
     """
     from ...live.read_whole_run import read_whole_run, whole_run_text
-    from ...timeline.summary.tables import ranges_table
+    from ...timeline.summary.tables import parts_table, ranges_table, steps_table
 
     if tree and (output_format != "table" or by != "module"):
         raise click.UsageError("--tree is a table of modules; leave out --format and --by.")
@@ -122,19 +121,22 @@ def summary_command(
         console.print(text, soft_wrap=True)
         return
     if output_format != "table":
-        in_csv, in_markdown = summary.to_csv, summary.to_markdown
         if by == "step":
-            in_csv, in_markdown = partial(summary.steps_csv, limit), partial(summary.steps_markdown, limit)
-        click.echo(in_csv() if output_format == "csv" else in_markdown(), nl=False)
+            text = summary.steps_csv(limit) if output_format == "csv" else steps_table(summary).to("md", limit)
+        else:
+            text = summary.to_csv() if output_format == "csv" else summary.to_markdown()
+        click.echo(text, nl=False)
         return
-    costs = [
-        "" if memory and not flops else summary.flops_text(limit, console.width),
-        summary.rates_text(limit, console.width) if flops else "",
-        "" if memory and not flops else summary.compiled_text(limit, console.width),
-        "" if flops and not memory else summary.memory_text(limit, console.width),
-    ]
+    known = summary.tables
+
+    def text_of(name: str) -> str:
+        return known[name].to("text", limit, console.width) if name in known else ""
+
+    of_flops = [*(("flops",) if flops or not memory else ()), *(("rates",) if flops else ())]
+    of_flops += ["compiled"] if flops or not memory else []
+    costs = [*map(text_of, of_flops), "" if flops and not memory else summary.memory_text(limit, console.width)]
     if by == "step":
-        blocks = [summary.steps_text(limit, console.width)]
+        blocks = [steps_table(summary).to("text", limit, console.width)]
     elif tree:
         blocks = [summary.to_tree(console.width)]
     elif memory or flops:
@@ -148,12 +150,13 @@ def summary_command(
         found = summary.findings_text(console.width, limit) if only is None else ""
         blocks = [summary.modules_text(console.width), *costs, summary.device_text(limit, console.width)]
         if only is None:  # else the question is about these modules
-            parts = summary.parts_text(console.width, limit) if summary.step_parts else ""
-            blocks = [summary.units_text(console.width), parts, *blocks]
+            parts = parts_table(summary, limit).to("text", width=console.width) if summary.step_parts else ""
+            units = known["units"].to("text", width=console.width) if "units" in known else ""
+            blocks = [units, parts, *blocks]
         blocks.insert(0, found)
         if only is None and len(summary.steps) > 1:
             slowest = min(limit or SLOWEST_STEPS, SLOWEST_STEPS)
-            blocks.append("slowest steps\n" + summary.steps_text(slowest, console.width))
+            blocks.append("slowest steps\n" + steps_table(summary).to("text", slowest, console.width))
         # What a watcher knows of the run whose end the ring has.
         if steps is None and (values := read_whole_run(trace)) is not None:
             blocks.append(whole_run_text(values, only, limit))

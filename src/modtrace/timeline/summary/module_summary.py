@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from ..._tables import Table, cut_json, cut_middle, join_texts, json_values, paragraph
 from ..._typing import AnyArray
 from . import tables
-from .compiled import CompiledModule, compiled_table
+from .compiled import CompiledModule
 from .device_summary import DeviceSummary, device_table, device_totals
 from .findings import TRACE, Finding, findings_lines, findings_markdown, low_mfu
-from .flop_summary import FlopSummary, flop_table, flops_lines, rate_table
+from .flop_summary import FlopSummary, flops_lines
 from .memory_summary import MemorySummary, holders_table, memory_table
 from .module_rows import CPU_FIELDS, GpuStepTimes, GpuTotals, ModuleTimes, fold_below
 from .overview import Overview, steps_note
@@ -273,7 +273,8 @@ class Summary:
         named = {found.where for found in self.findings}
         rows = [row for at, row in enumerate(self.rows) if at < first or row.fqn in named]
         parts = tables.parts_table(self)._replace(notes=()).to("text", width=table_width) if self.step_parts else ""
-        blocks = [self.findings_text(width, evidence=evidence), self.units_text(table_width), parts]
+        units = tables.units_table(self).to("text", width=table_width) if self.units else ""
+        blocks = [self.findings_text(width, evidence=evidence), units, parts]
         blocks += [join_texts(tables.header(self)[1:], [], width)]
         blocks += [tables.modules_table(replace(self, rows=rows), brief=True).to("text", width=table_width)]
         return "\n\n".join(filter(None, [*blocks, self._costs_lines(width)]))
@@ -290,18 +291,6 @@ class Summary:
         """Return the header and the modules as a tree."""
         return join_texts(tables.header(self), [tables.modules_tree(self).to("text", width=width)], width)
 
-    def parts_text(self, width: int | None = None, limit: int | None = None) -> str:
-        """Return the table of the parts of a step, and why the slowest steps were slow, 5 or `limit` of them."""
-        return str(tables.parts_table(self, limit).to("text", width=width))
-
-    def units_text(self, width: int | None = None) -> str:
-        """Return how much is between steps that are calls or ranges, and how long these took."""
-        return tables.units_table(self).to("text", width=width) if self.units else ""
-
-    def steps_text(self, limit: int | None = None, width: int | None = None) -> str:
-        """Return the table of steps in their parts, slowest first."""
-        return str(tables.steps_table(self).to("text", limit, width))
-
     def device_text(self, limit: int | None = None, width: int | None = None) -> str:
         """Return what the streams of devices did, and the `limit` modules that took longest; empty if not known."""
         return "" if self.device is None else device_table(self.device).to("text", limit, width)
@@ -315,18 +304,6 @@ class Summary:
             return ""
         held = holders_table(self.memory, min(limit or _MAX_HOLDERS, _MAX_HOLDERS)).to("text", width=width)
         return f"{memory_table(self.memory).to('text', limit, width)}\n\n{held}"
-
-    def flops_text(self, limit: int | None = None, width: int | None = None) -> str:
-        """Return what a step cost, and the `limit` modules that cost most; empty if no operators were counted."""
-        return "" if self.flops is None else flop_table(self.flops).to("text", limit, width)
-
-    def rates_text(self, limit: int | None = None, width: int | None = None) -> str:
-        """Return how well modules use their time in each phase, `limit` rows; empty if that is not known."""
-        return rate_table(self.flops).to("text", limit, width) if self.flops and self.flops.rates else ""
-
-    def compiled_text(self, limit: int | None = None, width: int | None = None) -> str:
-        """Return what `limit` modules do inside of what was compiled; empty if there are none."""
-        return compiled_table(self.compiled).to("text", limit, width) if self.compiled else ""
 
     def to_markdown(self, width: int | None = None) -> str:
         """Return the findings, and the tables of modules, of devices, memory and FLOPs, as GitHub has them."""
@@ -353,10 +330,6 @@ class Summary:
             for name, table in known.items()
             if name not in ("modules", "findings")
         ]
-
-    def steps_markdown(self, limit: int | None = None) -> str:
-        """Return the table of steps, slowest first."""
-        return str(tables.steps_table(self).to("md", limit))
 
     def to_csv(self) -> str:
         """Return CSV with a header line; times in ns, unprintable characters of names as escapes."""
