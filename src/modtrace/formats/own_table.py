@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from ..timeline import Timeline
-from .packet_stream import PACKET_TAG
+from .packet_stream import PACKET_TAG, varint
 from .table_bytes import DAMAGED, unpack_table
 
 JSON_KEY = "modtraceTable"
@@ -28,17 +28,9 @@ _ROW_BYTES = 8
 """What a slice takes in a trace at least."""
 
 
-def _varint(value: int) -> bytes:
-    digits = bytearray()
-    while value > 0x7F:
-        digits.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*digits, value])
-
-
 def _packet(data: bytes) -> bytes:
-    field = _PACKET_FIELD + _varint(len(data)) + data
-    return bytes([PACKET_TAG]) + _varint(len(field)) + field
+    field = _PACKET_FIELD + varint(len(data)) + data
+    return bytes([PACKET_TAG]) + varint(len(field)) + field
 
 
 _PACKET_MARK = _packet(b"modtrace table\xff\xff")

@@ -14,6 +14,16 @@ _SHORT = 0x80
 """A shorter packet has one byte for its length, as most have: to find where they end takes most of the time."""
 
 
+def varint(value: int) -> bytes:
+    """Return a number, which is not negative, as a varint: seven bits to a byte, the lowest first."""
+    digits = bytearray()
+    while value > 0x7F:
+        digits.append(value & 0x7F | 0x80)
+        value >>= 7
+    digits.append(value)
+    return bytes(digits)
+
+
 class FramingError(ValueError):
     """The bytes are not a packet, or not one that modtrace reads.
 

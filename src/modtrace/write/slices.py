@@ -14,6 +14,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import DebugAnnotation, T
 from .._numbering import Numbering, distinct
 from .._typing import BoolArray, IndexArray, Int64Array, UInt8Array
 from ..formats.limits import MAX_LINK
+from ..formats.packet_stream import varint
 from ..formats.slice_args import SharedTexts, slice_texts
 from ..timeline import BACKWARD, CollectiveName, Group, Name, Slices, Timeline, launching_spans
 from ..timeline.args import ArgColumn
@@ -231,13 +232,8 @@ def _number_prefix(name: str) -> bytes:
 
 def _number_arg(prefix: bytes, value: int) -> bytes:
     """Return an arg as a field of a TrackEvent."""
-    value &= (1 << 64) - 1
-    digits = bytearray()
-    while value > 0x7F:
-        digits.append(value & 0x7F | 0x80)
-        value >>= 7
-    digits.append(value)
-    return b"%b%c%b%b" % (_ANNOTATION, len(prefix) + len(digits), prefix, bytes(digits))
+    digits = varint(value & (1 << 64) - 1)
+    return b"%b%c%b%b" % (_ANNOTATION, len(prefix) + len(digits), prefix, digits)
 
 
 _CHUNK = 1 << 13
