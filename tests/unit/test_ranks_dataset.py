@@ -22,6 +22,7 @@ from modtrace.timeline.decode import pieces
 from modtrace.timeline.summary import take_steps
 from tests.support.event_script import EventScript
 from tests.support.made_job import Culprit, MadeJob, read_template
+from tests.unit.test_flops import counted
 from tests.unit.test_ranks import HOSTS, write_ring
 from tests.unit.test_ranks_slow import ALL_REDUCE, LATE_IN, MS, template_with_ranges, write_steps
 from tests.unit.test_ring_pieces import as_values
@@ -29,8 +30,14 @@ from tests.unit.test_ring_pieces import as_values
 pq = pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("duckdb")
 
-from modtrace.ranks.dataset_tables import TABLE_NAMES, DatasetTables, query  # noqa: E402 (it needs pyarrow)
-from modtrace.ranks.rank_tables import SpanTable  # noqa: E402
+from modtrace.ranks.dataset_tables import (  # noqa: E402 (it needs pyarrow)
+    TABLE_NAMES,
+    DatasetTables,
+    from_arrow,
+    query,
+    to_arrow,
+)
+from modtrace.ranks.rank_tables import SpanTable, span_table  # noqa: E402
 
 STEPS = 25
 
@@ -358,6 +365,24 @@ def test_a_dataset_says_what_each_rank_held_at_its_peak(tmp_path: Path) -> None:
     assert query(dataset, "SELECT rank, peak_bytes FROM ranks ORDER BY rank").to_pylist() == [
         {"rank": rank, "peak_bytes": held} for rank, held in peaks.items()
     ]
+
+
+def test_a_dataset_has_the_flops_of_each_call() -> None:
+    packed = to_arrow(span_table(counted(), 3))
+
+    flops = {(row["step"], row["fqn"], row["phase"]): row["flops"] for row in packed.to_pylist()}
+    # The third step has other inputs than the one that was counted.
+    assert flops == {
+        (step, name, phase): known if step < 2 else -1
+        for step in range(3)
+        for name, phase, known in (
+            ("Net", "forward", 130),
+            ("Net.a", "forward", 100),
+            ("Net", "backward", 200),
+            ("Net.a", "backward", 200),
+        )
+    }
+    assert from_arrow(SpanTable, packed).flops.tolist() == packed["flops"].to_pylist()
 
 
 def test_errors_say_what_to_do(run: Path, tmp_path: Path) -> None:

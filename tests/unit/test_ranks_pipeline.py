@@ -120,6 +120,7 @@ class Pipeline:
                     np.array(duration, np.int64),
                     np.array(duration, np.int64),
                     zeros,
+                    np.full(len(rows), -1),
                 )
             )
         return join_tables(parts)

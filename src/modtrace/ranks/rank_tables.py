@@ -15,8 +15,9 @@ from ..read.ring_file import Steps
 from ..ring.collective_text import parse_ranks, rank_list
 from ..ring.range_text import RangeCategory, RangeName
 from ..timeline import Name, Timeline
+from ..timeline.args import ArgColumn
 from ..timeline.nesting import self_times
-from ..timeline.slices import GARBAGE_COLLECTION, RANGE
+from ..timeline.slices import FLOPS, GARBAGE_COLLECTION, RANGE, UNKNOWN_FLOPS
 from ..timeline.time_intervals import union_of
 from .all_ranks import RankTimeline, read_ranks
 from .groups import group_lengths, group_starts, number_distinct
@@ -45,6 +46,7 @@ class SpanTable(NamedTuple):
     duration: Int64Array  # ns
     self_time: Int64Array  # ns outside the spans inside it
     depth: Int32Array  # the number of spans around it on its track
+    flops: Int64Array  # of the operators in it; -1 if they were not counted
 
 
 class CollectiveTable(NamedTuple):
@@ -131,6 +133,7 @@ def span_table(timeline: Timeline, rank: int) -> SpanTable:
     on_gpu = np.array([track.device is not None for track in timeline.tracks] or [False])
     if np.any(on_gpu):
         columns = columns.take(~on_gpu[columns.track])
+    flops = columns.args.get(FLOPS, ArgColumn.of_numbers((), ()))
     return SpanTable(
         timeline.names,
         np.full(len(columns), rank, np.int32),
@@ -143,6 +146,7 @@ def span_table(timeline: Timeline, rank: int) -> SpanTable:
         columns.end - columns.start,
         self_times(timeline.columns)[~on_gpu[timeline.columns.track]],
         columns.depth,
+        flops.dense(len(columns), UNKNOWN_FLOPS),
     )
 
 

@@ -227,9 +227,9 @@ def query_dataset(
     """Ask DATASET, which `modtrace ranks pack` wrote, by SQL (DuckDB's).
 
     There are the tables spans (rank, step, track, phase, fqn, module_class, call, start_ns, duration_ns, self_ns,
-    depth), collectives (rank, step, operator, group, peer, kind, counter, start_ns, end_ns, done_ns, bytes), steps
-    (rank, step, end_ns) and ranks (rank, bound_ns, method, clock, spans). Times are Unix nanoseconds of the job's
-    clock; those of two ranks are off by at most the sum of their bound_ns if their clocks differ.
+    depth, flops), collectives (rank, step, operator, group, peer, kind, counter, start_ns, end_ns, done_ns, bytes),
+    steps (rank, step, end_ns) and ranks (rank, bound_ns, method, clock, spans). Times are Unix nanoseconds of the
+    job's clock; those of two ranks are off by at most the sum of their bound_ns if their clocks differ.
     """
     require_extra("ranks", "pyarrow", "duckdb")
     if then is not None and not each_bucket:
