@@ -11,6 +11,7 @@ import pytest
 from modtrace import Timeline
 from modtrace.timeline import Mark, StepTimes, Track
 from modtrace.timeline.summary import ModuleTimes, Summary
+from modtrace.timeline.summary.step_times import Steps
 from tests.support.timelines import gpt2_timeline
 from tests.support.training_timeline import MAIN, MS, NAMES, training
 
@@ -76,7 +77,7 @@ def test_lines_fit_the_terminal_and_names_keep_their_ends(width: int) -> None:
 
 def test_the_last_columns_are_left_out_too_where_names_would_have_no_room() -> None:
     times = ModuleTimes("GPT.blocks.0.mlp", "MLP", 20, 123_456_789_000, 123_456_789_000, in_steps_ns=123_456_789_000)
-    summary = Summary([times], 1, steps=[StepTimes(0, 246_913_578_000)])
+    summary = Summary([times], 1, steps=Steps(np.array([StepTimes(0, 246_913_578_000)]).T))
 
     # "% step" takes 6 cells, "total ms" and "self" 10 each here, gaps 2, and a name 12 at least: all of it 44.
     assert [line.split() for line in summary.to_text(44).splitlines()[:2]] == [

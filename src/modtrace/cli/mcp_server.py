@@ -233,11 +233,11 @@ class _Tools:
         """
         summary, notes = self._summary(file, step_by)
         slowest = summary.tables["steps"].rows if summary.steps else ()
-        in_parts = {step.step: step for step in summary.step_parts}
+        in_parts = summary.step_parts
 
         def row(step: Any) -> dict[str, Any]:
-            own = in_parts.get(step.step)
-            divided = {"parts": longest_parts(own.parts) if own else {}, "cause": own.cause if own else None}
+            own = in_parts[in_parts.index_of[step.step]]
+            divided = {"parts": longest_parts(own.parts), "cause": own.cause}
             return {name: getattr(step, name) for name in ("step", "duration_ns", "whole")} | divided
 
         parts = PART.first(summary.parts, limit)

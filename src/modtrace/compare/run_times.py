@@ -30,7 +30,7 @@ from ..timeline.slices import SHAPES
 from ..timeline.summary import GroupBy, find_step_bounds, measure_steps, summarize, warm_up_steps
 from ..timeline.summary.flop_summary import step_flops
 from ..timeline.summary.overview import count_compiled
-from ..timeline.summary.slow_steps import divide_steps
+from ..timeline.summary.parts import divide_piece
 from ..write.atomic_file import atomic_writer
 
 Key = tuple[str, str]
@@ -112,12 +112,13 @@ def take_samples(timeline: Timeline, by: GroupBy = "module", step_by: str | None
     """
     columns = timeline.columns
     on_cpu = without_gpu(timeline)
-    whole = [step for step in measure_steps(on_cpu, step_by) if step.whole][-MAX_STEPS:]
-    if not whole:
+    measured = measure_steps(on_cpu, step_by)
+    whole = measured.take(measured.columns.whole)[-MAX_STEPS:]
+    if not len(whole):
         raise ModtraceError("a recording without whole steps cannot be compared; call rec.step() after each step")
-    duration_ns = np.array([step.training_ns for step in whole], np.int64)
+    duration_ns = whole.columns.training_ns
     warm_up = warm_up_steps(duration_ns)
-    steps = np.array([step.step for step in whole[warm_up:]], np.int64)
+    steps = whole.columns.step[warm_up:]
     name_fqns = [plain_fqn(name.fqn) if by == "module" else name.module_class for name in timeline.names]
     fqns = list(dict.fromkeys(name_fqns))
     index_of = {fqn: index for index, fqn in enumerate(fqns)}
@@ -142,15 +143,17 @@ def take_samples(timeline: Timeline, by: GroupBy = "module", step_by: str | None
     classes: dict[str, str] = {}
     for name in called[np.argsort(first)].tolist():
         classes.setdefault(name_fqns[name], timeline.names[name].module_class)
-    divided = {step.step: step.parts for step in divide_steps(on_cpu, step_by)}
-    part_names = dict.fromkeys(part for number in steps.tolist() for part in divided[number])
+    divided = divide_piece(on_cpu, step_by)
+    parts_ns = divided.ns[np.isin(divided.bounds.number, steps)]
+    used = np.flatnonzero(parts_ns.any(axis=0))
+    used = used[np.argsort((parts_ns[:, used] > 0).argmax(axis=0), kind="stable")]  # as they come
     return Samples(
         dict(zip(keys, self_ns, strict=True)),
         dict(zip(keys, calls, strict=True)),
         duration_ns[warm_up:],
         warm_up,
         classes,
-        {part: np.array([divided[number].get(part, 0) for number in steps.tolist()]) for part in part_names},
+        {divided.names[part]: parts_ns[:, part] for part in used.tolist()},
     )
 
 

@@ -1,13 +1,12 @@
 """Span, and the sequence of a timeline's spans."""
 
-import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, overload
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from .._tables import make_frame
+from .._typing import AnyArray
 from .contents import Name, Process
+from .lazy_rows import LazyRows
 from .slices import PHASES, Slices
 
 
@@ -53,7 +52,7 @@ class Span(NamedTuple):
         return self.end_ns - self.start_ns
 
 
-class Spans(Sequence[Span]):
+class Spans(LazyRows[Span]):
     """The spans of a timeline in start order; a `Span` is made when it is asked for, so a million are cheap to hold.
 
     Args:
@@ -62,8 +61,6 @@ class Spans(Sequence[Span]):
         tracks: the name of each track that `columns.track` points into.
         processes: the process of each track.
     """
-
-    _CHUNK = 1 << 14
 
     def __init__(
         self, columns: Slices, names: Sequence[Name], tracks: Sequence[str], processes: Sequence[Process]
@@ -76,23 +73,9 @@ class Spans(Sequence[Span]):
     def __len__(self) -> int:
         return len(self._columns)
 
-    @overload
-    def __getitem__(self, index: int) -> Span: ...
-    @overload
-    def __getitem__(self, index: slice) -> "Spans": ...
-    def __getitem__(self, index: int | slice) -> "Span | Spans":
-        if isinstance(index, slice):
-            chosen = self._columns.take(np.arange(len(self))[index])
-            return Spans(chosen, self._names, self._tracks, self._processes)
-        position = range(len(self))[index]
-        return next(self._rows(position, position + 1))
-
-    def __iter__(self) -> Iterator[Span]:
-        starts = range(0, len(self), self._CHUNK)
-        return itertools.chain.from_iterable(self._rows(start, start + self._CHUNK) for start in starts)
-
-    def __repr__(self) -> str:
-        return f"<{len(self)} spans>"
+    def take(self, rows: AnyArray | slice) -> "Spans":
+        """Return some of the spans, as `Slices.take` does."""
+        return Spans(self._columns.take(rows), self._names, self._tracks, self._processes)
 
     def to_frame(self) -> Any:
         """Return a DataFrame with a row per span; see `Timeline.frame`."""
@@ -118,12 +101,11 @@ class Spans(Sequence[Span]):
         }
         return make_frame(columns)
 
-    def _rows(self, start: int, stop: int) -> Iterator[Span]:
+    def _make(self, rows: slice) -> Iterator[Span]:
         c = self._columns
-        part = slice(start, stop)
         columns = c.name, c.phase, c.start, c.end, c.depth, c.track, c.call, c.step, c.complete
-        rows = zip(*(column[part].tolist() for column in columns), strict=True)
-        for name, phase, start_ns, end_ns, depth, track, call, step, complete in rows:
+        each = zip(*(column[rows].tolist() for column in columns), strict=True)
+        for name, phase, start_ns, end_ns, depth, track, call, step, complete in each:
             label, fqn, module_class = self._names[name]
             of_call = call, step, complete, self._processes[track]
             yield Span(label, fqn, module_class, PHASES[phase], start_ns, end_ns, depth, self._tracks[track], *of_call)

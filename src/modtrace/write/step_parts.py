@@ -11,7 +11,7 @@ from .._typing import BoolArray, Int64Array
 from ..timeline import Timeline
 from ..timeline.select import without_gpu
 from ..timeline.summary import find_step_bounds
-from ..timeline.summary.parts import OTHER, PARTS, DividedSteps, divide_piece
+from ..timeline.summary.parts import DividedSteps, divide_piece, order_parts
 from ..timeline.summary.slow_steps import explain_steps
 from ..timeline.summary.step_bounds import StepBounds
 
@@ -74,16 +74,15 @@ def _table(divided: DividedSteps) -> PartTable | None:
         return None
     steps, counted = explain_steps(divided), ns[bounds.counted].sum(axis=0)
     shares = (counted / max(counted.sum(), 1)).tolist()
-    names, causes = [f"{step.name} {step.step}" for step in steps], [step.cause for step in steps]
+    names = [f"{name} {number}" for name, number in zip(bounds.name, bounds.number.tolist(), strict=True)]
+    causes = [steps.causes[index][0] if index in steps.causes else None for index in range(len(steps))]
     return PartTable(parts, shares, names, causes, bounds.start, bounds.end, bounds.whole, ns)
 
 
 def _shown_parts(divided: DividedSteps) -> tuple[list[str], Int64Array]:
     """Return the parts that any step has, as in `PARTS`, then ranges by name, then `other`; int64[steps, parts]."""
-    place = {name: number for number, name in enumerate(PARTS)} | {OTHER: len(PARTS) + 1}
-    used = {divided.names[part]: part for part in np.flatnonzero(divided.ns.any(axis=0)).tolist()}
-    parts = sorted(used, key=lambda name: (place.get(name, len(PARTS)), name))
-    return parts, divided.ns[:, [used[name] for name in parts]]
+    used = order_parts(divided.names, np.any(divided.ns > 0, axis=0))
+    return [divided.names[part] for part in used], divided.ns[:, used]
 
 
 def part_counters(timeline: Timeline) -> list[PartCounter]:

@@ -16,7 +16,7 @@ from ..slices import FLOPS, PHASES, RECOMPUTE, UNKNOWN_FLOPS, Slices
 from .module_rows import ModuleTimes
 from .overview import shortened
 from .percentiles import median
-from .step_times import StepTimes
+from .step_times import Steps
 
 if TYPE_CHECKING:
     from ..timeline import Timeline
@@ -39,7 +39,7 @@ class SpanFlops(NamedTuple):
     own: Int64Array
     known: BoolArray
 
-    def in_steps(self, columns: Slices, step: Int64Array, numbers: Sequence[int]) -> Int64Array:
+    def in_steps(self, columns: Slices, step: Int64Array, numbers: Int64Array) -> Int64Array:
         """Return int64[phases, steps], FLOPs in each of the steps.
 
         Args:
@@ -212,14 +212,14 @@ class FlopSummary(NamedTuple):
             ]
         return self._replace(rows=rows, rates=rates)
 
-    def with_peak(self, tflops: float | None, steps: Sequence[StepTimes]) -> FlopSummary:
+    def with_peak(self, tflops: float | None, steps: Steps) -> FlopSummary:
         """Return it with another peak.
 
         Args:
             tflops: 10¹² FLOP/s, or None.
             steps: of the summary.
         """
-        taken_ns = {step.step: step.training_ns for step in steps if step.whole}
+        taken_ns = {step.step: step.training_ns for step in steps.take(steps.columns.whole)}
         by_step = []
         for step in self.by_step:
             most = (tflops or 0) * 1e3 * taken_ns.get(step.step, 0)
@@ -264,7 +264,7 @@ def describe_flops(
     recompute_in_backward: Sequence[int],
     bytes_accessed: Int64Array,
     flops_in_steps: Int64Array,
-    steps: Sequence[StepTimes],
+    steps: Steps,
     device: DeviceSummary | None,
     compiled: Iterable[str],
 ) -> FlopSummary:
@@ -291,7 +291,7 @@ def describe_flops(
         flops = sum(parts) if parts else None
         rest = *in_phases, *nbytes, again
         modules.append(FlopModule(row.fqn, row.module_class, row.calls, flops, own, None, *rest))
-    in_step = zip(steps, flops_in_steps.sum(axis=0).tolist(), flops_in_steps[RECOMPUTE].tolist(), strict=True)
+    in_step = np.stack([steps.columns.step, flops_in_steps.sum(axis=0), flops_in_steps[RECOMPUTE]], axis=1)
     name, _, dtype = max(dtypes, key=dtypes.__getitem__, default="").rpartition(" ")
     outside, unknown = (value if type(value := said.get(key)) is int else 0 for key in ("outside", "unknown"))
     counted_in, without = (
@@ -300,7 +300,7 @@ def describe_flops(
     replays = [name.fqn for name in timeline.names if name.module_class == _REPLAY]
     summary = FlopSummary(
         modules,
-        [StepFlops(step.step, flops, again) for step, flops, again in in_step],
+        [StepFlops(*of_step) for of_step in in_step.tolist()],
         [step for step in counted_in if type(step) is int],
         outside,
         unknown,

@@ -6,10 +6,11 @@ import fnmatch
 import io
 import json
 import shlex
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ..._tables import Table, cut_json, cut_middle, join_texts, json_values, paragraph
 from ..._typing import AnyArray
@@ -21,8 +22,8 @@ from .flop_summary import FlopSummary, flops_lines
 from .memory_summary import MemorySummary, holders_table, memory_table
 from .module_rows import CPU_FIELDS, GpuStepTimes, GpuTotals, ModuleTimes, fold_below
 from .overview import Overview, steps_note
-from .parts import Around, PartTimes, StepParts, sum_up_parts
-from .step_times import StepTimes, counted_steps
+from .parts import Around, PartTimes, StepsInParts, sum_up_parts
+from .step_times import Steps
 from .units import RangeTimes, UnitTimes
 
 if TYPE_CHECKING:
@@ -82,12 +83,12 @@ class Summary:
     overwritten: int = 0
     gpu: GpuTotals | None = None
     overview: Overview | None = None
-    steps: Sequence[StepTimes] = ()
+    steps: Steps = field(default_factory=Steps)
     by: str = "module"
     gpu_steps: Sequence[GpuStepTimes] = ()
     others_ns: int = 0
     device: DeviceSummary | None = None
-    step_parts: Sequence[StepParts] = ()
+    step_parts: StepsInParts = field(default_factory=StepsInParts)
     units: Sequence[UnitTimes] = ()
     around: Around = field(default_factory=Around)
     memory: MemorySummary | None = None
@@ -103,12 +104,8 @@ class Summary:
 
         If calls of several modules are steps, percentiles are of those that took most.
         """
-        counted = {step.step for step in counted_steps(self.steps)}
-        steps, total_ns = [step for step in self.step_parts if step.step in counted], Counter[str]()
-        for step in steps:
-            total_ns[step.name] += sum(step.parts.values())
-        most = max(total_ns.values(), default=0)
-        return sum_up_parts(steps, [step.step for step in steps if total_ns[step.name] == most])
+        divided = self.step_parts
+        return sum_up_parts(divided.take(np.isin(divided.bounds.number, self.steps.counted.columns.step)))
 
     def sort_by(self, key: str | None = None, limit: int | None = None) -> Summary:
         """Sort the rows, times and calls descending, names ascending, and keep the first `limit` of them.
@@ -182,7 +179,7 @@ class Summary:
     @property
     def steps_ns(self) -> int:
         """What the whole steps took together, and other processes, in nanoseconds: the 100 % of the table."""
-        return sum(step.duration_ns for step in counted_steps(self.steps)) + self.others_ns
+        return int(self.steps.counted.columns.duration_ns.sum()) + self.others_ns
 
     @property
     def outside(self) -> Mapping[str, int]:
@@ -324,7 +321,7 @@ class Summary:
         return "\n".join(text.removesuffix("\n") for text in shown) + "\n"
 
     def _costs(self) -> list[tuple[Table, int | None]]:
-        known = tables.all_tables(replace(self, units=(), steps=(), step_parts=(), ranges=()))
+        known = tables.all_tables(replace(self, units=(), steps=Steps(), step_parts=StepsInParts(), ranges=()))
         return [
             (table, len(self.rows) if name in ("device", "compiled") else None)
             for name, table in known.items()
@@ -362,17 +359,14 @@ class Summary:
             "ranges": json_values(self.ranges[:limit]),
             **({"compiled": json_values(self.compiled[:limit])} if self.compiled else {}),
         }
-        slowest = sorted(self.steps, key=lambda step: step.training_ns, reverse=True)[:limit]
-        shown = {step.step for step in slowest}
+        shown = {*self.steps.slowest.columns.step[:limit].tolist()}
         if self.gpu is not None:
             gpu_steps = [step for step in self.gpu_steps if step.step in shown or self.units]
             values |= {"gpu": json_values(self.gpu), "gpu_steps": json_values(gpu_steps)}
-        in_parts = {
-            step.step: {"name": step.name, "parts": step.parts, "cause": step.cause}
-            for step in self.step_parts
-            if step.step in shown
-        }
-        values["steps"] = [step._asdict() | in_parts.get(step.step, {}) for step in self.steps if step.step in shown]
+        steps = self.steps.take(np.isin(self.steps.columns.step, [*shown]))
+        divided = self.step_parts.take(np.isin(self.step_parts.bounds.number, [*shown]))
+        in_parts = {one.step: {"name": one.name, "parts": one.parts, "cause": one.cause} for one in divided}
+        values["steps"] = [step._asdict() | in_parts.get(step.step, {}) for step in steps]
         flops = self.flops and self.flops._replace(by_step=[one for one in self.flops.by_step if one.step in shown])
         known = {"device": self.device, "memory": self.memory, "flops": flops, "overview": self.overview}
         values |= {

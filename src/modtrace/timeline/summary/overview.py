@@ -17,7 +17,7 @@ from ..slices import COMPILED_MODULES, RECOMPUTE
 from .module_rows import outer_modules
 from .percentiles import median, nearest_rank
 from .step_bounds import CALL, GENERATE, OPTIMIZER
-from .step_times import StepTimes, counted_steps
+from .step_times import Steps
 from .units import UnitTimes
 
 if TYPE_CHECKING:
@@ -246,7 +246,7 @@ def kept_sentence(timeline: Timeline) -> str:
     return f"Kept the last {int(kept or 0):,}{of_all} (ring full); `--capacity {capacity}` keeps all"
 
 
-def overview_lines(overview: Overview, steps: Sequence[StepTimes], units: Sequence[UnitTimes] = ()) -> list[str]:
+def overview_lines(overview: Overview, steps: Steps, units: Sequence[UnitTimes] = ()) -> list[str]:
     """Return the header of a summary: what, which steps, what is lost, and what recompute costs."""
     recorded_by = [f"{overview.engine} engine"] if overview.engine else []
     versions = [*recorded_by, *([f"torch {overview.torch}"] if overview.torch else [])]
@@ -313,25 +313,24 @@ def _steps_of(timeline: Timeline) -> str:
     return first.name if first.rank is None else f"rank {first.rank}"
 
 
-def _steps_line(steps: Sequence[StepTimes], steps_of: str) -> str:
-    whole = [step for step in steps if step.whole]
+def _steps_line(steps: Steps, steps_of: str) -> str:
+    whole = steps.take(steps.columns.whole)
     if not steps:
         return "no spans"
     if not whole:
-        return f"no whole step is marked: all {_ms(sum(step.duration_ns for step in steps))} count as 100 %"
-    slowest = max(whole, key=lambda step: step.training_ns)
+        return f"no whole step is marked: all {_ms(int(steps.columns.duration_ns.sum()))} count as 100 %"
+    took_ns, slowest = whole.columns.training_ns, whole.slowest[0]
     text = f"{counted(len(whole), 'whole step')}{f' of {steps_of}' if steps_of else ''}"
-    text += f", median {_ms(median([step.training_ns for step in whole]))}"
+    text += f", median {_ms(median(took_ns))}"
     if len(whole) > 1:
-        p95 = nearest_rank([step.training_ns for step in whole], 0.95)
-        text += f", p95 {_ms(p95)}, slowest {_ms(slowest.training_ns)} (step {slowest.step})"
-    evaluated = [step.evaluation_ns for step in whole if step.evaluation_ns]
-    if evaluated:
-        text += f", without the {_ms(sum(evaluated))} of evaluation in {counted(len(evaluated), 'step')}"
+        text += f", p95 {_ms(nearest_rank(took_ns, 0.95))}, slowest {_ms(slowest.training_ns)} (step {slowest.step})"
+    evaluation_ns = whole.columns.evaluation_ns
+    if evaluated := int(np.count_nonzero(evaluation_ns)):
+        text += f", without the {_ms(int(evaluation_ns.sum()))} of evaluation in {counted(evaluated, 'step')}"
     return text
 
 
-def _units_line(overview: Overview, steps: Sequence[StepTimes], units: Sequence[UnitTimes]) -> str:
+def _units_line(overview: Overview, steps: Steps, units: Sequence[UnitTimes]) -> str:
     """Say what the steps are if no marks end them, and how many there are of each name."""
     if overview.step_by == CALL:
         what = "an outermost call (--step-by chooses others)"
@@ -343,18 +342,17 @@ def _units_line(overview: Overview, steps: Sequence[StepTimes], units: Sequence[
         whose = " of transformers" if unit.unit == GENERATE else ""
         of_names.append(f"{unit.measured:,} × {unit.unit}{whose}{inside}")
     of_process = f" of {overview.steps_of}" if overview.steps_of else ""
-    cut = sum(not step.whole for step in steps)
+    cut = int(np.count_nonzero(~steps.columns.whole))
     not_whole = f"; {counted(cut, 'step')} not recorded whole" if cut else ""
     return f"a step is {what}: {shortened(of_names)}{of_process}{not_whole}"
 
 
-def _recompute_line(overview: Overview, steps: Sequence[StepTimes]) -> str:
-    chosen = counted_steps(steps)
-    total = sum(step.recompute_ns for step in chosen)
-    if not total:
+def _recompute_line(overview: Overview, steps: Steps) -> str:
+    columns = steps.counted.columns
+    if not columns.recompute_ns.any():
         return ""
-    usual = median([step.recompute_ns for step in chosen])
-    share = total / sum(step.duration_ns for step in chosen)
+    usual = median(columns.recompute_ns)
+    share = columns.recompute_ns.sum() / columns.duration_ns.sum()
     again = ", ".join(f"{counted(count, 'module')} of {name}" for name, count in overview.recomputed.items())
     return f"checkpointing costs {_ms(usual)} of a step (median; {share:.1%} of all), to run {again} again"
 

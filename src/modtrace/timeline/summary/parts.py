@@ -7,13 +7,16 @@ collections. The layers are then painted over each other, from what says least t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ..._interrupts import cached_property
 from ..._numbering import Numbering, distinct
 from ..._typing import AnyArray, BoolArray, Int64Array
 from ...ring.slot_format import GENERATION_MASK
+from ..lazy_rows import LazyRows
 from ..select import first_process_tracks
 from ..slices import (
     BACKWARD,
@@ -31,7 +34,15 @@ from ..slices import (
 from ..step_begins import NEVER, backward_starts
 from ..time_intervals import union_of
 from .percentiles import median, nearest_rank
-from .step_bounds import GENERATE, OPTIMIZER, STEP, StepBounds, find_step_bounds, once_per_timeline
+from .step_bounds import (
+    GENERATE,
+    NO_STEPS,
+    OPTIMIZER,
+    STEP,
+    StepBounds,
+    find_step_bounds,
+    once_per_timeline,
+)
 
 if TYPE_CHECKING:
     from ..timeline import Timeline
@@ -104,6 +115,38 @@ class StepParts(NamedTuple):
     cause: str | None = None
     name: str = STEP
     slow_by: SlowPart | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class StepsInParts(LazyRows[StepParts]):
+    """Steps in parts, as columns."""
+
+    bounds: StepBounds = NO_STEPS
+    ns: Int64Array = field(default_factory=lambda: np.zeros((0, 0), np.int64))  # int64[steps, parts]
+    parts: Sequence[str] = ()  # their names
+    # By index the sentence that says why a step was slow, and the part; in order.
+    causes: Mapping[int, tuple[str, SlowPart]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.bounds.number)
+
+    @cached_property
+    def index_of(self) -> dict[int, int]:
+        """The index of each step by its number."""
+        return {number: index for index, number in enumerate(self.bounds.number.tolist())}
+
+    def take(self, rows: AnyArray | slice) -> StepsInParts:
+        """Return some of the steps."""
+        kept = enumerate(np.arange(len(self))[rows].tolist() if self.causes else ())
+        causes = {index: self.causes[old] for index, old in kept if old in self.causes}
+        return StepsInParts(self.bounds.take(rows), self.ns[rows], self.parts, causes)
+
+    def _make(self, rows: slice) -> Iterator[StepParts]:
+        each = zip(self.bounds.number[rows].tolist(), self.bounds.name[rows], self.ns[rows].tolist(), strict=True)
+        for index, (number, name, row) in enumerate(each, rows.start):
+            cause, slow_by = self.causes.get(index, (None, None))
+            parts = {part: took for part, took in zip(self.parts, row, strict=True) if took}
+            yield StepParts(number, parts, cause, name, slow_by)
 
 
 class _Layer(NamedTuple):
@@ -235,23 +278,29 @@ def _divide(timeline: Timeline, bounds: StepBounds, parts: Numbering[str]) -> tu
     return by_thread[busiest, step], other[busiest, step], np.array(threads)[busiest]
 
 
-def sum_up_parts(steps: Sequence[StepParts], usual: Sequence[int] | None = None) -> list[PartTimes]:
-    """Return each part over some steps, in the order of `PARTS`, then the user's ranges by name, then `other`.
+def order_parts(names: Sequence[str], is_used: BoolArray) -> list[int]:
+    """Return the indices of used parts in the order of `PARTS`, then the user's ranges by name, then `other`."""
+    place = {name: number for number, name in enumerate(PARTS)} | {OTHER: len(PARTS) + 1}
+    used: list[int] = np.flatnonzero(is_used).tolist()
+    return sorted(used, key=lambda part: (place.get(names[part], len(PARTS)), names[part]))
 
-    Args:
-        steps: the divided steps.
-        usual: the numbers of those that percentiles are of; None: all.
+
+def sum_up_parts(steps: StepsInParts) -> list[PartTimes]:
+    """Return each part over some steps, in the order of `order_parts`.
+
+    If the steps have several names, percentiles are of those that took most.
     """
-    chosen = {step.step for step in steps} if usual is None else set(usual)
-    names = dict.fromkeys(name for step in steps for name in step.parts)
-    users = sorted(names.keys() - {*PARTS, OTHER})
-    total = sum(sum(step.parts.values()) for step in steps)
+    total, named = steps.ns.sum(axis=1), steps.bounds.by_name()
+    took = {name: int(total[rows].sum()) for name, rows in named.items()}
+    most = max(took.values(), default=0)
+    usual = np.concatenate([np.zeros(0, np.int64), *(rows for name, rows in named.items() if took[name] == most)])
+    is_used = [ns.any() or name == OTHER for name, ns in zip(steps.parts, steps.ns.T, strict=True)]
     times = []
-    for name in [*(part for part in PARTS if part in names), *users, *([OTHER] if steps else [])]:
-        part_ns = sum(step.parts.get(name, 0) for step in steps)
-        measured = [step.parts.get(name, 0) for step in steps if step.step in chosen]
-        p50_ns, p95_ns = median(measured), nearest_rank(measured, 0.95)
-        times.append(PartTimes(name, part_ns, p50_ns, p95_ns, part_ns / total if total else 0.0))
+    for part in order_parts(steps.parts, np.array(is_used)) if len(steps) else ():
+        ns = steps.ns[:, part]
+        share = int(ns.sum()) / int(total.sum()) if total.any() else 0.0
+        p50_ns, p95_ns = median(ns[usual]), nearest_rank(ns[usual], 0.95)
+        times.append(PartTimes(steps.parts[part], int(ns.sum()), p50_ns, p95_ns, share))
     return times
 
 

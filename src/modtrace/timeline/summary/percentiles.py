@@ -23,7 +23,7 @@ def percentiles_by_group(
         kept.append((np.searchsorted(group[counted], np.arange(groups + 1)), ns[counted]))
     p50, p95, p10 = np.zeros((3, groups), np.int64)
     for index in range(groups):
-        sums = np.sort(np.concatenate([ns[first[index] : first[index + 1]] for first, ns in kept])).tolist()
+        sums = np.sort(np.concatenate([ns[first[index] : first[index + 1]] for first, ns in kept]))
         p50[index], p95[index], p10[index] = median(sums), nearest_rank(sums, 0.95), nearest_rank(sums, 0.1)
     return p50, p95, p10
 
@@ -47,12 +47,12 @@ def sum_by_group_and_step(
     return group[first], step[first], sums
 
 
-def median(values: Sequence[int]) -> int:
+def median(values: Sequence[int] | Int64Array) -> int:
     """Return the middle value, or the whole mean of the middle two; 0 without values."""
-    in_order = sorted(values) or [0]
-    return (in_order[(len(in_order) - 1) // 2] + in_order[len(in_order) // 2]) // 2
+    in_order, count = np.sort(values), len(values)
+    return (int(in_order[(count - 1) // 2]) + int(in_order[count // 2])) // 2 if count else 0
 
 
-def nearest_rank(values: Sequence[int], fraction: float) -> int:
+def nearest_rank(values: Sequence[int] | Int64Array, fraction: float) -> int:
     """Return the least of the values that `fraction` of them do not exceed; 0 without values."""
-    return sorted(values)[max(int(np.ceil(len(values) * fraction)), 1) - 1] if values else 0
+    return int(np.sort(values)[max(int(np.ceil(len(values) * fraction)), 1) - 1]) if len(values) else 0

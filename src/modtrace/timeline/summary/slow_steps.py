@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..._typing import Int64Array
 from .module_rows import Groups
-from .parts import DividedSteps, SlowPart, StepParts, divide_piece
+from .parts import DividedSteps, SlowPart, StepsInParts, divide_piece
 from .step_bounds import OPTIMIZER, STEP, StepBounds, once_per_timeline
 from .step_times import warm_up_steps
 
@@ -26,23 +27,19 @@ _USUAL_FROM = 3
 """In how many steps any other part must be so that its median is over these steps."""
 
 
-def explain_steps(divided: DividedSteps, *, forward_of_calls: bool = False) -> list[StepParts]:
+def explain_steps(divided: DividedSteps, *, forward_of_calls: bool = False) -> StepsInParts:
     """Return the parts of the steps, and why the slow ones were slow.
 
     A call with a longer prompt has more to do, so forward makes one slow only if that is asked for: see `name_places`.
     """
     bounds, ns, names, longest = divided[:4]
-    causes: list[str | None] = [None] * len(ns)
-    slow_by: list[SlowPart | None] = [None] * len(ns)
+    causes: dict[int, tuple[str, SlowPart]] = {}
     for rows in bounds.by_name().values() if len(ns) else ():
         row_of = {step: row for row, step in enumerate(rows.tolist())} if longest else {}
         of_rows = {(row_of[step], category): name for (step, category), name in longest.items() if step in row_of}
-        for row, why in _causes(bounds.take(rows), ns[rows], names, of_rows, forward_of_calls).items():
-            causes[rows[row]], slow_by[rows[row]] = why
-    used = np.flatnonzero(ns.any(axis=0)) if len(ns) else np.zeros(0, np.int64)
-    labels, columns = [names[part] for part in used.tolist()], ns[:, used].tolist()
-    parts = ({label: took for label, took in zip(labels, row, strict=True) if took} for row in columns)
-    return [*map(StepParts._make, zip(bounds.number.tolist(), parts, causes, bounds.name, slow_by, strict=True))]
+        of_name = _causes(bounds.take(rows), ns[rows], names, of_rows, forward_of_calls)
+        causes |= {int(rows[row]): why for row, why in of_name.items()}
+    return StepsInParts(bounds, ns, names, dict(sorted(causes.items())))
 
 
 def slow_from_ns(median_ns: float) -> float:
@@ -104,7 +101,7 @@ def short_ms(ns: float) -> str:
 
 
 @once_per_timeline
-def divide_steps(timeline: Timeline, step_by: str) -> list[StepParts]:
+def divide_steps(timeline: Timeline, step_by: str) -> StepsInParts:
     """Return the parts of each step of the first process, in the order of `measure_steps`.
 
     A call or a range is divided on its thread, any other step on the one that spends most time in modules and backward
@@ -122,11 +119,11 @@ _AS_GOOD = 0.8
 
 
 def name_places(
-    steps: Sequence[StepParts],
+    steps: StepsInParts,
     in_steps: Sequence[tuple[Int64Array, Int64Array, Int64Array]],
     usual_ns: Int64Array,
     groups: Groups,
-) -> list[StepParts]:
+) -> StepsInParts:
     """Return the steps, with the innermost module that explains a slow one in its sentence.
 
     Forward makes no call slow unless that is one module of a list: a longer prompt has more to do in all of them.
@@ -137,42 +134,39 @@ def name_places(
         usual_ns: int64[groups], the median of that.
         groups: of modules; for classes nothing is named.
     """
-    slow = {step.step for step in steps if step.slow_by is not None and step.slow_by.part in _OF_MODULES}
-    if not slow or not any(groups.fqns):
-        return [_without_forward_of_calls(step, set()) for step in steps]
-    chosen = [np.isin(step, [*slow]) for _, step, _ in in_steps]
+    known = {*groups.fqns} - {""}
+    places = {index: why for index, why in steps.causes.items() if why[1].part in _OF_MODULES and known}
+    chosen = [np.isin(step, steps.bounds.number[[*places]]) if places else slice(0) for _, step, _ in in_steps]
     group, number, took_ns = (
         np.concatenate([piece[at][rows] for piece, rows in zip(in_steps, chosen, strict=True)]) for at in range(3)
     )
     order = np.argsort(number, kind="stable")
     group, number, took_ns = group[order], number[order], took_ns[order]
-    named, known = [], set(groups.fqns)
-    for step in steps:
-        if step.step in slow:
-            own = slice(*np.searchsorted(number, (step.step, step.step + 1)))
-            step = _with_place(step, group[own], took_ns[own], usual_ns, groups)
-        named.append(_without_forward_of_calls(step, known))
-    return named
+    for index, why in places.items():
+        own = slice(*np.searchsorted(number, steps.bounds.number[index] + np.arange(2)))
+        places[index] = _with_place(why, group[own], took_ns[own], usual_ns, groups)
+    causes = {
+        index: why
+        for index, why in {**steps.causes, **places}.items()
+        if steps.bounds.name[index] == STEP or why[1].part != "forward" or _is_in_list(why[1].module, known)
+    }
+    return replace(steps, causes=causes)
 
 
-def _without_forward_of_calls(step: StepParts, known: Container[str]) -> StepParts:
-    slow = step.slow_by
-    if slow is None or step.name == STEP or slow.part != "forward":
-        return step
-    words = slow.module.split(".")
+def _is_in_list(module: str, known: Container[str]) -> bool:
+    words = module.split(".")
     # An `nn.ModuleList` is not called, an `nn.Sequential` is.
-    in_list = any(word.isdecimal() and ".".join(words[:at]) not in known for at, word in enumerate(words))
-    return step if in_list else step._replace(cause=None, slow_by=None)
+    return any(word.isdecimal() and ".".join(words[:at]) not in known for at, word in enumerate(words))
 
 
 def _with_place(
-    step: StepParts, group: Int64Array, took_ns: Int64Array, usual_ns: Int64Array, groups: Groups
-) -> StepParts:
-    more, slow = took_ns - usual_ns[group], step.slow_by
-    if slow is None or not len(more) or more.max() < _EXPLAINS * (slow.took_ns - slow.usual_ns):
-        return step
+    why: tuple[str, SlowPart], group: Int64Array, took_ns: Int64Array, usual_ns: Int64Array, groups: Groups
+) -> tuple[str, SlowPart]:
+    more, (sentence, slow) = took_ns - usual_ns[group], why
+    if not len(more) or more.max() < _EXPLAINS * (slow.took_ns - slow.usual_ns):
+        return why
     rows = np.flatnonzero(more >= _AS_GOOD * more.max()).tolist()
     row = max(rows, key=lambda row: (groups.fqns[group[row]].count("."), more[row]))
     fqn = groups.fqns[group[row]]
-    sentence = f"{step.cause}; {fqn} {short_ms(took_ns[row])}, usually {short_ms(usual_ns[group[row]])}"
-    return step._replace(cause=sentence, slow_by=slow._replace(module=fqn))
+    sentence += f"; {fqn} {short_ms(took_ns[row])}, usually {short_ms(usual_ns[group[row]])}"
+    return sentence, slow._replace(module=fqn)

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..._errors import ModtraceError
 from ..._numbering import distinct
-from ..._typing import AnyArray, BoolArray, Int64Array
+from ..._typing import AnyArray, BoolArray, Int64Array, ObjectArray
 from ..contents import FIRST_CALLED
 from ..select import (
     begun_in,
@@ -75,7 +75,7 @@ class StepBounds(NamedTuple):
         end: int64[n], Unix nanoseconds.
         whole: bool[n], False if its beginning was overwritten, or its end is not known.
         tid: int64[n], the thread whose call or range the step is; -1 for a step of the whole process.
-        name: "step", or what the call or range is called.
+        name: object[n], "step", or what the call or range is called.
         step_by: what the steps are: "optimizer", "call", "range NAME", or a class of modules.
     """
 
@@ -84,21 +84,19 @@ class StepBounds(NamedTuple):
     end: Int64Array
     whole: BoolArray
     tid: Int64Array
-    name: Sequence[str]
+    name: ObjectArray
     step_by: str
 
-    def take(self, rows: AnyArray) -> StepBounds:
-        """Return some of the steps, by their indices."""
-        number, start, end, whole, tid = self[:5]
-        names = [self.name[row] for row in rows.tolist()]
-        return StepBounds(number[rows], start[rows], end[rows], whole[rows], tid[rows], names, self.step_by)
+    def take(self, rows: AnyArray | slice) -> StepBounds:
+        """Return some of the steps."""
+        number, start, end, whole, tid, name, step_by = self
+        return StepBounds(number[rows], start[rows], end[rows], whole[rows], tid[rows], name[rows], step_by)
 
     @classmethod
     def joined(cls, pieces: Sequence[StepBounds]) -> StepBounds:
         """Return the steps of pieces of a timeline that follow each other."""
-        number, start, end, whole, tid = (np.concatenate([piece[at] for piece in pieces]) for at in range(5))
-        names = [name for piece in pieces for name in piece.name]
-        return cls(number, start, end, whole, tid, names, pieces[0].step_by)
+        number, start, end, whole, tid, name = (np.concatenate([piece[at] for piece in pieces]) for at in range(6))
+        return cls(number, start, end, whole, tid, name, pieces[0].step_by)
 
     def by_thread(self) -> dict[int, StepBounds]:
         """Return the steps of each thread, which do not overlap; -1 for those of the whole process."""
@@ -107,8 +105,8 @@ class StepBounds(NamedTuple):
 
     def by_name(self) -> dict[str, Int64Array]:
         """Return the indices of the steps of each name, in the order in which the names come first."""
-        numbers = {name: number for number, name in enumerate(dict.fromkeys(self.name))}
-        number = np.array([numbers[name] for name in self.name], np.int64)
+        numbers = {name: number for number, name in enumerate(dict.fromkeys(self.name.tolist()))}
+        number = np.array([numbers[name] for name in self.name.tolist()], np.int64)
         ends = np.cumsum(np.bincount(number, minlength=len(numbers)))[:-1]
         return dict(zip(numbers, np.split(np.argsort(number, kind="stable"), ends), strict=False))
 
@@ -124,7 +122,9 @@ class StepBounds(NamedTuple):
             edges[0] = self.start.min(initial=edges[0])
             edges[-1] = self.end.max(initial=edges[-1])
             edges, of_process = np.maximum(edges, edges[0]), np.full(len(edges), _PROCESS)
-            points = StepBounds(of_process, edges, edges, edges < 0, of_process, [STEP] * len(edges), OPTIMIZER)
+            points = StepBounds(
+                of_process, edges, edges, edges < 0, of_process, np.full(len(edges), STEP, object), OPTIMIZER
+            )
             in_order = StepBounds.joined([points, in_order])
             in_order = in_order.take(np.argsort(in_order.start, kind="stable"))
         whole = np.ones(len(in_order.tid), np.bool_)
@@ -163,6 +163,10 @@ class StepBounds(NamedTuple):
         of_link, calls = np.full(len(numbers), -1), np.flatnonzero(~on_stream & (columns.link >= 0))
         of_link[link[calls]] = step[calls]
         return np.where(on_stream, of_link[link], step)
+
+
+_NOTHING = np.zeros(0, np.int64)
+NO_STEPS = StepBounds(_NOTHING, _NOTHING, _NOTHING, np.zeros(0, np.bool_), _NOTHING, np.zeros(0, np.object_), OPTIMIZER)
 
 
 @once_per_timeline
@@ -212,8 +216,7 @@ def _marked_steps(timeline: Timeline) -> StepBounds:
     columns = timeline.columns
     own = np.flatnonzero(first_process_tracks(timeline)[columns.track])
     if not len(own):
-        nothing = np.zeros(0, np.int64)
-        return StepBounds(nothing, nothing, nothing, np.zeros(0, np.bool_), nothing, (), OPTIMIZER)
+        return NO_STEPS
     starts, last_end = columns.start[own], int(columns.end[own].max())
     marks = np.array([mark.time_ns for mark in timeline.marks if mark.kind == "step"], np.int64)
     first_step = first_ended_step(timeline, marks)
@@ -231,10 +234,9 @@ def _marked_steps(timeline: Timeline) -> StepBounds:
     number = first_step + np.arange(len(whole), dtype=np.int64)
     begun = np.flatnonzero(np.diff(np.searchsorted(starts, marks), prepend=0, append=len(starts)))
     of_process = np.full(len(begun), _PROCESS)
-    names = [STEP] * len(begun)
     start, end, whole = edges[:-1][begun], edges[1:][begun], whole[begun]
     start = np.where(whole, find_step_begins(timeline, start, end), start)
-    return StepBounds(number[begun], start, end, whole, of_process, names, OPTIMIZER)
+    return StepBounds(number[begun], start, end, whole, of_process, np.full(len(begun), STEP, object), OPTIMIZER)
 
 
 def _edges(timeline: Timeline) -> Int64Array:
@@ -276,10 +278,9 @@ def _called_steps(timeline: Timeline, step_by: str) -> StepBounds:
     rows, tid = rows[outermost], tid[outermost]
     order = np.argsort(slices.start[rows], kind="stable")
     rows, tid = rows[order], tid[order]
-    called = [
-        names[name].fqn if step_by == CALL else names[name].label if step_by.startswith(_RANGE) else step_by
-        for name in slices.name[rows].tolist()
-    ]
+    is_range = step_by.startswith(_RANGE)
+    labels = [name.fqn if step_by == CALL else name.label if is_range else step_by for name in names]
+    called = np.array(labels, object)[slices.name[rows]]
     numbers = timeline.metadata.get(FIRST_CALLED)
     first = numbers.get(step_by) if isinstance(numbers, dict) else None
     number = (first if type(first) is int else 0) + np.arange(len(rows), dtype=np.int64)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ..._errors import ModtraceError
 from ..._typing import AnyArray, BoolArray, Int64Array
+from ..lazy_rows import LazyRows
 from ..select import first_process_tracks, keep_tracks, without_gpu
 from ..slices import BACKWARD_PASS, FORWARD, RANGE, RECOMPUTE, Slices
 from ..time_intervals import TimeIntervals, union_of
@@ -61,27 +62,62 @@ class StepTimes(NamedTuple):
         return self.duration_ns - self.evaluation_ns
 
 
-def counted_steps(steps: Sequence[StepTimes]) -> Sequence[StepTimes]:
-    """Return the steps that all figures are of: the whole ones, or all if none is."""
-    return [step for step in steps if step.whole] or steps
+class Steps(LazyRows[StepTimes]):
+    """Steps as columns.
+
+    Args:
+        tables: int64[11, steps] each, the fields of `StepTimes`; these steps follow each other.
+
+    Attributes:
+        table: of all steps.
+        columns: `StepTimes` whose fields are arrays.
+    """
+
+    def __init__(self, *tables: Int64Array) -> None:
+        self.table = np.concatenate([np.zeros((len(StepTimes._fields), 0), np.int64), *tables], axis=1)
+        columns: Any = StepTimes(*self.table)
+        self.columns: Any = columns._replace(whole=columns.whole > 0)
+
+    def __len__(self) -> int:
+        return len(self.columns.step)
+
+    def take(self, rows: AnyArray | slice) -> Steps:
+        """Return some of the steps."""
+        return Steps(self.table[:, rows])
+
+    def _make(self, rows: slice) -> Iterator[StepTimes]:
+        return map(StepTimes._make, zip(*(column[rows].tolist() for column in self.columns), strict=True))
+
+    @property
+    def counted(self) -> Steps:
+        """The steps that all figures are of: the whole ones, or all if none is."""
+        whole = self.columns.whole
+        return self.take(whole) if whole.any() else self
+
+    @property
+    def slowest(self) -> Steps:
+        """The same steps, the slowest first, without evaluations."""
+        return self.take(np.argsort(-self.columns.training_ns, kind="stable"))
 
 
 @once_per_timeline
-def measure_steps(timeline: Timeline, step_by: str) -> list[StepTimes]:
+def measure_steps(timeline: Timeline, step_by: str) -> Steps:
     """Return the steps of a timeline in order, as `find_step_bounds` tells them.
 
     With several processes, marks and spans of the first count. For a step that is a call, those of its thread count.
     """
     bounds, own = find_step_bounds(timeline, step_by), first_process_tracks(timeline)
     tids = np.array([track.tid for track in timeline.tracks], np.int64)
-    return sorted(
-        step
-        for tid, steps in bounds.by_thread().items()
-        for step in _measure(keep_tracks(timeline, own if tid < 0 else own & (tids == tid)), steps)
+    steps = Steps(
+        *(
+            _measure(keep_tracks(timeline, own if tid < 0 else own & (tids == tid)), of_thread).table
+            for tid, of_thread in bounds.by_thread().items()
+        )
     )
+    return steps.take(np.argsort(steps.columns.step, kind="stable"))
 
 
-def _measure(timeline: Timeline, bounds: StepBounds) -> list[StepTimes]:
+def _measure(timeline: Timeline, bounds: StepBounds) -> Steps:
     columns, (number, start, end, whole) = timeline.columns, bounds[:4]
 
     def union(slices: Slices, chosen: AnyArray | slice) -> TimeIntervals:
@@ -105,8 +141,7 @@ def _measure(timeline: Timeline, bounds: StepBounds) -> list[StepTimes]:
     after = after - evaluations.time_within(end - after, end)
     between = end - start - evaluation - modules - before - after
     phases = modules - backward, backward - recompute, recompute
-    fields = number, end - start, *phases, before, between, after, passes, whole, evaluation
-    return [*map(StepTimes._make, zip(*(field.tolist() for field in fields), strict=True))]
+    return Steps(np.stack([number, end - start, *phases, before, between, after, passes, whole, evaluation]))
 
 
 def is_in_evaluation(timeline: Timeline) -> BoolArray:
@@ -144,11 +179,12 @@ def find_typical_step(timeline: Timeline, step_by: str | None = None) -> StepTim
     Raises:
         ModtraceError: no step is whole.
     """
-    whole = [step for step in measure_steps(without_gpu(timeline), step_by) if step.whole]
-    if not whole:
+    steps = measure_steps(without_gpu(timeline), step_by)
+    whole = steps.take(steps.columns.whole)
+    if not len(whole):
         raise ModtraceError("a recording without whole steps has no typical one; call rec.step() after each step")
-    kept = whole[warm_up_steps(np.array([step.training_ns for step in whole], np.int64)) :]
-    durations = np.array([step.training_ns for step in kept], np.int64)
+    kept = whole[warm_up_steps(whole.columns.training_ns) :]
+    durations = kept.columns.training_ns
     return kept[int(np.argmin(np.abs(durations - np.median(durations))))]
 
 

@@ -17,7 +17,7 @@ from .module_rows import CPU_FIELDS, GpuStepTimes, ModuleTimes, in_tree_order
 from .overview import overview_lines, steps_note
 from .parts import OTHER, PartTimes
 from .percentiles import median
-from .step_times import StepTimes, counted_steps
+from .step_times import StepTimes
 from .units import RangeTimes, UnitTimes
 
 if TYPE_CHECKING:
@@ -126,16 +126,16 @@ _PART_RANKS = {"forward": 1, "backward": 1, OTHER: 2}
 
 def steps_table(summary: Summary) -> Table:
     """Return the table of steps in their parts, slowest first; the duration of one that is not whole ends with `+`."""
-    steps = sorted(summary.steps, key=lambda step: step.training_ns, reverse=True)
-    in_parts = {step.step: step for step in summary.step_parts}
+    steps, divided = summary.steps.slowest, summary.step_parts
     # Of steps that are calls no GPU times are known.
     launched = {gpu.step: gpu for gpu in summary.gpu_steps if not summary.units}
 
     def name(step: StepTimes) -> str:
-        return f"{in_parts[step.step].name} {step.step}" if summary.units and step.step in in_parts else str(step.step)
+        return f"{divided.bounds.name[divided.index_of[step.step]]} {step.step}" if summary.units else str(step.step)
 
     def time_of(part: str) -> Callable[[StepTimes], int]:
-        return lambda step: in_parts[step.step].parts.get(part, 0) if step.step in in_parts else 0
+        part_ns = divided.ns[:, divided.parts.index(part)]
+        return lambda step: int(part_ns[divided.index_of[step.step]])
 
     def on_gpu(field: str) -> Callable[[StepTimes], int]:
         return lambda step: getattr(launched.get(step.step, GpuStepTimes(-1)), field)
@@ -151,10 +151,11 @@ def steps_table(summary: Summary) -> Table:
         Column("overlapped", on_gpu("communication_overlap_ns"), MS, 7, hidden_if="zero"),
     ]
     notes = [steps_note(summary.overview)]
-    if any(step.backward_pass_ns not in (0, time_of("backward")(step)) for step in steps):
+    passes_ns, backward_ns = summary.steps.columns.backward_pass_ns, divided.ns[:, divided.parts.index("backward")]
+    if ((passes_ns > 0) & (passes_ns != backward_ns)).any():
         waiting = ", with waiting for other ranks" if summary.overview and summary.overview.communication else ""
         notes.append(f"backward(): from its call to its return{waiting}")
-    if not all(step.whole for step in steps):
+    if not steps.columns.whole.all():
         notes.append("+: its beginning or end is not marked, so it may have been longer")
     fields = fields_of(StepTimes) | {f"parts.{part}": of_step for part, of_step in parts.items()}
     return Table(columns, steps, fields, notes=notes, noun="step")
@@ -173,9 +174,9 @@ _PART_COLUMNS = (
 
 def parts_table(summary: Summary, limit: int | None = None) -> Table:
     """Return the table of the parts of a step; below it why the slowest steps were slow, 5 or `limit` of them."""
-    slow = {step.step: step.cause for step in summary.step_parts if step.cause is not None}
-    by_duration = sorted(summary.steps, key=lambda step: step.training_ns, reverse=True)
-    causes = [cause for step in by_duration if (cause := slow.get(step.step)) is not None]
+    divided = summary.step_parts
+    slow = {int(divided.bounds.number[index]): cause for index, (cause, _) in divided.causes.items()}
+    causes = [slow[number] for number in summary.steps.slowest.columns.step.tolist() if number in slow]
     limit = min(_MAX_CAUSES, limit or _MAX_CAUSES)
     more = [counted(len(causes) - limit, "more slow step")] if causes[limit:] else []
     return Table(_PART_COLUMNS, summary.parts, fields_of(PartTimes), notes=[*causes[:limit], *more], noun="part")
@@ -219,7 +220,7 @@ def units_table(summary: Summary) -> Table:
     notes = [counted(hidden, "more thread")] if hidden > 0 else []
     sentences, outside_ns = [], sum(summary.outside.values())
     if outside_ns:
-        share = outside_ns / (outside_ns + sum(step.duration_ns for step in summary.steps))
+        share = outside_ns / (outside_ns + int(summary.steps.columns.duration_ns.sum()))
         parts = ", ".join(f"{part} {ns / 1e6:,.3f} ms" for part, ns in list(summary.outside.items())[:_MAX_OUTSIDE])
         sentences = [f"{share:.1%} of the threads' time is between steps ({parts}); the tables are of the steps", ""]
     rows = [unit for unit in summary.units if unit.thread in shown]
@@ -235,7 +236,7 @@ def header(summary: Summary) -> list[str]:
 
 def around_line(summary: Summary) -> str:
     """Say how long the recording was before, between and after the steps of trainings, if as long as a step."""
-    usual = median([step.duration_ns for step in counted_steps(summary.steps)])
+    usual = median(summary.steps.counted.columns.duration_ns)
     places = zip(("before the first step", "between trainings", "after the last step"), summary.around, strict=True)
     said = []
     for place, parts in () if summary.units else places:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,7 +27,7 @@ from .parts import DividedSteps, divide_piece, join_divided, measure_collections
 from .percentiles import percentiles_by_group, sum_by_group_and_step
 from .slow_steps import explain_steps, name_places
 from .step_bounds import OPTIMIZER, find_step_bounds
-from .step_times import StepTimes, counted_steps, is_in_evaluation, measure_steps
+from .step_times import Steps, is_in_evaluation, measure_steps
 from .units import measure_ranges, measure_units, sum_up_ranges
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class _Measured(NamedTuple):
     order: list[int]  # the groups, in the order of their first calls
     # Group, step and ns: what the groups took in each step, int64[n] each.
     in_steps: tuple[Int64Array, Int64Array, Int64Array]
-    steps: list[StepTimes]  # the steps
+    steps: Steps
     divided: DividedSteps  # their parts
     counts: SpanCounts  # of spans
     memory: MeasuredMemory | None  # what modules took; None if it was not counted
@@ -139,7 +139,7 @@ class _MeasuredFlops(NamedTuple):
     in_steps: Int64Array
 
 
-def _measure_flops(timeline: Timeline, spans: _Spans, steps: Sequence[StepTimes]) -> _MeasuredFlops | None:
+def _measure_flops(timeline: Timeline, spans: _Spans, steps: Steps) -> _MeasuredFlops | None:
     span_flops = read_flops(timeline, FLOPS, BYTES_ACCESSED, RECOMPUTE_FLOPS)
     if not span_flops:
         return None
@@ -152,7 +152,7 @@ def _measure_flops(timeline: Timeline, spans: _Spans, steps: Sequence[StepTimes]
     np.add.at(of_phase, (columns.phase, spans.group), 1)
     np.add.at(known, (columns.phase, spans.group), flops.known)
     np.add.at(self_flops, (columns.phase, spans.group), flops.own)
-    numbers = [whole.step for whole in steps]
+    numbers = steps.columns.step
     step = np.where(spans.counts, spans.step, -1)
     in_steps = flops.in_steps(columns, step, numbers)
     again_in_steps = again.in_steps(columns, step, numbers)[BACKWARD]
@@ -189,11 +189,11 @@ def _measure(timeline: Timeline, spans: _Spans, step_by: str) -> _Measured:
     )
 
 
-def _count_runs(timeline: Timeline, spans: _Spans, steps: Sequence[StepTimes], in_phase_ns: Int64Array) -> Int64Array:
+def _count_runs(timeline: Timeline, spans: _Spans, steps: Steps, in_phase_ns: Int64Array) -> Int64Array:
     """Return int64[2, 3, groups], see `Measured.runs`: in whole steps, and elsewhere."""
     columns = timeline.columns
     calls = np.flatnonzero((columns.phase == FORWARD) & spans.counts & ~spans.inside)
-    elsewhere = 1 - np.isin(spans.step[calls], [step.step for step in steps if step.whole])
+    elsewhere = 1 - np.isin(spans.step[calls], steps.columns.step[steps.columns.whole])
     link, group = columns.link[calls], spans.group[calls]
     backed = np.isin(link, columns.link[columns.phase == BACKWARD]) & (link >= 0)
     count = len(spans.groups)
@@ -224,7 +224,7 @@ def _sum_up(
             sums[..., :count] += table[..., :count]
         return sums
 
-    steps = [step for piece in pieces for step in piece.steps]
+    steps = Steps(*(piece.steps.table for piece in pieces))
     divided = join_divided([piece.divided for piece in pieces])
     in_steps, counted = [piece.in_steps for piece in pieces], divided.bounds.number[divided.bounds.counted]
     if not divided.bounds.whole.any():  # nor is the number of any step known
@@ -283,7 +283,7 @@ def _sum_up(
     )
     runs = total((piece.runs for piece in pieces), 2, 3)
     collections = np.sum([piece.collections for piece in pieces], axis=0)
-    of_steps = runs[0] if len(counted_steps(steps)) < len(steps) else runs.sum(axis=0)
+    of_steps = runs[0] if len(steps.counted) < len(steps) else runs.sum(axis=0)
     seen = Measured(summary, divided, p10[order], of_steps[:, order], collections, timeline.metadata)
     return replace(summary, findings=find_findings(seen), looked_at=looked_at(seen))
 

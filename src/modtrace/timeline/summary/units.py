@@ -136,7 +136,7 @@ def _calls_inside(timeline: Timeline, bounds: StepBounds) -> tuple[Int64Array, I
 
 
 def _row(unit: str, stage: str, thread: str, times: _Times) -> UnitTimes:
-    took = (times.end - times.start).tolist()
+    took = times.end - times.start
     lasts = int(times.end.max() - times.start.min())
     per_second = len(took) * 1e9 / lasts if lasts else 0.0
     p95_ns, p99_ns = nearest_rank(took, 0.95), nearest_rank(took, 0.99)
@@ -176,8 +176,8 @@ def sum_up_ranges(pieces: Sequence[Mapping[tuple[str, str], Int64Array]]) -> lis
     for label, part in dict.fromkeys(key for piece in pieces for key in piece):
         own = [piece.get((label, part), none) for piece in pieces]
         new = [own[0], *(_not_in(later, earlier) for earlier, later in itertools.pairwise(own))]
-        took = np.concatenate([each[:, 2] - each[:, 1] for each in new]).tolist()
-        rows.append(RangeTimes(label, part, len(took), sum(took), median(took), nearest_rank(took, 0.95)))
+        took = np.concatenate([each[:, 2] - each[:, 1] for each in new])
+        rows.append(RangeTimes(label, part, len(took), int(took.sum()), median(took), nearest_rank(took, 0.95)))
     return sorted(rows, key=lambda row: -row.total_ns)
 
 

@@ -82,11 +82,11 @@ def _is_long(measured: Measured, took: Int64Array) -> BoolArray:
 def find_slow_steps(measured: Measured, explained: Container[str | None]) -> Iterator[Finding]:
     """Yield the slow steps, those with one cause and place together, but for parts that are explained."""
     by_cause: dict[tuple[str, str], list[tuple[int, SlowPart, str]]] = {}
-    for step in measured.summary.step_parts:
+    steps = measured.summary.step_parts
+    for index, (cause, slow) in steps.causes.items():
         # A first step is slow by what it sets up.
-        if (slow := step.slow_by) is not None and slow.part not in explained and step.step:
-            where = slow.module or slow.range
-            by_cause.setdefault((slow.part, where), []).append((step.step, slow, step.cause or ""))
+        if slow.part not in explained and (number := int(steps.bounds.number[index])):
+            by_cause.setdefault((slow.part, slow.module or slow.range), []).append((number, slow, cause))
     longest = {cause: max(slow.took_ns - slow.usual_ns for _, slow, _ in steps) for cause, steps in by_cause.items()}
     for (part, where), slow_steps in by_cause.items():
         more, numbers = longest[part, where], np.array([number for number, _, _ in slow_steps])

@@ -12,7 +12,6 @@ from ...._typing import Int64Array
 from ...memory import format_bytes
 from ..parts import OTHER, PARTS
 from ..slow_steps import short_ms
-from ..step_times import counted_steps
 from .finding import LEAST_STEPS, TRACE, Finding, Measured, only_option, times_text
 from .occasions import collections_text
 from .siblings import place_of
@@ -117,11 +116,10 @@ def find_large_parts(measured: Measured, explained: Container[str | None]) -> It
 
 def _backward_alone(measured: Measured) -> Int64Array:
     """Return int64[steps], how long backward passes last while no module's backward runs: of the loss, or waiting."""
-    steps = counted_steps(measured.summary.steps)
-    if len(steps) != measured.steps:
+    steps = measured.summary.steps.counted.columns
+    if len(steps.step) != measured.steps:
         return np.zeros(measured.steps, np.int64)
-    alone = [max(0, step.backward_pass_ns - step.backward_ns - step.recompute_ns) for step in steps]
-    return np.array(alone, np.int64)
+    return np.asarray(np.maximum(steps.backward_pass_ns - steps.backward_ns - steps.recompute_ns, 0))
 
 
 def find_waits_in_backward(measured: Measured) -> Iterator[Finding]:
