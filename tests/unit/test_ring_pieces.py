@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from modtrace import ModtraceError, Timeline, TraceError, load
 from modtrace.cli.group import group
 from modtrace.read import ring_file
-from modtrace.read.ring_file import load_around, load_shown, read_pieces, summarize_ring
+from modtrace.read.ring_file import load_around, load_shown, read_pieces, ring_pieces
 from modtrace.reporting import report
 from modtrace.ring import Kind, read_ring, ring_serials
 from modtrace.ring.range_text import range_text
@@ -30,7 +31,7 @@ from modtrace.timeline import step_pieces
 from modtrace.timeline.contents import BACKWARD_PASSES, OPEN_AT_END, STEPS_END_WITH
 from modtrace.timeline.decode import pieces
 from modtrace.timeline.slices import BACKWARD, DTYPES
-from modtrace.timeline.summary import summarize, take_steps
+from modtrace.timeline.summary import Summary, summarize, summarize_pieces, take_steps
 from modtrace.view.pages import ensure_viewable
 from modtrace.write import write
 from modtrace.write.step_parts import part_counters
@@ -180,7 +181,7 @@ def no_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 def check(ring: Path, monkeypatch: pytest.MonkeyPatch, chosen: list[tuple[int | None, int | None]]) -> Timeline:
     """Compare pieces of a ring, their summary and files, and some steps, with the ring as a whole, and return it."""
     monkeypatch.setattr(pieces, "PIECE_EVENTS", 128)
-    in_pieces, summary = load(ring), summarize_ring(ring, "module")
+    in_pieces, summary = load(ring), summarize_ring(ring)
     some = [load_around(ring, steps) for steps in chosen]
     for suffix in _SUFFIXES:
         write(read_pieces(ring), ring.with_suffix(f".pieces{suffix}"))
@@ -210,6 +211,11 @@ def check(ring: Path, monkeypatch: pytest.MonkeyPatch, chosen: list[tuple[int | 
     for steps, part in zip(chosen, some, strict=True):
         assert as_values(take_steps(part, *steps)) == as_values(whole.steps(*steps))
     return whole
+
+
+def summarize_ring(ring: Path) -> Summary | None:
+    in_pieces = ring_pieces(ring)
+    return summarize_pieces(in_pieces) if in_pieces is not None and in_pieces.has_step_ends else None
 
 
 def cuts_of(ring: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -282,7 +288,7 @@ def test_what_ends_steps_is_known_of_all_pieces(tmp_path: Path, monkeypatch: pyt
     ring = tmp_path / "run.modtrace"
     Training(ring, 1, ends_with=Kind.GRADIENTS)
     monkeypatch.setattr(pieces, "PIECE_EVENTS", 128)
-    summary = summarize_ring(ring, "module")
+    summary = summarize_ring(ring)
 
     assert summary is not None
     assert summary.overview is not None
@@ -393,8 +399,8 @@ def test_steps_inside_a_call_around_all_are_read_alone_and_all_of_them_only_if_a
     check(ring, monkeypatch, [(50, 53), (-3, None)])
 
 
-def test_of_a_ring_without_steps_the_last_calls_are_read_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ring, begin = tmp_path / "run.modtrace", time.monotonic_ns() + 10**9
+def record_calls(ring: Path) -> None:
+    begin = time.monotonic_ns() + 10**9
     script = EventScript(8192, ring, clock=lambda at: begin + at)
     net, head = script.name("Net"), script.name("Net.head")
     for call in range(800):
@@ -403,6 +409,27 @@ def test_of_a_ring_without_steps_the_last_calls_are_read_alone(tmp_path: Path, m
         for depth, name in enumerate((head, net)):
             script.exit(100 * call + 50 + depth * call % 40, name, call)
     script.close()
+
+
+def test_a_ring_without_steps_is_cut_once_to_be_summed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record_calls(ring := tmp_path / "run.modtrace")
+    looks, init = list[range](), pieces.RingPieces.__init__
+
+    def note(self: pieces.RingPieces, read: pieces.ReadRing, serials: range, *rest: Any, **change: Any) -> None:
+        looks.append(serials)
+        init(self, read, serials, *rest, **change)
+
+    expected = load(ring).summary().sort_by().to_csv()
+    monkeypatch.setattr(pieces, "PIECE_EVENTS", 128)
+    monkeypatch.setattr(pieces.RingPieces, "__init__", note)
+    result = CliRunner().invoke(group, ["summary", str(ring), "--format", "csv"])
+
+    assert result.stdout == expected
+    assert looks == [ring_serials(ring)]
+
+
+def test_of_a_ring_without_steps_the_last_calls_are_read_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record_calls(ring := tmp_path / "run.modtrace")
     whole = load(ring)
     monkeypatch.setattr(pieces, "PIECE_EVENTS", 128)
     monkeypatch.setattr(ring_file, "SHOWN_EVENTS", 700)

@@ -14,7 +14,7 @@ from ..ring import read_ring, ring_serials
 from ..timeline import OnePiece, Pieces, ReadRing, RingPieces, Timeline
 from ..timeline.contents import WHOLE_RUN
 from ..timeline.decode.window import build_around, build_last, find_last_steps
-from ..timeline.summary import GroupBy, Summary, find_step_bounds, summarize_pieces, take_steps
+from ..timeline.summary import find_step_bounds, take_steps
 from ..timeline.summary.step_bounds import CALL, OPTIMIZER
 from . import read_timeline
 
@@ -46,8 +46,7 @@ def read_pieces(path: str | os.PathLike[str]) -> Pieces:
         RingError: as of `load`.
         TraceError: as of `load`.
     """
-    ring = _ring(path)
-    return OnePiece(read_timeline(path)) if ring is None else _pieces(path, ring)
+    return ring_pieces(path) or OnePiece(read_timeline(path))
 
 
 def load_around(path: str | os.PathLike[str], steps: Steps | None, step_by: str | None = None) -> Timeline:
@@ -98,12 +97,15 @@ def _last_calls(ring: tuple[ReadRing, range], first: int | None, last: int | Non
     return None
 
 
-def load_shown(path: str | os.PathLike[str], steps: Steps | None) -> tuple[Timeline, list[str]]:
+def load_shown(
+    path: str | os.PathLike[str], steps: Steps | None, pieces: RingPieces | None = None
+) -> tuple[Timeline, list[str]]:
     """Read some steps of a file. If none are named, read all, or the last ones of a ring with too many events.
 
     Args:
         path: the file.
         steps: the first step and the one after the last, as for `Timeline.steps`; None: none are named.
+        pieces: what `ring_pieces` returned, if that is known.
 
     Returns:
         The timeline, and what the user should know of what is not in it.
@@ -125,7 +127,7 @@ def load_shown(path: str | os.PathLike[str], steps: Steps | None) -> tuple[Timel
         elif (end := build_last(*ring, SHOWN_EVENTS)) is not None:
             note = f"This holds the last {SHOWN_EVENTS:,} events of {len(ring[1]):,}, in which nothing ends steps. "
             return _with_whole_run(end, read_whole_run(path)), [f"{note}--steps : shows all."]
-    whole = load_around(path, steps)
+    whole = pieces.join() if pieces is not None and steps is None else load_around(path, steps)
     timeline = whole if steps is None else take_steps(whole, *steps)
     if steps is not None and not len(timeline.slices):
         last = int(whole.slices.step.max(initial=-1))
@@ -135,17 +137,14 @@ def load_shown(path: str | os.PathLike[str], steps: Steps | None) -> tuple[Timel
     return timeline, notes
 
 
-def summarize_ring(path: str | os.PathLike[str], by: GroupBy) -> Summary | None:
-    """Return the summary of a ring file piece by piece, in memory that does not follow its events.
-
-    None for other files, for rings of a single piece, and if no optimizer ends the steps.
+def ring_pieces(path: str | os.PathLike[str]) -> RingPieces | None:
+    """Return the pieces of a ring file, in memory that does not follow its events; None for other files.
 
     Raises:
         RingError: it is damaged beyond reading.
     """
     ring = _ring(path)
-    pieces = None if ring is None else _pieces(path, ring)
-    return summarize_pieces(pieces, by) if pieces is not None and pieces.has_step_ends else None
+    return None if ring is None else _pieces(path, ring)
 
 
 def _ring(path: str | os.PathLike[str]) -> tuple[ReadRing, range] | None:

@@ -168,13 +168,15 @@ def summarize_file(
 ) -> tuple["Summary", list[str]]:
     """Return the summary of a file, or of some of its steps, and what the user should know of what is not in it."""
     from ...public import Timeline
-    from ...read.ring_file import load_around, load_shown, summarize_ring
+    from ...read.ring_file import load_around, load_shown, ring_pieces
+    from ...timeline.summary import summarize_pieces
 
     by_optimizer = step_by in (None, "optimizer")
-    if steps is None and by_optimizer and (summary := summarize_ring(trace, by)) is not None:
-        return summary, []
+    pieces = ring_pieces(trace) if steps is None else None
+    if by_optimizer and pieces is not None and pieces.has_step_ends:
+        return summarize_pieces(pieces, by), []
     if steps is None:
-        timeline, notes = load_shown(trace, None)
+        timeline, notes = load_shown(trace, None, pieces)
     else:
         timeline, notes = load_around(trace, steps, step_by), []
     timeline = whole = Timeline.of(timeline)
