@@ -78,7 +78,7 @@ def test_sets_of_kinds_are_those_of_the_table() -> None:
     assert [kind.value for kind in slot_format.MEMORY_KINDS] == [12, 36, 37, 38]
     assert [kind.value for kind in slot_format.RANGE_KINDS] == [40, 41]
     assert [kind.value for kind in slot_format.GREENLET_KINDS] == [42, 43]
-    assert [kind.value for kind in slot_format.KINDS_OF_OTHER_THREADS] == [22, 26, 27, 28, 29, 41]
+    assert [kind.value for kind in slot_format.KINDS_OF_OTHER_THREADS] == [22, 26, 27, 28, 29, 31, 41]
     assert [kind.value for kind in Kind if kind.name_field == "module"] == [1, 2, 3, 4, 32]
     assert [kind.value for kind in Kind if kind.name_field == "module?"] == [8, 36, 37]
     assert [kind.value for kind in Kind if kind.name_field == "text"] == [11, 12, 13, 40, 41]

@@ -215,7 +215,7 @@ class Kind(IntEnum):
     COLLECTION = 31, "collection", "ns · objects collected · generation", "", "module.cpp engine.py", "ranges", True
     """Python collected garbage on this thread until now, for at least `MIN_COLLECTION_NS`. The Python engine writes it
     later, perhaps from another thread."""
-    EVAL_ENTER = 32, "call", _CALL, "module", _CALLS, "evaluation"
+    EVAL_ENTER = 32, "call", _CALL, "module", _CALLS, "ranges"
     """Instead of a FORWARD_ENTER: a call begins that is in no other call, and its module is in eval mode."""
     OPERATOR = 33, "FLOPs", "WITH_GRADIENTS_BIT · number of its record", "", "flops.cpp", "flops"
     """An operator that has a formula ran on this thread, in no other one."""
