@@ -14,6 +14,7 @@ from torch import nn
 import modtrace
 from modtrace.live.windows import KEPT
 from modtrace.record_options import EngineName
+from tests.support.forked_python import run_forked
 from tests.support.python_process import HANGS_AFTER_S, run_python
 
 # Each step beside the slow ones takes under a millisecond.
@@ -138,7 +139,7 @@ def test_a_quiet_process_keeps_nothing_and_sees_no_child(tmp_path: Path) -> None
     printed = []
     for name, arguments in (("plain", "{}"), ("watched", "dict(keep_when='step > 90s; gc > 90s; hang 90s')")):
         (tmp_path / name).mkdir()
-        done = run_python("-c", UNSEEN_JOB, arguments, cwd=tmp_path / name, status=3)
+        done = run_forked(UNSEEN_JOB, arguments, cwd=tmp_path / name, status=3)
         printed.append((done.stdout, done.stderr))
     assert printed[0] == printed[1]
     assert printed[0][0].splitlines() == ["[]", "256 ['SIGCHLD']"]
@@ -181,7 +182,7 @@ def test_without_a_watcher_the_process_keeps_what_it_asks_for(tmp_path: Path, en
 
 
 def test_a_signal_keeps_the_steps_around_it(tmp_path: Path) -> None:
-    run_python("-c", SIGNAL_JOB, cwd=tmp_path)
+    run_forked(SIGNAL_JOB, cwd=tmp_path)
     wait_for_end(tmp_path / "run.kept" / "watch.log")
     (file,) = (tmp_path / "run.kept").glob("*.pftrace")
     assert file.stem == "step6-keep-signal"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import modtrace
 from modtrace import Timeline
 from modtrace.ring import Kind
-from tests.support.python_process import run_python
+from tests.support.forked_python import run_forked
 from tests.support.random_models import Spec, Tree, specs
 from tests.support.small_modules import Failing, Scale
 from tests.support.test_scale import scaled
@@ -331,4 +331,4 @@ except RuntimeError as error:
 
 def test_an_error_of_a_pass_shows_no_frame_of_ours() -> None:
     # In a new process: what the portable engine wraps stays wrapped.
-    assert run_python("-c", _FAILING_PASS).stdout.split() == ["torch", "autograd", "autograd"]
+    assert run_forked(_FAILING_PASS).stdout.split() == ["torch", "autograd", "autograd"]

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import modtrace
-from tests.support.python_process import python_environment, run_python, start_python
+from tests.support.forked_python import run_forked
+from tests.support.python_process import python_environment, start_python
 
 RECORD = """
 import sys, modtrace
@@ -89,6 +90,6 @@ for _ in range(2):
         pass
 """
     for _ in range(2):
-        run_python("-c", script, cwd=tmp_path, env=python_environment(RANK="0", WORLD_SIZE="2"))
+        run_forked(script, cwd=tmp_path, env=python_environment(RANK="0", WORLD_SIZE="2"))
 
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]

@@ -12,7 +12,7 @@ from torch import nn
 
 import modtrace
 from modtrace.record_options import EngineName
-from tests.support.python_process import run_python
+from tests.support.forked_python import run_forked
 from tests.support.small_modules import Failing
 
 SOURCE = Path(modtrace.__file__).parent
@@ -43,7 +43,7 @@ def ours(run: AbstractContextManager[object]) -> list[bool]:
 def ours_alone(**options: object) -> list[bool]:
     """The same for a recording in a new process: what an earlier one wrapped here stays wrapped."""
     code = f"import modtrace; from {__name__} import ours; print(ours(modtrace.record(**{options!r})))"
-    hidden: list[bool] = json.loads(run_python("-c", code).stdout.lower())
+    hidden: list[bool] = json.loads(run_forked(code).stdout.lower())
     return hidden
 
 

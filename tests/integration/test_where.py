@@ -22,6 +22,7 @@ from modtrace.live.where import read_rank_state
 from modtrace.record_options import EngineName
 from modtrace.timeline import RingAnalysis
 from modtrace.timeline.decode import open_calls
+from tests.support.forked_python import run_forked
 from tests.support.python_process import HANGS_AFTER_S, python_environment, run_python, start_python
 from tests.support.test_scale import PORTABLE_IN_FULL
 
@@ -370,7 +371,7 @@ except RecordingError as error:
 
 @pytest.mark.parametrize("taken", ["python", "faulthandler"])
 def test_signal_that_the_program_handles_is_not_taken_for_stacks(tmp_path: Path, taken: str) -> None:
-    done = run_python("-c", HANDLES, taken, tmp_path / "run.modtrace")
+    done = run_forked(HANDLES, taken, tmp_path / "run.modtrace")
 
     assert done.stdout.splitlines() == [
         "stacks_on_signal: this program handles SIGUSR2 itself; take another signal",
