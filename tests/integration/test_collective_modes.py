@@ -7,7 +7,7 @@ import json
 import pytest
 
 from modtrace.record_options import EngineName
-from tests.support.python_process import run_python
+from tests.support.forked_python import run_forked
 
 SCRIPT = """
 import json, logging, sys, torch, torch.distributed as dist
@@ -67,7 +67,7 @@ print(json.dumps(by_mode))
 
 @pytest.fixture(scope="module")
 def by_mode(engine: EngineName) -> dict[str, object]:
-    printed: dict[str, object] = json.loads(run_python("-W", "ignore", "-c", SCRIPT, engine).stdout)
+    printed: dict[str, object] = json.loads(run_forked(SCRIPT, engine).stdout)
     return printed
 
 

@@ -14,6 +14,7 @@ from modtrace.live.where import read_rank_state
 from modtrace.record_options import EngineName
 from tests.support import fake_device
 from tests.support.fake_streams import compile_fake_streams, compile_for_torch
+from tests.support.forked_python import run_forked
 from tests.support.python_process import run_python, start_python
 from tests.support.test_scale import PORTABLE_IN_FULL
 
@@ -100,7 +101,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def run(libraries: tuple[Path, Path], engine: str, scenario: str, tmp_path: Path) -> dict[str, Any]:
-    done = run_python("-W", "ignore", "-c", SCRIPT, engine, scenario, *libraries, tmp_path / "run.modtrace")
+    done = run_forked(SCRIPT, engine, scenario, *libraries, tmp_path / "run.modtrace")
     told: dict[str, Any] = json.loads(done.stdout)
     return told
 

@@ -19,6 +19,7 @@ from modtrace.live.where import read_rank_state
 from tests.support import fake_device
 from tests.support.device_times_job import MS
 from tests.support.fake_streams import compile_fake_streams
+from tests.support.forked_python import run_forked
 from tests.support.python_process import run_python, start_python
 
 pytestmark = pytest.mark.usefixtures("native_engine")
@@ -29,6 +30,7 @@ BACKWARD = [("Net", 6 * MS), ("Net.b", 4 * MS), ("Net.a", 2 * MS)]
 GUARD = Path(torch.__file__).parent / "include/c10/core/impl/DeviceGuardImplInterface.h"
 # Events: enters and exits of Net, a and b; the loss, b and a in backward; the pass is over.
 EDGES = [(0, 5), (1, 2), (3, 4), (7, 9), (7, 8), (8, 9)]
+RUN = "from tests.support.device_times_job import main; main()"
 MAX_FLOAT_ERROR_NS = 64
 """Of the difference of two times that are floats of up to 500 ms."""
 
@@ -44,7 +46,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(library: Path, scenario: str, ppm: float = 0.0, **options: Any) -> dict[str, Any]:
-    done = run_python("-m", "tests.support.device_times_job", scenario, library, ppm, json.dumps(options))
+    done = run_forked(RUN, scenario, library, ppm, json.dumps(options))
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     told["log"] = done.stderr
     assert told["synchronized"] == 0

@@ -9,7 +9,7 @@ import pytest
 
 from modtrace.record_options import EngineName
 from tests.support import fake_device
-from tests.support.python_process import run_python
+from tests.support.forked_python import run_forked
 from tests.support.test_scale import PORTABLE_IN_FULL
 
 DEVICE, MAIN = "pt_autograd_0", "MainThread"
@@ -24,7 +24,7 @@ def possible() -> None:
 
 
 def run(scenario: str, engine: EngineName) -> dict[str, Any]:
-    done = run_python("-m", "tests.support.fake_device", scenario, engine)
+    done = run_forked("from tests.support.fake_device import main; main()", scenario, engine)
     said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return said
 
