@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import modtrace
 from modtrace.record_options import EngineName
-from tests.support.forked_python import run_forked
 from tests.support.models import ARCHITECTURES
+from tests.support.python_process import run_python
 
 CALL = nn.Module.__call__
 AT_FIRST = ("GPT", "Llama, checkpointed", "ResNet", "mixture of experts")
@@ -171,7 +171,7 @@ for _ in range(3):
 print(sys.meta_path == first)
 """
 
-    assert run_forked(code, engine).stdout == "True\n"
+    assert run_python("-c", code, engine).stdout == "True\n"
 
 
 def test_hooks_of_the_user_run_as_ever(engine: EngineName) -> None:

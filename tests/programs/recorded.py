@@ -12,7 +12,17 @@ from typing import Any
 import modtrace
 from modtrace.checking import check
 
-__all__ = ["find_faults", "told_by", "without_pids"]
+__all__ = ["RECORDED", "find_faults", "told_by", "without_pids"]
+
+RECORDED = """
+import os, runpy, sys
+import modtrace
+program, path, engine = sys.argv[1:]
+sys.argv, sys.path[0] = [program], os.path.dirname(program)
+with modtrace.record(path, engine=engine):
+    runpy.run_path(program, run_name="__main__")
+"""
+"""Runs a program and records it: its path, where to, and the engine."""
 
 Row = tuple[str, int, int, int]
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,7 +15,8 @@ from modtrace.record_options import EngineName
 from modtrace.timeline.summary import measure_steps
 from modtrace.timeline.summary.parts import StepParts
 from modtrace.timeline.summary.slow_steps import divide_steps
-from tests.programs.recorded import told_by
+from tests.programs.recorded import RECORDED, told_by
+from tests.support.forked_python import run_forked
 from tests.support.pretended_clock import with_pretended_clock
 from tests.support.python_process import python_environment, run_python
 
@@ -44,41 +42,22 @@ Run = Callable[[str, EngineName, bool], list[Recorded]]
 
 
 @pytest.fixture(scope="module")
-def run_recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def run_recorded(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Run and record a program once, and return the timeline and the stopwatches of each process.
 
     Its clock is pretended, so that no load makes a part long; but not of ranks, which wait for each other, and of wide
     models, whose times are compared within less than the pretended clock takes to be read.
     """
     pretended = with_pretended_clock(tmp_path_factory.mktemp("clock"))
-    servers: dict[bool, subprocess.Popen[str]] = {}
-
-    def server(wide: bool) -> subprocess.Popen[str]:
-        if wide not in servers:
-            servers[wide] = subprocess.Popen(
-                [sys.executable, _FOLDER / "forked_runs.py"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env=python_environment() if wide else pretended,
-            )
-        return servers[wide]
-
     done: dict[tuple[str, EngineName, bool], list[Recorded]] = {}
 
     def output(program: Path, folder: Path, engine: EngineName, wide: bool) -> str:
-        variables = {"STOPWATCH_WIDTH": "640" if wide else "32"}
+        width = "640" if wide else "32"
         if program.stem == "timed_ddp":  # its ranks are processes
             arguments = ("-m", "modtrace", "run", "--engine", engine, "-o", folder / "trace.json", program)
-            return run_python(*arguments, env=python_environment(**variables)).stdout
-        request = json.dumps([str(program), str(folder / "trace.json"), engine, variables])
-        requests, answers = server(wide).stdin, server(wide).stdout
-        assert requests is not None
-        assert answers is not None
-        print(request, file=requests, flush=True)
-        answer = json.loads(answers.readline())
-        assert answer["exit_code"] == 0, answer["stderr"]
-        return str(answer["stdout"])
+            return run_python(*arguments, env=python_environment(STOPWATCH_WIDTH=width)).stdout
+        environment = {**(python_environment() if wide else pretended), "STOPWATCH_WIDTH": width}
+        return run_forked(RECORDED, program, folder / "trace.json", engine, env=environment).stdout
 
     def run(name: str, engine: EngineName, wide: bool) -> list[Recorded]:
         if (name, engine, wide) not in done:
@@ -91,9 +70,7 @@ def run_recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
             done[name, engine, wide] = [(timeline, told.get(timeline.metadata["pid"], [])) for timeline in timelines]
         return done[name, engine, wide]
 
-    yield run
-    for one in servers.values():
-        one.communicate()
+    return run
 
 
 def _other(timeline: modtrace.Timeline) -> float:

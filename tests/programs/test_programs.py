@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from modtrace.record_options import EngineName
-from tests.programs.recorded import find_faults, told_by, without_pids
+from tests.programs.recorded import RECORDED, find_faults, told_by, without_pids
+from tests.support.forked_python import AS_SCRIPT, COMMAND, run_forked
 from tests.support.python_process import python_environment, run_python
 
 _FOLDER = Path(__file__).parent
@@ -73,30 +73,32 @@ _CASES = [
 ]
 
 
-@pytest.fixture(scope="session")
-def run_plainly() -> Iterator[Callable[[str], _Output]]:
+@cache
+def _run_plainly(name: str) -> _Output:
     """Run a program without modtrace, by its name."""
-    server = subprocess.Popen(
-        [sys.executable, _FOLDER / "forked_runs.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    path = _FOLDER / f"{name}.py"
+    return _output_of(run_forked(AS_SCRIPT, path, status=None)) if _needs_no_process(name) else _run(path)
+
+
+def _run_by_command(name: str, *options: object) -> _Output:
+    command = ("run", *options, _FOLDER / f"{name}.py")
+    return (
+        _output_of(run_forked(COMMAND, *command, status=None))
+        if _needs_no_process(name)
+        else _run("-m", "modtrace", *command)
     )
-    assert server.stdin is not None
-    assert server.stdout is not None
-    requests, answers = server.stdin, server.stdout
 
-    def run(name: str) -> _Output:
-        # Imports are counted in a new process, and what starts processes ends as it does for users.
-        if name.startswith("import_") or name == "data_loader" or _PROCESSES[name] > 1:
-            return _run(_FOLDER / f"{name}.py")
-        print(json.dumps([str(_FOLDER / f"{name}.py"), None, "auto", {}]), file=requests, flush=True)
-        return _Output(**json.loads(answers.readline()))
 
-    with server:
-        yield run
-        requests.close()
+def _needs_no_process(name: str) -> bool:
+    """Imports are counted in a new process, and what starts processes ends as it does for users."""
+    return not name.startswith("import_") and name != "data_loader" and _PROCESSES[name] == 1
 
 
 def _run(*arguments: object, **variables: str) -> _Output:
-    done = run_python(*arguments, env=python_environment(**variables))
+    return _output_of(run_python(*arguments, env=python_environment(**variables)))
+
+
+def _output_of(done: subprocess.CompletedProcess[str]) -> _Output:
     return _Output(done.returncode, done.stdout, done.stderr)
 
 
@@ -115,15 +117,13 @@ def _complaints(stderr: str) -> list[str]:
 
 @pytest.mark.usefixtures("native_engine")
 @pytest.mark.parametrize(("name", "engine"), _CASES)
-def test_a_program_is_recorded_as_it_tells(
-    name: str, engine: EngineName, run_plainly: Callable[[str], _Output], tmp_path: Path
-) -> None:
+def test_a_program_is_recorded_as_it_tells(name: str, engine: EngineName, tmp_path: Path) -> None:
     if name == "import_transformers_first":
         _skip_without("transformers")
-    plain = run_plainly(name)
+    plain = _run_plainly(name)
     assert plain.exit_code == 0, plain.stderr
 
-    recorded = _run("-m", "modtrace", "run", "--engine", engine, "-o", tmp_path / "trace.json", _FOLDER / f"{name}.py")
+    recorded = _run_by_command(name, "--engine", engine, "-o", tmp_path / "trace.json")
 
     told = told_by(recorded.stdout)
     assert without_pids(told) == without_pids(told_by(plain.stdout))
@@ -133,14 +133,6 @@ def test_a_program_is_recorded_as_it_tells(
     assert find_faults(tmp_path, told) == []
 
 
-_IN_THREE_LINES = """
-import os, runpy, sys
-import modtrace
-program, path, engine = sys.argv[1:]
-sys.path.insert(0, os.path.dirname(program))
-with modtrace.record(path, engine=engine):
-    runpy.run_path(program, run_name="__main__")
-"""
 _IMPORTING_MODTRACE = """
 import os, runpy, sys
 import modtrace
@@ -153,12 +145,10 @@ _ENGINES = ["native", pytest.param("python", marks=pytest.mark.full)]
 @pytest.mark.usefixtures("native_engine")
 @pytest.mark.parametrize("engine", _ENGINES)
 @pytest.mark.parametrize("name", ["gan", "maml"])
-def test_a_program_is_recorded_by_three_lines(
-    name: str, engine: str, run_plainly: Callable[[str], _Output], tmp_path: Path
-) -> None:
-    plain = run_plainly(name)
+def test_a_program_is_recorded_by_three_lines(name: str, engine: str, tmp_path: Path) -> None:
+    plain = _run_plainly(name)
 
-    recorded = _run("-c", _IN_THREE_LINES, _FOLDER / f"{name}.py", tmp_path / "trace.pftrace", engine)
+    recorded = run_forked(RECORDED, _FOLDER / f"{name}.py", tmp_path / "trace.pftrace", engine)
 
     told = told_by(recorded.stdout)
     assert without_pids(told) == without_pids(told_by(plain.stdout))
@@ -168,10 +158,8 @@ def test_a_program_is_recorded_by_three_lines(
 @pytest.mark.usefixtures("native_engine")
 @pytest.mark.parametrize("engine", _ENGINES)
 @pytest.mark.parametrize("name", ["gan", "fork", pytest.param("spawn_ddp", marks=pytest.mark.full)])
-def test_a_program_is_recorded_by_the_variable(
-    name: str, engine: str, run_plainly: Callable[[str], _Output], tmp_path: Path
-) -> None:
-    plain = run_plainly(name)
+def test_a_program_is_recorded_by_the_variable(name: str, engine: str, tmp_path: Path) -> None:
+    plain = _run_plainly(name)
 
     variable = f"path={tmp_path / 'trace.json'},engine={engine}"
     recorded = _run("-c", _IMPORTING_MODTRACE, _FOLDER / f"{name}.py", MODTRACE=variable)
@@ -183,16 +171,14 @@ def test_a_program_is_recorded_by_the_variable(
 
 @pytest.mark.usefixtures("native_engine")
 @pytest.mark.parametrize("engine", _ENGINES)
-def test_ranks_that_torchrun_starts_under_modtrace_are_recorded(
-    engine: str, run_plainly: Callable[[str], _Output], tmp_path: Path
-) -> None:
+def test_ranks_that_torchrun_starts_under_modtrace_are_recorded(engine: str, tmp_path: Path) -> None:
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
     record = [sys.executable, "-m", "modtrace", "run", "--engine", engine, "-o", tmp_path / "trace.json"]
 
     recorded = _run(*launch, *record, _FOLDER / "elastic.py")
 
     told = told_by(recorded.stdout)
-    assert without_pids(told) == without_pids(told_by(run_plainly("elastic").stdout))
+    assert without_pids(told) == without_pids(told_by(_run_plainly("elastic").stdout))
     assert {path.name for path in tmp_path.iterdir()} == {"trace.rank0.json", "trace.rank1.json"}
     assert find_faults(tmp_path, told) == []
 

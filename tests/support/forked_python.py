@@ -1,4 +1,4 @@
-"""Python code in forks of a process that has torch imported, which saves each the 2.5 s of its import.
+"""Python code in forks of a process that has torch imported, which saves each the 3 s of its imports.
 
 It is a process as a new one is, but that torch is there: modtrace is not imported, no thread has begun, and in the end
 threads are waited for and what `atexit` has is called. What is tried about imports, the interpreter's last moments,
@@ -23,9 +23,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-from tests.support.python_process import python_environment
+from tests.support.python_process import HANGS_AFTER_S, python_environment
 
-__all__ = ["run_forked"]
+__all__ = ["AS_SCRIPT", "COMMAND", "run_forked"]
+
+AS_SCRIPT = """
+import os, runpy, sys
+del sys.argv[0]
+sys.path[0] = os.path.dirname(sys.argv[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""Runs a script: its path, and its arguments."""
+COMMAND = "from modtrace.cli import main; main()"
+"""Runs modtrace's command: its arguments."""
 
 
 def run_forked(
@@ -34,13 +44,13 @@ def run_forked(
     status: int | None = 0,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
-    timeout_s: float = 120,
+    timeout_s: float = HANGS_AFTER_S,
 ) -> subprocess.CompletedProcess[str]:
     """Run code as `run_python("-c", code, …)` does, in a fork that has torch imported."""
-    server = _server()
+    environment = python_environment() if env is None else dict(env)
+    server = _server(environment.get("LD_PRELOAD", ""))
     assert server.stdin is not None
     assert server.stdout is not None
-    environment = python_environment() if env is None else dict(env)
     with tempfile.TemporaryDirectory() as folder:
         request = (code, [*map(str, arguments)], str(cwd or Path.cwd()), environment, folder, timeout_s)
         server.stdin.write(json.dumps(request) + "\n")
@@ -55,10 +65,14 @@ def run_forked(
 
 
 @cache
-def _server() -> subprocess.Popen[str]:
+def _server(preloaded: str) -> subprocess.Popen[str]:
     pipe = subprocess.PIPE
     server = subprocess.Popen(
-        [sys.executable, "-m", __name__], stdin=pipe, stdout=pipe, text=True, env=python_environment()
+        [sys.executable, "-m", __name__],
+        stdin=pipe,
+        stdout=pipe,
+        text=True,
+        env=python_environment(LD_PRELOAD=preloaded),
     )
     atexit.register(server.communicate)
     return server
@@ -121,8 +135,8 @@ def _end(status: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    # With what modtrace imports of others, but not modtrace.
-    for name in ("torch", "numpy", "orjson", "perfetto.protos.perfetto.trace.perfetto_trace_pb2"):
+    # With what modtrace and the optimizers of torch import, but not modtrace.
+    for name in ("torch", "torch._dynamo", "numpy", "orjson", "perfetto.protos.perfetto.trace.perfetto_trace_pb2"):
         importlib.import_module(name)
     # What this file needed itself.
     for name in [name for name in sys.modules if name.partition(".")[0] in ("modtrace", "tests")]:
