@@ -1,8 +1,9 @@
-"""A wheel with engines, installed where no compiler is: the torch at hand finds its own, any other passes them over."""
+"""Wheels with engines, installed where no compiler is: the torch at hand finds its own, any other passes them over."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -11,14 +12,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
 
 import modtrace
 from modtrace.track.native.build import UNITS
-from modtrace.track.native.library import find_library, native_folder
+from modtrace.track.native.library import find_library
 from tests.support.quick_compiler import write_compiler
 
 ROOT = Path(__file__).parents[2]
 OTHER_TORCH = "import torch\ntorch.__version__ = torch.torch_version.TorchVersion('{version}')\n"
+MINOR = ".".join(torch.__version__.split(".")[:2])
 RECORD = """
 import modtrace, torch
 with modtrace.record("made.pftrace") as recording:
@@ -28,10 +31,10 @@ print(recording.engine, len(recording.timeline().spans), modtrace.__file__)
 
 
 class Installed(NamedTuple):
-    """An environment that has the wheel, outside the checkout, without a compiler and with an empty cache."""
+    """An environment that has the wheels, outside the checkout, without a compiler and with an empty cache."""
 
     folder: Path
-    wheel: Path
+    took_s: float
 
     def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         environment = {"PATH": str(self.folder / "venv" / "bin"), "HOME": str(self.folder), **variables}
@@ -48,48 +51,74 @@ def pretend(folder: Path, version: str) -> Path:
     return folder
 
 
+def write_python_of(version: str, folder: Path) -> Path:
+    """A Python whose torch says that it is another version."""
+    python = folder / f"python-of-torch-{version}"
+    python.write_text(
+        f'#!/bin/sh\nPYTHONPATH="{pretend(folder / version, version)}:$PYTHONPATH" exec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    return python
+
+
 @pytest.fixture(scope="module")
 def installed(native_engine: None, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """The wheel of the torch at hand, which is named twice, and of one that does not exist."""
+    """The wheels of the torch at hand, which is named twice, of its next patch, and of one that does not exist."""
     folder = tmp_path_factory.mktemp("wheels")
-    other = folder / "python-of-another-torch"
-    other.write_text(
-        f'#!/bin/sh\nPYTHONPATH="{pretend(folder / "2.99", "2.99.0")}:$PYTHONPATH" exec {sys.executable} "$@"\n'
-    )
-    other.chmod(0o755)
+    others = [write_python_of(version, folder) for version in (f"{MINOR}.99", "2.99.0")]
     write_compiler(folder / "c++", folder / "compiled.log", find_library())
+    pythons: list[str | Path] = [sys.executable, *others, sys.executable]
     subprocess.run(
-        [ROOT / "scripts" / "wheels", "--out", folder / "dist", sys.executable, other, sys.executable],
+        [ROOT / "scripts" / "wheels", "--out", folder / "dist", *pythons],
         env={**os.environ, "CXX": str(folder / "c++")},
         check=True,
     )
-    (wheel,) = (folder / "dist").iterdir()
     venv = folder / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
     (packages,) = venv.glob("lib/python*/site-packages")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(packages)
-    # torch and the other dependencies are those of the tests; of ours, only what the wheel holds is found.
-    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
-    return Installed(folder, wheel)
+    # torch and the other dependencies are those of the tests.
+    (folder / "dependencies").mkdir()
+    for package in Path(sysconfig.get_path("purelib")).iterdir():
+        if "modtrace" not in package.name and package.suffix != ".pth":
+            (folder / "dependencies" / package.name).symlink_to(package)
+    (packages / "dependencies.pth").write_text(str(folder / "dependencies"))
+    pip: list[str | Path] = [sys.executable, "-m", "pip", "--python", venv / "bin" / "python", "install", "--no-index"]
+    before = os.times()
+    subprocess.run([*pip, "--find-links", folder / "dist", f"modtrace[torch{MINOR.replace('.', '')}]"], check=True)
+    after = os.times()
+    took_s = after.children_user + after.children_system - before.children_user - before.children_system
+    return Installed(folder, took_s)
 
 
-def test_the_wheel_is_of_one_python_and_holds_an_engine_for_each_torch(installed: Installed) -> None:
+def test_one_wheel_is_pure_and_each_minor_version_of_torch_has_one_with_its_engines(installed: Installed) -> None:
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    assert installed.wheel.name.startswith(f"modtrace-{modtrace.__version__}-{python}-{python}-linux_")
+    wheels = sorted((installed.folder / "dist").iterdir())
 
-    with zipfile.ZipFile(installed.wheel) as archive:
-        engines = [name.split("/")[-2] for name in archive.namelist() if name.endswith(".so")]
-
-    assert len(engines) == 2
-    assert native_folder() in engines
-    assert any(name.startswith("torch-2.99.0-") for name in engines)
+    engines = {}
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as archive:
+            engines[wheel.name.rpartition("-")[0]] = sorted(
+                name.split("/")[-2].rpartition("-")[0] for name in archive.namelist() if name.endswith(".so")
+            )
+    of_torch = sorted(f"torch-{version}-cpython-{python[2:]}" for version in (torch.__version__, f"{MINOR}.99"))
+    assert engines == {
+        f"modtrace-{modtrace.__version__}-py3-none": [],
+        f"modtrace_engine-{MINOR}.{modtrace.__version__}-{python}-{python}": of_torch,
+        f"modtrace_engine-2.99.{modtrace.__version__}-{python}-{python}": [f"torch-2.99.0-cpython-{python[2:]}"],
+    }
+    tags = {wheel.stem.rpartition("-")[2] for wheel in wheels}
+    assert all(re.fullmatch(r"any|(manylinux_\d+_\d+_\w+\.?)+", tag) for tag in tags), tags
 
 
 def test_the_engine_of_two_environments_with_one_torch_is_compiled_once(installed: Installed) -> None:
     compiled = (installed.folder / "compiled.log").read_text().splitlines()
 
-    assert len(compiled) == 2 * (len(UNITS) + 1)
+    assert len(compiled) == 3 * (len(UNITS) + 1)
+
+
+def test_pip_installs_both_in_seconds(installed: Installed) -> None:
+    assert installed.took_s < 10
+    assert "modtrace_engine" in installed.run("-c", "import modtrace_engine; print(modtrace_engine.__file__)").stdout
 
 
 @pytest.mark.parametrize(
@@ -131,7 +160,7 @@ def test_without_a_compiler_the_native_engine_records(installed: Installed) -> N
     assert str(installed.folder) in done.stdout
 
 
-def test_a_torch_that_the_wheel_does_not_know_is_recorded_by_the_portable_engine(installed: Installed) -> None:
+def test_a_torch_that_no_wheel_knows_is_recorded_by_the_portable_engine(installed: Installed) -> None:
     done = installed.run("-c", RECORD, PYTHONPATH=str(pretend(installed.folder / "2.98", "2.98.0")))
 
     assert done.stdout.split()[:2] == ["python", "2"]

@@ -211,3 +211,11 @@ def test_a_package_lists_what_it_gives_and_a_file_gives_what_has_no_underscore()
         faults += [f"{path.relative_to(PACKAGE)} imports {name}" for name in private]
 
     assert faults == []
+
+
+def test_workflows_run_what_others_made_by_its_hash() -> None:
+    workflows = "".join(path.read_text() for path in (ROOT / ".github/workflows").iterdir())
+    used = re.findall(r"uses: (.*)", workflows)
+
+    assert len(used) == 10
+    assert [one for one in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v[\d.]+", one)] == []

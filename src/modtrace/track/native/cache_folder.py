@@ -7,8 +7,6 @@ from pathlib import Path
 from ..._errors import EngineError
 
 LIBRARY_NAME = "modtrace_native"
-PACKAGED = Path(__file__).parent / "engines"
-"""The engines that came with the package, for some versions of torch; see `scripts/wheels`."""
 
 
 def cache_home() -> Path:

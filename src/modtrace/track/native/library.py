@@ -17,11 +17,13 @@ import torch
 
 from ..._errors import EngineError
 from ...ring import slot_format
-from .cache_folder import LIBRARY_NAME, PACKAGED, cache_home, engine_folder
+from .cache_folder import LIBRARY_NAME, cache_home, engine_folder
 
 _FOLDER = Path(__file__).parent
 _SOURCES = [*sorted((_FOLDER / "cpp").rglob("*.[ch]*")), _FOLDER / "build.py", Path(slot_format.__file__)]
 """What a library depends on: the code, and how it is compiled."""
+_PACKAGE = "modtrace_engine"
+"""Where a wheel has engines that are built already; see `scripts/wheels`."""
 _PYTHON_ABI = str(sysconfig.get_config_var("SOABI"))  # here, as it imports a module
 HINT = "The portable engine needs no build: engine='python', or 'auto'."
 FAILURE = "failure.txt"
@@ -62,12 +64,11 @@ def _torch_abi() -> list[str]:
 
 
 def find_library() -> Path:
-    """Return the engine to load: the one in the cache, else the one that came with the package.
+    """Return the engine to load: the one in the cache, else the one of a wheel.
 
     Raises:
         EngineError: there is none for this torch, or it may have been changed by others.
     """
-    packaged = PACKAGED / native_folder() / f"{LIBRARY_NAME}.so"
     try:
         path = native_path()
         problem = _problem(path)
@@ -78,8 +79,11 @@ def find_library() -> Path:
     except OSError as error:
         problem = f"{error.filename} cannot be read: {error.strerror}"
     # Whoever may write into the package may also change this code.
-    if packaged.is_file():
-        return packaged
+    package = importlib.util.find_spec(_PACKAGE)
+    for folder in (package and package.submodule_search_locations) or ():
+        packaged = Path(folder, native_folder(), f"{LIBRARY_NAME}.so")
+        if packaged.is_file():
+            return packaged
     raise EngineError(problem)
 
 
