@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from ..timeline import Timeline
-from .packet_stream import PACKET_TAG, varint
+from .packet_stream import PACKET_TAG, varint_bytes
 from .table_bytes import DAMAGED, unpack_table
 
 JSON_KEY = "modtraceTable"
@@ -29,8 +29,8 @@ _ROW_BYTES = 8
 
 
 def _packet(data: bytes) -> bytes:
-    field = _PACKET_FIELD + varint(len(data)) + data
-    return bytes([PACKET_TAG]) + varint(len(field)) + field
+    field = _PACKET_FIELD + varint_bytes(len(data)) + data
+    return bytes([PACKET_TAG]) + varint_bytes(len(field)) + field
 
 
 _PACKET_MARK = _packet(b"modtrace table\xff\xff")

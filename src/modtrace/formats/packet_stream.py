@@ -14,7 +14,7 @@ _SHORT = 0x80
 """A shorter packet has one byte for its length, as most have: to find where they end takes most of the time."""
 
 
-def varint(value: int) -> bytes:
+def varint_bytes(value: int) -> bytes:
     """Return a number, which is not negative, as a varint: seven bits to a byte, the lowest first."""
     digits = bytearray()
     while value > 0x7F:

@@ -14,7 +14,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import DebugAnnotation, T
 from .._numbering import Numbering, distinct
 from .._typing import BoolArray, IndexArray, Int64Array, UInt8Array
 from ..formats.limits import MAX_LINK
-from ..formats.packet_stream import varint
+from ..formats.packet_stream import varint_bytes
 from ..formats.slice_args import SharedTexts, slice_texts
 from ..timeline import BACKWARD, CollectiveName, Group, Name, Slices, Timeline, launching_spans
 from ..timeline.args import ArgColumn
@@ -232,7 +232,7 @@ def _number_prefix(name: str) -> bytes:
 
 def _number_arg(prefix: bytes, value: int) -> bytes:
     """Return an arg as a field of a TrackEvent."""
-    digits = varint(value & (1 << 64) - 1)
+    digits = varint_bytes(value & (1 << 64) - 1)
     return b"%b%c%b%b" % (_ANNOTATION, len(prefix) + len(digits), prefix, digits)
 
 
