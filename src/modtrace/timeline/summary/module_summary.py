@@ -22,8 +22,9 @@ from .flop_summary import FlopSummary, flops_lines
 from .memory_summary import MemorySummary, holders_table, memory_table
 from .module_rows import CPU_FIELDS, GpuStepTimes, GpuTotals, ModuleTimes, fold_below
 from .overview import Overview, steps_note
-from .parts import Around, PartTimes, StepsInParts, sum_up_parts
+from .parts import Around
 from .step_times import Steps
+from .steps_in_parts import PartTimes, StepsInParts, sum_up_parts
 from .units import RangeTimes, UnitTimes
 
 if TYPE_CHECKING:

@@ -10,9 +10,10 @@ import numpy as np
 
 from ..._typing import Int64Array
 from .module_rows import Groups
-from .parts import DividedSteps, SlowPart, StepsInParts, divide_piece
+from .parts import DividedSteps, divide_piece
 from .step_bounds import OPTIMIZER, STEP, StepBounds, once_per_timeline
 from .step_times import warm_up_steps
+from .steps_in_parts import SlowPart, StepsInParts
 
 if TYPE_CHECKING:
     from ..timeline import Timeline

@@ -15,9 +15,10 @@ from .flop_summary import flop_table, rate_table
 from .memory_summary import holders_table, memory_table
 from .module_rows import CPU_FIELDS, GpuStepTimes, ModuleTimes, in_tree_order
 from .overview import overview_lines, steps_note
-from .parts import OTHER, PartTimes
+from .parts import OTHER
 from .percentiles import median
 from .step_times import StepTimes
+from .steps_in_parts import PartTimes
 from .units import RangeTimes, UnitTimes
 
 if TYPE_CHECKING:

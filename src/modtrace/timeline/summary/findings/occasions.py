@@ -8,8 +8,9 @@ from collections.abc import Container, Iterator
 import numpy as np
 
 from ...._typing import BoolArray, Int64Array
-from ..parts import OTHER, SlowPart
+from ..parts import OTHER
 from ..slow_steps import short_ms
+from ..steps_in_parts import SlowPart
 from .finding import TRACE, Finding, Measured, times_text
 
 _LEAST_STEPS = 4
