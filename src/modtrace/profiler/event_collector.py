@@ -35,6 +35,7 @@ SYNC = "modtrace.sync#"
 STEP = "ProfilerStep#"
 NODE = "autograd::engine::evaluate_function: "
 MODULE = "nn.Module: "
+GRAPH_CALL = "## Call CompiledFxGraph "
 C10D, PARAM_COMMS = "c10d::", "record_param_comms"
 
 KERNEL, MEMCPY, MEMSET, CPU_OP, ANNOTATION, PYTHON, RUNTIME, WINDOW, OTHER = range(9)
@@ -130,6 +131,7 @@ class EventCollector(EventTable):
         has_sequence, api = sequence != NONE, self._by(api_call)
         collectives, regions, modules = Numbering[str](), Numbering[str](), Numbering[str]()
         calls, syncs = Numbering[Name](), Numbering[str]()
+        graph_keys, graph_op_names = Numbering[str](), Numbering[str]()
 
         def collective_of_work(name: str, operator: str | None) -> int:
             collective = collective_of_kernel(name)
@@ -166,6 +168,10 @@ class EventCollector(EventTable):
         pids = Counter[int | str]()
         for (pid, _), count in zip(self.tracks.known, by_track.tolist(), strict=True):
             pids[pid] += count
+        is_graph_call = np.array([str(name).startswith(GRAPH_CALL) for _, name in self.kinds] or [False])[self.kind]
+        is_graph_call &= is_op | is_region
+        graph_calls = self._named(is_graph_call, lambda name: graph_keys[name[len(GRAPH_CALL) :].removesuffix(" ##")])
+        graph_ops = self._named(is_op & ~is_graph_call & bool(len(graph_calls)), graph_op_names.__getitem__)
         marks = self._named(kind == _SYNC, syncs.__getitem__)
         times: dict[str, list[tuple[int, int]]] = {name: [] for name in syncs}
         for mark, start, end in zip(marks.name.tolist(), marks.start.tolist(), marks.end.tolist(), strict=True):
@@ -188,6 +194,10 @@ class EventCollector(EventTable):
             ),
             collectives=self._rows(CollectiveSlices, is_launch, collective, is_of_c10d),
             cpu_collectives=self._rows(NamedSlices, kind == _CPU_COLLECTIVE, collective),
+            graph_calls=graph_calls,
+            graph_keys=list(graph_keys),
+            graph_ops=graph_ops,
+            graph_op_names=list(graph_op_names),
             steps=self._rows(StepRanges, kind == _STEP, self._by(lambda name: int(name[len(STEP) :]))),
             tracks=list(self.tracks.known),
             thread_names=self.thread_names,

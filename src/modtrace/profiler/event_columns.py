@@ -178,6 +178,10 @@ class ProfilerEvents:
     modules: NamedSlices  # `nn.Module:` slices
     calls: CallSlices  # slices whose args say which call of a module they are, as modtrace writes them
     call_names: list[Name]  # label, fully qualified name and class of their modules
+    graph_calls: NamedSlices  # calls of graphs that Inductor compiled
+    graph_keys: list[str]  # which graph, by the key of the cache
+    graph_ops: NamedSlices  # all operators, if there is such a call
+    graph_op_names: list[str]  # their names
     steps: StepRanges  # the profiler's steps
     module_names: list[str]  # what follows `nn.Module: `
     # Start and end in ns from the base, by the sync mark's name; a name may occur more than once.

@@ -25,6 +25,7 @@ from ..timeline.summary import summarize
 from .alignment import Alignment, align_by_sync_marks, refine_by_operators
 from .backward_nodes import Nodes, cut_to_nodes, find_calls_of_nodes
 from .call_lookup import innermost_spans, runs_module_code
+from .compiled_kernels import KernelCall, with_kernel_modules, with_kernel_times
 from .device_work import (
     CudaGraphCapture,
     NoModuleReason,
@@ -192,6 +193,7 @@ class Aligned:
     max_straddle_ns: int  # by how much at most
     notes: list[str]  # what the user should know
     pids: Mapping[Process, int | str]  # the pids of its processes, if there are several
+    kernels: list[KernelCall]  # what ran inside compiled regions
 
     def pid_of(self, process: Process) -> int | str:
         """Return what the trace has as the pid of a process of the timeline."""
@@ -269,7 +271,8 @@ def overlay(
     owners = attribute_device_work(aligned.timeline, events, launch, threads, aligned.running, graphs)
     on_cpu = find_cpu_collectives(aligned.timeline, events, threads, aligned.running)
     reasons = np.bincount(owners.reason, minlength=len(NoModuleReason)).tolist()
-    timeline = replace(aligned.timeline, gpu_work=add_up_gpu_work(with_captures, events, owners, on_cpu))
+    timeline = with_kernel_times(aligned.timeline, aligned.kernels, events, launch)
+    timeline = replace(timeline, gpu_work=add_up_gpu_work(with_captures, events, owners, on_cpu))
     drawn = timeline
     if aligned.alignment is not None:
         drawn = drop_unused(without_annotated_ranges(timeline, events))
@@ -328,6 +331,7 @@ def _join_processes(parts: Mapping[int | str, Aligned], events: ProfilerEvents) 
         max(part.max_straddle_ns for part in parts.values()),
         [*dict.fromkeys(note for part in parts.values() for note in part.notes)],
         {part.timeline.tracks[0].process: pid for pid, part in parts.items() if part.timeline.tracks},
+        [],
     )
 
 
@@ -370,9 +374,10 @@ def _align_process(
     }
     timeline = cut_to_nodes(timeline, nodes, threads, {tid: name for tid, name in names.items() if name}, process)
     timeline = drop_unused(timeline)
+    timeline, kernels, unknown = with_kernel_modules(timeline, events, threads)
     attributed = int(np.count_nonzero(nodes.call >= 0))
-    running = innermost_spans(timeline)
-    return Aligned(timeline, running, pid, threads, alignment, len(nodes), attributed, cuts, worst, notes, {})
+    running, notes = innermost_spans(timeline), [*notes, *unknown]
+    return Aligned(timeline, running, pid, threads, alignment, len(nodes), attributed, cuts, worst, notes, {}, kernels)
 
 
 def _join_captures(

@@ -26,8 +26,11 @@ A record is one JSON object. Its "kind" says what it is; beside that it has
 | `anchor`   | `monotonic`, `wall`: nanoseconds on both clocks, read at one moment                                    |
 | `stop`     | nothing: the recording was stopped in good order                                                       |
 
-The `graph` of what was compiled has `graph` (dynamo's number), `unknown` (why nothing is known of its nodes, or empty)
-and `work`: for each module its name, its nodes in forward, backward and recompute, and their FLOPs, -1 where not known.
+The `graph` of what was compiled has `graph` (dynamo's number), `unknown` (why nothing is known of its nodes, or empty),
+`work`: for each module its name, its nodes in forward, backward and recompute, and their FLOPs, -1 where not known; and
+`kernels`, of each graph that Inductor compiled of it: `key`, by which a profile names its calls, `unknown`, and
+`kernels` in the order of their calls: the name, and for each module its place in `work`, the phase, and the bytes of
+its nodes. A graph that is noted again, once its backward was compiled, takes the place of the former note.
 """
 
 import struct

@@ -16,12 +16,10 @@ from torch._ops import HigherOrderOperator
 from torch.fx.node import map_arg
 
 from .._interrupts import raised_by_handler
+from .compiled_kernels import InnerModule, KernelLog, Owner, note_kernels, note_owners, owner_of
 from .flop_formulas import Formula, formula_by_operator
 from .greenlets import PerGreenlet
 from .unseen import skip_all, unseen_by_modes
-
-InnerModule = tuple[str, str]
-"""Where a module is found in the function that was compiled (`L['self'].blocks.0`), and its class."""
 
 GRAPHS_MODULE = "torch._functorch._aot_autograd.graph_compile"
 """torch's, which passes them on."""
@@ -32,10 +30,8 @@ _PASSED_BY = ("_aot_stage2b_inference_compile", "_aot_stage2b_fw_compile", "_aot
 BEFORE = "compiled before the first recording"
 _CACHED = "from the cache of AOTAutograd"
 _NO_GRAPH = "its backend does not use AOTAutograd"
-_OF_NO_MODULE = "", ""
 NO_WORK = (0,) * 6
 _UNKNOWN = -1
-_FORWARD, _BACKWARD, _RECOMPUTE = range(3)
 
 
 class GraphWork(NamedTuple):
@@ -46,6 +42,7 @@ class GraphWork(NamedTuple):
     # node counts to the innermost module.
     work: tuple[tuple[InnerModule, tuple[int, ...]], ...] = ()
     unknown: str = BEFORE  # why nothing is known of its nodes; else empty
+    kernels: KernelLog | None = None  # those of what is compiled of it; None if that is not seen
 
 
 class _Thread:
@@ -57,17 +54,18 @@ class _Thread:
 _threads = PerGreenlet(_Thread)
 
 
-def read_graphs(compile_captured: Callable[[], Any]) -> tuple[Any, GraphWork]:
+def read_graphs(captured: Any, compile_captured: Callable[[], Any]) -> tuple[Any, GraphWork]:
     """Call what compiles a captured graph. Returns what that returns, and what AOTAutograd made of the graph."""
     thread, cached = _threads.get(), _cache_hits()
     around, thread.work = thread.work, {}
+    kernels = note_kernels(captured)
     try:
         compiled = compile_captured()
         work = tuple((module, tuple(counts)) for module, counts in thread.work.items())
     finally:
         thread.work = around
     why = "" if work else _missing() or (_CACHED if _cache_hits() > cached else _NO_GRAPH)
-    return compiled, GraphWork(str(CompileContext.current_compile_id() or ""), work, why)
+    return compiled, GraphWork(str(CompileContext.current_compile_id() or ""), work, why, kernels)
 
 
 @cache
@@ -97,31 +95,28 @@ def _cache_hits() -> int:
 def _reading(function: Callable[..., Any], *, is_backward: bool) -> Callable[..., Any]:
     def call(graph: Any, *args: Any, **kwargs: Any) -> Any:
         thread = _threads.get()
-        if thread.work is not None:
-            try:
-                with unseen_by_modes():
-                    _add_nodes(thread.work, graph, is_backward=is_backward)
-            except Exception as error:  # another version of torch notes something otherwise
-                if raised_by_handler(error):
-                    raise
-                thread.work.clear()
+        if thread.work is None:
+            return function(graph, *args, **kwargs)
+        owners: dict[str, Owner] = {}
+        try:
+            with unseen_by_modes():
+                _add_nodes(thread.work, owners, graph, is_backward=is_backward)
+                note_owners(owners, is_backward=is_backward)
+        except Exception as error:  # another version of torch notes something otherwise
+            if raised_by_handler(error):
+                raise
+            thread.work.clear()
         return function(graph, *args, **kwargs)
 
     return skip_all(call)
 
 
-def _add_nodes(work: dict[InnerModule, list[int]], graph: Any, *, is_backward: bool) -> None:
+def _add_nodes(work: dict[InnerModule, list[int]], owners: dict[str, Owner], graph: Any, *, is_backward: bool) -> None:
     formulas = formula_by_operator()
     for node in graph.graph.nodes:
         if node.op != "call_function":
             continue
-        of_backward = node.meta.get("fwd_nn_module_stack")
-        stack = node.meta.get("nn_module_stack") or of_backward
-        source, kind = next(reversed(stack.values())) if stack else _OF_NO_MODULE
-        module = str(source), getattr(kind, "__name__", str(kind))
-        phase = _FORWARD
-        if is_backward:
-            phase = _BACKWARD if of_backward or node.meta.get("partitioner_tag") != "is_forward" else _RECOMPUTE
+        module, phase = owners[node.name] = owner_of(node, is_backward=is_backward)
         counts = work.setdefault(module, [*NO_WORK])
         flops = _flops_of(node, formulas)
         counts[phase] += 1

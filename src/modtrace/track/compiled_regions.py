@@ -18,7 +18,8 @@ from typing import Any
 from torch import nn
 
 from .._after_import import call_after_import
-from .compiled_graphs import GRAPHS_MODULE, NO_WORK, GraphWork, InnerModule, read_graphs, watch_graphs
+from .compiled_graphs import GRAPHS_MODULE, NO_WORK, GraphWork, read_graphs, watch_graphs
+from .compiled_kernels import OF_NO_MODULE, InnerModule, watch_kernels
 from .greenlets import PerGreenlet
 from .optimizer_hook import call_listener, step_frames
 from .unseen import skip_all
@@ -123,8 +124,26 @@ class CompiledRegion(nn.Module):
     def describe_inner(self) -> tuple[dict[str, None], dict[str, Any]]:
         """Return the names of the modules inside, and its graph as the ring notes it."""
         named = partial(_inner_name, is_call_of_module=self.is_call_of_module)
-        work = dict.fromkeys(self.inner_modules, NO_WORK) | dict(self.graph.work)
-        graph = self.graph._asdict() | {"work": [[named(module), *counts] for module, counts in work.items()]}
+        work = dict.fromkeys([*self.inner_modules, OF_NO_MODULE], NO_WORK) | dict(self.graph.work)
+        made_of = [*(self.graph.kernels.made if self.graph.kernels else ())]
+        # A graph of a cache has no nodes, and its kernels may be of modules that call no other.
+        for module in (owner[0] for made in made_of for _, parts in made.kernels for owner, _ in parts):
+            work.setdefault(module, NO_WORK)
+        number = {module: index for index, module in enumerate(work)}
+        kernels = [
+            made._asdict()
+            | {
+                "kernels": [
+                    [name, [[number[module], phase, nbytes] for (module, phase), nbytes in parts]]
+                    for name, parts in made.kernels
+                ]
+            }
+            for made in made_of
+        ]
+        graph = self.graph._asdict() | {
+            "work": [[named(module), *counts] for module, counts in work.items()],
+            "kernels": kernels,
+        }
         return dict.fromkeys(filter(None, map(named, self.inner_modules))), graph
 
 
@@ -179,6 +198,7 @@ class CompiledRegions:
         # Each time: another thread may have been importing it when the first recording began.
         call_after_import(CAPTURING_MODULE, _wrap_all)
         call_after_import(GRAPHS_MODULE, watch_graphs)
+        watch_kernels()
         call_after_import(_PACKAGE_MODULE, _wrap_packaged)
 
     def stop(self) -> None:
@@ -223,7 +243,7 @@ def _wrap_all() -> None:
 
     def call_user_compiler(output: Any, captured: Any, *args: Any, **kwargs: Any) -> Any:
         modules = _modules_in(captured)
-        compiled, graph = read_graphs(lambda: compile_graph(output, captured, *args, **kwargs))
+        compiled, graph = read_graphs(captured, lambda: compile_graph(output, captured, *args, **kwargs))
         _threads.get().captured = modules, graph
         return compiled
 

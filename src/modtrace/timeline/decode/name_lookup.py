@@ -35,7 +35,7 @@ class NameLookup:
         torch_threads: dict[int, int] = {}
         self.groups: dict[str, Group] = {}
         self.compiled: dict[int, str] = {}
-        graphs: dict[int, list[Any]] = {}
+        graphs: dict[int, dict[str, Any]] = {}
         for record in records:
             kind = record["kind"]
             if kind == "name":
@@ -50,11 +50,12 @@ class NameLookup:
             elif kind == "compiled":
                 self.compiled[record["name"]] = record["modules"]
                 if "graph" in record:
-                    graphs.setdefault(record["name"], []).append(record["graph"])
+                    graph = record["graph"]
+                    graphs.setdefault(record["name"], {})[f"{graph.get('graph')} {graph.get('work')}"] = graph
         self.names = [names.get(number, Name(f"#{number}", f"#{number}", "?")) for number in _ids(names)]
         self.texts = [texts.get(number, f"#{number}") for number in _ids(texts)]
         self.threads = [threads.get(number, (f"thread #{number}", number)) for number in _ids(threads)]
-        self.graphs = {self.names[name].fqn: own for name, own in graphs.items() if name < len(self.names)}
+        self.graphs = {self.names[name].fqn: [*own.values()] for name, own in graphs.items() if name < len(self.names)}
         self.torch_threads = np.array([torch_threads.get(number, -1) for number in _ids(threads)], np.int64)
 
 

@@ -152,11 +152,10 @@ class ModuleNames:
         prefix = self._prefixes[parent_name_id]
         if not path or not prefix:
             return None
-        own_name = class_name(module)
-        fqn = f"{prefix}.{path}"
+        own_name, fqn = class_name(module), f"{prefix}.{path}"
         suffix = self._suffix(fqn, module, own_name)
-        fqn += suffix
-        name_id = self._last_name_ids[id(module)] = self._add(f"{path}{suffix}: {own_name}", fqn, own_name)
+        label = f"{path}{suffix}: {own_name}"
+        name_id = self._last_name_ids[id(module)] = self._add(label, fqn + suffix, own_name)
         return name_id
 
     def _resolve_region(self, region: CompiledRegion, open_calls: Sequence[OpenCall]) -> int:
@@ -179,6 +178,8 @@ class ModuleNames:
             modules.update(inner)
             graphs.append(graph)
             self._table.compiled(name_id, ", ".join(modules), graph)
+            if region.graph.kernels is not None:
+                region.graph.kernels.tell(self, name_id, lambda names: names._note_compiled(name_id, region))
 
     def _resolve_method(self, call: MethodCall, open_calls: Sequence[OpenCall]) -> int:
         """Return the name of a method's call; `NO_NAME` directly inside a call of its module, which shows it."""

@@ -1,0 +1,315 @@
+"""The modules of kernels inside compiled regions, drawn inside the spans of these.
+
+A profile names each call of a graph that Inductor compiled, and inside it each operator and kernel. The recording has
+noted which kernels a graph calls, in order, and of which modules' nodes each one is: the n-th of a name in the profile
+is the n-th that was noted, if there are as many of it. No span goes on over a kernel that is not in the profile.
+
+A kernel of one module is a span of that. One that is fused of several is a span of class `fused` in the module around
+all of them. Its time is divided among them by the bytes that the nodes of each read and write, equally if they are not
+known.
+"""
+
+import contextlib
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._numbering import Numbering
+from .._typing import Int64Array
+from ..timeline import PHASES, Name, Slices, Timeline
+from ..timeline.contents import COMPILED
+from ..timeline.decode.path_spans import LabelledInterval, spans_from_intervals
+from ..timeline.join import with_modules
+from ..timeline.nesting import find_parents
+from ..timeline.slices import BACKWARD, in_start_order, join_columns
+from .call_lookup import innermost_spans
+from .event_columns import NamedSlices, ProfilerEvents
+
+FUSED = "fused"
+"""The class of a kernel that is fused of several modules."""
+TIMES = "kernel_times"
+"""In what is known of a graph: by module, what its kernels took in each phase, and how much of it was divided."""
+_NAME = re.compile(r"(?:graph_\d+_)?([^.]+)(?:\.\w+)?")
+_MAX_LABEL = 60
+
+
+class _Kernel(NamedTuple):
+    """A call of a kernel: its share of each module, by path, and the phase."""
+
+    name: str
+    shares: Mapping[str, float]
+    phase: int
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """What is known of a compiled graph: its record in the metadata, the classes of its modules, and its kernels."""
+
+    record: dict[str, Any]
+    classes: Mapping[str, str]
+    kernels: Sequence[_Kernel]
+
+
+class KernelCall(NamedTuple):
+    """A kernel that ran in a compiled region: the record of its graph, its modules, and its row among the operators."""
+
+    graph: _Graph
+    kernel: _Kernel
+    row: int
+
+
+def with_kernel_modules(
+    timeline: Timeline, events: ProfilerEvents, threads: Int64Array
+) -> tuple[Timeline, list[KernelCall], list[str]]:
+    """Return the timeline with spans of the modules inside compiled regions, their kernels, and what is not known.
+
+    Args:
+        timeline: the recording, in the trace's time.
+        events: the trace's.
+        threads: the OS thread of each of the trace's tracks, or -1.
+    """
+    graphs, calls, ops = _known_graphs(timeline.metadata), events.graph_calls, events.graph_ops
+    if COMPILED not in timeline.metadata or not len(calls):
+        return timeline, [], []
+    columns = timeline.columns
+    region = innermost_spans(timeline).on_threads(threads[calls.track], calls.start)
+    names = Numbering[Name]()
+    own_names = np.array([names[name] for name in timeline.names] or [0], np.int32)
+    rows: list[tuple[int, ...]] = []
+    found: list[KernelCall] = []
+    unknown = unseen = 0
+    inner_of = _top_level(calls, ops)
+    for number in np.argsort(calls.start, kind="stable").tolist():
+        outer = int(region[number])
+        fqn = timeline.names[columns.name[outer]].fqn if outer >= 0 else ""
+        inner = inner_of[number]
+        called = [_plain(events.graph_op_names[name]) for name in ops.name[inner].tolist()]
+        graph = _best(graphs.get((fqn, events.graph_keys[calls.name[number]]), ()), called)
+        if graph is None:
+            unknown += 1
+            continue
+        places = _match(graph.kernels, called)
+        unseen += len(graph.kernels) - sum(place >= 0 for place in places)
+        found += [
+            KernelCall(graph, graph.kernels[place], row) for place, row in zip(places, inner, strict=True) if place >= 0
+        ]
+        intervals = _intervals(graph, fqn, places, inner, ops, names)
+        depth, low, high = int(columns.depth[outer]) + 1, int(columns.start[outer]), int(columns.end[outer])
+        rows += [
+            (max(s.start, low), min(s.end, high), *s.key, depth + s.depth, outer)  # type: ignore[misc]
+            for s in spans_from_intervals(intervals)
+            if max(s.start, low) < min(s.end, high)
+        ]
+    notes = []
+    if unknown:
+        notes.append(f"{unknown} of {len(calls)} calls of compiled graphs have no modules: their kernels are not known")
+    if unseen:
+        notes.append(
+            f"{unseen} kernels of compiled regions are not in the profile, so no module has their time; those in C++ "
+            "are with torch._inductor.config.cpp.enable_kernel_profile = True"
+        )
+    if not rows:
+        return timeline, found, notes
+    start, end, name, phase, depth, outer = np.array(rows, np.int64).T
+    made = Slices.of(
+        start=start,
+        end=end,
+        name=name,
+        phase=phase,
+        depth=depth,
+        track=columns.track[outer],
+        call=columns.call[outer],
+        step=columns.step[outer],
+    )
+    known = replace(columns, name=own_names[columns.name])
+    joined = in_start_order(join_columns([known, made]))
+    joined = replace(joined, parent=find_parents(joined.track, joined.depth))
+    return with_modules(replace(timeline, names=[*names]), joined), found, notes
+
+
+def with_kernel_times(
+    timeline: Timeline, calls: Sequence[KernelCall], events: ProfilerEvents, launch: Int64Array
+) -> Timeline:
+    """Return the timeline with what the kernels of each module took, instead of which kernels there are.
+
+    A kernel that launched work on a device took what that took.
+
+    Args:
+        timeline: with what is known of compiled graphs in its metadata.
+        calls: the kernels that ran.
+        events: the trace's.
+        launch: for each piece of work on a device the row of its launch, or -1.
+    """
+    regions = timeline.metadata.get(COMPILED)
+    if not isinstance(regions, dict):
+        return timeline
+    rows = np.array([call.row for call in calls], np.int64)
+    took = _durations(events, events.graph_ops.take(rows), launch)
+    times: dict[int, dict[str, list[float]]] = defaultdict(dict)
+    for (graph, kernel, _), duration in zip(calls, took.tolist(), strict=True):
+        of_graph = times[id(graph.record)]
+        inside: dict[str, float] = defaultdict(float)
+        for path, share in kernel.shares.items():
+            for around in ("", *_chain(path, graph.classes)):
+                inside[around] += share
+        for path, share in inside.items():
+            counts = of_graph.setdefault(path, [0.0] * (len(PHASES) + 1))
+            counts[kernel.phase] += share * duration
+            counts[-1] += share * duration if share < 1 - 1e-9 else 0
+    told = {
+        region: [
+            {**{key: value for key, value in graph.items() if key != "kernels"}, **_rounded(times.get(id(graph)))}
+            if isinstance(graph, dict)
+            else graph
+            for graph in (graphs if isinstance(graphs, list) else ())
+        ]
+        for region, graphs in regions.items()
+    }
+    return replace(timeline, metadata={**timeline.metadata, COMPILED: told})
+
+
+def _rounded(times: Mapping[str, list[float]] | None) -> dict[str, Any]:
+    return {} if not times else {TIMES: [[path, *map(round, counts)] for path, counts in times.items()]}
+
+
+def _durations(events: ProfilerEvents, ops: NamedSlices, launch: Int64Array) -> Int64Array:
+    """Return what kernels took: on their thread, or if any launched work on a device, what this took."""
+    launched = np.flatnonzero(launch >= 0)
+    of_work = events.launches.take(launch[launched])
+    took = np.zeros(len(ops), np.int64)
+    order = np.lexsort((ops.start, ops.track))
+    for track in np.unique(ops.track).tolist():
+        own = order[ops.track[order] == track]
+        work = np.flatnonzero(of_work.track == track)
+        at = np.searchsorted(ops.start[own], of_work.start[work], side="right") - 1
+        is_in = (at >= 0) & (of_work.start[work] < ops.end[own[np.maximum(at, 0)]]) if len(own) else at >= 0
+        np.add.at(took, own[at[is_in]], events.work.duration[launched[work[is_in]]])
+    return took if took.any() else ops.duration
+
+
+def _known_graphs(metadata: Mapping[str, object]) -> dict[tuple[str, str], list[_Graph]]:
+    """Return the graphs whose kernels are known, by their region and the key by which a profile names their calls."""
+    known: dict[tuple[str, str], list[_Graph]] = defaultdict(list)
+    regions = metadata.get(COMPILED)
+    for region, graphs in regions.items() if isinstance(regions, dict) else ():
+        for record in graphs if isinstance(graphs, list) else ():
+            with contextlib.suppress(
+                TypeError, ValueError, KeyError, IndexError, AttributeError
+            ):  # a file of anybody's
+                named = [str(name).rpartition(": ") for name, *_ in record["work"]]
+                classes = {path: module_class for path, _, module_class in named if path}
+                for made in record["kernels"]:
+                    kernels = [_kernel(name, parts, named) for name, parts in made["kernels"]]
+                    if kernels:
+                        known[region, str(made["key"])].append(_Graph(record, classes, kernels))
+    return known
+
+
+def _kernel(name: str, parts: Sequence[Any], named: Sequence[tuple[str, str, str]]) -> _Kernel:
+    nbytes: Counter[str] = Counter()
+    for module, _, count in parts:
+        nbytes[named[module][0]] += int(count)
+    total, modules = sum(nbytes.values()), len(nbytes)
+    is_known = bool(total) and all(nbytes.values())
+    shares = {path: count / total if is_known else 1 / modules for path, count in nbytes.items()} or {"": 1.0}
+    phases = {phase for _, phase, _ in parts}
+    if not phases <= {*range(len(PHASES))}:
+        raise ValueError(phases)
+    return _Kernel(_plain(str(name)), shares, BACKWARD if BACKWARD in phases else max(phases, default=0))
+
+
+def _plain(name: str) -> str:
+    """Return what an operator and a call of it have in common.
+
+    Example:
+        >>> [*map(_plain, ["aten::mm", "extern_kernels.bias_addmm", "torch.ops.aten.mm.out", "graph_0_cpp_1"])]
+        ['mm', 'addmm', 'mm', 'cpp_1']
+    """
+    own = name.rpartition("::")[2]
+    own = own.removeprefix("extern_kernels.").removeprefix("bias_")
+    if own.startswith("torch.ops."):
+        own = own.split(".")[3]
+    match = _NAME.match(own)
+    return match[1] if match else own
+
+
+def _top_level(calls: NamedSlices, ops: NamedSlices) -> list[list[int]]:
+    """Return the operators that each call runs itself, in order."""
+    order = np.lexsort((-ops.end, ops.start, ops.track))
+    inner: list[list[int]] = []
+    for track, start, end in zip(calls.track.tolist(), calls.start.tolist(), calls.end.tolist(), strict=True):
+        on = order[ops.track[order] == track]
+        first, last = np.searchsorted(ops.start[on], (start, end))
+        rows, until = [], start
+        for row in on[first:last].tolist():
+            if ops.start[row] >= until and ops.end[row] <= end:
+                rows.append(row)
+                until = int(ops.end[row])
+        inner.append(rows)
+    return inner
+
+
+def _best(graphs: Sequence[_Graph], called: Sequence[str]) -> _Graph | None:
+    """Return the graph of these whose kernels are called; without a cache all graphs of a region have one key."""
+    if len(graphs) < 2:
+        return graphs[0] if graphs else None
+
+    def share(graph: _Graph) -> float:
+        return sum(place >= 0 for place in _match(graph.kernels, called)) / len(graph.kernels)
+
+    return max(graphs, key=share)
+
+
+def _match(kernels: Sequence[_Kernel], called: Sequence[str]) -> list[int]:
+    """Return which kernel each called operator is, or -1; of a name that is called more or less often, none is."""
+    places: dict[str, list[int]] = defaultdict(list)
+    for place, kernel in enumerate(kernels):
+        places[kernel.name].append(place)
+    count = Counter(called)
+    left = {name: iter(own) for name, own in places.items() if count[name] == len(own)}
+    return [next(left[name]) if name in left else -1 for name in called]
+
+
+def _chain(path: str, classes: Mapping[str, str]) -> list[str]:
+    """Return the modules around one of a region, the outermost first, and itself."""
+    parts = path.split(".")
+    return [around for length in range(1, len(parts) + 1) if (around := ".".join(parts[:length])) in classes]
+
+
+def _intervals(
+    graph: _Graph, fqn: str, places: Sequence[int], rows: Sequence[int], ops: NamedSlices, names: Numbering[Name]
+) -> Iterator[LabelledInterval]:
+    """Yield the kernels that a graph ran, each with the keys of the spans around it: their name and phase."""
+    before = -1
+    for place, row in zip(places, rows, strict=True):
+        start, end = int(ops.start[row]), int(ops.end[row])
+        if place != before + 1:
+            yield LabelledInterval(start, start, ())
+        if place < 0:
+            continue
+        before = place
+        kernel = graph.kernels[place]
+        yield LabelledInterval(
+            start, end, [(names[name], kernel.phase) for name in _path(fqn, kernel.shares, graph.classes)]
+        )
+
+
+def _path(fqn: str, shares: Mapping[str, float], classes: Mapping[str, str]) -> list[Name]:
+    """Return the names of a kernel's spans: the modules around all of its modules, and itself if these are several."""
+    chains = [_chain(path, classes) for path in shares]
+    common = [around for around, *others in zip(*chains, strict=False) if all(other == around for other in others)]
+    path, around = [], ""
+    for inner in common:
+        below = inner[len(around) + 1 :] if around else inner
+        path.append(Name(f"{below}: {classes[inner]}", f"{fqn}.{inner}", classes[inner]))
+        around = inner
+    if len(shares) > 1:
+        inside = [path[len(around) + 1 :] if around else path for path in shares]
+        text = " + ".join(own or "itself" for own in inside)
+        label = text if len(text) <= _MAX_LABEL else f"{inside[0] or 'itself'} + {len(inside) - 1} more"
+        path.append(Name(f"{label}: {FUSED}", ".".join(filter(None, (fqn, around, text))), FUSED))
+    return path

@@ -1,0 +1,255 @@
+"""Which modules' nodes each kernel of Inductor's runs, in the order in which a compiled graph calls them.
+
+Inductor names the nodes of a kernel at each place where it writes a call of it; we note them there. They stay with what
+it compiled, and so in what torch's caches keep of it: by the names of nodes, which graphs of one key share, while their
+modules may differ. For the FX graph cache these are names of AOTAutograd's graph, for AOTAutograd's cache names of the
+captured one.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, wraps
+from typing import Any, NamedTuple
+
+import torch
+from torch._guards import TracingContext
+
+from .._after_import import call_after_import
+from .._interrupts import WeakMap, raised_by_handler
+from .unseen import unseen_by_modes
+
+InnerModule = tuple[str, str]
+"""Where a module is found in the function that was compiled (`L['self'].blocks.0`), and its class."""
+Owner = tuple[InnerModule, int]
+"""Whose a node is: its module, and the phase."""
+
+OF_NO_MODULE = "", ""
+FORWARD, BACKWARD, RECOMPUTE = range(3)
+
+_NAMING = "set_kernel_post_grad_provenance_tracing"
+_NAMING_MODULE = "torch._inductor.debug"
+_NAMED_IN = (_NAMING_MODULE, "torch._inductor.codegen.cpp", "torch._inductor.codegen.triton")
+_GRAPH_MODULE = "torch._inductor.output_code"
+_KEPT = "modtrace_kernels"
+"""The attribute of a compiled graph that has its kernels."""
+
+_NOT_KEPT = "from a cache that was filled without modtrace"
+_VIEWS = ("aten::_unsafe_view", "aten::reshape", "<built-in function getitem>")
+
+
+def owner_of(node: Any, *, is_backward: bool) -> Owner:
+    """Return whose a node is, by what torch notes at it: the innermost module, and the phase."""
+    of_backward = node.meta.get("fwd_nn_module_stack")
+    stack = node.meta.get("nn_module_stack") or of_backward
+    source, kind = next(reversed(stack.values())) if stack else OF_NO_MODULE
+    phase = FORWARD
+    if is_backward:
+        phase = BACKWARD if of_backward or node.meta.get("partitioner_tag") != "is_forward" else RECOMPUTE
+    return (str(source), getattr(kind, "__name__", str(kind))), phase
+
+
+class GraphKernels(NamedTuple):
+    """The kernels of one compiled graph.
+
+    Attributes:
+        key: by which a profile names its calls.
+        kernels: of each call of a kernel its name, and for each module and phase the bytes of its nodes.
+        unknown: why they are not known; else empty.
+    """
+
+    key: str
+    kernels: tuple[tuple[str, tuple[tuple[Owner, int], ...]], ...] = ()
+    unknown: str = ""
+
+
+class KernelLog:
+    """The kernels of what is made of one captured graph: its backward is often compiled when that runs first.
+
+    Attributes:
+        made: those that are known.
+    """
+
+    def __init__(self) -> None:
+        self.made: list[GraphKernels] = []
+        self._listeners: WeakMap[Any, dict[int, Callable[[Any], None]]] = WeakMap()
+
+    def add(self, kernels: GraphKernels) -> None:
+        """Add those of one more graph, and tell it."""
+        self.made.append(kernels)
+        for notes, listeners in [*self._listeners.items()]:
+            for listener in [*listeners.values()]:
+                listener(notes)
+
+    def tell(self, notes: Any, key: int, listener: Callable[[Any], None]) -> None:
+        """Call `listener` with `notes` when there are more, as long as these live; a key has one listener."""
+        self._listeners[notes] = {**(self._listeners.get(notes) or {}), key: listener}
+
+
+class _Graph:
+    """A graph that is compiled now, or will be when its backward runs.
+
+    Attributes:
+        log: where its kernels go.
+        captured: the module of each node of the graph that was captured, by name.
+        owners: whose each node is of what AOTAutograd made of that, by name; None before: what is compiled until then
+            comes from AOTAutograd's cache.
+        is_backward: whether it is of backward.
+        named: the kernels that were named since: each with its nodes: their names in both graphs, the phase, the bytes.
+    """
+
+    def __init__(
+        self,
+        log: KernelLog,
+        captured: Mapping[str, InnerModule],
+        owners: Mapping[str, Owner] | None = None,
+        *,
+        is_backward: bool = False,
+    ) -> None:
+        self.log, self.captured, self.owners, self.is_backward = log, captured, owners, is_backward
+        # What a pass of Inductor's makes goes by another node of its module, as does what the captured graph has not.
+        self.like = {owner: name for name, owner in (owners or {}).items()}
+        self.captured_like = {module: name for name, module in captured.items()}
+        self.named: list[tuple[str, tuple[tuple[str, str, int, int], ...]]] = []
+
+
+_graphs: WeakMap[Any, _Graph | None] = WeakMap()
+"""By torch's context of what it compiles, which it keeps for backward; None: several wait for their backward there."""
+
+
+def note_kernels(captured: Any) -> KernelLog:
+    """Note the kernels of what is compiled next, of the graph that was captured. Returns where they go."""
+    log = KernelLog()
+    try:
+        if (context := TracingContext.try_get()) is not None:
+            modules = {node.name: owner_of(node, is_backward=False)[0] for node in captured.graph.nodes}
+            _graphs[context] = _Graph(log, modules)
+    except Exception as error:  # another version of torch notes something otherwise
+        if raised_by_handler(error):
+            raise
+    return log
+
+
+def note_owners(owners: Mapping[str, Owner], *, is_backward: bool) -> None:
+    """Note whose each node is, by its name, of the graph of AOTAutograd's that is compiled next, or in backward."""
+    context, known = TracingContext.try_get(), _graph()
+    if context is not None and known is not None:
+        waits = known.owners is not None and known.is_backward
+        made = _Graph(known.log, known.captured, owners, is_backward=is_backward)
+        _graphs[context] = None if waits else made
+
+
+def _graph() -> _Graph | None:
+    context = TracingContext.try_get()
+    return None if context is None else _graphs.get(context)
+
+
+def watch_kernels() -> None:
+    """See what Inductor names and makes from now on, once per process."""
+    call_after_import(_NAMING_MODULE, _watch_naming)
+    call_after_import(_GRAPH_MODULE, _watch_graphs)
+
+
+@cache
+def _watch_naming() -> None:
+    # What imports it later takes it from where it is defined.
+    naming = getattr(sys.modules[_NAMING_MODULE], _NAMING, None)
+    if naming is not None:
+        noting = _before(naming, _name_kernel)
+        for module in map(sys.modules.get, _NAMED_IN):
+            if module is not None and getattr(module, _NAMING, None) is naming:
+                setattr(module, _NAMING, noting)
+
+
+@cache
+def _watch_graphs() -> None:
+    graph: Any = getattr(sys.modules[_GRAPH_MODULE], "CompiledFxGraph", None)
+    if graph is None:
+        return
+    init = graph.__init__
+
+    @wraps(init)
+    def keep(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        compiling = _graph()
+        if compiling is not None and compiling.owners is not None and not _missing():
+            setattr(self, _KEPT, tuple(compiling.named))
+
+    graph.__init__ = keep
+    graph.post_compile = _before(graph.post_compile, _take_kernels)
+
+
+def _missing() -> str:
+    module = sys.modules.get(_NAMING_MODULE)
+    lacks = module is not None and not hasattr(module, _NAMING)
+    return f"torch {torch.__version__} does not name kernels by {_NAMING}" if lacks else ""
+
+
+def _before(function: Callable[..., Any], note: Callable[..., None]) -> Callable[..., Any]:
+    """Return a function that first notes what it is called with, while a graph is compiled that we see."""
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        compiling = _graph()
+        if compiling is not None:
+            try:
+                with unseen_by_modes():
+                    note(compiling, *args, **kwargs)
+            except Exception as error:  # another version of torch calls it with something else
+                if raised_by_handler(error):
+                    raise
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _name_kernel(graph: _Graph, schedule: Any, kernel_name: str, *_: Any, **__: Any) -> None:
+    nodes = [node for node in _nodes_of(schedule) if node.op == "call_function"]
+    nodes = [node for node in nodes if not _is_view(node)] or nodes
+    noted = []
+    for node in nodes:
+        owner = owner_of(node, is_backward=graph.is_backward)
+        known = node.name if (graph.owners or {}).get(node.name) == owner else graph.like.get(owner, "")
+        noted.append((known, graph.captured_like.get(owner[0], ""), owner[1], _bytes_of(node)))
+    graph.named.append((kernel_name, tuple(noted)))
+
+
+def _take_kernels(graph: _Graph, compiled: Any, *_: Any, **__: Any) -> None:
+    key, kept = str(getattr(compiled, "_fx_graph_cache_key", None)), getattr(compiled, _KEPT, None)
+    kernels = []
+    for name, nodes in kept or ():
+        parts: dict[Owner, int] = {}
+        for node, captured, phase, nbytes in nodes:
+            module = graph.captured.get(captured, OF_NO_MODULE)
+            owner = (module, phase) if graph.owners is None else graph.owners.get(node, (OF_NO_MODULE, phase))
+            parts[owner] = parts.get(owner, 0) + nbytes
+        kernels.append((name, tuple(parts.items())))
+    context = TracingContext.try_get()
+    if context is not None and graph.owners is not None:
+        _graphs[context] = _Graph(graph.log, graph.captured, is_backward=graph.is_backward)
+    graph.log.add(GraphKernels(key, tuple(kernels), (_missing() or _NOT_KEPT) if kept is None else ""))
+
+
+def _nodes_of(schedule: Any) -> Iterable[Any]:
+    """Return the nodes of FX that a kernel is made of: those of its parts, or the one that an operator runs."""
+    if not isinstance(schedule, (list, tuple)):
+        own = getattr(schedule, "origin_node", None)
+        return [own] if own is not None else schedule.origins
+    parts = [part for item in schedule if hasattr(item, "get_nodes") for part in item.get_nodes()]
+    return dict.fromkeys(node for part in parts if part.node is not None for node in part.node.origins)
+
+
+def _is_view(node: Any) -> bool:
+    return bool(getattr(node.target, "is_view", False)) or (
+        getattr(getattr(node.target, "overloadpacket", None), "_qualified_op_name", str(node.target)) in _VIEWS
+    )
+
+
+def _bytes_of(node: Any) -> int:
+    """Return how many bytes a node reads and writes by itself; shapes that vary count as nothing."""
+    values = [node.meta.get("val"), *(argument.meta.get("val") for argument in node.all_input_nodes)]
+    tensors = [part for value in values for part in (value if isinstance(value, (tuple, list)) else [value])]
+    total = 0
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor) and all(type(size) is int for size in tensor.shape):
+            total += tensor.numel() * tensor.element_size()
+    return total

@@ -1,0 +1,175 @@
+"""Kernels of compiled regions go to modules in a merge: judged by shapes that only one layer has, and by their sums."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import modtrace
+from modtrace.profiler.compiled_kernels import FUSED
+from modtrace.timeline.contents import COMPILED
+from modtrace.timeline.summary.compiled import CompiledModule
+
+pytestmark = [
+    pytest.mark.usefixtures("native_engine"),
+    pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"),
+]
+
+
+class Block(nn.Module):
+    """Products of no other block's shapes: `width` and `inner` tell whose a product is."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, inner)
+        self.down = nn.Linear(inner, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+        return out
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(32, 96), Block(32, 160)])
+        self.head = nn.Linear(32, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.blocks[0](x)
+        x = checkpoint(self.blocks[1], x, use_reentrant=False)
+        out: Tensor = self.head(x)
+        return out
+
+
+OWNERS = {96: "Net.blocks.0", 160: "Net.blocks.1", 7: "Net.head"}
+"""By a size that only its products have: which module they are in."""
+X = torch.ones(64, 32)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Merged:
+    """A profile of a model's steps with a recording of them, merged."""
+
+    def __init__(self, model: Any, folder: Path, *, before: bool = True) -> None:
+        with modtrace.record() as recording:
+            if before:
+                model(X).sum().backward()
+            with torch.profiler.profile(record_shapes=True) as profiler:
+                for _ in range(2):
+                    model(X).sum().backward()
+        profiler.export_chrome_trace(str(folder / "profile.json"))
+        self.recorded = recording.timeline()
+        self.notes = modtrace.merge(folder / "profile.json", self.recorded, folder / "merged.json").notes
+        self.timeline = modtrace.load(folder / "merged.json")
+        self.rows = {row.fqn: row for row in self.timeline.summary().compiled}
+        events = json.loads((folder / "profile.json").read_text())["traceEvents"]
+        self.events = sorted((e for e in events if e.get("ph") == "X"), key=lambda e: (e["ts"], -e["dur"]))
+        self.base = json.loads((folder / "profile.json").read_text())["baseTimeNanoseconds"]
+
+    def kernels(self) -> list[dict[str, Any]]:
+        """Return what a compiled graph calls, none inside another, from the trace alone."""
+        found = []
+        for call in [e for e in self.events if e["name"].startswith("## Call CompiledFxGraph")]:
+            until, last = call["ts"], call["ts"] + call["dur"]
+            for event in self.events:
+                if event["tid"] == call["tid"] and event is not call and until <= event["ts"] < last:
+                    found.append(event)
+                    until = event["ts"] + event["dur"]
+        return found
+
+    def around(self, event: dict[str, Any]) -> modtrace.Span | None:
+        """Return the innermost span around the middle of an event."""
+        middle = self.base + round((event["ts"] + event["dur"] / 2) * 1000)
+        spans = [span for span in self.timeline.spans if span.start_ns <= middle < span.end_ns]
+        return max(spans, key=lambda span: span.depth, default=None)
+
+
+def own_ns(row: CompiledModule) -> int:
+    return sum(time or 0 for time in (row.kernel_ns_forward, row.kernel_ns_backward, row.kernel_ns_recompute))
+
+
+def test_products_are_in_the_module_whose_shapes_they_have(tmp_path: Path) -> None:
+    with torch._inductor.config.patch("cpp.enable_kernel_profile", True):
+        merged = Merged(torch.compile(Net()), tmp_path)
+
+    kernels = merged.kernels()
+    products = [event for event in kernels if event["name"] in ("aten::mm", "aten::addmm")]
+    phases: dict[tuple[str, str], int] = defaultdict(int)
+    times: dict[str, float] = defaultdict(float)
+    for event in products:
+        sizes = {size for shape in event["args"]["Input Dims"] for size in shape}
+        (owner,) = (OWNERS[size] for size in sizes & OWNERS.keys())
+        span = merged.around(event)
+        assert span is not None
+        assert span.fqn.rpartition(".")[0] == owner if owner != "Net.head" else span.fqn == owner
+        # Only products of forward add a bias.
+        assert (span.phase == "backward") == (event["name"] == "aten::mm")
+        phases[owner, span.phase] += 1
+        times[owner] += event["dur"] * 1000
+    # In two steps: two products of a block, which the checkpoint runs again, and two of each in backward.
+    assert phases == {
+        ("Net.blocks.0", "forward"): 4,
+        ("Net.blocks.0", "backward"): 8,
+        ("Net.blocks.1", "forward"): 4,
+        ("Net.blocks.1", "recompute"): 4,
+        ("Net.blocks.1", "backward"): 8,
+        ("Net.head", "forward"): 2,
+        ("Net.head", "backward"): 4,
+    }
+
+    region = merged.rows["Net"]
+    assert own_ns(region) == pytest.approx(sum(event["dur"] for event in kernels) * 1000, rel=0.001)
+    assert region.kernel_ns_divided == 0
+    for fqn, took in times.items():
+        linears = [merged.rows[name] for name in (f"{fqn}.up", f"{fqn}.down", fqn) if name in merged.rows]
+        linears = linears[:2] if len(linears) == 3 else linears
+        # What is not divided are its products, and perhaps sums for a bias.
+        assert sum(own_ns(row) - (row.kernel_ns_divided or 0) for row in linears) >= took * 0.999
+    assert merged.rows["Net.blocks.1.norm"].divided_share
+    fused = {span.fqn for span in merged.timeline.spans if span.module_class == FUSED}
+    assert fused
+    assert all(" + " in fqn for fqn in fused)
+    assert not [note for note in merged.notes if "not in the profile" in note or "not known" in note]
+    assert "divided by the bytes" in merged.timeline.summary().tables["compiled"].to("text")
+
+
+def test_graphs_of_torchs_caches_and_what_was_compiled_before(tmp_path: Path) -> None:
+    model = Net()
+    first = Merged(torch.compile(model), tmp_path)
+    torch._dynamo.reset()
+    cached = Merged(torch.compile(model), tmp_path)
+    torch._dynamo.reset()
+    compiled = torch.compile(model)
+    compiled(X).sum().backward()
+    late = Merged(compiled, tmp_path, before=False)
+
+    def spans(merged: Merged) -> set[tuple[str, str, str]]:
+        return {(span.fqn, span.module_class, span.phase) for span in merged.timeline.spans}
+
+    assert ("Net.blocks.1.up", "Linear", "recompute") in spans(first)
+    assert spans(cached) == spans(first)
+    assert any("kernels of compiled regions are not in the profile" in note for note in first.notes)
+    assert spans(late) == spans(first)
+
+    metadata = {**first.recorded.metadata, COMPILED: {"Net": [{"graph": "0/0", "unknown": "", "work": []}]}}
+    unknown = modtrace.merge(tmp_path / "profile.json", replace(late.recorded, metadata=metadata), tmp_path / "u.json")
+    assert "4 of 4 calls of compiled graphs have no modules: their kernels are not known" in unknown.notes
+    assert {span.fqn for span in modtrace.load(tmp_path / "u.json").spans} == {"Net"}
