@@ -21,7 +21,7 @@ from modtrace.record_options import EngineName
 
 pytestmark = [
     # Torch's own, when its compiler is imported.
-    pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script"),
     pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning"),
     # Torch's own, when it compiles a part whose input another part made.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),

@@ -248,7 +248,7 @@ def test_graphs_of_torch_compile_are_the_same(engine: EngineName) -> None:
     assert before[2] == 1  # at the scheduler
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is")
 def test_what_is_wrapped_is_pickled_and_scripted_as_before(engine: EngineName) -> None:
     with modtrace.record(engine=engine):
         for function in (clip_grad_norm_, torch.save, torch.load, torch.serialization.save):

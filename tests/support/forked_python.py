@@ -11,6 +11,7 @@ import atexit
 import gc
 import importlib
 import json
+import linecache
 import os
 import select
 import subprocess
@@ -66,6 +67,7 @@ def run_forked(
 
 @cache
 def _server(preloaded: str) -> subprocess.Popen[str]:
+    """Return the process that forks; what is preloaded has to be when it starts."""
     pipe = subprocess.PIPE
     server = subprocess.Popen(
         [sys.executable, "-m", __name__],
@@ -111,6 +113,8 @@ def _run(code: str, arguments: list[str]) -> int:
     main = sys.modules["__main__"] = ModuleType("__main__")
     sys.argv, sys.path[0] = ["-c", *arguments], ""
     status = 0
+    if sys.version_info >= (3, 13):  # whose tracebacks show the lines of `-c`
+        linecache.cache["<string>"] = (len(code), None, code.splitlines(keepends=True), "<string>")
     try:
         exec(compile(code, "<string>", "exec"), vars(main))
     except SystemExit as error:

@@ -402,7 +402,7 @@ def test_a_part_of_that_name_or_attributes_of_its_own_make_no_wrapper(kind: type
     assert Names()(outer, next(outer.children()))[1] == path
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is")
 def test_what_torch_scripts_is_no_wrapper() -> None:
     scripted: Any = torch.jit.script(Passes(nn.Linear(1, 1)))
 
@@ -525,7 +525,7 @@ def test_wrappers_that_work_are_told_apart_and_what_they_wrap_too() -> None:
     assert names(two, two.module, two.module.h[1])[1] == "Net#2.h.1"
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is")
 def test_a_scripted_module_has_the_class_that_torch_gives_it() -> None:
     scripted = [torch.jit.script(nn.Sequential(nn.Linear(2, 2))) for _ in range(2)]
     names = Names()

@@ -624,8 +624,9 @@ def test_metrics_are_open_metrics_of_the_steps(tmp_path: Path) -> None:
         ["modtrace_part_seconds", "counter"],
         ["modtrace_quiet_seconds", "gauge"],
     ]
-    with pytest.raises(urllib.error.HTTPError, match="404"):
+    with pytest.raises(urllib.error.HTTPError, match="404") as refused:
         urllib.request.urlopen(urllib.request.Request(url, headers={"Host": f"evil.example:{metrics.port}"}))
+    refused.value.close()
     result = CliRunner().invoke(commands, ["watch", str(tmp_path), "--metrics", str(metrics.port)])
     assert result.exit_code == 2
     metrics.close()
