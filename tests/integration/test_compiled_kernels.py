@@ -65,6 +65,32 @@ def _nothing_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     torch._dynamo.reset()
 
 
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(32, 96)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.reshape(1, 2, 64, 16) for part in self.qkv(x).chunk(3, -1))
+        out: Tensor = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return out
+
+
+class Convolutions(nn.Module):
+    """A convolution of 3 channels and one of 5, after a checkpoint that keeps the state of random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = Attention()
+        self.first = nn.Conv2d(1, 3, 3)
+        self.second = nn.Conv2d(3, 5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = checkpoint(self.attention, x, use_reentrant=False).reshape(1, 1, 64, 32)
+        out: Tensor = self.second(torch.relu(self.first(x)))
+        return out
+
+
 class Merged:
     """A profile of a model's steps with a recording of them, merged."""
 
@@ -149,6 +175,30 @@ def test_products_are_in_the_module_whose_shapes_they_have(tmp_path: Path) -> No
     assert all(" + " in fqn for fqn in fused)
     assert not [note for note in merged.notes if "not in the profile" in note or "not known" in note]
     assert "divided by the bytes" in merged.timeline.summary().tables["compiled"].to("text")
+
+
+def test_operators_with_several_results_and_with_random_numbers(tmp_path: Path) -> None:
+    merged = Merged(torch.compile(Convolutions()), tmp_path)
+
+    found: dict[tuple[str, str, str], int] = defaultdict(int)
+    for event in merged.kernels():
+        if event["name"].startswith(("aten::convolution", "aten::_scaled_dot")):
+            span = merged.around(event)
+            assert span is not None
+            found[event["name"].removeprefix("aten::"), span.fqn, span.phase] += 1
+            if "convolution" in event["name"]:
+                name = "second" if [5, 3, 3, 3] in event["args"]["Input Dims"] else "first"
+                assert span.fqn == f"Convolutions.{name}"
+    attention = "_scaled_dot_product_flash_attention_for_cpu"
+    assert found == {
+        ("convolution", "Convolutions.first", "forward"): 2,
+        ("convolution", "Convolutions.second", "forward"): 2,
+        ("convolution_backward", "Convolutions.first", "backward"): 2,
+        ("convolution_backward", "Convolutions.second", "backward"): 2,
+        (attention, "Convolutions.attention", "forward"): 2,
+        (attention, "Convolutions.attention", "recompute"): 2,
+        (f"{attention}_backward", "Convolutions.attention", "backward"): 2,
+    }
 
 
 def test_graphs_of_torchs_caches_and_what_was_compiled_before(tmp_path: Path) -> None:

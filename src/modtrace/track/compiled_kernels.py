@@ -9,10 +9,12 @@ captured one.
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, wraps
+from operator import getitem
 from typing import Any, NamedTuple
 
 import torch
 from torch._guards import TracingContext
+from torch._ops import HigherOrderOperator, OpOverload
 
 from .._after_import import call_after_import
 from .._interrupts import WeakMap, raised_by_handler
@@ -39,12 +41,17 @@ _VIEWS = ("aten::_unsafe_view", "aten::reshape", "<built-in function getitem>")
 
 def owner_of(node: Any, *, is_backward: bool) -> Owner:
     """Return whose a node is, by what torch notes at it: the innermost module, and the phase."""
-    of_backward = node.meta.get("fwd_nn_module_stack")
-    stack = node.meta.get("nn_module_stack") or of_backward
+    meta = node.meta
+    if not meta.get("nn_module_stack") and isinstance(node.target, HigherOrderOperator):
+        # What keeps the state of random numbers around an operator: its results have what was noted of that.
+        results = (user.meta for user in node.users if user.target is getitem)
+        meta = next((known for known in results if known.get("nn_module_stack")), meta)
+    of_backward = meta.get("fwd_nn_module_stack")
+    stack = meta.get("nn_module_stack") or of_backward
     source, kind = next(reversed(stack.values())) if stack else OF_NO_MODULE
     phase = FORWARD
     if is_backward:
-        phase = BACKWARD if of_backward or node.meta.get("partitioner_tag") != "is_forward" else RECOMPUTE
+        phase = BACKWARD if of_backward or meta.get("partitioner_tag") != "is_forward" else RECOMPUTE
     return (str(source), getattr(kind, "__name__", str(kind))), phase
 
 
@@ -204,6 +211,10 @@ def _before(function: Callable[..., Any], note: Callable[..., None]) -> Callable
 
 def _name_kernel(graph: _Graph, schedule: Any, kernel_name: str, *_: Any, **__: Any) -> None:
     nodes = [node for node in _nodes_of(schedule) if node.op == "call_function"]
+    if len(nodes) == 1 and isinstance(nodes[0].target, HigherOrderOperator):
+        # With the state of random numbers, as in a checkpoint: a profile has the operator that it runs.
+        inner = (argument for argument in nodes[0].args if isinstance(argument, OpOverload))
+        kernel_name = next((f"torch.ops.{operator}" for operator in inner), kernel_name)
     nodes = [node for node in nodes if not _is_view(node)] or nodes
     noted = []
     for node in nodes:
@@ -233,7 +244,11 @@ def _nodes_of(schedule: Any) -> Iterable[Any]:
     """Return the nodes of FX that a kernel is made of: those of its parts, or the one that an operator runs."""
     if not isinstance(schedule, (list, tuple)):
         own = getattr(schedule, "origin_node", None)
-        return [own] if own is not None else schedule.origins
+        if own is not None:
+            return [own]
+        # One with several results is said to be of what made its inputs too.
+        of_operator = [node for node in schedule.origins if node.target is getattr(schedule, "op_overload", None)]
+        return of_operator or schedule.origins
     parts = [part for item in schedule if hasattr(item, "get_nodes") for part in item.get_nodes()]
     return dict.fromkeys(node for part in parts if part.node is not None for node in part.node.origins)
 
