@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import modtrace
+from modtrace.compare.run_times import take_samples
 from modtrace.profiler.compiled_kernels import FUSED
 from modtrace.timeline.contents import COMPILED
 from modtrace.timeline.summary.compiled import CompiledModule
@@ -175,6 +176,10 @@ def test_products_are_in_the_module_whose_shapes_they_have(tmp_path: Path) -> No
     assert all(" + " in fqn for fqn in fused)
     assert not [note for note in merged.notes if "not in the profile" in note or "not known" in note]
     assert "divided by the bytes" in merged.timeline.summary().tables["compiled"].to("text")
+
+    calls = Counter((span.fqn, span.phase, span.call) for span in merged.timeline.spans)
+    assert max(calls.values()) > 1  # kernels of others run in between
+    assert {count for counts in take_samples(merged.timeline).calls.values() for count in counts.tolist()} == {1}
 
 
 def test_operators_with_several_results_and_with_random_numbers(tmp_path: Path) -> None:

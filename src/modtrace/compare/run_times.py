@@ -23,6 +23,7 @@ from .._files import begins_with, open_regular
 from .._typing import Int64Array
 from ..timeline import PHASES, Timeline
 from ..timeline.args import ArgColumn
+from ..timeline.contents import COMPILED
 from ..timeline.memory import allocated
 from ..timeline.nesting import self_times
 from ..timeline.select import on_gpu, without_gpu
@@ -135,7 +136,14 @@ def take_samples(timeline: Timeline, by: GroupBy = "module", step_by: str | None
     total_ns = np.bincount(place, self_times(columns)[chosen], shape[0] * shape[1]).reshape(shape)
     ranks = _ranks_of(timeline, module[columns.name], len(fqns))[key_of_row // len(SAMPLED_PHASES), None]
     self_ns = np.rint(total_ns / ranks).astype(np.int64)
-    calls = np.rint(np.bincount(place, minlength=total_ns.size).reshape(shape) / ranks).astype(np.int64)
+    # Inside a compiled region a call may be several spans: kernels of others run in between.
+    regions = timeline.metadata.get(COMPILED)
+    outer = set(regions) if isinstance(regions, dict) else set()
+    inside = np.array([not outer.isdisjoint(names_around(name.fqn)[1:]) for name in timeline.names] or [False])
+    call = columns.take(chosen)
+    begins = ~inside[call.name]
+    begins[np.unique(np.stack([call.name, call.call, call.track, phase]), axis=1, return_index=True)[1]] = True
+    calls = np.rint(np.bincount(place, begins, total_ns.size).reshape(shape) / ranks).astype(np.int64)
     keys = [
         (fqns[key // len(SAMPLED_PHASES)], SAMPLED_PHASES[key % len(SAMPLED_PHASES)]) for key in key_of_row.tolist()
     ]
@@ -190,7 +198,7 @@ class ModuleRun(NamedTuple):
     Attributes:
         time: what it typically takes in a step in which it is called.
         steps: how many steps these are.
-        calls: the median of its spans in one.
+        calls: the median of its spans in one; of its calls, if it is inside a compiled region.
         fewest_calls: the least, but for one step in twenty.
         most_calls: the most, but for one in twenty.
     """
