@@ -1,4 +1,4 @@
-"""A browser and the Perfetto UI, for the tests that look at both, each file starts its own; operators on one thread."""
+"""A browser and the Perfetto UI, of which each file starts its own; operators on one thread; no compiled code kept."""
 
 from __future__ import annotations
 
@@ -49,3 +49,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def nothing_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let torch.compile find nothing that was compiled before, here or in a cache of files."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from modtrace.timeline.contents import COMPILED
 from modtrace.timeline.summary.compiled import CompiledModule
 
 pytestmark = [
-    pytest.mark.usefixtures("native_engine"),
+    pytest.mark.usefixtures("native_engine", "nothing_compiled"),
     pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"),
 ]
 
@@ -56,14 +55,6 @@ class Net(nn.Module):
 OWNERS = {96: "Net.blocks.0", 160: "Net.blocks.1", 7: "Net.head"}
 """By a size that only its products have: which module they are in."""
 X = torch.ones(64, 32)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 class Attention(nn.Module):

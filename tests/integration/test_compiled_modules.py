@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,6 +21,7 @@ from modtrace.track import compiled_graphs
 from tests.support.python_process import run_python
 
 pytestmark = [
+    pytest.mark.usefixtures("nothing_compiled"),
     pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
 ]
@@ -62,14 +62,6 @@ class Checkpointed(nn.Module):
 X = torch.ones(4, 16, 32)
 UP = 2 * 4 * 16 * 32 * 64
 """FLOPs of one product of `MLP`, in closed form."""
-
-
-@pytest.fixture(autouse=True)
-def _nothing_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def inside(timeline: modtrace.Timeline) -> list[CompiledModule]:
