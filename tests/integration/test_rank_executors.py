@@ -19,10 +19,9 @@ import modtrace
 from modtrace import ModtraceError
 from modtrace.cli.group import group as commands
 from modtrace.ranks import find_rank_recordings
-from tests.support.event_script import EventScript
-from tests.support.made_job import Culprit, MadeJob, read_template
+from tests.support.made_job import Culprit, MadeJob
 from tests.support.python_process import HANGS_AFTER_S, python_environment
-from tests.unit.test_ranks_slow import MS, write_steps
+from tests.unit.test_ranks_slow import MS, make_template
 
 pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("duckdb")
@@ -38,11 +37,8 @@ LATE = "SELECT rank, step, sum(self_ns) AS own FROM spans GROUP BY ALL ORDER BY 
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a job with 12 ranks of two hosts, of which rank 3 is slow."""
     folder = tmp_path_factory.mktemp("job")
-    script = EventScript(1024, folder / "one.modtrace", {"rank": 0, "pid": 1})
-    write_steps(script, sharded=False)
-    script.close()
     (folder / "run").mkdir()
-    template = read_template(folder / "one.modtrace")
+    template = make_template(folder / "one.modtrace")
     MadeJob(template, RANKS, 25, [Culprit(3, "Net.second", "backward", 2 * MS)]).write(folder / "run")
     return folder / "run"
 

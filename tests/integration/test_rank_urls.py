@@ -16,10 +16,9 @@ import modtrace
 from modtrace import ModtraceError
 from modtrace.cli.group import group as commands
 from modtrace.ranks import find_rank_recordings
-from tests.support.event_script import EventScript
-from tests.support.made_job import RANKS_PER_HOST, Culprit, MadeJob, read_template
+from tests.support.made_job import RANKS_PER_HOST, Culprit, MadeJob
 from tests.support.s3_server import S3Server, s3_server
-from tests.unit.test_ranks_slow import MS, write_steps
+from tests.unit.test_ranks_slow import MS, make_template
 
 pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("duckdb")
@@ -36,12 +35,9 @@ URL = "s3://bucket/run"
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of a job with 32 ranks, `run`, and one for what each of its four hosts has of it."""
     folder = tmp_path_factory.mktemp("job")
-    script = EventScript(1024, folder / "one.modtrace", {"rank": 0, "pid": 1})
-    write_steps(script, sharded=False)
-    script.close()
     (folder / "run").mkdir()
     culprit = Culprit(13, "Net.second", "backward", 2 * MS)
-    MadeJob(read_template(folder / "one.modtrace"), HOSTS * RANKS_PER_HOST, 25, [culprit]).write(folder / "run")
+    MadeJob(make_template(folder / "one.modtrace"), HOSTS * RANKS_PER_HOST, 25, [culprit]).write(folder / "run")
     for file in find_rank_recordings(folder / "run"):
         host = folder / f"host{file.rank // RANKS_PER_HOST}"
         host.mkdir(exist_ok=True)

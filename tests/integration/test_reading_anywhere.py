@@ -14,11 +14,10 @@ import modtrace
 from modtrace.cli.group import group
 from modtrace.track.native.build import missing_compiler
 from tests.support.absent_names import Platform
-from tests.support.event_script import EventScript
-from tests.support.made_job import Culprit, MadeJob, read_template
+from tests.support.made_job import Culprit, MadeJob
 from tests.support.python_process import python_environment, run_python, start_python
 from tests.support.view_process import see_page
-from tests.unit.test_ranks_slow import write_steps
+from tests.unit.test_ranks_slow import make_template
 
 MAKE_FILES = """
 import os, shutil, torch, modtrace
@@ -110,12 +109,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("files")
     run_python("-c", MAKE_FILES, cwd=folder)
     one_rank = tmp_path_factory.mktemp("rank") / "one.modtrace"
-    script = EventScript(1024, one_rank, {"rank": 0, "pid": 1})
-    write_steps(script, sharded=False)
-    script.close()
     (folder / "job").mkdir()
     culprit = Culprit(2, "Net.second", "backward", 2_000_000)
-    MadeJob(read_template(one_rank), 4, 12, [culprit]).write(folder / "job")
+    MadeJob(make_template(one_rank), 4, 12, [culprit]).write(folder / "job")
     for command in ("diff --save-baseline baseline.json run.modtrace", "ranks pack job -o dataset --processes 1"):
         run_python("-m", "modtrace", *command.split(), cwd=folder)
     return folder

@@ -21,10 +21,10 @@ from modtrace.ring import Kind
 from modtrace.timeline.decode import pieces
 from modtrace.timeline.summary import take_steps
 from tests.support.event_script import EventScript
-from tests.support.made_job import Culprit, MadeJob, read_template
+from tests.support.made_job import Culprit, MadeJob
 from tests.unit.test_flops import counted
 from tests.unit.test_ranks import HOSTS, write_ring
-from tests.unit.test_ranks_slow import ALL_REDUCE, LATE_IN, MS, template_with_ranges, write_steps
+from tests.unit.test_ranks_slow import ALL_REDUCE, LATE_IN, MS, make_template, template_with_ranges, write_steps
 from tests.unit.test_ring_pieces import as_values
 
 pq = pytest.importorskip("pyarrow.parquet")
@@ -47,11 +47,8 @@ def run(tmp_path: Path) -> Path:
     """The folder of a job with 12 ranks of two hosts, of which rank 3 is slow."""
     folder = tmp_path / "run"
     folder.mkdir()
-    script = EventScript(1024, tmp_path / "one.modtrace", {"rank": 0, "pid": 1})
-    write_steps(script, sharded=False)
-    script.close()
     culprit = Culprit(3, "Net.second", "backward", 2 * MS)
-    MadeJob(read_template(tmp_path / "one.modtrace"), 12, STEPS, [culprit]).write(folder)
+    MadeJob(make_template(tmp_path / "one.modtrace"), 12, STEPS, [culprit]).write(folder)
     return folder
 
 

@@ -94,11 +94,16 @@ def write_steps(script: EventScript, *, sharded: bool, with_ranges: bool = False
             in_range('["saving", "torch.save"]')
 
 
-def template_with_ranges(tmp_path: Path, *, sharded: bool = False) -> Template:
-    script = EventScript(1024, tmp_path / "ranges.modtrace", {"rank": 0, "pid": 1})
-    write_steps(script, sharded=sharded, with_ranges=True)
+def make_template(ring: Path, *, sharded: bool = False, with_ranges: bool = False) -> Template:
+    """Write the steps of one rank, see `write_steps`, and read what ranks of a made job repeat."""
+    script = EventScript(1024, ring, {"rank": 0, "pid": 1})
+    write_steps(script, sharded=sharded, with_ranges=with_ranges)
     script.close()
-    return read_template(tmp_path / "ranges.modtrace")
+    return read_template(ring)
+
+
+def template_with_ranges(tmp_path: Path, *, sharded: bool = False) -> Template:
+    return make_template(tmp_path / "ranges.modtrace", sharded=sharded, with_ranges=True)
 
 
 LATE_IN = [
@@ -278,10 +283,7 @@ def test_a_rank_that_is_late_in_its_data_loader_is_named_with_that(tmp_path: Pat
 
 @pytest.fixture(params=["ddp", "fsdp"])
 def template(request: pytest.FixtureRequest, tmp_path: Path) -> Template:
-    script = EventScript(1024, tmp_path / "one.modtrace", {"rank": 0, "pid": 1})
-    write_steps(script, sharded=request.param == "fsdp")
-    script.close()
-    return read_template(tmp_path / "one.modtrace")
+    return make_template(tmp_path / "one.modtrace", sharded=request.param == "fsdp")
 
 
 def find(folder: Path, job: MadeJob) -> SlowRun:
