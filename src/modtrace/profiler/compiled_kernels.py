@@ -20,6 +20,7 @@ import numpy as np
 
 from .._numbering import Numbering
 from .._typing import Int64Array
+from ..formats.event_table import split_by
 from ..timeline import PHASES, Name, Slices, Timeline
 from ..timeline.contents import COMPILED
 from ..timeline.decode.path_spans import LabelledInterval, spans_from_intervals
@@ -72,10 +73,10 @@ def with_kernel_modules(
         events: the trace's.
         threads: the OS thread of each of the trace's tracks, or -1.
     """
-    graphs, calls, ops = _known_graphs(timeline.metadata), events.graph_calls, events.graph_ops
+    calls, ops = events.graph_calls, events.graph_ops
     if COMPILED not in timeline.metadata or not len(calls):
         return timeline, [], []
-    columns = timeline.columns
+    graphs, columns = _known_graphs(timeline.metadata), timeline.columns
     region = innermost_spans(timeline).on_threads(threads[calls.track], calls.start)
     names = Numbering[Name]()
     own_names = np.array([names[name] for name in timeline.names] or [0], np.int32)
@@ -88,11 +89,13 @@ def with_kernel_modules(
         fqn = timeline.names[columns.name[outer]].fqn if outer >= 0 else ""
         inner = inner_of[number]
         called = [_plain(events.graph_op_names[name]) for name in ops.name[inner].tolist()]
-        graph = _best(graphs.get((fqn, events.graph_keys[calls.name[number]]), ()), called)
-        if graph is None:
+        # Without a cache all graphs of a region have one key: the one counts whose kernels are called.
+        candidates = graphs.get((fqn, events.graph_keys[calls.name[number]]), ())
+        matched = [(graph, _match(graph.kernels, called)) for graph in candidates]
+        if not matched:
             unknown += 1
             continue
-        places = _match(graph.kernels, called)
+        graph, places = max(matched, key=_share_called)
         unseen += len(graph.kernels) - sum(place >= 0 for place in places)
         found += [
             KernelCall(graph, graph.kernels[place], row) for place, row in zip(places, inner, strict=True) if place >= 0
@@ -182,11 +185,10 @@ def _durations(events: ProfilerEvents, ops: NamedSlices, launch: Int64Array) -> 
     of_work = events.launches.take(launch[launched])
     took = np.zeros(len(ops), np.int64)
     order = np.lexsort((ops.start, ops.track))
-    for track in np.unique(ops.track).tolist():
-        own = order[ops.track[order] == track]
-        work = np.flatnonzero(of_work.track == track)
+    for own in split_by(ops.track[order], order):
+        work = np.flatnonzero(of_work.track == ops.track[own[0]])
         at = np.searchsorted(ops.start[own], of_work.start[work], side="right") - 1
-        is_in = (at >= 0) & (of_work.start[work] < ops.end[own[np.maximum(at, 0)]]) if len(own) else at >= 0
+        is_in = (at >= 0) & (of_work.start[work] < ops.end[own[np.maximum(at, 0)]])
         np.add.at(took, own[at[is_in]], events.work.duration[launched[work[is_in]]])
     return took if took.any() else ops.duration
 
@@ -240,10 +242,11 @@ def _plain(name: str) -> str:
 def _top_level(calls: NamedSlices, ops: NamedSlices) -> list[list[int]]:
     """Return the operators that each call runs itself, in order."""
     order = np.lexsort((-ops.end, ops.start, ops.track))
+    on_track = {int(ops.track[on[0]]): (on, ops.start[on]) for on in split_by(ops.track[order], order)}
     inner: list[list[int]] = []
     for track, start, end in zip(calls.track.tolist(), calls.start.tolist(), calls.end.tolist(), strict=True):
-        on = order[ops.track[order] == track]
-        first, last = np.searchsorted(ops.start[on], (start, end))
+        on, starts = on_track.get(track, (order[:0], order[:0]))
+        first, last = np.searchsorted(starts, (start, end))
         rows, until = [], start
         for row in on[first:last].tolist():
             if ops.start[row] >= until and ops.end[row] <= end:
@@ -253,15 +256,9 @@ def _top_level(calls: NamedSlices, ops: NamedSlices) -> list[list[int]]:
     return inner
 
 
-def _best(graphs: Sequence[_Graph], called: Sequence[str]) -> _Graph | None:
-    """Return the graph of these whose kernels are called; without a cache all graphs of a region have one key."""
-    if len(graphs) < 2:
-        return graphs[0] if graphs else None
-
-    def share(graph: _Graph) -> float:
-        return sum(place >= 0 for place in _match(graph.kernels, called)) / len(graph.kernels)
-
-    return max(graphs, key=share)
+def _share_called(matched: tuple[_Graph, Sequence[int]]) -> float:
+    graph, places = matched
+    return sum(place >= 0 for place in places) / len(graph.kernels)
 
 
 def _match(kernels: Sequence[_Kernel], called: Sequence[str]) -> list[int]:
