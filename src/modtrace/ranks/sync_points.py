@@ -20,6 +20,11 @@ SYNCHRONIZING = ("all_", "reduce_scatter", "barrier", "monitored_barrier")
 
 _COUNTER_BITS = 40
 
+_PER_READING = 64
+"""Collectives that one reading takes, if there are so many."""
+_MAX_READINGS = 64
+_MIN_RATE_ERROR = 1e-6
+"""How far the rate of two clocks changes within a reading at least."""
 GroupKey = tuple[str, tuple[int, ...]]
 """A process group: its name as torch has it, and its global ranks, as different groups can have one name."""
 
@@ -145,13 +150,6 @@ def _last_activity(timeline: Timeline, until: Int64Array) -> Int64Array:
     if not len(start):
         return np.full(len(until), np.iinfo(np.int64).min)
     return np.where(index >= 0, np.minimum(end[np.maximum(index, 0)], until), np.iinfo(np.int64).min)
-
-
-_PER_READING = 64
-"""Collectives that one reading takes, if there are so many."""
-_MAX_READINGS = 64
-_MIN_RATE_ERROR = 1e-6
-"""How far the rate of two clocks changes within a reading at least."""
 
 
 def offsets_by_collectives(
