@@ -4,6 +4,7 @@ A sync mark is a moment that both the ring and a running torch.profiler record; 
 """
 
 import fnmatch
+import gc
 import logging
 import os
 import threading
@@ -52,6 +53,13 @@ class EngineOptions(NamedTuple):
     # Count what tensors hold on the CPU. The portable engine says that it does not.
     memory: bool = False
     flops: bool = False  # count operators; the native engine alone does
+
+
+def call_at_collections(*callbacks: Callable[[str, dict[str, int]], object]) -> None:
+    """Have garbage collections call these for good; one that is there already stays the only one."""
+    # By identity: a user's callback may refuse to be compared.
+    known = set(map(id, gc.callbacks))
+    gc.callbacks.extend(callback for callback in callbacks if id(callback) not in known)
 
 
 class EventSink(Protocol):

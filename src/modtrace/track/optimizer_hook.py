@@ -7,7 +7,6 @@ compiled of the step runs.
 
 import contextlib
 import logging
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from types import CodeType, FrameType
@@ -51,12 +50,14 @@ def _tell(optimizer: Optimizer) -> None:
 
 @skip_all
 def tell_own_step(optimizer: Any) -> None:
-    """Call the listeners after a step of an optimizer that is not torch's; torch calls them for its own.
-
-    Nothing, if it derives from torch's or runs in a step of one.
-    """
-    if not isinstance(optimizer, Optimizer) and not step_frames(sys._getframe(1)):
+    """Call the listeners after a step of an optimizer that does not derive from torch's; torch calls them for those."""
+    if not is_of_torch(optimizer):
         _tell(optimizer)
+
+
+def is_of_torch(optimizer: object) -> bool:
+    """Whether it is an optimizer of torch's or derives from one; nothing of the user's is asked."""
+    return issubclass(type(optimizer), Optimizer)
 
 
 def add_step_hook(listener: Callable[[Optimizer], None]) -> None:

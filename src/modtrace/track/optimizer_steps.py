@@ -9,17 +9,17 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard, cast
 
 import torch
 from torch.optim.optimizer import Optimizer
 from torch.utils.weak import TensorWeakRef
 
-from .._interrupts import Exclusive, WeakMap
+from .._interrupts import Exclusive, WeakMap, raised_by_handler
 from .compiled_regions import CompiledRegions
 from .greenlets import PerGreenlet
-from .optimizer_hook import add_step_hook, is_compiled_step, remove_step_hook, step_frames
-from .unseen import unseen_by_modes
+from .optimizer_hook import add_step_hook, is_compiled_step, is_of_torch, remove_step_hook, step_frames
+from .unseen import class_name, unseen_by_modes, weakref_offset
 
 
 class OptimizerSteps:
@@ -80,11 +80,12 @@ class OptimizerSteps:
         self.regions.stop()
 
     def _after_step(self, optimizer: Any) -> None:
-        if not isinstance(optimizer, Optimizer) and not self._counts(optimizer):
+        of_torch = is_of_torch(optimizer)
+        if not of_torch and not self._counts(optimizer):
             return
         frames = step_frames(sys._getframe(1))
-        # More than one: another optimizer steps this one.
-        if len(frames) <= 1 and not any(type(frame.f_trace) is _Counted for frame in frames):
+        # More frames than its own: another optimizer steps this one.
+        if len(frames) <= of_torch and not any(type(frame.f_trace) is _Counted for frame in frames):
             self._count(optimizer)
 
     def _counts(self, own: object) -> bool:
@@ -92,7 +93,7 @@ class OptimizerSteps:
         if self._counts_own is None:
             self._counts_own = self._present is None and not [*_find_others(None)]
         # Slots without `__weakref__` let nothing follow an object.
-        return self._counts_own and type(own).__weakrefoffset__ != 0
+        return self._counts_own and weakref_offset(type(own)) != 0
 
     def _after_region(self, caller: FrameType) -> None:
         """Count a step of which a compiled region, which this frame called, is a part."""
@@ -104,10 +105,10 @@ class OptimizerSteps:
         if type(frame.f_trace) is _Counted:
             step = self._steps.get()
             self._on_step(step.number, self._is_complete(step))
-        elif frame.f_trace is None and isinstance(first, Optimizer):
+        elif frame.f_trace is None and is_of_torch(first):
             # What can be kept in a frame, and goes with it; called only while a debugger traces the thread.
             frame.f_trace = _Counted()
-            self._count(first)
+            self._count(cast("Optimizer", first))
 
     def _count(self, optimizer: Optimizer) -> None:
         key, step = _key(optimizer), self._steps.get()
@@ -171,7 +172,7 @@ def describe_optimizer(optimizer: Optimizer) -> dict[str, object]:
 
     What an optimizer of another kind does not have is left out.
     """
-    said: dict[str, object] = {"class": type(optimizer).__name__}
+    said: dict[str, object] = {"class": class_name(type(optimizer))}
     with contextlib.suppress(AttributeError, KeyError, TypeError, StopIteration), unseen_by_modes():
         groups = optimizer.param_groups
         said["tensors"] = sum(len(group["params"]) for group in groups)
@@ -230,7 +231,7 @@ class _Member(NamedTuple):
     def of(cls, key: object) -> _Member:
         """Return the optimizer that has `key`, with its gradient as it is now."""
         with unseen_by_modes():
-            gradient = key.grad if isinstance(key, torch.Tensor) else None
+            gradient = key.grad if _is_tensor(key) else None
             if gradient is None or gradient.is_inference():
                 return cls(weakref.ref(key))
             return cls(weakref.ref(key), TensorWeakRef(gradient), gradient._version)
@@ -238,7 +239,7 @@ class _Member(NamedTuple):
     def is_used(self) -> bool:
         """Whether its parameter got gradients after its step (setting them to zero looks the same), or is frozen."""
         parameter = self.key()
-        if not isinstance(parameter, torch.Tensor):
+        if not _is_tensor(parameter):
             return False
         with unseen_by_modes():
             before: torch.Tensor | None = None if self.gradient is None else self.gradient()
@@ -265,17 +266,26 @@ def _find_others(key: object) -> WeakMap[object, bool]:
     others: WeakMap[object, bool] = WeakMap()
     # An object refers to its class. To ask the collector for those that do is twice as quick as to look at each.
     for other in gc.get_referrers(*kinds):
-        if issubclass(type(other), Optimizer) and (other_key := _key(other)) is not key:
+        if is_of_torch(other) and (other_key := _key(other)) is not key:
             others[other_key] = False
     return others
 
 
 def _key(optimizer: Optimizer) -> object:
     """Return the key of an optimizer: its first parameter, else itself."""
-    # A class of the user's may hold anything.
-    groups = getattr(optimizer, "param_groups", None)
-    for group in groups if isinstance(groups, list | tuple) else ():
-        parameters = group.get("params") if isinstance(group, Mapping) else None
-        if isinstance(parameters, list | tuple) and parameters and isinstance(parameters[0], torch.Tensor):
-            return parameters[0]
+    try:
+        # A class of the user's may hold anything.
+        groups = getattr(optimizer, "param_groups", None)
+        for group in groups if isinstance(groups, list | tuple) else ():
+            parameters = group.get("params") if isinstance(group, Mapping) else None
+            if isinstance(parameters, list | tuple) and parameters and _is_tensor(parameters[0]):
+                return parameters[0]
+    except Exception as error:
+        if raised_by_handler(error):
+            raise
     return optimizer
+
+
+def _is_tensor(value: object) -> TypeGuard[torch.Tensor]:
+    """Whether it is a tensor; its class is not asked."""
+    return issubclass(type(value), torch.Tensor)

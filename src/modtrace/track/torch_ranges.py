@@ -5,6 +5,7 @@ the portable one wraps the class. What torch gives no name (clipping, scalers, s
 here. All of this is put in its place once per process and stays; a recording switches it on and off.
 """
 
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ import torch
 from torch import nn
 from torch.autograd.profiler import record_function
 from torch.compiler import is_dynamo_compiling
-from torch.optim import lr_scheduler
+from torch.optim import Optimizer, lr_scheduler
 
 from .._after_import import call_after_import
 from ..ring import NameTable
@@ -25,7 +26,7 @@ from .event_sink import EventSink, OnError
 from .naming.modules import Backoff
 from .optimizer_hook import tell_own_step
 from .ranges import OpenRange, RangeRecorder, begin_named
-from .unseen import skip_all, skip_frame
+from .unseen import class_name, skip_all, skip_frame
 
 _PREPARED = ("enumerate(", "Optimizer.")
 """How the names begin of ranges that torch enters as soon as it has made them."""
@@ -34,6 +35,10 @@ _LOADER_MODULE = "torch.utils.data.dataloader"
 _GENERATE_MODULE = "transformers.generation.utils"
 _ANNOTATING = ("torch.cuda.nvtx", "torch.profiler.itt")  # ranges for the profilers of NVIDIA and Intel
 _INNER = "_modtrace_inner"
+_SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+# Past what a metaclass of the user's may do.
+_bases: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
+_namespace: Callable[[type], Mapping[str, Any]] = type.__dict__["__dict__"].__get__
 
 
 class TorchRanges(RangeRecorder):
@@ -85,11 +90,14 @@ def replace_code(function: Any, call: Callable[..., Any]) -> None:
     """Have a function call `call` with what it did until now, followed by its arguments, once per process.
 
     Args:
-        function: it; what is not written in Python stays as it is.
+        function: it; stays as it is if it is not written in Python, is a coroutine or generator (what calls it may
+            ask for that), or if torch has put its own range around it.
         call: returns what the function returns.
     """
-    defaults = getattr(function, "__kwdefaults__", None) or {}
-    if not isinstance(function, FunctionType) or _INNER in defaults:
+    if type(function) is not FunctionType or function.__code__.co_flags & _SUSPENDS or "hooked" in vars(function):
+        return
+    defaults = function.__kwdefaults__ or {}
+    if _INNER in defaults:
         return
     code, attributes = function.__code__, dict(vars(function))
     inner = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
@@ -118,8 +126,8 @@ def _call_in_range(
     try:
         kind = type(args[0]) if args and "{}" in name else object
         # The step of an optimizer that torch's `Optimizer` set up has a range of torch's.
-        if not getattr(getattr(kind, function.__name__, None), "hooked", False):
-            opened = ranges.begin(name.format(kind.__name__), category)
+        if not issubclass(kind, Optimizer) or not getattr(getattr(kind, function.__name__, None), "hooked", False):
+            opened = ranges.begin(name.format(class_name(kind)), category)
         return function(*args, **kwargs)
     finally:
         ranges.end(opened)
@@ -180,18 +188,16 @@ def wrap_function(function: Any, name: str, category: RangeCategory = "optimizer
     """Have each call of a function be a range, for those who imported it before too: its code is replaced.
 
     Args:
-        function: it; what is not written in Python has no range.
+        function: it; has no range where `replace_code` leaves it as it is.
         name: of the range; a `{}` in it is the class of the first argument.
         category: of the range.
     """
-    if not getattr(function, "hooked", False):
-        replace_code(function, partial(_call_in_range, name, category))
+    replace_code(function, partial(_call_in_range, name, category))
 
 
 _OPTIMIZING = ("step", "zero_grad")
 _SAVING = ("save_pretrained", "save_state", "load_state", "save_model", "save_checkpoint", "load_checkpoint")
 _METHODS = frozenset(_OPTIMIZING + _SAVING)
-_namespace: Callable[[type], Mapping[str, Any]] = type.__dict__["__dict__"].__get__
 
 
 def _wrap_classes() -> None:
@@ -215,11 +221,10 @@ def _wrap_classes() -> None:
             continue
         for name in _SAVING:
             wrap_function(own.get(name), f"{{}}.{name}", "saving")
-        bases = kind.__mro__
+        bases = _bases(kind)
         if nn.Module not in bases and all(any(name in _namespace(base) for base in bases) for name in _OPTIMIZING):
             wrap_function(own.get("zero_grad"), "{}.zero_grad", "optimizer")
-            if not getattr(own.get("step"), "hooked", False):
-                replace_code(own.get("step"), _call_own_step)
+            replace_code(own.get("step"), _call_own_step)
 
 
 @cache

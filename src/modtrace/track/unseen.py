@@ -13,6 +13,9 @@ from torch._C._dynamo import eval_frame
 
 _imported: Callable[[str], Any] = sys.modules.get
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+# What a class is called and whether its objects can be followed, past what a metaclass of the user's may do.
+class_name: Callable[[type], str] = type.__dict__["__name__"].__get__
+weakref_offset: Callable[[type], int] = type.__dict__["__weakrefoffset__"].__get__
 
 
 def skip_frame(function: _Function) -> _Function:

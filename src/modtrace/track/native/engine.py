@@ -1,6 +1,5 @@
 """The native engine: calls and backward passes are seen, and written, in C++."""
 
-import gc
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -16,7 +15,7 @@ from ...ring.slot_format import ALLOCATED, CUDA_ALLOCATED, KIND_SHIFT, REFUSED
 from ..call_patch import MAKE_GRADIENTS, RUN_BACKWARD, Patch, Wrapper
 from ..checkpoint_reruns import CheckpointReruns
 from ..collectives import NativeCollectives
-from ..event_sink import EngineOptions, OnError, SyncMarks, warn_without
+from ..event_sink import EngineOptions, OnError, SyncMarks, call_at_collections, warn_without
 from ..greenlets import ThreadNumbers
 from ..naming.module_names import ModuleNames
 from ..torch_ranges import TorchRanges
@@ -70,8 +69,8 @@ class NativeEngine:
         # One that an interrupt kept from being stopped.
         self._native.stop_device_times()
         self._native.stop()
-        if self._ranges is not None and self._native.on_collection not in gc.callbacks:
-            gc.callbacks.append(self._native.on_collection)  # it stays, and does nothing if nothing records
+        if self._ranges is not None:
+            call_at_collections(self._native.on_collection)  # does nothing if nothing records
         self._native.start(
             ring.buffer,
             ring.offset,

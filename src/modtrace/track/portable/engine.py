@@ -8,7 +8,6 @@ the call's graph is searched for it, at its exit, and then the graph of a pass, 
 says "backward is over".
 """
 
-import gc
 import itertools
 import threading
 import time
@@ -43,7 +42,7 @@ from ...ring.slot_format import (
 from ..call_patch import Patch, Wrapper
 from ..checkpoint_reruns import CheckpointReruns
 from ..collectives import PortableCollectives
-from ..event_sink import EngineOptions, OnError, SyncMarks
+from ..event_sink import EngineOptions, OnError, SyncMarks, call_at_collections
 from ..greenlets import ThreadNumbers
 from ..naming.module_names import ModuleNames
 from ..torch_ranges import TorchRanges
@@ -105,7 +104,7 @@ class PortableCollections:
 
     def start(self) -> None:
         """Begin with the next collection."""
-        gc.callbacks.extend(callback for callback in _CALLBACKS if callback not in gc.callbacks)
+        call_at_collections(*_CALLBACKS)
         _notes.clear()
         self._began_ns = 0
 

@@ -1,0 +1,136 @@
+"""Optimizers and callbacks of the user's are not asked, not changed and not waited for when their steps are ranges."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import modtrace
+
+
+class Refuses:
+    """Refuses to be looked at or compared."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ValueError(name)
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("==")
+
+    __hash__ = object.__hash__
+
+
+class Plain:
+    """A whole optimizer."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def step(self) -> int:
+        self.steps += 1
+        return self.steps
+
+    def zero_grad(self) -> None:
+        pass
+
+
+class OfNoClass(Plain):
+    """One that does not say of which class it is."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        raise ValueError("__class__")
+
+
+class Closed(type):
+    """A class that gives nothing."""
+
+    def __getattribute__(cls, name: str) -> Any:
+        raise ValueError(name)
+
+
+class OfClosed(Plain, metaclass=Closed):
+    def step(self) -> int:
+        return Plain.step(self)
+
+
+def of_closed() -> Any:
+    own = object.__new__(OfClosed)
+    own.steps = 0
+    return own
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [(Plain, ["Plain.step"]), (OfNoClass, ["OfNoClass.step"]), (of_closed, ["OfClosed.step"] * 2)],
+)
+def test_a_step_is_a_range_whatever_its_class_refuses(engine: Any, make: Callable[[], Any], names: list[str]) -> None:
+    gc.collect()  # torch's optimizers of other tests
+    own = make()
+    with modtrace.record(engine=engine) as recording:
+        for _ in range(2):
+            nn.Linear(1, 1)(torch.ones(1, 1)).sum().backward()
+            own.step()
+
+    ranges = [row.name for row in recording.timeline().ranges if row.category == "optimizer"]
+    assert (own.steps, recording.steps) == (2, 2)
+    assert ranges == names * 2
+
+
+def test_what_cannot_be_asked_whether_torch_wraps_it_stays(engine: Any) -> None:
+    refusing = Refuses()
+    later: Any = type("Later", (), {"step": refusing, "zero_grad": refusing, "save_state": refusing})
+    with modtrace.record(engine=engine) as recording:
+        nn.Linear(1, 1)(torch.ones(1, 1))
+    assert vars(later)["step"] is refusing
+    assert len(recording.timeline().spans) == 1
+
+
+async def coroutine(self: Any) -> int:
+    return 1
+
+
+def generator(self: Any) -> Iterator[int]:
+    yield 1
+
+
+async def asynchronous_generator(self: Any) -> Any:
+    yield 1
+
+
+@pytest.mark.parametrize(
+    ("function", "asks"),
+    [
+        (coroutine, inspect.iscoroutinefunction),
+        (generator, inspect.isgeneratorfunction),
+        (asynchronous_generator, inspect.isasyncgenfunction),
+    ],
+)
+def test_what_suspends_is_left_as_it_is(engine: Any, function: Any, asks: Callable[[Any], bool]) -> None:
+    code = function.__code__
+    kind: Any = type("Suspends", (), dict.fromkeys(("step", "zero_grad", "save_model"), function))
+    with modtrace.record(engine=engine):
+        nn.Linear(1, 1)(torch.ones(1, 1))
+    assert asks(kind.step)
+    assert function.__code__ is code
+
+
+def test_callbacks_of_the_collector_are_not_compared(engine: Any) -> None:
+    refusing: Any = type("Callback", (Refuses,), {"__call__": lambda self, phase, info: None})()
+    gc.callbacks.insert(0, refusing)
+    try:
+        for _ in range(2):
+            with modtrace.record(engine=engine) as recording:
+                nn.Linear(1, 1)(torch.ones(1, 1))
+            count = len(gc.callbacks)
+            assert len(recording.timeline().spans) == 1
+        with modtrace.record(engine=engine):
+            assert len(gc.callbacks) == count
+    finally:
+        gc.callbacks[:] = [callback for callback in gc.callbacks if callback is not refusing]
