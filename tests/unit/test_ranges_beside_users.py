@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import inspect
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.optim import SGD
 
 import modtrace
+from modtrace.track import optimizer_steps
 
 
 class Refuses:
@@ -134,3 +138,33 @@ def test_callbacks_of_the_collector_are_not_compared(engine: Any) -> None:
             assert len(gc.callbacks) == count
     finally:
         gc.callbacks[:] = [callback for callback in gc.callbacks if callback is not refusing]
+
+
+@pytest.mark.parametrize("make", [Plain, lambda: SGD([nn.Parameter(torch.ones(1))], 0.1)])
+def test_no_step_waits_for_a_walk_through_all_objects(
+    engine: Any, make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gc.collect()
+    optimizer = make()
+    walks: list[Any] = []
+
+    def walk(*kinds: Any) -> list[Any]:
+        walks.append(kinds)
+        return []
+
+    with modtrace.record(engine=engine) as recording:
+        monkeypatch.setattr(gc, "get_referrers", walk)
+        monkeypatch.setattr(gc, "get_objects", walk)
+        nn.Linear(1, 1)(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+    assert recording.steps == 1
+    assert walks == []
+
+
+def test_optimizers_are_known_however_they_are_made() -> None:
+    before = SGD([nn.Parameter(torch.ones(1))], 0.1)
+    with modtrace.record():
+        pass
+    made = [before, SGD([nn.Parameter(torch.ones(1))], 0.1), copy.deepcopy(before), pickle.loads(pickle.dumps(before))]
+    others = optimizer_steps._find_others(before.param_groups[0]["params"][0])
+    assert [others.get(optimizer.param_groups[0]["params"][0]) for optimizer in made] == [None, False, False, False]

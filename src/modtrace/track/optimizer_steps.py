@@ -8,6 +8,7 @@ import itertools
 import sys
 import weakref
 from collections.abc import Callable, Mapping
+from functools import cache, wraps
 from types import FrameType
 from typing import Any, NamedTuple, TypeGuard, cast
 
@@ -19,7 +20,7 @@ from .._interrupts import Exclusive, WeakMap, raised_by_handler
 from .compiled_regions import CompiledRegions
 from .greenlets import PerGreenlet
 from .optimizer_hook import add_step_hook, is_compiled_step, is_of_torch, remove_step_hook, step_frames
-from .unseen import class_name, unseen_by_modes, weakref_offset
+from .unseen import class_name, skip_all, unseen_by_modes, weakref_offset
 
 
 class OptimizerSteps:
@@ -70,6 +71,7 @@ class OptimizerSteps:
 
     def start(self) -> None:
         """Begin to count steps."""
+        _watch_optimizers()
         add_step_hook(self._after_step)
         self.regions.start()
 
@@ -256,17 +258,36 @@ class _Counted:
         """Trace nothing."""
 
 
-def _find_others(key: object) -> WeakMap[object, bool]:
-    """Return the keys of all other optimizers that are alive, with False each."""
+_alive: WeakMap[Optimizer, bool] = WeakMap()
+"""All optimizers of torch's, and those that derive from them."""
+
+
+@cache
+def _watch_optimizers() -> None:
+    """Know all optimizers from now on: torch prepares each when it is made, copied or loaded."""
+    prepare: Any = Optimizer._patch_step_function
+
+    @wraps(prepare)
+    def _patch_step_function(self: Optimizer) -> None:
+        _alive[self] = True
+        prepare(self)
+
+    Optimizer._patch_step_function = skip_all(_patch_step_function)  # type: ignore[method-assign]
     kinds: list[type[Optimizer]] = [Optimizer]
     for kind in kinds:
         kinds += type.__subclasses__(kind)
-    # If torch does not wrap `step`, as in accelerate's wrapper of an optimizer, no hook is called.
-    kinds = [kind for kind in kinds if getattr(kind.step, "hooked", False)]
-    others: WeakMap[object, bool] = WeakMap()
     # An object refers to its class. To ask the collector for those that do is twice as quick as to look at each.
-    for other in gc.get_referrers(*kinds):
-        if is_of_torch(other) and (other_key := _key(other)) is not key:
+    for optimizer in gc.get_referrers(*kinds):
+        if is_of_torch(optimizer):
+            _alive[optimizer] = True
+
+
+def _find_others(key: object) -> WeakMap[object, bool]:
+    """Return the keys of all other optimizers that are alive, with False each."""
+    others: WeakMap[object, bool] = WeakMap()
+    for other in _alive:
+        # If torch does not wrap `step`, as in accelerate's wrapper of an optimizer, no hook is called.
+        if getattr(type(other).step, "hooked", False) and (other_key := _key(other)) is not key:
             others[other_key] = False
     return others
 
