@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 import modtrace
 from modtrace.cli.group import group
@@ -221,8 +223,10 @@ def test_nothing_is_found_where_nothing_changed_beyond_the_noise() -> None:
     # A collection that one recording has in two steps.
     assert compare_runs([model()], [model(parts={"gc": times(40 * MS, steps=2)})], {}).findings == []
     comparison = compare_runs([model()], [model(barely)], {})
+    # With one recording a side steps may differ by exp(4.07 · 0.1 · √2).
     closing = (
-        "nothing changed; looked at: times, calls and classes of 13 modules, 2 parts of the step, "
+        "nothing changed beyond the noise; the step: +0.0%, from -43.7% to +77.7%: to tell more, record more a side, "
+        "in turns (now 1 and 1); looked at: times, calls and classes of 13 modules, 2 parts of the step, "
         "FLOPs and shapes where both sides have them"
     )
     assert str(comparison).splitlines()[:2] == [closing, ""]
@@ -230,6 +234,66 @@ def test_nothing_is_found_where_nothing_changed_beyond_the_noise() -> None:
     assert json.loads(comparison.to_json())["findings"] == []
     few = [run._replace(steps=5) for run in (model(), model(barely))]
     assert compare_runs(few[:1], few[1:], {}).findings_lines == []
+
+
+def test_what_cannot_be_told_is_said_first_and_fails_no_budget_in_silence(tmp_path: Path) -> None:
+    base = [model({("GPT.h.2", "forward"): 3 * MS})._replace(warm_up=n) for n in range(3)]
+    slow = {1.1: 3.3 * MS, 1.7: 7 * MS, 2.6: 9 * MS}
+    new = [
+        model({("GPT.h.2", "forward"): ns})._replace(step=Typical(50 * MS * step, 1e-8)) for step, ns in slow.items()
+    ]
+    comparison = compare_runs(base, new, {})
+    row = next(change for change in comparison.changes if (change.fqn, change.phase) == ("GPT.h.2", "forward"))
+
+    assert [comparison.step.verdict, row.verdict, comparison.findings] == ["cannot tell", "cannot tell", []]
+    # The geometric means: 50 ms · (1.1 · 1.7 · 2.6)^⅓, and (3.3 · 7 · 9)^⅓ ms.
+    assert comparison.to_text().startswith(
+        "cannot tell whether the step (+69.4%), GPT.h.2 forward (+97.5%) changed: record more a side, in turns (now 3 "
+        "and 3); looked at: times, calls and classes of 13 modules, "
+    )
+    paths = [tmp_path / name for name in ("base.json", "new.json")]
+    for runs, path in zip((base, new), paths, strict=True):
+        write_baseline(runs, path)
+    command = ["diff", *map(str, paths), "--fail-above"]
+    likely, hardly = (CliRunner().invoke(group, [*command, limit]) for limit in ("5%", "40%"))
+    told = "modtrace: the step is likely slower by more than 5.0% (+69.4%, but maybe -46.9%): record more a side\n"
+    assert (likely.exit_code, likely.stderr, hardly.exit_code, hardly.stderr) == (3, told, 0, "")
+    alone = CliRunner().invoke(group, [*command, "5%", "--only", "GPT.h.0"])
+    assert (alone.exit_code, alone.stdout.split(";")[0]) == (0, "nothing changed beyond the noise")
+
+
+@given(
+    st.lists(st.floats(-3, 3), min_size=2, max_size=8),
+    st.floats(-2, 2),
+    st.sampled_from([{}, {"optimizer": 5}, {"optimizer": 9}, {"optimizer": 5, "saving": 2}]),
+    st.sampled_from([{}, dict.fromkeys(PLACES, 2)]),
+)
+def test_an_interval_holds_its_estimate(
+    noise: list[float], machine: float, parts: dict[str, int], calls: dict[str, int]
+) -> None:
+    runs = [
+        model({("GPT.h.2", "forward"): 3 * MS * 2**each}, factor=2.0 ** (each / 9))._replace(warm_up=n)
+        for n, each in enumerate(noise)
+    ]
+    new = model(factor=2.0**machine, parts={name: times(ms * MS) for name, ms in parts.items()}, calls=calls)
+    comparison = compare_runs(runs[1:], [new, *runs[:1]], {})
+
+    for row in (comparison.step, *comparison.parts, *comparison.changes):
+        if row.low_ns is not None and row.high_ns is not None:
+            assert row.low_ns <= row.difference_ns <= row.high_ns, row
+
+
+def test_what_may_have_changed_too_is_told_behind_the_findings() -> None:
+    slower = {("GPT.h.1.attn", "forward"): 4 * MS}
+    new = [
+        model(slower | {("GPT.h.2", "forward"): ns * MS})._replace(warm_up=n) for n, ns in enumerate((0.9, 1.5, 2.5))
+    ]
+    comparison = compare_runs([model()._replace(warm_up=n) for n in range(3)], new, {})
+
+    assert [found.where for found in comparison.findings] == ["GPT.h.1.attn"]
+    assert comparison.findings_lines[-1] == (
+        "cannot tell whether GPT.h.2 forward (+50.0%) changed too: record more a side, in turns (now 3 and 3)"
+    )
 
 
 def test_a_part_that_comes_in_enough_steps_to_be_no_chance_is_new() -> None:

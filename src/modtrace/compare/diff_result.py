@@ -31,7 +31,7 @@ from ..timeline.summary.findings import findings_lines
 from ..write import write
 from ..write.atomic_file import atomic_writer
 from ..write.html import write_html
-from .findings import TOLD_BY_MODULES, compared_words, compiled_words, find_changes
+from .findings import TOLD_BY_MODULES, closing_words, compared_words, compiled_words, find_changes
 from .noise import MIN_MODULES
 from .run_times import names_around
 from .side_by_side import TypicalStep, compared, side_by_side
@@ -155,6 +155,21 @@ class Diff:
             if change.verdict == "slower" and change.low_ns is not None and change.low_ns > limit * change.base_ns
         ]
 
+    def likely_above(self, limit: float, *, floor: float = FLOOR) -> list[Change]:
+        """Return the step, or modules that `only` selected, if they are likely slower by more than `limit`, not surely.
+
+        Half of the way from the estimate to the lower end of the interval is: so much is chance in one of ten at most.
+        """
+        least_ns, sure = floor * self.step.base_ns, self.above(limit, floor=floor)
+        return [
+            row
+            for row in (self.changes if self.selected else [self.step])
+            if row.difference_ns >= least_ns
+            and row.low_ns is not None
+            and (row.low_ns + row.difference_ns) / 2 > limit * row.base_ns
+            and row not in sure
+        ]
+
     def peaks_above(self, limit: float, *, floor: float = FLOOR) -> list[PeakChange]:
         """Return peaks of memory that are higher by more than a part of that before (0.05: 5 %).
 
@@ -221,7 +236,9 @@ class Diff:
     @property
     def findings_lines(self) -> list[str]:
         """The findings as a summary has them."""
-        return findings_lines(self.findings, compared_words(self), verb="changed")
+        found, looked_at = self.findings, compared_words(self)
+        lines = findings_lines(found, looked_at, verb="changed")
+        return [*lines[:-1], closing_words(self, found, looked_at)] if lines else []
 
     @property
     def sentence(self) -> str:
@@ -281,7 +298,7 @@ class Diff:
             f"before: {self.base_steps:,} steps of {counted(runs[0], 'recording')}; after: {self.new_steps:,} of "
             f"{counted(runs[1], 'recording')}; {self.warm_up:,} of warm-up left out",
             f"step: {step.base_ns / 1e6:.3f} ms before, {step.new_ns / 1e6:.3f} ms after "
-            f"({ratio_text(step.ratio)}; {_interval(step)} ms): {step.verdict}",
+            f"({step.difference_ns / 1e6:+.3f} ms, {_interval(step)}; {ratio_text(step.ratio)}): {step.verdict}",
             *self._reservations(),
             *differences[:_MAX_DIFFERENCES],
             *([counted(more, "more difference")] if more > 0 else []),
@@ -472,9 +489,9 @@ def _calls(change: Change) -> str:
 
 
 _DIFFERENCE = (
-    Column("difference", "difference_ns", CHANGED_MS),
-    Column("%", _percent),
+    Column("difference ms", "difference_ns", CHANGED_MS),
     Column("interval ms", _interval),
+    Column("%", _percent),
 )
 _PART_COLUMNS = (
     Column("part of the step", "fqn", NAME),

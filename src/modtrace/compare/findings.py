@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from .._terminal import ratio_text
 from ..timeline.summary.findings import MAX_FINDINGS, Finding, only_option
 from .run_times import OF_MODULES, names_around
-from .verdicts import FLOOR, MIN_STEPS, Change
+from .verdicts import FLOOR, MIN_CHANGE, MIN_STEPS, Change
 
 if TYPE_CHECKING:
     from .diff_result import Diff
@@ -38,6 +39,36 @@ def compared_words(diff: Diff) -> str:
     rows = diff.rows_in_words(len({change.fqn for change in diff.changes}))
     parts = f", {len(diff.parts)} parts of the step" if diff.parts else ""
     return f"times, calls and classes of {rows}{parts}, FLOPs and shapes where both sides have them"
+
+
+def closing_words(diff: Diff, findings: Sequence[Finding], looked_at: str) -> str:
+    """Say that nothing else changed, or of what that cannot be told: the step first, then what differs most."""
+    step = diff.step
+    parts = [part for part in diff.parts if part.fqn not in TOLD_BY_MODULES]
+    unsure = [row for row in (*parts, *diff.changes) if _is_unsure(row, step)]
+    unsure.sort(key=lambda row: -abs(row.difference_ns))
+    if not diff.selected and (_is_unsure(step, step) or (unsure and step.verdict == "cannot tell")):
+        unsure.insert(0, step)
+    more = f"record more a side, in turns (now {diff.runs[0]:,} and {diff.runs[1]:,})"
+    if diff.common_cause in {"either", "unknown"}:
+        more += ", with --flops or --shapes"
+    if unsure:
+        rows = [f"{row.label} ({ratio_text(row.ratio)})" for row in unsure]
+        said = f"cannot tell whether {_places(rows) or rows[0]} changed{' too' * bool(findings)}: {more}"
+    elif len(findings) == MAX_FINDINGS:
+        return ""
+    else:
+        said = f"nothing {'else ' * bool(findings)}changed beyond the noise"
+        if step.verdict == "cannot tell" and step.low_ns is not None and step.high_ns is not None and not diff.selected:
+            ends = (ratio_text(end / max(step.base_ns, 1)) for end in (step.low_ns, step.high_ns))
+            said += f"; the step: {ratio_text(step.ratio)}, from {' to '.join(ends)}: to tell more, {more}"
+    return said if findings else f"{said}; looked at: {looked_at}"
+
+
+def _is_unsure(row: Change, step: Change) -> bool:
+    """Whether a row differs by enough to be worth a line, and yet has no verdict."""
+    least_ns = max(MIN_CHANGE * row.base_ns, FLOOR * step.base_ns)
+    return row.verdict == "cannot tell" and row.low_ns is not None and abs(row.difference_ns) > least_ns
 
 
 def compiled_words(diff: Diff) -> Iterator[tuple[Sequence[str], str]]:

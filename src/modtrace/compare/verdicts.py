@@ -123,6 +123,11 @@ class Change(NamedTuple):
         return float("inf" if self.new_ns >= CLOCK_NS else 0)
 
     @property
+    def label(self) -> str:
+        """What it is of, in words."""
+        return "the step" if self.phase == "step" else self.fqn if self.phase == PART else f"{self.fqn} {self.phase}"
+
+    @property
     def outcome(self) -> str:
         """The verdict; if a module ran more or less often than before, `ran 6 times a step instead of 1`."""
         if self.phase == PART or self.base_calls == self.new_calls or not (self.base_calls and self.new_calls):
@@ -250,7 +255,10 @@ def compare_modules(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> Mo
     changes.sort(key=_by_cost)
     if any(change.phase == PART and change.verdict in ("added", "removed") for change in changes):
         # What one side gives a name of its own is `other` on the other side.
-        changes = [c._replace(verdict="cannot tell") if (c.fqn, c.phase) == ("other", PART) else c for c in changes]
+        changes = [
+            c._replace(verdict="cannot tell", low_ns=None, high_ns=None) if (c.fqn, c.phase) == ("other", PART) else c
+            for c in changes
+        ]
     weight = np.exp(size[modules] - size[modules].max(initial=0))
     return ModuleChanges(
         [change for change in changes if change.phase != PART],

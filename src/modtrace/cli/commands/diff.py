@@ -69,7 +69,8 @@ def _name_map(_context: click.Context, _parameter: click.Parameter, pairs: tuple
     _parse_share,
     "SHARE",
     "Exit with 1 if the step, a part of it or a module is slower by more, even at the lower end of its interval, or if "
-    "its peak of memory is higher by more: 5% or 0.05. With --only, modules alone count.",
+    "its peak of memory is higher by more: 5% or 0.05; with 3 if the step likely is, but too few recordings or noise "
+    "hide it. With --only, modules alone count.",
 )
 @value_option(
     "--fail-floor",
@@ -132,8 +133,8 @@ def diff_command(
     if output is not None:
         comparison.save(output)
         echo(f"the comparison is in {output}", err=True)
-    if fail_above is not None and _fails(comparison, fail_above, fail_floor):
-        sys.exit(1)
+    if fail_above is not None and (status := _exit_status(comparison, fail_above, fail_floor)):
+        sys.exit(status)
 
 
 def _save_baseline(recordings: tuple[str, ...], path: str, by: "GroupBy", step_by: str | None) -> None:
@@ -149,17 +150,16 @@ def _save_baseline(recordings: tuple[str, ...], path: str, by: "GroupBy", step_b
     echo(f"Next: modtrace diff {path} NEW.pftrace --fail-above 5%")
 
 
-def _fails(comparison: "Diff", limit: float, floor: float) -> bool:
-    """Say on stderr what is too slow, and return whether anything is."""
+def _exit_status(comparison: "Diff", limit: float, floor: float) -> int:
+    """Say on stderr what is too slow, or likely is; return 1 if anything is, 3 if that cannot be told, else 0."""
     if comparison.unrelated:
         say(f"{comparison.sentence}; nothing can be said")
     above = comparison.above(limit, floor=floor)
     for change in above:
-        what = change.fqn if change.phase == "part" else f"{change.fqn} {change.phase}" if change.fqn else "the step"
         told, kind = ("is", "slower") if change.outcome == change.verdict else (f"{change.outcome} and took", "longer")
         by = f"{kind} by {change.difference_ns / 1e6:.3f} ms"
         by = ratio_text(change.ratio, f"{kind} by {{:.1%}}") if math.isfinite(change.ratio) else by
-        say(f"{what} {told} {by}, more than {limit:.1%}")
+        say(f"{change.label} {told} {by}, more than {limit:.1%}")
     peaks = comparison.peaks_above(limit, floor=floor)
     for peak in peaks:
         ratio = peak.difference_bytes / (peak.base_bytes or 1)
@@ -169,4 +169,10 @@ def _fails(comparison: "Diff", limit: float, floor: float) -> bool:
             f"{what}peak_bytes are {peak.difference_bytes:,} more{share}: {peak.base_bytes:,} before, "
             f"{peak.new_bytes:,} after"
         )
-    return bool(above or peaks) or comparison.unrelated
+    if above or peaks or comparison.unrelated:
+        return 1
+    unclear = comparison.likely_above(limit, floor=floor)
+    for change in unclear:
+        by = f"{ratio_text(change.ratio)}, but maybe {ratio_text((change.low_ns or 0) / change.base_ns)}"
+        say(f"{change.label} is likely slower by more than {limit:.1%} ({by}): record more a side")
+    return 3 if unclear else 0
