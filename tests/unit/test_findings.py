@@ -42,7 +42,7 @@ def training(
     backward: Callable[[int, int], float] = lambda step, block: 1,
     calls: Callable[[int], int] = lambda block: 1,
     act: Callable[[int], str] = lambda block: "GELU",
-    own: float = 0,
+    own: Callable[[int], float] = lambda block: 0,
     alone: Callable[[int], int] = lambda step: 0,
     ranges: Callable[[int], Sequence[OptionalRange]] = lambda step: (),
     collection: Callable[[int], float] = lambda step: 0,
@@ -57,7 +57,7 @@ def training(
         backward: the same.
         calls: how often a block calls its `act`.
         act: the class of it.
-        own: what each block takes in forward beside it.
+        own: what each block takes in forward beside it, by block.
         alone: how many forwards without a backward come before that of the step.
         ranges: name, category and time of what comes first in a step.
         collection: a garbage collection of generation 2 at the end of the step that frees 7 objects.
@@ -76,7 +76,7 @@ def training(
         for block in range(BLOCKS):
             outer, inner = 1 + block, 1 + BLOCKS + block
             script.enter(now, names[outer], called[outer], number)
-            now += round(own * MS)
+            now += round(own(block) * MS)
             for _ in range(calls(block)):
                 script.enter(now, names[inner], called[inner], number)
                 now += round(forward(step, block) * MS)
@@ -180,6 +180,16 @@ def test_a_module_that_is_slower_than_its_siblings() -> None:
         "next: modtrace summary TRACE --only 'Net.blocks.*.act'",
         "nothing else stands out",
     ]
+
+
+def test_a_block_that_is_slower_by_code_of_its_own() -> None:
+    (finding,) = training(own=lambda block: 4 if block == 1 else 0.1).summary().findings
+
+    # 4 ms in forward beside the 2 of its `act`, its siblings 0.1; steps of 9 + 4.3 ms.
+    assert finding[:4] == ("is slower than its siblings", "Net.blocks.1", "forward", 3.9 * MS)
+    assert finding.evidence == (
+        "6 ms a step, its siblings 2.1 ms (medians), mostly its own forward, outside of inner modules"
+    )
 
 
 @pytest.mark.parametrize(("block", "more_ms", "where"), [(0, 0.4, []), (0, 2, [0]), (1, 0.4, [1])])
@@ -294,6 +304,31 @@ def test_data_loading_that_takes_a_large_share(name: str, evidence: str) -> None
     assert found(training(ranges=lambda step: [(name, "data loading", 2)])) == []
 
 
+@pytest.mark.parametrize(
+    "name", ["LRScheduler.step#LambdaLR.step", "clip_grad_norm_", "Optimizer.zero_grad#SGD.zero_grad"]
+)
+def test_what_an_optimizers_part_has_beside_its_steps_is_told_by_itself(name: str) -> None:
+    (finding,) = training(ranges=lambda step: [(name, "optimizer", 1)] * 2).summary().findings
+
+    assert finding[:5] == ("takes a large share", name, "optimizer", 2 * MS, 2 / 11)
+    assert finding.evidence == "twice a step, 1 ms each (median)"
+    assert found(training(ranges=lambda step: [(name, "optimizer", 1.5)])) == []
+
+
+def test_an_optimizer_and_its_scheduler_are_two_findings() -> None:
+    ranges: list[OptionalRange] = [
+        ("Optimizer.step#SGD.step", "optimizer", 8),
+        ("LRScheduler.step#A.step", "optimizer", 4),
+    ]
+    findings = training(ranges=lambda step: ranges).summary().findings
+
+    # Of steps of 9 + 12 ms, 1 of the 9 is the optimizer's too.
+    assert [(one.what, one.where, one.ns_per_step) for one in findings] == [
+        ("optimizer takes a large share", "Optimizer.step#SGD.step", 9 * MS),
+        ("takes a large share", "LRScheduler.step#A.step", 4 * MS),
+    ]
+
+
 def test_time_without_a_name_follows_what_came_before() -> None:
     (finding,) = training(before=9).summary().findings
 
@@ -304,13 +339,13 @@ def test_time_without_a_name_follows_what_came_before() -> None:
 
 
 def test_modules_that_spend_host_time_in_their_own_forward() -> None:
-    (finding,) = training(own=1).summary().findings
+    (finding,) = training(own=lambda block: 1).summary().findings
 
     assert finding[1:4] == ("Net.blocks.0", "forward", 4 * MS)
     assert finding.evidence == (
         "own forward 4 ms a step in 4 modules Net.blocks.* (Block), own backward 0 ms: Python or waiting"
     )
-    assert found(training(own=0.2)) == []
+    assert found(training(own=lambda block: 0.2)) == []
 
 
 def test_findings_are_ranked_and_shown_in_every_form() -> None:
@@ -348,7 +383,7 @@ def test_on_the_command_line_the_next_command_names_the_file(tmp_path: Path) -> 
     [
         {"forward": lambda step, block: 5 if block == 2 else 1, "act": lambda block: "A" if block == 2 else "GELU"},
         {"forward": lambda step, block: 90 if (step, block) == (7, 2) else 1},
-        {"alone": lambda step: 1, "own": 2},
+        {"alone": lambda step: 1, "own": lambda block: 2},
         {"ranges": lambda step: [(FETCH, "data loading", 9), ("r", "user", 20 * (step % 3 == 1) + 1)], "before": 9},
         {"collection": lambda step: 20 if step % 3 == 1 else 0},
     ],

@@ -36,6 +36,8 @@ _LARGE_BY_CHOICE = 0.20
 """For an optimizer with hooks, or that was told to update tensors one by one: there is something to change."""
 _LARGE_BY_DEFAULT = 0.50
 """For one that updates them so on a CPU, as torch does: tiny models have up to 40 %."""
+_LARGE_BESIDE = 0.15
+"""For what is in that part beside the steps of optimizers, which go over each parameter more often."""
 _LARGE_RANGE = 0.30
 """For a range of the user's, who named it: it is likely part of the work."""
 _MOST_STEPS = 0.5
@@ -55,8 +57,11 @@ def find_large_parts(measured: Measured, explained: Container[str | None]) -> It
     optimizers, waits_in_backward = measured.optimizers, bool(measured.ranges_of("communication"))
     gap_ns = measured.gap_ns.sum(axis=1)
     step_ns = measured.duration_ns + gap_ns
+    beside = [found] if (found := _beside_optimizers(measured)) else []
+    yield from beside
     for part in measured.parts:
         took = measured.of_part(part, gaps=True)
+        took = took - sum(found.ns_per_step for found in beside) if part == "optimizer" else took
         alone_ns = _backward_alone(measured) if part == "loss" and not waits_in_backward else np.zeros_like(took)
         # Operators outside of modules that are no loss have a backward too.
         alone_ns[alone_ns > _LOSS_BACKWARD * took] = 0
@@ -112,6 +117,19 @@ def find_large_parts(measured: Measured, explained: Container[str | None]) -> It
             what = "takes a large share"
         share = measured.share(per_step, gaps=True)
         yield Finding(what, where, part, round(per_step), share, evidence, f"modtrace summary {TRACE} {command}")
+
+
+def _beside_optimizers(measured: Measured) -> Finding | None:
+    """Return that clipping, a scheduler or the like, the longest of them, takes a large share of the steps."""
+    for each in measured.ranges_of("optimizer"):
+        calls = each.calls / measured.steps
+        per_step = each.p50_ns * calls
+        is_step = each.range.endswith(".step") and not each.range.startswith("LRScheduler.")
+        if not is_step and per_step >= max(_LARGE_BESIDE * measured.usual_ns, _LEAST_NS):
+            evidence = f"{times_text(calls)} a step, {short_ms(each.p50_ns)} each (median)"
+            share, command = measured.share(per_step), f"modtrace summary {TRACE} --ranges"
+            return Finding("takes a large share", each.range, "optimizer", round(per_step), share, evidence, command)
+    return None
 
 
 def _backward_alone(measured: Measured) -> Int64Array:

@@ -158,7 +158,8 @@ def _time_finding(measured: Measured, outlier: _Outlier) -> Finding:
     if usual_calls and calls >= _MORE_CALLS * usual_calls:
         said.append(f"called {times_text(calls)} a step, they {times_text(usual_calls)}")
     else:
-        said.append(f"mostly {part}")
+        own = _is_own(measured, row, siblings, part)
+        said.append(f"mostly its own {part}, outside of inner modules" if own else f"mostly {part}")
     if row.flops_forward is not None:
         ratio = _flops_of_call(row) / max(float(np.median([_flops_of_call(one) for one in siblings])), 1.0)
         said.append(f"{ratio:.3g} times the FLOPs a call" if ratio >= _MORE_CALLS else "with no more FLOPs a call")
@@ -194,9 +195,15 @@ def _classes(siblings: Iterable[ModuleTimes]) -> list[str]:
 def _part_of(row: ModuleTimes, siblings: Sequence[ModuleTimes]) -> str:
     """Return the phase in which a call takes most more than those of its siblings."""
     phases = ("forward", "backward", "recompute")
-    more = [
-        getattr(row, f"{phase}_ns") / max(row.calls, 1)
-        - float(np.median([getattr(one, f"{phase}_ns") / max(one.calls, 1) for one in siblings]))
-        for phase in phases
-    ]
-    return phases[int(np.argmax(more))]
+    return phases[int(np.argmax([_more_a_call(row, siblings, f"{phase}_ns") for phase in phases]))]
+
+
+def _is_own(measured: Measured, row: ModuleTimes, siblings: Sequence[ModuleTimes], part: str) -> bool:
+    """Whether what a module takes more in a phase is outside of its inner modules, of which it has some."""
+    own = _more_a_call(row, siblings, f"{part}_self_ns") >= _EXPLAINS * _more_a_call(row, siblings, f"{part}_ns")
+    return own and any(around[:1] == [row.fqn] for around in measured.outer.values())
+
+
+def _more_a_call(row: ModuleTimes, siblings: Sequence[ModuleTimes], field: str) -> float:
+    usual = float(np.median([getattr(one, field) / max(one.calls, 1) for one in siblings]))
+    return float(getattr(row, field)) / max(row.calls, 1) - usual
