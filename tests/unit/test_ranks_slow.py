@@ -6,6 +6,7 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -100,6 +101,44 @@ def make_template(ring: Path, *, sharded: bool = False, with_ranges: bool = Fals
     write_steps(script, sharded=sharded, with_ranges=with_ranges)
     script.close()
     return read_template(ring)
+
+
+UNSEEN = {
+    "python": (
+        "the Python engine does not see the collectives of DDP's reducer, and functional ones, in which ranks wait; "
+        "record with the native engine (modtrace build)"
+    ),
+    "device": (
+        "a device runs the collectives, and not when it came to them is known, but when threads called them; merge a "
+        "profile of each rank, or record its device times"
+    ),
+}
+
+
+@pytest.mark.parametrize("unseen", [*UNSEEN, ""])
+def test_where_waits_are_not_seen_it_cannot_tell_who_is_slower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unseen: str
+) -> None:
+    if unseen == "device":
+        monkeypatch.setitem(write_steps.__globals__, "ALL_REDUCE", '["all_reduce", "0", -1, "cuda"]')
+    for rank in range(2):
+        engine = "python" if rank and unseen == "python" else "native"
+        script = EventScript(1024, tmp_path / f"{rank}.modtrace", {"rank": rank, "pid": 1, "engine": engine})
+        script.note({"kind": "clock", "clock": "host"})
+        write_steps(script, sharded=False)
+        script.close()
+    run = find_slow_ranks(tmp_path)
+
+    told = "no rank is slower than the others again and again"
+    told = f"cannot tell whether a rank is slower: {UNSEEN[unseen]}" if unseen else told
+    assert run.sentences == ["2 ranks, 6 steps; ranks that wait for each other read one clock", told]
+    assert run.to_json()["unseen"] == UNSEEN.get(unseen, "")
+    late = LateRank(1, 6, 6 * MS, 6 * MS, is_slow=True, modules=())
+    others = [line for line in replace(run, late=[late]).sentences if line.startswith("whether")]
+    assert others == ([f"whether others are slower too cannot be told: {UNSEEN[unseen]}"] if unseen else [])
+    packed = CliRunner().invoke(commands, ["ranks", "pack", str(tmp_path), "-o", str(tmp_path / "dataset")])
+    assert packed.exit_code == 0, packed.output
+    assert find_slow_ranks(tmp_path / "dataset").sentences == run.sentences
 
 
 def template_with_ranges(tmp_path: Path, *, sharded: bool = False) -> Template:

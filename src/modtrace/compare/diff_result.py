@@ -156,19 +156,10 @@ class Diff:
         ]
 
     def likely_above(self, limit: float, *, floor: float = FLOOR) -> list[Change]:
-        """Return the step, or modules that `only` selected, if they are likely slower by more than `limit`, not surely.
-
-        Half of the way from the estimate to the lower end of the interval is: so much is chance in one of ten at most.
-        """
+        """Return the step, or modules that `only` selected, if likely slower by more than `limit`, not surely."""
         least_ns, sure = floor * self.step.base_ns, self.above(limit, floor=floor)
-        return [
-            row
-            for row in (self.changes if self.selected else [self.step])
-            if row.difference_ns >= least_ns
-            and row.low_ns is not None
-            and (row.low_ns + row.difference_ns) / 2 > limit * row.base_ns
-            and row not in sure
-        ]
+        rows = [row for row in (self.changes if self.selected else [self.step]) if row.difference_ns >= least_ns]
+        return [row for row in rows if row.is_likely_above(limit) and row not in sure]
 
     def peaks_above(self, limit: float, *, floor: float = FLOOR) -> list[PeakChange]:
         """Return peaks of memory that are higher by more than a part of that before (0.05: 5 %).

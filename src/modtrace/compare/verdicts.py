@@ -127,6 +127,10 @@ class Change(NamedTuple):
         """What it is of, in words."""
         return "the step" if self.phase == "step" else self.fqn if self.phase == PART else f"{self.fqn} {self.phase}"
 
+    def is_likely_above(self, limit: float) -> bool:
+        """Whether it is slower by more midway from estimate to lower end: by chance in 1 of 10 at most."""
+        return self.low_ns is not None and (self.low_ns + self.difference_ns) / 2 > limit * self.base_ns
+
     @property
     def outcome(self) -> str:
         """The verdict; if a module ran more or less often than before, `ran 6 times a step instead of 1`."""

@@ -42,6 +42,11 @@ class RankTimeline(NamedTuple):
         held = [int(series.value.max()) for series in allocated(self.timeline.counters) if len(series.value)]
         return max(held, default=None)
 
+    @property
+    def engine(self) -> str:
+        """What recorded it, "native" or "python"; empty if that is not known."""
+        return str(self.timeline.metadata.get("engine", ""))
+
 
 def peak_sentence(peaks: Mapping[int, int]) -> str:
     """Say which rank held most memory, and how much more than the median of the others; empty if none is known."""

@@ -40,10 +40,11 @@ class RankEntry(NamedTuple):
     end_ns: int  # when the last of it ended
     spans: int  # how many it has
     peak_bytes: int  # the most that its tensors held; -1 if it recorded no memory
+    engine: str  # what recorded it, "native" or "python"; empty if that is not known
     source: list[Any]  # the file it came from: path, size and time of change
 
 
-_ENTRY_TYPES = (int, int, str, str, int, int, int, int, list)
+_ENTRY_TYPES = (int, int, str, str, int, int, int, int, str, list)
 
 
 class Part(NamedTuple):

@@ -142,6 +142,7 @@ class DatasetTables:
         place: the same.
         ranks: what is known of each rank, in their order.
         peak_bytes: by rank, the most that its tensors held; without those that recorded no memory.
+        engines: what recorded the ranks, "native" or "python".
 
     Raises:
         ModtraceError: it is none, of another version, or cannot be read; so do the methods.
@@ -156,6 +157,7 @@ class DatasetTables:
         if not self.ranks:
             raise ModtraceError(f"{self.place}: it holds no rank yet; run `modtrace ranks pack` again")
         self.peak_bytes = {one.rank: one.peak_bytes for one in self.ranks if one.peak_bytes >= 0}
+        self.engines = {one.engine for one in self.ranks}
         self._names = list(parts)
 
     def buckets(self, *tables: str, steps: Steps = (None, None)) -> list[tuple[int, int]]:

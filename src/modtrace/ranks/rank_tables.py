@@ -322,12 +322,13 @@ class _RankTables(NamedTuple):
     bound_ns: int
     clock: str
     peak_bytes: int | None
+    engine: str
     tables: Mapping[type, Any]
 
 
 def _rank_tables(one: RankTimeline) -> _RankTables:
     tables = {kind: make(one.timeline, one.rank) for kind, make in TABLE_MAKERS.items()}
-    return _RankTables(one.rank, one.bound_ns, one.time.clock, one.peak_bytes, tables)
+    return _RankTables(one.rank, one.bound_ns, one.time.clock, one.peak_bytes, one.engine, tables)
 
 
 class FolderTables:
@@ -341,6 +342,7 @@ class FolderTables:
 
     Attributes:
         peak_bytes: by rank, the most that its tensors held; without those that recorded no memory.
+        engines: what recorded the ranks, "native" or "python".
 
     Raises:
         ModtraceError: one cannot be read.
@@ -352,6 +354,7 @@ class FolderTables:
         loaded = read_ranks(_rank_tables, files, job, steps, executor)
         self._bounds = Bounds([(one.rank, one.bound_ns, one.clock) for one in loaded])
         self.peak_bytes = {one.rank: one.peak_bytes for one in loaded if one.peak_bytes is not None}
+        self.engines = {one.engine for one in loaded}
         self._tables = {kind: {one.rank: one.tables[kind] for one in loaded} for kind in TABLE_MAKERS}
 
     def bounds(self) -> Bounds:

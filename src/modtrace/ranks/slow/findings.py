@@ -25,7 +25,18 @@ from ...timeline import PHASES, RingAnalysis
 from ..groups import group_lengths, group_starts, medians_within, slowest_of_others
 from ..places import Place, absolute, as_folder, is_dataset
 from ..rank_folder import JobTime, RankRecording, check_one_world, check_size, find_rank_recordings
-from ..rank_tables import CALL, WAIT, CollectiveTable, FolderTables, RangeTable, RankTables, SpanTable, StepTable, take
+from ..rank_tables import (
+    CALL,
+    INFERRED_WAIT,
+    WAIT,
+    CollectiveTable,
+    FolderTables,
+    RangeTable,
+    RankTables,
+    SpanTable,
+    StepTable,
+    take,
+)
 from .late_steps import (
     COUNTED_NOISES,
     MAD_TO_SIGMA,
@@ -252,6 +263,14 @@ def _late_to_messages(table: CollectiveTable) -> dict[tuple[int, int], tuple[int
     }
 
 
+_UNSEEN_BY_PYTHON = (
+    "the Python engine does not see the collectives of DDP's reducer, and functional ones, in which ranks wait; record "
+    "with the native engine (modtrace build)"
+)
+_UNSEEN_ON_DEVICES = (
+    "a device runs the collectives, and not when it came to them is known, but when threads called them; merge a "
+    "profile of each rank, or record its device times"
+)
 _NO_STEP = 1 << 30
 """After the last step of any recording."""
 _VERDICTS: tuple[Verdict, ...] = ("even", "cannot tell", "late")
@@ -298,7 +317,15 @@ def find_late(tables: RankTables, first: int, last: int) -> PartOfRun:
     if len(without) > 1:
         together = sum(replay.saved_by_step(np.sum(list(without.values()), axis=0)).values())
     ranks = events.rank[group_starts(events.rank)]
-    return PartOfRun(steps, ranks, _lateness(arrivals, steps, ranks), each, together)
+    waits = (table.kind == WAIT) & (table.counter >= 0) | (table.kind == INFERRED_WAIT) | (table.done >= 0)
+    return PartOfRun(steps, ranks, _lateness(arrivals, steps, ranks), each, together, bool(waits.any()))
+
+
+def _unseen(engines: Iterable[str], run: SlowRun) -> str:
+    """Say which waits for other ranks the recordings do not show, and what to do; nothing if they show all."""
+    if "python" in engines:
+        return _UNSEEN_BY_PYTHON
+    return "" if any(part.waits for part in run.parts) else _UNSEEN_ON_DEVICES
 
 
 def _add(without: dict[int, Int64Array], rank: int, shorter: Int64Array) -> None:
@@ -394,7 +421,7 @@ def find_slow_ranks(
     tables = DatasetTables(source)
     buckets = tables.buckets("collectives", steps=steps or (None, None))
     parts = map_in_processes(partial(_slow_bucket, absolute(source)), buckets, processor_count(), executor)
-    return _checked(replace(join_parts(part for _, part in parts), peak_bytes=tables.peak_bytes), source)
+    return _checked(join_parts(part for _, part in parts), tables.peak_bytes, tables.engines, source)
 
 
 def slow_of_recordings(
@@ -410,7 +437,7 @@ def slow_of_recordings(
         check_size(files)
     tables = FolderTables(files, job, steps, executor)
     run = join_parts([find_late(tables, 0, _NO_STEP)])
-    return _checked(replace(run, peak_bytes=tables.peak_bytes), files[0].path.parent)
+    return _checked(run, tables.peak_bytes, tables.engines, files[0].path.parent)
 
 
 def find_late_in_rings(rings: Mapping[int, RingSnapshot]) -> list[CameLate]:
@@ -451,10 +478,12 @@ def _slow_bucket(dataset: str, steps: tuple[int, int]) -> PartOfRun:
     return find_late(DatasetTables(dataset), *steps)
 
 
-def _checked(run: SlowRun, path: str | os.PathLike[str]) -> SlowRun:
+def _checked(
+    run: SlowRun, peak_bytes: Mapping[int, int], engines: Iterable[str], path: str | os.PathLike[str]
+) -> SlowRun:
     if not run.steps:
         raise ModtraceError(
             f"{os.fspath(path)}: no two ranks called one collective or sent each other something; the portable engine "
             "does not see what DDP and FSDP call, the native one does (modtrace build)"
         )
-    return run
+    return replace(run, peak_bytes=peak_bytes, unseen=_unseen(engines, run))

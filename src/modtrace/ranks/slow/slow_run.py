@@ -78,6 +78,7 @@ class PartOfRun(NamedTuple):
             has no collective.
         saved: of each rank that was late in one of them, by how much shorter they would have been without its excess.
         saved_ns: the same without that of all these.
+        waits: whether a thread is known to have waited for other ranks; never if a device runs all collectives.
     """
 
     steps: list[StepFinding]
@@ -85,6 +86,7 @@ class PartOfRun(NamedTuple):
     lateness: Float32Array
     saved: Mapping[int, int]
     saved_ns: int
+    waits: bool
 
 
 class LateModule(NamedTuple):
@@ -134,6 +136,7 @@ class SlowRun:
         duration_ns: of all steps together, as far as known.
         parts: what the picture shows.
         peak_bytes: by rank, the most that its tensors held; without those that recorded no memory.
+        unseen: which waits for other ranks are not seen, and what to do, in words; empty if all are.
     """
 
     steps: Sequence[StepFinding]
@@ -142,6 +145,7 @@ class SlowRun:
     duration_ns: int
     parts: Sequence[PartOfRun]
     peak_bytes: Mapping[int, int] = field(default_factory=dict)
+    unseen: str = ""
 
     @property
     def saved_ns(self) -> int:
@@ -167,7 +171,13 @@ class SlowRun:
         if len(slow) > _NAMED_RANKS:
             lines.append(f"so were ranks {rank_list([one.rank for one in slow[_NAMED_RANKS:]])}")
         if not slow:
-            lines.append("no rank is slower than the others again and again")
+            lines.append(
+                f"cannot tell whether a rank is slower: {self.unseen}"
+                if self.unseen
+                else "no rank is slower than the others again and again"
+            )
+        elif self.unseen:
+            lines.append(f"whether others are slower too cannot be told: {self.unseen}")
         lines += [self._rank_sentence(one) for one in few[:_NAMED_RANKS]]
         once = len(told) - sum(one.steps for one in [*slow, *few[:_NAMED_RANKS]])
         if once:
@@ -278,6 +288,7 @@ class SlowRun:
             "ranks": self.ranks,
             "duration_ns": self.duration_ns,
             "saved_ns": self.saved_ns,
+            "unseen": self.unseen,
             "late_ranks": json_values(self.late),
             "peak_bytes": [{"rank": rank, "peak_bytes": peak} for rank, peak in self.peak_bytes.items()],
             "steps": json_values(self.steps),
