@@ -15,7 +15,7 @@ import pytest
 import modtrace
 from modtrace import RingError
 from modtrace.ring import Kind, Ring, read_ring, read_ring_records
-from modtrace.ring.file_format import SLOTS_OFFSET
+from modtrace.ring.file_format import MAX_RECORD_BYTES, SLOTS_OFFSET
 from modtrace.ring.slot_format import (
     COLLECTED_BITS,
     GENERATION_BITS,
@@ -375,3 +375,16 @@ def test_names_that_threads_note_at_once_may_come_in_any_order_and_with_one_miss
 
     names = modtrace.load(path).names
     assert [name.fqn for name in names] == ["Net", "a", "#2", "c"]
+
+
+def test_a_record_that_readers_would_take_for_damage_is_not_written(tmp_path: Path) -> None:
+    ring = make(tmp_path / "run.modtrace")
+    for length in (100, MAX_RECORD_BYTES):
+        graph = {"graph": "0/0", "unknown": "x" * length, "work": [], "kernels": []}
+        ring.names.compiled(0, "up: Linear", graph)
+    ring.names.name("Behind", "Behind", "Behind")
+
+    records = read_ring(tmp_path / "run.modtrace").records
+
+    assert [record["graph"]["unknown"] for record in records if record["kind"] == "compiled"] == ["x" * 100]
+    assert [record["fqn"] for record in records if record["kind"] == "name"] == ["Net", "Behind"]

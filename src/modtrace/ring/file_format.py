@@ -55,6 +55,8 @@ LOG_CHUNK_BYTES = 1 << 20
 """What is reserved for the log at once; a file is never shorter than with the first of these."""
 RECORD = struct.Struct("<II")
 """What precedes each record of the log."""
+MAX_RECORD_BYTES = 1 << 20
+"""A longer record is damage; what would be longer is not written."""
 _WRITER = "writer"
 FIRST_STEP = "first_step"
 """The key in the metadata of a ring for the number of the first step, where that is known."""

@@ -16,6 +16,7 @@ from .._files import open_regular, read_at
 from .._typing import AnyArray, BoolArray, Int32Array, Int64Array
 from .file_format import (
     LOG_CHUNK_BYTES,
+    MAX_RECORD_BYTES,
     MAX_TIME_NS,
     RECORD,
     SLOTS_OFFSET,
@@ -43,8 +44,6 @@ from .slot_format import (
     Kind,
 )
 
-_MAX_RECORD_BYTES = 1 << 20
-"""A longer record is damage."""
 _BLOCK_SLOTS = 1 << 20
 """Slots that are looked at together: 32 MiB."""
 _IS_KNOWN = np.isin(np.arange(KIND_MASK + 1), [*Kind])
@@ -217,15 +216,17 @@ def _read_log(file: BinaryIO, offset: int) -> list[Record]:
     file.seek(offset)
     while len(head := file.read(RECORD.size)) == RECORD.size:
         length, crc = RECORD.unpack(head)
-        if not 0 < length <= min(_MAX_RECORD_BYTES, size - file.tell()):
+        if not 0 < length <= min(MAX_RECORD_BYTES, size - file.tell()):
             break
         text = file.read(length)
         if zlib.crc32(text) != crc:
             break
         record = parse_object(text)
         if record is not None:
-            # A record holds texts and numbers; what else a damaged one holds could be of any size.
-            records.append({key: value for key, value in record.items() if isinstance(value, str | int)})
+            # A record holds texts and numbers, and that of a compiled region its graph; all else is damage.
+            kept = {key: value for key, value in record.items() if isinstance(value, str | int)}
+            graph = record.get("graph")
+            records.append(kept | {"graph": graph} if isinstance(graph, dict) else kept)
     return records
 
 

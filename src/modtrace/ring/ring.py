@@ -21,7 +21,7 @@ from .._errors import RingError
 from .._files import Folder, open_regular
 from .._typing import Int64Array
 from ..record_options import check_capacity
-from .file_format import LOG_CHUNK_BYTES, MAGIC, RECORD, SLOTS_OFFSET, Record, pack_header
+from .file_format import LOG_CHUNK_BYTES, MAGIC, MAX_RECORD_BYTES, RECORD, SLOTS_OFFSET, Record, pack_header
 from .kept_rings import take_name
 from .owner import WriterLock, describe_writer
 from .read_file import RingSnapshot, read_slots, slot_blocks
@@ -330,6 +330,8 @@ class _RingFile:
         if descriptor is None:
             return
         text = orjson.dumps(dict(record))
+        if len(text) > MAX_RECORD_BYTES:  # readers would lose all that comes after it
+            return
         framed = RECORD.pack(len(text), zlib.crc32(text)) + text
         kept = 0 if record["kind"] in _CLOSING_KINDS else _CLOSING_BYTES
         fd, reserved = descriptor.fd, self._reserved
