@@ -81,7 +81,7 @@ def test_flops_inside_are_those_of_eager(engine: Any, backend: str, tmp_path: Pa
         step(model)
     eager = {fqn: sum(of_module.values()) for fqn, of_module in counter.get_flop_counts().items() if fqn != "Global"}
 
-    with modtrace.record(engine=engine) as recording:
+    with modtrace.record(engine=engine, ring=tmp_path / "run.modtrace") as recording:
         step(torch.compile(model, backend=backend))
 
     rows = inside(recording.timeline())
@@ -102,11 +102,38 @@ def test_flops_inside_are_those_of_eager(engine: Any, backend: str, tmp_path: Pa
     for name in ("trace.json", "trace.pftrace"):
         recording.save(tmp_path / name)
         assert inside(modtrace.load(tmp_path / name)) == rows
+    assert inside(modtrace.load(tmp_path / "run.modtrace")) == rows
     only = recording.timeline().summary().only("*.up").compiled
     assert [(row.fqn, row.flops_forward, row.flops_backward) for row in only] == [
         ("Sequential.0.mlp.up", UP, 2 * UP),
         ("Sequential.1.mlp.up", UP, 2 * UP),
     ]
+
+
+class OfNoSelf(nn.Module):
+    """Its calls do not call it `self`, and go on after a graph break."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([MLP(), MLP()])
+
+    def forward(s, x: Tensor) -> Tensor:
+        x = s.blocks[0](x)
+        torch._dynamo.graph_break()
+        out: Tensor = s.blocks[1](x)
+        return out
+
+
+def test_names_inside_are_those_of_eager_whatever_self_is_called(engine: Any) -> None:
+    model = OfNoSelf()
+    with modtrace.record(engine=engine) as eager:
+        model(X)
+    with modtrace.record(engine=engine) as recording:
+        torch.compile(model, backend="aot_eager")(X)
+
+    spans = [(span.fqn, span.module_class) for span in eager.timeline().spans]
+    assert [(row.fqn, row.module_class) for row in inside(recording.timeline()) if row.module_class] == spans[1:]
+    assert spans[1:3] == [("OfNoSelf.blocks.0", "MLP"), ("OfNoSelf.blocks.0.up", "Linear")]
 
 
 def test_what_a_checkpoint_runs_again_is_recompute(engine: Any) -> None:

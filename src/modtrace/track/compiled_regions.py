@@ -7,10 +7,11 @@ a span. So has a model that AOTInductor packaged, whenever it is called. The mod
 the captured graph, which is read before the backend gets it; what they do, at those that AOTAutograd made of it.
 """
 
+import inspect
 import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import cache, partial
 from types import CodeType, FrameType
 from typing import Any
@@ -30,8 +31,8 @@ _PACKAGE_MODULE = "torch._inductor.package.package"
 
 _PART = re.compile(r"\._modules\['(\w+)'\]")
 _VARIABLE = re.compile(r"[LG]\['(\w+)'\]\.?")
-_CALLED_MODULE = ("self", "fn")
-"""What the module itself is called in the functions by which modules are called."""
+_CALLED_MODULE = {"self", "fn"}
+"""What the module itself is called in torch's functions by which modules are called."""
 
 
 class _Thread:
@@ -60,20 +61,35 @@ def _modules_in(graph: Any) -> tuple[InnerModule, ...]:
         return ()
 
 
-def _inner_name(module: InnerModule, *, is_call_of_module: bool) -> str:
+def _called_module(caller: FrameType, method: str) -> set[str]:
+    """Return what the module itself is called in a frame that is a call of one: mostly `self`."""
+    code = caller.f_code
+    if not _RESUMED.match(code.co_name):
+        return _CALLED_MODULE.union(code.co_varnames[: min(code.co_argcount, 1)])
+    # What goes on after a graph break gets its variables in another order.
+    own = {
+        name
+        for name, value in caller.f_locals.items()
+        if isinstance(value, nn.Module)
+        and (original := getattr(inspect.unwrap(getattr(type(value), method, None)), "__code__", None))  # type: ignore[arg-type]
+        and original.co_varnames[:1] == (name,)
+    }
+    return _CALLED_MODULE | own
+
+
+def _inner_name(module: InnerModule, called_module: Container[str]) -> str:
     """Return how a module of a region is shown: `blocks.0: Block`.
 
     Args:
         module: which.
-        is_call_of_module: whether it is inside the call of a module: the path starts below that, whose own name is "".
+        called_module: the variables of the module whose call this is: the path starts below it, whose own name is "".
     """
     source, module_class = module
     path = _PART.sub(r".\1", source)
     variable = _VARIABLE.match(path)
     if variable is not None:
         inner = path[variable.end() :]
-        own = is_call_of_module and variable[1] in _CALLED_MODULE
-        path = inner if own else ".".join(part for part in (variable[1], inner) if part)
+        path = inner if variable[1] in called_module else ".".join(part for part in (variable[1], inner) if part)
     return f"{path}: {module_class}" if path else ""
 
 
@@ -105,6 +121,7 @@ class CompiledRegion(nn.Module):
         self.inner_modules, self.graph = modules, graph
         self.label = ""
         self.is_call_of_module = self.is_generated = self.is_of_step = False
+        self._called_module: set[str] = set()
         # `nn.Module.__call__` calls this instead of the forward and its hooks. It may be a module, but not as a part.
         object.__setattr__(self, "_compiled_call_impl", function)
 
@@ -118,12 +135,14 @@ class CompiledRegion(nn.Module):
         # torch.compile itself made it, for a backward pass: it is not a function of the user's.
         self.is_generated = code.co_filename.startswith("<eval_with_key>")
         self.is_call_of_module = name in _CALLS_OF_MODULES
+        if self.is_call_of_module:
+            self._called_module = _called_module(caller, name)
         owner = names[-2:-1] if names[-2:-1] != ["<locals>"] else []
         self.label = ".".join([*owner, name])
 
     def describe_inner(self) -> tuple[dict[str, None], dict[str, Any]]:
         """Return the names of the modules inside, and its graph as the ring notes it."""
-        named = partial(_inner_name, is_call_of_module=self.is_call_of_module)
+        named = partial(_inner_name, called_module=self._called_module)
         work = dict.fromkeys([*self.inner_modules, OF_NO_MODULE], NO_WORK) | dict(self.graph.work)
         made_of = [*(self.graph.kernels.made if self.graph.kernels else ())]
         # A graph of a cache has no nodes, and its kernels may be of modules that call no other.
