@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections import Counter, defaultdict
 from dataclasses import replace
@@ -18,6 +19,7 @@ from modtrace.compare.run_times import take_samples
 from modtrace.profiler.compiled_kernels import FUSED
 from modtrace.timeline.contents import COMPILED
 from modtrace.timeline.summary.compiled import CompiledModule
+from tests.support.python_process import run_python
 
 pytestmark = [
     pytest.mark.usefixtures("native_engine", "nothing_compiled"),
@@ -219,3 +221,43 @@ def test_graphs_of_torchs_caches_and_what_was_compiled_before(tmp_path: Path) ->
     unknown = modtrace.merge(tmp_path / "profile.json", replace(late.recorded, metadata=metadata), tmp_path / "u.json")
     assert "4 of 4 calls of compiled graphs have no modules: their kernels are not known" in unknown.notes
     assert {span.fqn for span in modtrace.load(tmp_path / "u.json").spans} == {"Net"}
+
+
+_WARM = """
+import sys
+import torch
+from torch import nn
+model = nn.Sequential(nn.Linear(8, 16), nn.GELU())
+compiled, x = torch.compile(model), torch.ones(4, 8)
+if sys.argv[1] == "before":
+    compiled(x).sum().backward()
+import modtrace
+with modtrace.record() as recording, torch.profiler.profile() as profiler:
+    compiled(x).sum().backward()
+profiler.export_chrome_trace(sys.argv[2] + "profile.json")
+timeline = recording.timeline()
+merged = modtrace.merge(sys.argv[2] + "profile.json", timeline, sys.argv[2] + "merged.json")
+spans = modtrace.load(sys.argv[2] + "merged.json").spans
+args = {own["compiled_unknown"] for own in timeline.span_args.values() if "compiled_unknown" in own}
+notes = [note for note in merged.notes if "no modules" in note]
+print(repr((args, notes, sorted({span.phase for span in spans if span.fqn == "Sequential.0"}))))
+"""
+
+
+def test_why_kernels_have_no_modules_is_said_with_what_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+
+    def told(how: str) -> tuple[set[str], list[str], list[str]]:
+        said: tuple[set[str], list[str], list[str]] = ast.literal_eval(
+            run_python("-c", _WARM, how, f"{tmp_path}/").stdout.splitlines()[-1]
+        )
+        return said
+
+    before = "compiled before the first recording (record from before its first call)"
+    cached = "from a cache that was filled without modtrace (TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 compiles it anew)"
+    start = "2 of 2 calls of compiled graphs have no modules: Sequential is "
+    # The first process fills the caches of the second.
+    assert told("before") == ({before}, [start + before], [])
+    assert told("recorded") == ({cached}, [start + cached], [])
+    monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
+    assert told("recorded") == (set(), [], ["backward", "forward"])

@@ -164,6 +164,9 @@ def test_names_of_torchs_own_have_no_alias(redact: Redactor, kind: str, text: st
 # Timelines.
 
 
+BEFORE = "compiled before the first recording (record from before its first call)"
+
+
 def test_every_field_of_a_timeline_is_chosen(redact: Redactor) -> None:
     process = Process(7, 3, "train.py --token hf_abcdefgh")
     columns = Slices.of(
@@ -181,8 +184,11 @@ def test_every_field_of_a_timeline_is_chosen(redact: Redactor) -> None:
             "host": "0123456789ab", "pid": 7, "argv": ["x"],
         },
     ), {
-            0: {"shapes": "float32[2, 8], mask=bool[], …", "doc": "secret"},
-            1: {"shapes": "float32[2] # secret", "own": "secret", "compiled_modules": "janed: Head"},
+            0: {"shapes": "float32[2, 8], mask=bool[], …", "doc": "secret", "compiled_unknown": BEFORE},
+            1: {
+                "shapes": "float32[2] # secret", "own": "secret",
+                "compiled_modules": "janed: Head", "compiled_unknown": "secret",
+            },
         })  # fmt: skip
     timeline = with_passes(timeline, [BackwardPass(5, 8, "loader of janed", 8, process, complete=False)])
 
@@ -195,7 +201,7 @@ def test_every_field_of_a_timeline_is_chosen(redact: Redactor) -> None:
     assert [(c.name, c.unit, c.process) for c in clean.counters] == [("counter 1", "bytes", Process(7, 3))]
     assert clean.metadata == {"torch": "2.13.0+cpu", "engine": "native", "capacity": 64}
     assert clean.span_args == {
-        0: {"shapes": "float32[2, 8], bool[], …"},
+        0: {"shapes": "float32[2, 8], bool[], …", "compiled_unknown": BEFORE},
         1: {"compiled_modules": "<user>: Head"},
     }
     assert clean.backward_passes == [BackwardPass(5, 8, "thread 1", 8, Process(7, 3), complete=False)]

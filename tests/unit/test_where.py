@@ -200,6 +200,24 @@ def test_a_compiled_region_is_told_with_the_modules_inside(tmp_path: Path, modul
     assert told == [None, modules.count(":") or None]
 
 
+def test_why_the_modules_inside_are_unknown_is_told(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "run.modtrace")
+    writer.enter(1, "Net")
+    name = writer.ring.names.name("Net", "Net", "M")
+    why = "compiled before the first recording"
+    writer.ring.names.compiled(name, "", {"graph": "", "unknown": why, "work": [], "kernels": []})
+
+    rank = read_rank_state(tmp_path / "run.modtrace")
+
+    out = io.StringIO()
+    Console(file=out, width=200, markup=False, highlight=False).print(render(group_ranks([rank])))
+    why += " (record from before its first call)"
+    assert f"forward Net (M, modules inside unknown: {why})" in out.getvalue()
+    (call,) = rank.to_json()["threads"][0]["stack"]
+    assert call["compiled_unknown"] == why
+    assert "compiled_modules" not in call
+
+
 def test_a_backward_pass_of_a_compiled_region_is_told_with_the_modules_inside(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "run.modtrace")
     writer.call(1, Kind.FORWARD_ENTER, "Net", sequence=10)

@@ -209,6 +209,8 @@ class RankState(NamedTuple):
         place: dict[str, Any] = {"fqn": call.fqn, "class": call.module_class, "phase": call.phase}
         if call.compiled_modules:
             place["compiled_modules"] = call.compiled_modules
+        if call.compiled_unknown:
+            place["compiled_unknown"] = call.compiled_unknown
         if call.is_range:
             place = {"fqn": "", "class": "", "phase": "range", "category": call.phase, "name": call.fqn}
         return place | {"seconds": (self.now_ns - call.since_ns) / 1e9}

@@ -22,7 +22,7 @@ from .._numbering import Numbering
 from .._typing import Int64Array
 from ..formats.event_table import split_by
 from ..timeline import PHASES, Name, Slices, Timeline
-from ..timeline.contents import COMPILED
+from ..timeline.contents import COMPILED, why_unknown
 from ..timeline.decode.path_spans import LabelledInterval, spans_from_intervals
 from ..timeline.join import with_modules
 from ..timeline.nesting import find_parents
@@ -82,7 +82,8 @@ def with_kernel_modules(
     own_names = np.array([names[name] for name in timeline.names] or [0], np.int32)
     rows: list[tuple[int, ...]] = []
     found: list[KernelCall] = []
-    unknown = unseen = 0
+    unknown = Counter[str]()
+    unseen = 0
     inner_of = _top_level(calls, ops)
     for number in np.argsort(calls.start, kind="stable").tolist():
         outer = int(region[number])
@@ -93,7 +94,7 @@ def with_kernel_modules(
         candidates = graphs.get((fqn, events.graph_keys[calls.name[number]]), ())
         matched = [(graph, _match(graph.kernels, called)) for graph in candidates]
         if not matched:
-            unknown += 1
+            unknown[fqn] += 1
             continue
         graph, places = max(matched, key=_share_called)
         unseen += len(graph.kernels) - sum(place >= 0 for place in places)
@@ -109,7 +110,13 @@ def with_kernel_modules(
         ]
     notes = []
     if unknown:
-        notes.append(f"{unknown} of {len(calls)} calls of compiled graphs have no modules: their kernels are not known")
+        regions: Any = timeline.metadata[COMPILED]
+        reasons = {fqn: why_unknown(regions.get(fqn)) for fqn in unknown} if isinstance(regions, dict) else {}
+        why = ", ".join(f"{fqn} is {reason}" for fqn, reason in reasons.items() if reason)
+        notes.append(
+            f"{unknown.total()} of {len(calls)} calls of compiled graphs have no modules: "
+            f"{why or 'their kernels are not known'}"
+        )
     if unseen:
         notes.append(
             f"{unseen} kernels of compiled regions are not in the profile, so no module has their time; those in C++ "

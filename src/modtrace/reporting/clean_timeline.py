@@ -9,10 +9,10 @@ import numpy as np
 from .._version import __version__
 from ..timeline import CounterSeries, Group, Mark, Process, Stats, Timeline, Track
 from ..timeline.args import Args, without_empty
-from ..timeline.contents import BACKWARD_PASSES, STEPS_END_WITH, TRACK_KINDS
+from ..timeline.contents import BACKWARD_PASSES, STEPS_END_WITH, TRACK_KINDS, WITH_REMEDY
 from ..timeline.join import move_times, replace_processes
 from ..timeline.select import DEVICE_METADATA
-from ..timeline.slices import ARGS, COMPILED_MODULES, DEVICE, GROUP, OPERATOR, SHAPES
+from ..timeline.slices import ARGS, COMPILED_MODULES, COMPILED_UNKNOWN, DEVICE, GROUP, OPERATOR, SHAPES
 from ..write.written_parts import first_moment
 from .names import ReportNames
 
@@ -153,6 +153,7 @@ def _clean_args(args: Args, names: ReportNames) -> Args:
     cleaning: dict[str, Callable[[str], str | None]] = {
         SHAPES: _clean_shapes,
         COMPILED_MODULES: names.inner_modules,
+        COMPILED_UNKNOWN: lambda text: text if {*text.split("; ")} <= {*WITH_REMEDY.values()} else None,
         OPERATOR: names.collective,
         GROUP: names.group,
         DEVICE: _clean_device,

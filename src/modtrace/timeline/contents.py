@@ -58,6 +58,27 @@ LEFT_OUT = "left_out"
 COMPILED = "compiled"
 """In a timeline's metadata, if torch.compile made any of it: by region its graphs, see `summary.compiled`."""
 
+COMPILED_BEFORE = "compiled before the first recording"
+FROM_AUTOGRAD_CACHE = "from the cache of AOTAutograd"
+FROM_CACHE = "from a cache that was filled without modtrace"
+WITH_REMEDY = {
+    COMPILED_BEFORE: f"{COMPILED_BEFORE} (record from before its first call)",
+    FROM_CACHE: f"{FROM_CACHE} (TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 compiles it anew)",
+}
+"""Why modules and kernels inside a region are not known: the reasons for which something helps, with that."""
+
+
+def why_unknown(graphs: object) -> str:
+    """Return why kernels of a region, of which these are the graphs, have no modules, and what helps; else empty."""
+    reasons: dict[str, None] = {}
+    for graph in graphs if isinstance(graphs, list) else ():
+        if isinstance(graph, dict):
+            kernels = graph.get("kernels")
+            inside = [made for made in kernels if isinstance(made, dict)] if isinstance(kernels, list) else []
+            reasons |= dict.fromkeys(str(of.get("unknown") or "") for of in inside or [graph])
+    return "; ".join(WITH_REMEDY.get(why, why) for why in reasons if why)
+
+
 COMPILED_CLASS = "CompiledFunction"
 """The class of a compiled function that is not a module."""
 REGION_CLASS = "record_function"

@@ -45,7 +45,7 @@ _BLOCK = np.cumsum([0, *(kind.track != before.track for before, kind in itertool
 """The block of rows that each kind is in: one for modules, then one per kind of track."""
 
 
-SHAPES, COMPILED_MODULES = "shapes", "compiled_modules"
+SHAPES, COMPILED_MODULES, COMPILED_UNKNOWN = "shapes", "compiled_modules", "compiled_unknown"
 FLOPS, BYTES_ACCESSED, RECOMPUTE_FLOPS = "flops", "bytes_accessed", "recompute_flops"
 UNKNOWN_FLOPS = -1
 GENERATION, COLLECTED = "generation", "collected"
@@ -54,6 +54,7 @@ COUNTER, NBYTES, DONE = "counter", "bytes", "done"
 ARGS = {
     SHAPES: "of a call's inputs",
     COMPILED_MODULES: "inside of what torch.compile made",
+    COMPILED_UNKNOWN: "why kernels in there have no modules in a merged trace, and what helps",
     FLOPS: "of the operators in a call; `UNKNOWN_FLOPS` where they are not known",
     BYTES_ACCESSED: "of the inputs and outputs of the same operators",
     RECOMPUTE_FLOPS: "in backward: those of functions, no modules, that a checkpoint ran again",

@@ -16,6 +16,7 @@ from torch._ops import HigherOrderOperator
 from torch.fx.node import map_arg
 
 from .._interrupts import raised_by_handler
+from ..timeline.contents import COMPILED_BEFORE, FROM_AUTOGRAD_CACHE
 from .compiled_kernels import InnerModule, KernelLog, Owner, note_kernels, note_owners, owner_of
 from .flop_formulas import Formula, formula_by_operator
 from .greenlets import PerGreenlet
@@ -27,8 +28,6 @@ _AROUND = "torch._functorch.aot_autograd"
 """torch's, which imports that one."""
 _PASSED_BY = ("_aot_stage2b_inference_compile", "_aot_stage2b_fw_compile", "_aot_stage2b_bw_compile")
 
-BEFORE = "compiled before the first recording"
-_CACHED = "from the cache of AOTAutograd"
 _NO_GRAPH = "its backend does not use AOTAutograd"
 NO_WORK = (0,) * 6
 _UNKNOWN = -1
@@ -41,7 +40,7 @@ class GraphWork(NamedTuple):
     # By module its nodes in forward, backward and recompute, and the FLOPs of these, -1 where they are not known: each
     # node counts to the innermost module.
     work: tuple[tuple[InnerModule, tuple[int, ...]], ...] = ()
-    unknown: str = BEFORE  # why nothing is known of its nodes; else empty
+    unknown: str = COMPILED_BEFORE  # why nothing is known of its nodes; else empty
     kernels: KernelLog | None = None  # those of what is compiled of it; None if that is not seen
 
 
@@ -64,7 +63,7 @@ def read_graphs(captured: Any, compile_captured: Callable[[], Any]) -> tuple[Any
         work = tuple((module, tuple(counts)) for module, counts in thread.work.items())
     finally:
         thread.work = around
-    why = "" if work else _missing() or (_CACHED if _cache_hits() > cached else _NO_GRAPH)
+    why = "" if work else _missing() or (FROM_AUTOGRAD_CACHE if _cache_hits() > cached else _NO_GRAPH)
     return compiled, GraphWork(str(CompileContext.current_compile_id() or ""), work, why, kernels)
 
 

@@ -18,6 +18,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 
 from .._after_import import call_after_import
 from .._interrupts import WeakMap, raised_by_handler
+from ..timeline.contents import FROM_CACHE
 from .unseen import unseen_by_modes
 
 InnerModule = tuple[str, str]
@@ -35,7 +36,6 @@ _GRAPH_MODULE = "torch._inductor.output_code"
 _KEPT = "modtrace_kernels"
 """The attribute of a compiled graph that has its kernels."""
 
-_NOT_KEPT = "from a cache that was filled without modtrace"
 _VIEWS = ("aten::_unsafe_view", "aten::reshape", "<built-in function getitem>")
 
 
@@ -237,7 +237,7 @@ def _take_kernels(graph: _Graph, compiled: Any, *_: Any, **__: Any) -> None:
     context = TracingContext.try_get()
     if context is not None and graph.owners is not None:
         _graphs[context] = _Graph(graph.log, graph.captured, is_backward=graph.is_backward)
-    graph.log.add(GraphKernels(key, tuple(kernels), (_missing() or _NOT_KEPT) if kept is None else ""))
+    graph.log.add(GraphKernels(key, tuple(kernels), (_missing() or FROM_CACHE) if kept is None else ""))
 
 
 def _nodes_of(schedule: Any) -> Iterable[Any]:

@@ -40,6 +40,7 @@ from ..slices import (
     BACKWARD,
     BACKWARD_PASS,
     COMPILED_MODULES,
+    COMPILED_UNKNOWN,
     DTYPES,
     SHAPES,
     Slices,
@@ -302,15 +303,18 @@ def join_modules(parts: Sequence[ModuleSpans]) -> ModuleSpans:
 
 
 def _find_args(analysis: RingAnalysis, rows: SpanRows) -> Args:
-    """Return the shapes of calls' inputs, and the modules inside of what was compiled."""
+    """Return the shapes of calls' inputs, and the modules inside of what was compiled, or why they are unknown."""
     shapes = _find_shapes(analysis, rows)
-    compiled = analysis.lookup.compiled
-    of_compiled = np.flatnonzero(np.isin(rows["name"], [*compiled]))
-    named = rows["name"][of_compiled].tolist()
+
+    def of_names(texts: Mapping[int, str]) -> ArgColumn:
+        chosen = np.flatnonzero(np.isin(rows["name"], [*texts]))
+        return ArgColumn.of_texts(chosen, [texts[name] for name in rows["name"][chosen].tolist()])
+
     return without_empty(
         {
             SHAPES: ArgColumn.of_texts([*shapes], shapes.values()),
-            COMPILED_MODULES: ArgColumn.of_texts(of_compiled, [compiled[name] for name in named]),
+            COMPILED_MODULES: of_names(analysis.lookup.compiled),
+            COMPILED_UNKNOWN: of_names(analysis.lookup.unknown),
         }
     )
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...ring import Record
 from ..collectives import Group
-from ..contents import Name
+from ..contents import Name, why_unknown
 
 
 class NameLookup:
@@ -26,6 +26,7 @@ class NameLookup:
         groups: the process groups, by name.
         compiled: the modules inside of what torch.compile compiled, as a text, by the id of the name.
         graphs: what torch.compile made of them, by the fully qualified name.
+        unknown: why kernels inside of them have no modules, by the id of the name.
     """
 
     def __init__(self, records: Iterable[Record]) -> None:
@@ -55,6 +56,8 @@ class NameLookup:
         self.names = [names.get(number, Name(f"#{number}", f"#{number}", "?")) for number in _ids(names)]
         self.texts = [texts.get(number, f"#{number}") for number in _ids(texts)]
         self.threads = [threads.get(number, (f"thread #{number}", number)) for number in _ids(threads)]
+        why = ((name, why_unknown([*own.values()])) for name, own in graphs.items())
+        self.unknown = {name: text for name, text in why if text}
         self.graphs = {self.names[name].fqn: [*own.values()] for name, own in graphs.items() if name < len(self.names)}
         self.torch_threads = np.array([torch_threads.get(number, -1) for number in _ids(threads)], np.int64)
 

@@ -50,6 +50,7 @@ class OpenCall(NamedTuple):
             backward" the end of the last one, or the begin of the pass.
         module_class: the name of the module's class (`Block`).
         compiled_modules: how many modules inside torch.compile compiled with it; 0 if none is known.
+        compiled_unknown: if it was compiled, why the modules inside are not known, and what helps.
     """
 
     fqn: str
@@ -57,10 +58,13 @@ class OpenCall(NamedTuple):
     since_ns: int
     module_class: str = ""
     compiled_modules: int = 0
+    compiled_unknown: str = ""
 
     @property
     def described_class(self) -> str:
-        """The class, and how many modules it was compiled with: `Block, 12 compiled modules inside`."""
+        """Class, and how many modules it was compiled with: `Block, 12 compiled modules inside`, or why unknown."""
+        if self.compiled_unknown:
+            return f"{self.module_class}, modules inside unknown: {self.compiled_unknown}"
         inside = f", {counted(self.compiled_modules, 'compiled module')} inside" if self.compiled_modules else ""
         return f"{self.module_class}{inside}"
 
@@ -199,7 +203,8 @@ def _open_call(lookup: NameLookup, name_id: int, phase: str, since_ns: int) -> O
     if name_id == NO_NAME:
         return OpenCall("", phase, since_ns)
     name, inside = lookup.names[name_id], lookup.compiled.get(name_id, "")
-    return OpenCall(name.fqn, phase, since_ns, name.module_class, len(inside.split(", ")) if inside else 0)
+    why = "" if inside else lookup.unknown.get(name_id, "")
+    return OpenCall(name.fqn, phase, since_ns, name.module_class, len(inside.split(", ")) if inside else 0, why)
 
 
 def _open_passes(events: Events, passes: PassColumns, first: int) -> list[_OpenPass]:
