@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -43,6 +43,7 @@ class Pipeline:
         self.job = Job([[] for _ in range(RANKS)], [], [], [])
         self.computed: list[list[tuple[int, int, str]]] = [[] for _ in range(RANKS)]
         self._extra, self._one_clock = extra, one_clock
+        self.roles: Mapping[int, str] = {}
         for step in range(STEPS):
             keys = {
                 (rank, phase, batch): self._message(step, [rank, rank + 1] if phase == "forward" else [rank, rank - 1])
@@ -81,7 +82,7 @@ class Pipeline:
             return take(self.table, (self.table.step >= first) & (self.table.step < last))
         number, time = np.empty(0, np.int32), np.empty(0, np.int64)
         if kind is RangeTable:
-            return kind([], number, number, number, time, time)
+            return kind([], number, number, number, time, time, number.astype(np.int8), number.astype(np.bool_))
         if kind is StepTable:
             return kind(number, number, time)
         spans: Any = self._spans(ranks or range(RANKS), first, last)

@@ -15,6 +15,7 @@ from modtrace.cli.group import group as commands
 from modtrace.live.rank_state import rank_state_of
 from modtrace.live.where import WhereResult, where
 from modtrace.ranks import find_rank_recordings
+from modtrace.ranks.pack import pack
 from modtrace.ring import Kind
 from modtrace.timeline import RingAnalysis
 from modtrace.write.slices import CollectiveFlows
@@ -82,15 +83,20 @@ def test_arrows_join_the_calls_of_one_role_and_not_those_of_another_with_the_sam
     assert sorted(map(sorted, roles.values())) == [["rollout"]] * 20 + [["trainer"]] * 20
 
 
-def test_who_is_late_is_asked_of_one_role(job: Path) -> None:
+def test_who_is_late_is_told_of_each_role(job: Path, tmp_path: Path) -> None:
+    whole = modtrace.find_slow_ranks(job)
     with pytest.raises(
         ModtraceError, match=r"several roles with ranks of their own \(rollout, trainer\).*--role trainer"
     ):
-        modtrace.find_slow_ranks(job)
+        pack(find_rank_recordings(job), tmp_path / "dataset")
     with pytest.raises(ModtraceError, match="no recording is of role 'driver'; there are: rollout, trainer"):
         modtrace.find_slow_ranks(job, role="driver")
 
-    assert {step.rank for step in modtrace.find_slow_ranks(job, role="rollout").late} == {1}
+    rollouts = modtrace.find_slow_ranks(job, role="rollout")
+    assert {step.rank for step in rollouts.late} == {1}
+    assert whole.sentences[0] == "4 processes of 2 roles"
+    assert [f"rollout: {line}" for line in rollouts.sentences] == whole.sentences[1:4]
+    assert whole.to_json()["roles"]["rollout"] == rollouts.to_json()
     assert not modtrace.find_slow_ranks(job, role="trainer").late
 
 

@@ -25,7 +25,7 @@ from ..ring.clock_tree import ClockTree, measurements_in
 from .places import DATASET_MARKER, Place, absolute, open_place
 from .rank_folder import WALL_CLOCK_BOUND_NS, Reference
 
-_FORMAT = 3
+_FORMAT = 4
 """The version of the layout; others are refused."""
 
 
@@ -33,6 +33,7 @@ class RankEntry(NamedTuple):
     """What a dataset says of one rank."""
 
     rank: int  # its number
+    role: str  # what it does in the job; empty if that is not known
     bound_ns: int  # how far its times are off at most, see `RankTimeline`
     method: str  # how it was found where it is, see `RankTime`
     clock: str  # the id of its clock
@@ -44,7 +45,7 @@ class RankEntry(NamedTuple):
     source: list[Any]  # the file it came from: path, size and time of change
 
 
-_ENTRY_TYPES = (int, int, str, str, int, int, int, int, str, list)
+_ENTRY_TYPES = (int, str, int, str, str, int, int, int, int, str, list)
 
 
 class Part(NamedTuple):

@@ -15,6 +15,7 @@ from .._errors import ModtraceError
 from .._processes import map_in_processes, processor_count
 from .._typing import AnyArray
 from ..read.ring_file import Steps
+from ..ring.range_text import CATEGORIES
 from ..timeline import PHASES, Name
 from ..timeline.select import step_interval
 from .dataset_files import DatasetFiles, JoinedTime, read_head, read_parts
@@ -70,13 +71,13 @@ _COLUMNS = {
     SpanTable: _SPANS,
     CollectiveTable: _COLLECTIVES,
     StepTable: (*_OF_ALL, "end_ns"),
-    RangeTable: (*_OF_ALL, "range", "start_ns", "end_ns"),
+    RangeTable: (*_OF_ALL, "range", "category", "start_ns", "end_ns", "apart"),
 }
 _FIELDS = {"fqn": "name", "module_class": "name", "self_ns": "self_time", "bytes": "nbytes", "range": "place"}
 """The fields that columns are made of; of others it is the column's name without its unit."""
 _SMALL = ("track", "depth")
 """Columns of 16 bits."""
-_KNOWN_TEXTS: Mapping[str, Sequence[str]] = {"phase": PHASES, "kind": ROW_KINDS}
+_KNOWN_TEXTS: Mapping[str, Sequence[str]] = {"phase": PHASES, "kind": ROW_KINDS, "category": CATEGORIES}
 _OWN_TEXTS = {"operator": "operators", "group": "groups", "range": "places"}
 """Columns of texts, and the fields that have them."""
 
@@ -141,6 +142,7 @@ class DatasetTables:
     Attributes:
         place: the same.
         ranks: what is known of each rank, in their order.
+        roles: as in `RankTables`.
         peak_bytes: by rank, the most that its tensors held; without those that recorded no memory.
         engines: what recorded the ranks, "native" or "python".
 
@@ -156,6 +158,7 @@ class DatasetTables:
         self.ranks = self.time.ranks
         if not self.ranks:
             raise ModtraceError(f"{self.place}: it holds no rank yet; run `modtrace ranks pack` again")
+        self.roles: Mapping[int, str] = {one.rank: one.role for one in self.ranks}
         self.peak_bytes = {one.rank: one.peak_bytes for one in self.ranks if one.peak_bytes >= 0}
         self.engines = {one.engine for one in self.ranks}
         self._names = list(parts)

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from .._typing import Float64Array, Int32Array, Int64Array
+from .._typing import Float64Array, IndexArray, Int32Array, Int64Array
 
 T = TypeVar("T", bound=Hashable)
 
@@ -28,6 +28,13 @@ def group_starts(*keys: Float64Array | Int64Array) -> Int64Array:
 def group_lengths(begins: Int64Array, count: int) -> Int64Array:
     """Return how many of the `count` entries each group has."""
     return np.diff(np.append(begins, count))
+
+
+def number_ranges(begins: IndexArray, ends: IndexArray) -> IndexArray:
+    """Return the numbers from each begin to before its end, one range after the other."""
+    sizes = ends - begins
+    within: IndexArray = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return np.repeat(begins, sizes) + within
 
 
 def medians_within(values: Float64Array | Int64Array, *keys: Int64Array) -> Float64Array:

@@ -207,7 +207,7 @@ def _parts(sources: _PartSources, entries: list[RankEntry]) -> Iterator[dict[str
             moments += [int(slices.start.min()), int(slices.end.max())] if len(slices) else []
             yield tables
         ends = min(moments, default=0), max(moments, default=0)
-        placed = file.rank, bound_ns, time.method, time.clock
+        placed = file.rank, file.role, bound_ns, time.method, time.clock
         entries.append(RankEntry(*placed, *ends, spans, peak_bytes, engine, source))
 
 

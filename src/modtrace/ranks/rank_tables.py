@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from .._typing import AnyArray, Int8Array, Int32Array, Int64Array
+from .._typing import AnyArray, BoolArray, Int8Array, Int32Array, Int64Array
 from ..read.ring_file import Steps
 from ..ring.collective_text import parse_ranks, rank_list
-from ..ring.range_text import RangeCategory, RangeName
+from ..ring.range_text import CATEGORIES, RangeCategory, RangeName
 from ..timeline import Name, Timeline
 from ..timeline.args import ArgColumn
 from ..timeline.nesting import self_times
@@ -86,10 +86,7 @@ class StepTable(NamedTuple):
 
 
 class RangeTable(NamedTuple):
-    """Ranges of some ranks that are in no module and hold none, nor are in another one; those of `FOR_ITSELF` anywhere.
-
-    Arrays of equal length.
-    """
+    """Ranges of some ranks, and collections of garbage. Arrays of equal length."""
 
     places: Sequence[str]  # what `place` points into, as `RangeName.place` says it
     rank: Int32Array
@@ -97,6 +94,10 @@ class RangeTable(NamedTuple):
     place: Int32Array
     start: Int64Array  # Unix ns
     end: Int64Array  # Unix ns
+    category: Int8Array  # index into `CATEGORIES`
+    # Whether it is in no module, holds none, and is in no such range; of those of `FOR_ITSELF` on a thread with modules
+    # always. These are what slow ranks are told by.
+    apart: BoolArray
 
 
 Table = TypeVar("Table", SpanTable, CollectiveTable, StepTable, RangeTable)
@@ -189,13 +190,11 @@ def collective_table(timeline: Timeline, rank: int) -> CollectiveTable:
 
 
 def range_table(timeline: Timeline, rank: int) -> RangeTable:
-    """Return the ranges of a rank's timeline that say what it did outside of modules, or else for itself.
-
-    Communication is left out, and what a thread without modules did beside them.
-    """
+    """Return the ranges of a rank; communication is not apart, nor what is beside modules on another thread."""
     spans, slices = timeline.columns, timeline.slices
     ranges = np.flatnonzero(slices.kind == RANGE)
-    category = np.array([_range_name(timeline, row).category for row in ranges.tolist()], object)
+    names = [_range_name(timeline, row) for row in ranges.tolist()]
+    category = np.array([name.category for name in names], object)
     told = ~np.isin(category, ("communication", "torch", *FOR_ITSELF))
     thread = np.array([track.tid for track in timeline.tracks], np.int64)
     has_modules = np.isin(thread[slices.track[ranges]], thread[spans.track]) | (len(spans.track) == 0)
@@ -210,9 +209,12 @@ def range_table(timeline: Timeline, rank: int) -> RangeTable:
         until[begin:end] = np.maximum.accumulate(until[begin:end])
     is_inner = ~first
     is_inner[1:] &= slices.start[ranges[order]][1:] < until[:-1]
-    for_itself = ranges[np.isin(category, FOR_ITSELF) & has_modules]
-    rows = np.concatenate([ranges[order[~is_inner]], for_itself, np.flatnonzero(slices.kind == GARBAGE_COLLECTION)])
-    places, place = number_distinct([_range_name(timeline, row).place for row in rows.tolist()])
+    collections = np.flatnonzero(slices.kind == GARBAGE_COLLECTION)
+    rows = np.append(ranges, collections)
+    names += [_range_name(timeline, row) for row in collections.tolist()]
+    apart = np.append(np.isin(category, FOR_ITSELF) & has_modules, np.ones(len(collections), np.bool_))
+    apart[order[~is_inner]] = True
+    places, place = number_distinct([name.place for name in names])
     return RangeTable(
         places,
         np.full(len(rows), rank, np.int32),
@@ -220,12 +222,14 @@ def range_table(timeline: Timeline, rank: int) -> RangeTable:
         place.astype(np.int32),
         slices.start[rows],
         slices.end[rows],
+        np.array([CATEGORIES.index(name.category) for name in names], np.int8),
+        apart,
     )
 
 
 def _range_name(timeline: Timeline, row: int) -> RangeName:
     name = timeline.names[timeline.slices.name[row]]
-    return RangeName(name.label, name.category or "")
+    return RangeName(name.label, name.category if name.category in CATEGORIES else "user")
 
 
 def step_end_table(timeline: Timeline, rank: int) -> StepTable:
@@ -292,7 +296,13 @@ class Bounds:
 
 
 class RankTables(Protocol):
-    """The source of tables: a folder of recordings, or a dataset."""
+    """The source of tables: a folder of recordings, or a dataset.
+
+    Attributes:
+        roles: what each rank does in the job; empty if that is not known.
+    """
+
+    roles: Mapping[int, str]
 
     def bounds(self) -> Bounds:
         """Return how far the times of each rank are off."""
@@ -341,6 +351,7 @@ class FolderTables:
         executor: reads them; None: this process.
 
     Attributes:
+        roles: as in `RankTables`.
         peak_bytes: by rank, the most that its tensors held; without those that recorded no memory.
         engines: what recorded the ranks, "native" or "python".
 
@@ -353,6 +364,7 @@ class FolderTables:
     ) -> None:
         loaded = read_ranks(_rank_tables, files, job, steps, executor)
         self._bounds = Bounds([(one.rank, one.bound_ns, one.clock) for one in loaded])
+        self.roles: Mapping[int, str] = {file.rank_in_world: file.role for file in files}
         self.peak_bytes = {one.rank: one.peak_bytes for one in loaded if one.peak_bytes is not None}
         self.engines = {one.engine for one in loaded}
         self._tables = {kind: {one.rank: one.tables[kind] for one in loaded} for kind in TABLE_MAKERS}

@@ -24,7 +24,7 @@ from ...ring import RingSnapshot
 from ...timeline import PHASES, RingAnalysis
 from ..groups import group_lengths, group_starts, medians_within, slowest_of_others
 from ..places import Place, absolute, as_folder, is_dataset
-from ..rank_folder import JobTime, RankRecording, check_one_world, check_size, find_rank_recordings
+from ..rank_folder import JobTime, RankRecording, check_size, find_rank_recordings
 from ..rank_tables import (
     CALL,
     INFERRED_WAIT,
@@ -56,6 +56,7 @@ from .late_steps import (
     segments_of,
 )
 from .replay import RankEvents, Replay, message_ends, rank_events, shared_keys, shorten, without_excess
+from .role_waits import RoleTimes, find_role_waits, join_role_times, role_times
 from .slow_run import PartOfRun, SlowRun, join_parts
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
@@ -369,7 +370,7 @@ def _modules_of(
             step = late.finding.step
             first, last = np.searchsorted(spans.step, [step - 1, step + 1], sorter=by_step)
             near = take(spans, np.sort(by_step[first:last]))
-            near_ranges = take(ranges, (ranges.step >= step - 1) & (ranges.step <= step))
+            near_ranges = take(ranges, ranges.apart & (ranges.step >= step - 1) & (ranges.step <= step))
             modules[step] = tuple(module_excess(arrivals, late, peers, near, near_ranges, own_time)[:MODULES_PER_STEP])
     return modules
 
@@ -407,8 +408,7 @@ def find_slow_ranks(
 
     Raises:
         ModtraceError: there are no recordings, one cannot be read, or is a ring with more than 4 million events and no
-            steps are chosen; no two ranks waited for each other; roles have ranks of their own and none is chosen; or
-            a role of a dataset is.
+            steps are chosen; no two ranks waited for each other; or a role of a dataset is chosen.
     """
     if not is_dataset(source):
         with as_folder(source, executor) as folder:
@@ -420,8 +420,10 @@ def find_slow_ranks(
 
     tables = DatasetTables(source)
     buckets = tables.buckets("collectives", steps=steps or (None, None))
-    parts = map_in_processes(partial(_slow_bucket, absolute(source)), buckets, processor_count(), executor)
-    return _checked(join_parts(part for _, part in parts), tables.peak_bytes, tables.engines, source)
+    parts = dict(map_in_processes(partial(_slow_bucket, absolute(source)), buckets, processor_count(), executor))
+    waits = find_role_waits(join_role_times(parts[bucket][1] for bucket in sorted(parts)))
+    run = _run((part for part, _ in parts.values()), tables.peak_bytes, tables.engines)
+    return _checked(replace(run, waits=waits), source)
 
 
 def slow_of_recordings(
@@ -430,14 +432,18 @@ def slow_of_recordings(
     """Say who is late in recordings, all of which are read into memory, or in some of their steps.
 
     Raises:
-        ModtraceError: one cannot be read, no two ranks waited for each other, or roles have ranks of their own.
+        ModtraceError: one cannot be read, or no two ranks waited for each other.
     """
-    check_one_world(files)
     if steps is None:
         check_size(files)
-    tables = FolderTables(files, job, steps, executor)
-    run = join_parts([find_late(tables, 0, _NO_STEP)])
-    return _checked(run, tables.peak_bytes, tables.engines, files[0].path.parent)
+    worlds: dict[str, list[RankRecording]] = {}
+    for file in files:
+        worlds.setdefault(file.world, []).append(file)
+    tables = {world: FolderTables(own, job, steps, executor) for world, own in worlds.items()}
+    waits = find_role_waits(role_times([*tables.values()], 0, _NO_STEP))
+    runs = {world: _run([find_late(own, 0, _NO_STEP)], own.peak_bytes, own.engines) for world, own in tables.items()}
+    [run] = runs.values() if len(runs) == 1 else [SlowRun([], len(files), [], 0, [], roles=runs)]
+    return _checked(replace(run, waits=waits), files[0].path.parent)
 
 
 def find_late_in_rings(rings: Mapping[int, RingSnapshot]) -> list[CameLate]:
@@ -472,18 +478,22 @@ def worst_ranks(run: SlowRun, count: int) -> list[int]:
     return arrivals[:count]
 
 
-def _slow_bucket(dataset: str, steps: tuple[int, int]) -> PartOfRun:
+def _slow_bucket(dataset: str, steps: tuple[int, int]) -> tuple[PartOfRun, RoleTimes | None]:
     from ..dataset_tables import DatasetTables
 
-    return find_late(DatasetTables(dataset), *steps)
+    tables = DatasetTables(dataset)
+    return find_late(tables, *steps), role_times([tables], *steps)
 
 
-def _checked(
-    run: SlowRun, peak_bytes: Mapping[int, int], engines: Iterable[str], path: str | os.PathLike[str]
-) -> SlowRun:
-    if not run.steps:
+def _run(parts: Iterable[PartOfRun], peak_bytes: Mapping[int, int], engines: Iterable[str]) -> SlowRun:
+    run = join_parts(parts)
+    return replace(run, peak_bytes=peak_bytes, unseen=_unseen(engines, run) if run.steps else "")
+
+
+def _checked(run: SlowRun, path: str | os.PathLike[str]) -> SlowRun:
+    if not run.steps and not run.waits and not any(own.steps for own in run.roles.values()):
         raise ModtraceError(
             f"{os.fspath(path)}: no two ranks called one collective or sent each other something; the portable engine "
             "does not see what DDP and FSDP call, the native one does (modtrace build)"
         )
-    return replace(run, peak_bytes=peak_bytes, unseen=_unseen(engines, run))
+    return run

@@ -174,6 +174,26 @@ class StepFinding(NamedTuple):
         return f"rank {self.rank} came late in step {self.step} by {format_ns(self.cost_ns)}{where}"
 
 
+class RoleWait(NamedTuple):
+    """A role that waits for another one."""
+
+    role: str  # who waits: one process, or all of a role, as a sentence calls them (`trainers`)
+    waits_for: str  # for whom: one process (`rollout 2`), or all of a role
+    share: float  # of a step, the mean of who waits
+    ns_per_step: int
+    fqn: str  # what was waited for: a module or a range
+    phase: str  # of the module; `IN_RANGE`
+    ratio: float | None  # how many times as long that is there as in the others of its role; None: there is no such
+
+    @property
+    def sentence(self) -> str:
+        """Who waits for whom, and for what."""
+        wait = f"{self.role} {'wait' if self.role.endswith('s') else 'waits'} {100 * self.share:.0f} % of a step"
+        place = place_text(self.fqn, self.phase)
+        why = f", mostly in {place}" if self.ratio is None else f": {place} is {self.ratio:.1f} times as long there"
+        return f"{wait} for {self.waits_for}{why}"
+
+
 class Arrivals(NamedTuple):
     """Calls of synchronizing collectives by at least two ranks, by collective and then by time; one entry per call."""
 

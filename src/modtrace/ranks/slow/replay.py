@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..._typing import BoolArray, Float64Array, IndexArray, Int64Array
-from ..groups import group_starts
+from ..._typing import BoolArray, Float64Array, Int64Array
+from ..groups import group_starts, number_ranges
 from ..rank_tables import CALL, INFERRED_WAIT, CollectiveTable, ranks_in_group
 from ..sync_points import call_keys, is_synchronizing
 from .late_steps import Arrivals, OwnTime
@@ -42,14 +42,15 @@ class _Rows(NamedTuple):
     is_call: BoolArray
 
 
-def rank_events(table: CollectiveTable, own_time: OwnTime) -> RankEvents:
+def rank_events(table: CollectiveTable, own_time: OwnTime, *, every: bool = False) -> RankEvents:
     """Return the events of all ranks.
 
     Args:
         table: the collectives of all ranks.
         own_time: their own time.
+        every: give every collective a key, also those that a rank can leave before all have called them.
     """
-    keys = shared_keys(table)
+    keys = shared_keys(table, every=every)
     rows = _events(table, keys, own_time)
     place = own_time.place(table.rank[rows.row].astype(np.int64), rows.time)
     # At one moment a rank leaves a wait before it calls something.
@@ -98,7 +99,7 @@ def message_ends(table: CollectiveTable) -> tuple[Int64Array, Int64Array]:
     return np.where(kind == 0, own, other), np.where(kind == 0, other, own)
 
 
-def shared_keys(table: CollectiveTable) -> Int64Array:
+def shared_keys(table: CollectiveTable, *, every: bool = False) -> Int64Array:
     """Return for each row a number of its collective or message; -1 if ranks share none."""
     sender, receiver = message_ends(table)
     synchronizes = np.array([is_synchronizing(operator) for operator in table.operators], np.bool_)[table.operator]
@@ -108,7 +109,7 @@ def shared_keys(table: CollectiveTable) -> Int64Array:
         # First one integer for each pair of ranks, then a number for each group and pair.
         _, pair = np.unique(np.where(is_message, (sender + 1) << _RANK_BITS | receiver, 0), return_inverse=True)
         _, channel = np.unique(channel << 32 | pair, return_inverse=True)
-    shared = (table.counter >= 0) & (synchronizes | is_message)
+    shared = (table.counter >= 0) & (every | synchronizes | is_message)
     keys = np.full(len(table.rank), -1, np.int64)
     _, keys[shared] = np.unique(call_keys(channel, table.counter)[shared], return_inverse=True)
     return keys
@@ -202,7 +203,7 @@ class Replay:
         begin = events.time[head]
         running, waiting = self._first, np.empty(0, np.int64)
         while len(running) or len(waiting):
-            called = self._call[_ranges(self._call_begin[running], self._call_begin[running + 1])]
+            called = self._call[number_ranges(self._call_begin[running], self._call_begin[running + 1])]
             section = self._section[called]
             np.maximum.at(last, events.key[called], begin[section] + since[called] - since[head[section]])
             np.subtract.at(missing, events.key[called], 1)
@@ -228,13 +229,6 @@ class Replay:
         )
         steps = self.events.step[self._order[self._step_begin]]
         return dict(zip(steps.tolist(), np.diff(ends - replayed, prepend=0).tolist(), strict=True))
-
-
-def _ranges(begins: IndexArray, ends: IndexArray) -> IndexArray:
-    """Return the numbers from each begin to before its end, one range after the other."""
-    sizes = ends - begins
-    within: IndexArray = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    return np.repeat(begins, sizes) + within
 
 
 def without_excess(events: RankEvents, arrivals: Arrivals, rows: Sequence[int]) -> Int64Array:

@@ -21,6 +21,7 @@ from ..._tables import (
     MICROSECONDS,
     MODULE,
     NAME,
+    PERCENT,
     TEXT,
     Column,
     Form,
@@ -34,7 +35,7 @@ from ..._typing import Float32Array, Int64Array, UInt8Array
 from ...ring.collective_text import rank_list
 from ...write.atomic_file import atomic_writer
 from ..all_ranks import peak_sentence
-from .late_steps import OUTSIDE, StepFinding, place_text
+from .late_steps import OUTSIDE, RoleWait, StepFinding, place_text
 
 _NAMED_RANKS = 3
 _COSTLY_NS = 20_000_000
@@ -137,6 +138,8 @@ class SlowRun:
         parts: what the picture shows.
         peak_bytes: by rank, the most that its tensors held; without those that recorded no memory.
         unseen: which waits for other ranks are not seen, and what to do, in words; empty if all are.
+        waits: which role waits for which, the longest wait first.
+        roles: if roles have ranks of their own, what was found in each; then all above is empty.
     """
 
     steps: Sequence[StepFinding]
@@ -146,6 +149,8 @@ class SlowRun:
     parts: Sequence[PartOfRun]
     peak_bytes: Mapping[int, int] = field(default_factory=dict)
     unseen: str = ""
+    waits: Sequence[RoleWait] = ()
+    roles: Mapping[str, "SlowRun"] = field(default_factory=dict)
 
     @property
     def saved_ns(self) -> int:
@@ -155,6 +160,10 @@ class SlowRun:
     @property
     def sentences(self) -> list[str]:
         """The answer in some lines."""
+        waits = [wait.sentence for wait in self.waits]
+        if self.roles:
+            each = [f"{role}: {line}" for role, run in self.roles.items() if run.steps for line in run.sentences]
+            return [f"{self.ranks:,} processes of {len(self.roles)} roles", *waits, *each]
         told = [step for step in self.steps if step.verdict == "late"]
         unsure = sum(step.verdict == "cannot tell" for step in self.steps)
         bound = max((step.bound_ns for step in self.steps), default=0)
@@ -163,7 +172,7 @@ class SlowRun:
             if bound
             else "ranks that wait for each other read one clock"
         )
-        lines = [f"{counted(self.ranks, 'rank')}, {counted(len(self.steps), 'step')}; {clocks}"]
+        lines = [f"{counted(self.ranks, 'rank')}, {counted(len(self.steps), 'step')}; {clocks}", *waits]
         slow = [one for one in self.late if one.is_slow]
         # A rank that is late now and then is named if that matters: else it is as if by chance.
         few = [one for one in self.late if not one.is_slow and self._is_costly(one)]
@@ -226,9 +235,10 @@ class SlowRun:
 
     @property
     def tables(self) -> dict[str, Table]:
-        """The tables "ranks", "modules" and "steps", what costs most first; `Table.to` takes the form."""
+        """The tables "ranks", "modules", "steps" and, of several roles, "waits", what costs most first."""
         in_order = sorted(self.steps, key=lambda step: (step.verdict != "late", -step.cost_ns, step.step))
-        return {
+        waits = {"waits": Table(_WAIT_COLUMNS, self.waits, fields_of(RoleWait))} if self.waits else {}
+        return waits | {
             "ranks": Table(_RANK_COLUMNS, self.late, fields_of(LateRank)),
             "modules": Table(_MODULE_COLUMNS, self._late_modules()),
             "steps": Table(_STEP_COLUMNS, in_order),
@@ -290,6 +300,8 @@ class SlowRun:
             "saved_ns": self.saved_ns,
             "unseen": self.unseen,
             "late_ranks": json_values(self.late),
+            "waits": json_values(self.waits),
+            "roles": {role: run.to_json() for role, run in self.roles.items()},
             "peak_bytes": [{"rank": rank, "peak_bytes": peak} for rank, peak in self.peak_bytes.items()],
             "steps": json_values(self.steps),
         }
@@ -327,6 +339,14 @@ _MODULE_COLUMNS = (
     Column("late in steps", lambda row: row[0].steps),
     Column("cost ms", lambda row: row[0].cost_ns, LONG_MS),
     Column("ranks", lambda row: row[1], TEXT),
+)
+_WAIT_COLUMNS = (
+    Column("role", "role", TEXT),
+    Column("waits for", "waits_for", TEXT),
+    Column("% of a step", "share", PERCENT),
+    Column("ms/step", "ns_per_step", LONG_MS),
+    Column("where", lambda wait: place_text(wait.fqn, wait.phase), NAME),
+    Column("times as long", "ratio"),
 )
 _STEP_COLUMNS = (
     Column("step", "step"),

@@ -1,0 +1,309 @@
+"""Who idles for whom across roles: waits by messages and by ranges, followed to the process that all of them wait for.
+
+A step here is one of the process whose steps are the longest. What others do belongs to the step in which it ends, so
+that roles may count their own steps, or none.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import permutations
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from ..._typing import Float64Array, Int64Array
+from ...timeline import PHASES
+from ...timeline.contents import process_label
+from ...timeline.nesting import find_parents
+from ...timeline.time_intervals import TimeIntervals, union_of
+from ..groups import group_starts, number_ranges
+from ..rank_tables import CALL, CollectiveTable, RangeTable, RankTables, SpanTable, StepTable, take
+from .late_steps import COUNTED_NOISES, IN_RANGE, MAD_TO_SIGMA, OwnTime, RoleWait
+from .replay import rank_events
+from .slow_run import NO_RANK, often_late
+
+_WAITS = ("range wait", "range ray.get", "range ray.wait")
+"""How ranges begin in which a process waits for others."""
+_RANK_BITS = 31
+_MAX_HOPS = 8
+"""Who waits for whom who waits for whom …: no longer chains are followed."""
+_SAID_SHARE, _NAMED_SHARE = 0.05, 0.01
+"""From what part of a step on it is said that a role waits for another one, and for which process of it."""
+_LEAST_RATIO = 1.1
+_MOST = 0.8
+"""A range holds the cause if it has so much of what a process took more, and a module if it has half of that."""
+
+_Key = TypeVar("_Key")
+_Place = tuple[str, str]
+"""A module and its phase, or a range and `IN_RANGE`."""
+
+
+class RoleTimes(NamedTuple):
+    """What the processes of several roles did in some steps.
+
+    Attributes:
+        processes: role and rank of each, by a number.
+        length: int64[steps], ns.
+        waited: by who waits and for whom, of another role, ns in each step.
+        took: by process and place, ns in each step without waits: inside of ranges, and in modules outside of others.
+    """
+
+    processes: Mapping[int, tuple[str, int]]
+    length: Int64Array
+    waited: Mapping[tuple[int, int], Float64Array]
+    took: Mapping[tuple[int, _Place], Float64Array]
+
+
+class _Waits(NamedTuple):
+    """Waits of processes; arrays of equal length.
+
+    Attributes:
+        process: who waits.
+        start: Unix ns.
+        until: when what it waited for was there.
+        target: the process that it waited for; -1 if only the time can tell.
+    """
+
+    process: Int64Array
+    start: Int64Array
+    until: Int64Array
+    target: Int64Array
+
+
+class _Process(NamedTuple):
+    """What one process did, and when it was waiting."""
+
+    spans: SpanTable
+    ranges: RangeTable
+    waits: TimeIntervals
+
+    @property
+    def own_ends(self) -> Int64Array:
+        """When it had done something, ascending."""
+        return np.sort(np.append((self.spans.start + self.spans.duration)[self.spans.depth == 0], self.ranges.end))
+
+
+def role_times(worlds: Sequence[RankTables], first: int, last: int) -> RoleTimes | None:
+    """Return what the processes of a job did in the steps from `first` to before `last`; None if it has one role.
+
+    Args:
+        worlds: the tables of processes that count their ranks together.
+        first: the first step.
+        last: the one after the last.
+    """
+    processes = {
+        world << _RANK_BITS | rank: (role, rank)
+        for world, tables in enumerate(worlds)
+        for rank, role in tables.roles.items()
+        if role
+    }
+    edges = _step_ends(worlds, first, last)
+    if len({role for role, _ in processes.values()}) < 2 or len(edges) < 2:
+        return None
+    known: list[_Waits] = []
+    did: dict[int, _Process] = {}
+    for world, tables in enumerate(worlds):
+        table, base = tables.read(CollectiveTable, first - 1, last), world << _RANK_BITS
+        by_messages = _waits_by_messages(table)
+        known.append(by_messages._replace(process=by_messages.process | base, target=by_messages.target | base))
+        blocks = take(table, (table.kind != CALL) | (table.done >= 0) & (table.done <= table.end))
+        ranges = tables.read(RangeTable, first - 1, last)
+        is_wait = np.array([place.startswith(_WAITS) for place in ranges.places] or [False])[ranges.place]
+        spans = tables.read(SpanTable, first - 1, last)
+        for rank in tables.roles:
+            in_wait = take(ranges, is_wait & (ranges.rank == rank))
+            own = take(blocks, blocks.rank == rank)
+            # Where messages say for whom it waits, the range around them says nothing new.
+            unknown = union_of(own.start, own.end).time_within(in_wait.start, in_wait.end) == 0
+            in_wait = take(in_wait, unknown)
+            count, process = len(in_wait.start), base | rank
+            known.append(_Waits(np.full(count, process), in_wait.start, in_wait.end, np.full(count, -1)))
+            did[process] = _Process(
+                take(spans, spans.rank == rank),
+                take(ranges, ~is_wait & (ranges.rank == rank)),
+                union_of(np.append(own.start, in_wait.start), np.append(own.end, in_wait.end)),
+            )
+    waits = _told_by_time(_Waits(*map(np.concatenate, zip(*known, strict=True))), did, processes)
+    took = {(one, place): ns for one in processes for place, ns in _place_times(did[one], edges).items()}
+    return RoleTimes(processes, np.diff(edges), _followed(waits, processes, edges), took)
+
+
+def _step_ends(worlds: Sequence[RankTables], first: int, last: int) -> Int64Array:
+    """Return when the steps ended of the process whose steps are the longest, of those that do more than begin."""
+    tables = [tables.read(StepTable, first - 1, last) for tables in worlds]
+    ends = [np.sort(table.end[table.rank == rank]) for table in tables for rank in np.unique(table.rank)]
+    longest = max((int(np.ptp(own)) for own in ends), default=0)
+    many = [own for own in ends if len(own) > 1 and 2 * np.ptp(own) >= longest]
+    return max(many, key=lambda own: float(np.median(np.diff(own))), default=np.empty(0, np.int64))
+
+
+def _waits_by_messages(table: CollectiveTable) -> _Waits:
+    """Return the waits for collectives and messages: each is for the last rank that called what had ended it."""
+    events = rank_events(table, OwnTime(table), every=True)
+    rows = np.flatnonzero(events.is_call & (events.key >= 0) | events.binds)
+    order = rows[np.lexsort((events.binds[rows], events.time[rows], events.key[rows]))]
+    last_call = np.maximum.accumulate(np.where(events.is_call[order], np.arange(len(order)), -1))
+    bound = np.flatnonzero(events.binds[order])
+    wait, call = order[bound], order[last_call[bound]]
+    start = events.time[wait] - events.waited[wait]
+    known = (last_call[bound] >= 0) & (events.key[call] == events.key[wait]) & (events.rank[call] != events.rank[wait])
+    known &= events.time[call] > start
+    wait, call = wait[known], call[known]
+    return _Waits(events.rank[wait], start[known], events.time[call], events.rank[call])
+
+
+def _told_by_time(waits: _Waits, did: Mapping[int, _Process], processes: Mapping[int, tuple[str, int]]) -> _Waits:
+    """Return waits with a target each, in order, that do not overlap within a process.
+
+    A wait of unknown target is for the process of another role that did something last before the wait ended.
+    """
+    ends = {process: did[process].own_ends for process in processes}
+    target, until = waits.target.copy(), waits.until.copy()
+    for row in np.flatnonzero(target < 0).tolist():
+        last = {
+            process: int(own[index])
+            for process, own in ends.items()
+            if processes[process][0] != processes.get(int(waits.process[row]), ("", 0))[0]
+            for index in [int(np.searchsorted(own, waits.until[row], side="right")) - 1]
+            if index >= 0 and own[index] > waits.start[row]
+        }
+        if last:
+            target[row] = max(last, key=lambda process: last[process])
+            until[row] = last[int(target[row])]
+    order = np.lexsort((waits.start, waits.process))
+    order = order[target[order] >= 0]
+    start, until = waits.start[order], until[order]
+    begins = group_starts(waits.process[order])
+    for own in map(slice, begins.tolist(), [*begins[1:].tolist(), len(order)]):
+        until[own] = np.maximum.accumulate(until[own])
+        start[own][1:] = np.maximum(start[own][1:], until[own][:-1])
+    kept = until > start
+    return _Waits(waits.process[order][kept], start[kept], until[kept], target[order][kept])
+
+
+def _followed(
+    waits: _Waits, processes: Mapping[int, tuple[str, int]], edges: Int64Array
+) -> dict[tuple[int, int], Float64Array]:
+    """Return how long each process waited in each step for each of another role, ns.
+
+    While that waits itself, it is waited for whom it waits for.
+    """
+    numbers = np.unique(np.append(waits.process, waits.target))
+    begin = int(waits.start.min(initial=0))
+    length = int(waits.until.max(initial=0)) - begin + 1
+
+    def on_axis(process: Int64Array, time: Int64Array) -> Int64Array:
+        place: Int64Array = np.searchsorted(numbers, process) * length + (time - begin)
+        return place
+
+    starts, ends = on_axis(waits.process, waits.start), on_axis(waits.process, waits.until)
+    waiter, holder, since, until = waits.process, waits.target, waits.start, waits.until
+    waited: dict[tuple[int, int], Float64Array] = {}
+    for _ in range(_MAX_HOPS):
+        low = np.searchsorted(ends, on_axis(holder, since), side="right")
+        high = np.maximum(np.searchsorted(starts, on_axis(holder, until)), low)
+        inner, outer = number_ranges(low, high), np.repeat(np.arange(len(low)), high - low)
+        goes_on = waits.target[inner] != waiter[outer]
+        inner, outer = inner[goes_on], outer[goes_on]
+        inner_since = np.maximum(waits.start[inner], since[outer])
+        inner_until = np.minimum(waits.until[inner], until[outer])
+        own = until - since - np.bincount(outer, inner_until - inner_since, len(since))
+        step = np.searchsorted(edges, until) - 1
+        for row in np.flatnonzero((own > 0) & (step >= 0) & (step < len(edges) - 1)).tolist():
+            pair = int(waiter[row]), int(holder[row])
+            roles = [processes.get(process, ("", 0))[0] for process in pair]
+            if all(roles) and roles[0] != roles[1]:
+                waited.setdefault(pair, np.zeros(len(edges) - 1))[step[row]] += own[row]
+        waiter, holder, since, until = waiter[outer], waits.target[inner], inner_since, inner_until
+    return waited
+
+
+def _place_times(process: _Process, edges: Int64Array) -> dict[_Place, Float64Array]:
+    """Return how long a process was in each range, and in each module outside of others, in each step without waits."""
+    spans, ranges = process.spans, process.ranges
+    waiting = process.waits.time_within(spans.start, spans.start + spans.duration)
+    parent = find_parents(spans.track, spans.depth)
+    waiting -= np.bincount(parent[parent >= 0], waiting[parent >= 0], len(waiting)).astype(np.int64)
+    inside = ranges.end - ranges.start - process.waits.time_within(ranges.start, ranges.end)
+    places: list[_Place] = [(name.fqn, phase) for name in spans.names for phase in PHASES]
+    places += [(place.removeprefix("range "), IN_RANGE) for place in ranges.places]
+    place = np.append(
+        spans.name.astype(np.int64) * len(PHASES) + spans.phase, len(spans.names) * len(PHASES) + ranges.place
+    )
+    step = np.searchsorted(edges, np.append(spans.start + spans.duration, ranges.end)) - 1
+    counts = (step >= 0) & (step < len(edges) - 1)
+    own = np.append(spans.self_time - waiting, inside)
+    times: dict[_Place, Float64Array] = {}
+    for number in np.unique(place[counts]).tolist():
+        chosen = counts & (place == number)
+        times.setdefault(places[number], np.zeros(len(edges) - 1))
+        times[places[number]] += np.bincount(step[chosen], own[chosen], len(edges) - 1)
+    return times
+
+
+def join_role_times(parts: Iterable[RoleTimes | None]) -> RoleTimes | None:
+    """Return what parts of a run say together, in their order; None if it has one role."""
+    known = [part for part in parts if part is not None]
+    if not known:
+        return None
+
+    none = [np.zeros(len(part.length)) for part in known]
+
+    def joined(tables: Sequence[Mapping[_Key, Float64Array]]) -> dict[_Key, Float64Array]:
+        keys = dict.fromkeys(key for table in tables for key in table)
+        return {key: np.concatenate([t.get(key, no) for t, no in zip(tables, none, strict=True)]) for key in keys}
+
+    lengths = np.concatenate([part.length for part in known])
+    return RoleTimes(known[0].processes, lengths, joined([p.waited for p in known]), joined([p.took for p in known]))
+
+
+def find_role_waits(times: RoleTimes | None) -> tuple[RoleWait, ...]:
+    """Say which role waits for which, the longest wait first; for which process, if that takes longer than its like."""
+    if times is None:
+        return ()
+    members: dict[str, list[int]] = {}
+    for process, (role, _) in sorted(times.processes.items(), key=lambda one: one[1]):
+        members.setdefault(role, []).append(process)
+    waits = [_role_wait(times, *pair, members) for pair in permutations(members, 2)]
+    return tuple(sorted((wait for wait in waits if wait is not None), key=lambda wait: -wait.share))
+
+
+def _role_wait(times: RoleTimes, role: str, other: str, members: Mapping[str, Sequence[int]]) -> RoleWait | None:
+    none, holders, usual_step = np.zeros(len(times.length)), members[other], float(times.length.mean())
+    waited = np.mean([[times.waited.get((one, holder), none) for holder in holders] for one in members[role]], axis=0)
+    shares = waited.sum(axis=1) / times.length.sum()
+    share = float(shares.sum())
+    places = list(dict.fromkeys(place for process, place in times.took if process in holders))
+    took = np.array([[times.took.get((holder, place), none) for holder in holders] for place in places])
+    who = role if len(members[role]) == 1 else f"{role}s"
+    if not places or share < _NAMED_SHARE:
+        return None
+    if len(holders) > 1:
+        others = [np.median(np.delete(took, own, axis=1), axis=1) for own in range(len(holders))]
+        means = [(took[:, own].mean(axis=1), (took[:, own] - usual).mean(axis=1)) for own, usual in enumerate(others)]
+        worst = [_main_place(places, *mean) for mean in means]
+        excess = np.array([took[place, own] - others[own][place] for own, place in enumerate(worst)])
+        noise = MAD_TO_SIGMA * np.median(np.abs(excess - np.median(excess, axis=1, keepdims=True)), axis=1)
+        cost = np.minimum(excess, waited)
+        cost[cost <= np.maximum(COUNTED_NOISES * noise[:, None], _NAMED_SHARE * times.length)] = 0
+        late = np.where(cost.any(axis=0), cost.argmax(axis=0), NO_RANK).tolist()
+        for own in sorted(often_late(late, len(holders)), key=lambda one: -float(cost[one].sum())):
+            usual, mine = float(others[own][worst[own]].sum()), float(took[worst[own], own].sum())
+            own_share, ratio = float(shares[own]), mine / usual if usual > 0 else None
+            if own_share >= _NAMED_SHARE and (ratio is None or ratio >= _LEAST_RATIO):
+                named = process_label(*times.processes[holders[own]])
+                return RoleWait(who, named, own_share, round(own_share * usual_step), *places[worst[own]], ratio)
+    if share < _SAID_SHARE:
+        return None
+    label = process_label(*times.processes[holders[0]]) if len(holders) == 1 else f"{other}s"
+    mean = took.mean(axis=(1, 2))
+    place = places[_main_place(places, mean, mean)]
+    return RoleWait(who, label, share, round(share * usual_step), *place, None)
+
+
+def _main_place(places: Sequence[_Place], times: Float64Array, more: Float64Array) -> int:
+    """Return which place says best what took more: a module, or the shortest range that has most of it."""
+    in_range = np.array([phase == IN_RANGE for _, phase in places])
+    modules, ranges = np.where(in_range, -np.inf, more), np.where(in_range, more, -np.inf)
+    if not in_range.any() or modules.max() >= max(_MOST / 2 * ranges.max(), 0):
+        return int(modules.argmax())
+    return int(np.where(ranges >= _MOST * ranges.max(), times, np.inf).argmin())

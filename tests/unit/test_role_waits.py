@@ -1,0 +1,95 @@
+"""Who idles for whom across roles, of jobs made with known culprits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import modtrace
+from modtrace.ranks import JobTime, find_rank_recordings
+from modtrace.ranks.dataset_tables import query
+from modtrace.ranks.pack import pack
+from tests.support.ppo_job import PpoCulprit, write_ppo_job
+
+ROLLOUT = [("decode", 6), ("LM.body", 6), ("LM.head", 3), ("sample", 4)]
+TRAINER = [("Net.up", 3), ("Net.down", 4), ("Net.up backward", 3), ("advantages", 3)]
+CULPRITS = [
+    *(PpoCulprit("rollout", rank, place, ms) for rank in (0, 1) for place, ms in ROLLOUT),
+    *(PpoCulprit("trainer", rank, place, ms) for rank in (0, 1) for place, ms in TRAINER),
+    *(PpoCulprit("driver", 0, place, ms) for place in ("prompts", "reward") for ms in (4, 12)),
+]
+BY_MESSAGES = pytest.mark.parametrize("by_messages", [True, False])
+
+
+def names(run: modtrace.ranks.slow.SlowRun) -> set[tuple[str, str, str]]:
+    """The processes that others wait for, and where those take longer."""
+    return {(one.waits_for, one.fqn, one.phase) for one in run.waits if not one.waits_for.endswith("s")}
+
+
+@BY_MESSAGES
+def test_a_sentence_says_who_waits_how_long_for_whom_and_why(by_messages: bool, tmp_path: Path) -> None:
+    """A step is 59.7 ms: 0.5 of prompts, 38.2 of decoding, 0.5 of rewards, 20 of training, five times 0.1 to hand on.
+
+    That counts to who gets it. What waits for training in the last of 23 steps is not there any more.
+    """
+    write_ppo_job(tmp_path, PpoCulprit("rollout", 0, "sample", 10), by_messages=by_messages, noise=0)
+
+    run = modtrace.find_slow_ranks(tmp_path)
+
+    rollout = "rollout 3" if by_messages else "rollout 0"
+    assert run.sentences[1:3] == [
+        f"driver waits 64 % of a step for {rollout}: sample is 4.3 times as long there",
+        f"trainers wait 64 % of a step for {rollout}: sample is 4.3 times as long there",
+    ]
+    trainers, rollouts = run.to_json()["waits"][1], run.to_json()["waits"][3]
+    assert trainers["ns_per_step"] == pytest.approx(38_300_000, abs=10)
+    assert trainers["ratio"] == pytest.approx((3 + 10) / 3)
+    assert (rollouts["role"], rollouts["waits_for"], rollouts["ratio"]) == ("rollouts", "trainers", None)
+    # What is only seen by its ranges and modules was last seen before its all-reduce.
+    assert rollouts["ns_per_step"] == pytest.approx((20_200_000 - (not by_messages) * 100_000) * 22 / 23, abs=10)
+    assert f"trainers  {rollout}" in run.to_text()
+
+
+@BY_MESSAGES
+def test_twenty_culprits_are_named_and_nobody_else_is(by_messages: bool, tmp_path: Path) -> None:
+    assert len(CULPRITS) == 20
+    for number, culprit in enumerate(CULPRITS):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        write_ppo_job(folder, culprit, by_messages=by_messages, seed=number)
+
+        rank = culprit.rank + {"driver": 0, "trainer": 1, "rollout": 3}[culprit.role] * by_messages
+        place, _, phase = culprit.place.partition(" ")
+        phase = phase or ("forward" if "." in place else "range")
+        assert names(modtrace.find_slow_ranks(folder)) == {(f"{culprit.role} {rank}", place, phase)}, culprit
+
+
+@BY_MESSAGES
+def test_nobody_is_named_in_quiet_jobs(by_messages: bool, tmp_path: Path) -> None:
+    for seed in range(5):
+        (tmp_path / str(seed)).mkdir()
+        write_ppo_job(tmp_path / str(seed), by_messages=by_messages, seed=seed)
+
+        run = modtrace.find_slow_ranks(tmp_path / str(seed))
+
+        assert {one.waits_for for one in run.waits} == {"rollouts", "trainers"}
+
+
+def test_a_dataset_says_the_same_and_has_the_ranges_around_modules(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    write_ppo_job(folder, PpoCulprit("rollout", 1, "LM.head", 5), by_messages=True)
+    files = find_rank_recordings(folder)
+
+    pack(files, tmp_path / "dataset", steps_per_bucket=100, processes=1)
+
+    assert len(JobTime(files).ranks) == 5
+    told = modtrace.find_slow_ranks(folder)
+    assert modtrace.find_slow_ranks(tmp_path / "dataset").sentences == told.sentences
+    assert names(told) == {("rollout 4", "LM.head", "forward")}
+    sql = "SELECT range, category, apart, count(*) AS times FROM ranges WHERE rank = 3 GROUP BY ALL ORDER BY range"
+    assert query(tmp_path / "dataset", sql).to_pylist() == [
+        {"range": "range decode", "category": "user", "apart": False, "times": 24},
+        {"range": "range sample", "category": "user", "apart": True, "times": 144},
+    ]
