@@ -2,6 +2,7 @@
 // time. So a busy machine stops neither: what others do between two readings is in none.
 
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/select.h>
@@ -46,6 +47,17 @@ int clock_nanosleep(clockid_t clock, int flags, const struct timespec *time, str
   const long long left = flags & TIMER_ABSTIME ? given - start[clock] - passed() : given;
   if (left > 0) slept += left;
   return 0;
+}
+
+// A thread waits for the interpreter's lock up to a moment, which the pretended clock says: by the real one, which is
+// further, it is over, and the thread would ask for the lock without end.
+int pthread_cond_timedwait(pthread_cond_t *condition, pthread_mutex_t *mutex, const struct timespec *until) {
+  static int (*wait)(pthread_cond_t *, pthread_mutex_t *, const struct timespec *);
+  if (wait == NULL) *(void **)&wait = dlsym(RTLD_NEXT, "pthread_cond_timedwait");
+  const long long behind = read_clock(CLOCK_MONOTONIC) - start[CLOCK_MONOTONIC] - passed();
+  const long long real = until->tv_sec * kSecond + until->tv_nsec + behind;
+  const struct timespec time = {real / kSecond, real % kSecond};
+  return wait(condition, mutex, &time);
 }
 
 // By which CPython 3.10 sleeps.
