@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import modtrace
 
@@ -34,23 +34,31 @@ class _Positions:
 
     def __init__(self, event: str, raise_at: int | None) -> None:
         self._event = event
-        self._raise_at = raise_at
+        self._raise_at = None if raise_at is None else raise_at + 1
+        self._count = self._count_one  # bound once
         self.count = 0
         self.where = ""
         self.comes_out = False
 
     def __call__(self, frame: FrameType, event: str, _argument: object) -> Any:
+        """Trace a frame that begins."""
         if not frame.f_code.co_filename.startswith(_SOURCES):
             return None
         frame.f_trace_opcodes = self._event == "opcode"
+        return self._count
+
+    def _count_one(self, frame: FrameType, event: str, _argument: object) -> Any:
+        # Called a hundred thousand times in each run: no more than that.
         if event == self._event:
-            if self.count == self._raise_at:
-                self.where = f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name} +{frame.f_lasti}"
-                self.comes_out = not _is_in_finalizer(frame)
-                self.count += 1
-                raise Interrupt
             self.count += 1
-        return self
+            if self.count == self._raise_at:
+                self._raise_in(frame)
+        return self._count
+
+    def _raise_in(self, frame: FrameType) -> NoReturn:
+        self.where = f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name} +{frame.f_lasti}"
+        self.comes_out = not _is_in_finalizer(frame)
+        raise Interrupt
 
 
 def _is_in_finalizer(frame: FrameType | None) -> bool:
