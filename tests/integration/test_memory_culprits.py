@@ -125,6 +125,51 @@ def test_a_leak_is_told_with_who_holds_it(steps: Callable[[Training], None], sen
     assert held_by(steps).sentences == [sentence]
 
 
+def keep_in_a_range(training: Training) -> None:
+    recording = modtrace.current()
+    assert recording is not None
+    with recording.range("remember"):
+        training.kept.append(torch.ones(5000))
+    training.step()
+
+
+def keep_between(training: Training) -> None:
+    out = training.model(training.x)
+    training.kept.append(torch.ones(5000))
+    out.square().mean().backward()
+    training.optimizer.step()
+    training.optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(
+    ("steps", "where", "place"),
+    [
+        (keep_in_a_range, "remember", ", in remember,"),
+        (keep_between, None, ", between Net forward and backward,"),
+        # The same gap frees the step's output, which is larger: it is not clear where what is kept comes from.
+        (keep_history, None, ""),
+    ],
+)
+def test_what_grows_outside_of_modules_is_told_with_its_place(
+    steps: Callable[[Training], None], where: str | None, place: str
+) -> None:
+    training = Training()
+    with modtrace.record(memory=True) as recording:
+        for _ in range(STEPS):
+            steps(training)
+    summary = recording.timeline().summary()
+
+    (found,) = (one for one in summary.findings if one.what == "memory grows from step to step")
+    assert (found.where, found.evidence) == (
+        where,
+        f"19.53 KiB more at the end of each step: outside of modules{place} 19.53 KiB",
+    )
+    assert summary.memory is not None
+    holders = {holder.fqn: holder.bytes for holder in summary.memory.holders}
+    # The peak is in one of the last two steps: all that was kept before it.
+    assert holders["no module"] >= (STEPS - 2) * 20_000
+
+
 def test_a_training_that_keeps_nothing_has_no_sentence() -> None:
     assert held_by(keep_nothing).sentences == []
 

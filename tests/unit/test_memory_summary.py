@@ -143,6 +143,27 @@ def test_parameters_gradients_and_the_optimizers_state_are_named_where_known(
     assert memory.peak_bytes == sum(count for _, count in holders)
 
 
+@pytest.mark.parametrize(
+    ("first_step", "holders"),
+    [
+        # At the peak of 250 in step 0, one step before what is known: 75 - 25 and 30 - 10 before it.
+        (0, (("Net.b", 140), ("Net.a", 10 + 50), ("no module", 20), ("other", 30))),
+        (1, (("Net", 100), ("Net.a", 75), ("no module", 30), ("other", 25))),
+    ],
+)
+def test_what_grows_is_held_by_who_allocated_it_in_earlier_steps(
+    first_step: int, holders: tuple[tuple[str, int], ...]
+) -> None:
+    known = {
+        "by": {"Net.a": 75, "no module": 30, "Net.b": 9, "optimizer": 7},
+        "grows_by": {"Net.a": 25, "no module": 10, "optimizer": 7},
+    }
+    memory = replace(recorded(), metadata={"memory": known}).steps(first_step, 2).summary().memory
+
+    assert memory is not None
+    assert {(holder.fqn, holder.bytes) for holder in memory.holders} == {*holders}
+
+
 def test_kinds_take_no_more_than_modules_leave() -> None:
     at_peak = {"time_ns": 2010, "gradients": 8, "optimizer state": 80, "parameters": 30}
     memory = replace(recorded(), metadata={"memory": {"at_peak": at_peak}}).summary().memory

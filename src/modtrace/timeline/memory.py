@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from .._typing import BoolArray, Int64Array
 from ..ring.slot_format import ALLOCATED, CUDA_ALLOCATED
 from .contents import MEMORY, CounterSeries
-from .slices import BACKWARD, Slices
+from .slices import BACKWARD, BACKWARD_PASS, MODULE, PHASES, RANGE, Slices
 from .time_intervals import union_of
 
 if TYPE_CHECKING:
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 OUTSIDE_CALLS = "gradients", "optimizer state", "parameters"
 """What no call of a module holds, by who allocated it: nodes of backward passes, the step of an optimizer; the
 parameters of modules that were called."""
+KINDS = "backward", "optimizer", "parameters"
+"""Who allocated these, in the same order."""
+OUTSIDE = "no module"
+"""Who holds what was allocated in none of these, nor in a call of a module."""
 
 
 class CallMemory(NamedTuple):
@@ -101,6 +106,9 @@ def find_holders(timeline: "Timeline") -> Holders | None:
         by_fqn.update(
             _kinds_at(timeline.metadata.get(MEMORY), until, known, int(series.value[moment]) - by_fqn.total())
         )
+        steps = sum(mark.kind == "step" and mark.time_ns > until for mark in timeline.marks)
+        most = int(series.value[moment]) - by_fqn.total()
+        by_fqn.update(_grown_before(timeline.metadata.get(MEMORY), steps, most))
     process = series.process.name if len(counted) > 1 else ""
     return Holders(process, until, int(series.value[moment]), int(series.time[0]), dict(by_fqn.most_common()))
 
@@ -116,6 +124,66 @@ def _kinds_at(facts: object, time_ns: int, kinds: Sequence[str], most: int) -> d
         if type(count) is int and (count := min(count, most)) > 0:
             held[kind], most = count, most - count
     return held
+
+
+def _grown_before(facts: object, steps: int, most: int) -> dict[str, int]:
+    """Return what who holds ever more held before a step, bytes, together at most so many.
+
+    Args:
+        facts: what is known at the end of the last step.
+        steps: how many steps after this one that is, with this one; 0 if this one did not end.
+        most: the bytes.
+    """
+    known = facts if isinstance(facts, dict) else {}
+    by, grows, held = known.get("by"), known.get("grows_by"), dict[str, int]()
+    if not (isinstance(by, dict) and isinstance(grows, dict)):
+        return held
+    for name in grows.keys() & by.keys() - {*KINDS}:
+        counts = by[name], grows[name]
+        if {*map(type, counts)} == {int} and (count := min(counts[0] - counts[1] * steps, most)) > 0:
+            held[name], most = count, most - count
+    return held
+
+
+def grown_in(timeline: "Timeline") -> dict[str, int]:
+    """Return by how many bytes what tensors hold grew in each place outside of modules, on the thread that calls most.
+
+    A place is a range, or what is between two things: `between Net forward and backward`.
+    """
+    counted, slices = list(_counted(timeline)), timeline.slices
+    outer = np.flatnonzero((slices.kind == MODULE) & (slices.depth == 0))
+    tids = np.array([track.tid if track.device is None else -1 for track in timeline.tracks], np.int64)[slices.track]
+    if len(counted) != 1 or not len(outer):
+        return {}
+    called, calls = np.unique(tids[outer], return_counts=True)
+    rows = np.append(outer, np.flatnonzero(np.isin(slices.kind, (BACKWARD_PASS, RANGE))))
+    rows = rows[tids[rows] == called[np.argmax(calls)]]
+    time = np.concatenate([slices.start[rows], slices.end[rows]])
+    is_end, length = np.repeat([False, True], len(rows)), np.tile(slices.end[rows] - slices.start[rows], 2)
+    # At one moment ends come first, the inner ones before those around them.
+    order = np.lexsort((np.where(is_end, length, -length), ~is_end, time))
+    change = np.diff(counted[0][0].value[np.maximum(_sample_at(counted[0][0], time[order]), 0)])
+    grown: Counter[str] = Counter()
+    inside: list[int] = []
+    for at, (edge, following) in enumerate(pairwise(order.tolist())):
+        row = int(rows[edge % len(rows)])
+        if is_end[edge] and row in inside:
+            inside.remove(row)
+        elif not is_end[edge]:
+            inside.append(row)
+        if change[at] and all(slices.kind[one] == RANGE for one in inside):
+            before, after = (_edge_text(timeline, int(rows[one % len(rows)])) for one in (edge, following))
+            is_leaf = inside and edge % len(rows) == following % len(rows)
+            grown[f"in {before}" if is_leaf else f"between {before} and {after}"] += int(change[at])
+    return dict(grown)
+
+
+def _edge_text(timeline: "Timeline", row: int) -> str:
+    slices = timeline.slices
+    if slices.kind[row] == BACKWARD_PASS:
+        return PHASES[BACKWARD]
+    name = timeline.names[slices.name[row]]
+    return f"{name.fqn} {PHASES[slices.phase[row]]}" if slices.kind[row] == MODULE else name.label
 
 
 def _take_from_inner_calls(columns: Slices, itself: Int64Array, rows: Int64Array) -> None:

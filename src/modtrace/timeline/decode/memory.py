@@ -10,14 +10,12 @@ import numpy as np
 from ..._typing import Int64Array
 from ...ring import Events, Kind
 from ...ring.slot_format import ALLOCATED, CUDA_ALLOCATED, HOLDER_BITS, HOLDER_MASK, NO_NAME, REFUSED
-from ..memory import OUTSIDE_CALLS, format_bytes
+from ..memory import KINDS, OUTSIDE, OUTSIDE_CALLS, format_bytes
 from .analysis import RingAnalysis
 from .intervals import is_core_event
 from .name_lookup import NameLookup
 
-OUTSIDE = "no module"
-_NO_MODULE = (OUTSIDE, "backward", "optimizer", "parameters")
-"""Who holds what no call of a module allocated: nodes of backward hold gradients, an optimizer its state."""
+_NO_MODULE = (OUTSIDE, *KINDS)
 _MOMENTS = (Kind.STEP, Kind.OPTIMIZER_STEP, Kind.GRADIENTS, Kind.HELD)
 _WARM_UP, _LEAST_STEPS = 2, 8
 _LEAST_SHARE = 0.01

@@ -1,5 +1,6 @@
 """What modules took and kept of memory, and who held it at the peak: rows and tables."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -8,7 +9,7 @@ import numpy as np
 from ..._tables import MODULE, NAME, PERCENT, Column, Table, Unit, fields_of
 from ..._typing import Int64Array
 from ..contents import MEMORY
-from ..memory import OUTSIDE_CALLS, Holders, find_holders, format_bytes, measure_calls
+from ..memory import OUTSIDE, OUTSIDE_CALLS, Holders, find_holders, format_bytes, grown_in, measure_calls
 from ..slices import FORWARD, PHASES, RECOMPUTE
 from .module_rows import Groups
 from .step_bounds import StepBounds
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 
 _NONE = np.iinfo(np.int64).min
+_NEAR = 0.2
+"""By which share what grows in a place may differ from what grows in all: the first steps have more, or less."""
 
 
 class MemoryModule(NamedTuple):
@@ -52,9 +55,10 @@ class Holder(NamedTuple):
     """What one module held at the peak.
 
     Attributes:
-        fqn: its fully qualified name; `parameters`, `gradients`, `optimizer state`, if these are known; or `other`:
-            what else was held before the step, and outside of modules.
-        bytes: what its own calls in that step kept by then, outside of inner ones.
+        fqn: its fully qualified name; `parameters`, `gradients`, `optimizer state`, if these are known; `no module` for
+            what grows from step to step outside of all these; or `other`: what else was held before the step, and
+            outside of modules.
+        bytes: what its own calls in that step kept by then, outside of inner ones; all that they hold if that grows.
         saved_bytes: how much of that is for the backward pass, an estimate: at most what its calls keep for one; None
             if that is not known.
     """
@@ -76,6 +80,8 @@ class MemorySummary(NamedTuple):
         holders: who held it, largest first, `other` last: they sum to `peak_bytes`.
         process: the name of the process that held most; empty if only one counted.
         sentences: why an allocation failed, and what grows from step to step, of the whole recording.
+        grown_in: where outside of modules what grows is allocated: `in` a range, or `between` two things; empty if
+            nothing grows there, or that is not clear.
     """
 
     rows: tuple[MemoryModule, ...]
@@ -86,6 +92,7 @@ class MemorySummary(NamedTuple):
     holders: tuple[Holder, ...]
     process: str = ""
     sentences: tuple[str, ...] = ()
+    grown_in: str = ""
 
 
 class MeasuredMemory(NamedTuple):
@@ -95,6 +102,8 @@ class MeasuredMemory(NamedTuple):
     peaks: Int64Array  # int64[phases, groups], the most held inside a call; negative where none was counted
     held: Holders  # who held most, when they did
     step: int | None  # the number of the step that this is in; None if it is in none
+    grown: Mapping[str, int]  # by how many bytes what is held grew in each place outside of modules, if that grows
+    steps: int  # how many there are
 
 
 def measure_memory(timeline: "Timeline", groups: Groups, steps: StepBounds) -> MeasuredMemory | None:
@@ -114,7 +123,26 @@ def measure_memory(timeline: "Timeline", groups: Groups, steps: StepBounds) -> M
     peaks = np.full((len(PHASES), len(groups)), _NONE)
     np.maximum.at(peaks, (phase, group), calls.peak[known])
     step = next(iter(steps.number[(steps.start <= held.time_ns) & (held.time_ns < steps.end)].tolist()), None)
-    return MeasuredMemory(np.concatenate([each, [count]]), peaks, held, step)
+    grown = grown_in(timeline) if _grows_outside(timeline) else {}
+    return MeasuredMemory(np.concatenate([each, [count]]), peaks, held, step, grown, len(steps.number))
+
+
+def _grows_outside(timeline: "Timeline") -> int:
+    """Return by how many bytes a step that grows which no module allocates; 0 if it does not."""
+    facts = timeline.metadata.get(MEMORY)
+    grows = facts.get("grows_by") if isinstance(facts, dict) else None
+    count = grows.get(OUTSIDE) if isinstance(grows, dict) else None
+    return count if type(count) is int and count > 0 else 0
+
+
+def _place_of_growth(pieces: Sequence[MeasuredMemory], grows: int) -> str:
+    """Return the place that grows by so many bytes a step: elsewhere what is allocated is freed, or comes to less."""
+    grown: Counter[str] = Counter()
+    for piece in pieces:
+        grown.update(piece.grown)
+    steps = max(sum(piece.steps for piece in pieces), 1)
+    place = min(grown, key=lambda place: abs(grown[place] / steps - grows), default="")
+    return place if place and abs(grown[place] / steps - grows) <= _NEAR * grows else ""
 
 
 def summarize_memory(
@@ -139,7 +167,7 @@ def summarize_memory(
         np.maximum(most[:, :count], piece.peaks[:, :count], out=most[:, :count])
     table = np.vstack([most.max(axis=0), most])
     peaks = np.where(table == _NONE, None, table).T.tolist()  # type: ignore[call-overload]
-    _, _, held, step = max(pieces, key=lambda piece: piece.held.held)
+    _, _, held, step, *_ = max(pieces, key=lambda piece: piece.held.held)
     begin_ns = pieces[0].held.begin_ns
     facts = timeline.metadata.get(MEMORY)
     saved = {} if held.process else _saved(facts)  # of which process it is, is not known
@@ -158,8 +186,8 @@ def summarize_memory(
     other = Holder("other", held.other)
     sentences = facts.get("sentences") if isinstance(facts, dict) else None
     said = tuple(map(str, sentences)) if isinstance(sentences, list) else ()
-    seconds = (held.time_ns - begin_ns) / 1e9
-    return MemorySummary(rows, held.held, held.time_ns, seconds, step, (*holders, other), held.process, said)
+    seconds, place = (held.time_ns - begin_ns) / 1e9, _place_of_growth(pieces, _grows_outside(timeline))
+    return MemorySummary(rows, held.held, held.time_ns, seconds, step, (*holders, other), held.process, said, place)
 
 
 def _saved(facts: object) -> dict[str, int]:

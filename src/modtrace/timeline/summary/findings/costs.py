@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ...memory import OUTSIDE_CALLS, format_bytes
+from ...memory import OUTSIDE, OUTSIDE_CALLS, format_bytes
 from ..flop_summary import FlopSummary
 from .finding import TRACE, Finding, Measured
 from .siblings import place_of
@@ -30,19 +30,22 @@ def find_costs(measured: Measured) -> Iterator[Finding]:
 
 
 def _growth(measured: Measured) -> Iterator[Finding]:
-    grows, by = measured.memory.get("grows"), measured.memory.get("grows_by")
+    grows, holders = measured.memory.get("grows"), measured.growing
     if type(grows) is not int or grows <= 0:
         return
     names = {row.fqn for row in measured.rows}
-    holders = {name: count for name, count in (by if isinstance(by, dict) else {}).items() if type(count) is int}
     largest = max(holders, key=lambda name: holders[name], default="")
+    memory = measured.summary.memory
+    place = memory.grown_in if memory is not None else ""
+    outside = f"outside of modules, {place}," if place else "outside of modules"
     kept = ", ".join(
-        f"{'outside of modules' if name == 'no module' else name} {format_bytes(count)}"
+        f"{outside if name == OUTSIDE else name} {format_bytes(count)}"
         for name, count in sorted(holders.items(), key=lambda one: -one[1])[:3]
     )
     evidence = f"{format_bytes(grows)} more at the end of each step" + (f": {kept}" if kept else "")
-    where = largest if largest in names else None
-    command = f"modtrace summary {TRACE} {'--memory' if measured.summary.memory is not None else '--tree'}"
+    in_range = place.removeprefix("in ") if place.startswith("in ") and largest == OUTSIDE else None
+    where = largest if largest in names else in_range
+    command = f"modtrace summary {TRACE} {'--memory' if memory is not None else '--tree'}"
     yield Finding("memory grows from step to step", where, None, 0, 0.0, evidence, command)
 
 
@@ -50,8 +53,8 @@ def _holders(measured: Measured) -> Iterator[Finding]:
     memory = measured.summary.memory
     if memory is None:
         return
-    held = [each for each in memory.holders if each.fqn not in ("other", *OUTSIDE_CALLS)]
-    if not held or held[0].bytes < max(_HOLDS * memory.peak_bytes, _LEAST_HELD):
+    held = [each for each in memory.holders if each.fqn not in ("other", OUTSIDE, *OUTSIDE_CALLS)]
+    if not held or held[0].fqn in measured.growing or held[0].bytes < max(_HOLDS * memory.peak_bytes, _LEAST_HELD):
         return
     place = place_of(measured, held[0].fqn)
     others = [each for each in held[1:] if place_of(measured, each.fqn) != place]

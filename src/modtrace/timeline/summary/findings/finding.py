@@ -202,6 +202,12 @@ class Measured:
         """What a finding has to cost in a step, in nanoseconds."""
         return LEAST_SHARE * self.usual_ns
 
+    @property
+    def growing(self) -> dict[str, int]:
+        """By how many bytes a step what each holds grows, by name."""
+        by = self.memory.get("grows_by")
+        return {name: count for name, count in (by if isinstance(by, dict) else {}).items() if type(count) is int}
+
     @cached_property
     def calls(self) -> AnyArray:
         """float64[rows], how often each module runs in a step."""
