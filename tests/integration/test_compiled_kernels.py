@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import modtrace
 from modtrace.compare.run_times import take_samples
 from modtrace.profiler.compiled_kernels import FUSED
-from modtrace.timeline.contents import COMPILED
+from modtrace.timeline.contents import COMPILED, FUSED_TIMES
 from modtrace.timeline.summary.compiled import CompiledModule
 from tests.support.python_process import run_python
 
@@ -128,7 +128,8 @@ def own_ns(row: CompiledModule) -> int:
 
 def test_products_are_in_the_module_whose_shapes_they_have(tmp_path: Path) -> None:
     with torch._inductor.config.patch("cpp.enable_kernel_profile", True):
-        merged = Merged(torch.compile(Net()), tmp_path)
+        model = Net()
+        merged = Merged(torch.compile(model), tmp_path)
 
     kernels = merged.kernels()
     products = [event for event in kernels if event["name"] in ("aten::mm", "aten::addmm")]
@@ -172,7 +173,19 @@ def test_products_are_in_the_module_whose_shapes_they_have(tmp_path: Path) -> No
 
     calls = Counter((span.fqn, span.phase, span.call) for span in merged.timeline.spans)
     assert max(calls.values()) > 1  # kernels of others run in between
-    assert {count for counts in take_samples(merged.timeline).calls.values() for count in counts.tolist()} == {1}
+    samples = take_samples(merged.timeline)
+    assert {count for counts in samples.calls.values() for count in counts.tolist()} == {1}
+    # A comparison has each module of the eager model, with what is its of fused kernels, and nothing else.
+    compiled_modules = {fqn for fqn, phase in samples.self_ns if phase != "recompute"}
+    assert compiled_modules == {".".join(filter(None, ("Net", name))) for name, _ in model.named_modules()} - {
+        "Net.blocks"
+    }
+    metadata: dict[str, Any] = dict(merged.timeline.metadata)
+    metadata[COMPILED] = {"Net": [{**graph, FUSED_TIMES: []} for graph in metadata[COMPILED]["Net"]]}
+    undivided = take_samples(replace(merged.timeline, metadata=metadata))
+    assert any(" + " in fqn for fqn, _ in undivided.self_ns)
+    total, of_all = (sum(int(ns.sum()) for ns in taken.self_ns.values()) for taken in (samples, undivided))
+    assert total == pytest.approx(of_all, abs=len(samples.self_ns) * 2)
 
 
 def test_operators_with_several_results_and_with_random_numbers(tmp_path: Path) -> None:

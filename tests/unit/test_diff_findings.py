@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import modtrace
 from modtrace.cli.group import group
 from modtrace.compare.compare import compare_runs
+from modtrace.compare.regions import RegionChange
 from modtrace.compare.run_times import ModuleRun, RunTimes, Typical, read_baseline, write_baseline
 from modtrace.timeline.summary import Finding
 
@@ -144,8 +145,43 @@ def test_a_model_that_is_compiled_is_no_other_model(region: str, tmp_path: Path)
     ]
     back = compare_runs([new], [model()], {})
     assert back.findings[0].what == f"not compiled: the {inside} modules inside of {region} have spans of their own"
+    # They are compared as one with the region, so none of them is removed.
+    assert {row.verdict for row in comparison.changes if row.fqn.startswith(f"{region}.")} == set()
+    assert len(comparison.inside) == inside
+    assert comparison.regions == [
+        RegionChange(region, "forward", 0, (inside + 1) * MS, 4 * MS, (3 - inside) * MS),
+        RegionChange(region, "backward", 0, 2 * (inside + 1) * MS, 2 * MS, -2 * inside * MS),
+    ]
+    table = comparison.tables["regions"].to("csv").splitlines()
+    assert table[1] == f"{region},forward,0,{(inside + 1) * MS},{4 * MS},{(3 - inside) * MS}"
     write_baseline([new], tmp_path / "baseline.json")
     assert read_baseline(tmp_path / "baseline.json") == [new]
+
+
+def test_what_runs_again_inside_of_a_region_is_backward_if_it_has_no_recompute() -> None:
+    again = {(f"GPT.h.1{name}", "recompute"): 1.0 * MS for name in ("", ".attn", ".act")}
+    new = model({("GPT.h.1", "backward"): 8 * MS}, compiled=("GPT.h.1",))
+    comparison = compare_runs([model(again)], [new], {})
+
+    assert comparison.regions == [
+        RegionChange("GPT.h.1", "forward", 0, 3 * MS, MS, -2 * MS),
+        RegionChange("GPT.h.1", "backward", 0, 9 * MS, 8 * MS, -MS),
+    ]
+
+
+def test_modules_that_a_merge_knows_inside_of_a_region_are_compared_one_by_one() -> None:
+    inner = {("GPT.h.1.attn", "forward"): 4 * MS, ("GPT.h.1.act", "forward"): 0.5 * MS}
+    new = model(inner)._replace(compiled=("GPT.h.1",))
+    comparison = compare_runs([model()] * 2, [new], {})
+
+    rows = {row.fqn: row for row in comparison.changes if row.phase == "forward"}
+    assert [(rows[fqn].verdict, rows[fqn].new_ns) for fqn, _ in inner] == [("slower", 4 * MS), ("faster", 0.5 * MS)]
+    assert comparison.inside == []
+    assert [found.what for found in comparison.findings] == ["compiled: GPT.h.1, by module"]
+    assert comparison.regions == [
+        RegionChange("GPT.h.1", "forward", 2, 3 * MS, 5_500_000, 2_500_000),
+        RegionChange("GPT.h.1", "backward", 2, 6 * MS, 6 * MS, 0),
+    ]
 
 
 @pytest.mark.parametrize("region", ["GPT", "GPT.h.1"])

@@ -12,6 +12,7 @@ from ..read import read_timeline
 from ..timeline import Timeline
 from ..timeline.summary import GroupBy, outer_modules
 from .diff_result import Diff
+from .regions import fold_regions
 from .run_times import (
     EXACT,
     RunTimes,
@@ -153,7 +154,10 @@ def compare_runs(before: Sequence[RunTimes], after: Sequence[RunTimes], renamed:
     given = len(before), len(after)
     before, after = _without_copies(before), _without_copies(after)
     runs = [*before, *after]
-    modules = compare_modules(before, after)
+    compiled = _compiled_on_one_side(before, after)
+    classes = _changed_classes(before, after)
+    folded_before, folded_after, inside = fold_regions(before, after)
+    modules = compare_modules(folded_before, folded_after)
     return Diff(
         **modules._asdict(),
         step=compare_steps(before, after),
@@ -163,11 +167,12 @@ def compare_runs(before: Sequence[RunTimes], after: Sequence[RunTimes], renamed:
         runs=(len(before), len(after)),
         copies=(given[0] - len(before), given[1] - len(after)),
         on_both_sides=sum(run in after for run in before),
-        environment=_environments(before, after),
+        environment=_environments(folded_before, folded_after),
         suggested=suggest_renames(before[0], after[0]),
         peak_bytes=_peak_changes(before, after),
-        classes=_changed_classes(before, after),
-        compiled=_compiled_on_one_side(before, after),
+        classes=classes,
+        compiled=compiled,
+        inside=inside,
     )
 
 

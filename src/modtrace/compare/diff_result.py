@@ -12,10 +12,8 @@ from typing import Any
 
 from .._errors import WriteError
 from .._tables import (
-    CHANGED_MS,
     MODULE,
     MS,
-    NAME,
     TEXT,
     Column,
     Form,
@@ -31,8 +29,10 @@ from ..timeline.summary.findings import findings_lines
 from ..write import write
 from ..write.atomic_file import atomic_writer
 from ..write.html import write_html
+from .columns import DIFFERENCE, PART_COLUMNS, REGION_COLUMNS, calls_text, interval_text
 from .findings import TOLD_BY_MODULES, closing_words, compared_words, compiled_words, find_changes
 from .noise import MIN_MODULES
+from .regions import RegionChange, region_changes
 from .run_times import names_around
 from .side_by_side import TypicalStep, compared, side_by_side
 from .verdicts import FLOOR, MIN_STEPS, Cause, Change, PeakChange
@@ -95,6 +95,8 @@ class Diff:
         by: what the changes are of: a "module", or all of a "class", which `fqn` then names.
         classes: of each module that has another class after, both.
         compiled: the regions that are compiled before alone, and after alone.
+        inside: the modules of one side in regions inside of which the other has no spans: they are compared as one with
+            the region.
         selected: True if only some modules are looked at; the step, which has all others in it, then does not count.
         arguments: of `modtrace diff`, in the commands that findings advise.
 
@@ -121,6 +123,7 @@ class Diff:
     by: GroupBy = "module"
     classes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     compiled: tuple[Sequence[str], Sequence[str]] = ((), ())
+    inside: Sequence[str] = ()
     selected: bool = field(default=False, compare=False)
     arguments: str = field(default="BASE NEW", compare=False)
     _sides: tuple[TypicalStep, TypicalStep] | None = field(default=None, repr=False, compare=False)
@@ -133,10 +136,9 @@ class Diff:
         peaks = [peak for peak in self.peak_bytes if not peak.fqn or matches(peak.fqn)]
         classes = {fqn: kinds for fqn, kinds in self.classes.items() if matches(fqn)}
         before, after = ([fqn for fqn in side if matches(fqn)] for side in self.compiled)
-        compiled = before, after
-        return replace(
-            self, changes=changes, parts=(), peak_bytes=peaks, classes=classes, compiled=compiled, selected=True
-        )
+        inside = [fqn for fqn in self.inside if matches(fqn)]
+        kept = replace(self, changes=changes, parts=(), peak_bytes=peaks, classes=classes, selected=True)
+        return replace(kept, compiled=(before, after), inside=inside)
 
     def above(self, limit: float, *, floor: float = FLOOR) -> list[Change]:
         """Return changes that are slower, with the whole interval, by more than a part of the time before (0.05: 5 %).
@@ -185,7 +187,7 @@ class Diff:
     def unrelated(self) -> bool:
         """Whether the sides have hardly a module in common: fewer than one in ten."""
         common, modules = self.modules_in_common
-        return not self.selected and common < _RELATED * (modules - len(self.in_compiled))
+        return not self.selected and common < _RELATED * (modules - len(self.in_compiled - {*self.inside}))
 
     @property
     def _names(self) -> tuple[set[str], set[str]]:
@@ -212,12 +214,17 @@ class Diff:
     def in_compiled(self) -> set[str]:
         """The modules that have spans on one side alone, as what they are in is compiled on the other, or empty."""
         names = self._names
-        return {
+        return {*self.inside} | {
             fqn
             for compiled, emptied, without, spans in zip(self.compiled, self.emptied, names, names[::-1], strict=True)
             for fqn in spans - without
             if not {*compiled, *emptied}.isdisjoint(names_around(fqn))
         }
+
+    @property
+    def regions(self) -> list[RegionChange]:
+        """What compiled regions took before and after, with all modules inside, if one side alone compiled them."""
+        return region_changes(self.changes, [fqn for side in self.compiled for fqn in side])
 
     @property
     def findings(self) -> list[Finding]:
@@ -289,7 +296,7 @@ class Diff:
             f"before: {self.base_steps:,} steps of {counted(runs[0], 'recording')}; after: {self.new_steps:,} of "
             f"{counted(runs[1], 'recording')}; {self.warm_up:,} of warm-up left out",
             f"step: {step.base_ns / 1e6:.3f} ms before, {step.new_ns / 1e6:.3f} ms after "
-            f"({step.difference_ns / 1e6:+.3f} ms, {_interval(step)}; {ratio_text(step.ratio)}): {step.verdict}",
+            f"({step.difference_ns / 1e6:+.3f} ms, {interval_text(step)}; {ratio_text(step.ratio)}): {step.verdict}",
             *self._reservations(),
             *differences[:_MAX_DIFFERENCES],
             *([counted(more, "more difference")] if more > 0 else []),
@@ -375,7 +382,10 @@ class Diff:
 
     @property
     def tables(self) -> dict[str, Table]:
-        """The tables by name, "parts" of the step, if they are known, and "modules"; `Table.to` takes the form."""
+        """The tables by name; `Table.to` takes the form.
+
+        They are "parts" of the step, if they are known, "regions", if one side alone compiled any, and "modules".
+        """
         return self._tables(verbose=True)
 
     def _tables(self, *, verbose: bool) -> dict[str, Table]:
@@ -387,12 +397,13 @@ class Diff:
             Column("phase", "phase", TEXT),
             Column("before self ms", "base_ns", MS),
             Column("after self ms", "new_ns", MS),
-            *_DIFFERENCE,
-            Column("calls", _calls),
+            *DIFFERENCE,
+            Column("calls", calls_text),
             Column("verdict", "outcome", TEXT),
         )
         fields = fields_of(Change)
-        parts = {"parts": Table(_PART_COLUMNS, self.parts, fields)} if self.parts else {}
+        parts = {"parts": Table(PART_COLUMNS, self.parts, fields)} if self.parts else {}
+        parts |= {"regions": Table(REGION_COLUMNS, self.regions, fields_of(RegionChange))} if self.regions else {}
         return parts | {"modules": Table(columns, rows, fields, notes=notes)}
 
     def to_text(self, limit: int | None = None, *, verbose: bool = False) -> str:
@@ -425,6 +436,7 @@ class Diff:
         """Return a JSON object: `findings`, `sentence`, `changes`, `parts`, `step` and the rest; times in ns."""
         values: dict[str, Any] = {"findings": json_values(self.findings), "sentence": self.sentence}
         values |= {name: json_values(getattr(self, name)) for name in self.__slots__ if not name.startswith("_")}
+        values["regions"] = json_values(self.regions)
         return json.dumps(values, separators=(",", ":")) + "\n"
 
     def __str__(self) -> str:
@@ -462,32 +474,3 @@ def stands_out(change: Change) -> bool:
 def _cost(change: Change) -> str:
     ratio = f" ({ratio_text(abs(change.ratio), '{:.0%}')})" if math.isfinite(change.ratio) else ""
     return f"{change.difference_ns / 1e6:+.3f} ms{ratio}"
-
-
-def _interval(change: Change) -> str:
-    if change.low_ns is None or change.high_ns is None:
-        return ""
-    return f"{change.low_ns / 1e6:+.3f} … {change.high_ns / 1e6:+.3f}"
-
-
-def _percent(change: Change) -> str:
-    return ratio_text(change.ratio).removesuffix("%") if math.isfinite(change.ratio) else ""
-
-
-def _calls(change: Change) -> str:
-    after = f" → {change.new_calls:g}" if change.new_calls != change.base_calls else ""
-    return f"{change.base_calls:g}{after}"
-
-
-_DIFFERENCE = (
-    Column("difference ms", "difference_ns", CHANGED_MS),
-    Column("interval ms", _interval),
-    Column("%", _percent),
-)
-_PART_COLUMNS = (
-    Column("part of the step", "fqn", NAME),
-    Column("before ms", "base_ns", MS),
-    Column("after ms", "new_ns", MS),
-    *_DIFFERENCE,
-    Column("verdict", "verdict", TEXT),
-)

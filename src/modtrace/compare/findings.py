@@ -85,7 +85,8 @@ def compiled_words(diff: Diff) -> Iterator[tuple[Sequence[str], str]]:
             more = f" and {len(regions) - 1:,} more" if len(regions) > 1 else ""
             which = "module" if inside == 1 else f"{inside:,} modules"
             end = end.replace("have", "has", 1) if inside == 1 else end
-            yield regions, f"{start}the {which} inside of {regions[0]}{more} {end}"
+            words = f"the {which} inside of {regions[0]}{more} {end}"
+            yield regions, f"{start}{words if inside else f'{regions[0]}{more}, by module'}"
 
 
 class _Changes:

@@ -33,6 +33,7 @@ from ..timeline.summary.flop_summary import step_flops
 from ..timeline.summary.overview import count_compiled
 from ..timeline.summary.parts import divide_piece
 from ..write.atomic_file import atomic_writer
+from .fused import divide_fused
 
 Key = tuple[str, str]
 """Fully qualified name and phase; the phase is one of `SAMPLED_PHASES`."""
@@ -155,9 +156,11 @@ def take_samples(timeline: Timeline, by: GroupBy = "module", step_by: str | None
     parts_ns = divided.ns[np.isin(divided.bounds.number, steps)]
     used = np.flatnonzero(parts_ns.any(axis=0))
     used = used[np.argsort((parts_ns[:, used] > 0).argmax(axis=0), kind="stable")]  # as they come
+    own_ns, own_calls = dict(zip(keys, self_ns, strict=True)), dict(zip(keys, calls, strict=True))
+    divide_fused(own_ns, own_calls, classes, timeline.metadata, plain_fqn if by == "module" else None)
     return Samples(
-        dict(zip(keys, self_ns, strict=True)),
-        dict(zip(keys, calls, strict=True)),
+        own_ns,
+        own_calls,
         duration_ns[warm_up:],
         warm_up,
         classes,

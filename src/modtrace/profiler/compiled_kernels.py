@@ -22,7 +22,7 @@ from .._numbering import Numbering
 from .._typing import Int64Array
 from ..formats.event_table import split_by
 from ..timeline import PHASES, Name, Slices, Timeline
-from ..timeline.contents import COMPILED, why_unknown
+from ..timeline.contents import COMPILED, FUSED_TIMES, why_unknown
 from ..timeline.decode.path_spans import LabelledInterval, spans_from_intervals
 from ..timeline.join import with_modules
 from ..timeline.nesting import find_parents
@@ -160,7 +160,13 @@ def with_kernel_times(
     rows = np.array([call.row for call in calls], np.int64)
     took = _durations(events, events.graph_ops.take(rows), launch)
     times: dict[int, dict[str, list[float]]] = defaultdict(dict)
+    fused: dict[int, dict[tuple[str, int], dict[str, float]]] = defaultdict(dict)
     for (graph, kernel, _), duration in zip(calls, took.tolist(), strict=True):
+        if len(kernel.shares) > 1:
+            label = _path("", kernel.shares, graph.classes)[-1].fqn
+            of_name = fused[id(graph.record)].setdefault((label, kernel.phase), dict.fromkeys(kernel.shares, 0.0))
+            for path, share in kernel.shares.items():
+                of_name[path] += share * duration
         of_graph = times[id(graph.record)]
         inside: dict[str, float] = defaultdict(float)
         for path, share in kernel.shares.items():
@@ -172,7 +178,11 @@ def with_kernel_times(
             counts[-1] += share * duration if share < 1 - 1e-9 else 0
     told = {
         region: [
-            {**{key: value for key, value in graph.items() if key != "kernels"}, **_rounded(times.get(id(graph)))}
+            {
+                **{key: value for key, value in graph.items() if key != "kernels"},
+                **_rounded(times.get(id(graph))),
+                **_fused_times(fused.get(id(graph))),
+            }
             if isinstance(graph, dict)
             else graph
             for graph in (graphs if isinstance(graphs, list) else ())
@@ -184,6 +194,11 @@ def with_kernel_times(
 
 def _rounded(times: Mapping[str, list[float]] | None) -> dict[str, Any]:
     return {} if not times else {TIMES: [[path, *map(round, counts)] for path, counts in times.items()]}
+
+
+def _fused_times(fused: Mapping[tuple[str, int], Mapping[str, float]] | None) -> dict[str, Any]:
+    rows = [[*name, [[path, round(time)] for path, time in own.items()]] for name, own in (fused or {}).items()]
+    return {FUSED_TIMES: rows} if rows else {}
 
 
 def _durations(events: ProfilerEvents, ops: NamedSlices, launch: Int64Array) -> Int64Array:

@@ -58,6 +58,10 @@ LEFT_OUT = "left_out"
 COMPILED = "compiled"
 """In a timeline's metadata, if torch.compile made any of it: by region its graphs, see `summary.compiled`."""
 
+FUSED_TIMES = "fused_times"
+"""In what a merged trace knows of such a graph: by name below the region and phase of spans of kernels that are fused
+of several modules, what each of these took of them."""
+
 COMPILED_BEFORE = "compiled before the first recording"
 FROM_AUTOGRAD_CACHE = "from the cache of AOTAutograd"
 FROM_CACHE = "from a cache that was filled without modtrace"

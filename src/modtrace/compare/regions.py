@@ -1,0 +1,101 @@
+"""Compiled regions beside an eager model: modules without spans on one side are compared as one with the region."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .run_times import OF_MODULES, SAMPLED_PHASES, Key, ModuleRun, RunTimes, Typical, names_around
+from .verdicts import Change
+
+
+class RegionChange(NamedTuple):
+    """A region that is compiled on one side alone, in one phase, with all modules inside; times per step.
+
+    Attributes:
+        fqn: the region's fully qualified name.
+        phase: as of a `Change`.
+        modules: how many modules inside are compared one by one; 0 if they are compared as one with the region.
+        base_ns: what the region and all inside took before.
+        new_ns: the same after.
+        difference_ns: `new_ns` less `base_ns`.
+    """
+
+    fqn: str
+    phase: str
+    modules: int
+    base_ns: int
+    new_ns: int
+    difference_ns: int
+
+
+def region_changes(changes: Sequence[Change], regions: Sequence[str]) -> list[RegionChange]:
+    """Return what each region took before and after, in each phase."""
+    rows: dict[tuple[str, str], list[Change]] = {}
+    for change in changes:
+        for region in regions:
+            if region in names_around(change.fqn):
+                rows.setdefault((region, change.phase), []).append(change)
+    found = []
+    for (region, phase), own in rows.items():
+        inner = {row.fqn for row in own if row.base_recordings and row.new_recordings} - {region}
+        base_ns, new_ns = sum(row.base_ns for row in own), sum(row.new_ns for row in own)
+        found.append(RegionChange(region, phase, len(inner), base_ns, new_ns, new_ns - base_ns))
+    return sorted(found, key=lambda row: (regions.index(row.fqn), SAMPLED_PHASES.index(row.phase)))
+
+
+def fold_regions(
+    before: Sequence[RunTimes], after: Sequence[RunTimes]
+) -> tuple[Sequence[RunTimes], Sequence[RunTimes], list[str]]:
+    """Return both sides with the modules of the one added to a region inside of which the other has no spans.
+
+    Returns:
+        The sides, and the names of the modules that are in a region now.
+    """
+    inside: dict[str, None] = {}
+    for region in dict.fromkeys(fqn for run in (*before, *after) for fqn in run.compiled):
+        inner = [
+            {fqn for run in side for fqn in run.classes if region in names_around(fqn)[1:]} for side in (before, after)
+        ]
+        for side, other in ((0, 1), (1, 0)):
+            one, its = (before, after)[side], (before, after)[other]
+            if inner[side] and not inner[other] and all(region in run.compiled for run in its):
+                phases = {phase for run in its for fqn, phase in run.modules if fqn == region}
+                if any(region in run.classes for run in one):
+                    folded = [_folded(run, region, phases) for run in one]
+                    before, after = (folded, after) if side == 0 else (before, folded)
+                    inside |= dict.fromkeys(sorted(inner[side]))
+    return before, after, [*inside]
+
+
+def _folded(run: RunTimes, region: str, phases: set[str]) -> RunTimes:
+    """Return a recording with one row for a region and all inside; what runs again is of backward, if that has it."""
+    modules: dict[Key, ModuleRun] = {}
+    parts: dict[str, list[ModuleRun]] = defaultdict(list)
+    for (fqn, phase), module in run.modules.items():
+        if region not in names_around(fqn):
+            modules[fqn, phase] = module
+            continue
+        backward = phase.replace("recompute", "backward")
+        parts[backward if phase not in phases and backward in phases else phase].append(module)
+    for phase, own in parts.items():
+        modules[region, phase] = _sum(own, run.modules.get((region, phase)))
+    gone = {fqn for fqn in run.classes if region in names_around(fqn)[1:]}
+    own_keys = tuple(f"{kind}{fqn}" for kind in OF_MODULES for fqn in (region, *gone))
+    return run._replace(
+        modules=modules,
+        classes={fqn: kind for fqn, kind in run.classes.items() if fqn not in gone},
+        environment={key: text for key, text in run.environment.items() if key not in own_keys},
+        peak_bytes={fqn: most for fqn, most in run.peak_bytes.items() if fqn not in gone},
+    )
+
+
+def _sum(modules: Sequence[ModuleRun], own: ModuleRun | None) -> ModuleRun:
+    """Return what modules take together in a step in which the region is called; `own` is the region's row."""
+    steps = own.steps if own else max(module.steps for module in modules)
+    times = [module.time.time_ns * module.steps / steps for module in modules]
+    total = math.fsum(times)
+    variance = math.fsum(time**2 * module.time.variance for time, module in zip(times, modules, strict=True))
+    return (own or ModuleRun(Typical(0, 0), steps, 1, 1, 1))._replace(time=Typical(total, variance / total**2))
