@@ -146,6 +146,36 @@ def test_what_a_checkpoint_runs_again_is_recompute(engine: Any) -> None:
     assert rows["Checkpointed"].flops_forward == 2 * UP
 
 
+class Attention(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        heads = x.reshape(4, 2, 16, 16)
+        out: Tensor = nn.functional.scaled_dot_product_attention(heads, heads, heads)
+        return out
+
+
+class CheckpointedAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = Attention()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(self.attention, x, use_reentrant=False)
+        return out
+
+
+def test_flops_of_an_operator_with_the_state_of_random_numbers(engine: Any) -> None:
+    with modtrace.record(engine=engine) as recording:
+        torch.compile(CheckpointedAttention(), backend="aot_eager")(X.clone().requires_grad_()).sum().backward()
+
+    rows = {row.fqn: row for row in inside(recording.timeline())}
+    attention = rows["CheckpointedAttention.attention"]
+    # Two products of 4 batches and 2 heads; backward has five, as torch's formula counts.
+    flops = 2 * 4 * 2 * 2 * 16 * 16 * 16
+    assert (attention.flops_forward, attention.flops_backward, attention.flops_recompute) == (
+        flops, 5 * flops // 2, flops,
+    )  # fmt: skip
+
+
 def test_each_graph_is_told_and_shapes_that_vary_have_no_flops(engine: Any) -> None:
     model = torch.compile(MLP(), backend="aot_eager")
     with modtrace.record(engine=engine) as recording:

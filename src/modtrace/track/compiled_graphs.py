@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._guards import CompileContext
-from torch._ops import HigherOrderOperator
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves
 
 from .._interrupts import raised_by_handler
 from ..timeline.contents import COMPILED_BEFORE, FROM_AUTOGRAD_CACHE
@@ -125,19 +126,23 @@ def _add_nodes(work: dict[InnerModule, list[int]], owners: dict[str, Owner], gra
 
 def _flops_of(node: Any, formulas: dict[str, Formula]) -> int:
     """Return what a node costs; -1 if its shapes are not fixed, its formula fails, or it holds a graph of its own."""
-    if isinstance(node.target, HigherOrderOperator):
-        return _UNKNOWN
-    packet = getattr(node.target, "overloadpacket", None)
+    target, own_args = node.target, node.args
+    if isinstance(target, HigherOrderOperator):
+        # What keeps the state of random numbers runs an operator with the args behind it.
+        at = next((at for at, argument in enumerate(own_args) if isinstance(argument, OpOverload)), None)
+        if at is None:
+            return _UNKNOWN
+        target, own_args = own_args[at], own_args[at + 1 :]
+    packet = getattr(target, "overloadpacket", None)
     formula = formulas.get(getattr(packet, "_qualified_op_name", ""))
     if formula is None:
         return 0
-    args, kwargs = map_arg((node.args, node.kwargs), lambda argument: argument.meta["val"])
-    tensors = [argument.meta["val"] for argument in node.all_input_nodes]
-    shapes = [tensor.shape for tensor in tensors if isinstance(tensor, torch.Tensor)]
+    args, kwargs = map_arg((own_args, node.kwargs), lambda argument: argument.meta.get("val"))
+    shapes = [leaf.shape for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     if any(type(size) is not int for shape in shapes for size in shape):
         return _UNKNOWN
     try:
-        return int(formula(*args, **kwargs, out_val=node.meta["val"]))
+        return int(formula(*args, **kwargs, out_val=node.meta.get("val")))
     except (Exception, SystemExit) as error:
         if raised_by_handler(error):
             raise
