@@ -2,6 +2,7 @@
 
 from .compare import diff, save_baseline
 from .diff_result import Diff, suffix_of
+from .regions import RegionChange
 from .run_times import Key, ModuleRun, RunTimes, Typical
 from .side_by_side import TypicalStep
 from .verdicts import Cause, Change, PeakChange
@@ -13,6 +14,7 @@ __all__ = [
     "Key",
     "ModuleRun",
     "PeakChange",
+    "RegionChange",
     "RunTimes",
     "Typical",
     "TypicalStep",
