@@ -20,7 +20,7 @@ from .finding import findings_markdown as findings_markdown
 from .finding import findings_table as findings_table
 from .finding import only_option as only_option
 from .occasions import find_occasions, find_slow_steps
-from .shares import find_host_time, find_large_parts, find_reruns, find_waits_in_backward
+from .shares import find_host_time, find_large_parts, find_reruns
 from .siblings import find_outliers
 
 
@@ -37,7 +37,6 @@ def find_findings(measured: Measured) -> list[Finding]:
         *slow_steps,
         *find_reruns(measured),
         *find_large_parts(measured, {each.part for each in occasions}),
-        *find_waits_in_backward(measured),
         *(each for each in find_host_time(measured) if each.where not in named),
         *find_costs(measured),
     )

@@ -54,17 +54,16 @@ def find_large_parts(measured: Measured, explained: Container[str | None]) -> It
     """Yield the parts with a large share of the steps, but for those that are explained."""
     if measured.steps < LEAST_STEPS:
         return
-    optimizers, waits_in_backward = measured.optimizers, bool(measured.ranges_of("communication"))
-    gap_ns = measured.gap_ns.sum(axis=1)
+    optimizers, gap_ns = measured.optimizers, measured.gap_ns.sum(axis=1)
     step_ns = measured.duration_ns + gap_ns
     beside = [found] if (found := _beside_optimizers(measured)) else []
     yield from beside
     for part in measured.parts:
         took = measured.of_part(part, gaps=True)
         took = took - sum(found.ns_per_step for found in beside) if part == "optimizer" else took
-        alone_ns = _backward_alone(measured) if part == "loss" and not waits_in_backward else np.zeros_like(took)
-        # Operators outside of modules that are no loss have a backward too.
-        alone_ns[alone_ns > _LOSS_BACKWARD * took] = 0
+        alone_ns = _backward_alone(measured, part)
+        if part == "loss":  # operators outside of modules that are no loss have a backward too
+            alone_ns[alone_ns > _LOSS_BACKWARD * took] = 0
         took = took + alone_ns
         per_step, low = float(np.median(took)), 50 if part in _WAITS else 10
         is_range = part not in (*PARTS, OTHER)
@@ -102,7 +101,8 @@ def find_large_parts(measured: Measured, explained: Container[str | None]) -> It
             what = "waiting for other ranks takes a large share"
             operators = measured.summary.overview.communication if measured.summary.overview else {}
             evidence += "".join(f"; {total.calls:,} {name}" for name, total in list(operators.items())[:2])
-            command = "--by step"
+            if in_backward := float(np.median(alone_ns)):
+                evidence += f"; {short_ms(in_backward)} of it in backward passes, in no module's backward"
         elif between:
             what = "time between calls, outside of modules and ranges, takes a large share"
             evidence += ": what the program prepares, or waits for"
@@ -116,7 +116,8 @@ def find_large_parts(measured: Measured, explained: Container[str | None]) -> It
         elif is_range:
             what = "takes a large share"
         share = measured.share(per_step, gaps=True)
-        yield Finding(what, where, part, round(per_step), share, evidence, f"modtrace summary {TRACE} {command}")
+        command = "ranks slow DIR" if part == "communication" else f"summary {TRACE} {command}"
+        yield Finding(what, where, part, round(per_step), share, evidence, f"modtrace {command}")
 
 
 def _beside_optimizers(measured: Measured) -> Finding | None:
@@ -132,30 +133,16 @@ def _beside_optimizers(measured: Measured) -> Finding | None:
     return None
 
 
-def _backward_alone(measured: Measured) -> Int64Array:
-    """Return int64[steps], how long backward passes last while no module's backward runs: of the loss, or waiting."""
-    steps = measured.summary.steps.counted.columns
-    if len(steps.step) != measured.steps:
+def _backward_alone(measured: Measured, part: str) -> Int64Array:
+    """Return int64[steps], how long backward passes last while no module's backward runs: of the loss, or waiting.
+
+    It is no loss if there are other ranks to wait for, and waiting only beside what counts as communication already.
+    """
+    steps, with_ranks = measured.summary.steps.counted.columns, bool(measured.ranges_of("communication"))
+    if len(steps.step) != measured.steps or part not in ("loss", "communication") or with_ranks == (part == "loss"):
         return np.zeros(measured.steps, np.int64)
-    return np.asarray(np.maximum(steps.backward_pass_ns - steps.backward_ns - steps.recompute_ns, 0))
-
-
-def find_waits_in_backward(measured: Measured) -> Iterator[Finding]:
-    """Yield that backward passes wait for other ranks: they last while no module's backward runs."""
-    ranges = measured.ranges_of("communication")
-    if not measured.trains or measured.steps < LEAST_STEPS or not ranges:
-        return
-    took = _backward_alone(measured)
-    per_step = float(np.median(took[took > 0])) if took.any() else 0.0
-    if per_step < max(_LARGE["communication"] * measured.usual_ns, _LEAST_NS):
-        return
-    evidence = (
-        f"{short_ms(per_step)} of {short_ms(measured.usual_ns)} (medians) in backward passes, in no module's backward; "
-        f"{ranges[0].calls:,} {ranges[0].range}"
-    )
-    share = measured.share(per_step)
-    what, command = "backward waits for other ranks", "modtrace ranks slow DIR"
-    yield Finding(what, ranges[0].range, "backward", round(per_step), share, evidence, command)
+    own_ns = measured.of_part("backward") + measured.of_part("recompute") if with_ranks else steps.backward_pass_ns
+    return np.asarray(np.maximum(own_ns - steps.backward_ns - steps.recompute_ns, 0))
 
 
 def _described(optimizer: Mapping[str, Any]) -> str:
