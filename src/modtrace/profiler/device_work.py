@@ -23,6 +23,7 @@ from .._typing import Int8Array, Int64Array
 from ..timeline import GpuWork, Timeline
 from ..timeline.contents import COMMUNICATION_KIND, NO_PHASE, Place
 from ..timeline.nesting import InnermostLookup
+from ..timeline.select import steps_at
 from ..timeline.time_intervals import union_of
 from .event_columns import ApiCall, DeviceWork, ProfilerEvents
 from .recorded_part import steps_of_profile
@@ -268,13 +269,11 @@ def steps_of_work(timeline: Timeline, events: ProfilerEvents, time: Int64Array) 
 
     What comes after the last step in which a module ran counts to that one.
     """
-    marks = np.array([mark.time_ns for mark in timeline.marks if mark.kind == "step"], np.int64)
-    columns = timeline.columns
-    if not len(marks) or not len(columns):
+    ends = [mark.time_ns for mark in timeline.marks if mark.kind == "step"]
+    if not ends or not len(timeline.columns):
         return steps_of_profile(events, time)
-    first = int(columns.step[0]) - int(np.searchsorted(marks, columns.start[0], side="right"))
-    last = max(int(columns.step.max()), first + len(marks) - 1, 0)
-    return np.clip(first + np.searchsorted(marks, time, side="right"), 0, last)
+    last = max(int(timeline.columns.step.max()), int(steps_at(timeline, np.array(ends[-1:]))[0]), 0)
+    return np.clip(steps_at(timeline, time, begins=True), 0, last)
 
 
 def _processes_of(events: ProfilerEvents) -> Int64Array:

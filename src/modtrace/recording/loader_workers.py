@@ -18,8 +18,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from .._after_import import call_after_import
 from .._errors import ModtraceError
 from .._processes import run_unseen
@@ -27,7 +25,7 @@ from ..record_options import EngineName
 from ..ring import read_ring
 from ..timeline import Process, Timeline, build_timeline
 from ..timeline.join import join, replace_processes
-from ..timeline.select import first_ended_step
+from ..timeline.select import steps_at
 from ..track.torch_ranges import wrap_function
 
 _CAPACITY = 1 << 13
@@ -69,14 +67,12 @@ class WorkerRings:
         Args:
             timeline: of this process; what the result says of losses is of it alone.
         """
-        marks = np.array([mark.time_ns for mark in timeline.marks if mark.kind == "step"], np.int64)
-        first_step = first_ended_step(timeline, marks)
         parts = [timeline]
         for name in sorted(os.listdir(self._folder)):
             with contextlib.suppress(ModtraceError):  # it is being made
                 part = build_timeline(read_ring(os.path.join(self._folder, name)))
                 part = replace_processes(part, partial(Process._replace, program=name.split(",")[0]))
-                step = first_step + np.searchsorted(marks, part.slices.start, side="right")
+                step = steps_at(timeline, part.slices.start, begins=True)
                 parts.append(replace(part, slices=replace(part.slices, step=step.astype(part.slices.step.dtype))))
         return timeline if len(parts) == 1 else replace(join(parts), stats=timeline.stats)
 

@@ -272,10 +272,14 @@ def samples_between(counter: CounterSeries, low: int, high: int) -> CounterSerie
     return dataclasses.replace(counter, time=time, value=value)
 
 
-def steps_at(timeline: Timeline, times: Int64Array) -> Int64Array:
-    """Return for each moment the number of the step that it is in."""
+def steps_at(timeline: Timeline, times: Int64Array, *, begins: bool = False) -> Int64Array:
+    """Return for each moment the number of the step that it is in.
+
+    The moment that ends a step, as its mark says it, is in this step; what `begins` then is in the next one.
+    """
     step_ends = np.array([mark.time_ns for mark in timeline.marks if mark.kind == "step"], np.int64)
-    return np.searchsorted(step_ends, times).astype(np.int64) + first_ended_step(timeline, step_ends)
+    ended = np.searchsorted(step_ends, times, side="right" if begins else "left").astype(np.int64)
+    return ended + first_ended_step(timeline, step_ends)
 
 
 def first_process_tracks(timeline: Timeline) -> BoolArray:
