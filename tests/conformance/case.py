@@ -42,7 +42,7 @@ CASES: dict[str, Case] = {}
 
 def by_hooks(reason: str) -> dict[str, str]:
     """Return why what is built on hooks is wrong: the portable engine and the drop-in trackers."""
-    return dict.fromkeys(("portable engine", "modtrace.ModuleTracker", "modtrace.ModTracker"), reason)
+    return dict.fromkeys(("Python engine", "modtrace.ModuleTracker", "modtrace.ModTracker"), reason)
 
 
 def case(

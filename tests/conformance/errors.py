@@ -279,7 +279,7 @@ def a_backward_after_one_that_failed() -> Step:
         Net.b #1
         Net.a #1
     """,
-    wrong={"portable engine": "its own hook on the node runs before the one that fails"},
+    wrong={"Python engine": "its own hook on the node runs before the one that fails"},
 )
 def a_hook_that_raises() -> Step:
     """A hook on the first module's output fails, so that its backward never begins; the next step is whole."""

@@ -183,7 +183,7 @@ def backward_to_some_inputs() -> Step:
         Net.b
         Net.a
     """,
-    wrong={"portable engine": "nodes that a backward makes are not hooked"},
+    wrong={"Python engine": "nodes that a backward makes are not hooked"},
 )
 def double_backward() -> Step:
     """A gradient penalty: what the first pass made runs first, newest first; then what forward made."""
@@ -348,7 +348,7 @@ def backward_inside_backward() -> Step:
           Net
             Net.a
     """,
-    wrong={"portable engine": "the inner graph is not behind what the call returned"},
+    wrong={"Python engine": "the inner graph is not behind what the call returned"},
 )
 def a_graph_of_its_own_backward() -> Step:
     """A custom function makes a graph in forward and runs a pass through it in backward: all of it is a's."""

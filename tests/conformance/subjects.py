@@ -43,7 +43,7 @@ LIVE: dict[str, Callable[[], Any]] = {
     "torch ModuleTracker": TorchModuleTracker,
     "torch ModTracker": TorchModTracker,
 }
-ENGINES: dict[str, EngineName] = {"native engine": "native", "portable engine": "python"}
+ENGINES: dict[str, EngineName] = {"native engine": "native", "Python engine": "python"}
 OURS = [*ENGINES, "modtrace.ModuleTracker", "modtrace.ModTracker"]
 SUBJECTS = [*ENGINES, *LIVE]
 

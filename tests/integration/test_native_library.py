@@ -75,7 +75,7 @@ def test_a_library_that_is_not_to_be_loaded_is_told_once_and_the_portable_engine
     engines, log = engine_with(cache)
 
     assert engines == {"python"}
-    assert log.count("the portable engine records") == 1
+    assert log.count("the Python engine records") == 1
     assert says in log
     assert len(log.splitlines()) == 1
 

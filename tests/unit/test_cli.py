@@ -92,7 +92,7 @@ def test_the_version() -> None:
 
 
 @pytest.mark.parametrize("is_loaded", [False, True])
-def test_doctor_says_in_one_screen_why_the_portable_engine_records(
+def test_doctor_says_in_one_screen_why_the_python_engine_records(
     is_loaded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if is_loaded:
@@ -108,7 +108,7 @@ def test_doctor_says_in_one_screen_why_the_portable_engine_records(
     assert result.exit_code == 0
     assert len(lines) == len(result.output.splitlines()) <= 24
     assert lines["torch"] == torch.__version__
-    assert lines["engine"] == f"portable; the native one: it is not built for torch {lines['torch']}"
+    assert lines["engine"] == f"python; the native one: it is not built for torch {lines['torch']}"
     assert lines["compiler"].startswith("there is no C++ compiler (no-such-compiler)")
     assert lines["viewer"].endswith(" bytes")
     assert lines["modtrace"] == f"{modtrace.__version__} in {Path(modtrace.__file__).parent}"

@@ -203,7 +203,7 @@ def choose_engine(wanted: EngineName) -> Literal["native", "python"]:
     reason = why_unavailable()
     if reason is None:
         return "native"
-    warn_once(f"the portable engine records, not the native one (exact, and a fifth of the cost): {reason}")
+    warn_once(f"the Python engine records, not the native one (exact, and a fifth of the cost): {reason}")
     return "python"
 
 
@@ -227,7 +227,7 @@ def make_engine(
         raise EngineError("flops needs the native engine; `modtrace build` makes it, `modtrace doctor` says what lacks")
     for what, is_wanted in (("device_times", options.device is not None), ("memory", options.memory)):
         if is_wanted:
-            warn_without(what, "the portable engine has none; `modtrace doctor` says why the native one is not used")
+            warn_without(what, "the Python engine has none; `modtrace doctor` says why the native one is not used")
     return PortableEngine(ring, on_error, options)
 
 

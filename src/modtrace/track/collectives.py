@@ -60,7 +60,7 @@ def _describe_group(group_name: str) -> tuple[list[int], str]:
 
 
 _PORTABLE_LIMITS = (
-    "the portable engine records the collectives that Python calls: not those of DistributedDataParallel's reducer and "
+    "the Python engine records the collectives that Python calls: not those of DistributedDataParallel's reducer and "
     "of functional collectives, and not when one completes; the native engine does (`modtrace build`)"
 )
 

@@ -86,7 +86,7 @@ def _engine() -> Iterator[tuple[str, str]]:
             no_compiler = missing_compiler()
             if reason is not None and (no_compiler is not None or not is_writable):
                 reason = _without_build(reason)
-            yield "engine", "native" if reason is None else f"portable; the native one: {reason}"
+            yield "engine", "native" if reason is None else f"python; the native one: {reason}"
             yield "built", library if reason is None else "no"
             yield "compiler", no_compiler or os.environ.get("CXX") or shutil.which("c++") or "c++"
         except Exception as error:  # whatever a torch that is broken raises

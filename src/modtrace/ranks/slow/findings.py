@@ -493,7 +493,7 @@ def _run(parts: Iterable[PartOfRun], peak_bytes: Mapping[int, int], engines: Ite
 def _checked(run: SlowRun, path: str | os.PathLike[str]) -> SlowRun:
     if not run.steps and not run.waits and not any(own.steps for own in run.roles.values()):
         raise ModtraceError(
-            f"{os.fspath(path)}: no two ranks called one collective or sent each other something; the portable engine "
+            f"{os.fspath(path)}: no two ranks called one collective or sent each other something; the Python engine "
             "does not see what DDP and FSDP call, the native one does (modtrace build)"
         )
     return run

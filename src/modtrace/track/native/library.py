@@ -25,7 +25,7 @@ _SOURCES = [*sorted((_FOLDER / "cpp").rglob("*.[ch]*")), _FOLDER / "build.py", P
 _PACKAGE = "modtrace_engine"
 """Where a wheel has engines that are built already; see `scripts/wheels`."""
 _PYTHON_ABI = str(sysconfig.get_config_var("SOABI"))  # here, as it imports a module
-HINT = "The portable engine needs no build: engine='python', or 'auto'."
+HINT = "The Python engine needs no build: engine='python', or 'auto'."
 FAILURE = "failure.txt"
 """Beside where the library would be: why it could not be built."""
 
