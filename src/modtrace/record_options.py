@@ -78,7 +78,8 @@ class Option:
 def check_engine(engine: object) -> str:
     """Return the name of an engine; raise ValueError if no engine has it."""
     if engine not in ENGINES:
-        raise ValueError(f"engine is {engine!r}; it must be 'auto', 'native' or 'python'")
+        names = f"{', '.join(map(repr, ENGINES[:-1]))} or {ENGINES[-1]!r}"
+        raise ValueError(f"engine is {engine!r}; it must be {names}")
     return str(engine)
 
 

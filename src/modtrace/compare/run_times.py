@@ -117,7 +117,7 @@ def take_samples(timeline: Timeline, by: GroupBy = "module", step_by: str | None
     measured = measure_steps(on_cpu, step_by)
     whole = measured.take(measured.columns.whole)[-MAX_STEPS:]
     if not len(whole):
-        raise ModtraceError("a recording without whole steps cannot be compared; call rec.step() after each step")
+        raise ModtraceError("a recording without whole steps cannot be compared; call recording.step() after each step")
     duration_ns = whole.columns.training_ns
     warm_up = warm_up_steps(duration_ns)
     steps = whole.columns.step[warm_up:]

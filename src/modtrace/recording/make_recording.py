@@ -112,7 +112,7 @@ def record(
         WriteError: nothing can be saved at `path`.
 
     Example:
-        >>> with modtrace.record("step.pftrace") as rec:
+        >>> with modtrace.record("step.pftrace") as recording:
         ...     train_step()
     """
     check_can_record()

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ..timeline import Timeline
 
 OPTIMIZER, CALL = "optimizer", "call"
-"""Steps that optimizers or `rec.step()` end; steps that are outermost calls."""
+"""Steps that optimizers or `recording.step()` end; steps that are outermost calls."""
 STEP, GENERATE = "step", "generate"
 """The name of a step that a mark ends; of a call of `generate`, whose calls of the model are one step."""
 _RANGE = "range "

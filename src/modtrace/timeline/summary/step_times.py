@@ -182,7 +182,7 @@ def find_typical_step(timeline: Timeline, step_by: str | None = None) -> StepTim
     steps = measure_steps(without_gpu(timeline), step_by)
     whole = steps.take(steps.columns.whole)
     if not len(whole):
-        raise ModtraceError("a recording without whole steps has no typical one; call rec.step() after each step")
+        raise ModtraceError("a recording without whole steps has no typical one; call recording.step() after each step")
     kept = whole[warm_up_steps(whole.columns.training_ns) :]
     durations = kept.columns.training_ns
     return kept[int(np.argmin(np.abs(durations - np.median(durations))))]
