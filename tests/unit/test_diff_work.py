@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import modtrace
 from modtrace.compare.compare import compare_runs
@@ -227,3 +228,22 @@ def test_a_real_batch_twice_as_large_makes_nothing_faster(shapes: bool) -> None:
     shapes_before_and_after = comparison.environment.get("shapes of a call of GPT.h.0.ln_1")
     assert shapes_before_and_after == (("float32[8, 32, 64]", "float32[16, 32, 64]") if shapes else None)
     assert comparison.environment.get("shapes of a call of GPT.wpe") is None
+
+
+def test_what_calls_cost_is_of_the_modules_that_are_compared_however_they_are_wrapped() -> None:
+    timelines = []
+    for wrapped in (False, True):
+        model: nn.Module = nn.Sequential(nn.Linear(2, 3))
+        model = nn.DataParallel(model) if wrapped else model
+        with modtrace.record(shapes=True, flops=True, strip_wrappers=False) as recording:
+            for _ in range(2):
+                model(torch.ones(4, 2)).sum().backward()
+                recording.step()
+        timelines.append(recording.timeline())
+    plain, around = (measure_run(timeline) for timeline in timelines)
+
+    assert (
+        plain.environment["FLOPs of a call of Sequential.0"] == around.environment["FLOPs of a call of DataParallel.0"]
+    )
+    assert around.environment["shapes of a call of DataParallel.0"] == "float32[4, 2]"
+    assert {fqn for fqn, _ in around.modules} >= {"DataParallel.0"}

@@ -23,13 +23,14 @@ from .._files import begins_with, open_regular
 from .._typing import Int64Array
 from ..timeline import PHASES, Timeline
 from ..timeline.args import ArgColumn
-from ..timeline.contents import COMPILED
+from ..timeline.contents import COMPILED, Name
 from ..timeline.memory import allocated
 from ..timeline.nesting import self_times
 from ..timeline.select import on_gpu, without_gpu
 from ..timeline.slices import SHAPES
 from ..timeline.summary import GroupBy, find_step_bounds, measure_steps, summarize, warm_up_steps
-from ..timeline.summary.flop_summary import step_flops
+from ..timeline.summary.flop_summary import FlopModule, step_flops
+from ..timeline.summary.memory_summary import MemoryModule
 from ..timeline.summary.overview import count_compiled
 from ..timeline.summary.parts import divide_piece
 from ..write.atomic_file import atomic_writer
@@ -260,15 +261,20 @@ def _exact_values(timeline: Timeline, by: GroupBy) -> tuple[dict[str, str], dict
         return shapes, peaks
     summary, values = summarize(timeline, by), dict[str, int]()
     if flops is not None and summary.flops is not None:
-        own = {row.fqn or row.module_class: row.self_flops // max(row.calls, 1) for row in summary.flops.rows}
+        own = {_name(row): row.self_flops // max(row.calls, 1) for row in summary.flops.rows}
         values = {"FLOPs of a step": flops} | {f"FLOPs of a call of {name}": count for name, count in own.items()}
     if summary.memory is not None:
-        kept = {row.fqn or row.module_class: row.retained_bytes for row in summary.memory.rows}
+        kept = {_name(row): row.retained_bytes for row in summary.memory.rows}
         values |= {"bytes held at most": summary.memory.peak_bytes}
         values |= {f"bytes retained by {name}": count for name, count in kept.items() if count is not None}
-        inside = {row.fqn or row.module_class: row.peak_bytes for row in summary.memory.rows}
+        inside = {_name(row): row.peak_bytes for row in summary.memory.rows}
         peaks = {"": summary.memory.peak_bytes} | {name: most for name, most in inside.items() if most is not None}
     return {key: f"{value:,}" for key, value in values.items()} | shapes, peaks
+
+
+def _name(of: Name | FlopModule | MemoryModule) -> str:
+    """Return what a module is called in a comparison, or its class if it has no name."""
+    return plain_fqn(of.fqn) if of.fqn else of.module_class
 
 
 def _shapes(timeline: Timeline, by: GroupBy) -> dict[str, str]:
@@ -278,7 +284,7 @@ def _shapes(timeline: Timeline, by: GroupBy) -> dict[str, str]:
     shapes = columns.args.get(SHAPES, ArgColumn.of_texts([], []))
     for of_call, value in zip(columns.name[shapes.rows].tolist(), shapes.values.tolist(), strict=True):
         name = timeline.names[of_call]
-        texts.setdefault(name.fqn if by == "module" else name.module_class, set()).add(shapes.text(value))
+        texts.setdefault(_name(name if by == "module" else name._replace(fqn="")), set()).add(shapes.text(value))
     return {f"shapes of a call of {name}": min(several) for name, several in texts.items() if len(several) == 1}
 
 
