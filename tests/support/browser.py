@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, BrowserType, Page
+    from playwright.sync_api import Browser, BrowserContext, BrowserType, Page
 
-__all__ = ["Visit", "browser_command", "chromium", "count_frames", "launch", "missing", "require", "visit"]
+__all__ = ["Profiles", "Visit", "browser_command", "chromium", "count_frames", "launch", "missing", "require", "visit"]
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 ARGUMENTS = (
@@ -25,7 +27,9 @@ ARGUMENTS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    "--process-per-site",
 )
+_SIZE: dict[str, Any] = {"viewport": {"width": 1600, "height": 900}}
 
 
 def _executable() -> str | None:
@@ -80,8 +84,46 @@ class Visit:
 @contextmanager
 def visit(browser: Browser, **options: Any) -> Iterator[Visit]:
     """Open a blank page of its own profile; `options` are playwright's for a context."""
-    context = browser.new_context(**{"viewport": {"width": 1600, "height": 900}, **options})
-    page = context.new_page()
+    context = browser.new_context(**_SIZE | options)
+    try:
+        yield _watch(context.new_page())
+    finally:
+        context.close()
+
+
+class Profiles:
+    """Profiles of a browser, each of which keeps a page open: so others of its files need no process of their own.
+
+    Args:
+        browser: runs.
+        folder: where the file of that page is made.
+    """
+
+    def __init__(self, browser: Browser, folder: Path) -> None:
+        self._browser = browser
+        self._blank = folder / "blank.html"
+        self._blank.touch()
+        self._kept: dict[str, tuple[BrowserContext, Page]] = {}
+
+    @contextmanager
+    def visit(self, **options: Any) -> Iterator[Visit]:
+        """Open a blank page as the function `visit` does; what pages store is gone in the end."""
+        chosen = json.dumps(options, sort_keys=True)
+        if chosen not in self._kept:
+            context = self._browser.new_context(**_SIZE | options)
+            self._kept[chosen] = context, context.new_page()
+            self._kept[chosen][1].goto(self._blank.as_uri())
+        context, kept = self._kept[chosen]
+        try:
+            yield _watch(context.new_page())
+        finally:
+            for page in context.pages:
+                if page is not kept:
+                    page.close()
+            kept.evaluate("localStorage.clear()")
+
+
+def _watch(page: Page) -> Visit:
     seen = Visit(page)
 
     def complain(message: Any) -> None:
@@ -96,10 +138,7 @@ def visit(browser: Browser, **options: Any) -> Iterator[Visit]:
     page.on("pageerror", lambda error: seen.problems.append(f"uncaught: {error}"))
     page.on("dialog", dismiss)
     page.on("request", lambda request: seen.requests.append(request.url))
-    try:
-        yield seen
-    finally:
-        context.close()
+    return seen
 
 
 _FRAMES = """milliseconds => new Promise(done => {

@@ -14,7 +14,7 @@ import pytest
 from modtrace import Timeline
 from modtrace.write.html import write_html
 from tests.support import firefox as stock_firefox
-from tests.support.browser import Visit, chromium, missing, require, visit
+from tests.support.browser import Profiles, Visit, chromium, missing, require
 from tests.support.viewer_page import Open
 
 if TYPE_CHECKING:
@@ -30,8 +30,13 @@ def browser() -> Iterator[Browser]:
         yield running
 
 
+@pytest.fixture(scope="package")
+def profiles(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Profiles:
+    return Profiles(browser, tmp_path_factory.mktemp("profiles"))
+
+
 @pytest.fixture
-def open_page(browser: Browser, tmp_path: Path) -> Iterator[Open]:
+def open_page(profiles: Profiles, tmp_path: Path) -> Iterator[Open]:
     """Opens a timeline's page and waits until it is drawn; it may load and complain about nothing."""
     with ExitStack() as stack:
         visits: list[tuple[Visit, str]] = []
@@ -39,7 +44,7 @@ def open_page(browser: Browser, tmp_path: Path) -> Iterator[Open]:
         def opened(timeline: Timeline, **options: Any) -> Visit:
             path = tmp_path / f"{len(visits)}.html"
             write_html(timeline, path)
-            seen = stack.enter_context(visit(browser, **options))
+            seen = stack.enter_context(profiles.visit(**options))
             visits.append((seen, path.as_uri()))
             seen.page.goto(path.as_uri())
             seen.page.wait_for_selector("html[data-ready]", state="attached")
