@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..recording import Recording
 
 _AFTER_CHILDREN = -1000
-"""A priority of what `multiprocessing` does at the end of a process: after its waiting for the children."""
+"""Priority of a `multiprocessing` finalizer that runs after the wait for the children."""
 _log = logging.getLogger("modtrace")
 
 
@@ -76,7 +76,7 @@ class AutoRecording:
         self._job = Job.begin(arguments)
         self._job.tell_children()
         call_after_import("torch", self._start)
-        Finalize(None, self._say_last, exitpriority=_AFTER_CHILDREN)
+        Finalize(None, self._report_at_exit, exitpriority=_AFTER_CHILDREN)
 
     @property
     def in_starting_process(self) -> bool:
@@ -130,7 +130,7 @@ class AutoRecording:
                 self._job.tell_children()
         record_forked_children(recording, self._job)
 
-    def _say_last(self) -> None:
+    def _report_at_exit(self) -> None:
         children = self._job.close()
         recorded = self.recording is not None and not self.recording._is_empty
         if children.saved or children.unsaved:

@@ -1,4 +1,4 @@
-"""The recording session: what `modtrace.record` returns."""
+"""`Recording`: what `modtrace.record` returns."""
 
 from __future__ import annotations
 
@@ -205,8 +205,8 @@ class Recording:
             self._timeline = self._written = None
             make = partial(self._make_capture, first_step=None if self._cycles.is_scheduled else self._first_step)
             self._capture = self._outputs.make_capture(make, self._warn)
-            for said in self._optimizers:
-                self._capture.note_optimizer(said)
+            for optimizer in self._optimizers:
+                self._capture.note_optimizer(optimizer)
             self._cycle_ended = False
         capture = self._started()
         if self._cycles.action is not ProfilerAction.WARMUP and not capture.started:
@@ -241,8 +241,8 @@ class Recording:
         self._stop()
 
     def _stop(self) -> None:
-        told = f"the recording {self._outputs.destination} is being saved; press Ctrl-C again to abort that"
-        hold_ctrl_c(self._stop_and_save, lambda: self._warn(told))
+        hint = f"the recording {self._outputs.destination} is being saved; press Ctrl-C again to abort that"
+        hold_ctrl_c(self._stop_and_save, lambda: self._warn(hint))
 
     def _stop_and_save(self) -> None:
         try:
@@ -290,12 +290,12 @@ class Recording:
         if self._optimizer_steps.ended > self._followed_steps:
             self._on_steps_ended(self._optimizer_steps.ended)
 
-    def _note_optimizer(self, said: dict[str, object]) -> None:
+    def _note_optimizer(self, optimizer: dict[str, object]) -> None:
         # A program may make any number of them, alike or not.
-        if self.running and said not in self._optimizers and len(self._optimizers) < _MAX_OPTIMIZERS:
-            self._optimizers.append(said)
+        if self.running and optimizer not in self._optimizers and len(self._optimizers) < _MAX_OPTIMIZERS:
+            self._optimizers.append(optimizer)
             if self._capture is not None:
-                self._capture.note_optimizer(said)
+                self._capture.note_optimizer(optimizer)
 
     def _on_steps_ended(self, count: int) -> None:
         self._followed_steps = count
@@ -412,7 +412,9 @@ class Recording:
         return self._timeline
 
     def _saved_timeline(self) -> tuple[Timeline, int]:
-        """Return the timeline of a stopped recording and its number of spans, which it lacks if a large ring was saved.
+        """Return the timeline of a stopped recording, and how many spans it has.
+
+        After a large ring was saved, the timeline is without them.
 
         Raises:
             RecordingError: it was not started, or it runs still.

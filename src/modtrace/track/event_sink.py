@@ -56,7 +56,7 @@ class EngineOptions(NamedTuple):
 
 
 def call_at_collections(*callbacks: Callable[[str, dict[str, int]], object]) -> None:
-    """Have garbage collections call these for good; one that is there already stays the only one."""
+    """Register callbacks of the garbage collector until the process ends; one that is registered is not added again."""
     # By identity: a user's callback may refuse to be compared.
     known = set(map(id, gc.callbacks))
     gc.callbacks.extend(callback for callback in callbacks if id(callback) not in known)
