@@ -73,7 +73,7 @@ class _StreamStates:
         names, numbers, times = (column[pending].tolist() for column in columns)
         self._polled = dict(zip(zip(names, numbers, strict=True), times, strict=True))
         self._names, self._texts = analysis.lookup.names, analysis.lookup.texts
-        self._intervals, self._call = analysis.intervals, analysis.call
+        self._intervals, self._call = analysis.intervals, analysis.call_of_node
         self._row_by_start = _by_position(self._intervals.start_position)
         self._row_by_end = _by_position(self._intervals.end_position)
         # `queued.event` indexes `analysis.events`, not `all_events`.

@@ -74,14 +74,14 @@ class RingAnalysis:
         return build_intervals(self.events)
 
     @cached_property
-    def call(self) -> Int64Array:
+    def call_of_node(self) -> Int64Array:
         """For each interval that is a node the index of the call it belongs to; else -1."""
         return attribute_nodes(self.intervals, self.events, self.lookup.torch_threads)
 
     @cached_property
-    def original(self) -> Int64Array:
+    def forward_call(self) -> Int64Array:
         """For each call the forward call that it is or repeats."""
-        return forward_of_recompute(self.intervals, self.call)
+        return forward_of_recompute(self.intervals, self.call_of_node)
 
     @cached_property
     def passes(self) -> PassColumns:
@@ -101,7 +101,7 @@ class RingAnalysis:
 
     @cached_property
     def extent(self) -> tuple[int, int]:
-        """When the ring's first and its last event were: no begin that was overwritten, and no lost end, is outside."""
+        """The times of the ring's first and last events, for begins that were overwritten and ends that were lost."""
         times = self.ring.all_events.time
         return int(times.min()), int(times.max())
 
@@ -179,11 +179,13 @@ class RingAnalysis:
 
 
 def usual_duration(parts: Iterable[RingAnalysis], call: OpenCall) -> int | None:
-    """Return the median duration in ns of what a call is of; None if that is not known. See `usual_durations`.
+    """Return the median duration in ns of the module or range of an open call; None if it is not known.
+
+    See `usual_durations`.
 
     Args:
-        parts: of a ring, whose boundaries no such call crosses.
-        call: which.
+        parts: pieces of a ring; no call of that kind crosses their edges.
+        call: the open call.
     """
     if call.phase == AFTER_BACKWARD:
         return None

@@ -92,14 +92,14 @@ def _spans_of_calls(analysis: RingAnalysis, points: DevicePoints, start: Int64Ar
     whole &= (points.stream[start] == points.stream[end]) & (ns[start] <= ns[end])
     rows = np.flatnonzero(whole)
     first, phase = start[rows], np.where(intervals.is_recompute[rows], RECOMPUTE, FORWARD)
-    call = intervals.call_key[analysis.original[rows]] & CALL_INDEX_MASK
+    call = intervals.call_key[analysis.forward_call[rows]] & CALL_INDEX_MASK
     times = ns[first], ns[end[rows]]
     return np.stack([points.stream[first], *times, intervals.name[rows], phase, call, points.event[first]])
 
 
 def _spans_of_backward(analysis: RingAnalysis, points: DevicePoints, start: Int64Array) -> Iterator[tuple[int, ...]]:
     """Let a segment last until its stream passes the next one of the pass; the last one until the pass is over."""
-    events, intervals, call = analysis.events, analysis.intervals, analysis.call
+    events, intervals, call = analysis.events, analysis.intervals, analysis.call_of_node
     segments = np.flatnonzero(intervals.is_node & (start >= 0))
     chosen = np.unique(intervals.name[~intervals.is_node & (start >= 0)])
     pass_id = np.where(
@@ -118,7 +118,7 @@ def _spans_of_backward(analysis: RingAnalysis, points: DevicePoints, start: Int6
             continue
         begins = points.device_ns[own].tolist()
         until = over_ns.get(int(pass_id[own[0]]), begins[-1])
-        paths = [_chosen_path(intervals, analysis.original, int(call[row]), chosen) for row in rows.tolist()]
+        paths = [_chosen_path(intervals, analysis.forward_call, int(call[row]), chosen) for row in rows.tolist()]
         parts = [
             LabelledInterval(begin, max(end, begin), path)
             for begin, end, path in zip(begins, [*begins[1:], until], paths, strict=True)

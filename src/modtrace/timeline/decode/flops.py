@@ -163,7 +163,7 @@ class _CallCosts:
     """
 
     def __init__(self, analysis: RingAnalysis) -> None:
-        events, intervals, original = analysis.all_events, analysis.intervals, analysis.original
+        events, intervals, original = analysis.all_events, analysis.intervals, analysis.forward_call
         self._passes = passes = _Passes(analysis)
         index = np.flatnonzero(events.kind == Kind.OPERATOR)
         inner, (costs, is_known) = _innermost(analysis, index), _costs(analysis, index)
@@ -272,7 +272,7 @@ def _with_nodes_inside(analysis: RingAnalysis, passes: _Passes) -> tuple[Int64Ar
     A function that a checkpoint runs again makes such nodes, and the reentrant kind runs them in its own node.
     """
     intervals = analysis.intervals
-    call: Int64Array = analysis.call.copy()
+    call: Int64Array = analysis.call_of_node.copy()
     pass_of = passes.at(intervals.thread, intervals.start_position)
     for depth in range(1, int(intervals.depth.max(initial=0)) + 1):
         inside = np.flatnonzero((intervals.depth == depth) & intervals.is_node & (call < 0))
@@ -346,7 +346,7 @@ def _number_alike(analysis: RingAnalysis) -> tuple[Int64Array, list[_Key]]:
 
     Also return what those share, by number.
     """
-    events, intervals, original = analysis.all_events, analysis.intervals, analysis.original
+    events, intervals, original = analysis.all_events, analysis.intervals, analysis.forward_call
     index = np.flatnonzero(events.kind == Kind.INPUTS)
     entered = _innermost(analysis, index)
     inputs = np.full(len(intervals), -1, np.int64)

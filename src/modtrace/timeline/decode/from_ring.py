@@ -258,7 +258,7 @@ def decode_modules(
         counted: what calls of the ring cost, if this is a part of it.
         tracks: the numbers of the tracks of earlier parts; gets those of this one.
     """
-    rows, clock = build_span_rows(analysis.intervals, analysis.call, analysis.original), analysis.clock
+    rows, clock = build_span_rows(analysis.intervals, analysis.call_of_node, analysis.forward_call), analysis.clock
     tracks = Numbering() if tracks is None else tracks
     track: Int64Array = number_tracks(rows["thread"] * 2 + rows["on_backward"], tracks)
     flops = find_flops(analysis, rows, track, counted)
@@ -279,7 +279,7 @@ def decode_modules(
         find_evaluations(analysis, rows),
         int(np.count_nonzero(~rows["has_end"])),
         int(np.count_nonzero(~rows["has_start"])),
-        count_outside_runs(analysis.intervals, analysis.call),
+        count_outside_runs(analysis.intervals, analysis.call_of_node),
         find_samples(analysis),
         (0, 0) if flops is None else flops[1:],
     )

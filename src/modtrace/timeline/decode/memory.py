@@ -19,7 +19,7 @@ _NO_MODULE = (OUTSIDE, *KINDS)
 _MOMENTS = (Kind.STEP, Kind.OPTIMIZER_STEP, Kind.GRADIENTS, Kind.HELD)
 _WARM_UP, _LEAST_STEPS = 2, 8
 _LEAST_SHARE = 0.01
-"""What grows by less of all that is held, over all steps, is not told."""
+"""Growth below this share of all that is held is not reported."""
 _NAMED = 3
 _BLOCK = re.compile(r".*?\.\d+(?=\.|$)")
 _IN_A_LIST = re.compile(r"\.\d+(\..*)?$")
@@ -69,7 +69,7 @@ class HeldMemory(NamedTuple):
         return f"held: {format_bytes(self.held)}" + (f", by {', '.join(parts)}" if parts else "")
 
     def _for_backward(self) -> str:
-        """Estimate what is saved for backward, and what to checkpoint the list that saves most would free."""
+        """Estimate what is saved for backward, and how much checkpointing the list that saves most would free."""
         saved = {name: min(count, self.by.get(name, 0)) for name, count in self.saved.items()}
         whole = sum(saved.values())
         if 10 * whole < self.held or not whole:
@@ -202,7 +202,7 @@ def _saved(analysis: RingAnalysis) -> dict[str, int]:
 
 
 def _at_peak(analysis: RingAnalysis, samples: Int64Array) -> dict[str, int]:
-    """Return what was held at the first sample of the most, if what the ring says last of a peak is of that one."""
+    """Return what was held at the peak; nothing if the ring's last record of a peak is of another one."""
     events = analysis.all_events
     index = np.flatnonzero(events.kind == Kind.HELD_AT_PEAK)[-len(OUTSIDE_CALLS) - 1 :]
     value, peak = events.value[index], samples[events.value[samples].argmax()]
@@ -245,5 +245,5 @@ def _grows_steadily(held: Int64Array) -> int:
 
 
 def _last_value(at: Int64Array, value: Int64Array, wanted: Int64Array) -> Int64Array:
-    """Return the last value that was written before each wanted event; before the first one that one."""
+    """Return the last value written before each wanted event; for events before the first value, that value."""
     return value[np.maximum(np.searchsorted(at, wanted) - 1, 0)]
