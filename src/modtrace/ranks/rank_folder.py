@@ -155,10 +155,10 @@ def _without_launchers(recordings: Sequence[RankRecording]) -> Iterator[RankReco
     for file in recordings:
         of_rank.setdefault(file.rank, []).append(file)
     for same in of_rank.values():
-        told = same if len(same) == 1 else [file for file in same if not file.is_ring or ring_serials(file.path)]
+        recorded = same if len(same) == 1 else [file for file in same if not file.is_ring or ring_serials(file.path)]
         # A launcher says no role.
-        beside = {"", *(file.role for file in told)} if told else set()
-        yield from (file for file in same if file in told or file.role not in beside)
+        beside = {"", *(file.role for file in recorded)} if recorded else set()
+        yield from (file for file in same if file in recorded or file.role not in beside)
 
 
 def _ring(path: Path) -> RankRecording:

@@ -145,13 +145,14 @@ class StepFinding(NamedTuple):
     Attributes:
         step: its number.
         verdict: "late", one rank kept the others waiting; "even", none did by more than they all vary; "cannot tell",
-            one did by less than how far the times of two ranks are off.
+            one did, but by less than the clocks of two ranks may differ.
         rank: that rank.
-        cost_ns: by how much it was more late than the median rank: increments of its lateness, without its waits.
+        cost_ns: how much more own time than the median of the others it took before collectives it came to last, at
+            most its lateness there.
         saved_ns: by how much earlier the others would have gone on had it been like the median.
         lateness_ns: the most by which it came after the median of the others in this step.
         bound_ns: how far that is off at most.
-        noise_ns: what `cost_ns` must exceed to be more than all vary by.
+        noise_ns: the most of `cost_ns` that chance explains.
         modules: where it took more than the others, the worst first; only if the verdict is "late".
         duration_ns: of the step, the median of all ranks; 0 if it is not known.
     """
@@ -255,15 +256,15 @@ def find_arrivals(table: CollectiveTable, own_time: OwnTime) -> Arrivals:
 
 
 MIN_NOISES = 6.0
-"""A step is late from this many times the spread on."""
+"""A step may be late if its cost is more than this many times the noise."""
 COUNTED_NOISES = 3.0
-"""An excess counts from this many times the spread on."""
+"""An excess counts if it is more than this many times the noise."""
 _MIN_STEPS = 4
-"""From so many steps on, what a rank always takes more can be separated from what varies."""
+"""Number of steps from which on what a rank always takes more can be separated from what varies."""
 _STEADY_STEPS, _STEADY_SHARE = 8, 0.75
-"""In what part of how many steps an excess has to count to be no chance, even if each alone could be."""
+"""An excess that counts in this share of at least so many steps is no chance."""
 _STEADY_OWN = 0.05
-"""As a part of a rank's own time in a step. The rank with a slower core, or the store, is always later by less."""
+"""Share of a rank's own time in a step: a rank on a slower core, or with the store, is always a little later."""
 MAD_TO_SIGMA = 1.4826
 _RANK_BITS = 31
 
@@ -438,8 +439,8 @@ def module_excess(
         layers.append((key, starts, ends, rest))
         for begin, end in zip(begins.tolist(), stops.tolist(), strict=True):
             for key, starts, ends, time in layers:
-                inside = np.clip(ends, begin, end), np.clip(starts, begin, end)
-                times[row] += np.bincount(key, time.until(inside[0]) - time.until(inside[1]), outside + 1)
+                since, until = np.clip(starts, begin, end), np.clip(ends, begin, end)
+                times[row] += np.bincount(key, time.until(until) - time.until(since), outside + 1)
         times[row, outside] = max(arrivals.own[own_rows].sum() - times[row, :outside].sum(), 0)
     usual = np.median(times[1:], axis=0) if peers else np.zeros(outside + 1)
     more = times[0] - usual

@@ -164,7 +164,7 @@ class SlowRun:
         if self.roles:
             each = [f"{role}: {line}" for role, run in self.roles.items() if run.steps for line in run.sentences]
             return [f"{self.ranks:,} processes of {len(self.roles)} roles", *waits, *each]
-        told = [step for step in self.steps if step.verdict == "late"]
+        late = [step for step in self.steps if step.verdict == "late"]
         unsure = sum(step.verdict == "cannot tell" for step in self.steps)
         bound = max((step.bound_ns for step in self.steps), default=0)
         clocks = (
@@ -188,7 +188,7 @@ class SlowRun:
         elif self.unseen:
             lines.append(f"whether others are slower too cannot be told: {self.unseen}")
         lines += [self._rank_sentence(one) for one in few[:_NAMED_RANKS]]
-        once = len(told) - sum(one.steps for one in [*slow, *few[:_NAMED_RANKS]])
+        once = len(late) - sum(one.steps for one in [*slow, *few[:_NAMED_RANKS]])
         if once:
             lines.append(f"in {counted(once, 'step')} one rank or another was late now and then")
         if unsure:
