@@ -71,7 +71,7 @@ _MAX_BYTES = 1 << 28
 
 
 class Typical(NamedTuple):
-    """The mean of the faster half of some times.
+    """The mean of the faster half of some times, without the fastest twentieth.
 
     Other programs make single steps slower and none faster. That changes the faster half less than half as much as the
     median; if nothing disturbs, both are equally precise.

@@ -57,7 +57,7 @@ _REASON_TEXTS = (
 
 
 def no_module_name(reason: int) -> str:
-    """Return what the row of a summary is called that has the work without a module for one reason."""
+    """Return the name of the summary row for work without a module, by reason."""
     return f"{NO_MODULE[:-1]}: {NoModuleReason(reason).text})"
 
 
@@ -94,7 +94,7 @@ def without_impossible_times(events: ProfilerEvents) -> tuple[ProfilerEvents, li
 
 
 def possible_ends(track: Int64Array, start: Int64Array, end: Int64Array, stop: int | None) -> Int64Array:
-    """Return until when each piece of work of a device can last: `end` of most.
+    """Return the latest possible end of each piece of device work: its own `end` for most.
 
     Args:
         track: the stream of each.
@@ -392,7 +392,7 @@ def find_cpu_collectives(
 
 
 _MAX_ROWS = 100_000
-"""Of a table with more the steps are not told apart: it is a part of the trace's metadata."""
+"""A larger table has no steps: it is stored in the trace's metadata."""
 
 
 _Columns = tuple[Int64Array, ...]

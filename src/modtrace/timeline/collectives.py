@@ -62,9 +62,9 @@ class Collective(NamedTuple):
         track: the name of the track it is on (`communication · MainThread`).
         step: which training step, from 0.
         complete: False if its end never came or was overwritten.
-        device: the type of the device that runs it (`cuda`): the call and the waits then end when that has been told
-            what to do, and only device times (`record(device_times=True)`) say when it was complete, as told by the
-            stream that runs it or waits for it. Empty for the CPU and a barrier.
+        device: the type of the device that runs it (`cuda`): the call and the waits then end once the work is queued
+            there. Only device times (`record(device_times=True)`) say when it was complete, by the stream that runs it
+            or waits for it. Empty for the CPU and a barrier.
     """
 
     operator: str
@@ -97,7 +97,7 @@ class Collectives:
         track_names: the names of the timeline's tracks.
         start: int64, nanoseconds since the Unix epoch.
         end: int64, nanoseconds; never less than `start`.
-        done: int64, nanoseconds; -1 if it is not known when, or that, it was complete.
+        done: int64, nanoseconds; -1 if its completion is unknown.
         name: int32, index into `names`; -1 for a wait for something unknown.
         is_wait: bool.
         counter: int64, see `Collective`; -1 if it is not known.
@@ -207,7 +207,7 @@ def collective_args(
         name: index into `names` of each; -1 for a wait for something unknown.
         counter: see `Collective`; -1 if it is not known.
         nbytes: see `Collective`.
-        done: Unix nanoseconds; -1 if it is not known when, or that, it was complete.
+        done: Unix nanoseconds; -1 if its completion is unknown.
     """
     rows, of_row = np.flatnonzero(name >= 0), name[name >= 0]
     args = {}
