@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SORT_COLUMNS = ("gpu", "self", "total", "forward", "backward", "recompute", "mean", "p50", "p95", "calls", "name")
 """`SORT_KEYS` of summaries: the help says them without NumPy, which that import brings."""
 SLOWEST_STEPS = 5
-"""How many steps stand below the modules."""
+"""How many of the slowest steps are listed below the modules."""
 
 
 @click.command("summary")
@@ -132,6 +132,11 @@ def summary_command(
     def text_of(name: str) -> str:
         return known[name].to("text", limit, console.width) if name in known else ""
 
+    def of_whole_run() -> str:
+        # The watcher knows the whole run; the ring has only its end.
+        values = read_whole_run(trace) if steps is None else None
+        return "" if values is None else whole_run_text(values, only, limit)
+
     of_flops = [*(("flops",) if flops or not memory else ()), *(("rates",) if flops else ())]
     of_flops += ["compiled"] if flops or not memory else []
     costs = [*map(text_of, of_flops), "" if flops and not memory else summary.memory_text(limit, console.width)]
@@ -142,9 +147,7 @@ def summary_command(
     elif memory or flops:
         blocks = costs
     elif is_first and only is None and max_depth is None:
-        blocks = [summary.first_screen(console.width)]
-        if steps is None and (values := read_whole_run(trace)) is not None:
-            blocks.append(whole_run_text(values, only, limit))
+        blocks = [summary.first_screen(console.width), of_whole_run()]
         blocks.append("more: --limit 0 (all modules and columns), --tree, --by step, --ranges")
     else:
         found = summary.findings_text(console.width, limit) if only is None else ""
@@ -157,9 +160,7 @@ def summary_command(
         if only is None and len(summary.steps) > 1:
             slowest = min(limit or SLOWEST_STEPS, SLOWEST_STEPS)
             blocks.append("slowest steps\n" + steps_table(summary).to("text", slowest, console.width))
-        # What a watcher knows of the run whose end the ring has.
-        if steps is None and (values := read_whole_run(trace)) is not None:
-            blocks.append(whole_run_text(values, only, limit))
+        blocks.append(of_whole_run())
     console.print("\n\n".join(filter(None, blocks)), soft_wrap=True)
 
 
