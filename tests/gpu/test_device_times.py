@@ -1,4 +1,4 @@
-"""Device times of kernels whose duration is known, told beside the host's own clock around `torch.cuda.synchronize`."""
+"""Device times of kernels whose duration is known, compared with the host's clock around `torch.cuda.synchronize`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,12 @@ from tests.support.python_process import run_python
 pytestmark = pytest.mark.usefixtures("cuda", "native_engine")
 MS = 1_000_000
 DURATIONS = [
-    *(("Net", "forward", 40), ("Net.a", "forward", 10), ("Net.b", "forward", 30)),
-    *(("Net", "backward", 60), ("Net.b", "backward", 40), ("Net.a", "backward", 20)),
+    ("Net", "forward", 40),
+    ("Net.a", "forward", 10),
+    ("Net.b", "forward", 30),
+    ("Net", "backward", 60),
+    ("Net.b", "backward", 40),
+    ("Net.a", "backward", 20),
 ]
 SLOWER, LATE_MS = 0.1, 1
 """A kernel counts cycles of a clock that varies by so much, and starts so late."""

@@ -27,6 +27,8 @@ GROUPS = [Group("0", (0, 1), "default_pg"), Group("mesh\ud800", (0, 2, 4), "mesh
 NAMES = [CollectiveName("all_reduce", "0"), CollectiveName("send", "mesh\ud800", 1), CollectiveName("barrier", "0")]
 LATE = 7_000
 """By how much the recording's clock is ahead of the trace's."""
+SYNC_TIMES = range(500, 8000, 500)
+FIELDS = ("start", "end", "done", "name", "is_wait", "counter", "nbytes", "track", "step", "complete")
 
 # Start, end, done (or -1), name, whether it is a wait, counter, bytes, track, step, whether it is complete.
 ROWS = [
@@ -53,7 +55,6 @@ def recorded(late: int = LATE) -> Timeline:
     rows = np.array(ROWS, np.int64)
     rows[:, :2] += BASE + late
     rows[:, 2] = np.where(rows[:, 2] >= 0, rows[:, 2] + BASE + late, -1)
-    fields = ("start", "end", "done", "name", "is_wait", "counter", "nbytes", "track", "step", "complete")
     tracks = [
         *calls.tracks,
         Track("communication", "MainThread", TID, PROCESS),
@@ -61,7 +62,7 @@ def recorded(late: int = LATE) -> Timeline:
     ]
     timeline = replace(calls, tracks=tracks, marks=[Mark(BASE + late + 5100, "step", "step 0")])
     timeline = replace(timeline, slices=replace(calls.columns, step=np.array([0, 0, 1])))
-    collectives = collectives_of(NAMES, GROUPS, fields, rows)
+    collectives = collectives_of(NAMES, GROUPS, FIELDS, rows)
     passes = [
         BackwardPass(BASE + late + start, BASE + late + end, thread, tid, PROCESS, complete)
         for start, end, thread, tid, complete in PASSES
@@ -71,13 +72,13 @@ def recorded(late: int = LATE) -> Timeline:
 
 def profile(*events: dict[str, Any]) -> bytes:
     """A trace with slices of 0 ns that say where the recording's clock was, and operators on both threads."""
-    syncs = [x("cpu_op", f"modtrace.sync#{at}", at, at) for at in range(500, 8000, 500)]
+    syncs = [x("cpu_op", f"modtrace.sync#{at}", at, at) for at in SYNC_TIMES]
     operators = [x("cpu_op", "op", 1200, 1300), x("cpu_op", "op", 7000, 7900, tid=WORKER)]
     return trace(*syncs, *operators, *events)
 
 
 def with_syncs(timeline: Timeline, late: int = LATE) -> Timeline:
-    syncs = [Mark(BASE + late + at, "sync", f"modtrace.sync#{at}") for at in range(500, 8000, 500)]
+    syncs = [Mark(BASE + late + at, "sync", f"modtrace.sync#{at}") for at in SYNC_TIMES]
     return replace(timeline, marks=sorted([*timeline.marks, *syncs], key=lambda mark: mark.time_ns))
 
 
@@ -88,7 +89,7 @@ def merged(timeline: Timeline, folder: Path, suffix: str, *events: dict[str, Any
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_they_are_read_back_as_they_were_in_the_time_of_the_trace(tmp_path: Path, suffix: str) -> None:
+def test_collectives_and_passes_are_read_back_in_the_traces_time(tmp_path: Path, suffix: str) -> None:
     loaded = modtrace.load(merged(recorded(), tmp_path, suffix))
 
     expected = recorded(late=0)
@@ -109,7 +110,7 @@ def test_what_the_command_line_does_to_a_trace_with_collectives_keeps_them(tmp_p
     assert again.backward_passes == loaded.backward_passes
 
 
-def test_in_json_they_are_events_on_rows_of_their_threads(tmp_path: Path) -> None:
+def test_in_json_collectives_and_passes_are_events_on_rows_of_their_threads(tmp_path: Path) -> None:
     events = json.loads(merged(recorded(), tmp_path, ".json").read_text())["traceEvents"]
     rows = {
         (event["pid"], event["tid"]): event["args"]["name"]
@@ -142,7 +143,7 @@ def test_in_json_they_are_events_on_rows_of_their_threads(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("suffix", [".json", ".pftrace"])
-def test_perfetto_shows_them_with_their_arrows_and_the_profilers(
+def test_perfetto_shows_collectives_and_passes_with_their_arrows_and_the_profilers(
     tmp_path: Path, suffix: str, trace_processor: type[TraceProcessor]
 ) -> None:
     kernel = x("kernel", "gemm", 1300, 1400, pid=0, tid=7, correlation=1)
@@ -180,11 +181,13 @@ def test_perfetto_shows_them_with_their_arrows_and_the_profilers(
 
 
 @pytest.mark.parametrize("suffix", [".json", ".pftrace"])
-def test_of_a_long_recording_those_in_the_profiled_window_are_kept_whole(tmp_path: Path, suffix: str) -> None:
+def test_of_a_long_recording_collectives_and_passes_in_the_profiled_window_are_kept_whole(
+    tmp_path: Path, suffix: str
+) -> None:
 
     def in_window(start: int, end: int) -> Timeline:
         window = x("Trace", "PyTorch Profiler (0)", start, end)
-        syncs = [x("cpu_op", f"modtrace.sync#{at}", at, at) for at in range(500, 8000, 500) if start < at < end]
+        syncs = [x("cpu_op", f"modtrace.sync#{at}", at, at) for at in SYNC_TIMES if start < at < end]
         (tmp_path / "profile.json").write_bytes(trace(window, *syncs))
         out = tmp_path / f"m{suffix}"
         modtrace.merge(tmp_path / "profile.json", with_syncs(recorded()), out)
@@ -213,7 +216,9 @@ def test_steps_of_the_profiler_count_for_collectives_too(tmp_path: Path) -> None
     assert [row.step for row in loaded.collectives] == [4, 4, 4, 5, 5]
 
 
-def test_they_nest_for_every_reader_of_times_since_1970(tmp_path: Path, trace_processor: type[TraceProcessor]) -> None:
+def test_collectives_and_passes_nest_for_every_reader_of_times_since_1970(
+    tmp_path: Path, trace_processor: type[TraceProcessor]
+) -> None:
     """Doubles of such times lie 250 ns apart, and Perfetto drops slices that partly overlap then."""
     random = np.random.default_rng(0)
     own = recorded(late=0)
@@ -222,8 +227,7 @@ def test_they_nest_for_every_reader_of_times_since_1970(tmp_path: Path, trace_pr
     waits = [((start + end) // 2, end, -1, 0, True, n, 0, 2, 0, True) for start, end, *_, n, _, _, _, _ in calls]
     rows = np.array(sorted([*calls, *waits], key=lambda row: (row[0], -row[1])), np.int64)
     rows[:, :2] += BASE
-    fields = ("start", "end", "done", "name", "is_wait", "counter", "nbytes", "track", "step", "complete")
-    table = collectives_of(NAMES, GROUPS, fields, rows)
+    table = collectives_of(NAMES, GROUPS, FIELDS, rows)
     passes = [own.backward_passes[0]._replace(start_ns=start, end_ns=end) for start, end in rows[:, :2].tolist()]
     (tmp_path / "profile.json").write_bytes(trace(x("user_annotation", "r", BASE, BASE + 90_000), base=None))
     merging = with_passes(with_collectives(own, table), passes)
@@ -255,7 +259,7 @@ def test_of_another_process_nothing_is_merged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".json", ".pftrace"])
-def test_under_another_pid_they_are_of_the_traces_process(tmp_path: Path, suffix: str) -> None:
+def test_under_another_pid_collectives_and_passes_are_of_the_traces_process(tmp_path: Path, suffix: str) -> None:
     """The trace was made in a container, where the process had another pid."""
     own = recorded()
     inner = Process(1)

@@ -142,7 +142,7 @@ def test_sends_and_receives_are_told_by_who_has_not_completed_them(tmp_path: Pat
 
 class Evil:
     def __reduce__(self) -> Any:
-        return os.system, ("touch /tmp/modtrace-was-here",)
+        return os.system, ("touch modtrace-was-here",)
 
 
 @pytest.mark.parametrize(
@@ -158,13 +158,16 @@ class Evil:
         (b"\x80\x02cbuiltins\neval\nX\x01\x00\x00\x001\x85R.", "it asks for builtins.eval"),
     ],
 )
-def test_what_is_no_dump_is_an_error_and_runs_nothing(tmp_path: Path, data: bytes, says: str) -> None:
+def test_what_is_no_dump_is_an_error_and_runs_nothing(
+    tmp_path: Path, data: bytes, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     path = tmp_path / "trace_0"
     path.write_bytes(data)
     with pytest.raises(TraceError, match=says) as raised:
         read_flight_record(str(path))
     assert raised.value.path == str(path)
-    assert not os.path.exists("/tmp/modtrace-was-here")
+    assert not (tmp_path / "modtrace-was-here").exists()
 
 
 def test_a_pickle_cannot_ask_for_more_memory_than_it_has_bytes(tmp_path: Path) -> None:
