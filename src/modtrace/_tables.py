@@ -27,7 +27,7 @@ _GOOD_NAME_WIDTH = 24
 """For names this long columns are left out."""
 _MIN_NAME_WIDTH = 12
 _MIN_BRANCH_WIDTH = 8
-"""Of a name below the lines of a tree at least so many characters are shown."""
+"""Number of characters that are shown at least of a name below the lines of a tree."""
 _PLAIN_NAME = re.compile(r"[\w.:\- ,;%()/'*=+]+", re.ASCII)
 _MARKUP = re.compile(r"[<>&*_`\[\]@#$|\\~]|:(?=\S)")
 _BRANCH = re.compile("[│├└─ ]*")

@@ -31,7 +31,7 @@ MAX_PACKET_BYTES = 16 << 20
 """Bytes of one packet of a Perfetto trace."""
 
 MIN_CHECKED_PACKET_BYTES = 2 << 20
-"""From here on a packet is looked through by `check_packet` before it is parsed."""
+"""Size from which on a packet is looked through by `check_packet` before it is parsed."""
 
 _FREE_UNPACKED_BYTES = 64 << 20
 _MAX_UNPACKED_RATIO = 200

@@ -106,7 +106,7 @@ _HISTORY = 64
 _USUAL_FROM = 8
 """How many steps a median needs."""
 _LEAST_NS = 20_000_000
-"""By so much at least a step or a part exceeds its median: the system may stop any thread for less."""
+"""How much at least a step or a part exceeds its median: the system may stop any thread for less."""
 
 
 class Trigger(NamedTuple):

@@ -32,7 +32,7 @@ _MAIN = (
 """It leaves the terminal and the descriptors of the training, which other libraries may hand on. It goes to the folder
 that is descriptor 9, once it imports nothing from the working directory any more."""
 _PRIVATE_MODE = 0o600
-"""Of what no file of a ring has permissions for."""
+"""Permissions of what has no ring's file to take them from."""
 
 
 class KeptWindows:

@@ -194,7 +194,7 @@ def _end_by(number: int) -> None:
 
 
 _descriptors: dict[int, int] = {}
-"""Of the files in which the stacks go, for each signal that this process has registered here."""
+"""Descriptors of the files that stacks go into, by the signal that this process has registered."""
 
 
 def write_stacks_on(number: int, ring: str, folder: Folder) -> None:

@@ -24,7 +24,7 @@ _TOKEN = re.compile(
     r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
     r"|sk-[\w-]{20,}|xox[abprs]-[\w-]{10,}|AKIA[A-Z0-9]{12,})"
 )
-"""Of Hugging Face, GitHub, GitLab, OpenAI and Anthropic, Slack, AWS: by their form, whoever's they are."""
+"""Keys of Hugging Face, GitHub, GitLab, OpenAI and Anthropic, Slack, AWS: by their form, whoever's they are."""
 _LOCATION = re.compile(f"(?P<url>{_URL})|(?P<address>{_MAIL})|(?P<path>{_PATH}|{_WINDOWS})")
 
 _SECRET_VARIABLE = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)

@@ -107,7 +107,7 @@ _METADATA_FIELDS: Mapping[str, type[str] | range] = {
 """What the metadata may say of the process; other fields are only shown."""
 _KINDS_WITH_ID = ("name", "text", "thread")
 _MAX_AHEAD = 64
-"""By how much an id may be larger than twice the number of records so far."""
+"""How much larger an id may be than twice the number of records so far."""
 
 
 class FileHeader(NamedTuple):

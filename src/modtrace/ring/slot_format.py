@@ -91,13 +91,13 @@ DEVICE_PENDING_NS = 100_000_000
 """How long a device is asked for an event before the first `DEVICE_PENDING`; each next one after twice the time."""
 
 NOT_AWAITED_BIT = 1 << 62
-"""In the value of a `COLLECTIVE_EXIT`: a device runs it, and the call left nothing by which a thread could wait."""
+"""Bit in the value of a `COLLECTIVE_EXIT`: a device runs it, and the call left nothing by which a thread could wait."""
 
 WITH_GRADIENTS_BIT = 1 << 62
-"""In the value of an `OPERATOR`: gradients are enabled."""
+"""Bit in the value of an `OPERATOR`: gradients are enabled."""
 
 ABANDONED_BIT = 1 << 62
-"""In the value of a `BACKWARD_OVER`: the graph task had ended by an exception some time before."""
+"""Bit in the value of a `BACKWARD_OVER`: the graph task had ended by an exception some time before."""
 
 
 ALLOCATED = "allocated"

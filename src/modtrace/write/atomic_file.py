@@ -17,7 +17,7 @@ _GZIP_LEVEL = 3
 """zlib's level: traces repeat themselves so much that higher ones take three times as long for a tenth of the size."""
 
 _NEW_FILE_MODE = 0o666
-"""Of a new file; the umask takes some off."""
+"""Permissions of a new file; the umask takes some off."""
 _REPLACED = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
 """Kinds of files that are not written directly; that a folder cannot be replaced is an error."""
 _PRIVATE_MODE = 0o600

@@ -34,7 +34,7 @@ PROFILER_SEQUENCE = 1 << 24
 """The packet sequence of the profiler's events in a merged trace; a recording's have small ids."""
 
 PROFILER_FLOW = MAX_LINK + (1 << 61)
-"""From here on ids of flows are the profiler's in a merged trace; below are a recording's links and collectives."""
+"""The first id of the profiler's flows in a merged trace; below are a recording's links and collectives."""
 
 _NAMES_PER_PACKET = 10_000
 _MAX_METADATA_NAME = 100

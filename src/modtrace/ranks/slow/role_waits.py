@@ -27,7 +27,7 @@ _RANK_BITS = 31
 _MAX_HOPS = 8
 """Who waits for whom who waits for whom …: no longer chains are followed."""
 _SAID_SHARE, _NAMED_SHARE = 0.05, 0.01
-"""From what part of a step on it is said that a role waits for another one, and for which process of it."""
+"""Share of a step from which on it is said that a role waits for another one, and for which process of it."""
 _LEAST_RATIO = 1.1
 _MOST = 0.8
 """A range holds the cause if it has so much of what a process took more, and a module if it has half of that."""

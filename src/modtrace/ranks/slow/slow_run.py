@@ -46,7 +46,7 @@ NO_RANK = -1
 """The rank of a step in which none was late."""
 _SIGNIFICANT = 1e-3
 _LATE_BY_CHANCE = 0.02
-"""In what part of the steps a rank may be late by chance if most never are; less if there are many ranks."""
+"""Share of the steps in which a rank may be late by chance if most never are; less if there are many ranks."""
 _MAX_ROWS, _MAX_COLUMNS = 1500, 2000
 _TABLE_ROWS = 100
 _LEAST_NS = 1e3

@@ -27,7 +27,7 @@ _COMMUNICATION = "communication"
 """Ranges of this category do not say where a thread is: another thread can end them. Waits have events of their own."""
 
 _LAST_STEPS = 8
-"""Of a ring: a cut is looked for among these first."""
+"""Number of a ring's last steps among which a cut is looked for first."""
 _HUNG_FACTOR = 10
 _MIN_HUNG_NS = 5_000_000_000
 HUNG_WITHOUT_HISTORY_NS = 60_000_000_000

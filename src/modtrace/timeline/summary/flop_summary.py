@@ -413,7 +413,7 @@ _PEAKS: Mapping[str, tuple[float, float | None, float | None]] = {
     "MI300X": (1307.4, 2614.9, 5.3),
     "MI250X": (383.0, None, None),
 }
-"""By a part of the device's name: TFLOP/s of numbers of 16 bits, and of 8 bits; what its memory moves, 10¹² bytes/s."""
+"""TFLOP/s of numbers of 16 bits, and of 8 bits, and what memory moves, 10¹² bytes/s, by a part of the device's name."""
 
 
 def peak_tflops(device: str, dtype: str) -> float | None:

@@ -36,7 +36,7 @@ _MAX_HOLDERS, _MAX_HTML_STEPS = 10, 10
 _FIRST_SCREENS, _FIRST_BYTES = ((8, 7), (4, 7), (4, 4), (1, 3), (1, 1)), 2_900
 """How many modules and findings with evidence a first screen has, and in how many bytes, with a line that follows."""
 _FIRST_WIDTH = 120
-"""Of a first screen whose names are so long that it would have more bytes: its lines are then cut in their middles."""
+"""Width of a first screen whose names are so long that it would have more bytes: lines are cut in their middles."""
 _BRIEF_ROWS, _BRIEF_JSON = 10, 6_000
 """Up to how many rows JSON is short, and how many characters it then has at most."""
 _CUTS = ((300, 40), (150, 20), (60, 12), (24, 8))

@@ -25,7 +25,7 @@ _NEVER_USUAL = ("gc", "compile")
 _NAMED_PARTS = ("optimizer", "compile", "saving")
 """The parts of which a sentence names the longest range."""
 _USUAL_FROM = 3
-"""In how many steps any other part must be so that its median is over these steps."""
+"""Number of steps that must have any other part so that its median is over these steps."""
 
 
 def explain_steps(divided: DividedSteps, *, forward_of_calls: bool = False) -> StepsInParts:

@@ -95,7 +95,7 @@ class MethodCall(nn.Module):
 
 
 _PARTS_MODULE = "torch._dynamo.backends.distributed"
-"""Of the modules around the parts into which torch.compile cuts the graph of a DistributedDataParallel."""
+"""`__module__` of what wraps the parts into which torch.compile cuts the graph of a DistributedDataParallel."""
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -161,7 +161,7 @@ _WRAPPERS = {
     ("lightning.fabric.wrappers", "_FabricModule"): Wrapping("_forward_module", False),
     ("lightning_fabric.wrappers", "_FabricModule"): Wrapping("_forward_module", False),
 }
-"""By module and name of a class, from which others may be derived."""
+"""Wrappers, by module and name of their class, from which others may be derived."""
 
 _FORWARDS = tuple(Wrapping(attribute, True) for attribute in ("module", "_module"))
 """How the modules of any other library wrap that look up their attributes in what they hold under such a name, too."""
