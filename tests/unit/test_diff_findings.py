@@ -269,7 +269,12 @@ def test_nothing_is_found_where_nothing_changed_beyond_the_noise() -> None:
     assert comparison.to_markdown().splitlines()[:2] == [closing, ""]
     assert json.loads(comparison.to_json())["findings"] == []
     few = [run._replace(steps=5) for run in (model(), model(barely))]
-    assert compare_runs(few[:1], few[1:], {}).findings_lines == []
+    comparison = compare_runs(few[:1], few[1:], {})
+    assert comparison.findings_lines == []
+    assert comparison.sentence == (
+        "6 steps a side or more tell whether any module of 13 is slower or faster; whether the step changed is not "
+        "clear"
+    )
 
 
 def test_what_cannot_be_told_is_said_first_and_fails_no_budget_in_silence(tmp_path: Path) -> None:

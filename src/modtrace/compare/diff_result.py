@@ -254,9 +254,10 @@ class Diff:
                 worst = f"{'' if count == 1 else 'most of all '}{rows[0].fqn} {rows[0].phase}, {_cost(rows[0])}"
                 parts.append(f"{count:,}{of} {'is' if count == 1 else 'are'} {verdict}: {worst}")
         only = [change.verdict for change in self.changes if change.fqn not in self.in_compiled]
-        parts = parts or [
-            f"no {'other ' if often else ''}{self.by} of {modules:,} is slower or faster beyond the noise"
-        ]
+        few = min(self.base_steps, self.new_steps) < MIN_STEPS
+        what = f"{'other ' if often else ''}{self.by} of {modules:,} is slower or faster"
+        told = f"{MIN_STEPS} steps a side or more tell whether any {what}" if few else f"no {what} beyond the noise"
+        parts = parts or [told]
         others = len(often) - 1
         more = f", and {others:,} more {'differs' if others == 1 else 'differ'} so" if others else ""
         parts = [f"{change.fqn} {change.phase} {change.outcome}: {_cost(change)}{more}" for change in often[:1]] + parts

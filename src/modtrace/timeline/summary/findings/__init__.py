@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from ...._terminal import counted
 from .costs import find_costs
 from .costs import low_mfu as low_mfu
+from .finding import LEAST_STEPS
 from .finding import MAX_FINDINGS as MAX_FINDINGS
 from .finding import TRACE as TRACE
 from .finding import Finding as Finding
@@ -48,8 +49,9 @@ def looked_at(measured: Measured) -> str:
     summary = measured.summary
     if not summary.rows:
         return ""
+    few = " (too few to tell what is usual: record 4 or more)" if measured.steps < LEAST_STEPS else ""
     known = [
-        f"{counted(measured.steps, 'step')} in their parts",
+        f"{counted(measured.steps, 'step')} in {'its' if measured.steps == 1 else 'their'} parts{few}",
         f"{counted(len(summary.rows), 'module')} beside their siblings",
         *(f"{counted(len(summary.ranges), 'kind')} of ranges" for _ in summary.ranges[:1]),
         *("memory" for _ in [summary.memory] if summary.memory is not None),
