@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from ..._typing import Float64Array, Int64Array
+from ...ring.range_text import CATEGORIES
 from ...timeline import PHASES
 from ...timeline.contents import process_label
 from ...timeline.nesting import find_parents
@@ -108,6 +109,7 @@ def role_times(worlds: Sequence[RankTables], first: int, last: int) -> RoleTimes
         blocks = take(table, (table.kind != CALL) | (table.done >= 0) & (table.done <= table.end))
         ranges = tables.read(RangeTable, first - 1, last)
         is_wait = np.array([place.startswith(_WAITS) for place in ranges.places] or [False])[ranges.place]
+        says_what = ~np.isin(ranges.category, [CATEGORIES.index("communication"), CATEGORIES.index("torch")])
         spans = tables.read(SpanTable, first - 1, last)
         for rank in tables.roles:
             in_wait = take(ranges, is_wait & (ranges.rank == rank))
@@ -119,7 +121,7 @@ def role_times(worlds: Sequence[RankTables], first: int, last: int) -> RoleTimes
             known.append(_Waits(np.full(count, process), in_wait.start, in_wait.end, np.full(count, -1)))
             did[process] = _Process(
                 take(spans, spans.rank == rank),
-                take(ranges, ~is_wait & (ranges.rank == rank)),
+                take(ranges, says_what & ~is_wait & (ranges.rank == rank)),
                 union_of(np.append(own.start, in_wait.start), np.append(own.end, in_wait.end)),
             )
     waits = _told_by_time(_Waits(*map(np.concatenate, zip(*known, strict=True))), did, processes)
