@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import modtrace
 from modtrace import ModtraceError
 from modtrace._rank import role_in
+from modtrace.cli.commands import ranks as ranks_commands
 from modtrace.cli.group import group as commands
 from modtrace.live.rank_state import rank_state_of
 from modtrace.live.where import WhereResult, where
@@ -177,6 +179,63 @@ def test_the_commands_take_a_role(job: Path, tmp_path: Path, capsys: pytest.Capt
     assert ended.value.code == 0
     assert {track.process.role for track in modtrace.load(output).tracks} == {"trainer"}
     assert capsys.readouterr().err.startswith("2 ranks, ")
+
+
+def write_many(folder: Path, calls: int) -> None:
+    """Write 32 trainers, which call a net of three levels twice in each of two steps, and rollouts, `calls` times."""
+    folder.mkdir()
+    for number in range(64):
+        role, times = (("trainer", 2), ("rollout", calls))[number // 32]
+        script = EventScript(
+            1 << 13, folder / f"{number}.modtrace", {"pid": number + 1, "rank": number % 32, "role": role}
+        )
+        script.note({"kind": "clock", "clock": "a"})
+        nets, now = [script.name("Net" + ".part" * level) for level in range(3)], BEGIN
+        for step in range(2):
+            for call in range(step * times, (step + 1) * times):
+                for level, net in enumerate((*nets, *reversed(nets))):
+                    now += MS
+                    (script.enter if level < 3 else script.exit)(now, net, call)
+            script.step(now, step)
+        script.close()
+
+
+@pytest.mark.parametrize(
+    ("calls", "budget", "ranks", "levels", "others"),
+    [
+        (20, 1_000_000, (32, 32), None, 0),
+        (200, 1_000_000, (32, 32), 2, 0),
+        (300, 1_000_000, (32, 32), 1, 0),
+        (20, 20_000, (16, 21), 1, 27),
+    ],
+)
+def test_many_processes_take_a_megabyte_a_step(
+    calls: int,
+    budget: int,
+    ranks: tuple[int, int],
+    levels: int | None,
+    others: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A call takes 55 bytes, so that 18,181 fit: all, two of three levels, one, and of 20,000 bytes 16 pairs and 5."""
+    write_many(tmp_path / "job", calls)
+    monkeypatch.setattr(ranks_commands, "_BYTES_PER_STEP", budget)
+    output = tmp_path / "all.pftrace"
+
+    with pytest.raises(SystemExit):
+        commands(["ranks", "timeline", str(tmp_path / "job"), "-o", str(output)])
+
+    said = capsys.readouterr().err
+    assert output.stat().st_size <= 2 * 1_000_000
+    kept: Any = modtrace.load(output).metadata["ranks"]
+    assert tuple(sum(one["role"] == role for one in kept) for role in ("rollout", "trainer")) == ranks
+    rollouts = [one.get("levels") for one in kept if one["role"] == "rollout"]
+    assert rollouts == [levels] * len(rollouts)
+    few = f"{ranks[0]} rollouts with {levels} level{'s' * (levels != 1)} of modules, so that a step takes 1 MB at most"
+    assert (few in said) == bool(levels)
+    assert (f"{others} ranks left out, so that a step takes 1 MB at most; --ranks takes others" in said) == bool(others)
 
 
 @pytest.mark.parametrize(

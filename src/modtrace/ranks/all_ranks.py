@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 from statistics import median_low
 from typing import NamedTuple, TypeVar
 
@@ -17,7 +18,8 @@ from ..timeline.args import map_arg
 from ..timeline.contents import WHOLE_RUN
 from ..timeline.join import join, move_times, replace_processes
 from ..timeline.memory import allocated, format_bytes
-from ..timeline.slices import GROUP
+from ..timeline.select import modules
+from ..timeline.slices import GROUP, MODULE
 from .rank_folder import JobTime, RankRecording, RankTime, load_own_time
 
 T = TypeVar("T")
@@ -30,6 +32,7 @@ class RankTimeline(NamedTuple):
     timeline: Timeline  # in Unix nanoseconds of the job's clock
     bound_ns: int  # how far its times are off at most
     file: RankRecording  # the recording
+    levels: int | None = None  # how many levels of modules are left; None: all
 
     @property
     def rank(self) -> int:
@@ -114,10 +117,55 @@ def place_rank(own: Timeline, time: RankTime, file: RankRecording) -> RankTimeli
     return RankTimeline(time, move_times(own, time.move), time.bound_ns(moments), file)
 
 
-def all_ranks_timeline(ranks: Sequence[RankTimeline]) -> Timeline:
+_MODULE_BYTES, _OTHER_BYTES = 55, 190
+"""What a slice of a module takes in a Perfetto trace, and one of another kind, with the arrows of collectives."""
+
+
+def fit_ranks(ranks: Sequence[RankTimeline], bytes_per_step: int) -> list[RankTimeline]:
+    """Return as many ranks, and of each role as many levels of modules, as fit into a Perfetto trace.
+
+    The first ranks of each role come before the second. All have one level at least, and what one role does not need
+    for all of its levels is for others.
+
+    Args:
+        ranks: all.
+        bytes_per_step: what a step of them takes at most; about.
+    """
+    left = bytes_per_step * max((len(np.unique(one.timeline.slices.step)) for one in ranks), default=1)
+    roles: dict[str, list[tuple[RankTimeline, list[int]]]] = {}
+    for one in ranks:
+        slices = one.timeline.slices
+        of_level = np.bincount(slices.depth[slices.kind == MODULE], minlength=1)
+        others = (len(slices) - int(of_level.sum())) * _OTHER_BYTES
+        roles.setdefault(one.file.role, []).append((one, (others + np.cumsum(of_level * _MODULE_BYTES)).tolist()))
+    kept: dict[str, list[tuple[RankTimeline, list[int]]]] = {}
+    for together in zip_longest(*roles.values()):
+        for one, cost in filter(None, together):
+            if cost[0] <= left or not kept:
+                kept.setdefault(one.file.role, []).append((one, cost))
+                left -= cost[0]
+    fitting, waiting = [], sum(map(len, kept.values()))
+    for members in sorted(kept.values(), key=lambda own: sum(cost[-1] for _, cost in own) / len(own)):
+        share, waiting = left * len(members) // waiting, waiting - len(members)
+        deepest = max(len(cost) for _, cost in members)
+        more = [sum(cost[:level][-1] - cost[0] for _, cost in members) for level in range(1, deepest + 1)]
+        levels = max(level for level in range(1, deepest + 1) if more[level - 1] <= max(share, 0))
+        left -= more[levels - 1]
+        fitting += [
+            one if len(cost) <= levels else one._replace(timeline=modules(one.timeline, None, levels), levels=levels)
+            for one, cost in members
+        ]
+    return sorted(fitting, key=lambda one: one.file.rank)
+
+
+def all_ranks_timeline(ranks: Sequence[RankTimeline], left_out: int = 0) -> Timeline:
     """Return one timeline of all ranks, each a process of its own even where process ids are equal.
 
     A rank's process says how far its times are off; the metadata hold the same of each rank, and how it was found.
+
+    Args:
+        ranks: what is in it.
+        left_out: how many ranks are not; the metadata say so.
 
     Raises:
         ModtraceError: there is nothing in any of them.
@@ -130,10 +178,18 @@ def all_ranks_timeline(ranks: Sequence[RankTimeline]) -> Timeline:
     placed = [
         {"rank": one.rank, "bound_ns": one.bound_ns, "method": one.time.method, "clock": one.time.clock}
         | ({"role": one.file.role} if one.file.role else {})
+        | ({} if one.levels is None else {"levels": one.levels})
         | ({} if one.peak_bytes is None else {"peak_bytes": one.peak_bytes})
         for one in ranks
     ]
-    metadata = {**ranks[0].timeline.metadata, WHOLE_RUN: None, "rank": None, "role": None, "ranks": placed}
+    metadata = {
+        **ranks[0].timeline.metadata,
+        WHOLE_RUN: None,
+        "rank": None,
+        "role": None,
+        "ranks": placed,
+        "left_out": left_out,
+    }
     return replace(join(parts), marks=marks, metadata=metadata)
 
 

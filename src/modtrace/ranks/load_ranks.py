@@ -8,10 +8,13 @@ from .._errors import ModtraceError
 from ..public import Timeline
 from ..read.ring_file import Steps
 from ..ring.collective_text import rank_list
-from .all_ranks import RankTimeline, all_ranks_timeline, read_ranks
+from .all_ranks import RankTimeline, all_ranks_timeline, fit_ranks, read_ranks
 from .places import Place, as_folder
 from .rank_folder import JobTime, RankRecording, check_size, find_rank_recordings
 from .slow import slow_of_recordings, worst_ranks
+
+_FEW = 16
+"""So many ranks are always taken whole."""
 
 
 def load_ranks(
@@ -23,6 +26,7 @@ def load_ranks(
     role: str | None = None,
     on_left_out: Callable[[ModtraceError], None] | None = None,
     executor: Executor | None = None,
+    bytes_per_step: int | None = None,
 ) -> Timeline:
     """Read the recordings of all ranks of a job into one timeline: a process per rank, on one clock.
 
@@ -37,6 +41,9 @@ def load_ranks(
         role: take processes of this role; None: all.
         on_left_out: is called with what is wrong with a recording that is not taken; None: that is raised.
         executor: reads the recordings, as `find_slow_ranks` says it; None: this process.
+        bytes_per_step: of more than 16 ranks take fewer levels of modules, and fewer ranks, so that a Perfetto trace
+            takes about so much; in `metadata` the `ranks` have the `levels` that are left, and `left_out` says how many
+            ranks are. None: all.
 
     Raises:
         ModtraceError: the folder holds no recording, or none of these ranks; one cannot be read, or is a ring with more
@@ -60,7 +67,10 @@ def load_ranks(
             chosen = [file for file in files if file.rank_in_world in wanted]
         if not chosen:
             raise ModtraceError(f"{os.fspath(folder)}: none of these ranks is in it; it holds {rank_list(job.ranks)}")
-        return Timeline.of(all_ranks_timeline(read_ranks(_whole, chosen, job, steps, executor)))
+        read = read_ranks(_whole, chosen, job, steps, executor)
+        if bytes_per_step is not None and len(read) > _FEW:
+            read = fit_ranks(read, bytes_per_step)
+        return Timeline.of(all_ranks_timeline(read, len(chosen) - len(read)))
 
 
 def _whole(one: RankTimeline) -> RankTimeline:

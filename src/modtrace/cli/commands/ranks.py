@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from decimal import Decimal
@@ -13,7 +14,7 @@ import click
 from ..._errors import ModtraceError
 from ..._requirements import require_extra
 from ..._terminal import counted
-from ..options import FORMS, StepRange, TableFormat, format_option, steps_option, value_option
+from ..options import FORMS, StepRange, TableFormat, format_option, max_depth_option, steps_option, value_option
 from ..output import echo, say, show_count, show_status
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 
 _CONNECT_SECONDS = 10
+_BYTES_PER_STEP = 1_000_000
+"""What a step of all ranks takes in a trace, if not chosen otherwise."""
 
 
 @click.group("ranks")
@@ -85,6 +88,7 @@ def _left_out(error: ModtraceError) -> None:
 @click.option(
     "--ranks", callback=_ranks, metavar="LIST", help="Take some ranks, as in 0-7,worst:4: those that were late most."
 )
+@max_depth_option
 @_role_option
 @_executor_option
 def timeline(
@@ -92,6 +96,7 @@ def timeline(
     output: str,
     steps: StepRange | None,
     ranks: tuple[list[int], int] | None,
+    max_depth: int | None,
     role: str | None,
     executor: str | None,
 ) -> None:
@@ -108,10 +113,26 @@ def timeline(
     numbers, worst = ranks or (None, 0)
     with show_status(f"reading {folder}"), _open_executor(executor) as workers:
         whole = load_ranks(
-            folder, steps=steps, ranks=numbers, worst=worst, role=role, on_left_out=_left_out, executor=workers
+            folder,
+            steps=steps,
+            ranks=numbers,
+            worst=worst,
+            role=role,
+            on_left_out=_left_out,
+            executor=workers,
+            bytes_per_step=_BYTES_PER_STEP if ranks is None and max_depth is None else None,
         )
+    if max_depth is not None:
+        whole = whole.only(None, max_depth)
     whole.save(output)
     placed: Any = whole.metadata["ranks"]
+    levels = Counter((one.get("role") or "rank", one["levels"]) for one in placed if "levels" in one)
+    for (which, number), count in sorted(levels.items()):
+        few = f"{counted(count, which)} with {counted(number, 'level')} of modules"
+        echo(f"{few}, so that a step takes 1 MB at most; --max-depth takes more", err=True)
+    if whole.metadata["left_out"]:
+        few = counted(int(str(whole.metadata["left_out"])), "rank")
+        echo(f"{few} left out, so that a step takes 1 MB at most; --ranks takes others", err=True)
     peaks = peak_sentence({one["rank"]: one["peak_bytes"] for one in placed if "peak_bytes" in one})
     for line in [*_describe_time(placed), *([peaks] if peaks else [])]:
         echo(line, err=True)
