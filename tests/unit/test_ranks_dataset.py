@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,12 +24,13 @@ from modtrace.timeline.summary import take_steps
 from tests.support.event_script import EventScript
 from tests.support.made_job import Culprit, MadeJob
 from tests.unit.test_flops import counted
+from tests.unit.test_memory_summary import recorded
 from tests.unit.test_ranks import HOSTS, write_ring
 from tests.unit.test_ranks_slow import ALL_REDUCE, LATE_IN, MS, make_template, template_with_ranges, write_steps
 from tests.unit.test_ring_pieces import as_values
 
 pq = pytest.importorskip("pyarrow.parquet")
-pytest.importorskip("duckdb")
+duckdb = pytest.importorskip("duckdb")
 
 from modtrace.ranks.dataset_tables import (  # noqa: E402 (it needs pyarrow)
     TABLE_NAMES,
@@ -345,8 +347,13 @@ def test_the_questions_of_the_readme_are_answered(tmp_path: Path) -> None:
 
     assert [row["rank"] for row in own] == sorted(row["rank"] for row in own)
     assert (apart[0]["fqn"], apart[0]["phase"], apart[0]["rank"]) == ("Net.second", "forward", 2)
-    assert apart[0]["apart"] == pytest.approx(40 * 9, rel=0.05)
+    assert apart[0]["more"] == pytest.approx(40 * 9, rel=0.05)
     assert (outside[0]["rank"], outside[0]["range"], outside[0]["times"]) == (1, "saving", 40)
+    # Others read the files.
+    duck = duckdb.connect()
+    for table in ("spans", "ranges"):
+        duck.execute(f"CREATE VIEW {table} AS SELECT * FROM '{dataset}/{table}/*.parquet'")
+    assert [duck.sql(sql).to_arrow_table().to_pylist()[:4] for sql in queries[1:]] == [apart[:4], outside[:4]]
 
 
 def test_a_dataset_says_what_each_rank_held_at_its_peak(tmp_path: Path) -> None:
@@ -380,6 +387,27 @@ def test_a_dataset_has_the_flops_of_each_call() -> None:
         )
     }
     assert from_arrow(SpanTable, packed).flops.tolist() == packed["flops"].to_pylist()
+
+
+def test_a_dataset_has_the_memory_of_each_call() -> None:
+    packed = to_arrow(span_table(recorded(), 3))
+
+    rows = [
+        (*row.values(),) for row in packed.select(["step", "fqn", "phase", "retained_bytes", "peak_bytes"]).to_pylist()
+    ]
+    # At begin, at most and at the end: 100, 170, 160; 100, 140, 120; 120, 170, 170; 160, 250, 130; 160, 250, 190; …
+    assert rows == [
+        (0, "Net", "forward", 60, 70),
+        (0, "Net.a", "forward", 20, 40),
+        (0, "Net.b", "forward", 50, 50),
+        (0, "Net", "backward", -30, 90),
+        (0, "Net.b", "backward", 30, 90),
+        (1, "Net", "forward", 20, 100),
+        (1, "Net.a", "forward", -20, 0),
+    ]
+    assert from_arrow(SpanTable, packed).peak.tolist() == packed["peak_bytes"].to_pylist()
+    without = to_arrow(span_table(replace(recorded(), counters=[]), 3))
+    assert set(without["peak_bytes"].to_pylist()) == {-1}
 
 
 def test_errors_say_what_to_do(run: Path, tmp_path: Path) -> None:

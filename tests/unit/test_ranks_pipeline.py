@@ -121,7 +121,7 @@ class Pipeline:
                     np.array(duration, np.int64),
                     np.array(duration, np.int64),
                     zeros,
-                    np.full(len(rows), -1),
+                    *(np.full(len(rows), -1) for _ in range(3)),
                 )
             )
         return join_tables(parts)

@@ -65,6 +65,8 @@ _SPANS = (
     "self_ns",
     "depth",
     "flops",
+    "retained_bytes",
+    "peak_bytes",
 )
 _COLLECTIVES = (*_OF_ALL, "operator", "group", "peer", "kind", "counter", "start_ns", "end_ns", "done_ns", "bytes")
 _COLUMNS = {
@@ -74,6 +76,7 @@ _COLUMNS = {
     RangeTable: (*_OF_ALL, "range", "category", "start_ns", "end_ns", "apart"),
 }
 _FIELDS = {"fqn": "name", "module_class": "name", "self_ns": "self_time", "bytes": "nbytes", "range": "place"}
+_FIELDS |= {"retained_bytes": "retained", "peak_bytes": "peak"}
 """The fields that columns are made of; of others it is the column's name without its unit."""
 _SMALL = ("track", "depth")
 """Columns of 16 bits."""

@@ -16,6 +16,7 @@ from ..ring.collective_text import parse_ranks, rank_list
 from ..ring.range_text import CATEGORIES, RangeCategory, RangeName
 from ..timeline import Name, Timeline
 from ..timeline.args import ArgColumn
+from ..timeline.memory import measure_calls
 from ..timeline.nesting import self_times
 from ..timeline.slices import FLOPS, GARBAGE_COLLECTION, RANGE, UNKNOWN_FLOPS
 from ..timeline.time_intervals import union_of
@@ -47,6 +48,8 @@ class SpanTable(NamedTuple):
     self_time: Int64Array  # ns outside the spans inside it
     depth: Int32Array  # the number of spans around it on its track
     flops: Int64Array  # of the operators in it; -1 if they were not counted
+    retained: Int64Array  # bytes that tensors held at its end less those at its begin; 0 if that was not counted
+    peak: Int64Array  # the most that they held inside it less those at its begin; -1 if that was not counted
 
 
 class CollectiveTable(NamedTuple):
@@ -130,10 +133,11 @@ def join_tables(parts: Sequence[Table]) -> Table:
 
 def span_table(timeline: Timeline, rank: int) -> SpanTable:
     """Return the spans of a rank's timeline; those above GPUs, which no thread ran, are left out."""
-    columns = timeline.columns
+    columns, memory = timeline.columns, measure_calls(timeline)
     on_gpu = np.array([track.device is not None for track in timeline.tracks] or [False])
+    counted = ~on_gpu[columns.track]
     if np.any(on_gpu):
-        columns = columns.take(~on_gpu[columns.track])
+        columns = columns.take(counted)
     flops = columns.args.get(FLOPS, ArgColumn.of_numbers((), ()))
     return SpanTable(
         timeline.names,
@@ -145,9 +149,11 @@ def span_table(timeline: Timeline, rank: int) -> SpanTable:
         columns.call,
         columns.start,
         columns.end - columns.start,
-        self_times(timeline.columns)[~on_gpu[timeline.columns.track]],
+        self_times(timeline.columns)[counted],
         columns.depth,
         flops.dense(len(columns), UNKNOWN_FLOPS),
+        np.zeros(len(columns), np.int64) if memory is None else memory.retained[counted],
+        np.full(len(columns), -1) if memory is None else np.where(memory.known, memory.peak, -1)[counted],
     )
 
 
