@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import modtrace
 from modtrace.compare.run_times import take_samples
 from modtrace.profiler.compiled_kernels import FUSED
-from modtrace.timeline.contents import COMPILED, FUSED_TIMES
+from modtrace.timeline.contents import COMPILED, FUSED_TIMES, NOT_IN_PROFILE, WITH_REMEDY
 from modtrace.timeline.summary.compiled import CompiledModule
 from tests.support.python_process import run_python
 
@@ -227,7 +227,9 @@ def test_graphs_of_torchs_caches_and_what_was_compiled_before(tmp_path: Path) ->
 
     assert ("Net.blocks.1.up", "Linear", "recompute") in spans(first)
     assert spans(cached) == spans(first)
-    assert any("kernels of compiled regions are not in the profile" in note for note in first.notes)
+    assert any("kernels of compiled regions are not in the profile (in Net), so" in note for note in first.notes)
+    reasons = {own.get("compiled_unknown") for own in first.timeline.span_args.values()}
+    assert reasons == {WITH_REMEDY[NOT_IN_PROFILE]}
     assert spans(late) == spans(first)
 
     metadata = {**first.recorded.metadata, COMPILED: {"Net": [{"graph": "0/0", "unknown": "", "work": []}]}}

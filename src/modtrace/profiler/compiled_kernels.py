@@ -22,11 +22,13 @@ from .._numbering import Numbering
 from .._typing import Int64Array
 from ..formats.event_table import split_by
 from ..timeline import PHASES, Name, Slices, Timeline
-from ..timeline.contents import COMPILED, FUSED_TIMES, why_unknown
+from ..timeline.args import ArgColumn
+from ..timeline.contents import COMPILED, FUSED_TIMES, NOT_IN_PROFILE, WITH_REMEDY, why_unknown
 from ..timeline.decode.path_spans import LabelledInterval, spans_from_intervals
 from ..timeline.join import with_modules
 from ..timeline.nesting import find_parents
-from ..timeline.slices import BACKWARD, in_start_order, join_columns
+from ..timeline.slices import BACKWARD, COMPILED_UNKNOWN, in_start_order, join_columns
+from ..timeline.summary.overview import shortened
 from .call_lookup import innermost_spans
 from .event_columns import NamedSlices, ProfilerEvents
 
@@ -83,7 +85,7 @@ def with_kernel_modules(
     rows: list[tuple[int, ...]] = []
     found: list[KernelCall] = []
     unknown = Counter[str]()
-    unseen = 0
+    unseen = Counter[int]()
     inner_of = _top_level(calls, ops)
     for number in np.argsort(calls.start, kind="stable").tolist():
         outer = int(region[number])
@@ -97,7 +99,7 @@ def with_kernel_modules(
             unknown[fqn] += 1
             continue
         graph, places = max(matched, key=_share_called)
-        unseen += len(graph.kernels) - sum(place >= 0 for place in places)
+        unseen[outer] += len(graph.kernels) - sum(place >= 0 for place in places)
         found += [
             KernelCall(graph, graph.kernels[place], row) for place, row in zip(places, inner, strict=True) if place >= 0
         ]
@@ -117,11 +119,14 @@ def with_kernel_modules(
             f"{unknown.total()} of {len(calls)} calls of compiled graphs have no modules: "
             f"{why or 'their kernels are not known'}"
         )
-    if unseen:
+    if without := [outer for outer, count in unseen.items() if count]:
+        fqns = dict.fromkeys(timeline.names[name].fqn for name in columns.name[without].tolist())
         notes.append(
-            f"{unseen} kernels of compiled regions are not in the profile, so no module has their time; those in C++ "
-            "are with torch._inductor.config.cpp.enable_kernel_profile = True"
+            f"{unseen.total()} kernels of compiled regions are not in the profile (in {shortened([*fqns])}), so no "
+            "module has their time; those in C++ are with torch._inductor.config.cpp.enable_kernel_profile = True"
         )
+        columns = _with_reason(columns, without, WITH_REMEDY[NOT_IN_PROFILE])
+        timeline = with_modules(timeline, columns)
     if not rows:
         return timeline, found, notes
     start, end, name, phase, depth, outer = np.array(rows, np.int64).T
@@ -139,6 +144,14 @@ def with_kernel_modules(
     joined = in_start_order(join_columns([known, made]))
     joined = replace(joined, parent=find_parents(joined.track, joined.depth))
     return with_modules(replace(timeline, names=[*names]), joined), found, notes
+
+
+def _with_reason(columns: Slices, rows: Sequence[int], reason: str) -> Slices:
+    """Return the spans where these also say why kernels in them have no modules."""
+    known = columns.args.get(COMPILED_UNKNOWN, ArgColumn.of_texts([], []))
+    texts = {row: known.text(value) for row, value in zip(known.rows.tolist(), known.values.tolist(), strict=True)}
+    texts |= {row: "; ".join(filter(None, (texts.get(row), reason))) for row in rows}
+    return replace(columns, args={**columns.args, COMPILED_UNKNOWN: ArgColumn.of_texts([*texts], texts.values())})
 
 
 def with_kernel_times(

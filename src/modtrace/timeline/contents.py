@@ -65,9 +65,11 @@ of several modules, what each of these took of them."""
 COMPILED_BEFORE = "compiled before the first recording"
 FROM_AUTOGRAD_CACHE = "from the cache of AOTAutograd"
 FROM_CACHE = "from a cache that was filled without modtrace"
+NOT_IN_PROFILE = "some kernels are not in the profile"
 WITH_REMEDY = {
     COMPILED_BEFORE: f"{COMPILED_BEFORE} (record from before its first call)",
     FROM_CACHE: f"{FROM_CACHE} (TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 compiles it anew)",
+    NOT_IN_PROFILE: f"{NOT_IN_PROFILE} (those in C++ are with torch._inductor.config.cpp.enable_kernel_profile = True)",
 }
 """Why modules and kernels inside a region are not known: the reasons for which something helps, with that."""
 
