@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from modtrace.record_options import EngineName
-from tests.support.python_process import python_environment, start_python
+from tests.support.forked_python import start_forked
+from tests.support.python_process import python_environment
 
 from .judge import COLUMNS, Verdict
 from .ranks import RANKS, TRAININGS
@@ -36,7 +37,7 @@ def judge_on_ranks(engines: tuple[EngineName, ...] = ENGINES) -> dict[tuple[str,
         folder = Path(name)
         outs = [folder / f"{rank}.json" for rank in range(RANKS)]
         ranks = [
-            start_python(
+            start_forked(
                 *("-m", "tests.frameworks.ranks", rank, folder / "store", ",".join(engines), out),
                 env=python_environment(RANK=str(rank), WORLD_SIZE=str(RANKS)),
                 stderr=subprocess.STDOUT,

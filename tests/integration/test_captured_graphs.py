@@ -9,7 +9,7 @@ import pytest
 
 from modtrace.record_options import EngineName
 from tests.support.captured_graphs import CASES
-from tests.support.python_process import start_python
+from tests.support.forked_python import start_forked
 from tests.support.test_scale import EFFORT
 
 pytestmark = pytest.mark.usefixtures("native_engine")
@@ -22,7 +22,7 @@ ENGINES: tuple[EngineName, ...] = ("native", "python")
 def told() -> dict[str, Told]:
     """Per engine, and for `none`, what each case captured."""
     engines = ("none", "native") if EFFORT == "quick" else ("none", *ENGINES)
-    processes = {engine: start_python("-m", "tests.support.captured_graphs", engine) for engine in engines}
+    processes = {engine: start_forked("-m", "tests.support.captured_graphs", engine) for engine in engines}
     outputs = {engine: process.communicate()[0] for engine, process in processes.items()}
     assert {process.returncode for process in processes.values()} == {0}
     return {engine: json.loads(output.splitlines()[-1]) for engine, output in outputs.items()}

@@ -10,6 +10,7 @@ import pytest
 
 import modtrace
 from modtrace.record_options import EngineName
+from tests.support.forked_python import run_forked
 from tests.support.python_process import python_environment, run_python
 from tests.support.test_scale import PORTABLE_IN_FULL
 
@@ -124,9 +125,9 @@ def run(body: str, folder: Path, *options: str, method: str = "run") -> tuple[di
     first = "import modtrace\n" if method == "variable" else ""
     (folder / "script.py").write_text(first + HEAD + MAIN + body + "\n")
     if method == "variable":
-        done = run_python("script.py", cwd=folder, env=python_environment(MODTRACE=",".join(options)))
+        done = run_forked("script.py", cwd=folder, env=python_environment(MODTRACE=",".join(options)))
     else:
-        done = run_python("-m", "modtrace", "run", *options, "script.py", cwd=folder)
+        done = run_forked("-m", "modtrace", "run", *options, "script.py", cwd=folder)
     assert all(line.startswith("modtrace: ") for line in done.stderr.splitlines()), done.stderr
     return told(done.stdout), done.stderr.splitlines()
 

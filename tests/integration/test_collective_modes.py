@@ -67,7 +67,7 @@ print(json.dumps(by_mode))
 
 @pytest.fixture(scope="module")
 def by_mode(engine: EngineName) -> dict[str, object]:
-    printed: dict[str, object] = json.loads(run_forked(SCRIPT, engine).stdout)
+    printed: dict[str, object] = json.loads(run_forked("-c", SCRIPT, engine).stdout)
     return printed
 
 

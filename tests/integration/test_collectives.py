@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.collectives_job import SCENARIOS
-from tests.support.python_process import start_python
+from tests.support.forked_python import start_forked
 
 TIMEOUT_S = 540
 """Eight ranks take turns on a machine with few cores."""
@@ -32,7 +32,7 @@ def run_job(folder: Path, engine: str, ranks: int) -> dict[tuple[str, int], Resu
     for rank, path in enumerate(outputs):
         with path.open("wb") as out, path.with_suffix(".err").open("wb") as err:
             arguments = ("-W", "ignore", "-m", "tests.support.collectives_job", rank, ranks, folder / "store", engine)
-            processes.append(start_python(*arguments, *SCENARIOS, stdout=out, stderr=err))
+            processes.append(start_forked(*arguments, *SCENARIOS, stdout=out, stderr=err))
     try:
         for process, path in zip(processes, outputs, strict=True):
             assert process.wait(TIMEOUT_S) == 0, path.with_suffix(".err").read_text()

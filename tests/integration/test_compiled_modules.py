@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import modtrace
 from modtrace.timeline.summary.compiled import CompiledModule, compiled_modules
 from modtrace.track import compiled_graphs
-from tests.support.python_process import run_python
+from tests.support.forked_python import run_forked
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_compiled"),
@@ -277,7 +277,7 @@ def test_losses_and_counters_are_those_without_modtrace(
     said = []
     for how in ("plain", "record"):
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / how))
-        said.append(json.loads(run_python("-c", _PROGRAM, how, backend).stdout.splitlines()[-1]))
+        said.append(json.loads(run_forked("-c", _PROGRAM, how, backend).stdout.splitlines()[-1]))
 
     assert said[0][:2] == said[1][:2]
     assert len(said[0][0]) == 5

@@ -14,6 +14,7 @@ from modtrace.checking import check
 from modtrace.demo import GPT, batches, make_optimizer, train_step
 from modtrace.write.html import write_html
 from tests.support.browser import browser_command
+from tests.support.forked_python import run_forked
 from tests.support.gpt_timeline import gpt_timeline
 from tests.support.python_process import python_environment, run_python
 from tests.support.screenshots import colors_in
@@ -29,7 +30,7 @@ STEPS = 20
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The trace that `modtrace demo` wrote, and what it printed."""
     folder = tmp_path_factory.mktemp("demo")
-    done = run_python("-m", "modtrace", "demo", cwd=folder, env=python_environment(COLUMNS="120"))
+    done = run_forked("-m", "modtrace", "demo", cwd=folder, env=python_environment(COLUMNS="120"))
     return folder / "demo.json", done.stdout
 
 

@@ -14,8 +14,8 @@ from modtrace.live.where import read_rank_state
 from modtrace.record_options import EngineName
 from tests.support import fake_device
 from tests.support.fake_streams import compile_fake_streams, compile_for_torch
-from tests.support.forked_python import run_forked
-from tests.support.python_process import run_python, start_python
+from tests.support.forked_python import run_forked, start_forked
+from tests.support.python_process import run_python
 from tests.support.test_scale import PORTABLE_IN_FULL
 
 pytestmark = [
@@ -101,7 +101,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def run(libraries: tuple[Path, Path], engine: str, scenario: str, tmp_path: Path) -> dict[str, Any]:
-    done = run_forked(SCRIPT, engine, scenario, *libraries, tmp_path / "run.modtrace")
+    done = run_forked("-c", SCRIPT, engine, scenario, *libraries, tmp_path / "run.modtrace")
     told: dict[str, Any] = json.loads(done.stdout)
     return told
 
@@ -136,7 +136,7 @@ def test_device_times_tell_when_a_collective_was_complete(libraries: tuple[Path,
 def test_where_says_in_which_collective_a_device_is(libraries: tuple[Path, Path], tmp_path: Path) -> None:
     ring = tmp_path / "run.modtrace"
     arguments = ("-W", "ignore", "-c", SCRIPT, "native", "hangs", *libraries, ring)
-    with start_python(*arguments, stdin=subprocess.PIPE) as process:
+    with start_forked(*arguments, stdin=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "hangs\n"
         while True:

@@ -10,7 +10,7 @@ import torch
 
 from tests.support import fake_device
 from tests.support.fake_streams import compile_fake_streams
-from tests.support.python_process import run_python
+from tests.support.forked_python import run_forked
 
 pytestmark = pytest.mark.usefixtures("native_engine")
 
@@ -29,7 +29,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(library: Path, scenario: str) -> list[str]:
     """Run it to its end, which it reaches only where nothing waits for good; return what device times logged."""
-    done = run_python("-m", "tests.support.device_times_job", scenario, library, 0, json.dumps({}))
+    done = run_forked("-m", "tests.support.device_times_job", scenario, library, 0, json.dumps({}))
     return [line for line in done.stderr.splitlines() if "device_times: " in line]
 
 

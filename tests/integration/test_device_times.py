@@ -19,8 +19,8 @@ from modtrace.live.where import read_rank_state
 from tests.support import fake_device
 from tests.support.device_times_job import MS
 from tests.support.fake_streams import compile_fake_streams
-from tests.support.forked_python import run_forked
-from tests.support.python_process import run_python, start_python
+from tests.support.forked_python import run_forked, start_forked
+from tests.support.python_process import run_python
 
 pytestmark = pytest.mark.usefixtures("native_engine")
 
@@ -46,7 +46,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(library: Path, scenario: str, ppm: float = 0.0, **options: Any) -> dict[str, Any]:
-    done = run_forked(RUN, scenario, library, ppm, json.dumps(options))
+    done = run_forked("-c", RUN, scenario, library, ppm, json.dumps(options))
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     told["log"] = done.stderr
     assert told["synchronized"] == 0
@@ -197,7 +197,7 @@ def test_an_interrupted_call_has_a_span_and_so_have_those_behind_it(library: Pat
 
 def test_what_was_read_survives_the_process(library: Path, tmp_path: Path) -> None:
     ring = tmp_path / "run.modtrace"
-    run_python("-m", "tests.support.device_times_job", "died", library, 0, json.dumps({"ring": str(ring)}))
+    run_forked("-m", "tests.support.device_times_job", "died", library, 0, json.dumps({"ring": str(ring)}))
 
     timeline = modtrace.load(ring)
 
@@ -215,7 +215,7 @@ def test_what_was_read_survives_the_process(library: Path, tmp_path: Path) -> No
 def test_where_tells_what_a_device_hangs_in_until_nobody_asks_it(library: Path, tmp_path: Path) -> None:
     ring = tmp_path / "run.modtrace"
     arguments = ("-m", "tests.support.device_times_job", "hung", library, 0, json.dumps({"ring": str(ring)}))
-    with start_python(*arguments, stdin=subprocess.PIPE) as process:
+    with start_forked(*arguments, stdin=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stdout.readline() == "hangs\n"

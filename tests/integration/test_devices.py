@@ -24,7 +24,7 @@ def possible() -> None:
 
 
 def run(scenario: str, engine: EngineName) -> dict[str, Any]:
-    done = run_forked("from tests.support.fake_device import main; main()", scenario, engine)
+    done = run_forked("-c", "from tests.support.fake_device import main; main()", scenario, engine)
     said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return said
 

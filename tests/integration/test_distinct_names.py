@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import modtrace
 from modtrace.record_options import EngineName
-from tests.support.python_process import run_python
+from tests.support.forked_python import run_forked
 
 X = torch.ones(2, 4)
 
@@ -386,7 +386,7 @@ def test_run_says_on_stderr_that_a_model_is_never_called(tmp_path: Path) -> None
     script.write_text("import torch\nlinear = torch.nn.Linear(1, 1)\nfor _ in range(3): linear(torch.ones(1))\n")
     arguments = ["-m", "modtrace", "run", "--engine", "python", "-o", str(tmp_path / "out.pftrace")]
 
-    absent, there = (run_python(*arguments, "--model", name, str(script)) for name in ("Absent", "Linear"))
+    absent, there = (run_forked(*arguments, "--model", name, str(script)) for name in ("Absent", "Linear"))
 
     said = "modtrace: model: no Absent, nor a part of one, was called; names start at the outermost modules"
     assert absent.stderr.splitlines().count(said) == 1

@@ -8,6 +8,7 @@ import pytest
 
 import modtrace
 from modtrace.record_options import EngineName
+from tests.support.forked_python import run_forked
 from tests.support.python_process import run_python
 from tests.support.test_scale import PORTABLE_IN_FULL, PROMISED, scaled
 
@@ -109,7 +110,7 @@ if __name__ == "__main__":
 def run(body: str, engine: EngineName, folder: Path, method: str = "fork") -> subprocess.CompletedProcess[str]:
     script = folder / "script.py"
     script.write_text(HEAD + body + TAIL)
-    return run_python("-W", "ignore::DeprecationWarning", script, engine, folder, method, status=None)
+    return run_forked("-W", "ignore::DeprecationWarning", script, engine, folder, method, status=None)
 
 
 def calls(path: Path) -> list[tuple[str, int, bool]]:

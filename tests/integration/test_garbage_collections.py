@@ -17,6 +17,7 @@ from modtrace import Timeline
 from modtrace.record_options import EngineName
 from modtrace.ring.slot_format import MIN_COLLECTION_NS
 from modtrace.timeline.slices import GARBAGE_COLLECTION
+from tests.support.forked_python import run_forked
 from tests.support.python_process import run_python
 
 CYCLES = 3_000
@@ -71,7 +72,7 @@ record(sys.argv[2], act).save(sys.argv[1])
 @pytest.fixture(scope="module")
 def recorded(engine: EngineName, tmp_path_factory: pytest.TempPathFactory) -> Timeline:
     path = tmp_path_factory.mktemp("recorded") / "recorded.pftrace"
-    run_python("-c", RECORDED, path, engine)
+    run_forked("-c", RECORDED, path, engine)
     return modtrace.load(path)
 
 

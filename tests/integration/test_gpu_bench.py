@@ -13,8 +13,8 @@ from scripts.benches.gpu.profile_truth import Work, works_of
 from scripts.benches.gpu.times import Compared, Edges, compare, edge_errors
 
 from modtrace.timeline import Process, Span
+from tests.support.forked_python import run_forked
 from tests.support.kineto import TID, evaluate, x
-from tests.support.python_process import run_python
 
 AUTOGRAD_TID = 102
 ROW = (0, 7)
@@ -186,7 +186,7 @@ def test_pretended_kernels_are_launched_by_operators_that_call_no_other() -> Non
 def test_the_program_runs_on_the_cpu_and_says_so() -> None:
     options = ["--device", "cpu", "--layers", 1, "--width", 64, "--steps", 1, "--models", "reentrant", "ResNet"]
 
-    out = run_python("-m", "scripts.benches.gpu", "all", *options).stdout
+    out = run_forked("-m", "scripts.benches.gpu", "all", *options).stdout
 
     assert "THE CPU: this tries the program and says nothing about a GPU" in out
     rows = [line.split(" | ") for line in out.splitlines() if line.startswith(("| ResNet", "| Llama"))]

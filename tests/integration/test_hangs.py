@@ -16,8 +16,9 @@ from modtrace._processes import ParallelReader
 from modtrace.cli.group import group as commands
 from modtrace.live.where import Hang, read_job
 from modtrace.record_options import EngineName
+from tests.support.forked_python import start_forked
 from tests.support.hang_job import FIRST_STEPS, HANGS, RANKS
-from tests.support.python_process import HANGS_AFTER_S, start_python
+from tests.support.python_process import HANGS_AFTER_S
 from tests.support.test_scale import PORTABLE_IN_FULL
 
 TERMINAL = pytest.mark.parametrize("last", ["other", "dead"])
@@ -27,7 +28,7 @@ TERMINAL = pytest.mark.parametrize("last", ["other", "dead"])
 def job(engine: EngineName, last: str, tmp_path: Path) -> Iterator[Path]:
     """The folder of a job whose ranks record there."""
     processes = [
-        start_python(
+        start_forked(
             *("-W", "ignore", "-m", "tests.support.hang_job", rank, tmp_path, engine, last), stderr=subprocess.DEVNULL
         )
         for rank in range(RANKS)

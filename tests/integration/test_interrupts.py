@@ -18,8 +18,8 @@ import modtrace
 from modtrace.record_options import EngineName
 from modtrace.track.portable.engine import PortableEngine
 from modtrace.track.trackers.follower import Follower
+from tests.support.forked_python import run_forked
 from tests.support.interrupts import Interrupt, every, interrupted_at, positions
-from tests.support.python_process import run_python
 from tests.support.small_modules import made_in_place_of
 from tests.support.test_scale import PROMISED, scaled
 
@@ -160,7 +160,7 @@ def test_the_step_after_one_that_was_interrupted_anywhere_is_complete_in_the_sam
 def test_real_signals_at_random_moments_harm_nothing(engine: EngineName, number: str) -> None:
     count = scaled(6, 20, 2000)
 
-    done = run_python("-m", "tests.support.interrupted_process", engine, count, number, 1, timeout_s=3600)
+    done = run_forked("-m", "tests.support.interrupted_process", engine, count, number, 1, timeout_s=3600)
 
     assert done.stdout == f"{count} interrupts, 0 bad\n"
 

@@ -113,7 +113,7 @@ def wait_for_end(log: Path) -> list[str]:
 
 @pytest.mark.parametrize(("engine", "ending"), [("native", "killed"), ("python", "stopped")])
 def test_what_is_slow_in_a_process_is_kept_with_its_reason(tmp_path: Path, engine: EngineName, ending: str) -> None:
-    run_python("-c", SLOW_JOB, engine, ending, cwd=tmp_path, status=-9 if ending == "killed" else 0)
+    run_forked("-c", SLOW_JOB, engine, ending, cwd=tmp_path, status=-9 if ending == "killed" else 0)
     lines = wait_for_end(tmp_path / "run.kept" / "watch.log")
     files = {file.stem: modtrace.load(file) for file in (tmp_path / "run.kept").glob("*.pftrace")}
     reasons = {
@@ -139,7 +139,7 @@ def test_a_quiet_process_keeps_nothing_and_sees_no_child(tmp_path: Path) -> None
     printed = []
     for name, arguments in (("plain", "{}"), ("watched", "dict(keep_when='step > 90s; gc > 90s; hang 90s')")):
         (tmp_path / name).mkdir()
-        done = run_forked(UNSEEN_JOB, arguments, cwd=tmp_path / name, status=3)
+        done = run_forked("-c", UNSEEN_JOB, arguments, cwd=tmp_path / name, status=3)
         printed.append((done.stdout, done.stderr))
     assert printed[0] == printed[1]
     assert printed[0][0].splitlines() == ["[]", "256 ['SIGCHLD']"]
@@ -150,7 +150,7 @@ def test_a_quiet_process_keeps_nothing_and_sees_no_child(tmp_path: Path) -> None
 def test_run_starts_the_watcher(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text("import torch\nprint(torch.nn.Linear(2, 2)(torch.ones(1, 2)).shape)\n")
     options = ["--ring", "a.modtrace", "--keep-when", "step > 90s", "--keep-when", "gc > 90s", "job.py"]
-    done = run_python("-m", "modtrace", "run", *options, cwd=tmp_path)
+    done = run_forked("-m", "modtrace", "run", *options, cwd=tmp_path)
     assert done.stdout == "torch.Size([1, 2])\n"
     assert wait_for_end(tmp_path / "a.kept" / "watch.log") == ["modtrace: ended: 0 kept"]
     for wrong in (["--keep-when", "step > 90s"], ["--keep-when", ""], ["--ring", "a.modtrace", "--keep-when", "step"]):
@@ -182,7 +182,7 @@ def test_without_a_watcher_the_process_keeps_what_it_asks_for(tmp_path: Path, en
 
 
 def test_a_signal_keeps_the_steps_around_it(tmp_path: Path) -> None:
-    run_forked(SIGNAL_JOB, cwd=tmp_path)
+    run_forked("-c", SIGNAL_JOB, cwd=tmp_path)
     wait_for_end(tmp_path / "run.kept" / "watch.log")
     (file,) = (tmp_path / "run.kept").glob("*.pftrace")
     assert file.stem == "step6-keep-signal"

@@ -12,7 +12,7 @@ import pytest
 import modtrace
 from modtrace.record_options import EngineName
 from modtrace.ring import Kind, read_ring
-from tests.support.python_process import start_python
+from tests.support.forked_python import start_forked
 from tests.support.test_scale import PORTABLE_IN_FULL, scaled
 
 SECONDS = scaled(1, 3, 30)
@@ -73,7 +73,7 @@ sys.stdin.read()
 
 @contextmanager
 def running(code: str, *arguments: object) -> Iterator[None]:
-    process = start_python("-c", code, *arguments, stdin=subprocess.PIPE)
+    process = start_forked("-c", code, *arguments, stdin=subprocess.PIPE)
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"

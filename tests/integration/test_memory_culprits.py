@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import modtrace
 from modtrace.timeline import RingAnalysis
 from modtrace.timeline.decode.memory import HeldMemory, held_memory
-from tests.support.python_process import run_python
+from tests.support.forked_python import run_forked
 
 pytestmark = pytest.mark.usefixtures("native_engine", "one_thread")
 
@@ -391,7 +391,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_a_killed_process_says_what_it_held(tmp_path: Path) -> None:
     ring = tmp_path / "run.modtrace"
-    run_python("-c", KILLED, ring, status=-signal.SIGKILL)
+    run_forked("-c", KILLED, ring, status=-signal.SIGKILL)
 
     (told,) = modtrace.where(ring).ranks[0].memory
     # As the last step ended: the outputs of the four before, and its own.

@@ -16,9 +16,9 @@ import modtrace
 from modtrace import Timeline
 from modtrace.timeline import BackwardPass, CollectiveName, Group, Mark, Process, Track
 from modtrace.timeline.select import modules_only
+from tests.support.forked_python import run_forked
 from tests.support.kineto import BASE, PID, PROCESS, TID, recording, trace, x
 from tests.support.other_kinds import collectives_of, with_collectives, with_passes
-from tests.support.python_process import run_python
 from tests.support.trace_processor import TraceProcessor
 
 SUFFIXES = [".json", ".json.gz", ".pftrace", ".pftrace.gz"]
@@ -359,7 +359,7 @@ recording.save(f"{folder}/run.pftrace")
 
 
 def test_a_live_recording_agrees_with_what_the_profiler_saw_of_the_collectives(tmp_path: Path, engine: str) -> None:
-    run_python("-W", "ignore", "-c", LIVE, engine, str(tmp_path))
+    run_forked("-W", "ignore", "-c", LIVE, engine, str(tmp_path))
     told = modtrace.merge(tmp_path / "profile.json", tmp_path / "run.pftrace", tmp_path / "merged.pftrace")
     loaded = modtrace.load(told.path)
     document = json.loads((tmp_path / "profile.json").read_text())

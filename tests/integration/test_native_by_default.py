@@ -17,7 +17,8 @@ import modtrace
 from modtrace.track.native.build import CUDA_UNIT, UNITS, WORK_PREFIX
 from modtrace.track.native.cache_folder import LIBRARY_NAME
 from modtrace.track.native.library import find_library, native_folder
-from tests.support.python_process import python_environment, run_python
+from tests.support.forked_python import run_forked
+from tests.support.python_process import python_environment
 from tests.support.quick_compiler import write_compiler
 
 TRAIN = """
@@ -43,7 +44,7 @@ class Home(NamedTuple):
     def run(self, *arguments: str, **variables: str) -> tuple[str, str]:
         """Run a command; return the engine that recorded, and what was said on stderr before the trace was."""
         environment = {**self.environment, **variables}
-        said = run_python("-m", "modtrace", *arguments, cwd=self.folder, env=environment).stderr
+        said = run_forked("-m", "modtrace", *arguments, cwd=self.folder, env=environment).stderr
         (trace,) = self.folder.glob("*.pftrace")
         engine = str(modtrace.load(trace).metadata["engine"])
         trace.unlink()
@@ -107,7 +108,7 @@ def test_a_build_that_fails_is_told_in_one_line_and_not_tried_again(home: Home) 
     assert home.times_compiled() == len(UNITS)
 
     home.set_compiler()
-    run_python("-m", "modtrace", "build", env=home.environment)
+    run_forked("-m", "modtrace", "build", env=home.environment)
 
     assert home.run("run", "train.py") == ("native", home.run("run", "train.py")[1])
 
@@ -151,7 +152,7 @@ for _ in range(3):
 print([os.waitpid(child, 0)[1] for child in children])
 """
 
-    done = run_python("-c", script, env=home.environment)
+    done = run_forked("-c", script, env=home.environment)
 
     said, ended = done.stdout.splitlines()
     assert said.startswith("compiling the native engine for torch ")
@@ -176,7 +177,7 @@ for _ in range(3):
 print([os.waitpid(child, 0)[1] for child in children])
 """
 
-    done = run_python("-c", script, env=home.environment)
+    done = run_forked("-c", script, env=home.environment)
 
     assert done.stdout == "[0, 0, 0]\n"
     assert home.times_compiled() == COMPILES_AND_LINKS
@@ -228,7 +229,7 @@ def test_ctrl_c_ends_the_compilers(arguments: list[str], last_line: str, home: H
 def test_record_never_compiles(home: Home) -> None:
     script = "import modtrace\nwith modtrace.record() as recording:\n    pass\nprint(recording.engine)"
 
-    done = run_python("-c", script, env=home.environment)
+    done = run_forked("-c", script, env=home.environment)
 
     assert done.stdout == "python\n"
     assert "it is not built for torch" in done.stderr
@@ -253,4 +254,4 @@ with modtrace.record(engine={engine!r}) as recording:
     torch.nn.Linear(2, 2)(torch.ones(2))
 print([span.fqn for span in recording.timeline().spans])
 """
-    assert run_python("-c", code).stdout == "['Linear']\n"
+    assert run_forked("-c", code).stdout == "['Linear']\n"

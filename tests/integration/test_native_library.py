@@ -13,6 +13,7 @@ import torch
 
 from modtrace.track.native.build import missing_compiler
 from modtrace.track.native.library import find_library, native_path
+from tests.support.forked_python import run_forked
 from tests.support.python_process import python_environment, run_python
 from tests.support.test_scale import PROMISED
 
@@ -31,7 +32,7 @@ STRANGER = 54321
 
 def engine_with(cache: Path) -> tuple[set[str], str]:
     """The engines of two recordings that may choose, with this cache, and what was logged."""
-    done = run_python("-c", RECORD, cache)
+    done = run_forked("-c", RECORD, cache)
     return set(done.stdout.split()), done.stderr
 
 

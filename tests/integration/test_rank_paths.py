@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import modtrace
-from tests.support.forked_python import run_forked
-from tests.support.python_process import python_environment, start_python
+from tests.support.forked_python import run_forked, start_forked
+from tests.support.python_process import python_environment
 
 RECORD = """
 import sys, modtrace
@@ -50,7 +50,7 @@ def test_two_ranks_with_one_file_the_second_is_told(tmp_path: Path, option: str,
 
     def start(rank: int) -> subprocess.Popen[str]:
         environment = python_environment(RANK=str(rank), WORLD_SIZE="2")
-        return start_python(
+        return start_forked(
             *("train.py", option, name), cwd=tmp_path, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
 
@@ -75,7 +75,7 @@ def test_a_rank_that_begins_after_another_one_ended_records_anew(tmp_path: Path,
 
     for rank in (0, 1):
         environment = python_environment(RANK=str(rank), WORLD_SIZE="2")
-        process = start_python(
+        process = start_forked(
             *("train.py", option, name), cwd=tmp_path, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         with process:
@@ -90,6 +90,6 @@ for _ in range(2):
         pass
 """
     for _ in range(2):
-        run_forked(script, cwd=tmp_path, env=python_environment(RANK="0", WORLD_SIZE="2"))
+        run_forked("-c", script, cwd=tmp_path, env=python_environment(RANK="0", WORLD_SIZE="2"))
 
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import modtrace
+from tests.support.forked_python import run_forked
 from tests.support.python_process import python_environment, run_python
 
 TRAIN = """
@@ -86,6 +87,11 @@ ENDS = {
 def run(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run Python with `command`; stderr without our own lines is in `.stderr`."""
     return run_python(*command, status=None, cwd=cwd, env=python_environment(**environment))
+
+
+def record(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `modtrace run`, where torch is imported already."""
+    return run_forked("-m", "modtrace", "run", *arguments, status=None, cwd=cwd, env=python_environment(**environment))
 
 
 def ours(stderr: str) -> list[str]:
@@ -223,7 +229,7 @@ def test_code_ends_as_it_does_under_python(end: str, tmp_path: Path) -> None:
 
 
 def test_the_trace_of_code(tmp_path: Path) -> None:
-    done = run("-m", "modtrace", "run", "-c", TRAIN + "import sys; train(int(sys.argv[1]))", "3", cwd=tmp_path)
+    done = record("-c", TRAIN + "import sys; train(int(sys.argv[1]))", "3", cwd=tmp_path)
 
     assert ours(done.stderr)[-2] == "modtrace: 12 spans of 3 steps are in command.pftrace"
     assert len(modtrace.load(tmp_path / "command.pftrace").spans) == 12
@@ -232,7 +238,7 @@ def test_the_trace_of_code(tmp_path: Path) -> None:
 def test_the_trace_of_a_training_script(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN + "train(3)")
 
-    done = run("-m", "modtrace", "run", "-o", "out.json", "train.py", cwd=tmp_path)
+    done = record("-o", "out.json", "train.py", cwd=tmp_path)
 
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
@@ -249,8 +255,8 @@ def test_the_trace_of_a_training_script(tmp_path: Path) -> None:
 def test_the_trace_is_saved_however_the_script_ends(end: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN + f"train(1)\nimport os, signal, sys\n{end}")
 
-    plain = run("train.py", cwd=tmp_path)
-    done = run("-m", "modtrace", "run", "train.py", cwd=tmp_path)
+    plain = run_forked("train.py", status=None, cwd=tmp_path)
+    done = record("train.py", cwd=tmp_path)
 
     assert done.returncode == plain.returncode != 0
     assert theirs(done.stderr) == plain.stderr.splitlines()
@@ -262,7 +268,7 @@ def test_the_end_of_a_large_ring_is_never_a_timeline_as_a_whole(tmp_path: Path) 
     patched += "pieces.PIECE_EVENTS = 64\nRecording.snapshot = None\n"
     (tmp_path / "train.py").write_text(TRAIN + patched + "train(50)")
 
-    done = run("-m", "modtrace", "run", "-o", "out.pftrace", "train.py", cwd=tmp_path)
+    done = record("-o", "out.pftrace", "train.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert ours(done.stderr)[-2] == "modtrace: 200 spans of 50 steps are in out.pftrace"
     assert len(modtrace.load(tmp_path / "out.pftrace").spans) == 200
@@ -276,7 +282,7 @@ def test_the_last_line_counts_the_steps_that_backward_passes_end_and_names_no_ot
     program += f"    loss = model(torch.ones(2, 3)).sum()\n    {step}\n"
     (tmp_path / "train.py").write_text(program)
 
-    done = run("-m", "modtrace", "run", "-o", "out.json", "train.py", cwd=tmp_path)
+    done = record("-o", "out.json", "train.py", cwd=tmp_path)
 
     assert ours(done.stderr)[-2] == f"modtrace: {said} in out.json"
 
@@ -285,7 +291,7 @@ def test_only_the_first_steps(tmp_path: Path) -> None:
     script = TRAIN + "train(5)\nimport os; print(os.path.exists('train.pftrace'))\ntrain(1)"
     (tmp_path / "train.py").write_text(script)
 
-    done = run("-m", "modtrace", "run", "--max-steps", "2", "train.py", cwd=tmp_path)
+    done = record("--max-steps", "2", "train.py", cwd=tmp_path)
 
     assert done.stdout == "True\n"
     assert ours(done.stderr)[-2] == "modtrace: 8 spans of 2 steps are in train.pftrace"
@@ -298,7 +304,7 @@ def test_a_script_that_records_itself_replaces_the_commands_recording(tmp_path: 
     own = "train(1)\nimport modtrace\nwith modtrace.record('own.json'):\n    train(2)"
     (tmp_path / "train.py").write_text(TRAIN + own)
 
-    done = run("-m", "modtrace", "run", "train.py", cwd=tmp_path)
+    done = record("train.py", cwd=tmp_path)
 
     assert done.returncode == 0, done.stderr
     assert ours(done.stderr)[-3:-1] == [
@@ -324,7 +330,7 @@ def test_threads_are_waited_for_and_recorded(tmp_path: Path) -> None:
     script = TRAIN + "import threading\nthreading.Timer(0.2, train, [1]).start()"
     (tmp_path / "train.py").write_text(script)
 
-    run("-m", "modtrace", "run", "train.py", cwd=tmp_path)
+    record("train.py", cwd=tmp_path)
 
     assert len(modtrace.load(tmp_path / "train.pftrace").spans) == 4
 
@@ -333,7 +339,7 @@ def test_a_forked_child_leaves_the_trace_to_its_parent(tmp_path: Path) -> None:
     script = TRAIN + "import os\ntrain(1)\nchild = os.fork()\nif child:\n    os.waitpid(child, 0)\n    train(1)"
     (tmp_path / "train.py").write_text(script)
 
-    done = run("-m", "modtrace", "run", "train.py", cwd=tmp_path)
+    done = record("train.py", cwd=tmp_path)
 
     assert ours(done.stderr)[-2] == "modtrace: 8 spans of 2 steps are in train.pftrace"
     assert "Next: " in ours(done.stderr)[-1]
@@ -345,7 +351,7 @@ def test_a_forked_child_leaves_the_trace_to_its_parent(tmp_path: Path) -> None:
 def test_the_trace_lies_where_the_script_was_started(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN + "import os; os.chdir('/')\ntrain(1)")
 
-    run("-m", "modtrace", "run", "--ring", "ring.modtrace", "train.py", cwd=tmp_path)
+    record("--ring", "ring.modtrace", "train.py", cwd=tmp_path)
 
     assert len(modtrace.load(tmp_path / "train.pftrace").spans) == 4
     assert len(modtrace.load(tmp_path / "ring.modtrace").spans) == 4
@@ -354,8 +360,8 @@ def test_the_trace_lies_where_the_script_was_started(tmp_path: Path) -> None:
 def test_each_rank_has_files_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN + "train(1)")
 
-    command = ("-m", "modtrace", "run", "-o", "a.json.gz", "--ring", "run.modtrace", "train.py")
-    run(*command, cwd=tmp_path, WORLD_SIZE="4", RANK="3")
+    command = ("-o", "a.json.gz", "--ring", "run.modtrace", "train.py")
+    record(*command, cwd=tmp_path, WORLD_SIZE="4", RANK="3")
 
     assert {path.name for path in tmp_path.iterdir()} == {"train.py", "a.rank3.json.gz", "run.rank3.modtrace"}
 

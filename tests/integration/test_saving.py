@@ -12,7 +12,7 @@ from torch import nn
 
 import modtrace
 from modtrace.record_options import EngineName
-from tests.support.python_process import run_python
+from tests.support.forked_python import run_forked
 from tests.support.test_scale import PORTABLE_IN_FULL
 
 FULL_DISK = """
@@ -98,7 +98,7 @@ def test_a_full_disk_is_an_error_that_names_the_path_and_keeps_the_old_file(
     path = tmp_path / f"trace{suffix}"
     path.write_text("what was there before")
 
-    done = run_python("-c", FULL_DISK, path, engine)
+    done = run_forked("-c", FULL_DISK, path, engine)
 
     error, spans = done.stdout.splitlines()
     assert str(path) in error

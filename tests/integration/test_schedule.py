@@ -11,7 +11,8 @@ from torch import nn
 from torch.profiler import schedule
 
 import modtrace
-from tests.support.python_process import python_environment, run_python
+from tests.support.forked_python import run_forked
+from tests.support.python_process import python_environment
 
 TRAIN = """
 import torch
@@ -101,11 +102,11 @@ def test_a_script_is_recorded_by_a_schedule(tmp_path: Path, way: str) -> None:
     text = "1,1,2,2"
     if way == "command":
         options = ("-m", "modtrace", "run", "-o", "a.json", "--engine", "python", "--schedule", text)
-        done = run_python(*options, "train.py", cwd=tmp_path, env=python_environment())
+        done = run_forked(*options, "train.py", cwd=tmp_path, env=python_environment())
         assert "2 parts of 9 steps are in a.cycle0.json, a.cycle1.json" in done.stderr
     else:
         variable = f"path=a.json,engine=python,schedule={text}"
-        run_python("train.py", cwd=tmp_path, env=python_environment(MODTRACE=variable))
+        run_forked("train.py", cwd=tmp_path, env=python_environment(MODTRACE=variable))
 
     assert [recorded_steps(tmp_path / f"a.cycle{number}.json") for number in range(2)] == [
         both_phases(2, 3),

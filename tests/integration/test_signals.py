@@ -14,7 +14,8 @@ import modtrace
 from modtrace import RecordingError
 from modtrace.record_options import EngineName
 from modtrace.recording.signals import SaveOnSignal
-from tests.support.python_process import HANGS_AFTER_S, run_python, start_python
+from tests.support.forked_python import start_forked
+from tests.support.python_process import HANGS_AFTER_S, run_python
 from tests.support.test_scale import PORTABLE_IN_FULL
 
 
@@ -67,7 +68,7 @@ with modtrace.record(sys.argv[1], engine=sys.argv[2], on_signal=signal.SIGUSR1):
 
 def test_a_hung_process_saves_on_a_signal_and_goes_on(engine: EngineName, tmp_path: Path) -> None:
     path = tmp_path / "hung.json"
-    process = start_python("-c", HUNG, path, engine)
+    process = start_forked("-c", HUNG, path, engine)
     assert process.stdout is not None
     assert process.stdout.readline() == "hung\n"
     for _ in range(2):

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from modtrace.record_options import EngineName
-from tests.support.python_process import run_python, start_python
+from tests.support.forked_python import run_forked
+from tests.support.python_process import start_python
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "slow_kinds.py"
 PARTS = ("step", "data", "forward", "backward", "recompute", "loss", "optimizer", "compile", "saving", "evaluation")
@@ -48,7 +49,7 @@ def test_each_kind_of_slow_step_is_kept_with_its_reason(tmp_path: Path, engine: 
     limits = ["--max-kept", "200", "--pause", "0ms", "--every", "500ms"]
     command = ["-m", "modtrace", "watch", "run.modtrace", "-o", "kept", *limits, *when]
     with start_python(*command, cwd=tmp_path, stderr=subprocess.PIPE) as watcher:
-        run_python(PROGRAM, engine, "run.modtrace", cwd=tmp_path)
+        run_forked(PROGRAM, engine, "run.modtrace", cwd=tmp_path)
         log = watcher.communicate()[1]
     truth = json.loads((tmp_path / "run.modtrace.truth.json").read_text())
     reasons = {**REASONS, "gc": "other in step {} took"} if engine == "python" else REASONS  # it records no collections

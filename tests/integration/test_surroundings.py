@@ -17,7 +17,8 @@ from torch import Tensor, nn
 import modtrace
 from modtrace import Timeline
 from modtrace.record_options import EngineName
-from tests.support.python_process import python_environment, run_python, start_python
+from tests.support.forked_python import run_forked, start_forked
+from tests.support.python_process import python_environment, run_python
 from tests.support.test_scale import PORTABLE_IN_FULL
 
 Row = tuple[str, str, int, bool]
@@ -267,7 +268,7 @@ def test_workers_of_a_data_loader(engine: EngineName, method: str, tmp_path: Pat
     script = tmp_path / "loads.py"
     script.write_text(LOADS)
 
-    done = run_python(script, engine, method, tmp_path / "ring.modtrace")
+    done = run_forked(script, engine, method, tmp_path / "ring.modtrace")
 
     passes = [(name, phase, True) for phase in ("forward", "backward") for name in ("Sequential", "Sequential.0")]
     assert (done.stdout, done.stderr) == (f"{passes * 2}\n", "")
@@ -310,7 +311,7 @@ def test_interpreters_that_look_more_closely(
 @PORTABLE_IN_FULL
 def test_two_processes_that_record_to_one_ring(engine: EngineName, tmp_path: Path) -> None:
     ring = tmp_path / "ring.modtrace"
-    processes = [start_python("-c", STEPS, engine, ring, stdin=subprocess.PIPE) for _ in range(2)]
+    processes = [start_forked("-c", STEPS, engine, ring, stdin=subprocess.PIPE) for _ in range(2)]
     for process in processes:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -349,6 +350,6 @@ print(recording.timeline().metadata["engine"], len(recording.timeline().spans))
 
 
 def test_where_no_file_can_be_opened_a_first_recording_runs_on_what_is_loaded() -> None:
-    done = run_python("-c", NO_FILES)
+    done = run_forked("-c", NO_FILES)
 
     assert (done.stdout, done.stderr) == ("native 1\n", "")

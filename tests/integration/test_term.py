@@ -14,6 +14,7 @@ import pytest
 
 import modtrace
 from modtrace._interrupts import hold_ctrl_c
+from tests.support.forked_python import start_forked
 from tests.support.python_process import HANGS_AFTER_S, python_environment, start_python
 
 STEP = """
@@ -131,7 +132,7 @@ def test_on_sigterm_a_run_is_saved_and_ends_as_before(
 @pytest.mark.parametrize(("text", "spans"), [("path=out.pftrace,save_on_term=true", 1), ("out.pftrace", None)])
 def test_on_sigterm_what_the_variable_records_is_saved(text: str, spans: int | None, tmp_path: Path) -> None:
     job = f"import modtrace\n{STEP}{HANG}"
-    with start_python("-c", job, cwd=tmp_path, env=python_environment(MODTRACE=text)) as process:
+    with start_forked("-c", job, cwd=tmp_path, env=python_environment(MODTRACE=text)) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.terminate()

@@ -43,7 +43,7 @@ def ours(run: AbstractContextManager[object]) -> list[bool]:
 def ours_alone(**options: object) -> list[bool]:
     """The same for a recording in a new process: what an earlier one wrapped here stays wrapped."""
     code = f"import modtrace; from {__name__} import ours; print(ours(modtrace.record(**{options!r})))"
-    hidden: list[bool] = json.loads(run_forked(code).stdout.lower())
+    hidden: list[bool] = json.loads(run_forked("-c", code).stdout.lower())
     return hidden
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.support.python_process import run_python
+from tests.support.forked_python import run_forked
 
 SCRIPT = """
 import json, sys
@@ -31,7 +31,7 @@ print(json.dumps([[tensor.tolist() for tensor in done], rows]))
 
 @pytest.mark.usefixtures("native_engine")
 def test_waiting_for_several_collectives_at_once_is_a_wait() -> None:
-    done, rows = json.loads(run_python("-W", "ignore", "-c", SCRIPT).stdout)
+    done, rows = json.loads(run_forked("-W", "ignore", "-c", SCRIPT).stdout)
 
     assert done == [[1, 1], [1, 1, 1]]
     # The wait is for the collective of the first tensor.

@@ -22,7 +22,7 @@ from modtrace.live.where import read_rank_state
 from modtrace.record_options import EngineName
 from modtrace.timeline import RingAnalysis
 from modtrace.timeline.decode import open_calls
-from tests.support.forked_python import run_forked
+from tests.support.forked_python import run_forked, start_forked
 from tests.support.python_process import HANGS_AFTER_S, python_environment, run_python, start_python
 from tests.support.test_scale import PORTABLE_IN_FULL
 
@@ -195,7 +195,7 @@ def ranks(engine: EngineName, tmp_path: Path) -> Iterator[list[subprocess.Popen[
     """Four ranks that hang: 0 and 1 in Net.attn, 2 in Net.mlp, 3 in the backward of Net.attn."""
     places = ("attn", "attn", "mlp", "backward")
     processes = [
-        start_python("-c", HANGS, engine, tmp_path / f"run-{rank}.modtrace", rank, place)
+        start_forked("-c", HANGS, engine, tmp_path / f"run-{rank}.modtrace", rank, place)
         for rank, place in enumerate(places)
     ]
     for process in processes:
@@ -241,7 +241,7 @@ def is_fetching(ring: Path) -> bool:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_process_that_waits_for_its_data_is_said_to_do_so(engine: EngineName, workers: int, tmp_path: Path) -> None:
     ring = tmp_path / "run.modtrace"
-    process = start_python("-c", LOADER, engine, ring, workers, stdin=subprocess.PIPE)
+    process = start_forked("-c", LOADER, engine, ring, workers, stdin=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == "hangs\n"
     # A worker is ahead of the process that waits for it.
@@ -293,7 +293,7 @@ def test_watch_shows_changes(ranks: list[subprocess.Popen[str]], tmp_path: Path)
 def test_a_rank_that_waits_in_backward_is_told_from_one_that_has_not_called_it(
     engine: EngineName, tmp_path: Path
 ) -> None:
-    processes = [start_python("-c", DDP, engine, tmp_path, rank) for rank in range(2)]
+    processes = [start_forked("-c", DDP, engine, tmp_path, rank) for rank in range(2)]
     try:
         for process in processes:
             assert process.stdout is not None
@@ -371,7 +371,7 @@ except RecordingError as error:
 
 @pytest.mark.parametrize("taken", ["python", "faulthandler"])
 def test_signal_that_the_program_handles_is_not_taken_for_stacks(tmp_path: Path, taken: str) -> None:
-    done = run_forked(HANDLES, taken, tmp_path / "run.modtrace")
+    done = run_forked("-c", HANDLES, taken, tmp_path / "run.modtrace")
 
     assert done.stdout.splitlines() == [
         "stacks_on_signal: this program handles SIGUSR2 itself; take another signal",

@@ -57,7 +57,7 @@ def run_recorded(tmp_path_factory: pytest.TempPathFactory) -> Run:
             arguments = ("-m", "modtrace", "run", "--engine", engine, "-o", folder / "trace.json", program)
             return run_python(*arguments, env=python_environment(STOPWATCH_WIDTH=width)).stdout
         environment = {**(python_environment() if wide else pretended), "STOPWATCH_WIDTH": width}
-        return run_forked(RECORDED, program, folder / "trace.json", engine, env=environment).stdout
+        return run_forked("-c", RECORDED, program, folder / "trace.json", engine, env=environment).stdout
 
     def run(name: str, engine: EngineName, wide: bool) -> list[Recorded]:
         if (name, engine, wide) not in done:

@@ -15,7 +15,7 @@ import pytest
 
 from modtrace.record_options import EngineName
 from tests.programs.recorded import RECORDED, find_faults, told_by, without_pids
-from tests.support.forked_python import AS_SCRIPT, COMMAND, run_forked
+from tests.support.forked_python import run_forked
 from tests.support.python_process import python_environment, run_python
 
 _FOLDER = Path(__file__).parent
@@ -77,13 +77,13 @@ _CASES = [
 def _run_plainly(name: str) -> _Output:
     """Run a program without modtrace, by its name."""
     path = _FOLDER / f"{name}.py"
-    return _output_of(run_forked(AS_SCRIPT, path, status=None)) if _needs_no_process(name) else _run(path)
+    return _output_of(run_forked(path, status=None)) if _needs_no_process(name) else _run(path)
 
 
 def _run_by_command(name: str, *options: object) -> _Output:
     command = ("run", *options, _FOLDER / f"{name}.py")
     return (
-        _output_of(run_forked(COMMAND, *command, status=None))
+        _output_of(run_forked("-m", "modtrace", *command, status=None))
         if _needs_no_process(name)
         else _run("-m", "modtrace", *command)
     )
@@ -148,7 +148,7 @@ _ENGINES = ["native", pytest.param("python", marks=pytest.mark.full)]
 def test_a_program_is_recorded_by_three_lines(name: str, engine: str, tmp_path: Path) -> None:
     plain = _run_plainly(name)
 
-    recorded = run_forked(RECORDED, _FOLDER / f"{name}.py", tmp_path / "trace.pftrace", engine)
+    recorded = run_forked("-c", RECORDED, _FOLDER / f"{name}.py", tmp_path / "trace.pftrace", engine)
 
     told = told_by(recorded.stdout)
     assert without_pids(told) == without_pids(told_by(plain.stdout))

@@ -77,7 +77,7 @@ print(*called, *[mark.text for mark in recording.timeline().marks], sep=", ")
 
 @pytest.mark.parametrize("where", ["here", "in another thread"])
 def test_a_first_recording_that_begins_in_a_hook_behind_a_step_is_told_the_next_ones(where: str) -> None:
-    told = run_forked(IN_HOOKS, where).stdout
+    told = run_forked("-c", IN_HOOKS, where).stdout
 
     assert told == "begin, behind, begin, behind, begin, behind, behind, new, step 0, step 1, step 2, step 3\n"
 
