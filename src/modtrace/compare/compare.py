@@ -14,7 +14,7 @@ from ..timeline.summary import GroupBy, outer_modules
 from .diff_result import Diff
 from .regions import fold_regions
 from .run_times import (
-    EXACT,
+    EXACT_VALUE_PREFIXES,
     RunTimes,
     is_baseline,
     measure_run,
@@ -226,7 +226,7 @@ def _environments(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> dict
     return {
         key: (old, new)
         for key, (old, new) in texts.items()
-        if old != new and not (key.startswith(EXACT) and "?" in (old, new))
+        if old != new and not (key.startswith(EXACT_VALUE_PREFIXES) and "?" in (old, new))
     }
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from .._terminal import ratio_text
 from ..timeline.summary.findings import MAX_FINDINGS, Finding, only_option
-from .run_times import OF_MODULES, names_around
+from .run_times import MODULE_VALUE_PREFIXES, names_around
 from .verdicts import FLOOR, MIN_CHANGE, MIN_STEPS, Change
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ class _Changes:
         exact = {
             (kind, key.removeprefix(kind)): f"{key}: {old} before, {new} after"
             for key, (old, new) in self.diff.environment.items()
-            for kind in OF_MODULES
+            for kind in MODULE_VALUE_PREFIXES
             if key.startswith(kind)
         }
         diff = self.diff

@@ -22,14 +22,14 @@ SIZE_RATIO, NEIGHBOURS, ENOUGH_ALIKE = 4.0, 32, 8
 """Modules are of one size if their times differ by at most this factor; the nearest so many count. With one recording a
 side those of other sizes count too if fewer than `ENOUGH_ALIKE` are of one."""
 SIZE_FREEDOM = 5.0
-"""As how many recordings the noise of modules of its size counts beside a module's own: on three architectures and a
-busy machine, modules differed in their noise as variances of 5 to 12 degrees of freedom do."""
+"""Number of recordings as which the noise of modules of its size counts beside a module's own: on three architectures
+and a busy machine, modules differed in their noise as variances of 5 to 12 degrees of freedom do."""
 SINGLE_SPREAD, SINGLE_STEP_SPREAD = 0.05, 0.1
 """With one recording a side: what a module without others differs by, and whole steps do."""
 MEDIAN_OF_SQUARE = 0.455
-"""Of the square of a normal number with variance 1."""
+"""Median of the square of a normal number with variance 1."""
 _CUT = 0.125
-"""Which part of eight or more recordings is left out at each end."""
+"""Share of eight or more recordings that is left out at each end."""
 MOST = 40.0
 """Logarithms are cut here, so that each interval is a number."""
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .run_times import OF_MODULES, SAMPLED_PHASES, Key, ModuleRun, RunTimes, Typical, names_around
+from .run_times import MODULE_VALUE_PREFIXES, SAMPLED_PHASES, Key, ModuleRun, RunTimes, Typical, names_around
 from .verdicts import Change
 
 
@@ -83,7 +83,7 @@ def _folded(run: RunTimes, region: str, phases: set[str]) -> RunTimes:
     for phase, own in parts.items():
         modules[region, phase] = _sum(own, run.modules.get((region, phase)))
     gone = {fqn for fqn in run.classes if region in names_around(fqn)[1:]}
-    own_keys = tuple(f"{kind}{fqn}" for kind in OF_MODULES for fqn in (region, *gone))
+    own_keys = tuple(f"{kind}{fqn}" for kind in MODULE_VALUE_PREFIXES for fqn in (region, *gone))
     return run._replace(
         modules=modules,
         classes={fqn: kind for fqn, kind in run.classes.items() if fqn not in gone},

@@ -40,7 +40,7 @@ Key = tuple[str, str]
 """Fully qualified name and phase; the phase is one of `SAMPLED_PHASES`."""
 SAMPLED_PHASES = (*PHASES, *(f"GPU {phase}" for phase in PHASES))
 MAX_STEPS = 2_000
-_NONE = -2
+_NO_STEP = -2
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 _PARALLEL_CLASSES = {"DistributedDataParallel", "DataParallel"}
 ENVIRONMENT = (
@@ -58,11 +58,12 @@ ENVIRONMENT = (
     "libraries",
 )
 """Which of a recording's metadata can explain a difference."""
-OF_MODULES = ("FLOPs of a call of ", "bytes retained by ", "shapes of a call of ")
-EXACT = ("FLOPs of ", "bytes held at most", *OF_MODULES)
-"""How keys of exact values begin, and those of modules: any difference is one of the program."""
+MODULE_VALUE_PREFIXES = ("FLOPs of a call of ", "bytes retained by ", "shapes of a call of ")
+"""How keys of exact values of modules begin: FLOPs, bytes and shapes of a call."""
+EXACT_VALUE_PREFIXES = ("FLOPs of ", "bytes held at most", *MODULE_VALUE_PREFIXES)
+"""How keys of all exact values begin: any difference is one of the program."""
 _FIRST, _LAST = 0.05, 0.5
-"""Which part of the steps, in order of their times, the mean is of."""
+"""Shares of the steps, in order of their times, between which the mean is taken."""
 _CLOCK_VARIANCE = 1e-8
 """No time is known better than to one part in 10,000."""
 _HEAD = b'{"format": "modtrace baseline"'
@@ -128,7 +129,7 @@ def take_samples(timeline: Timeline, by: GroupBy = "module", step_by: str | None
     module = np.array([index_of[fqn] for fqn in name_fqns], np.int64)
     step_of = find_step_bounds(on_cpu, step_by).of_spans(timeline)
     position = np.searchsorted(steps, step_of)
-    chosen = np.flatnonzero(np.append(steps, _NONE)[position] == step_of)
+    chosen = np.flatnonzero(np.append(steps, _NO_STEP)[position] == step_of)
     phase = columns.phase[chosen] + len(PHASES) * on_gpu(timeline)[chosen]
     row = (module[columns.name[chosen]] * len(SAMPLED_PHASES) + phase) * len(steps) + position[chosen]
     key_of_row, inverse = np.unique(row // len(steps), return_inverse=True)

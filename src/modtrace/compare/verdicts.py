@@ -26,7 +26,7 @@ from .noise import (
     student_quantile,
     weighted_median,
 )
-from .run_times import OF_MODULES, SAMPLED_PHASES, Key, RunTimes
+from .run_times import MODULE_VALUE_PREFIXES, SAMPLED_PHASES, Key, RunTimes
 
 PART = "part"
 """The phase of a part of the step."""
@@ -53,7 +53,7 @@ MIN_STEPS = 6
 """How many steps a side needs for a verdict."""
 
 Cause: TypeAlias = Literal["machine", "unknown", "either", "work"]
-"""Of what modules in general changed by: see `Diff.common_cause`."""
+"""Cause of what modules in general changed by: see `Diff.common_cause`."""
 
 
 class PeakChange(NamedTuple):
@@ -312,7 +312,7 @@ def _work_changed(before: Sequence[RunTimes], after: Sequence[RunTimes], calls_c
         for key, text in (item for run in side for item in run.environment.items()):
             of_side.setdefault(key, set()).add(text)
     equal: dict[str, bool] = {}
-    for kind in OF_MODULES:
+    for kind in MODULE_VALUE_PREFIXES:
         for key in texts[0].keys() & texts[1].keys():
             if key.startswith(kind) and texts[0][key] | texts[1][key] != {"0"}:
                 module = key.removeprefix(kind)

@@ -25,7 +25,7 @@ TRACE = "TRACE"
 """What commands call the file that the summary is of."""
 MAX_FINDINGS = 7
 LEAST_SHARE = 0.02
-"""Of the median step, on average: less is not worth a change, and noise of small modules is below."""
+"""Share of the median step, on average: less is not worth a change, and noise of small modules is below."""
 LEAST_STEPS = 3
 """With fewer steps the median can be that of a first step, or of one that the system stopped."""
 _NEARLY = 0.101

@@ -16,7 +16,7 @@ from .finding import TRACE, Finding, Measured, times_text
 _LEAST_STEPS = 4
 """With fewer steps nothing is known to come now and then."""
 _SEEN_SHARE, _LONGER = 0.05, 3
-"""Of the median step, and times its own median: a part that is not so much longer than usual is no occasion."""
+"""Share of the median step, and multiple of its own median: a part that takes less is no occasion."""
 _COMPILED_AGAIN = re.compile(r"torch\.compile \d+/[1-9]")
 _LEAST_PERIODS = 3
 """How often it has to come at the same distance for that to be a period."""
@@ -29,7 +29,7 @@ _SLOW_STEPS = 3.0
 _OUTLASTS = 3
 """How many times as long as slow steps by other causes one has to be slow."""
 _SLOW_SHARE = 0.04
-"""Of all steps: what slow steps by one cause have to take more."""
+"""Share of a usual step that slow steps by one cause have to take more, as a mean over all steps."""
 
 
 def find_occasions(measured: Measured) -> Iterator[Finding]:

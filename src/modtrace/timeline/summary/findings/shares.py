@@ -43,9 +43,9 @@ _LARGE_RANGE = 0.30
 _MOST_STEPS = 0.5
 """How often a module has to run in a step, for its time to be that of steps."""
 _LEAST_NS = 1_000_000
-"""In a step: shorter parts are those of tiny models, in which Python itself is most."""
+"""Time of a part in a step: shorter ones are those of tiny models, in which Python itself is most."""
 _HOST_SHARE, _BACKWARD_SHARE = 0.10, 0.2
-"""Of the median step, and of a module's own forward: operators that compute have a backward of about their size."""
+"""Shares of the median step, and of a module's own forward: operators that compute have a backward of that size."""
 _HOST_SHARE_OF_CALLS = 0.25
 """The same if nothing is trained, of modules whose inner modules have modules: the others may call operators."""
 
