@@ -41,7 +41,7 @@ CASES: dict[str, Case] = {}
 
 
 def by_hooks(reason: str) -> dict[str, str]:
-    """Return why what is built on hooks is wrong: the portable engine and the drop-in trackers."""
+    """Return why what is built on hooks is wrong: the Python engine and the drop-in trackers."""
     return dict.fromkeys(("Python engine", "modtrace.ModuleTracker", "modtrace.ModTracker"), reason)
 
 
