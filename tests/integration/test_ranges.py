@@ -15,6 +15,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -286,6 +287,21 @@ def test_functions_that_were_imported_before_have_ranges_too(engine: EngineName,
         ("torch.export.export", "compile"),
     ]
     assert [inspect.signature(function) for function in functions] == signatures
+
+
+def test_waits_for_objects_of_ray_are_ranges(engine: EngineName, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray: Any = ModuleType("ray")
+    exec("def get(refs): return refs\n\ndef wait(refs): return get(refs), []", vars(ray))
+    monkeypatch.setitem(sys.modules, "ray", ray)
+
+    with modtrace.record(engine=engine) as recording:
+        assert (ray.get(1), ray.wait(2)) == (1, (2, []))
+
+    assert [(row.name, row.category, row.depth) for row in recording.timeline().ranges if row.category != "gc"] == [
+        ("ray.get", "user", 0),
+        ("ray.wait", "user", 0),
+        ("ray.get", "user", 1),
+    ]
 
 
 class Kept(nn.Linear):

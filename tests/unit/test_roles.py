@@ -115,6 +115,15 @@ def test_the_empty_rings_of_launchers_count_for_no_role(job: Path) -> None:
     ]
 
 
+def test_a_driver_needs_no_number(job: Path) -> None:
+    EventScript(16, job / "driver.modtrace", {"role": "driver"}).close()
+
+    assert [(file.role, file.rank_in_world) for file in find_rank_recordings(job)][:2] == [
+        ("driver", 0),
+        ("rollout", 0),
+    ]
+
+
 def test_two_recordings_of_one_role_and_rank_are_refused(job: Path) -> None:
     write(job / "again.modtrace", "rollout", 1)
 

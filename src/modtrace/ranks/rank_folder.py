@@ -163,7 +163,9 @@ def _without_launchers(recordings: Sequence[RankRecording]) -> Iterator[RankReco
 
 def _ring(path: Path) -> RankRecording:
     role, rank = read_ring_place(path)
-    return RankRecording(_rank_in_name(path) if rank is None else rank, path, is_ring=True, role=role)
+    if rank is None:  # a driver has none, and is alone
+        rank = 0 if role and not re.search(r"\d", path.name) else _rank_in_name(path)
+    return RankRecording(rank, path, is_ring=True, role=role)
 
 
 def _trace(path: Path) -> RankRecording | None:

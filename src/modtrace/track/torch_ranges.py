@@ -181,6 +181,7 @@ _FUNCTIONS = (
     _Functions("safetensors.torch", "safetensors.torch.", "saving", _TENSORS),
     _Functions("torch.export", "torch.export.", "compile", ("export", "draft_export")),
     _Functions("torch._inductor", "torch._inductor.", "compile", _PACKAGES),
+    _Functions("ray", "ray.", "user", ("get", "wait")),
 )
 
 
