@@ -69,7 +69,7 @@ def test_typical_step_is_nearest_the_median_behind_the_warm_up(durations: tuple[
 def test_typical_step_without_a_whole_one_is_an_error() -> None:
     whole = steps_of(100)
     cut = replace(whole.slices, complete=np.zeros(len(whole.slices), np.bool_))
-    with pytest.raises(modtrace.ModtraceError, match=r"call rec\.step\(\) after each step"):
+    with pytest.raises(modtrace.ModtraceError, match=r"call recording\.step\(\) after each step"):
         replace(whole, slices=cut, marks=[]).typical_step()
 
 
