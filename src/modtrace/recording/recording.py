@@ -254,8 +254,7 @@ class Recording:
             if self._capture is not None and (model := self._capture.unmatched_model()) is not None:
                 self._warn(f"model: no {model}, nor a part of one, was called; names start at the outermost modules")
             self._save_unsaved()
-            is_known = self._timeline is not None or self._written is not None
-            if is_known and (lost := kept_sentence(self._saved_timeline()[0])):
+            if (self._timeline or self._written) is not None and (lost := kept_sentence(self._saved_timeline()[0])):
                 self._warn(lost)
             if (path := self.saved_paths[-1] if self.saved_paths else self._outputs.ring_path) is not None:
                 self._on_saved(path)
