@@ -14,9 +14,10 @@ from .._numbering import Numbering
 from .._typing import Float64Array, IndexArray, Int32Array, Int64Array
 from ..formats.escape import escaped, escaped_name
 from ..formats.own_table import Checksum, packet_table
+from ..formats.packet_stream import varint_bytes
 from ..formats.slice_args import CALL_FIELDS, extra_arg_texts
 from ..formats.table_bytes import TableWriter
-from ..timeline import PHASES, Pieces, Slices, Timeline
+from ..timeline import PHASES, Mark, Pieces, Slices, Timeline
 from ..timeline.args import Value, distinct_args
 from ..timeline.nesting import depth_by_time
 from .atomic_file import atomic_writer
@@ -27,6 +28,8 @@ from .protobuf_columns import (
     LENGTH_DELIMITED,
     BytesColumn,
     ByteTable,
+    Column,
+    RaggedColumn,
     field_tag,
     interleave,
     message_field_tag,
@@ -45,11 +48,17 @@ _CHUNK = 1 << 15
 _FLOW_BEGIN = message_field_tag(TrackEvent, "flow_ids_old")
 _FLOW_END = message_field_tag(TrackEvent, "terminating_flow_ids_old")
 _FLOW_TAGS = ByteTable([b"", b"", _FLOW_BEGIN, _FLOW_END])  # by FlowRole
-_CALL, _STEP, _LINK, _COMPLETE = (field_tag(CALL_FIELDS[name]) for name in ("call", "step", "link", "complete"))
+_CALL, _STEP, _LINK, _COMPLETE, _FQN, _CLASS = (
+    field_tag(CALL_FIELDS[name]) for name in ("call", "step", "link", "complete", "fqn", "module_class")
+)
 _END = TrackEvent(type=TrackEvent.TYPE_SLICE_END).SerializeToString()
+_NAME = message_field_tag(TrackEvent, "name", LENGTH_DELIMITED)
 _COUNTER_KIND = TrackEvent(type=TrackEvent.TYPE_COUNTER).SerializeToString()
 _INTEGER_VALUE = message_field_tag(TrackEvent, "counter_value")
 _DOUBLE_VALUE = message_field_tag(TrackEvent, "double_counter_value", FIXED64)
+
+_Events = Callable[[slice], list[Column]]
+"""Returns the fields of a range of events."""
 
 
 def write_perfetto(timeline: Timeline | Pieces, path: str | os.PathLike[str], *, mode: int | None = None) -> None:
@@ -99,11 +108,13 @@ class PerfettoWriter:
         tracks = self._tracks
         for packet in tracks.packets(timeline, lanes, step_parts):
             yield 0, serialize(packet)
-        yield 0, _marks(timeline, tracks, self._sequences["marks"])
+        moments = np.array([mark.time_ns for mark in timeline.marks], np.int64)
+        for packets in _moments(moments, tracks.uuid("marks"), self._sequences["marks"], _marks(timeline.marks)):
+            yield 0, packets
         counters = [(counter.time, _integers(counter.value)) for counter in timeline.counters]
         counters += [(counter.time, _doubles(counter.ns / 1e6)) for counter in step_parts or ()]
         for index, (time, events) in enumerate(counters):
-            for packets in _counter(time, tracks.uuid("counter", index), self._sequences["counter", index], events):
+            for packets in _moments(time, tracks.uuid("counter", index), self._sequences["counter", index], events):
                 yield 0, packets
         flows = CollectiveFlows(timeline)
         first_other = len(timeline.columns)
@@ -127,40 +138,39 @@ class PerfettoWriter:
         yield from spans.of_lanes(group)
 
 
-def _marks(timeline: Timeline, tracks: TrackDescriptors, sequence: int) -> bytes:
-    if not timeline.marks:
-        return b""
-    time = timeline.marks[0].time_ns
-    packets = [sequence_start(sequence, tracks.uuid("marks"), time)]
-    for mark in timeline.marks:
-        packet = TracePacket(trusted_packet_sequence_id=sequence, timestamp=mark.time_ns - time)
-        packet.track_event.type = TrackEvent.TYPE_INSTANT
-        packet.track_event.name = escaped(mark.text)
-        packet.track_event.categories.append(mark.kind)
-        packets.append(packet)
-        time = mark.time_ns
-    return serialize(*packets)
+def _marks(marks: Sequence[Mark]) -> _Events:
+    kinds = Numbering[str]()
+    kind, texts = [kinds[mark.kind] for mark in marks], [escaped(mark.text).encode() for mark in marks]
+    kinds_of_all = ByteTable(
+        [TrackEvent(type=TrackEvent.TYPE_INSTANT, categories=[kind]).SerializeToString() for kind in kinds]
+    )
+
+    def events(part: slice) -> list[Column]:
+        text = RaggedColumn.from_strings(texts[part])
+        return [kinds_of_all.pick(np.array(kind[part])), varint(text.lengths, _NAME), text]
+
+    return events
 
 
-def _integers(value: Int64Array) -> Callable[[slice], BytesColumn]:
-    return lambda part: varint(value[part], _COUNTER_KIND + _INTEGER_VALUE)
+def _integers(value: Int64Array) -> _Events:
+    return lambda part: [varint(value[part], _COUNTER_KIND + _INTEGER_VALUE)]
 
 
-def _doubles(value: Float64Array) -> Callable[[slice], BytesColumn]:
+def _doubles(value: Float64Array) -> _Events:
     data = np.empty((len(value), len(_COUNTER_KIND) + len(_DOUBLE_VALUE) + 8), np.uint8)
     data[:, :-8] = np.frombuffer(_COUNTER_KIND + _DOUBLE_VALUE, np.uint8)
     data[:, -8:] = value.astype("<f8").view(np.uint8).reshape(-1, 8)
-    return lambda part: BytesColumn(data[part], None)
+    return lambda part: [BytesColumn(data[part], None)]
 
 
-def _counter(time: Int64Array, track: int, sequence: int, events: Callable[[slice], BytesColumn]) -> Iterator[bytes]:
-    """Yield the packets of a counter.
+def _moments(time: Int64Array, track: int, sequence: int, events: _Events) -> Iterator[bytes]:
+    """Yield the packets of a track whose events last for no time: marks, or samples of a counter.
 
     Args:
-        time: int64[n], of its samples.
+        time: int64[n], of its events.
         track: its uuid.
         sequence: the id of its packet sequence.
-        events: returns the events of a range of samples.
+        events: returns the fields of a range of them.
     """
     if not len(time):
         return
@@ -169,7 +179,7 @@ def _counter(time: Int64Array, track: int, sequence: int, events: Callable[[slic
     for first in range(0, len(time), _CHUNK):
         part = slice(first, first + _CHUNK)
         delta = np.diff(time[part], prepend=time[max(first - 1, 0)])
-        packets = track_event_packets(delta, repeat(sequence_field, len(delta)), [events(part)])
+        packets = track_event_packets(delta, repeat(sequence_field, len(delta)), events(part))
         yield interleave([(np.arange(len(delta)), packets)], len(delta))
 
 
@@ -293,8 +303,7 @@ class _SpanPackets:
 
 
 def _module(fqn: int, module_class: int) -> bytes:
-    fields = ((CALL_FIELDS["fqn"], fqn), (CALL_FIELDS["module_class"], module_class))
-    return b"".join(varint(np.array([value]), field_tag(number)).data.tobytes() for number, value in fields)
+    return _FQN + varint_bytes(fqn) + _CLASS + varint_bytes(module_class)
 
 
 def _launches(flows: CollectiveFlows, span_count: int) -> Iterator[tuple[Int32Array, ByteTable]]:

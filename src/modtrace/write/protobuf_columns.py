@@ -7,7 +7,7 @@ import numpy as np
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket
 
 from .._typing import AnyIntArray, BoolArray, Int64Array, RecordArray, UInt8Array
-from ..formats.packet_stream import PACKET_TAG
+from ..formats.packet_stream import PACKET_TAG, varint_bytes
 
 
 class BytesColumn(NamedTuple):
@@ -175,7 +175,7 @@ VARINT, FIXED64, LENGTH_DELIMITED = range(3)
 
 def field_tag(number: int, wire_type: int = VARINT) -> bytes:
     """Return the bytes before a field: its number and its wire type."""
-    return varint(np.array([number << 3 | wire_type])).data.tobytes()
+    return varint_bytes(number << 3 | wire_type)
 
 
 def message_field_tag(message: type[Any], name: str, wire_type: int = VARINT) -> bytes:

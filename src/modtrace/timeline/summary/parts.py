@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..._numbering import Numbering, distinct
+from ..._numbering import Numbering, distinct, number_values
 from ..._typing import AnyArray, BoolArray, Int64Array
 from ...ring.slot_format import GENERATION_MASK
 from ..select import first_process_tracks
@@ -239,7 +239,8 @@ def _layers(timeline: Timeline, bounds: StepBounds, tid: int, parts: Numbering[s
     ends = bounds.end if bounds.step_by == OPTIMIZER else bounds.end[:0]
     losses, models = _losses_and_models(timeline, calls, np.sort(np.append(slices.start[passes], ends)))
     ranges = np.flatnonzero(own & (slices.kind == RANGE))
-    category = np.array([timeline.names[name].category or "" for name in slices.name[ranges].tolist()])
+    names, place = number_values(slices.name[ranges].astype(np.int64))
+    category = np.array([timeline.names[name].category or "" for name in names.tolist()] or [""])[place]
     users, optimizers = ranges[np.isin(category, ("user", GENERATE))], ranges[category == "optimizer"]
     encloses = np.zeros(len(slices), np.bool_)
     encloses[ranges] = _hold_any(slices, ranges, np.concatenate([models, passes]))
@@ -411,8 +412,7 @@ def _longest_ranges(timeline: Timeline, bounds: StepBounds, of_step: Int64Array)
     kept = (step >= 0) & (np.append(of_step, -1)[step] == tid)
     rows, step = rows[kept], step[kept]
     order = np.argsort(slices.end[rows] - slices.start[rows], kind="stable")
-    names = slices.name[rows[order]].tolist()
-    return {
-        (index, timeline.names[name].category or ""): timeline.names[name].label
-        for index, name in zip(step[order].tolist(), names, strict=True)
-    }
+    known, place = number_values(slices.name[rows[order]])
+    names = [(timeline.names[name].category or "", timeline.names[name].label) for name in known.tolist()]
+    longest = zip(step[order].tolist(), map(names.__getitem__, place.tolist()), strict=True)
+    return {(index, category): label for index, (category, label) in longest}
