@@ -14,8 +14,8 @@ import pytest
 
 import modtrace
 from modtrace import RingError
-from modtrace.ring import Kind, Ring, read_ring, read_ring_records
-from modtrace.ring.file_format import MAX_RECORD_BYTES, SLOTS_OFFSET
+from modtrace.ring import Kind, Ring, RingLog, read_file, read_ring, read_ring_records
+from modtrace.ring.file_format import MAX_RECORD_BYTES, SLOTS_OFFSET, parse_object
 from modtrace.ring.slot_format import (
     COLLECTED_BITS,
     GENERATION_BITS,
@@ -140,6 +140,26 @@ def test_the_log_grows_beyond_what_was_reserved(tmp_path: Path) -> None:
 
     assert [record["text"] for record in read_ring(path).records if record["kind"] == "text"] == texts
     ring.close()
+
+
+def test_a_log_is_read_on_from_where_the_last_look_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, log, parsed = tmp_path / "run.modtrace", RingLog(), list[bytes]()
+    ring = make(path)
+
+    def parse(text: bytes) -> dict[str, Any] | None:
+        parsed.append(text)
+        return parse_object(text)
+
+    monkeypatch.setattr(read_file, "parse_object", parse)
+    first = read_ring(path, None, None, (), log)
+    ring.names.text("later")
+    second = read_ring(path, None, None, (), log)
+    ring.close()
+
+    assert [record["kind"] for record in first.records] == ["anchor", "name", "thread"]
+    assert second.records == [*first.records, {"kind": "text", "id": 0, "text": "later"}]
+    assert second.records == read_ring(path).records[:4]
+    assert [*map(orjson.loads, parsed[:4])] == second.records
 
 
 def test_a_log_without_room_for_another_name_has_room_for_its_end(

@@ -15,7 +15,17 @@ from .._files import begins_with
 from .._typing import Int64Array
 from ..read import FileKind, file_kind_by_head, read_timeline
 from ..read.ring_file import SHOWN_EVENTS, Steps, too_large
-from ..ring import MAGIC, Kind, RingSnapshot, newest_rings, read_ring, read_ring_place, read_ring_records, ring_serials
+from ..ring import (
+    MAGIC,
+    Kind,
+    RingLog,
+    RingSnapshot,
+    newest_rings,
+    read_ring,
+    read_ring_place,
+    read_ring_records,
+    ring_serials,
+)
 from ..ring.clock_map import ClockMap, Offset
 from ..ring.clock_tree import ClockTree, clock_in, measurements_in
 from ..ring.collective_text import parse_ranks
@@ -255,9 +265,10 @@ def load_collectives(file: RankRecording) -> Collectives:
 
 def _reader(path: Path) -> ReadRing:
     """Return what reads the events of a ring, in own time."""
+    log = RingLog()
 
     def read(serials: range | None, without: Collection[Kind]) -> RingSnapshot:
-        return _in_own_time(read_ring(path, None, serials, without))
+        return _in_own_time(read_ring(path, None, serials, without, log))
 
     return read
 

@@ -10,7 +10,7 @@ from typing import Any
 from .._errors import ModtraceError, TraceError
 from ..formats.trace_file import FileKind, file_kind_by_head
 from ..live.read_whole_run import read_whole_run
-from ..ring import read_ring, ring_serials
+from ..ring import RingLog, read_ring, ring_serials
 from ..timeline import OnePiece, Pieces, ReadRing, RingPieces, Timeline
 from ..timeline.contents import WHOLE_RUN
 from ..timeline.decode.window import build_around, build_last, find_last_steps
@@ -161,7 +161,8 @@ def _pieces(path: str | os.PathLike[str], ring: tuple[ReadRing, range]) -> RingP
 
 
 def _reader(path: str | os.PathLike[str]) -> ReadRing:
-    return lambda serials, without: read_ring(path, None, serials, without)
+    log = RingLog()
+    return lambda serials, without: read_ring(path, None, serials, without, log)
 
 
 def _with_whole_run(timeline: Timeline, whole: Mapping[str, Any] | None) -> Timeline:

@@ -15,6 +15,7 @@ from .kept_rings import newest_rings as newest_rings
 from .kept_rings import numbered_files as numbered_files
 from .kept_rings import stacks_path as stacks_path
 from .kept_rings import whole_run_path as whole_run_path
+from .read_file import RingLog as RingLog
 from .read_file import RingSnapshot as RingSnapshot
 from .read_file import has_news as has_news
 from .read_file import read_ring as read_ring

@@ -112,6 +112,7 @@ def read_ring(
     last_events: int | None = None,
     serials: range | None = None,
     kinds: Collection[Kind] = (),
+    log: "RingLog | None" = None,
 ) -> RingSnapshot:
     """Read a ring file: of a running, a stopped or a killed process, or a part of one.
 
@@ -123,6 +124,7 @@ def read_ring(
         last_events: read no more than about so many, the last ones, and count the others as overwritten; None: all.
         serials: read the events with these numbers alone; what is before them counts as overwritten.
         kinds: of `serials`, leave out the events of these kinds, but for the first and the last.
+        log: what was read of the file's log before; the rest is added. None: nothing was.
 
     Raises:
         RingError: it cannot be read, is no ring file, or its header is damaged.
@@ -141,9 +143,10 @@ def read_ring(
             ranges = _slots_of(serials.start, serials.stop, header.capacity, header.capacity)
             slots = read_slots(_slot_blocks(file.fileno(), ranges), header.capacity, serials, kinds)
         # The log is read after the slots: a name is noted before its number is used.
-        records = _read_log(file, header.log_start)
+        records, id_counts = (log or RingLog()).read(file, header.log_start)
     missing_bytes = max(0, header.log_start + LOG_CHUNK_BYTES - size)
-    return RingSnapshot(*_validate(slots, records), header.metadata, writer, has_known_pid(header), missing_bytes)
+    slots, records = _validate(slots, records, id_counts)
+    return RingSnapshot(slots, records, header.metadata, writer, has_known_pid(header), missing_bytes)
 
 
 def has_news(path: str | os.PathLike[str], last: RingSnapshot) -> bool:
@@ -181,8 +184,7 @@ def read_ring_records(path: str | os.PathLike[str]) -> list[Record]:
         RingError: as of `read_ring`.
     """
     with _opened(path) as (file, header):
-        records = _read_log(file, header.log_start)
-    return valid_records(records)[0]
+        return RingLog().read(file, header.log_start)[0]
 
 
 def read_ring_place(path: str | os.PathLike[str]) -> tuple[str, int | None]:
@@ -207,27 +209,40 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[tuple[BinaryIO, FileHeader
         raise RingError(f"{name}: cannot be read: {error.strerror}") from error
 
 
-def _read_log(file: BinaryIO, offset: int) -> list[Record]:
-    """Read the records one by one, so that memory follows them and not what the file claims."""
-    records: list[Record] = []
-    size = os.fstat(file.fileno()).st_size
-    if offset >= size:  # the file was cut, or says nonsense
-        return records
-    file.seek(offset)
-    while len(head := file.read(RECORD.size)) == RECORD.size:
-        length, crc = RECORD.unpack(head)
-        if not 0 < length <= min(MAX_RECORD_BYTES, size - file.tell()):
-            break
-        text = file.read(length)
-        if zlib.crc32(text) != crc:
-            break
-        record = parse_object(text)
-        if record is not None:
-            # A record holds texts and numbers, and that of a compiled region its graph; all else is damage.
-            kept = {key: value for key, value in record.items() if isinstance(value, str | int)}
-            graph = record.get("graph")
-            records.append(kept | {"graph": graph} if isinstance(graph, dict) else kept)
-    return records
+class RingLog:
+    """The log of a ring file, which is read on from where the last look at it ended."""
+
+    def __init__(self) -> None:
+        self._records: list[Record] = []
+        self._end: int | None = None
+        self._valid = valid_records([])
+
+    def read(self, file: BinaryIO, offset: int) -> tuple[list[Record], dict[str, int]]:
+        """Return the valid records, and how many ids each kind has.
+
+        Records are read one by one, so that memory follows them and not what the file claims.
+
+        Args:
+            file: the ring's.
+            offset: where the log begins; beyond the end in a file that was cut, or says nonsense.
+        """
+        size, known = os.fstat(file.fileno()).st_size, len(self._records)
+        at = offset if self._end is None else self._end
+        file.seek(min(at, size))
+        while len(head := file.read(RECORD.size)) == RECORD.size:
+            length, crc = RECORD.unpack(head)
+            at += RECORD.size + length
+            if not 0 < length <= MAX_RECORD_BYTES or at > size or zlib.crc32(text := file.read(length)) != crc:
+                break
+            self._end, record = at, parse_object(text)
+            if record is not None:
+                # A record holds texts and numbers, and that of a compiled region its graph; all else is damage.
+                kept = {key: value for key, value in record.items() if isinstance(value, str | int)}
+                graph = record.get("graph")
+                self._records.append(kept | {"graph": graph} if isinstance(graph, dict) else kept)
+        if len(self._records) > known:
+            self._valid = valid_records(self._records)
+        return self._valid
 
 
 def _read_file_slots(descriptor: int, size: int, capacity: int, last_events: int | None = None) -> SlotSnapshot:
@@ -398,13 +413,15 @@ def _whole_slots(
     return columns if whole.all() else tuple(column[whole] for column in columns)
 
 
-def _validate(slots: SlotSnapshot, records: Sequence[Record]) -> tuple[SlotSnapshot, list[Record]]:
-    """Return the slots and the records of a ring without damaged ones.
+def _validate(
+    slots: SlotSnapshot, records: Sequence[Record], id_counts: Mapping[str, int]
+) -> tuple[SlotSnapshot, list[Record]]:
+    """Return the slots of a ring without damaged ones, and its records with those that are lost.
 
     An id whose record is lost becomes the name "#id". So each id that an event uses has a record, each record has all
     its fields, and the times of a thread never go back.
     """
-    valid, id_counts = valid_records(records)
+    valid = [*records]
     slots = _drop_impossible_times(slots, valid)
     events = slots.events
     is_given = (events.name != NO_NAME) | ~np.isin(events.kind, _PERHAPS_NAMED_KINDS)

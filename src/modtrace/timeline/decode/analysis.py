@@ -51,7 +51,8 @@ class RingAnalysis:
     @cached_property
     def lookup(self) -> NameLookup:
         """The name table."""
-        return NameLookup(self.snapshot.records)
+        is_known = self._ring is not None and self._ring.snapshot.records is self.snapshot.records
+        return self.ring.lookup if is_known else NameLookup(self.snapshot.records)
 
     @cached_property
     def clock(self) -> ClockMap:
