@@ -54,7 +54,7 @@ from .memory import HeldMemory, held_memory, samples_at_moments
 from .open_calls import OpenCall
 
 PIECE_EVENTS = 1 << 18
-"""Events of a piece, at most if a cut allows it; a ring with fewer than four times as many is one piece."""
+"""Events of a piece, at most if a cut allows it; a ring with at most four times as many is one piece, as by default."""
 PIECE_KINDS = (
     *(*CALL_ENTER_KINDS, *CALL_EXIT_KINDS, *GREENLET_KINDS),
     *(Kind.NODE_BEGIN, Kind.NODE_END, Kind.GRAPH_BUILT, Kind.CALL_BACKWARD),
@@ -103,7 +103,7 @@ class RingPieces:
         self._seen = list[ModuleSpans]()
         self.whole: Timeline | None = None
         self._rest: Timeline | None = None
-        self.cuts = self._find_cuts() if len(serials) >= 4 * PIECE_EVENTS else []
+        self.cuts = self._find_cuts() if len(serials) > 4 * PIECE_EVENTS else []
 
     def _find_cuts(self) -> list[int]:
         self.others, samples = RingAnalysis(self._read(self._serials, PIECE_KINDS)), list[Events]()
