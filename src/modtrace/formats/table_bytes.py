@@ -41,7 +41,7 @@ _SIZES = struct.Struct("<II")
 _LEVEL = 1
 _PROBE = 1 << 12
 """Bytes of a plane that are packed first, to see whether that saves room."""
-_WORTH = 0.9
+_WORTH = 0.7
 _LEAST_HEAD = 1 << 22
 """Bytes that the header of a block may have beside what the trace holds too."""
 _NEVER = np.iinfo(np.int64).max

@@ -33,6 +33,7 @@ from .protobuf_columns import (
     field_tag,
     interleave,
     message_field_tag,
+    packets_of,
     record_lengths,
     repeat,
     track_event_packets,
@@ -47,11 +48,10 @@ _CHUNK = 1 << 15
 # The varint forms: `flow_ids` takes eight bytes for what is two or three.
 _FLOW_BEGIN = message_field_tag(TrackEvent, "flow_ids_old")
 _FLOW_END = message_field_tag(TrackEvent, "terminating_flow_ids_old")
-_FLOW_TAGS = ByteTable([b"", b"", _FLOW_BEGIN, _FLOW_END])  # by FlowRole
 _CALL, _STEP, _LINK, _COMPLETE, _FQN, _CLASS = (
     field_tag(CALL_FIELDS[name]) for name in ("call", "step", "link", "complete", "fqn", "module_class")
 )
-_END = TrackEvent(type=TrackEvent.TYPE_SLICE_END).SerializeToString()
+_END = TrackEvent(type=TrackEvent.TYPE_SLICE_END)
 _NAME = message_field_tag(TrackEvent, "name", LENGTH_DELIMITED)
 _COUNTER_KIND = TrackEvent(type=TrackEvent.TYPE_COUNTER).SerializeToString()
 _INTEGER_VALUE = message_field_tag(TrackEvent, "counter_value")
@@ -203,12 +203,13 @@ class _SpanPackets:
         self._depth = depth_by_time(columns)
         self._roles = flow_roles(columns)
         call_message = field_tag(interned.extension, LENGTH_DELIMITED)
-        begin, pairs = TrackEvent.TYPE_SLICE_BEGIN, itertools.product(range(len(PHASES)), interned.label.tolist())
-        begins = [TrackEvent(type=begin, category_iids=[1 + phase], name_iid=iid) for phase, iid in pairs]
-        self._begin = ByteTable([event.SerializeToString() for event in begins])
+        begin, names = TrackEvent.TYPE_SLICE_BEGIN, [*zip(interned.label.tolist(), interned.fqn.tolist(), strict=True)]
         # Slices of one correlation id have one colour in Perfetto: a module's is the same wherever it runs.
-        colours = [TrackEvent(correlation_id=1 + fqn) for fqn in interned.fqn.tolist()]
-        self._colour = ByteTable([event.SerializeToString() + call_message for event in colours])
+        begins = [
+            TrackEvent(type=begin, category_iids=[1 + phase], name_iid=iid, correlation_id=1 + fqn)
+            for phase, (iid, fqn) in itertools.product(range(len(PHASES)), names)
+        ]
+        self._begin = ByteTable([event.SerializeToString() + call_message for event in begins])
         modules = zip(interned.fqn.tolist(), interned.module_class.tolist(), strict=True)
         self._module = ByteTable([_module(fqn, module_class) for fqn, module_class in modules])
         extra, self.texts = _extra_args(columns)
@@ -228,8 +229,15 @@ class _SpanPackets:
         rows = np.concatenate([of_lane for _, _, of_lane in lanes])
         first_of_lane = np.cumsum([0, *(len(of_lane) for _, _, of_lane in lanes)])
         start, end = self._one_after_the_other(rows, first_of_lane)
-        fields = [TracePacket(trusted_packet_sequence_id=one).SerializeToString() for _, one, _ in lanes]
-        sequence = ByteTable(fields)
+        sequence, ends = (
+            ByteTable(
+                [
+                    TracePacket(trusted_packet_sequence_id=one, track_event=event).SerializeToString()
+                    for _, one, _ in lanes
+                ]
+            )
+            for event in (None, _END)
+        )
         lane_of = np.repeat(np.arange(len(lanes)), np.diff(first_of_lane))
         last_time = int(start[0])
         still_open = np.empty(0, np.int64)
@@ -254,14 +262,10 @@ class _SpanPackets:
                 raise self._overlap(lanes)
             last_time = int(time[-1])
             delta[begin[np.isin(begun, first_of_lane)]] = 0
-            of_begun, of_ended = (
-                sequence.pick(lane_of[spans]) if len(lanes) > 1 else repeat(fields[0], len(spans))
-                for spans in (begun, ended)
-            )
-            parts = [(begin, track_event_packets(delta[begin], of_begun, self._begin_event(rows[begun])))]
+            events = self._begin_event(rows[begun])
+            parts = [(begin, track_event_packets(delta[begin], sequence.pick(lane_of[begun]), events))]
             if len(ended):
-                ends = [repeat(_END, len(ended))]
-                parts.append((ended_at, track_event_packets(delta[ended_at], of_ended, ends)))
+                parts.append((ended_at, packets_of(delta[ended_at], [ends.pick(lane_of[ended])])))
             yield len(ended), interleave(parts, count)
 
     def _one_after_the_other(self, rows: IndexArray, first_of_lane: Int64Array) -> tuple[Int64Array, Int64Array]:
@@ -277,19 +281,19 @@ class _SpanPackets:
     def _begin_event(self, rows: IndexArray) -> list[BytesColumn]:
         columns = self._columns
         count, name, roles = len(rows), columns.name[rows], self._roles[rows]
-        link = varint(columns.link[rows])
+        link, has_flow = np.maximum(columns.link[rows], 0), roles >= FlowRole.BEGIN
         in_args, incomplete = roles == FlowRole.LINK_ARG, ~columns.complete[rows]
+        flow = varint(link * has_flow, _FLOW_BEGIN).where(has_flow)
+        flow.data[roles == FlowRole.END, : len(_FLOW_END)] = np.frombuffer(_FLOW_END, np.uint8)
         call = [self._module.pick(name), varint(columns.call[rows], _CALL), varint(columns.step[rows], _STEP)]
         if np.any(in_args):
-            call.append(varint(columns.link[rows], _LINK).where(in_args))
+            call.append(varint(link, _LINK).where(in_args))
         if np.any(incomplete):
             call.append(repeat(_COMPLETE + b"\0", count).where(incomplete))
         return [
             *(table.pick(index[rows]) for index, table in self._fields_of_some),
+            *([flow] if np.any(has_flow) else []),
             self._begin.pick(columns.phase[rows].astype(np.int64) * self._names + name),
-            _FLOW_TAGS.pick(roles),
-            link.where(roles >= FlowRole.BEGIN),
-            self._colour.pick(name),
             varint(record_lengths(call)),
             *call,
         ]

@@ -196,5 +196,10 @@ def track_event_packets(timestamp: Int64Array, sequence: BytesColumn, event: Seq
         sequence: the fields that all packets of a sequence have, serialized.
         event: the fields of each event.
     """
-    packet = [varint(timestamp, _TIMESTAMP), sequence, varint(record_lengths(event), _EVENT), *event]
+    return packets_of(timestamp, [sequence, varint(record_lengths(event), _EVENT), *event])
+
+
+def packets_of(timestamp: Int64Array, fields: Sequence[Column]) -> list[Column]:
+    """Return packets as they are in a file: of when each is on the clock of its sequence, and its other fields."""
+    packet = [varint(timestamp, _TIMESTAMP), *fields]
     return [varint(record_lengths(packet), _PACKET), *packet]
