@@ -237,7 +237,7 @@ def test_with_five_recordings_a_side_these_are_the_samples() -> None:
 
 
 def test_a_recording_without_marked_steps_is_refused() -> None:
-    with pytest.raises(modtrace.ModtraceError, match=r"call rec\.step"):
+    with pytest.raises(modtrace.ModtraceError, match=r"call recording\.step"):
         modtrace.diff(recording(0), Timeline(Slices.empty()))
 
 
