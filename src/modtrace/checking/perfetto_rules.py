@@ -142,6 +142,9 @@ _BEGIN, _END, _INSTANT = (
     proto.TrackEvent.TYPE_SLICE_END,
     proto.TrackEvent.TYPE_INSTANT,
 )
+_PHASES = np.array([0, SLICE_BEGIN, SLICE_END, SLICE], np.uint8)
+"""What a `SliceEvents` has for each of these types."""
+_TRACK_BITS = 30
 _BYTES_OF_TYPE = 2
 """The size of a track event that has a type and nothing else, as most ends of slices."""
 _NEEDS_STATE = proto.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
@@ -153,9 +156,9 @@ class PerfettoPackets:
     def __init__(self) -> None:
         self._names, self._tracks = Numbering[str](), Numbering[TrackKey]()
         _ = self._names[""]  # 0: no name
-        # As `SliceEvents` and `FlowEnds` have them, without those that have a fault.
-        self._phase, self._on_track, self._name = bytearray(), array("i"), array("i")
-        self._time, self._event = array("q"), array("q")
+        # As `SliceEvents` and `FlowEnds` have them, without those that have a fault. Of each event three numbers, since
+        # to append one by one takes longer: time, position, and name, track and type in one.
+        self._events = array("q")
         self._flow_phase, self._flow, self._flow_event = bytearray(), array("Q"), array("q")
         self._position = 0
         self._sequences: dict[int, PacketSequence] = defaultdict(PacketSequence)
@@ -177,8 +180,11 @@ class PerfettoPackets:
 
     def faults(self) -> list[Fault]:
         """Return what is wrong with the packets, in file order, then the tracks without a descriptor."""
+        events = self._slice_events()
         undescribed = [
-            Fault("undefined", f"track {uuid} has no descriptor", self._event[self._on_track.index(track)])
+            Fault(
+                "undefined", f"track {uuid} has no descriptor", int(events.position[np.argmax(events.track == track)])
+            )
             for track, (uuid,) in enumerate(self._tracks)
             if uuid not in self._described_tracks
         ]
@@ -186,18 +192,18 @@ class PerfettoPackets:
 
     def layout(self) -> TrackLayout:
         """Return the slices and flows of all packets that have no fault."""
-        track, name = (np.frombuffer(column, np.int32) for column in (self._on_track, self._name))
-        time, position = (np.frombuffer(column, np.int64) for column in (self._time, self._event))
-        phase = np.frombuffer(self._phase, np.uint8)
+        events = self._slice_events()
         row = np.frombuffer(self._flow_event, np.int64)
         flow, flow_phase = np.frombuffer(self._flow, np.uint64), np.frombuffer(self._flow_phase, np.uint8)
-        none = np.broadcast_to(np.int64(0), len(time))
-        return TrackLayout(
-            [*self._names],
-            [*self._tracks],
-            SliceEvents(track, phase, time, none, position, name),
-            FlowEnds(position[row], time[row], track[row], flow, flow_phase, none[row] > 0),
+        ends = FlowEnds(
+            events.position[row], events.time[row], events.track[row], flow, flow_phase, np.zeros(len(row), np.bool_)
         )
+        return TrackLayout([*self._names], [*self._tracks], events, ends)
+
+    def _slice_events(self) -> SliceEvents:
+        time, position, key = np.frombuffer(self._events, np.int64).reshape(-1, 3).T
+        name, track = (key >> 2 + _TRACK_BITS).astype(np.int32), (key >> 2 & (1 << _TRACK_BITS) - 1).astype(np.int32)
+        return SliceEvents(track, _PHASES[key & 3], time, np.broadcast_to(np.int64(0), len(time)), position, name)
 
     def _add_event(self, position: int, packet: Any, event: Any, sequence: PacketSequence, time: int | None) -> None:
         event_type = event.type
@@ -218,12 +224,12 @@ class PerfettoPackets:
         uuid = event.track_uuid if not is_plain_end and event.HasField("track_uuid") else sequence.default_track
         track = self._tracks[uuid,]
         if event_type == _END:
-            self._add(SLICE_END, track, time, position, 0)
+            self._events.extend((time, position, track << 2 | _END))
             if is_plain_end:
                 return
         else:
             name = self._names[event.name or sequence.interned["event_names"].get(event.name_iid, "")]
-            self._add(SLICE_BEGIN if event_type == _BEGIN else SLICE, track, time, position, name)
+            self._events.extend((time, position, (name << _TRACK_BITS | track) << 2 | event_type))
         for flows, phase in (
             (event.flow_ids, ONWARD),
             (event.flow_ids_old, ONWARD),
@@ -233,14 +239,7 @@ class PerfettoPackets:
             if flows:  # far cheaper than to iterate over none
                 self._flow.extend(flows)
                 self._flow_phase += bytes([phase]) * len(flows)
-                self._flow_event.extend([len(self._time) - 1] * len(flows))
-
-    def _add(self, phase: int, track: int, time: int, position: int, name: int) -> None:
-        self._phase.append(phase)
-        self._on_track.append(track)
-        self._time.append(time)
-        self._event.append(position)
-        self._name.append(name)
+                self._flow_event.extend([len(self._events) // 3 - 1] * len(flows))
 
 
 def _packet_faults(position: int, packet: Any, sequence: PacketSequence, time: int | None) -> Iterator[Fault]:

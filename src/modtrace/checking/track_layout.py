@@ -217,6 +217,10 @@ class TrackLayout:
                 stack.append(index)
                 continue
             name = name_of[index]
+            if stack and (not name or name_of[stack[-1]] == name):  # as of nearly all
+                begins.append(stack.pop())
+                ends.append(index)
+                continue
             if (match := find_ended(stack, name_of, name)) < 0:
                 subject = f"{self.names[name]!r} ends" if name else "an end"
                 message = f"{subject} where nothing of that name is open"
