@@ -253,7 +253,8 @@ class Diff:
                 of = f" of {self.rows_in_words(modules)}" if not parts else ""
                 worst = f"{'' if count == 1 else 'most of all '}{rows[0].fqn} {rows[0].phase}, {_cost(rows[0])}"
                 parts.append(f"{count:,}{of} {'is' if count == 1 else 'are'} {verdict}: {worst}")
-        only = [change.verdict for change in self.changes if change.fqn not in self.in_compiled]
+        in_compiled = self.in_compiled  # once: it looks at all modules
+        only = [change.verdict for change in self.changes if change.fqn not in in_compiled]
         few = min(self.base_steps, self.new_steps) < MIN_STEPS
         what = f"{'other ' if often else ''}{self.by} of {modules:,} is slower or faster"
         told = f"{MIN_STEPS} steps a side or more tell whether any {what}" if few else f"no {what} beyond the noise"
