@@ -222,10 +222,10 @@ class _Cells(NamedTuple):
         if at is None or self.columns[at].unit.kind != "module":
             return self
         names = [cells[at] for cells in self.rows]
-        below = [name for name in names if "." in name]
+        below = {name for name in names if "." in name}
         roots = {name.partition(".")[0] for name in below}
         cut = [name.partition(".")[2] if name in below else name for name in names]
-        if len(set(below)) < 2 or len(roots) > 1 or len(set(cut)) < len(set(names)):
+        if len(below) < 2 or len(roots) > 1 or len(set(cut)) < len(set(names)):
             return self
         headings = [*self.headings[:at], f"{self.headings[at]} (in {roots.pop()})", *self.headings[at + 1 :]]
         rows = [[*cells[:at], name, *cells[at + 1 :]] for cells, name in zip(self.rows, cut, strict=True)]

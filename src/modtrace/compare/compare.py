@@ -248,13 +248,12 @@ def suggest_renames(base: RunTimes, new: RunTimes) -> dict[str, str]:
         appeared = after.get(place, [])
         if len(vanished) == len(appeared):
             pairs.update(_shortest(*pair, around_stayed) for pair in zip(vanished, appeared, strict=True))
-    inside = _inside(base, pairs)
+    inside, came = _inside(base, pairs), new.classes.keys() - stayed
     # What is inside must be called so on the other side, more than stayed there.
     return {
         old: to
         for old, to in pairs.items()
-        if len({to + fqn[len(old) :] for fqn in inside[old]} & new.classes.keys() - stayed)
-        > len(stayed.intersection(inside[old]))
+        if len({to + fqn[len(old) :] for fqn in inside[old]} & came) > len(stayed.intersection(inside[old]))
     }
 
 

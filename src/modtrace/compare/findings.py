@@ -113,8 +113,10 @@ class _Changes:
         return [*found, *(self._in_general() if explained < _EXPLAINS else ())]
 
     def _take(self, is_explained: Callable[[Change], bool]) -> list[Change]:
-        taken = [change for change in self.left if is_explained(change)]
-        self.left = [change for change in self.left if change not in taken]
+        taken, left = list[Change](), list[Change]()
+        for change in self.left:
+            (taken if is_explained(change) else left).append(change)
+        self.left = left
         self.named.update(change.fqn for change in taken)
         return taken
 
