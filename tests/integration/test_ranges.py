@@ -249,6 +249,39 @@ def test_graphs_of_torch_compile_are_the_same(engine: EngineName) -> None:
     assert before[2] == 1  # at the scheduler
 
 
+def test_what_was_compiled_before_the_first_recording_is_compiled_again_as_before(engine: EngineName) -> None:
+    code = """
+import sys
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+import modtrace
+
+model = nn.Linear(4, 4)
+for parameter in model.parameters():
+    parameter.grad = torch.ones_like(parameter)
+
+def step(x):
+    y = model(x)
+    clip_grad_norm_(model.parameters(), 1.0)
+    model.zero_grad(set_to_none=False)
+    return y.sum()
+
+def captured():
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    torch.compile(step, backend="eager", fullgraph=True)(torch.ones(2, 4))
+    return dict(torch._dynamo.utils.counters["stats"])
+
+before = captured()
+with modtrace.record(engine=sys.argv[1]):
+    during = captured()
+print(before == during == captured())
+"""
+    run = subprocess.run([sys.executable, "-c", code, engine], capture_output=True, text=True, check=False)
+    assert run.stdout.splitlines()[-1:] == ["True"], run.stderr
+
+
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is")
 def test_what_is_wrapped_is_pickled_and_scripted_as_before(engine: EngineName) -> None:
     with modtrace.record(engine=engine):

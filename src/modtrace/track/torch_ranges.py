@@ -111,6 +111,9 @@ def replace_code(function: Any, call: Callable[..., Any]) -> None:
     # As many variables of an outer function as it has; where it is says whether torch.compile looks into it.
     place = {name: getattr(code, name) for name in ("co_name", "co_freevars", "co_filename", "co_firstlineno")}
     function.__code__ = _call_inner.__code__.replace(**place)
+    # torch.compile keeps the parameters of each function that it has met.
+    known_parameters: Any = getattr(sys.modules.get("torch._dynamo.variables.functions"), "_spec_cache", {})
+    known_parameters.pop(function, None)
     skip_frame(function)
 
 
