@@ -56,11 +56,13 @@ def find_large_parts(measured: Measured, explained: Container[str | None]) -> It
         return
     optimizers, gap_ns = measured.optimizers, measured.gap_ns.sum(axis=1)
     step_ns = measured.duration_ns + gap_ns
-    beside = [found] if (found := _beside_optimizers(measured)) else []
-    yield from beside
+    beside = _beside_optimizers(measured)
+    if beside is not None:
+        yield beside
     for part in measured.parts:
         took = measured.of_part(part, gaps=True)
-        took = took - sum(found.ns_per_step for found in beside) if part == "optimizer" else took
+        if part == "optimizer" and beside is not None:
+            took = took - beside.ns_per_step
         alone_ns = _backward_alone(measured, part)
         if part == "loss":  # operators outside of modules that are no loss have a backward too
             alone_ns[alone_ns > _LOSS_BACKWARD * took] = 0
