@@ -2,8 +2,8 @@
 
 ```
 DATASET/dataset.json            steps in a bucket
-DATASET/parts/NAME.json         the ranks of a part, which time it is in, and the files they came from; written last
-DATASET/spans/NAME.parquet      their spans; so collectives/, steps/ and ranges/
+DATASET/parts/NAME.json         its ranks, which time it is in, its steps, and where it came from; written last
+DATASET/spans/NAME.STEP.parquet their spans in the bucket of steps from STEP on; so collectives/, steps/ and ranges/
 ```
 """
 
@@ -25,8 +25,9 @@ from ..ring.clock_tree import ClockTree, measurements_in
 from .places import DATASET_MARKER, Place, absolute, open_place
 from .rank_folder import WALL_CLOCK_BOUND_NS, Reference
 
-_FORMAT = 4
+_FORMAT = 5
 """The version of the layout; others are refused."""
+_MAX_STEP = 1 << 31
 
 
 class RankEntry(NamedTuple):
@@ -54,6 +55,13 @@ class Part(NamedTuple):
     reference: Reference  # which time its times are in
     measurements: list[dict[str, Any]]  # what its ranks noted of the clocks of hosts, as records of a ring
     ranks: list[RankEntry]
+    # By table, the buckets that have rows of it, as runs of steps: the first, and the one after the last with a row.
+    steps: dict[str, list[list[int]]]
+
+    def buckets(self, length: int, tables: Iterable[str]) -> set[int]:
+        """Return the numbers of the buckets of `length` steps in which it has rows of any of some tables."""
+        runs = [run for table in tables for run in self.steps[table]]
+        return {number for first, end in runs for number in range(first // length, (end - 1) // length + 1)}
 
     @classmethod
     def parse(cls, text: bytes) -> "Part":
@@ -63,10 +71,12 @@ class Part(NamedTuple):
             ValueError, TypeError, LookupError: it says something else.
         """
         values = orjson.loads(text)
-        part = cls(
-            Reference(**values["reference"]), values["measurements"], [RankEntry(**one) for one in values["ranks"]]
-        )
+        ranks, steps = [RankEntry(**one) for one in values["ranks"]], values["steps"]
+        part = cls(Reference(**values["reference"]), values["measurements"], ranks, steps)
         measurements_in(part.measurements)
+        bounds = [(first, end) for runs in dict(steps).values() for first, end in runs]
+        if not all(-_MAX_STEP <= first < end <= _MAX_STEP and type(first) is type(end) is int for first, end in bounds):
+            raise ValueError("it does not say which steps it is of")
         types = (*map(type, part.reference),), *(tuple(map(type, one)) for one in part.ranks)
         if types != ((str, int), *[_ENTRY_TYPES] * len(part.ranks)):
             raise ValueError("it does not say which ranks it is of")
@@ -228,9 +238,28 @@ def write_part(files: DatasetFiles, name: str, part: Part) -> None:
         "reference": part.reference._asdict(),
         "measurements": part.measurements,
         "ranks": [entry._asdict() for entry in part.ranks],
+        "steps": part.steps,
     }
     with files.create(f"parts/{name}.json") as file:
         file.write(orjson.dumps(values))
+
+
+def file_name(table: str, part: str, step: int) -> str:
+    """Return the name of the file that has a part's rows of a table in the bucket from a step on."""
+    return f"{table}/{part}.{step:06}.parquet"
+
+
+def remove_part(files: DatasetFiles, name: str, tables: Iterable[str]) -> None:
+    """Remove what is there of a part, what it says first.
+
+    Raises:
+        OSError: a file cannot be removed.
+    """
+    files.remove(f"parts/{name}.json")
+    for table in tables:
+        for file in files.files(table):
+            if file.base_name.startswith(f"{name}."):
+                files.remove(f"{table}/{file.base_name}")
 
 
 def _no_dataset(files: DatasetFiles) -> ModtraceError:

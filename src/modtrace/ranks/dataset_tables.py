@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from ..read.ring_file import Steps
 from ..ring.range_text import CATEGORIES
 from ..timeline import PHASES, Name
 from ..timeline.select import step_interval
-from .dataset_files import DatasetFiles, JoinedTime, read_head, read_parts
+from .dataset_files import DatasetFiles, JoinedTime, file_name, read_head, read_parts
 from .groups import number_distinct
 from .places import Place
 from .rank_tables import ROW_KINDS, Bounds, CollectiveTable, RangeTable, SpanTable, StepTable, Table
@@ -83,6 +83,9 @@ _SMALL = ("track", "depth")
 _KNOWN_TEXTS: Mapping[str, Sequence[str]] = {"phase": PHASES, "kind": ROW_KINDS, "category": CATEGORIES}
 _OWN_TEXTS = {"operator": "operators", "group": "groups", "range": "places"}
 """Columns of texts, and the fields that have them."""
+_LAYOUT = ds.ParquetFileFormat(
+    read_options=ds.ParquetReadOptions(dictionary_columns=["fqn", "module_class", *_KNOWN_TEXTS, *_OWN_TEXTS])
+)
 
 
 def to_arrow(table: SpanTable | CollectiveTable | StepTable | RangeTable) -> pa.Table:
@@ -137,7 +140,7 @@ def _codes(column: pa.ChunkedArray) -> tuple[list[str], Any]:
 
 
 class DatasetTables:
-    """Reads a dataset: only the row groups that hold the steps and the ranks that are asked for.
+    """Reads a dataset: only the files that hold the steps and the ranks that are asked for.
 
     Args:
         place: its folder, or a URL.
@@ -164,7 +167,7 @@ class DatasetTables:
         self.roles: Mapping[int, str] = {one.rank: one.role for one in self.ranks}
         self.peak_bytes = {one.rank: one.peak_bytes for one in self.ranks if one.peak_bytes >= 0}
         self.engines = {one.engine for one in self.ranks}
-        self._names = list(parts)
+        self._parts, self._opened = parts, dict[str, ds.FileFragment]()
 
     def buckets(self, *tables: str, steps: Steps = (None, None)) -> list[tuple[int, int]]:
         """Return the first step of each bucket and the one after its last, in order.
@@ -175,11 +178,9 @@ class DatasetTables:
         """
         length, numbers, end = self._steps_per_bucket, set[int](), 0
         with self.damage_named():
-            for table in tables or TABLE_NAMES:
-                for fragment in self.table(table).get_fragments():
-                    for bounds in (group.statistics["step"] for group in fragment.row_groups):
-                        numbers.update(range(bounds["min"] // length, bounds["max"] // length + 1))
-                        end = max(end, bounds["max"] + 1)
+            for part in self._parts.values():
+                numbers |= part.buckets(length, tables or TABLE_NAMES)
+                end = max(end, *(until for table in tables or TABLE_NAMES for _, until in part.steps[table]), 0)
         first, last = step_interval(*steps, end)
         buckets = ((max(number * length, first), min((number + 1) * length, last)) for number in sorted(numbers))
         return [(begin, until) for begin, until in buckets if begin < until]
@@ -195,7 +196,7 @@ class DatasetTables:
         if ranks is not None:
             chosen &= (rank >= min(ranks)) & (rank <= max(ranks)) & rank.isin(list(ranks))
         with self.damage_named():
-            table = from_arrow(kind, self.table(FOLDERS[kind]).to_table(filter=chosen))
+            table = from_arrow(kind, self.table(FOLDERS[kind], (first, last), ranks).to_table(filter=chosen))
         if not self.time.is_moved:
             return table
         moved: dict[str, Any] = {
@@ -203,11 +204,30 @@ class DatasetTables:
         }
         return table._replace(**moved)
 
-    def table(self, name: str) -> ds.Dataset:
-        """Return the files of one of `TABLE_NAMES`, whose times are those of their parts."""
-        changed = {str(file.path): file.mtime_ns for file in self._files.files(name)}
-        paths = [f"{self._files.root}/{name}/{part}.parquet" for part in self._names]
-        return _open(self.place, tuple((path, changed.get(path, 0)) for path in paths))
+    def table(self, name: str, steps: tuple[int, int] | None = None, ranks: Sequence[int] | None = None) -> ds.Dataset:
+        """Return the files of one of `TABLE_NAMES`, whose times are those of their parts.
+
+        Args:
+            name: of the table.
+            steps: only files that can hold some from the first to before the second; None: all.
+            ranks: only files that can hold some of these; None: all.
+        """
+        length, files = self._steps_per_bucket, list[str]()
+        for part, said in self._parts.items():
+            if ranks is None or not {entry.rank for entry in said.ranks}.isdisjoint(ranks):
+                firsts = [number * length for number in sorted(said.buckets(length, [name]))]
+                chosen = [one for one in firsts if steps is None or (one < steps[1] and steps[0] < one + length)]
+                files += [file_name(name, part, first) for first in chosen]
+        if not files:  # the first bucket of a part has all tables
+            part, said = next(iter(self._parts.items()))
+            files = [file_name(name, part, length * min(said.buckets(length, TABLE_NAMES), default=0))]
+        fragments = [self._fragment(file) for file in files]
+        return ds.FileSystemDataset(fragments, fragments[0].physical_schema, _LAYOUT, self._files.filesystem)
+
+    def _fragment(self, file: str) -> ds.FileFragment:
+        if file not in self._opened:
+            self._opened[file] = _LAYOUT.make_fragment(f"{self._files.root}/{file}", self._files.filesystem)
+        return self._opened[file]
 
     @contextmanager
     def damage_named(self) -> Iterator[None]:
@@ -221,16 +241,6 @@ class DatasetTables:
 _MOVED = ("start_ns", "end_ns", "done_ns")
 """Columns that are moments, and no durations."""
 _MOVED_FIELDS = tuple(column.removesuffix("_ns") for column in _MOVED)
-
-
-@lru_cache(maxsize=2 * len(TABLE_NAMES))  # each bucket asks for them
-def _open(place: str, files: tuple[tuple[str, int], ...]) -> ds.Dataset:
-    """Open the Parquet files of a table, known by their paths and the times at which they were changed."""
-    options = ds.ParquetReadOptions(dictionary_columns=["fqn", "module_class", *_KNOWN_TEXTS, *_OWN_TEXTS])
-    layout, filesystem = ds.ParquetFileFormat(read_options=options), DatasetFiles(place).filesystem
-    fragments = [layout.make_fragment(path, filesystem) for path, _ in files]
-    # Not by `ds.dataset`, which reads the footer of a file once more.
-    return ds.FileSystemDataset(fragments, fragments[0].physical_schema, layout, filesystem)
 
 
 def query(dataset: Place, sql: str, steps: tuple[int, int] | None = None) -> pa.Table:
@@ -253,7 +263,9 @@ def query(dataset: Place, sql: str, steps: tuple[int, int] | None = None) -> pa.
         connection.create_function("job_time", partial(_move, tables.time), integers, "BIGINT", type="arrow")
     with tables.damage_named():
         for table in TABLE_NAMES:
-            files = tables.table(table)
+            files = tables.table(table, steps)
+            for fragment in files.get_fragments():
+                fragment.ensure_complete_metadata()  # what is damaged is no fault of the SQL
             connection.register(f"{table} files", files)
             times = [name for name in _MOVED if name in files.schema.names and tables.time.is_moved]
             moved = ", ".join(f"job_time(rank, {name}) AS {name}" for name in times)

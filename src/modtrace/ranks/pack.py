@@ -1,14 +1,13 @@
 """A folder of recordings → a dataset: Parquet files of spans, collectives, steps and ranges, see `dataset_files`.
 
-A part holds as many ranks as fit the memory, or one that is read in pieces. In each file a row group holds some steps,
-a bucket, of all its ranks, so that whoever asks for a bucket reads one row group of each file: a map over buckets needs
-no shuffle.
+A part holds as many ranks as fit the memory, or one that is read in pieces. Each of its files holds some steps, a
+bucket, of all its ranks, so that whoever asks for a bucket reads one file of each part: a map over buckets needs no
+shuffle.
 """
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,7 +20,17 @@ from .._processes import map_in_processes, processor_count
 from ..ring.clock_tree import measurement_record
 from ..timeline import Track
 from .all_ranks import place_rank
-from .dataset_files import DatasetFiles, Part, RankEntry, read_head, read_parts, write_head, write_part
+from .dataset_files import (
+    DatasetFiles,
+    Part,
+    RankEntry,
+    file_name,
+    read_head,
+    read_parts,
+    remove_part,
+    write_head,
+    write_part,
+)
 from .dataset_tables import FOLDERS, TABLE_NAMES, parquet_options, to_arrow
 from .places import Place
 from .rank_folder import JobTime, RankRecording, RankTime, Reference, check_one_world, load_pieces
@@ -121,8 +130,7 @@ def _known_ranks(
         if is_same and (part.reference == reference or is_of_others):
             known.update(entry.rank for entry in part.ranks)
             continue
-        for folder in _ALL_FOLDERS:
-            there.remove(f"{folder}/{name}.{'json' if folder == 'parts' else 'parquet'}")
+        remove_part(there, name, TABLE_NAMES)
     return known
 
 
@@ -149,7 +157,7 @@ class _PartSources(NamedTuple):
     """What a part is made of.
 
     Attributes:
-        empty: the part, without its ranks.
+        empty: the part, without its ranks and steps.
         ranks: the recording of each, its place in the job's time, and what a dataset says of its file.
     """
 
@@ -160,7 +168,7 @@ class _PartSources(NamedTuple):
     def of(cls, files: Sequence[RankRecording], job: JobTime, sources: Mapping[int, list[Any]]) -> "_PartSources":
         measured = [measurement_record(one) for file in files for one in job.measurements.get(file.rank, ())]
         ranks = [(file._replace(path=file.path.absolute()), job[file.rank], sources[file.rank]) for file in files]
-        return cls(Part(job.reference, measured, []), ranks)
+        return cls(Part(job.reference, measured, [], {}), ranks)
 
 
 def _pack_part(dataset: str, steps_per_bucket: int, sources: _PartSources) -> int:
@@ -173,20 +181,23 @@ def _pack_part(dataset: str, steps_per_bucket: int, sources: _PartSources) -> in
             for name, table in tables.items():
                 by_name[name].append(table)
         parts = iter([{name: join_tables(by_name.pop(name)) for name in TABLE_NAMES}])
-    file_name = f"{sources.ranks[0][0].rank:06}-{sources.ranks[-1][0].rank:06}"
+    part_name = f"{sources.ranks[0][0].rank:06}-{sources.ranks[-1][0].rank:06}"
     there = DatasetFiles(dataset)
     there.make(_ALL_FOLDERS)
-    with ExitStack() as files, ExitStack() as stack:
-        writers: dict[str, pq.ParquetWriter] = {}
-        for tables in _buckets(parts, steps_per_bucket):
-            for name, table in tables.items():
-                row_group = to_arrow(table)
-                if name not in writers:
-                    new, schema = files.enter_context(there.create(f"{name}/{file_name}.parquet")), row_group.schema
-                    writers[name] = stack.enter_context(pq.ParquetWriter(new, schema, **parquet_options(schema)))
-                if row_group.num_rows:
-                    writers[name].write_table(row_group, row_group_size=row_group.num_rows)
-    write_part(there, file_name, sources.empty._replace(ranks=entries))
+    remove_part(there, part_name, TABLE_NAMES)  # what a run that was cut off has left
+    steps: dict[str, list[list[int]]] = {name: [] for name in TABLE_NAMES}
+    for place, (bucket, tables) in enumerate(_buckets(parts, steps_per_bucket)):
+        begin = bucket * steps_per_bucket
+        for name, table in tables.items():
+            rows = to_arrow(table)
+            if rows.num_rows or not place:  # the first bucket has all tables, so that there is a schema
+                with there.create(file_name(name, part_name, begin)) as file:
+                    pq.write_table(rows, file, rows.num_rows or 1, **parquet_options(rows.schema))
+            if rows.num_rows:
+                if not steps[name] or (steps[name][-1][1] - 1) // steps_per_bucket < bucket - 1:
+                    steps[name].append([begin, begin])
+                steps[name][-1][1] = int(table.step.max()) + 1
+    write_part(there, part_name, sources.empty._replace(ranks=entries, steps=steps))
     return len(entries)
 
 
@@ -211,13 +222,12 @@ def _parts(sources: _PartSources, entries: list[RankEntry]) -> Iterator[dict[str
         entries.append(RankEntry(*placed, *ends, spans, peak_bytes, engine, source))
 
 
-def _buckets(parts: Iterator[dict[str, Any]], length: int) -> Iterator[dict[str, Any]]:
-    """Yield the tables of each bucket of `length` steps, in order.
+def _buckets(parts: Iterator[dict[str, Any]], length: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the number of each bucket of `length` steps and its tables, in order.
 
-    Each part has whole steps, after those of the part before. If nothing is in them, one bucket without rows is there,
-    so that there is a schema.
+    Each part has whole steps, after those of the part before. If nothing is in them, there is one bucket without rows.
     """
-    waiting: dict[str, Any] = {}
+    number, waiting = 0, dict[str, Any]()
     for part in parts:
         joined = {name: join_tables([waiting[name], table]) if waiting else table for name, table in part.items()}
         bucket = {name: table.step // length for name, table in joined.items()}
@@ -226,7 +236,7 @@ def _buckets(parts: Iterator[dict[str, Any]], length: int) -> Iterator[dict[str,
         bounds = {name: np.searchsorted(of[order[name]], [*numbers, 1 << 31]) for name, of in bucket.items()}
         for place in range(len(numbers)):
             if place:
-                yield waiting  # the last one goes on in the next part
+                yield number, waiting  # the last one goes on in the next part
             rows = {name: order[name][slice(*of[place : place + 2])] for name, of in bounds.items()}
-            waiting = {name: take(table, rows[name]) for name, table in joined.items()}
-    yield waiting
+            number, waiting = numbers[place], {name: take(table, rows[name]) for name, table in joined.items()}
+    yield number, waiting

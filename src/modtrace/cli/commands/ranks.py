@@ -207,9 +207,9 @@ def pack_ranks(
 ) -> None:
     """Write the spans, collectives and steps of the ranks in DIR as a dataset of Parquet files.
 
-    Run it again if it was cut off, or if ranks were added: what is packed already stays. Each file holds some
-    ranks, and in it a row group some steps, so that a question about steps reads only these. DIR and DATASET may be
-    URLs, as in s3://bucket/run. Each host of a job can pack what its own disk holds, with --this-host.
+    Run it again if it was cut off, or if ranks were added: what is packed already stays. Each file holds some steps
+    of some ranks, so that a question about steps reads only these. DIR and DATASET may be URLs, as in
+    s3://bucket/run. Each host of a job can pack what its own disk holds, with --this-host.
     """
     require_extra("ranks", "pyarrow")
     from ...ranks import as_folder, find_rank_recordings
