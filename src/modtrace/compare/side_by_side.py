@@ -111,7 +111,7 @@ def _moved(side: TypicalStep, shift: int, process_of: Callable[[Process], Proces
 def _marks(sides: tuple[TypicalStep, TypicalStep], shifts: Sequence[int]) -> list[Mark]:
     marks = [
         # None is of kind "step": the two steps are not of one program.
-        Mark(mark.time_ns + shift, "mark", f"{'end of ' if mark.kind == 'step' else ''}{mark.text}, {title}")
+        Mark(mark.time_ns + shift, "mark", f"{'end of ' if mark.ends_step else ''}{mark.text}, {title}")
         for side, shift, title in zip(sides, shifts, SIDE_TITLES, strict=True)
         for mark in side.step.marks
         if mark.kind != "sync"

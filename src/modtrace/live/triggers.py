@@ -167,7 +167,7 @@ class Triggers:
     def _of_modules(self, follower: RingFollower, look: Look, timeline: Timeline) -> Iterator[Trigger]:
         columns = timeline.columns
         is_new = columns.complete & (columns.end > look.since_ns)
-        if any(mark.kind == "step" for mark in timeline.marks) and follower.analysis is not None:
+        if len(timeline.step_ends) and follower.analysis is not None:
             first = follower.analysis.snapshot.metadata.get(FIRST_STEP)
             is_new &= columns.step != (first if isinstance(first, int) else 0)
         for condition, matches in self._matches.items():
@@ -200,6 +200,6 @@ class Triggers:
 
 def _step_at(timeline: Timeline, time_ns: int) -> int | None:
     """Return the step that a moment is in; None if no step ends."""
-    if not any(mark.kind == "step" for mark in timeline.marks):
+    if not len(timeline.step_ends):
         return None
     return int(steps_at(timeline, np.array([time_ns], np.int64))[0])

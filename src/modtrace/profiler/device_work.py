@@ -269,10 +269,10 @@ def steps_of_work(timeline: Timeline, events: ProfilerEvents, time: Int64Array) 
 
     What comes after the last step in which a module ran counts to that one.
     """
-    ends = [mark.time_ns for mark in timeline.marks if mark.kind == "step"]
-    if not ends or not len(timeline.columns):
+    ends = timeline.step_ends
+    if not len(ends) or not len(timeline.columns):
         return steps_of_profile(events, time)
-    last = max(int(timeline.columns.step.max()), int(steps_at(timeline, np.array(ends[-1:]))[0]), 0)
+    last = max(int(timeline.columns.step.max()), int(steps_at(timeline, ends[-1:])[0]), 0)
     return np.clip(steps_at(timeline, time, begins=True), 0, last)
 
 

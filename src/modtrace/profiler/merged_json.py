@@ -239,7 +239,6 @@ def _recording_events(overlaid: Overlay, places: "_RowPlaces", quantum: int) -> 
         quantum: see `time_quantum_ns`.
     """
     timeline = nested_timeline(overlaid.drawn, quantum)
-    timeline = replace(timeline, marks=[mark for mark in timeline.marks if mark.kind != "sync"])
     lanes = Lanes.from_timeline(timeline)
     tracks = [timeline.tracks[lane.track] for lane in lanes.lanes]
     above = [places.above(overlaid.pid_of(track.process), track.tid) for track in tracks]

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -334,8 +333,6 @@ class PacketOutput:
         threads = {(process, tid): _uuid("track", (pid, tid)) for process, tid, pid in rows}
         parents = TrackParents(_uuid("process", overlaid.pid), processes, threads)
         recorded = move_times(overlaid.drawn, lambda time: time + base)
-        # Sync marks are slices of the profiler's.
-        recorded = replace(recorded, marks=[mark for mark in recorded.marks if mark.kind != "sync"])
         parts = [part._replace(time=part.time + base) for part in part_counters(overlaid.timeline)]
         for _, part in PerfettoWriter(parents).packets(WrittenPart(recorded, parts)):
             sink.write(part)

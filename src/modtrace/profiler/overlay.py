@@ -215,17 +215,13 @@ class Overlay(Aligned):
     def recording(self, events: ProfilerEvents, base: int, left_out: int) -> Timeline:
         """Return what `modtrace.load` of the merged trace is to return: with a track per stream, in Unix nanoseconds.
 
-        Sync marks are left out: each is a slice of the profiler's.
-
         Args:
             events: the trace's.
             base: Unix nanoseconds from which its times count.
             left_out: how many events of the trace could not be read.
         """
         metadata = {**self.timeline.metadata, **({LEFT_OUT: left_out} if left_out else {})}
-        timeline = replace(
-            self.timeline, metadata=metadata, marks=[mark for mark in self.timeline.marks if mark.kind != "sync"]
-        )
+        timeline = replace(self.timeline, metadata=metadata)
         timeline = with_stream_spans(timeline, self.devices, self.device_names, events.tracks)
         return move_times(timeline, lambda time: time + base)
 
@@ -361,6 +357,8 @@ def _align_process(
         timeline, process = with_pid(timeline, pid)
         alignment = align_by_sync_marks(timeline.marks, events.syncs, base)
         alignment = refine_by_operators(alignment, timeline, events, threads)
+        # Each sync mark is a slice of the profiler's.
+        timeline = replace(timeline, marks=[mark for mark in timeline.marks if mark.kind != "sync"])
         timeline = move_times(timeline, alignment.to_trace)
         _check_common(timeline, events, path, alignment)
         window = profiled_window(events)

@@ -89,7 +89,7 @@ def with_profiled_steps(timeline: Timeline, events: ProfilerEvents) -> Timeline:
         events: the trace's.
     """
     columns, steps = timeline.columns, events.steps
-    counted = any(mark.kind == "step" for mark in timeline.marks) or bool(columns.step.any())
+    counted = len(timeline.step_ends) or bool(columns.step.any())
     if counted or not len(steps) or not len(columns):
         return timeline
     order = np.argsort(steps.start, kind="stable")
@@ -98,7 +98,7 @@ def with_profiled_steps(timeline: Timeline, events: ProfilerEvents) -> Timeline:
     ends = [*zip(start[1:].tolist(), number[:-1].tolist(), strict=True), (int(steps.end.max()), int(number[-1]))]
     if number[0] > 0 and columns.start[0] < start[0]:
         ends.insert(0, (int(start[0]), int(number[0]) - 1))
-    marks = [Mark(time, "step", f"step {step}") for time, step in ends]
+    marks = [Mark.of_step(time, step) for time, step in ends]
     return replace(
         timeline,
         slices=replace(timeline.slices, step=steps_of_profile(events, timeline.slices.start)),

@@ -240,9 +240,8 @@ def _range_name(timeline: Timeline, row: int) -> RangeName:
 
 def step_end_table(timeline: Timeline, rank: int) -> StepTable:
     """Return when a rank's steps ended."""
-    marks = [mark for mark in timeline.marks if mark.kind == "step"]
-    step = np.array([_step_number(mark.text) for mark in marks], np.int32)
-    return StepTable(np.full(len(marks), rank, np.int32), step, np.array([mark.time_ns for mark in marks], np.int64))
+    step = np.array([_step_number(mark.text) for mark in timeline.marks if mark.ends_step], np.int32)
+    return StepTable(np.full(len(step), rank, np.int32), step, timeline.step_ends)
 
 
 def _step_number(text: str) -> int:

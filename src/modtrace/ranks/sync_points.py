@@ -136,9 +136,8 @@ def _sections(timeline: Timeline) -> tuple[Int64Array, Int64Array]:
     if passes:
         begin, end = np.array(passes, np.int64).T
         return begin, end
-    marks = sorted(mark.time_ns for mark in timeline.marks if mark.kind == "step")
-    edges = [np.iinfo(np.int64).min, *marks, np.iinfo(np.int64).max]
-    return np.array(edges[:-1], np.int64), np.array(edges[1:], np.int64)
+    edges = np.array([np.iinfo(np.int64).min, *timeline.step_ends, np.iinfo(np.int64).max])
+    return edges[:-1], edges[1:]
 
 
 def _last_activity(timeline: Timeline, until: Int64Array) -> Int64Array:

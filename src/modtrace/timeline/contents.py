@@ -257,6 +257,16 @@ class Mark(NamedTuple):
     kind: str
     text: str
 
+    @classmethod
+    def of_step(cls, time_ns: int, number: int) -> "Mark":
+        """Return the mark that ends a step."""
+        return cls(time_ns, "step", f"step {number}")
+
+    @property
+    def ends_step(self) -> bool:
+        """Whether it ends a step."""
+        return self.kind == "step"
+
 
 @dataclass(frozen=True, slots=True)
 class CounterSeries:

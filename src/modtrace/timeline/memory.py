@@ -84,9 +84,9 @@ def find_holders(timeline: "Timeline") -> Holders | None:
     series, own = max(counted, key=lambda each: int(each[0].value.max()))
     moment = int(series.value.argmax())
     until = int(series.time[moment])
-    ended = [mark.time_ns for mark in timeline.marks if mark.kind == "step" and mark.time_ns <= until]
+    ended = timeline.step_ends[timeline.step_ends <= until]
     begun = [] if timeline.begin_ns is None else [timeline.begin_ns]
-    begin = max([int(series.time[0]), *begun, *ended])
+    begin = max([int(series.time[0]), *begun, *ended.tolist()])
     rows = np.flatnonzero(own & (columns.end > begin) & (columns.start <= until))
     last = np.minimum(_sample_at(series, columns.end[rows]), moment)
     kept = np.zeros(len(columns), np.int64)
@@ -106,7 +106,7 @@ def find_holders(timeline: "Timeline") -> Holders | None:
         by_fqn.update(
             _kinds_at(timeline.metadata.get(MEMORY), until, known, int(series.value[moment]) - by_fqn.total())
         )
-        steps = sum(mark.kind == "step" and mark.time_ns > until for mark in timeline.marks)
+        steps = len(timeline.step_ends) - len(ended)
         most = int(series.value[moment]) - by_fqn.total()
         by_fqn.update(_grown_before(timeline.metadata.get(MEMORY), steps, most))
     process = series.process.name if len(counted) > 1 else ""

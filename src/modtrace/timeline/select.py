@@ -129,10 +129,9 @@ def steps(timeline: Timeline, first: int | None = None, last: int | None = None)
     low, high = step_interval(first, last, int(timeline.columns.step.max(initial=-1)) + 1)
     slices = timeline.slices
     part = keep_rows(timeline, np.flatnonzero((slices.step >= low) & (slices.step < high)))
-    step_ends = np.array([mark.time_ns for mark in timeline.marks if mark.kind == "step"], np.int64)
     # The mark that ends step n is the last in it; what had ended when the recording began has no mark.
-    first_ended = first_ended_step(timeline, step_ends)
-    since, until = (_end_before(step_ends, at - first_ended) for at in (low, high))
+    first_ended = first_ended_step(timeline)
+    since, until = (_end_before(timeline.step_ends, at - first_ended) for at in (low, high))
     whole_run = timeline.metadata.get(WHOLE_RUN)
     known = {WHOLE_RUN: {**whole_run, "spans": None}} if isinstance(whole_run, Mapping) else {}
     flops = timeline.metadata.get(COUNTED)
@@ -147,7 +146,7 @@ def steps(timeline: Timeline, first: int | None = None, last: int | None = None)
         marks=[mark for mark in timeline.marks if since < mark.time_ns <= until],
         counters=[samples_between(counter, since, until) for counter in timeline.counters],
         gpu_work=_gpu_work_of(timeline, lambda step: (step >= low) & (step < high)),
-        begin_ns=since if since in step_ends else timeline.begin_ns,
+        begin_ns=since if since in timeline.step_ends else timeline.begin_ns,
     )
 
 
@@ -277,9 +276,8 @@ def steps_at(timeline: Timeline, times: Int64Array, *, begins: bool = False) -> 
 
     The moment that ends a step, as its mark says it, is in this step; what `begins` then is in the next one.
     """
-    step_ends = np.array([mark.time_ns for mark in timeline.marks if mark.kind == "step"], np.int64)
-    ended = np.searchsorted(step_ends, times, side="right" if begins else "left").astype(np.int64)
-    return ended + first_ended_step(timeline, step_ends)
+    ended = np.searchsorted(timeline.step_ends, times, side="right" if begins else "left").astype(np.int64)
+    return ended + first_ended_step(timeline)
 
 
 def first_process_tracks(timeline: Timeline) -> BoolArray:
@@ -288,14 +286,14 @@ def first_process_tracks(timeline: Timeline) -> BoolArray:
     return np.array([track.process == tracks[0].process for track in tracks] or [True], np.bool_)
 
 
-def first_ended_step(timeline: Timeline, step_ends: Int64Array) -> int:
-    """Return which step the first of the marks in `step_ends` ends: as many as had ended before."""
+def first_ended_step(timeline: Timeline) -> int:
+    """Return which step the first mark of a step ends: as many as had ended before."""
     columns = timeline.columns
     own = first_process_tracks(timeline)[columns.track]
     if not own.any():
         return 0
     row = int(np.argmax(own * (1 + columns.complete.view(np.int8))))  # of others it is not known when they began
-    return int(columns.step[row] - np.searchsorted(step_ends, columns.start[row], side="right"))
+    return int(columns.step[row] - np.searchsorted(timeline.step_ends, columns.start[row], side="right"))
 
 
 def forward_calls(timeline: Timeline) -> Int64Array:

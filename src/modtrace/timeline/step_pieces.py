@@ -70,8 +70,8 @@ def _find_cuts(timeline: Timeline) -> list[tuple[int, int]]:
     columns, slices = timeline.columns, timeline.slices
     if len(columns) < 4 * PIECE_SPANS or len({track.process for track in timeline.tracks}) > 1:
         return []
-    moments = np.array([mark.time_ns for mark in timeline.marks if mark.kind == "step"], np.int64)
-    number = first_ended_step(timeline, moments) + np.arange(1, len(moments) + 1)
+    moments = timeline.step_ends
+    number = first_ended_step(timeline) + np.arange(1, len(moments) + 1)
     row = np.searchsorted(columns.start, moments)
     others = slices.take(np.flatnonzero((slices.kind != MODULE) & (slices.kind != RANGE)))
     is_cut = row < len(columns)

@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+import numpy as np
+
 from .._interrupts import cached_property
+from .._typing import Int64Array
 from .args import args_by_row
 from .collectives import Collectives, Group
 from .contents import BackwardPass, CounterSeries, GpuWork, Mark, Name, Range, Stats, Track
@@ -41,6 +44,11 @@ class Timeline:
     def span_args(self) -> dict[int, dict[str, int | str]]:
         """What only some slices have, by index of the slice; see `modtrace.timeline.slices.ARGS`."""
         return args_by_row(self.slices.args)
+
+    @cached_property
+    def step_ends(self) -> Int64Array:
+        """int64[n], Unix nanoseconds, ascending: when training steps ended, as marks say it."""
+        return np.array([mark.time_ns for mark in self.marks if mark.ends_step], np.int64)
 
     @cached_property
     def collectives(self) -> Collectives:

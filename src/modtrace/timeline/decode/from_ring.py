@@ -181,9 +181,7 @@ def describe_open(
 def _marks(analysis: RingAnalysis, counters: Sequence[CounterSeries]) -> list[Mark]:
     events, clock, ends = analysis.events, analysis.clock, analysis.step_ends
     end_ns = clock.to_other(events.time[ends.event])
-    marks = [
-        Mark(time, "step", f"step {number}") for time, number in zip(end_ns.tolist(), ends.number.tolist(), strict=True)
-    ]
+    marks = [Mark.of_step(time, number) for time, number in zip(end_ns.tolist(), ends.number.tolist(), strict=True)]
     marks += [Mark(time, "mark", text) for time, text in peaks_of(counters)]
     marked = np.flatnonzero(events.kind == Kind.MARK)
     for index, time in zip(marked.tolist(), clock.to_other(events.time[marked]).tolist(), strict=True):

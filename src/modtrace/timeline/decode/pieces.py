@@ -282,7 +282,7 @@ class RingPieces:
             timeline = replace(timeline, stats=stats, metadata=metadata, begin_ns=begin_ns, trained=trained)
             yield self._change(timeline)
             trained |= trained_modules(timeline)
-            begin_ns = max((mark.time_ns for mark in timeline.marks if mark.kind == "step"), default=None)
+            begin_ns = int(timeline.step_ends[-1]) if len(timeline.step_ends) else None
 
     def rest(self) -> Timeline:
         """Return the timeline without its modules, once all pieces have come; of a single piece that."""

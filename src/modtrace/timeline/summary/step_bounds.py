@@ -203,7 +203,7 @@ def _trains(timeline: Timeline) -> bool:
     """Whether marks end steps, or there is a backward pass, or no call that could be a step."""
     slices = timeline.slices
     is_backward = (slices.kind == BACKWARD_PASS) | (slices.kind == MODULE) & (slices.phase == BACKWARD)
-    marked = timeline.begin_ns is not None or any(mark.kind == "step" for mark in timeline.marks)
+    marked = timeline.begin_ns is not None or len(timeline.step_ends) > 0
     return marked or bool(is_backward.any()) or not len(outermost_calls(timeline))
 
 
@@ -218,8 +218,8 @@ def _marked_steps(timeline: Timeline) -> StepBounds:
     if not len(own):
         return NO_STEPS
     starts, last_end = columns.start[own], int(columns.end[own].max())
-    marks = np.array([mark.time_ns for mark in timeline.marks if mark.kind == "step"], np.int64)
-    first_step = first_ended_step(timeline, marks)
+    marks = timeline.step_ends
+    first_step = first_ended_step(timeline)
     range_starts, range_ends = _range_edges(timeline)
     first_start = timeline.begin_ns
     if first_start is None:
@@ -243,8 +243,8 @@ def _edges(timeline: Timeline) -> Int64Array:
     """Return when the first process did something first, or the first of chosen steps began; its marks; its end."""
     own = np.flatnonzero(first_process_tracks(timeline)[timeline.slices.track])
     begin = int(timeline.slices.start[own].min(initial=_NEVER)) if timeline.begin_ns is None else timeline.begin_ns
-    marks = [mark.time_ns for mark in timeline.marks if mark.kind == "step"]
-    return np.array([begin, *marks, timeline.slices.end[own].max(initial=max(marks, default=begin))])
+    marks = timeline.step_ends
+    return np.array([begin, *marks, timeline.slices.end[own].max(initial=marks.max(initial=begin))])
 
 
 def _range_edges(timeline: Timeline) -> tuple[list[int], list[int]]:
