@@ -15,7 +15,7 @@ from ...ring.range_text import CATEGORIES, RangeName, parse_range
 from ...ring.slot_format import CALL_ENTER_KINDS, CALL_EXIT_KINDS, FLOP_KINDS, NO_NAME, RANGE_KINDS, RECOMPUTE_BIT
 from .attribution import attribute_nodes
 from .device_points import QueuedEvents, queued_events, read_device_clocks, read_stream_ids
-from .intervals import Intervals, build_intervals, is_core_event, pair_by_key, pair_calls
+from .intervals import Intervals, build_intervals, is_core_event, pair_by_value, pair_calls
 from .name_lookup import NameLookup
 from .open_calls import AFTER_BACKWARD, OpenCall, ThreadStack, open_stacks
 from .spans import forward_of_recompute
@@ -162,8 +162,8 @@ class RingAnalysis:
 
     def _range_durations(self, name: RangeName) -> Int64Array:
         ids = [number for number, text in enumerate(self.lookup.texts) if parse_range(text) == name]
-        events = self.all_events.take(np.isin(self.all_events.kind, RANGE_KINDS) & np.isin(self.all_events.name, ids))
-        begin, end = pair_by_key(np.arange(len(events)), events.kind == Kind.RANGE_BEGIN, events.value)
+        events = self.all_events.take(np.isin(self.all_events.name, ids))
+        begin, end = pair_by_value(events, *RANGE_KINDS)
         whole = (begin >= 0) & (end >= 0)
         return np.asarray(events.time[end[whole]] - events.time[begin[whole]], np.int64)
 
@@ -250,8 +250,7 @@ class PassColumns(NamedTuple):
 
 def _pair_passes(events: Events) -> PassColumns:
     """Pair the begins and ends of passes by their numbers; of several whose begin is lost, the longest comes first."""
-    edges = np.flatnonzero((events.kind == Kind.PASS_BEGIN) | (events.kind == Kind.PASS_END))
-    begin, end = pair_by_key(edges, events.kind[edges] == Kind.PASS_BEGIN, events.value[edges])
+    begin, end = pair_by_value(events, Kind.PASS_BEGIN, Kind.PASS_END)
     order = np.lexsort((-np.where(end >= 0, end, len(events)), begin))
     begin, end = begin[order], end[order]
     return PassColumns(events.thread[np.where(begin >= 0, begin, end)].astype(np.int64), begin, end)

@@ -306,6 +306,12 @@ def pair_by_key(
     )
 
 
+def pair_by_value(events: Events, begin: Kind, end: Kind) -> tuple[Int64Array, Int64Array]:
+    """Return the events that begin and end each thing of two kinds, which their values number; -1 if there is none."""
+    index = np.flatnonzero(is_any(events.kind, (begin, end)))
+    return pair_by_key(index, events.kind[index] == begin, events.value[index])
+
+
 def _extend_to_next(events: Events, last_event: Int64Array, has_end: BoolArray, end: Int64Array) -> None:
     """Let a node last until its thread begins the next one of the same graph task, where nothing else lies between.
 

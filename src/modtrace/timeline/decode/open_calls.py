@@ -9,12 +9,12 @@ import numpy as np
 
 from ..._terminal import counted
 from ..._typing import Int64Array, SignedIntArray
-from ...ring import Events, Kind
+from ...ring import Events
 from ...ring.range_text import CATEGORIES, RangeName, parse_range
-from ...ring.slot_format import KINDS_OF_OTHER_THREADS, NO_NAME
+from ...ring.slot_format import KINDS_OF_OTHER_THREADS, NO_NAME, RANGE_KINDS
 from .attribution import attribute_nodes
 from .cuts import count_open, find_cuts
-from .intervals import Intervals, build_intervals
+from .intervals import Intervals, build_intervals, pair_by_value
 
 if TYPE_CHECKING:
     from .analysis import PassColumns, RingAnalysis
@@ -175,10 +175,9 @@ def _open_ranges(events: Events, lookup: NameLookup) -> dict[int, list[OpenCall]
 
     torch's own ones that fit no category are left out: they are around everything.
     """
-    index = np.flatnonzero(events.kind == Kind.RANGE_BEGIN)
-    ended = events.value[events.kind == Kind.RANGE_END]
+    begin, end = pair_by_value(events, *RANGE_KINDS)
     open_ranges: dict[int, list[OpenCall]] = {}
-    for at in index[~np.isin(events.value[index], ended)].tolist():
+    for at in begin[end < 0].tolist():
         name, category = parse_range(lookup.texts[events.name[at]])
         if category not in (_COMMUNICATION, "torch"):
             open_ranges.setdefault(int(events.thread[at]), []).append(OpenCall(name, category, int(events.time[at])))

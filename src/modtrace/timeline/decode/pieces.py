@@ -49,7 +49,7 @@ from .from_ring import (
     describe_whole_run,
     join_modules,
 )
-from .intervals import pair_by_key
+from .intervals import pair_by_value
 from .memory import HeldMemory, held_memory, samples_at_moments
 from .open_calls import OpenCall
 
@@ -235,8 +235,7 @@ class RingPieces:
     def _ranges(self) -> tuple[tuple[Int64Array, Int64Array], Int64Array, Int64Array]:
         """The indexes of the begins and ends of ranges among all events, -1 if there is none, and when these were."""
         events = self.others.all_events
-        ranges = np.flatnonzero(np.isin(events.kind, RANGE_KINDS))
-        pair = pair_by_key(ranges, events.kind[ranges] == Kind.RANGE_BEGIN, events.value[ranges])
+        pair = pair_by_value(events, *RANGE_KINDS)
         begun, ended = (
             np.where(rows >= 0, events.serial[rows], other) for rows, other in zip(pair, (-1, _FOREVER), strict=True)
         )

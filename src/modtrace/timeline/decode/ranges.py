@@ -26,7 +26,7 @@ from ..contents import RANGES, Process, Track, range_name
 from ..slices import BACKWARD, COLLECTED, FORWARD, GARBAGE_COLLECTION, GENERATION, KINDS, RANGE, Slices
 from ..timeline import Timeline
 from .analysis import RingAnalysis
-from .intervals import pair_by_key
+from .intervals import pair_by_value
 from .name_lookup import NameLookup
 from .path_spans import clip_and_nest
 from .spans import SpanRows
@@ -148,12 +148,11 @@ def add_ranges(
     """
     timeline = replace(timeline, tracks=[*tracks])
     events, clock, lookup = analysis.all_events, analysis.clock, analysis.lookup
-    index = np.flatnonzero(np.isin(events.kind, RANGE_KINDS))
     collection, collected_from, collection_args = _collections(events)
     count = len(evaluations.thread)
-    if not len(index) and not len(collection) and not count:
+    begin, end = pair_by_value(events, *RANGE_KINDS)
+    if not len(begin) and not len(collection) and not count:
         return timeline, Slices.empty()
-    begin, end = pair_by_key(index, events.kind[index] == Kind.RANGE_BEGIN, events.value[index])
     kind = np.repeat([RANGE, GARBAGE_COLLECTION], [len(begin), len(collection)])
     kind = np.append(kind, np.full(count, RANGE))
     complete = np.append((begin >= 0) & (end >= 0), np.ones(len(collection), np.bool_))

@@ -16,7 +16,7 @@ from . import pieces
 from .analysis import RingAnalysis
 from .cuts import find_cuts
 from .from_ring import build_timeline, describe_open, describe_whole_run
-from .intervals import call_ids, is_any
+from .intervals import call_ids, is_any, pair_by_value
 
 _OTHER_KINDS = {*Kind} - {*CALL_ENTER_KINDS, *CALL_EXIT_KINDS}
 _BLOCKS = 16
@@ -44,11 +44,14 @@ def build_last(read: pieces.ReadRing, serials: range, max_events: int) -> Timeli
     if not cuts:
         return None
 
-    def begun_ranges(events: Events) -> list[Events]:
-        begun = events.value[events.kind == Kind.RANGE_BEGIN]
-        return [events.take((events.kind != Kind.RANGE_END) | np.isin(events.value, begun))]
+    window = range(cuts[0], serials.stop)
+    return _build_part(read, serials, window, np.zeros(0, np.int64), lambda events: [_with_begun_ranges(events)])
 
-    return _build_part(read, serials, range(cuts[0], serials.stop), np.zeros(0, np.int64), begun_ranges)
+
+def _with_begun_ranges(events: Events) -> Events:
+    """Return some events without the ends of ranges that began before them."""
+    begin, end = pair_by_value(events, *RANGE_KINDS)
+    return events.take(np.delete(np.arange(len(events)), end[begin < 0]))
 
 
 def _build_part(
@@ -278,7 +281,7 @@ class _Looks:
         has_lost = is_first and window.start > 0  # a range whose begin was overwritten counts to the first step
         after = np.zeros(0, np.int64)  # whose begins are after the window
         begun, ended = (events.value[events.kind == kind] for kind in RANGE_KINDS)
-        parts = [events.take((events.kind != Kind.RANGE_END) | np.isin(events.value, begun) | is_first)]
+        parts = [events if is_first else _with_begun_ranges(events)]
         for part in pieces.parts_of(range(window.stop, self._serials.stop)):
             if not has_lost and np.isin(begun, ended).all():
                 break
