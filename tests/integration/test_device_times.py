@@ -304,7 +304,7 @@ def test_without_an_accelerator_one_warning_says_so(caplog: pytest.LogCaptureFix
 @pytest.mark.parametrize(
     ("options", "fault"),
     [
-        ({"device_times": True, "engine": "python"}, "device times need the native engine"),
+        ({"device_times": True, "engine": "python"}, "device_times needs the native engine"),
         ({"device_times": 0}, "device_times is 0; it must be True, a number of levels of calls, 1 or more, or a"),
         ({"device_times": -1}, "device_times is -1; it must be True"),
         ({"device_times": 1.5}, "device_times is 1.5; it must be True"),

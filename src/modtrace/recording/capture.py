@@ -225,9 +225,8 @@ def make_engine(
         return NativeEngine(ring, on_error, options)
     if options.flops:
         raise EngineError("flops needs the native engine; `modtrace build` makes it, `modtrace doctor` says what lacks")
-    for what, is_wanted in (("device_times", options.device is not None), ("memory", options.memory)):
-        if is_wanted:
-            warn_without(what, "the Python engine has none; `modtrace doctor` says why the native one is not used")
+    for what in options.native_only:
+        warn_without(what, "the Python engine has none; `modtrace doctor` says why the native one is not used")
     return PortableEngine(ring, on_error, options)
 
 

@@ -133,13 +133,12 @@ def record(
         raise RecordingError(f"keep is {keep!r}; it must be a whole number, 0 or more")
     if keep_when is not None and schedule is not None:
         raise RecordingError("keep_when watches recordings without a schedule only")
-    if flops and engine == "python":
-        raise RecordingError("flops needs the native engine; give engine='native' or 'auto'")
     if workers and schedule is not None:
         raise RecordingError("workers are recorded without a schedule only")
-    if memory and engine == "python":
-        raise RecordingError("memory needs the native engine; give engine='native' or 'auto', or memory_interval=0")
-    device = _device_choice(engine, device_times)
+    options = EngineOptions(None, strip_wrappers, _device_choice(device_times), ranges, memory, flops)
+    for what in options.native_only if engine == "python" else ():
+        instead = ", or memory_interval=0" if what == "memory" else ""
+        raise RecordingError(f"{what} needs the native engine; give engine='native' or 'auto'{instead}")
     make_capture = partial(
         Capture,
         engine=engine,
@@ -147,7 +146,7 @@ def record(
         host_name=host_name,
         role=role,
         model=weakref.ref(model) if isinstance(model, nn.Module) else model,
-        options=EngineOptions(None, strip_wrappers, device, ranges, memory, flops),
+        options=options,
         sampler=Sampler(shapes, memory_interval),
         stacks_on_signal=stacks_on_signal,
         keep=keep,
@@ -165,7 +164,7 @@ def record(
     )
 
 
-def _device_choice(engine: EngineName, wanted: bool | int | str) -> DeviceChoice | None:
+def _device_choice(wanted: bool | int | str) -> DeviceChoice | None:
     if wanted is False:
         return None
     text = wanted if isinstance(wanted, str) else f"*,{_DEFAULT_DEPTH if wanted is True else wanted}"
@@ -175,6 +174,4 @@ def _device_choice(engine: EngineName, wanted: bool | int | str) -> DeviceChoice
             f"device_times is {wanted!r}; it must be True, a number of levels of calls, 1 or more, or a pattern of "
             "names, as 'GPT.blocks.*' or 'GPT.blocks.*,3'"
         )
-    if engine == "python":
-        raise RecordingError("device times need the native engine; give engine='native' or 'auto'")
     return DeviceChoice(match["pattern"], None if match["levels"] is None else int(match["levels"]))

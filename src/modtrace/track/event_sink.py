@@ -47,12 +47,16 @@ class EngineOptions(NamedTuple):
 
     model: "nn.Module | str | None" = None  # where names start, see `ModuleNames`
     strip_wrappers: bool = True  # see `ModuleNames`
-    # Which calls get device times; None: none do. The portable engine says that it has none.
-    device: DeviceChoice | None = None
+    device: DeviceChoice | None = None  # which calls get device times; None: none do
     ranges: bool = False  # note ranges and garbage collections
-    # Count what tensors hold on the CPU. The portable engine says that it does not.
-    memory: bool = False
-    flops: bool = False  # count operators; the native engine alone does
+    memory: bool = False  # count what tensors hold
+    flops: bool = False  # count operators
+
+    @property
+    def native_only(self) -> list[str]:
+        """What of it the native engine alone records, by the names of `record`'s arguments."""
+        wanted = {"flops": self.flops, "device_times": self.device is not None, "memory": self.memory}
+        return [name for name, is_wanted in wanted.items() if is_wanted]
 
 
 def call_at_collections(*callbacks: Callable[[str, dict[str, int]], object]) -> None:
