@@ -8,7 +8,6 @@ import re
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from ._rank import ROLE
@@ -103,17 +102,18 @@ def _capacity(text: str) -> int:
     return check_capacity(int(text) if text.isdecimal() else text)
 
 
-def _number(text: str, least: int) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a whole number") from None
-    if number < least:
-        raise ValueError(f"{number} is not in the range x>={least}")
-    return number
+_LEAST = {"max_steps": 1, "keep": 0}
 
 
-_positive = partial(_number, least=1)
+def check_count(name: str, count: object) -> int:
+    """Return the value of an option that is a number of things; raise ValueError if it cannot be one."""
+    if type(count) is not int or count < _LEAST[name]:
+        raise ValueError(f"{name} is {count!r}; it must be a whole number, {_LEAST[name]} or more")
+    return count
+
+
+def _count(name: str) -> Callable[[str], int]:
+    return lambda text: check_count(name, int(text) if text.removeprefix("-").isdecimal() else text)
 
 
 def _seconds(text: str) -> float:
@@ -186,7 +186,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("engine", check_engine, "Which engine records.", f"[{'|'.join(ENGINES)}]", "auto", suggestions=ENGINES),
     Option("capacity", _capacity, "Events kept, 32 bytes each; the oldest are overwritten.", "N", DEFAULT_CAPACITY),
     Option("model", str, "Start names at the module of this class. [each outermost called module]", "CLASS"),
-    Option("max_steps", _positive, "Stop recording after N training steps.", "N"),
+    Option("max_steps", _count("max_steps"), "Stop recording after N training steps.", "N"),
     Option("schedule", _schedule, "Record only some steps, a file per cycle.", "WAIT,WARMUP,ACTIVE[,REPEAT]"),
     Option("shapes", parse_flag, "Note shapes and dtypes of each call's input tensors.", None, False),
     Option("memory_interval", _seconds, "Sample memory, at most once in so many seconds.", "SECONDS"),
@@ -219,7 +219,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("ranges", parse_flag, "Record named ranges: data loading, optimizer, your own.", None, True),
     Option("flops", parse_flag, "Count the FLOPs of each module, once per shapes of inputs.", None, False),
     Option("workers", parse_flag, "Also record what the workers of a DataLoader do.", None, False),
-    Option("keep", partial(_number, least=0), "Rings of earlier runs to keep, as run.1.modtrace.", "N", 3),
+    Option("keep", _count("keep"), "Rings of earlier runs to keep, as run.1.modtrace.", "N", 3),
     Option("keep_when", str, "Keep the steps around what is slow: 'step > 3x'.", "CONDITION", separator="; "),
     Option("role", check_role, "What this process does in its job, as trainer or rollout.", "NAME"),
 )

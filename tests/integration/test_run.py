@@ -386,7 +386,7 @@ def test_a_script_without_torch(tmp_path: Path) -> None:
         (
             ["--max-steps", "0", "script.py"],
             2,
-            "modtrace: Invalid value for '--max-steps': 0 is not in the range x>=1.",
+            "modtrace: Invalid value for '--max-steps': max_steps is 0; it must be a whole number, 1 or more.",
         ),
         (["-o", "trace.txt", "script.py"], 1, "modtrace: trace.txt: the suffix must be one of"),
         (["-o", "absent/trace.json", "script.py"], 1, "modtrace: absent/trace.json: there is no directory absent"),

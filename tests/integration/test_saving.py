@@ -123,7 +123,7 @@ def test_after_max_steps_it_stops_and_saves(tmp_path: Path) -> None:
 
 
 def test_max_steps_of_nothing_makes_no_sense() -> None:
-    with pytest.raises(modtrace.RecordingError, match="max_steps is 0; it must be a whole number, 1 or more, or None"):
+    with pytest.raises(modtrace.RecordingError, match="max_steps is 0; it must be a whole number, 1 or more"):
         modtrace.record(max_steps=0)
 
 

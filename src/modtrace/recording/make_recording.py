@@ -12,7 +12,7 @@ from torch import nn
 from .._errors import RecordingError
 from .._rank import role_in
 from .._requirements import check_can_record
-from ..record_options import DEFAULT_CAPACITY, EngineName, check_capacity, check_engine, check_role
+from ..record_options import DEFAULT_CAPACITY, EngineName, check_capacity, check_count, check_engine, check_role
 from ..track.event_sink import DeviceChoice, EngineOptions
 from ..track.sampling import Sampler
 from .capture import Capture
@@ -119,6 +119,9 @@ def record(
     try:
         check_engine(engine)
         check_capacity(capacity)
+        check_count("keep", keep)
+        if max_steps is not None:
+            check_count("max_steps", max_steps)
         role = role_in(os.environ) if role is None else check_role(role)
     except ValueError as error:
         raise RecordingError(str(error)) from None
@@ -129,8 +132,6 @@ def record(
             raise RecordingError(f"stacks_on_signal is {stacks_on_signal!r}; it must be a signal, as signal.SIGUSR2")
         if ring is None:
             raise RecordingError("stacks_on_signal needs a ring: the stacks are written beside its file")
-    if type(keep) is not int or keep < 0:
-        raise RecordingError(f"keep is {keep!r}; it must be a whole number, 0 or more")
     if keep_when is not None and schedule is not None:
         raise RecordingError("keep_when watches recordings without a schedule only")
     if workers and schedule is not None:

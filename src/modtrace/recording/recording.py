@@ -65,8 +65,6 @@ class Recording:
         worker_rings: WorkerRings | None,
         kept_windows: KeptWindows,
     ) -> None:
-        if max_steps is not None and not (isinstance(max_steps, int) and max_steps >= 1):
-            raise RecordingError(f"max_steps is {max_steps!r}; it must be a whole number, 1 or more, or None")
         self._kept_windows = kept_windows
         self._watched_steps = WatchedSteps()
         if on_signal is not None and path is None and not self._kept_windows.on_signal:
