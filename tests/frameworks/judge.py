@@ -30,7 +30,7 @@ from modtrace.record_options import EngineName
 
 __all__ = ["COLUMNS", "Run", "Verdict", "judge", "train_on"]
 
-_KNOWN_NOTE = "modtrace: the Python engine records the collectives that Python calls: not those of"
+_KNOWN_NOTE = "modtrace: the Python engine does not see the collectives of DDP's reducer"
 COLUMNS = ("loss the same", "no warnings", "calls", "backward", "steps", "check")
 
 

@@ -25,6 +25,12 @@ COLLECTIVES = frozenset((*OPERATORS.values(), *SAME_NAME, *PEER_OPERATORS, "recv
 """The operators as `torch.distributed` calls them."""
 
 
+UNSEEN_BY_PYTHON = (
+    "the Python engine does not see the collectives of DDP's reducer, and functional ones, in which ranks wait; record "
+    "with the native engine (modtrace build)"
+)
+
+
 class CollectiveName(NamedTuple):
     """What a collective is called.
 

@@ -16,7 +16,7 @@ from torch.compiler import is_dynamo_compiling
 
 from .._interrupts import WeakMap
 from ..ring import Kind, NameTable
-from ..ring.collective_text import OPERATORS, PEER_OPERATORS, SAME_NAME, collective_text, rank_list
+from ..ring.collective_text import OPERATORS, PEER_OPERATORS, SAME_NAME, UNSEEN_BY_PYTHON, collective_text, rank_list
 from ..ring.slot_format import NO_NAME, NOT_AWAITED_BIT
 from .call_patch import Patch, PatchTarget, Wrapper
 from .event_sink import EventSink, OnError, warn_once
@@ -57,12 +57,6 @@ def _describe_group(group_name: str) -> tuple[list[int], str]:
         if getattr(group, "group_name", None) == group_name:
             return sorted(ranks), str(getattr(group, "group_desc", ""))
     return [], ""
-
-
-_PORTABLE_LIMITS = (
-    "the Python engine records the collectives that Python calls: not those of DistributedDataParallel's reducer and "
-    "of functional collectives, and not when one completes; the native engine does (`modtrace build`)"
-)
 
 
 class NativeCollectives:
@@ -145,7 +139,7 @@ class PortableCollectives:
         None if an error came in between.
         """
         try:
-            warn_once(_PORTABLE_LIMITS)
+            warn_once(f"{UNSEEN_BY_PYTHON}, which also sees when one completes")
             peer = args[1] if operator in PEER_OPERATORS and len(args) > 1 and type(args[1]) is int else -1
             key = (operator, str(group.group_name), peer, _device_type(args))
             name_id = self._name_ids.get(key)

@@ -21,6 +21,7 @@ from ...live.where import find_hangs, rank_state_of, read_clocks
 from ...live.windows import CameLate
 from ...read.ring_file import Steps
 from ...ring import RingSnapshot
+from ...ring.collective_text import UNSEEN_BY_PYTHON
 from ...timeline import PHASES, RingAnalysis
 from ..groups import group_lengths, group_starts, medians_within, slowest_of_others
 from ..places import Place, absolute, as_folder, is_dataset
@@ -264,10 +265,6 @@ def _late_to_messages(table: CollectiveTable) -> dict[tuple[int, int], tuple[int
     }
 
 
-_UNSEEN_BY_PYTHON = (
-    "the Python engine does not see the collectives of DDP's reducer, and functional ones, in which ranks wait; record "
-    "with the native engine (modtrace build)"
-)
 _UNSEEN_ON_DEVICES = (
     "a device runs the collectives, and not when it came to them is known, but when threads called them; merge a "
     "profile of each rank, or record its device times"
@@ -325,7 +322,7 @@ def find_late(tables: RankTables, first: int, last: int) -> PartOfRun:
 def _unseen(engines: Iterable[str], run: SlowRun) -> str:
     """Say which waits for other ranks the recordings do not show, and what to do; nothing if they show all."""
     if "python" in engines:
-        return _UNSEEN_BY_PYTHON
+        return UNSEEN_BY_PYTHON
     return "" if any(part.waits for part in run.parts) else _UNSEEN_ON_DEVICES
 
 
@@ -493,7 +490,6 @@ def _run(parts: Iterable[PartOfRun], peak_bytes: Mapping[int, int], engines: Ite
 def _checked(run: SlowRun, path: str | os.PathLike[str]) -> SlowRun:
     if not run.steps and not run.waits and not any(own.steps for own in run.roles.values()):
         raise ModtraceError(
-            f"{os.fspath(path)}: no two ranks called one collective or sent each other something; the Python engine "
-            "does not see what DDP and FSDP call, the native one does (modtrace build)"
+            f"{os.fspath(path)}: no two ranks called one collective or sent each other something; {UNSEEN_BY_PYTHON}"
         )
     return run
