@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from modtrace.compare.fused import divide_fused
-from modtrace.compare.run_times import plain_fqn
+from modtrace.compare.run_times import divide_fused, plain_fqn
 
 WORK = [["up: Linear", 1, 1, 0, 0, 0, 0], ["mlp.act: GELU", 1, 1, 0, 0, 0, 0], ["", 1, 0, 0, 0, 0, 0]]
 METADATA = {

@@ -10,10 +10,12 @@ A baseline is JSON with one module or part of a recording per line, so that a ch
     …
 """
 
+import contextlib
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +25,7 @@ from .._files import begins_with, open_regular
 from .._typing import Int64Array
 from ..timeline import PHASES, Timeline
 from ..timeline.args import ArgColumn
-from ..timeline.contents import COMPILED, Name
+from ..timeline.contents import COMPILED, FUSED_TIMES, Name
 from ..timeline.memory import allocated
 from ..timeline.nesting import self_times
 from ..timeline.select import on_gpu, without_gpu
@@ -34,28 +36,18 @@ from ..timeline.summary.memory_summary import MemoryModule
 from ..timeline.summary.overview import count_compiled
 from ..timeline.summary.parts import divide_piece
 from ..write.atomic_file import atomic_writer
-from .fused import divide_fused
 
 Key = tuple[str, str]
 """Fully qualified name and phase; the phase is one of `SAMPLED_PHASES`."""
 SAMPLED_PHASES = (*PHASES, *(f"GPU {phase}" for phase in PHASES))
 MAX_STEPS = 2_000
 _NO_STEP = -2
+_FUSED = "fused"
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 _PARALLEL_CLASSES = {"DistributedDataParallel", "DataParallel"}
 ENVIRONMENT = (
-    "modtrace",
-    "engine",
-    "torch",
-    "python",
-    "os",
-    "cpu",
-    "cpus",
-    "gpu",
-    "gpu_driver",
-    "cuda",
-    "hip",
-    "libraries",
+    *("modtrace", "engine", "torch", "python", "os", "cpu", "cpus"),
+    *("gpu", "gpu_driver", "cuda", "hip", "libraries"),
 )
 """Which of a recording's metadata can explain a difference."""
 MODULE_VALUE_PREFIXES = ("FLOPs of a call of ", "bytes retained by ", "shapes of a call of ")
@@ -176,6 +168,58 @@ def _ranks_of(timeline: Timeline, module: Int64Array, count: int) -> Int64Array:
     process = np.array([processes[track.process] for track in timeline.tracks] or [0], np.int64)
     pairs = np.unique(module * max(len(processes), 1) + process[timeline.columns.track])
     return np.bincount(pairs // max(len(processes), 1), minlength=count)
+
+
+def divide_fused(
+    self_ns: dict[Key, Int64Array],
+    calls: dict[Key, Int64Array],
+    classes: dict[str, str],
+    metadata: Mapping[str, object],
+    plain_name: Callable[[str], str] | None,
+) -> None:
+    """Give the time of kernels that are fused of several modules to these, in place.
+
+    Args:
+        self_ns: what each module took in each step.
+        calls: how often it was called.
+        classes: of each module its class.
+        metadata: of the timeline.
+        plain_name: of a fully qualified name what the module is called in the rows; None if rows are of classes.
+    """
+    shares: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+    for fused, phase, times in _fused_times(metadata):
+        own = shares[plain_name(fused) if plain_name else _FUSED, phase]
+        for fqn, module_class, time in times:
+            name = plain_name(fqn) if plain_name else module_class
+            own[name] = own.get(name, 0) + time
+            classes.setdefault(name, module_class)
+    for (fused, of_phase), own in shares.items():
+        total = math.fsum(own.values())
+        for phase in (of_phase, f"GPU {of_phase}"):
+            if (fused, phase) in self_ns and total:
+                fused_ns, fused_calls = self_ns.pop((fused, phase)), calls.pop((fused, phase))
+                for name, time in own.items():
+                    share = np.rint(fused_ns * (time / total)).astype(np.int64)
+                    self_ns[name, phase] = self_ns.get((name, phase), 0) + share
+                    calls[name, phase] = np.maximum(calls.get((name, phase), 0), fused_calls)
+    there = {name for name, _ in self_ns}
+    for name in [name for name in classes if name not in there]:
+        del classes[name]
+
+
+def _fused_times(metadata: Mapping[str, object]) -> Iterator[tuple[str, str, list[tuple[str, str, float]]]]:
+    """Yield the name and the phase of fused kernels, and of each of their modules the name, the class and the time."""
+    regions = metadata.get(COMPILED)
+    for region, graphs in regions.items() if isinstance(regions, dict) else ():
+        for graph in graphs if isinstance(graphs, list) else ():
+            with contextlib.suppress(TypeError, ValueError, KeyError, IndexError, AttributeError):  # anybody's file
+                classes = {path: kind for path, _, kind in (str(name).rpartition(": ") for name, *_ in graph["work"])}
+                for label, phase, times in graph[FUSED_TIMES]:
+                    parts = []
+                    for path, time in times:
+                        fqn = f"{region}.{path}" if path else str(region)
+                        parts.append((fqn, classes[path] or fqn.rpartition(".")[2], max(float(time), 0.0)))
+                    yield f"{region}.{label}", PHASES[phase], parts
 
 
 def plain_fqn(fqn: str, renamed: Mapping[str, str] | None = None) -> str:
