@@ -12,8 +12,10 @@ from typing import Any
 
 from .._errors import WriteError
 from .._tables import (
+    CHANGED_MS,
     MODULE,
     MS,
+    NAME,
     TEXT,
     Column,
     Form,
@@ -29,10 +31,9 @@ from ..timeline.summary.findings import findings_lines
 from ..write import write
 from ..write.atomic_file import atomic_writer
 from ..write.html import write_html
-from .columns import DIFFERENCE, PART_COLUMNS, REGION_COLUMNS, calls_text, interval_text
-from .findings import TOLD_BY_MODULES, closing_words, compared_words, compiled_words, find_changes
+from .findings import CAUSES, TOLD_BY_MODULES, closing_words, compared_words, compiled_words, find_changes
 from .noise import MIN_MODULES
-from .regions import RegionChange, region_changes
+from .regions import REGION_COLUMNS, RegionChange, region_changes
 from .run_times import names_around
 from .side_by_side import TypicalStep, compared, side_by_side
 from .verdicts import FLOOR, MIN_STEPS, Cause, Change, PeakChange
@@ -45,24 +46,36 @@ _NAMED = 3
 """How many of what some recordings lack are named, and how many parts of the step that changed."""
 _MAX_DIFFERENCES = 10
 
-_CAUSES: dict[Cause, list[str]] = {
-    "machine": [],
-    "unknown": [
-        "whether the machine or the work changed is not known",
-        "; whether the work changed instead is not known, so what takes longer than before is not called faster",
-    ],
-    "either": [
-        "whether the machine or the work changed is not known",
-        ", and the optimizer did not change alike: times are as measured, and a verdict is true both if the "
-        "machine changed and if the work did",
-    ],
-    "work": [
-        "most of them did other work",
-        ", and most of them did other work, as calls, FLOPs, shapes or bytes show: times are as measured, and "
-        "intervals allow for a machine that changed as the optimizer did",
-    ],
-}
-"""What the sentence and the header say of that which modules in general changed by."""
+
+def _interval_text(change: Change) -> str:
+    """Return the interval of the difference in ms; empty if there is none."""
+    if change.low_ns is None or change.high_ns is None:
+        return ""
+    return f"{change.low_ns / 1e6:+.3f} … {change.high_ns / 1e6:+.3f}"
+
+
+def _percent(change: Change) -> str:
+    return ratio_text(change.ratio).removesuffix("%") if math.isfinite(change.ratio) else ""
+
+
+def _calls_text(change: Change) -> str:
+    """Return the calls in a step before, and after if they differ."""
+    after = f" → {change.new_calls:g}" if change.new_calls != change.base_calls else ""
+    return f"{change.base_calls:g}{after}"
+
+
+_DIFFERENCE = (
+    Column("difference ms", "difference_ns", CHANGED_MS),
+    Column("interval ms", _interval_text),
+    Column("%", _percent),
+)
+_PART_COLUMNS = (
+    Column("part of the step", "fqn", NAME),
+    Column("before ms", "base_ns", MS),
+    Column("after ms", "new_ns", MS),
+    *_DIFFERENCE,
+    Column("verdict", "verdict", TEXT),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +192,7 @@ class Diff:
     @property
     def modules_in_common(self) -> tuple[int, int]:
         """How many modules are on both sides, and how many on at least one."""
-        base = {change.fqn for change in self.changes if change.base_recordings}
-        new = {change.fqn for change in self.changes if change.new_recordings}
+        base, new = self._names
         return len(base & new), len(base | new)
 
     @property
@@ -270,7 +282,7 @@ class Diff:
             if step.verdict in {"slower", "faster"}
             else "as long as before"
         )
-        parts += [f"modules in general became {self._in_general}: {why}" for why in _CAUSES[self.common_cause][:1]]
+        parts += [f"modules in general became {self._in_general}: {why}" for why in CAUSES[self.common_cause][:1]]
         parts.append(
             "whether the step changed is not clear" if step.verdict == "cannot tell" else f"the step is {change}"
         )
@@ -298,7 +310,7 @@ class Diff:
             f"before: {self.base_steps:,} steps of {counted(runs[0], 'recording')}; after: {self.new_steps:,} of "
             f"{counted(runs[1], 'recording')}; {self.warm_up:,} of warm-up left out",
             f"step: {step.base_ns / 1e6:.3f} ms before, {step.new_ns / 1e6:.3f} ms after "
-            f"({step.difference_ns / 1e6:+.3f} ms, {interval_text(step)}; {ratio_text(step.ratio)}): {step.verdict}",
+            f"({step.difference_ns / 1e6:+.3f} ms, {_interval_text(step)}; {ratio_text(step.ratio)}): {step.verdict}",
             *self._reservations(),
             *differences[:_MAX_DIFFERENCES],
             *([counted(more, "more difference")] if more > 0 else []),
@@ -330,7 +342,7 @@ class Diff:
             off = f", as on a {kind} machine: each module and part is compared with that, and shown without it; "
             off = f"{off}the step is not" if self.common_cause in {"machine", "unknown"} else ""
             single = "; one recording a side cannot tell it from a change of all modules" if self.runs == (1, 1) else ""
-            why = _CAUSES[self.common_cause][1:] or [single]
+            why = CAUSES[self.common_cause][1:] or [single]
             notes.append(f"modules in general became {self._in_general}{off}{why[0]}")
         if self.parts:
             notes.append("each time is the mean of its own faster half of the steps: parts do not add up to the step")
@@ -399,12 +411,12 @@ class Diff:
             Column("phase", "phase", TEXT),
             Column("before self ms", "base_ns", MS),
             Column("after self ms", "new_ns", MS),
-            *DIFFERENCE,
-            Column("calls", calls_text),
+            *_DIFFERENCE,
+            Column("calls", _calls_text),
             Column("verdict", "outcome", TEXT),
         )
         fields = fields_of(Change)
-        parts = {"parts": Table(PART_COLUMNS, self.parts, fields)} if self.parts else {}
+        parts = {"parts": Table(_PART_COLUMNS, self.parts, fields)} if self.parts else {}
         parts |= {"regions": Table(REGION_COLUMNS, self.regions, fields_of(RegionChange))} if self.regions else {}
         return parts | {"modules": Table(columns, rows, fields, notes=notes)}
 
@@ -461,11 +473,10 @@ def suffix_of(path: str | os.PathLike[str]) -> str:
     Raises:
         WriteError: none of them.
     """
-    name = os.fspath(path)
-    for suffix in SUFFIXES:
-        if name.lower().endswith(suffix):
-            return suffix
-    raise WriteError(f"{name}: the suffix must be one of {', '.join(SUFFIXES)}")
+    suffix = next((suffix for suffix in SUFFIXES if os.fspath(path).lower().endswith(suffix)), None)
+    if suffix is None:
+        raise WriteError(f"{os.fspath(path)}: the suffix must be one of {', '.join(SUFFIXES)}")
+    return suffix
 
 
 def stands_out(change: Change) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from .._terminal import ratio_text
 from ..timeline.summary.findings import MAX_FINDINGS, Finding, only_option
 from .run_times import MODULE_VALUE_PREFIXES, names_around
-from .verdicts import FLOOR, MIN_CHANGE, MIN_STEPS, Change
+from .verdicts import FLOOR, MIN_CHANGE, MIN_STEPS, Cause, Change
 
 if TYPE_CHECKING:
     from .diff_result import Diff
@@ -22,6 +22,24 @@ _FAR = 1.5
 _EXPLAINS = 0.5
 """What share of the step's difference the other findings have if the step is none itself."""
 _UNKNOWN = "whether the machine or the work changed is not known"
+CAUSES: dict[Cause, list[str]] = {
+    "machine": [],
+    "unknown": [
+        _UNKNOWN,
+        "; whether the work changed instead is not known, so what takes longer than before is not called faster",
+    ],
+    "either": [
+        _UNKNOWN,
+        ", and the optimizer did not change alike: times are as measured, and a verdict is true both if the "
+        "machine changed and if the work did",
+    ],
+    "work": [
+        "most of them did other work",
+        ", and most of them did other work, as calls, FLOPs, shapes or bytes show: times are as measured, and "
+        "intervals allow for a machine that changed as the optimizer did",
+    ],
+}
+"""What the sentence and the header say of that which modules in general changed by."""
 _EXACT = {"FLOPs of a call of ": "has other FLOPs", "shapes of a call of ": "gets other shapes"}
 
 

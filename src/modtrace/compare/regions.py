@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from .._tables import CHANGED_MS, MODULE, MS, NUMBER, TEXT, Column
 from .run_times import MODULE_VALUE_PREFIXES, SAMPLED_PHASES, Key, ModuleRun, RunTimes, Typical, names_around
 from .verdicts import Change
 
@@ -29,6 +30,16 @@ class RegionChange(NamedTuple):
     base_ns: int
     new_ns: int
     difference_ns: int
+
+
+REGION_COLUMNS = (
+    Column("compiled region, with all inside", "fqn", MODULE),
+    Column("phase", "phase", TEXT),
+    Column("modules compared", "modules", NUMBER),
+    Column("before ms", "base_ns", MS),
+    Column("after ms", "new_ns", MS),
+    Column("difference ms", "difference_ns", CHANGED_MS),
+)
 
 
 def region_changes(changes: Sequence[Change], regions: Sequence[str]) -> list[RegionChange]:
