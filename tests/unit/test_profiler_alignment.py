@@ -9,16 +9,16 @@ import pytest
 
 from modtrace.profiler.alignment import (
     Alignment,
-    OffsetBand,
     OperatorFit,
     align_by_sync_marks,
     align_by_wall_clock,
 )
+from modtrace.profiler.operator_gaps import OffsetBounds
 from modtrace.timeline import Mark
 from tests.support.kineto import BASE
 
 SECOND = 1_000_000_000
-BAND = OffsetBand(np.array([BASE]), np.array([-1500.0]), np.array([1500.0]))
+BAND = OffsetBounds(np.array([BASE]), np.array([-1500.0]), np.array([1500.0]))
 
 
 def sync(number: int, time: int) -> Mark:

@@ -30,31 +30,7 @@ _PASSES = ((REACH_NS, 2_000.0), (10_000, 1_000.0), (5_000, 500.0))
 _AROUND_NS = 1_000_000
 
 
-class OffsetBand(NamedTuple):
-    """The offsets that a clock may have; columns of equal length.
-
-    Attributes:
-        time: int64[n], ns, ascending.
-        low: float64[n], ns, the least offset.
-        high: float64[n], ns, the greatest; less than `low` where the bounds contradict each other.
-    """
-
-    time: Int64Array
-    low: Float64Array
-    high: Float64Array
-
-    @property
-    def middle(self) -> Float64Array:
-        """The middle of the band; changes no faster than the limit, as its edges do."""
-        return (self.low + self.high) / 2
-
-    @property
-    def clock(self) -> ClockMap:
-        """The trace's clock by the middle of the band; the bound holds at the moments of the band."""
-        return ClockMap.of_columns(self.time, self.middle, np.abs(self.high - self.low) / 2, "no rate")
-
-
-def intersect(bounds: OffsetBounds) -> OffsetBand | None:
+def intersect(bounds: OffsetBounds) -> OffsetBounds | None:
     """Return the offsets that all bounds allow a clock of limited drift; None without bounds on both sides.
 
     A bound at one moment holds at every other, widened by what the clock may drift until then. So the greatest of all
@@ -78,7 +54,7 @@ def intersect(bounds: OffsetBounds) -> OffsetBand | None:
     np.maximum.at(low, place, bounds.low)
     np.minimum.at(high, place, bounds.high)
     drift = _DRIFT_LIMIT * (time - time[0])
-    return OffsetBand(time, _greatest(low, drift), -_greatest(-high, drift))
+    return OffsetBounds(time, _greatest(low, drift), -_greatest(-high, drift))
 
 
 class ClockLine(NamedTuple):
@@ -99,7 +75,7 @@ class ClockLine(NamedTuple):
 class OperatorFit:
     """The offset as the operators of a trace show it."""
 
-    band: OffsetBand  # the offsets that are possible
+    band: OffsetBounds  # the offsets that are possible
     operators: int  # whose begin and end it rests on
     left_out: int  # edges of calls that lie inside an operator whatever the offset; they do not count
     contradicted: int  # edges at which no offset suits all operators around

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .._typing import Float64Array, Int64Array
+from ..ring.clock_map import ClockMap
 from ..timeline.time_intervals import TimeIntervals, union_of
 
 REACH_NS = 40_000
@@ -29,12 +30,22 @@ class OffsetBounds(NamedTuple):
 
     time: Int64Array  # ns, of the recording's clock
     low: Float64Array  # ns, the least offset; -inf where unknown
-    high: Float64Array  # ns, the greatest; inf where unknown
+    high: Float64Array  # ns, the greatest; inf where unknown; less than `low` where bounds contradict each other
 
     @classmethod
     def joined(cls, parts: Sequence["OffsetBounds"]) -> "OffsetBounds":
         """Put bounds one after the other."""
         return cls(*map(np.concatenate, zip(*parts, strict=True)))
+
+    @property
+    def middle(self) -> Float64Array:
+        """The middle between them; of what `intersect` returns it changes no faster than the limit, as its edges do."""
+        return (self.low + self.high) / 2
+
+    @property
+    def clock(self) -> ClockMap:
+        """The trace's clock by the middle; the bound holds at the moments of the bounds."""
+        return ClockMap.of_columns(self.time, self.middle, np.abs(self.high - self.low) / 2, "no rate")
 
 
 class CallEdges(NamedTuple):
