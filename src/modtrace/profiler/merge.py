@@ -36,7 +36,6 @@ class MergeResult:
         alignment: how well the recording fits the trace; empty if there was no recording.
         spans: how many spans were written above the process' threads.
         gpu_spans: how many above the streams of GPUs.
-        summary: what each module took.
         notes: what the user should know.
         metadata: what the trace's metadata says; JSON values.
     """
@@ -45,9 +44,14 @@ class MergeResult:
     alignment: str
     spans: int
     gpu_spans: int
-    summary: Summary
+    _overlaid: Overlay = field(repr=False)
     notes: list[str] = field(default_factory=list)
     metadata: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def summary(self) -> Summary:
+        """What each module took."""
+        return self._overlaid.summary
 
     def __str__(self) -> str:
         lines = [f"{self.path}: {self.spans} spans above threads, {self.gpu_spans} above GPU streams"]
@@ -172,7 +176,7 @@ def _describe(overlaid: Overlay, stream: EventStream, output_notes: Sequence[str
         alignment="" if overlaid.alignment is None else str(overlaid.alignment),
         spans=len(overlaid.timeline.columns),
         gpu_spans=len(overlaid.devices),
-        summary=overlaid.summary,
+        _overlaid=overlaid,
         notes=notes,
         metadata=metadata,
     )

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._errors import TraceError
+from .._interrupts import cached_property
 from .._numbering import Numbering
 from .._typing import BoolArray, Int64Array
 from ..formats.chrome_values import base_time_ns
@@ -207,10 +208,15 @@ class Overlay(Aligned):
     drawn: Timeline  # the timeline without the ranges that the profiler's annotations show already
     devices: Slices  # those above the streams, see `build_stream_spans`
     device_names: list[Name]  # what their names are
-    summary: Summary  # what each module took
+    by_thread: Timeline  # the timeline with an id for each thread, also where two processes have threads of one id
     work: int  # kernels, memcpys and memsets
     attributed_work: int  # of these, how many were launched in a call
     unattributed: dict[str, int]  # of the others, how many there are for each reason
+
+    @cached_property
+    def summary(self) -> Summary:
+        """What each module took."""
+        return summarize(self.by_thread)
 
     def recording(self, events: ProfilerEvents, base: int, left_out: int) -> Timeline:
         """Return what `modtrace.load` of the merged trace is to return: with a track per stream, in Unix nanoseconds.
@@ -268,11 +274,10 @@ def overlay(
     on_cpu = find_cpu_collectives(aligned.timeline, events, threads, aligned.running)
     reasons = np.bincount(owners.reason, minlength=len(NoModuleReason)).tolist()
     timeline = with_kernel_times(aligned.timeline, aligned.kernels, events, launch)
-    timeline = replace(timeline, gpu_work=add_up_gpu_work(with_captures, events, owners, on_cpu))
+    timeline = by_thread = replace(timeline, gpu_work=add_up_gpu_work(with_captures, events, owners, on_cpu))
     drawn = timeline
     if aligned.alignment is not None:
         drawn = drop_unused(without_annotated_ranges(timeline, events))
-    summary = summarize(timeline)
     if aligned.pids:
         tids = {number: tid for number, (_, tid) in enumerate(events.tracks, 1) if isinstance(tid, int)}
         timeline = drawn = _with_tids(timeline, tids)
@@ -282,7 +287,7 @@ def overlay(
         drawn=drawn,
         devices=devices,
         device_names=device_names,
-        summary=summary,
+        by_thread=by_thread,
         work=len(owners.span),
         attributed_work=int(np.count_nonzero(owners.span >= 0)),
         unattributed={reason.text: reasons[reason] for reason in NoModuleReason if reason and reasons[reason]},
