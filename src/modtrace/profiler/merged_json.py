@@ -18,7 +18,7 @@ import orjson
 
 from .._typing import Int64Array, SignedIntArray
 from ..formats.chrome_values import TrackKey, read_microseconds_array
-from ..formats.escape import escaped, escaped_json
+from ..formats.escape import escaped, escaped_name
 from ..formats.event_stream import Chunk, EventStream
 from ..formats.own_table import Checksum, json_table
 from ..formats.table_bytes import make_header
@@ -268,7 +268,7 @@ def _device_events(overlaid: Overlay, events: ProfilerEvents, places: "_RowPlace
         yield from row_metadata_events(pid, tid, escaped(f"modules · {name_of_stream}"), sort_index)
     slices = overlaid.devices
     start, duration = _nest_slices(slices, quantum)
-    described = describe_slices(slices, overlaid.device_names)
+    described = describe_slices(slices, [*map(escaped_name, overlaid.device_names)])
     texts = itertools.starmap(
         _slice_event,
         zip(map(rows.get, slices.track.tolist()), start.tolist(), duration.tolist(), described, strict=True),
@@ -279,8 +279,9 @@ def _device_events(overlaid: Overlay, events: ProfilerEvents, places: "_RowPlace
 
 def _slice_event(row: tuple[int | str, int], start_ns: int, duration_ns: int, shown: StreamSlice) -> bytes:
     pid, tid = row
-    what = {"cat": shown.category, "name": escaped(shown.label), "args": escaped_json(shown.args)}
-    text = orjson.dumps({"ph": "X", "pid": pid, "tid": tid, **what})
+    text = orjson.dumps(
+        {"ph": "X", "pid": pid, "tid": tid, "cat": shown.category, "name": shown.label, "args": shown.args}
+    )
     return b'%b,"ts":%b,"dur":%b}' % (text[:-1], microseconds(start_ns), microseconds(duration_ns))
 
 

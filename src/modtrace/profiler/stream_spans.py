@@ -60,9 +60,10 @@ def build_stream_spans(timeline: Timeline, events: ProfilerEvents, owners: WorkO
         pieces = pieces[np.argsort(work.start[pieces], kind="stable")]
         starts = work.start[pieces]
         stack: list[int] = []
-        for span in spans_from_intervals(_intervals(paths, events, owners, pieces)):
+        spans = spans_from_intervals(_intervals(paths, events, owners, pieces))
+        edges = np.searchsorted(starts, [(span.start, span.end) for span in spans]).tolist()
+        for span, (first, last) in zip(spans, edges, strict=True):
             del stack[span.depth :]
-            first, last = np.searchsorted(starts, [span.start, span.end])
             around = stack[-1] if stack else -1
             stack.append(len(rows))
             piece = int(pieces[first])
@@ -70,7 +71,7 @@ def build_stream_spans(timeline: Timeline, events: ProfilerEvents, owners: WorkO
             is_collective = span.key[0] == _COLLECTIVE  # type: ignore[index]
             collective = int(owners.collective[piece]) if is_collective else -1
             reason = 0 if key >= 0 else int(owners.reason[piece])
-            of_work = int(last - first), collective, int(owners.step[piece]), reason
+            of_work = last - first, collective, int(owners.step[piece]), reason
             rows.append((track, span.start, span.end, key, span.depth, around, *of_work))
     track, start, end, call, depth, parent, count, collective, step, reason = np.array(rows, np.int64).reshape(-1, 10).T
     names, numbers = [*timeline.names], dict[Name, int]()
@@ -94,9 +95,11 @@ def build_stream_spans(timeline: Timeline, events: ProfilerEvents, owners: WorkO
 def _intervals(
     paths: "_Paths", events: ProfilerEvents, owners: WorkOwners, pieces: Int64Array
 ) -> Iterator[LabelledInterval]:
-    work = events.work
-    columns = (work.start, work.end, owners.span, owners.reason, owners.collective, owners.replay)
-    rows = zip(pieces.tolist(), *(column[pieces].tolist() for column in columns), strict=True)
+    of_call = np.array([owners.span, owners.reason, owners.collective, owners.replay])[:, pieces]
+    # What ran one after another for one call is one interval; collectives have one each.
+    begins = np.flatnonzero(np.append(True, np.diff(of_call).any(axis=0)) | (of_call[2] >= 0))
+    first, ends = pieces[begins], np.maximum.reduceat(events.work.end[pieces], begins)
+    rows = np.array([first, events.work.start[first], ends, *of_call[:, begins]]).T.tolist()
     for piece, start, end, span, reason, collective, replay in rows:
         path = paths.of(span, replay) if span >= 0 else paths.without(reason)
         if collective >= 0:
