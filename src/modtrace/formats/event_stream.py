@@ -276,14 +276,13 @@ class EventStream:
         buffer[end] = ord("]")
         try:
             with memoryview(buffer) as view:
-                events = orjson.loads(view[: end + 1])
+                events, raw = orjson.loads(view[: end + 1]), bytes(view[1:end])
         except orjson.JSONDecodeError as error:
             return _place_of(error, buffer[:end])
         finally:
             buffer[end] = separator
-        chunk = Chunk(bytes(buffer[1:end]), events)
         self._drop(end)
-        return chunk
+        return Chunk(raw, events)
 
     def _take_broken(self, end: int, *, is_all: bool = False) -> Chunk | None:
         """Take the broken text before the first whole event of the buffer; that event if there is no such text.

@@ -76,6 +76,7 @@ class _Builder:
         self.calls = CallIndex(self.timeline)
         self.tracks = list(self.timeline.tracks)
         self.backward_tracks = {t.tid: i for i, t in enumerate(self.tracks) if t.kind == "backward"}
+        self.rows = [*zip(*(c.tolist() for c in (self.nodes.call, self.nodes.start, self.nodes.end)), strict=True)]
         self.children: dict[int, list[int]] = {}
         for index, parent in enumerate(self.nodes.parent.tolist()):
             self.children.setdefault(parent, []).append(index)
@@ -139,16 +140,15 @@ class _Builder:
     def _pieces(self, nodes: list[int], around: tuple[int, ...]) -> Iterator[LabelledInterval]:
         """Yield nodes as pieces; one inside which others run is its beginning, those, and its end."""
         for index in nodes:
-            call = int(self.nodes.call[index])
+            call, start, end = self.rows[index]
             path = around + tuple(key for key in self.calls.path(call) if key not in around) if call >= 0 else around
-            start, end = int(self.nodes.start[index]), int(self.nodes.end[index])
             inner = self.children.get(index)
             if not inner:
                 yield LabelledInterval(start, end, path)
                 continue
-            yield LabelledInterval(start, int(self.nodes.start[inner[0]]), path)
+            yield LabelledInterval(start, self.rows[inner[0]][1], path)
             yield from self._pieces(inner, path)
-            yield LabelledInterval(min(end, int(self.nodes.end[inner[-1]])), end, path)
+            yield LabelledInterval(min(end, self.rows[inner[-1]][2]), end, path)
 
     def _kept(self, start: Int64Array, end: Int64Array, track: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
         """Return the recorded spans that stay, with the times they have then."""

@@ -178,6 +178,7 @@ class EventCollector(EventTable):
             times[list(syncs)[mark]].append((start, end))
         windows = self._rows(EventColumns, kind == WINDOW)
         covered = np.flatnonzero((kind != NONE) & (kind != WINDOW))
+        begins = self.start_ns(covered)
         api_calls = self._rows(ApiCalls, is_api, api)
         return ProfilerEvents(
             **tables,
@@ -209,8 +210,8 @@ class EventCollector(EventTable):
             call_names=list(calls),
             syncs=times,
             flows=self._arrows(),
-            first=int(self.start_ns(covered).min(initial=_LATEST)),
-            last=int((self.start_ns(covered) + self.duration_ns(covered)).max(initial=0)),
+            first=int(begins.min(initial=_LATEST)),
+            last=int((begins + self.duration_ns(covered)).max(initial=0)),
             window=(int(windows.start.min()), int(windows.end.max())) if len(windows) else None,
             cpu_pids={pid: count for pid, count in pids.items() if count},
             tids=frozenset(self.tids | {tid for _, tid in self.tracks.known if isinstance(tid, int)}),

@@ -175,11 +175,11 @@ def _count_cuts(guess: Int64Array, window: Int64Array, busy: TimeIntervals) -> I
         if not len(rows):
             break
         # A moment at which an operator begins or ends is not inside.
-        first = np.clip((distance + REACH_NS) // SHIFT_STEP_NS + 1, 0, len(SHIFTS))
-        end = np.clip(-(-(busy.end[near] - guess[rows] + REACH_NS) // SHIFT_STEP_NS), 0, len(SHIFTS))
-        end = np.maximum(first, end)
-        change += np.bincount(window[rows] * width + first, minlength=len(change))
-        change -= np.bincount(window[rows] * width + end, minlength=len(change))
+        first = np.maximum((distance + REACH_NS) // SHIFT_STEP_NS + 1, 0)
+        end = -(-(busy.end[near] - guess[rows] + REACH_NS) // SHIFT_STEP_NS)
+        end = np.maximum(first, np.minimum(end, len(SHIFTS)))
+        np.add.at(change, window[rows] * width + first, 1)
+        np.subtract.at(change, window[rows] * width + end, 1)
         near = near + 1
         more = near < len(busy.start)
         rows, near = rows[more], near[more]
