@@ -137,6 +137,24 @@ def test_names_inside_are_those_of_eager_whatever_self_is_called(engine: Any) ->
     assert spans[1:3] == [("OfNoSelf.blocks.0", "MLP"), ("OfNoSelf.blocks.0.up", "Linear")]
 
 
+def test_modules_of_a_compiled_function_are_named_by_its_variables(engine: Any) -> None:
+    named, listed, parts = {"up": nn.ReLU()}, [nn.GELU()], nn.ModuleDict({"x": nn.Tanh()})
+
+    def total(x: Tensor) -> Tensor:
+        out: Tensor = parts["x"](listed[0](named["up"](x)))
+        return out
+
+    with modtrace.record(engine=engine) as recording:
+        torch.compile(total, backend="aot_eager")(X)
+
+    assert [row.fqn for row in inside(recording.timeline())] == [
+        "total",
+        "total.named.up",
+        "total.listed.0",
+        "total.parts.x",
+    ]
+
+
 def test_what_a_checkpoint_runs_again_is_recompute(engine: Any) -> None:
     with modtrace.record(engine=engine) as recording:
         step(torch.compile(Checkpointed(), backend="aot_eager"))

@@ -29,8 +29,8 @@ CAPTURING_MODULE = "torch._dynamo.output_graph"
 """torch's, which captures graphs."""
 _PACKAGE_MODULE = "torch._inductor.package.package"
 
-_PART = re.compile(r"\._modules\['(\w+)'\]")
-_VARIABLE = re.compile(r"[LG]\['(\w+)'\]\.?")
+_PART = re.compile(r"(?:\._modules)?\['?(\w+)'?\]")
+_VARIABLE = re.compile(r"[LG]\['(\w+)'\]")
 _CALLED_MODULE = {"self", "fn"}
 """What the module itself is called in torch's functions by which modules are called."""
 
@@ -85,11 +85,10 @@ def _inner_name(module: InnerModule, called_module: Container[str]) -> str:
         called_module: the variables of the module whose call this is: the path starts below it, whose own name is "".
     """
     source, module_class = module
-    path = _PART.sub(r".\1", source)
-    variable = _VARIABLE.match(path)
+    variable = _VARIABLE.match(source)
+    path = _PART.sub(r".\1", source[variable.end() :] if variable else source).removeprefix(".")
     if variable is not None:
-        inner = path[variable.end() :]
-        path = inner if variable[1] in called_module else ".".join(part for part in (variable[1], inner) if part)
+        path = path if variable[1] in called_module else ".".join(part for part in (variable[1], path) if part)
     return f"{path}: {module_class}" if path else ""
 
 
