@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import os
 import threading
@@ -32,7 +33,7 @@ def leave_cycles(count: int = CYCLES) -> None:
 
 
 def collections_of(timeline: Timeline) -> list[tuple[object, ...]]:
-    """Return of each its track, depth, step, generation and how many objects it collected."""
+    """Return of each its track, depth, step, generation, how many objects it collected, and who began it."""
     slices = timeline.slices
     return [
         (timeline.track_names[slices.track[row]], int(slices.depth[row]), int(slices.step[row]), *args.values())
@@ -77,7 +78,7 @@ def recorded(engine: EngineName, tmp_path_factory: pytest.TempPathFactory) -> Ti
 
 
 TRACK = "ranges · MainThread"
-EXPECTED = [(TRACK, 1, 1, 0, CYCLES), (TRACK, 0, 1, 2, 0)]
+EXPECTED = [(TRACK, 1, 1, 0, CYCLES, "gc.collect()"), (TRACK, 0, 1, 2, 0, "gc.collect()")]
 
 
 def test_a_collection_has_its_generation_and_what_it_collected(recorded: Timeline) -> None:
@@ -91,6 +92,36 @@ def test_a_collection_has_its_generation_and_what_it_collected(recorded: Timelin
     assert around.start_ns <= first.start_ns < first.end_ns <= around.end_ns <= second.start_ns
     assert min(first.duration_ns, second.duration_ns) >= MIN_COLLECTION_NS
     assert [span.fqn for span in recorded.spans] == ["Identity"]
+
+
+# The last three are asked for: the collector is on, off, and on but never begins a collection.
+TRIGGERED = """
+import gc, sys
+from tests.integration.test_garbage_collections import CYCLES, collections_of, leave_cycles, record
+
+def act(recording):
+    gc.set_threshold(CYCLES, 1_000, 1_000)
+    gc.enable()
+    leave_cycles(2 * CYCLES - 200)
+    gc.collect(0)
+    gc.disable()
+    leave_cycles(2 * CYCLES)
+    gc.collect(0)
+    gc.set_threshold(0)
+    gc.enable()
+    leave_cycles(2 * CYCLES)
+    gc.collect(0)
+
+gc.disable()
+print([row[3:] for row in collections_of(record(sys.argv[1], act))])
+"""
+
+
+def test_a_collection_says_who_began_it(engine: EngineName) -> None:
+    collections = ast.literal_eval(run_forked("-c", TRIGGERED, engine).stdout)
+
+    assert [row[2] for row in collections] == ["automatic", *["gc.collect()"] * 3]
+    assert [round(row[1], -3) for row in collections] == [CYCLES, CYCLES, 2 * CYCLES, 2 * CYCLES]
 
 
 @pytest.mark.parametrize("suffix", [".json", ".pftrace"])
@@ -177,7 +208,7 @@ def test_a_recording_that_starts_or_stops_in_a_collection_does_not_have_it(
         recording.stop()
     assert [[row[3:] for row in collections_of(recording.timeline())] for recording in recordings] == [
         [],
-        [(2, 0)],
+        [(2, 0, "gc.collect()")],
     ]
 
 

@@ -19,7 +19,7 @@ from modtrace import Timeline, load
 from modtrace.cli.group import group
 from modtrace.ring import Kind
 from modtrace.ring.range_text import RangeCategory, range_text
-from modtrace.ring.slot_format import COLLECTED_BITS, GENERATION_BITS, NO_NAME
+from modtrace.ring.slot_format import AUTOMATIC_BIT, COLLECTED_BITS, GENERATION_BITS, NO_NAME, REQUESTED_BIT
 from modtrace.timeline.summary import Finding, FlopSummary, StepFlops
 from modtrace.timeline.summary.findings import only_option
 from tests.support.event_script import EventScript
@@ -46,6 +46,7 @@ def training(
     alone: Callable[[int], int] = lambda step: 0,
     ranges: Callable[[int], Sequence[OptionalRange]] = lambda step: (),
     collection: Callable[[int], float] = lambda step: 0,
+    trigger: Callable[[int], int] = lambda step: 0,
     before: float = 0,
     wait: float = 0,
 ) -> Timeline:
@@ -61,6 +62,7 @@ def training(
         alone: how many forwards without a backward come before that of the step.
         ranges: name, category and time of what comes first in a step.
         collection: a garbage collection of generation 2 at the end of the step that frees 7 objects.
+        trigger: the bit that says who began it.
         before: what the step takes before all else, without a name.
         wait: how long a backward pass lasts after its last node.
     """
@@ -112,7 +114,7 @@ def training(
         if collection(step):
             now += round(collection(step) * MS)
             value = (round(collection(step) * MS) << COLLECTED_BITS | 7) << GENERATION_BITS | 2
-            script.event(now, Kind.COLLECTION, NO_NAME, value)
+            script.event(now, Kind.COLLECTION, NO_NAME, value | trigger(step))
         count += 1
         script.collective(now, Kind.RANGE_BEGIN, range_text("Optimizer.step#SGD.step", "optimizer"), count)
         now += MS
@@ -263,15 +265,30 @@ def test_what_comes_in_some_steps_has_its_period(category: RangeCategory, name: 
     assert found(training(ranges=lambda step: [(name, category, 0.5)] if step % 4 == 1 else [])) == []
 
 
-def test_garbage_collections_have_their_generation_and_what_they_freed() -> None:
-    (finding,) = training(collection=lambda step: 20 if step % 3 == 1 else 0).summary().findings
+@pytest.mark.parametrize(
+    ("trigger", "said"),
+    [
+        (lambda step: 0, "3 of generation 2, each freed 7 objects"),  # of an older version
+        (lambda step: REQUESTED_BIT, "3 of generation 2 by gc.collect(), each freed 7 objects"),
+        (
+            lambda step: REQUESTED_BIT if step == 4 else AUTOMATIC_BIT,
+            "1 of generation 2 by gc.collect(), each freed 7 objects, "
+            "2 of generation 2, automatic, each freed 7 objects",
+        ),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["", ".json", ".pftrace"])
+def test_garbage_collections_have_their_generation_who_began_them_and_what_they_freed(
+    trigger: Callable[[int], int], said: str, suffix: str, tmp_path: Path
+) -> None:
+    timeline = training(collection=lambda step: 20 if step % 3 == 1 else 0, trigger=trigger)
+    if suffix:
+        timeline.save(tmp_path / f"trace{suffix}")
+        timeline = load(tmp_path / f"trace{suffix}")
 
+    (finding,) = timeline.summary().findings
     assert finding[:4] == ("garbage collection comes now and then", None, "gc", 6 * MS)
-    assert finding.evidence == (
-        "in 3 of 10 steps, every 3rd step, 20 ms each, 6 ms a step on average; "
-        "3 of generation 2, each freed 7 objects; "
-        "at a fixed distance and never a younger one: as gc.collect() of the program does"
-    )
+    assert finding.evidence == f"in 3 of 10 steps, every 3rd step, 20 ms each, 6 ms a step on average; {said}"
     assert found(training(collection=lambda step: 0.15)) == []
 
 

@@ -11,7 +11,7 @@ from modtrace import Timeline
 from modtrace.reporting.names import ReportNames
 from modtrace.ring import Kind
 from modtrace.ring.range_text import RangeName, parse_range, range_text
-from modtrace.ring.slot_format import COLLECTED_BITS, GENERATION_BITS, NO_NAME
+from modtrace.ring.slot_format import AUTOMATIC_BIT, COLLECTED_BITS, GENERATION_BITS, NO_NAME, REQUESTED_BIT
 from modtrace.timeline import Range
 from modtrace.timeline.contents import range_name
 from modtrace.timeline.slices import GARBAGE_COLLECTION
@@ -124,20 +124,25 @@ def test_a_garbage_collection_says_at_its_end_how_long_it_took() -> None:
     model = script.name("Net")
     script.enter(0, model)
     script.collective(10, Kind.RANGE_BEGIN, MINE, 4)
-    script.event(300, Kind.COLLECTION, NO_NAME, (200 << COLLECTED_BITS | 7) << GENERATION_BITS | 2)
+    script.event(300, Kind.COLLECTION, NO_NAME, REQUESTED_BIT | (200 << COLLECTED_BITS | 7) << GENERATION_BITS | 2)
     script.collective(400, Kind.RANGE_END, MINE, 4)
     script.exit(450, model)
     script.step(450, 0)
-    script.event(500, Kind.COLLECTION, NO_NAME, -1)  # damaged
+    script.event(500, Kind.COLLECTION, NO_NAME, AUTOMATIC_BIT | 30 << COLLECTED_BITS + GENERATION_BITS)
+    script.event(600, Kind.COLLECTION, NO_NAME, 40 << COLLECTED_BITS + GENERATION_BITS)  # of an older version
+    script.event(700, Kind.COLLECTION, NO_NAME, -1)  # damaged
 
     timeline = build_timeline(script.snapshot())
     assert rows(timeline) == [
         ("mine", "user", 10, 400, 0, TRACK, 0, True),
         ("garbage collection", "gc", 100, 300, 1, TRACK, 0, True),
-        ("garbage collection", "gc", 500, 500, 0, TRACK, 1, True),
+        ("garbage collection", "gc", 470, 500, 0, TRACK, 1, True),
+        ("garbage collection", "gc", 560, 600, 0, TRACK, 1, True),
+        ("garbage collection", "gc", 700, 700, 0, TRACK, 1, True),
     ]
     first = timeline.slices.block_of(GARBAGE_COLLECTION).start
-    assert timeline.span_args[first + 1] == {"generation": 2, "collected": 7}
+    assert timeline.span_args[first + 1] == {"generation": 2, "collected": 7, "trigger": "gc.collect()"}
+    assert [timeline.span_args[first + row]["trigger"] for row in (2, 3)] == ["automatic", "unknown"]
     parts = {part.part: part.total_ns for part in timeline.summary().parts}
     assert (parts["gc"], parts["forward"]) == (200, 250)
 

@@ -74,11 +74,13 @@ DEVICE_TIME_BITS = 55
 DEVICE_TIME_MASK = (1 << DEVICE_TIME_BITS) - 1
 
 # The value of a `COLLECTION`: the generation, above it how many objects were collected (at most `COLLECTED_MASK`),
-# above that the nanoseconds that it took.
+# above that the nanoseconds that it took, and above these one of two bits; older rings have neither.
 GENERATION_BITS = 2
 GENERATION_MASK = (1 << GENERATION_BITS) - 1
 COLLECTED_BITS = 20
 COLLECTED_MASK = (1 << COLLECTED_BITS) - 1
+AUTOMATIC_BIT, REQUESTED_BIT = 1 << 62, 1 << 61
+"""Python itself began the collection, after so many allocations; or gc.collect() did."""
 
 # The value of a `HELD` and a `HELD_AT_PEAK`: who allocated it outside of calls of modules, and above that the bytes.
 HOLDER_BITS = 2
@@ -212,7 +214,7 @@ class Kind(IntEnum):
     GRADIENTS = 30, "step", "how many such passes came before", "number", _PASSES, "analysis"
     """An outermost backward pass that builds no graph has given gradients to leaf tensors. Name: 0 if it added them to
     `.grad`, 1 if it returned them. After a `STEP` or an `OPTIMIZER_STEP` there is none."""
-    COLLECTION = 31, "collection", "ns · objects collected · generation", "", "module.cpp engine.py", "ranges", True
+    COLLECTION = 31, "collection", "trigger · ns · objects · generation", "", "module.cpp engine.py", "ranges", True
     """Python collected garbage on this thread until now, for at least `MIN_COLLECTION_NS`. The Python engine writes it
     later, perhaps from another thread."""
     EVAL_ENTER = 32, "call", _CALL, "module", _CALLS, "ranges"

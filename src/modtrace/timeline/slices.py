@@ -48,7 +48,8 @@ _BLOCK = np.cumsum([0, *(kind.track != before.track for before, kind in itertool
 SHAPES, COMPILED_MODULES, COMPILED_UNKNOWN = "shapes", "compiled_modules", "compiled_unknown"
 FLOPS, BYTES_ACCESSED, RECOMPUTE_FLOPS = "flops", "bytes_accessed", "recompute_flops"
 UNKNOWN_FLOPS = -1
-GENERATION, COLLECTED = "generation", "collected"
+GENERATION, COLLECTED, TRIGGER = "generation", "collected", "trigger"
+TRIGGERS = "unknown", "automatic", "gc.collect()"
 OPERATOR, GROUP, PEER, DEVICE = "operator", "group", "peer", "device"
 COUNTER, NBYTES, DONE = "counter", "bytes", "done"
 ARGS = {
@@ -60,6 +61,7 @@ ARGS = {
     RECOMPUTE_FLOPS: "in backward: those of functions, no modules, that a checkpoint ran again",
     GENERATION: "the oldest that a garbage collection looked at",
     COLLECTED: "how many objects it freed",
+    TRIGGER: "who began it, one of `TRIGGERS`",
     OPERATOR: "of a collective, or what a wait is for",
     GROUP: "the name of its process group",
     PEER: "the rank at the other end of a send or a receive",

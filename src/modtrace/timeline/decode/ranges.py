@@ -13,17 +13,30 @@ from ..._typing import BoolArray, Int64Array
 from ...ring import Kind
 from ...ring.range_text import EVAL, TRAIN, parse_range
 from ...ring.slot_format import (
+    AUTOMATIC_BIT,
     COLLECTED_BITS,
     COLLECTED_MASK,
     GENERATION_BITS,
     GENERATION_MASK,
     RANGE_KINDS,
+    REQUESTED_BIT,
     SEQUENCE_MASK,
     Events,
 )
 from ..args import ArgColumn
 from ..contents import RANGES, Process, Track, range_name
-from ..slices import BACKWARD, COLLECTED, FORWARD, GARBAGE_COLLECTION, GENERATION, KINDS, RANGE, Slices
+from ..slices import (
+    BACKWARD,
+    COLLECTED,
+    FORWARD,
+    GARBAGE_COLLECTION,
+    GENERATION,
+    KINDS,
+    RANGE,
+    TRIGGER,
+    TRIGGERS,
+    Slices,
+)
 from ..timeline import Timeline
 from .analysis import RingAnalysis
 from .intervals import pair_by_value
@@ -183,7 +196,10 @@ def add_ranges(
         track=len(timeline.tracks) + place.reshape(-1),
         step=analysis.steps_before(np.append(position, evaluations.position)),
         complete=complete,
-        args={name: ArgColumn(np.arange(len(collection)) + len(begin), own) for name, own in collection_args.items()}
+        args={
+            name: ArgColumn(np.arange(len(collection)) + len(begin), own, TRIGGERS if name == TRIGGER else None)
+            for name, own in collection_args.items()
+        }
         if len(collection)
         else {},
     )
@@ -234,11 +250,12 @@ def _from_eval_to_train(
 def _collections(events: Events) -> tuple[Int64Array, Int64Array, dict[str, Int64Array]]:
     """Return the positions of garbage collections, when each began, and its args; in the order of their begins."""
     collections = np.flatnonzero(events.kind == Kind.COLLECTION)
-    value = events.value[collections]
-    begin = events.time[collections] - np.maximum(value >> COLLECTED_BITS + GENERATION_BITS, 0)
+    value = np.maximum(events.value[collections], 0)
+    begin = events.time[collections] - ((value & REQUESTED_BIT - 1) >> COLLECTED_BITS + GENERATION_BITS)
     order = np.lexsort((-events.time[collections], begin))
     generation, collected = value[order] & GENERATION_MASK, value[order] >> GENERATION_BITS & COLLECTED_MASK
-    return collections[order], begin[order], {GENERATION: generation, COLLECTED: collected}
+    trigger = np.where(value[order] & REQUESTED_BIT, 2, value[order] & AUTOMATIC_BIT > 0)
+    return collections[order], begin[order], {GENERATION: generation, COLLECTED: collected, TRIGGER: trigger}
 
 
 def _rows(thread: Int64Array, start: Int64Array, end: Int64Array, complete: BoolArray) -> tuple[Int64Array, Int64Array]:

@@ -114,7 +114,7 @@ class _Measured(NamedTuple):
     flops: _MeasuredFlops | None  # what they cost; None if it was not counted
     ranges: Mapping[tuple[str, str], Int64Array]  # how long each range took, by name and part
     runs: Int64Array  # int64[2, 3, groups], see `Measured.runs`: in whole steps, and elsewhere
-    collections: Int64Array  # int64[2, generations], how many garbage collections there were, and what they freed
+    collections: Int64Array  # see `Measured.collections`
 
 
 class _MeasuredFlops(NamedTuple):

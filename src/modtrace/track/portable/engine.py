@@ -8,6 +8,7 @@ the call's graph is searched for it, at its exit, and then the graph of a pass, 
 says "backward is over".
 """
 
+import gc
 import itertools
 import threading
 import time
@@ -24,6 +25,7 @@ from torch.compiler import is_dynamo_compiling
 
 from ...ring import Kind, Ring
 from ...ring.slot_format import (
+    AUTOMATIC_BIT,
     CALL_INDEX_MASK,
     CALL_KEY_BITS,
     COLLECTED_BITS,
@@ -35,6 +37,7 @@ from ...ring.slot_format import (
     MIN_COLLECTION_NS,
     NO_NAME,
     RECOMPUTE_BIT,
+    REQUESTED_BIT,
     SEQUENCE_BITS,
     SEQUENCE_MASK,
     THREAD_SHIFT,
@@ -71,7 +74,8 @@ class _Notes(deque[Any]):
 
 
 _notes = _Notes(maxlen=1 << 16)
-"""For each begin and end: which it is, the time, the thread and what `gc` says. The last ones, if none is read."""
+"""For each begin and end: which it is, what `_READ` say then, and what `gc` says. The last ones, if none is read."""
+_READ = (time.monotonic_ns, threading.get_native_id, gc.isenabled, gc.get_count, gc.get_threshold)
 
 
 def _calling(function: Callable[[Any], object]) -> Callable[[str, Any], object]:
@@ -79,14 +83,9 @@ def _calling(function: Callable[[Any], object]) -> Callable[[str, Any], object]:
     return property(function).__get__
 
 
-def _noting(read: Callable[[], int]) -> Callable[[str, Any], object]:
-    """Return what notes a number that it reads then."""
-    return _calling(partial(next, map(_notes.append, starmap(read, repeat(())))))
-
-
 _CALLBACKS: tuple[Callable[[Any, Any], object], ...] = (
     _calling(_notes.append),
-    *map(_noting, (time.monotonic_ns, threading.get_native_id)),
+    _calling(partial(next, map(_notes.append, zip(*(starmap(read, repeat(())) for read in _READ), strict=False)))),
     partial(setattr, _notes),
 )
 
@@ -100,13 +99,13 @@ class PortableCollections:
     """
 
     def __init__(self) -> None:
-        self._began_ns = 0
+        self._began: tuple[Any, ...] = ()
 
     def start(self) -> None:
         """Begin with the next collection."""
         call_at_collections(*_CALLBACKS)
         _notes.clear()
-        self._began_ns = 0
+        self._began = ()
 
     def read(self) -> Iterator[Collection]:
         """Yield the collections that have ended since this was last called."""
@@ -116,15 +115,23 @@ class PortableCollections:
         with suppress(IndexError):  # another thread has read them
             # Without bytecode, so that no other thread comes in between.
             notes = list(starmap(_notes.popleft, repeat((), len(_notes))))
-        for phase, now, tid, info in zip(*[iter(notes)] * 4, strict=False):
-            began, self._began_ns = self._began_ns, now if phase == "start" else 0
-            if phase == "stop" and began and now - began >= MIN_COLLECTION_NS:
-                yield Collection(tid, now, _value(now - began, info))
+        for phase, read, info in zip(*[iter(notes)] * 3, strict=False):
+            began, self._began = self._began, read if phase == "start" else ()
+            if phase == "stop" and began and read[0] - began[0] >= MIN_COLLECTION_NS:
+                yield Collection(read[1], read[0], _value(read[0] - began[0], info) | _trigger_bit(*began[2:]))
 
 
 def _value(duration_ns: int, info: Mapping[str, int]) -> int:
     collected, generation = min(info["collected"], COLLECTED_MASK), min(info["generation"], GENERATION_MASK)
     return (duration_ns << COLLECTED_BITS | collected) << GENERATION_BITS | generation
+
+
+def _trigger_bit(is_enabled: bool, count: Sequence[int], threshold: Sequence[int]) -> int:
+    """Return who began a collection: Python does once its youngest generation exceeds its threshold, if that is not 0.
+
+    So it never does when gc.collect() is called, but while the collector is disabled.
+    """
+    return AUTOMATIC_BIT if is_enabled and 0 < threshold[0] < count[0] else REQUESTED_BIT
 
 
 _profiler_enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled

@@ -148,7 +148,7 @@ class Measured:
             in the same code, that medians differ.
         runs: int64[3, rows], of whole steps, without evaluations and what runs in backward: calls of each module, those
             with a backward, and nanoseconds of those without.
-        collections: int64[2, generations], how many garbage collections of each there were, and what they freed.
+        collections: int64[2, triggers, generations], how many garbage collections there were, and what they freed.
         memory: what the recording says of memory, see `MEMORY`; empty if nothing.
         optimizers: what it says of optimizers, see `OPTIMIZERS`.
         number: int64[steps], the number of each counted step.

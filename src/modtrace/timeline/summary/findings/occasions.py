@@ -30,6 +30,8 @@ _OUTLASTS = 3
 """How many times as long as slow steps by other causes one has to be slow."""
 _SLOW_SHARE = 0.04
 """Share of a usual step that slow steps by one cause have to take more, as a mean over all steps."""
+_TRIGGERED = "", ", automatic", " by gc.collect()"
+"""What is said of each of `TRIGGERS`."""
 
 
 def find_occasions(measured: Measured) -> Iterator[Finding]:
@@ -62,7 +64,7 @@ def find_occasions(measured: Measured) -> Iterator[Finding]:
         where = ranges[0].range if ranges and part != "gc" else None
         what = f"{part} comes now and then"
         if part == "gc":
-            what, evidence = "garbage collection comes now and then", f"{evidence}; {collections_text(measured, has)}"
+            what, evidence = "garbage collection comes now and then", f"{evidence}; {collections_text(measured)}"
         elif part == "compile":
             where, what = again[0].range, "is compiled again"
             count = sum(each.calls for each in again)
@@ -123,21 +125,14 @@ def _period(number: Int64Array) -> int:
     return distances.pop() if len(number) >= _LEAST_PERIODS and len(distances) == 1 and 1 not in distances else 0
 
 
-def collections_text(measured: Measured, has: BoolArray) -> str:
-    """Say which garbage collections there were, and whether they come as often as a program's own calls would."""
+def collections_text(measured: Measured) -> str:
+    """Say which garbage collections there were, the oldest generations first, and who began them."""
     count, freed = measured.collections
-    said = [
-        f"{number:,} of generation {generation}, each freed {total / number:,.0f} objects"
-        for generation, number, total in reversed(
-            [*zip(range(len(count)), count.tolist(), freed.tolist(), strict=True)]
-        )
-        if number
-    ]
-    text = ", ".join(said[:2])
-    regular = _period(measured.number[has])
-    if count[:2].sum() == 0 and regular:
-        return f"{text}; at a fixed distance and never a younger one: as gc.collect() of the program does"
-    return text
+    return ", ".join(
+        f"{count[trigger, generation]:,} of generation {generation}{_TRIGGERED[trigger]}, "
+        f"each freed {freed[trigger, generation] / count[trigger, generation]:,.0f} objects"
+        for generation, trigger in np.argwhere(count.T)[::-1][:2].tolist()
+    )
 
 
 def _ordinal(number: int) -> str:

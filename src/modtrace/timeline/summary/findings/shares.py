@@ -114,7 +114,7 @@ def find_large_parts(measured: Measured, explained: Container[str | None]) -> It
             whole = sum(measured.other_ns.values()) or 1
             evidence += f"; {measured.other_ns[after] / whole:.0%} of it follows {after}"
         elif part == "gc":
-            evidence += f"; {collections_text(measured, took > 0)}"
+            evidence += f"; {collections_text(measured)}"
         elif is_range:
             what = "takes a large share"
         share = measured.share(per_step, gaps=True)

@@ -138,11 +138,27 @@ PyObject* py_write_event(PyObject*, PyObject* args) {
   Py_RETURN_NONE;
 }
 
+// Which trigger a collection has that is about to begin. Python begins one once its youngest generation exceeds its
+// threshold, if that is not 0; so it never does when gc.collect() is called, but while the collector is disabled.
+int64_t collection_trigger() {
+  const auto of_gc = [](const char* name) {
+    const PyRef gc = steal(PyImport_ImportModule("gc"));
+    return gc ? PyObject_GetAttrString(gc.get(), name) : nullptr;
+  };
+  const auto youngest = [](PyObject* function) {
+    const PyRef numbers = function == nullptr ? PyRef() : steal(PyObject_CallNoArgs(function));
+    return numbers ? PyLong_AsLong(PyTuple_GetItem(numbers.get(), 0)) : 0;
+  };
+  static PyObject *const get_threshold = of_gc("get_threshold"), *const get_count = of_gc("get_count");
+  const long threshold = PyGC_IsEnabled() ? youngest(get_threshold) : 0;
+  return threshold > 0 && youngest(get_count) > threshold ? kAutomaticBit : kRequestedBit;
+}
+
 // on_collection(phase, info): called by Python's gc when it begins and ends a collection. In C, as Python ignores an
 // interrupt that comes in a callback with bytecode. Threads without a number are left out: to give one runs Python.
 PyObject* py_on_collection(PyObject*, PyObject* args) {
   // One thread collects at a time. Meanwhile finalizers run, which may fork, and other threads: the session can change.
-  static int64_t began = 0;
+  static int64_t began = 0, trigger = 0;
   static uint64_t began_in = 0;
   const char* phase;
   PyObject* info;
@@ -155,6 +171,8 @@ PyObject* py_on_collection(PyObject*, PyObject* args) {
   if (std::strcmp(phase, "start") == 0) {
     began = is_noted ? now : 0;
     began_in = generation;
+    trigger = is_noted ? collection_trigger() : 0;
+    if (PyErr_Occurred() != nullptr) return nullptr;
     Py_RETURN_NONE;
   }
   const int64_t duration = began == 0 ? 0 : now - began;
@@ -167,7 +185,7 @@ PyObject* py_on_collection(PyObject*, PyObject* args) {
   const int64_t objects = number("collected", kCollectedMask), oldest = number("generation", kGenerationMask);
   if (PyErr_Occurred() != nullptr) return nullptr;
   write_with_gil(*session, kCollection << kKindShift | thread.meta_bits | kNoName,
-                 duration << (kCollectedBits + kGenerationBits) | objects << kGenerationBits | oldest);
+                 trigger | duration << (kCollectedBits + kGenerationBits) | objects << kGenerationBits | oldest);
   Py_RETURN_NONE;
 }
 
