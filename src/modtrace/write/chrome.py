@@ -132,7 +132,7 @@ def _chrome_roles(timeline: Timeline, lanes: Lanes, resolution_ns: int) -> UInt8
     columns = timeline.columns
     roles = flow_roles(columns)
     crowded = columns.start == columns.end  # at one time a flow event comes before an empty span
-    for rows in lanes.spans_by_lane(timeline):
+    for rows in lanes.rows_by_lane(timeline.columns):
         for first in range(0, len(rows), _CHUNK):
             part = rows[first : first + _CHUNK + 1]
             start = columns.start[part]

@@ -11,7 +11,7 @@ import numpy as np
 from .._numbering import Numbering
 from .._typing import Int32Array, SignedIntArray
 from ..formats.escape import escaped
-from ..timeline import Process, Timeline
+from ..timeline import Process, Slices, Timeline
 from ..timeline.contents import TRACK_KINDS
 from ..timeline.nesting import outermost_first
 
@@ -121,9 +121,8 @@ class Lanes:
             sort_indexes=[index for _, index in places],
         )
 
-    def spans_by_lane(self, timeline: Timeline) -> Iterator[SignedIntArray]:
-        """Yield per lane the positions of a timeline's spans, by start and outermost first."""
-        columns = timeline.columns
+    def rows_by_lane(self, columns: Slices) -> Iterator[SignedIntArray]:
+        """Yield per lane the positions of some of a timeline's slices, by start and outermost first."""
         kind = np.int32 if len(columns) < 1 << 31 else np.int64
         order = np.argsort(columns.track, kind="stable").astype(kind)
         bounds = np.searchsorted(columns.track[order], np.arange(len(self.lanes) + 1))

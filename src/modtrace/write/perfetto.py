@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
-from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackEvent
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import DebugAnnotation, TracePacket, TrackEvent
 
 from .._errors import WriteError
 from .._numbering import Numbering
@@ -15,11 +16,12 @@ from .._typing import Float64Array, IndexArray, Int32Array, Int64Array
 from ..formats.escape import escaped, escaped_name
 from ..formats.own_table import Checksum, packet_table
 from ..formats.packet_stream import varint_bytes
-from ..formats.slice_args import CALL_FIELDS, extra_arg_texts
+from ..formats.slice_args import CALL_FIELDS, SharedTexts, extra_arg_texts, slice_texts
 from ..formats.table_bytes import TableWriter
 from ..timeline import PHASES, Mark, Pieces, Slices, Timeline
 from ..timeline.args import Value, distinct_args
-from ..timeline.nesting import depth_by_time
+from ..timeline.decode.path_spans import clip_and_nest
+from ..timeline.nesting import depth_by_time, nest_times
 from .atomic_file import atomic_writer
 from .lanes import Lanes
 from .perfetto_descriptors import ArgNumbers, InternTable, TrackDescriptors, TrackParents, sequence_start, serialize
@@ -39,7 +41,7 @@ from .protobuf_columns import (
     track_event_packets,
     varint,
 )
-from .slices import CollectiveFlows, FlowRole, begun_before, flow_roles, perfetto_slices
+from .slices import CollectiveFlows, FlowRole, flow_roles
 from .written_parts import WrittenPart, written_parts
 
 _CHUNK = 1 << 15
@@ -51,6 +53,7 @@ _FLOW_END = message_field_tag(TrackEvent, "terminating_flow_ids_old")
 _CALL, _STEP, _LINK, _COMPLETE, _FQN, _CLASS = (
     field_tag(CALL_FIELDS[name]) for name in ("call", "step", "link", "complete", "fqn", "module_class")
 )
+_BEGIN = TrackEvent(type=TrackEvent.TYPE_SLICE_BEGIN).SerializeToString()
 _END = TrackEvent(type=TrackEvent.TYPE_SLICE_END)
 _NAME = message_field_tag(TrackEvent, "name", LENGTH_DELIMITED)
 _COUNTER_KIND = TrackEvent(type=TrackEvent.TYPE_COUNTER).SerializeToString()
@@ -117,19 +120,20 @@ class PerfettoWriter:
             for packets in _moments(time, tracks.uuid("counter", index), self._sequences["counter", index], events):
                 yield 0, packets
         flows = CollectiveFlows(timeline)
-        first_other = len(timeline.columns)
-        for index, lane in enumerate(lanes.lanes):
-            others = first_other + np.flatnonzero(timeline.slices.track[first_other:] == lane.track)
-            if len(others):
-                for some in perfetto_slices(timeline, flows, others, tracks.uuid("lane", index), sequences[index]):
-                    yield 0, some
-        spans = _SpanPackets(timeline, lanes, self._interned, flows)
+        others = _other_slices(timeline, lanes, flows)
+        for index, rows in enumerate(lanes.rows_by_lane(others.slices)):
+            if len(rows):
+                first_ns = int(others.slices.start[rows[0]])
+                yield 0, serialize(sequence_start(sequences[index], tracks.uuid("lane", index), first_ns))
+                yield from ((0, packets) for _, packets in others.of_lanes([(index, sequences[index], rows)]))
+        begins = _ModuleEvents(timeline.columns, self._interned, flows)
+        spans = _LanePackets(lanes, timeline.columns, depth_by_time(timeline.columns), begins)
         group: list[tuple[int, int, IndexArray]] = []
-        for index, rows in enumerate(lanes.spans_by_lane(timeline)):
+        for index, rows in enumerate(lanes.rows_by_lane(timeline.columns)):
             if len(rows):
                 sequence, first_ns = sequences[index], int(timeline.columns.start[rows[0]])
                 yield 0, serialize(sequence_start(sequence, tracks.uuid("lane", index), first_ns))
-                for packet in self._interned.packets(sequence, timeline.columns.name[rows], spans.texts):
+                for packet in self._interned.packets(sequence, timeline.columns.name[rows], begins.texts):
                     yield 0, serialize(packet)
                 group.append((index, sequence, rows))
             if sum(len(rows) for _, _, rows in group) >= _CHUNK:
@@ -183,37 +187,20 @@ def _moments(time: Int64Array, track: int, sequence: int, events: _Events) -> It
         yield interleave([(np.arange(len(delta)), packets)], len(delta))
 
 
-class _SpanPackets:
-    """The spans of a timeline as begin and end packets, lane by lane: bytes that many share are made once.
+class _LanePackets:
+    """Slices as begin and end packets, lane by lane.
 
     Args:
-        timeline: whose spans.
-        lanes: where its spans are drawn.
-        interned: the number of each name.
-        flows: of the collectives that some of the spans launched.
-
-    Attributes:
-        texts: the numbers of its args.
+        lanes: where they are drawn.
+        slices: which, and when they begin and end.
+        depth: of each, as readers find it.
+        begin_event: returns the fields of the events that begin some of them.
     """
 
-    def __init__(self, timeline: Timeline, lanes: Lanes, interned: InternTable, flows: CollectiveFlows) -> None:
-        self._columns = columns = timeline.columns
-        self._names = len(interned.label)
-        self._lanes = lanes
-        self._depth = depth_by_time(columns)
-        self._roles = flow_roles(columns)
-        call_message = field_tag(interned.extension, LENGTH_DELIMITED)
-        begin, names = TrackEvent.TYPE_SLICE_BEGIN, [*zip(interned.label.tolist(), interned.fqn.tolist(), strict=True)]
-        # Slices of one correlation id have one colour in Perfetto: a module's is the same wherever it runs.
-        begins = [
-            TrackEvent(type=begin, category_iids=[1 + phase], name_iid=iid, correlation_id=1 + fqn)
-            for phase, (iid, fqn) in itertools.product(range(len(PHASES)), names)
-        ]
-        self._begin = ByteTable([event.SerializeToString() + call_message for event in begins])
-        modules = zip(interned.fqn.tolist(), interned.module_class.tolist(), strict=True)
-        self._module = ByteTable([_module(fqn, module_class) for fqn, module_class in modules])
-        extra, self.texts = _extra_args(columns)
-        self._fields_of_some = [*extra, *_launches(flows, len(columns))]
+    def __init__(
+        self, lanes: Lanes, slices: Slices, depth: Int32Array, begin_event: Callable[[IndexArray], Sequence[Column]]
+    ) -> None:
+        self.slices, self._lanes, self._depth, self._begin_event = slices, lanes, depth, begin_event
 
     def of_lanes(self, lanes: Sequence[tuple[int, int, IndexArray]]) -> Iterator[tuple[int, bytes]]:
         """Yield packets of some lanes, some thousand at a time, and how many spans they end.
@@ -248,7 +235,7 @@ class _SpanPackets:
             begin = 2 * begun - self._depth[rows[begun]]
             next_begin = 2 * last - int(self._depth[rows[last]]) if last < len(rows) else 2 * last
             open_ = np.concatenate([still_open, begun])
-            ended_at = 2 * begun_before(start, end, open_) - self._depth[rows[open_]] - 1
+            ended_at = 2 * _begun_before(start, end, open_) - self._depth[rows[open_]] - 1
             ends_here = ended_at < next_begin
             ended, still_open = open_[ends_here], open_[~ends_here]
             begin, ended_at = begin - begin[0], ended_at[ends_here] - begin[0]
@@ -270,7 +257,7 @@ class _SpanPackets:
 
     def _one_after_the_other(self, rows: IndexArray, first_of_lane: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return starts and ends of the spans of some lanes, moved so that each lane begins after the one before it."""
-        start, end = self._columns.start[rows], self._columns.end[rows]
+        start, end = self.slices.start[rows], self.slices.end[rows]
         if len(first_of_lane) == 2:
             return start, end
         begins = start[first_of_lane[:-1]]
@@ -278,7 +265,44 @@ class _SpanPackets:
         shift = np.repeat(np.cumsum(took) - took - begins, np.diff(first_of_lane))
         return start + shift, end + shift
 
-    def _begin_event(self, rows: IndexArray) -> list[BytesColumn]:
+    def _overlap(self, lanes: Sequence[tuple[int, int, IndexArray]]) -> WriteError:
+        """Return the error that names the lane with an overlap; of several lanes, raise it."""
+        for lane in lanes if len(lanes) > 1 else ():
+            for _ in self.of_lanes([lane]):
+                pass
+        return WriteError(f"spans on {self._lanes.lanes[lanes[0][0]].name} overlap without one lying in the other")
+
+
+class _ModuleEvents:
+    """Returns what begins modules' spans as fields of events: `events(rows)`. Bytes that many share are made once.
+
+    Args:
+        columns: the spans.
+        interned: the number of each name.
+        flows: of the collectives that some of the spans launched.
+
+    Attributes:
+        texts: the numbers of its args.
+    """
+
+    def __init__(self, columns: Slices, interned: InternTable, flows: CollectiveFlows) -> None:
+        self._columns = columns
+        self._names = len(interned.label)
+        self._roles = flow_roles(columns)
+        call_message = field_tag(interned.extension, LENGTH_DELIMITED)
+        begin, names = TrackEvent.TYPE_SLICE_BEGIN, [*zip(interned.label.tolist(), interned.fqn.tolist(), strict=True)]
+        # Slices of one correlation id have one colour in Perfetto: a module's is the same wherever it runs.
+        begins = [
+            TrackEvent(type=begin, category_iids=[1 + phase], name_iid=iid, correlation_id=1 + fqn)
+            for phase, (iid, fqn) in itertools.product(range(len(PHASES)), names)
+        ]
+        self._begin = ByteTable([event.SerializeToString() + call_message for event in begins])
+        modules = zip(interned.fqn.tolist(), interned.module_class.tolist(), strict=True)
+        self._module = ByteTable([_module(fqn, module_class) for fqn, module_class in modules])
+        extra, self.texts = _extra_args(columns)
+        self._fields_of_some = [*extra, *_launches(flows, len(columns))]
+
+    def __call__(self, rows: IndexArray) -> list[BytesColumn]:
         columns = self._columns
         count, name, roles = len(rows), columns.name[rows], self._roles[rows]
         link, has_flow = np.maximum(columns.link[rows], 0), roles >= FlowRole.BEGIN
@@ -298,12 +322,63 @@ class _SpanPackets:
             *call,
         ]
 
-    def _overlap(self, lanes: Sequence[tuple[int, int, IndexArray]]) -> WriteError:
-        """Return the error that names the lane with an overlap; of several lanes, raise it."""
-        for lane in lanes if len(lanes) > 1 else ():
-            for _ in self.of_lanes([lane]):
-                pass
-        return WriteError(f"spans on {self._lanes.lanes[lanes[0][0]].name} overlap without one lying in the other")
+
+def _other_slices(timeline: Timeline, lanes: Lanes, flows: CollectiveFlows) -> _LanePackets:
+    """Return the slices of all kinds but modules as packets; one that outlasts another around it ends with that."""
+    first = len(timeline.columns)
+    others = timeline.slices.take(slice(first, None))
+    depth = depth_by_time(others)
+    if np.any((others.parent >= 0) & (others.end > timeline.slices.end[others.parent])):
+        end, _, _ = clip_and_nest(others.track.astype(np.int64), others.start, others.end, np.arange(len(others)))
+        others = replace(others, end=end)
+        depth, _ = nest_times(others.start, end, others.track)
+    texts = slice_texts(timeline, slice(first, None))
+    shared = [_BEGIN + _event(one) for one in texts.shared]
+    numbers = [
+        (DebugAnnotation(name=name).SerializeToString() + _NUMBER_VALUE, column.dense(len(others), _ABSENT))
+        for name, column in texts.numbers.items()
+    ]
+
+    def events(rows: IndexArray) -> list[Column]:
+        fields: list[Column] = [RaggedColumn.from_strings([shared[key] for key in texts.key[rows].tolist()])]
+        for prefix, values in numbers:
+            value, has = varint(values[rows], prefix), values[rows] != _ABSENT
+            if np.any(has):
+                fields += [varint(record_lengths([value]), _ANNOTATION).where(has), value.where(has)]
+        with_flows = np.flatnonzero(flows.has_flow(first + rows)).tolist()
+        ends = [b""] * len(rows) if with_flows else []
+        for at in with_flows:
+            going_on, ending = flows.of_row(first + int(rows[at]))
+            ends[at] = TrackEvent(flow_ids_old=going_on, terminating_flow_ids_old=ending).SerializeToString()
+        return [*fields, *([RaggedColumn.from_strings(ends)] if ends else [])]
+
+    return _LanePackets(lanes, others, depth, events)
+
+
+_ABSENT = np.iinfo(np.int64).min
+_ANNOTATION = message_field_tag(TrackEvent, "debug_annotations", LENGTH_DELIMITED)
+_NUMBER_VALUE = message_field_tag(DebugAnnotation, "int_value")
+
+
+def _event(texts: SharedTexts) -> bytes:
+    """Return what slices share as fields of a TrackEvent."""
+    event = TrackEvent(name=texts.label, categories=[texts.category])
+    for name, value in texts.args.items():
+        kind = "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "string"
+        event.debug_annotations.add(name=name, **{f"{kind}_value": value})
+    serialized: bytes = event.SerializeToString()
+    return serialized
+
+
+def _begun_before(start: Int64Array, end: Int64Array, spans: Int64Array) -> Int64Array:
+    """Return how many slices begin before the end of each of some of them; all are in start order."""
+    ends = end[spans]
+    empty = ends == start[spans]
+    before = np.searchsorted(start, ends, side="left")
+    if np.any(empty):
+        # An empty slice ends after all that begins in its instant, and others end before that.
+        before[empty] = np.searchsorted(start, ends[empty], side="right")
+    return before
 
 
 def _module(fqn: int, module_class: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Slices of all kinds but modules in a written trace: as packets, and as rows of the page; and flows.
+"""Slices in a written trace: packets of those that may overlap, rows of the page; and flows.
 
 Flows lead from a call's forward span to its first backward span, and between the ranks of a collective.
 """
@@ -9,26 +9,21 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import DebugAnnotation, TracePacket, TrackEvent
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackEvent
 
 from .._numbering import Numbering, distinct
 from .._typing import BoolArray, IndexArray, Int64Array, UInt8Array
 from ..formats.limits import MAX_LINK
-from ..formats.packet_stream import varint_bytes
 from ..formats.slice_args import SharedTexts, slice_texts
 from ..timeline import BACKWARD, CollectiveName, Group, Name, Slices, Timeline, launching_spans
 from ..timeline.args import ArgColumn
 from ..timeline.contents import COMMUNICATION, RANGES, range_name
-from ..timeline.nesting import depth_by_time
 from ..timeline.slices import COLLECTIVE, COUNTER, GROUP, MODULE, OPERATOR, in_start_order
-from .perfetto_descriptors import sequence_start, serialize
 from .protobuf_columns import (
-    LENGTH_DELIMITED,
     ByteTable,
     Column,
     RaggedColumn,
     interleave,
-    message_field_tag,
     repeat,
     track_event_packets,
 )
@@ -174,68 +169,6 @@ class CollectiveFlows:
         return flows
 
 
-def perfetto_slices(
-    timeline: Timeline, flows: CollectiveFlows, rows: Int64Array, track: int, sequence: int
-) -> Iterator[bytes]:
-    """Yield the packets of the slices of one track without modules.
-
-    Args:
-        timeline: what is written.
-        flows: the timeline's.
-        rows: indices of the slices, in order.
-        track: uuid of the row in the trace.
-        sequence: the id of its packet sequence.
-    """
-    part = timeline.slices.take(rows)
-    texts = slice_texts(timeline, rows)
-    shared = [_event(one) for one in texts.shared]
-    numbers = [(_number_prefix(name), column.dense(len(rows), _ABSENT)) for name, column in texts.numbers.items()]
-
-    def fields(some: list[int]) -> list[bytes]:
-        shown = list(map(shared.__getitem__, texts.key[some].tolist()))
-        for prefix, values in numbers:
-            for at, value in enumerate(values[some].tolist()):
-                if value != _ABSENT:
-                    shown[at] += _number_arg(prefix, value)
-        for at in np.flatnonzero(flows.has_flow(rows[some])).tolist():
-            going_on, ending = flows.of_row(int(rows[some[at]]))
-            event = TrackEvent(flow_ids_old=going_on, terminating_flow_ids_old=ending)
-            shown[at] += event.SerializeToString()
-        return shown
-
-    begin = int(part.start[0])
-    yield serialize(sequence_start(sequence, track, begin))
-    ordered = _order_nested(part) or order_slices(part.start, part.end - part.start, cut_off=True)
-    packet = TracePacket(trusted_packet_sequence_id=sequence).SerializeToString()
-    yield from slice_packets(ordered, np.diff(ordered.time, prepend=begin), fields, packet)
-
-
-_ABSENT = np.iinfo(np.int64).min
-_ANNOTATION = message_field_tag(TrackEvent, "debug_annotations", LENGTH_DELIMITED)
-_NUMBER_VALUE = message_field_tag(DebugAnnotation, "int_value")
-
-
-def _event(texts: SharedTexts) -> bytes:
-    """Return what slices share as fields of a TrackEvent."""
-    event = TrackEvent(name=texts.label, categories=[texts.category])
-    for name, value in texts.args.items():
-        kind = "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "string"
-        event.debug_annotations.add(name=name, **{f"{kind}_value": value})
-    serialized: bytes = event.SerializeToString()
-    return serialized
-
-
-def _number_prefix(name: str) -> bytes:
-    prefix: bytes = DebugAnnotation(name=name).SerializeToString() + _NUMBER_VALUE
-    return prefix
-
-
-def _number_arg(prefix: bytes, value: int) -> bytes:
-    """Return an arg as a field of a TrackEvent."""
-    digits = varint_bytes(value & (1 << 64) - 1)
-    return b"%b%c%b%b" % (_ANNOTATION, len(prefix) + len(digits), prefix, digits)
-
-
 _CHUNK = 1 << 13
 """Packets that are in memory at a time."""
 _BEGIN, _END, _INSTANT = TrackEvent.TYPE_SLICE_BEGIN, TrackEvent.TYPE_SLICE_END, TrackEvent.TYPE_INSTANT
@@ -259,39 +192,12 @@ class OrderedPackets(NamedTuple):
     time: Int64Array
 
 
-def begun_before(start: Int64Array, end: Int64Array, spans: Int64Array) -> Int64Array:
-    """Return how many slices begin before the end of each of some of them; all are in start order."""
-    ends = end[spans]
-    empty = ends == start[spans]
-    before = np.searchsorted(start, ends, side="left")
-    if np.any(empty):
-        # An empty slice ends after all that begins in its instant, and others end before that.
-        before[empty] = np.searchsorted(start, ends[empty], side="right")
-    return before
-
-
-def _order_nested(slices: Slices) -> OrderedPackets | None:
-    """Do what `order_slices` does for slices in start order; None if one is partly in another."""
-    count, depth = len(slices), depth_by_time(slices)
-    every = np.arange(count)
-    # Before a begin are all earlier begins, and the ends of those of them that are no longer open.
-    at = np.concatenate([2 * every - depth, 2 * begun_before(slices.start, slices.end, every) - depth - 1])
-    if at.min(initial=0) < 0 or at.max(initial=0) >= 2 * count or np.bincount(at, minlength=2 * count).max() > 1:
-        return None
-    order = np.argsort(at)
-    time = np.concatenate([slices.start, slices.end])[order]
-    kind = np.where(order < count, _BEGIN, _END)
-    none = np.zeros(2 * count, np.int64)
-    return OrderedPackets(order % count, kind, none, time) if np.all(time[1:] >= time[:-1]) else None
-
-
-def order_slices(start: Int64Array, duration: Int64Array, *, cut_off: bool = False) -> OrderedPackets:
-    """Sort begins and ends so that every end closes the slice it belongs to.
+def order_slices(start: Int64Array, duration: Int64Array) -> OrderedPackets:
+    """Sort begins and ends so that every end closes the slice it belongs to; what outlasts one is on a row beside.
 
     Args:
         start: int64[n], ns.
         duration: int64[n], ns; negative for an instant.
-        cut_off: what outlasts a slice around it ends with that; else it is on a row beside.
     """
     order = np.lexsort((np.arange(len(start)), -duration, start))
     starts, ends, instants = start[order].tolist(), (start + duration)[order].tolist(), (duration < 0)[order].tolist()
@@ -304,7 +210,6 @@ def order_slices(start: Int64Array, duration: Int64Array, *, cut_off: bool = Fal
                 while stack and stack[-1][0] <= begin:
                     times.append(stack[-1][0])
                     codes.append(stack.pop()[1] << _TYPE_BITS | _END)
-                end = min(end, stack[-1][0]) if cut_off and stack else end
                 if not stack or end <= stack[-1][0]:
                     break
             else:
