@@ -216,7 +216,11 @@ def test_marks_and_backward_passes_make_training_steps() -> None:
     assert [step.duration_ns for step in marked.summary().steps] == [100, 140]
     # Calls in backward are no outermost ones.
     assert [(unit.unit, unit.measured) for unit in training().summary(step_by="call").units] == [("Net", 2)]
-    assert training().summary(step_by="call").rows[0].step_p95_ns == 30 * MS
+    by_call = training().summary(step_by="call")
+    assert by_call.rows[0].step_p95_ns == 30 * MS
+    assert by_call.tables["steps"].to("text").splitlines()[-1] == (
+        "63.6% of the threads' time is between steps (backward 30.000 ms, other 20.000 ms, loss 10.000 ms)"
+    )
     assert len(GENERATED.summary(step_by="optimizer").steps) == 1
 
 
@@ -237,7 +241,11 @@ def test_a_call_without_its_end_counts_to_no_percentile() -> None:
     ("step_by", "message"),
     [
         ("range reqest", "no range is called 'reqest'; there are request, enumerate(DataLoader)#Own.__next__"),
-        ("Blok", "no class of modules is called 'Blok'; there are Net, Block"),
+        (
+            "Blok",
+            "no class of modules is called 'Blok'; there are Net, Block; a range is 'range NAME', --ranges has them",
+        ),
+        ("request", "no class of modules is called 'request'; there are Net, Block; the range is 'range request'"),
     ],
 )
 def test_an_unknown_name_is_an_error_that_lists_the_known_ones(step_by: str, message: str) -> None:
@@ -411,6 +419,10 @@ def test_the_command_lists_ranges_alone(tmp_path: Path) -> None:
     ]
     assert json.loads(shown("--format", "json").stdout)["ranges"][0]["range"] == "request"
     assert shown("--by", "class").exit_code == shown("--only", "Net").exit_code == 2
+    wrong = CliRunner().invoke(group, ["summary", str(tmp_path / "requests.json"), "--only", "request"])
+    assert wrong.stderr.endswith(
+        "no module is called request; there is Net, for one; --ranges lists saving, loading and the like\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,10 @@ def summary_command(
     summary = (summary if peak_tflops is None else summary.with_peak(peak_tflops)).of_file(trace, step_by)
     whole, summary = summary, summary.only(only, max_depth)
     if only is not None and not summary.rows:
-        raise no_such_module(trace, only, whole.rows[0].fqn or whole.rows[0].module_class if whole.rows else "")
+        example = whole.rows[0].fqn or whole.rows[0].module_class if whole.rows else ""
+        raise no_such_module(
+            trace, only, example, "; --ranges lists saving, loading and the like" if whole.ranges else ""
+        )
     is_first, limit = limit is None and output_format == "table", limit or None
     summary = summary.sort_by(sort or ("total" if tree else None), limit)
     console = make_console()

@@ -300,4 +300,7 @@ def _nothing_found(timeline: Timeline, step_by: str, calls: Int64Array, ranges: 
     known = list(dict.fromkeys(name.label if what == "range" else name.module_class for name in names))
     more = ", …" if len(known) > _NAMED else ""
     there = f"there are {', '.join(known[:_NAMED])}{more}" if known else "there is none"
+    if what != "range" and len(ranges):
+        is_one = any(timeline.names[name].label == step_by for name in np.unique(timeline.slices.name[ranges]).tolist())
+        there += f"; the range is {f'range {step_by}'!r}" if is_one else "; a range is 'range NAME', --ranges has them"
     return f"no {what} is called {step_by.removeprefix(_RANGE)!r}; {there}"

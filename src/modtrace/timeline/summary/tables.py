@@ -151,7 +151,7 @@ def steps_table(summary: Summary) -> Table:
         Column("collectives", on_gpu("communication_ns"), MS, 2, hidden_if="zero"),
         Column("overlapped", on_gpu("communication_overlap_ns"), MS, 7, hidden_if="zero"),
     ]
-    notes = [steps_note(summary.overview)]
+    notes = [steps_note(summary.overview), _between_steps(summary)]
     passes_ns, backward_ns = summary.steps.columns.backward_pass_ns, divided.ns[:, divided.parts.index("backward")]
     if ((passes_ns > 0) & (passes_ns != backward_ns)).any():
         waiting = ", with waiting for other ranks" if summary.overview and summary.overview.communication else ""
@@ -219,13 +219,18 @@ def units_table(summary: Summary) -> Table:
     shown = ["", *(name for name, _ in threads.most_common() if name)][: _MAX_THREADS + 1]
     hidden = len(threads) - len(shown)
     notes = [counted(hidden, "more thread")] if hidden > 0 else []
-    sentences, outside_ns = [], sum(summary.outside.values())
-    if outside_ns:
-        share = outside_ns / (outside_ns + int(summary.steps.columns.duration_ns.sum()))
-        parts = ", ".join(f"{part} {ns / 1e6:,.3f} ms" for part, ns in list(summary.outside.items())[:_MAX_OUTSIDE])
-        sentences = [f"{share:.1%} of the threads' time is between steps ({parts}); the tables are of the steps", ""]
+    between = _between_steps(summary)
+    sentences = [f"{between}; the tables are of the steps", ""] if between else []
     rows = [unit for unit in summary.units if unit.thread in shown]
     return Table(_UNIT_COLUMNS, rows, fields_of(UnitTimes), sentences, notes)
+
+
+def _between_steps(summary: Summary) -> str:
+    """Say what is between steps that are calls or ranges: of a training, backward too."""
+    outside_ns = sum(summary.outside.values()) if summary.units else 0
+    share = outside_ns / max(outside_ns + int(summary.steps.columns.duration_ns.sum()), 1)
+    parts = ", ".join(f"{part} {ns / 1e6:,.3f} ms" for part, ns in list(summary.outside.items())[:_MAX_OUTSIDE])
+    return f"{share:.1%} of the threads' time is between steps ({parts})" if outside_ns else ""
 
 
 def header(summary: Summary) -> list[str]:
