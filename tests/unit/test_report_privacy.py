@@ -184,10 +184,13 @@ def test_every_field_of_a_timeline_is_chosen(redact: Redactor) -> None:
             "host": "0123456789ab", "pid": 7, "argv": ["x"],
         },
     ), {
-            0: {"shapes": "float32[2, 8], mask=bool[], …", "doc": "secret", "compiled_unknown": BEFORE},
+            0: {
+                "shapes": "float32[2, 8], mask=bool[], …", "doc": "secret", "compiled_unknown": BEFORE,
+                "trigger": "gc.collect()",
+            },
             1: {
                 "shapes": "float32[2] # secret", "own": "secret",
-                "compiled_modules": "janed: Head", "compiled_unknown": "secret",
+                "compiled_modules": "janed: Head", "compiled_unknown": "secret", "trigger": "secret",
             },
         })  # fmt: skip
     timeline = with_passes(timeline, [BackwardPass(5, 8, "loader of janed", 8, process, complete=False)])
@@ -201,7 +204,7 @@ def test_every_field_of_a_timeline_is_chosen(redact: Redactor) -> None:
     assert [(c.name, c.unit, c.process) for c in clean.counters] == [("counter 1", "bytes", Process(7, 3))]
     assert clean.metadata == {"torch": "2.13.0+cpu", "engine": "native", "capacity": 64}
     assert clean.span_args == {
-        0: {"shapes": "float32[2, 8], bool[], …", "compiled_unknown": BEFORE},
+        0: {"shapes": "float32[2, 8], bool[], …", "compiled_unknown": BEFORE, "trigger": "gc.collect()"},
         1: {"compiled_modules": "<user>: Head"},
     }
     assert clean.backward_passes == [BackwardPass(5, 8, "thread 1", 8, Process(7, 3), complete=False)]

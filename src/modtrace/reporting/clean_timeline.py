@@ -12,7 +12,17 @@ from ..timeline.args import Args, without_empty
 from ..timeline.contents import BACKWARD_PASSES, STEPS_END_WITH, TRACK_KINDS, WITH_REMEDY
 from ..timeline.join import move_times, replace_processes
 from ..timeline.select import DEVICE_METADATA
-from ..timeline.slices import ARGS, COMPILED_MODULES, COMPILED_UNKNOWN, DEVICE, GROUP, OPERATOR, SHAPES
+from ..timeline.slices import (
+    ARGS,
+    COMPILED_MODULES,
+    COMPILED_UNKNOWN,
+    DEVICE,
+    GROUP,
+    OPERATOR,
+    SHAPES,
+    TRIGGER,
+    TRIGGERS,
+)
 from ..write.written_parts import first_moment
 from .names import ReportNames
 
@@ -157,6 +167,7 @@ def _clean_args(args: Args, names: ReportNames) -> Args:
         OPERATOR: names.collective,
         GROUP: names.group,
         DEVICE: _clean_device,
+        TRIGGER: lambda text: text if text in TRIGGERS else None,
     }
     known = {name: column for name, column in args.items() if name in ARGS}
     cleaned = {name: column.with_texts(cleaning[name]) for name, column in known.items() if column.texts is not None}
