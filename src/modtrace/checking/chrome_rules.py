@@ -9,13 +9,12 @@ import numpy as np
 from .._numbering import Numbering
 from ..formats.chrome_values import read_microseconds_array
 from ..formats.event_table import BEGIN, END, NEXT, SLICE, EventTable
-from .track_layout import Fault, FlowEnds, SliceEvents, TrackKey, TrackLayout
+from .track_layout import NEVER_NS, Fault, FlowEnds, SliceEvents, TrackKey, TrackLayout
 
 _FLOW_PHASES = frozenset("stf")
 _ORDINARY_PHASES = frozenset("XBEstf")
 _NUMBERS = {int, float}
 _DEVICE_WORK = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
-_MAX_TIME_NS = 2**63
 _MAX_ORDINARY_US = 2**53 // 1000 - 1
 _MAX_ID = 2**32 - 1
 _PHASE_OF_WAYS = np.array([0, ord("f"), ord("s"), ord("t")], np.uint8)
@@ -157,7 +156,7 @@ def _time_faults(position: int, phase: str, field: str, raw: dict[str, Any]) -> 
     number = _parse_number(value)
     if number is None:
         yield Fault("not-a-number", f"{field} is {value!r}", position)
-    elif not 0 <= number * 1000 < _MAX_TIME_NS:
+    elif not 0 <= number * 1000 <= NEVER_NS:
         yield Fault("time-out-of-range", f"{field} {value!r} is negative or beyond 2^63 ns", position)
 
 

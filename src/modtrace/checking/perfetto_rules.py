@@ -15,7 +15,7 @@ from ..formats.event_table import BEGIN as SLICE_BEGIN
 from ..formats.event_table import END as SLICE_END
 from ..formats.event_table import SLICE
 from ..formats.packet_stream import FramingError, packet_batches, packet_bounds
-from .track_layout import END, ONWARD, Fault, FlowEnds, SliceEvents, TrackKey, TrackLayout
+from .track_layout import END, NEVER_NS, ONWARD, Fault, FlowEnds, SliceEvents, TrackKey, TrackLayout
 
 _REASONS = {"none": "no packet starts here", "cut off": "the packet that starts here is cut off"}
 _BATCH_BYTES = 1 << 19
@@ -136,7 +136,6 @@ class PacketSequence:
         return clock.now_ns + clock.offset_ns
 
 
-_MAX_TIME_NS = 2**63
 _BEGIN, _END, _INSTANT = (
     proto.TrackEvent.TYPE_SLICE_BEGIN,
     proto.TrackEvent.TYPE_SLICE_END,
@@ -211,7 +210,7 @@ class PerfettoPackets:
         is_plain_end = event_type == _END and event.ByteSize() == _BYTES_OF_TYPE
         problems: list[Fault] = []
         # A usual packet breaks no rule; to ask for each takes longer.
-        is_usual = sequence.has_state and time is not None and 0 <= time < _MAX_TIME_NS
+        is_usual = sequence.has_state and time is not None and 0 <= time <= NEVER_NS
         if not (is_usual and packet.trusted_packet_sequence_id and packet.HasField("timestamp")):
             problems += _packet_faults(position, packet, sequence, time)
         if not is_plain_end:
@@ -253,7 +252,7 @@ def _packet_faults(position: int, packet: Any, sequence: PacketSequence, time: i
     elif time is None:
         clock_id = packet.timestamp_clock_id or sequence.default_clock_id
         yield Fault("undefined", f"clock {clock_id} is set by no snapshot before it", position)
-    elif not 0 <= time < _MAX_TIME_NS:
+    elif not 0 <= time <= NEVER_NS:
         yield Fault("time-out-of-range", f"{time} ns is negative or beyond 2^63 ns", position)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from .._errors import RingError
 from ..ring import STACKS_SIGNAL, Kind, read_ring
-from ..ring.collective_text import CollectiveName, parse_collective
+from ..ring.collective_text import ANY_SOURCE, MESSAGES, CollectiveName, parse_collective
 from ..ring.slot_format import CALL_ENTER_KINDS, NO_NAME, NOT_AWAITED_BIT
 from ..timeline import Group, OpenCall, RingAnalysis, ThreadStack
 from ..timeline.contents import process_label, unsaved_sentence
@@ -26,8 +26,6 @@ ANY_PEER = -1
 """The peer of a receive from any sender."""
 _MAX_OPERATORS = 256
 """How many of the last collectives of a group are kept by name."""
-_ANY_SOURCE = "recv_any_source"
-_MESSAGES = ("send", "recv", _ANY_SOURCE)
 """The operators that have a peer."""
 
 
@@ -304,9 +302,9 @@ def read_rank_progress(analysis: RingAnalysis) -> RankProgress:
     columns = (events.kind, events.name, events.value, events.time, events.thread)
     for kind, number, value, time_ns, thread in zip(*(column.tolist() for column in columns), strict=True):
         name = names.get(number)
-        if name is None or (name.peer >= 0 and name.operator not in _MESSAGES):
+        if name is None or (name.peer >= 0 and name.operator not in MESSAGES):
             continue
-        is_collective = name.peer < 0 and name.operator != _ANY_SOURCE
+        is_collective = name.peer < 0 and name.operator != ANY_SOURCE
         known: dict[Any, _Calls] = of_group if is_collective else of_peer
         calls = known.setdefault(name.group if is_collective else name._replace(device=""), _Calls())
         calls.add(kind, Blocked(name.operator, value, time_ns, lookup.threads[thread][1]), bool(name.device))
@@ -319,7 +317,7 @@ def read_rank_progress(analysis: RingAnalysis) -> RankProgress:
     ]
     peers = []
     for name, calls in of_peer.items():
-        operator, peer = ("recv", ANY_PEER) if name.operator == _ANY_SOURCE else (name.operator, name.peer)
+        operator, peer = ("recv", ANY_PEER) if name.operator == ANY_SOURCE else (name.operator, name.peer)
         peers.append(PeerProgress(group(name.group), operator, peer, calls.last, calls.blocked()))
     return RankProgress(tuple(together), tuple(peers), first_ns)
 

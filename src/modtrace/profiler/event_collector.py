@@ -14,6 +14,7 @@ from .._numbering import Numbering, number_values
 from .._typing import BoolArray, Int64Array
 from ..formats.escape import restored_name
 from ..formats.event_table import ENDS, NO_NUMBER, NONE, SLICE, EventTable
+from ..ring.slot_format import SYNC_PREFIX
 from ..timeline import PHASES, Name
 from .event_columns import (
     ApiCall,
@@ -31,7 +32,6 @@ from .event_columns import (
     StepRanges,
 )
 
-SYNC = "modtrace.sync#"
 STEP = "ProfilerStep#"
 NODE = "autograd::engine::evaluate_function: "
 MODULE = "nn.Module: "
@@ -289,7 +289,7 @@ def _kind(name: str, category: object) -> int:
         return _MODULE if name.startswith(MODULE) else OTHER
     if kind not in (CPU_OP, ANNOTATION):
         return kind
-    if name.startswith(SYNC):
+    if name.startswith(SYNC_PREFIX):
         return _SYNC
     if name.startswith(NODE):
         return _NODE

@@ -17,6 +17,7 @@ from ..formats.event_stream import EventStream
 from ..formats.event_table import METADATA, SLICE, EventTable
 from ..formats.slice_args import FLOW_CATEGORY, FLOW_NAME
 from ..formats.trace_file import MERGED, TraceFile
+from ..profiler.event_collector import MODULE, STEP
 from ..timeline import PHASES, Name
 from .clean_timeline import REPORT_START_NS, IdNumbers
 from .names import ReportNames
@@ -30,7 +31,6 @@ _KERNEL_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _RUNTIME_CATEGORIES = frozenset({"cuda_runtime", "cuda_driver", "hip_runtime", "cuda_sync"})
 _FLOW_CATEGORIES = frozenset({"fwdbwd", "ac2g", "async_cpu_to_gpu", "async_gpu", FLOW_CATEGORY})
 _SPAN_CATEGORIES = frozenset({*PHASES, "gpu"})
-_MODULE_PREFIX = "nn.Module: "
 
 _NUMBER_ARGS = frozenset(
     [
@@ -153,12 +153,10 @@ class EventFilter:
             return self._names.mark(name)
         if category == "python_function":
             # All others are named by source files, lines and functions.
-            if not name.startswith(_MODULE_PREFIX):
+            if not name.startswith(MODULE):
                 return None
-            module_class, bar, number = name.removeprefix(_MODULE_PREFIX).rpartition("_")
-            return (
-                f"{_MODULE_PREFIX}{self._names.module_class(module_class)}{bar}{number}" if number.isdecimal() else None
-            )
+            module_class, bar, number = name.removeprefix(MODULE).rpartition("_")
+            return f"{MODULE}{self._names.module_class(module_class)}{bar}{number}" if number.isdecimal() else None
         if category in _OPERATION_CATEGORIES:
             known = _OVERHEAD_NAME if category == "overhead" else _PROFILER_EVENT
             if known.fullmatch(name):
@@ -226,7 +224,6 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float)
 
 
-_STEP_PREFIX = "ProfilerStep#"
 _DEVICE_NUMBER_KEYS = (
     *("id", "totalGlobalMem", "computeMajor", "computeMinor", "maxThreadsPerBlock", "maxThreadsPerMultiprocessor"),
     *("regsPerBlock", "regsPerMultiprocessor", "warpSize", "sharedMemPerBlock", "sharedMemPerMultiprocessor"),
@@ -308,7 +305,7 @@ def _times(
     """Return what a `CleanProfile` knows of times, of some rows of a table that are all moved."""
     time, phase = table.start - shift, table.phase
     duration = np.where(phase == SLICE, table.duration, 0)
-    is_step = [kind == "user_annotation" and str(name).startswith(_STEP_PREFIX) for kind, name in table.kinds]
+    is_step = [kind == "user_annotation" and str(name).startswith(STEP) for kind, name in table.kinds]
     steps = rows[np.array(is_step or [False], np.bool_)[table.kind[rows]]]
     steps = steps[np.argsort(time[steps], kind="stable")]
     events = rows[table.written_phase[rows] != METADATA]

@@ -8,6 +8,7 @@ import re
 import socket
 from collections.abc import Callable, Iterable, Mapping
 
+from ..profiler.event_collector import NODE
 from ..ring.collective_text import COLLECTIVES
 from ..ring.range_text import CATEGORIES
 from ..timeline import Name
@@ -119,7 +120,6 @@ _LIBRARY_KERNEL = re.compile(
     r"(?:void )?(?:at::|at_cuda_detail::|cub::|thrust::|cutlass|cudnn|cublas|ampere_|volta_|turing_|sm\d+_|hopper_|nccl"
     r"|flash_|splitKreduce|gemm|gemv|epilogue::|internal::)[\w:]*"
 )
-_ENGINE_PREFIX = "autograd::engine::evaluate_function: "
 _KNOWN_RANGE = re.compile(
     r"clip_grad_(?:norm|value)_|GradScaler\.(?:step|unscale_|update)|torch\.compile \d+/\d+"
     r"|(?:torch|safetensors\.torch|torch\.distributed\.checkpoint)\.(?:async_save|(?:save|load)(?:_file|_model)?)"
@@ -293,8 +293,8 @@ class AliasedNames(ReportNames):
 
     def operation(self, text: str) -> str:
         """Return the name of an operation if it is torch's, else an alias."""
-        if text.startswith(_ENGINE_PREFIX):
-            return _ENGINE_PREFIX + self.operation(text.removeprefix(_ENGINE_PREFIX))
+        if text.startswith(NODE):
+            return NODE + self.operation(text.removeprefix(NODE))
         return self._use("operation", self._known_operation(text) or self._alias("operation ", text))
 
     def kernel(self, text: str) -> str:

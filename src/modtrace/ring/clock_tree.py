@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from .clock_map import ClockMap, Offset, Reading
+from .owner import BOOT_ID
 
 FAN_OUT = 32
 """How many clocks are measured against one."""
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _TIME_NAMESPACE = Path("/proc/self/ns/time")
 
 
@@ -28,7 +28,7 @@ def clock_id() -> str:
     is the process's own.
     """
     try:
-        boot = _BOOT_ID.read_text("utf-8").strip()
+        boot = BOOT_ID.read_text("utf-8").strip()
         text = f"{boot} {os.readlink(_TIME_NAMESPACE)}"
     except OSError:
         text = f"{platform.uname()} {os.getpid()}"

@@ -21,7 +21,9 @@ OPERATORS = {
 """The operators of c10d, without their last underscore, that `torch.distributed` calls something else."""
 SAME_NAME = ("reduce_scatter", "broadcast", "reduce", "gather", "scatter", "barrier", "monitored_barrier")
 PEER_OPERATORS = ("send", "recv")
-COLLECTIVES = frozenset((*OPERATORS.values(), *SAME_NAME, *PEER_OPERATORS, "recv_any_source"))
+ANY_SOURCE = "recv_any_source"
+MESSAGES = (*PEER_OPERATORS, ANY_SOURCE)
+COLLECTIVES = frozenset((*OPERATORS.values(), *SAME_NAME, *MESSAGES))
 """The operators as `torch.distributed` calls them."""
 
 

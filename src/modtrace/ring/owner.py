@@ -27,7 +27,7 @@ WriterState = Literal["running", "dead", "unknown"]
 
 _FLOCK = struct.Struct("hhqqi4x")
 """The C library's `struct flock`: type, whence, start, length, process."""
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _open: set[int] = set()
 """The descriptors of all locks of this process."""
 
@@ -181,7 +181,7 @@ def find_process(pid: int) -> int | bool | None:
 @cache
 def _boot_hash() -> str | None:
     try:
-        return hashlib.sha256(f"modtrace {_BOOT_ID.read_text('utf-8')}".encode()).hexdigest()[:12]
+        return hashlib.sha256(f"modtrace {BOOT_ID.read_text('utf-8')}".encode()).hexdigest()[:12]
     except (OSError, UnicodeDecodeError):
         return None
 

@@ -248,6 +248,10 @@ class Kind(IntEnum):
     """This greenlet goes on, and so does its innermost call."""
 
 
+SYNC_PREFIX = "modtrace.sync#"
+"""What the text of a mark begins with that torch.profiler sees too; a number follows."""
+
+
 def _about(topic: str) -> tuple[Kind, ...]:
     return tuple(kind for kind in Kind if kind.topic == topic)
 

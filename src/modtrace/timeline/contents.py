@@ -87,6 +87,8 @@ def why_unknown(graphs: object) -> str:
 
 COMPILED_CLASS = "CompiledFunction"
 """The class of a compiled function that is not a module."""
+REPLAY_CLASS = "CUDAGraph"
+"""The class, and the last part of the name, of the replay of a graph of CUDA's, which is not a module."""
 REGION_CLASS = "record_function"
 """The class of a range of `record_function`, which is not a module; its name is a text of the user's."""
 

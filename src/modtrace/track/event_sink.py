@@ -18,6 +18,7 @@ import torch
 from torch._C._profiler import _RecordFunctionFast
 
 from ..ring import Kind, NameTable
+from ..ring.slot_format import SYNC_PREFIX
 
 if TYPE_CHECKING:
     from torch import nn
@@ -108,7 +109,6 @@ def describe_thread() -> tuple[str, int]:
 
 
 _MIN_INTERVAL_NS, _MAX_INTERVAL_NS = 2_000_000, 100_000_000
-_PREFIX = "modtrace.sync#"
 _BURST = 3
 
 
@@ -136,7 +136,7 @@ class SyncMarks:
         self._next_ns = now + self._interval_ns
         # The first slice of a burst is long, with cold caches; the last ones are short and tell the offset sharply.
         for _ in range(_BURST):
-            text = f"{_PREFIX}{self._count}"
+            text = f"{SYNC_PREFIX}{self._count}"
             self._count += 1
             text_id = self._names.text(text)
             slice_ = _RecordFunctionFast(text)

@@ -15,6 +15,7 @@ from .._numbering import Numbering, distinct
 from .._typing import BoolArray, IndexArray, Int64Array, UInt8Array
 from ..formats.limits import MAX_LINK
 from ..formats.slice_args import SharedTexts, slice_texts
+from ..ring.collective_text import MESSAGES
 from ..timeline import BACKWARD, CollectiveName, Group, Name, Slices, Timeline, launching_spans
 from ..timeline.args import ArgColumn
 from ..timeline.contents import COMMUNICATION, RANGES, range_name
@@ -28,7 +29,6 @@ from .protobuf_columns import (
     track_event_packets,
 )
 
-_PEER_OPERATORS = ("send", "recv", "recv_any_source")
 _SPANS_AT_A_TIME = 1 << 16
 """Spans, and pairs, that are looked at at a time."""
 
@@ -114,7 +114,7 @@ def _call_flows(timeline: Timeline) -> tuple[Int64Array, BoolArray, BoolArray]:
 def _meeting(name: CollectiveName, rank: int | None, groups: Mapping[str, Group]) -> object:
     """Return what the calls that meet have in common beside their counter; None if that cannot be said."""
     if name.peer < 0:
-        return (name.operator, name.group) if name.operator not in _PEER_OPERATORS else None
+        return (name.operator, name.group) if name.operator not in MESSAGES else None
     ranks = groups[name.group].ranks if name.group in groups else ()
     if rank not in ranks:
         return None

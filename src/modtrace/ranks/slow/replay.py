@@ -6,12 +6,12 @@ from typing import NamedTuple
 import numpy as np
 
 from ..._typing import BoolArray, Float64Array, Int64Array
+from ...ring.collective_text import PEER_OPERATORS
 from ..groups import group_starts, number_ranges
 from ..rank_tables import CALL, INFERRED_WAIT, CollectiveTable, ranks_in_group
 from ..sync_points import call_keys, is_synchronizing
 from .late_steps import Arrivals, OwnTime
 
-MESSAGES = ("send", "recv")
 """The operators of messages whose other end is known."""
 
 _RANK_BITS = 31
@@ -68,7 +68,7 @@ def rank_events(table: CollectiveTable, own_time: OwnTime, *, every: bool = Fals
     binds[first] = False  # nothing is known of what it did before
     since_last = np.where(binds, time - last[key], 0)
     # A send that was complete before its receiver asked for it did not wait for that; nor what no call is known of.
-    is_message = np.array([operator in MESSAGES for operator in table.operators], np.bool_)[table.operator[row]]
+    is_message = np.array([operator in PEER_OPERATORS for operator in table.operators], np.bool_)[table.operator[row]]
     binds &= (since_last >= 0) | ~is_message
     binds &= since_last < np.iinfo(np.int64).max // 4
     transfer = np.where(done >= 0, np.minimum(done, time) - last[key], since_last)
@@ -84,8 +84,8 @@ def rank_events(table: CollectiveTable, own_time: OwnTime, *, every: bool = Fals
 
 def message_ends(table: CollectiveTable) -> tuple[Int64Array, Int64Array]:
     """Return sender and receiver of each row that is a message, as ranks of the job; -1 for all others."""
-    kind = np.array([MESSAGES.index(text) if text in MESSAGES else -1 for text in table.operators] or [-1], np.int8)
-    kind = kind[table.operator]
+    kinds = [PEER_OPERATORS.index(text) if text in PEER_OPERATORS else -1 for text in table.operators]
+    kind = np.array(kinds or [-1], np.int8)[table.operator]
     other = np.full(len(kind), -1, np.int64)
     messages = np.flatnonzero((kind >= 0) & (table.peer >= 0) & (table.counter >= 0))
     messages = messages[np.argsort(table.group[messages], kind="stable")]

@@ -14,6 +14,7 @@ import numpy as np
 from ..._numbering import Numbering
 from ..._typing import AnyArray, Int64Array
 from ...ring import FIRST_STEP, Kind, RingSnapshot
+from ...ring.slot_format import SYNC_PREFIX
 from ..args import ArgColumn, Args, without_empty
 from ..contents import (
     BACKWARD_PASSES,
@@ -58,8 +59,6 @@ from .open_calls import OpenCall, lasts_too_long
 from .path_spans import clip_and_nest
 from .ranges import Evaluations, add_ranges, find_evaluations
 from .spans import SpanRows, build_span_rows, describe_tracks, number_tracks
-
-_SYNC_PREFIX = "modtrace.sync"
 
 
 def build_timeline(ring: RingSnapshot | RingAnalysis) -> Timeline:
@@ -187,7 +186,7 @@ def _marks(analysis: RingAnalysis, counters: Sequence[CounterSeries]) -> list[Ma
     for index, time in zip(marked.tolist(), clock.to_other(events.time[marked]).tolist(), strict=True):
         text = analysis.lookup.texts[events.name[index]]
         # A sync mark's value is the wait between the two clock readings that its time is the middle of.
-        marks.append(Mark(time, "sync" if text.startswith(_SYNC_PREFIX) else "mark", text))
+        marks.append(Mark(time, "sync" if text.startswith(SYNC_PREFIX) else "mark", text))
     return sorted(marks)
 
 

@@ -11,7 +11,7 @@ from ..._tables import GIGA, MODULE, MS, NAME, NUMBER, PERCENT, TEXT, Column, Ta
 from ..._terminal import counted
 from ..._typing import BoolArray, Int64Array
 from ..args import ArgColumn
-from ..contents import COUNTED
+from ..contents import COUNTED, REPLAY_CLASS
 from ..slices import FLOPS, PHASES, RECOMPUTE, UNKNOWN_FLOPS, Slices
 from .module_rows import ModuleTimes
 from .overview import shortened
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from .device_summary import DeviceSummary
 
 _CPU = "cpu "
-_REPLAY = "CUDAGraph"
 
 
 class SpanFlops(NamedTuple):
@@ -297,7 +296,7 @@ def describe_flops(
     counted_in, without = (
         value if isinstance(value := said.get(key), list) else [] for key in ("steps", "without_formula")
     )
-    replays = [name.fqn for name in timeline.names if name.module_class == _REPLAY]
+    replays = [name.fqn for name in timeline.names if name.module_class == REPLAY_CLASS]
     summary = FlopSummary(
         modules,
         [StepFlops(*of_step) for of_step in in_step.tolist()],

@@ -10,13 +10,11 @@ from torch import nn
 
 from ...ring import NameTable
 from ...ring.slot_format import NO_NAME
+from ...timeline.contents import REPLAY_CLASS
 from ..call_patch import Patch, PatchTarget, Wrapper
 from ..event_sink import DeviceChoice, warn_without
 from ..naming.module_names import ModuleNames, OpenCall
 from ..unseen import skip_all
-
-REPLAY_CLASS = "CUDAGraph"
-"""The class, and the last part of the name, of the replay of a graph among the modules."""
 
 
 class NativeDeviceTimes:
