@@ -56,7 +56,7 @@ from ..write.perfetto_descriptors import (
     serialize,
     track_uuid,
 )
-from ..write.slices import order_slices, slice_packets
+from ..write.protobuf_columns import ByteTable, Column, RaggedColumn, interleave, repeat, track_event_packets
 from ..write.step_parts import part_counters
 from ..write.written_parts import WrittenPart
 from .event_columns import ProfilerEvents
@@ -271,7 +271,7 @@ class TrackSlices(NamedTuple):
 def profiler_packets(
     start: Int64Array, duration: Int64Array, fields: Sequence[bytes], uuid: int, beside: Callable[[int], TracePacket]
 ) -> Iterator[bytes]:
-    """Yield the packets of a track's slices and instants on the profiler's sequence, see `slice_packets`.
+    """Yield the packets of a track's slices and instants on the profiler's sequence, some thousand at a time.
 
     Args:
         start: int64[n], Unix ns.
@@ -280,14 +280,70 @@ def profiler_packets(
         uuid: of the track.
         beside: returns the descriptor of a row, from 1 on, for slices that partly overlap those of the rows before.
     """
-    ordered = order_slices(start, duration)
+    ordered = _order_slices(start, duration)
     uuids = [uuid]
-    for row in range(1, int(ordered.row.max(initial=0)) + 1):
+    for row in range(1, int(ordered[2].max(initial=0)) + 1):
         descriptor = beside(row)
         uuids.append(descriptor.track_descriptor.uuid)
         yield serialize(descriptor)
     sequence = following_packet(PROFILER_SEQUENCE).SerializeToString()
-    yield from slice_packets(ordered, ordered.time, lambda some: [fields[index] for index in some], sequence, uuids)
+    tables = {
+        kind: ByteTable([TrackEvent(type=kind, track_uuid=uuid).SerializeToString() for uuid in uuids])
+        for kind in (_BEGIN, _END, _INSTANT)
+    }
+    for first in range(0, len(ordered[0]), _CHUNK):
+        index, kinds, rows, time = (column[first : first + _CHUNK] for column in ordered)
+        parts = []
+        for kind, table in tables.items():
+            positions = np.flatnonzero(kinds == kind)
+            if len(positions):
+                event: list[Column] = [table.pick(rows[positions])]
+                some = [] if kind == _END else index[positions].tolist()
+                event += [RaggedColumn.from_strings([fields[at] for at in some])] if some else []
+                parts.append((positions, track_event_packets(time[positions], repeat(sequence, len(positions)), event)))
+        yield interleave(parts, len(index))
+
+
+_CHUNK = 1 << 13
+"""Packets that are in memory at a time."""
+_BEGIN, _END, _INSTANT = TrackEvent.TYPE_SLICE_BEGIN, TrackEvent.TYPE_SLICE_END, TrackEvent.TYPE_INSTANT
+_TYPE_BITS = 2
+"""Bits that hold one of these three. `_order_slices` has packets as numbers: above these bits the slice's index."""
+
+
+def _order_slices(start: Int64Array, duration: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
+    """Sort begins and ends so that every end closes the slice it belongs to; what outlasts one is on a row beside.
+
+    Returns:
+        Of each packet the index of its slice or instant; whether it begins, ends, or is an instant, as TrackEvent has
+        it; its row, 0 for the track itself and from 1 on for rows beside it; and its time.
+    """
+    order = np.lexsort((np.arange(len(start)), -duration, start))
+    starts, ends, instants = start[order].tolist(), (start + duration)[order].tolist(), (duration < 0)[order].tolist()
+    rows: list[list[tuple[int, int]]] = [[]]  # of each row the end and the index of its open slices
+    row_of = np.zeros(len(start), np.int64)
+    codes, times = list[int](), list[int]()  # index and type of each packet, and its time
+    for index, begin, end, instant in zip(order.tolist(), starts, ends, instants, strict=True):
+        if not instant:
+            for row, stack in enumerate(rows):  # noqa: B007
+                while stack and stack[-1][0] <= begin:
+                    times.append(stack[-1][0])
+                    codes.append(stack.pop()[1] << _TYPE_BITS | _END)
+                if not stack or end <= stack[-1][0]:
+                    break
+            else:
+                row, stack = len(rows), []
+                rows.append(stack)
+            row_of[index] = row
+            stack.append((end, index))
+        times.append(begin)
+        codes.append(index << _TYPE_BITS | (_INSTANT if instant else _BEGIN))
+    for stack in rows:
+        times += [end for end, _ in reversed(stack)]
+        codes += [index << _TYPE_BITS | _END for _, index in reversed(stack)]
+    packets = np.array(codes, np.int64)
+    of_packet = packets >> _TYPE_BITS
+    return of_packet, packets & (1 << _TYPE_BITS) - 1, row_of[of_packet], np.array(times, np.int64)
 
 
 _THREAD_IDS = range(1, 1 << 31)

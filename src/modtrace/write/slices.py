@@ -1,15 +1,13 @@
-"""Slices in a written trace: packets of those that may overlap, rows of the page; and flows.
+"""Slices of all kinds but modules as rows of the page, and flows.
 
 Flows lead from a call's forward span to its first backward span, and between the ranks of a collective.
 """
 
 import enum
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
-from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackEvent
 
 from .._numbering import Numbering, distinct
 from .._typing import BoolArray, IndexArray, Int64Array, UInt8Array
@@ -20,14 +18,6 @@ from ..timeline import BACKWARD, CollectiveName, Group, Name, Slices, Timeline, 
 from ..timeline.args import ArgColumn
 from ..timeline.contents import COMMUNICATION, RANGES, range_name
 from ..timeline.slices import COLLECTIVE, COUNTER, GROUP, MODULE, OPERATOR, in_start_order
-from .protobuf_columns import (
-    ByteTable,
-    Column,
-    RaggedColumn,
-    interleave,
-    repeat,
-    track_event_packets,
-)
 
 _SPANS_AT_A_TIME = 1 << 16
 """Spans, and pairs, that are looked at at a time."""
@@ -167,96 +157,6 @@ class CollectiveFlows:
         for index in np.flatnonzero(self.launched_by >= 0).tolist():
             flows.setdefault(int(self.launched_by[index]), []).append(MAX_LINK + index)
         return flows
-
-
-_CHUNK = 1 << 13
-"""Packets that are in memory at a time."""
-_BEGIN, _END, _INSTANT = TrackEvent.TYPE_SLICE_BEGIN, TrackEvent.TYPE_SLICE_END, TrackEvent.TYPE_INSTANT
-_TYPE_BITS = 2
-"""Bits that hold one of these three. `order_slices` has packets as numbers: above these bits the index of the slice."""
-
-
-class OrderedPackets(NamedTuple):
-    """The packets of a track's slices and instants in the order of time; arrays of equal length.
-
-    Attributes:
-        slice: of the slice or instant, its index.
-        kind: whether it begins, ends, or is an instant, as TrackEvent has it.
-        row: 0 for the track itself, from 1 on for rows beside it.
-        time: int64, when, ns.
-    """
-
-    slice: Int64Array
-    kind: Int64Array
-    row: Int64Array
-    time: Int64Array
-
-
-def order_slices(start: Int64Array, duration: Int64Array) -> OrderedPackets:
-    """Sort begins and ends so that every end closes the slice it belongs to; what outlasts one is on a row beside.
-
-    Args:
-        start: int64[n], ns.
-        duration: int64[n], ns; negative for an instant.
-    """
-    order = np.lexsort((np.arange(len(start)), -duration, start))
-    starts, ends, instants = start[order].tolist(), (start + duration)[order].tolist(), (duration < 0)[order].tolist()
-    rows: list[list[tuple[int, int]]] = [[]]  # of each row the end and the index of its open slices
-    row_of = np.zeros(len(start), np.int64)
-    codes, times = list[int](), list[int]()  # index and type of each packet, and its time
-    for index, begin, end, instant in zip(order.tolist(), starts, ends, instants, strict=True):
-        if not instant:
-            for row, stack in enumerate(rows):  # noqa: B007
-                while stack and stack[-1][0] <= begin:
-                    times.append(stack[-1][0])
-                    codes.append(stack.pop()[1] << _TYPE_BITS | _END)
-                if not stack or end <= stack[-1][0]:
-                    break
-            else:
-                row, stack = len(rows), []
-                rows.append(stack)
-            row_of[index] = row
-            stack.append((end, index))
-        times.append(begin)
-        codes.append(index << _TYPE_BITS | (_INSTANT if instant else _BEGIN))
-    for stack in rows:
-        times += [end for end, _ in reversed(stack)]
-        codes += [index << _TYPE_BITS | _END for _, index in reversed(stack)]
-    packets = np.array(codes, np.int64)
-    of_packet = packets >> _TYPE_BITS
-    return OrderedPackets(of_packet, packets & (1 << _TYPE_BITS) - 1, row_of[of_packet], np.array(times, np.int64))
-
-
-def slice_packets(
-    ordered: OrderedPackets,
-    timestamp: Int64Array,
-    fields: Callable[[list[int]], list[bytes]],
-    sequence: bytes,
-    uuids: Sequence[int | None] = (None,),
-) -> Iterator[bytes]:
-    """Yield packets, some thousand at a time.
-
-    Args:
-        ordered: which.
-        timestamp: int64[n], when, on the clock of their sequence.
-        fields: returns what some slices and instants say beyond that, as fields of a TrackEvent.
-        sequence: the fields that all packets of the sequence have.
-        uuids: of each row the track; None: the sequence says it.
-    """
-    tables = {
-        kind: ByteTable([TrackEvent(type=kind, track_uuid=uuid).SerializeToString() for uuid in uuids])
-        for kind in (_BEGIN, _END, _INSTANT)
-    }
-    for first in range(0, len(timestamp), _CHUNK):
-        index, kinds, rows, _ = (column[first : first + _CHUNK] for column in ordered)
-        time, parts = timestamp[first : first + _CHUNK], []
-        for kind, table in tables.items():
-            positions = np.flatnonzero(kinds == kind)
-            if len(positions):
-                event: list[Column] = [table.pick(rows[positions])]
-                event += [] if kind == _END else [RaggedColumn.from_strings(fields(index[positions].tolist()))]
-                parts.append((positions, track_event_packets(time[positions], repeat(sequence, len(positions)), event)))
-        yield interleave(parts, len(index))
 
 
 def all_as_modules(timeline: Timeline) -> Timeline:
