@@ -32,7 +32,7 @@ from ..write.step_parts import part_counters
 from .device_work import count_overlapping
 from .event_columns import ProfilerEvents
 from .overlay import Overlay
-from .stream_spans import StreamSlice, describe_slices
+from .stream_spans import describe_slices
 
 # 2**43 µs (101 days) from the base doubles of µs begin to be 2 ns apart.
 _EXACT_UNTIL_NS = 1000 << 43
@@ -269,19 +269,17 @@ def _device_events(overlaid: Overlay, events: ProfilerEvents, places: "_RowPlace
     slices = overlaid.devices
     start, duration = _nest_slices(slices, quantum)
     described = describe_slices(slices, [*map(escaped_name, overlaid.device_names)])
-    texts = itertools.starmap(
-        _slice_event,
-        zip(map(rows.get, slices.track.tolist()), start.tolist(), duration.tolist(), described, strict=True),
-    )
+    columns = slices.track.tolist(), start.tolist(), duration.tolist(), described
+    texts = (_slice_event(rows[track], *one) for track, *one in zip(*columns, strict=True))
     while some := [*itertools.islice(texts, _BLOCK)]:
         yield b",\n".join(some)
 
 
-def _slice_event(row: tuple[int | str, int], start_ns: int, duration_ns: int, shown: StreamSlice) -> bytes:
-    pid, tid = row
-    text = orjson.dumps(
-        {"ph": "X", "pid": pid, "tid": tid, "cat": shown.category, "name": shown.label, "args": shown.args}
-    )
+def _slice_event(
+    row: tuple[int | str, int], start_ns: int, duration_ns: int, shown: tuple[str, str, dict[str, Any]]
+) -> bytes:
+    (pid, tid), (label, category, args) = row, shown
+    text = orjson.dumps({"ph": "X", "pid": pid, "tid": tid, "cat": category, "name": label, "args": args})
     return b'%b,"ts":%b,"dur":%b}' % (text[:-1], microseconds(start_ns), microseconds(duration_ns))
 
 

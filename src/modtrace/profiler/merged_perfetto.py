@@ -393,8 +393,7 @@ class PacketOutput:
         for _, part in PerfettoWriter(parents).packets(WrittenPart(recorded, parts)):
             sink.write(part)
         spans, encoder = overlaid.devices, slices.encoder
-        shown = describe_slices(spans, overlaid.device_names)
-        fields = [encoder.fields(one.label, one.category, one.args) for one in shown]
+        fields = [encoder.fields(*one) for one in describe_slices(spans, overlaid.device_names)]
         sink.write(serialize(*encoder.interned_packets()))
         ranks = {events.tracks[track]: rank for rank, track in enumerate(slices.tracks)}
         for track, (key, rank) in zip(slices.tracks, ranks.items(), strict=True):

@@ -1,7 +1,7 @@
 """Spans above the streams of GPUs: which module's work ran when, and which collective."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -140,25 +140,21 @@ def with_stream_spans(timeline: Timeline, spans: Slices, names: Sequence[Name], 
     return add_gpu_tracks(timeline, streams, rows, all_names)
 
 
-class StreamSlice(NamedTuple):
-    """How a merged trace shows a span above a stream."""
+def describe_slices(spans: Slices, names: Sequence[Name]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield what a merged trace says of each span above a stream, as `build_stream_spans` returns them.
 
-    category: str  # the phase of its call; "gpu" if it belongs to no call
-    label: str  # what it is called
-    args: dict[str, Any]  # which call that is, or the reason why there is none, and how much work is in it
-
-
-def describe_slices(spans: Slices, names: Sequence[Name]) -> Iterator[StreamSlice]:
-    """Yield what a merged trace says of each span above a stream, as `build_stream_spans` returns them."""
+    That is what it is called; its category, the phase of its call, or "gpu" if it belongs to none; and its args: which
+    call that is, or the reason why there is none, and how much work is in it.
+    """
     columns = (column.tolist() for column in (spans.name, spans.phase, spans.call, spans.step))
     for args, number, phase, call, step in zip(args_by_row(spans.args).values(), *columns, strict=True):
         name = names[number] if number >= 0 else None
         label = NO_MODULE if name is None else name.label or UNNAMED
         if name is None or REASON in args:
-            yield StreamSlice("gpu", label, {**args})
+            yield label, "gpu", {**args}
         else:
             of_call = {"fqn": name.fqn, "module_class": name.module_class, "call": call, "step": step}
-            yield StreamSlice(PHASES[phase], label, {**of_call, **args})
+            yield label, PHASES[phase], {**of_call, **args}
 
 
 class _Paths:
