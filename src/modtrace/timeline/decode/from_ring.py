@@ -54,6 +54,7 @@ from .collectives import assign_communication_tracks, build_collectives
 from .device_points import event_before
 from .device_spans import add_device_spans
 from .flops import CountedCalls, describe_counted, find_flops
+from .intervals import find_key
 from .memory import HeldMemory, held_memory
 from .open_calls import OpenCall, lasts_too_long
 from .path_spans import clip_and_nest
@@ -205,7 +206,7 @@ def _backward_passes(analysis: RingAnalysis, tracks: Sequence[Track], process: P
         BACKWARD_PASS,
         start_ns,
         end=until,
-        track=[len(tracks) + first_seen.index(number) for number in thread.tolist()],
+        track=len(tracks) + find_key(np.array(first_seen), thread),
         step=analysis.steps_before(np.maximum(2 * begin + 1, 0)),
         complete=(begin >= 0) & (end >= 0) & (until == end_ns),
     )

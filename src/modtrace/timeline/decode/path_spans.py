@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..._typing import Int64Array
+from ..nesting import find_parents
 
 
 class LabelledInterval(NamedTuple):
@@ -72,9 +73,12 @@ def spans_from_intervals(intervals: Iterable[LabelledInterval]) -> list[PathSpan
         still_open += [[interval.start, interval.end, key] for key in interval.path[shared:]]
         if still_open:
             still_open[-1][1] = max(still_open[-1][1], interval.end)
-    close(0, np.iinfo(np.int64).max)
+    close(0, _NEVER)
     spans.sort(key=lambda span: (span.start, span.depth))
     return spans
+
+
+_NEVER = int(np.iinfo(np.int64).max)
 
 
 def clip_and_nest(
@@ -91,12 +95,22 @@ def clip_and_nest(
     Returns:
         The end, the parent's index or -1, and the depth of each.
     """
-    end = end.copy()
-    parent = np.full(len(start), -1, np.int64)
-    depth = np.zeros(len(start), np.int64)
+    order = np.lexsort((rank, -end, start, track))
+    end, parent, depth = end.copy(), np.full(len(start), -1, np.int64), np.zeros(len(start), np.int64)
+    first = int(start.min(initial=_NEVER))
+    stride = max(int(end.max(initial=first)) - first, 0) + 1
+    if (int(track.max(initial=0)) + 1) * stride < _NEVER:
+        # As if each track began where the one before it ends. An empty span is over when the next one begins.
+        begins, ends = (track[order] * stride + (time[order] - first) for time in (start, end))
+        is_empty = ends <= begins
+        over = np.searchsorted(np.sort(ends[~is_empty], kind="stable"), begins, "right")
+        depth[order] = np.arange(len(order)) - over - (np.cumsum(is_empty) - is_empty)
+        parent[order] = np.append(order, -1)[find_parents(track[order], depth[order])]
+        if np.all((parent < 0) | (end <= end[parent])):
+            return end, parent, depth
+        parent[:], depth[:] = -1, 0
     stack: list[tuple[int, int]] = []
     current = -1
-    order = np.lexsort((rank, -end, start, track))
     rows = zip(order.tolist(), track[order].tolist(), start[order].tolist(), end[order].tolist(), strict=True)
     for index, track_, start_, end_ in rows:
         if track_ != current:
