@@ -1,11 +1,11 @@
 """Numbers for keys, given out as the keys come; and for the different values of a column."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import TypeVar
 
 import numpy as np
 
-from ._typing import Int64Array
+from ._typing import BoolArray, Int8Array, Int64Array
 
 _Key = TypeVar("_Key", bound=Hashable)
 
@@ -58,3 +58,10 @@ def number_values(values: Int64Array) -> tuple[Int64Array, Int64Array]:
         return known, place
     is_used = np.bincount(values - low) > 0
     return low + np.flatnonzero(is_used), (np.cumsum(is_used) - 1)[values - low]
+
+
+def is_any(values: Int8Array, wanted: Iterable[int]) -> BoolArray:
+    """Return which values are one of the wanted; many times faster than `np.isin`."""
+    is_wanted = np.zeros(1 << 8, np.bool_)
+    is_wanted[[*wanted]] = True
+    return is_wanted.take(values.view(np.uint8))

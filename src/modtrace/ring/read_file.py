@@ -13,6 +13,7 @@ import numpy as np
 
 from .._errors import RingError
 from .._files import open_regular, read_at
+from .._numbering import is_any
 from .._typing import AnyArray, BoolArray, Int32Array, Int64Array
 from .file_format import (
     LOG_CHUNK_BYTES,
@@ -424,8 +425,8 @@ def _validate(
     valid = [*records]
     slots = _drop_impossible_times(slots, valid)
     events = slots.events
-    is_given = (events.name != NO_NAME) | ~np.isin(events.kind, _PERHAPS_NAMED_KINDS)
-    has_name, has_text = (is_given & np.isin(events.kind, kinds) for kinds in (_NAMED_KINDS, _TEXT_KINDS))
+    is_given = (events.name != NO_NAME) | ~is_any(events.kind, _PERHAPS_NAMED_KINDS)
+    has_name, has_text = (is_given & is_any(events.kind, kinds) for kinds in (_NAMED_KINDS, _TEXT_KINDS))
     name, thread = events.name, events.thread
     name, lost = _renumber_unknown(name, has_name, id_counts["name"])
     valid += [{"kind": "name", "id": i, "label": f"#{old}", "fqn": f"#{old}", "class": "?"} for i, old in lost]
@@ -445,7 +446,7 @@ def _drop_impossible_times(slots: SlotSnapshot, records: Sequence[Record]) -> Sl
     events = slots.events
     possible = (events.time >= begin) & (events.time < MAX_TIME_NS)
     # What completes is written by other threads than the one it belongs to.
-    index = np.flatnonzero(possible & ~np.isin(events.kind, KINDS_OF_OTHER_THREADS))
+    index = np.flatnonzero(possible & ~is_any(events.kind, KINDS_OF_OTHER_THREADS))
     if np.any(np.diff(events.time[index]) < 0):
         index = index[np.argsort(events.thread[index], kind="stable")]
     goes_back = (np.diff(events.time[index]) < 0) & (np.diff(events.thread[index]) == 0)

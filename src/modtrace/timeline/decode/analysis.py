@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..._interrupts import cached_property
+from ..._numbering import is_any
 from ..._typing import BoolArray, Int64Array
 from ...ring import Events, Kind, Record, RingSnapshot
 from ...ring.clock_map import ClockMap, Reading
@@ -67,7 +68,7 @@ class RingAnalysis:
     @cached_property
     def has_flops(self) -> bool:
         """Whether operators were counted."""
-        return bool(np.isin(self.all_events.kind, FLOP_KINDS).any())
+        return bool(is_any(self.all_events.kind, FLOP_KINDS).any())
 
     @cached_property
     def intervals(self) -> Intervals:
@@ -153,7 +154,7 @@ class RingAnalysis:
         if phase == "backward":
             name, duration = self._ended_nodes
             return duration[np.isin(name, ids)]
-        is_call = np.isin(self.events.kind, (*CALL_ENTER_KINDS, *CALL_EXIT_KINDS))
+        is_call = is_any(self.events.kind, (*CALL_ENTER_KINDS, *CALL_EXIT_KINDS))
         pairs = pair_calls(self.events.take(np.flatnonzero(is_call & np.isin(self.events.name, ids))))
         is_wanted = (pairs["start_position"] >= 0) & (pairs["end_position"] >= 0)
         is_wanted &= (pairs["call_key"] & RECOMPUTE_BIT != 0) == (phase == "recompute")

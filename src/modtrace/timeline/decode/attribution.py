@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..._numbering import is_any
 from ..._typing import BoolArray, Int64Array
 from ...ring.slot_format import FORWARD_THREAD_MASK, GREENLET_KINDS, NO_NAME, SEQUENCE_MASK, Events, Kind
 from .intervals import Intervals, find_key
@@ -114,7 +115,7 @@ class _Switches(NamedTuple):
 
 
 def _switches(intervals: Intervals, events: Events) -> _Switches:
-    at = np.flatnonzero(np.isin(events.kind, GREENLET_KINDS))
+    at = np.flatnonzero(is_any(events.kind, GREENLET_KINDS))
     thread, position = events.thread[at].astype(np.int64), 2 * at.astype(np.int64) + 1
     if not len(at):
         return _Switches(thread, position, position, position)
@@ -168,7 +169,7 @@ def create_graph_nodes(intervals: Intervals, events: Events) -> dict[int, tuple[
     if not np.any(events.kind == Kind.GRAPH_BUILT):
         return {}
     # The first of these events follows its node's begin and the second comes just before its end, on the same thread.
-    index = np.flatnonzero(np.isin(events.kind, (Kind.GRAPH_BUILT, Kind.NODE_BEGIN, Kind.NODE_END)))
+    index = np.flatnonzero(is_any(events.kind, (Kind.GRAPH_BUILT, Kind.NODE_BEGIN, Kind.NODE_END)))
     index = index[np.argsort(events.thread[index], kind="stable")]
     first, second = index[:-1], index[1:]
     together = events.thread[first] == events.thread[second]

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..._numbering import is_any
 from ..._typing import AnyArray, BoolArray, Int64Array
 from ...ring import Events, Kind
 from ...ring.collective_text import parse_collective
@@ -21,7 +22,7 @@ _COUNTER_BITS = 39
 
 def is_communication(events: Events) -> BoolArray:
     """Return which events are of torch.distributed."""
-    return np.isin(events.kind, COMMUNICATION_KINDS)
+    return is_any(events.kind, COMMUNICATION_KINDS)
 
 
 def build_collectives(analysis: RingAnalysis) -> tuple[Slices, list[Group]]:
@@ -75,7 +76,7 @@ def _pair(events: Events, index: AnyArray) -> tuple[Int64Array, Int64Array, Bool
     An enter whose exit is lost ends with the next event of its thread, or, as what is open, with the last of all.
     """
     index = index[np.argsort(events.thread[index], kind="stable")]
-    enter = np.isin(events.kind[index], (Kind.COLLECTIVE_ENTER, Kind.WAIT_ENTER))
+    enter = is_any(events.kind[index], (Kind.COLLECTIVE_ENTER, Kind.WAIT_ENTER))
     thread, name = events.thread[index], events.name[index]
     following = np.minimum(np.arange(len(index)) + 1, len(index) - 1)
     same_thread = (thread[following] == thread) & (following != np.arange(len(index)))
@@ -113,7 +114,7 @@ def _find_done_on_device(analysis: RingAnalysis, begin: Int64Array, end: Int64Ar
         own = points.device == device
         reached[points.event[own]] = clock.to_other(points.device_ns[own])
     # Only the end of a call that leaves nothing to wait for has an event.
-    ends = np.isin(events.kind[end], (Kind.COLLECTIVE_EXIT, Kind.WAIT_EXIT))
+    ends = is_any(events.kind[end], (Kind.COLLECTIVE_EXIT, Kind.WAIT_EXIT))
     moment = np.where(ends & (reached[end] >= 0), np.maximum(reached[end], events.time[end]), -1)
     key = _key(events, begin)
     waits = np.flatnonzero(is_wait & (moment >= 0))

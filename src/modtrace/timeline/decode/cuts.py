@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..._numbering import order_in_groups
+from ..._numbering import is_any, order_in_groups
 from ..._typing import Int64Array
 from ...ring import Events, Kind
 from ...ring.slot_format import (
@@ -27,7 +27,7 @@ from ...ring.slot_format import (
     SEQUENCE_BITS,
     SEQUENCE_MASK,
 )
-from .intervals import is_any, segment_pass
+from .intervals import segment_pass
 
 if TYPE_CHECKING:
     from .name_lookup import NameLookup

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..._numbering import is_any
 from ..._typing import BoolArray, Int64Array
 from ...ring import Events, Kind
 from ...ring.clock_map import ClockMap
@@ -49,7 +50,7 @@ def queued_events(events: Events) -> QueuedEvents:
     is_dropped = events.name[queued] == NO_NAME
     index = queued[~is_dropped]
     of_modules = is_core_event(events)
-    of_collectives = np.isin(events.kind, _COLLECTIVE_KINDS)
+    of_collectives = is_any(events.kind, _COLLECTIVE_KINDS)
     own = event_before(events, index, of_modules | of_collectives)
     is_collective = (own >= 0) & of_collectives[own]
     collective = np.where(is_collective, own, -1)
@@ -101,7 +102,9 @@ def event_before(events: Events, queued: Int64Array, chosen: BoolArray, *, beyon
         chosen: of all events.
         beyond_queued: other queued events may be between the two.
     """
-    own = np.concatenate([np.flatnonzero(chosen), queued])
+    has_queued = np.zeros(int(events.thread.max(initial=0)) + 1, np.bool_)
+    has_queued[events.thread[queued]] = True
+    own = np.concatenate([np.flatnonzero(chosen & has_queued[events.thread]), queued])
     is_queued = np.arange(len(own)) >= len(own) - len(queued)
     order = np.lexsort((own, events.thread[own]))
     # By place in that order: the last that is not queued.

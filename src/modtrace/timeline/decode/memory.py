@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..._numbering import is_any
 from ..._typing import Int64Array
 from ...ring import Events, Kind
 from ...ring.slot_format import ALLOCATED, CUDA_ALLOCATED, HOLDER_BITS, HOLDER_MASK, NO_NAME, REFUSED
@@ -150,7 +151,7 @@ def samples_at_moments(events: Events, lookup: NameLookup) -> Events:
     """
     is_sample = events.kind == Kind.COUNTER
     refused = lookup.texts.index(REFUSED) if REFUSED in lookup.texts else NO_NAME
-    moments = np.flatnonzero(np.isin(events.kind, _MOMENTS) | is_sample & (events.name == refused))
+    moments = np.flatnonzero(is_any(events.kind, _MOMENTS) | is_sample & (events.name == refused))
     kept = np.zeros(len(events), np.bool_)
     for name in np.unique(events.name[is_sample]).tolist():
         own = np.flatnonzero(is_sample & (events.name == name))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ..._numbering import is_any
 from ..._terminal import counted
 from ..._typing import Int64Array, SignedIntArray
 from ...ring import Events
@@ -146,7 +147,7 @@ def open_stacks(analysis: RingAnalysis) -> list[ThreadStack]:
     in_model = {*stacks, *(open_pass.thread for open_pass in passes)}
     stacks |= {thread: calls for thread, calls in _open_ranges(all_events, lookup).items() if thread not in in_model}
     last_ns = np.full(len(lookup.threads), -1, np.int64)
-    by_thread = ~np.isin(all_events.kind, KINDS_OF_OTHER_THREADS)
+    by_thread = ~is_any(all_events.kind, KINDS_OF_OTHER_THREADS)
     np.maximum.at(last_ns, all_events.thread[by_thread], all_events.time[by_thread])
     threads = []
     for thread in np.flatnonzero(last_ns >= 0).tolist():

@@ -18,7 +18,7 @@ from functools import lru_cache
 import numpy as np
 
 from ..._interrupts import cached_property
-from ..._numbering import Numbering
+from ..._numbering import Numbering, is_any
 from ..._typing import AnyArray, BoolArray, Int64Array
 from ...ring import Events, Kind, RingSnapshot
 from ...ring.read_file import SlotSnapshot
@@ -110,7 +110,7 @@ class RingPieces:
         self._torn, self._first_call = 0, _FOREVER
         events, ends = self.others.events, self.others.step_ends
         self._ends = events.serial[ends.event]
-        if np.isin(self.others.all_events.kind, WHOLE_KINDS).any():
+        if is_any(self.others.all_events.kind, WHOLE_KINDS).any():
             return []
         cuts = find_cuts(self._blocks(samples), self.others.lookup, self._ends)
         if any(map(len, samples)) and not len(self._ends):
@@ -127,7 +127,7 @@ class RingPieces:
             self._torn += piece.snapshot.slots.torn
             samples.append(samples_at_moments(piece.all_events, self.others.lookup))
             if self._first_call == _FOREVER:
-                called = piece.all_events.serial[np.isin(piece.all_events.kind, (*CALL_ENTER_KINDS, *CALL_EXIT_KINDS))]
+                called = piece.all_events.serial[is_any(piece.all_events.kind, (*CALL_ENTER_KINDS, *CALL_EXIT_KINDS))]
                 self._first_call = int(called.min(initial=_FOREVER))
             yield piece.all_events
 
@@ -139,7 +139,7 @@ class RingPieces:
     @property
     def is_joined_to_write(self) -> bool:
         """Whether arrows lead from modules to collectives, so that a written trace needs all pieces together."""
-        return bool(self.cuts) and bool(np.isin(self.others.all_events.kind, COMMUNICATION_KINDS).any())
+        return bool(self.cuts) and bool(is_any(self.others.all_events.kind, COMMUNICATION_KINDS).any())
 
     @property
     def is_single(self) -> bool:
@@ -190,7 +190,7 @@ class RingPieces:
         """What the process died in, or is in for long: a call of the last piece, or a range of any."""
         *_, (begin, end) = self._bounds()
         piece, before = self._piece(begin, end), self.others.all_events
-        ranges = before.take((before.serial < begin) & np.isin(before.kind, RANGE_KINDS))
+        ranges = before.take((before.serial < begin) & is_any(before.kind, RANGE_KINDS))
         last = RingAnalysis(with_events(piece.snapshot, [ranges, piece.all_events]))
         return describe_open(last, self._parts_with)
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..._numbering import is_any
 from ..._typing import Int64Array
 from ...ring import Events, Kind, RingSnapshot
 from ...ring.slot_format import ALLOCATED, CALL_ENTER_KINDS, CALL_EXIT_KINDS, RANGE_KINDS
@@ -16,7 +17,7 @@ from . import pieces
 from .analysis import RingAnalysis
 from .cuts import find_cuts
 from .from_ring import build_timeline, describe_open, describe_whole_run
-from .intervals import call_ids, is_any, pair_by_value
+from .intervals import call_ids, pair_by_value
 
 _OTHER_KINDS = {*Kind} - {*CALL_ENTER_KINDS, *CALL_EXIT_KINDS}
 _BLOCKS = 16
@@ -229,7 +230,7 @@ class _Looks:
             begin, end = max(start, before - beside), min(stop, after + beside)
             others = RingAnalysis(self._read(range(begin, end), pieces.PIECE_KINDS))
             ends = others.events.serial[others.step_ends.event]
-            if np.isin(others.all_events.kind, pieces.WHOLE_KINDS).any():
+            if is_any(others.all_events.kind, pieces.WHOLE_KINDS).any():
                 break
             around = self._open_at(begin, self._no_events, start)
             of_around = call_ids(around, np.arange(len(around)))
