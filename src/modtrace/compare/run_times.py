@@ -24,7 +24,6 @@ from .._errors import ModtraceError
 from .._files import begins_with, open_regular
 from .._typing import Int64Array
 from ..timeline import PHASES, Timeline
-from ..timeline.args import ArgColumn
 from ..timeline.contents import COMPILED, FUSED_TIMES, Name
 from ..timeline.memory import allocated
 from ..timeline.nesting import self_times
@@ -326,7 +325,7 @@ def _shapes(timeline: Timeline, by: GroupBy) -> dict[str, str]:
     """Return the inputs of a call of each module all of whose calls have equal ones."""
     texts: dict[str, set[str]] = {}
     columns = timeline.columns
-    shapes = columns.args.get(SHAPES, ArgColumn.of_texts([], []))
+    shapes = columns.arg(SHAPES)
     for of_call, value in zip(columns.name[shapes.rows].tolist(), shapes.values.tolist(), strict=True):
         name = timeline.names[of_call]
         texts.setdefault(_name(name if by == "module" else name._replace(fqn="")), set()).add(shapes.text(value))

@@ -124,15 +124,12 @@ def slice_texts(timeline: Timeline, rows: Int64Array | slice) -> SliceTexts:
     on_network = np.flatnonzero(np.array([kind.track == COMMUNICATION for kind in KINDS])[part.kind])
     numbers = {name: part.args[name] for name in (COUNTER, NBYTES) if name in part.args}
     if len(on_network):
-        numbers[NBYTES] = ArgColumn(on_network, ArgColumn.dense(numbers.get(NBYTES, _NONE), len(part), 0)[on_network])
+        numbers[NBYTES] = ArgColumn(on_network, part.arg(NBYTES).dense(len(part), 0)[on_network])
         numbers[_STEP] = ArgColumn(on_network, part.step[on_network])
     if DONE in part.args:
         done = part.args[DONE]
         numbers[_DONE_AFTER] = ArgColumn(done.rows, done.values - part.start[done.rows])
     return SliceTexts(key, shared, numbers)
-
-
-_NONE = ArgColumn(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 def _shared(timeline: Timeline, kind: int, name: int, args: Mapping[str, Value], *, complete: bool) -> SharedTexts:

@@ -148,7 +148,7 @@ def with_kernel_modules(
 
 def _with_reason(columns: Slices, rows: Sequence[int], reason: str) -> Slices:
     """Return the spans where these also say why kernels in them have no modules."""
-    known = columns.args.get(COMPILED_UNKNOWN, ArgColumn.of_texts([], []))
+    known = columns.arg(COMPILED_UNKNOWN)
     texts = {row: known.text(value) for row, value in zip(known.rows.tolist(), known.values.tolist(), strict=True)}
     texts |= {row: "; ".join(filter(None, (texts.get(row), reason))) for row in rows}
     return replace(columns, args={**columns.args, COMPILED_UNKNOWN: ArgColumn.of_texts([*texts], texts.values())})

@@ -15,7 +15,6 @@ from ..read.ring_file import Steps
 from ..ring.collective_text import parse_ranks, rank_list
 from ..ring.range_text import CATEGORIES, RangeCategory, RangeName
 from ..timeline import Name, Timeline
-from ..timeline.args import ArgColumn
 from ..timeline.memory import measure_calls
 from ..timeline.nesting import self_times
 from ..timeline.slices import FLOPS, GARBAGE_COLLECTION, RANGE, UNKNOWN_FLOPS
@@ -138,7 +137,6 @@ def span_table(timeline: Timeline, rank: int) -> SpanTable:
     counted = ~on_gpu[columns.track]
     if np.any(on_gpu):
         columns = columns.take(counted)
-    flops = columns.args.get(FLOPS, ArgColumn.of_numbers((), ()))
     return SpanTable(
         timeline.names,
         np.full(len(columns), rank, np.int32),
@@ -151,7 +149,7 @@ def span_table(timeline: Timeline, rank: int) -> SpanTable:
         columns.end - columns.start,
         self_times(timeline.columns)[counted],
         columns.depth,
-        flops.dense(len(columns), UNKNOWN_FLOPS),
+        columns.arg(FLOPS).dense(len(columns), UNKNOWN_FLOPS),
         np.zeros(len(columns), np.int64) if memory is None else memory.retained[counted],
         np.full(len(columns), -1) if memory is None else np.where(memory.known, memory.peak, -1)[counted],
     )

@@ -81,6 +81,9 @@ class ArgColumn:
         return values if self.texts is None else [self.texts[int(value)] for value in values]
 
 
+NO_ARG = ArgColumn(np.zeros(0, np.int64), np.zeros(0, np.int64))
+"""The column of an arg that no slice has."""
+
 Args = Mapping[str, ArgColumn]
 """The args of slices by name; a name without slices is left out."""
 

@@ -169,8 +169,7 @@ class Collectives:
         """
         rows = slices.take(slices.block_of(COLLECTIVE))
         shared = {name: getattr(rows, name) for name in ("start", "end", "track", "step", "complete")}
-        none = ArgColumn(np.empty(0, np.int64), np.empty(0, np.int64))
-        known = [rows.args.get(arg, none) for arg in (OPERATOR, GROUP, PEER, DEVICE)]
+        known = [rows.arg(name) for name in (OPERATOR, GROUP, PEER, DEVICE)]
         code, sizes = np.zeros(len(rows), np.int64), [int(column.values.max(initial=-1)) + 2 for column in known]
         for column, size in zip(known, sizes, strict=True):
             code = code * size + column.dense(len(rows)) + 1
@@ -183,15 +182,14 @@ class Collectives:
             for operator, group, peer, device in parted
             if max(operator, group) >= 0
         ]
-        counter, nbytes, done = (rows.args.get(arg, none) for arg in (COUNTER, NBYTES, DONE))
         return cls(
             names,
             groups,
             name=number[name],
             is_wait=rows.kind == WAIT,
-            counter=counter.dense(len(rows)),
-            nbytes=nbytes.dense(len(rows), 0),
-            done=done.dense(len(rows)),
+            counter=rows.arg(COUNTER).dense(len(rows)),
+            nbytes=rows.arg(NBYTES).dense(len(rows), 0),
+            done=rows.arg(DONE).dense(len(rows)),
             track_names=track_names,
             **shared,
         )

@@ -136,8 +136,7 @@ def steps(timeline: Timeline, first: int | None = None, last: int | None = None)
     known = {WHOLE_RUN: {**whole_run, "spans": None}} if isinstance(whole_run, Mapping) else {}
     flops = timeline.metadata.get(COUNTED)
     if isinstance(flops, Mapping):
-        cost = part.slices.args.get(FLOPS)
-        unknown = 0 if cost is None else int(np.count_nonzero(cost.values == UNKNOWN_FLOPS))
+        unknown = int(np.count_nonzero(part.slices.arg(FLOPS).values == UNKNOWN_FLOPS))
         known[COUNTED] = {**flops, "unknown": unknown}
     return dataclasses.replace(
         part,

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._typing import AnyArray, BoolArray, Int8Array, Int32Array, Int64Array
-from .args import Args, join_args, take_args
+from .args import NO_ARG, ArgColumn, Args, join_args, take_args
 from .nesting import nest_by_time
 
 PHASES = ("forward", "backward", "recompute")
@@ -116,6 +116,10 @@ class Slices:
 
     def __len__(self) -> int:
         return len(self.start)
+
+    def arg(self, name: str) -> ArgColumn:
+        """Return an arg of the slices; an empty column if none of them has it."""
+        return self.args.get(name, NO_ARG)
 
     @classmethod
     def of(cls, args: Args | None = None, **arrays: npt.ArrayLike) -> Slices:

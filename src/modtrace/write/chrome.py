@@ -469,8 +469,8 @@ class ChromeTimeline:
 
 
 def _check_length(timeline: Timeline, base: int) -> None:
-    done = timeline.slices.args.get(DONE)
-    ends = [int(timeline.slices.end.max(initial=base)), base if done is None else int(done.values.max(initial=base))]
+    slices = timeline.slices
+    ends = [int(slices.end.max(initial=base)), int(slices.arg(DONE).values.max(initial=base))]
     ends += [mark.time_ns for mark in timeline.marks]
     ends += [int(counter.time.max(initial=base)) for counter in timeline.counters]
     if max(ends) - base >= MAX_CHROME_NS:

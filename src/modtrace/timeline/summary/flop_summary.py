@@ -10,7 +10,6 @@ import numpy as np
 from ..._tables import GIGA, MODULE, MS, NAME, NUMBER, PERCENT, TEXT, Column, Table, Unit, fields_of
 from ..._terminal import counted
 from ..._typing import BoolArray, Int64Array
-from ..args import ArgColumn
 from ..contents import COUNTED, REPLAY_CLASS
 from ..slices import FLOPS, PHASES, RECOMPUTE, UNKNOWN_FLOPS, Slices
 from .module_rows import ModuleTimes
@@ -233,13 +232,12 @@ def read_flops(timeline: Timeline, *wanted: str) -> list[SpanFlops]:
     columns = timeline.columns
     if FLOPS not in columns.args and COUNTED not in timeline.metadata:
         return []
-    none = ArgColumn(np.zeros(0, np.int64), np.zeros(0, np.int64))
-    known = columns.args.get(FLOPS, none).dense(len(columns), 0) != UNKNOWN_FLOPS
+    known = columns.arg(FLOPS).dense(len(columns), 0) != UNKNOWN_FLOPS
     inner = np.flatnonzero(columns.parent >= 0)
     inner = inner[columns.phase[inner] == columns.phase[columns.parent[inner]]]
     per_arg = []
     for arg in wanted:
-        total = np.maximum(columns.args.get(arg, none).dense(len(columns), 0), 0)
+        total = np.maximum(columns.arg(arg).dense(len(columns), 0), 0)
         own = total.copy()
         np.subtract.at(own, columns.parent[inner], total[inner])
         per_arg.append(SpanFlops(total, np.maximum(own, 0), known))

@@ -360,9 +360,7 @@ def _recompute_line(overview: Overview, steps: Steps) -> str:
 def count_compiled(timeline: Timeline) -> dict[str, int]:
     """Return how many modules are inside of each region that torch.compile made, by the region's name."""
     names, columns = timeline.names, timeline.columns
-    inside = columns.args.get(COMPILED_MODULES)
-    if inside is None:
-        return {}
+    inside = columns.arg(COMPILED_MODULES)
     of_name = dict(zip(columns.name[inside.rows].tolist(), inside.values.tolist(), strict=True))
     modules = {names[name].fqn: inside.text(value).count(", ") + 1 for name, value in of_name.items()}
     return dict(sorted(modules.items()))

@@ -273,16 +273,14 @@ def _layers(timeline: Timeline, bounds: StepBounds, tid: int, parts: Numbering[s
 def measure_collections(timeline: Timeline) -> Int64Array:
     """Return how many garbage collections the first process had, and what they freed: see `Measured.collections`."""
     slices, numbers = timeline.slices, np.zeros((2, len(TRIGGERS), 1 + GENERATION_MASK), np.int64)
-    generation, freed = slices.args.get(GENERATION), slices.args.get(COLLECTED)
-    if generation is not None and freed is not None:
-        own = first_process_tracks(timeline)[slices.track[generation.rows]]
-        rows, began = generation.rows[own], np.zeros(len(slices), np.int64)
-        if (column := slices.args.get(TRIGGER)) is not None:
-            place = [TRIGGERS.index(text) if text in TRIGGERS else 0 for text in column.texts or ()]
-            began[column.rows] = np.array(place)[column.values]
-        of_kind = began[rows], generation.values[own]
-        np.add.at(numbers[0], of_kind, 1)
-        np.add.at(numbers[1], of_kind, freed.dense(len(slices), 0)[rows])
+    generation, column = slices.arg(GENERATION), slices.arg(TRIGGER)
+    own = first_process_tracks(timeline)[slices.track[generation.rows]]
+    rows, began = generation.rows[own], np.zeros(len(slices), np.int64)
+    place = [TRIGGERS.index(text) if text in TRIGGERS else 0 for text in column.texts or ()]
+    began[column.rows] = np.array(place, np.int64)[column.values]
+    of_kind = began[rows], generation.values[own]
+    np.add.at(numbers[0], of_kind, 1)
+    np.add.at(numbers[1], of_kind, slices.arg(COLLECTED).dense(len(slices), 0)[rows])
     return numbers
 
 
