@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 class Timeline(TimelineData):
     """The slices of one recording, and what is known about it.
 
+    Made of its data are `spans` (a `Span` for each call of a module), `columns` (these as NumPy columns), `ranges`,
+    `collectives` and `backward_passes`.
+
     Attributes:
         slices: all slices as NumPy columns: modules, collectives and waits, backward passes, ranges.
         names: what `slices.name` points into.
@@ -174,7 +177,7 @@ def load(path: str | os.PathLike[str]) -> Timeline:
             tracks are made (profile with `with_stack=True`; what cannot be known is in `timeline.metadata["notes"]`).
 
     Returns:
-        The spans of modules, without the profiler's own events.
+        Modules, ranges, collectives, marks and counters, as far as the file has them; not the profiler's own events.
 
     Raises:
         RingError: a ring file is damaged beyond reading.
@@ -210,6 +213,9 @@ def merge(
         capture: another torch.profiler trace, which contains the capture of the CUDA graphs replayed here; not needed
             if `profiler_trace` contains it.
         progress: called with the number of bytes of the trace that were read since the last call.
+
+    Returns:
+        What was written and left out, and how exactly the recording lies over the trace.
 
     Raises:
         RingError: the recording is a ring file that is damaged beyond reading.

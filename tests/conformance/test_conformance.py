@@ -36,7 +36,7 @@ def test_both_engines_count_alike_what_belongs_to_no_module() -> None:
         if len(set(counts := [count_unattributed(case, engine) for engine in ("native", "python")])) > 1
     }
 
-    # Without its graph's own thread, the portable engine cannot tell whose sequence numbers they are.
+    # Without its graph's own thread, the Python engine cannot tell whose sequence numbers they are.
     assert different == {"backward on another thread": [1, 0]}
 
 

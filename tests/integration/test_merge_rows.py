@@ -373,7 +373,7 @@ def test_a_live_recording_agrees_with_what_the_profiler_saw_of_the_collectives(t
     if engine == "python":  # what DistributedDataParallel's C++ launches is not seen
         seen = seen[2::3]
     assert len(seen) == 3 * (3 if engine == "native" else 1)
-    # The native engine's tap lies inside the operator, what the portable one patches around it.
+    # The native engine's tap lies inside the operator, what the Python engine patches around it.
     for call, operator in zip(calls, seen, strict=True):
         outer, inner = (operator, call) if engine == "native" else (call, operator)
         assert outer[0] - bound <= inner[0]

@@ -330,5 +330,5 @@ except RuntimeError as error:
 
 
 def test_an_error_of_a_pass_shows_no_frame_of_ours() -> None:
-    # In a new process: what the portable engine wraps stays wrapped.
+    # In a new process: what the Python engine wraps stays wrapped.
     assert run_forked("-c", _FAILING_PASS).stdout.split() == ["torch", "autograd", "autograd"]

@@ -121,7 +121,7 @@ def test_each_line_of_the_readme_runs(
             elif command.startswith("modtrace summary --memory") and engine == "python":
                 assert "has no memory" in bare.run(command, status=2)
             else:
-                # The portable engine records where nothing is built; that a build works is not about it.
+                # The Python engine records where nothing is built; that a build works is not about it.
                 bare.run(command, cache=built if command == "modtrace build" else None)
             ran += 1
 

@@ -94,7 +94,7 @@ class EventScript:
     def call_backward(
         self, time: int, name: int, call_index: int = 0, *, graph_task: int = 0, recompute: bool = False
     ) -> None:
-        """From now on the nodes of this call run, says the portable engine."""
+        """From now on the nodes of this call run, says the Python engine."""
         call_key = call_index | RECOMPUTE_BIT if recompute else call_index
         self.event(time, Kind.CALL_BACKWARD, name, graph_task << CALL_KEY_BITS | call_key)
 

@@ -14,7 +14,7 @@ from tests.support.event_script import EventScript
 
 _NAMES = ("Net", "Net.body", "Net.head", "Teacher")
 _Graph = list[tuple[int, int, int | None]]
-"""The nodes of a graph: the thread that made each, its sequence number (portable engine: the index of the call that it
+"""The nodes of a graph: the thread that made each, its sequence number (Python engine: the index of the call that it
 belongs to), and the name of that call; None if it belongs to none."""
 
 

@@ -112,7 +112,7 @@ def test_a_recomputation_has_a_range_of_its_own() -> None:
     assert intervals.is_recompute[call[node]]
 
 
-def test_nodes_of_the_portable_engine_belong_to_the_call_they_name() -> None:
+def test_nodes_of_the_python_engine_belong_to_the_call_they_name() -> None:
     script = EventScript()
     a = script.name("A")
     for number in range(2):

@@ -18,11 +18,13 @@ MIN_MODULES = 6
 """With fewer modules and phases, a change of the machine looks like one of the modules."""
 OUTLIER = 0.1
 """Modules that differ from most by more than that, and three times as much as half of them do, are not the machine."""
-SIZE_RATIO, NEIGHBOURS, ENOUGH_ALIKE = 4.0, 32, 8
-"""Modules are of one size if their times differ by at most this factor; the nearest so many count. With one recording a
-side those of other sizes count too if fewer than `ENOUGH_ALIKE` are of one."""
+SIZE_RATIO = 4.0
+"""Modules are of one size if their times differ by at most this factor."""
+NEIGHBOURS, ENOUGH_ALIKE = 32, 8
+"""How many modules nearest in size are looked at. With one recording a side, those of other sizes count too if fewer
+than `ENOUGH_ALIKE` are of one size."""
 SIZE_FREEDOM = 5.0
-"""Number of recordings as which the noise of modules of its size counts beside a module's own: on three architectures
+"""Degrees of freedom with which the noise of modules of its size counts beside a module's own: on three architectures
 and a busy machine, modules differed in their noise as variances of 5 to 12 degrees of freedom do."""
 SINGLE_SPREAD, SINGLE_STEP_SPREAD = 0.05, 0.1
 """With one recording a side: what a module without others differs by, and whole steps do."""
@@ -30,7 +32,7 @@ MEDIAN_OF_SQUARE = 0.455
 """Median of the square of a normal number with variance 1."""
 _CUT = 0.125
 """Share of eight or more recordings that is left out at each end."""
-MOST = 40.0
+MAX_LOG = 40.0
 """Logarithms are cut here, so that each interval is a number."""
 
 
@@ -82,7 +84,7 @@ def student_quantile(outside: float, freedom: float) -> float:
     nothing else needs it.
     """
     normal = NormalDist().inv_cdf(1 - outside / 2) * (8 * freedom + 3) / (8 * freedom + 1)
-    return math.sqrt(freedom * math.expm1(min(normal**2 / freedom, 2 * MOST)))
+    return math.sqrt(freedom * math.expm1(min(normal**2 / freedom, 2 * MAX_LOG)))
 
 
 def machine_speeds(logs: Float64Array) -> Float64Array:

@@ -14,9 +14,9 @@ import numpy as np
 
 from .._typing import BoolArray, Float64Array
 from .noise import (
+    MAX_LOG,
     MEDIAN_OF_SQUARE,
     MIN_MODULES,
-    MOST,
     SINGLE_STEP_SPREAD,
     SIZE_FREEDOM,
     Estimate,
@@ -357,10 +357,10 @@ def _change(
 ) -> Change:
     """Return a change; `measured` are the difference with the machine's in it, and half the interval."""
     raw, reach = measured
-    base, new = round(base_ns), round(base_ns * math.exp(min(raw - common.off, MOST)))
+    base, new = round(base_ns), round(base_ns * math.exp(min(raw - common.off, MAX_LOG)))
     ends = (raw - common.high - reach, raw - common.low + reach)
-    low, high = (round(base_ns * math.expm1(min(end, MOST))) for end in ends)
-    raw_ns = base_ns * math.expm1(min(raw, MOST))
+    low, high = (round(base_ns * math.expm1(min(end, MAX_LOG))) for end in ends)
+    raw_ns = base_ns * math.expm1(min(raw, MAX_LOG))
     verdict = _verdict(base_ns, raw_ns, (low, new - base, high), common)
     verdict = verdict if steps >= MIN_STEPS else "cannot tell"
     return Change(*key, base, new, new - base, low, high, calls.base, calls.new, calls.changed, verdict, *recordings)

@@ -126,8 +126,8 @@ def merge_ranks(ranks: Sequence[RankRates], max_depth: int | None) -> list[Modul
     modules = []
     for fqn, totals in shares_of.items():
         calls, own, total, forward, backward = (value / len(measured) for value in totals)
-        share, number = busiest[fqn]
-        modules.append(ModuleRate(fqn, calls, own, total, forward, backward, share, number if several else None))
+        share, rank_number = busiest[fqn]
+        modules.append(ModuleRate(fqn, calls, own, total, forward, backward, share, rank_number if several else None))
     return modules
 
 

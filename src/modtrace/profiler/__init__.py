@@ -9,5 +9,5 @@
   makes a recording of the trace alone if there is no other.
 - Writing: `merge` is the whole; `merged_json` and `merged_perfetto` write a format each,
   the first chooses times that nest in every reader.
-- `handler` does it all for `torch.profiler.profile(on_trace_ready=…)`.
+- `recording/profiler_handler` does it all for `torch.profiler.profile(on_trace_ready=…)`.
 """

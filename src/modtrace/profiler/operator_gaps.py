@@ -22,7 +22,9 @@ SHIFTS = np.arange(-REACH_NS, REACH_NS + 1, SHIFT_STEP_NS, dtype=np.int64)
 """Corrections of the guess that are tried, ns."""
 _WINDOW_EDGES, _MIN_WINDOW_EDGES = 64, 8
 _WINDOW_NS = 20_000_000
+"""A window holds the edges of so long a time, but at least and at most so many."""
 _WINDOWS_AT_ONCE = 256
+"""Windows whose cuts are counted together: that bounds the memory."""
 
 
 class OffsetBounds(NamedTuple):
@@ -39,7 +41,7 @@ class OffsetBounds(NamedTuple):
 
     @property
     def middle(self) -> Float64Array:
-        """The middle between them; of what `intersect` returns it changes no faster than the limit, as its edges do."""
+        """Between `low` and `high`; of bounds from `alignment.intersect` it drifts no faster than they may."""
         return (self.low + self.high) / 2
 
     @property
@@ -79,8 +81,8 @@ def cut_depth(busy: TimeIntervals, time: Int64Array) -> Int64Array:
     at = np.searchsorted(busy.start, time, side="right") - 1
     depth = np.minimum(time - busy.start[at], busy.end[at] - time)
     depth[at < 0] = 0
-    move: Int64Array = np.maximum(depth, 0)
-    return move
+    inside: Int64Array = np.maximum(depth, 0)
+    return inside
 
 
 def most_likely_shift(edges: CallEdges, busy: TimeIntervals, least: Float64Array, most: Float64Array) -> Float64Array:
@@ -125,8 +127,8 @@ def bounds_from_gaps(edges: CallEdges, shift: Float64Array, busy: TimeIntervals,
         edges: their supposed places.
         shift: float64[n], ns, by how much each has to be shifted yet.
         busy: the thread's operators.
-        tolerance: an edge deeper in an operator says nothing; one less deep belongs to the nearer
-            side.
+        tolerance: ns. An edge that is deeper inside an operator bounds nothing; any other counts as beyond the
+            operator's nearer end.
 
     Returns:
         The bounds, as corrections of the guess, in the order of the edges.

@@ -23,6 +23,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class _BlockExit:
+    """A descriptor: when the `__exit__` that it binds dies, the block is over."""
+
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
         self.__doc__ = function.__doc__

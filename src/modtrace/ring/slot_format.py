@@ -168,7 +168,7 @@ class Kind(IntEnum):
     GRAPH_BUILT = 7, "node", "sequence number of the thread", "", "backward.cpp", "attribution"
     """Beside the begin and the end of a node that builds a graph."""
     CALL_BACKWARD = 8, "node", "graph task · call key", "module?", "passes.py", "intervals"
-    """The nodes of a call run from now on (portable engine). No name: the nodes of no module."""
+    """The nodes of a call run from now on (Python engine). No name: the nodes of no module."""
     BACKWARD_OVER = 9, "node", "ABANDONED_BIT · graph task or backward pass", "", "backward.cpp passes.py", "intervals"
     """A backward is over."""
     STEP = 10, "step", "its number", "", "recording.py", "analysis"

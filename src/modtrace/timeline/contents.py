@@ -300,7 +300,7 @@ class Stats(Mapping[str, int]):
         unfinished: spans whose exit never came.
         unstarted: spans whose enter was overwritten.
         unattributed: runs of autograd nodes outside all modules, as those of a loss function are; no loss. A run is
-            what a pass runs of them on one thread without nodes of a module between. The portable engine does not
+            what a pass runs of them on one thread without nodes of a module between. The Python engine does not
             count those of a graph that another thread made than the one that runs the pass.
     """
 

@@ -1,6 +1,6 @@
 """Collectives of torch.distributed: their names and groups, and what sees them, for either engine.
 
-The native engine taps the operators of c10d. The portable one patches what Python calls of a process group. Both patch
+The native engine taps the operators of c10d. The Python engine patches what Python calls of a process group. Both patch
 `Work.wait`. What a recording cannot see is logged once.
 """
 

@@ -39,8 +39,9 @@ class OptimizerSteps:
     - or its loss gave gradients to an optimizer of this step too, or that one is frozen meanwhile. So a generator that
       steps after several steps of its critic belongs to the last, and a second training that follows does not.
 
-    An optimizer that is not torch's counts if it is told of and torch has none when it first steps: each `step` of it
-    is one. One that another one steps inside its own `step` does not count. One is told by its first parameter.
+    An optimizer that is not torch's counts if torch has none when it first steps: each call of its `step` is a training
+    step. An optimizer that another one steps inside its own `step` does not count. Optimizers are told apart by their
+    first parameters.
 
     Args:
         on_step: called after each optimizer step that counts, with the number of the training step it belongs to, from

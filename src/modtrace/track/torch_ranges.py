@@ -1,8 +1,8 @@
 """Ranges of what torch and others do: what torch names, and what it gives no name.
 
 torch names much itself, and users do, with `record_function`. The native engine gets these from torch's own callbacks;
-the portable one wraps the class. What torch gives no name (clipping, scalers, schedulers, saving, compiling) is wrapped
-here. All of this is put in its place once per process and stays; a recording switches it on and off.
+the Python engine wraps the class. What torch gives no name (clipping, scalers, schedulers, saving, compiling) is
+wrapped here. All of this is put in its place once per process and stays; a recording switches it on and off.
 """
 
 import inspect

@@ -1,4 +1,4 @@
-"""Slices of all kinds but modules as rows of the page, and flows.
+"""Flows between slices, and slices of other kinds than modules as rows of the page.
 
 Flows lead from a call's forward span to its first backward span, and between the ranks of a collective.
 """

@@ -16,7 +16,9 @@ from ..timeline.summary.slow_steps import explain_steps
 from ..timeline.summary.step_bounds import StepBounds
 
 COUNTER_UNIT = "ms"
+"""Of the values that viewers show."""
 MAX_STEPS = 1 << 15
+"""With more steps no counters are written."""
 
 
 class PartTable(NamedTuple):
@@ -65,10 +67,10 @@ def part_table(timeline: Timeline, step_by: str | None = None) -> PartTable | No
         step_by: what a step is; see `Timeline.summary`.
     """
     timeline = without_gpu(timeline)
-    return _table(divide_piece(timeline, step_by))
+    return _table_of(divide_piece(timeline, step_by))
 
 
-def _table(divided: DividedSteps) -> PartTable | None:
+def _table_of(divided: DividedSteps) -> PartTable | None:
     bounds, (parts, ns) = divided.bounds, _shown_parts(divided)
     if not len(bounds.number):
         return None

@@ -57,7 +57,7 @@ def count_outside_runs(intervals: Intervals, call: Int64Array) -> int:
 
 
 def _attribute_by_key(intervals: Intervals, call: Int64Array) -> None:
-    """Fill in `call` for the nodes of the portable engine, which notes the call itself."""
+    """Fill in `call` for the nodes of the Python engine, which notes the call itself."""
     nodes = np.flatnonzero(intervals.is_node & (intervals.forward_thread < 0) & (intervals.name != NO_NAME))
     calls = np.flatnonzero(~intervals.is_node) if len(nodes) else nodes
     # Pairs of (name, key) are compared as one number.

@@ -40,7 +40,7 @@ _CALL_KINDS = (*CALL_ENTER_KINDS, *CALL_EXIT_KINDS)
 _FOREVER = np.iinfo(np.int64).max
 
 _Numbers = tuple[Int64Array, Int64Array, Int64Array]
-"""The indexes of some events, the columns of their numbers (-1: that of a thread that is not known), and these."""
+"""Of some events: their indexes, the column of the number of each (-1 if its thread is not known), and the numbers."""
 
 
 def find_cuts(blocks: Iterable[Events], lookup: NameLookup, ends: Int64Array, *, is_part: bool = False) -> list[int]:
@@ -67,11 +67,11 @@ def find_cuts(blocks: Iterable[Events], lookup: NameLookup, ends: Int64Array, *,
             np.minimum.at(first, column, number)
         candidates = _candidates(events, ends)
         part = np.searchsorted(candidates, events.serial, "right")
-        for rows, function, numbers in ((made, np.maximum, given_out), (used, np.minimum, coming)):
+        for rows, extreme, numbers in ((made, np.maximum, given_out), (used, np.minimum, coming)):
             more = np.full((len(candidates) + 1, count), -1 if rows is made else _FOREVER)
             for at, column, number in numbers:
-                function.at(more.reshape(-1), part[at] * count + column, number)
-            function(rows[-1], more[0], out=rows[-1])
+                extreme.at(more.reshape(-1), part[at] * count + column, number)
+            extreme(rows[-1], more[0], out=rows[-1])
             rows.extend(more[1:])
         cuts += candidates.tolist()
         # Each as one number: twice what begins, and one more where it ends.
@@ -112,10 +112,11 @@ def _candidates(events: Events, ends: Int64Array) -> Int64Array:
 
 
 def _numbers(events: Events, lookup: NameLookup) -> list[list[_Numbers]]:
-    """Return five lists of numbers.
+    """Return five lists of numbers of events.
 
-    Those of what begins, and of what ends; those given out; those that refer to what is earlier; and those by which
-    the lowest one is known that a part of a ring gives out.
+    Returns:
+        The numbers of what begins; of what ends; those given out; those that refer to something earlier; and those
+        that tell the lowest number that a part of a ring gives out.
     """
     value, first_name = events.value, _FIRST_THREAD + len(lookup.threads)
     torch_threads, known = lookup.torch_threads, np.flatnonzero(lookup.torch_threads >= 0)

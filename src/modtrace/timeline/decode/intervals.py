@@ -61,7 +61,7 @@ class Intervals:
     start: Int64Array  # monotonic nanoseconds
     end: Int64Array  # monotonic nanoseconds
     is_node: BoolArray  # True for autograd nodes and segments of them, False for calls
-    name: Int64Array  # number of the module's name; for a node of the portable engine that of its call, else `NO_NAME`
+    name: Int64Array  # number of the module's name; for a node of the Python engine that of its call, else `NO_NAME`
     call_key: Int64Array  # which call of that name; -1 for nodes of the native engine
     sequence: Int64Array  # of a node its own sequence number, of a call the thread's at enter; -1 if it is not known
     exit_sequence: Int64Array  # of a call the thread's sequence number at exit; -1 if it is not known

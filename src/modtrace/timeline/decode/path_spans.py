@@ -8,6 +8,8 @@ import numpy as np
 from ..._typing import Int64Array
 from ..nesting import find_parents
 
+_NEVER = int(np.iinfo(np.int64).max)
+
 
 class LabelledInterval(NamedTuple):
     """Something that ran, and the calls it ran for.
@@ -78,9 +80,6 @@ def spans_from_intervals(intervals: Iterable[LabelledInterval]) -> list[PathSpan
     return spans
 
 
-_NEVER = int(np.iinfo(np.int64).max)
-
-
 def clip_and_nest(
     track: Int64Array, start: Int64Array, end: Int64Array, rank: Int64Array
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
@@ -109,6 +108,7 @@ def clip_and_nest(
         if np.all((parent < 0) | (end <= end[parent])):
             return end, parent, depth
         parent[:], depth[:] = -1, 0
+    # One outlasts the span around it: each is cut where that ends, row by row.
     stack: list[tuple[int, int]] = []
     current = -1
     rows = zip(order.tolist(), track[order].tolist(), start[order].tolist(), end[order].tolist(), strict=True)

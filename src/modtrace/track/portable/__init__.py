@@ -1,1 +1,1 @@
-"""The portable engine: Python only, hooks on few autograd nodes."""
+"""The Python engine: Python only, hooks on few autograd nodes."""

@@ -1,4 +1,4 @@
-"""The portable engine: Python only, and few hooks.
+"""The Python engine: Python only, and few hooks.
 
 Nodes of one thread's graph run in descending order of their sequence numbers. So it is enough to hook the newest
 node of each segment, a run of nodes that one call made itself: when it runs, "the backward of this call goes on", and
@@ -202,7 +202,7 @@ class PortableEngine(SegmentHooks[ThreadState]):
         self._active = self._steps_told = False
 
     def start(self) -> None:
-        """Start recording: wrap `nn.Module.__call__` and what runs a backward pass; one portable engine at a time."""
+        """Start recording: wrap `nn.Module.__call__` and what runs a backward pass; one Python engine at a time."""
         self._active = self._graph_tasks.active = True
         _PATCH.install(self)
         PASS_PATCH.install(self)

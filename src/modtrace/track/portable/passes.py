@@ -1,4 +1,4 @@
-"""Backward passes for the portable engine: what a thread does, whose nodes run now, and where each pass ends.
+"""Backward passes for the Python engine: what a thread does, whose nodes run now, and where each pass ends.
 
 torch reports no end of a pass that raised. The Python stack shows whether a new pass runs inside of the one before it
 or follows one that failed.

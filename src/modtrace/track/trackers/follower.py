@@ -1,6 +1,6 @@
 """Following what runs now: the open calls of each thread, and in backward the call whose nodes run.
 
-It works like the portable engine, by a patch of `nn.Module.__call__` and hooks on few nodes. But it keeps calls instead
+It works like the Python engine, by a patch of `nn.Module.__call__` and hooks on few nodes. But it keeps calls instead
 of writing events.
 """
 

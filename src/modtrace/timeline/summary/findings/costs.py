@@ -14,11 +14,13 @@ from .siblings import place_of
 _HOLDS, _LEAST_HELD = 0.3, 8 << 20
 """Share of the peak, and bytes: so much held by one module is not one of many layers."""
 _MORE_THAN_NEXT = 3
+"""How many times as much it holds as the next module in another place."""
 _LOW_MFU = 0.2
 """Well-kept trainings of transformers have 0.35 to 0.55."""
 _DRY_LATENCY_NS = 50_000
 """Time from a call to its begin on the stream: a stream that has work queued takes longer."""
 _DRY_SHARE = 0.2
+"""Share of the time in which streams are in no module: less is not worth a finding."""
 
 
 def find_costs(measured: Measured) -> Iterator[Finding]:

@@ -17,9 +17,11 @@ _LEAST_BYTES = 1 << 20
 _DIFFERS, _MORE_CALLS = 2.0, 1.5
 """How many times as much as its siblings an outlier takes, and how many times as often it is called."""
 _ALIKE = 1.6
-"""The largest of the siblings by their median: else they are of different sizes, and none of them differs."""
+"""Siblings are alike if the largest takes at most so many times their median. Those of one class that are not alike
+have different sizes, and none of them is reported."""
 _FAR_FROM = 10.0
-"""How many times as much as the largest sibling it takes then: tiny modules are never alike."""
+"""How many times as much as the largest sibling an outlier takes if those in one place of a list are not alike: tiny
+modules never are."""
 _COLD_NS = 500_000
 """How much longer the first of them may take: it runs with cold caches and sleeping threads if the step began idle."""
 _EXPLAINS = 0.7
@@ -50,7 +52,7 @@ def find_outliers(measured: Measured) -> Iterator[Finding]:
     named: set[int] = set()
     if measured.steps >= LEAST_STEPS:
         least = measured.least_ns
-        outliers = _innermost(measured, _find(measured.low_ns, groups, least))
+        outliers = _innermost(measured, _outliers(measured.low_ns, groups, least))
         for outlier in outliers:
             # On a busy machine the shortest steps alone can differ.
             is_slower = measured.step_ns[outlier.row] > measured.step_ns[outlier.siblings].max()
@@ -61,14 +63,14 @@ def find_outliers(measured: Measured) -> Iterator[Finding]:
     flops = np.array([_flops_of_call(row) for row in rows])
     kept = np.array([row.retained_bytes or 0 for row in rows])
     most = measured.summary.memory.peak_bytes if measured.summary.memory is not None else 0
-    for outlier in _innermost(measured, _find(flops, groups, LEAST_SHARE * flops.max(initial=0.0))):
+    for outlier in _innermost(measured, _outliers(flops, groups, LEAST_SHARE * flops.max(initial=0.0))):
         if outlier.row not in named:
             named.add(outlier.row)
             times = flops[outlier.row] / max(float(np.median(flops[outlier.siblings])), 1.0)
             yield _other_finding(
                 measured, outlier, "has more FLOPs than its siblings", f"{times:.3g} times as many a call"
             )
-    for outlier in _innermost(measured, _find(kept, groups, max(LEAST_SHARE * most, _LEAST_BYTES))):
+    for outlier in _innermost(measured, _outliers(kept, groups, max(LEAST_SHARE * most, _LEAST_BYTES))):
         if outlier.row not in named:
             usual = format_bytes(int(np.median(kept[outlier.siblings])))
             text = f"a forward call keeps {format_bytes(int(kept[outlier.row]))}, its siblings {usual}"
@@ -103,8 +105,8 @@ def _sibling_groups(measured: Measured) -> Iterator[tuple[str, Int64Array, bool]
             yield pattern, np.array(members), not module_class
 
 
-def _find(values: AnyArray, groups: Sequence[tuple[str, Int64Array, bool]], least: float) -> dict[int, _Outlier]:
-    """Return the outliers among values, those of the first group that each is in; the others of it must be alike."""
+def _outliers(values: AnyArray, groups: Sequence[tuple[str, Int64Array, bool]], least: float) -> dict[int, _Outlier]:
+    """Return the rows that differ from their group; the first group in which a row differs tells how."""
     found: dict[int, _Outlier] = {}
     for pattern, members, is_place in groups:
         each = values[members]
