@@ -170,7 +170,7 @@ def test_old_nodes_are_hooked_where_their_calls_begin(age: int) -> None:
         old = model.a(torch.ones(2, requires_grad=True))
         between = old + 1
         for _ in range(age):
-            y + 1
+            y.t()
         (model.b(old) + model.c(between)).sum().backward()
 
     timeline, how = recorded(run)
@@ -188,7 +188,7 @@ def test_a_node_older_than_a_million_others_is_observed() -> None:
         old = model.a(x)
         y = torch.ones((), requires_grad=True)
         for _ in range(1 << 20):
-            y + 1
+            y.t()
         model.b(old).sum().backward()
         # What was noted a million nodes ago is forgotten by now, and tells nothing.
         model(torch.ones(2)).sum().backward()
