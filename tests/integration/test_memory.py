@@ -41,6 +41,7 @@ def resident():
 torch.set_num_threads(1)
 net, x = Net(), torch.ones(1, requires_grad=True)
 sizes, traced = [], []
+gc.freeze()  # what torch made takes a collection longer than a step
 with modtrace.record(engine=engine, capacity=capacity, ring=ring) as recording:
     gc.callbacks.clear()  # every event but those of garbage collections is counted
     for step in range(steps):
