@@ -93,7 +93,7 @@ def summarize_device(timeline: "Timeline", by: GroupBy = "module") -> DeviceSumm
 
 
 def _rows(timeline: "Timeline", chosen: BoolArray, by: GroupBy) -> tuple[DeviceModule, ...]:
-    columns, groups = timeline.columns, group_modules(timeline.names, by)
+    columns, groups = timeline.columns, group_modules(tuple(timeline.names), by)
     count = len(groups)
     group = groups.of_name[columns.name]
     outermost = chosen & is_outermost(columns, group)

@@ -1,6 +1,7 @@
 """The rows of a summary: what one module took, and which row contains which by name."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -161,7 +162,8 @@ class Groups(NamedTuple):
         return len(self.classes)
 
 
-def group_modules(names: Sequence[Name], by: GroupBy) -> Groups:
+@lru_cache(1)  # a ring is summed up in pieces that mostly have the same names
+def group_modules(names: tuple[Name, ...], by: GroupBy) -> Groups:
     """Return the groups of all modules, numbered in the order of `names`; names with one `fqn` are one module."""
     class_of: dict[str, str] = {}
     for name in names:

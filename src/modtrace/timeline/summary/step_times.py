@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..._errors import ModtraceError
+from ..._numbering import number_values
 from ..._typing import AnyArray, BoolArray, Int64Array
 from ..lazy_rows import LazyRows
 from ..select import first_process_tracks, keep_tracks, without_gpu
@@ -159,9 +160,11 @@ def is_in_evaluation(timeline: Timeline) -> BoolArray:
 
 
 def _evaluation_rows(timeline: Timeline) -> Int64Array:
-    is_evaluation = np.array([name.category == "evaluation" for name in timeline.names] or [False], np.bool_)
     slices = timeline.slices
-    return np.flatnonzero((slices.kind == RANGE) & is_evaluation[slices.name])
+    rows = np.flatnonzero(slices.kind == RANGE)
+    names, place = number_values(slices.name[rows].astype(np.int64))
+    is_evaluation = [timeline.names[name].category == "evaluation" for name in names.tolist()]
+    return rows[np.array(is_evaluation, np.bool_)[place]]
 
 
 def _edges_outside(busy: TimeIntervals, start: Int64Array, end: Int64Array) -> tuple[Int64Array, Int64Array]:

@@ -83,7 +83,7 @@ _OF_OTHERS = -2
 
 
 def _classify(timeline: Timeline, by: GroupBy, step_by: str) -> _Spans:
-    columns, groups = timeline.columns, group_modules(timeline.names, by)
+    columns, groups = timeline.columns, group_modules(tuple(timeline.names), by)
     group = groups.of_name[columns.name]
     # A call inside backward may be in that of any module: it counts to those that contain it by name.
     on_backward = np.array([track.kind == "backward" for track in timeline.tracks], np.bool_)[columns.track]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -109,7 +110,8 @@ def _measure(timeline: Timeline, bounds: StepBounds) -> Iterator[UnitTimes]:
             for stage, belongs in zip(stages, (is_first, ~is_first), strict=True):
                 times[stage] = inside.take(chosen[step] & belongs)
         tids = np.unique(bounds.tid[chosen]).tolist()
-        for thread, tid in [("", None), *((_thread_name(timeline, tid), tid) for tid in tids if len(tids) > 1)]:
+        names = _thread_names(timeline) if len(tids) > 1 else {}
+        for thread, tid in [("", None), *((names[tid], tid) for tid in tids if len(tids) > 1)]:
             for stage, of_stage in times.items():
                 of_thread = of_stage if tid is None else of_stage.take(of_stage.tid == tid)
                 if len(of_thread.start):
@@ -144,11 +146,12 @@ def _row(unit: str, stage: str, thread: str, times: _Times) -> UnitTimes:
     return UnitTimes(unit, stage, thread, len(took), calls, median(took), p95_ns, p99_ns, per_second)
 
 
-def _thread_name(timeline: Timeline, tid: int) -> str:
-    """Return the thread's name; its id follows if another one has that name."""
+def _thread_names(timeline: Timeline) -> dict[int, str]:
+    """Return the name of each thread, by its id, which follows if another one has that name."""
     process = timeline.tracks[0].process
     names = {track.tid: track.thread for track in reversed(timeline.tracks) if track.process == process}
-    return names[tid] if list(names.values()).count(names[tid]) == 1 else f"{names[tid]} {tid}"
+    count = Counter(names.values())
+    return {tid: name if count[name] == 1 else f"{name} {tid}" for tid, name in names.items()}
 
 
 def measure_ranges(timeline: Timeline) -> dict[tuple[str, str], Int64Array]:
