@@ -182,6 +182,14 @@ def forward_without_gradients(training: Training) -> None:
     training.before.append(torch.no_grad()(lambda batch: training.model(batch)))
 
 
+def teacher_with_gradients(training: Training) -> None:
+    training.before.append(GPT())
+
+
+def gradients(training: Training) -> None:
+    training.before.append(lambda _: torch.set_grad_enabled(True))
+
+
 def checkpoints(training: Training) -> None:
     training.model.checkpoints = True
 
@@ -370,6 +378,9 @@ FAULTS = [
     Fault(slow_head, ("GPT.head", "host time")),
     Fault(forward_twice, ("GPT · runs forward more often than backward", "twice a step")),
     Fault(forward_without_gradients, ("GPT · runs forward more often than backward", "twice a step")),
+    Fault(
+        teacher_with_gradients, ("GPT · builds a graph that no backward pass uses", "once a step", "torch.no_grad()")
+    ),
     Fault(checkpoints, ("recompute", "GPT.blocks.* again")),
     Fault(collects, ("garbage collection", "every 5th step", "generation 2", "gc.collect()")),
     Fault(saves, ("torch.save", "every 4th step")),
@@ -392,6 +403,7 @@ FAULTS = [
 
 OF_CALLS = [
     Fault(pause_in_model, (" GPT · spends host time in its own forward", "Python or waiting")),
+    Fault(gradients, ("GPT · builds a graph that no backward pass uses", "once a step", "torch.no_grad()")),
     Fault(prepares, ("time between calls", "what the program prepares, or waits for")),
     Fault(two_slow_calls, ("GPT.blocks.4.mix · makes some steps slow (forward)", "in 2 of 50 steps")),
     Fault(slow_forward, ("GPT.blocks.2.mix", "slower than its siblings", "mostly forward")),
@@ -463,6 +475,14 @@ def _nothing(_: Training) -> None:
     pass
 
 
+def _teacher(training: Training) -> None:
+    training.before.append(torch.no_grad()(GPT()))
+
+
+def _frozen_teacher(training: Training) -> None:
+    training.before.append(GPT().requires_grad_(False))
+
+
 def _accumulate(training: Training) -> None:
     training.before.append(lambda batch: training.model(batch).sum().backward())
 
@@ -508,7 +528,7 @@ def _compile_once(training: Training) -> None:
 
 QUIET: list[Callable[[Training], None]] = [
     *(_nothing, _accumulate, _schedule, _clip, _short_range, _wide_layer, _other_activation, _sgd, _frozen),
-    _compile_once,
+    *(_compile_once, _teacher, _frozen_teacher),
 ]
 
 

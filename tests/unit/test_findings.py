@@ -265,6 +265,36 @@ def test_what_comes_in_some_steps_has_its_period(category: RangeCategory, name: 
     assert found(training(ranges=lambda step: [(name, category, 0.5)] if step % 4 == 1 else [])) == []
 
 
+@pytest.mark.parametrize("nodes", [0, 3])
+@pytest.mark.parametrize("suffix", ["", ".json", ".pftrace"])
+def test_a_model_that_never_has_a_backward_should_make_no_nodes(nodes: int, suffix: str, tmp_path: Path) -> None:
+    script, number = EventScript(), 0
+    teacher, net = script.name("Teacher"), script.name("Net")
+    for step in range(4):
+        begin = 100 * step * MS
+        script.enter(begin, teacher, step, number)
+        number += nodes
+        script.exit(begin + 30 * MS, teacher, step, number)
+        script.enter(begin + 30 * MS, net, step, number)
+        script.exit(begin + 50 * MS, net, step, number + 1)
+        script.pass_begin(begin + 50 * MS, step)
+        script.node(begin + 50 * MS, begin + 90 * MS, number)
+        script.pass_end(begin + 90 * MS, step)
+        script.step(begin + 90 * MS, step)
+        number += 1
+    timeline = build_timeline(script.snapshot())
+    if suffix:
+        timeline.save(tmp_path / f"trace{suffix}")
+        timeline = load(tmp_path / f"trace{suffix}")
+
+    assert [args["unused_nodes"] for args in timeline.span_args.values()] == [3] * (4 if nodes else 0)
+    what = "builds a graph that no backward pass uses"
+    assert found(timeline) == ([(what, "Teacher", "forward", 0, 0)] if nodes else [])
+    for finding in timeline.summary().findings:
+        assert finding.evidence.startswith("forward once a step, 30 ms each, and never a backward: ")
+    assert found(timeline.steps(0, 2)) == []
+
+
 @pytest.mark.parametrize(
     ("trigger", "said"),
     [

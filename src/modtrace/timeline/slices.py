@@ -48,6 +48,7 @@ _BLOCK = np.cumsum([0, *(kind.track != before.track for before, kind in itertool
 SHAPES, COMPILED_MODULES, COMPILED_UNKNOWN = "shapes", "compiled_modules", "compiled_unknown"
 FLOPS, BYTES_ACCESSED, RECOMPUTE_FLOPS = "flops", "bytes_accessed", "recompute_flops"
 UNKNOWN_FLOPS = -1
+UNUSED_NODES = "unused_nodes"
 GENERATION, COLLECTED, TRIGGER = "generation", "collected", "trigger"
 TRIGGERS = "unknown", "automatic", "gc.collect()"
 OPERATOR, GROUP, PEER, DEVICE = "operator", "group", "peer", "device"
@@ -59,6 +60,7 @@ ARGS = {
     FLOPS: "of the operators in a call; `UNKNOWN_FLOPS` where they are not known",
     BYTES_ACCESSED: "of the inputs and outputs of the same operators",
     RECOMPUTE_FLOPS: "in backward: those of functions, no modules, that a checkpoint ran again",
+    UNUSED_NODES: "of autograd that an outermost call made, and no backward pass ran",
     GENERATION: "the oldest that a garbage collection looked at",
     COLLECTED: "how many objects it freed",
     TRIGGER: "who began it, one of `TRIGGERS`",

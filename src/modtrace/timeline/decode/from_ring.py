@@ -14,7 +14,7 @@ import numpy as np
 from ..._numbering import Numbering
 from ..._typing import AnyArray, Int64Array
 from ...ring import FIRST_STEP, Kind, RingSnapshot
-from ...ring.slot_format import SYNC_PREFIX
+from ...ring.slot_format import SEQUENCE_MASK, SYNC_PREFIX
 from ..args import ArgColumn, Args, without_empty
 from ..contents import (
     BACKWARD_PASSES,
@@ -44,6 +44,7 @@ from ..slices import (
     COMPILED_UNKNOWN,
     DTYPES,
     SHAPES,
+    UNUSED_NODES,
     Slices,
     join_columns,
 )
@@ -58,7 +59,7 @@ from .intervals import find_key
 from .memory import HeldMemory, held_memory
 from .open_calls import OpenCall, lasts_too_long
 from .path_spans import clip_and_nest
-from .ranges import Evaluations, add_ranges, find_evaluations
+from .ranges import Evaluations, add_ranges, find_evaluations, find_roots
 from .spans import SpanRows, build_span_rows, describe_tracks, number_tracks
 
 
@@ -301,7 +302,7 @@ def join_modules(parts: Sequence[ModuleSpans]) -> ModuleSpans:
 
 
 def _find_args(analysis: RingAnalysis, rows: SpanRows) -> Args:
-    """Return the shapes of calls' inputs, and the modules inside of what was compiled, or why they are unknown."""
+    """Return the shapes of calls' inputs, what is known of what was compiled, and of graphs that nothing used."""
     shapes = _find_shapes(analysis, rows)
 
     def of_names(texts: Mapping[int, str]) -> ArgColumn:
@@ -313,8 +314,18 @@ def _find_args(analysis: RingAnalysis, rows: SpanRows) -> Args:
             SHAPES: ArgColumn.of_texts([*shapes], shapes.values()),
             COMPILED_MODULES: of_names(analysis.lookup.compiled),
             COMPILED_UNKNOWN: of_names(analysis.lookup.unknown),
+            UNUSED_NODES: _find_unused_nodes(analysis, rows),
         }
     )
+
+
+def _find_unused_nodes(analysis: RingAnalysis, rows: SpanRows) -> ArgColumn:
+    """Return how many nodes each outermost call made of which none ran."""
+    roots, enter, leave = find_roots(analysis, rows)
+    alone = (rows["link"][roots] < 0) & rows["has_start"][roots] & rows["has_end"][roots]
+    value = analysis.events.value & SEQUENCE_MASK
+    nodes = (value[leave] - value[enter] & SEQUENCE_MASK) * alone
+    return ArgColumn.of_numbers(roots[nodes > 0], nodes[nodes > 0])
 
 
 def _find_shapes(analysis: RingAnalysis, rows: SpanRows) -> dict[int, str]:

@@ -67,14 +67,11 @@ def find_evaluations(analysis: RingAnalysis, rows: SpanRows) -> Evaluations:
     no node (a generator that runs under `no_grad` in each step belongs to the step), and of a module in eval mode that
     never trains, as an average of weights (a frozen teacher runs in each step).
     """
-    roots = _roots(rows)
-    start, end = rows["start_position"][roots], rows["end_position"][roots]
+    roots, enter, leave = find_roots(analysis, rows)
     events = analysis.events
-    last = len(events) - 1
-    enter, leave = np.clip((start - 1) // 2, 0, last), np.clip((end - 1) // 2, 0, last)
     in_eval_mode = events.kind[enter] == Kind.EVAL_ENTER
     made_none = (events.value[enter] ^ events.value[leave]) & SEQUENCE_MASK == 0
-    step = analysis.steps_before(start)
+    step = analysis.steps_before(rows["start_position"][roots])
     fqns = np.unique([name.fqn for name in analysis.lookup.names] or [""], return_inverse=True)[1]
     fqn, is_backward = fqns[rows["name"]], rows["phase"] == BACKWARD
     trains = np.isin(fqn[roots], fqn[is_backward])
@@ -92,10 +89,16 @@ def find_evaluations(analysis: RingAnalysis, rows: SpanRows) -> Evaluations:
     return _joined(rows, roots[evaluates], _moments_between(analysis, rows, roots[has_backward]))
 
 
-def _roots(rows: SpanRows) -> Int64Array:
-    """Return the forward calls that are in no other call and in no backward, in order of (thread, start)."""
+def find_roots(analysis: RingAnalysis, rows: SpanRows) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Return the forward calls that are in no other call and in no backward, in order of (thread, start).
+
+    The others are the indices of the events by which each was entered and left, for one that lacks these the nearest.
+    """
     roots = np.flatnonzero((rows["phase"] == FORWARD) & ~rows["on_backward"] & (rows["depth"] == 0))
-    return roots[np.lexsort((rows["start_position"][roots], rows["thread"][roots]))]
+    roots = roots[np.lexsort((rows["start_position"][roots], rows["thread"][roots]))]
+    last = len(analysis.events) - 1
+    enter, leave = (np.clip((rows[f"{edge}_position"][roots] - 1) // 2, 0, last) for edge in ("start", "end"))
+    return roots, enter, leave
 
 
 def _moments_between(analysis: RingAnalysis, rows: SpanRows, trained: Int64Array) -> Int64Array:

@@ -13,7 +13,17 @@ from ..._typing import BoolArray, Int64Array
 from ..contents import COMMUNICATION_KIND, NO_PHASE, GpuWork, Process
 from ..nesting import is_outermost, self_times, times_in_phase
 from ..select import first_process_tracks, without_gpu
-from ..slices import BACKWARD, BYTES_ACCESSED, FLOPS, FORWARD, PHASES, RECOMPUTE, RECOMPUTE_FLOPS, Slices
+from ..slices import (
+    BACKWARD,
+    BYTES_ACCESSED,
+    FLOPS,
+    FORWARD,
+    PHASES,
+    RECOMPUTE,
+    RECOMPUTE_FLOPS,
+    UNUSED_NODES,
+    Slices,
+)
 from ..step_pieces import step_pieces
 from .compiled import compiled_modules
 from .device_summary import DeviceSummary, summarize_device
@@ -113,7 +123,7 @@ class _Measured(NamedTuple):
     memory: MeasuredMemory | None  # what modules took; None if it was not counted
     flops: _MeasuredFlops | None  # what they cost; None if it was not counted
     ranges: Mapping[tuple[str, str], Int64Array]  # how long each range took, by name and part
-    runs: Int64Array  # int64[2, 3, groups], see `Measured.runs`: in whole steps, and elsewhere
+    runs: Int64Array  # int64[2, 4, groups], see `Measured.runs`: in whole steps, and elsewhere
     collections: Int64Array  # see `Measured.collections`
 
 
@@ -190,7 +200,7 @@ def _measure(timeline: Timeline, spans: _Spans, step_by: str) -> _Measured:
 
 
 def _count_runs(timeline: Timeline, spans: _Spans, steps: Steps, in_phase_ns: Int64Array) -> Int64Array:
-    """Return int64[2, 3, groups], see `Measured.runs`: in whole steps, and elsewhere."""
+    """Return int64[2, 4, groups], see `Measured.runs`: in whole steps, and elsewhere."""
     columns = timeline.columns
     calls = np.flatnonzero((columns.phase == FORWARD) & spans.counts & ~spans.inside)
     elsewhere = 1 - np.isin(spans.step[calls], steps.columns.step[steps.columns.whole])
@@ -199,7 +209,10 @@ def _count_runs(timeline: Timeline, spans: _Spans, steps: Steps, in_phase_ns: In
     count = len(spans.groups)
     place, alone, alone_ns = elsewhere * count + group, np.flatnonzero(~backed), np.zeros(2 * count, np.int64)
     np.add.at(alone_ns, place[alone], in_phase_ns[calls[alone]])
-    numbers = (np.bincount(place, minlength=2 * count), np.bincount(place[backed], minlength=2 * count), alone_ns)
+    unused = columns.args.get(UNUSED_NODES)
+    made = np.isin(calls, unused.rows) if unused is not None else np.zeros(len(calls), np.bool_)
+    counts = (np.bincount(place[each], minlength=2 * count) for each in (slice(None), backed, made))
+    numbers = [*counts, alone_ns]
     return np.stack([each.reshape(2, count) for each in numbers], axis=1)
 
 
@@ -281,7 +294,7 @@ def _sum_up(
         ranges=sum_up_ranges([piece.ranges for piece in pieces]),
         compiled=compiled_modules(timeline.metadata),
     )
-    runs = total((piece.runs for piece in pieces), 2, 3)
+    runs = total((piece.runs for piece in pieces), 2, 4)
     collections = np.sum([piece.collections for piece in pieces], axis=0)
     of_steps = runs[0] if len(steps.counted) < len(steps) else runs.sum(axis=0)
     seen = Measured(summary, divided, p10[order], of_steps[:, order], collections, timeline.metadata)

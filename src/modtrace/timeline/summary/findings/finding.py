@@ -146,8 +146,8 @@ class Measured:
         summary: its rows are of all modules.
         low_ns: int64[rows], what a module takes at least in 9 of 10 steps: a busy machine stops threads so often, and
             in the same code, that medians differ.
-        runs: int64[3, rows], of whole steps, without evaluations and what runs in backward: calls of each module, those
-            with a backward, and nanoseconds of those without.
+        runs: int64[4, rows], of whole steps, without evaluations and what runs in backward: calls of each module, those
+            with a backward, those with `UNUSED_NODES`, and nanoseconds of those without a backward.
         collections: int64[2, triggers, generations], how many garbage collections there were, and what they freed.
         memory: what the recording says of memory, see `MEMORY`; empty if nothing.
         optimizers: what it says of optimizers, see `OPTIMIZERS`.

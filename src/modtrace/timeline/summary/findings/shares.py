@@ -10,6 +10,7 @@ import numpy as np
 from ...._terminal import counted
 from ...._typing import Int64Array
 from ...memory import format_bytes
+from ..module_rows import ModuleTimes
 from ..parts import OTHER, PARTS
 from ..slow_steps import short_ms
 from .finding import LEAST_STEPS, TRACE, Finding, Measured, only_option, times_text
@@ -200,10 +201,14 @@ def find_host_time(measured: Measured) -> Iterator[Finding]:
 def find_reruns(measured: Measured) -> Iterator[Finding]:
     """Yield the outermost modules whose forward runs more often than their backward, and what checkpointing costs."""
     named: set[str] = set()
-    for index, row in enumerate(measured.rows) if measured.trains else ():
-        calls, backed, alone_ns = (int(count) for count in measured.runs[:, index])
+    for index, row in enumerate(measured.rows):
+        calls, backed, unused, alone_ns = (int(count) for count in measured.runs[:, index])
         per_step = alone_ns / measured.steps
-        if not 0 < backed < calls or per_step < measured.least_ns:
+        if per_step < measured.least_ns:
+            continue
+        if not backed and unused >= _MOST_STEPS * max(calls, measured.steps) and measured.steps >= LEAST_STEPS:
+            yield _unused_graph(measured, row, calls, alone_ns)
+        if not measured.trains or not 0 < backed < calls:
             continue
         if named.isdisjoint(measured.outer[row.fqn]):
             yield Finding(
@@ -218,6 +223,13 @@ def find_reruns(measured: Measured) -> Iterator[Finding]:
             )
         named.add(row.fqn)
     yield from _recompute(measured)
+
+
+def _unused_graph(measured: Measured, row: ModuleTimes, calls: int, forward_ns: int) -> Finding:
+    evidence = f"forward {times_text(calls / measured.steps)} a step, {short_ms(forward_ns / calls)} each, and never a "
+    evidence += "backward: under torch.no_grad() it takes less time and memory"
+    command = f"modtrace summary {TRACE} {only_option(row.fqn)}"
+    return Finding("builds a graph that no backward pass uses", row.fqn, "forward", 0, 0.0, evidence, command)
 
 
 def _recompute(measured: Measured) -> Iterator[Finding]:
