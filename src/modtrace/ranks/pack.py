@@ -33,7 +33,15 @@ from .dataset_files import (
 )
 from .dataset_tables import FOLDERS, TABLE_NAMES, parquet_options, to_arrow
 from .places import Place
-from .rank_folder import JobTime, RankRecording, RankTime, Reference, check_one_world, load_pieces
+from .rank_folder import (
+    JobTime,
+    RankRecording,
+    RankTime,
+    Reference,
+    check_one_world,
+    group_by_size,
+    load_pieces,
+)
 from .rank_tables import TABLE_MAKERS, join_tables, take
 
 _PART_BYTES = 128 << 20
@@ -86,7 +94,9 @@ def pack(
         sources = {file.rank: _fingerprint(file, source) for file in files}
         known = _known_ranks(there, sources, job.reference, this_host)
         left = [file for file in files if file.rank not in known]
-        parts = [_PartSources.of(group, job, sources) for group in _group_by_size(left)]
+        parts = [
+            _PartSources.of(group, job, sources) for group in group_by_size(left, _PART_BYTES, _MAX_RANKS_PER_PART)
+        ]
         pack_part = partial(_pack_part, there.place, steps_per_bucket)
         for _, packed in map_in_processes(pack_part, parts, processes or processor_count(), executor):
             if progress is not None:
@@ -138,19 +148,6 @@ def _fingerprint(file: RankRecording, source: str | None) -> list[object]:
     status = os.stat(file.path)
     path = os.path.abspath(file.path) if source is None else f"{source.rstrip('/')}/{file.path.name}"
     return [path, status.st_size, status.st_mtime_ns]
-
-
-def _group_by_size(files: Sequence[RankRecording]) -> list[list[RankRecording]]:
-    groups: list[list[RankRecording]] = []
-    size = 0
-    for file in files:
-        own = file.path.stat().st_size
-        if not groups or size + own > _PART_BYTES or len(groups[-1]) >= _MAX_RANKS_PER_PART:
-            groups.append([])
-            size = 0
-        groups[-1].append(file)
-        size += own
-    return groups
 
 
 class _PartSources(NamedTuple):

@@ -114,6 +114,20 @@ def find_rank_recordings(
     return [by_place[place]._replace(rank=number, own_rank=place[1]) for number, place in enumerate(places)]
 
 
+def group_by_size(files: Sequence[RankRecording], nbytes: int, ranks: int) -> list[list[RankRecording]]:
+    """Return recordings in groups, in order: so many bytes of files and so many ranks at most, but one at least."""
+    groups: list[list[RankRecording]] = []
+    size = 0
+    for file in files:
+        own = 0 if file.snapshot is not None else file.path.stat().st_size
+        if not groups or size + own > nbytes or len(groups[-1]) >= ranks:
+            groups.append([])
+            size = 0
+        groups[-1].append(file)
+        size += own
+    return groups
+
+
 def check_one_world(files: Sequence[RankRecording]) -> None:
     """Raise if roles have ranks of their own, so that no one is like all others.
 
