@@ -395,6 +395,31 @@ def test_modules_that_spend_host_time_in_their_own_forward() -> None:
     assert found(training(own=lambda block: 0.2)) == []
 
 
+@pytest.mark.parametrize("inner", ["Net", "Wrapper.module"])
+@pytest.mark.parametrize(("waits", "parts"), [(0, []), (3, ["communication"])])
+def test_host_time_is_neither_that_of_some_steps_in_a_wrapper_nor_waiting_for_ranks(
+    inner: str, waits: float, parts: list[str]
+) -> None:
+    script, now = EventScript(capacity=1 << 10), 0
+    wrapper, net = script.name("Wrapper"), script.name(inner)
+    for step in range(STEPS):
+        script.enter(now, wrapper, step, step)
+        script.collective(now, Kind.RANGE_BEGIN, range_text("gloo:all_gather", "communication"), step)
+        now += round(waits * MS)
+        script.collective(now, Kind.RANGE_END, range_text("gloo:all_gather", "communication"), step)
+        now += 12 * MS if step in (1, 3, 4) and not waits else MS // 5
+        script.enter(now, net, step, step)
+        script.exit(now + 2 * MS, net, step, step + 1)
+        script.exit(now + 2 * MS, wrapper, step, step + 1)
+        script.pass_begin(now + 2 * MS, step)
+        script.node(now + 2 * MS, now + 5 * MS, step)
+        script.pass_end(now + 5 * MS, step)
+        now += 5 * MS
+        script.step(now, step)
+
+    assert [one.part for one in build_timeline(script.snapshot()).summary().findings] == parts
+
+
 def test_findings_are_ranked_and_shown_in_every_form() -> None:
     def ranges(step: int) -> list[OptionalRange]:
         return [(FETCH, "data loading", 20)]
