@@ -265,24 +265,29 @@ def test_what_comes_in_some_steps_has_its_period(category: RangeCategory, name: 
     assert found(training(ranges=lambda step: [(name, category, 0.5)] if step % 4 == 1 else [])) == []
 
 
+def with_teacher(nodes: int, steps: Sequence[int]) -> Timeline:
+    """Steps of `Net`; in some `Teacher` runs first and makes nodes, of which none runs."""
+    script, number, now = EventScript(capacity=1 << 10), 0, 0
+    teacher, net = script.name("Teacher"), script.name("Net")
+    for step in range(steps[-1] + 1):
+        if step in steps:
+            script.enter(now, teacher, step, number)
+            now, number = now + 30 * MS, number + nodes
+            script.exit(now, teacher, step, number)
+        script.enter(now, net, step, number)
+        script.exit(now + 20 * MS, net, step, number + 1)
+        script.pass_begin(now + 20 * MS, step)
+        script.node(now + 20 * MS, now + 60 * MS, number)
+        now, number = now + 60 * MS, number + 1
+        script.pass_end(now, step)
+        script.step(now, step)
+    return build_timeline(script.snapshot())
+
+
 @pytest.mark.parametrize("nodes", [0, 3])
 @pytest.mark.parametrize("suffix", ["", ".json", ".pftrace"])
 def test_a_model_that_never_has_a_backward_should_make_no_nodes(nodes: int, suffix: str, tmp_path: Path) -> None:
-    script, number = EventScript(), 0
-    teacher, net = script.name("Teacher"), script.name("Net")
-    for step in range(4):
-        begin = 100 * step * MS
-        script.enter(begin, teacher, step, number)
-        number += nodes
-        script.exit(begin + 30 * MS, teacher, step, number)
-        script.enter(begin + 30 * MS, net, step, number)
-        script.exit(begin + 50 * MS, net, step, number + 1)
-        script.pass_begin(begin + 50 * MS, step)
-        script.node(begin + 50 * MS, begin + 90 * MS, number)
-        script.pass_end(begin + 90 * MS, step)
-        script.step(begin + 90 * MS, step)
-        number += 1
-    timeline = build_timeline(script.snapshot())
+    timeline = with_teacher(nodes, range(4))
     if suffix:
         timeline.save(tmp_path / f"trace{suffix}")
         timeline = load(tmp_path / f"trace{suffix}")
@@ -293,6 +298,16 @@ def test_a_model_that_never_has_a_backward_should_make_no_nodes(nodes: int, suff
     for finding in timeline.summary().findings:
         assert finding.evidence.startswith("forward once a step, 30 ms each, and never a backward: ")
     assert found(timeline.steps(0, 2)) == []
+
+
+def test_a_model_that_runs_in_some_steps_is_what_makes_them_slow() -> None:
+    (finding,) = with_teacher(0, [1, 5, 9]).summary().findings
+
+    assert finding[:4] == ("makes some steps slow (forward)", "Teacher", "forward", 9 * MS)
+    assert finding.evidence == (
+        "in 3 of 10 steps, every 4th step; step 1: 90 ms, of which 50 ms forward; usually 20 ms; "
+        "Teacher 30 ms, usually 0 ms"
+    )
 
 
 @pytest.mark.parametrize(

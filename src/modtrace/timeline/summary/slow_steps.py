@@ -132,10 +132,13 @@ def name_places(
     Args:
         steps: in parts.
         in_steps: of each piece: group, step and ns, what each group took in each step.
-        usual_ns: int64[groups], the median of that.
+        usual_ns: int64[groups], the median of that over the steps in which it ran.
         groups: of modules; for classes nothing is named.
     """
     known = {*groups.fqns} - {""}
+    # Usually what runs in fewer than half of the steps takes no time.
+    ran = sum(np.bincount(group, minlength=len(groups.fqns))[: len(groups.fqns)] for group, *_ in in_steps)
+    usual_ns = np.where(2 * ran < np.count_nonzero(steps.bounds.counted), 0, usual_ns)
     places = {index: why for index, why in steps.causes.items() if why[1].part in _OF_MODULES and known}
     chosen = [np.isin(step, steps.bounds.number[[*places]]) if places else slice(0) for _, step, _ in in_steps]
     group, number, took_ns = (
