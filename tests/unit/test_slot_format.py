@@ -19,8 +19,8 @@ def test_the_header_has_each_number_and_kind_of_python() -> None:
 
     constants = dict(re.findall(r"^constexpr (u?int64_t k\w+) = (\d+);$", header, re.MULTILINE))
     source = Path(slot_format.__file__).read_text("utf-8")
-    assigned = re.findall(r"^([A-Z]\w*) = ", source, re.MULTILINE)
-    numbers = [name for name in assigned if isinstance(getattr(slot_format, name), int)]
+    assigned = re.findall(r"^([A-Z][\w, ]*) = ", source, re.MULTILINE)
+    numbers = [name for names in assigned for name in names.split(", ") if isinstance(getattr(slot_format, name), int)]
     assert len(constants) == len(numbers)
     assert constants["int64_t kNameBits"] == "24"
     assert constants["uint64_t kSequenceMask"] == str(2**38 - 1)
