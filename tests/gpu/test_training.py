@@ -15,6 +15,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 import modtrace
 from modtrace.record_options import EngineName
+from tests.frameworks.trainers import import_torchvision
 
 pytestmark = [
     # Torch's own, when its compiler is imported, and of what compiles for a GPU.
@@ -27,24 +28,19 @@ Loss = Callable[[], Tensor]
 
 
 def gpt2(device: torch.device) -> tuple[nn.Module, Loss]:
+    import_torchvision()  # transformers does, and fails beside one that was built for another torch
     transformers = pytest.importorskip("transformers")
-    try:
-        make = transformers.GPT2LMHeadModel
-    except ImportError as error:
-        pytest.skip(f"transformers without GPT-2: {error}")
     config = transformers.GPT2Config(
         n_layer=2, n_embd=64, n_head=2, vocab_size=97, n_positions=32, bos_token_id=0, eos_token_id=0
     )
-    model = make(config).to(device)
+    model = transformers.GPT2LMHeadModel(config).to(device)
     tokens = torch.randint(97, (2, 32), device=device)
     return model, lambda: model(input_ids=tokens, labels=tokens).loss
 
 
 def vit(device: torch.device) -> tuple[nn.Module, Loss]:
-    try:
-        import timm
-    except Exception as error:  # beside a torchvision of another torch it fails in other ways
-        pytest.skip(f"without timm: {error}")
+    import_torchvision()  # as for transformers
+    timm = pytest.importorskip("timm")
     size = 224 if device.type == "cuda" else 32  # fewer patches go through the same calls
     model = timm.create_model("vit_tiny_patch16_224", num_classes=10, img_size=size).to(device)
     images = torch.randn(2, 3, size, size, device=device)
