@@ -209,8 +209,7 @@ def _count_runs(timeline: Timeline, spans: _Spans, steps: Steps, in_phase_ns: In
     count = len(spans.groups)
     place, alone, alone_ns = elsewhere * count + group, np.flatnonzero(~backed), np.zeros(2 * count, np.int64)
     np.add.at(alone_ns, place[alone], in_phase_ns[calls[alone]])
-    unused = columns.args.get(UNUSED_NODES)
-    made = np.isin(calls, unused.rows) if unused is not None else np.zeros(len(calls), np.bool_)
+    made = np.isin(calls, columns.arg(UNUSED_NODES).rows)
     counts = (np.bincount(place[each], minlength=2 * count) for each in (slice(None), backed, made))
     numbers = [*counts, alone_ns]
     return np.stack([each.reshape(2, count) for each in numbers], axis=1)
