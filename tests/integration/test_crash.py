@@ -1,3 +1,5 @@
+"""Processes that die at random moments of a recording: their ring has every call that they said is over."""
+
 from __future__ import annotations
 
 import os

@@ -1,3 +1,5 @@
+"""`modtrace demo` as a user starts it: what it prints, its trace, its model, what the README shows."""
+
 from __future__ import annotations
 
 import base64

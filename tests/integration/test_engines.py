@@ -1,3 +1,5 @@
+"""Each engine on graphs of each shape: which module backward time is given to, and how calls are numbered."""
+
 from __future__ import annotations
 
 import gc

@@ -1,3 +1,5 @@
+"""Scripts recorded by `MODTRACE=`, with their children and with recordings of their own, and bad values of it."""
+
 from __future__ import annotations
 
 import os

@@ -1,3 +1,5 @@
+"""Forks, of workers and with other threads: a child records itself, and never into its parent's ring."""
+
 from __future__ import annotations
 
 import platform

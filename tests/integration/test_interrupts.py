@@ -1,3 +1,5 @@
+"""Ctrl-C all over a recording and at random moments: it reaches the user, and the next step is whole."""
+
 from __future__ import annotations
 
 import contextlib

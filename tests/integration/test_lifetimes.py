@@ -1,3 +1,5 @@
+"""Tensors, graphs, modules and recordings are freed as soon as without a recording, and memory stays flat."""
+
 from __future__ import annotations
 
 import contextlib

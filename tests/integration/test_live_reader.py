@@ -1,3 +1,5 @@
+"""A second process reads the ring while it is written: no event and no span is made of two."""
+
 from __future__ import annotations
 
 import subprocess

@@ -1,3 +1,5 @@
+"""Modules with odd names, classes, shapes and inputs: they train as without a recording; wrong arguments are told."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator

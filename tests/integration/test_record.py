@@ -1,3 +1,5 @@
+"""`modtrace.record` from outside: trees of calls, exceptions, snapshots, steps, marks, wrong arguments."""
+
 from __future__ import annotations
 
 import logging

@@ -1,3 +1,5 @@
+"""`modtrace run` of scripts, modules, commands and code: they end and print as under Python, and are recorded."""
+
 from __future__ import annotations
 
 import os

@@ -1,3 +1,5 @@
+"""Signals that dump or save: of hung and waiting processes, beside others' handlers and descriptors, and at exit."""
+
 from __future__ import annotations
 
 import os

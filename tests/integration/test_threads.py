@@ -1,3 +1,5 @@
+"""Forward, backward, start and stop on several threads, pools and asyncio: each call is in its place."""
+
 from __future__ import annotations
 
 import asyncio

@@ -1,3 +1,5 @@
+"""What a program does stays as it was: losses to the bit, pickles, hooks, jit, fx, and others' patches of the call."""
+
 from __future__ import annotations
 
 import copy

@@ -1,3 +1,5 @@
+"""`modtrace where` of processes that run, wait, hang or have ended: open modules, collectives, Python stacks."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""The call that each backward node belongs to, from sequence numbers by hand and for any tree of calls."""
+
 from __future__ import annotations
 
 import random

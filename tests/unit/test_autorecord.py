@@ -1,3 +1,5 @@
+"""Values of `MODTRACE=`: what they mean, and which are refused."""
+
 from __future__ import annotations
 
 import os

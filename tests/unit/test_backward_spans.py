@@ -1,3 +1,5 @@
+"""Backward spans cut from nodes by hand, beside a plain rule that shares no code."""
+
 from __future__ import annotations
 
 import itertools

@@ -1,3 +1,5 @@
+"""Timelines of rings written by hand, of both engines, whole and wrapped: spans, steps, numbers of calls, losses."""
+
 from __future__ import annotations
 
 import random

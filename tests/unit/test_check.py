@@ -1,3 +1,5 @@
+"""`check` on files with one fault each, cut and changed anywhere: each fault exactly, and none where there is none."""
+
 from __future__ import annotations
 
 import functools

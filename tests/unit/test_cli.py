@@ -1,3 +1,5 @@
+"""The command line without a recording: help, versions, `doctor`, `check`, errors and exit codes."""
+
 from __future__ import annotations
 
 import importlib.metadata

@@ -1,3 +1,5 @@
+"""Collectives and waits from rings by hand: times, bytes, launches, windows, and how groups and names are written."""
+
 from __future__ import annotations
 
 from pathlib import Path

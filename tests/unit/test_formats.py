@@ -1,3 +1,5 @@
+"""How a file begins tells what it is, to us as to every other reader."""
+
 from __future__ import annotations
 
 import gzip

@@ -1,3 +1,5 @@
+"""The payload of a page, field by field, and any name in it."""
+
 from __future__ import annotations
 
 import base64

@@ -1,3 +1,5 @@
+"""Starts and ends paired and nested: calls, nodes and segments, some of them lost, and any at random."""
+
 from __future__ import annotations
 
 import random

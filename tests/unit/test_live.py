@@ -1,3 +1,5 @@
+"""`ModuleTracker` and `ModTracker` while modules run: parents, hooks, threads, exceptions, recompute."""
+
 from __future__ import annotations
 
 import threading

@@ -1,3 +1,5 @@
+"""What the trackers count of backward passes: on threads, failed, and one inside another."""
+
 from __future__ import annotations
 
 import threading

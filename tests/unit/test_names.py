@@ -1,3 +1,5 @@
+"""Names of modules: where they begin, which path they take, wrappers, dead and shared modules."""
+
 from __future__ import annotations
 
 import gc

@@ -1,3 +1,5 @@
+"""Public names beside what the README lists, what imports what, and what the distributions hold."""
+
 from __future__ import annotations
 
 import ast

@@ -1,3 +1,5 @@
+"""The patch of `nn.Module.__call__` beside wrappers of others, put on and taken off in any order."""
+
 from __future__ import annotations
 
 import itertools

@@ -1,3 +1,5 @@
+"""The options of a recording, given in Python, as text and on the command line: one table for all."""
+
 from __future__ import annotations
 
 import inspect

@@ -1,3 +1,5 @@
+"""A ring in memory: wrapping, torn and lost slots, many threads, capacity, clocks."""
+
 from __future__ import annotations
 
 import errno

@@ -1,3 +1,5 @@
+"""Ring files cut and changed anywhere: the whole events stay, or an error names the damage."""
+
 from __future__ import annotations
 
 import contextlib

@@ -1,3 +1,5 @@
+"""The ring's file: how it is made, shared, grown, replaced and read, and names and metadata that make no sense."""
+
 from __future__ import annotations
 
 import errno

@@ -1,3 +1,5 @@
+"""Which reports of the sanitizers are left out: races of torch with itself, and no others."""
+
 from __future__ import annotations
 
 import subprocess

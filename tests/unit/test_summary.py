@@ -1,3 +1,5 @@
+"""Totals, self times and order of the rows of a summary, in each form it is written."""
+
 from __future__ import annotations
 
 import csv

@@ -1,3 +1,5 @@
+"""Tracks of threads that share a name, and a timeline as a data frame."""
+
 from __future__ import annotations
 
 import dataclasses

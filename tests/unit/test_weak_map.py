@@ -1,3 +1,5 @@
+"""A map by identity that keeps no key alive."""
+
 from __future__ import annotations
 
 import weakref

@@ -1,3 +1,5 @@
+"""The parts of steps as a table and as Perfetto's counters."""
+
 from __future__ import annotations
 
 from dataclasses import replace

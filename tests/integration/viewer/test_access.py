@@ -1,3 +1,5 @@
+"""The page with the keyboard alone, for axe, at 200 percent, in dark and on a phone."""
+
 from __future__ import annotations
 
 from dataclasses import replace

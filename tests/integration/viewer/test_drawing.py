@@ -1,3 +1,5 @@
+"""What the page draws: colours, rows, counters, marks, patterns, and what it says of losses or without a timeline."""
+
 from __future__ import annotations
 
 from dataclasses import replace

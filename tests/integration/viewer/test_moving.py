@@ -1,3 +1,5 @@
+"""Zoom, pan and steps by keys, wheel, pointer and touch: what is under the pointer stays there."""
+
 from __future__ import annotations
 
 from dataclasses import replace

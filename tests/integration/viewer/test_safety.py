@@ -1,3 +1,5 @@
+"""Hostile names in the page are text, its policy refuses the network, and its file is small and alone."""
+
 from __future__ import annotations
 
 import re

@@ -1,3 +1,5 @@
+"""Clicks, search and tooltips of the page: what they select, show and bring into sight."""
+
 from __future__ import annotations
 
 import re

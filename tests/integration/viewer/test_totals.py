@@ -1,3 +1,5 @@
+"""Totals of the page, of all and of a range, its flame graph and its callers, beside those of `summary`."""
+
 from __future__ import annotations
 
 import re
