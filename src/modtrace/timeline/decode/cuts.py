@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import compress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -39,8 +39,41 @@ _PASS, _SEGMENTS, _COLLECTIVE, _FIRST_THREAD = range(4)
 _CALL_KINDS = (*CALL_ENTER_KINDS, *CALL_EXIT_KINDS)
 _FOREVER = np.iinfo(np.int64).max
 
-_Numbers = tuple[Int64Array, Int64Array, Int64Array]
-"""Of some events: their indexes, the column of the number of each (-1 if its thread is not known), and the numbers."""
+
+class _Numbers(NamedTuple):
+    """The numbers of some events.
+
+    Attributes:
+        at: the indexes of the events in their block.
+        column: what each number counts, a column; -1 if its thread is not known.
+        number: the numbers.
+    """
+
+    at: Int64Array
+    column: Int64Array
+    number: Int64Array
+
+    def keys(self) -> Int64Array:
+        """Return column and number as one number."""
+        return self.column << SEQUENCE_BITS | self.number
+
+
+class _BlockNumbers(NamedTuple):
+    """The numbers of a block of events.
+
+    Attributes:
+        begun: those of calls and passes that begin.
+        ended: those of calls and passes that end.
+        given_out: those that are given out in the block; the others were before.
+        referred_to: those of something earlier, which must be in the same piece.
+        lowest: those of which the lowest is the first that a part of a ring gives out.
+    """
+
+    begun: list[_Numbers]
+    ended: list[_Numbers]
+    given_out: list[_Numbers]
+    referred_to: list[_Numbers]
+    lowest: list[_Numbers]
 
 
 def find_cuts(blocks: Iterable[Events], lookup: NameLookup, ends: Int64Array, *, is_part: bool = False) -> list[int]:
@@ -62,21 +95,20 @@ def find_cuts(blocks: Iterable[Events], lookup: NameLookup, ends: Int64Array, *,
         names = events.name[is_any(events.kind, _CALL_KINDS)]
         if names.max(initial=-1) >= len(lookup.names) or events.thread.max(initial=-1) >= len(lookup.threads):
             return []
-        begun, ended, given_out, coming, new = _numbers(events, lookup)
-        for _, column, number in new if is_part else ():
-            np.minimum.at(first, column, number)
+        block = _numbers_of(events, lookup)
+        for some in block.lowest if is_part else ():
+            np.minimum.at(first, some.column, some.number)
         candidates = _candidates(events, ends)
         part = np.searchsorted(candidates, events.serial, "right")
-        for rows, extreme, numbers in ((made, np.maximum, given_out), (used, np.minimum, coming)):
+        for rows, extreme, numbers in ((made, np.maximum, block.given_out), (used, np.minimum, block.referred_to)):
             more = np.full((len(candidates) + 1, count), -1 if rows is made else _FOREVER)
-            for at, column, number in numbers:
-                extreme.at(more.reshape(-1), part[at] * count + column, number)
+            for some in numbers:
+                extreme.at(more.reshape(-1), part[some.at] * count + some.column, some.number)
             extreme(rows[-1], more[0], out=rows[-1])
             rows.extend(more[1:])
         cuts += candidates.tolist()
         # Each as one number: twice what begins, and one more where it ends.
-        edges = [(column << SEQUENCE_BITS | number) * 2 for _, column, number in begun]
-        edges += [(column << SEQUENCE_BITS | number) * 2 + 1 for _, column, number in ended]
+        edges = [some.keys() * 2 for some in block.begun] + [some.keys() * 2 + 1 for some in block.ended]
         edge = np.concatenate([is_open, *edges])
         edge = edge[order_in_groups(edge, SEQUENCE_BITS + 1)]
         is_open = edge[(np.diff(edge >> 1, append=-1) != 0) & (edge & 1 == 0)]
@@ -111,13 +143,7 @@ def _candidates(events: Events, ends: Int64Array) -> Int64Array:
     return events.serial[np.array(best, np.int64)] + 1
 
 
-def _numbers(events: Events, lookup: NameLookup) -> list[list[_Numbers]]:
-    """Return five lists of numbers of events.
-
-    Returns:
-        The numbers of what begins; of what ends; those given out; those that refer to something earlier; and those
-        that tell the lowest number that a part of a ring gives out.
-    """
+def _numbers_of(events: Events, lookup: NameLookup) -> _BlockNumbers:
     value, first_name = events.value, _FIRST_THREAD + len(lookup.threads)
     torch_threads, known = lookup.torch_threads, np.flatnonzero(lookup.torch_threads >= 0)
     column_of = np.full(FORWARD_THREAD_MASK + 1, -1)
@@ -129,26 +155,33 @@ def _numbers(events: Events, lookup: NameLookup) -> list[list[_Numbers]]:
 
     def numbers(column: int, *kinds: Kind) -> _Numbers:
         at = find(*kinds)
-        return at, np.full(len(at), column), value[at] & SEQUENCE_MASK
+        return _Numbers(at, np.full(len(at), column), value[at] & SEQUENCE_MASK)
 
     def calls(*kinds: Kind) -> _Numbers:
         at = find(*kinds)
         again = is_any(events.kind[at], (Kind.RECOMPUTE_ENTER, Kind.RECOMPUTE_EXIT))
         column = first_name + 2 * events.name[at].astype(np.int64) + again
-        return at, column, value[at] >> SEQUENCE_BITS & CALL_INDEX_MASK
+        return _Numbers(at, column, value[at] >> SEQUENCE_BITS & CALL_INDEX_MASK)
 
-    segments = find(Kind.CALL_BACKWARD, Kind.SEGMENT_BEGIN)
-    in_pass = segments, np.full(len(segments), _SEGMENTS), segment_pass(events.take(segments)) & SEQUENCE_MASK
-    made_by = find(Kind.CALL_BACKWARD)
-    name, key = events.name[made_by].astype(np.int64), value[made_by]
-    called = np.where(name == NO_NAME, -1, first_name + 2 * name + (key & RECOMPUTE_BIT != 0))
+    at = find(Kind.CALL_BACKWARD, Kind.SEGMENT_BEGIN)
+    in_pass = _Numbers(at, np.full(len(at), _SEGMENTS), segment_pass(events.take(at)) & SEQUENCE_MASK)
+    at = find(Kind.CALL_BACKWARD)
+    name, key = events.name[at].astype(np.int64), value[at]
+    made_by = np.where(name == NO_NAME, -1, first_name + 2 * name + (key & RECOMPUTE_BIT != 0))
+    called = _Numbers(at, made_by, key & CALL_INDEX_MASK)
     at = find(Kind.NODE_BEGIN, Kind.NODE_END, Kind.SEGMENT_BEGIN)
-    nodes = at, column_of[events.name[at] >> FORWARD_THREAD_SHIFT], value[at] & SEQUENCE_MASK
+    nodes = _Numbers(at, column_of[events.name[at] >> FORWARD_THREAD_SHIFT], value[at] & SEQUENCE_MASK)
+    # A thread's counter is the next node's number: the last one made is one less.
     at = find(*_CALL_KINDS, Kind.GRAPH_BUILT, *GREENLET_KINDS)
-    counted = at, own_column[events.thread[at]], (value[at] & SEQUENCE_MASK) - 1
-    begins = [calls(*CALL_ENTER_KINDS), numbers(_PASS, Kind.PASS_BEGIN), in_pass]
-    ends = [calls(*CALL_EXIT_KINDS), numbers(_PASS, Kind.PASS_END), numbers(_SEGMENTS, Kind.BACKWARD_OVER)]
+    counted = _Numbers(at, own_column[events.thread[at]], value[at] & SEQUENCE_MASK)
+    begun = [calls(*CALL_ENTER_KINDS), numbers(_PASS, Kind.PASS_BEGIN), in_pass]
+    ended = [calls(*CALL_EXIT_KINDS), numbers(_PASS, Kind.PASS_END), numbers(_SEGMENTS, Kind.BACKWARD_OVER)]
     waits = numbers(_COLLECTIVE, Kind.COLLECTIVE_DONE, Kind.WAIT_ENTER, Kind.WAIT_EXIT)
-    new = [*begins, numbers(_COLLECTIVE, Kind.COLLECTIVE_ENTER)]
-    comes = [*ends, nodes, in_pass, (made_by, called, key & CALL_INDEX_MASK), waits]
-    return [begins, ends, [*new, nodes, counted], comes, [*new, (at, counted[1], counted[2] + 1)]]
+    new = [*begun, numbers(_COLLECTIVE, Kind.COLLECTIVE_ENTER)]
+    return _BlockNumbers(
+        begun,
+        ended,
+        given_out=[*new, nodes, counted._replace(number=counted.number - 1)],
+        referred_to=[*ended, nodes, in_pass, called, waits],
+        lowest=[*new, counted],
+    )

@@ -28,22 +28,26 @@ _EXPLAINS = 0.7
 """What share of what a module takes too much an inner one has to take for it to be named instead."""
 
 
-class _Outlier(NamedTuple):
-    """A row that differs.
+class _Siblings(NamedTuple):
+    """Modules that are alike.
 
     Attributes:
-        row: its index.
-        excess: how much more it has than is usual among its siblings.
-        siblings: the indices of these.
-        place: a shell pattern of their names.
+        rows: their indices.
+        pattern: a shell pattern of their names.
         is_place: whether they have the same place in a list; else they are of one class in one module.
     """
 
+    rows: Int64Array
+    pattern: str
+    is_place: bool
+
+
+class _Outlier(NamedTuple):
+    """A row that differs from its siblings, and how much more it has than is usual among them."""
+
     row: int
     excess: float
-    siblings: Int64Array
-    place: str
-    is_place: bool
+    siblings: _Siblings
 
 
 def find_outliers(measured: Measured) -> Iterator[Finding]:
@@ -55,8 +59,8 @@ def find_outliers(measured: Measured) -> Iterator[Finding]:
         outliers = _innermost(measured, _outliers(measured.low_ns, groups, least))
         for outlier in outliers:
             # On a busy machine the shortest steps alone can differ.
-            is_slower = measured.step_ns[outlier.row] > measured.step_ns[outlier.siblings].max()
-            is_cold = outlier.row < outlier.siblings.min() and outlier.excess <= least + _COLD_NS
+            is_slower = measured.step_ns[outlier.row] > measured.step_ns[outlier.siblings.rows].max()
+            is_cold = outlier.row < outlier.siblings.rows.min() and outlier.excess <= least + _COLD_NS
             if is_slower and not is_cold and not _is_larger(measured, outlier):
                 named.add(outlier.row)
                 yield _time_finding(measured, outlier)
@@ -66,13 +70,13 @@ def find_outliers(measured: Measured) -> Iterator[Finding]:
     for outlier in _innermost(measured, _outliers(flops, groups, LEAST_SHARE * flops.max(initial=0.0))):
         if outlier.row not in named:
             named.add(outlier.row)
-            times = flops[outlier.row] / max(float(np.median(flops[outlier.siblings])), 1.0)
+            times = flops[outlier.row] / max(float(np.median(flops[outlier.siblings.rows])), 1.0)
             yield _other_finding(
                 measured, outlier, "has more FLOPs than its siblings", f"{times:.3g} times as many a call"
             )
     for outlier in _innermost(measured, _outliers(kept, groups, max(LEAST_SHARE * most, _LEAST_BYTES))):
         if outlier.row not in named:
-            usual = format_bytes(int(np.median(kept[outlier.siblings])))
+            usual = format_bytes(int(np.median(kept[outlier.siblings.rows])))
             text = f"a forward call keeps {format_bytes(int(kept[outlier.row]))}, its siblings {usual}"
             yield _other_finding(measured, outlier, "keeps more memory than its siblings", text, "--memory")
 
@@ -90,8 +94,7 @@ def place_of(measured: Measured, fqn: str) -> str:
     )
 
 
-def _sibling_groups(measured: Measured) -> Iterator[tuple[str, Int64Array, bool]]:
-    """Yield pattern and indices of modules that are alike, by place in lists (True) or by class in one module."""
+def _sibling_groups(measured: Measured) -> Iterator[_Siblings]:
     by_key: dict[tuple[str, str], list[int]] = {}
     for index, row in enumerate(measured.rows):
         if not row.fqn or not measured.runs[0, index]:
@@ -102,23 +105,24 @@ def _sibling_groups(measured: Measured) -> Iterator[tuple[str, Int64Array, bool]
         by_key.setdefault((f"{around}.*", row.module_class), []).append(index)
     for (pattern, module_class), members in by_key.items():
         if len(members) >= (4 if module_class else 3):
-            yield pattern, np.array(members), not module_class
+            yield _Siblings(np.array(members), pattern, is_place=not module_class)
 
 
-def _outliers(values: AnyArray, groups: Sequence[tuple[str, Int64Array, bool]], least: float) -> dict[int, _Outlier]:
-    """Return the rows that differ from their group; the first group in which a row differs tells how."""
+def _outliers(values: AnyArray, groups: Sequence[_Siblings], least: float) -> dict[int, _Outlier]:
+    """Return the rows that differ from their group, by row; the first group in which a row differs tells how."""
     found: dict[int, _Outlier] = {}
-    for pattern, members, is_place in groups:
-        each = values[members]
+    for group in groups:
+        each = values[group.rows]
         in_order = np.sort(each)
         rest = in_order[: len(each) - max(1, len(each) // 3)]
         usual, largest = float(np.median(rest)), float(rest[-1])
         alike = largest <= (_ALIKE * usual if len(rest) > 2 else _DIFFERS * float(rest[0]))
-        if not alike and not is_place:
+        if not alike and not group.is_place:
             continue
         differs = (each > (_DIFFERS if alike else _FAR_FROM) * largest) & (each - usual > least)
-        for row in members[differs].tolist():
-            found.setdefault(row, _Outlier(row, float(values[row] - usual), members[~differs], pattern, is_place))
+        siblings = group._replace(rows=group.rows[~differs])
+        for row in group.rows[differs].tolist():
+            found.setdefault(row, _Outlier(row, float(values[row] - usual), siblings))
     return found
 
 
@@ -140,16 +144,16 @@ def _innermost(measured: Measured, outliers: dict[int, _Outlier]) -> list[_Outli
 
 def _is_larger(measured: Measured, outlier: _Outlier) -> bool:
     """Whether a module in no list has more to compute: then its backward is longer as well."""
-    row, siblings = measured.rows[outlier.row], [measured.rows[index] for index in outlier.siblings.tolist()]
+    row, siblings = measured.rows[outlier.row], [measured.rows[index] for index in outlier.siblings.rows.tolist()]
     usual = float(np.median([one.backward_ns / max(one.calls, 1) for one in siblings]))
-    return not outlier.is_place and row.backward_ns / max(row.calls, 1) > _DIFFERS * usual > 0
+    return not outlier.siblings.is_place and row.backward_ns / max(row.calls, 1) > _DIFFERS * usual > 0
 
 
 def _time_finding(measured: Measured, outlier: _Outlier) -> Finding:
-    row, siblings = measured.rows[outlier.row], [measured.rows[index] for index in outlier.siblings.tolist()]
-    own_ns, others_ns = measured.step_ns[outlier.row], measured.step_ns[outlier.siblings]
+    row, siblings = measured.rows[outlier.row], [measured.rows[index] for index in outlier.siblings.rows.tolist()]
+    own_ns, others_ns = measured.step_ns[outlier.row], measured.step_ns[outlier.siblings.rows]
     said = [f"{ms_range([own_ns])} a step, its siblings {ms_range(others_ns)} (medians)"]
-    calls, usual_calls = measured.calls[outlier.row], float(np.median(measured.calls[outlier.siblings]))
+    calls, usual_calls = measured.calls[outlier.row], float(np.median(measured.calls[outlier.siblings.rows]))
     classes = _classes(siblings)
     what = "is slower than its siblings"
     part = _part_of(row, siblings)
@@ -175,14 +179,14 @@ def _time_finding(measured: Measured, outlier: _Outlier) -> Finding:
 
 def _other_finding(measured: Measured, outlier: _Outlier, what: str, evidence: str, option: str = "--flops") -> Finding:
     row = measured.rows[outlier.row]
-    classes = _classes(measured.rows[index] for index in outlier.siblings.tolist())
+    classes = _classes(measured.rows[index] for index in outlier.siblings.rows.tolist())
     if row.module_class not in classes:
         evidence += f"; it is {row.module_class}, they {shortened(classes, 2)}"
     return Finding(what, row.fqn, None, 0, 0.0, evidence, f"{_only(outlier)} {option}")
 
 
 def _only(outlier: _Outlier) -> str:
-    return f"modtrace summary {TRACE} {only_option(outlier.place)}"
+    return f"modtrace summary {TRACE} {only_option(outlier.siblings.pattern)}"
 
 
 def _flops_of_call(row: ModuleTimes) -> float:
