@@ -1,4 +1,4 @@
-"""Times and ids in the events of a Chrome trace: what they can be, and how they are read."""
+"""Times and ids in the events of a Chrome trace: what they can be, and how they are read and written."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -81,3 +81,13 @@ def read_microseconds_array(microseconds: Float64Array) -> Int64Array:
     whole, floor = np.floor(microseconds), np.floor(scaled)
     nearest = floor.astype(np.int64) + (scaled - floor >= 0.5)
     return np.where(microseconds == whole, whole.astype(np.int64) * 1000, nearest)
+
+
+def microseconds_text(nanoseconds: int) -> bytes:
+    """Return a time or a duration in µs with three decimals.
+
+    Example:
+        >>> microseconds_text(-1_500_007)
+        b'-1500.007'
+    """
+    return b"%b%d.%03d" % (b"-" if nanoseconds < 0 else b"", *divmod(abs(nanoseconds), 1000))

@@ -17,7 +17,7 @@ import numpy as np
 import orjson
 
 from .._typing import Int64Array, SignedIntArray
-from ..formats.chrome_values import TrackKey, read_microseconds_array
+from ..formats.chrome_values import TrackKey, microseconds_text, read_microseconds_array
 from ..formats.escape import escaped, escaped_name
 from ..formats.event_stream import Chunk, EventStream
 from ..formats.own_table import Checksum, json_table
@@ -27,7 +27,6 @@ from ..timeline import Slices, Timeline
 from ..write.atomic_file import Sink
 from ..write.chrome import ChromeTimeline, row_metadata_events
 from ..write.lanes import Lanes
-from ..write.slices import microseconds
 from ..write.step_parts import part_counters
 from .device_work import count_overlapping
 from .event_columns import ProfilerEvents
@@ -280,7 +279,7 @@ def _slice_event(
 ) -> bytes:
     (pid, tid), (label, category, args) = row, shown
     text = orjson.dumps({"ph": "X", "pid": pid, "tid": tid, "cat": category, "name": label, "args": args})
-    return b'%b,"ts":%b,"dur":%b}' % (text[:-1], microseconds(start_ns), microseconds(duration_ns))
+    return b'%b,"ts":%b,"dur":%b}' % (text[:-1], microseconds_text(start_ns), microseconds_text(duration_ns))
 
 
 class _RowPlaces:

@@ -19,6 +19,7 @@ import orjson
 from .._errors import WriteError
 from .._numbering import number_values
 from .._typing import AnyArray, IndexArray, Int32Array, Int64Array, ObjectArray, UInt8Array, UInt32Array
+from ..formats.chrome_values import microseconds_text
 from ..formats.escape import UNNAMED, escaped, escaped_name
 from ..formats.limits import BIND_ID_OFFSET, MAX_CHROME_NS
 from ..formats.own_table import Checksum, json_table
@@ -40,7 +41,7 @@ from ..timeline.contents import COMMUNICATION
 from ..timeline.slices import DONE
 from .atomic_file import atomic_writer
 from .lanes import MARKS_ROW, Lanes
-from .slices import CollectiveFlows, FlowRole, flow_roles, microseconds
+from .slices import CollectiveFlows, FlowRole, flow_roles
 from .step_parts import COUNTER_UNIT, PartCounter
 from .written_parts import WrittenPart, written_parts
 
@@ -276,7 +277,7 @@ def _flow_events(
         row = int(rows[index])
         number = row - flows.first_row
         lane = lanes.lanes[lanes.of_track[slices.track[row]]]
-        where, ts = {"pid": lane.pid, "tid": lane.tid}, microseconds(int(slices.start[row]) - base)
+        where, ts = {"pid": lane.pid, "tid": lane.tid}, microseconds_text(int(slices.start[row]) - base)
         events: list[dict[str, object]] = []
         if flows.flow[number] >= 0:
             phase = "s" if flows.is_first[number] else "f" if flows.is_last[number] else "t"
@@ -450,7 +451,7 @@ class ChromeTimeline:
             # On a row of its own: on a thread with spans it would lie between them, and readers have no name for the
             # row of what is global.
             event = {"ph": "i", "s": "t", "pid": pid, "tid": tid, "cat": mark.kind, "name": escaped(mark.text)}
-            yield orjson.dumps(event)[:-1] + b',"ts":%s}' % microseconds(mark.time_ns - self.base)
+            yield orjson.dumps(event)[:-1] + b',"ts":%s}' % microseconds_text(mark.time_ns - self.base)
 
     def _counter_events(self) -> Iterator[bytes]:
         for counter in self.timeline.counters:
@@ -459,13 +460,13 @@ class ChromeTimeline:
             for first in range(0, len(counter.time), _EVENTS):
                 some = slice(first, first + _EVENTS)
                 for time, value in zip(counter.time[some].tolist(), counter.value[some].tolist(), strict=True):
-                    yield head + b':%d},"ts":%b}' % (value, microseconds(time - self.base))
+                    yield head + b':%d},"ts":%b}' % (value, microseconds_text(time - self.base))
         pid = next(iter(self.lanes.pids.values()), 0)
         for part in self.parts:
             event = {"ph": "C", "pid": pid, "cat": PARTS_CATEGORY, "name": escaped(part.name)}
             head = orjson.dumps(event)[:-1] + b',"args":{"%b":' % COUNTER_UNIT.encode()
             for time, ns in zip(part.time.tolist(), part.ns.tolist(), strict=True):
-                yield head + b'%b},"ts":%b}' % (orjson.dumps(ns / 1e6), microseconds(time - self.base))
+                yield head + b'%b},"ts":%b}' % (orjson.dumps(ns / 1e6), microseconds_text(time - self.base))
 
 
 def _check_length(timeline: Timeline, base: int) -> None:

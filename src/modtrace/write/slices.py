@@ -210,8 +210,3 @@ def _count_alike(what: Sequence[str], key: Int64Array) -> Int64Array:
         own = np.flatnonzero(of_slice == number)
         count[own] = np.arange(len(own))
     return count
-
-
-def microseconds(nanoseconds: int) -> bytes:
-    """Return a time or a duration as JSON has it: µs with three decimals."""
-    return b"%b%d.%03d" % (b"-" if nanoseconds < 0 else b"", *divmod(abs(nanoseconds), 1000))
