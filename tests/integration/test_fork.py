@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import subprocess
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 import modtrace
 from modtrace.record_options import EngineName
 from tests.support.forked_python import run_forked
+from tests.support.forking_process import Outcome, fork_and_count
 from tests.support.python_process import run_python
 from tests.support.test_scale import PORTABLE_IN_FULL, PROMISED, scaled
 
@@ -193,9 +193,4 @@ def test_a_recording_imports_nothing(engine: EngineName, tmp_path: Path) -> None
 def test_forks_while_other_threads_start_and_stop_and_train(engine: EngineName) -> None:
     count = scaled(50, 200, 10_000)
 
-    done = run_python(
-        "-m", "tests.support.forking_process", "--engine", engine, "--forks", count, status=None, timeout_s=7200
-    )
-
-    expected = f"{count} forks, 0 hangs of the parent, 0 of children, 0 wrong exits"
-    assert done.stdout == f"{platform.python_version()}, {engine}: {expected}\n", done.stderr
+    assert fork_and_count(engine, count) == Outcome(count, 0, 0, ())

@@ -22,6 +22,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from tests.support.forked_python import start_forked
+
 __all__ = ["Outcome", "fork_and_count"]
 
 _LIMIT_S = 120
@@ -59,13 +61,12 @@ def fork_and_count(engine: str, count: int) -> Outcome:
         with TemporaryDirectory() as folder:
             forks = min(count - outcome.forks, _FORKS_OF_A_PROCESS)
             inside = ["--inside", folder, "--engine", engine, "--forks", str(forks)]
-            command = [sys.executable, "-m", "tests.support.forking_process", *inside]
-            with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            with start_forked("-m", "tests.support.forking_process", *inside) as process:
                 outcome = _watch(process, outcome)
     return outcome
 
 
-def _watch(process: subprocess.Popen[bytes], outcome: Outcome) -> Outcome:
+def _watch(process: subprocess.Popen[str], outcome: Outcome) -> Outcome:
     """Count what one process inside tells: `+<pid>` of each child, and `-<status>` when that has ended."""
     assert process.stdout is not None
     forks, parent_hangs, child_hangs, wrong = outcome
