@@ -19,7 +19,6 @@ from modtrace.record_options import EngineName
 from modtrace.ring.slot_format import MIN_COLLECTION_NS
 from modtrace.timeline.slices import GARBAGE_COLLECTION
 from tests.support.forked_python import run_forked
-from tests.support.python_process import run_python
 
 CYCLES = 3_000
 """So many take more than `MIN_COLLECTION_NS` to collect, by far."""
@@ -239,7 +238,7 @@ def test_a_child_that_is_forked_in_a_collection_writes_nothing_of_it(engine: Eng
 
 
 def test_an_interrupt_in_a_collection_reaches_the_program(engine: EngineName) -> None:
-    done = run_python(
+    done = run_forked(
         "-c",
         "import _thread, gc, modtrace, torch\n"
         "class Interrupts:  # without bytecode, in which Python would look at signals\n"

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import modtrace
 from modtrace.record_options import EngineName
 from modtrace.timeline.decode.analysis import wall_clock
-from tests.support.python_process import run_python
+from tests.support.forked_python import run_forked
 from tests.support.test_scale import PROMISED, scaled
 
 greenlet: Any = pytest.importorskip("greenlet")
@@ -451,7 +451,7 @@ for row in rows:
 
 
 def test_greenlet_is_imported_inside_of_a_call(engine: EngineName) -> None:
-    done = run_python("-c", LATE, engine)
+    done = run_forked("-c", LATE, engine)
 
     assert done.stderr == ""
     assert done.stdout.splitlines() == [

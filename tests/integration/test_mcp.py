@@ -30,6 +30,7 @@ import modtrace
 from modtrace.cli.group import group as commands
 from modtrace.cli.mcp_server import make_server
 from modtrace.ring import Kind
+from tests.support.forked_python import run_forked
 from tests.support.gpt_timeline import gpt_timeline
 from tests.support.python_process import HANGS_AFTER_S, python_environment, run_python, start_python
 from tests.support.timelines import timeline_of
@@ -539,7 +540,7 @@ def test_each_command_of_the_guide_runs(native_engine: None, tmp_path: Path, mon
     for program, command, *arguments in lines:
         assert program == "modtrace"
         if command == "run":
-            run_python("-m", "modtrace", command, *arguments, cwd=tmp_path)
+            run_forked("-m", "modtrace", command, *arguments, cwd=tmp_path)
         else:
             result = CliRunner().invoke(commands, [command, *arguments])
             assert result.exit_code == 0, result.output

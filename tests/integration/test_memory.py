@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from modtrace.record_options import EngineName
-from tests.support.python_process import run_python
+from tests.support.forked_python import run_forked
 from tests.support.test_scale import PORTABLE_IN_FULL, scaled
 
 STEPS = scaled(60, 60, 500)
@@ -70,7 +70,7 @@ print(json.dumps({
 
 
 def run(engine: EngineName, ring: str) -> None:
-    done = run_python("-c", SCRIPT, engine, ring, STEPS, CALLS, CAPACITY)
+    done = run_forked("-c", SCRIPT, engine, ring, STEPS, CALLS, CAPACITY)
     told = json.loads(done.stdout)
 
     # Two events a forward call, and a step's mark; backward has the engine's own number of events.

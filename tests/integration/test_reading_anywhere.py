@@ -14,6 +14,7 @@ import modtrace
 from modtrace.cli.group import group
 from modtrace.track.native.build import missing_compiler
 from tests.support.absent_names import Platform
+from tests.support.forked_python import run_forked
 from tests.support.made_job import Culprit, MadeJob
 from tests.support.python_process import python_environment, run_python, start_python
 from tests.support.view_process import see_page
@@ -107,7 +108,7 @@ def elsewhere(platform: Platform) -> list[str]:
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a profiler's trace, a recording, its ring, a baseline, and a job of ranks and its dataset."""
     folder = tmp_path_factory.mktemp("files")
-    run_python("-c", MAKE_FILES, cwd=folder)
+    run_forked("-c", MAKE_FILES, cwd=folder)
     one_rank = tmp_path_factory.mktemp("rank") / "one.modtrace"
     (folder / "job").mkdir()
     culprit = Culprit(2, "Net.second", "backward", 2_000_000)
@@ -248,7 +249,7 @@ except modtrace.RingError as error:
     print(error)
 """)
 
-    done = run_python("-m", "tests.support.other_platform", platform, "--torch", script, cwd=tmp_path)
+    done = run_forked("-m", "tests.support.other_platform", platform, "--torch", script, cwd=tmp_path)
 
     assert done.stdout.splitlines() == [
         "[('Linear', 'forward'), ('Linear', 'backward')] []",
@@ -266,7 +267,7 @@ def test_what_records_takes_the_portable_engine_without_posix(command: str, plat
     nothing = python_environment(MODTRACE_CACHE=str(tmp_path / "cache"), CXX="absent-compiler", MODTRACE_BUILD="1")
     arguments = ("-m", "tests.support.other_platform", platform, "--torch", "modtrace")
 
-    run_python(*arguments, *command.split(), cwd=tmp_path, env=nothing)
+    run_forked(*arguments, *command.split(), cwd=tmp_path, env=nothing)
 
     assert modtrace.load(tmp_path / "out.json").metadata["engine"] == "python"
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import modtrace
-from tests.support.python_process import HANGS_AFTER_S, start_python
+from tests.support.forked_python import start_forked
+from tests.support.python_process import HANGS_AFTER_S
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "ppo.py"
 CULPRITS = {
@@ -26,7 +27,7 @@ CULPRITS = {
 def test_who_all_wait_for_is_named(tmp_path: Path, named: str) -> None:
     rank, place, phase = CULPRITS[named]
     with ExitStack() as job:
-        started = [job.enter_context(start_python(PROGRAM, one, tmp_path, rank, place)) for one in range(5)]
+        started = [job.enter_context(start_forked(PROGRAM, one, tmp_path, rank, place)) for one in range(5)]
         assert [process.wait(HANGS_AFTER_S) for process in started] == [0] * 5
 
     waits = modtrace.find_slow_ranks(tmp_path).waits
