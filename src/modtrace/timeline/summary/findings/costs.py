@@ -47,8 +47,8 @@ def _growth(measured: Measured) -> Iterator[Finding]:
     evidence = f"{format_bytes(grows)} more at the end of each step" + (f": {kept}" if kept else "")
     in_range = place.removeprefix("in ") if place.startswith("in ") and largest == OUTSIDE else None
     where = largest if largest in names else in_range
-    command = f"modtrace summary {TRACE} {'--memory' if memory is not None else '--tree'}"
-    yield Finding("memory grows from step to step", where, None, 0, 0.0, evidence, command)
+    show = "--memory" if memory is not None else "--tree"
+    yield measured.finding("memory grows from step to step", where, evidence=evidence, show=show)
 
 
 def _holders(measured: Measured) -> Iterator[Finding]:
@@ -65,9 +65,8 @@ def _holders(measured: Measured) -> Iterator[Finding]:
     evidence = f"{format_bytes(held[0].bytes)} of {format_bytes(memory.peak_bytes)}"
     if held[0].saved_bytes:
         evidence += f", about {format_bytes(held[0].saved_bytes)} of it for the backward: checkpointing would free that"
-    command = f"modtrace summary {TRACE} --memory"
-    share = held[0].bytes / memory.peak_bytes
-    yield Finding(f"holds {share:.0%} of the memory at the peak", held[0].fqn, None, 0, 0.0, evidence, command)
+    what = f"holds {held[0].bytes / memory.peak_bytes:.0%} of the memory at the peak"
+    yield measured.finding(what, held[0].fqn, evidence=evidence, show="--memory")
 
 
 def _dry_streams(measured: Measured) -> Iterator[Finding]:
@@ -83,10 +82,7 @@ def _dry_streams(measured: Measured) -> Iterator[Finding]:
         f"streams are in modules {1 - idle_ns / device.length_ns:.0%} of the time, and reach a call "
         f"{np.median(latency) / 1e3:.0f} µs after the host (median): they have nothing queued"
     )
-    command = f"modtrace summary {TRACE} --by step"
-    yield Finding(
-        "the device waits for the host", None, None, round(per_step), measured.share(per_step), evidence, command
-    )
+    yield measured.finding("the device waits for the host", evidence=evidence, show="--by step", ns=per_step)
 
 
 def low_mfu(flops: FlopSummary | None) -> list[Finding]:

@@ -234,6 +234,21 @@ class Measured:
         whole_ns = self.whole_ns + int(self.gap_ns.sum()) * gaps
         return float(ns) * self.steps / whole_ns if whole_ns else 0.0
 
+    def finding(
+        self,
+        what: str,
+        where: str | None = None,
+        part: str | None = None,
+        *,
+        evidence: str,
+        show: str,
+        ns: float = 0.0,
+        gaps: bool = False,
+    ) -> Finding:
+        """Return a finding that costs `ns` in a step, see `Finding`; `show`: which options of a summary show more."""
+        next_command = f"modtrace summary {TRACE} {show}"
+        return Finding(what, where, part, round(ns), self.share(ns, gaps=gaps), evidence, next_command)
+
     def ranges_of(self, part: str) -> list[Any]:
         """Return the ranges of a part, the longest total first."""
         return [each for each in self.summary.ranges if each.part == part]

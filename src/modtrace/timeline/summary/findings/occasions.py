@@ -11,7 +11,7 @@ from ...._typing import BoolArray, Int64Array
 from ..parts import OTHER
 from ..slow_steps import short_ms
 from ..steps_in_parts import SlowPart
-from .finding import TRACE, Finding, Measured, times_text
+from .finding import Finding, Measured, times_text
 
 _LEAST_STEPS = 4
 """With fewer steps nothing is known to come now and then."""
@@ -71,8 +71,8 @@ def find_occasions(measured: Measured) -> Iterator[Finding]:
             evidence += f"; compiled again {times_text(count)}, {short_ms(sum(each.total_ns for each in again))} in all"
         elif part == where:
             what = "comes now and then"
-        share, command = measured.share(per_step, gaps=True), "--by step" if where is None else "--ranges"
-        yield Finding(what, where, part, round(per_step), share, evidence, f"modtrace summary {TRACE} {command}")
+        show = "--by step" if where is None else "--ranges"
+        yield measured.finding(what, where, part, evidence=evidence, show=show, ns=per_step, gaps=True)
 
 
 def _is_long(measured: Measured, took: Int64Array) -> BoolArray:
@@ -104,10 +104,8 @@ def find_slow_steps(measured: Measured, explained: Container[str | None]) -> Ite
         if len(numbers) > 1:
             evidence = f"{when_text(measured.number, np.isin(measured.number, numbers))}; {evidence}"
         # Steps that are ranges may be without modules.
-        option = f"--steps {slowest}:{slowest + 1}" if measured.runs[0].any() else "--by step"
-        command = f"modtrace summary {TRACE} {option}"
-        share = measured.share(per_step)
-        yield Finding(what, where or None, part, round(per_step), share, evidence, command)
+        show = f"--steps {slowest}:{slowest + 1}" if measured.runs[0].any() else "--by step"
+        yield measured.finding(what, where or None, part, evidence=evidence, show=show, ns=per_step)
 
 
 def when_text(number: Int64Array, has: BoolArray) -> str:

@@ -13,7 +13,7 @@ from ...memory import format_bytes
 from ..module_rows import ModuleTimes
 from ..parts import OTHER, PARTS
 from ..slow_steps import short_ms
-from .finding import LEAST_STEPS, TRACE, Finding, Measured, only_option, times_text
+from .finding import LEAST_STEPS, Finding, Measured, only_option, times_text
 from .occasions import collections_text
 from .siblings import place_of
 
@@ -55,7 +55,7 @@ def find_large_parts(measured: Measured, explained: Container[str | None]) -> It
     """Yield the parts with a large share of the steps, but for those that are explained."""
     if measured.steps < LEAST_STEPS:
         return
-    optimizers, gap_ns = measured.optimizers, measured.gap_ns.sum(axis=1)
+    gap_ns = measured.gap_ns.sum(axis=1)
     step_ns = measured.duration_ns + gap_ns
     beside = _beside_optimizers(measured)
     if beside is not None:
@@ -69,58 +69,74 @@ def find_large_parts(measured: Measured, explained: Container[str | None]) -> It
             alone_ns[alone_ns > _LOSS_BACKWARD * took] = 0
         took = took + alone_ns
         per_step, low = float(np.median(took)), 50 if part in _WAITS else 10
-        is_range = part not in (*PARTS, OTHER)
-        least = _LARGE_RANGE if is_range else _LARGE.get(part, np.inf)
-        if part == "optimizer" and any(
-            "foreach=False" in str(one.get("how")) or one.get("hooks") for one in optimizers
-        ):
-            least = _LARGE_BY_CHOICE
-        elif part == "optimizer" and any(one.get("how") == "one by one" for one in optimizers):
-            least = _LARGE_BY_DEFAULT
         # As for modules: a busy machine makes what has many operators longer than it is.
         low_ns = np.percentile(took, low)
-        is_large = low_ns >= max(least * np.percentile(step_ns, low), _LEAST_NS)
+        is_large = low_ns >= max(_least_share(measured, part) * np.percentile(step_ns, low), _LEAST_NS)
         between = part == OTHER and float(np.median(gap_ns)) > per_step / 2
         # A server waits for requests, which come irregularly.
         is_large &= not between or low_ns >= per_step / 2
-        if part in explained or not is_large:
-            continue
-        ranges = measured.ranges_of(part)
-        where = part if is_range else ranges[0].range if ranges and part not in ("gc", OTHER) else None
-        what = f"{part} takes a large share"
-        evidence = f"{short_ms(per_step)} of {short_ms(float(np.median(step_ns)))} (medians)"
-        command = "--ranges" if ranges else "--by step"
-        if part == "data loading":
+        if is_large and part not in explained:
+            evidence = f"{short_ms(per_step)} of {short_ms(float(np.median(step_ns)))} (medians)"
+            evidence += _details(measured, part, float(np.median(alone_ns)), between=between)
+            yield _large_part(measured, part, per_step, evidence, between=between)
+
+
+def _least_share(measured: Measured, part: str) -> float:
+    """Return from which share of a step on a part is large."""
+    if part not in (*PARTS, OTHER):
+        return _LARGE_RANGE
+    if part == "optimizer":
+        optimizers = measured.optimizers
+        if any("foreach=False" in str(one.get("how")) or one.get("hooks") for one in optimizers):
+            return _LARGE_BY_CHOICE
+        if any(one.get("how") == "one by one" for one in optimizers):
+            return _LARGE_BY_DEFAULT
+    return _LARGE.get(part, np.inf)
+
+
+def _large_part(measured: Measured, part: str, per_step: float, evidence: str, *, between: bool) -> Finding:
+    """Return the finding of a large part; `between`: it is mostly between calls."""
+    ranges, is_range = measured.ranges_of(part), part not in (*PARTS, OTHER)
+    where = part if is_range else ranges[0].range if ranges and part not in ("gc", OTHER) else None
+    what = f"{part} takes a large share"
+    if part == "communication":
+        what = "waiting for other ranks takes a large share"
+    elif part == OTHER:
+        place = "between calls, outside of modules and ranges," if between else "outside of modules and ranges (other)"
+        what = f"time {place} takes a large share"
+    elif is_range:
+        what = "takes a large share"
+    show = "--ranges" if ranges else "--by step"
+    finding = measured.finding(what, where, part, evidence=evidence, show=show, ns=per_step, gaps=True)
+    return finding._replace(next="modtrace ranks slow DIR") if part == "communication" else finding
+
+
+def _details(measured: Measured, part: str, alone_ns: float, *, between: bool) -> str:
+    """Say what a part was spent on, after its figures; `alone_ns`: what of it is backward outside of modules."""
+    ranges = measured.ranges_of(part)
+    match part:
+        case "data loading":
             waits = any("MultiProcessing" in each.range for each in ranges)
-            evidence += ", waiting for the loader's workers" if waits else ", work of the training process: no workers"
-        elif part == "loss" and np.any(alone_ns):
-            evidence += f", {short_ms(float(np.median(alone_ns)))} of it in backward, outside of modules"
-        elif part in ("optimizer", "saving", "loss") and ranges:
-            evidence += "".join(f"; {_described(one)}" for one in optimizers if part == "optimizer")
-            evidence += "".join(
-                f"; {each.range} {short_ms(each.total_ns / max(each.calls, 1))} a call" for each in ranges[:2]
-            )
-        elif part == "communication":
-            what = "waiting for other ranks takes a large share"
+            return ", waiting for the loader's workers" if waits else ", work of the training process: no workers"
+        case "loss" if alone_ns:
+            return f", {short_ms(alone_ns)} of it in backward, outside of modules"
+        case "optimizer" | "saving" | "loss" if ranges:
+            said = [_described(one) for one in measured.optimizers if part == "optimizer"]
+            said += [f"{each.range} {short_ms(each.total_ns / max(each.calls, 1))} a call" for each in ranges[:2]]
+            return "".join(f"; {each}" for each in said)
+        case "communication":
             operators = measured.summary.overview.communication if measured.summary.overview else {}
-            evidence += "".join(f"; {total.calls:,} {name}" for name, total in list(operators.items())[:2])
-            if in_backward := float(np.median(alone_ns)):
-                evidence += f"; {short_ms(in_backward)} of it in backward passes, in no module's backward"
-        elif between:
-            what = "time between calls, outside of modules and ranges, takes a large share"
-            evidence += ": what the program prepares, or waits for"
-        elif part == OTHER:
-            what = "time outside of modules and ranges (other) takes a large share"
+            counts = "".join(f"; {total.calls:,} {name}" for name, total in list(operators.items())[:2])
+            in_backward = f"; {short_ms(alone_ns)} of it in backward passes, in no module's backward"
+            return counts + (in_backward if alone_ns else "")
+        case "other" if between:
+            return ": what the program prepares, or waits for"
+        case "other":
             after = max(measured.other_ns, key=lambda name: measured.other_ns[name])
-            whole = sum(measured.other_ns.values()) or 1
-            evidence += f"; {measured.other_ns[after] / whole:.0%} of it follows {after}"
-        elif part == "gc":
-            evidence += f"; {collections_text(measured)}"
-        elif is_range:
-            what = "takes a large share"
-        share = measured.share(per_step, gaps=True)
-        command = "ranks slow DIR" if part == "communication" else f"summary {TRACE} {command}"
-        yield Finding(what, where, part, round(per_step), share, evidence, f"modtrace {command}")
+            return f"; {measured.other_ns[after] / (sum(measured.other_ns.values()) or 1):.0%} of it follows {after}"
+        case "gc":
+            return f"; {collections_text(measured)}"
+    return ""
 
 
 def _beside_optimizers(measured: Measured) -> Finding | None:
@@ -131,8 +147,8 @@ def _beside_optimizers(measured: Measured) -> Finding | None:
         is_step = each.range.endswith(".step") and not each.range.startswith("LRScheduler.")
         if not is_step and per_step >= max(_LARGE_BESIDE * measured.usual_ns, _LEAST_NS):
             evidence = f"{times_text(calls)} a step, {short_ms(each.p50_ns)} each (median)"
-            share, command = measured.share(per_step), f"modtrace summary {TRACE} --ranges"
-            return Finding("takes a large share", each.range, "optimizer", round(per_step), share, evidence, command)
+            what, where, part = "takes a large share", each.range, "optimizer"
+            return measured.finding(what, where, part, evidence=evidence, show="--ranges", ns=per_step)
     return None
 
 
@@ -196,9 +212,8 @@ def find_host_time(measured: Measured) -> Iterator[Finding]:
             if trains
             else f" of {short_ms(measured.usual_ns)}, between inner modules: operators of its own, Python or waiting"
         )
-        command = f"modtrace summary {TRACE} {only_option(place)}"
         what = f"spends host time in its own forward, outside of inner modules{' and operators' if trains else ''}"
-        yield Finding(what, first.fqn, "forward", round(per_step), measured.share(per_step), evidence, command)
+        yield measured.finding(what, first.fqn, "forward", evidence=evidence, show=only_option(place), ns=per_step)
 
 
 def _waits_in_forward(measured: Measured) -> float:
@@ -224,16 +239,12 @@ def find_reruns(measured: Measured) -> Iterator[Finding]:
         if not measured.trains or not 0 < backed < calls:
             continue
         if named.isdisjoint(measured.outer[row.fqn]):
-            yield Finding(
-                "runs forward more often than backward",
-                row.fqn,
-                "forward",
-                round(per_step),
-                measured.share(per_step),
+            evidence = (
                 f"forward {times_text(calls / measured.steps)} a step, backward {times_text(backed / measured.steps)}; "
-                f"forwards without a backward take {short_ms(alone_ns / (calls - backed))} each",
-                f"modtrace summary {TRACE} --tree",
+                f"forwards without a backward take {short_ms(alone_ns / (calls - backed))} each"
             )
+            what = "runs forward more often than backward"
+            yield measured.finding(what, row.fqn, "forward", evidence=evidence, show="--tree", ns=per_step)
         named.add(row.fqn)
     yield from _recompute(measured)
 
@@ -241,8 +252,8 @@ def find_reruns(measured: Measured) -> Iterator[Finding]:
 def _unused_graph(measured: Measured, row: ModuleTimes, calls: int, forward_ns: int) -> Finding:
     evidence = f"forward {times_text(calls / measured.steps)} a step, {short_ms(forward_ns / calls)} each, and never a "
     evidence += "backward: under torch.no_grad() it takes less time and memory"
-    command = f"modtrace summary {TRACE} {only_option(row.fqn)}"
-    return Finding("builds a graph that no backward pass uses", row.fqn, "forward", 0, 0.0, evidence, command)
+    what = "builds a graph that no backward pass uses"
+    return measured.finding(what, row.fqn, "forward", evidence=evidence, show=only_option(row.fqn))
 
 
 def _recompute(measured: Measured) -> Iterator[Finding]:
@@ -264,6 +275,5 @@ def _recompute(measured: Measured) -> Iterator[Finding]:
     )
     evidence += f", and saves about {format_bytes(saves)}" if saves else ""
     where = outermost[0].fqn if outermost else None
-    share = total_ns / measured.whole_ns
-    command = f"modtrace summary {TRACE} --sort recompute"
-    yield Finding("runs again in backward (recompute)", where, "recompute", round(per_step), share, evidence, command)
+    what, show = "runs again in backward (recompute)", "--sort recompute"
+    yield measured.finding(what, where, "recompute", evidence=evidence, show=show, ns=per_step)

@@ -11,7 +11,7 @@ from ...._typing import AnyArray, Int64Array
 from ...memory import format_bytes
 from ..module_rows import ModuleTimes
 from ..overview import shortened
-from .finding import LEAST_SHARE, LEAST_STEPS, TRACE, Finding, Measured, ms_range, only_option, times_text
+from .finding import LEAST_SHARE, LEAST_STEPS, Finding, Measured, ms_range, only_option, times_text
 
 _LEAST_BYTES = 1 << 20
 _DIFFERS, _MORE_CALLS = 2.0, 1.5
@@ -172,9 +172,8 @@ def _time_finding(measured: Measured, outlier: _Outlier) -> Finding:
     kept = [one.retained_bytes or 0 for one in siblings]
     if (row.retained_bytes or 0) > _DIFFERS * max(*kept, _LEAST_BYTES):
         said.append(f"keeps {format_bytes(row.retained_bytes or 0)}, they {format_bytes(int(np.median(kept)))}")
-    return Finding(
-        what, row.fqn, part, round(outlier.excess), measured.share(outlier.excess), ", ".join(said), _only(outlier)
-    )
+    show = only_option(outlier.siblings.pattern)
+    return measured.finding(what, row.fqn, part, evidence=", ".join(said), show=show, ns=outlier.excess)
 
 
 def _other_finding(measured: Measured, outlier: _Outlier, what: str, evidence: str, option: str = "--flops") -> Finding:
@@ -182,11 +181,8 @@ def _other_finding(measured: Measured, outlier: _Outlier, what: str, evidence: s
     classes = _classes(measured.rows[index] for index in outlier.siblings.rows.tolist())
     if row.module_class not in classes:
         evidence += f"; it is {row.module_class}, they {shortened(classes, 2)}"
-    return Finding(what, row.fqn, None, 0, 0.0, evidence, f"{_only(outlier)} {option}")
-
-
-def _only(outlier: _Outlier) -> str:
-    return f"modtrace summary {TRACE} {only_option(outlier.siblings.pattern)}"
+    show = f"{only_option(outlier.siblings.pattern)} {option}"
+    return measured.finding(what, row.fqn, evidence=evidence, show=show)
 
 
 def _flops_of_call(row: ModuleTimes) -> float:
