@@ -11,7 +11,7 @@ from ..._tables import GIGA, MODULE, MS, NAME, NUMBER, PERCENT, TEXT, Column, Ta
 from ..._terminal import counted
 from ..._typing import BoolArray, Int64Array
 from ..contents import COUNTED, REPLAY_CLASS
-from ..slices import FLOPS, PHASES, RECOMPUTE, UNKNOWN_FLOPS, Slices
+from ..slices import BACKWARD, FLOPS, PHASES, RECOMPUTE, UNKNOWN_FLOPS, Slices
 from .module_rows import ModuleTimes
 from .overview import shortened
 from .percentiles import median
@@ -254,14 +254,43 @@ def step_flops(timeline: Timeline) -> int | None:
     return median(flops[flops > 0].tolist())
 
 
+class GroupFlops(NamedTuple):
+    """What groups of modules cost: int64[phases, groups] each, but for `in_steps`.
+
+    Attributes:
+        spans: how many spans there are.
+        known: of how many of these FLOPs are known.
+        flops: of all calls, with inner modules.
+        self_flops: the same without them, in each row.
+        again: FLOPs of what ran again in backward.
+        nbytes: of the operators that were counted.
+        in_steps: int64[phases, steps], FLOPs in each step.
+    """
+
+    spans: Int64Array
+    known: Int64Array
+    flops: Int64Array
+    self_flops: Int64Array
+    again: Int64Array
+    nbytes: Int64Array
+    in_steps: Int64Array
+
+
+def add_flops(rows: Sequence[ModuleTimes], costs: GroupFlops) -> list[ModuleTimes]:
+    """Return the rows with their FLOPs; `costs` has a group for each row."""
+    known = np.where((costs.spans > 0) & (costs.known == 0), None, costs.flops).T.tolist()  # type: ignore[call-overload]
+    return [
+        row._replace(flops_forward=forward, flops_backward=backward, flops_recompute=recompute)
+        for row, (forward, backward, recompute) in zip(rows, known, strict=True)
+    ]
+
+
 def describe_flops(
     timeline: Timeline,
     rows: Sequence[ModuleTimes],
-    self_flops: Sequence[int],
-    recompute_in_backward: Sequence[int],
-    bytes_accessed: Int64Array,
-    flops_in_steps: Int64Array,
+    costs: GroupFlops,
     steps: Steps,
+    *,
     device: DeviceSummary | None,
     compiled: Iterable[str],
 ) -> FlopSummary:
@@ -270,10 +299,7 @@ def describe_flops(
     Args:
         timeline: what was recorded, or its last piece.
         rows: the rows of the summary, with FLOPs.
-        self_flops: of each row.
-        recompute_in_backward: the same, see `FlopModule`.
-        bytes_accessed: int64[phases, rows].
-        flops_in_steps: int64[phases, steps], FLOPs in each step.
+        costs: of each row.
         steps: of the summary.
         device: what devices did, if that is known.
         compiled: the names of what was compiled.
@@ -281,14 +307,14 @@ def describe_flops(
     said = _mapping(timeline.metadata.get(COUNTED))
     dtypes = {str(name): value for name, value in _mapping(said.get("dtypes")).items() if type(value) is int}
     modules = []
-    each = zip(rows, self_flops, recompute_in_backward, bytes_accessed.T.tolist(), strict=True)
-    for row, own, again, nbytes in each:
+    of_rows = costs.self_flops.sum(axis=0), costs.again[BACKWARD], costs.nbytes.T
+    for row, own, again, nbytes in zip(rows, *(column.tolist() for column in of_rows), strict=True):
         in_phases = row.flops_forward, row.flops_backward, row.flops_recompute or None
         parts = [part for part in in_phases if part is not None]
         flops = sum(parts) if parts else None
         rest = *in_phases, *nbytes, again
         modules.append(FlopModule(row.fqn, row.module_class, row.calls, flops, own, None, *rest))
-    in_step = np.stack([steps.columns.step, flops_in_steps.sum(axis=0), flops_in_steps[RECOMPUTE]], axis=1)
+    in_step = np.stack([steps.columns.step, costs.in_steps.sum(axis=0), costs.in_steps[RECOMPUTE]], axis=1)
     name, _, dtype = max(dtypes, key=dtypes.__getitem__, default="").rpartition(" ")
     outside, unknown = (value if type(value := said.get(key)) is int else 0 for key in ("outside", "unknown"))
     counted_in, without = (

@@ -1,16 +1,40 @@
 """Percentiles over steps: in how long a step each module is usually done."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from ..._typing import Int64Array
+from ..._typing import AnyArray, Int64Array
 
 
-def percentiles_by_group(
-    pieces: Sequence[tuple[Int64Array, Int64Array, Int64Array]], *, steps: Int64Array, groups: int
-) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Return int64[groups] thrice: median, 95th and 10th percentile over the steps of what each group took in a step.
+class GroupTimes(NamedTuple):
+    """What groups of modules took in steps: columns of equal length; `ns` are nanoseconds."""
+
+    group: Int64Array
+    step: Int64Array
+    ns: Int64Array
+
+    def take(self, rows: AnyArray | slice) -> "GroupTimes":
+        """Return some of the rows."""
+        return GroupTimes(*(column[rows] for column in self))
+
+
+class Percentiles(NamedTuple):
+    """Percentiles over the steps: what each group took in a step, int64[groups] nanoseconds."""
+
+    p50: Int64Array
+    p95: Int64Array
+    p10: Int64Array
+
+
+def join_times(pieces: Sequence[GroupTimes]) -> GroupTimes:
+    """Return the rows of all pieces, one piece after the other."""
+    return GroupTimes(*(np.concatenate(columns) for columns in zip(*pieces, strict=True)))
+
+
+def percentiles_by_group(pieces: Sequence[GroupTimes], *, steps: Int64Array, groups: int) -> Percentiles:
+    """Return the percentiles of what each group took in a step.
 
     Args:
         pieces: what `sum_by_group_and_step` returned of steps, those of each piece after those of the piece before.
@@ -25,26 +49,17 @@ def percentiles_by_group(
     for index in range(groups):
         sums = np.sort(np.concatenate([ns[first[index] : first[index + 1]] for first, ns in kept]))
         p50[index], p95[index], p10[index] = median(sums), nearest_rank(sums, 0.95), nearest_rank(sums, 0.1)
-    return p50, p95, p10
+    return Percentiles(p50, p95, p10)
 
 
-def sum_by_group_and_step(
-    group: Int64Array, step: Int64Array, ns: Int64Array
-) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Add up times per group and step; return group, step and ns, once for each pair, in their order.
-
-    Args:
-        group: int64[n].
-        step: int64[n].
-        ns: int64[n], what was spent there.
-    """
-    order = np.lexsort((step, group))
-    group, step = group[order], step[order]
-    is_first = np.ones(len(order), np.bool_)
+def sum_by_group_and_step(times: GroupTimes) -> GroupTimes:
+    """Add up times per group and step; return one row for each pair, in their order."""
+    group, step, ns = times.take(np.lexsort((times.step, times.group)))
+    is_first = np.ones(len(group), np.bool_)
     is_first[1:] = (np.diff(group) != 0) | (np.diff(step) != 0)
     first = np.flatnonzero(is_first)
-    sums = np.add.reduceat(ns[order], first) if len(first) else np.zeros(0, np.int64)
-    return group[first], step[first], sums
+    sums = np.add.reduceat(ns, first) if len(first) else np.zeros(0, np.int64)
+    return GroupTimes(group[first], step[first], sums)
 
 
 def median(values: Sequence[int] | Int64Array) -> int:

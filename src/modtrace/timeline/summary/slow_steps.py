@@ -11,6 +11,7 @@ import numpy as np
 from ..._typing import Int64Array
 from .module_rows import Groups
 from .parts import DividedSteps, divide_piece
+from .percentiles import GroupTimes, join_times
 from .step_bounds import OPTIMIZER, STEP, StepBounds, once_per_timeline
 from .step_times import warm_up_steps
 from .steps_in_parts import SlowPart, StepsInParts
@@ -121,7 +122,7 @@ _AS_GOOD = 0.8
 
 def name_places(
     steps: StepsInParts,
-    in_steps: Sequence[tuple[Int64Array, Int64Array, Int64Array]],
+    in_steps: Sequence[GroupTimes],
     usual_ns: Int64Array,
     groups: Groups,
 ) -> StepsInParts:
@@ -131,24 +132,21 @@ def name_places(
 
     Args:
         steps: in parts.
-        in_steps: of each piece: group, step and ns, what each group took in each step.
+        in_steps: of each piece: what each group took in each step.
         usual_ns: int64[groups], the median of that over the steps in which it ran.
         groups: of modules; for classes nothing is named.
     """
     known = {*groups.fqns} - {""}
     # Usually what runs in fewer than half of the steps takes no time.
-    ran = sum(np.bincount(group, minlength=len(groups.fqns))[: len(groups.fqns)] for group, *_ in in_steps)
+    ran = sum(np.bincount(piece.group, minlength=len(groups.fqns))[: len(groups.fqns)] for piece in in_steps)
     usual_ns = np.where(2 * ran < np.count_nonzero(steps.bounds.counted), 0, usual_ns)
     places = {index: why for index, why in steps.causes.items() if why[1].part in _OF_MODULES and known}
-    chosen = [np.isin(step, steps.bounds.number[[*places]]) if places else slice(0) for _, step, _ in in_steps]
-    group, number, took_ns = (
-        np.concatenate([piece[at][rows] for piece, rows in zip(in_steps, chosen, strict=True)]) for at in range(3)
-    )
-    order = np.argsort(number, kind="stable")
-    group, number, took_ns = group[order], number[order], took_ns[order]
+    numbers = steps.bounds.number[[*places]]
+    took = join_times([piece.take(np.isin(piece.step, numbers)) for piece in in_steps])
+    took = took.take(np.argsort(took.step, kind="stable"))
     for index, why in places.items():
-        own = slice(*np.searchsorted(number, steps.bounds.number[index] + np.arange(2)))
-        places[index] = _with_place(why, group[own], took_ns[own], usual_ns, groups)
+        own = took.take(slice(*np.searchsorted(took.step, steps.bounds.number[index] + np.arange(2))))
+        places[index] = _with_place(why, own, usual_ns, groups)
     causes = {
         index: why
         for index, why in {**steps.causes, **places}.items()
@@ -164,13 +162,14 @@ def _is_in_list(module: str, known: Container[str]) -> bool:
 
 
 def _with_place(
-    why: tuple[str, SlowPart], group: Int64Array, took_ns: Int64Array, usual_ns: Int64Array, groups: Groups
+    why: tuple[str, SlowPart], took: GroupTimes, usual_ns: Int64Array, groups: Groups
 ) -> tuple[str, SlowPart]:
-    more, (sentence, slow) = took_ns - usual_ns[group], why
+    group, (sentence, slow) = took.group, why
+    more = took.ns - usual_ns[group]
     if not len(more) or more.max() < _EXPLAINS * (slow.took_ns - slow.usual_ns):
         return why
     rows = np.flatnonzero(more >= _AS_GOOD * more.max()).tolist()
     row = max(rows, key=lambda row: (groups.fqns[group[row]].count("."), more[row]))
     fqn = groups.fqns[group[row]]
-    sentence += f"; {fqn} {short_ms(took_ns[row])}, usually {short_ms(usual_ns[group[row]])}"
+    sentence += f"; {fqn} {short_ms(took.ns[row])}, usually {short_ms(usual_ns[group[row]])}"
     return sentence, slow._replace(module=fqn)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,13 +28,13 @@ from ..step_pieces import step_pieces
 from .compiled import compiled_modules
 from .device_summary import DeviceSummary, summarize_device
 from .findings import Measured, find_findings, looked_at
-from .flop_summary import describe_flops, read_flops
+from .flop_summary import GroupFlops, add_flops, describe_flops, read_flops
 from .memory_summary import MeasuredMemory, measure_memory, summarize_memory
 from .module_rows import GpuStepTimes, GpuTotals, GroupBy, Groups, ModuleTimes, group_modules, outer_modules
 from .module_summary import Summary
 from .overview import SpanCounts, count_spans, describe_recording
 from .parts import DividedSteps, divide_piece, join_divided, measure_collections, sum_up_around
-from .percentiles import percentiles_by_group, sum_by_group_and_step
+from .percentiles import GroupTimes, Percentiles, join_times, percentiles_by_group, sum_by_group_and_step
 from .slow_steps import explain_steps, name_places
 from .step_bounds import OPTIMIZER, find_step_bounds
 from .step_times import Steps, is_in_evaluation, measure_steps
@@ -115,41 +115,18 @@ class _Measured(NamedTuple):
     self_ns: Int64Array  # int64[phases, groups]
     calls: Int64Array  # int64[groups]
     order: list[int]  # the groups, in the order of their first calls
-    # Group, step and ns: what the groups took in each step, int64[n] each.
-    in_steps: tuple[Int64Array, Int64Array, Int64Array]
+    in_steps: GroupTimes  # what the groups took in each step
     steps: Steps
     divided: DividedSteps  # their parts
     counts: SpanCounts  # of spans
     memory: MeasuredMemory | None  # what modules took; None if it was not counted
-    flops: _MeasuredFlops | None  # what they cost; None if it was not counted
+    flops: GroupFlops | None  # what they cost; None if it was not counted
     ranges: Mapping[tuple[str, str], Int64Array]  # how long each range took, by name and part
     runs: Int64Array  # int64[2, 4, groups], see `Measured.runs`: in whole steps, and elsewhere
     collections: Int64Array  # see `Measured.collections`
 
 
-class _MeasuredFlops(NamedTuple):
-    """What a piece of a timeline cost, by group, and by step.
-
-    Attributes:
-        spans: int64[phases, groups], how many there are.
-        known: of how many of these FLOPs are known.
-        flops: of all calls, with inner modules.
-        self_flops: the same without them, in each row.
-        again: FLOPs of what ran again in backward.
-        nbytes: of the operators that were counted.
-        in_steps: int64[phases, steps], FLOPs in each step.
-    """
-
-    spans: Int64Array
-    known: Int64Array
-    flops: Int64Array
-    self_flops: Int64Array
-    again: Int64Array
-    nbytes: Int64Array
-    in_steps: Int64Array
-
-
-def _measure_flops(timeline: Timeline, spans: _Spans, steps: Steps) -> _MeasuredFlops | None:
+def _measure_flops(timeline: Timeline, spans: _Spans, steps: Steps) -> GroupFlops | None:
     span_flops = read_flops(timeline, FLOPS, BYTES_ACCESSED, RECOMPUTE_FLOPS)
     if not span_flops:
         return None
@@ -168,7 +145,7 @@ def _measure_flops(timeline: Timeline, spans: _Spans, steps: Steps) -> _Measured
     again_in_steps = again.in_steps(columns, step, numbers)[BACKWARD]
     in_steps[[BACKWARD, RECOMPUTE]] += [-again_in_steps, again_in_steps]
     nbytes = _add_up(columns, spans, moved.total, moved.own)
-    return _MeasuredFlops(of_phase, known, total, self_flops, in_backward, nbytes, in_steps)
+    return GroupFlops(of_phase, known, total, self_flops, in_backward, nbytes, in_steps)
 
 
 def _measure(timeline: Timeline, spans: _Spans, step_by: str) -> _Measured:
@@ -179,23 +156,23 @@ def _measure(timeline: Timeline, spans: _Spans, step_by: str) -> _Measured:
     np.add.at(phase_self_ns, (columns.phase, group), self_ns)
     timed, calls_inside = timed[counts[timed]], np.flatnonzero(inside & counts)
     inner = _with_outer_groups(columns, step, groups, calls_inside, self_ns[calls_inside])
-    outer = group[timed], step[timed], in_phase_ns[timed]
+    outer = GroupTimes(group[timed], step[timed], in_phase_ns[timed])
     called, first = np.unique(group, return_index=True)
     steps = measure_steps(timeline, step_by)
     return _Measured(
-        total_ns,
-        phase_self_ns,
-        np.bincount(group[columns.phase == FORWARD], minlength=len(groups)),
-        called[np.argsort(first)].tolist(),
-        sum_by_group_and_step(*(np.concatenate(pair) for pair in zip(outer, inner, strict=True))),
-        steps,
-        divide_piece(timeline, step_by),
-        count_spans(timeline),
-        measure_memory(timeline, groups, find_step_bounds(timeline, step_by)),
-        _measure_flops(timeline, spans, steps),
-        measure_ranges(timeline),
-        _count_runs(timeline, spans, steps, in_phase_ns),
-        measure_collections(timeline),
+        totals=total_ns,
+        self_ns=phase_self_ns,
+        calls=np.bincount(group[columns.phase == FORWARD], minlength=len(groups)),
+        order=called[np.argsort(first)].tolist(),
+        in_steps=sum_by_group_and_step(join_times([outer, inner])),
+        steps=steps,
+        divided=divide_piece(timeline, step_by),
+        counts=count_spans(timeline),
+        memory=measure_memory(timeline, groups, find_step_bounds(timeline, step_by)),
+        flops=_measure_flops(timeline, spans, steps),
+        ranges=measure_ranges(timeline),
+        runs=_count_runs(timeline, spans, steps, in_phase_ns),
+        collections=measure_collections(timeline),
     )
 
 
@@ -227,36 +204,14 @@ def _sum_up(
         pieces: what was measured of each.
         device: what devices did.
     """
-
-    def total(tables: Iterable[Int64Array], *shape: int) -> Int64Array:
-        # The groups of ranges, which no span is in, are after those of modules, and not in all pieces.
-        sums = np.zeros((*shape, len(groups)), np.int64)
-        for table in tables:
-            count = min(len(groups), table.shape[-1])
-            sums[..., :count] += table[..., :count]
-        return sums
-
     steps = Steps(*(piece.steps.table for piece in pieces))
     divided = join_divided([piece.divided for piece in pieces])
     in_steps, counted = [piece.in_steps for piece in pieces], divided.bounds.number[divided.bounds.counted]
     if not divided.bounds.whole.any():  # nor is the number of any step known
-        counted = np.unique(np.concatenate([step[step >= 0] for _, step, _ in in_steps]))
-    *quantiles, p10 = percentiles_by_group(in_steps, steps=counted, groups=len(groups))
-    in_steps_ns = np.zeros(len(groups), np.int64)
-    for group, step, ns in in_steps:
-        chosen = (step == _OF_OTHERS) | np.isin(step, counted)
-        np.add.at(in_steps_ns, group[chosen], ns[chosen])
-    phases = len(PHASES)
-    totals, self_ns = total((each.totals for each in pieces), phases), total((each.self_ns for each in pieces), phases)
-    by_phase = zip(totals, self_ns, strict=True)
-    numbers = [total(piece.calls for piece in pieces), *(table for pair in by_phase for table in pair), *quantiles]
+        counted = np.unique(np.concatenate([piece.step[piece.step >= 0] for piece in in_steps]))
+    percentiles = percentiles_by_group(in_steps, steps=counted, groups=len(groups))
     order = list(dict.fromkeys(group for piece in pieces for group in piece.order))
-    rows = [
-        ModuleTimes(groups.fqns[index], groups.classes[index], *(int(column[index]) for column in numbers))._replace(
-            in_steps_ns=int(in_steps_ns[index])
-        )
-        for index in order
-    ]
+    rows = _module_rows(pieces, groups, order, counted, percentiles)
     counts = SpanCounts.joined([piece.counts for piece in pieces])
     memory = summarize_memory(timeline, groups, order, [piece.memory for piece in pieces if piece.memory is not None])
     if memory is not None:
@@ -264,19 +219,10 @@ def _sum_up(
             row._replace(retained_bytes=took.retained_bytes, peak_bytes=took.peak_bytes)
             for row, took in zip(rows, memory.rows, strict=True)
         ]
-    costs, measured = None, [piece.flops for piece in pieces if piece.flops is not None]
-    if measured:
-        of_phase, known, flops, self_flops, again, nbytes = (
-            total(tables, phases)[:, order] for tables in zip(*(piece[:6] for piece in measured), strict=True)
-        )
-        unknown = (of_phase > 0) & (known == 0)
-        rows = [
-            row._replace(flops_forward=forward, flops_backward=backward, flops_recompute=recompute)
-            for row, (forward, backward, recompute) in zip(rows, np.where(unknown, None, flops).T.tolist(), strict=True)  # type: ignore[call-overload]
-        ]
-        own, in_backward = self_flops.sum(axis=0).tolist(), again[BACKWARD].tolist()
-        flops_in_steps = np.concatenate([piece.in_steps for piece in measured], axis=1)
-        costs = describe_flops(timeline, rows, own, in_backward, nbytes, flops_in_steps, steps, device, counts.compiled)
+    flops, costs = None, _join_flops(pieces, len(groups), order)
+    if costs is not None:
+        rows = add_flops(rows, costs)
+        flops = describe_flops(timeline, rows, costs, steps, device=device, compiled=counts.compiled)
     summary = Summary(
         rows,
         len(rows),
@@ -285,19 +231,68 @@ def _sum_up(
         overview=describe_recording(timeline, counts)._replace(step_by=divided.bounds.step_by),
         steps=steps,
         by=by,
-        step_parts=name_places(explain_steps(divided, forward_of_calls=True), in_steps, quantiles[0], groups),
+        step_parts=name_places(explain_steps(divided, forward_of_calls=True), in_steps, percentiles.p50, groups),
         around=sum_up_around(divided),
         device=device,
         memory=memory,
-        flops=costs,
+        flops=flops,
         ranges=sum_up_ranges([piece.ranges for piece in pieces]),
         compiled=compiled_modules(timeline.metadata),
     )
-    runs = total((piece.runs for piece in pieces), 2, 4)
+    runs = _sum_groups((piece.runs for piece in pieces), len(groups))
     collections = np.sum([piece.collections for piece in pieces], axis=0)
     of_steps = runs[0] if len(steps.counted) < len(steps) else runs.sum(axis=0)
-    seen = Measured(summary, divided, p10[order], of_steps[:, order], collections, timeline.metadata)
+    seen = Measured(summary, divided, percentiles.p10[order], of_steps[:, order], collections, timeline.metadata)
     return replace(summary, findings=find_findings(seen), looked_at=looked_at(seen))
+
+
+def _sum_groups(tables: Iterable[Int64Array], groups: int) -> Int64Array:
+    """Return int64[..., groups], the sum of the tables of pieces, of which some have fewer groups.
+
+    The groups of ranges, which no span is in, are after those of modules, and not in all pieces.
+    """
+    each = [table[..., :groups] for table in tables]
+    sums = np.zeros((*each[0].shape[:-1], groups), np.int64)
+    for table in each:
+        sums[..., : table.shape[-1]] += table
+    return sums
+
+
+def _module_rows(
+    pieces: Sequence[_Measured], groups: Groups, order: list[int], counted: Int64Array, percentiles: Percentiles
+) -> list[ModuleTimes]:
+    """Return the rows of some groups; `counted`: the numbers of the steps that figures are of."""
+    in_steps_ns = np.zeros(len(groups), np.int64)
+    for group, step, ns in (piece.in_steps for piece in pieces):
+        chosen = (step == _OF_OTHERS) | np.isin(step, counted)
+        np.add.at(in_steps_ns, group[chosen], ns[chosen])
+    calls, totals, self_ns = (
+        _sum_groups((getattr(piece, name) for piece in pieces), len(groups)) for name in ("calls", "totals", "self_ns")
+    )
+    columns = {
+        "calls": calls,
+        "step_p50_ns": percentiles.p50,
+        "step_p95_ns": percentiles.p95,
+        "in_steps_ns": in_steps_ns,
+    }
+    for phase, name in enumerate(PHASES):
+        columns |= {f"{name}_ns": totals[phase], f"{name}_self_ns": self_ns[phase]}
+    return [
+        ModuleTimes(
+            groups.fqns[index], groups.classes[index], **{name: int(column[index]) for name, column in columns.items()}
+        )
+        for index in order
+    ]
+
+
+def _join_flops(pieces: Sequence[_Measured], groups: int, order: list[int]) -> GroupFlops | None:
+    """Return what some groups cost in all pieces; None if it was not counted."""
+    measured = [piece.flops for piece in pieces if piece.flops is not None]
+    if not measured:
+        return None
+    tables = zip(*(piece[:-1] for piece in measured), strict=True)
+    in_steps = np.concatenate([piece.in_steps for piece in measured], axis=1)
+    return GroupFlops._make([*(_sum_groups(of_pieces, groups)[:, order] for of_pieces in tables), in_steps])
 
 
 def _add_up(columns: Slices, spans: _Spans, in_phase: Int64Array, own: Int64Array) -> Int64Array:
@@ -314,8 +309,8 @@ def _add_up(columns: Slices, spans: _Spans, in_phase: Int64Array, own: Int64Arra
     np.add.at(total, (columns.phase[timed], groups.of_name[columns.name[timed]]), in_phase[timed])
     for phase in (FORWARD, RECOMPUTE):
         chosen = np.flatnonzero(inside & (columns.phase == phase))
-        outer, _, inner = _with_outer_groups(columns, columns.step, groups, chosen, own[chosen])
-        np.add.at(total[phase], outer, inner)
+        inner = _with_outer_groups(columns, columns.step, groups, chosen, own[chosen])
+        np.add.at(total[phase], inner.group, inner.ns)
     return total
 
 
@@ -335,8 +330,8 @@ def _time_of_others(timeline: Timeline) -> int:
 
 def _with_outer_groups(
     columns: Slices, step: Int64Array, groups: Groups, span: Int64Array, self_ns: Int64Array
-) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Return (group, step, ns), in no order: the self time of each span for every group that its module counts to."""
+) -> GroupTimes:
+    """Return, in no order, the self time of each span for every group that its module counts to."""
     names = len(groups.of_name)
     key, inverse = np.unique(step[span] * max(names, 1) + columns.name[span], return_inverse=True)
     ns = np.zeros(len(key), np.int64)
@@ -346,7 +341,7 @@ def _with_outer_groups(
     first = np.cumsum(count) - count
     row = np.repeat(np.arange(len(key)), count[name])
     within = np.arange(len(row)) - np.repeat(np.cumsum(count[name]) - count[name], count[name])
-    return groups.outer_group[first[name[row]] + within], step[row], ns[row]
+    return GroupTimes(groups.outer_group[first[name[row]] + within], step[row], ns[row])
 
 
 def with_gpu_times(summary: Summary, work: GpuWork) -> Summary:
