@@ -193,14 +193,7 @@ def compare_modules(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> Mo
         before, after = ([_with_parts(run) for run in side] for side in (before, after))
     runs, split = [*before, *after], len(before)
     keys = list(dict.fromkeys(key for run in runs for key in run.modules))
-    logs, variances = np.full((2, len(keys), len(runs)), np.nan)
-    for row, key in enumerate(keys):
-        for column, run in enumerate(runs):
-            if key in run.modules:
-                logs[row, column], variances[row, column] = (
-                    math.log(run.modules[key].time.time_ns),
-                    run.modules[key].time.variance,
-                )
+    logs, variances = _log_times(keys, runs)
     has = ~np.isnan(logs)
     chosen = np.flatnonzero(
         _in_enough(has[:, :split])
@@ -245,17 +238,10 @@ def compare_modules(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> Mo
         reach = student_quantile(MODULES_OUTSIDE / alike, float(freedom[place]))
         error = math.sqrt(variance[place] * estimates[place].recordings)
         measured = estimate(logs[row, :split], logs[row, split:])
-        # If it is called in more or fewer steps, what it takes per step is over all of them.
-        more = measured.difference + math.log(calls.new_share / calls.base_share)
-        over_all = calls.new_share != calls.base_share
-        steps = min(
-            sum(run.steps if over_all else run.modules[key].steps for run in side if key in run.modules)
-            for side in (before, after)
-        )
-        base_ns = math.exp(measured.base) * calls.base_share
         half = math.hypot(reach * error, reach * common.response, calls.share_reach)
         machine = common if of_module[place] else of_parts
-        changes.append(_change(key, base_ns, (more, half), machine, calls, _recordings(before, after, key), steps))
+        sides = [[run for run in side if key in run.modules] for side in (before, after)]
+        changes.append(_compared(key, sides, measured, half, machine=machine, calls=calls))
     changes.sort(key=_by_cost)
     if any(change.phase == PART and change.verdict in ("added", "removed") for change in changes):
         # What one side gives a name of its own is `other` on the other side.
@@ -272,6 +258,17 @@ def compare_modules(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> Mo
         common.cause,
         math.sqrt(weighted_median(variance[modules], weight)) if len(modules) else 0.0,
     )
+
+
+def _log_times(keys: Sequence[Key], runs: Sequence[RunTimes]) -> tuple[Float64Array, Float64Array]:
+    """Return float64[keys, runs] twice: logarithms of times, and their variances; NaN where a recording has none."""
+    logs, variances = np.full((2, len(keys), len(runs)), np.nan)
+    for row, key in enumerate(keys):
+        for column, run in enumerate(runs):
+            if key in run.modules:
+                time = run.modules[key].time
+                logs[row, column], variances[row, column] = math.log(time.time_ns), time.variance
+    return logs, variances
 
 
 def _common(speed: Estimate, reference: Sequence[float], work_changed: bool | None, response: float) -> Common:
@@ -342,28 +339,29 @@ def _in_enough(has: BoolArray) -> BoolArray:
     return enough
 
 
-def _recordings(before: Sequence[RunTimes], after: Sequence[RunTimes], key: Key) -> tuple[int, int]:
-    return sum(key in run.modules for run in before), sum(key in run.modules for run in after)
+def _compared(
+    key: Key, sides: Sequence[Sequence[RunTimes]], measured: Estimate, half: float, *, machine: Common, calls: Calls
+) -> Change:
+    """Return the change of what enough recordings have; `sides` are those that have it."""
+    # If it is called in more or fewer steps, what it takes per step is over all of them.
+    over_all = calls.new_share != calls.base_share
+    steps = min(sum(run.steps if over_all else run.modules[key].steps for run in side) for side in sides)
+    base_ns = math.exp(measured.base) * calls.base_share
+    raw = measured.difference + math.log(calls.new_share / calls.base_share)
+    return _change(key, base_ns, raw, half, machine=machine, calls=calls, runs=[*map(len, sides)], steps=steps)
 
 
 def _change(
-    key: Key,
-    base_ns: float,
-    measured: tuple[float, float],
-    common: Common,
-    calls: Calls,
-    recordings: tuple[int, int],
-    steps: int,
+    key: Key, base_ns: float, raw: float, half: float, *, machine: Common, calls: Calls, runs: Sequence[int], steps: int
 ) -> Change:
-    """Return a change; `measured` are the difference with the machine's in it, and half the interval."""
-    raw, reach = measured
-    base, new = round(base_ns), round(base_ns * math.exp(min(raw - common.off, MAX_LOG)))
-    ends = (raw - common.high - reach, raw - common.low + reach)
+    """Return a change; `raw` is the difference with the machine's in it, and `half` half the interval: logarithms."""
+    base, new = round(base_ns), round(base_ns * math.exp(min(raw - machine.off, MAX_LOG)))
+    ends = (raw - machine.high - half, raw - machine.low + half)
     low, high = (round(base_ns * math.expm1(min(end, MAX_LOG))) for end in ends)
     raw_ns = base_ns * math.expm1(min(raw, MAX_LOG))
-    verdict = _verdict(base_ns, raw_ns, (low, new - base, high), common)
+    verdict = _verdict(base_ns, raw_ns, (low, new - base, high), machine)
     verdict = verdict if steps >= MIN_STEPS else "cannot tell"
-    return Change(*key, base, new, new - base, low, high, calls.base, calls.new, calls.changed, verdict, *recordings)
+    return Change(*key, base, new, new - base, low, high, calls.base, calls.new, calls.changed, verdict, *runs)
 
 
 def _uncompared(before: Sequence[RunTimes], after: Sequence[RunTimes], key: Key, calls: Calls, off: float) -> Change:
@@ -373,7 +371,7 @@ def _uncompared(before: Sequence[RunTimes], after: Sequence[RunTimes], key: Key,
     base, new = (round(float(np.mean(side)) * share) if side else 0 for side, share in zip(times, shares, strict=True))
     new = round(new / math.exp(off))
     verdict = "cannot tell" if all(times) else "removed" if times[0] else "added"
-    recordings = _recordings(before, after, key)
+    recordings = (len(side) for side in times)
     return Change(*key, base, new, new - base, None, None, calls.base, calls.new, calls.changed, verdict, *recordings)
 
 
@@ -386,10 +384,11 @@ def compare_steps(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> Chan
     variance = measured.squares / measured.freedom if measured.freedom else SINGLE_STEP_SPREAD**2
     variance = max(variance, float(np.mean([run.step.variance for run in (*before, *after)])))
     reach = student_quantile(STEP_OUTSIDE, measured.freedom or SIZE_FREEDOM)
-    logs = (measured.difference, reach * math.sqrt(variance * measured.recordings))
+    half = reach * math.sqrt(variance * measured.recordings)
     steps = min(sum(run.steps for run in side) for side in (before, after))
-    recordings, machine = (len(before), len(after)), Common(0, "machine", 0, 0, 0, 0)
-    return _change(("", "step"), math.exp(measured.base), logs, machine, Calls(0, 0, False), recordings, steps)
+    runs, machine = (len(before), len(after)), Common(0, "machine", off=0, low=0, high=0, reach=0)
+    base_ns, raw, calls = math.exp(measured.base), measured.difference, Calls(0, 0, changed=False)
+    return _change(("", "step"), base_ns, raw, half, machine=machine, calls=calls, runs=runs, steps=steps)
 
 
 def _verdict(base_ns: float, raw_ns: float, interval: tuple[int, int, int], common: Common) -> str:
