@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import socket
 import threading
 import time
@@ -169,6 +170,15 @@ def test_a_tree_adds_offsets_and_bounds_up_to_the_root() -> None:
     # Half a second from all readings: 8 and 6, and twice 1 ppm of it.
     assert tree.largest_bound("c", 0, 10**9) == 8 + 6 + 2 * 500
     assert [tree.root_of(clock) for clock in ("c", "elsewhere")] == ["a", "elsewhere"]
+
+
+def test_what_travels_of_a_tree_for_one_clock_does_not_grow_with_the_job() -> None:
+    def path_of_b(hosts: int) -> ClockTree:
+        others = [Measurement(f"host {host}", "a", Reading(host, host, 5, 10)) for host in range(hosts)]
+        return ClockTree([Measurement("b", "a", Reading(0, 1_000, 5, 10)), *others]).path_of("b")
+
+    assert path_of_b(1_000).to_root("b", [0]).offset_ns.tolist() == [1_000]
+    assert len(pickle.dumps(path_of_b(1_000))) == len(pickle.dumps(path_of_b(1)))
 
 
 def test_clocks_that_are_each_others_parents_end_somewhere() -> None:

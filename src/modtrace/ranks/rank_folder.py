@@ -379,8 +379,9 @@ class JobTime:
         for rank, clock in clocks.items():
             if tree.root_of(clock) == root:
                 method: Method = "same clock" if clock == root else "pings"
-                by_clocks = partial(_by_clocks, tree, clock, wall_ns)
-                self._times[rank] = RankTime(rank, clock, method, by_clocks, partial(tree.largest_bound, clock))
+                path = tree.path_of(clock)
+                by_clocks = partial(_by_clocks, path, clock, wall_ns)
+                self._times[rank] = RankTime(rank, clock, method, by_clocks, partial(path.largest_bound, clock))
         left = [file for file in files if file.rank not in self._times]
         if left:
             placed = {rank: time.to_job for rank, time in self._times.items()}

@@ -99,6 +99,12 @@ class ClockTree:
             parent, parent_readings = max(by_parent.items(), key=lambda item: item[1][-1].time_ns)
             self._offsets[clock] = (parent, ClockMap(parent_readings))
 
+    def path_of(self, clock: str) -> "ClockTree":
+        """Return the tree of a clock and its chain of parents alone: small, whatever the job, so that it can travel."""
+        path = ClockTree(())
+        path._offsets = {one: self._offsets[one] for one in self._chain(clock) if one in self._offsets}
+        return path
+
     def root_of(self, clock: str) -> str:
         """Return the clock at the end of a clock's chain of parents; itself if it was not measured."""
         return self._chain(clock)[-1]
