@@ -6,6 +6,7 @@ import json
 import zipfile
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,7 +17,7 @@ from modtrace.cli.commands import ranks as ranks_commands
 from modtrace.cli.group import group as commands
 from modtrace.live.rank_state import rank_state_of
 from modtrace.live.where import WhereResult, where
-from modtrace.ranks import find_rank_recordings
+from modtrace.ranks import all_ranks, find_rank_recordings
 from modtrace.ranks.pack import pack
 from modtrace.ring import Kind
 from modtrace.timeline import RingAnalysis
@@ -245,6 +246,19 @@ def test_many_processes_take_a_megabyte_a_step(
     few = f"{ranks[0]} rollouts with {levels} level{'s' * (levels != 1)} of modules, so that a step takes 1 MB at most"
     assert (few in said) == bool(levels)
     assert (f"{others} ranks left out, so that a step takes 1 MB at most; --ranks takes others" in said) == bool(others)
+
+
+def test_ranks_that_do_not_fit_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four show that a rank takes 1,210 bytes on average: 29 more fit. Then come two fours, and both roles are full."""
+    write_many(tmp_path / "job", 20)
+    load = Mock(wraps=all_ranks.load_rank)
+    monkeypatch.setattr(all_ranks, "_RANKS_AT_ONCE", 4)
+    monkeypatch.setattr(all_ranks, "load_rank", load)
+
+    whole = modtrace.load_ranks(tmp_path / "job", bytes_per_step=20_000)
+
+    kept: Any = whole.metadata["ranks"]
+    assert (len(kept), whole.metadata["left_out"], load.call_count) == (37, 27, 41)
 
 
 @pytest.mark.parametrize(

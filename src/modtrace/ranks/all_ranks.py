@@ -111,6 +111,17 @@ def read_ranks(
     return [by_rank[file.rank] for file in files]
 
 
+def read_whole(
+    files: Sequence[RankRecording], job: JobTime, steps: Steps | None, executor: Executor | None
+) -> list[RankTimeline]:
+    """Return all of each rank, as `read_ranks` does."""
+    return read_ranks(_whole, files, job, steps, executor)
+
+
+def _whole(one: RankTimeline) -> RankTimeline:
+    return one
+
+
 def _read_group(
     take: Callable[[RankTimeline], T], steps: Steps | None, group: Sequence[tuple[RankRecording, RankTime]]
 ) -> list[T]:
@@ -127,32 +138,45 @@ _MODULE_BYTES, _OTHER_BYTES = 55, 190
 """What a slice of a module takes in a Perfetto trace, and one of another kind, with the arrows of collectives."""
 
 
-def fit_ranks(ranks: Sequence[RankTimeline], bytes_per_step: int) -> list[RankTimeline]:
-    """Return as many ranks, and of each role as many levels of modules, as fit into a Perfetto trace.
+def read_fitting(
+    files: Sequence[RankRecording], job: JobTime, steps: Steps | None, executor: Executor | None, bytes_per_step: int
+) -> list[RankTimeline]:
+    """Read as many ranks, and of each role as many levels of modules, as fit into a Perfetto trace.
 
     The first ranks of each role come before the second. All have one level at least, and what one role does not need
-    for all of its levels is for others.
+    for all of its levels is for others. Ranks that do not fit are not read, but for a few.
 
     Args:
-        ranks: all.
+        files: the recordings of all ranks.
+        job: where they are in the job's time.
+        steps: take these alone; None: all.
+        executor: reads them; None: this process.
         bytes_per_step: what a step of them takes at most; about.
     """
-    left = bytes_per_step * max((len(np.unique(one.timeline.slices.step)) for one in ranks), default=1)
-    roles: dict[str, list[tuple[RankTimeline, list[int]]]] = {}
-    for one in ranks:
-        slices = one.timeline.slices
-        of_level = np.bincount(slices.depth[slices.kind == MODULE], minlength=1)
-        others = (len(slices) - int(of_level.sum())) * _OTHER_BYTES
-        roles.setdefault(one.file.role, []).append((one, (others + np.cumsum(of_level * _MODULE_BYTES)).tolist()))
+    by_role: dict[str, list[RankRecording]] = {}
+    for file in files:
+        by_role.setdefault(file.role, []).append(file)
+    waiting = [file for together in zip_longest(*by_role.values()) for file in together if file]
     kept: dict[str, list[tuple[RankTimeline, list[int]]]] = {}
-    for together in zip_longest(*roles.values()):
-        for one, cost in filter(None, together):
-            if cost[0] <= left or not kept:
+    left, known_steps, count = 0, 0, _RANKS_AT_ONCE
+    while waiting:
+        read, waiting = read_whole(waiting[:count], job, steps, executor), waiting[count:]
+        more_steps = max(0, *(len(np.unique(one.timeline.slices.step)) - known_steps for one in read))
+        left, known_steps = left + more_steps * bytes_per_step, known_steps + more_steps
+        full = set[str]()
+        for one in read:
+            cost = _cost_by_levels(one)
+            if one.file.role not in full and (cost[0] <= left or not kept):
                 kept.setdefault(one.file.role, []).append((one, cost))
                 left -= cost[0]
-    fitting, waiting = [], sum(map(len, kept.values()))
+            else:
+                full.add(one.file.role)
+        waiting = [file for file in waiting if file.role not in full]
+        typical = sum(cost[0] for own in kept.values() for _, cost in own) // sum(map(len, kept.values()))
+        count = max(_RANKS_AT_ONCE, left // max(typical, 1))
+    fitting, unfitted = [], sum(map(len, kept.values()))
     for members in sorted(kept.values(), key=lambda own: sum(cost[-1] for _, cost in own) / len(own)):
-        share, waiting = left * len(members) // waiting, waiting - len(members)
+        share, unfitted = left * len(members) // unfitted, unfitted - len(members)
         deepest = max(len(cost) for _, cost in members)
         more = [sum(cost[:level][-1] - cost[0] for _, cost in members) for level in range(1, deepest + 1)]
         levels = max(level for level in range(1, deepest + 1) if more[level - 1] <= max(share, 0))
@@ -162,6 +186,15 @@ def fit_ranks(ranks: Sequence[RankTimeline], bytes_per_step: int) -> list[RankTi
             for one, cost in members
         ]
     return sorted(fitting, key=lambda one: one.file.rank)
+
+
+def _cost_by_levels(one: RankTimeline) -> list[int]:
+    """Return what a rank takes in a Perfetto trace with one level of modules, with two, and so on."""
+    slices = one.timeline.slices
+    of_level = np.bincount(slices.depth[slices.kind == MODULE], minlength=1)
+    others = (len(slices) - int(of_level.sum())) * _OTHER_BYTES
+    costs: list[int] = (others + np.cumsum(of_level * _MODULE_BYTES)).tolist()
+    return costs
 
 
 def all_ranks_timeline(ranks: Sequence[RankTimeline], left_out: int = 0) -> Timeline:

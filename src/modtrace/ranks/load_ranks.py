@@ -8,7 +8,7 @@ from .._errors import ModtraceError
 from ..public import Timeline
 from ..read.ring_file import Steps
 from ..ring.collective_text import rank_list
-from .all_ranks import RankTimeline, all_ranks_timeline, fit_ranks, read_ranks
+from .all_ranks import all_ranks_timeline, read_fitting, read_whole
 from .places import Place, as_folder
 from .rank_folder import JobTime, RankRecording, check_size, find_rank_recordings
 from .slow import slow_of_recordings, worst_ranks
@@ -67,11 +67,8 @@ def load_ranks(
             chosen = [file for file in files if file.rank_in_world in wanted]
         if not chosen:
             raise ModtraceError(f"{os.fspath(folder)}: none of these ranks is in it; it holds {rank_list(job.ranks)}")
-        read = read_ranks(_whole, chosen, job, steps, executor)
-        if bytes_per_step is not None and len(read) > _FEW:
-            read = fit_ranks(read, bytes_per_step)
+        if bytes_per_step is not None and len(chosen) > _FEW:
+            read = read_fitting(chosen, job, steps, executor, bytes_per_step)
+        else:
+            read = read_whole(chosen, job, steps, executor)
         return Timeline.of(all_ranks_timeline(read, len(chosen) - len(read)))
-
-
-def _whole(one: RankTimeline) -> RankTimeline:
-    return one
