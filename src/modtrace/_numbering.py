@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from ._typing import BoolArray, Int8Array, Int64Array
+from ._typing import AnyIntArray, BoolArray, Int8Array, Int64Array
 
 _Key = TypeVar("_Key", bound=Hashable)
 
@@ -58,6 +58,12 @@ def number_values(values: Int64Array) -> tuple[Int64Array, Int64Array]:
         return known, place
     is_used = np.bincount(values - low) > 0
     return low + np.flatnonzero(is_used), (np.cumsum(is_used) - 1)[values - low]
+
+
+def split_by(keys: AnyIntArray, rows: Int64Array) -> list[Int64Array]:
+    """Return the rows of each key, in their order."""
+    order = np.argsort(keys, kind="stable")
+    return np.split(rows[order], np.flatnonzero(np.diff(keys[order])) + 1) if len(rows) else []
 
 
 def is_any(values: Int8Array, wanted: Iterable[int]) -> BoolArray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from modtrace import ModtraceError, Timeline
 from modtrace.cli.group import group
 from modtrace.ring import Kind
 from modtrace.ring.range_text import RangeCategory, range_text
-from modtrace.timeline import Mark, Name, Slices, Track
+from modtrace.timeline import Mark, Name, Process, Slices, Track
 from modtrace.timeline.join import add_gpu_tracks
 from modtrace.timeline.summary import find_step_bounds, measure_steps
 from modtrace.timeline.summary.slow_steps import divide_steps
@@ -281,6 +282,33 @@ def on_a_stream(timeline: Timeline) -> Timeline:
     start, end = calls.start + late, calls.end + late
     spans = Slices.of(start=start, end=end, name=calls.name, track=zeros, call=calls.call)
     return Timeline.of(add_gpu_tracks(timeline, [(0, 7)], spans))
+
+
+def on_threads(count: int) -> Timeline:
+    """Thread n calls a model at n, 100 + n and 200 + n for 10, 11 and 12 + n ns. All are at work at once."""
+    thread, call = np.arange(count)[:, None], np.arange(3)
+    start = WALL + thread + 100 * call
+    track, call = (np.broadcast_to(each, start.shape) for each in (thread, call))
+    order = np.argsort(start, axis=None, kind="stable")
+    columns = {"start": start, "end": start + 10 + call + thread * (call == 2), "track": track, "call": call}
+    slices = Slices.of(name=np.zeros(3 * count), **{name: column.flatten()[order] for name, column in columns.items()})
+    tracks = [Track("forward", f"worker {number}", 100 + number, Process(1)) for number in range(count)]
+    return Timeline(slices, [Name("Net", "Net", "Net")], tracks)
+
+
+def test_each_of_thousands_of_threads_has_the_steps_that_it_would_have_alone() -> None:
+    count, began = 3000, time.process_time()
+    summary = on_threads(count).summary()
+    took = time.process_time() - began
+
+    assert [(unit.thread, unit.measured, unit.p50_ns, unit.p99_ns) for unit in summary.units[1:]] == [
+        (f"worker {number}", 3, 11, 12 + number) for number in range(count)
+    ]
+    total_ns = 33 * count + count * (count - 1) // 2
+    assert {part.part: part.total_ns for part in summary.parts} == {"forward": total_ns, "other": 0}
+    assert summary.outside == {"other": 179 * count}
+    assert np.unique(summary.steps.columns.forward_ns - summary.steps.columns.duration_ns).tolist() == [0]
+    assert took < 3, "it takes 0.4 s, and took 7 s when each thread looked at the slices of all"
 
 
 def test_work_of_a_gpu_belongs_to_the_step_that_launched_it() -> None:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from .._numbering import split_by
 from .._typing import Int64Array
-from ..formats.event_table import split_by
 from ..profiler.device_work import possible_ends
 from ..timeline.nesting import nest_times
 from .track_layout import NEVER_NS, ArrangedSlices, Fault, FlowEnd, TrackKey, TrackLayout

@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .._numbering import split_by
 from .._typing import AnyArray, BoolArray, Int32Array, Int64Array
 from ..formats.chrome_values import find_ended
-from ..formats.event_table import BEGIN, SLICE, split_by
+from ..formats.event_table import BEGIN, SLICE
 
 TrackKey = tuple[str | int, ...]
 """Identifies a track: (pid, tid) in a Chrome trace, (uuid,) in a Perfetto trace."""

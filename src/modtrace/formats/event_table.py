@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._interrupts import cached_property
-from .._numbering import Numbering
+from .._numbering import Numbering, split_by
 from .._typing import AnyIntArray, BoolArray, Float64Array, Int32Array, Int64Array, UInt8Array
 from .chrome_values import MAX_TIME_US, TrackKey, find_ended, is_int64, microseconds_to_ns
 
@@ -321,12 +321,6 @@ class EventTable:
             "begin and never end (B without E): no track shows them": int(np.count_nonzero(self.phase == BEGIN)),
         }
         return [f"{count:,} of the profiler's events {what}" for what, count in kinds.items() if count]
-
-
-def split_by(keys: AnyIntArray, rows: Int64Array) -> list[Int64Array]:
-    """Return the rows of each key, in their order."""
-    order = np.argsort(keys, kind="stable")
-    return np.split(rows[order], np.flatnonzero(np.diff(keys[order])) + 1) if len(rows) else []
 
 
 def _ordinary(event: Any) -> dict[str, Any]:

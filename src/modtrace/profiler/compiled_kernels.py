@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._numbering import Numbering
+from .._numbering import Numbering, split_by
 from .._typing import Int64Array
-from ..formats.event_table import split_by
 from ..timeline import PHASES, Name, Slices, Timeline
 from ..timeline.args import ArgColumn
 from ..timeline.contents import COMPILED, FUSED_TIMES, NOT_IN_PROFILE, WITH_REMEDY, why_unknown

@@ -22,7 +22,7 @@ import orjson
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackDescriptor, TrackEvent
 
 from .._interrupts import cached_property
-from .._numbering import Numbering
+from .._numbering import Numbering, split_by
 from .._typing import Float64Array, Int64Array
 from ..formats.chrome_values import TrackKey, base_time_ns, microseconds_to_ns
 from ..formats.escape import UNNAMED, escaped
@@ -38,7 +38,6 @@ from ..formats.event_table import (
     NEXT,
     SLICE,
     EventTable,
-    split_by,
 )
 from ..formats.own_table import Checksum, packet_table
 from ..formats.trace_file import MERGED_PACKET, metadata_json

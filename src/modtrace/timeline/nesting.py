@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .._numbering import split_by
 from .._typing import BoolArray, Int32Array, Int64Array, SignedIntArray
 
 if TYPE_CHECKING:
@@ -52,8 +53,8 @@ def nest_times(start: Int64Array, end: Int64Array, track: Int32Array) -> tuple[I
     """
     depth = np.zeros(len(start), np.int32)
     parent = np.full(len(start), -1, np.int64)
-    for number in np.unique(track):
-        rows = outermost_first(start, end, np.flatnonzero(track == number))
+    for own in split_by(track, np.arange(len(track))):
+        rows = outermost_first(start, end, own)
         depth[rows], parent[rows] = _nest(start[rows], end[rows], rows)
     return depth, parent
 
@@ -94,10 +95,9 @@ class InnermostLookup:
         self._chosen = np.ones(len(thread), np.bool_) if chosen is None else chosen
         self._rows: dict[int, list[Int64Array]] = {}
         index = np.flatnonzero(self._chosen)
-        for track_id in np.unique(spans.track[index]).tolist():
-            rows = index[spans.track[index] == track_id]
+        for own in split_by(spans.track[index], index):
             # Of spans that begin together the innermost comes last.
-            rows = rows[np.lexsort((rows, spans.start[rows]))]
+            rows = own[np.argsort(spans.start[own], kind="stable")]
             self._rows.setdefault(int(thread[rows[0]]), []).append(rows)
 
     def on_thread(self, thread: int, time: Int64Array) -> Int64Array:
@@ -118,9 +118,8 @@ class InnermostLookup:
     def on_threads(self, thread: Int64Array, time: Int64Array) -> Int64Array:
         """Return the same for moments of several threads."""
         innermost = np.full(len(time), -1, np.int64)
-        for thread_id in np.unique(thread).tolist():
-            here = thread == thread_id
-            innermost[here] = self.on_thread(int(thread_id), time[here])
+        for here in split_by(thread, np.arange(len(thread))):
+            innermost[here] = self.on_thread(int(thread[here[0]]), time[here])
         return innermost
 
 

@@ -53,3 +53,28 @@ def union_of(start: Int64Array, end: Int64Array) -> TimeIntervals:
     covered_until = np.maximum.accumulate(end)
     first = np.flatnonzero(np.append(True, start[1:] > covered_until[:-1]))
     return TimeIntervals(start[first], covered_until[np.append(first[1:], len(start)) - 1])
+
+
+def shift_apart(group: Int64Array, start: Int64Array, end: Int64Array, groups: int) -> tuple[Int64Array, Int64Array]:
+    """Move the intervals of each group so that groups follow each other in time and none touches another.
+
+    So what many threads did can be looked at as if one had.
+
+    Args:
+        group: int64[n], the number of the group that each interval belongs to.
+        start: int64[n].
+        end: int64[n].
+        groups: how many there are.
+
+    Returns:
+        What to add to the times of each group, and where it begins then. A single one stays and has always begun.
+    """
+    limits = np.iinfo(np.int64)
+    if groups == 1:
+        return np.zeros(1, np.int64), np.full(1, limits.min)
+    first, last = np.full(groups, limits.max), np.full(groups, limits.min)
+    np.minimum.at(first, group, start)
+    np.maximum.at(last, group, end)
+    length = np.where(first <= last, last - first + 1, 0)
+    begin = np.cumsum(length) - length
+    return np.where(first <= last, begin - first, 0), begin

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..._numbering import Numbering, distinct, number_values
+from ..._numbering import Numbering, distinct, number_values, split_by
 from ..._typing import AnyArray, BoolArray, Int64Array
 from ...ring.slot_format import GENERATION_MASK
 from ..select import first_process_tracks
@@ -39,6 +39,7 @@ from .step_bounds import (
     find_step_bounds,
     once_per_timeline,
 )
+from .thread_line import ThreadLine
 
 if TYPE_CHECKING:
     from ..timeline import Timeline
@@ -50,6 +51,7 @@ PARTS = (
 """The parts of a step, in the order in which they are shown; user ranges by name and `other` follow."""
 OTHER = "other"
 
+_OF_MODEL = ("forward", "backward", "recompute", "evaluation")
 _LOSSES = ("Loss", "Criterion")
 """How the names of classes end whose outermost calls are the loss, but for the model that they call."""
 
@@ -157,30 +159,37 @@ def sum_up_around(divided: DividedSteps) -> Around:
 
 
 def _divide(timeline: Timeline, bounds: StepBounds, parts: Numbering[str]) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Return int64[steps, parts] twice, each step's time and what of `other` follows each part, and their threads."""
-    if bounds.step_by != OPTIMIZER:
-        tables = {tid: _divide_on_thread(timeline, own, tid, parts) for tid, own in bounds.by_thread().items()}
-        if len(tables) == 1:
-            [(table, other, _)] = tables.values()
-            return table, other, bounds.tid
-        ns = np.zeros((2, len(bounds.number), len(parts)), np.int64)
-        for tid, (table, other, _) in tables.items():
-            own, known = np.flatnonzero(bounds.tid == tid), table.shape[1]
-            ns[0, own, :known], ns[1, own, :known] = table, other
-        return ns[0], ns[1], bounds.tid
+    """Return int64[steps, parts] twice, each step's time and what of `other` follows each part, and their threads.
+
+    A step of the process is divided as the thread spent it that was longest in modules; if none was, in anything known.
+    """
     if not timeline.tracks:  # a piece in which nothing but the ends of steps is known
         ns = np.zeros((len(bounds.number), len(parts)), np.int64)
         ns[:, parts[OTHER]] = bounds.end - bounds.start
         return ns, ns, bounds.tid
-    process = timeline.tracks[0].process
-    threads = sorted({track.tid for track in timeline.tracks if track.process == process and track.device is None})
-    divided = [_divide_on_thread(timeline, bounds, tid, parts) for tid in threads]
-    by_thread, other = np.zeros((2, len(threads), len(bounds.number), len(parts)), np.int64)
-    for index, (table, after, _) in enumerate(divided):
-        by_thread[index, :, : table.shape[1]], other[index, :, : table.shape[1]] = table, after
-    busy, named = np.stack([busy for *_, busy in divided]), by_thread[:, :, 1:].sum(axis=2)  # `other` is 0
-    busiest, step = np.argmax(np.where(busy.any(axis=0), busy, named), axis=0), np.arange(len(bounds.number))
-    return by_thread[busiest, step], other[busiest, step], np.array(threads)[busiest]
+    line = ThreadLine(timeline, bounds)
+    ends = bounds.end if bounds.step_by == OPTIMIZER else bounds.end[:0]
+    start, part = _paint(list(_layers(timeline, line, ends, parts)))
+    thread = np.searchsorted(line.tids, bounds.tid)
+    if bounds.step_by == OPTIMIZER:
+        thread = _busiest(line, bounds, start, part, [parts[name] for name in _OF_MODEL])
+    low, high = line.move(thread, bounds.start), line.move(thread, bounds.end)
+    edges = np.sort(np.append(low, high))
+    at = np.searchsorted(start, edges)
+    start, part = np.insert(start, at, edges), np.insert(part, at, np.append(part, 0)[at - 1])
+    ns = np.diff(start, append=start[-1:])
+    order = np.argsort(low, kind="stable")
+    step = order[np.searchsorted(low[order], start, side="right") - 1]
+    in_step = (low[step] <= start) & (start < high[step])
+    table, after = np.zeros((2, len(bounds.number), len(parts)), np.int64)
+    np.add.at(table, (step[in_step], part[in_step]), ns[in_step])
+    # What comes first on a thread follows nothing.
+    follows = part > 0  # `other` is 0
+    follows[line.first_of_threads(start)] = True
+    named = np.maximum.accumulate(np.where(follows, np.arange(len(part)), 0))
+    others = np.flatnonzero(in_step & (part == 0))
+    np.add.at(after, (step[others], part[named[others]]), ns[others])
+    return table, after, line.tids[thread]
 
 
 def order_parts(names: Sequence[str], is_used: BoolArray) -> list[int]:
@@ -197,49 +206,74 @@ def _part_numbers() -> Numbering[str]:
     return parts
 
 
-def _divide_on_thread(
-    timeline: Timeline, bounds: StepBounds, tid: int, parts: Numbering[str]
-) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Return int64[steps, parts] twice, what one thread did and what of `other` follows each part.
-
-    The third is int64[steps], its time in modules and passes.
-    """
-    layers = list(_layers(timeline, bounds, tid, parts))
-    edges = distinct(np.concatenate([bounds.start, bounds.end, *(edge for one in layers for edge in one[:2])]))
-    start = edges[:-1]
-    part = np.zeros(len(start), np.int64)
+def _paint(layers: Sequence[_Layer]) -> tuple[Int64Array, Int64Array]:
+    """Return the edges of all layers, and which part the time from each to the next is; the last layer wins."""
+    edges = distinct(np.concatenate([edge for layer in layers for edge in layer[:2]]))
+    part = np.zeros(len(edges), np.int64)
     for layer in layers:
-        at = np.searchsorted(layer.start, start, side="right") - 1
+        at = np.searchsorted(layer.start, edges, side="right") - 1
         inside = np.flatnonzero(at >= 0)
-        inside = inside[start[inside] < layer.end[at[inside]]]
+        inside = inside[edges[inside] < layer.end[at[inside]]]
         part[inside] = layer.part[at[inside]]
-    step = bounds.index_at(start, np.full(len(start), tid))
-    in_step = step >= 0
-    table, after = np.zeros((2, len(bounds.number), len(parts)), np.int64)
-    np.add.at(table.reshape(-1), (step * len(parts) + part)[in_step], (edges[1:] - start)[in_step])
-    named = np.maximum.accumulate(np.where(part > 0, np.arange(len(part)), 0))  # `other` is 0
-    others = np.flatnonzero(in_step & (part == 0))
-    np.add.at(after.reshape(-1), step[others] * len(parts) + part[named[others]], (edges[1:] - start)[others])
-    of_model = [parts[name] for name in ("forward", "backward", "recompute", "evaluation")]
-    return table, after, table[:, of_model].sum(axis=1)
+    return edges, part
 
 
-def _layers(timeline: Timeline, bounds: StepBounds, tid: int, parts: Numbering[str]) -> Iterator[_Layer]:
-    """Yield the layers of a thread, the one that is painted first at the beginning."""
-    slices, tracks = timeline.slices, timeline.tracks
-    process = tracks[0].process
-    is_own = np.array([track.process == process and track.device is None for track in tracks], np.bool_)
-    on_thread = is_own & np.array([track.tid == tid for track in tracks], np.bool_)
+def _busiest(
+    line: ThreadLine, bounds: StepBounds, start: Int64Array, part: Int64Array, of_model: Sequence[int]
+) -> Int64Array:
+    """Return the index of the thread that spent most of each step in modules; if none did, in anything that is known.
+
+    Args:
+        line: the threads.
+        bounds: steps of the process.
+        start: what they did, see `_paint`.
+        part: the same.
+        of_model: the parts that are modules'.
+    """
+    busiest, threads = np.zeros(len(bounds.number), np.int64), len(line.tids)
+    if threads == 1:
+        return busiest
+    named = np.flatnonzero(part > 0)  # `other` is 0
+    thread, low = line.back(start[named])
+    high = low + start[named + 1] - start[named]
+    first, last = np.searchsorted(bounds.end, low, side="right"), np.searchsorted(bounds.start, high)
+    count = np.maximum(last - first, 0)
+    row = np.repeat(np.arange(len(named)), count)
+    step = np.arange(len(row)) - np.repeat(np.cumsum(count) - count - first, count)
+    ns = np.minimum(high[row], bounds.end[step]) - np.maximum(low[row], bounds.start[step])
+    keys, at = np.unique(step * threads + thread[row], return_inverse=True)
+    known, in_model = np.zeros((2, len(keys)), np.int64)
+    np.add.at(known, at, ns)
+    np.add.at(in_model, at, np.where(np.isin(part[named[row]], of_model), ns, 0))
+    step, thread = np.divmod(keys, threads)
+    has_model = np.bincount(step[in_model > 0], minlength=len(busiest)) > 0
+    most = np.where(has_model[step], in_model, known)
+    order = np.lexsort((-thread, most, step))  # of equal ones the first thread comes last, and stays
+    order = order[most[order] > 0]
+    busiest[step[order]] = thread[order]
+    return busiest
+
+
+def _layers(timeline: Timeline, line: ThreadLine, ends: Int64Array, parts: Numbering[str]) -> Iterator[_Layer]:
+    """Yield the layers of all threads, the one that is painted first at the beginning.
+
+    Args:
+        timeline: where they are.
+        line: its threads, on which the layers are.
+        ends: int64[n], when steps of the process ended, ascending.
+        parts: the numbers of parts.
+    """
+    slices, tracks = line.slices, timeline.tracks
+    thread = line.of_track[slices.track]
     is_forward, is_backward = (
         np.array([track.kind == kind for track in tracks], np.bool_) for kind in ("forward", "backward")
     )
-    own = on_thread[slices.track]
+    own = thread >= 0
     modules = np.flatnonzero(own & (slices.kind == MODULE))
     passes = np.flatnonzero(own & (slices.kind == BACKWARD_PASS))
     on_backward = modules[is_backward[slices.track[modules]]]
     calls = modules[is_forward[slices.track[modules]]]
-    ends = bounds.end if bounds.step_by == OPTIMIZER else bounds.end[:0]
-    losses, models = _losses_and_models(timeline, calls, np.sort(np.append(slices.start[passes], ends)))
+    losses, models = _losses_and_models(timeline, line, calls, passes, ends)
     ranges = np.flatnonzero(own & (slices.kind == RANGE))
     names, place = number_values(slices.name[ranges].astype(np.int64))
     category = np.array([timeline.names[name].category or "" for name in names.tolist()] or [""])[place]
@@ -247,21 +281,22 @@ def _layers(timeline: Timeline, bounds: StepBounds, tid: int, parts: Numbering[s
     encloses = np.zeros(len(slices), np.bool_)
     encloses[ranges] = _hold_any(slices, ranges, np.concatenate([models, passes]))
 
-    yield from _by_name(timeline, users[encloses[users]], parts)
-    # A timeline that was saved without whole passes has the first backward spans in their place.
-    begins = passes if len(passes) else on_backward[slices.parent[on_backward] < 0]
+    yield from _by_name(timeline, slices, users[encloses[users]], parts)
+    # A thread that was saved without whole passes has the first backward spans in their place.
+    begins = on_backward[slices.parent[on_backward] < 0]
+    begins = np.append(passes, begins[~np.isin(thread[begins], thread[passes])])
     # A closure that an optimizer calls has a loss too. What no optimizer of torch is and runs the model is a trainer.
     is_torchs = np.array([name.label.startswith("Optimizer.") for name in timeline.names] or [False], np.bool_)
     closures = optimizers[encloses[optimizers] & is_torchs[slices.name[optimizers]]]
     yield _union_layer(slices, closures, parts["optimizer"])
     optimizers = optimizers[~encloses[optimizers]]
-    yield _gaps_before_passes(slices, models, begins, optimizers, ends, parts["loss"])
-    yield from _by_name(timeline, users[~encloses[users]], parts)
+    yield _gaps_before_passes(line, models, begins, optimizers, ends, parts["loss"])
+    yield from _by_name(timeline, slices, users[~encloses[users]], parts)
     yield _union_layer(slices, optimizers, parts["optimizer"])
     yield _union_layer(slices, losses, parts["loss"])
     yield _union_layer(slices, models, parts["forward"])
     yield _union_layer(slices, np.concatenate([passes, on_backward]), parts["backward"])
-    yield _recompute(slices, is_own, passes, on_backward, parts["recompute"])
+    yield _recompute(timeline, line, modules[slices.phase[modules] == RECOMPUTE], passes, parts["recompute"])
     waits = np.flatnonzero(own & np.isin(slices.kind, (COLLECTIVE, WAIT)))
     yield _union_layer(slices, np.concatenate([waits, ranges[category == "communication"]]), parts["communication"])
     for part in ("data loading", "saving", "compile"):
@@ -290,14 +325,14 @@ def _union_layer(slices: Slices, rows: AnyArray, part: int) -> _Layer:
     return _Layer(times.start, times.end, np.full(len(times.start), part, np.int64))
 
 
-def _by_name(timeline: Timeline, rows: AnyArray, parts: Numbering[str]) -> Iterator[_Layer]:
+def _by_name(timeline: Timeline, slices: Slices, rows: AnyArray, parts: Numbering[str]) -> Iterator[_Layer]:
     """Yield a layer for each depth of ranges, the outermost first; a range is the part of its name."""
-    slices = timeline.slices
     for depth in np.unique(slices.depth[rows]).tolist():
         level = rows[slices.depth[rows] == depth]
         level = level[np.argsort(slices.start[level], kind="stable")]
-        number = np.array([parts[timeline.names[name].label] for name in slices.name[level].tolist()], np.int64)
-        yield _Layer(slices.start[level], slices.end[level], number)
+        names, place = number_values(slices.name[level])
+        number = np.array([parts[timeline.names[name].label] for name in names.tolist()], np.int64)
+        yield _Layer(slices.start[level], slices.end[level], number[place])
 
 
 def _hold_any(slices: Slices, rows: AnyArray, inner: AnyArray) -> BoolArray:
@@ -307,7 +342,9 @@ def _hold_any(slices: Slices, rows: AnyArray, inner: AnyArray) -> BoolArray:
     return np.asarray(last > first, np.bool_)
 
 
-def _losses_and_models(timeline: Timeline, calls: Int64Array, edges: Int64Array) -> tuple[Int64Array, Int64Array]:
+def _losses_and_models(
+    timeline: Timeline, line: ThreadLine, calls: Int64Array, passes: Int64Array, ends: Int64Array
+) -> tuple[Int64Array, Int64Array]:
     """Return the calls of losses, and those of models: the outermost ones, and those that a loss module calls.
 
     In a loss module, what calls modules itself is a model, and so is a layer beside it in a module whose method the
@@ -316,10 +353,12 @@ def _losses_and_models(timeline: Timeline, calls: Int64Array, edges: Int64Array)
 
     Args:
         timeline: where they are.
-        calls: all calls of a thread in forward.
-        edges: int64[n], when its backward passes began and steps ended.
+        line: its threads.
+        calls: all calls of them in forward.
+        passes: their backward passes.
+        ends: int64[n], when steps ended, ascending.
     """
-    slices = timeline.slices
+    slices = line.slices
     of_name = np.array([name.module_class.endswith(_LOSSES) for name in timeline.names] or [False], np.bool_)
     parent, is_loss = slices.parent[calls], of_name[slices.name[calls]]
     roots, losses = calls[(parent < 0) & ~is_loss], calls[(parent < 0) & is_loss]
@@ -336,7 +375,9 @@ def _losses_and_models(timeline: Timeline, calls: Int64Array, edges: Int64Array)
     has_model = np.bincount(loss_of[layers[is_model]], minlength=len(losses)) > 0
     outermost = np.append(roots, losses)
     trained = backward_starts(timeline, outermost)
-    group = np.searchsorted(edges, np.where(trained < NEVER, trained, slices.end[outermost]), "right")
+    moment = np.where(trained < NEVER, trained, timeline.slices.end[outermost])
+    moment = line.move(line.of_track[slices.track[outermost]], moment)
+    group = np.searchsorted(np.sort(slices.start[passes]), moment, "right") + line.number_between(ends, moment)
     group = np.where(trained < NEVER, group, -1 - group)
     is_alone = ~has_model & ~np.isin(group[len(roots) :], group[: len(roots)])
     holder = _uncalled_holders(timeline, layers)
@@ -364,7 +405,7 @@ def _uncalled_holders(timeline: Timeline, calls: Int64Array) -> Int64Array:
 
 
 def _gaps_before_passes(
-    slices: Slices, models: AnyArray, passes: AnyArray, optimizers: AnyArray, ends: Int64Array, part: int
+    line: ThreadLine, models: AnyArray, passes: AnyArray, optimizers: AnyArray, ends: Int64Array, part: int
 ) -> _Layer:
     """Return the time of the loss: between forward and backward, outside of both.
 
@@ -372,40 +413,43 @@ def _gaps_before_passes(
     another pass if a call came before that in the step and no optimizer ran in between.
 
     Args:
-        slices: where they are.
-        models: calls of models on a thread.
-        passes: its backward passes.
-        optimizers: what it ran of optimizers.
+        line: the threads.
+        models: calls of models on them.
+        passes: their backward passes.
+        optimizers: what they ran of optimizers.
         ends: int64[n], when steps ended, ascending.
         part: its number.
     """
+    slices = line.slices
     both = np.concatenate([models, passes])
     busy = union_of(slices.start[both], slices.end[both])
     start, end = busy.end[:-1], busy.start[1:]
     backward = (slices.kind == MODULE) & (slices.phase == BACKWARD)
     backed = models[np.isin(slices.link[models], slices.link[backward]) & (slices.link[models] >= 0)]
     optimized = np.diff(np.searchsorted(np.sort(slices.start[optimizers]), np.stack([start, end]), "left"), axis=0)[0]
-    step = np.searchsorted(ends, start, "right")
-    before_pass = np.isin(end, slices.start[passes]) & (step == np.searchsorted(ends, end, "right"))
-    call_ends = np.sort(slices.end[models])
-    in_order = np.append(call_ends, np.iinfo(np.int64).max)
-    first_end = in_order[np.searchsorted(call_ends, np.append(np.iinfo(np.int64).min, ends)[step])]
-    kept = np.isin(start, slices.end[backed])
-    kept |= before_pass & (np.isin(start, call_ends) | (optimized == 0) & (start >= first_end))
+    (step, step_at_end), nothing = (line.number_between(ends, edge) for edge in (start, end)), np.iinfo(np.int64).min
+    before_pass = np.isin(end, slices.start[passes]) & (step == step_at_end)
+    call_ends = np.append(nothing, np.sort(slices.end[models]))
+    last_call = call_ends[np.searchsorted(call_ends, start, "right") - 1]
+    has_call = (last_call > nothing) & (line.number_between(ends, last_call) == step)
+    kept = np.isin(start, slices.end[backed]) & (line.back(start)[0] == line.back(end)[0])
+    kept |= before_pass & ((last_call == start) | (optimized == 0) & has_call)
     return _Layer(start[kept], end[kept], np.full(int(np.count_nonzero(kept)), part, np.int64))
 
 
-def _recompute(slices: Slices, is_own: BoolArray, passes: AnyArray, on_backward: AnyArray, part: int) -> _Layer:
-    """Return when modules ran again: on this thread, or on a device's thread while this one was in a pass."""
-    here = on_backward[slices.phase[on_backward] == RECOMPUTE]
-    anywhere = np.flatnonzero((slices.kind == MODULE) & (slices.phase == RECOMPUTE) & is_own[slices.track])
-    elsewhere = np.setdiff1d(anywhere, here)
-    if len(passes) and len(elsewhere):
-        begins = np.sort(slices.start[passes])
-        at = np.searchsorted(begins, slices.start[elsewhere], side="right") - 1
-        ends = slices.end[passes][np.argsort(slices.start[passes], kind="stable")]
-        here = np.concatenate([here, elsewhere[(at >= 0) & (slices.end[elsewhere] <= ends[at])]])
-    return _union_layer(slices, here, part)
+def _recompute(timeline: Timeline, line: ThreadLine, again: Int64Array, passes: Int64Array, part: int) -> _Layer:
+    """Return when modules ran again: on each thread, or on a device's thread while that one was in a pass."""
+    start, end = [line.slices.start[again]], [line.slices.end[again]]
+    slices, thread = timeline.slices, line.of_track[timeline.slices.track[passes]]
+    for own in split_by(thread, passes) if len(again) else ():
+        begins, ends = slices.start[own], slices.end[own]
+        near = again[slice(*np.searchsorted(slices.start[again], (begins[0], ends.max())))]
+        near = near[slices.end[near] <= ends[np.searchsorted(begins, slices.start[near], side="right") - 1]]
+        of_pass = line.of_track[slices.track[own[:1]]]
+        start.append(line.move(of_pass, slices.start[near]))
+        end.append(line.move(of_pass, slices.end[near]))
+    times = union_of(np.concatenate(start), np.concatenate(end))
+    return _Layer(times.start, times.end, np.full(len(times.start), part, np.int64))
 
 
 def _longest_ranges(timeline: Timeline, bounds: StepBounds, of_step: Int64Array) -> dict[tuple[int, str], str]:

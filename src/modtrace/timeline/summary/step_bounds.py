@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from ..._errors import ModtraceError
-from ..._numbering import distinct
+from ..._numbering import number_values
 from ..._typing import AnyArray, BoolArray, Int64Array, ObjectArray
 from ..contents import FIRST_CALLED
 from ..select import (
@@ -28,6 +28,7 @@ from ..select import (
 )
 from ..slices import BACKWARD, BACKWARD_PASS, MODULE, RANGE
 from ..step_begins import find_step_begins, trained_modules
+from ..time_intervals import shift_apart
 
 if TYPE_CHECKING:
     from ..timeline import Timeline
@@ -98,11 +99,6 @@ class StepBounds(NamedTuple):
         number, start, end, whole, tid, name = (np.concatenate([piece[at] for piece in pieces]) for at in range(6))
         return cls(number, start, end, whole, tid, name, pieces[0].step_by)
 
-    def by_thread(self) -> dict[int, StepBounds]:
-        """Return the steps of each thread, which do not overlap; -1 for those of the whole process."""
-        tids = distinct(self.tid).tolist()
-        return {tid: self.take(np.flatnonzero(self.tid == tid)) if len(tids) > 1 else self for tid in tids}
-
     def by_name(self) -> dict[str, Int64Array]:
         """Return the indices of the steps of each name, in the order in which the names come first."""
         numbers = {name: number for number, name in enumerate(dict.fromkeys(self.name.tolist()))}
@@ -142,14 +138,17 @@ class StepBounds(NamedTuple):
 
     def index_at(self, moment: Int64Array, tid: Int64Array) -> Int64Array:
         """Return the index of the step that a thread is in at each moment; -1 for none."""
-        index = np.full(len(moment), -1)
-        for of_thread in distinct(self.tid).tolist():
-            own = np.flatnonzero(self.tid == of_thread)
-            here = np.flatnonzero((tid == of_thread) | (of_thread == _PROCESS))
-            at = np.searchsorted(self.start[own], moment[here], side="right") - 1
-            inside = (at >= 0) & (moment[here] < self.end[own][at])
-            index[here[inside]] = own[at[inside]]
-        return index
+        (tids, thread), count = number_values(self.tid), len(self.tid)
+        if not count:
+            return np.full(len(moment), -1)
+        own = np.searchsorted(tids, tid) if tids[0] != _PROCESS else np.zeros(len(moment), np.int64)
+        # By thread, and in it by how many steps of any thread had begun.
+        key = thread * (count + 1) + np.searchsorted(self.start, self.start, side="right")
+        order = np.argsort(key, kind="stable")
+        begun = own * (count + 1) + np.searchsorted(self.start, moment, side="right")
+        index = order[np.searchsorted(key[order], begun, side="right") - 1]
+        is_own = (self.tid[index] == tid) | (self.tid[index] == _PROCESS)
+        return np.where(is_own & (self.start[index] <= moment) & (moment < self.end[index]), index, -1)
 
     def of_spans(self, timeline: Timeline) -> Int64Array:
         """Return the number of the step that each span belongs to; -1 for none. Work of a GPU belongs to its call."""
@@ -269,15 +268,14 @@ def _called_steps(timeline: Timeline, step_by: str) -> StepBounds:
     if not len(rows):
         raise ModtraceError(_nothing_found(timeline, step_by, calls, ranges))
     tid = np.array([track.tid for track in timeline.tracks], np.int64)[slices.track[rows]]
-    outermost = np.zeros(len(rows), np.bool_)
-    for thread in distinct(tid).tolist():
-        own = np.flatnonzero(tid == thread)
-        own = own[np.lexsort((-slices.end[rows[own]], slices.start[rows[own]]))]
-        until = np.maximum.accumulate(slices.end[rows[own]])
-        outermost[own] = slices.start[rows[own]] >= np.append(np.iinfo(np.int64).min, until[:-1])
+    tids, thread = number_values(tid)
+    shift = shift_apart(thread, slices.start[rows], slices.end[rows], len(tids))[0][thread]
+    start, end = slices.start[rows] + shift, slices.end[rows] + shift
+    order = np.lexsort((-end, start))
+    until = np.maximum.accumulate(end[order])
+    outermost = np.sort(order[start[order] >= np.append(np.iinfo(np.int64).min, until[:-1])])
+    outermost = outermost[np.argsort(slices.start[rows[outermost]], kind="stable")]
     rows, tid = rows[outermost], tid[outermost]
-    order = np.argsort(slices.start[rows], kind="stable")
-    rows, tid = rows[order], tid[order]
     is_range = step_by.startswith(_RANGE)
     labels = [name.fqn if step_by == CALL else name.label if is_range else step_by for name in names]
     called = np.array(labels, object)[slices.name[rows]]

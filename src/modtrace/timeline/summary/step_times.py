@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..._errors import ModtraceError
-from ..._numbering import number_values
+from ..._numbering import Numbering, number_values
 from ..._typing import AnyArray, BoolArray, Int64Array
+from ..contents import Process
 from ..lazy_rows import LazyRows
 from ..select import first_process_tracks, keep_tracks, without_gpu
-from ..slices import BACKWARD_PASS, FORWARD, RANGE, RECOMPUTE, Slices
-from ..time_intervals import TimeIntervals, union_of
-from .step_bounds import OPTIMIZER, StepBounds, find_step_bounds, once_per_timeline
+from ..slices import BACKWARD_PASS, FORWARD, MODULE, RANGE, RECOMPUTE, Slices
+from ..time_intervals import TimeIntervals, shift_apart, union_of
+from .step_bounds import OPTIMIZER, find_step_bounds, once_per_timeline
+from .thread_line import ThreadLine
 
 if TYPE_CHECKING:
     from ..timeline import Timeline
@@ -107,26 +109,21 @@ def measure_steps(timeline: Timeline, step_by: str) -> Steps:
 
     With several processes, marks and spans of the first count. For a step that is a call, those of its thread count.
     """
-    bounds, own = find_step_bounds(timeline, step_by), first_process_tracks(timeline)
-    tids = np.array([track.tid for track in timeline.tracks], np.int64)
-    steps = Steps(
-        *(
-            _measure(keep_tracks(timeline, own if tid < 0 else own & (tids == tid)), of_thread).table
-            for tid, of_thread in bounds.by_thread().items()
-        )
-    )
-    return steps.take(np.argsort(steps.columns.step, kind="stable"))
-
-
-def _measure(timeline: Timeline, bounds: StepBounds) -> Steps:
-    columns, (number, start, end, whole) = timeline.columns, bounds[:4]
+    bounds = find_step_bounds(timeline, step_by)
+    timeline = keep_tracks(timeline, first_process_tracks(timeline))
+    slices, (number, start, end, whole) = timeline.slices, bounds[:4]
+    trains, evaluation_rows = ~is_in_evaluation(timeline), _evaluation_rows(timeline)
+    if bounds.step_by != OPTIMIZER:  # an evaluation's calls are steps too
+        trains, evaluation_rows = np.ones(len(trains), np.bool_), evaluation_rows[:0]
+        line = ThreadLine(timeline, bounds)
+        slices, thread = line.slices, np.searchsorted(line.tids, bounds.tid)
+        start, end = line.move(thread, start), line.move(thread, end)
+    columns = slices.take(slices.block_of(MODULE))
 
     def union(slices: Slices, chosen: AnyArray | slice) -> TimeIntervals:
         return union_of(slices.start[chosen], slices.end[chosen])
 
-    trains, evaluations = ~is_in_evaluation(timeline), union(timeline.slices, _evaluation_rows(timeline))
-    if bounds.step_by != OPTIMIZER:  # an evaluation's calls are steps too
-        trains, evaluations = np.ones(len(columns), np.bool_), TimeIntervals(start[:0], end[:0])
+    evaluations = union(slices, evaluation_rows)
     is_root = columns.parent < 0
     recomputes = columns.phase == RECOMPUTE
     is_backward = columns.phase != FORWARD
@@ -134,7 +131,7 @@ def _measure(timeline: Timeline, bounds: StepBounds) -> Steps:
     modules = all_busy.time_within(start, end)
     backward = union(columns, is_backward & trains & (is_root | ~is_backward[columns.parent])).time_within(start, end)
     recompute = union(columns, recomputes & trains & (is_root | ~recomputes[columns.parent])).time_within(start, end)
-    passes = union(timeline.slices, timeline.slices.block_of(BACKWARD_PASS)).time_within(start, end)
+    passes = union(slices, slices.block_of(BACKWARD_PASS)).time_within(start, end)
     before, after = _edges_outside(all_busy, start, end)
     either = union_of(np.append(all_busy.start, evaluations.start), np.append(all_busy.end, evaluations.end))
     evaluation = either.time_within(start, end) - modules
@@ -150,12 +147,12 @@ def is_in_evaluation(timeline: Timeline) -> BoolArray:
     columns, slices = timeline.columns, timeline.slices
     inside = np.zeros(len(columns), np.bool_)
     rows = _evaluation_rows(timeline)
-    thread = np.unique([f"{track.process} {track.tid}" for track in timeline.tracks] or [""], return_inverse=True)[1]
-    of_row = thread[slices.track[rows]]
-    for number in np.unique(of_row).tolist():
-        own = rows[of_row == number]
-        spans = np.flatnonzero(thread[columns.track] == number)
-        inside[spans] = union_of(slices.start[own], slices.end[own]).hold(columns.start[spans])
+    if len(rows):
+        number = Numbering[tuple[Process, int]]()
+        thread = np.array([number[track.process, track.tid] for track in timeline.tracks], np.int64)
+        shift, _ = shift_apart(thread[slices.track], slices.start, slices.end, len(number))
+        of_row, of_span = shift[thread[slices.track[rows]]], shift[thread[columns.track]]
+        inside = union_of(slices.start[rows] + of_row, slices.end[rows] + of_row).hold(columns.start + of_span)
     return inside
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..._typing import BoolArray, Int64Array
+from ..._numbering import split_by
+from ..._typing import AnyArray, BoolArray, Int64Array
 from ..select import first_process_tracks, forward_calls
 from ..slices import GARBAGE_COLLECTION, RANGE
 from .parts import OTHER, PARTS
@@ -80,8 +81,12 @@ class _Times(NamedTuple):
     tid: Int64Array
     calls: Int64Array
 
-    def take(self, rows: BoolArray) -> _Times:
+    def take(self, rows: AnyArray) -> _Times:
         return _Times(*(column[rows] for column in self))
+
+    def by_thread(self) -> dict[int, _Times]:
+        """Return those of each thread by its id, ascending."""
+        return {int(self.tid[own[0]]): self.take(own) for own in split_by(self.tid, np.arange(len(self.tid)))}
 
 
 def measure_units(timeline: Timeline, step_by: str | None) -> list[UnitTimes]:
@@ -99,7 +104,7 @@ def _measure(timeline: Timeline, bounds: StepBounds) -> Iterator[UnitTimes]:
     call, step, is_first = _calls_inside(timeline, bounds)
     calls = np.bincount(step, minlength=len(bounds.number))
     slices = timeline.slices
-    units = _Times(bounds.start, bounds.end, bounds.tid, calls)
+    threads, units = _thread_names(timeline), _Times(bounds.start, bounds.end, bounds.tid, calls)
     inside = _Times(slices.start[call], slices.end[call], bounds.tid[step], np.ones(len(call), np.int64))
     for name, rows in bounds.by_name().items():
         chosen = np.zeros(len(bounds.whole), np.bool_)
@@ -109,13 +114,12 @@ def _measure(timeline: Timeline, bounds: StepBounds) -> Iterator[UnitTimes]:
             stages = _STAGES_OF_GENERATE if name == GENERATE else _STAGES
             for stage, belongs in zip(stages, (is_first, ~is_first), strict=True):
                 times[stage] = inside.take(chosen[step] & belongs)
-        tids = np.unique(bounds.tid[chosen]).tolist()
-        names = _thread_names(timeline) if len(tids) > 1 else {}
-        for thread, tid in [("", None), *((names[tid], tid) for tid in tids if len(tids) > 1)]:
-            for stage, of_stage in times.items():
-                of_thread = of_stage if tid is None else of_stage.take(of_stage.tid == tid)
-                if len(of_thread.start):
-                    yield _row(name, stage, thread, of_thread)
+        yield from (_row(name, stage, "", of_stage) for stage, of_stage in times.items() if len(of_stage.start))
+        by_thread = {stage: of_stage.by_thread() for stage, of_stage in times.items()}
+        tids = [*by_thread[""]] if len(by_thread[""]) > 1 else []
+        for tid, (stage, of_threads) in itertools.product(tids, by_thread.items()):
+            if tid in of_threads:
+                yield _row(name, stage, threads[tid], of_threads[tid])
 
 
 def _calls_inside(timeline: Timeline, bounds: StepBounds) -> tuple[Int64Array, Int64Array, BoolArray]:
