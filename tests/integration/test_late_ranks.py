@@ -11,7 +11,8 @@ import pytest
 import modtrace
 from modtrace.live.windows import KEPT
 from modtrace.ranks.slow import find_slow_ranks
-from tests.support.python_process import HANGS_AFTER_S, run_python, start_python
+from tests.support.forked_python import run_forked
+from tests.support.python_process import HANGS_AFTER_S, start_python
 
 TRAIN = """
 import gc, io, os, sys, time
@@ -89,11 +90,10 @@ CAUSES = {
 def test_the_rank_that_comes_late_is_named_with_why(tmp_path: Path, cause: str, late: int) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "run").mkdir()
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     with start_python(
         "-m", "modtrace", "watch", tmp_path / "run", "--keep-when", "step > 3x", "--pause", "1ns"
     ) as watcher:
-        run_python(*launch, tmp_path / "train.py", cause, late, tmp_path / "run")
+        run_forked("-m", "tests.support.forked_ranks", 0, tmp_path / "train.py", cause, late, tmp_path / "run")
         assert watcher.wait(HANGS_AFTER_S) == 0
 
     place = re.escape(CAUSES[cause])

@@ -11,9 +11,10 @@ import pytest
 import modtrace
 from modtrace.live.where import read_rank_state
 from modtrace.ranks import find_rank_recordings
-from tests.support.python_process import python_environment, run_python
+from tests.support.forked_python import run_forked
+from tests.support.python_process import python_environment
 
-# Attempt n trains for 3 + 2 n steps. A rank of the first two kills itself then, and torchrun starts both again.
+# Attempt n trains for 3 + 2 n steps. A rank of the first two kills itself then, and both are started again.
 TRAIN = """
 import os, signal
 import torch, torch.distributed as dist
@@ -21,7 +22,7 @@ from torch import nn
 import modtrace
 
 attempt, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
-# torchrun keeps its store, in which gloo would find the addresses of those that ended.
+# The launcher keeps its store, in which gloo would find the addresses of those that ended.
 store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
 dist.init_process_group("gloo", store=dist.PrefixStore(str(attempt), store), rank=rank, world_size=2)
 model = nn.Linear(4, 1)
@@ -41,8 +42,7 @@ dist.destroy_process_group()
 
 def test_each_restart_of_a_job_leaves_a_ring_per_rank(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
-    launch = "-m torch.distributed.run --standalone --nproc-per-node 2 --max-restarts 2 --monitor-interval 0.1"
-    run_python(*launch.split(), "train.py", cwd=tmp_path)
+    run_forked("-m", "tests.support.forked_ranks", 2, "train.py", cwd=tmp_path)
 
     rings = {path.name: modtrace.load(path) for path in tmp_path.glob("*.modtrace")}
     steps = {"job-%d.1.modtrace": 3, "job-%d.2.modtrace": 5, "job-%d.modtrace": 7}
