@@ -9,14 +9,27 @@ import pytest
 
 import modtrace
 from modtrace.record_options import EngineName
-from tests.support.python_process import python_environment, run_python
+from tests.support.forked_python import run_forked
+from tests.support.python_process import run_python
 from tests.support.test_scale import PORTABLE_IN_FULL
+
+SMALL_DISK = """
+import ctypes, os, sys
+ids, libc = (os.getuid(), os.getgid()), ctypes.CDLL(None)
+assert libc.unshare(0x10000000 | 0x20000) == 0  # as `unshare --user --mount --map-root-user`
+for name, text in (("setgroups", "deny"), ("uid_map", f"0 {ids[0]} 1"), ("gid_map", f"0 {ids[1]} 1")):
+    with open(f"/proc/self/{name}", "w") as file:
+        file.write(text)
+assert libc.mount(b"none", os.fsencode(sys.argv[2]), b"tmpfs", 0, sys.argv.pop().encode()) == 0
+"""
 
 HEAD = """
 import logging, os, resource, sys, torch, modtrace
 from torch import nn
 from pathlib import Path
 
+# Python would leave cut `.pyc` files behind, where it imports something while the disk is full.
+sys.dont_write_bytecode = True
 engine, small, large = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
 net, x = nn.Linear(2, 2), torch.ones(1, 2)
 
@@ -96,14 +109,10 @@ def on_a_small_disk(code: str, engine: EngineName, kilobytes: int, folder: Path)
     small, large = folder / "small", folder / "large"
     small.mkdir()
     large.mkdir()
-    mount = f'mount -t tmpfs -o size={kilobytes}k none "$0" && exec "$@"'
     probe = subprocess.run(["unshare", "-Urm", "mount", "-t", "tmpfs", "none", small], check=False, capture_output=True)
     if probe.returncode != 0:
         pytest.skip(f"no small disk can be mounted here: {probe.stderr.decode().strip()}")
-    wrapper = ("unshare", "-Urm", "sh", "-c", mount, str(small))
-    # Python would leave cut `.pyc` files behind, where it imports something while the disk is full.
-    environment = python_environment(PYTHONDONTWRITEBYTECODE="1")
-    return run_python("-c", HEAD + code, engine, small, large, status=None, wrapper=wrapper, env=environment)
+    return run_forked("-c", SMALL_DISK + HEAD + code, engine, small, large, f"size={kilobytes}k", status=None)
 
 
 @PORTABLE_IN_FULL
@@ -141,7 +150,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
 def test_a_limit_on_file_sizes_is_as_a_full_disk(engine: EngineName, tmp_path: Path) -> None:
     code = HEAD + LIMITED + AT_START.rpartition("with modtrace")[0]
 
-    done = run_python("-c", code, engine, tmp_path, tmp_path, env=python_environment(PYTHONDONTWRITEBYTECODE="1"))
+    done = run_forked("-c", code, engine, tmp_path, tmp_path)
 
     assert done.stderr == ""
     assert f"{tmp_path}/run.modtrace: cannot reserve 34,607,104 bytes" in done.stdout

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 import modtrace
 from modtrace.checking import check
 from modtrace.record_options import EngineName
+from tests.support.forked_python import run_forked
 from tests.support.python_process import HANGS_AFTER_S, python_environment, run_python
 
 
@@ -92,6 +93,7 @@ def test_workers_record_nothing_unless_they_are_asked_to() -> None:
 
 DIES = """
 import os, signal, tempfile
+os.setsid()
 from pathlib import Path
 import torch, modtrace
 from torch.utils.data import DataLoader, TensorDataset
@@ -118,7 +120,7 @@ def test_the_rings_of_workers_go_with_the_process_however_it_ends(
     temporary.mkdir()
     environment = python_environment(TMPDIR=str(temporary))
 
-    died = run_python("-c", DIES + death, status=None, cwd=tmp_path, env=environment, wrapper=["setsid", "--wait"])
+    died = run_forked("-c", DIES + death, status=None, cwd=tmp_path, env=environment)
     said = modtrace.load(tmp_path / "run.modtrace").summary().to_text()
     where = run_python("-m", "modtrace", "where", tmp_path / "run.modtrace").stdout
     [state] = modtrace.where(tmp_path / "run.modtrace").ranks

@@ -21,6 +21,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -140,6 +141,7 @@ def _next_program(requests: socket.socket) -> list[str] | None:
         os.chdir(cwd)
         os.environ.clear()
         os.environ.update(environment)
+        tempfile.tempdir = None  # TMPDIR is this environment's
         return [*arguments]
 
 

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.support.forked_python import run_forked, start_forked
-from tests.support.python_process import run_python
+from tests.support.python_process import python_environment, run_python
 
 _FRESH = """
 import os, sys, threading
 print("torch" in sys.modules, [name for name in sys.modules if name.partition(".")[0] == "modtrace"])
 print(threading.active_count(), sys.argv, __name__, os.getcwd(), os.environ.get("ONLY"), sys.stdin.read() == "")
 """
+_TEMPORARY = "import tempfile; print(tempfile.gettempdir())"
 _SEEN = """
 import __main__, pickle, sys, warnings
 class Local: pass
@@ -40,6 +41,10 @@ def test_torch_is_imported_and_no_module_of_modtrace(tmp_path: Path) -> None:
     done = run_forked("-c", _FRESH, 3, cwd=tmp_path, env={"ONLY": "this"})
 
     assert done.stdout == f"True []\n1 ['-c', '3'] __main__ {tmp_path} this True\n"
+
+
+def test_temporary_files_go_where_the_environment_says(tmp_path: Path) -> None:
+    assert run_forked("-c", _TEMPORARY, env=python_environment(TMPDIR=str(tmp_path))).stdout == f"{tmp_path}\n"
 
 
 @pytest.mark.parametrize("how", ["-c", "-m", "script"])
