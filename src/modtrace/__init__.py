@@ -67,6 +67,8 @@ def __getattr__(name: str) -> object:
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
+        if module.startswith((".recording", ".track")):
+            importlib.import_module("torch")  # first, as a recording that waits for torch needs these modules whole
         value = globals()[name] = getattr(importlib.import_module(module, __name__), name)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "torch":

@@ -28,6 +28,7 @@ for _ in range(3):
 SCRIPTS = {
     "before torch": "import modtrace\n" + TRAIN,
     "after torch": "import torch, modtrace\n" + TRAIN,
+    "by a name that needs torch": "import modtrace\nmodtrace.current()\n" + TRAIN,
 }
 
 SPAWNS = """
