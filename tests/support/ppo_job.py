@@ -28,7 +28,7 @@ ALL_REDUCE = '["all_reduce", "1"]'
 
 
 class PpoCulprit(NamedTuple):
-    """What takes a process longer: a module's forward, `backward` of it, or a range; `ms` in each step."""
+    """What takes a process longer: a module's forward, `backward` of it, a range, or nothing (""); `ms` a step."""
 
     role: str
     rank: int
@@ -87,7 +87,13 @@ class _Process:
 
 
 def write_ppo_job(
-    folder: Path, culprit: PpoCulprit | None = None, *, by_messages: bool, noise: float = 0.03, seed: int = 0
+    folder: Path,
+    culprit: PpoCulprit | None = None,
+    *,
+    by_messages: bool,
+    noise: float = 0.03,
+    seed: int = 0,
+    warm_up_ms: float = 0,
 ) -> None:
     """Write the rings.
 
@@ -98,6 +104,7 @@ def write_ppo_job(
             say that a process waits.
         noise: the deviation of all times, as a part of them.
         seed: of that.
+        warm_up_ms: what the trainers take more in the first step, and with 1 ms to gather the weights after it.
     """
     random = np.random.default_rng(seed)
 
@@ -137,11 +144,13 @@ def write_ppo_job(
             hand_on(rollout, DRIVER, step, "rollouts")
         with job[DRIVER].range("reward"):
             job[DRIVER].spend("reward", 0.5)
+        job[DRIVER].spend("", 0)
         for trainer in TRAINERS:
             own = job[trainer]
             hand_on(DRIVER, trainer, step, "rewards")
             with own.range("advantages"):
                 own.spend("advantages", 2)
+                own.now += round(warm_up_ms * MS) * (step == 0)
             own.module("Net.up", 4, step)
             own.module("Net.down", 4, step)
             own.backward(("Net.down", "Net.up"), 5)
@@ -152,5 +161,8 @@ def write_ppo_job(
             job[trainer].script.collective(done, Kind.COLLECTIVE_EXIT, ALL_REDUCE, 4096)
             job[trainer].script.collective(done, Kind.COLLECTIVE_DONE, ALL_REDUCE, step)
             job[trainer].script.step(done, step)
+            if warm_up_ms and step == 0:
+                with job[trainer].range("gather"):
+                    job[trainer].now += MS
     for process in job:
         process.script.close()

@@ -52,6 +52,30 @@ def test_a_sentence_says_who_waits_how_long_for_whom_and_why(by_messages: bool, 
 
 
 @BY_MESSAGES
+def test_what_was_before_the_first_step_that_counts_is_not_waited_for_in_it(by_messages: bool, tmp_path: Path) -> None:
+    waits = []
+    for warm_up_ms in (1, 5_000):
+        folder = tmp_path / str(warm_up_ms)
+        folder.mkdir()
+        write_ppo_job(folder, by_messages=by_messages, noise=0, warm_up_ms=warm_up_ms)
+        waits.append(modtrace.find_slow_ranks(folder).waits)
+
+    assert waits[0] == waits[1]
+    assert sum(one.share for one in waits[0] if one.role == "rollouts") < 1
+
+
+def test_what_a_process_does_in_no_module_and_no_range_is_said_so(tmp_path: Path) -> None:
+    """10 ms, twice 0.5 in ranges, and what it is handed and hands on."""
+    write_ppo_job(tmp_path, PpoCulprit("driver", 0, "", 10), by_messages=True, noise=0)
+
+    run = modtrace.find_slow_ranks(tmp_path)
+
+    assert "trainers wait 19 % of a step for driver 0, mostly outside of modules and ranges" in run.sentences
+    [wait] = [one for one in run.waits if (one.role, one.waits_for) == ("trainers", "driver 0")]
+    assert (wait.ns_per_step, wait.fqn, wait.phase) == (11_200_000, "", "")
+
+
+@BY_MESSAGES
 def test_twenty_culprits_are_named_and_nobody_else_is(by_messages: bool, tmp_path: Path) -> None:
     assert len(CULPRITS) == 20
     for number, culprit in enumerate(CULPRITS):

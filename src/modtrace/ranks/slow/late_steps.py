@@ -182,8 +182,8 @@ class RoleWait(NamedTuple):
     waits_for: str  # for whom: one process (`rollout 2`), or all of a role
     share: float  # of a step, the mean of who waits
     ns_per_step: int
-    fqn: str  # what was waited for: a module or a range
-    phase: str  # of the module; `IN_RANGE`
+    fqn: str  # what was waited for: a module or a range; or `OUTSIDE`
+    phase: str  # of the module; `IN_RANGE`; empty outside
     ratio: float | None  # how many times as long that is there as in the others of its role; None: there is no such
 
     @property
@@ -191,7 +191,8 @@ class RoleWait(NamedTuple):
         """Who waits for whom, and for what."""
         wait = f"{self.role} {'wait' if self.role.endswith('s') else 'waits'} {100 * self.share:.0f} % of a step"
         place = place_text(self.fqn, self.phase)
-        why = f", mostly in {place}" if self.ratio is None else f": {place} is {self.ratio:.1f} times as long there"
+        mostly = f"in {place}" if self.fqn != OUTSIDE else "outside of modules and ranges"
+        why = f", mostly {mostly}" if self.ratio is None else f": {place} is {self.ratio:.1f} times as long there"
         return f"{wait} for {self.waits_for}{why}"
 
 

@@ -18,7 +18,7 @@ from ...timeline.nesting import find_parents
 from ...timeline.time_intervals import TimeIntervals, union_of
 from ..groups import group_starts, number_ranges
 from ..rank_tables import CALL, CollectiveTable, RangeTable, RankTables, SpanTable, StepTable, take
-from .late_steps import COUNTED_NOISES, IN_RANGE, MAD_TO_SIGMA, OwnTime, RoleWait
+from .late_steps import COUNTED_NOISES, IN_RANGE, MAD_TO_SIGMA, OUTSIDE, OwnTime, RoleWait
 from .replay import rank_events
 from .slow_run import NO_RANK, often_late
 
@@ -124,7 +124,7 @@ def role_times(worlds: Sequence[RankTables], first: int, last: int) -> RoleTimes
                 take(ranges, says_what & ~is_wait & (ranges.rank == rank)),
                 union_of(np.append(own.start, in_wait.start), np.append(own.end, in_wait.end)),
             )
-    waits = _told_by_time(_Waits(*map(np.concatenate, zip(*known, strict=True))), did, processes)
+    waits = _cut(_told_by_time(_Waits(*map(np.concatenate, zip(*known, strict=True))), did, processes), edges)
     took = {(one, place): ns for one in processes for place, ns in _place_times(did[one], edges).items()}
     return RoleTimes(processes, np.diff(edges), _followed(waits, processes, edges), took)
 
@@ -180,6 +180,15 @@ def _told_by_time(waits: _Waits, did: Mapping[int, _Process], processes: Mapping
         start[own][1:] = np.maximum(start[own][1:], until[own][:-1])
     kept = until > start
     return _Waits(waits.process[order][kept], start[kept], until[kept], target[order][kept])
+
+
+def _cut(waits: _Waits, edges: Int64Array) -> _Waits:
+    """Return waits that end where a step ends, and go on from there: each step has what is in it, and no more."""
+    first, last = np.searchsorted(edges, waits.start, "right"), np.searchsorted(edges, waits.until)
+    bounds = np.concatenate([[np.iinfo(np.int64).min], edges, [np.iinfo(np.int64).max]])
+    part, wait = number_ranges(first, last + 1), np.repeat(np.arange(len(first)), last + 1 - first)
+    start, until = np.maximum(waits.start[wait], bounds[part]), np.minimum(waits.until[wait], bounds[part + 1])
+    return _Waits(waits.process[wait], start, until, waits.target[wait])
 
 
 def _followed(
@@ -297,9 +306,10 @@ def _role_wait(times: RoleTimes, role: str, other: str, members: Mapping[str, Se
     if share < _SAID_SHARE:
         return None
     label = process_label(*times.processes[holders[0]]) if len(holders) == 1 else f"{other}s"
-    mean = took.mean(axis=(1, 2))
-    place = places[_main_place(places, mean, mean)]
-    return RoleWait(who, label, share, round(share * usual_step), *place, None)
+    mean, ns_per_step = took.mean(axis=(1, 2)), round(share * usual_step)
+    main = _main_place(places, mean, mean)
+    place = (OUTSIDE, "") if ns_per_step - mean.sum() > mean[main] else places[main]
+    return RoleWait(who, label, share, ns_per_step, *place, None)
 
 
 def _main_place(places: Sequence[_Place], times: Float64Array, more: Float64Array) -> int:
