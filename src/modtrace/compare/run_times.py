@@ -152,12 +152,12 @@ def take_samples(timeline: Timeline, by: GroupBy = "module", step_by: str | None
     own_ns, own_calls = dict(zip(keys, self_ns, strict=True)), dict(zip(keys, calls, strict=True))
     divide_fused(own_ns, own_calls, classes, timeline.metadata, plain_fqn if by == "module" else None)
     return Samples(
-        own_ns,
-        own_calls,
-        duration_ns[warm_up:],
-        warm_up,
-        classes,
-        {divided.names[part]: parts_ns[:, part] for part in used.tolist()},
+        self_ns=own_ns,
+        calls=own_calls,
+        duration_ns=duration_ns[warm_up:],
+        warm_up=warm_up,
+        classes=classes,
+        parts={divided.names[part]: parts_ns[:, part] for part in used.tolist()},
     )
 
 

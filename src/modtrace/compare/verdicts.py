@@ -251,12 +251,12 @@ def compare_modules(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> Mo
         ]
     weight = np.exp(size[modules] - size[modules].max(initial=0))
     return ModuleChanges(
-        [change for change in changes if change.phase != PART],
-        [change for change in changes if change.phase == PART],
-        len(modules),
-        math.exp(common.difference),
-        common.cause,
-        math.sqrt(weighted_median(variance[modules], weight)) if len(modules) else 0.0,
+        changes=[change for change in changes if change.phase != PART],
+        parts=[change for change in changes if change.phase == PART],
+        compared=len(modules),
+        common_ratio=math.exp(common.difference),
+        common_cause=common.cause,
+        spread=math.sqrt(weighted_median(variance[modules], weight)) if len(modules) else 0.0,
     )
 
 

@@ -169,20 +169,20 @@ def unpack_table(data: bytes, most: int) -> Timeline:
     marks = [*zip(*head["marks"], strict=True)]
     _check_texts([*marks, *((track[0], track[1]) for track in head["tracks"])])
     return Timeline(
-        slices,
-        names,
-        [Track(kind, thread, tid, processes[of], *rest) for kind, thread, tid, of, *rest in head["tracks"]],
-        Stats(**head["stats"]),
-        [Mark(time, *mark) for time, mark in zip(rest["time of marks"].tolist(), marks, strict=True)],
-        [
+        slices=slices,
+        names=names,
+        tracks=[Track(kind, thread, tid, processes[of], *rest) for kind, thread, tid, of, *rest in head["tracks"]],
+        stats=Stats(**head["stats"]),
+        marks=[Mark(time, *mark) for time, mark in zip(rest["time of marks"].tolist(), marks, strict=True)],
+        counters=[
             CounterSeries(name, unit, processes[process], rest[f"time {number}"], rest[f"value {number}"])
             for number, (name, unit, process) in enumerate(head["counters"])
         ],
-        head["metadata"],
-        [Group(name, tuple(ranks), description) for name, ranks, description in head["groups"]],
-        None if head["gpu_work"] is None else GpuWork.from_json_values(head["gpu_work"]),
-        head["begin_ns"],
-        None if head["trained"] is None else frozenset(head["trained"]),
+        metadata=head["metadata"],
+        groups=[Group(name, tuple(ranks), description) for name, ranks, description in head["groups"]],
+        gpu_work=None if head["gpu_work"] is None else GpuWork.from_json_values(head["gpu_work"]),
+        begin_ns=head["begin_ns"],
+        trained=None if head["trained"] is None else frozenset(head["trained"]),
     )
 
 

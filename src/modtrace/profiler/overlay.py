@@ -321,18 +321,18 @@ def _join_processes(parts: Mapping[int | str, Aligned], events: ProfilerEvents) 
     is_own = np.max([part.threads for part in parts.values()], axis=0) >= 0
     threads = np.where(is_own, np.arange(len(is_own)) + 1, -1)
     return Aligned(
-        timeline,
-        innermost_spans(timeline),
-        next(iter(parts)),
-        threads,
-        None,
-        sum(part.nodes for part in parts.values()),
-        sum(part.attributed_nodes for part in parts.values()),
-        sum(part.straddling_ops for part in parts.values()),
-        max(part.max_straddle_ns for part in parts.values()),
-        [*dict.fromkeys(note for part in parts.values() for note in part.notes)],
-        {part.timeline.tracks[0].process: pid for pid, part in parts.items() if part.timeline.tracks},
-        [],
+        timeline=timeline,
+        running=innermost_spans(timeline),
+        pid=next(iter(parts)),
+        threads=threads,
+        alignment=None,
+        nodes=sum(part.nodes for part in parts.values()),
+        attributed_nodes=sum(part.attributed_nodes for part in parts.values()),
+        straddling_ops=sum(part.straddling_ops for part in parts.values()),
+        max_straddle_ns=max(part.max_straddle_ns for part in parts.values()),
+        notes=[*dict.fromkeys(note for part in parts.values() for note in part.notes)],
+        pids={part.timeline.tracks[0].process: pid for pid, part in parts.items() if part.timeline.tracks},
+        kernels=[],
     )
 
 

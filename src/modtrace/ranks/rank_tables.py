@@ -138,20 +138,20 @@ def span_table(timeline: Timeline, rank: int) -> SpanTable:
     if np.any(on_gpu):
         columns = columns.take(counted)
     return SpanTable(
-        timeline.names,
-        np.full(len(columns), rank, np.int32),
-        columns.step.astype(np.int32),
-        columns.track,
-        columns.phase,
-        columns.name,
-        columns.call,
-        columns.start,
-        columns.end - columns.start,
-        self_times(timeline.columns)[counted],
-        columns.depth,
-        columns.arg(FLOPS).dense(len(columns), UNKNOWN_FLOPS),
-        np.zeros(len(columns), np.int64) if memory is None else memory.retained[counted],
-        np.full(len(columns), -1) if memory is None else np.where(memory.known, memory.peak, -1)[counted],
+        names=timeline.names,
+        rank=np.full(len(columns), rank, np.int32),
+        step=columns.step.astype(np.int32),
+        track=columns.track,
+        phase=columns.phase,
+        name=columns.name,
+        call=columns.call,
+        start=columns.start,
+        duration=columns.end - columns.start,
+        self_time=self_times(timeline.columns)[counted],
+        depth=columns.depth,
+        flops=columns.arg(FLOPS).dense(len(columns), UNKNOWN_FLOPS),
+        retained=np.zeros(len(columns), np.int64) if memory is None else memory.retained[counted],
+        peak=np.full(len(columns), -1) if memory is None else np.where(memory.known, memory.peak, -1)[counted],
     )
 
 
@@ -177,19 +177,19 @@ def collective_table(timeline: Timeline, rank: int) -> CollectiveTable:
     order = np.argsort(start, kind="stable")
     kind = join(np.where(table.is_wait, WAIT, CALL), np.full(more, INFERRED_WAIT))
     return CollectiveTable(
-        operators,
-        groups,
-        np.full(count + more, rank, np.int32),
-        join(table.step, inferred.step).astype(np.int32)[order],
-        operator[name][order],
-        group[name][order],
-        peer[name][order],
-        kind.astype(np.int8)[order],
-        join(awaited, none)[order],
-        start[order],
-        join(table.end, inferred.end)[order],
-        join(np.where(table.on_device, -1, table.done), none)[order],
-        join(table.nbytes, np.zeros(more, np.int64))[order],
+        operators=operators,
+        groups=groups,
+        rank=np.full(count + more, rank, np.int32),
+        step=join(table.step, inferred.step).astype(np.int32)[order],
+        operator=operator[name][order],
+        group=group[name][order],
+        peer=peer[name][order],
+        kind=kind.astype(np.int8)[order],
+        counter=join(awaited, none)[order],
+        start=start[order],
+        end=join(table.end, inferred.end)[order],
+        done=join(np.where(table.on_device, -1, table.done), none)[order],
+        nbytes=join(table.nbytes, np.zeros(more, np.int64))[order],
     )
 
 
@@ -220,14 +220,14 @@ def range_table(timeline: Timeline, rank: int) -> RangeTable:
     apart[order[~is_inner]] = True
     places, place = number_distinct([name.place for name in names])
     return RangeTable(
-        places,
-        np.full(len(rows), rank, np.int32),
-        slices.step[rows].astype(np.int32),
-        place.astype(np.int32),
-        slices.start[rows],
-        slices.end[rows],
-        np.array([CATEGORIES.index(name.category) for name in names], np.int8),
-        apart,
+        places=places,
+        rank=np.full(len(rows), rank, np.int32),
+        step=slices.step[rows].astype(np.int32),
+        place=place.astype(np.int32),
+        start=slices.start[rows],
+        end=slices.end[rows],
+        category=np.array([CATEGORIES.index(name.category) for name in names], np.int8),
+        apart=apart,
     )
 
 

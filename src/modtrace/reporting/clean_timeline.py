@@ -132,12 +132,12 @@ def clean_timeline(timeline: Timeline, names: ReportNames) -> Timeline:
         names=[names.name(name) for name in timeline.names],
         tracks=[
             Track(
-                track.kind if track.kind in TRACK_KINDS else "backward",
-                names.thread(track.thread) if track.stream is None else f"stream {track.stream}",
-                track.tid,
-                track.process,
-                track.device,
-                track.stream,
+                kind=track.kind if track.kind in TRACK_KINDS else "backward",
+                thread=names.thread(track.thread) if track.stream is None else f"stream {track.stream}",
+                tid=track.tid,
+                process=track.process,
+                device=track.device,
+                stream=track.stream,
             )
             for track in timeline.tracks
         ],

@@ -130,19 +130,19 @@ class Collectives:
         operator, group, peer, device = self.names[name] if name >= 0 else CollectiveName("", "")
         track = int(self.track[index])
         return Collective(
-            operator,
-            group,
-            peer if peer >= 0 else None,
-            bool(self.is_wait[index]),
-            counter if counter >= 0 else None,
-            int(self.nbytes[index]),
-            int(self.start[index]),
-            int(self.end[index]),
-            done if done >= 0 else None,
-            self.track_names[track] if track < len(self.track_names) else "",
-            int(self.step[index]),
-            bool(self.complete[index]),
-            device,
+            operator=operator,
+            group=group,
+            peer=peer if peer >= 0 else None,
+            is_wait=bool(self.is_wait[index]),
+            counter=counter if counter >= 0 else None,
+            nbytes=int(self.nbytes[index]),
+            start_ns=int(self.start[index]),
+            end_ns=int(self.end[index]),
+            done_ns=done if done >= 0 else None,
+            track=self.track_names[track] if track < len(self.track_names) else "",
+            step=int(self.step[index]),
+            complete=bool(self.complete[index]),
+            device=device,
         )
 
     @property

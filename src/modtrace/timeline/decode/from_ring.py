@@ -271,16 +271,16 @@ def decode_modules(
         "complete": rows["has_start"] & rows["has_end"],
     }
     return ModuleSpans(
-        {field: column.astype(DTYPES[field], copy=False) for field, column in columns.items()},
-        len(track),
-        [*tracks],
-        {**_find_args(analysis, rows), **({} if flops is None else flops.args)},
-        find_evaluations(analysis, rows),
-        int(np.count_nonzero(~rows["has_end"])),
-        int(np.count_nonzero(~rows["has_start"])),
-        count_outside_runs(analysis.intervals, analysis.call_of_node),
-        find_samples(analysis),
-        (0, 0) if flops is None else flops[1:],
+        columns={field: column.astype(DTYPES[field], copy=False) for field, column in columns.items()},
+        spans=len(track),
+        tracks=[*tracks],
+        args={**_find_args(analysis, rows), **({} if flops is None else flops.args)},
+        evaluations=find_evaluations(analysis, rows),
+        unfinished=int(np.count_nonzero(~rows["has_end"])),
+        unstarted=int(np.count_nonzero(~rows["has_start"])),
+        unattributed=count_outside_runs(analysis.intervals, analysis.call_of_node),
+        counters=find_samples(analysis),
+        flops=(0, 0) if flops is None else flops[1:],
     )
 
 

@@ -322,14 +322,14 @@ def describe_flops(
     )
     replays = [name.fqn for name in timeline.names if name.module_class == REPLAY_CLASS]
     summary = FlopSummary(
-        modules,
-        [StepFlops(*of_step) for of_step in in_step.tolist()],
-        [step for step in counted_in if type(step) is int],
-        outside,
-        unknown,
-        [str(operator) for operator in without],
-        [*compiled, *replays],
-        dtypes,
+        rows=modules,
+        by_step=[StepFlops(*of_step) for of_step in in_step.tolist()],
+        counted_in=[step for step in counted_in if type(step) is int],
+        outside=outside,
+        unknown=unknown,
+        without_formula=[str(operator) for operator in without],
+        unseen=[*compiled, *replays],
+        dtypes=dtypes,
         peak_tbytes=peak_tbytes(name),
     ).with_peak(peak_tflops(name, dtype), steps)
     timed = rows if summary.on_cpu else () if device is None else device.rows

@@ -151,13 +151,13 @@ def count_spans(timeline: Timeline) -> SpanCounts:
     roots, counts = np.unique(columns.name[is_root], return_counts=True)
     reruns = (columns.phase == RECOMPUTE) & (is_root | (columns.phase[columns.parent] != RECOMPUTE))
     return SpanCounts(
-        len(columns),
-        int(np.count_nonzero(~columns.complete)),
-        Counter(dict(zip(roots.tolist(), counts.tolist(), strict=True))),
-        set(np.unique(columns.name).tolist()),
-        set(np.unique(columns.name[reruns]).tolist()),
-        sum_up_communication(timeline.collectives),
-        count_compiled(timeline),
+        spans=len(columns),
+        incomplete=int(np.count_nonzero(~columns.complete)),
+        roots=Counter(dict(zip(roots.tolist(), counts.tolist(), strict=True))),
+        used=set(np.unique(columns.name).tolist()),
+        rerun=set(np.unique(columns.name[reruns]).tolist()),
+        communication=sum_up_communication(timeline.collectives),
+        compiled=count_compiled(timeline),
     )
 
 
