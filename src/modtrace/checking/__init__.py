@@ -97,10 +97,16 @@ def check(path: str | os.PathLike[str], *, progress: Callable[[int], None] | Non
     return CheckResult(name, faults)
 
 
-def _read_trace(
-    path: str | os.PathLike[str], progress: Callable[[int], None] | None = None
-) -> tuple[list[Fault], TrackLayout | None, dict[str, Any]]:
-    """Return what is wrong with a file and with its single events, all events by track, and the keys around them.
+class _ReadTrace(NamedTuple):
+    """What is wrong with a file and with its single events, all events by track, and the top-level keys of JSON."""
+
+    faults: list[Fault]
+    layout: TrackLayout | None = None
+    keys: Mapping[str, Any] = {}
+
+
+def _read_trace(path: str | os.PathLike[str], progress: Callable[[int], None] | None = None) -> _ReadTrace:
+    """Read a trace for checking.
 
     Args:
         path: the file.
@@ -112,20 +118,21 @@ def _read_trace(
     with TraceFile(path) as source:
         head = next(source.blocks(), b"")
     if not head.strip():
-        return [Fault("not-a-trace", "there is nothing in it")], None, {}
+        return _ReadTrace([Fault("not-a-trace", "there is nothing in it")])
     kind = format_of(head)
     if kind is None:
         message = f"neither Chrome JSON nor a Perfetto trace: it starts with {head[:8]!r}"
-        return [Fault("not-a-trace", message)], None, {}
+        return _ReadTrace([Fault("not-a-trace", message)])
     with TraceFile(path, progress) as source:
         if kind == "perfetto":
-            return *_read_packets(source), {}
-        faults, layout, keys = _read_events(source)
-        marked = [Fault("unreadable", "byte 0: a byte order mark, which JSON forbids")]
-        return (marked if head.startswith(BYTE_ORDER_MARK) else []) + faults, layout, keys
+            return _read_packets(source)
+        trace = _read_events(source)
+        if head.startswith(BYTE_ORDER_MARK):
+            trace.faults.insert(0, Fault("unreadable", "byte 0: a byte order mark, which JSON forbids"))
+        return trace
 
 
-def _read_packets(source: TraceFile) -> tuple[list[Fault], TrackLayout]:
+def _read_packets(source: TraceFile) -> _ReadTrace:
     from .perfetto_rules import PerfettoPackets, parse_packets
 
     faults, packets = list[Fault](), PerfettoPackets()
@@ -133,10 +140,10 @@ def _read_packets(source: TraceFile) -> tuple[list[Fault], TrackLayout]:
         packets.add(some)
     if source.damage is not None:
         faults.append(Fault("unreadable", source.damage))
-    return [*faults, *packets.faults()], packets.layout()
+    return _ReadTrace([*faults, *packets.faults()], packets.layout())
 
 
-def _read_events(source: TraceFile) -> tuple[list[Fault], TrackLayout | None, dict[str, Any]]:
+def _read_events(source: TraceFile) -> _ReadTrace:
     from .chrome_rules import ChromeEvents
 
     events = ChromeEvents()
@@ -146,8 +153,8 @@ def _read_events(source: TraceFile) -> tuple[list[Fault], TrackLayout | None, di
             events.add(chunk.events)
     except TraceError as error:
         at = "" if error.offset is None else f"byte {error.offset}: "
-        return [Fault("unreadable", source.damage or f"{at}{error.message}")], None, {}
-    return events.faults(), events.layout(), stream.keys
+        return _ReadTrace([Fault("unreadable", source.damage or f"{at}{error.message}")])
+    return _ReadTrace(events.faults(), events.layout(), stream.keys)
 
 
 def _first_own_event(keys: Mapping[str, Any]) -> float:

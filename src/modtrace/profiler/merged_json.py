@@ -83,7 +83,7 @@ def nest_after_rounding(
         return start, start
     levels = [np.flatnonzero(depth == level) for level in range(int(depth.max()) + 1)]
     sibling = _next_siblings(track, start, parent)
-    begin = _starts_with_room(track, start, parent, levels, sibling, quantum)
+    begin = _starts_with_room(track, start, parent, levels=levels, sibling=sibling, quantum=quantum)
     readings = (begin, perfetto_rounding(begin))
     # Each is at least as long as its children …
     duration = _enclosing_durations(np.maximum(end - begin, 0), readings, parent, levels)
@@ -101,6 +101,7 @@ def _starts_with_room(
     track: Int64Array,
     start: Int64Array,
     parent: Int64Array,
+    *,
     levels: Sequence[Int64Array],
     sibling: Int64Array,
     quantum: int,

@@ -101,7 +101,8 @@ def reconstruct(events: ProfilerEvents, threads: Int64Array, process: Process) -
         tracks.append(Track("backward" if again else "forward", thread, tid, process))
     end, parent, depth = clip_and_nest(track, slices.start, slices.end, np.zeros(len(slices), np.int64))
     make_name = _module_name if has_modules else _region_name
-    names, name = _names(texts, slices.name, parent, np.lexsort((depth, is_recompute)), is_recompute, make_name)
+    order = np.lexsort((depth, is_recompute))
+    names, name = _names(texts, slices.name, parent, order=order, is_recompute=is_recompute, make_name=make_name)
     phase = np.where(is_recompute, RECOMPUTE, FORWARD)
     columns = in_start_order(
         Slices.of(start=slices.start, end=end, name=name, phase=phase, track=track, depth=depth, parent=parent)
@@ -146,6 +147,7 @@ def _names(
     texts: list[str],
     value: Int64Array,
     parent: Int64Array,
+    *,
     order: Int64Array,
     is_recompute: BoolArray,
     make_name: Callable[[str, Name | None], Name],

@@ -71,6 +71,7 @@ class Capture:
     def __init__(
         self,
         ring: str | None,
+        *,
         engine: EngineName,
         capacity: int,
         host_name: bool,

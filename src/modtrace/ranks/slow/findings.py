@@ -139,7 +139,7 @@ _NEVER = np.iinfo(np.int64).min
 
 
 def late_senders(
-    table: CollectiveTable, own_time: OwnTime, replay: Replay, tables: RankTables, first: int, last: int
+    table: CollectiveTable, own_time: OwnTime, replay: Replay, tables: RankTables, *, first: int, last: int
 ) -> list[tuple[StepFinding, Int64Array]]:
     """Return what each step says in which ranks sent each other messages, in order.
 
@@ -296,7 +296,7 @@ def find_late(tables: RankTables, first: int, last: int) -> PartOfRun:
     for late in in_steps:
         if late.finding.verdict == "late":
             _add(without, late.finding.rank, without_excess(events, arrivals, late.slower.tolist()))
-    for finding, shorter in late_senders(table, own_time, replay, tables, first, last):
+    for finding, shorter in late_senders(table, own_time, replay, tables, first=first, last=last):
         if finding.step not in by_step or _weight(finding) > _weight(by_step[finding.step]):
             by_step[finding.step] = finding
             if finding.verdict == "late":
@@ -368,7 +368,8 @@ def _modules_of(
             first, last = np.searchsorted(spans.step, [step - 1, step + 1], sorter=by_step)
             near = take(spans, np.sort(by_step[first:last]))
             near_ranges = take(ranges, ranges.apart & (ranges.step >= step - 1) & (ranges.step <= step))
-            modules[step] = tuple(module_excess(arrivals, late, peers, near, near_ranges, own_time)[:MODULES_PER_STEP])
+            excess = module_excess(arrivals, late, peers, spans=near, ranges=near_ranges, own_time=own_time)
+            modules[step] = tuple(excess[:MODULES_PER_STEP])
     return modules
 
 

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -397,7 +397,13 @@ def peers_of(arrivals: Arrivals, late: LateStep) -> list[int]:
 
 
 def module_excess(
-    arrivals: Arrivals, late: LateStep, peers: Sequence[int], spans: SpanTable, ranges: RangeTable, own_time: OwnTime
+    arrivals: Arrivals,
+    late: LateStep,
+    peers: Sequence[int],
+    *,
+    spans: SpanTable,
+    ranges: RangeTable,
+    own_time: OwnTime,
 ) -> list[ModuleExcess]:
     """Return the modules, and the ranges outside of them, in which the late rank of a step took more than others.
 
@@ -413,35 +419,18 @@ def module_excess(
     """
     keys = [(name.fqn, phase) for name in spans.names for phase in range(len(PHASES))]
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    number_of = np.array([numbers[key] for key in keys] or [0], np.int64)
-    modules = len(numbers)
-    outside = modules + len(ranges.places)
-    first = [RangeName("", category).place for category in FOR_ITSELF]
-    for_itself = [ranges.places.index(place) for place in first if place in ranges.places]
+    number_of = np.array([numbers[key] for key in keys], np.int64)
+    outside = len(numbers) + len(ranges.places)
     times = np.zeros((1 + len(peers), outside + 1))
     rows = _rows_of(arrivals, late)
     for row, rank in enumerate([late.finding.rank, *peers]):
         own_rows = rows[(arrivals.rank[rows] == rank) & (arrivals.place_before[rows] >= 0)]
         begins, stops = arrivals.place_before[own_rows], arrivals.place[own_rows]
-        part = take(spans, spans.rank == rank)
-        of_rank = own_time.of_rank(rank)
-        segments = segments_of(part, of_rank, rank)
-        in_range = take(ranges, ranges.rank == rank)
-        place = np.full(len(in_range.start), rank, np.int64)
-        starts, ends = own_time.place(place, in_range.start), own_time.place(place, in_range.end)
-        layers, rest, others = [], of_rank, np.ones(len(place), np.bool_)
-        for number in for_itself:
-            chosen = in_range.place == number
-            parts, others = union_of(starts[chosen], ends[chosen]), others & ~chosen
-            layers.append((np.full(len(parts.start), modules + number), *parts, rest))
-            rest = rest.without(parts)
-        key = np.append(number_of[segments.key], modules + in_range.place[others])
-        starts, ends = np.append(segments.begin, starts[others]), np.append(segments.end, ends[others])
-        layers.append((key, starts, ends, rest))
+        layers = list(_layers(rank, spans, ranges, own_time, number_of))
         for begin, end in zip(begins.tolist(), stops.tolist(), strict=True):
-            for key, starts, ends, time in layers:
-                since, until = np.clip(starts, begin, end), np.clip(ends, begin, end)
-                times[row] += np.bincount(key, time.until(until) - time.until(since), outside + 1)
+            for layer in layers:
+                since, until = np.clip(layer.start, begin, end), np.clip(layer.end, begin, end)
+                times[row] += np.bincount(layer.key, layer.time.until(until) - layer.time.until(since), outside + 1)
         times[row, outside] = max(arrivals.own[own_rows].sum() - times[row, :outside].sum(), 0)
     usual = np.median(times[1:], axis=0) if peers else np.zeros(outside + 1)
     more = times[0] - usual
@@ -457,6 +446,39 @@ def module_excess(
         for fqn, phase in [names[number]]
         if more[number] > 0
     ]
+
+
+class _Layer(NamedTuple):
+    """What a rank was in at places of its own time: a module or a range, by number, and the time that counts there."""
+
+    key: Int64Array
+    start: Int64Array
+    end: Int64Array
+    time: OwnTime
+
+
+def _layers(
+    rank: int, spans: SpanTable, ranges: RangeTable, own_time: OwnTime, number_of: Int64Array
+) -> Iterator[_Layer]:
+    """Yield what a rank was in: each range of `FOR_ITSELF` before all others, whose time is then without it.
+
+    `number_of` has the number of each module in each phase; those of ranges follow.
+    """
+    rest, first_range = own_time.of_rank(rank), int(number_of.max(initial=-1)) + 1
+    segments = segments_of(take(spans, spans.rank == rank), rest, rank)
+    in_range = take(ranges, ranges.rank == rank)
+    place = np.full(len(in_range.start), rank, np.int64)
+    starts, ends = own_time.place(place, in_range.start), own_time.place(place, in_range.end)
+    others = np.ones(len(place), np.bool_)
+    for category in FOR_ITSELF:
+        if (text := RangeName("", category).place) in ranges.places:
+            number = ranges.places.index(text)
+            chosen = in_range.place == number
+            parts, others = union_of(starts[chosen], ends[chosen]), others & ~chosen
+            yield _Layer(np.full_like(parts.start, first_range + number), parts.start, parts.end, rest)
+            rest = rest.without(parts)
+    key: Int64Array = np.append(number_of[segments.key], first_range + in_range.place[others])
+    yield _Layer(key, np.append(segments.begin, starts[others]), np.append(segments.end, ends[others]), rest)
 
 
 def _rows_of(arrivals: Arrivals, late: LateStep) -> Int64Array:

@@ -290,7 +290,7 @@ def _layers(timeline: Timeline, line: ThreadLine, ends: Int64Array, parts: Numbe
     closures = optimizers[encloses[optimizers] & is_torchs[slices.name[optimizers]]]
     yield _union_layer(slices, closures, parts["optimizer"])
     optimizers = optimizers[~encloses[optimizers]]
-    yield _gaps_before_passes(line, models, begins, optimizers, ends, parts["loss"])
+    yield _gaps_before_passes(line, models, begins, optimizers=optimizers, ends=ends, part=parts["loss"])
     yield from _by_name(timeline, slices, users[~encloses[users]], parts)
     yield _union_layer(slices, optimizers, parts["optimizer"])
     yield _union_layer(slices, losses, parts["loss"])
@@ -405,7 +405,7 @@ def _uncalled_holders(timeline: Timeline, calls: Int64Array) -> Int64Array:
 
 
 def _gaps_before_passes(
-    line: ThreadLine, models: AnyArray, passes: AnyArray, optimizers: AnyArray, ends: Int64Array, part: int
+    line: ThreadLine, models: AnyArray, passes: AnyArray, *, optimizers: AnyArray, ends: Int64Array, part: int
 ) -> _Layer:
     """Return the time of the loss: between forward and backward, outside of both.
 

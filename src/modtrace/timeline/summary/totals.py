@@ -242,7 +242,9 @@ def _sum_up(
     runs = _sum_groups((piece.runs for piece in pieces), len(groups))
     collections = np.sum([piece.collections for piece in pieces], axis=0)
     of_steps = runs[0] if len(steps.counted) < len(steps) else runs.sum(axis=0)
-    seen = Measured(summary, divided, percentiles.p10[order], of_steps[:, order], collections, timeline.metadata)
+    low_ns, of_rows = percentiles.p10[order], of_steps[:, order]
+    metadata = timeline.metadata
+    seen = Measured(summary, divided, low_ns=low_ns, runs=of_rows, collections=collections, metadata=metadata)
     return replace(summary, findings=find_findings(seen), looked_at=looked_at(seen))
 
 

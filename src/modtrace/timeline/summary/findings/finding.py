@@ -164,6 +164,7 @@ class Measured:
         self,
         summary: Summary,
         divided: DividedSteps,
+        *,
         low_ns: Int64Array,
         runs: Int64Array,
         collections: Int64Array,
