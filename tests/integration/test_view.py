@@ -30,8 +30,9 @@ from modtrace.view.pages import MAX_SPANS, ensure_viewable, handover_page, ifram
 from modtrace.view.server import TraceServer
 from tests.support import perfetto_ui
 from tests.support.browser import visit
+from tests.support.forked_python import run_forked
 from tests.support.gpt_timeline import gpt_timeline
-from tests.support.python_process import HANGS_AFTER_S, python_environment, run_python, start_python
+from tests.support.python_process import HANGS_AFTER_S, python_environment, start_python
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -319,7 +320,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Made in a process of its own: torch remembers for good which call of a module its first profile saw.
     """
     folder = tmp_path_factory.mktemp("recorded")
-    run_python("-W", "ignore", "-c", _RECORDED, folder)
+    run_forked("-W", "ignore", "-c", _RECORDED, folder)
     return folder
 
 
