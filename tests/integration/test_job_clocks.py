@@ -13,6 +13,7 @@ from modtrace.ring import read_ring
 from modtrace.ring.clock_tree import ClockTree, clock_in, measurements_in
 from modtrace.track.job_clocks import PingClient
 from tests.support.delaying_relay import delaying_relay
+from tests.support.forked_python import start_forked
 from tests.support.python_process import HANGS_AFTER_S, python_environment
 from tests.support.test_scale import scaled
 
@@ -37,12 +38,16 @@ needs_time_namespaces = pytest.mark.skipif(
 @pytest.mark.parametrize("ending", ["stop", "kill"])
 def test_the_offset_of_a_rank_in_another_time_namespace_is_measured(ending: str, tmp_path: Path) -> None:
     rings = [tmp_path / f"{rank}.modtrace" for rank in range(2)]
-    processes = []
-    for rank, ring in enumerate(rings):
-        arguments = ("-W", "ignore", "-m", "tests.support.clocks_job", rank, tmp_path / "store", ring, ending)
-        command = [*(UNSHARE if rank else ()), sys.executable, *map(str, arguments)]
-        environment = python_environment(WORLD_SIZE="2", RANK=str(rank))
-        processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+    commands = [
+        ["-W", "ignore", "-m", "tests.support.clocks_job", str(rank), str(tmp_path / "store"), str(ring), ending]
+        for rank, ring in enumerate(rings)
+    ]
+    here, there = (python_environment(WORLD_SIZE="2", RANK=str(rank)) for rank in range(2))
+    unshared = [*UNSHARE, sys.executable, *commands[1]]
+    processes = [
+        start_forked(*commands[0], env=here),
+        subprocess.Popen(unshared, env=there, stdout=subprocess.PIPE, text=True),
+    ]
     outputs = [process.communicate(timeout=HANGS_AFTER_S)[0].splitlines() for process in processes]
     assert [output[0].split()[0] for output in outputs] == ["measured", "measured"]
     if ending == "stop":

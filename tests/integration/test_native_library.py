@@ -100,7 +100,7 @@ pwd.getpwuid = unknown
     for name in ("HOME", "XDG_CACHE_HOME", "MODTRACE_CACHE"):
         environment.pop(name, None)
 
-    done = run_python("-c", script, "once", env=environment)
+    done = run_forked("-c", script, "once", env=environment)
 
     assert done.stdout == "python\npython\n"
     (line,) = done.stderr.splitlines()
@@ -140,7 +140,7 @@ def test_a_cache_that_others_can_write_is_not_built_into(cache: Path) -> None:
     library_in(cache).unlink()
     cache.chmod(0o777)
 
-    done = run_python("-m", "modtrace", "build", status=1, env=python_environment(MODTRACE_CACHE=str(cache)))
+    done = run_forked("-m", "modtrace", "build", status=1, env=python_environment(MODTRACE_CACHE=str(cache)))
 
     assert "can be written by others; run `chmod go-w" in done.stderr
 
