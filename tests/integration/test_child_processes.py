@@ -192,7 +192,7 @@ def test_children_that_call_no_module_leave_nothing(tmp_path: Path) -> None:
 def test_what_a_killed_child_had_is_in_its_ring_and_its_loss_is_told(
     engine: EngineName, end: str, tmp_path: Path
 ) -> None:
-    body = f"start('fork', 0, 2, None, '{end}').join()\n    start('spawn', 0).join()"
+    body = f"start('fork', 0, 2, None, '{end}').join()\n    start('fork', 0).join()"
     counted, lines = run(body, tmp_path, "--engine", engine, "--ring", "ring.modtrace")
 
     assert recorded(list(tmp_path.glob("ring.pid*.modtrace"))) == counted
