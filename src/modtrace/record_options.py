@@ -67,7 +67,7 @@ class Option:
     name: str
     parse: Callable[[str], Any]
     help: str
-    metavar: str | None
+    metavar: str | None = None
     default: Any = None
     is_path: bool = False
     suggestions: tuple[str, ...] = ()
@@ -188,14 +188,13 @@ OPTIONS: tuple[Option, ...] = (
     Option("model", str, "Start names at the module of this class. [each outermost called module]", "CLASS"),
     Option("max_steps", _count("max_steps"), "Stop recording after N training steps.", "N"),
     Option("schedule", _schedule, "Record only some steps, a file per cycle.", "WAIT,WARMUP,ACTIVE[,REPEAT]"),
-    Option("shapes", parse_flag, "Note shapes and dtypes of each call's input tensors.", None, False),
+    Option("shapes", parse_flag, "Note shapes and dtypes of each call's input tensors.", default=False),
     Option("memory_interval", _seconds, "Sample memory, at most once in so many seconds.", "SECONDS"),
     Option(
         "memory",
         parse_flag,
         "Record what each call of a module allocates and keeps, on the GPU if one is used.",
-        None,
-        False,
+        default=False,
     ),
     Option(
         "on_signal",
@@ -211,14 +210,14 @@ OPTIONS: tuple[Option, ...] = (
         "SIGNAL",
         suggestions=_USER_SIGNALS,
     ),
-    Option("host_name", parse_flag, "Note the host's name instead of a hash of it.", None, False),
-    Option("strip_wrappers", parse_flag, "Leave wrappers (DDP, FSDP, torch.compile, PEFT) out of names.", None, True),
+    Option("host_name", parse_flag, "Note the host's name instead of a hash of it.", default=False),
+    Option("strip_wrappers", parse_flag, "Leave wrappers (DDP, FSDP, torch.compile, PEFT) out of names.", default=True),
     Option(
-        "device_times", _device_times, "Also record when the device (a GPU) is in two levels of calls.", None, False
+        "device_times", _device_times, "Also record when the device (a GPU) is in two levels of calls.", default=False
     ),
-    Option("ranges", parse_flag, "Record named ranges: data loading, optimizer, your own.", None, True),
-    Option("flops", parse_flag, "Count the FLOPs of each module, once per shapes of inputs.", None, False),
-    Option("workers", parse_flag, "Also record what the workers of a DataLoader do.", None, False),
+    Option("ranges", parse_flag, "Record named ranges: data loading, optimizer, your own.", default=True),
+    Option("flops", parse_flag, "Count the FLOPs of each module, once per shapes of inputs.", default=False),
+    Option("workers", parse_flag, "Also record what the workers of a DataLoader do.", default=False),
     Option("keep", _count("keep"), "Rings of earlier runs to keep, as run.1.modtrace.", "N", 3),
     Option("keep_when", str, "Keep the steps around what is slow: 'step > 3x'.", "CONDITION", separator="; "),
     Option("role", check_role, "What this process does in its job, as trainer or rollout.", "NAME"),

@@ -140,30 +140,30 @@ class Wrapping(NamedTuple):
 
 
 _WRAPPERS = {
-    ("torch._dynamo.eval_frame", "OptimizedModule"): Wrapping("_orig_mod", False),
-    ("torch.nn.parallel.distributed", "DistributedDataParallel"): Wrapping("module", True),
-    ("torch.nn.parallel.data_parallel", "DataParallel"): Wrapping("module", True),
+    ("torch._dynamo.eval_frame", "OptimizedModule"): Wrapping("_orig_mod", works=False),
+    ("torch.nn.parallel.distributed", "DistributedDataParallel"): Wrapping("module", works=True),
+    ("torch.nn.parallel.data_parallel", "DataParallel"): Wrapping("module", works=True),
     ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"): Wrapping(
-        "_fsdp_wrapped_module", True
+        "_fsdp_wrapped_module", works=True
     ),
     ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper", "ActivationWrapper"): Wrapping(
-        "_checkpoint_wrapped_module", False
+        "_checkpoint_wrapped_module", works=False
     ),
-    ("torch.optim.swa_utils", "AveragedModel"): Wrapping("module", False),
-    ("timm.utils.model_ema", "ModelEmaV2"): Wrapping("module", False),
-    ("timm.utils.model_ema", "ModelEmaV3"): Wrapping("module", False),
-    ("apex.parallel.distributed", "DistributedDataParallel"): Wrapping("module", True),
-    ("megatron.core.distributed.data_parallel_base", "_BaseDataParallel"): Wrapping("module", True),
-    ("megatron.core.transformer.module", "Float16Module"): Wrapping("module", True),
-    ("peft.peft_model", "PeftModel"): Wrapping("base_model", False),
-    ("peft.mixed_model", "PeftMixedModel"): Wrapping("base_model", False),
-    ("peft.tuners.tuners_utils", "BaseTuner"): Wrapping("model", False),
-    ("lightning.fabric.wrappers", "_FabricModule"): Wrapping("_forward_module", False),
-    ("lightning_fabric.wrappers", "_FabricModule"): Wrapping("_forward_module", False),
+    ("torch.optim.swa_utils", "AveragedModel"): Wrapping("module", works=False),
+    ("timm.utils.model_ema", "ModelEmaV2"): Wrapping("module", works=False),
+    ("timm.utils.model_ema", "ModelEmaV3"): Wrapping("module", works=False),
+    ("apex.parallel.distributed", "DistributedDataParallel"): Wrapping("module", works=True),
+    ("megatron.core.distributed.data_parallel_base", "_BaseDataParallel"): Wrapping("module", works=True),
+    ("megatron.core.transformer.module", "Float16Module"): Wrapping("module", works=True),
+    ("peft.peft_model", "PeftModel"): Wrapping("base_model", works=False),
+    ("peft.mixed_model", "PeftMixedModel"): Wrapping("base_model", works=False),
+    ("peft.tuners.tuners_utils", "BaseTuner"): Wrapping("model", works=False),
+    ("lightning.fabric.wrappers", "_FabricModule"): Wrapping("_forward_module", works=False),
+    ("lightning_fabric.wrappers", "_FabricModule"): Wrapping("_forward_module", works=False),
 }
 """Wrappers, by module and name of their class, from which others may be derived."""
 
-_FORWARDS = tuple(Wrapping(attribute, True) for attribute in ("module", "_module"))
+_FORWARDS = tuple(Wrapping(attribute, works=True) for attribute in ("module", "_module"))
 """How the modules of any other library wrap that look up their attributes in what they hold under such a name, too."""
 
 _ATTRIBUTES = frozenset(how.attribute for how in (*_WRAPPERS.values(), *_FORWARDS))
