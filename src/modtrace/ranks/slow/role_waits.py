@@ -306,10 +306,12 @@ def _role_wait(times: RoleTimes, role: str, other: str, members: Mapping[str, Se
     if share < _SAID_SHARE:
         return None
     label = process_label(*times.processes[holders[0]]) if len(holders) == 1 else f"{other}s"
-    mean, ns_per_step = took.mean(axis=(1, 2)), round(share * usual_step)
+    mean = took.mean(axis=(1, 2))
     main = _main_place(places, mean, mean)
-    place = (OUTSIDE, "") if ns_per_step - mean.sum() > mean[main] else places[main]
-    return RoleWait(who, label, share, ns_per_step, *place, None)
+    # In each step the others wait for the process that takes the longest.
+    outside = float((waited.sum(axis=0) - took.sum(axis=0).max(axis=0)).mean())
+    place = (OUTSIDE, "") if outside > mean[main] else places[main]
+    return RoleWait(who, label, share, round(share * usual_step), *place, None)
 
 
 def _main_place(places: Sequence[_Place], times: Float64Array, more: Float64Array) -> int:
