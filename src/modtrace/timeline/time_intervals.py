@@ -67,11 +67,9 @@ def shift_apart(group: Int64Array, start: Int64Array, end: Int64Array, groups: i
         groups: how many there are.
 
     Returns:
-        What to add to the times of each group, and where it begins then. A single one stays and has always begun.
+        What to add to the times of each group, and where it begins then.
     """
     limits = np.iinfo(np.int64)
-    if groups == 1:
-        return np.zeros(1, np.int64), np.full(1, limits.min)
     first, last = np.full(groups, limits.max), np.full(groups, limits.min)
     np.minimum.at(first, group, start)
     np.maximum.at(last, group, end)

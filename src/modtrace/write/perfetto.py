@@ -128,7 +128,7 @@ class PerfettoWriter:
                 yield from ((0, packets) for _, packets in others.of_lanes([(index, sequences[index], rows)]))
         begins = _ModuleEvents(timeline.columns, self._interned, flows)
         spans = _LanePackets(lanes, timeline.columns, depth_by_time(timeline.columns), begins)
-        group: list[tuple[int, int, IndexArray]] = []
+        group, count = list[tuple[int, int, IndexArray]](), 0
         for index, rows in enumerate(lanes.rows_by_lane(timeline.columns)):
             if len(rows):
                 sequence, first_ns = sequences[index], int(timeline.columns.start[rows[0]])
@@ -136,9 +136,10 @@ class PerfettoWriter:
                 for packet in self._interned.packets(sequence, timeline.columns.name[rows], begins.texts):
                     yield 0, serialize(packet)
                 group.append((index, sequence, rows))
-            if sum(len(rows) for _, _, rows in group) >= _CHUNK:
+                count += len(rows)
+            if count >= _CHUNK:
                 yield from spans.of_lanes(group)
-                group = []
+                group, count = [], 0
         yield from spans.of_lanes(group)
 
 

@@ -182,13 +182,13 @@ def _divide(timeline: Timeline, bounds: StepBounds, parts: Numbering[str]) -> tu
     step = order[np.searchsorted(low[order], start, side="right") - 1]
     in_step = (low[step] <= start) & (start < high[step])
     table, after = np.zeros((2, len(bounds.number), len(parts)), np.int64)
-    np.add.at(table, (step[in_step], part[in_step]), ns[in_step])
+    np.add.at(table.reshape(-1), (step * len(parts) + part)[in_step], ns[in_step])
     # What comes first on a thread follows nothing.
     follows = part > 0  # `other` is 0
     follows[line.first_of_threads(start)] = True
     named = np.maximum.accumulate(np.where(follows, np.arange(len(part)), 0))
     others = np.flatnonzero(in_step & (part == 0))
-    np.add.at(after, (step[others], part[named[others]]), ns[others])
+    np.add.at(after.reshape(-1), step[others] * len(parts) + part[named[others]], ns[others])
     return table, after, line.tids[thread]
 
 

@@ -77,7 +77,8 @@ class Steps(LazyRows[StepTimes]):
     """
 
     def __init__(self, *tables: Int64Array) -> None:
-        self.table = np.concatenate([np.zeros((len(StepTimes._fields), 0), np.int64), *tables], axis=1)
+        none = np.zeros((len(StepTimes._fields), 0), np.int64)
+        self.table = tables[0] if len(tables) == 1 else np.concatenate([none, *tables], axis=1)
         columns: Any = StepTimes(*self.table)
         self.columns: Any = columns._replace(whole=columns.whole > 0)
 

@@ -33,22 +33,20 @@ class ThreadLine:
         own = first_process_tracks(timeline) & [track.device is None for track in tracks]
         self.tids = distinct(tid[own])
         self.of_track = np.where(own, np.searchsorted(self.tids, tid), -1)
+        self._shift, self._begin, self.slices = np.zeros(1, np.int64), np.full(1, np.iinfo(np.int64).min), slices
+        if len(self.tids) == 1:
+            return
         thread = self.of_track[slices.track]
         rows = np.flatnonzero(thread >= 0)
         of_step, start, end = np.searchsorted(self.tids, bounds.tid), bounds.start, bounds.end
         if len(start) and bounds.tid[0] < 0:
             of_step = np.arange(len(self.tids))
             start, end = (np.full(len(self.tids), edge) for edge in (start.min(), end.max()))
-        self._shift, self._begin = shift_apart(
-            np.append(thread[rows], of_step),
-            np.append(slices.start[rows], start),
-            np.append(slices.end[rows], end),
-            len(self.tids),
-        )
-        self.slices = slices
-        if len(self.tids) > 1:
-            shift = self._shift[thread]
-            self.slices = replace(slices, start=slices.start + shift, end=slices.end + shift)
+        groups, count = np.append(thread[rows], of_step), len(self.tids)
+        times = np.append(slices.start[rows], start), np.append(slices.end[rows], end)
+        self._shift, self._begin = shift_apart(groups, *times, count)
+        shift = self._shift[thread]
+        self.slices = replace(slices, start=slices.start + shift, end=slices.end + shift)
 
     def move(self, thread: AnyIntArray, time: Int64Array) -> Int64Array:
         """Return where moments of threads are on the line; those out of a thread's reach where it begins or ends."""

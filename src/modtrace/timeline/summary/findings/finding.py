@@ -226,9 +226,10 @@ class Measured:
 
     def of_part(self, part: str, *, gaps: bool = False) -> Int64Array:
         """Return int64[steps], what a part takes in each step, with the gap before it if that is asked for."""
-        known = part in self.parts
-        ns = self.ns + self.gap_ns if gaps else self.ns
-        return ns[:, self.parts.index(part)] if known else np.zeros(self.steps, np.int64)
+        if part not in self.parts:
+            return np.zeros(self.steps, np.int64)
+        index = self.parts.index(part)
+        return self.ns[:, index] + self.gap_ns[:, index] if gaps else self.ns[:, index]
 
     def share(self, ns: float, *, gaps: bool = False) -> float:
         """Return which share of all steps, or of these and the gaps, so much is, if each step has it."""
