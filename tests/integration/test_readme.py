@@ -56,6 +56,7 @@ class BareEnvironment:
         self.environment = {
             "PATH": f"{venv}/bin:/usr/bin:/bin",
             "HOME": str(folder),
+            "OMP_WAIT_POLICY": "passive",  # as of all tests
             "MODTRACE_CACHE": str(cache),
             "MODTRACE_BUILD": "0",
             "PIP_NO_INDEX": "1",
