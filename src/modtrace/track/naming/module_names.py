@@ -6,11 +6,8 @@ once would have one name, the second gets another. Nothing here keeps a module a
 
 import contextlib
 import gc
-import inspect
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
 from typing import Any
 
 from torch import nn
@@ -21,6 +18,7 @@ from ...ring import NameTable
 from ...ring.slot_format import NO_NAME
 from ...timeline.contents import COMPILED_CLASS
 from ..compiled_regions import CompiledRegion, is_inside_region
+from .callers import attribute_of_caller, calling_object
 from .modules import (
     Backoff,
     MethodCall,
@@ -250,7 +248,7 @@ class ModuleNames:
 
     def _relative_to_caller(self, module: nn.Module) -> int | None:
         """Return the name below the module whose own method calls this one, outside of its forward."""
-        owner = _calling_object()
+        owner = calling_object()
         if not issubclass(type(owner), nn.Module) or owner is module:
             return None
         self._refer_to(owner)
@@ -299,7 +297,7 @@ class ModuleNames:
             self._refer_to(module)
             watched = self._watched[id(module)]
         watched.module_class = own_name
-        return self._distinct.suffix(fqn, watched, lambda: _attribute_of_caller(module))
+        return self._distinct.suffix(fqn, watched, lambda: attribute_of_caller(module))
 
     def _class_name(self, module: nn.Module) -> str:
         return original_class_name(module) if self._strip else class_name(module)
@@ -328,6 +326,13 @@ class ModuleNames:
         ref.module_id = module_id
         self._watched[module_id] = ref
         return ref
+
+    def called(self) -> Iterator[tuple[str, nn.Module]]:
+        """Yield the modules that were called and are alive, with their fully qualified names."""
+        for module_id, ref in [*self._watched.items()]:
+            module, name_id = ref(), self._last_name_ids.get(module_id)
+            if module is not None and name_id in self._fqns:
+                yield self._fqns[name_id], module
 
     def unmatched_model(self) -> str | None:
         """Return the class given as `model=` if names started at no module of it; else None."""
@@ -448,53 +453,3 @@ class _DistinctNames:
     def _may_have(self, name: str, module: ModuleRef) -> bool:
         owner = self._owners.get(name, module)
         return owner() is module() or (owner() is None and owner.module_class == module.module_class)
-
-
-_READS_LOCALS = frozenset({"dir", "eval", "exec", "locals", "vars"})
-_PASSED_OVER = {"<dictcomp>", "<genexpr>", "<lambda>", "<listcomp>", "<setcomp>"}
-
-
-def _calling_object() -> Any:
-    """Return the first argument (`self`) of the function that calls the module, over torch's and our own; else None."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _is_of_torch_or_ours(frame):
-        frame = frame.f_back
-    while frame is not None:
-        argument = _first_argument(frame)
-        if argument is not None or frame.f_code.co_name not in _PASSED_OVER:
-            return argument
-        frame = frame.f_back
-    return None
-
-
-def _attribute_of_caller(module: nn.Module) -> str | None:
-    """Return the attribute by which the object whose method calls `module` knows it; None if there is none."""
-    try:
-        attributes = object.__getattribute__(_calling_object(), "__dict__")
-    except AttributeError:
-        return None
-    if type(attributes) is not dict:
-        return None
-    held = (name for name, value in list(attributes.items()) if value is module and type(name) is str)
-    return next(filter(str.isidentifier, held), None)
-
-
-def _is_of_torch_or_ours(frame: FrameType) -> bool:
-    name = frame.f_globals.get("__name__")
-    return type(name) is str and name.partition(".")[0] in ("torch", "modtrace")
-
-
-def _first_argument(frame: FrameType) -> object:
-    code = frame.f_code
-    if not code.co_flags & inspect.CO_OPTIMIZED or not _READS_LOCALS.isdisjoint(code.co_names):
-        # The code of a module or a class, or one that can see that its variables were read.
-        return None
-    name = "self" if "self" in code.co_freevars else code.co_varnames[0] if code.co_argcount else "."
-    if name.startswith("."):  # what a comprehension goes through
-        return None
-    variables = frame.f_locals
-    value = variables.get(name)
-    # Before 3.13 the frame keeps a dictionary that was made for this, and so all that its variables hold now.
-    if type(variables) is dict and sys.getrefcount(variables) <= 3:
-        variables.clear()
-    return value
