@@ -30,6 +30,7 @@ from ..track.native.engine import NativeEngine
 from ..track.native.library import why_unavailable
 from ..track.portable.engine import PortableEngine
 from ..track.sampling import Sampler
+from ..track.step_notes import StepNotes
 from .signals import write_stacks_on
 
 _log = logging.getLogger("modtrace")
@@ -105,6 +106,8 @@ class Capture:
         alive = model() if isinstance(model, weakref.ref) else model
         self.engine = make_engine(kind, self.ring, self._on_error, options._replace(model=alive))
         self._sampler = sampler
+        native = getattr(self.engine, "native", None)
+        self._step_notes = StepNotes(self.ring.names, self.engine.module_names, native, self._on_error)
         self._clocks = JobClocks(self.ring.names)
         self._failed = False
         self.started = False
@@ -119,6 +122,8 @@ class Capture:
     def stop(self) -> None:
         """End, and restore what of torch was wrapped; the ring stays readable."""
         self.note_libraries()
+        if self.started and not self._failed:
+            self._step_notes.finish()
         self.engine.stop()
         self._sampler.stop()
         self._clocks.stop()
@@ -143,6 +148,8 @@ class Capture:
         if not self._failed:
             try:
                 self.engine.write_event(kind, NO_NAME if text is None else self.ring.names.text(text), value)
+                if kind in (Kind.STEP, Kind.OPTIMIZER_STEP):
+                    self._step_notes.after_step(value)
             except Exception as error:
                 self._on_error(error)
 

@@ -36,6 +36,13 @@ OPTIMIZERS = "optimizers"
 """In a timeline's metadata: the `class` of each optimizer that stepped, how many `tensors` it updates, `how` (`fused`,
 `foreach`, `one by one`), and how many `hooks` its step has, as far as known."""
 
+STEP_NOTES = "step_notes"
+"""In a timeline's metadata: what was noted of so many `steps`. `operators` that ran `outside` of modules, and
+`in_passes` outside of nodes, each a list of name, calls and nanoseconds; in how many steps `settings` that make a
+program slow were on; how many forward `hooks` modules have, by name; which are `doubles`, with parameters of float64;
+which `drop`, as dropout does in training; how many `gradient_hooks` there are; and `resident`, after how many steps the
+process held how many bytes."""
+
 OPEN_AT_END = "open_at_end"
 """In a timeline's metadata, if its process died or hung: the `thread` that was in a call or a range, the `place`, for
 how many `seconds` until the end of what is known, and `usual_seconds`, None if these are not known."""

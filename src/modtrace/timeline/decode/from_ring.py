@@ -14,6 +14,7 @@ import numpy as np
 from ..._numbering import Numbering
 from ..._typing import AnyArray, Int64Array
 from ...ring import FIRST_STEP, Kind, RingSnapshot
+from ...ring.file_format import parse_object
 from ...ring.slot_format import SEQUENCE_MASK, SYNC_PREFIX
 from ..args import ArgColumn, Args, without_empty
 from ..contents import (
@@ -25,6 +26,7 @@ from ..contents import (
     OPEN_AT_END,
     OPTIMIZERS,
     PASSES,
+    STEP_NOTES,
     STEPS_END_WITH,
     UNSAVED,
     WHOLE_RUN,
@@ -117,7 +119,8 @@ def assemble_timeline(
         | ({COMPILED: lookup.graphs} if lookup.graphs else {})
         | ({MEMORY: memory.to_json()} if memory is not None else {})
         | ({STEPS_END_WITH: BACKWARD_PASSES} if analysis.step_ends.with_passes else {})
-        | ({OPTIMIZERS: optimizers} if (optimizers := _optimizers(snapshot)) else {}),
+        | ({OPTIMIZERS: optimizers} if (optimizers := _noted(snapshot, "optimizer")) else {})
+        | ({STEP_NOTES: notes} if (notes := _step_notes(snapshot)) else {}),
         groups=groups,
     )
     timeline = add_device_spans(timeline, analysis)
@@ -126,9 +129,15 @@ def assemble_timeline(
     return with_slices(timeline, join_columns([communication, passes, ranges]))
 
 
-def _optimizers(snapshot: RingSnapshot) -> list[dict[str, Any]]:
-    noted = [record for record in snapshot.records if record["kind"] == "optimizer"]
+def _noted(snapshot: RingSnapshot, kind: str) -> list[dict[str, Any]]:
+    noted = [record for record in snapshot.records if record["kind"] == kind]
     return [{name: value for name, value in record.items() if name != "kind"} for record in noted]
+
+
+def _step_notes(snapshot: RingSnapshot) -> dict[str, Any]:
+    last = next(iter(_noted(snapshot, "steps")[-1:]), {})
+    notes = parse_object(last["notes"].encode()) if last else None
+    return {} if notes is None else {**notes, "steps": last["steps"]}
 
 
 def describe_whole_run(snapshot: RingSnapshot, ended: Int64Array, spans: int | None) -> dict[str, float | None]:

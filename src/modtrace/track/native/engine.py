@@ -32,6 +32,9 @@ class NativeEngine:
         on_error: called with what went wrong inside.
         options: what it records.
 
+    Attributes:
+        native: its C++ part.
+
     Raises:
         EngineError: it is not built for this torch.
     """
@@ -39,39 +42,39 @@ class NativeEngine:
     kind = "native"
 
     def __init__(self, ring: Ring, on_error: OnError, options: EngineOptions) -> None:
-        self._native: ModuleType = load()
+        self.native: ModuleType = load()
         self._ring = ring
         self._on_error = on_error
         self._memory = options.memory
         self._sync = SyncMarks(self, ring.names)
         self._ranges = (
-            TorchRanges(self, ring.names, on_error, expect=self._native.expect_range) if options.ranges else None
+            TorchRanges(self, ring.names, on_error, expect=self.native.expect_range) if options.ranges else None
         )
         self.module_names = ModuleNames(
             ring.names,
             options.model,
-            self._native.forget_module,
+            self.native.forget_module,
             strip_wrappers=options.strip_wrappers,
             on_outermost=None if self._ranges is None else self._ranges.find_classes,
         )
         self._reruns = CheckpointReruns()
-        self._collectives = NativeCollectives(self._native, ring.names)
-        self._flops = NativeFlops(self._native, ring.names) if options.flops else None
+        self._collectives = NativeCollectives(self.native, ring.names)
+        self._flops = NativeFlops(self.native, ring.names) if options.flops else None
         self._device_times = (
             None
             if options.device is None
-            else NativeDeviceTimes(self._native, self.module_names, ring.names, options.device)
+            else NativeDeviceTimes(self.native, self.module_names, ring.names, options.device)
         )
 
     def start(self) -> None:
         """Start recording: wrap `nn.Module.__call__` and what runs a backward pass."""
         ring = self._ring
         # One that an interrupt kept from being stopped.
-        self._native.stop_device_times()
-        self._native.stop()
+        self.native.stop_device_times()
+        self.native.stop()
         if self._ranges is not None:
-            call_at_collections(self._native.on_collection)  # does nothing if nothing records
-        self._native.start(
+            call_at_collections(self.native.on_collection)  # does nothing if nothing records
+        self.native.start(
             ring.buffer,
             ring.offset,
             ring.capacity,
@@ -88,7 +91,7 @@ class NativeEngine:
         call_after_import("greenlet", _follow_greenlets)
         if self._memory:
             self._start_memory(ring.names)
-        for patch in _patches(self._native):
+        for patch in _patches(self.native):
             patch.install(self)
         self._collectives.start()
         if self._ranges is not None:
@@ -99,21 +102,21 @@ class NativeEngine:
             self._flops.start()
 
     def _start_memory(self, names: NameTable) -> None:
-        if not self._native.start_memory(*map(names.text, (ALLOCATED, CUDA_ALLOCATED, REFUSED))):
+        if not self.native.start_memory(*map(names.text, (ALLOCATED, CUDA_ALLOCATED, REFUSED))):
             warn_without("memory", "another allocator than torch's has taken its place on the CPU")
         elif torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            _watch_cuda_memory(self._native)
+            _watch_cuda_memory(self.native)
         elif torch.version.cuda is not None:
-            _watch_cuda_memory_later(self._native)
+            _watch_cuda_memory_later(self.native)
 
     def stop(self) -> None:
         """Stop recording and restore what of torch was wrapped. Thread-safe."""
         if self._device_times is not None:
             self._device_times.stop()
-        self._native.stop()
+        self.native.stop()
         self.finish_notes()
         # Begun by another thread meanwhile.
-        self._native.stop_device_times()
+        self.native.stop_device_times()
         self._restore()
 
     def finish_notes(self) -> None:
@@ -123,7 +126,7 @@ class NativeEngine:
 
     def after_fork(self) -> None:
         """Stop in a forked child, whose ring is its parent's."""
-        self._native.after_fork()
+        self.native.after_fork()
         self._restore()
         if self._device_times is not None:
             self._device_times.after_fork()
@@ -134,13 +137,13 @@ class NativeEngine:
             self._ranges.stop()
         if self._flops is not None:
             self._flops.stop()
-        for patch in _patches(self._native):
+        for patch in _patches(self.native):
             patch.uninstall()
         self._collectives.stop()
 
     def write_event(self, kind: Kind, name: int, value: int) -> None:
         """Write one event of this thread."""
-        self._native.write_event(kind << KIND_SHIFT | name, value)
+        self.native.write_event(kind << KIND_SHIFT | name, value)
 
 
 def _watch_cuda_memory(native: ModuleType) -> None:

@@ -19,6 +19,7 @@
 #include "greenlets.h"
 #include "memory.h"
 #include "module_calls.h"
+#include "outside_operators.h"
 #include "ranges.h"
 
 namespace modtrace {
@@ -240,6 +241,7 @@ PyObject* py_start(PyObject*, PyObject* args) {
 void end_session(Session& session) {
   stop_memory();
   stop_counting();
+  stop_outside();
   engine.ranges_active.store(false);
   abandon_backward_passes();
   for (ThreadState* thread = engine.threads.load(); thread != nullptr; thread = thread->next) {
@@ -291,6 +293,8 @@ PyMethodDef methods[] = {
     {"watch_cuda_memory", watch_cuda_memory, METH_NOARGS, nullptr},
     {"start_flops", start_flops, METH_VARARGS, nullptr},
     {"take_operators", take_operators, METH_O, nullptr},
+    {"begin_outside", begin_outside, METH_NOARGS, nullptr},
+    {"end_outside", end_outside, METH_NOARGS, nullptr},
     {"write_event", py_write_event, METH_VARARGS, nullptr},
     {"on_collection", py_on_collection, METH_VARARGS, nullptr},
     {"forget_module", py_forget_module, METH_O, nullptr},
@@ -309,6 +313,7 @@ PyMODINIT_FUNC PyInit_modtrace_native() {
   if (module != nullptr) {
     modtrace::watch_ranges();
     modtrace::watch_operators();
+    modtrace::watch_outside_operators();
   }
   return module;
 }

@@ -1,0 +1,135 @@
+#include "outside_operators.h"
+
+#include <ATen/record_function.h>
+
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "engine.h"
+
+namespace modtrace {
+namespace {
+
+constexpr size_t kMaxNames = 256;
+constexpr const char* kTorchRanges[] = {"Optimizer.", "enumerate("};
+constexpr char kEvaluated[] = "autograd::engine::evaluate_function: ";  // how torch names a node with its hooks
+constexpr char kNodes[] = "nodes", kWithHooks[] = "nodes and hooks";
+
+struct Total {
+  int64_t calls = 0, ns = 0;
+};
+
+using Totals = std::unordered_map<std::string, Total>;
+
+at::CallbackHandle outside_callback = 0;
+std::atomic<const ThreadState*> counted{nullptr};  // the thread that is counted, or null
+std::mutex totals_lock;                            // another thread may end the count
+std::array<Totals, 2> totals;                      // outside, and in backward passes
+thread_local int open_outside = 0;                 // nodes and torch's ranges: what is in them is a part of them
+thread_local int open_operator = 0;                // the same of an operator
+
+// What began: a node or a range of torch, or what is counted.
+struct OpenOutside final : at::ObserverContext {
+  // `name`: under which it is counted, or null.
+  OpenOutside(int* inside, Totals* in_totals, const char* name)
+      : around(inside), own(in_totals), counted_as(name), begin(monotonic_ns()) {
+    if (around != nullptr) ++*around;
+  }
+  ~OpenOutside() override {
+    if (around != nullptr) --*around;
+  }
+  int* around;  // of this thread: torch ends both where they began
+  Totals* own;
+  const char* counted_as;
+  int64_t begin;
+};
+
+bool is_of_torch(const char* range) {
+  for (const char* prefix : kTorchRanges) {
+    if (std::strncmp(range, prefix, std::strlen(prefix)) == 0) return true;
+  }
+  return false;
+}
+
+std::unique_ptr<at::ObserverContext> on_outside_begin(const at::RecordFunction& function) {
+  const ThreadState* thread = counted.load(std::memory_order_relaxed);
+  if (thread == nullptr || thread != &this_thread()) return nullptr;
+  const char* name = function.name();
+  Totals* own = &totals[thread->open_passes > 0 ? 1 : 0];
+  if (function.scope() == at::RecordScope::BACKWARD_FUNCTION) {
+    return std::make_unique<OpenOutside>(&open_outside, own, open_outside == 0 ? kNodes : nullptr);
+  }
+  if (function.scope() == at::RecordScope::USER_SCOPE) {
+    return is_of_torch(name) ? std::make_unique<OpenOutside>(&open_outside, own, nullptr) : nullptr;
+  }
+  if (open_operator > 0 || open_outside > 0 || !thread->open_calls.empty()) return nullptr;
+  if (std::strncmp(name, kEvaluated, sizeof kEvaluated - 1) == 0) {
+    return std::make_unique<OpenOutside>(nullptr, own, kWithHooks);
+  }
+  return std::make_unique<OpenOutside>(&open_operator, own, name);
+}
+
+void on_outside_end(const at::RecordFunction&, at::ObserverContext* context) {
+  const auto* open = static_cast<const OpenOutside*>(context);
+  if (open == nullptr || open->counted_as == nullptr) return;
+  const int64_t ns = monotonic_ns() - open->begin;
+  const std::lock_guard<std::mutex> lock(totals_lock);
+  const auto known = open->own->find(open->counted_as);
+  if (known == open->own->end() && open->own->size() >= kMaxNames) return;
+  Total& total = known == open->own->end() ? (*open->own)[open->counted_as] : known->second;
+  ++total.calls;
+  total.ns += ns;
+}
+
+PyRef as_list(const Totals& own) {
+  PyRef list = steal(PyList_New(0));
+  for (const auto& [name, total] : own) {
+    const PyRef row = steal(
+        Py_BuildValue("(sLL)", name.c_str(), static_cast<long long>(total.calls), static_cast<long long>(total.ns)));
+    if (!list || !row || PyList_Append(list.get(), row.get()) != 0) return PyRef();
+  }
+  return list;
+}
+
+}  // namespace
+
+void watch_outside_operators() {
+  outside_callback = at::addGlobalCallback(
+      at::RecordFunctionCallback(on_outside_begin, on_outside_end)
+          .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION, at::RecordScope::USER_SCOPE}));
+  at::disableCallback(outside_callback);
+}
+
+PyObject* begin_outside(PyObject*, PyObject*) {
+  stop_outside();
+  if (engine.active_session.load(std::memory_order_relaxed) == nullptr) Py_RETURN_NONE;
+  counted.store(&this_thread());
+  at::reenableCallback(outside_callback);
+  Py_RETURN_NONE;
+}
+
+PyObject* end_outside(PyObject*, PyObject*) {
+  if (counted.load() != nullptr) at::disableCallback(outside_callback);
+  counted.store(nullptr);
+  std::array<Totals, 2> ended;
+  {
+    const std::lock_guard<std::mutex> lock(totals_lock);
+    ended.swap(totals);
+  }
+  const PyRef outside = as_list(ended[0]), in_passes = as_list(ended[1]);
+  return outside && in_passes ? Py_BuildValue("(OO)", outside.get(), in_passes.get()) : nullptr;
+}
+
+void stop_outside() {
+  if (counted.exchange(nullptr) != nullptr) at::disableCallback(outside_callback);
+  const std::lock_guard<std::mutex> lock(totals_lock);
+  for (Totals& own : totals) own.clear();
+}
+
+}  // namespace modtrace

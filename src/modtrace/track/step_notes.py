@@ -1,0 +1,121 @@
+"""What is noted in few steps: operators that run where no module does, hooks, and what makes a program slow unseen."""
+
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.nn.modules.dropout import _DropoutNd
+
+from ..ring import NameTable
+from .event_sink import OnError
+from .naming.module_names import ModuleNames
+from .unseen import skip_all, unseen_by_modes
+
+_MAX_OPERATORS, _MAX_MODULES = 8, 32
+"""How many are noted, the longest operators and the first modules."""
+_PLACES = "outside", "in_passes"
+
+
+class StepNotes:
+    """Looks at the steps 1, 2, 4, 8 and so on, so that it costs nothing in the others, and notes the sums after each.
+
+    Args:
+        names: takes the notes.
+        modules: knows the modules that were called.
+        native: counts the operators; None: they are not known.
+        on_error: called with what went wrong inside.
+    """
+
+    def __init__(self, names: NameTable, modules: ModuleNames, native: ModuleType | None, on_error: OnError) -> None:
+        self._names, self._modules, self._native, self._on_error = names, modules, native, on_error
+        self._last: int | None = None
+        self._ended = self._looked = 0
+        self._thread: int | None = None
+        self._totals: dict[str, dict[str, list[int]]] = {place: {} for place in _PLACES}
+        self._settings: dict[str, int] = {}
+        self._resident: list[tuple[int, int]] = []
+
+    @skip_all
+    def after_step(self, number: int) -> None:
+        """Look at the next step, or note what there was in this; several optimizers may end one."""
+        if number == self._last or self._thread not in (None, threading.get_ident()):
+            return
+        self._last = number
+        try:
+            if self._thread is not None:
+                self._note()
+            self._ended += 1
+            if self._ended & (self._ended - 1) == 0:
+                self._thread = threading.get_ident()
+                with contextlib.suppress(OSError):
+                    self._resident.append((self._ended, _resident_bytes()))
+                if self._native is not None:
+                    self._native.begin_outside()
+        except Exception as error:
+            self._thread = None
+            self._on_error(error)
+
+    @skip_all
+    def finish(self) -> None:
+        """Note what modules are like where no step has ended."""
+        try:
+            if self._ended == 0:
+                self._write({})
+        except Exception as error:
+            self._on_error(error)
+
+    def _note(self) -> None:
+        self._thread = None
+        self._looked += 1
+        if self._native is not None:
+            for place, operators in zip(_PLACES, self._native.end_outside(), strict=True):
+                for name, calls, ns in operators:
+                    total = self._totals[place].setdefault(name.removeprefix("aten::"), [0, 0])
+                    total[0] += calls
+                    total[1] += ns
+        on = {
+            "anomaly detection": torch.is_anomaly_enabled(),
+            "torch.profiler": torch._C._autograd._profiler_enabled(),
+        }
+        for setting in (name for name, is_on in on.items() if is_on):
+            self._settings[setting] = self._settings.get(setting, 0) + 1
+        operators = {place: _longest(totals) for place, totals in self._totals.items()}
+        noted = {"operators": operators, "settings": self._settings, "resident": self._resident}
+        self._write(noted)
+
+    def _write(self, noted: Mapping[str, object]) -> None:
+        notes = json.dumps({**noted, **self._look_at_modules()})
+        self._names.note({"kind": "steps", "steps": self._looked, "notes": notes})
+
+    def _look_at_modules(self) -> dict[str, Any]:
+        """Return which modules have forward hooks or parameters of float64, which drop, and the hooks of gradients."""
+        hooks, doubles, drop, of_gradients = dict[str, int](), list[str](), list[str](), 0
+        with unseen_by_modes():
+            for fqn, module in self._modules.called():
+                if count := len(module._forward_hooks) + len(module._forward_pre_hooks):
+                    hooks[fqn] = count
+                if isinstance(module, _DropoutNd) and module.training and module.p > 0:
+                    drop.append(fqn)
+                own = [one for one in [*module._parameters.values()] if one is not None]
+                if any(one.dtype == torch.float64 for one in own):
+                    doubles.append(fqn)
+                for each in (one._backward_hooks for one in own), (one._post_accumulate_grad_hooks for one in own):
+                    of_gradients += sum(len(hooked or ()) for hooked in each)
+        kept = dict([*hooks.items()][:_MAX_MODULES])
+        some = {"doubles": doubles[:_MAX_MODULES], "drop": drop[:_MAX_MODULES]}
+        return {"hooks": kept, **some, "gradient_hooks": of_gradients}
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm", encoding="ascii") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def _longest(totals: Mapping[str, Sequence[int]]) -> list[tuple[str, int, int]]:
+    rows = [(name, calls, ns) for name, (calls, ns) in totals.items()]
+    return sorted(rows, key=lambda row: -row[2])[:_MAX_OPERATORS]

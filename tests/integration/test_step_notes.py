@@ -1,0 +1,164 @@
+"""What recordings note of few steps: operators in no module, hooks, float64, anomaly detection, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import modtrace
+from modtrace.record_options import EngineName
+from modtrace.timeline.contents import STEP_NOTES
+
+pytestmark = pytest.mark.usefixtures("native_engine")
+
+_STEPS = 9
+"""Those after 1, 2, 4 and 8 are looked at, and the last of them ends."""
+
+
+def notes_of(
+    plant: Callable[[nn.Sequential], Callable[[], object]], engine: EngineName = "native", **options: Any
+) -> dict[str, Any]:
+    """Train a model of four tensors, with what a plant returns after each step, and return the notes."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 1))
+    after = plant(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with modtrace.record(engine=engine, **options) as recording:
+        for _ in range(_STEPS):
+            optimizer.zero_grad()
+            loss = model(torch.ones(2, 4)).square().mean()
+            loss.backward()
+            optimizer.step()
+            after()
+    notes = recording.timeline().metadata[STEP_NOTES]
+    assert isinstance(notes, dict)
+    return notes
+
+
+def nothing(_: nn.Sequential) -> Callable[[], object]:
+    return lambda: None
+
+
+def average(model: nn.Sequential) -> Callable[[], object]:
+    averages = [parameter.detach().clone() for parameter in model.parameters()]
+
+    @torch.no_grad()
+    def update() -> None:
+        for own, parameter in zip(averages, model.parameters(), strict=True):
+            own.mul_(0.9).add_(parameter, alpha=0.1)
+
+    return update
+
+
+def calls_of(notes: dict[str, Any], place: str) -> dict[str, int]:
+    return {name: calls for name, calls, _ in notes["operators"][place]}
+
+
+def test_operators_are_counted_where_no_module_and_no_optimizer_runs() -> None:
+    notes = notes_of(average)
+
+    assert notes["steps"] == 4
+    loss = {"ones": 4, "square": 4, "mean": 4, "ones_like": 4}
+    assert calls_of(notes, "outside") == {"mul_": 16, "add_": 16, **loss}
+    assert calls_of(notes_of(nothing), "outside") == loss
+    assert all(ns > 0 for _, _, ns in notes["operators"]["outside"])
+
+
+def test_hooks_of_gradients_are_counted_outside_of_nodes() -> None:
+    def hook(model: nn.Sequential) -> Callable[[], object]:
+        for parameter in model.parameters():
+            parameter.register_hook(lambda gradient: gradient.tanh())
+        return lambda: None
+
+    notes, plain = notes_of(hook), notes_of(nothing)
+
+    assert notes["gradient_hooks"] == 4
+    assert calls_of(notes, "in_passes")["tanh"] == 16
+    assert plain["gradient_hooks"] == 0
+    assert "tanh" not in calls_of(plain, "in_passes")
+    assert calls_of(plain, "in_passes")["nodes"] == calls_of(plain, "in_passes")["nodes and hooks"] > 0
+    nodes, with_hooks = (
+        {name: ns for name, _, ns in notes["operators"]["in_passes"]}[key] for key in ("nodes", "nodes and hooks")
+    )
+    assert with_hooks > nodes
+
+
+@pytest.mark.parametrize("engine", ["native", "python"])
+def test_modules_with_forward_hooks_or_of_float64_are_noted(engine: EngineName) -> None:
+    def plant(model: nn.Sequential) -> Callable[[], object]:
+        model[1].register_forward_hook(lambda *_: None)
+        model[1].register_forward_pre_hook(lambda *_: None)
+        model[2].double()
+        model[1].register_forward_hook(lambda _module, _inputs, output: output.double())
+        return lambda: None
+
+    notes = notes_of(plant, engine)
+
+    assert notes["hooks"] == {"Sequential.1": 3}
+    assert notes["doubles"] == ["Sequential.2"]
+    assert notes_of(nothing, engine)["hooks"] == {}
+    assert notes_of(nothing, engine)["doubles"] == []
+
+
+@pytest.mark.parametrize("engine", ["native", "python"])
+def test_anomaly_detection_and_memory_are_noted(engine: EngineName) -> None:
+    with torch.autograd.set_detect_anomaly(True):
+        notes = notes_of(nothing, engine)
+
+    assert notes["settings"] == {"anomaly detection": 4}
+    assert [at for at, _ in notes["resident"]] == [1, 2, 4, 8]
+    assert all(held > 1 << 20 for _, held in notes["resident"])
+    assert notes_of(nothing, engine)["settings"] == {}
+
+
+def test_the_python_engine_counts_no_operators() -> None:
+    assert notes_of(average, "python")["operators"] == {"outside": [], "in_passes": []}
+
+
+def test_steps_that_the_user_ends_are_looked_at() -> None:
+    model = nn.Linear(2, 2)
+    with modtrace.record() as recording:
+        for _ in range(3):
+            model(torch.ones(1, 2))
+            torch.ones(3).cos()
+            recording.step()
+
+    notes = recording.timeline().metadata[STEP_NOTES]
+    assert isinstance(notes, dict)
+    assert calls_of(notes, "outside")["cos"] == notes["steps"] == 2
+
+
+@pytest.mark.parametrize("engine", ["native", "python"])
+@pytest.mark.parametrize("training", [True, False])
+def test_dropout_that_is_on_where_nothing_is_trained_is_a_finding(engine: EngineName, training: bool) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1), nn.Linear(4, 4), nn.Dropout(0)).train(training)
+    with modtrace.record(engine=engine) as recording, torch.no_grad():
+        for _ in range(5):
+            model(torch.ones(2, 4))
+
+    timeline = recording.timeline()
+    notes = timeline.metadata[STEP_NOTES]
+    assert isinstance(notes, dict)
+    assert notes["steps"] == 0
+    assert notes["drop"] == (["Sequential.1"] if training else [])
+    found = [one for one in timeline.summary().findings if one.what == "runs in training mode"]
+    assert [one.where for one in found] == (["Sequential"] if training else [])
+
+
+def test_notes_survive_in_a_ring_and_in_traces(tmp_path: Path) -> None:
+    notes = notes_of(average, ring=tmp_path / "run.modtrace", path=str(tmp_path / "run.pftrace"))
+
+    assert modtrace.load(tmp_path / "run.modtrace").metadata[STEP_NOTES] == notes
+    assert modtrace.load(tmp_path / "run.pftrace").metadata[STEP_NOTES] == notes
+
+
+def test_nothing_is_counted_after_a_recording() -> None:
+    notes_of(average)
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        torch.ones(3).cos()
+    assert calls_of(notes_of(nothing), "outside").get("cos") is None
