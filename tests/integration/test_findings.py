@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import io
 import json
@@ -298,6 +299,48 @@ def two_slow_calls(training: Training) -> None:
     training.blocks[4].mix.register_forward_hook(lambda *_: wait(_STALL / 2 if training.step in (19, 37) else 0))
 
 
+def averages_by_hand(training: Training) -> None:
+    parameters = [*training.model.parameters()]
+    averages = [parameter.detach().clone() for parameter in parameters]
+
+    @torch.no_grad()
+    def update(_: Tensor) -> None:
+        for own, parameter in zip(averages, parameters, strict=True):
+            for _times in range(5):
+                own.mul_(0.99).add_(parameter, alpha=0.01)
+
+    training.after.append(update)
+
+
+def copies_the_model(training: Training) -> None:
+    training.after.append(lambda _: copy.deepcopy(training.model))
+
+
+def norms_of_gradients(training: Training) -> None:
+    def note(_: Tensor) -> None:
+        for parameter in training.model.parameters():
+            for power in range(1, 6):
+                if parameter.grad is not None:
+                    parameter.grad.norm(power).item()
+
+    training.after.append(note)
+
+
+def gradient_hooks(training: Training) -> None:
+    for parameter in training.model.parameters():
+        parameter.register_hook(lambda _: wait(_LONG / 8))
+
+
+def activation_hooks(training: Training) -> None:
+    for block in training.blocks:
+        block.mlp.register_forward_hook(lambda *_: wait(_LONG / 16))
+
+
+def detects_anomalies(training: Training) -> None:
+    training.before.append(lambda _: torch.autograd.set_detect_anomaly(True))
+    training.after.append(lambda _: torch.autograd.set_detect_anomaly(training.step < _STEPS - 1))
+
+
 class Told(NamedTuple):
     """What a summary says.
 
@@ -359,10 +402,12 @@ class Fault(NamedTuple):
     Attributes:
         plant: changes a training.
         names: what the first screen has to name: a module, a range or a part, and why.
+        native: what of it the native engine alone sees.
     """
 
     plant: Callable[[Training], None]
     names: tuple[str, ...]
+    native: tuple[str, ...] = ()
 
 
 FAULTS = [
@@ -397,7 +442,13 @@ FAULTS = [
     Fault(compiles_again, ("torch.compile", "size mismatch at index 0", "is compiled again")),
     Fault(slow_loss, ("loss takes a large share",)),
     Fault(long_loss, ("loss takes a large share", "of it in backward, outside of modules")),
-    Fault(loop_outside, ("outside of modules and ranges (other)", "follows optimizer")),
+    Fault(loop_outside, ("outside of modules and ranges (other)", "follows optimizer"), ("Python, or waiting",)),
+    Fault(averages_by_hand, (), ("(other)", "mul_ 255 times", "add_ 255 times", "a loop over the 51 parameters")),
+    Fault(copies_the_model, (), ("(other)", "clone 51 times", "copies of the 51 parameters")),
+    Fault(norms_of_gradients, (), ("(other)", "norm 255 times", "item 255 times", "a loop over the 51 parameters")),
+    Fault(gradient_hooks, (), ("hooks of gradients take a large share", "51 hooks")),
+    Fault(activation_hooks, ("GPT.blocks.", "has a forward hook that takes long", "6 modules with forward hooks")),
+    Fault(detects_anomalies, ("anomaly detection is on", "set_detect_anomaly")),
 ]
 
 
@@ -441,7 +492,8 @@ def test_the_first_screen_names_a_planted_fault(fault: Fault, engine: EngineName
     told = told_by(recorded(fault.plant, engine)) if fault.plant is slow_workers else ask(fault.plant, engine)
 
     first = told.screen.partition("\n\n")[0]
-    assert [name for name in fault.names if name not in first] == [], first
+    names = fault.names + (fault.native if engine == "native" else ())
+    assert [name for name in names if name not in first] == [], first
     assert len(told.screen.encode()) <= 3_000
 
 

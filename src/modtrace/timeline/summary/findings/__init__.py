@@ -20,6 +20,7 @@ from .finding import findings_lines as findings_lines
 from .finding import findings_markdown as findings_markdown
 from .finding import findings_table as findings_table
 from .finding import only_option as only_option
+from .noted import StepNotes, find_noted
 from .occasions import find_occasions, find_slow_steps
 from .shares import find_host_time, find_large_parts, find_reruns
 from .siblings import find_outliers
@@ -29,7 +30,8 @@ def find_findings(measured: Measured) -> list[Finding]:
     """Return what stands out: what costs the most time in a step first, then what costs none."""
     if not measured.steps:
         return []
-    occasions, outliers = list(find_occasions(measured)), list(find_outliers(measured))
+    notes = StepNotes(measured.step_notes)
+    occasions, outliers = list(find_occasions(measured)), list(find_outliers(measured, notes))
     slow_steps = list(find_slow_steps(measured, {each.part for each in occasions}))
     named = {found.where for found in (*outliers, *slow_steps)}
     found: Sequence[Finding] = (
@@ -37,8 +39,9 @@ def find_findings(measured: Measured) -> list[Finding]:
         *outliers,
         *slow_steps,
         *find_reruns(measured),
-        *find_large_parts(measured, {each.part for each in occasions}),
-        *(each for each in find_host_time(measured) if each.where not in named),
+        *find_large_parts(measured, notes, {each.part for each in occasions}),
+        *(each for each in find_host_time(measured, notes) if each.where not in named),
+        *(each for each in find_noted(measured, notes) if each.where is None or each.where not in named),
         *find_costs(measured),
     )
     return sorted(found, key=lambda each: -each.ns_per_step)[:MAX_FINDINGS]

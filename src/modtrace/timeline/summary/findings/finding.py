@@ -12,7 +12,7 @@ import numpy as np
 from ...._interrupts import cached_property
 from ...._tables import MS, NAME, PERCENT, Column, Table, fields_of, markdown_text
 from ...._typing import AnyArray, Int64Array
-from ...contents import MEMORY, OPTIMIZERS
+from ...contents import MEMORY, OPTIMIZERS, STEP_NOTES
 from ..module_rows import ModuleTimes, outer_modules
 from ..parts import DividedSteps
 from ..slow_steps import short_ms
@@ -151,6 +151,7 @@ class Measured:
         collections: int64[2, triggers, generations], how many garbage collections there were, and what they freed.
         memory: what the recording says of memory, see `MEMORY`; empty if nothing.
         optimizers: what it says of optimizers, see `OPTIMIZERS`.
+        step_notes: what was noted of few steps, see `STEP_NOTES`.
         number: int64[steps], the number of each counted step.
         ns: int64[steps, parts].
         gap_ns: the same of the time before each step that is a call or a range, on its thread; else 0.
@@ -175,6 +176,7 @@ class Measured:
         self.memory: Mapping[str, Any] = memory if isinstance(memory, dict) else {}
         noted = optimizers if isinstance(optimizers, list) else []
         self.optimizers: list[dict[str, Any]] = [one for one in noted if isinstance(one, dict)]
+        self.step_notes = metadata.get(STEP_NOTES)
         counted, self.parts = np.flatnonzero(divided.bounds.counted), list(divided.names)
         self.number, self.ns = divided.bounds.number[counted], divided.ns[counted]
         self.gap_ns = _gaps_before(divided)[counted]
@@ -234,7 +236,7 @@ class Measured:
     def share(self, ns: float, *, gaps: bool = False) -> float:
         """Return which share of all steps, or of these and the gaps, so much is, if each step has it."""
         whole_ns = self.whole_ns + int(self.gap_ns.sum()) * gaps
-        return float(ns) * self.steps / whole_ns if whole_ns else 0.0
+        return min(1.0, float(ns) * self.steps / whole_ns) if whole_ns else 0.0
 
     def finding(
         self,

@@ -103,9 +103,21 @@ def find_slow_steps(measured: Measured, explained: Container[str | None]) -> Ite
         slowest, _, evidence = max(slow_steps, key=lambda step: step[1].took_ns)
         if len(numbers) > 1:
             evidence = f"{when_text(measured.number, np.isin(measured.number, numbers))}; {evidence}"
+        if part == "data loading":
+            evidence += _workers_text(measured)
         # Steps that are ranges may be without modules.
         show = f"--steps {slowest}:{slowest + 1}" if measured.runs[0].any() else "--by step"
         yield measured.finding(what, where or None, part, evidence=evidence, show=show, ns=per_step)
+
+
+def _workers_text(measured: Measured) -> str:
+    """Say how often workers of a loader start anew, if they do."""
+    fetches = measured.ranges_of("data loading")
+    begins = [each for each in fetches if each.range.endswith("DataLoader.__iter__") and each.calls > 1]
+    if not begins or not any("MultiProcessing" in each.range for each in fetches):
+        return ""
+    took = short_ms(begins[0].p50_ns)
+    return f"; workers start {times_text(begins[0].calls)}, {took} each: persistent_workers=True would keep them"
 
 
 def when_text(number: Int64Array, has: BoolArray) -> str:

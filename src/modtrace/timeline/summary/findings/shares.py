@@ -14,6 +14,7 @@ from ..module_rows import ModuleTimes
 from ..parts import OTHER, PARTS
 from ..slow_steps import short_ms
 from .finding import LEAST_STEPS, Finding, Measured, only_option, times_text
+from .noted import StepNotes, tensors_of
 from .occasions import collections_text
 from .siblings import place_of
 
@@ -33,8 +34,13 @@ _WAITS = ("data loading", "communication")
 """Parts of which some steps have none, as what is waited for is there already."""
 _LOSS_BACKWARD = 10
 """A loss with a longer backward, in times of its forward, is no loss."""
+_LARGE_LOOP = 0.05
+"""For a loop over parameters beside the optimizer, for which torch._foreach needs few operators: as for saving, since
+it is known what it is."""
 _LARGE_BY_CHOICE = 0.20
-"""For an optimizer with hooks, or that was told to update tensors one by one: there is something to change."""
+"""For an optimizer with hooks: there is something to change."""
+_LARGE_ONE_BY_ONE = 0.08
+"""For one that was told to update tensors one by one, which foreach=True undoes: real programs have 6 % at least."""
 _LARGE_BY_DEFAULT = 0.50
 """For one that updates them so on a CPU, as torch does: tiny models have up to 40 %."""
 _LARGE_BESIDE = 0.15
@@ -47,11 +53,14 @@ _LEAST_NS = 1_000_000
 """Time of a part in a step: shorter ones are those of tiny models, in which Python itself is most."""
 _HOST_SHARE, _BACKWARD_SHARE = 0.10, 0.2
 """Shares of the median step, and of a module's own forward: operators that compute have a backward of that size."""
+_BACKWARD_SHARE_OF_HOLDERS = 0.6
+"""The same of a module that holds others: operators between them, as those of attention, have a longer backward than
+forward. Only what exceeds that counts."""
 _HOST_SHARE_OF_CALLS = 0.25
 """The same if nothing is trained, of modules whose inner modules have modules: the others may call operators."""
 
 
-def find_large_parts(measured: Measured, explained: Container[str | None]) -> Iterator[Finding]:
+def find_large_parts(measured: Measured, notes: StepNotes, explained: Container[str | None]) -> Iterator[Finding]:
     """Yield the parts with a large share of the steps, but for those that are explained."""
     if measured.steps < LEAST_STEPS:
         return
@@ -71,27 +80,32 @@ def find_large_parts(measured: Measured, explained: Container[str | None]) -> It
         per_step, low = float(np.median(took)), 50 if part in _WAITS else 10
         # As for modules: a busy machine makes what has many operators longer than it is.
         low_ns = np.percentile(took, low)
-        is_large = low_ns >= max(_least_share(measured, part) * np.percentile(step_ns, low), _LEAST_NS)
+        is_large = low_ns >= max(_least_share(measured, notes, part, per_step) * np.percentile(step_ns, low), _LEAST_NS)
         between = part == OTHER and float(np.median(gap_ns)) > per_step / 2
         # A server waits for requests, which come irregularly.
         is_large &= not between or low_ns >= per_step / 2
         if is_large and part not in explained:
             evidence = f"{short_ms(per_step)} of {short_ms(float(np.median(step_ns)))} (medians)"
             evidence += _details(measured, part, float(np.median(alone_ns)), between=between)
+            if part == OTHER and not between:
+                evidence += notes.outside_text(per_step, tensors_of(measured.optimizers))
             yield _large_part(measured, part, per_step, evidence, between=between)
 
 
-def _least_share(measured: Measured, part: str) -> float:
+def _least_share(measured: Measured, notes: StepNotes, part: str, per_step: float) -> float:
     """Return from which share of a step on a part is large."""
     if part not in (*PARTS, OTHER):
         return _LARGE_RANGE
     if part == "optimizer":
         optimizers = measured.optimizers
-        if any("foreach=False" in str(one.get("how")) or one.get("hooks") for one in optimizers):
+        if any("foreach=False" in str(one.get("how")) for one in optimizers):
+            return _LARGE_ONE_BY_ONE
+        if any(one.get("hooks") for one in optimizers):
             return _LARGE_BY_CHOICE
         if any(one.get("how") == "one by one" for one in optimizers):
             return _LARGE_BY_DEFAULT
-    return _LARGE.get(part, np.inf)
+    is_loop = part == OTHER and notes.is_loop(per_step, tensors_of(measured.optimizers))
+    return _LARGE_LOOP if is_loop else _LARGE.get(part, np.inf)
 
 
 def _large_part(measured: Measured, part: str, per_step: float, evidence: str, *, between: bool) -> Finding:
@@ -172,7 +186,7 @@ def _described(optimizer: Mapping[str, Any]) -> str:
     return said + (f" and has {counted(hooks, 'hook')}" if type(hooks) is int and hooks else "")
 
 
-def find_host_time(measured: Measured) -> Iterator[Finding]:
+def find_host_time(measured: Measured, notes: StepNotes) -> Iterator[Finding]:
     """Yield modules whose own forward is long and whose own backward is short: they run Python, or wait."""
     if measured.steps < LEAST_STEPS:
         return
@@ -189,7 +203,8 @@ def find_host_time(measured: Measured) -> Iterator[Finding]:
         if (
             measured.calls[index] >= _MOST_STEPS
             and (measured.runs[1, index] if trains else row.fqn in compose)
-            and row.backward_self_ns < _BACKWARD_SHARE * row.forward_self_ns
+            and row.backward_self_ns
+            < (_BACKWARD_SHARE_OF_HOLDERS if row.fqn in hold else _BACKWARD_SHARE) * row.forward_self_ns
             # Of a wrapper whose model has a name of its own no step says what it takes itself.
             and (row.fqn in hold or row.forward_self_ns == row.forward_ns)
         ):
@@ -201,17 +216,20 @@ def find_host_time(measured: Measured) -> Iterator[Finding]:
             )
             for index in members
         ]
-        per_step = sum(each) - waits_ns
+        own_backward_ns = sum(rows[index].backward_self_ns for index in members) / measured.steps
+        own_forward_ns = per_step = sum(each) - waits_ns
+        ratio = own_backward_ns * measured.steps / max(sum(rows[index].forward_self_ns for index in members), 1)
+        per_step *= 1 if ratio < _BACKWARD_SHARE else 1 - ratio
         if per_step < max((_HOST_SHARE if trains else _HOST_SHARE_OF_CALLS) * measured.usual_ns, _LEAST_NS):
             continue
         first = rows[members[int(np.argmax(each))]]
         several = f" in {len(members)} modules {place} ({module_class})" if len(members) > 1 else ""
-        own_backward_ns = sum(rows[index].backward_self_ns for index in members) / measured.steps
-        evidence = f"own forward {short_ms(per_step)} a step{several}" + (
+        evidence = f"own forward {short_ms(own_forward_ns)} a step{several}" + (
             f", own backward {short_ms(own_backward_ns)}: Python or waiting"
             if trains
             else f" of {short_ms(measured.usual_ns)}, between inner modules: operators of its own, Python or waiting"
         )
+        evidence += f"; {hooked}" if (hooked := notes.hooks_text(first.fqn)) else ""
         what = f"spends host time in its own forward, outside of inner modules{' and operators' if trains else ''}"
         yield measured.finding(what, first.fqn, "forward", evidence=evidence, show=only_option(place), ns=per_step)
 

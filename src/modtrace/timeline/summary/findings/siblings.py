@@ -12,6 +12,7 @@ from ...memory import format_bytes
 from ..module_rows import ModuleTimes
 from ..overview import shortened
 from .finding import LEAST_SHARE, LEAST_STEPS, Finding, Measured, ms_range, only_option, times_text
+from .noted import StepNotes
 
 _LEAST_BYTES = 1 << 20
 _DIFFERS, _MORE_CALLS = 2.0, 1.5
@@ -50,7 +51,7 @@ class _Outlier(NamedTuple):
     siblings: _Siblings
 
 
-def find_outliers(measured: Measured) -> Iterator[Finding]:
+def find_outliers(measured: Measured, notes: StepNotes) -> Iterator[Finding]:
     """Yield modules that take more than their siblings in most steps; then those with more FLOPs or memory."""
     rows, groups = measured.rows, list(_sibling_groups(measured))
     named: set[int] = set()
@@ -63,7 +64,7 @@ def find_outliers(measured: Measured) -> Iterator[Finding]:
             is_cold = outlier.row < outlier.siblings.rows.min() and outlier.excess <= least + _COLD_NS
             if is_slower and not is_cold and not _is_larger(measured, outlier):
                 named.add(outlier.row)
-                yield _time_finding(measured, outlier)
+                yield _time_finding(measured, outlier, notes)
     flops = np.array([_flops_of_call(row) for row in rows])
     kept = np.array([row.retained_bytes or 0 for row in rows])
     most = measured.summary.memory.peak_bytes if measured.summary.memory is not None else 0
@@ -149,7 +150,7 @@ def _is_larger(measured: Measured, outlier: _Outlier) -> bool:
     return not outlier.siblings.is_place and row.backward_ns / max(row.calls, 1) > _DIFFERS * usual > 0
 
 
-def _time_finding(measured: Measured, outlier: _Outlier) -> Finding:
+def _time_finding(measured: Measured, outlier: _Outlier, notes: StepNotes) -> Finding:
     row, siblings = measured.rows[outlier.row], [measured.rows[index] for index in outlier.siblings.rows.tolist()]
     own_ns, others_ns = measured.step_ns[outlier.row], measured.step_ns[outlier.siblings.rows]
     said = [f"{ms_range([own_ns])} a step, its siblings {ms_range(others_ns)} (medians)"]
@@ -166,6 +167,7 @@ def _time_finding(measured: Measured, outlier: _Outlier) -> Finding:
     else:
         own = _is_own(measured, row, siblings, part)
         said.append(f"mostly its own {part}, outside of inner modules" if own else f"mostly {part}")
+    said.extend(filter(None, [notes.hooks_text(row.fqn)]))
     if row.flops_forward is not None:
         ratio = _flops_of_call(row) / max(float(np.median([_flops_of_call(one) for one in siblings])), 1.0)
         said.append(f"{ratio:.3g} times the FLOPs a call" if ratio >= _MORE_CALLS else "with no more FLOPs a call")

@@ -1,0 +1,235 @@
+"""What was noted of few steps, see `STEP_NOTES`: operators in no module, hooks, anomaly detection, float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ...._terminal import counted
+from ...memory import format_bytes
+from ..slow_steps import short_ms
+from .finding import TRACE, Finding, Measured, only_option, times_text
+
+_MANY_CALLS = 8
+"""How often an operator runs in a step for that to be a loop: a loss, or clipping as torch does it, runs few once."""
+_COPIES = frozenset({"clone", "copy_", "to", "_to_copy"})
+_LEAST_LOOKS = 3
+"""How often something has to be on to be on always: who profiles or debugs does so in a few steps."""
+_OF_ENGINE = frozenset({"sum", "add", "add_", "view"})
+"""What torch itself runs between nodes, to add up gradients."""
+_IN_OPERATORS = 0.3
+"""What share of a time operators have to take to be its cause: what calls them takes as much again."""
+_LARGE_HOOKS = 0.05
+"""Share of the median step: hooks watch what is computed, and are no part of it."""
+_FORWARD_OF_BACKWARD = 0.5
+"""What share of their backward operators of a module that holds others take in forward, such as attention."""
+_GROWTHS, _STEADY, _LEAST_GROWTH = 3, 0.5, 1 << 20
+"""How often memory has to grow, each time by this share of the most and by so many bytes a step: allocators and caches
+grow less and less, and the recording itself by less than a tenth of that."""
+_LARGE_DOUBLES = 0.05
+"""Share of the median step, of modules that compute in float64 where most do not."""
+
+
+class Operator(NamedTuple):
+    """An operator of torch, with its calls and nanoseconds in a step."""
+
+    name: str
+    calls: float
+    ns: float
+
+
+class StepNotes:
+    """Notes of a recording.
+
+    Attributes:
+        is_counted: whether operators were counted.
+        outside: those outside of modules, backward passes and optimizers, the longest first.
+        hooks: how many forward hooks modules have, by name.
+        gradient_hooks: how many hooks gradients have.
+        doubles: the modules with parameters of float64.
+        drop: those that drop some of what goes through them.
+        always_on: what slows a program and was on in each step that was looked at.
+        grows: by how many bytes a step the process's memory grows; 0 if it does not, or not steadily.
+        in_hooks: the operators in backward passes outside of nodes, without those of torch itself.
+        hooks_ns: what a backward pass takes beside its nodes, in a step.
+    """
+
+    def __init__(self, noted: object) -> None:
+        notes = noted if isinstance(noted, dict) else {}
+        steps, operators = notes.get("steps"), notes.get("operators")
+        steps = steps if type(steps) is int and steps > 0 else 0
+        operators = operators if isinstance(operators, dict) else {}
+        self.outside = _operators(operators.get("outside"), steps)
+        in_passes = {each.name: each for each in _operators(operators.get("in_passes"), steps)}
+        self.is_counted = bool(self.outside or in_passes)
+        nodes, with_hooks = in_passes.pop("nodes", None), in_passes.pop("nodes and hooks", None)
+        self.hooks_ns = max(0.0, with_hooks.ns - nodes.ns) if nodes and with_hooks else 0.0
+        self.in_hooks = [each for name, each in in_passes.items() if name not in _OF_ENGINE]
+        hooks, gradients, settings = (notes.get(name) for name in ("hooks", "gradient_hooks", "settings"))
+        hooks = hooks if isinstance(hooks, dict) else {}
+        self.hooks = {fqn: count for fqn, count in hooks.items() if type(count) is int}
+        self.gradient_hooks = gradients if type(gradients) is int else 0
+        on = settings if isinstance(settings, dict) else {}
+        self.always_on = {name for name, count in on.items() if steps >= _LEAST_LOOKS and count == steps}
+        self.grows = _steady_growth(notes.get("resident"))
+        self.doubles, self.drop = (_texts(notes.get(name)) for name in ("doubles", "drop"))
+
+    def loop(self) -> list[Operator]:
+        """Return the operators that run often outside of modules."""
+        return [each for each in self.outside if each.calls >= _MANY_CALLS]
+
+    def is_loop(self, ns: float, tensors: int) -> bool:
+        """Whether so much time is a loop over the parameters of an optimizer: each has an operator of its own."""
+        return self._is_over(tensors) and sum(each.ns for each in self.loop()) >= _IN_OPERATORS * ns
+
+    def _is_over(self, tensors: int) -> bool:
+        return bool(tensors) and any(each.calls >= tensors for each in self.loop())
+
+    def outside_text(self, ns: float, tensors: int) -> str:
+        """Say which operators run in a time outside of modules, and that it is Python if there are hardly any."""
+        loop, is_over = self.loop(), self._is_over(tensors)
+        if not is_over and sum(each.ns for each in self.outside) < _IN_OPERATORS * ns:
+            return "; hardly any of it in operators of torch: Python, or waiting" if self.is_counted else ""
+        text = f"; a step runs {_calls_text(loop)} there, {short_ms(sum(each.ns for each in loop))}" if loop else ""
+        copies = any(each.name in _COPIES and each.calls >= tensors for each in loop)
+        return text + (f": {'copies of' if copies else 'a loop over'} the {tensors:,} parameters" if is_over else "")
+
+    def hooks_text(self, fqn: str) -> str:
+        """Say that a module has forward hooks; nothing if it has none."""
+        return f"has {counted(self.hooks[fqn], 'forward hook')}" if fqn in self.hooks else ""
+
+
+def _texts(noted: object) -> list[str]:
+    return [one for one in (noted if isinstance(noted, list) else ()) if isinstance(one, str)]
+
+
+def _operators(noted: object, steps: int) -> list[Operator]:
+    rows = [
+        row for row in (noted if isinstance(noted, list) else ()) if isinstance(row, list | tuple) and len(row) == 3
+    ]
+    return [
+        Operator(name, calls / steps, ns / steps)
+        for name, calls, ns in rows
+        if steps and isinstance(name, str) and type(calls) is int and type(ns) is int
+    ]
+
+
+def _steady_growth(resident: object) -> int:
+    """Return how much memory grows in a step, if it grew by about as much in each of the last three times."""
+    pairs = [one for one in (resident if isinstance(resident, list) else ()) if isinstance(one, list | tuple)]
+    known = [tuple(one) for one in pairs if len(one) == 2 and all(type(number) is int for number in one)][1:]
+    at, held = np.array(known[-1 - _GROWTHS :], np.float64).reshape(-1, 2).T
+    if len(at) <= _GROWTHS or np.any(np.diff(at) <= 0):
+        return 0
+    growth = np.diff(held) / np.diff(at)
+    return int(np.median(growth)) if growth.min() >= max(_LEAST_GROWTH, _STEADY * growth.max()) else 0
+
+
+def _calls_text(operators: Sequence[Operator]) -> str:
+    return ", ".join(f"{each.name} {times_text(each.calls)}" for each in operators[:3])
+
+
+def tensors_of(optimizers: Sequence[Mapping[str, object]]) -> int:
+    """Return how many tensors the largest of some optimizers updates; 0 if that is not known."""
+    known = (optimizer.get("tensors") for optimizer in optimizers)
+    return max((count for count in known if type(count) is int), default=0)
+
+
+def find_noted(measured: Measured, notes: StepNotes) -> Iterator[Finding]:
+    """Yield hooks that take a large share, anomaly detection, and modules that compute in float64 unlike others."""
+    if not measured.trains:
+        yield from _dropout(measured, notes)
+        return
+    by_step = f"modtrace summary {TRACE} --by step"
+    if "torch.profiler" in notes.always_on:
+        evidence = "a profiler that records each step makes all of them slower; give it a schedule"
+        yield Finding("torch.profiler is on in each step", None, None, 0, 0.0, evidence, by_step)
+    if "anomaly detection" in notes.always_on:
+        evidence = (
+            "torch.autograd.set_detect_anomaly: each operator keeps a stack, and each gradient is searched for NaN"
+        )
+        per_step = notes.hooks_ns
+        what = "anomaly detection is on in each step"
+        yield Finding(what, None, "backward", round(per_step), measured.share(per_step), evidence, by_step)
+    elif notes.gradient_hooks and notes.hooks_ns >= _LARGE_HOOKS * measured.usual_ns:
+        evidence = (
+            f"{counted(notes.gradient_hooks, 'hook')} of parameters' gradients: {short_ms(notes.hooks_ns)} a step"
+        )
+        often = [each for each in notes.in_hooks if each.calls >= _MANY_CALLS]
+        evidence += f", which run {_calls_text(often)}" if often else ""
+        share = measured.share(notes.hooks_ns)
+        yield Finding(
+            "hooks of gradients take a large share", None, "backward", round(notes.hooks_ns), share, evidence, by_step
+        )
+    if notes.grows and not measured.memory:
+        evidence = f"the process holds about {format_bytes(notes.grows)} more after each step"
+        what = "memory grows from step to step"
+        yield Finding(what, None, None, 0, 0.0, evidence, "modtrace run --memory, which says who holds it")
+    yield from _forward_hooks(measured, notes)
+    yield from _doubles(measured, notes)
+
+
+def _dropout(measured: Measured, notes: StepNotes) -> Iterator[Finding]:
+    """Yield that dropout is on where nothing is trained."""
+    known = [index for index, row in enumerate(measured.rows) if row.fqn in notes.drop and measured.runs[0, index]]
+    if not known or measured.runs[1].any():
+        return
+    first, per_step = measured.rows[known[0]], float(measured.step_ns[known].sum())
+    where = (measured.outer[first.fqn] or [first.fqn])[-1]
+    evidence = f"{counted(len(known), 'module')}, such as {first.fqn}, drop values though nothing is trained: "
+    evidence += "model.eval() was not called"
+    command = f"modtrace summary {TRACE} {only_option(first.fqn)}"
+    share = measured.share(per_step)
+    yield Finding("runs in training mode", where, "forward", round(per_step), share, evidence, command)
+
+
+def _forward_hooks(measured: Measured, notes: StepNotes) -> Iterator[Finding]:
+    """Yield that modules with forward hooks take longer than what they compute, as their backward shows."""
+    hold = {around[0] for around in measured.outer.values() if around}
+    taken: dict[str, float] = {}
+    for index, row in enumerate(measured.rows):
+        if row.fqn in notes.hooks and measured.runs[1, index]:
+            usual = row.backward_self_ns * (_FORWARD_OF_BACKWARD if row.fqn in hold else 1.0)
+            more = (row.forward_self_ns - usual) / max(row.calls, 1) * measured.calls[index]
+            taken[row.fqn] = max(0.0, more)
+    per_step = sum(taken.values())
+    if not taken or per_step < _LARGE_HOOKS * measured.usual_ns:
+        return
+    longest = max(taken, key=lambda fqn: taken[fqn])
+    evidence = f"{counted(len(taken), 'module')} with forward hooks {'take' if len(taken) > 1 else 'takes'} "
+    evidence += f"{short_ms(per_step)} a step beside what their backward lets expect, most in {longest}"
+    command = f"modtrace summary {TRACE} {only_option(longest)}"
+    yield Finding(
+        "has a forward hook that takes long",
+        longest,
+        "forward",
+        round(per_step),
+        measured.share(per_step),
+        evidence,
+        command,
+    )
+
+
+def _doubles(measured: Measured, notes: StepNotes) -> Iterator[Finding]:
+    index_of = {row.fqn: index for index, row in enumerate(measured.rows)}
+    known = [index_of[fqn] for fqn in notes.doubles if fqn in index_of]
+    hold = {around[0] for around in measured.outer.values() if around}
+    if not known or 2 * len(known) >= len(measured.rows) - len(hold):
+        return
+    each = measured.step_ns[known]
+    if each.sum() < _LARGE_DOUBLES * measured.usual_ns:
+        return
+    row, per_step = measured.rows[known[int(np.argmax(each))]], float(each.sum())
+    evidence = f"parameters of float64 in {counted(len(known), 'module')}, which take {short_ms(per_step)} a step"
+    command = f"modtrace summary {TRACE} {only_option(row.fqn)}"
+    yield Finding(
+        "computes in float64, most others do not",
+        row.fqn,
+        None,
+        round(per_step),
+        measured.share(per_step),
+        evidence,
+        command,
+    )

@@ -1,0 +1,195 @@
+"""Findings of what was noted of few steps: loops over parameters, hooks, anomaly detection, float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from modtrace import Timeline
+from modtrace.timeline.contents import OPTIMIZERS, STEP_NOTES
+from tests.unit.test_findings import BLOCKS, FETCH, MS, OptionalRange, found, training
+
+LOOP = [["mul_", 40, 3 * MS], ["add_", 40, 3 * MS], ["cross_entropy_loss", 2, MS]]
+"""Of two steps."""
+OTHER = "time outside of modules and ranges (other) takes a large share"
+
+
+def noted(timeline: Timeline, *, tensors: int = 20, how: str = "one by one", **notes: Any) -> Timeline:
+    """Return a timeline whose recording looked at two steps, and noted this."""
+    optimizer = {"class": "SGD", "tensors": tensors, "hooks": 0, "how": how}
+    return replace(timeline, metadata={**timeline.metadata, OPTIMIZERS: [optimizer], STEP_NOTES: {"steps": 2} | notes})
+
+
+def with_loop(before: float, loop: object, tensors: int = 20) -> Timeline:
+    """Steps of 9 ms that take some more before all else, in which a loop runs."""
+    return noted(training(before=before), tensors=tensors, operators={"outside": loop})
+
+
+def test_a_loop_over_parameters_beside_the_optimizer() -> None:
+    (finding,) = with_loop(2, LOOP).summary().findings
+
+    assert finding[:4] == (OTHER, None, "other", 2 * MS)
+    assert finding.share == pytest.approx(20 / 108)
+    assert finding.evidence == (
+        "2 ms of 11 ms (medians); 100% of it follows optimizer; a step runs mul_ 20 times, add_ 20 times there, 3 ms: "
+        "a loop over the 20 parameters"
+    )
+
+
+@pytest.mark.parametrize(
+    ("loop", "tensors"),
+    [
+        (None, 20),
+        ("mul_", 20),
+        ([["mul_", 40]], 20),
+        (LOOP, 21),  # fewer than there are parameters
+        (LOOP, 0),  # it is the optimizer itself
+        ([["mul_", 40, MS // 4]], 20),  # not what takes the time
+        ([["mul_", 14, 6 * MS]], 7),  # few
+    ],
+)
+def test_what_is_no_loop_over_parameters_is_no_finding_below_20_percent(loop: object, tensors: int) -> None:
+    assert found(with_loop(2, loop, tensors)) == []
+    assert found(with_loop(0, LOOP)) == []
+
+
+def test_other_time_is_said_to_be_in_operators_or_in_python() -> None:
+    evidence = "3 ms of 12 ms (medians); 100% of it follows optimizer"
+    said = [
+        with_loop(3, loop, tensors=0).summary().findings[0].evidence.removeprefix(evidence)
+        for loop in (None, LOOP, [["randint", 2, MS]], [["clone", 2, 6 * MS]])
+    ]
+
+    assert said == [
+        "",
+        "; a step runs mul_ 20 times, add_ 20 times there, 3 ms",
+        "; hardly any of it in operators of torch: Python, or waiting",
+        "",
+    ]
+
+
+def test_hooks_of_gradients_that_take_a_large_share() -> None:
+    def with_hooks(more: float, hooks: int = 12) -> Timeline:
+        passes = [["nodes and hooks", 80, round((8 + 2 * more) * MS)], ["nodes", 80, 8 * MS], ["to", 24, MS]]
+        return noted(training(wait=1), gradient_hooks=hooks, operators={"in_passes": passes})
+
+    (finding,) = with_hooks(0.8).summary().findings
+
+    assert finding[:4] == ("hooks of gradients take a large share", None, "backward", 800_000)
+    assert finding.share == pytest.approx(0.08)
+    assert finding.evidence == "12 hooks of parameters' gradients: 0.8 ms a step, which run to 12 times"
+    assert found(with_hooks(0.4)) == []
+    assert found(with_hooks(0.8, hooks=0)) == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "part", "said"),
+    [("anomaly detection", "backward", "torch.autograd.set_detect_anomaly"), ("torch.profiler", None, "a schedule")],
+)
+def test_what_is_left_on_in_each_step(setting: str, part: str | None, said: str) -> None:
+    def on_in(count: int, steps: int = 3) -> Timeline:
+        return noted(training(), steps=steps, settings={setting: count})
+
+    (finding,) = on_in(3).summary().findings
+
+    assert finding[:4] == (f"{setting} is on in each step", None, part, 0)
+    assert said in finding.evidence
+    assert found(on_in(2)) == []
+    assert found(on_in(2, steps=2)) == []
+
+
+def test_workers_that_start_anew_are_why_steps_wait_for_data() -> None:
+    fetch, begin = FETCH.replace("SingleProcess", "MultiProcessing"), "enumerate(DataLoader)#DataLoader.__iter__"
+
+    def ranges(step: int) -> list[OptionalRange]:
+        begins: list[OptionalRange] = [(begin, "data loading", 40)]
+        return [(fetch, "data loading", 0.1), *(begins if step % 4 == 3 else [])]
+
+    (finding,) = training(steps=13, ranges=ranges).summary().findings
+
+    assert finding.what == "makes some steps slow (data loading)"
+    assert finding.evidence.startswith("in 3 of 13 steps, every 4th step; ")
+    assert finding.evidence.endswith("; workers start 3 times, 40 ms each: persistent_workers=True would keep them")
+
+
+def test_forward_hooks_that_take_long() -> None:
+    def with_hooks(own: float, hooked: int = BLOCKS) -> Timeline:
+        timeline = training(own=lambda block: own)
+        return noted(timeline, hooks={f"Net.blocks.{block}": 1 for block in range(hooked)})
+
+    (finding,) = with_hooks(0.2).summary().findings
+
+    assert finding[:4] == ("has a forward hook that takes long", "Net.blocks.0", "forward", 800_000)
+    assert finding.share == pytest.approx(0.8 / 9.8)
+    assert finding.evidence == (
+        "4 modules with forward hooks take 0.8 ms a step beside what their backward lets expect, most in Net.blocks.0"
+    )
+    assert found(with_hooks(0.1)) == []
+    assert found(with_hooks(0.2, hooked=0)) == []
+    # One that is much slower than its siblings is named so, and its hook is said.
+    (finding,) = noted(training(own=lambda block: 5 if block == 1 else 0), hooks={"Net.blocks.1": 2}).summary().findings
+    assert finding.what == "is slower than its siblings"
+    assert "has 2 forward hooks" in finding.evidence
+
+
+def test_modules_of_float64_among_others() -> None:
+    (finding,) = noted(training(), doubles=["Net.blocks.1.act"]).summary().findings
+
+    assert finding[:4] == ("computes in float64, most others do not", "Net.blocks.1.act", None, 2 * MS)
+    assert finding.share == pytest.approx(2 / 9)
+    assert finding.evidence == "parameters of float64 in 1 module, which take 2 ms a step"
+    assert found(noted(training(), doubles=[f"Net.blocks.{block}.act" for block in range(3)])) == []
+    assert found(noted(training(), doubles=["Net.gone"])) == []
+
+
+def test_an_optimizer_told_to_update_one_by_one() -> None:
+    (finding,) = noted(training(), how="one by one (foreach=False)").summary().findings
+
+    assert finding[:4] == ("optimizer takes a large share", "Optimizer.step#SGD.step", "optimizer", MS)
+    assert "SGD updates 20 tensors one by one (foreach=False)" in finding.evidence
+    assert found(noted(training())) == []
+    longer = training(forward=lambda step, block: 2)
+    assert found(noted(longer, how="one by one (foreach=False)")) == []
+
+
+GROWING = [[1, 0], [2, 50 << 20], [4, 54 << 20], [8, 62 << 20], [16, 78 << 20]]
+"""By 2 MiB a step after the first two."""
+
+
+def test_memory_that_grows_steadily() -> None:
+    (finding,) = noted(training(), resident=GROWING).summary().findings
+
+    assert finding[:5] == ("memory grows from step to step", None, None, 0, 0.0)
+    assert finding.evidence == "the process holds about 2.00 MiB more after each step"
+    assert finding.next.startswith("modtrace run --memory")
+
+
+@pytest.mark.parametrize(
+    "resident",
+    [
+        GROWING[:4],  # not long enough
+        [*GROWING[:4], [16, 62 << 20]],  # no more
+        [*GROWING[:4], [16, 67 << 20]],  # less and less
+        [[at, held // 4] for at, held in GROWING],  # little
+        [*GROWING[:3], [8, "62"], [16, 78 << 20]],
+        [[1, 0]] * 5,
+    ],
+)
+def test_memory_that_does_not_grow_steadily(resident: object) -> None:
+    assert found(noted(training(), resident=resident)) == []
+
+
+def test_copies_of_the_parameters() -> None:
+    (finding,) = with_loop(2, [["clone", 40, 6 * MS]]).summary().findings
+
+    assert finding.evidence.endswith("; a step runs clone 20 times there, 3 ms: copies of the 20 parameters")
+
+
+def test_notes_that_are_none_are_no_findings() -> None:
+    timeline = training()
+    odd: list[object] = [None, 1, [], {}, {"steps": "2"}, {"steps": 0, "operators": {"outside": LOOP}}]
+    odd += [{"steps": 2, "operators": [], "hooks": [], "settings": [], "doubles": {"a": 1}, "gradient_hooks": "3"}]
+    for notes in odd:
+        assert found(replace(timeline, metadata={**timeline.metadata, STEP_NOTES: notes})) == []
