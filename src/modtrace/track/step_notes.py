@@ -97,15 +97,17 @@ class StepNotes:
         hooks, doubles, drop, of_gradients = dict[str, int](), list[str](), list[str](), 0
         with unseen_by_modes():
             for fqn, module in self._modules.called():
-                if count := len(module._forward_hooks) + len(module._forward_pre_hooks):
-                    hooks[fqn] = count
-                if isinstance(module, _DropoutNd) and module.training and module.p > 0:
-                    drop.append(fqn)
-                own = [one for one in [*module._parameters.values()] if one is not None]
-                if any(one.dtype == torch.float64 for one in own):
-                    doubles.append(fqn)
-                for each in (one._backward_hooks for one in own), (one._post_accumulate_grad_hooks for one in own):
-                    of_gradients += sum(len(hooked or ()) for hooked in each)
+                # Not all that is called like a module has this, as what was scripted.
+                with contextlib.suppress(AttributeError, TypeError, RuntimeError):
+                    if count := len(module._forward_hooks) + len(module._forward_pre_hooks):
+                        hooks[fqn] = count
+                    if isinstance(module, _DropoutNd) and module.training and module.p > 0:
+                        drop.append(fqn)
+                    own = [one for one in [*module._parameters.values()] if one is not None]
+                    if any(one.dtype == torch.float64 for one in own):
+                        doubles.append(fqn)
+                    for each in (one._backward_hooks for one in own), (one._post_accumulate_grad_hooks for one in own):
+                        of_gradients += sum(len(hooked or ()) for hooked in each)
         kept = dict([*hooks.items()][:_MAX_MODULES])
         some = {"doubles": doubles[:_MAX_MODULES], "drop": drop[:_MAX_MODULES]}
         return {"hooks": kept, **some, "gradient_hooks": of_gradients}
