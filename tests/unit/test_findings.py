@@ -161,6 +161,14 @@ def test_forward_is_no_large_part_where_nothing_is_trained(slow_ms: int, where: 
     assert [(one.where, one.ns_per_step) for one in summary.findings] == [(name, 4 * MS) for name in where]
 
 
+@pytest.mark.parametrize(("usual", "where"), [(2, ["Net.blocks.2.act"]), (3, []), (4, [])])
+def test_a_module_is_slower_only_if_its_usual_steps_are_too(usual: float, where: list[str]) -> None:
+    # Its siblings take 1 ms in three of 10 steps; it takes 4 in forward, and 1 in backward, in all.
+    summary = training(forward=lambda step, block: 4 if block == 2 else 1 if step < 3 else usual).summary()
+
+    assert [one.where for one in summary.findings] == where
+
+
 def test_a_module_that_is_slower_than_its_siblings() -> None:
     summary = training(forward=lambda step, block: 5 if block == 2 else 1).summary()
 

@@ -17,6 +17,8 @@ from .noted import StepNotes
 _LEAST_BYTES = 1 << 20
 _DIFFERS, _MORE_CALLS = 2.0, 1.5
 """How many times as much as its siblings an outlier takes, and how many times as often it is called."""
+_LONGER = 1.5
+"""The same of its median step: on a busy machine the shortest steps alone can differ by more."""
 _ALIKE = 1.6
 """Siblings are alike if the largest takes at most so many times their median. Those of one class that are not alike
 have different sizes, and none of them is reported."""
@@ -59,8 +61,7 @@ def find_outliers(measured: Measured, notes: StepNotes) -> Iterator[Finding]:
         least = measured.least_ns
         outliers = _innermost(measured, _outliers(measured.low_ns, groups, least))
         for outlier in outliers:
-            # On a busy machine the shortest steps alone can differ.
-            is_slower = measured.step_ns[outlier.row] > measured.step_ns[outlier.siblings.rows].max()
+            is_slower = measured.step_ns[outlier.row] > _LONGER * measured.step_ns[outlier.siblings.rows].max()
             is_cold = outlier.row < outlier.siblings.rows.min() and outlier.excess <= least + _COLD_NS
             if is_slower and not is_cold and not _is_larger(measured, outlier):
                 named.add(outlier.row)
