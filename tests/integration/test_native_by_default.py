@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 import modtrace
-from modtrace.track.native.build import CUDA_UNIT, UNITS, WORK_PREFIX
+from modtrace.track.native.build import CUDA_UNIT, UNITS, WORK_PREFIX, units
 from modtrace.track.native.cache_folder import LIBRARY_NAME
 from modtrace.track.native.library import find_library, native_folder
 from tests.support.forked_python import run_forked
@@ -25,7 +25,7 @@ TRAIN = """
 import torch
 torch.nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()
 """
-COMPILES_AND_LINKS = len(UNITS) + 1
+COMPILES_AND_LINKS = len(units()) + 1
 
 
 class Home(NamedTuple):
@@ -105,7 +105,7 @@ def test_a_build_that_fails_is_told_in_one_line_and_not_tried_again(home: Home) 
     assert progress.startswith("modtrace: compiling the native engine for torch ")
     assert "it could not be built: calls.cpp:1: error: no such header; `modtrace build` tries again" in reason
     assert second[1].splitlines()[0] == reason
-    assert home.times_compiled() == len(UNITS)
+    assert home.times_compiled() == len(units())
 
     home.set_compiler()
     run_forked("-m", "modtrace", "build", env=home.environment)
@@ -211,7 +211,7 @@ def test_ctrl_c_ends_the_compilers(arguments: list[str], last_line: str, home: H
     )
     with open(alive, "rb", buffering=0) as pipe:
         said = b""
-        while len(said.splitlines()) < len(UNITS) and (more := pipe.read(4096)):
+        while len(said.splitlines()) < len(units()) and (more := pipe.read(4096)):
             said += more
 
         # As a terminal does, to all that run in it.

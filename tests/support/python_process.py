@@ -6,15 +6,18 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import IO
 
 import modtrace
 
-__all__ = ["HANGS_AFTER_S", "python_environment", "run_python", "start_python"]
+__all__ = ["HANGS_AFTER_S", "LAZY_IMPORTS_WORK", "python_environment", "run_python", "start_python"]
 
 HANGS_AFTER_S = 600
 """No measure of how fast a machine is: what has not ended then never will, where many others run too."""
+LAZY_IMPORTS_WORK = sys.version_info < (3, 13) or [*map(int, version("torch").split(".")[:2])] < [2, 15]
+"""Torch 2.15 deletes names while it is imported, which the modules of CPython 3.13's LazyLoader do not end to do."""
 
 _SOURCE, _ROOT = Path(modtrace.__file__).parents[1], Path(__file__).parents[2]
 

@@ -3,6 +3,7 @@
 import builtins
 import importlib.util
 import io
+import linecache
 import os
 import runpy
 import shutil
@@ -55,6 +56,8 @@ def run_code(code: str, arguments: Sequence[str]) -> None:
     """
     sys.argv = ["-c", *arguments]
     _set_first_search_path("")
+    if sys.version_info >= (3, 13):  # which shows the lines of such code in tracebacks
+        linecache.cache["<string>"] = (len(code), None, code.splitlines(keepends=True), "<string>")
     _run_as_main(lambda: compile(code, "<string>", "exec", dont_inherit=True), __loader__=BuiltinImporter)
 
 

@@ -71,6 +71,11 @@ def missing_compiler() -> str | None:
     return None
 
 
+def units() -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Return what is compiled for the torch of this process, like `UNITS`."""
+    return UNITS if _cuda_headers() is None else UNITS | CUDA_UNIT
+
+
 def compile_library(path: Path) -> None:
     """Compile the engine for the torch of this process; a library that is there already is replaced as a whole.
 
@@ -88,7 +93,7 @@ def compile_library(path: Path) -> None:
         cuda = _cuda_headers()
         flags += [] if cuda is None else ["-isystem", str(cuda)]
         commands, objects = [], []
-        for unit, (level, names) in (UNITS if cuda is None else UNITS | CUDA_UNIT).items():
+        for unit, (level, names) in units().items():
             source, made = Path(work) / f"{unit}.cpp", Path(work) / f"{unit}.o"
             source.write_text("".join(f'#include "{_FOLDER / name}"\n' for name in names), "utf-8")
             commands.append([*_compiler(), level, *flags, "-c", str(source), "-o", str(made)])
