@@ -1,6 +1,7 @@
 #include "outside_operators.h"
 
 #include <ATen/record_function.h>
+#include <pthread.h>
 
 #include <array>
 #include <atomic>
@@ -104,6 +105,9 @@ void watch_outside_operators() {
       at::RecordFunctionCallback(on_outside_begin, on_outside_end)
           .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION, at::RecordScope::USER_SCOPE}));
   at::disableCallback(outside_callback);
+  // A child in which no thread holds it any more would wait for it forever.
+  constexpr auto unlock = [] { totals_lock.unlock(); };
+  pthread_atfork([] { totals_lock.lock(); }, unlock, unlock);
 }
 
 PyObject* begin_outside(PyObject*, PyObject*) {
