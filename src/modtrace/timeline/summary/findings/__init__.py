@@ -20,7 +20,7 @@ from .finding import findings_lines as findings_lines
 from .finding import findings_markdown as findings_markdown
 from .finding import findings_table as findings_table
 from .finding import only_option as only_option
-from .noted import StepNotes, find_noted
+from .noted import NotedSteps, find_noted
 from .occasions import find_occasions, find_slow_steps
 from .shares import find_host_time, find_large_parts, find_reruns
 from .siblings import find_outliers
@@ -30,7 +30,7 @@ def find_findings(measured: Measured) -> list[Finding]:
     """Return what stands out: what costs the most time in a step first, then what costs none."""
     if not measured.steps:
         return []
-    notes = StepNotes(measured.step_notes)
+    notes = NotedSteps(measured.step_notes)
     occasions, outliers = list(find_occasions(measured)), list(find_outliers(measured, notes))
     slow_steps = list(find_slow_steps(measured, {each.part for each in occasions}))
     named = {found.where for found in (*outliers, *slow_steps)}

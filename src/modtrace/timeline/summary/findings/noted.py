@@ -40,7 +40,7 @@ class Operator(NamedTuple):
     ns: float
 
 
-class StepNotes:
+class NotedSteps:
     """Notes of a recording.
 
     Attributes:
@@ -137,7 +137,7 @@ def tensors_of(optimizers: Sequence[Mapping[str, object]]) -> int:
     return max((count for count in known if type(count) is int), default=0)
 
 
-def find_noted(measured: Measured, notes: StepNotes) -> Iterator[Finding]:
+def find_noted(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
     """Yield hooks that take a large share, anomaly detection, and modules that compute in float64 unlike others."""
     if not measured.trains:
         yield from _dropout(measured, notes)
@@ -171,7 +171,7 @@ def find_noted(measured: Measured, notes: StepNotes) -> Iterator[Finding]:
     yield from _doubles(measured, notes)
 
 
-def _dropout(measured: Measured, notes: StepNotes) -> Iterator[Finding]:
+def _dropout(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
     """Yield that dropout is on where nothing is trained."""
     known = [index for index, row in enumerate(measured.rows) if row.fqn in notes.drop and measured.runs[0, index]]
     if not known or measured.runs[1].any():
@@ -185,7 +185,7 @@ def _dropout(measured: Measured, notes: StepNotes) -> Iterator[Finding]:
     yield Finding("runs in training mode", where, "forward", round(per_step), share, evidence, command)
 
 
-def _forward_hooks(measured: Measured, notes: StepNotes) -> Iterator[Finding]:
+def _forward_hooks(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
     """Yield that modules with forward hooks take longer than what they compute, as their backward shows."""
     hold = {around[0] for around in measured.outer.values() if around}
     taken: dict[str, float] = {}
@@ -212,7 +212,7 @@ def _forward_hooks(measured: Measured, notes: StepNotes) -> Iterator[Finding]:
     )
 
 
-def _doubles(measured: Measured, notes: StepNotes) -> Iterator[Finding]:
+def _doubles(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
     index_of = {row.fqn: index for index, row in enumerate(measured.rows)}
     known = [index_of[fqn] for fqn in notes.doubles if fqn in index_of]
     hold = {around[0] for around in measured.outer.values() if around}

@@ -14,7 +14,7 @@ from ..module_rows import ModuleTimes
 from ..parts import OTHER, PARTS
 from ..slow_steps import short_ms
 from .finding import LEAST_STEPS, Finding, Measured, only_option, times_text
-from .noted import StepNotes, tensors_of
+from .noted import NotedSteps, tensors_of
 from .occasions import collections_text
 from .siblings import place_of
 
@@ -60,7 +60,7 @@ _HOST_SHARE_OF_CALLS = 0.25
 """The same if nothing is trained, of modules whose inner modules have modules: the others may call operators."""
 
 
-def find_large_parts(measured: Measured, notes: StepNotes, explained: Container[str | None]) -> Iterator[Finding]:
+def find_large_parts(measured: Measured, notes: NotedSteps, explained: Container[str | None]) -> Iterator[Finding]:
     """Yield the parts with a large share of the steps, but for those that are explained."""
     if measured.steps < LEAST_STEPS:
         return
@@ -92,7 +92,7 @@ def find_large_parts(measured: Measured, notes: StepNotes, explained: Container[
             yield _large_part(measured, part, per_step, evidence, between=between)
 
 
-def _least_share(measured: Measured, notes: StepNotes, part: str, per_step: float) -> float:
+def _least_share(measured: Measured, notes: NotedSteps, part: str, per_step: float) -> float:
     """Return from which share of a step on a part is large."""
     if part not in (*PARTS, OTHER):
         return _LARGE_RANGE
@@ -186,7 +186,7 @@ def _described(optimizer: Mapping[str, Any]) -> str:
     return said + (f" and has {counted(hooks, 'hook')}" if type(hooks) is int and hooks else "")
 
 
-def find_host_time(measured: Measured, notes: StepNotes) -> Iterator[Finding]:
+def find_host_time(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
     """Yield modules whose own forward is long and whose own backward is short: they run Python, or wait."""
     if measured.steps < LEAST_STEPS:
         return

@@ -12,7 +12,7 @@ from ...memory import format_bytes
 from ..module_rows import ModuleTimes
 from ..overview import shortened
 from .finding import LEAST_SHARE, LEAST_STEPS, Finding, Measured, ms_range, only_option, times_text
-from .noted import StepNotes
+from .noted import NotedSteps
 
 _LEAST_BYTES = 1 << 20
 _DIFFERS, _MORE_CALLS = 2.0, 1.5
@@ -53,7 +53,7 @@ class _Outlier(NamedTuple):
     siblings: _Siblings
 
 
-def find_outliers(measured: Measured, notes: StepNotes) -> Iterator[Finding]:
+def find_outliers(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
     """Yield modules that take more than their siblings in most steps; then those with more FLOPs or memory."""
     rows, groups = measured.rows, list(_sibling_groups(measured))
     named: set[int] = set()
@@ -151,7 +151,7 @@ def _is_larger(measured: Measured, outlier: _Outlier) -> bool:
     return not outlier.siblings.is_place and row.backward_ns / max(row.calls, 1) > _DIFFERS * usual > 0
 
 
-def _time_finding(measured: Measured, outlier: _Outlier, notes: StepNotes) -> Finding:
+def _time_finding(measured: Measured, outlier: _Outlier, notes: NotedSteps) -> Finding:
     row, siblings = measured.rows[outlier.row], [measured.rows[index] for index in outlier.siblings.rows.tolist()]
     own_ns, others_ns = measured.step_ns[outlier.row], measured.step_ns[outlier.siblings.rows]
     said = [f"{ms_range([own_ns])} a step, its siblings {ms_range(others_ns)} (medians)"]
