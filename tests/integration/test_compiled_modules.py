@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -135,6 +137,77 @@ def test_names_inside_are_those_of_eager_whatever_self_is_called(engine: Any) ->
     spans = [(span.fqn, span.module_class) for span in eager.timeline().spans]
     assert [(row.fqn, row.module_class) for row in inside(recording.timeline()) if row.module_class] == spans[1:]
     assert spans[1:3] == [("OfNoSelf.blocks.0", "MLP"), ("OfNoSelf.blocks.0.up", "Linear")]
+
+
+class Breaking(nn.Module):
+    """Its graph breaks inside of a part: torch keeps the next part on its stack."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.up(x)
+        torch._dynamo.graph_break()
+        out: Tensor = self.down(x)
+        return out
+
+
+class AroundBreaks(nn.Module):
+    """What goes on after a break has parts in variables of this module's call, or on the stack."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.breaking, self.blocks = MLP(), Breaking(), nn.ModuleList([MLP(), MLP()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        block = self.blocks[1]
+        x = self.blocks[0](self.breaking(self.first(x)))
+        torch._dynamo.graph_break()
+        out: Tensor = block(x)
+        return out
+
+
+class Wrapped(nn.Module):
+    """Parts that are compiled by themselves, in two ways, and one in a wrapper."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.wrapped, self.again = MLP(), torch.compile(MLP(), backend="aot_eager"), checkpoint_wrapper(MLP())
+        self.own.compile(backend="aot_eager")
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.again(self.wrapped(self.own(x)))
+        return out
+
+
+@pytest.mark.parametrize("kind", [AroundBreaks, Wrapped])
+def test_names_inside_are_those_of_eager_after_breaks_and_in_wrappers(kind: type[nn.Module], engine: Any) -> None:
+    model = kind()
+    with modtrace.record(engine=engine) as eager, torch.compiler.set_stance("force_eager"):
+        model(X)
+    with modtrace.record(engine=engine) as recording:
+        torch.compile(model, backend="aot_eager")(X)
+
+    names = {span.fqn: span.module_class for span in eager.timeline().spans}
+    inside_of = {row.fqn: row.module_class for row in inside(recording.timeline()) if row.module_class}
+    regions = {row.region for row in inside(recording.timeline())}
+    assert len(inside_of) > 6
+    assert inside_of == {fqn: module_class for fqn, module_class in names.items() if fqn not in regions}
+
+
+@pytest.mark.parametrize("trace", [torch.fx.symbolic_trace, lambda model: torch.export.export(model, (X,)).module()])
+def test_a_model_that_was_traced_is_a_region_as_any_other(trace: Callable[[nn.Module], nn.Module], engine: Any) -> None:
+    traced = trace(Block())
+    with modtrace.record(engine=engine) as recording:
+        step(torch.compile(traced, backend="aot_eager"))
+
+    timeline = recording.timeline()
+    rows = inside(timeline)
+    name = rows[0].fqn
+    assert (rows[0].unknown, rows[0].flops_forward, rows[0].flops_backward) == ("", 2 * UP, 4 * UP)
+    assert {(span.fqn, span.phase) for span in timeline.spans} == {(name, "forward"), (name, "backward")}
+    assert {"norm", "mlp.up", "mlp.down"} <= {row.fqn.removeprefix(f"{name}.") for row in rows}
 
 
 def test_modules_of_a_compiled_function_are_named_by_its_variables(engine: Any) -> None:

@@ -11,8 +11,9 @@ import inspect
 import re
 import sys
 import threading
-from collections.abc import Callable, Container
-from functools import cache, partial
+import weakref
+from collections.abc import Callable, Container, Mapping
+from functools import cache
 from types import CodeType, FrameType
 from typing import Any
 
@@ -29,7 +30,11 @@ CAPTURING_MODULE = "torch._dynamo.output_graph"
 """torch's, which captures graphs."""
 _PACKAGE_MODULE = "torch._inductor.package.package"
 
-_PART = re.compile(r"(?:\._modules)?\['?(\w+)'?\]")
+_PART = re.compile(r"(?:\._modules|\.__dict__\['_modules'\])?\['?(\w+)'?\]")
+_INLINED = "._compiled_call_impl._torchdynamo_inline.__self__"
+"""How torch comes from a module that is compiled by itself, with `Module.compile`, to what it calls."""
+_WRAPPED = re.compile(r"\.(?:_orig_mod|_checkpoint_wrapped_module)\b")
+"""By which wrappers without work of their own hold what they wrap."""
 _VARIABLE = re.compile(r"[LG]\['(\w+)'\]")
 _CALLED_MODULE = {"self", "fn"}
 """What the module itself is called in torch's functions by which modules are called."""
@@ -77,21 +82,25 @@ def _called_module(caller: FrameType, method: str) -> set[str]:
     return _CALLED_MODULE | own
 
 
-def _inner_name(module: InnerModule, called_module: Container[str]) -> str:
-    """Return how a module of a region is shown: `blocks.0: Block`.
+def _inner_path(source: str, called_module: Container[str], paths: Mapping[str, str], *, strip_wrappers: bool) -> str:
+    """Return the path of a module of a region below the module whose call this is, which has "".
 
     Args:
-        module: which.
-        called_module: the variables of the module whose call this is: the path starts below it, whose own name is "".
+        source: where torch says that the module is.
+        called_module: the variables of the module whose call this is.
+        paths: the paths that are known of other variables.
+        strip_wrappers: leave out the parts by which wrappers hold what they wrap.
     """
-    source, module_class = module
     variable = _VARIABLE.match(source)
-    path = _PART.sub(r".\1", source[variable.end() :] if variable else source).removeprefix(".")
-    if variable is not None:
-        path = path if variable[1] in called_module else ".".join(part for part in (variable[1], path) if part)
-    return f"{path}: {module_class}" if path else ""
+    path = _PART.sub(r".\1", (source[variable.end() :] if variable else source).replace(_INLINED, ""))
+    path = (_WRAPPED.sub("", path) if strip_wrappers else path).removeprefix(".")
+    if variable is None or variable[1] in called_module:
+        return path
+    return ".".join(part for part in (paths.get(variable[1], variable[1]), path) if part)
 
 
+COMPILED_AUTOGRAD = "CompiledAutograd"
+"""What the names of the classes begin with that compiled autograd makes, of backward passes."""
 _PREFIX = "__compiled_fn"
 _REGIONS_MODULE = "torch._dynamo.utils"
 _RESUMED = re.compile(r"^torch_dynamo_resume_in_(.+)_at_\d+$")
@@ -121,6 +130,8 @@ class CompiledRegion(nn.Module):
         self.label = ""
         self.is_call_of_module = self.is_generated = self.is_of_step = False
         self._called_module: set[str] = set()
+        self._variables: dict[str, weakref.ref[nn.Module]] = {}
+        self._paths: dict[str, str] = {}
         # `nn.Module.__call__` calls this instead of the forward and its hooks. It may be a module, but not as a part.
         object.__setattr__(self, "_compiled_call_impl", function)
 
@@ -131,22 +142,57 @@ class CompiledRegion(nn.Module):
         names: list[str] = getattr(code, "co_qualname", code.co_name).split(".")  # since Python 3.11
         resumed = _RESUMED.match(names[-1])
         name = resumed[1] if resumed else names[-1]
-        # torch.compile itself made it, for a backward pass: it is not a function of the user's.
-        self.is_generated = code.co_filename.startswith("<eval_with_key>")
+        # Code that torch.fx made may be of a model too, which was traced or exported.
+        graph = caller.f_locals.get("self") if code.co_filename.startswith("<eval_with_key>") else None
+        self.is_generated = type(graph).__name__.startswith(COMPILED_AUTOGRAD)
         self.is_call_of_module = name in _CALLS_OF_MODULES
         if self.is_call_of_module:
             self._called_module = _called_module(caller, name)
+            values = caller.f_locals
+            names_of = {match[1] for source, _ in self.inner_modules if (match := _VARIABLE.match(source))}
+            # A loop's, or one that torch keeps on its stack, in what goes on after a graph break: `___stack0`.
+            self._variables = {
+                own: weakref.ref(value)
+                for own in names_of - self._called_module
+                if isinstance(value := values.get(own), nn.Module)
+            }
         owner = names[-2:-1] if names[-2:-1] != ["<locals>"] else []
         self.label = ".".join([*owner, name])
 
-    def describe_inner(self) -> tuple[dict[str, None], dict[str, Any]]:
-        """Return the names of the modules inside, and its graph as the ring notes it."""
-        named = partial(_inner_name, called_module=self._called_module)
+    def find_variables(self, called: nn.Module, path_of: Callable[[nn.Module, nn.Module], str | None]) -> None:
+        """Find the paths of modules that the compiled code has in variables.
+
+        Args:
+            called: the module whose call this is.
+            path_of: returns the path below that; None if there is none.
+        """
+        for variable, module in self._variables.items():
+            held = module()
+            if held is not None and (path := path_of(called, held)) is not None:
+                self._paths[variable] = path
+
+    def describe_inner(self, *, strip_wrappers: bool) -> tuple[dict[str, None], dict[str, Any]]:
+        """Return the names of the modules inside (`blocks.0: Block`), and its graph as the ring notes it.
+
+        Args:
+            strip_wrappers: leave out the parts by which wrappers hold what they wrap.
+        """
         work = dict.fromkeys([*self.inner_modules, OF_NO_MODULE], NO_WORK) | dict(self.graph.work)
         made_of = [*(self.graph.kernels.made if self.graph.kernels else ())]
         # A graph of a cache has no nodes, and its kernels may be of modules that call no other.
         for module in (owner[0] for made in made_of for _, parts in made.kernels for owner, _ in parts):
             work.setdefault(module, NO_WORK)
+        paths = {
+            source: _inner_path(source, self._called_module, self._paths, strip_wrappers=strip_wrappers)
+            for source, _ in work
+        }
+        # What is wrapped comes after its wrapper, and has the same path.
+        classes = {paths[source]: module_class for source, module_class in work}
+
+        def named(module: InnerModule) -> str:
+            path = paths[module[0]]
+            return f"{path}: {classes[path]}" if path else ""
+
         number = {module: index for index, module in enumerate(work)}
         kernels = [
             made._asdict()

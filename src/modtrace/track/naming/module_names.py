@@ -17,7 +17,7 @@ from ..._interrupts import Exclusive
 from ...ring import NameTable
 from ...ring.slot_format import NO_NAME
 from ...timeline.contents import COMPILED_CLASS
-from ..compiled_regions import CompiledRegion, is_inside_region
+from ..compiled_regions import COMPILED_AUTOGRAD, CompiledRegion, is_inside_region
 from .callers import attribute_of_caller, calling_object
 from .modules import (
     Backoff,
@@ -161,6 +161,7 @@ class ModuleNames:
         if region.is_generated:
             return NO_NAME
         if open_calls and (region.is_call_of_module or is_compiled(open_calls[0][0])):
+            region.find_variables(open_calls[0][0], self._path)
             self._note_compiled(open_calls[0][1], region)
             return NO_NAME
         prefix = f"{self._prefixes[open_calls[0][1]]}." if open_calls else ""
@@ -171,7 +172,7 @@ class ModuleNames:
     def _note_compiled(self, name_id: int, region: CompiledRegion) -> None:
         """Note that a region runs inside the calls of a name, beside those that are known to."""
         modules, graphs = self._compiled.setdefault(name_id, ({}, []))
-        inner, graph = region.describe_inner()
+        inner, graph = region.describe_inner(strip_wrappers=self._strip)
         if not modules.keys() >= inner.keys() or graph not in graphs:
             modules.update(inner)
             graphs.append(graph)
@@ -193,9 +194,8 @@ class ModuleNames:
         graph = without_compile(module)
         if not issubclass(type(graph), GraphModule):
             return False
-        if type(graph).__name__.startswith("CompiledAutograd"):
-            return True
-        return graph is module and bool(open_calls) and is_compiled(open_calls[0][0])
+        is_of_module = graph is module and bool(open_calls) and is_compiled(open_calls[0][0])
+        return is_of_module or type(graph).__name__.startswith(COMPILED_AUTOGRAD)
 
     def _is_shown_by(self, outer: nn.Module, module: nn.Module) -> bool:
         if self._strip:
