@@ -238,6 +238,16 @@ def test_graphs_of_torchs_caches_and_what_was_compiled_before(tmp_path: Path) ->
     assert {span.fqn for span in modtrace.load(tmp_path / "u.json").spans} == {"Net"}
 
 
+def test_a_torch_that_names_no_kernels_is_named(tmp_path: Path) -> None:
+    merged = Merged(torch.compile(Net(), backend="aot_eager"), tmp_path)
+    assert not [note for note in merged.notes if "no modules" in note]
+    lacks = "torch 2.8.0 does not name kernels by set_kernel_post_grad_provenance_tracing"
+    graph = {"graph": "0/0", "unknown": "", "work": [], "kernels": [{"key": "k", "kernels": [], "unknown": lacks}]}
+    older = replace(merged.recorded, metadata={**merged.recorded.metadata, COMPILED: {"Net": [graph]}})
+    notes = modtrace.merge(tmp_path / "profile.json", older, tmp_path / "older.json").notes
+    assert [note for note in notes if "no modules" in note] == [f"kernels in Net have no modules: {lacks}"]
+
+
 _WARM = """
 import sys
 import torch

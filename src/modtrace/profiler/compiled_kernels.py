@@ -76,7 +76,9 @@ def with_kernel_modules(
     """
     calls, ops = events.graph_calls, events.graph_ops
     if COMPILED not in timeline.metadata or not len(calls):
-        return timeline, [], []
+        # An older torch does not name the calls of graphs in a profile either.
+        reasons = _why_unknown(timeline.metadata)
+        return timeline, [], [f"kernels in {fqn} have no modules: {why}" for fqn, why in reasons.items()]
     graphs, columns = _known_graphs(timeline.metadata), timeline.columns
     region = innermost_spans(timeline).on_threads(threads[calls.track], calls.start)
     names = Numbering[Name]()
@@ -111,9 +113,7 @@ def with_kernel_modules(
         ]
     notes = []
     if unknown:
-        regions: Any = timeline.metadata[COMPILED]
-        reasons = {fqn: why_unknown(regions.get(fqn)) for fqn in unknown} if isinstance(regions, dict) else {}
-        why = ", ".join(f"{fqn} is {reason}" for fqn, reason in reasons.items() if reason)
+        why = ", ".join(f"{fqn} is {why}" for fqn, why in _why_unknown(timeline.metadata).items() if fqn in unknown)
         notes.append(
             f"{unknown.total()} of {len(calls)} calls of compiled graphs have no modules: "
             f"{why or 'their kernels are not known'}"
@@ -143,6 +143,13 @@ def with_kernel_modules(
     joined = in_start_order(join_columns([known, made]))
     joined = replace(joined, parent=find_parents(joined.track, joined.depth))
     return with_modules(replace(timeline, names=[*names]), joined), found, notes
+
+
+def _why_unknown(metadata: Mapping[str, object]) -> dict[str, str]:
+    """Return why kernels have no modules, by region; regions of which that is not known are left out."""
+    regions = metadata.get(COMPILED)
+    reasons = {str(fqn): why_unknown(graphs) for fqn, graphs in regions.items()} if isinstance(regions, dict) else {}
+    return {fqn: why for fqn, why in reasons.items() if why}
 
 
 def _with_reason(columns: Slices, rows: Sequence[int], reason: str) -> Slices:
