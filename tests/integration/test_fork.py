@@ -11,6 +11,7 @@ import modtrace
 from modtrace.record_options import EngineName
 from tests.support.forked_python import run_forked
 from tests.support.forking_process import Outcome, fork_and_count
+from tests.support.pretended_clock import with_preloaded
 from tests.support.python_process import run_python
 from tests.support.test_scale import PORTABLE_IN_FULL, PROMISED, scaled
 
@@ -187,6 +188,39 @@ print(sorted({*sys.modules} - before))
 def test_a_recording_imports_nothing(engine: EngineName, tmp_path: Path) -> None:
     """A child that is forked while another thread imports a module waits for ever where it needs that module too."""
     assert run_python("-c", FIRST, engine, tmp_path).stdout == "[]\n"
+
+
+WHILE_COUNTING = """
+import ctypes, os, signal, threading, torch, modtrace
+x, holds = torch.ones(1), ctypes.c_int.in_dll(ctypes.CDLL(None), "holds")
+
+def train():
+    rec.step()  # after which operators outside modules are counted
+    x + x
+    holds.value = 1
+    x + x
+
+with modtrace.record(engine="native") as rec:
+    thread = threading.Thread(target=train)
+    thread.start()
+    while thread.is_alive() and holds.value != 2:
+        pass
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    hangs = threading.Timer(30, os.kill, [pid, signal.SIGKILL])
+    hangs.start()
+    print(holds.value, os.waitpid(pid, 0)[1])
+    hangs.cancel()
+    thread.join()
+"""
+
+
+@pytest.mark.usefixtures("native_engine")
+def test_a_fork_while_a_thread_counts_an_operator_outside_modules(tmp_path: Path) -> None:
+    env = with_preloaded(Path(__file__).parents[1] / "support/held_lock.c", tmp_path)
+
+    assert run_python("-c", WHILE_COUNTING, env=env).stdout == "2 0\n"
 
 
 @pytest.mark.timeout(7200 if PROMISED else 300)

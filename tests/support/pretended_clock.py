@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .python_process import python_environment
 
-__all__ = ["with_pretended_clock"]
+__all__ = ["with_preloaded", "with_pretended_clock"]
 
 
 def with_pretended_clock(folder: Path) -> dict[str, str]:
@@ -17,7 +17,12 @@ def with_pretended_clock(folder: Path) -> dict[str, str]:
     Args:
         folder: where the library is made that does that.
     """
-    library, source = folder / "pretended_clock.so", Path(__file__).with_suffix(".c")
+    return with_preloaded(Path(__file__).with_suffix(".c"), folder)
+
+
+def with_preloaded(source: Path, folder: Path) -> dict[str, str]:
+    """Return the environment of a Python that a library is loaded into first, compiled from C into the folder."""
+    library = folder / f"{source.stem}.so"
     if not library.exists():
         compiler = shutil.which("gcc") or shutil.which("cc") or "g++"
         subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-x", "c", source, "-o", library, "-ldl"], check=True)
