@@ -10,12 +10,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from .._errors import TraceError, WriteError
+from .._interrupts import cached_property
 from .._version import __version__
 from ..formats.chrome_values import base_time_ns
 from ..formats.event_stream import EventStream, garbage_collection_paused
 from ..formats.table_bytes import pack_table
 from ..formats.trace_file import MERGED, Progress, TraceFile
 from ..timeline import Summary, Timeline
+from ..timeline.summary import summarize
 from ..write.atomic_file import Sink, atomic_writer
 from .event_collector import EventCollector
 from .merged_json import JsonOutput
@@ -44,14 +46,14 @@ class MergeResult:
     alignment: str
     spans: int
     gpu_spans: int
-    _overlaid: Overlay = field(repr=False)
+    _timeline: Timeline = field(repr=False)
     notes: list[str] = field(default_factory=list)
     metadata: dict[str, Any] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def summary(self) -> Summary:
         """What each module took."""
-        return self._overlaid.summary
+        return summarize(self._timeline)
 
     def __str__(self) -> str:
         lines = [f"{self.path}: {self.spans} spans above threads, {self.gpu_spans} above GPU streams"]
@@ -176,7 +178,7 @@ def _describe(overlaid: Overlay, stream: EventStream, output_notes: Sequence[str
         alignment="" if overlaid.alignment is None else str(overlaid.alignment),
         spans=len(overlaid.timeline.columns),
         gpu_spans=len(overlaid.devices),
-        _overlaid=overlaid,
+        _timeline=overlaid.by_thread,
         notes=notes,
         metadata=metadata,
     )
