@@ -80,7 +80,7 @@ def test_a_node_of_which_a_number_is_odd_leaves_no_part_behind(odd: object) -> N
     collector.add([good])
     nodes = collector.events().nodes
     # A node without a number is one too, and null says no more than no arg.
-    assert [len(column) for column in vars(nodes).values()] == [3 if odd is None else 1] * 5
+    assert [len(column) for name, column in vars(nodes).items() if name != "names"] == [3 if odd is None else 1] * 5
     assert (nodes.start[-1], nodes.duration[-1], nodes.sequence[-1], nodes.forward_thread[-1]) == (2000, 1000, 1, 1)
 
 

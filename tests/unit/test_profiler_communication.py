@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from modtrace.profiler.event_collector import collective_of_annotation, collective_of_kernel
+from modtrace.timeline.summary import summarize
 from tests.support.kineto import TID, evaluate, recording, x
 from tests.support.overlaid import overlaid
 
@@ -44,7 +45,7 @@ LAUNCHED = (
 
 
 def test_communication_is_in_no_other_gpu_time_and_its_overlap_is_known() -> None:
-    summary = overlaid(CALLS, *MADE, *LAUNCHED).summary
+    summary = summarize(overlaid(CALLS, *MADE, *LAUNCHED).by_thread)
     rows = {row.fqn: row for row in summary.rows}
     b, a = rows["Net.b"], rows["Net.a"]
     # b's all-reduce of 600 ns runs beside gemms for 100 ns at its begin and 100 ns at its end.
@@ -80,7 +81,7 @@ def test_a_collective_is_a_span_of_a_class_of_its_own_below_the_module_that_laun
 
 def test_steps_of_the_profiler_part_gpu_time_where_nothing_was_recorded_of_steps() -> None:
     steps = [x("user_annotation", f"ProfilerStep#{n}", *times) for n, times in ((4, (900, 6050)), (5, (6060, 9000)))]
-    summary = overlaid(CALLS, *MADE, *LAUNCHED, *steps).summary
+    summary = summarize(overlaid(CALLS, *MADE, *LAUNCHED, *steps).by_thread)
     assert [tuple(step) for step in summary.gpu_steps] == [(4, 100, 0, 0), (5, 600, 690, 250)]
     assert [step.step for step in summary.steps] == [4, 5]
 
@@ -92,7 +93,7 @@ def test_collectives_of_gloo_count_to_the_calls_that_launched_them() -> None:
         x("user_annotation", "gloo:all_reduce", 6300, 6700, tid=COMM_THREAD),
         x("user_annotation", "gloo:all_reduce", 6800, 7000, tid=COMM_THREAD),
     ]
-    summary = overlaid(CALLS, *MADE, *events).summary
+    summary = summarize(overlaid(CALLS, *MADE, *events).by_thread)
     rows = {row.fqn: row for row in summary.rows}
     assert (rows["Net.b"].communication_ns, rows["Net.a"].communication_ns) == (400, 200)
     # Backward runs from 6000 to 6900.

@@ -12,6 +12,7 @@ import pytest
 import modtrace
 from modtrace.profiler.event_collector import EventCollector
 from modtrace.profiler.overlay import Overlay, Trace
+from modtrace.timeline.summary import summarize
 from tests.support.kineto import BASE, recording, trace, x
 from tests.support.overlaid import overlaid
 
@@ -54,7 +55,7 @@ CALLS = recording(("Net", 1000, 5000, 0), ("a: Linear", 1100, 2000, 1), ("b: Lin
 
 def gpu_times(overlay: Overlay) -> dict[str, tuple[int, int]]:
     """Kernel and copy time of each module itself."""
-    return {row.fqn: (row.kernel_ns, row.memcpy_ns) for row in overlay.summary.rows if row.gpu_self_ns}
+    return {row.fqn: (row.kernel_ns, row.memcpy_ns) for row in summarize(overlay.by_thread).rows if row.gpu_self_ns}
 
 
 def test_replays_belong_to_the_modules_of_the_capture() -> None:
@@ -109,7 +110,7 @@ def test_each_reason_is_counted_and_told() -> None:
     ]
     ran = x("cpu_op", "aten::op", 1000, 1010)
     overlay = overlaid(CALLS, ran, api("cudaLaunchKernel", 7000, 1), *work, *replay(20_000, 8000, 50))
-    assert {row.fqn: row.gpu_self_ns for row in overlay.summary.rows if row.gpu_self_ns} == {
+    assert {row.fqn: row.gpu_self_ns for row in summarize(overlay.by_thread).rows if row.gpu_self_ns} == {
         "(no module: launched outside modules)": 100,
         "(no module: launch not in the trace)": 10,
         "(no module: graph launch, capture not known)": 420,

@@ -12,6 +12,7 @@ from modtrace.profiler.device_work import NO_MODULE
 from modtrace.profiler.overlay import Overlay
 from modtrace.timeline import PHASES, Process, Track
 from modtrace.timeline.slices import DTYPES
+from modtrace.timeline.summary import summarize
 from tests.support.kineto import BASE, NET, PID, TID, Span, evaluate, recording, x
 from tests.support.overlaid import overlaid
 
@@ -216,7 +217,7 @@ def test_kernels_belong_to_the_call_that_launched_them() -> None:
         ("c: ReLU", 10_320, 10_380, 2, "forward"),
     ]
     assert (overlay.work, overlay.attributed_work) == (8, 6)
-    rows = {row.fqn: row for row in overlay.summary.rows}
+    rows = {row.fqn: row for row in summarize(overlay.by_thread).rows}
     assert [
         (r.kernels, r.gpu_forward_ns, r.gpu_forward_self_ns, r.gpu_backward_ns, r.gpu_self_ns) for r in rows.values()
     ] == [
@@ -230,7 +231,7 @@ def test_kernels_belong_to_the_call_that_launched_them() -> None:
     reasons = ["(no module: launched outside modules)", "(no module: launch not in the trace)"]
     assert list(rows) == ["Net", "Net.a", "Net.b", "Net.b.c", *reasons]
     assert overlay.unattributed == {"launched outside modules": 1, "launch not in the trace": 1}
-    gpu = overlay.summary.gpu
+    gpu = summarize(overlay.by_thread).gpu
     assert gpu is not None
     assert (gpu.kernel_ns, gpu.memcpy_ns, gpu.memset_ns) == (510, 50, 7)
     for kind in ("kernel_ns", "memcpy_ns", "memset_ns"):
@@ -247,7 +248,7 @@ def test_kernels_of_a_recomputed_call_say_so() -> None:
         ("c: ReLU", 10_000, 10_100, 2, "backward"),
         ("b: Linear", 10_000, 10_100, 3, "recompute"),
     ]
-    row = next(row for row in overlay.summary.rows if row.fqn == "Net.b")
+    row = next(row for row in summarize(overlay.by_thread).rows if row.fqn == "Net.b")
     assert (row.gpu_recompute_ns, row.gpu_backward_ns, row.gpu_backward_self_ns, row.gpu_recompute_self_ns) == (
         100,
         100,
@@ -330,8 +331,9 @@ def test_reconstructed_recompute_repeats_its_call() -> None:
 def test_without_module_slices_nothing_is_made_up() -> None:
     overlay = overlaid(None, *OPS, *NODES, kernel(10_000, 10_100, 1))
     assert len(overlay.timeline.columns) == 0
-    assert overlay.summary.gpu is not None
-    assert overlay.summary.gpu.kernel_ns == 100
+    gpu = summarize(overlay.by_thread).gpu
+    assert gpu is not None
+    assert gpu.kernel_ns == 100
     assert "profile with with_stack=True" in overlay.notes[0]
 
 

@@ -170,18 +170,15 @@ def align_by_sync_marks(
     return Alignment("sync marks", base_ns, line, len(time), *bounds)
 
 
-def refine_by_operators(
-    alignment: Alignment, timeline: Timeline, events: ProfilerEvents, threads: Int64Array
-) -> Alignment:
+def refine_by_operators(alignment: Alignment, timeline: Timeline, events: ProfilerEvents) -> Alignment:
     """Return an alignment that suits the operators of the trace; the same where none runs in a call.
 
     Args:
         alignment: off by at most `REACH_NS`.
         timeline: the recording, in its own time.
         events: the trace's.
-        threads: the OS thread of each of the trace's tracks, or -1.
     """
-    shared = list(_shared_threads(timeline, events, threads))
+    shared = list(_shared_threads(timeline, events))
     if not shared:
         return alignment
     pairs = _pairs(timeline.marks, events.syncs, alignment.base_ns)
@@ -272,9 +269,7 @@ def _within_marks(marks: OffsetBounds, time: Int64Array) -> tuple[Float64Array, 
     return np.where(agree, band.low[at], -np.inf), np.where(agree, band.high[at], np.inf)
 
 
-def _shared_threads(
-    timeline: Timeline, events: ProfilerEvents, threads: Int64Array
-) -> Iterator[tuple[Int64Array, Int64Array, Int64Array]]:
+def _shared_threads(timeline: Timeline, events: ProfilerEvents) -> Iterator[tuple[Int64Array, Int64Array, Int64Array]]:
     """Yield of each thread on which calls were recorded and operators traced how both files know it.
 
     The edges of its calls, ns of the recording's clock, ascending; start and end of its operators, ns from the trace's
@@ -286,7 +281,7 @@ def _shared_threads(
     track = np.concatenate([events.ops.track, events.plain_ops.track])
     start = np.concatenate([events.ops.start, events.plain_ops.start])
     end = np.concatenate([events.ops.end, events.plain_ops.end])
-    on = threads[track]
+    on = events.threads[track]
     for thread in np.unique(thread_of_span[chosen]).tolist():
         running = on == thread
         if running.any():

@@ -14,10 +14,10 @@ from ..timeline.nesting import InnermostLookup
 from ..timeline.slices import in_start_order, join_columns
 from ..timeline.time_intervals import union_of
 from .call_lookup import CallIndex, innermost_spans, runs_module_code
-from .event_columns import NodeSlices, NumberedOps, ProfilerEvents
+from .event_columns import EventColumns, ProfilerEvents
 
 
-def find_calls_of_nodes(timeline: Timeline, events: ProfilerEvents, threads: Int64Array) -> "Nodes":
+def find_calls_of_nodes(timeline: Timeline, events: ProfilerEvents) -> "Nodes":
     """Find the call of each autograd node of the trace.
 
     By its sequence number; where the trace does not hold what made it, by the recorded backward span around its
@@ -26,15 +26,14 @@ def find_calls_of_nodes(timeline: Timeline, events: ProfilerEvents, threads: Int
     Args:
         timeline: the recording, in the trace's time.
         events: the trace's.
-        threads: the OS thread of each of the trace's tracks, -1 for tracks of other processes and devices.
     """
     columns = timeline.columns
-    nodes = _find_nodes(events, innermost_spans(timeline, runs_module_code(columns)), threads)
+    nodes = _find_nodes(events, innermost_spans(timeline, runs_module_code(columns)))
     unknown = np.flatnonzero((nodes.call < 0) & (nodes.rows.sequence >= 0) & ~nodes.numbered)
     if len(unknown):
         recorded = innermost_spans(timeline, columns.phase == BACKWARD)
         middle = (nodes.start[unknown] + nodes.end[unknown]) // 2
-        nodes.call[unknown] = recorded.on_threads(threads[nodes.track[unknown]], middle)
+        nodes.call[unknown] = recorded.on_threads(events.threads[nodes.track[unknown]], middle)
     before: dict[tuple[int, int], int] = {}
     nodes.call[nodes.rows.sequence < 0] = -2
     for index, (track_, parent, call) in enumerate(
@@ -46,9 +45,7 @@ def find_calls_of_nodes(timeline: Timeline, events: ProfilerEvents, threads: Int
     return nodes
 
 
-def cut_to_nodes(
-    timeline: Timeline, nodes: "Nodes", threads: Int64Array, names: dict[int, str], process: Process
-) -> Timeline:
+def cut_to_nodes(timeline: Timeline, nodes: "Nodes", events: ProfilerEvents, process: Process) -> Timeline:
     """Replace the backward spans by ones that begin and end with the nodes of their call.
 
     What was recorded where the trace has no nodes stays; a call inside backward moves by no more than it takes to lie
@@ -57,22 +54,21 @@ def cut_to_nodes(
     Args:
         timeline: the recording, in the trace's time.
         nodes: with their calls.
-        threads: the OS thread of each of the trace's tracks.
-        names: names of OS threads that the recording may not know.
+        events: the trace's, which may have names of threads that the recording does not know.
         process: whose threads these are.
     """
-    return _Builder(timeline, nodes, threads, names, process).build() if len(nodes) else timeline
+    return _Builder(timeline, nodes, events, process).build() if len(nodes) else timeline
 
 
 @dataclass
 class _Builder:
     timeline: Timeline
     nodes: "Nodes"
-    threads: Int64Array
-    names: dict[int, str]
+    events: ProfilerEvents
     process: Process
 
     def __post_init__(self) -> None:
+        self.threads = self.events.threads
         self.calls = CallIndex(self.timeline)
         self.tracks = list(self.timeline.tracks)
         self.backward_tracks = {t.tid: i for i, t in enumerate(self.tracks) if t.kind == "backward"}
@@ -126,10 +122,14 @@ class _Builder:
     def _track(self, tid: int) -> int:
         track = self.backward_tracks.get(tid)
         if track is None:
-            thread = next((t.thread for t in self.tracks if t.tid == tid), self.names.get(tid, f"thread {tid}"))
+            thread = next((t.thread for t in self.tracks if t.tid == tid), self._name(tid))
             track = self.backward_tracks[tid] = len(self.tracks)
             self.tracks.append(Track("backward", thread, tid, self.process))
         return track
+
+    def _name(self, tid: int) -> str:
+        key = self.events.tracks[int(np.flatnonzero(self.threads == tid)[0])]
+        return self.events.thread_names.get(key) or f"thread {tid}"
 
     def _links(self, call: Int64Array) -> Int64Array:
         link = self.timeline.columns.link[call]
@@ -210,7 +210,7 @@ class Nodes:
         numbered: bool[n], whether its number was found among the trace's forward operations.
     """
 
-    def __init__(self, rows: NodeSlices) -> None:
+    def __init__(self, rows: EventColumns) -> None:
         order = np.lexsort((-rows.duration, rows.start, rows.track))
         self.rows = rows.take(order)
         self.track, self.start, self.end = self.rows.track, self.rows.start, self.rows.end
@@ -228,20 +228,18 @@ class Nodes:
         return InnermostLookup(self.track, nodes)
 
 
-def _find_nodes(events: ProfilerEvents, running: InnermostLookup, threads: Int64Array) -> Nodes:
-    """Find the nodes, and for each the call that made it.
+def _find_nodes(events: ProfilerEvents, running: InnermostLookup) -> Nodes:
+    """Find the nodes, and for each the call that made it: `running` has the forward and recompute spans.
 
-    Args:
-        events: the trace's.
-        running: forward and recompute spans; a node was made by the one in which the last operation with its
-            sequence number began, as the number goes up with each node.
-        threads: the thread of each of the trace's tracks, as `running` knows it; -1 where it knows none.
+    A node was made by the one in which the last operation with its sequence number began, as the number goes up with
+    each node.
     """
+    threads = events.threads
     # Sequence numbers, threads and arrows are numbered by each process for itself.
     nodes = Nodes(events.nodes.take(np.flatnonzero(threads[events.nodes.track] != -1)))
     if not len(nodes) or not len(events.ops):
         return nodes
-    made_on = _forward_tracks(events, nodes, threads)
+    made_on = _forward_tracks(events, nodes)
     op = _making_ops(events.ops, nodes.rows, made_on)
     numbered = np.flatnonzero(op >= 0)
     nodes.numbered[numbered] = True
@@ -263,14 +261,14 @@ def _parents(track: Int64Array, start: Int64Array, end: Int64Array) -> Int64Arra
     return parent
 
 
-def _forward_tracks(events: ProfilerEvents, nodes: Nodes, threads: Int64Array) -> dict[int, int]:
+def _forward_tracks(events: ProfilerEvents, nodes: Nodes) -> dict[int, int]:
     """Return the track of each forward thread, by the id that nodes know it by.
 
     The profiler draws arrows from forward operations to nodes: most of them decide. Without arrows the thread that
     has most of the numbers is meant, unless two have the same number of them.
     """
     votes: dict[int, Counter[int]] = {}
-    flows = events.flows
+    flows, threads = events.flows, events.threads
     node = nodes.innermost.on_threads(flows.track, flows.start)
     ids = np.where(node >= 0, nodes.rows.forward_thread[node], -1)
     for thread_id, track in zip(ids.tolist(), flows.begin_track.tolist(), strict=True):
@@ -290,7 +288,7 @@ def _forward_tracks(events: ProfilerEvents, nodes: Nodes, threads: Int64Array) -
     return {thread_id: counter.most_common(1)[0][0] for thread_id, counter in votes.items()}
 
 
-def _making_ops(ops: NumberedOps, nodes: NodeSlices, made_on: dict[int, int]) -> Int64Array:
+def _making_ops(ops: EventColumns, nodes: EventColumns, made_on: dict[int, int]) -> Int64Array:
     """Return for each node the last operation with its number that began before it on its forward thread, or -1."""
     order = np.lexsort((ops.start, ops.sequence, ops.track))
     key = _key(ops.track[order], ops.sequence[order])

@@ -29,7 +29,7 @@ from ..timeline.nesting import find_parents
 from ..timeline.slices import BACKWARD, COMPILED_UNKNOWN, in_start_order, join_columns
 from ..timeline.summary.overview import shortened
 from .call_lookup import innermost_spans
-from .event_columns import NamedSlices, ProfilerEvents
+from .event_columns import EventColumns, ProfilerEvents
 
 FUSED = "fused"
 """The class of a kernel that is fused of several modules."""
@@ -64,15 +64,12 @@ class KernelCall(NamedTuple):
     row: int
 
 
-def with_kernel_modules(
-    timeline: Timeline, events: ProfilerEvents, threads: Int64Array
-) -> tuple[Timeline, list[KernelCall], list[str]]:
+def with_kernel_modules(timeline: Timeline, events: ProfilerEvents) -> tuple[Timeline, list[KernelCall], list[str]]:
     """Return the timeline with spans of the modules inside compiled regions, their kernels, and what is not known.
 
     Args:
         timeline: the recording, in the trace's time.
         events: the trace's.
-        threads: the OS thread of each of the trace's tracks, or -1.
     """
     calls, ops = events.graph_calls, events.graph_ops
     if COMPILED not in timeline.metadata or not len(calls):
@@ -80,7 +77,7 @@ def with_kernel_modules(
         reasons = _why_unknown(timeline.metadata)
         return timeline, [], [f"kernels in {fqn} have no modules: {why}" for fqn, why in reasons.items()]
     graphs, columns = _known_graphs(timeline.metadata), timeline.columns
-    region = innermost_spans(timeline).on_threads(threads[calls.track], calls.start)
+    region = innermost_spans(timeline).on_threads(events.threads[calls.track], calls.start)
     names = Numbering[Name]()
     own_names = np.array([names[name] for name in timeline.names] or [0], np.int32)
     rows: list[tuple[int, ...]] = []
@@ -92,9 +89,9 @@ def with_kernel_modules(
         outer = int(region[number])
         fqn = timeline.names[columns.name[outer]].fqn if outer >= 0 else ""
         inner = inner_of[number]
-        called = [_plain(events.graph_op_names[name]) for name in ops.name[inner].tolist()]
+        called = [_plain(ops.names[name]) for name in ops.name[inner].tolist()]
         # Without a cache all graphs of a region have one key: the one counts whose kernels are called.
-        candidates = graphs.get((fqn, events.graph_keys[calls.name[number]]), ())
+        candidates = graphs.get((fqn, calls.names[calls.name[number]]), ())
         matched = [(graph, _match(graph.kernels, called)) for graph in candidates]
         if not matched:
             unknown[fqn] += 1
@@ -220,7 +217,7 @@ def _fused_times(fused: Mapping[tuple[str, int], Mapping[str, float]] | None) ->
     return {FUSED_TIMES: rows} if rows else {}
 
 
-def _durations(events: ProfilerEvents, ops: NamedSlices, launch: Int64Array) -> Int64Array:
+def _durations(events: ProfilerEvents, ops: EventColumns, launch: Int64Array) -> Int64Array:
     """Return what kernels took: on their thread, or if any launched work on a device, what this took."""
     launched = np.flatnonzero(launch >= 0)
     of_work = events.launches.take(launch[launched])
@@ -280,7 +277,7 @@ def _plain(name: str) -> str:
     return match[1] if match else own
 
 
-def _top_level(calls: NamedSlices, ops: NamedSlices) -> list[list[int]]:
+def _top_level(calls: EventColumns, ops: EventColumns) -> list[list[int]]:
     """Return the operators that each call runs itself, in order."""
     order = np.lexsort((-ops.end, ops.start, ops.track))
     on_track = {int(ops.track[on[0]]): (on, ops.start[on]) for on in split_by(ops.track[order], order)}
@@ -319,7 +316,7 @@ def _chain(path: str, classes: Mapping[str, str]) -> list[str]:
 
 
 def _intervals(
-    graph: _Graph, fqn: str, places: Sequence[int], rows: Sequence[int], ops: NamedSlices, names: Numbering[Name]
+    graph: _Graph, fqn: str, places: Sequence[int], rows: Sequence[int], ops: EventColumns, names: Numbering[Name]
 ) -> Iterator[LabelledInterval]:
     """Yield the kernels that a graph ran, each with the keys of the spans around it: their name and phase."""
     before = -1

@@ -25,11 +25,11 @@ from ..timeline.contents import COMMUNICATION_KIND, NO_PHASE, Place
 from ..timeline.nesting import InnermostLookup
 from ..timeline.select import steps_at
 from ..timeline.time_intervals import union_of
-from .event_columns import ApiCall, DeviceWork, ProfilerEvents
+from .event_columns import ApiCall, EventColumns, ProfilerEvents
 from .recorded_part import steps_of_profile
 
 _KIND_OF_CALL = {ApiCall.KERNEL: 0, ApiCall.MEMCPY: 1, ApiCall.MEMSET: 2}
-"""What a call launches, as `DeviceWork.kind` has it."""
+"""What a call launches, as `EventColumns.work` has it."""
 
 NO_MODULE = "(no module)"
 """What is called so belongs to no module."""
@@ -90,7 +90,9 @@ def without_impossible_times(events: ProfilerEvents) -> tuple[ProfilerEvents, li
         "newer driver, for their true ends"
     )
     last = max(events.first, int((until if len(until) else np.array([events.last])).max()), *_last_of_cpu(events))
-    return replace(events, work=replace(work, duration=until - work.start), last=min(events.last, last)), [note]
+    return replace(
+        events, work=EventColumns(**{**vars(work), "duration": until - work.start}), last=min(events.last, last)
+    ), [note]
 
 
 def possible_ends(track: Int64Array, start: Int64Array, end: Int64Array, stop: int | None) -> Int64Array:
@@ -111,7 +113,7 @@ def possible_ends(track: Int64Array, start: Int64Array, end: Int64Array, stop: i
     return until if stop is None else np.minimum(until, np.maximum(stop, start))
 
 
-def count_overlapping(work: DeviceWork) -> int:
+def count_overlapping(work: EventColumns) -> int:
     """Return how many pieces of work begin before one of their stream ends, and end after it."""
     count, on, open_ends = 0, -1, list[int]()
     order = np.lexsort((-work.end, work.start, work.track))
@@ -181,39 +183,36 @@ class CudaGraphCapture(NamedTuple):
     spans: Int64Array
 
 
-def captured_graphs(
-    events: ProfilerEvents, launch: Int64Array, running: InnermostLookup, threads: Int64Array
-) -> list[CudaGraphCapture]:
+def captured_graphs(events: ProfilerEvents, launch: Int64Array, running: InnermostLookup) -> list[CudaGraphCapture]:
     """Return the graphs that were captured in a trace, in the order in which their captures ended.
 
     Args:
         events: the trace's.
         launch: for each piece of GPU work the row of its launch, or -1.
         running: the spans of the threads.
-        threads: the thread of each of the trace's tracks, as `running` knows it, or -1.
     """
     captures, launches = events.captures, events.launches
     graphs: list[CudaGraphCapture] = []
     process_of = _processes_of(events)
     _, number = np.unique(launches.correlation, return_inverse=True)
     id_in_process = number * (int(process_of.max()) + 1) + process_of[launches.track]
-    is_captured = np.isin(launches.call, list(_KIND_OF_CALL))
+    is_captured = np.isin(launches.api, list(_KIND_OF_CALL))
     is_captured &= ~np.isin(id_in_process, id_in_process[launch[launch >= 0]])
     candidates = np.flatnonzero(is_captured)
     candidates = candidates[np.argsort(launches.start[candidates], kind="stable")]
     open_since: dict[int, int] = {}
     for row in np.argsort(captures.start, kind="stable").tolist():
         track = int(captures.track[row])
-        if captures.call[row] == ApiCall.CAPTURE_BEGIN:
+        if captures.api[row] == ApiCall.CAPTURE_BEGIN:
             open_since[track] = int(captures.start[row])
         elif (begin := open_since.pop(track, None)) is not None:
             # What other threads launch meanwhile, as autograd's, is captured too.
             first, last = np.searchsorted(launches.start[candidates], (begin, captures.end[row]))
             rows = candidates[first:last]
             rows = rows[process_of[launches.track[rows]] == process_of[track]]
-            kinds = tuple(_KIND_OF_CALL[ApiCall(call)] for call in launches.call[rows].tolist())
+            kinds = tuple(_KIND_OF_CALL[ApiCall(call)] for call in launches.api[rows].tolist())
             graphs.append(
-                CudaGraphCapture(kinds, running.on_threads(threads[launches.track[rows]], launches.start[rows]))
+                CudaGraphCapture(kinds, running.on_threads(events.threads[launches.track[rows]], launches.start[rows]))
             )
     return [graph for graph in graphs if graph.kinds]
 
@@ -222,7 +221,6 @@ def attribute_device_work(
     timeline: Timeline,
     events: ProfilerEvents,
     launch: Int64Array,
-    threads: Int64Array,
     running: InnermostLookup,
     graphs: Sequence[CudaGraphCapture] = (),
 ) -> WorkOwners:
@@ -232,17 +230,16 @@ def attribute_device_work(
         timeline: the recording, in the trace's time.
         events: the trace's.
         launch: int64[n], for each piece of work the row of its launch, or -1.
-        threads: the OS thread of each of the trace's tracks, or -1.
         running: which of its spans, of any phase, ran on a thread at a moment.
         graphs: captured graphs that are known; what they replay belongs to the spans that they were captured in.
     """
-    work, launches = events.work, events.launches
+    work, launches, threads = events.work, events.launches, events.threads
     span = np.full(len(work), -1, np.int64)
     launched = np.flatnonzero(launch >= 0)
     rows = launch[launched]
     span[launched] = running.on_threads(threads[launches.track[rows]], launches.start[rows])
     is_replay = np.zeros(len(work), np.bool_)
-    is_replay[launched] = launches.call[rows] == ApiCall.GRAPH
+    is_replay[launched] = launches.api[rows] == ApiCall.GRAPH
     captured = _map_replays(events, launch, graphs)
     span = np.where(captured >= 0, captured, span)
     time = work.start.copy()
@@ -294,7 +291,7 @@ def _map_replays(events: ProfilerEvents, launch: Int64Array, graphs: Sequence[Cu
     span = np.full(len(launch), -1, np.int64)
     work = events.work
     replays = _replays(events, launch)
-    kinds_of = {row: tuple(work.kind[pieces].tolist()) for row, pieces in replays.items()}
+    kinds_of = {row: tuple(work.work[pieces].tolist()) for row, pieces in replays.items()}
     for kinds in set(kinds_of.values()):
         fitting = [graph for graph in graphs if graph.kinds == kinds]
         rows = [row for row in replays if kinds_of[row] == kinds]
@@ -312,7 +309,7 @@ def _map_replays(events: ProfilerEvents, launch: Int64Array, graphs: Sequence[Cu
 def _replays(events: ProfilerEvents, launch: Int64Array) -> dict[int, Int64Array]:
     """Return the pieces of work of each launch of a graph, in the order of its nodes."""
     pieces = np.flatnonzero(launch >= 0)
-    pieces = pieces[events.launches.call[launch[pieces]] == ApiCall.GRAPH]
+    pieces = pieces[events.launches.api[launch[pieces]] == ApiCall.GRAPH]
     # Nodes are numbered as they are captured; without their numbers the time gives the order.
     node = events.work.node[pieces]
     order = np.lexsort((events.work.start[pieces], np.where(node >= 0, node, 0), launch[pieces]))
@@ -342,7 +339,7 @@ def _collectives(events: ProfilerEvents, launch: Int64Array) -> Int64Array:
         reached = np.maximum.accumulate(ranges.end[of_track])
         inside = (index >= 0) & (reached[np.maximum(index, 0)] > time)
         around[launched[here[inside]]] = ranges.name[of_track[index[inside]]]
-    return np.where(events.work.collective >= 0, events.work.collective, around)
+    return np.where(events.work.name >= 0, events.work.name, around)
 
 
 @dataclass(frozen=True)
@@ -355,9 +352,7 @@ class CpuCollectives:
     overlap: Int64Array  # ns of it while any module ran on another thread
 
 
-def find_cpu_collectives(
-    timeline: Timeline, events: ProfilerEvents, threads: Int64Array, running: InnermostLookup
-) -> CpuCollectives:
+def find_cpu_collectives(timeline: Timeline, events: ProfilerEvents, running: InnermostLookup) -> CpuCollectives:
     """Find the collectives, and for each the call that launched it.
 
     Nothing in a trace joins the two. Of one name they run in the order in which they were launched, so the first
@@ -366,7 +361,6 @@ def find_cpu_collectives(
     Args:
         timeline: the recording, in the trace's time.
         events: the trace's.
-        threads: the OS thread of each of the trace's tracks, or -1.
         running: which of its spans, of any phase, ran on a thread at a moment.
     """
     ran = events.cpu_collectives
@@ -382,7 +376,7 @@ def find_cpu_collectives(
         launched = launched[np.argsort(launches.start[launched], kind="stable")]
         time[here] = launches.start[launched]
         reason[here] = NoModuleReason.OUTSIDE
-        span[here] = running.on_threads(threads[launches.track[launched]], time[here])
+        span[here] = running.on_threads(events.threads[launches.track[launched]], time[here])
     reason[span >= 0] = NoModuleReason.KNOWN
     columns = timeline.columns
     outermost = columns.parent < 0
@@ -416,7 +410,7 @@ def add_up_gpu_work(
         return None
     computing = np.flatnonzero(owners.collective < 0)
     of_work = _launched_in(recorded, owners.span, owners.reason)
-    kinds, durations = work.kind[computing], work.duration[computing]
+    kinds, durations = work.work[computing], work.duration[computing]
     on_gpu = of_work[computing], owners.step[computing], kinds, durations, np.zeros_like(durations)
     of_cpu = _launched_in(recorded, on_cpu.span, on_cpu.reason)
     kinds = np.full_like(of_cpu, COMMUNICATION_KIND)

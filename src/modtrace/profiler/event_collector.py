@@ -6,7 +6,7 @@ Categories and names say what an event is; those of old versions of torch.profil
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -16,21 +16,7 @@ from ..formats.escape import restored_name
 from ..formats.event_table import ENDS, NO_NUMBER, NONE, SLICE, EventTable
 from ..ring.slot_format import SYNC_PREFIX
 from ..timeline import PHASES, Name
-from .event_columns import (
-    ApiCall,
-    ApiCalls,
-    Arrows,
-    CallSlices,
-    CollectiveSlices,
-    DeviceWork,
-    EventColumns,
-    Launches,
-    NamedSlices,
-    NodeSlices,
-    NumberedOps,
-    ProfilerEvents,
-    StepRanges,
-)
+from .event_columns import ApiCall, EventColumns, ProfilerEvents
 
 STEP = "ProfilerStep#"
 NODE = "autograd::engine::evaluate_function: "
@@ -95,7 +81,6 @@ _WANTED = {
     _CALL: ("call", "step", "fqn", "module_class"),
 }
 _AUTOGRAD_ARROWS = "fwdbwd"
-_Columns = TypeVar("_Columns", bound=EventColumns)
 
 
 class EventCollector(EventTable):
@@ -128,10 +113,8 @@ class EventCollector(EventTable):
         kind[is_early] = NONE
         is_op, is_api, is_work = kind == CPU_OP, kind == RUNTIME, (kind >= KERNEL) & (kind <= MEMSET)
         is_region, is_launch = kind == ANNOTATION, (kind == _COLLECTIVE) | (kind == _COLLECTIVE_OP)
-        has_sequence, api = sequence != NONE, self._by(api_call)
-        collectives, regions, modules = Numbering[str](), Numbering[str](), Numbering[str]()
-        calls, syncs = Numbering[Name](), Numbering[str]()
-        graph_keys, graph_op_names = Numbering[str](), Numbering[str]()
+        has_sequence = sequence != NONE
+        collectives, syncs = Numbering[str](), Numbering[str]()
 
         def collective_of_work(name: str, operator: str | None) -> int:
             collective = collective_of_kernel(name)
@@ -143,23 +126,23 @@ class EventCollector(EventTable):
             annotated = collective_of_annotation(name)
             return collectives[annotated[0] if annotated else collective_of_operator(name, operator) or ""]
 
-        def call_name(name: str, fqn: str | None, module_class: str | None) -> int:
-            return calls[Name(*restored_name((name, fqn or "", module_class or "")))]
+        def call_name(name: str, fqn: str | None, module_class: str | None) -> Name:
+            return restored_name((name, fqn or "", module_class or ""))
 
-        collective = self._by(collective_of_slice, operator)
+        api, collective = self._by(api_call), self._by(collective_of_slice, operator)
         is_of_c10d = self._by(lambda name: name.startswith(C10D))
-        of_work = self._by(collective_of_work, operator)
         is_plain = is_op & ~has_sequence | (kind == _COLLECTIVE_OP)
         phases = [PHASES.index(category) if category in PHASES else NONE for category, _ in self.kinds]
         phase = np.array(phases or [NONE], np.int64)[self.kind]
+        said = {"phase": phase, "call": call, "step": step}
         tables: dict[str, Any] = {
-            "ops": self._rows(NumberedOps, is_op & has_sequence & np.isin(of_forward, (NONE, 0)), sequence),
-            "plain_ops": self._rows(EventColumns, is_plain),
-            "nodes": self._rows(NodeSlices, kind == _NODE, sequence, of_forward),
-            "launches": self._rows(Launches, is_api & (correlation != NONE), api, correlation, external),
-            "modules": self._named(kind == _MODULE, lambda name: modules[name[len(MODULE) :]]),
-            "calls": self._rows(CallSlices, kind == _CALL, self._by(call_name, fqn, module_class), phase, call, step),
-            "regions": self._named(is_region & ~has_sequence, regions.__getitem__),
+            "ops": self._rows(is_op & has_sequence & np.isin(of_forward, (NONE, 0)), sequence=sequence),
+            "plain_ops": self._rows(is_plain),
+            "nodes": self._rows(kind == _NODE, sequence=sequence, forward_thread=of_forward),
+            "launches": self._rows(is_api & (correlation != NONE), api=api, correlation=correlation, external=external),
+            "modules": self._named(kind == _MODULE, lambda name: name[len(MODULE) :]),
+            "calls": self._named(kind == _CALL, call_name, fqn, module_class, **said),
+            "regions": self._named(is_region & ~has_sequence),
         }
         # What only a process has, and no device.
         by_track = np.bincount(
@@ -170,44 +153,36 @@ class EventCollector(EventTable):
             pids[pid] += count
         is_graph_call = np.array([str(name).startswith(GRAPH_CALL) for _, name in self.kinds] or [False])[self.kind]
         is_graph_call &= is_op | is_region
-        graph_calls = self._named(is_graph_call, lambda name: graph_keys[name[len(GRAPH_CALL) :].removesuffix(" ##")])
-        graph_ops = self._named(is_op & ~is_graph_call & bool(len(graph_calls)), graph_op_names.__getitem__)
-        marks = self._named(kind == _SYNC, syncs.__getitem__)
+        graph_calls = self._named(is_graph_call, lambda name: name[len(GRAPH_CALL) :].removesuffix(" ##"))
+        marks = self._rows(kind == _SYNC, name=self._by(syncs.__getitem__))
         times: dict[str, list[tuple[int, int]]] = {name: [] for name in syncs}
         for mark, start, end in zip(marks.name.tolist(), marks.start.tolist(), marks.end.tolist(), strict=True):
             times[list(syncs)[mark]].append((start, end))
-        windows = self._rows(EventColumns, kind == WINDOW)
+        windows = self._rows(kind == WINDOW)
         covered = np.flatnonzero((kind != NONE) & (kind != WINDOW))
         begins = self.start_ns(covered)
-        api_calls = self._rows(ApiCalls, is_api, api)
+        api_calls = self._rows(is_api, api=api)
+        work = {
+            "work": kind,
+            "correlation": np.maximum(correlation, NONE),
+            "external": external,
+            "graph": np.where(graph, graph, NONE),
+            "node": np.where(node, node, NONE),
+        }
         return ProfilerEvents(
             **tables,
-            captures=api_calls.take(api_calls.call >= ApiCall.CAPTURE_BEGIN),
-            work=self._rows(
-                DeviceWork,
-                is_work,
-                kind,
-                np.maximum(correlation, NONE),
-                external,
-                np.where(graph, graph, NONE),
-                np.where(node, node, NONE),
-                of_work,
-            ),
-            collectives=self._rows(CollectiveSlices, is_launch, collective, is_of_c10d),
-            cpu_collectives=self._rows(NamedSlices, kind == _CPU_COLLECTIVE, collective),
+            captures=api_calls.take(api_calls.api >= ApiCall.CAPTURE_BEGIN),
+            work=self._rows(is_work, **work, name=self._by(collective_of_work, operator)),
+            collectives=self._rows(is_launch, name=collective, is_operator=is_of_c10d),
+            cpu_collectives=self._rows(kind == _CPU_COLLECTIVE, name=collective),
             graph_calls=graph_calls,
-            graph_keys=list(graph_keys),
-            graph_ops=graph_ops,
-            graph_op_names=list(graph_op_names),
-            steps=self._rows(StepRanges, kind == _STEP, self._by(lambda name: int(name[len(STEP) :]))),
+            graph_ops=self._named(is_op & ~is_graph_call & bool(len(graph_calls))),
+            steps=self._rows(kind == _STEP, step=self._by(lambda name: int(name[len(STEP) :]))),
             tracks=list(self.tracks.known),
             thread_names=self.thread_names,
             process_names=self.process_names,
             sort_indexes=self.sort_indexes,
             collective_names=list(collectives),
-            region_names=list(regions),
-            module_names=list(modules),
-            call_names=list(calls),
             syncs=times,
             flows=self._arrows(),
             first=int(begins.min(initial=_LATEST)),
@@ -243,27 +218,32 @@ class EventCollector(EventTable):
 
         return values
 
-    def _rows(
-        self, columns: type[_Columns], chosen: BoolArray, *values: Int64Array | Callable[[Int64Array], Int64Array]
-    ) -> _Columns:
+    def _rows(self, chosen: BoolArray, **columns: Int64Array | Callable[[Int64Array], Int64Array]) -> EventColumns:
         """Return the chosen slices; those of which a value is no number are counted and left out.
 
         Args:
-            columns: the kind.
             chosen: which events of the table.
-            values: what the kind has beside times: of each event, or what returns it for rows.
+            **columns: what the kind has beside times: of each event, or what returns it for rows.
         """
         rows = np.flatnonzero(chosen)
-        more = [value(rows) if callable(value) else value[rows] for value in values]
-        if more and (is_odd := np.any(np.array(more) == NO_NUMBER, axis=0)).any():
+        more: dict[str, Any] = {
+            name: column(rows) if callable(column) else column[rows] for name, column in columns.items()
+        }
+        if more and (is_odd := np.any(np.array([*more.values()]) == NO_NUMBER, axis=0)).any():
             self._no_numbers += int(np.count_nonzero(is_odd))
-            rows, more = rows[~is_odd], [value[~is_odd] for value in more]
-        return columns(self.track[rows].astype(np.int64), self.start_ns(rows), self.duration_ns(rows), *more)
+            rows, more = rows[~is_odd], {name: column[~is_odd] for name, column in more.items()}
+        return EventColumns(self.track[rows].astype(np.int64), self.start_ns(rows), self.duration_ns(rows), **more)
 
-    def _named(self, chosen: BoolArray, number: Callable[[str], int]) -> NamedSlices:
-        return self._rows(NamedSlices, chosen, self._by(number))
+    def _named(
+        self, chosen: BoolArray, name: Callable[..., Any] = str, *texts: Int64Array, **columns: Int64Array
+    ) -> EventColumns:
+        """Return the chosen slices with their `names`, which a function makes as `_by` calls it."""
+        numbers = Numbering[Any]()
+        rows = self._rows(chosen, name=self._by(lambda *said: numbers[name(*said)], *texts), **columns)
+        rows.names = [*numbers]
+        return rows
 
-    def _arrows(self) -> Arrows:
+    def _arrows(self) -> EventColumns:
         """Return the forward-backward arrows that have both ends."""
         flows = self.flows
         rows = flows.row
@@ -278,7 +258,8 @@ class EventCollector(EventTable):
             -1, 2
         )
         end, begin = both.T
-        return Arrows(self.track[end], self.start_ns(end), np.zeros(len(end), np.int64), self.track[begin])
+        begin_track, nothing = self.track[begin].astype(np.int64), np.zeros(len(end), np.int64)
+        return EventColumns(self.track[end].astype(np.int64), self.start_ns(end), nothing, begin_track=begin_track)
 
 
 def _kind(name: str, category: object) -> int:

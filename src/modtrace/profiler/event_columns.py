@@ -4,15 +4,15 @@ Times are integer nanoseconds from the trace's own base. They are read as double
 trace of before torch 2.4, which counts from 1970, they come in steps of 250 ns.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from .._typing import AnyArray, Int64Array
 from ..formats.chrome_values import TrackKey
-from ..timeline import Name
 
 
 class ApiCall(IntEnum):
@@ -21,16 +21,43 @@ class ApiCall(IntEnum):
     OTHER, KERNEL, MEMCPY, MEMSET, GRAPH, CAPTURE_BEGIN, CAPTURE_END = range(7)
 
 
-_Columns = TypeVar("_Columns", bound="EventColumns")
-
-
-@dataclass(frozen=True)
 class EventColumns:
-    """Slices of one kind; int64 columns of equal length."""
+    """Slices of one kind; int64 columns of equal length.
+
+    A kind has some of those after `duration`; -1 is what a slice does not say.
+    """
 
     track: Int64Array  # index into `ProfilerEvents.tracks`
     start: Int64Array  # ns from the base
     duration: Int64Array  # ns
+    # Index into `names`; of a collective into `ProfilerEvents.collective_names`; of GPU work the same: the collective
+    # that its name tells, and -1 if it computes, as far as its name tells.
+    name: Int64Array
+    sequence: Int64Array  # the sequence number of an operation; of a node that of what made it
+    forward_thread: Int64Array  # of a node: the autograd id of the thread of what made it
+    api: Int64Array  # an `ApiCall`
+    correlation: Int64Array  # the id that a launch and what it launched have in common
+    external: Int64Array  # the `External id` that both have too
+    work: Int64Array  # of GPU work: 0 of a kernel, 1 of a memcpy, 2 of a memset
+    graph: Int64Array  # the id of the graph of which it is a node
+    node: Int64Array  # the id of this node
+    phase: Int64Array  # of a module's call: index into `PHASES`
+    call: Int64Array  # which call of the module
+    step: Int64Array  # which step it was in; the number of a `ProfilerStep#`
+    is_operator: Int64Array  # 1 for an operator of c10d, which does more than to launch a collective, else 0
+    begin_track: Int64Array  # of an arrow, which is where a node begins: the track of the forward thread
+    names: Sequence[Any]
+
+    def __init__(
+        self,
+        track: Int64Array,
+        start: Int64Array,
+        duration: Int64Array,
+        names: Sequence[Any] = (),
+        **columns: Int64Array,
+    ) -> None:
+        self.track, self.start, self.duration, self.names = track, start, duration, names
+        vars(self).update(columns)
 
     @property
     def end(self) -> Int64Array:
@@ -40,120 +67,10 @@ class EventColumns:
     def __len__(self) -> int:
         return len(self.start)
 
-    def take(self: _Columns, index: AnyArray) -> _Columns:
+    def take(self, index: AnyArray) -> "EventColumns":
         """Return the rows at `index` (positions or a mask)."""
-        return type(self)(**{name: column[index] for name, column in vars(self).items()})
-
-
-@dataclass(frozen=True)
-class NumberedOps(EventColumns):
-    """Forward operations with a sequence number: their gradient was asked for.
-
-    Attributes:
-        sequence: this number.
-    """
-
-    sequence: Int64Array
-
-
-@dataclass(frozen=True)
-class NodeSlices(EventColumns):
-    """The slices of autograd nodes, `autograd::engine::evaluate_function`."""
-
-    sequence: Int64Array  # the sequence number of what made the node, or -1
-    forward_thread: Int64Array  # the autograd id of the thread of that, or -1
-
-
-@dataclass(frozen=True)
-class ApiCalls(EventColumns):
-    """Calls of the GPU's runtime or driver.
-
-    Attributes:
-        call: an `ApiCall`.
-    """
-
-    call: Int64Array
-
-
-@dataclass(frozen=True)
-class Launches(ApiCalls):
-    """Calls of the GPU's runtime or driver that may have launched work."""
-
-    correlation: Int64Array  # the id that what they launched has too
-    external: Int64Array  # the `External id` that it has too; -1 if there is none
-
-
-@dataclass(frozen=True)
-class DeviceWork(EventColumns):
-    """Kernels, memcpys and memsets."""
-
-    kind: Int64Array  # 0 of a kernel, 1 of a memcpy, 2 of a memset
-    correlation: Int64Array  # the id of the launch, or -1
-    external: Int64Array  # the `External id` of the launch, or -1
-    graph: Int64Array  # the id of the graph of which it is a node, or -1
-    node: Int64Array  # the id of this node, or -1
-    # The collective that its name tells, index into `ProfilerEvents.collective_names`; -1 if it computes, as far as its
-    # name tells.
-    collective: Int64Array
-
-
-@dataclass(frozen=True)
-class NamedSlices(EventColumns):
-    """Slices that have a name.
-
-    Attributes:
-        name: index into the names of the kind.
-    """
-
-    name: Int64Array
-
-
-@dataclass(frozen=True)
-class CallSlices(NamedSlices):
-    """Slices whose args say which call of which module they are.
-
-    Attributes:
-        phase: index into `PHASES`.
-        call: which call of the module.
-        step: which step it was in.
-    """
-
-    phase: Int64Array
-    call: Int64Array
-    step: Int64Array
-
-
-@dataclass(frozen=True)
-class CollectiveSlices(NamedSlices):
-    """Slices of the CPU in which a collective is launched.
-
-    Attributes:
-        is_operator: 1 for an operator of c10d, which does more than that, else 0.
-    """
-
-    is_operator: Int64Array
-
-
-@dataclass(frozen=True)
-class StepRanges(EventColumns):
-    """`ProfilerStep#` ranges of the CPU.
-
-    Attributes:
-        step: the number of the step.
-    """
-
-    step: Int64Array
-
-
-@dataclass(frozen=True)
-class Arrows(EventColumns):
-    """Forward-backward arrows: where the backward node begins.
-
-    Attributes:
-        begin_track: the forward thread's track.
-    """
-
-    begin_track: Int64Array
+        columns = {name: column[index] for name, column in vars(self).items() if name != "names"}
+        return EventColumns(names=self.names, **columns)
 
 
 @dataclass(frozen=True)
@@ -164,29 +81,25 @@ class ProfilerEvents:
     thread_names: dict[TrackKey, str]  # names by pid and tid
     process_names: dict[int | str, str]  # names by pid
     sort_indexes: dict[TrackKey, int]  # where a viewer sorts the rows of threads and streams, by pid and tid
-    ops: NumberedOps  # forward operations with a sequence number
+    ops: EventColumns  # forward operations with a sequence number: their gradient was asked for
     plain_ops: EventColumns  # operations without one: nothing asked for their gradient, or autograd called them
-    nodes: NodeSlices  # autograd nodes that ran
-    launches: Launches  # runtime calls that have a correlation id
-    captures: ApiCalls  # runtime calls that begin and end the capture of a graph
-    work: DeviceWork  # what GPUs did
-    collectives: CollectiveSlices  # slices of the CPU in which a collective is launched
-    cpu_collectives: NamedSlices  # collectives that a thread of the CPU runs
-    collective_names: list[str]  # names of both (`all_reduce`)
-    regions: NamedSlices  # ranges of `record_function` and the like
-    region_names: list[str]  # their names
-    modules: NamedSlices  # `nn.Module:` slices
-    calls: CallSlices  # slices whose args say which call of a module they are, as modtrace writes them
-    call_names: list[Name]  # label, fully qualified name and class of their modules
-    graph_calls: NamedSlices  # calls of graphs that Inductor compiled
-    graph_keys: list[str]  # which graph, by the key of the cache
-    graph_ops: NamedSlices  # all operators, if there is such a call
-    graph_op_names: list[str]  # their names
-    steps: StepRanges  # the profiler's steps
-    module_names: list[str]  # what follows `nn.Module: `
+    nodes: EventColumns  # autograd nodes that ran: slices called `autograd::engine::evaluate_function`
+    launches: EventColumns  # calls of the GPU's runtime or driver that may have launched work
+    captures: EventColumns  # those that begin and end the capture of a graph
+    work: EventColumns  # what GPUs did: kernels, memcpys and memsets
+    collectives: EventColumns  # slices of the CPU in which a collective is launched
+    cpu_collectives: EventColumns  # collectives that a thread of the CPU runs
+    collective_names: list[str]  # names of these (`all_reduce`)
+    regions: EventColumns  # ranges of `record_function` and the like
+    modules: EventColumns  # `nn.Module:` slices; their names are what follows that
+    # Slices whose args say which call of a module they are, as modtrace writes them; `names` has a `Name` of each.
+    calls: EventColumns
+    graph_calls: EventColumns  # calls of graphs that Inductor compiled, by the key of the cache
+    graph_ops: EventColumns  # all operators, if there is such a call
+    steps: EventColumns  # the profiler's steps: `ProfilerStep#` ranges of the CPU
     # Start and end in ns from the base, by the sync mark's name; a name may occur more than once.
     syncs: dict[str, list[tuple[int, int]]]
-    flows: Arrows  # forward-backward arrows
+    flows: EventColumns  # forward-backward arrows: where the backward node begins
     first: int  # ns from the base where the slices begin; `first > last` where there is none
     last: int  # where they end
     # Start and end, in ns from the base, of what was profiled; None if the trace does not say.
@@ -195,6 +108,8 @@ class ProfilerEvents:
     tids: frozenset[int]  # all thread ids that are numbers
     malformed: int  # events that are not one: no object, without what every event has, or at no time
     total: int  # number of events
+    # The OS thread of each track, as the timeline of its modules has it; -1 for other processes and for devices.
+    threads: Int64Array = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def of_process(self, pid: int | str) -> "ProfilerEvents":
         """Return these without what threads of other processes did; what devices did stays."""
@@ -205,6 +120,11 @@ class ProfilerEvents:
             if isinstance(rows, EventColumns) and name != "work"
         }
         return replace(self, **own)
+
+    def with_threads_of(self, pid: int | str) -> "ProfilerEvents":
+        """Return these with the threads of one process."""
+        tids = [tid if of == pid and isinstance(tid, int) else -1 for of, tid in self.tracks]
+        return replace(self, threads=np.array(tids or [-1], np.int64))
 
     @property
     def int_pids(self) -> frozenset[int]:

@@ -3,18 +3,17 @@
 Without a recording, module tracks are made of what torch.profiler noted with `with_stack=True`, and of nothing else.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .._errors import TraceError
-from .._interrupts import cached_property
 from .._numbering import Numbering
 from .._typing import BoolArray, Int64Array
 from ..formats.chrome_values import base_time_ns
-from ..timeline import FORWARD, RECOMPUTE, Name, Process, Slices, Summary, Timeline, Track
+from ..timeline import FORWARD, RECOMPUTE, Name, Process, Slices, Timeline, Track
 from ..timeline.contents import LEFT_OUT, REGION_CLASS
 from ..timeline.decode.path_spans import clip_and_nest
 from ..timeline.decode.spans import count_in_group
@@ -22,7 +21,6 @@ from ..timeline.join import join, move_times
 from ..timeline.nesting import InnermostLookup, nest_by_time
 from ..timeline.select import modules_only, whole_spans
 from ..timeline.slices import in_start_order
-from ..timeline.summary import summarize
 from .alignment import Alignment, align_by_sync_marks, refine_by_operators
 from .backward_nodes import Nodes, cut_to_nodes, find_calls_of_nodes
 from .call_lookup import innermost_spans, runs_module_code
@@ -44,7 +42,6 @@ from .recorded_part import (
     pids_with_modules,
     profiled_window,
     recorded_pid,
-    threads_of_trace,
     with_pid,
     with_profiled_steps,
     without_annotated_ranges,
@@ -66,25 +63,18 @@ NO_NAMES = (
 )
 
 
-def reconstruct(events: ProfilerEvents, threads: Int64Array, process: Process) -> tuple[Timeline, list[str]]:
+def reconstruct(events: ProfilerEvents, process: Process) -> tuple[Timeline, list[str]]:
     """Make forward and recompute spans of the `nn.Module:` slices of a trace, else of its `record_function` ranges.
-
-    Args:
-        events: the trace's.
-        threads: the OS thread of each of its tracks, -1 for tracks of other processes and devices.
-        process: the process of these threads.
 
     Returns:
         A timeline in ns from the trace's base, without backward; and what it cannot know.
     """
+    threads = events.threads
     if np.any(threads[events.calls.track] >= 0):
-        return _told_by_args(events, threads, process)
-    slices, texts, note = events.modules, events.module_names, NO_NAMES
-    slices = slices.take(threads[slices.track] >= 0)
-    has_modules = bool(len(slices))
-    if not has_modules:
-        slices, texts, note = events.regions, events.region_names, REGIONS
-        slices = slices.take(threads[slices.track] >= 0)
+        return _told_by_args(events, process)
+    modules, regions = (rows.take(threads[rows.track] >= 0) for rows in (events.modules, events.regions))
+    has_modules = bool(len(modules))
+    slices, note = (modules, NO_NAMES) if has_modules else (regions, REGIONS)
     if not len(slices):
         return Timeline(Slices.empty(), metadata={"reconstructed": True}), [NO_MODULES if events.total else NO_EVENTS]
     nodes = Nodes(events.nodes)
@@ -102,7 +92,7 @@ def reconstruct(events: ProfilerEvents, threads: Int64Array, process: Process) -
     end, parent, depth = clip_and_nest(track, slices.start, slices.end, np.zeros(len(slices), np.int64))
     make_name = _module_name if has_modules else _region_name
     order = np.lexsort((depth, is_recompute))
-    names, name = _names(texts, slices.name, parent, order=order, is_recompute=is_recompute, make_name=make_name)
+    names, name = _names(slices.names, slices.name, parent, order=order, is_recompute=is_recompute, make_name=make_name)
     phase = np.where(is_recompute, RECOMPUTE, FORWARD)
     columns = in_start_order(
         Slices.of(start=slices.start, end=end, name=name, phase=phase, track=track, depth=depth, parent=parent)
@@ -115,9 +105,9 @@ def reconstruct(events: ProfilerEvents, threads: Int64Array, process: Process) -
     return Timeline(columns, names, tuple(tracks), metadata={"reconstructed": True}), [note]
 
 
-def _told_by_args(events: ProfilerEvents, threads: Int64Array, process: Process) -> tuple[Timeline, list[str]]:
+def _told_by_args(events: ProfilerEvents, process: Process) -> tuple[Timeline, list[str]]:
     """Make a timeline of slices whose args say which calls they are; see `reconstruct`."""
-    rows = events.calls
+    rows, threads = events.calls, events.threads
     rows_of = [events.thread_names.get(key, "").partition(" · ") for key in events.tracks]
     is_own = threads >= 0
     is_own &= np.array([kind in ("forward", "backward") for kind, _, _ in rows_of], np.bool_)
@@ -128,7 +118,7 @@ def _told_by_args(events: ProfilerEvents, threads: Int64Array, process: Process)
         start=rows.start, end=rows.end, name=rows.name, phase=rows.phase, track=track, call=rows.call, step=rows.step
     ).take(np.lexsort((-rows.end, rows.start)))
     columns = in_start_order(nest_by_time(columns))
-    return Timeline(columns, events.call_names, tuple(tracks), metadata={"reconstructed": True}), [CALLS]
+    return Timeline(columns, rows.names, tuple(tracks), metadata={"reconstructed": True}), [CALLS]
 
 
 def _module_name(shown: str, outer: Name | None) -> Name:
@@ -144,7 +134,7 @@ def _region_name(text: str, outer: Name | None) -> Name:
 
 
 def _names(
-    texts: list[str],
+    texts: Sequence[str],
     value: Int64Array,
     parent: Int64Array,
     *,
@@ -187,7 +177,7 @@ class Aligned:
     timeline: Timeline  # in ns from the trace's base, clipped to it and cut to its nodes
     running: InnermostLookup  # which of its spans, of any phase, ran on a thread at a moment
     pid: int | str  # the process it belongs to, as the trace has it; of several the first
-    threads: Int64Array  # the thread of each of the trace's tracks, as the timeline's tracks have it, or -1
+    events: ProfilerEvents  # the trace's, which know its threads
     alignment: Alignment | None  # None if the timeline was made from the trace itself
     nodes: int  # autograd nodes of the trace
     attributed_nodes: int  # of these, how many belong to a call
@@ -214,11 +204,6 @@ class Overlay(Aligned):
     work: int  # kernels, memcpys and memsets
     attributed_work: int  # of these, how many were launched in a call
     unattributed: dict[str, int]  # of the others, how many there are for each reason
-
-    @cached_property
-    def summary(self) -> Summary:
-        """What each module took."""
-        return summarize(self.by_thread)
 
     def recording(self, events: ProfilerEvents, base: int, left_out: int) -> Timeline:
         """Return what `modtrace.load` of the merged trace is to return: with a track per stream, in Unix nanoseconds.
@@ -266,14 +251,14 @@ def overlay(
     """
     events, impossible = without_impossible_times(events)
     aligned = _align(timeline, events, keys, path)
-    with_captures, threads = aligned.timeline, aligned.threads
+    with_captures, events = aligned.timeline, aligned.events
     launch = find_launches(events)
-    graphs = captured_graphs(events, launch, aligned.running, threads)
+    graphs = captured_graphs(events, launch, aligned.running)
     if capture is not None:
         with_captures, added = _join_captures(aligned.timeline, timeline, capture)
         graphs += added
-    owners = attribute_device_work(aligned.timeline, events, launch, threads, aligned.running, graphs)
-    on_cpu = find_cpu_collectives(aligned.timeline, events, threads, aligned.running)
+    owners = attribute_device_work(aligned.timeline, events, launch, aligned.running, graphs)
+    on_cpu = find_cpu_collectives(aligned.timeline, events, aligned.running)
     reasons = np.bincount(owners.reason, minlength=len(NoModuleReason)).tolist()
     timeline = with_kernel_times(aligned.timeline, aligned.kernels, events, launch)
     timeline = by_thread = replace(timeline, gpu_work=add_up_gpu_work(with_captures, events, owners, on_cpu))
@@ -316,17 +301,17 @@ def _join_processes(parts: Mapping[int | str, Aligned], events: ProfilerEvents) 
     """
     number_of = {key: track + 1 for track, key in enumerate(events.tracks)}
     timelines = [
-        _with_tids(part.timeline, {tid: number_of[pid, tid] for tid in part.threads.tolist() if tid >= 0})
+        _with_tids(part.timeline, {tid: number_of[pid, tid] for tid in part.events.threads.tolist() if tid >= 0})
         for pid, part in parts.items()
     ]
     timeline = join(timelines)
-    is_own = np.max([part.threads for part in parts.values()], axis=0) >= 0
+    is_own = np.max([part.events.threads for part in parts.values()], axis=0) >= 0
     threads = np.where(is_own, np.arange(len(is_own)) + 1, -1)
     return Aligned(
         timeline=timeline,
         running=innermost_spans(timeline),
         pid=next(iter(parts)),
-        threads=threads,
+        events=replace(events, threads=threads),
         alignment=None,
         nodes=sum(part.nodes for part in parts.values()),
         attributed_nodes=sum(part.attributed_nodes for part in parts.values()),
@@ -348,22 +333,20 @@ def _align_process(
     """Align the recording of one process with a trace; None makes one of the trace."""
     notes: list[str] = []
     alignment = None
-    base = base_time_ns(keys, path)
+    base, events = base_time_ns(keys, path), events.with_threads_of(pid)
     if timeline is None:
-        threads = threads_of_trace(events, pid)
         process = (
             Process(pid, _rank(keys), events.process_names.get(pid, "python"))
             if isinstance(pid, int)
             else Process(0, _rank(keys), pid)
         )
-        timeline, notes = reconstruct(events, threads, process)
+        timeline, notes = reconstruct(events, process)
     else:
         timeline, left_out = for_process(timeline, pid)
         notes += left_out
-        threads = threads_of_trace(events, pid)
         timeline, process = with_pid(timeline, pid)
         alignment = align_by_sync_marks(timeline.marks, events.syncs, base)
-        alignment = refine_by_operators(alignment, timeline, events, threads)
+        alignment = refine_by_operators(alignment, timeline, events)
         # Each sync mark is a slice of the profiler's.
         timeline = replace(timeline, marks=[mark for mark in timeline.marks if mark.kind != "sync"])
         timeline = move_times(timeline, alignment.to_trace)
@@ -372,17 +355,13 @@ def _align_process(
         # Calls at its edges are whole, and one that ran throughout is in too.
         timeline = timeline if window is None else whole_spans(timeline, *window)
     timeline = with_profiled_steps(timeline, events)
-    cuts, worst = _straddling_ops(timeline, events, threads)
-    nodes = find_calls_of_nodes(timeline, events, threads)
-    names = {
-        tid: events.thread_names.get(events.tracks[index], "") for index, tid in enumerate(threads.tolist()) if tid >= 0
-    }
-    timeline = cut_to_nodes(timeline, nodes, threads, {tid: name for tid, name in names.items() if name}, process)
-    timeline = drop_unused(timeline)
-    timeline, kernels, unknown = with_kernel_modules(timeline, events, threads)
+    cuts, worst = _straddling_ops(timeline, events)
+    nodes = find_calls_of_nodes(timeline, events)
+    timeline = drop_unused(cut_to_nodes(timeline, nodes, events, process))
+    timeline, kernels, unknown = with_kernel_modules(timeline, events)
     attributed = int(np.count_nonzero(nodes.call >= 0))
     running, notes = innermost_spans(timeline), [*notes, *unknown]
-    return Aligned(timeline, running, pid, threads, alignment, len(nodes), attributed, cuts, worst, notes, {}, kernels)
+    return Aligned(timeline, running, pid, events, alignment, len(nodes), attributed, cuts, worst, notes, {}, kernels)
 
 
 def _join_captures(
@@ -402,7 +381,7 @@ def _join_captures(
             raise
         aligned = _align(None, *capture)
     launch = find_launches(capture.events)
-    graphs = captured_graphs(capture.events, launch, aligned.running, aligned.threads)
+    graphs = captured_graphs(aligned.events, launch, aligned.running)
     first = len(merged.columns)
     return (
         join([modules_only(merged), modules_only(aligned.timeline)], sort=False),
@@ -448,11 +427,11 @@ def _check_common(timeline: Timeline, events: ProfilerEvents, path: str, alignme
         )
 
 
-def _straddling_ops(timeline: Timeline, events: ProfilerEvents, threads: Int64Array) -> tuple[int, int]:
+def _straddling_ops(timeline: Timeline, events: ProfilerEvents) -> tuple[int, int]:
     """Count forward operations that lie partly in and partly outside a call, and say by how much at most."""
     columns, ops = timeline.columns, events.ops
     running = innermost_spans(timeline, runs_module_code(columns))
-    on = threads[ops.track]
+    on = events.threads[ops.track]
     last = np.maximum(ops.end - 1, ops.start)
     first_in, last_in = running.on_threads(on, ops.start), running.on_threads(on, last)
     cut = np.flatnonzero(first_in != last_in)

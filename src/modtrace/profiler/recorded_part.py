@@ -27,13 +27,8 @@ def profiled_window(events: ProfilerEvents) -> tuple[int, int] | None:
 
 
 def without_annotated_ranges(timeline: Timeline, events: ProfilerEvents) -> Timeline:
-    """Return the timeline without the ranges that the profiler shows as annotations of the same names.
-
-    Args:
-        timeline: what ran while the profiler did.
-        events: the trace's.
-    """
-    shown = set(events.region_names)
+    """Return the timeline without the ranges that the profiler shows as annotations of the same names."""
+    shown = set(events.regions.names)
     dropped = [name.label in shown or _SPECIAL_ANNOTATION.match(name.label) is not None for name in timeline.names]
     if not dropped:
         return timeline
@@ -66,12 +61,7 @@ def drop_unused(timeline: Timeline) -> Timeline:
 
 
 def steps_of_profile(events: ProfilerEvents, time: Int64Array) -> Int64Array:
-    """Return the step in which each moment lies, by the `ProfilerStep#` ranges; 0 for all where there are none.
-
-    Args:
-        events: the trace's.
-        time: int64[n], ns from the trace's base.
-    """
+    """Return the step of each moment, in ns from the base, by the `ProfilerStep#` ranges; 0 if there are none."""
     steps = events.steps
     if not len(steps):
         return np.zeros(len(time), np.int64)
@@ -82,12 +72,7 @@ def steps_of_profile(events: ProfilerEvents, time: Int64Array) -> Int64Array:
 
 
 def with_profiled_steps(timeline: Timeline, events: ProfilerEvents) -> Timeline:
-    """Return the timeline with the steps that the profiler counted, where the recording counted none.
-
-    Args:
-        timeline: the recording, in the trace's time.
-        events: the trace's.
-    """
+    """Return a timeline in the trace's time with the steps that the profiler counted, if it has none of its own."""
     columns, steps = timeline.columns, events.steps
     counted = len(timeline.step_ends) or bool(columns.step.any())
     if counted or not len(steps) or not len(columns):
@@ -132,13 +117,6 @@ def pids_with_modules(events: ProfilerEvents) -> list[int | str]:
         if pids := {pid for pid, tid in keys if isinstance(tid, int)}:
             return sorted(pids, key=lambda pid: (-events.cpu_pids.get(pid, 0), str(pid)))
     return []
-
-
-def threads_of_trace(events: ProfilerEvents, pid: int | str) -> Int64Array:
-    """Return the OS thread of each of the trace's tracks, -1 for other processes and for devices."""
-    return np.array(
-        [tid if key_pid == pid and isinstance(tid, int) else -1 for key_pid, tid in events.tracks] or [-1], np.int64
-    )
 
 
 def for_process(timeline: Timeline, pid: int | str) -> tuple[Timeline, list[str]]:
