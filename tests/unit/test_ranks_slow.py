@@ -25,7 +25,7 @@ from modtrace.ranks.rank_tables import StepTable, step_end_table
 from modtrace.ranks.slow import SlowRun, find_late_in_rings, find_slow_ranks, worst_ranks
 from modtrace.ranks.slow.findings import step_durations
 from modtrace.ranks.slow.late_steps import ModuleExcess, StepFinding
-from modtrace.ranks.slow.slow_run import NO_RANK, LateRank, at_least, often_late, png
+from modtrace.ranks.slow.slow_run import NO_RANK, LateRank, PartOfRun, at_least, join_parts, often_late, png
 from modtrace.ranks.sync_points import inferred_waits
 from modtrace.ring import Kind
 from modtrace.ring.slot_format import COLLECTED_BITS, GENERATION_BITS, NO_NAME, SEQUENCE_BITS
@@ -602,3 +602,22 @@ def test_the_share_of_a_run_is_of_the_steps_whose_time_is_known(unknown: list[in
     sentences = SlowRun(steps, 2, [late], sum(step.duration_ns for step in steps), ()).sentences
 
     assert sentences[1].endswith("without this delay the run would be 0.000 ms shorter (75.0 %)")
+
+
+def test_a_share_of_nothing_is_not_said() -> None:
+    steps = [StepFinding(0, "late", 1, 90, -20, 90, 0, 1, (), 100)]
+
+    [_, sentence] = SlowRun(steps, 2, [LateRank(1, 1, 90, 75, True, ())], 100, ()).sentences
+
+    assert sentence.endswith("without this delay the run would be 0.000 ms shorter")
+
+
+def test_ranks_without_collectives_are_not_held_against_those_that_are_late() -> None:
+    """Two of five are late in turn: of two, neither is more often than the other."""
+    steps = [StepFinding(step, "late", step % 2, 90, 75, 90, 0, 1, (), 100) for step in range(24)]
+    lateness = np.full((5, 24), np.nan, np.float32)
+    lateness[:2] = 90
+
+    run = join_parts([PartOfRun(steps, np.arange(5), lateness, {}, 0, True)])
+
+    assert [(one.rank, one.is_slow) for one in run.late] == [(0, False), (1, False)]

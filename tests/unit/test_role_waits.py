@@ -75,6 +75,13 @@ def test_what_a_process_does_in_no_module_and_no_range_is_said_so(tmp_path: Path
     assert (wait.ns_per_step, wait.fqn, wait.phase) == (11_200_000, "", "")
 
 
+def test_the_only_process_of_a_role_is_not_named_for_what_any_takes(tmp_path: Path) -> None:
+    """3.2 ms of 50 in no module and no range, twice 0.5 in ranges: 8 % of a step."""
+    write_ppo_job(tmp_path, PpoCulprit("driver", 0, "", 3), by_messages=True, noise=0)
+
+    assert {one.waits_for for one in modtrace.find_slow_ranks(tmp_path).waits} == {"rollouts", "trainers"}
+
+
 @BY_MESSAGES
 def test_twenty_culprits_are_named_and_nobody_else_is(by_messages: bool, tmp_path: Path) -> None:
     assert len(CULPRITS) == 20

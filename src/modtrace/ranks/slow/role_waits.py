@@ -29,6 +29,8 @@ _MAX_HOPS = 8
 """Who waits for whom who waits for whom …: no longer chains are followed."""
 _SAID_SHARE, _NAMED_SHARE = 0.05, 0.01
 """Share of a step from which on it is said that a role waits for another one, and for which process of it."""
+_SAID_SHARE_ALONE = 0.1
+"""The same for the only process of its role, which has no like, unless one place there takes `_SAID_SHARE`."""
 _LEAST_RATIO = 1.1
 _MOST = 0.8
 """A range holds the cause if it has so much of what a process took more, and a module if it has half of that."""
@@ -308,6 +310,8 @@ def _role_wait(times: RoleTimes, role: str, other: str, members: Mapping[str, Se
     label = process_label(*times.processes[holders[0]]) if len(holders) == 1 else f"{other}s"
     mean = took.mean(axis=(1, 2))
     main = _main_place(places, mean, mean)
+    if len(holders) == 1 and share < _SAID_SHARE_ALONE and mean[main] < _SAID_SHARE * usual_step:
+        return None
     # In each step the others wait for the process that takes the longest.
     outside = float((waited.sum(axis=0) - took.sum(axis=0).max(axis=0)).mean())
     place = (OUTSIDE, "") if outside > mean[main] else places[main]

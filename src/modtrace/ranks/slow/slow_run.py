@@ -210,7 +210,8 @@ class SlowRun:
             for step in self.steps
             if step.verdict == "late" and step.rank == one.rank and step.duration_ns
         )
-        share = f" ({100 * saved_ns / self.duration_ns:.1f} %)" if self.duration_ns else ""
+        percent = f"{100 * saved_ns / self.duration_ns if self.duration_ns else 0:.1f}"
+        share = f" ({percent} %)" if float(percent) > 0 else ""
         return (
             f"rank {one.rank} was late in {one.steps:,} of {counted(len(self.steps), 'step')}, by {each} ms on "
             f"average{f', mostly in {where}' if where else ''}; without this delay the run would be "
@@ -370,7 +371,10 @@ def join_parts(parts: Iterable[PartOfRun]) -> SlowRun:
     for step in steps:
         if step.verdict == "late":
             by_rank.setdefault(step.rank, []).append(step)
-    slow = often_late([step.rank if step.verdict == "late" else NO_RANK for step in steps], ranks)
+    # Ranks that no others wait for in collectives, as those of another role, are not among those that may be late.
+    compared = int(np.median(np.concatenate([np.isfinite(part.lateness).sum(axis=0) for part in in_order] or [[0]])))
+    of_steps = [step.rank if step.verdict == "late" else NO_RANK for step in steps]
+    slow = often_late(of_steps, compared if compared > 1 else ranks)
     saved = {rank: sum(part.saved.get(rank, 0) for part in in_order) for rank in by_rank}
     late = []
     for rank, own in by_rank.items():
