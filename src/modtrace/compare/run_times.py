@@ -28,7 +28,7 @@ from ..timeline.contents import COMPILED, FUSED_TIMES, Name
 from ..timeline.memory import allocated
 from ..timeline.nesting import self_times
 from ..timeline.select import on_gpu, without_gpu
-from ..timeline.slices import SHAPES
+from ..timeline.slices import Arg
 from ..timeline.summary import GroupBy, find_step_bounds, measure_steps, summarize, warm_up_steps
 from ..timeline.summary.flop_summary import FlopModule, step_flops
 from ..timeline.summary.memory_summary import MemoryModule
@@ -325,7 +325,7 @@ def _shapes(timeline: Timeline, by: GroupBy) -> dict[str, str]:
     """Return the inputs of a call of each module all of whose calls have equal ones."""
     texts: dict[str, set[str]] = {}
     columns = timeline.columns
-    shapes = columns.arg(SHAPES)
+    shapes = columns.arg(Arg.SHAPES)
     for of_call, value in zip(columns.name[shapes.rows].tolist(), shapes.values.tolist(), strict=True):
         name = timeline.names[of_call]
         texts.setdefault(_name(name if by == "module" else name._replace(fqn="")), set()).add(shapes.text(value))

@@ -20,18 +20,7 @@ from .._typing import Int64Array
 from ..timeline import Timeline
 from ..timeline.args import ArgColumn, Args, Value, distinct_args
 from ..timeline.contents import COMMUNICATION, RANGES
-from ..timeline.slices import (
-    COUNTER,
-    DONE,
-    FLOPS,
-    GROUP,
-    KINDS,
-    NBYTES,
-    OPERATOR,
-    PEER,
-    UNKNOWN_FLOPS,
-    WAIT,
-)
+from ..timeline.slices import KINDS, UNKNOWN_FLOPS, WAIT, Arg
 from .escape import escaped
 
 CALL_FIELDS = {"fqn": 1, "module_class": 2, "call": 3, "step": 4, "link": 5, "complete": 6}
@@ -55,13 +44,15 @@ PARTS_CATEGORY = "step parts"
 """The category of the counters in JSON of what steps were spent on."""
 
 _STEP, _DONE_AFTER = "step", "done_ns"
-_NUMBERS = (COUNTER, NBYTES, DONE)
+_NUMBERS = (Arg.COUNTER, Arg.NBYTES, Arg.DONE)
 _WAIT_PREFIX = "wait"
 
 
 def arg_texts(args: Mapping[str, Value]) -> dict[str, str]:
     """Return args as texts."""
-    return {name: "unknown" if name == FLOPS and value == UNKNOWN_FLOPS else str(value) for name, value in args.items()}
+    return {
+        name: "unknown" if name == Arg.FLOPS and value == UNKNOWN_FLOPS else str(value) for name, value in args.items()
+    }
 
 
 def extra_arg_texts(args: Mapping[str, Value]) -> dict[str, str]:
@@ -122,25 +113,25 @@ def slice_texts(timeline: Timeline, rows: Int64Array | slice) -> SliceTexts:
         kind, name = divmod(rest, len(timeline.names) + 1)
         shared.append(_shared(timeline, kind, name - 1, kinds[args_at], complete=bool(complete)))
     on_network = np.flatnonzero(np.array([kind.track == COMMUNICATION for kind in KINDS])[part.kind])
-    numbers = {name: part.args[name] for name in (COUNTER, NBYTES) if name in part.args}
+    numbers = {name: part.args[name] for name in (Arg.COUNTER, Arg.NBYTES) if name in part.args}
     if len(on_network):
-        numbers[NBYTES] = ArgColumn(on_network, part.arg(NBYTES).dense(len(part), 0)[on_network])
+        numbers[Arg.NBYTES] = ArgColumn(on_network, part.arg(Arg.NBYTES).dense(len(part), 0)[on_network])
         numbers[_STEP] = ArgColumn(on_network, part.step[on_network])
-    if DONE in part.args:
-        done = part.args[DONE]
+    if Arg.DONE in part.args:
+        done = part.args[Arg.DONE]
         numbers[_DONE_AFTER] = ArgColumn(done.rows, done.values - part.start[done.rows])
     return SliceTexts(key, shared, numbers)
 
 
 def _shared(timeline: Timeline, kind: int, name: int, args: Mapping[str, Value], *, complete: bool) -> SharedTexts:
     texts: dict[str, str | bool | int] = {
-        escaped(key): value if key == PEER else escaped(str(value)) for key, value in args.items()
+        escaped(key): value if key == Arg.PEER else escaped(str(value)) for key, value in args.items()
     }
     track, label = KINDS[kind].track, KINDS[kind].label
     if track == COMMUNICATION:
-        operator = str(args.get(OPERATOR, ""))
+        operator = str(args.get(Arg.OPERATOR, ""))
         label = operator if kind != WAIT else f"{_WAIT_PREFIX}: {operator}" if operator else _WAIT_PREFIX
-        texts = {**dict.fromkeys((OPERATOR, GROUP), ""), **texts}
+        texts = {**dict.fromkeys((Arg.OPERATOR, Arg.GROUP), ""), **texts}
     elif track == RANGES:
         texts["category"] = escaped(timeline.names[name].category or "")
     shown = escaped(label or timeline.names[name].label)

@@ -26,7 +26,7 @@ from ..timeline.contents import COMPILED, FUSED_TIMES, NOT_IN_PROFILE, WITH_REME
 from ..timeline.decode.path_spans import LabelledInterval, spans_from_intervals
 from ..timeline.join import with_modules
 from ..timeline.nesting import find_parents
-from ..timeline.slices import BACKWARD, COMPILED_UNKNOWN, in_start_order, join_columns
+from ..timeline.slices import BACKWARD, Arg, in_start_order, join_columns
 from ..timeline.summary.overview import shortened
 from .call_lookup import innermost_spans
 from .event_columns import EventColumns, ProfilerEvents
@@ -151,10 +151,10 @@ def _why_unknown(metadata: Mapping[str, object]) -> dict[str, str]:
 
 def _with_reason(columns: Slices, rows: Sequence[int], reason: str) -> Slices:
     """Return the spans where these also say why kernels in them have no modules."""
-    known = columns.arg(COMPILED_UNKNOWN)
+    known = columns.arg(Arg.COMPILED_UNKNOWN)
     texts = {row: known.text(value) for row, value in zip(known.rows.tolist(), known.values.tolist(), strict=True)}
     texts |= {row: "; ".join(filter(None, (texts.get(row), reason))) for row in rows}
-    return replace(columns, args={**columns.args, COMPILED_UNKNOWN: ArgColumn.of_texts([*texts], texts.values())})
+    return replace(columns, args={**columns.args, Arg.COMPILED_UNKNOWN: ArgColumn.of_texts([*texts], texts.values())})
 
 
 def with_kernel_times(

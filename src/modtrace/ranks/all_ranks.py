@@ -19,7 +19,7 @@ from ..timeline.contents import WHOLE_RUN
 from ..timeline.join import join, move_times, replace_processes
 from ..timeline.memory import allocated, format_bytes
 from ..timeline.select import modules
-from ..timeline.slices import GROUP, MODULE
+from ..timeline.slices import MODULE, Arg
 from .rank_folder import JobTime, RankRecording, RankTime, group_by_size, load_own_time
 
 T = TypeVar("T")
@@ -240,7 +240,7 @@ def _named_apart(one: RankTimeline, group_names: Mapping[str, str]) -> Timeline:
     bound = "" if one.bound_ns == 0 else f" ±{one.bound_ns / 1e3:,.1f} µs"
     timeline = replace_processes(one.timeline, lambda p: p._replace(rank=one.rank, program=f"{p.program}{bound}"))
     args = map_arg(
-        timeline.slices.args, GROUP, lambda groups: groups.with_texts(lambda name: group_names.get(name, name))
+        timeline.slices.args, Arg.GROUP, lambda groups: groups.with_texts(lambda name: group_names.get(name, name))
     )
     groups = [group._replace(name=group_names[group.name]) for group in timeline.groups]
     return replace(timeline, slices=replace(timeline.slices, args=args), groups=groups)

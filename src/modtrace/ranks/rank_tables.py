@@ -17,7 +17,7 @@ from ..ring.range_text import CATEGORIES, RangeCategory, RangeName
 from ..timeline import Name, Timeline
 from ..timeline.memory import measure_calls
 from ..timeline.nesting import self_times
-from ..timeline.slices import FLOPS, GARBAGE_COLLECTION, RANGE, UNKNOWN_FLOPS
+from ..timeline.slices import GARBAGE_COLLECTION, RANGE, UNKNOWN_FLOPS, Arg
 from ..timeline.time_intervals import union_of
 from .all_ranks import RankTimeline, read_ranks
 from .groups import group_lengths, group_starts, number_distinct
@@ -149,7 +149,7 @@ def span_table(timeline: Timeline, rank: int) -> SpanTable:
         duration=columns.end - columns.start,
         self_time=self_times(timeline.columns)[counted],
         depth=columns.depth,
-        flops=columns.arg(FLOPS).dense(len(columns), UNKNOWN_FLOPS),
+        flops=columns.arg(Arg.FLOPS).dense(len(columns), UNKNOWN_FLOPS),
         retained=np.zeros(len(columns), np.int64) if memory is None else memory.retained[counted],
         peak=np.full(len(columns), -1) if memory is None else np.where(memory.known, memory.peak, -1)[counted],
     )

@@ -12,17 +12,7 @@ from ..timeline.args import Args, without_empty
 from ..timeline.contents import BACKWARD_PASSES, STEPS_END_WITH, TRACK_KINDS, WITH_REMEDY
 from ..timeline.join import move_times, replace_processes
 from ..timeline.select import DEVICE_METADATA
-from ..timeline.slices import (
-    ARGS,
-    COMPILED_MODULES,
-    COMPILED_UNKNOWN,
-    DEVICE,
-    GROUP,
-    OPERATOR,
-    SHAPES,
-    TRIGGER,
-    TRIGGERS,
-)
+from ..timeline.slices import ARGS, TRIGGERS, Arg
 from ..write.written_parts import first_moment
 from .names import ReportNames
 
@@ -161,13 +151,13 @@ def clean_timeline(timeline: Timeline, names: ReportNames) -> Timeline:
 def _clean_args(args: Args, names: ReportNames) -> Args:
     """Return the args that a report holds: numbers, and texts that are replaced."""
     cleaning: dict[str, Callable[[str], str | None]] = {
-        SHAPES: _clean_shapes,
-        COMPILED_MODULES: names.inner_modules,
-        COMPILED_UNKNOWN: lambda text: text if {*text.split("; ")} <= {*WITH_REMEDY.values()} else None,
-        OPERATOR: names.collective,
-        GROUP: names.group,
-        DEVICE: _clean_device,
-        TRIGGER: lambda text: text if text in TRIGGERS else None,
+        Arg.SHAPES: _clean_shapes,
+        Arg.COMPILED_MODULES: names.inner_modules,
+        Arg.COMPILED_UNKNOWN: lambda text: text if {*text.split("; ")} <= {*WITH_REMEDY.values()} else None,
+        Arg.OPERATOR: names.collective,
+        Arg.GROUP: names.group,
+        Arg.DEVICE: _clean_device,
+        Arg.TRIGGER: lambda text: text if text in TRIGGERS else None,
     }
     known = {name: column for name, column in args.items() if name in ARGS}
     cleaned = {name: column.with_texts(cleaning[name]) for name, column in known.items() if column.texts is not None}

@@ -13,7 +13,7 @@ from .._numbering import Numbering
 from .._typing import BoolArray, Int32Array, Int64Array
 from ..ring.collective_text import CollectiveName, parse_ranks
 from .args import ArgColumn, Args, without_empty
-from .slices import COLLECTIVE, COUNTER, DEVICE, DONE, GROUP, NBYTES, OPERATOR, PEER, WAIT, Slices
+from .slices import COLLECTIVE, WAIT, Arg, Slices
 
 
 class Group(NamedTuple):
@@ -169,7 +169,7 @@ class Collectives:
         """
         rows = slices.take(slices.block_of(COLLECTIVE))
         shared = {name: getattr(rows, name) for name in ("start", "end", "track", "step", "complete")}
-        known = [rows.arg(name) for name in (OPERATOR, GROUP, PEER, DEVICE)]
+        known = [rows.arg(name) for name in (Arg.OPERATOR, Arg.GROUP, Arg.PEER, Arg.DEVICE)]
         code, sizes = np.zeros(len(rows), np.int64), [int(column.values.max(initial=-1)) + 2 for column in known]
         for column, size in zip(known, sizes, strict=True):
             code = code * size + column.dense(len(rows)) + 1
@@ -187,9 +187,9 @@ class Collectives:
             groups,
             name=number[name],
             is_wait=rows.kind == WAIT,
-            counter=rows.arg(COUNTER).dense(len(rows)),
-            nbytes=rows.arg(NBYTES).dense(len(rows), 0),
-            done=rows.arg(DONE).dense(len(rows)),
+            counter=rows.arg(Arg.COUNTER).dense(len(rows)),
+            nbytes=rows.arg(Arg.NBYTES).dense(len(rows), 0),
+            done=rows.arg(Arg.DONE).dense(len(rows)),
             track_names=track_names,
             **shared,
         )
@@ -210,16 +210,16 @@ def collective_args(
     rows, of_row = np.flatnonzero(name >= 0), name[name >= 0]
     args = {}
     for arg, of_name in (
-        (OPERATOR, [one.operator for one in names]),
-        (GROUP, [one.group for one in names]),
-        (DEVICE, [one.device for one in names]),
+        (Arg.OPERATOR, [one.operator for one in names]),
+        (Arg.GROUP, [one.group for one in names]),
+        (Arg.DEVICE, [one.device for one in names]),
     ):
         texts = Numbering[str]()
         code = np.array([texts[text] if text else -1 for text in of_name], np.int64)[of_row]
         args[arg] = ArgColumn(rows[code >= 0], code[code >= 0], [*texts])
     peer = np.array([one.peer for one in names], np.int64)[of_row]
-    args[PEER] = ArgColumn(rows[peer >= 0], peer[peer >= 0])
-    for arg, values, least in ((COUNTER, counter, 0), (NBYTES, nbytes, 1), (DONE, done, 0)):
+    args[Arg.PEER] = ArgColumn(rows[peer >= 0], peer[peer >= 0])
+    for arg, values, least in ((Arg.COUNTER, counter, 0), (Arg.NBYTES, nbytes, 1), (Arg.DONE, done, 0)):
         of_arg = np.flatnonzero(values >= least)
         args[arg] = ArgColumn(of_arg, values[of_arg])
     return without_empty(args)

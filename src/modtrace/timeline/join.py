@@ -13,7 +13,7 @@ from .args import Args, join_args, map_arg
 from .contents import GPU, Process, Stats, Track
 from .nesting import nest_by_time
 from .select import keep_rows
-from .slices import BACKWARD, DONE, DTYPES, MODULE, RECOMPUTE, Slices, append_to, in_start_order, join_columns
+from .slices import BACKWARD, DTYPES, MODULE, RECOMPUTE, Arg, Slices, append_to, in_start_order, join_columns
 
 if TYPE_CHECKING:
     from .collectives import Group
@@ -200,7 +200,7 @@ def move_times(timeline: Timeline, move: Callable[[Int64Array], Int64Array]) -> 
         move: int64 nanoseconds → where they are moved to; keeps their order.
     """
     slices, marks = timeline.slices, timeline.marks
-    args = map_arg(slices.args, DONE, lambda column: replace(column, values=move(column.values)))
+    args = map_arg(slices.args, Arg.DONE, lambda column: replace(column, values=move(column.values)))
     mark_times = move(np.array([mark.time_ns for mark in marks], np.int64)).tolist()
     return replace(
         timeline,

@@ -14,7 +14,7 @@ from .._typing import BoolArray, Float64Array, IndexArray, Int32Array, Int64Arra
 from .args import map_arg
 from .contents import COUNTED, WHOLE_RUN
 from .nesting import InnermostLookup
-from .slices import BACKWARD, DONE, FLOPS, FORWARD, KINDS, MODULE, UNKNOWN_FLOPS, Slices, in_start_order
+from .slices import BACKWARD, FORWARD, KINDS, MODULE, UNKNOWN_FLOPS, Arg, Slices, in_start_order
 
 if TYPE_CHECKING:
     from .contents import CounterSeries, GpuWork
@@ -41,7 +41,7 @@ def window(timeline: Timeline, start_ns: int | None = None, end_ns: int | None =
         end=np.minimum(part.slices.end, high),
         complete=part.slices.complete & (part.slices.start >= low) & (part.slices.end <= high),
         # What was complete only later is not known to be.
-        args=map_arg(part.slices.args, DONE, lambda column: column.at(column.values < high)),
+        args=map_arg(part.slices.args, Arg.DONE, lambda column: column.at(column.values < high)),
     )
     return dataclasses.replace(
         part,
@@ -136,7 +136,7 @@ def steps(timeline: Timeline, first: int | None = None, last: int | None = None)
     known = {WHOLE_RUN: {**whole_run, "spans": None}} if isinstance(whole_run, Mapping) else {}
     flops = timeline.metadata.get(COUNTED)
     if isinstance(flops, Mapping):
-        unknown = int(np.count_nonzero(part.slices.arg(FLOPS).values == UNKNOWN_FLOPS))
+        unknown = int(np.count_nonzero(part.slices.arg(Arg.FLOPS).values == UNKNOWN_FLOPS))
         known[COUNTED] = {**flops, "unknown": unknown}
     return dataclasses.replace(
         part,

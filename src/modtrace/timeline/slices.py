@@ -45,34 +45,31 @@ _BLOCK = np.cumsum([0, *(kind.track != before.track for before, kind in itertool
 """The block of rows that each kind is in: one for modules, then one per kind of track."""
 
 
-SHAPES, COMPILED_MODULES, COMPILED_UNKNOWN = "shapes", "compiled_modules", "compiled_unknown"
-FLOPS, BYTES_ACCESSED, RECOMPUTE_FLOPS = "flops", "bytes_accessed", "recompute_flops"
+class Arg:
+    """What only some slices have, by the name of the arg."""
+
+    SHAPES = "shapes"  # of a call's inputs
+    COMPILED_MODULES = "compiled_modules"  # inside of what torch.compile made
+    COMPILED_UNKNOWN = "compiled_unknown"  # why kernels in there have no modules in a merged trace, and what helps
+    FLOPS = "flops"  # of the operators in a call; `UNKNOWN_FLOPS` where they are not known
+    BYTES_ACCESSED = "bytes_accessed"  # of the inputs and outputs of the same operators
+    RECOMPUTE_FLOPS = "recompute_flops"  # in backward: those of functions, no modules, that a checkpoint ran again
+    UNUSED_NODES = "unused_nodes"  # of autograd that an outermost call made, and no backward pass ran
+    GENERATION = "generation"  # the oldest that a garbage collection looked at
+    COLLECTED = "collected"  # how many objects it freed
+    TRIGGER = "trigger"  # who began it, one of `TRIGGERS`
+    OPERATOR = "operator"  # of a collective, or what a wait is for
+    GROUP = "group"  # the name of its process group
+    PEER = "peer"  # the rank at the other end of a send or a receive
+    DEVICE = "device"  # the type of the device that runs a collective
+    COUNTER = "counter"  # which collective of its group it is
+    NBYTES = "bytes"  # of a collective: the larger of what went in and came out
+    DONE = "done"  # when a collective was complete, Unix nanoseconds
+
+
 UNKNOWN_FLOPS = -1
-UNUSED_NODES = "unused_nodes"
-GENERATION, COLLECTED, TRIGGER = "generation", "collected", "trigger"
 TRIGGERS = "unknown", "automatic", "gc.collect()"
-OPERATOR, GROUP, PEER, DEVICE = "operator", "group", "peer", "device"
-COUNTER, NBYTES, DONE = "counter", "bytes", "done"
-ARGS = {
-    SHAPES: "of a call's inputs",
-    COMPILED_MODULES: "inside of what torch.compile made",
-    COMPILED_UNKNOWN: "why kernels in there have no modules in a merged trace, and what helps",
-    FLOPS: "of the operators in a call; `UNKNOWN_FLOPS` where they are not known",
-    BYTES_ACCESSED: "of the inputs and outputs of the same operators",
-    RECOMPUTE_FLOPS: "in backward: those of functions, no modules, that a checkpoint ran again",
-    UNUSED_NODES: "of autograd that an outermost call made, and no backward pass ran",
-    GENERATION: "the oldest that a garbage collection looked at",
-    COLLECTED: "how many objects it freed",
-    TRIGGER: "who began it, one of `TRIGGERS`",
-    OPERATOR: "of a collective, or what a wait is for",
-    GROUP: "the name of its process group",
-    PEER: "the rank at the other end of a send or a receive",
-    DEVICE: "the type of the device that runs a collective",
-    COUNTER: "which collective of its group it is",
-    NBYTES: "of a collective: the larger of what went in and came out",
-    DONE: "when a collective was complete, Unix nanoseconds",
-}
-"""What only some slices have, by the name of the arg."""
+ARGS = frozenset(value for name, value in vars(Arg).items() if name.isupper())
 
 _NEUTRAL = {"name": -1, "phase": 0, "depth": 0, "parent": -1, "call": 0, "step": 0, "link": -1}
 _NEUTRAL |= {"complete": True, "kind": MODULE}
@@ -99,7 +96,7 @@ class Slices:
             the same link; -1 if there is nothing to join.
         complete: bool, False if its begin or end was overwritten or never came.
         kind: int8, index into `KINDS`.
-        args: what only some slices have, by name; see `ARGS`.
+        args: what only some slices have, by name; see `Arg`.
     """
 
     start: Int64Array

@@ -16,7 +16,7 @@ from .args import take_args
 from .contents import COUNTED
 from .join import put_modules_before
 from .select import first_ended_step, keep_rows, samples_between
-from .slices import BACKWARD, BACKWARD_PASS, DTYPES, FLOPS, FORWARD, MODULE, RANGE, Slices
+from .slices import BACKWARD, BACKWARD_PASS, DTYPES, FORWARD, MODULE, RANGE, Arg, Slices
 from .step_begins import trained_modules
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def step_pieces(timeline: Timeline) -> Iterator[Timeline]:
     slices = timeline.slices
     others = keep_rows(timeline, np.flatnonzero(slices.kind != MODULE), cut_links=False)
     metadata, marks = dict(timeline.metadata), timeline.marks
-    if FLOPS in columns.args:  # perhaps not in each piece
+    if Arg.FLOPS in columns.args:  # perhaps not in each piece
         metadata.setdefault(COUNTED, {})
     never = np.iinfo(np.int64)
     bounds = [(0, never.min), *cuts, (len(columns), never.max)]

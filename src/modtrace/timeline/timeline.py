@@ -42,7 +42,7 @@ class Timeline:
 
     @property
     def span_args(self) -> dict[int, dict[str, int | str]]:
-        """What only some slices have, by index of the slice; see `modtrace.timeline.slices.ARGS`."""
+        """What only some slices have, by index of the slice; see `modtrace.timeline.slices.Arg`."""
         return args_by_row(self.slices.args)
 
     @cached_property

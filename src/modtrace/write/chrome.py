@@ -38,7 +38,7 @@ from ..formats.table_bytes import TableWriter, make_header
 from ..timeline import PHASES, Name, Pieces, Slices, Timeline
 from ..timeline.args import distinct_args
 from ..timeline.contents import COMMUNICATION
-from ..timeline.slices import DONE
+from ..timeline.slices import Arg
 from .atomic_file import atomic_writer
 from .lanes import MARKS_ROW, Lanes
 from .slices import CollectiveFlows, FlowRole, flow_roles
@@ -471,7 +471,7 @@ class ChromeTimeline:
 
 def _check_length(timeline: Timeline, base: int) -> None:
     slices = timeline.slices
-    ends = [int(slices.end.max(initial=base)), int(slices.arg(DONE).values.max(initial=base))]
+    ends = [int(slices.end.max(initial=base)), int(slices.arg(Arg.DONE).values.max(initial=base))]
     ends += [mark.time_ns for mark in timeline.marks]
     ends += [int(counter.time.max(initial=base)) for counter in timeline.counters]
     if max(ends) - base >= MAX_CHROME_NS:

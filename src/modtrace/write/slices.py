@@ -17,7 +17,7 @@ from ..ring.collective_text import MESSAGES
 from ..timeline import BACKWARD, CollectiveName, Group, Name, Slices, Timeline, launching_spans
 from ..timeline.args import ArgColumn
 from ..timeline.contents import COMMUNICATION, RANGES, range_name
-from ..timeline.slices import COLLECTIVE, COUNTER, GROUP, MODULE, OPERATOR, in_start_order
+from ..timeline.slices import COLLECTIVE, MODULE, Arg, in_start_order
 
 _SPANS_AT_A_TIME = 1 << 16
 """Spans, and pairs, that are looked at at a time."""
@@ -173,7 +173,7 @@ def all_as_modules(timeline: Timeline) -> Timeline:
     name, call = timeline.slices.name.copy(), timeline.slices.call.copy()
     name[first:] = np.array([names[_shown_name(one)] for one in texts.shared])[texts.key]
     call[first:] = _count_alike([one.category for one in texts.shared], texts.key)
-    counter = texts.numbers.get(COUNTER)
+    counter = texts.numbers.get(Arg.COUNTER)
     call[first:][on_network] = 0
     if counter is not None:
         call[first + counter.rows] = counter.values
@@ -195,7 +195,7 @@ def all_as_modules(timeline: Timeline) -> Timeline:
 def _shown_name(texts: SharedTexts) -> Name:
     """Return the name that the page shows of slices that are no modules."""
     if texts.category == COMMUNICATION:
-        return Name(texts.label, f"{texts.args[OPERATOR] or 'wait'} · group {texts.args[GROUP]}", texts.label)
+        return Name(texts.label, f"{texts.args[Arg.OPERATOR] or 'wait'} · group {texts.args[Arg.GROUP]}", texts.label)
     if texts.category == RANGES:
         return range_name(texts.label, str(texts.args["category"]))
     return Name(texts.label, texts.category, texts.label)

@@ -20,15 +20,7 @@ from ...ring import Kind
 from ...ring.slot_format import WITH_GRADIENTS_BIT
 from ..args import ArgColumn, Args, without_empty
 from ..nesting import InnermostLookup, find_parents
-from ..slices import (
-    BACKWARD,
-    BACKWARD_PASS,
-    BYTES_ACCESSED,
-    FLOPS,
-    RECOMPUTE_FLOPS,
-    UNKNOWN_FLOPS,
-    Slices,
-)
+from ..slices import BACKWARD, BACKWARD_PASS, UNKNOWN_FLOPS, Arg, Slices
 from .analysis import RingAnalysis
 from .attribution import create_graph_nodes
 from .path_spans import clip_and_nest
@@ -86,7 +78,11 @@ def find_flops(
     parent = find_parents(track, rows["depth"])
     total = np.array([_with_inner(np.maximum(each, 0), rows["phase"], parent) for each in own])
     total[0, is_unknown] = UNKNOWN_FLOPS
-    shown = {FLOPS: total[0] != 0, BYTES_ACCESSED: (total[0] > 0) & (total[1] > 0), RECOMPUTE_FLOPS: total[2] > 0}
+    shown = {
+        Arg.FLOPS: total[0] != 0,
+        Arg.BYTES_ACCESSED: (total[0] > 0) & (total[1] > 0),
+        Arg.RECOMPUTE_FLOPS: total[2] > 0,
+    }
     args = {
         name: ArgColumn(np.flatnonzero(has), cost[has]) for (name, has), cost in zip(shown.items(), total, strict=True)
     }

@@ -39,17 +39,7 @@ from ..contents import (
 from ..join import with_slices
 from ..memory import peaks_of
 from ..nesting import find_parents
-from ..slices import (
-    BACKWARD,
-    BACKWARD_PASS,
-    COMPILED_MODULES,
-    COMPILED_UNKNOWN,
-    DTYPES,
-    SHAPES,
-    UNUSED_NODES,
-    Slices,
-    join_columns,
-)
+from ..slices import BACKWARD, BACKWARD_PASS, DTYPES, Arg, Slices, join_columns
 from ..timeline import Timeline
 from .analysis import RingAnalysis, usual_duration
 from .attribution import count_outside_runs
@@ -320,10 +310,10 @@ def _find_args(analysis: RingAnalysis, rows: SpanRows) -> Args:
 
     return without_empty(
         {
-            SHAPES: ArgColumn.of_texts([*shapes], shapes.values()),
-            COMPILED_MODULES: of_names(analysis.lookup.compiled),
-            COMPILED_UNKNOWN: of_names(analysis.lookup.unknown),
-            UNUSED_NODES: _find_unused_nodes(analysis, rows),
+            Arg.SHAPES: ArgColumn.of_texts([*shapes], shapes.values()),
+            Arg.COMPILED_MODULES: of_names(analysis.lookup.compiled),
+            Arg.COMPILED_UNKNOWN: of_names(analysis.lookup.unknown),
+            Arg.UNUSED_NODES: _find_unused_nodes(analysis, rows),
         }
     )
 

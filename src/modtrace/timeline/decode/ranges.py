@@ -25,18 +25,7 @@ from ...ring.slot_format import (
 )
 from ..args import ArgColumn
 from ..contents import RANGES, Process, Track, range_name
-from ..slices import (
-    BACKWARD,
-    COLLECTED,
-    FORWARD,
-    GARBAGE_COLLECTION,
-    GENERATION,
-    KINDS,
-    RANGE,
-    TRIGGER,
-    TRIGGERS,
-    Slices,
-)
+from ..slices import BACKWARD, FORWARD, GARBAGE_COLLECTION, KINDS, RANGE, TRIGGERS, Arg, Slices
 from ..timeline import Timeline
 from .analysis import RingAnalysis
 from .intervals import pair_by_value
@@ -200,7 +189,7 @@ def add_ranges(
         step=analysis.steps_before(np.append(position, evaluations.position)),
         complete=complete,
         args={
-            name: ArgColumn(np.arange(len(collection)) + len(begin), own, TRIGGERS if name == TRIGGER else None)
+            name: ArgColumn(np.arange(len(collection)) + len(begin), own, TRIGGERS if name == Arg.TRIGGER else None)
             for name, own in collection_args.items()
         }
         if len(collection)
@@ -258,7 +247,11 @@ def _collections(events: Events) -> tuple[Int64Array, Int64Array, dict[str, Int6
     order = np.lexsort((-events.time[collections], begin))
     generation, collected = value[order] & GENERATION_MASK, value[order] >> GENERATION_BITS & COLLECTED_MASK
     trigger = np.where(value[order] & REQUESTED_BIT, 2, value[order] & AUTOMATIC_BIT > 0)
-    return collections[order], begin[order], {GENERATION: generation, COLLECTED: collected, TRIGGER: trigger}
+    return (
+        collections[order],
+        begin[order],
+        {Arg.GENERATION: generation, Arg.COLLECTED: collected, Arg.TRIGGER: trigger},
+    )
 
 
 def _rows(thread: Int64Array, start: Int64Array, end: Int64Array, complete: BoolArray) -> tuple[Int64Array, Int64Array]:

@@ -11,7 +11,7 @@ from ..._tables import GIGA, MODULE, MS, NAME, NUMBER, PERCENT, TEXT, Column, Ta
 from ..._terminal import counted
 from ..._typing import BoolArray, Int64Array
 from ..contents import COUNTED, REPLAY_CLASS
-from ..slices import BACKWARD, FLOPS, PHASES, RECOMPUTE, UNKNOWN_FLOPS, Slices
+from ..slices import BACKWARD, PHASES, RECOMPUTE, UNKNOWN_FLOPS, Arg, Slices
 from .module_rows import ModuleTimes
 from .overview import shortened
 from .percentiles import median
@@ -230,9 +230,9 @@ class FlopSummary(NamedTuple):
 def read_flops(timeline: Timeline, *wanted: str) -> list[SpanFlops]:
     """Return what each span of a module cost, for each arg that says it; nothing if no operators were counted."""
     columns = timeline.columns
-    if FLOPS not in columns.args and COUNTED not in timeline.metadata:
+    if Arg.FLOPS not in columns.args and COUNTED not in timeline.metadata:
         return []
-    known = columns.arg(FLOPS).dense(len(columns), 0) != UNKNOWN_FLOPS
+    known = columns.arg(Arg.FLOPS).dense(len(columns), 0) != UNKNOWN_FLOPS
     inner = np.flatnonzero(columns.parent >= 0)
     inner = inner[columns.phase[inner] == columns.phase[columns.parent[inner]]]
     per_arg = []
@@ -246,7 +246,7 @@ def read_flops(timeline: Timeline, *wanted: str) -> list[SpanFlops]:
 
 def step_flops(timeline: Timeline) -> int | None:
     """Return the median of what steps cost, in FLOPs; None if nothing was counted."""
-    span_flops, step = read_flops(timeline, FLOPS), timeline.columns.step
+    span_flops, step = read_flops(timeline, Arg.FLOPS), timeline.columns.step
     if not span_flops:
         return None
     flops = np.zeros(int(step.max(initial=0)) + 1, np.int64)

@@ -13,7 +13,7 @@ from ..._terminal import counted
 from ..collectives import Collectives
 from ..contents import LEFT_OUT, MISSING_BYTES, OPEN_AT_END, STEPS_END_WITH, UNSAVED, WHOLE_RUN, unsaved_sentence
 from ..memory import format_bytes
-from ..slices import COMPILED_MODULES, RECOMPUTE
+from ..slices import RECOMPUTE, Arg
 from .module_rows import outer_modules
 from .percentiles import median, nearest_rank
 from .step_bounds import CALL, GENERATE, OPTIMIZER
@@ -360,7 +360,7 @@ def _recompute_line(overview: Overview, steps: Steps) -> str:
 def count_compiled(timeline: Timeline) -> dict[str, int]:
     """Return how many modules are inside of each region that torch.compile made, by the region's name."""
     names, columns = timeline.names, timeline.columns
-    inside = columns.arg(COMPILED_MODULES)
+    inside = columns.arg(Arg.COMPILED_MODULES)
     of_name = dict(zip(columns.name[inside.rows].tolist(), inside.values.tolist(), strict=True))
     modules = {names[name].fqn: inside.text(value).count(", ") + 1 for name, value in of_name.items()}
     return dict(sorted(modules.items()))

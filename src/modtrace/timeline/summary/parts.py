@@ -18,16 +18,14 @@ from ..select import first_process_tracks
 from ..slices import (
     BACKWARD,
     BACKWARD_PASS,
-    COLLECTED,
     COLLECTIVE,
     GARBAGE_COLLECTION,
-    GENERATION,
     MODULE,
     RANGE,
     RECOMPUTE,
-    TRIGGER,
     TRIGGERS,
     WAIT,
+    Arg,
     Slices,
 )
 from ..step_begins import NEVER, backward_starts
@@ -308,14 +306,14 @@ def _layers(timeline: Timeline, line: ThreadLine, ends: Int64Array, parts: Numbe
 def measure_collections(timeline: Timeline) -> Int64Array:
     """Return how many garbage collections the first process had, and what they freed: see `Measured.collections`."""
     slices, numbers = timeline.slices, np.zeros((2, len(TRIGGERS), 1 + GENERATION_MASK), np.int64)
-    generation, column = slices.arg(GENERATION), slices.arg(TRIGGER)
+    generation, column = slices.arg(Arg.GENERATION), slices.arg(Arg.TRIGGER)
     own = first_process_tracks(timeline)[slices.track[generation.rows]]
     rows, began = generation.rows[own], np.zeros(len(slices), np.int64)
     place = [TRIGGERS.index(text) if text in TRIGGERS else 0 for text in column.texts or ()]
     began[column.rows] = np.array(place, np.int64)[column.values]
     of_kind = began[rows], generation.values[own]
     np.add.at(numbers[0], of_kind, 1)
-    np.add.at(numbers[1], of_kind, slices.arg(COLLECTED).dense(len(slices), 0)[rows])
+    np.add.at(numbers[1], of_kind, slices.arg(Arg.COLLECTED).dense(len(slices), 0)[rows])
     return numbers
 
 

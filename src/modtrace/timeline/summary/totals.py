@@ -13,17 +13,7 @@ from ..._typing import BoolArray, Int64Array
 from ..contents import COMMUNICATION_KIND, NO_PHASE, GpuWork, Process
 from ..nesting import is_outermost, self_times, times_in_phase
 from ..select import first_process_tracks, without_gpu
-from ..slices import (
-    BACKWARD,
-    BYTES_ACCESSED,
-    FLOPS,
-    FORWARD,
-    PHASES,
-    RECOMPUTE,
-    RECOMPUTE_FLOPS,
-    UNUSED_NODES,
-    Slices,
-)
+from ..slices import BACKWARD, FORWARD, PHASES, RECOMPUTE, Arg, Slices
 from ..step_pieces import step_pieces
 from .compiled import compiled_modules
 from .device_summary import DeviceSummary, summarize_device
@@ -127,7 +117,7 @@ class _Measured(NamedTuple):
 
 
 def _measure_flops(timeline: Timeline, spans: _Spans, steps: Steps) -> GroupFlops | None:
-    span_flops = read_flops(timeline, FLOPS, BYTES_ACCESSED, RECOMPUTE_FLOPS)
+    span_flops = read_flops(timeline, Arg.FLOPS, Arg.BYTES_ACCESSED, Arg.RECOMPUTE_FLOPS)
     if not span_flops:
         return None
     flops, moved, again = span_flops
@@ -186,7 +176,7 @@ def _count_runs(timeline: Timeline, spans: _Spans, steps: Steps, in_phase_ns: In
     count = len(spans.groups)
     place, alone, alone_ns = elsewhere * count + group, np.flatnonzero(~backed), np.zeros(2 * count, np.int64)
     np.add.at(alone_ns, place[alone], in_phase_ns[calls[alone]])
-    made = np.isin(calls, columns.arg(UNUSED_NODES).rows)
+    made = np.isin(calls, columns.arg(Arg.UNUSED_NODES).rows)
     counts = (np.bincount(place[each], minlength=2 * count) for each in (slice(None), backed, made))
     numbers = [*counts, alone_ns]
     return np.stack([each.reshape(2, count) for each in numbers], axis=1)
