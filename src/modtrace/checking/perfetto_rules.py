@@ -63,37 +63,23 @@ def _parse(data: bytes) -> tuple[list[Any], int]:
 
 @dataclass(slots=True)
 class _SequenceClock:
-    """A clock that one sequence defines for itself.
+    """A clock that one sequence defines for itself."""
 
-    Attributes:
-        unit_ns: ns per tick.
-        incremental: timestamps are differences to the previous one.
-        now_ns: its last reading.
-        offset_ns: what to add to its readings to get those of the built-in clock it was compared with.
-    """
-
-    unit_ns: int
-    incremental: bool
-    now_ns: int
-    offset_ns: int
+    unit_ns: int  # ns per tick
+    incremental: bool  # timestamps are differences to the previous one
+    now_ns: int  # its last reading
+    offset_ns: int  # what to add to its readings to get those of the built-in clock it was compared with
 
 
 @dataclass(slots=True)
 class PacketSequence:
-    """The state that the packets of one sequence have set for those after them.
+    """The state that the packets of one sequence have set for those after them."""
 
-    Attributes:
-        has_state: a packet has opened the incremental state that others need.
-        default_clock_id: for packets that name no clock; 0 is the trace's own.
-        default_track: uuid of the track for events that name none.
-        clocks: the clocks of the sequence itself, by id.
-        interned: the interned values of each field of InternedData, by iid.
-    """
-
-    has_state: bool = False
-    default_clock_id: int = 0
-    default_track: int = 0
-    clocks: dict[int, _SequenceClock] = field(default_factory=dict)
+    has_state: bool = False  # a packet has opened the incremental state that others need
+    default_clock_id: int = 0  # for packets that name no clock; 0 is the trace's own
+    default_track: int = 0  # uuid of the track for events that name none
+    clocks: dict[int, _SequenceClock] = field(default_factory=dict)  # the clocks of the sequence itself, by id
+    # The interned values of each field of InternedData, by iid
     interned: defaultdict[str, dict[int, str]] = field(default_factory=lambda: defaultdict(dict))
 
     def update(self, packet: Any, data: str | None) -> None:

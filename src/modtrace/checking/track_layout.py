@@ -42,21 +42,13 @@ class Fault(NamedTuple):
 
 
 class FlowEnd(NamedTuple):
-    """Where a flow starts, passes through, or ends.
+    """Where a flow starts, passes through, or ends."""
 
-    Attributes:
-        position: of its event in the file, from 0.
-        phase: Chrome's letter: s, t or f.
-        track: the track it lies on.
-        time: ns.
-        flow: the flow it belongs to.
-    """
-
-    position: int
-    phase: str
-    track: TrackKey
-    time: int
-    flow: FlowKey
+    position: int  # of its event in the file, from 0
+    phase: str  # Chrome's letter: s, t or f
+    track: TrackKey  # the track it lies on
+    time: int  # ns
+    flow: FlowKey  # the flow it belongs to
 
 
 START, STEP, END = b"stf"
@@ -143,21 +135,13 @@ class SliceEvents(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ArrangedSlices:
-    """The slices of one track, by start; of several with the same start the longest first.
+    """The slices of one track, by start; of several with the same start the longest first."""
 
-    Attributes:
-        start: int64[n], ns.
-        end: int64[n], ns; `NEVER_NS` where the end never came.
-        position: int64[n], of the event that begins it, in the file.
-        name: int32[n], in the layout's `names`.
-        is_paired: whether all of them are pairs of B and E.
-    """
-
-    start: Int64Array
-    end: Int64Array
-    position: Int64Array
-    name: Int32Array
-    is_paired: bool
+    start: Int64Array  # int64[n], ns
+    end: Int64Array  # int64[n], ns; `NEVER_NS` where the end never came
+    position: Int64Array  # int64[n], of the event that begins it, in the file
+    name: Int32Array  # int32[n], in the layout's `names`
+    is_paired: bool  # whether all of them are pairs of B and E
 
 
 class TrackLayout:

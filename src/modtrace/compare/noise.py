@@ -37,21 +37,13 @@ MAX_LOG = 40.0
 
 
 class Estimate(NamedTuple):
-    """A difference of logarithms, and what recordings of one side differ by.
+    """A difference of logarithms, and what recordings of one side differ by."""
 
-    Attributes:
-        base: the mean before.
-        difference: the mean after less that before.
-        squares: the sum of squared deviations of the recordings from the mean of their side.
-        freedom: the degrees of freedom of `squares`; 0 for one recording a side.
-        recordings: 1 / recordings before + 1 / recordings after.
-    """
-
-    base: float
-    difference: float
-    squares: float
-    freedom: int
-    recordings: float
+    base: float  # the mean before
+    difference: float  # the mean after less that before
+    squares: float  # the sum of squared deviations of the recordings from the mean of their side
+    freedom: int  # the degrees of freedom of `squares`; 0 for one recording a side
+    recordings: float  # 1 / recordings before + 1 / recordings after
 
 
 def estimate(before: Float64Array, after: Float64Array) -> Estimate:

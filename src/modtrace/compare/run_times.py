@@ -67,35 +67,25 @@ class Typical(NamedTuple):
 
     Other programs make single steps slower and none faster. That changes the faster half less than half as much as the
     median; if nothing disturbs, both are equally precise.
-
-    Attributes:
-        time_ns: the mean.
-        variance: its relative variance: 0.0001 if it is known to 1 %.
     """
 
-    time_ns: float
-    variance: float
+    time_ns: float  # the mean
+    variance: float  # its relative variance: 0.0001 if it is known to 1 %
 
 
 class Samples(NamedTuple):
     """Times per step, of the whole steps after the warm-up; a module that was not called in a step took 0.
 
     For a file of several ranks they are means over the ranks that called the module; their steps have equal numbers.
-
-    Attributes:
-        self_ns: of each module and phase int64[steps], self times on the CPU, and on the streams of GPUs.
-        calls: of each module and phase int64[steps], how many spans there were.
-        duration_ns: int64[steps], what the whole steps took, without evaluations.
-        warm_up: how many whole steps were left out at the beginning.
-        classes: of each module its class, in the order in which they were first called.
-        parts: of each part of the step int64[steps], as `divide_steps` says it: of the first process.
     """
 
+    # Of each module and phase int64[steps], self times on the CPU, and on the streams of GPUs
     self_ns: Mapping[Key, Int64Array]
-    calls: Mapping[Key, Int64Array]
-    duration_ns: Int64Array
-    warm_up: int
-    classes: Mapping[str, str]
+    calls: Mapping[Key, Int64Array]  # of each module and phase int64[steps], how many spans there were
+    duration_ns: Int64Array  # int64[steps], what the whole steps took, without evaluations
+    warm_up: int  # how many whole steps were left out at the beginning
+    classes: Mapping[str, str]  # of each module its class, in the order in which they were first called
+    # Of each part of the step int64[steps], as `divide_steps` says it: of the first process
     parts: Mapping[str, Int64Array] = {}
 
 
@@ -241,48 +231,29 @@ def names_around(fqn: str) -> list[str]:
 
 
 class ModuleRun(NamedTuple):
-    """A module in one phase of one recording, or a part of the step, which is called once in each step that has it.
+    """A module in one phase of one recording, or a part of the step, which is called once in each step that has it."""
 
-    Attributes:
-        time: what it typically takes in a step in which it is called.
-        steps: how many steps these are.
-        calls: the median of its spans in one; of its calls, if it is inside a compiled region.
-        fewest_calls: the least, but for one step in twenty.
-        most_calls: the most, but for one in twenty.
-    """
-
-    time: Typical
-    steps: int
-    calls: int
-    fewest_calls: int
-    most_calls: int
+    time: Typical  # what it typically takes in a step in which it is called
+    steps: int  # how many steps these are
+    calls: int  # the median of its spans in one; of its calls, if it is inside a compiled region
+    fewest_calls: int  # the least, but for one step in twenty
+    most_calls: int  # the most, but for one in twenty
 
 
 class RunTimes(NamedTuple):
-    """One recording, measured.
+    """One recording, measured."""
 
-    Attributes:
-        modules: each module and phase.
-        classes: the class of each module, in the order of their first calls.
-        step: what a whole step typically takes.
-        steps: how many steps were measured.
-        warm_up: how many were left out at the beginning.
-        environment: what of its metadata can explain a difference, as texts.
-        parts: each part of the step; none in a baseline of an earlier version.
-        peak_bytes: the most that tensors held inside each module or class, less what they held at its begin, and under
-            an empty name the most that they held at all; empty if memory was not recorded.
-        compiled: the regions that torch.compile made of modules, by name.
-    """
-
-    modules: Mapping[Key, ModuleRun]
-    classes: Mapping[str, str]
-    step: Typical
-    steps: int
-    warm_up: int
-    environment: Mapping[str, str]
-    parts: Mapping[str, ModuleRun] = {}
+    modules: Mapping[Key, ModuleRun]  # each module and phase
+    classes: Mapping[str, str]  # the class of each module, in the order of their first calls
+    step: Typical  # what a whole step typically takes
+    steps: int  # how many steps were measured
+    warm_up: int  # how many were left out at the beginning
+    environment: Mapping[str, str]  # what of its metadata can explain a difference, as texts
+    parts: Mapping[str, ModuleRun] = {}  # each part of the step; none in a baseline of an earlier version
+    # The most that tensors held inside each module or class, less what they held at its begin, and under an empty name
+    # the most that they held at all; empty if memory was not recorded
     peak_bytes: Mapping[str, int] = {}
-    compiled: tuple[str, ...] = ()
+    compiled: tuple[str, ...] = ()  # the regions that torch.compile made of modules, by name
 
 
 def measure_run(timeline: Timeline, by: GroupBy = "module", step_by: str | None = None) -> RunTimes:

@@ -19,21 +19,13 @@ SIDE_TITLES = ("before", "after")
 
 
 class TypicalStep(NamedTuple):
-    """A typical step of one side.
+    """A typical step of one side."""
 
-    Attributes:
-        step: the spans that began in it, whole, and all else that is in it.
-        start_ns: when it began, Unix nanoseconds.
-        duration_ns: what it took.
-        renamed: names of modules here, and what they are called on the other side.
-        by: what is compared, modules or classes.
-    """
-
-    step: Timeline
-    start_ns: int
-    duration_ns: int
-    renamed: Mapping[str, str]
-    by: GroupBy = "module"
+    step: Timeline  # the spans that began in it, whole, and all else that is in it
+    start_ns: int  # when it began, Unix nanoseconds
+    duration_ns: int  # what it took
+    renamed: Mapping[str, str]  # names of modules here, and what they are called on the other side
+    by: GroupBy = "module"  # what is compared, modules or classes
 
 
 def cut_typical_step(timeline: Timeline, by: GroupBy = "module", step_by: str | None = None) -> TypicalStep:

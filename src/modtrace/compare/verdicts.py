@@ -142,46 +142,28 @@ class Change(NamedTuple):
 
 
 class ModuleChanges(NamedTuple):
-    """What the modules changed by; the fields are some of `Diff`.
+    """What the modules changed by; the fields are some of `Diff`."""
 
-    Attributes:
-        changes: one per module and phase; first what is called differently, then what changed, largest cost first.
-        parts: one per part of the step; none if a recording says nothing of parts.
-        compared: how many modules and phases have an interval.
-        common_ratio: by what factor modules in general became slower; 1 if too few modules are compared.
-        common_cause: see `Diff`.
-        spread: by what part a module differs from one recording to the next, the median weighted by time; 0 if none is
-            compared.
-    """
-
+    # One per module and phase; first what is called differently, then what changed, largest cost first
     changes: list[Change]
-    parts: list[Change]
-    compared: int
-    common_ratio: float
-    common_cause: Cause
+    parts: list[Change]  # one per part of the step; none if a recording says nothing of parts
+    compared: int  # how many modules and phases have an interval
+    common_ratio: float  # by what factor modules in general became slower; 1 if too few modules are compared
+    common_cause: Cause  # see `Diff`
+    # By what part a module differs from one recording to the next, the median weighted by time; 0 if none is compared
     spread: float
 
 
 class Common(NamedTuple):
-    """What modules in general changed by, and what the machine can have changed by; logarithms.
+    """What modules in general changed by, and what the machine can have changed by; logarithms."""
 
-    Attributes:
-        difference: of modules in general.
-        cause: whose it is.
-        off: what is taken off each module: `difference` if it may be the machine's, else 0.
-        low: what the machine changed by at least.
-        high: at most.
-        reach: what it may change by between recordings of one program.
-        response: the deviation of modules from `difference`, beyond their noise, that the machine may cause.
-    """
-
-    difference: float
-    cause: Cause
-    off: float
-    low: float
-    high: float
-    reach: float
-    response: float = 0.0
+    difference: float  # of modules in general
+    cause: Cause  # whose it is
+    off: float  # what is taken off each module: `difference` if it may be the machine's, else 0
+    low: float  # what the machine changed by at least
+    high: float  # at most
+    reach: float  # what it may change by between recordings of one program
+    response: float = 0.0  # the deviation of modules from `difference`, beyond their noise, that the machine may cause
 
 
 def compare_modules(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> ModuleChanges:
@@ -420,24 +402,16 @@ def _by_cost(change: Change) -> tuple[bool, bool, int, str, int]:
 
 
 class Calls(NamedTuple):
-    """How often a module is called before and after.
+    """How often a module is called before and after."""
 
-    Attributes:
-        base: spans per step before, the median of the steps in which there is any; if the share of these steps
-            changed, the mean over all steps.
-        new: the same after.
-        changed: True if that is another number, or a side has none, beyond chance.
-        base_share: in which part of the steps it is called; 1 if that did not change beyond chance.
-        new_share: the same after.
-        share_reach: by how much chance may have changed the logarithm of `new_share / base_share`.
-    """
-
+    # Spans per step before, the median of the steps in which there is any; if the share of these steps changed, the
+    # mean over all steps
     base: float
-    new: float
-    changed: bool
-    base_share: float = 1.0
-    new_share: float = 1.0
-    share_reach: float = 0.0
+    new: float  # the same after
+    changed: bool  # True if that is another number, or a side has none, beyond chance
+    base_share: float = 1.0  # in which part of the steps it is called; 1 if that did not change beyond chance
+    new_share: float = 1.0  # the same after
+    share_reach: float = 0.0  # by how much chance may have changed the logarithm of `new_share / base_share`
 
 
 def compare_calls(before: Sequence[RunTimes], after: Sequence[RunTimes], key: Key, keys: int) -> Calls:

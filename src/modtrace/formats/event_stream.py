@@ -142,15 +142,10 @@ def garbage_collection_paused() -> Iterator[None]:
 
 
 class Chunk(NamedTuple):
-    """Whole events.
+    """Whole events."""
 
-    Attributes:
-        raw: their bytes, with the commas between them and none after the last.
-        events: the same, parsed.
-    """
-
-    raw: bytes
-    events: list[Any]
+    raw: bytes  # their bytes, with the commas between them and none after the last
+    events: list[Any]  # the same, parsed
 
 
 class EventStream:

@@ -33,19 +33,12 @@ _Of = tuple[int, dict[str, Any]]
 
 
 class EventFlows(NamedTuple):
-    """The ends of arrows in file order; int64 columns of equal length.
+    """The ends of arrows in file order; int64 columns of equal length."""
 
-    Attributes:
-        row: of the event in the table.
-        flow: number of the flow.
-        ways: whether it `ENDS` there, or `BEGINS`; one that passes does both.
-        binds: which slice it belongs to: `AT_LAST`, `AROUND` or `NEXT`.
-    """
-
-    row: Int64Array
-    flow: Int64Array
-    ways: Int64Array
-    binds: Int64Array
+    row: Int64Array  # of the event in the table
+    flow: Int64Array  # number of the flow
+    ways: Int64Array  # whether it `ENDS` there, or `BEGINS`; one that passes does both
+    binds: Int64Array  # which slice it belongs to: `AT_LAST`, `AROUND` or `NEXT`
 
 
 class EventTable:

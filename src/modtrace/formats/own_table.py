@@ -79,17 +79,11 @@ def _summed(table: bytes, before: int, after: bytes) -> bytes:
 
 
 class CarriedTable(NamedTuple):
-    """The table that a trace carries, and whether it fits the trace.
+    """The table that a trace carries, and whether it fits the trace."""
 
-    Attributes:
-        timeline: None if the trace has no table, or was changed since.
-        is_changed: whether it has one, and another program changed the trace.
-        fault: what is wrong with the table; None if nothing is.
-    """
-
-    timeline: Timeline | None
-    is_changed: bool = False
-    fault: str | None = None
+    timeline: Timeline | None  # None if the trace has no table, or was changed since
+    is_changed: bool = False  # whether it has one, and another program changed the trace
+    fault: str | None = None  # what is wrong with the table; None if nothing is
 
 
 def read_table(blocks: Iterable[bytes], kind: str) -> CarriedTable:

@@ -68,33 +68,20 @@ def extra_arg_texts(args: Mapping[str, Value]) -> dict[str, str]:
 
 
 class SharedTexts(NamedTuple):
-    """What some slices have in common in a written trace; texts are escaped.
+    """What some slices have in common in a written trace; texts are escaped."""
 
-    Attributes:
-        kind: index into `KINDS`.
-        category: the kind of their tracks.
-        label: their name.
-        args: what they hold.
-    """
-
-    kind: int
-    category: str
-    label: str
-    args: Mapping[str, str | bool | int]
+    kind: int  # index into `KINDS`
+    category: str  # the kind of their tracks
+    label: str  # their name
+    args: Mapping[str, str | bool | int]  # what they hold
 
 
 class SliceTexts(NamedTuple):
-    """What slices of all kinds but modules say in a written trace.
+    """What slices of all kinds but modules say in a written trace."""
 
-    Attributes:
-        key: int64[n], index into `shared`.
-        shared: what they say, without repetitions.
-        numbers: what differs in each slice, by arg; `done_ns` counts from its begin.
-    """
-
-    key: Int64Array
-    shared: list[SharedTexts]
-    numbers: Args
+    key: Int64Array  # int64[n], index into `shared`
+    shared: list[SharedTexts]  # what they say, without repetitions
+    numbers: Args  # what differs in each slice, by arg; `done_ns` counts from its begin
 
 
 def slice_texts(timeline: Timeline, rows: Int64Array | slice) -> SliceTexts:

@@ -172,15 +172,10 @@ def find_launches(events: ProfilerEvents) -> Int64Array:
 
 
 class CudaGraphCapture(NamedTuple):
-    """What was launched while a graph was captured.
+    """What was launched while a graph was captured."""
 
-    Attributes:
-        kinds: of each launch, in order, what it launched: 0 a kernel, 1 a memcpy, 2 a memset.
-        spans: int64, of each the innermost span that it was launched in, or -1.
-    """
-
-    kinds: tuple[int, ...]
-    spans: Int64Array
+    kinds: tuple[int, ...]  # of each launch, in order, what it launched: 0 a kernel, 1 a memcpy, 2 a memset
+    spans: Int64Array  # int64, of each the innermost span that it was launched in, or -1
 
 
 def captured_graphs(events: ProfilerEvents, launch: Int64Array, running: InnermostLookup) -> list[CudaGraphCapture]:

@@ -220,17 +220,11 @@ class Overlay(Aligned):
 
 
 class Trace(NamedTuple):
-    """A trace that was read.
+    """A trace that was read."""
 
-    Attributes:
-        events: its events.
-        keys: its top-level keys.
-        path: the file, for errors.
-    """
-
-    events: ProfilerEvents
-    keys: Mapping[str, Any]
-    path: str
+    events: ProfilerEvents  # its events
+    keys: Mapping[str, Any]  # its top-level keys
+    path: str  # the file, for errors
 
 
 def overlay(

@@ -340,27 +340,17 @@ _FIELDS = 6
 
 @dataclass(frozen=True)
 class GpuWork:
-    """The kernels, memcpys and memsets of a trace, and its communication, added up by launcher and step.
+    """The kernels, memcpys and memsets of a trace, and its communication, added up by launcher and step."""
 
-    Attributes:
-        modules: fully qualified name and class of each module; the reason and an empty text for work without a module.
-        places: who launched work.
-        place: int64[n], index into `places`.
-        step: int64[n], in which step it was launched; -1 if the steps are not told apart.
-        kind: int64[n], 0 for kernels, 1 for memcpys, 2 for memsets, 3 for communication of any kind.
-        count: int64[n], how many there were.
-        duration: int64[n], ns, of all together.
-        overlap: int64[n], ns of it while the device computed; of communication alone.
-    """
-
+    # Fully qualified name and class of each module; the reason and an empty text for work without a module
     modules: Sequence[tuple[str, str]]
-    places: Sequence[Place]
-    place: Int64Array
-    step: Int64Array
-    kind: Int64Array
-    count: Int64Array
-    duration: Int64Array
-    overlap: Int64Array
+    places: Sequence[Place]  # who launched work
+    place: Int64Array  # int64[n], index into `places`
+    step: Int64Array  # int64[n], in which step it was launched; -1 if the steps are not told apart
+    kind: Int64Array  # int64[n], 0 for kernels, 1 for memcpys, 2 for memsets, 3 for communication of any kind
+    count: Int64Array  # int64[n], how many there were
+    duration: Int64Array  # int64[n], ns, of all together
+    overlap: Int64Array  # int64[n], ns of it while the device computed; of communication alone
 
     @property
     def rows(self) -> Int64Array:

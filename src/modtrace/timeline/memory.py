@@ -27,17 +27,11 @@ OUTSIDE = "no module"
 
 
 class CallMemory(NamedTuple):
-    """What each span of modules took, in bytes; arrays with one entry per span.
+    """What each span of modules took, in bytes; arrays with one entry per span."""
 
-    Attributes:
-        known: bool, whether it was counted from the begin to the end.
-        retained: int64, what tensors held at its end less what they held at its begin.
-        peak: int64, the most that they held inside it less what they held at its begin.
-    """
-
-    known: BoolArray
-    retained: Int64Array
-    peak: Int64Array
+    known: BoolArray  # bool, whether it was counted from the begin to the end
+    retained: Int64Array  # int64, what tensors held at its end less what they held at its begin
+    peak: Int64Array  # int64, the most that they held inside it less what they held at its begin
 
 
 class Holders(NamedTuple):

@@ -8,15 +8,10 @@ from .._typing import BoolArray, Int64Array
 
 
 class TimeIntervals(NamedTuple):
-    """Intervals of time in order, none of which touches another; columns of equal length.
+    """Intervals of time in order, none of which touches another; columns of equal length."""
 
-    Attributes:
-        start: int64[n], ns.
-        end: int64[n], ns.
-    """
-
-    start: Int64Array
-    end: Int64Array
+    start: Int64Array  # int64[n], ns
+    end: Int64Array  # int64[n], ns
 
     def hold(self, moment: Int64Array) -> BoolArray:
         """Return for each moment whether it is in one of the intervals, from its start to before its end."""

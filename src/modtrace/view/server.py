@@ -31,15 +31,10 @@ _POLL_INTERVAL_S = 0.5
 
 
 class Page(NamedTuple):
-    """A page to serve.
+    """A page to serve."""
 
-    Attributes:
-        body: its HTML.
-        policy: its Content-Security-Policy header; None if the page has it in itself.
-    """
-
-    body: bytes
-    policy: str | None = None
+    body: bytes  # its HTML
+    policy: str | None = None  # its Content-Security-Policy header; None if the page has it in itself
 
 
 class TraceServer:

@@ -403,23 +403,14 @@ def row_metadata_events(pid: int | str, tid: int, name: str, sort_index: int) ->
 
 @dataclass
 class ChromeTimeline:
-    """A timeline as a JSON trace holds it: its texts escaped, its spans on rows, its times counted from a base.
+    """A timeline as a JSON trace holds it: its texts escaped, its spans on rows, its times counted from a base."""
 
-    Attributes:
-        timeline: what to write.
-        lanes: where its spans are drawn.
-        base: from which nanosecond on the times count.
-        parts: what its steps were spent on.
-        resolution_ns: spans whose starts are closer may get one start.
-        before: the lanes of a part that came before it.
-    """
-
-    timeline: Timeline
-    lanes: Lanes
-    base: int
-    parts: Sequence[PartCounter]
-    resolution_ns: int = 1
-    before: Lanes | None = None
+    timeline: Timeline  # what to write
+    lanes: Lanes  # where its spans are drawn
+    base: int  # from which nanosecond on the times count
+    parts: Sequence[PartCounter]  # what its steps were spent on
+    resolution_ns: int = 1  # spans whose starts are closer may get one start
+    before: Lanes | None = None  # the lanes of a part that came before it
 
     def process_events(self) -> Iterator[bytes]:
         """Yield the processes' names and their order."""

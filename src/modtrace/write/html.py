@@ -42,20 +42,14 @@ _GZIP_LEVEL = 6
 
 
 class Comparison(NamedTuple):
-    """How the two sides of a timeline differ that holds both, as groups of processes.
+    """How the two sides of a timeline differ that holds both, as groups of processes."""
 
-    Attributes:
-        titles: what the sides are called.
-        notes: sentences about the whole.
-        changes: of each module and phase: fully qualified name, phase, ns before and after, the difference and the ends
-            of its interval (None: it has none), calls before and after, and the verdict.
-        of_span: int32[n], an index into `changes` for each span; -1 for none.
-    """
-
-    titles: tuple[str, str]
-    notes: Sequence[str]
+    titles: tuple[str, str]  # what the sides are called
+    notes: Sequence[str]  # sentences about the whole
+    # Of each module and phase: fully qualified name, phase, ns before and after, the difference and the ends of its
+    # interval (None: it has none), calls before and after, and the verdict
     changes: Sequence[tuple[str, str, int, int, int, int | None, int | None, float, float, str]]
-    of_span: Int32Array
+    of_span: Int32Array  # int32[n], an index into `changes` for each span; -1 for none
 
 
 def write_html(timeline: Timeline, path: str | os.PathLike[str], comparison: Comparison | None = None) -> None:

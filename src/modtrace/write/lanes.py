@@ -23,18 +23,12 @@ class Lane(NamedTuple):
     """What a viewer draws as one row: in JSON the slices of one pid and tid, in Perfetto's format those of a track.
 
     Each track of the timeline has one.
-
-    Attributes:
-        track: index into the timeline's tracks.
-        name: what a viewer calls it.
-        pid: of its process in the file; text only where a profiler's trace has text there.
-        tid: its number in the file, unique there; not a thread's.
     """
 
-    track: int
-    name: str
-    pid: int | str
-    tid: int
+    track: int  # index into the timeline's tracks
+    name: str  # what a viewer calls it
+    pid: int | str  # of its process in the file; text only where a profiler's trace has text there
+    tid: int  # its number in the file, unique there; not a thread's
 
 
 class _IdAllocator:
@@ -56,24 +50,17 @@ class _IdAllocator:
 
 @dataclass(frozen=True)
 class Lanes:
-    """How the spans of a timeline are laid out in a file.
+    """How the spans of a timeline are laid out in a file."""
 
-    Attributes:
-        lanes: in the order in which they are to be seen: by process and thread, forward above backward
-            above communication; those of tracks that came later are after them.
-        of_track: int32[tracks], the lane of each track.
-        pids: the pid of each process in the file: the real one where it is free.
-        marks: pid and tid for the row of steps and marks, which belong to no thread; in the first process, if any.
-        sort_indexes: where each lane is sorted to among its process' rows, and after them the row of marks.
-        ids: what ids are taken from.
-    """
-
+    # In the order in which they are to be seen: by process and thread, forward above backward above communication;
+    # those of tracks that came later are after them
     lanes: Sequence[Lane]
-    of_track: Int32Array
-    pids: dict[Process, int | str]
+    of_track: Int32Array  # int32[tracks], the lane of each track
+    pids: dict[Process, int | str]  # the pid of each process in the file: the real one where it is free
+    # Pid and tid for the row of steps and marks, which belong to no thread; in the first process, if any
     marks: tuple[int | str, int]
-    sort_indexes: Sequence[int]
-    ids: _IdAllocator
+    sort_indexes: Sequence[int]  # where each lane is sorted to among its process' rows, and after them the row of marks
+    ids: _IdAllocator  # what ids are taken from
 
     @classmethod
     def from_timeline(cls, timeline: Timeline, before: Lanes | None = None) -> Lanes:

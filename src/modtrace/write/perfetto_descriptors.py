@@ -155,17 +155,11 @@ def describe_track(
 
 
 class TrackParents(NamedTuple):
-    """The uuids of tracks that a file describes elsewhere.
+    """The uuids of tracks that a file describes elsewhere."""
 
-    Attributes:
-        process: of the process that has what belongs to none.
-        processes: of each process.
-        threads: of their threads, by OS thread id.
-    """
-
-    process: int
-    processes: Mapping[Process, int]
-    threads: Mapping[tuple[Process, int], int]
+    process: int  # of the process that has what belongs to none
+    processes: Mapping[Process, int]  # of each process
+    threads: Mapping[tuple[Process, int], int]  # of their threads, by OS thread id
 
 
 class TrackDescriptors:

@@ -11,15 +11,10 @@ from ..formats.packet_stream import PACKET_TAG, varint_bytes
 
 
 class BytesColumn(NamedTuple):
-    """One field of every record.
+    """One field of every record."""
 
-    Attributes:
-        data: uint8[n, width].
-        lengths: int64[n], how many bytes of row i the record i has; None if all have all of them.
-    """
-
-    data: UInt8Array
-    lengths: Int64Array | None
+    data: UInt8Array  # uint8[n, width]
+    lengths: Int64Array | None  # int64[n], how many bytes of row i the record i has; None if all have all of them
 
     def where(self, present: BoolArray) -> "BytesColumn":
         """Leave the field out of the records where `present` is False."""
@@ -28,15 +23,10 @@ class BytesColumn(NamedTuple):
 
 
 class RaggedColumn(NamedTuple):
-    """One field of every record, of lengths so different that padding them would not do.
+    """One field of every record, of lengths so different that padding them would not do."""
 
-    Attributes:
-        data: uint8[m], all of them one after the other.
-        lengths: int64[n], how many bytes each record has; they add up to m.
-    """
-
-    data: UInt8Array
-    lengths: Int64Array
+    data: UInt8Array  # uint8[m], all of them one after the other
+    lengths: Int64Array  # int64[n], how many bytes each record has; they add up to m
 
     @classmethod
     def from_strings(cls, strings: Sequence[bytes]) -> "RaggedColumn":

@@ -22,41 +22,25 @@ MAX_STEPS = 1 << 15
 
 
 class PartTable(NamedTuple):
-    """What each step was spent on; every nanosecond of a step is of exactly one part.
+    """What each step was spent on; every nanosecond of a step is of exactly one part."""
 
-    Attributes:
-        parts: their names, in the order in which they are shown.
-        share: of each part, its fraction of the time of the whole steps.
-        names: of each step (`step 3`, `generate 3`).
-        causes: why a step was slow, in one sentence; None if it was not.
-        start: int64[steps], Unix nanoseconds.
-        end: int64[steps], Unix nanoseconds.
-        whole: bool[steps], False if a step's beginning was overwritten or its end not marked.
-        ns: int64[steps, parts].
-    """
-
-    parts: Sequence[str]
-    share: Sequence[float]
-    names: Sequence[str]
-    causes: Sequence[str | None]
-    start: Int64Array
-    end: Int64Array
-    whole: BoolArray
-    ns: Int64Array
+    parts: Sequence[str]  # their names, in the order in which they are shown
+    share: Sequence[float]  # of each part, its fraction of the time of the whole steps
+    names: Sequence[str]  # of each step (`step 3`, `generate 3`)
+    causes: Sequence[str | None]  # why a step was slow, in one sentence; None if it was not
+    start: Int64Array  # int64[steps], Unix nanoseconds
+    end: Int64Array  # int64[steps], Unix nanoseconds
+    whole: BoolArray  # bool[steps], False if a step's beginning was overwritten or its end not marked
+    ns: Int64Array  # int64[steps, parts]
 
 
 class PartCounter(NamedTuple):
-    """How long the steps were in one part, as a value that holds from one moment to the next.
+    """How long the steps were in one part, as a value that holds from one moment to the next."""
 
-    Attributes:
-        name: `step: data loading`.
-        time: int64[n], Unix nanoseconds: where each step begins, and where one ends that no other follows at once.
-        ns: int64[n], nanoseconds.
-    """
-
-    name: str
+    name: str  # `step: data loading`
+    # Int64[n], Unix nanoseconds: where each step begins, and where one ends that no other follows at once
     time: Int64Array
-    ns: Int64Array
+    ns: Int64Array  # int64[n], nanoseconds
 
 
 def part_table(timeline: Timeline, step_by: str | None = None) -> PartTable | None:

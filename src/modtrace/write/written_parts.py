@@ -24,17 +24,11 @@ Part = TypeVar("Part")
 
 
 class WrittenPart(NamedTuple):
-    """A part of what is written; no two have a slice in common.
+    """A part of what is written; no two have a slice in common."""
 
-    Attributes:
-        timeline: the modules of a piece; in the last part all else too.
-        step_parts: what the steps were spent on; None but in the last part.
-        first_ns: the first moment that is known of the timeline.
-    """
-
-    timeline: Timeline
-    step_parts: list[PartCounter] | None
-    first_ns: int = 0
+    timeline: Timeline  # the modules of a piece; in the last part all else too
+    step_parts: list[PartCounter] | None  # what the steps were spent on; None but in the last part
+    first_ns: int = 0  # the first moment that is known of the timeline
 
 
 def written_parts(

@@ -41,17 +41,11 @@ _FOREVER = np.iinfo(np.int64).max
 
 
 class _Numbers(NamedTuple):
-    """The numbers of some events.
+    """The numbers of some events."""
 
-    Attributes:
-        at: the indexes of the events in their block.
-        column: what each number counts, a column; -1 if its thread is not known.
-        number: the numbers.
-    """
-
-    at: Int64Array
-    column: Int64Array
-    number: Int64Array
+    at: Int64Array  # the indexes of the events in their block
+    column: Int64Array  # what each number counts, a column; -1 if its thread is not known
+    number: Int64Array  # the numbers
 
     def keys(self) -> Int64Array:
         """Return column and number as one number."""
@@ -59,21 +53,13 @@ class _Numbers(NamedTuple):
 
 
 class _BlockNumbers(NamedTuple):
-    """The numbers of a block of events.
+    """The numbers of a block of events."""
 
-    Attributes:
-        begun: those of calls and passes that begin.
-        ended: those of calls and passes that end.
-        given_out: those that are given out in the block; the others were before.
-        referred_to: those of something earlier, which must be in the same piece.
-        lowest: those of which the lowest is the first that a part of a ring gives out.
-    """
-
-    begun: list[_Numbers]
-    ended: list[_Numbers]
-    given_out: list[_Numbers]
-    referred_to: list[_Numbers]
-    lowest: list[_Numbers]
+    begun: list[_Numbers]  # those of calls and passes that begin
+    ended: list[_Numbers]  # those of calls and passes that end
+    given_out: list[_Numbers]  # those that are given out in the block; the others were before
+    referred_to: list[_Numbers]  # those of something earlier, which must be in the same piece
+    lowest: list[_Numbers]  # those of which the lowest is the first that a part of a ring gives out
 
 
 def find_cuts(blocks: Iterable[Events], lookup: NameLookup, ends: Int64Array, *, is_part: bool = False) -> list[int]:

@@ -35,14 +35,10 @@ class CountedCalls(NamedTuple):
     """What calls of which operators were counted cost: FLOPs, bytes and FLOPs that ran again, of the last one alike.
 
     The keys are what calls alike share: inputs, name, whether a checkpoint runs it again, and which one it is.
-
-    Attributes:
-        forward: by key.
-        backward: of one pass, by key with the number of the graph.
     """
 
-    forward: dict[_Key, list[int]]
-    backward: dict[_Key, list[int]]
+    forward: dict[_Key, list[int]]  # by key
+    backward: dict[_Key, list[int]]  # of one pass, by key with the number of the graph
 
 
 class SpanCosts(NamedTuple):

@@ -38,28 +38,22 @@ _VARYING = ("gc", "compile", "saving", "evaluation", "generate")
 
 
 class OpenCall(NamedTuple):
-    """A call that has not ended; or a range, on a thread that is in no module.
+    """A call that has not ended; or a range, on a thread that is in no module."""
 
-    Attributes:
-        fqn: the module's fully qualified name (`GPT.transformer.h.0`), empty if the autograd node that runs is of none;
-            the name of a range.
-        phase: "forward", "backward" or "recompute"; or "after backward", the innermost of a thread's, where the thread
-            is in a backward pass in which no node runs: it waits, as DistributedDataParallel does for the other ranks.
-            `fqn` is then the module whose node ran last, or empty if none of a module ran yet. Of a range it is the
-            category ("data loading").
-        since_ns: when it began, monotonic nanoseconds; for "backward" the autograd node that runs now, for "after
-            backward" the end of the last one, or the begin of the pass.
-        module_class: the name of the module's class (`Block`).
-        compiled_modules: how many modules inside torch.compile compiled with it; 0 if none is known.
-        compiled_unknown: if it was compiled, why the modules inside are not known, and what helps.
-    """
-
+    # The module's fully qualified name (`GPT.transformer.h.0`), empty if the autograd node that runs is of none; the
+    # name of a range
     fqn: str
+    # "forward", "backward" or "recompute"; or "after backward", the innermost of a thread's, where the thread is in a
+    # backward pass in which no node runs: it waits, as DistributedDataParallel does for the other ranks. `fqn` is then
+    # the module whose node ran last, or empty if none of a module ran yet. Of a range it is the category ("data
+    # loading").
     phase: str
+    # When it began, monotonic nanoseconds; for "backward" the autograd node that runs now, for "after backward" the end
+    # of the last one, or the begin of the pass
     since_ns: int
-    module_class: str = ""
-    compiled_modules: int = 0
-    compiled_unknown: str = ""
+    module_class: str = ""  # the name of the module's class (`Block`)
+    compiled_modules: int = 0  # how many modules inside torch.compile compiled with it; 0 if none is known
+    compiled_unknown: str = ""  # if it was compiled, why the modules inside are not known, and what helps
 
     @property
     def described_class(self) -> str:
@@ -96,20 +90,13 @@ def lasts_too_long(call: OpenCall, lasted_ns: int, usual_ns: int | None) -> bool
 
 
 class ThreadStack(NamedTuple):
-    """The open calls of one thread.
+    """The open calls of one thread."""
 
-    Attributes:
-        thread: its name.
-        tid: its id as the operating system has it.
-        calls: the open calls, outermost first. If it is in no module, the ranges that it is in; else these are left
-            out.
-        last_ns: its last event, monotonic nanoseconds.
-    """
-
-    thread: str
-    tid: int
+    thread: str  # its name
+    tid: int  # its id as the operating system has it
+    # The open calls, outermost first. If it is in no module, the ranges that it is in; else these are left out.
     calls: tuple[OpenCall, ...]
-    last_ns: int
+    last_ns: int  # its last event, monotonic nanoseconds
 
 
 class _OpenPass(NamedTuple):

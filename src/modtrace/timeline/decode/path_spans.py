@@ -12,33 +12,21 @@ _NEVER = int(np.iinfo(np.int64).max)
 
 
 class LabelledInterval(NamedTuple):
-    """Something that ran, and the calls it ran for.
+    """Something that ran, and the calls it ran for."""
 
-    Attributes:
-        start: ns.
-        end: ns.
-        path: a key for each call around it, from the outermost to the innermost; empty if it ran for none.
-    """
-
-    start: int
-    end: int
+    start: int  # ns
+    end: int  # ns
+    # A key for each call around it, from the outermost to the innermost; empty if it ran for none
     path: Sequence[Hashable]
 
 
 class PathSpan(NamedTuple):
-    """A time in which all that ran belonged to one call.
+    """A time in which all that ran belonged to one call."""
 
-    Attributes:
-        start: ns.
-        end: ns.
-        key: of the call.
-        depth: how many spans are around it.
-    """
-
-    start: int
-    end: int
-    key: Hashable
-    depth: int
+    start: int  # ns
+    end: int  # ns
+    key: Hashable  # of the call
+    depth: int  # how many spans are around it
 
 
 def spans_from_intervals(intervals: Iterable[LabelledInterval]) -> list[PathSpan]:

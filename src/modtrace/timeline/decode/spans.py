@@ -19,19 +19,12 @@ from .intervals import Intervals
 
 
 class BackwardSpans(NamedTuple):
-    """Backward spans; int64 arrays of equal length.
+    """Backward spans; int64 arrays of equal length."""
 
-    Attributes:
-        first_node: index of the interval of the node it begins with.
-        last_node: index of the interval of the node it ends with.
-        call: index of the interval of the call it belongs to.
-        level: how many calls of the same call path are around it.
-    """
-
-    first_node: Int64Array
-    last_node: Int64Array
-    call: Int64Array
-    level: Int64Array
+    first_node: Int64Array  # index of the interval of the node it begins with
+    last_node: Int64Array  # index of the interval of the node it ends with
+    call: Int64Array  # index of the interval of the call it belongs to
+    level: Int64Array  # how many calls of the same call path are around it
 
 
 def call_path_lengths(intervals: Intervals) -> Int64Array:

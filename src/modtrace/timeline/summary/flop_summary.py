@@ -25,17 +25,11 @@ _CPU = "cpu "
 
 
 class SpanFlops(NamedTuple):
-    """What each span cost; arrays of equal length.
+    """What each span cost; arrays of equal length."""
 
-    Attributes:
-        total: int64, with the spans of its phase inside it; 0 where unknown.
-        own: int64, without them.
-        known: bool, False if its own FLOPs are unknown.
-    """
-
-    total: Int64Array
-    own: Int64Array
-    known: BoolArray
+    total: Int64Array  # int64, with the spans of its phase inside it; 0 where unknown
+    own: Int64Array  # int64, without them
+    known: BoolArray  # bool, False if its own FLOPs are unknown
 
     def in_steps(self, columns: Slices, step: Int64Array, numbers: Int64Array) -> Int64Array:
         """Return int64[phases, steps], FLOPs in each of the steps.
@@ -255,25 +249,15 @@ def step_flops(timeline: Timeline) -> int | None:
 
 
 class GroupFlops(NamedTuple):
-    """What groups of modules cost: int64[phases, groups] each, but for `in_steps`.
+    """What groups of modules cost: int64[phases, groups] each, but for `in_steps`."""
 
-    Attributes:
-        spans: how many spans there are.
-        known: of how many of these FLOPs are known.
-        flops: of all calls, with inner modules.
-        self_flops: the same without them, in each row.
-        again: FLOPs of what ran again in backward.
-        nbytes: of the operators that were counted.
-        in_steps: int64[phases, steps], FLOPs in each step.
-    """
-
-    spans: Int64Array
-    known: Int64Array
-    flops: Int64Array
-    self_flops: Int64Array
-    again: Int64Array
-    nbytes: Int64Array
-    in_steps: Int64Array
+    spans: Int64Array  # how many spans there are
+    known: Int64Array  # of how many of these FLOPs are known
+    flops: Int64Array  # of all calls, with inner modules
+    self_flops: Int64Array  # the same without them, in each row
+    again: Int64Array  # FLOPs of what ran again in backward
+    nbytes: Int64Array  # of the operators that were counted
+    in_steps: Int64Array  # int64[phases, steps], FLOPs in each step
 
 
 def add_flops(rows: Sequence[ModuleTimes], costs: GroupFlops) -> list[ModuleTimes]:

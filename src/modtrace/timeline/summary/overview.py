@@ -110,25 +110,15 @@ _SHOWN_SECONDS = 0.001
 
 
 class SpanCounts(NamedTuple):
-    """What a timeline says about itself by its spans.
+    """What a timeline says about itself by its spans."""
 
-    Attributes:
-        spans: how many.
-        incomplete: how many of them are.
-        roots: outermost spans by name, as index into the names of the timeline.
-        used: the indices of all names.
-        rerun: the indices of the names of outermost recomputed spans.
-        communication: collectives by operator.
-        compiled: how many modules are inside of each compiled one.
-    """
-
-    spans: int
-    incomplete: int
-    roots: Counter[int]
-    used: set[int]
-    rerun: set[int]
-    communication: Mapping[str, OperatorTotals]
-    compiled: Mapping[str, int]
+    spans: int  # how many
+    incomplete: int  # how many of them are
+    roots: Counter[int]  # outermost spans by name, as index into the names of the timeline
+    used: set[int]  # the indices of all names
+    rerun: set[int]  # the indices of the names of outermost recomputed spans
+    communication: Mapping[str, OperatorTotals]  # collectives by operator
+    compiled: Mapping[str, int]  # how many modules are inside of each compiled one
 
     @classmethod
     def joined(cls, pieces: Sequence[SpanCounts]) -> SpanCounts:

@@ -63,25 +63,15 @@ class _Layer(NamedTuple):
 
 
 class DividedSteps(NamedTuple):
-    """The steps of a piece of a timeline in parts.
+    """The steps of a piece of a timeline in parts."""
 
-    Attributes:
-        bounds: the steps.
-        ns: int64[steps, parts].
-        names: of the parts.
-        longest: the name of the longest range, by index of the step and category.
-        gaps: the times before, between and after the steps.
-        gap_ns: int64[gaps, parts].
-        other_ns: int64[parts], what of the part `other` of all steps follows each part.
-    """
-
-    bounds: StepBounds
-    ns: Int64Array
-    names: Sequence[str]
-    longest: Mapping[tuple[int, str], str]
-    gaps: StepBounds
-    gap_ns: Int64Array
-    other_ns: Int64Array
+    bounds: StepBounds  # the steps
+    ns: Int64Array  # int64[steps, parts]
+    names: Sequence[str]  # of the parts
+    longest: Mapping[tuple[int, str], str]  # the name of the longest range, by index of the step and category
+    gaps: StepBounds  # the times before, between and after the steps
+    gap_ns: Int64Array  # int64[gaps, parts]
+    other_ns: Int64Array  # int64[parts], what of the part `other` of all steps follows each part
 
 
 class Around(NamedTuple):

@@ -68,25 +68,16 @@ def once_per_timeline(function: Callable[[Timeline, str], _Result_co]) -> _OfSte
 
 
 class StepBounds(NamedTuple):
-    """From when to when each step lasts; columns of equal length, in the order of their begins.
+    """From when to when each step lasts; columns of equal length, in the order of their begins."""
 
-    Attributes:
-        number: int64[n], the step's number, from 0.
-        start: int64[n], Unix nanoseconds. If marks end steps: the end of the step before, but see `find_step_begins`.
-        end: int64[n], Unix nanoseconds.
-        whole: bool[n], False if its beginning was overwritten, or its end is not known.
-        tid: int64[n], the thread whose call or range the step is; -1 for a step of the whole process.
-        name: object[n], "step", or what the call or range is called.
-        step_by: what the steps are: "optimizer", "call", "range NAME", or a class of modules.
-    """
-
-    number: Int64Array
+    number: Int64Array  # int64[n], the step's number, from 0
+    # Int64[n], Unix nanoseconds. If marks end steps: the end of the step before, but see `find_step_begins`.
     start: Int64Array
-    end: Int64Array
-    whole: BoolArray
-    tid: Int64Array
-    name: ObjectArray
-    step_by: str
+    end: Int64Array  # int64[n], Unix nanoseconds
+    whole: BoolArray  # bool[n], False if its beginning was overwritten, or its end is not known
+    tid: Int64Array  # int64[n], the thread whose call or range the step is; -1 for a step of the whole process
+    name: ObjectArray  # object[n], "step", or what the call or range is called
+    step_by: str  # what the steps are: "optimizer", "call", "range NAME", or a class of modules
 
     def take(self, rows: AnyArray | slice) -> StepBounds:
         """Return some of the steps."""
