@@ -235,10 +235,6 @@ def suggest_renames(base: RunTimes, new: RunTimes) -> dict[str, str]:
 
     If several modules of one shape vanished from one place, as many must have appeared there; they are paired in the
     order in which they are called. Names that pairs have in common are listed once: `{"Net.h": "Net.layers"}`.
-
-    Args:
-        base: a recording before.
-        new: one after.
     """
     before, after = _unmatched(base, new), _unmatched(new, base)
     pairs: dict[str, str] = {}

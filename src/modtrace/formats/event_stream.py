@@ -152,11 +152,8 @@ class EventStream:
     """The events of a trace, and what is before and after them.
 
     Kineto writes some texts as they are, with quotes, control characters or bytes that are not UTF-8 in them: names of
-    ranges, and with `with_stack=True` those of functions and modules. Such an event gets the JSON that was meant.
-
-    Args:
-        source: the trace.
-        strict: whether a broken event is an error.
+    ranges, and with `with_stack=True` those of functions and modules. Such an event gets the JSON that was meant. If
+    `strict`, a broken event is an error.
 
     Attributes:
         head: the bytes up to and with the `[` that opens the events.

@@ -50,10 +50,6 @@ class LimitError(ValueError):
 def check_unpacked(unpacked_bytes: int, packed_bytes: int) -> None:
     """Refuse packed data that grow more than any trace does: a small file could fill memory or a disk.
 
-    Args:
-        unpacked_bytes: what has been unpacked so far.
-        packed_bytes: what it was unpacked from.
-
     Raises:
         LimitError: it is more than a trace can be packed.
     """

@@ -53,10 +53,7 @@ class Checksum:
 def json_table(table: bytes, before: int, after: bytes) -> bytes:
     """Return the table as it follows the last value of a trace in JSON, and what comes after it.
 
-    Args:
-        table: the table.
-        before: the checksum of what is before it.
-        after: what ends the file.
+    `before` is the checksum of what is before it, `after` ends the file.
     """
     return _JSON_MARK + base64.b64encode(_summed(table, before, b'"' + after)) + b'"' + after
 
@@ -89,9 +86,7 @@ class CarriedTable(NamedTuple):
 def read_table(blocks: Iterable[bytes], kind: str) -> CarriedTable:
     """Return the table that a trace carries.
 
-    Args:
-        blocks: all bytes of the trace, unzipped, some at a time.
-        kind: "chrome", "perfetto" or "page".
+    The blocks are all bytes of the trace, unzipped; `kind` is "chrome", "perfetto" or "page".
     """
     mark = {"chrome": _JSON_MARK, "perfetto": _PACKET_MARK, "page": PAGE_ELEMENT}[kind]
     before = _Before(mark)

@@ -8,11 +8,7 @@ from ..timeline.nesting import InnermostLookup
 
 
 class CallIndex:
-    """Finds a call by any of its spans: each call is known by its forward span.
-
-    Args:
-        timeline: the timeline to index.
-    """
+    """Finds a call by any of its spans: each call is known by its forward span."""
 
     def __init__(self, timeline: Timeline) -> None:
         columns = timeline.columns

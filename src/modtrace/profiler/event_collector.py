@@ -86,8 +86,7 @@ _AUTOGRAD_ARROWS = "fwdbwd"
 class EventCollector(EventTable):
     """The table of a profiler's events, with the args that attribution needs.
 
-    Args:
-        all_arrows: whether others count than those of autograd.
+    If `all_arrows`, others count than those of autograd.
     """
 
     TEXT_ARGS = frozenset(_TEXTS)

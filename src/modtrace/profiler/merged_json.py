@@ -163,12 +163,7 @@ reads unsigned 32 bits, so ours fit."""
 
 
 class JsonOutput:
-    """Writes a merged trace as JSON: the profiler's own bytes, and after them the recording's events.
-
-    Args:
-        stream: the profiler's trace.
-        sink: what to write to.
-    """
+    """Writes a merged trace as JSON: the profiler's own bytes, and after them the recording's events."""
 
     def __init__(self, stream: EventStream, sink: Sink) -> None:
         self._stream, self._sink = stream, Checksum(sink.write)

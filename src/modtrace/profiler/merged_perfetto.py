@@ -136,8 +136,7 @@ _MAX_LOOKED_AT = 512
 class ProfilerSlices:
     """Encodes what slices and instants say while their chunk is read; the rest is in the table.
 
-    Args:
-        table: takes the events, each chunk before it is added here.
+    The table takes each chunk before it is added here.
 
     Attributes:
         encoder: encodes their args.
@@ -351,13 +350,7 @@ _PIDS = range(-(1 << 31), 1 << 31)
 
 
 class PacketOutput:
-    """Writes a merged trace in Perfetto's format, once all of the profiler's events were taken.
-
-    Args:
-        stream: the profiler's trace.
-        sink: what to write to.
-        table: takes the profiler's events.
-    """
+    """Writes a merged trace in Perfetto's format, once all of the profiler's events were taken."""
 
     def __init__(self, stream: EventStream, sink: Sink, table: EventTable) -> None:
         self._stream, self._sink = stream, Checksum(sink.write)

@@ -79,9 +79,7 @@ class OnePiece:
 def with_slices(timeline: Timeline, rows: Slices) -> Timeline:
     """Return the timeline with more slices, whose names and tracks are the timeline's.
 
-    Args:
-        timeline: what is added to.
-        rows: the slices; no other slice of the timeline is around or in one of them.
+    No other slice of the timeline is around or in one of them.
     """
     if not len(rows):
         return timeline

@@ -344,10 +344,6 @@ def write_chrome(timeline: Timeline | Pieces, path: str | os.PathLike[str]) -> N
 
     Times are µs with three decimals since `baseTimeNanoseconds` (Unix ns), so that a reader gets every nanosecond.
 
-    Args:
-        timeline: what to write.
-        path: where.
-
     Raises:
         WriteError: the timeline is longer than eleven days, or the file cannot be written; an existing file is intact.
     """

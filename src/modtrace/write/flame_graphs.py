@@ -31,10 +31,6 @@ def write_folded(timeline: Timeline, path: str | os.PathLike[str]) -> None:
     A stack begins with what its track is, forward, backward or a GPU, after the process if there are several. Calls
     of all steps and threads add up.
 
-    Args:
-        timeline: what to write.
-        path: a `.folded` file.
-
     Raises:
         WriteError: the file cannot be written; an existing file is intact.
     """
@@ -68,10 +64,6 @@ def _roots(tracks: Sequence[Track]) -> list[str]:
 
 def write_speedscope(timeline: Timeline, path: str | os.PathLike[str]) -> None:
     """Write a timeline for https://www.speedscope.app; times are ns from the first span.
-
-    Args:
-        timeline: what to write.
-        path: a `.speedscope.json` file.
 
     Raises:
         WriteError: the file cannot be written; an existing file is intact.

@@ -66,9 +66,7 @@ class Lanes:
     def from_timeline(cls, timeline: Timeline, before: Lanes | None = None) -> Lanes:
         """Lay out a timeline whose spans nest on each track.
 
-        Args:
-            timeline: the timeline.
-            before: lanes of the first of its tracks, which stay as they are.
+        The lanes of the first of its tracks that are in `before` stay as they are.
         """
         ids = _IdAllocator() if before is None else before.ids
         lanes = [] if before is None else [*before.lanes]

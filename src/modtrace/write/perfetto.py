@@ -90,8 +90,7 @@ class PerfettoWriter:
         part 1   schema · track 1 forward · its names · its spans
         part 2   track 2 backward · names of both · spans of both · metadata, marks, counters and other slices
 
-    Args:
-        parents: the tracks of threads where the file describes them already.
+    `parents` has the tracks of threads if the file describes them already.
     """
 
     def __init__(self, parents: TrackParents | None = None) -> None:

@@ -115,9 +115,6 @@ def _meeting(name: CollectiveName, rank: int | None, groups: Mapping[str, Group]
 class CollectiveFlows:
     """The flows of collectives: from the spans that launched them, and between ranks.
 
-    Args:
-        timeline: what is written.
-
     Attributes:
         first_row: the row of the timeline's slices that the first collective or wait has.
         launched_by: int64, per collective or wait the span that launched it; -1 for none, and for waits.

@@ -251,10 +251,8 @@ def decode_modules(
 ) -> ModuleSpans:
     """Return the spans of modules that events say.
 
-    Args:
-        analysis: of a ring, or of a part of it.
-        counted: what calls of the ring cost, if this is a part of it.
-        tracks: the numbers of the tracks of earlier parts; gets those of this one.
+    If it is a part of a ring, `counted` has what calls of the ring cost, and `tracks` the numbers of the tracks of
+    earlier parts: it gets those of this one.
     """
     rows, clock = build_span_rows(analysis.intervals, analysis.call_of_node, analysis.forward_call), analysis.clock
     tracks = Numbering() if tracks is None else tracks

@@ -107,9 +107,7 @@ def _by_list(by: Mapping[str, int]) -> list[tuple[str, int]]:
 def held_memory(analysis: RingAnalysis, read_until: Callable[[int], RingAnalysis] | None = None) -> HeldMemory | None:
     """Return what tensors hold by what a ring says; None if it did not count it.
 
-    Args:
-        analysis: of the ring.
-        read_until: if the events of calls are not in it, returns the last ones before a serial number.
+    If the events of calls are not in the analysis, `read_until` returns the last ones before a serial number.
     """
     events, texts = analysis.all_events, analysis.lookup.texts
     is_counter = events.kind == Kind.COUNTER

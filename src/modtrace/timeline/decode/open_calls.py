@@ -79,10 +79,7 @@ class OpenCall(NamedTuple):
 def lasts_too_long(call: OpenCall, lasted_ns: int, usual_ns: int | None) -> bool:
     """Return whether an open call or range has lasted much longer than it usually does.
 
-    Args:
-        call: which.
-        lasted_ns: how long it has.
-        usual_ns: how long it usually does; None: that is not known.
+    `usual_ns` is None if that is not known.
     """
     if call.phase in _VARYING or (usual_ns is None and call.phase == "user"):  # one can be around the whole program
         return False
