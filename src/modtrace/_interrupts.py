@@ -156,10 +156,6 @@ def hold_ctrl_c(function: Callable[[], _Value], tell: Callable[[], None]) -> _Va
     """Call `function`, and let a Ctrl-C wait until it is done; one that comes a second after that aborts it.
 
     It does so where Ctrl-C would raise KeyboardInterrupt: in the main thread of a program that set no handler.
-
-    Args:
-        function: is called, and what it returns is returned.
-        tell: called when a Ctrl-C begins to wait.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

@@ -19,10 +19,6 @@ class LocalServer(ThreadingHTTPServer):
 
     At most 32 connections wait for a request to come: one more ends the oldest of them.
 
-    Args:
-        port: to listen on; 0 for any that is free.
-        handler: answers.
-
     Raises:
         OSError: another program has the port.
     """

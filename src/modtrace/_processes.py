@@ -83,19 +83,12 @@ def _end_when_interrupted() -> None:
 
 
 class ProcessStat(NamedTuple):
-    """A process as `/proc` has it.
+    """A process as `/proc` has it."""
 
-    Attributes:
-        state: one letter: R runs, S and D wait, Z and X are dead.
-        parent: id of the process that it is a child of.
-        start_unix_ns: when it began, in Unix nanoseconds, to the kernel's tick of 10 ms.
-        start_ticks: the same in ticks since the kernel started.
-    """
-
-    state: str
-    parent: int
-    start_unix_ns: int
-    start_ticks: int
+    state: str  # one letter: R runs, S and D wait, Z and X are dead
+    parent: int  # id of the process that it is a child of
+    start_unix_ns: int  # when it began, in Unix nanoseconds, to the kernel's tick of 10 ms
+    start_ticks: int  # the same in ticks since the kernel started
 
 
 def read_process_stat(pid: int | Literal["self"]) -> ProcessStat:
@@ -141,10 +134,6 @@ class ParallelReader(ExitStack):
 
     def read(self, read: Callable[[str], T], paths: Sequence[str]) -> tuple[list[T], list[str]]:
         """Return what `read` returns for each file, and what is wrong with those of which it raised a ModtraceError.
-
-        Args:
-            read: can be pickled, as its results can.
-            paths: the files.
 
         Raises:
             ModtraceError: one of the processes was killed.

@@ -34,15 +34,11 @@ _BRANCH = re.compile("[│├└─ ]*")
 
 
 class Unit(NamedTuple):
-    """What the values of a column are.
+    """What the values of a column are."""
 
-    Attributes:
-        kind: "module", the full name of one; another "name" of the user's; "text" of ours; or "number".
-        text: a value → its cell for people.
-    """
-
+    # "module", the full name of one; another "name" of the user's; "text" of ours; or "number".
     kind: Literal["module", "name", "text", "number"]
-    text: Callable[[Any], str] = str
+    text: Callable[[Any], str] = str  # a value → its cell for people
 
 
 MODULE, NAME, TEXT, NUMBER = Unit("module"), Unit("name"), Unit("text"), Unit("number")
@@ -56,23 +52,17 @@ PERCENT = Unit("number", lambda share: f"{100 * share:.1f}")
 
 
 class Column(NamedTuple):
-    """A column of a table.
+    """A column of a table."""
 
-    Attributes:
-        heading: what is above it, no two alike.
-        value: what it holds of each row.
-        unit: what that is.
-        hide_order: how soon it is left out if there is no room: the highest first, and 0 only if names would not even
-            have `_MIN_NAME_WIDTH`.
-        hidden_if: when people do not see it: if all rows have None or "" there, "empty", or if all have 0, "zero".
-        repeats: values of other columns; if several rows have the same there as in one of these, it is not shown.
-    """
-
-    heading: str
-    value: Value
-    unit: Unit = NUMBER
+    heading: str  # what is above it, no two alike
+    value: Value  # what it holds of each row
+    unit: Unit = NUMBER  # what that is
+    # How soon it is left out if there is no room: the highest first, and 0 only if names would not even have
+    # `_MIN_NAME_WIDTH`.
     hide_order: int = 0
+    # When people do not see it: if all rows have None or "" there, "empty", or if all have 0, "zero".
     hidden_if: Literal["never", "empty", "zero"] = "empty"
+    # Values of other columns; if several rows have the same there as in one of these, it is not shown.
     repeats: Sequence[Value] = ()
 
     def of(self, row: Any) -> Any:
@@ -91,23 +81,15 @@ class Column(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table, and sentences about it.
+    """A table, and sentences about it."""
 
-    Attributes:
-        columns: what people see.
-        rows: records.
-        fields: by name, what programs get of each row, as it is; none: the values of the columns.
-        sentences: what is above it; an empty one is an empty line.
-        notes: what is below it: how to read it, and what is not in it.
-        noun: what one row is of.
-    """
-
-    columns: Sequence[Column]
-    rows: Sequence[Any]
+    columns: Sequence[Column]  # what people see
+    rows: Sequence[Any]  # records
+    # By name, what programs get of each row, as it is; none: the values of the columns.
     fields: Mapping[str, Value] = {}
-    sentences: Sequence[str] = ()
-    notes: Sequence[str] = ()
-    noun: str = "row"
+    sentences: Sequence[str] = ()  # what is above it; an empty one is an empty line
+    notes: Sequence[str] = ()  # what is below it: how to read it, and what is not in it
+    noun: str = "row"  # what one row is of
 
     def to(self, form: Form, limit: int | None = None, width: int | None = None) -> Any:
         """Return it in a form: a DataFrame of pandas or polars for "frame", else text.

@@ -10,12 +10,7 @@ from torch.optim import AdamW, Optimizer
 
 
 class Attention(nn.Module):
-    """Causal self-attention with separate query, key and value projections.
-
-    Args:
-        width: channels.
-        heads: attention heads; they divide `width`.
-    """
+    """Causal self-attention with separate query, key and value projections."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -38,11 +33,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two linear layers with a GELU between them, four times as wide inside.
-
-    Args:
-        width: channels.
-    """
+    """Two linear layers with a GELU between them, four times as wide inside."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -57,12 +48,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, each after a LayerNorm and with a residual connection.
-
-    Args:
-        width: channels.
-        heads: attention heads; they divide `width`.
-    """
+    """Attention and MLP, each after a LayerNorm and with a residual connection."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -79,15 +65,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A GPT over bytes.
-
-    Args:
-        layers: blocks.
-        width: channels.
-        heads: attention heads; they divide `width`.
-        context: the longest sequence.
-        vocabulary: how many tokens there are; 256 for bytes.
-    """
+    """A GPT over bytes."""
 
     def __init__(
         self, layers: int = 6, width: int = 64, heads: int = 4, context: int = 64, vocabulary: int = 256

@@ -51,27 +51,16 @@ class RecordOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Option:
-    """How one option of `RecordOptions` is given as text.
+    """How one option of `RecordOptions` is given as text."""
 
-    Attributes:
-        name: the argument of `record` and the key in `MODTRACE=`; on the command line with dashes.
-        parse: text → value; raises ValueError, whose text says what is wrong.
-        help: one line for the command line.
-        metavar: the word for the value in the help; None if the option is a flag.
-        default: as of `record`.
-        is_path: the text is a path, in which `%r` and `%p` are filled in.
-        suggestions: texts that a shell's completion offers.
-        separator: what joins the texts where the option is given several times; empty: the last one counts.
-    """
-
-    name: str
-    parse: Callable[[str], Any]
-    help: str
-    metavar: str | None = None
-    default: Any = None
-    is_path: bool = False
-    suggestions: tuple[str, ...] = ()
-    separator: str = ""
+    name: str  # the argument of `record` and the key in `MODTRACE=`; on the command line with dashes
+    parse: Callable[[str], Any]  # text → value; raises ValueError, whose text says what is wrong
+    help: str  # one line for the command line
+    metavar: str | None = None  # the word for the value in the help; None if the option is a flag
+    default: Any = None  # as of `record`
+    is_path: bool = False  # the text is a path, in which `%r` and `%p` are filled in
+    suggestions: tuple[str, ...] = ()  # texts that a shell's completion offers
+    separator: str = ""  # what joins the texts where the option is given several times; empty: the last one counts
 
 
 def check_engine(engine: object) -> str:

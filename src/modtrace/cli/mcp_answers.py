@@ -81,17 +81,11 @@ class ProcessRow(TypedDict):
 
 @dataclass
 class Rows:
-    """A list of an answer, which may be shortened.
+    """A list of an answer, which may be shortened."""
 
-    Attributes:
-        noun: what a row is.
-        rows: those that are shown.
-        total: how many there are.
-    """
-
-    noun: str
-    rows: list[Any]
-    total: int
+    noun: str  # what a row is
+    rows: list[Any]  # those that are shown
+    total: int  # how many there are
 
 
 class RowKind(NamedTuple):

@@ -99,9 +99,6 @@ SortKey = Literal["gpu", "self", "total", "forward", "backward", "recompute", "m
 class _Folder:
     """The folder whose files may be read.
 
-    Args:
-        path: the folder.
-
     Raises:
         ModtraceError: there is none.
     """
@@ -167,11 +164,7 @@ class _Folder:
 
 
 class _Tools:
-    """The tools: each asks what its command asks, and returns the values of an answer.
-
-    Args:
-        folder: whose files they read.
-    """
+    """The tools: each asks what its command asks, and returns the values of an answer."""
 
     def __init__(self, folder: _Folder) -> None:
         self._folder = folder
@@ -389,11 +382,6 @@ def _with_token(app: ASGIApp, token: str) -> ASGIApp:
 
 def serve_http(server: MCPServer[Any], port: int, say: Callable[[str], None]) -> None:
     """Serve at 127.0.0.1 until Ctrl-C, to those who have a token that is made for this time.
-
-    Args:
-        server: what to serve.
-        port: where; 0: any that is free.
-        say: told the address and the token.
 
     Raises:
         ModtraceError: another program has the port.

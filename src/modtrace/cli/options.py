@@ -116,13 +116,6 @@ def require_spans(timeline: "Timeline", whole: "Timeline", path: str, *, chosen:
 
 
 def no_such_module(path: str, pattern: str, example: str, hint: str = "") -> ModtraceError:
-    """Return the error of a pattern that matches no module.
-
-    Args:
-        path: the file, or files.
-        pattern: as it was given.
-        example: the fully qualified name of a module that is there.
-        hint: what else to ask.
-    """
+    """Return the error of a pattern that matches no module."""
     known = f"; there is {example}, for one" if example else ""
     return ModtraceError(f"nothing is left of {path}: no module is called {pattern}{known}{hint}")

@@ -28,15 +28,10 @@ PATHS = {"path", *(option.name for option in OPTIONS if option.is_path)}
 
 
 class ChildCount(NamedTuple):
-    """What the children of a job noted.
+    """What the children of a job noted."""
 
-    Attributes:
-        saved: the file that each recorded child saved.
-        unsaved: how many children began to record and saved nothing.
-    """
-
-    saved: list[str]
-    unsaved: int
+    saved: list[str]  # the file that each recorded child saved
+    unsaved: int  # how many children began to record and saved nothing
 
 
 class Job:
@@ -88,11 +83,7 @@ class Job:
         }
 
     def child_files(self, name: str) -> str | None:
-        """Return a pattern of the files of all children, as a shell's; None if there are none.
-
-        Args:
-            name: "path" or "ring".
-        """
+        """Return a pattern of the files of all children, as a shell's; None if there are none."""
         path = self.arguments.get(name)
         if path is None:
             return None

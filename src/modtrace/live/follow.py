@@ -40,23 +40,14 @@ _STEP_KINDS = (Kind.STEP, Kind.OPTIMIZER_STEP, Kind.GRADIENTS, Kind.MARK)
 
 @dataclass(frozen=True)
 class EndedStep:
-    """A training step that has ended; times are Unix nanoseconds.
+    """A training step that has ended; times are Unix nanoseconds."""
 
-    Attributes:
-        number: of the step.
-        start_ns: when it began.
-        end_ns: when it ended.
-        end_serial: of the event that ended it.
-        parts: nanoseconds by part; they add up to its duration.
-        is_first: whether it is the first of the recording: such a step sets up what later ones have.
-    """
-
-    number: int
-    start_ns: int
-    end_ns: int
-    end_serial: int
-    parts: Mapping[str, int]
-    is_first: bool
+    number: int  # of the step
+    start_ns: int  # when it began
+    end_ns: int  # when it ended
+    end_serial: int  # of the event that ended it
+    parts: Mapping[str, int]  # nanoseconds by part; they add up to its duration
+    is_first: bool  # whether it is the first of the recording: such a step sets up what later ones have
 
     @property
     def training_ns(self) -> int:
@@ -78,9 +69,6 @@ class Look:
 
 class RingFollower:
     """Follows the ring file of one process to its end, also when the file gets another name.
-
-    Args:
-        path: the file.
 
     Attributes:
         path: as given.

@@ -74,10 +74,6 @@ def find_hangs(states: Iterable[RankState], *, by_flight_recorder: bool = False)
     """Return one hang for each group, and each pair, that ranks have waited in for a second or more.
 
     Those that others follow from come first, and of these the longest.
-
-    Args:
-        states: of all ranks; those without a rank are left out.
-        by_flight_recorder: the counters are the flight recorder's.
     """
     ranks = _Ranks(states, by_flight_recorder)
     return _order_hangs([*_collective_hangs(ranks), *_peer_hangs(ranks)])

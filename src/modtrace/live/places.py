@@ -266,12 +266,7 @@ def _stack_of(state: RankState, tid: int) -> str:
 
 
 def by_place(states: Sequence[RankState], waits: Mapping[int, str]) -> list[tuple[RankGroup, str]]:
-    """Return ranks by place: with the module, for how long they are there, and for how long usually.
-
-    Args:
-        states: of the ranks.
-        waits: what ranks wait in elsewhere.
-    """
+    """Return ranks by place: with the module, for how long they are there, and for how long usually."""
     together: dict[tuple[str, str], list[RankState]] = {}
     for state in states:
         thread = _main_thread(state)

@@ -104,12 +104,7 @@ class ModuleRate(NamedTuple):
 
 
 def merge_ranks(ranks: Sequence[RankRates], max_depth: int | None) -> list[ModuleRate]:
-    """Return what each module takes, in the order in which modules were first called.
-
-    Args:
-        ranks: those without any module do not count.
-        max_depth: how many levels of modules; the self time of those below counts to the last.
-    """
+    """Return what each module takes, in the order in which modules were first called."""
     measured = [rank for rank in ranks if rank.rows and rank.window_ns]
     shares_of: dict[str, list[float]] = {}
     busiest: dict[str, tuple[float, int | None]] = {}

@@ -39,13 +39,7 @@ class StreamState(NamedTuple):
 
 
 def stream_states(analysis: RingAnalysis, now_ns: int, *, is_running: bool) -> tuple[StreamState, ...]:
-    """Return the state of each stream that had events, by device and stream.
-
-    Args:
-        analysis: of the end of a ring.
-        now_ns: monotonic.
-        is_running: whether the process may run; otherwise unread events will never be read.
-    """
+    """Return the state of each stream that had events, by device and stream."""
     queued = analysis.queued
     if not len(queued.slot):
         return ()
@@ -55,17 +49,12 @@ def stream_states(analysis: RingAnalysis, now_ns: int, *, is_running: bool) -> t
 
 
 class _StreamStates:
-    """Finds the state of each stream of a ring.
-
-    Args:
-        analysis: of the ring.
-        now_ns: monotonic; None if events are no longer read.
-    """
+    """Finds the state of each stream of a ring."""
 
     def __init__(self, analysis: RingAnalysis, now_ns: int | None) -> None:
         self._events = analysis.all_events
         queued = self._queued = analysis.queued
-        self._now_ns = now_ns
+        self._now_ns = now_ns  # None if events are no longer read
         self._clocks, self._ids = analysis.device_clocks, analysis.stream_ids
         # When the device was last polled, monotonic ns; keyed by (stream, number of the pending event).
         pending = np.flatnonzero(self._events.kind == Kind.DEVICE_PENDING)

@@ -44,13 +44,7 @@ class ScreenState:
     help: str = KEYS_HELP  # the last line, which says what there is to press
 
     def press(self, key: str, ranks: int, depth: int) -> None:
-        """Do what a key means; others do nothing.
-
-        Args:
-            key: a character, or the name of a key (`up`, `page down`).
-            ranks: how many there are.
-            depth: how many levels of modules there are.
-        """
+        """Do what a key means; others do nothing."""
         if key in ("q", "Q"):
             self.quits = True
         elif key in ("p", " "):
@@ -87,17 +81,11 @@ _Row = tuple[str, list[RenderableType]]
 
 
 class JobView(NamedTuple):
-    """What was read of a job.
+    """What was read of a job."""
 
-    Attributes:
-        ranks: in order of their ranks.
-        errors: what is wrong with rings that could not be read, or that there are none yet.
-        read_s: how long it took to read them.
-    """
-
-    ranks: Sequence[RankRates]
-    errors: Sequence[str]
-    read_s: float
+    ranks: Sequence[RankRates]  # in order of their ranks
+    errors: Sequence[str]  # what is wrong with rings that could not be read, or that there are none yet
+    read_s: float  # how long it took to read them
 
     @property
     def depth(self) -> int:
@@ -321,13 +309,7 @@ _POLL_S = 0.1
 
 
 def show_live(read: Callable[[], JobView], console: Console, refresh_s: float) -> None:
-    """Show the job on a terminal until q or KeyboardInterrupt; the terminal is restored.
-
-    Args:
-        read: reads the job; called on a thread of its own.
-        console: the terminal.
-        refresh_s: seconds from one reading to the next, at least.
-    """
+    """Show the job on a terminal until q or KeyboardInterrupt; the terminal is restored."""
     screen, over = ScreenState(), threading.Event()
     latest = deque([JobView((), ("reading …",), 0.0)], maxlen=1)
     with (

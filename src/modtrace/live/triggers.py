@@ -121,11 +121,7 @@ class Trigger(NamedTuple):
 
 
 class Triggers:
-    """Judges one ring.
-
-    Args:
-        conditions: any of them keeps a window.
-    """
+    """Judges one ring."""
 
     def __init__(self, conditions: Sequence[Condition]) -> None:
         self._conditions = conditions

@@ -26,14 +26,7 @@ _COLORS = {"running": "green", "dead": "red", "stopped": "dim", "unknown": "yell
 def render(
     groups: Sequence[RankGroup], errors: Iterable[str] = (), hangs: Sequence[Hang] = (), *, whole: bool = False
 ) -> RenderableType:
-    """Return the errors, the headline and hangs of several ranks, who seems hung, and a line per group and thread.
-
-    Args:
-        groups: of ranks; those that hangs blame come first.
-        errors: what could not be read.
-        hangs: as `find_hangs` returns them.
-        whole: show all of thousands, not only the first ones.
-    """
+    """Return the errors, the headline and hangs of several ranks, who seems hung, and a line per group and thread."""
     states = [rank for group in groups for rank in group.ranks]
     lines: list[RenderableType] = _first([_text(error, "red") for error in errors], "errors", whole)
     if len(states) > 1 or any(group.ranks[0].state == "dead" for group in groups):

@@ -227,12 +227,7 @@ class _RingDistributions:
 
 
 class WholeRunWriter:
-    """Writes `run.modtrace.whole.json` beside each ring, about once a second, whole at any time.
-
-    Args:
-        say: takes a line for the user.
-        every_ns: the time between two writings of one file, at least.
-    """
+    """Writes `run.modtrace.whole.json` beside each ring, about once a second, whole at any time."""
 
     def __init__(self, say: Callable[[str], None], every_ns: int = _WRITE_EVERY_NS) -> None:
         self._say, self._every_ns = say, every_ns

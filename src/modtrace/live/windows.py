@@ -52,19 +52,12 @@ class KeepLimits(NamedTuple):
 
 
 class CameLate(NamedTuple):
-    """A rank that others of its job waited for.
+    """A rank that others of its job waited for."""
 
-    Attributes:
-        rank: its number.
-        step: the step of the others in which they waited.
-        cost_ns: for how long.
-        sentence: who, when, and why.
-    """
-
-    rank: int
-    step: int
-    cost_ns: int
-    sentence: str
+    rank: int  # its number
+    step: int  # the step of the others in which they waited
+    cost_ns: int  # for how long
+    sentence: str  # who, when, and why
 
 
 FindLate = Callable[[Mapping[int, RingSnapshot]], Sequence[CameLate]]
@@ -111,10 +104,6 @@ class KeptFolder:
     """The folder of what is kept, made when it is first needed.
 
     What it is in is held from the start. The folder itself may be a link only if it is there when it is named.
-
-    Args:
-        path: the folder.
-        named: whether the user named it.
     """
 
     def __init__(self, path: Path, *, named: bool = False) -> None:
@@ -161,12 +150,6 @@ def begin_file(folder: Folder, name: str, mode: int) -> int:
 class WindowKeeper:
     """Keeps windows in a folder.
 
-    Args:
-        folder: it is made with the first window.
-        limits: how much is kept.
-        say: takes a line for the user.
-        find_late: says who came late to what is kept of several ranks; None: that is not asked.
-
     Attributes:
         kept: how many moments were kept.
     """
@@ -211,12 +194,7 @@ class WindowKeeper:
         self._passed_over[limit] = count + 1, first
 
     def save_ready(self, followers: Sequence[RingFollower], *, flush: bool = False) -> None:
-        """Save the windows that are whole; with `flush` all.
-
-        Args:
-            followers: of all rings; of each the same moment is saved.
-            flush: save also what still waits for steps.
-        """
+        """Save the windows that are whole; with `flush` all."""
         ready = [p for p in self._pending if flush or (not p.follower.failures and p.is_ready(self._limits.steps))]
         self._pending = [p for p in self._pending if p not in ready]
         for pending in ready:

@@ -74,11 +74,6 @@ def peak_sentence(peaks: Mapping[int, int]) -> str:
 def load_rank(file: RankRecording, time: RankTime, steps: Steps | None = None) -> RankTimeline:
     """Read a rank's recording and move it to the time of the job.
 
-    Args:
-        file: the recording.
-        time: the place of its times in the job's time.
-        steps: take these alone; None: all.
-
     Raises:
         ModtraceError: it cannot be read.
     """
@@ -93,13 +88,6 @@ def read_ranks(
     executor: Executor | None = None,
 ) -> list[T]:
     """Return what is taken of each rank in the time of the job, in the order of the files.
-
-    Args:
-        take: called with each rank, where its recording is read.
-        files: the recordings.
-        job: where they are in the job's time.
-        steps: take these alone; None: all.
-        executor: reads them; None: this process.
 
     Raises:
         ModtraceError: one cannot be read.
@@ -145,13 +133,6 @@ def read_fitting(
 
     The first ranks of each role come before the second. All have one level at least, and what one role does not need
     for all of its levels is for others. Ranks that do not fit are not read, but for a few.
-
-    Args:
-        files: the recordings of all ranks.
-        job: where they are in the job's time.
-        steps: take these alone; None: all.
-        executor: reads them; None: this process.
-        bytes_per_step: what a step of them takes at most; about.
     """
     by_role: dict[str, list[RankRecording]] = {}
     for file in files:
@@ -201,10 +182,6 @@ def all_ranks_timeline(ranks: Sequence[RankTimeline], left_out: int = 0) -> Time
     """Return one timeline of all ranks, each a process of its own even where process ids are equal.
 
     A rank's process says how far its times are off; the metadata hold the same of each rank, and how it was found.
-
-    Args:
-        ranks: what is in it.
-        left_out: how many ranks are not; the metadata say so.
 
     Raises:
         ModtraceError: there is nothing in any of them.

@@ -86,9 +86,6 @@ class Part(NamedTuple):
 class DatasetFiles:
     """The files of a dataset. Those of a folder are made in it, also if somebody puts links there.
 
-    Args:
-        place: the folder, or a URL that pyarrow opens.
-
     Attributes:
         place: the same, as any process of this host knows it.
         filesystem: pyarrow's, which has the files.
@@ -271,9 +268,6 @@ class JoinedTime:
 
     The parts hold what their ranks measured of each other's clocks. Where that does not join two parts, the wall clock
     does.
-
-    Args:
-        parts: all of a dataset.
 
     Attributes:
         ranks: what is known of each rank in this time, ascending.

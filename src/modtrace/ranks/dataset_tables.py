@@ -142,9 +142,6 @@ def _codes(column: pa.ChunkedArray) -> tuple[list[str], Any]:
 class DatasetTables:
     """Reads a dataset: only the files that hold the steps and the ranks that are asked for.
 
-    Args:
-        place: its folder, or a URL.
-
     Attributes:
         place: the same.
         ranks: what is known of each rank, in their order.
@@ -170,12 +167,7 @@ class DatasetTables:
         self._parts, self._opened = parts, dict[str, ds.FileFragment]()
 
     def buckets(self, *tables: str, steps: Steps = (None, None)) -> list[tuple[int, int]]:
-        """Return the first step of each bucket and the one after its last, in order.
-
-        Args:
-            tables: which of `TABLE_NAMES` has something in it; none: any of them.
-            steps: these of them alone.
-        """
+        """Return the first step of each bucket of any of the tables, and the one after its last, in order."""
         length, numbers, end = self._steps_per_bucket, set[int](), 0
         with self.damage_named():
             for part in self._parts.values():
@@ -205,13 +197,7 @@ class DatasetTables:
         return table._replace(**moved)
 
     def table(self, name: str, steps: tuple[int, int] | None = None, ranks: Sequence[int] | None = None) -> ds.Dataset:
-        """Return the files of one of `TABLE_NAMES`, whose times are those of their parts.
-
-        Args:
-            name: of the table.
-            steps: only files that can hold some from the first to before the second; None: all.
-            ranks: only files that can hold some of these; None: all.
-        """
+        """Return the files of a table that can hold some of the steps and ranks; times are those of their parts."""
         length, files = self._steps_per_bucket, list[str]()
         for part, said in self._parts.items():
             if ranks is None or not {entry.rank for entry in said.ranks}.isdisjoint(ranks):
@@ -246,11 +232,6 @@ _MOVED_FIELDS = tuple(column.removesuffix("_ns") for column in _MOVED)
 def query(dataset: Place, sql: str, steps: tuple[int, int] | None = None) -> pa.Table:
     """Return what SQL says of the tables `spans`, `collectives`, `steps`, `ranges` and `ranks`.
 
-    Args:
-        dataset: its folder, or a URL.
-        sql: over the tables.
-        steps: those from the first to before the second alone; None: all.
-
     Raises:
         ModtraceError: it is not a dataset, or the SQL is wrong.
     """
@@ -282,13 +263,7 @@ def _move(time: JoinedTime, rank: pa.ChunkedArray, time_ns: pa.ChunkedArray) -> 
 
 
 def query_each_bucket(dataset: Place, sql: str, then: str | None = None, executor: Executor | None = None) -> pa.Table:
-    """Return what SQL says of each bucket of steps, below each other in the order of the steps.
-
-    Args:
-        dataset: its folder, or a URL.
-        sql: over the tables, which hold one bucket each time.
-        then: SQL over all these results, as the table `results`.
-        executor: asks the buckets; None: processes of this machine.
+    """Return what SQL says of each bucket of steps, below each other in their order; `then` asks these as `results`.
 
     Raises:
         ModtraceError: it is not a dataset, or the SQL is wrong.

@@ -151,14 +151,10 @@ def _fingerprint(file: RankRecording, source: str | None) -> list[object]:
 
 
 class _PartSources(NamedTuple):
-    """What a part is made of.
+    """What a part is made of."""
 
-    Attributes:
-        empty: the part, without its ranks and steps.
-        ranks: the recording of each, its place in the job's time, and what a dataset says of its file.
-    """
-
-    empty: Part
+    empty: Part  # the part, without its ranks and steps
+    # The recording of each, its place in the job's time, and what a dataset says of its file.
     ranks: list[tuple[RankRecording, RankTime, list[Any]]]
 
     @classmethod

@@ -64,10 +64,6 @@ def is_dataset(place: Place) -> bool:
 def as_folder(place: Place, executor: Executor | None = None) -> Iterator[str]:
     """Yield a place itself if it is a folder; of a URL a copy of its files, which goes with the block.
 
-    Args:
-        place: the folder, or a URL.
-        executor: what reads the files.
-
     Raises:
         ModtraceError: it cannot be copied, or an executor would not see the copy.
     """

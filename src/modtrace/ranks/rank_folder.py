@@ -236,10 +236,6 @@ def check_size(files: Iterable[RankRecording]) -> None:
 def load_own_time(file: RankRecording, steps: Steps | None = None) -> Timeline:
     """Read a rank's recording in its own time: monotonic nanoseconds of a ring, Unix nanoseconds of a trace.
 
-    Args:
-        file: the recording.
-        steps: take these alone; None: all.
-
     Raises:
         ModtraceError: it cannot be read.
     """
@@ -330,15 +326,10 @@ class RankTime(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """Which time it is: times with one reference can be compared.
+    """Which time it is: times with one reference can be compared."""
 
-    Attributes:
-        clock: the id of the clock that it is the time of.
-        wall_ns: how far it is ahead of that clock's monotonic nanoseconds.
-    """
-
-    clock: str
-    wall_ns: int
+    clock: str  # the id of the clock that it is the time of
+    wall_ns: int  # how far it is ahead of that clock's monotonic nanoseconds
 
 
 class JobTime:
@@ -346,9 +337,6 @@ class JobTime:
 
     Ranks whose clocks were measured against each other are placed by that. What is left is placed by collectives, which
     no rank can leave before the last one has come, and what has none with the others by the wall clock.
-
-    Args:
-        files: the recordings.
 
     Attributes:
         reference: says which time it is.

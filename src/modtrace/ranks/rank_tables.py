@@ -74,17 +74,11 @@ FOR_ITSELF: tuple[RangeCategory, ...] = ("evaluation", "gc", "compile", "saving"
 
 
 class StepTable(NamedTuple):
-    """When the steps of some ranks ended. Arrays of equal length.
-
-    Attributes:
-        rank: int32.
-        step: int32.
-        end: int64, Unix ns.
-    """
+    """When the steps of some ranks ended. Arrays of equal length."""
 
     rank: Int32Array
     step: Int32Array
-    end: Int64Array
+    end: Int64Array  # Unix ns
 
 
 class RangeTable(NamedTuple):
@@ -311,14 +305,7 @@ class RankTables(Protocol):
         """Return how far the times of each rank are off."""
 
     def read(self, kind: type[Table], first: int, last: int, ranks: Sequence[int] | None = None) -> Table:
-        """Return the rows of a kind of table in the steps from `first` to before `last`.
-
-        Args:
-            kind: which table; of ranges what is kept.
-            first: the first step.
-            last: the one after the last.
-            ranks: of these, in this order; None: of all.
-        """
+        """Return the rows of a kind of table in the steps from `first` to before `last`."""
 
 
 TABLE_MAKERS: Mapping[type, Callable[[Timeline, int], Any]] = {
@@ -346,12 +333,6 @@ def _rank_tables(one: RankTimeline) -> _RankTables:
 
 class FolderTables:
     """Reads all recordings of a folder.
-
-    Args:
-        files: the recordings.
-        job: where they are in the job's time.
-        steps: read these alone; None: all.
-        executor: reads them; None: this process.
 
     Attributes:
         roles: as in `RankTables`.

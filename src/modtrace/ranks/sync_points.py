@@ -90,17 +90,11 @@ def _first_wait_end(
 
 
 class InferredWaits(NamedTuple):
-    """Waits of one rank; arrays of equal length.
+    """Waits of one rank; arrays of equal length."""
 
-    Attributes:
-        start: int64, ns.
-        end: int64, ns.
-        step: int64, the step that they are in.
-    """
-
-    start: Int64Array
-    end: Int64Array
-    step: Int64Array
+    start: Int64Array  # ns
+    end: Int64Array  # ns
+    step: Int64Array  # the step that they are in
 
 
 def inferred_waits(timeline: Timeline) -> InferredWaits:
@@ -158,10 +152,6 @@ def offsets_by_collectives(
 
     Those that have them only with ranks that this places come after these. The bound holds that of the ranks that one
     is placed by.
-
-    Args:
-        collectives: of each rank, in its own time.
-        placed: own time → offset to the job's time, for the ranks whose place is known.
     """
     numbers: dict[GroupKey, int] = {}
     points = {rank: sync_points(table) for rank, table in collectives.items()}

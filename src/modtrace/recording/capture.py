@@ -154,11 +154,7 @@ class Capture:
                 self._on_error(error)
 
     def reader(self, running: bool) -> tuple[Callable[..., RingSnapshot], range]:
-        """Return what reads the events so far, or some serial numbers without some kinds, and their serial numbers.
-
-        Args:
-            running: whether the recording runs.
-        """
+        """Return what reads the events so far, or some serial numbers without some kinds, and their serial numbers."""
         if running:
             self.note_libraries()
         self.engine.finish_notes()
@@ -220,12 +216,6 @@ def make_engine(
 ) -> NativeEngine | PortableEngine:
     """Return an engine that was not started.
 
-    Args:
-        kind: which one.
-        ring: where events and names go.
-        on_error: called with what went wrong inside.
-        options: what it records.
-
     Raises:
         EngineError: the native engine is asked for and cannot be had, or FLOPs are, which it alone counts.
     """
@@ -252,13 +242,7 @@ _LIBRARIES = (
 
 
 def recording_metadata(engine: str, capacity: int, host_name: bool) -> dict[str, object]:
-    """Return the metadata for a ring's header.
-
-    Args:
-        engine: "native" or "python".
-        capacity: events kept.
-        host_name: True for the host's name, False for a hash of it, which only keeps hosts apart.
-    """
+    """Return the metadata for a ring's header."""
     return {
         "modtrace": __version__,
         "torch": torch.__version__,

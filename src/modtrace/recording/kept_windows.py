@@ -144,11 +144,6 @@ def _start_watcher(ring: str, place: Folder, conditions: Sequence[str]) -> None:
     them from a profiler. So the process between the two is made by `clone` without a signal, which `os.wait` does not
     see; its child runs the shell, which starts the watcher and ends.
 
-    Args:
-        ring: the name of its file.
-        place: the folder that it is in, which becomes the working directory of the watcher.
-        conditions: what it keeps.
-
     Raises:
         OSError: it cannot be started.
     """

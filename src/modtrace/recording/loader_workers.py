@@ -39,10 +39,6 @@ class WorkerRings:
     """The rings of the workers that start between `start` and `stop`, in a folder that is gone when this is.
 
     Another process removes the folder when this process has ended however it ended, and so have its forked children.
-
-    Args:
-        record: makes a recording of a worker, as `modtrace.record` does; it can be pickled.
-        engine: which engine.
     """
 
     def __init__(self, record: Callable[..., Any], engine: EngineName) -> None:
@@ -82,12 +78,7 @@ _active: tuple[Callable[..., Any], EngineName, str] | None = None
 
 
 class _WorkerLoop:
-    """Takes the place of torch's function that a worker runs, and records it.
-
-    Args:
-        loop: that function.
-        active: as `_active` of the process that started the worker.
-    """
+    """Takes the place of torch's function that a worker runs, and records it."""
 
     def __init__(self, loop: Callable[..., None], active: Any = None) -> None:
         self.loop = loop

@@ -165,11 +165,6 @@ _log = logging.getLogger("modtrace")
 class Outputs:
     """Where a recording saves, and the file behind its ring.
 
-    Args:
-        path: where to save, or None.
-        ring: the file behind the ring, or None.
-        cycles: those of its schedule.
-
     Attributes:
         saved: the files saved so far.
 
@@ -210,10 +205,6 @@ class Outputs:
 
     def make_capture(self, make: "Callable[[str | None], Capture]", warn: Callable[[str], None]) -> "Capture":
         """Return what `make` makes with the path of the ring's file, or with None.
-
-        Args:
-            make: makes the ring, whose file may get another name.
-            warn: is told so.
 
         Raises:
             RecordingError: another rank writes that file, or saves where this one does.

@@ -35,19 +35,12 @@ __all__ = ["MAX_REPORT_BYTES", "Report", "report", "zip_bytes"]
 
 
 class TracePart(NamedTuple):
-    """The trace, or the part of it, that goes into an archive.
+    """The trace, or the part of it, that goes into an archive."""
 
-    Attributes:
-        file_name: of the trace's file in the archive.
-        data: that file's contents.
-        timeline: what the page shows.
-        description: which part it is (`the last 3 steps of 20`); None for all of it.
-    """
-
-    file_name: str
-    data: bytes
-    timeline: Timeline
-    description: str | None
+    file_name: str  # of the trace's file in the archive
+    data: bytes  # that file's contents
+    timeline: Timeline  # what the page shows
+    description: str | None  # which part it is (`the last 3 steps of 20`); None for all of it
 
 
 class TimelineSource:
@@ -167,14 +160,7 @@ _VERSION_KEYS = ("modtrace", "torch", "python", "engine")
 
 
 def _summary_text(source: ReportSource, table: str, part: TracePart, *, anonymized: bool) -> str:
-    """Return the text of `summary.md`, to paste into an issue.
-
-    Args:
-        source: the whole trace.
-        table: time per module of the whole trace, in Markdown.
-        part: what the archive holds.
-        anonymized: whether names are aliases.
-    """
+    """Return the text of `summary.md`, to paste into an issue."""
     lines = [*_describe(source.timeline), *source.notes]
     if part.description is not None:
         lines.append(f"**Cut to fit:** the trace and the page hold {part.description}; the table is of all.")

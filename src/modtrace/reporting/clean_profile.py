@@ -72,10 +72,6 @@ _TRACK_NAME = re.compile(r"(forward|backward|modules) · (.*)", re.DOTALL)
 class EventFilter:
     """Returns what a report may hold of an event, or None: `event_filter(event)`.
 
-    Args:
-        names: replaces texts.
-        ids: replaces ids of processes and threads.
-
     Attributes:
         dropped: how many events were left out so far.
     """
@@ -239,36 +235,21 @@ _BEFORE_FIRST_US = 86_400_000_000
 
 @dataclass(frozen=True)
 class CleanProfile:
-    """The copy; its times begin near `REPORT_START_NS`.
+    """The copy; its times begin near `REPORT_START_NS`."""
 
-    Attributes:
-        path: its file, JSON.
-        base: Unix ns from which its times count.
-        times: float64[events], µs from the base, ascending: when events begin.
-        steps: float64[steps], µs from the base, ascending: when steps begin.
-        step_durations: float64[steps], µs.
-        end: µs from the base: when the last event ends.
-        decides: float64[lines], µs from the base: the moment of each line by which it is in a window; NaN: in all.
-        notes: what was left out of it.
-    """
-
-    path: Path
-    base: int
-    times: Float64Array
-    steps: Float64Array
-    step_durations: Float64Array
-    end: float
+    path: Path  # its file, JSON
+    base: int  # Unix ns from which its times count
+    times: Float64Array  # float64[events], µs from the base, ascending: when events begin
+    steps: Float64Array  # float64[steps], µs from the base, ascending: when steps begin
+    step_durations: Float64Array  # float64[steps], µs
+    end: float  # µs from the base: when the last event ends
+    # Float64[lines], µs from the base: the moment of each line by which it is in a window; NaN: in all.
     decides: Float64Array
-    notes: list[str]
+    notes: list[str]  # what was left out of it
 
 
 def clean_profile(path: str | os.PathLike[str], out: Path, names: ReportNames) -> CleanProfile:
     """Write the harmless part of a trace to `out`, with other times and ids of processes.
-
-    Args:
-        path: the trace.
-        out: the JSON file to write.
-        names: replaces texts.
 
     Raises:
         TraceError: it cannot be read.
@@ -317,13 +298,7 @@ def _times(
 
 
 def cut_profile(profile: CleanProfile, out: Path, windows: Sequence[tuple[float, float]]) -> None:
-    """Write the events of a clean trace that begin within some windows.
-
-    Args:
-        profile: the clean trace.
-        out: the JSON file to write.
-        windows: start and end, µs from the base; the end is not part of it.
-    """
+    """Write the events of a clean trace that begin within some windows: start and end, µs from the base."""
     starts, ends = (np.array(bounds) for bounds in zip(*sorted(windows), strict=True))
     window = np.searchsorted(starts, profile.decides, side="right") - 1
     within = iter((np.isnan(profile.decides) | (window >= 0) & (profile.decides < ends[window])).tolist())

@@ -59,9 +59,6 @@ def environment_text(metadata: Mapping[str, object]) -> str:
     """Return the text of `environment.txt`.
 
     It is about the machine that recorded: the one that makes the report may be another.
-
-    Args:
-        metadata: of the recording.
     """
     lines = [f"{label}: {value}" for key, value in clean_metadata(metadata).items() if (label := _ALLOWED[key][0])]
     if lines:
@@ -110,12 +107,7 @@ _SHAPE = re.compile(r"(?:\w+=)?\w+\[[\d, ]*\]", re.ASCII)
 
 
 def clean_timeline(timeline: Timeline, names: ReportNames) -> Timeline:
-    """Return the timeline with its texts replaced, without the metadata and arguments that a report does not need.
-
-    Args:
-        timeline: as recorded.
-        names: replaces texts.
-    """
+    """Return the timeline with its texts replaced, without the metadata and arguments that a report does not need."""
     timeline = replace_processes(timeline, lambda process: Process(process.pid, process.rank))
     return Timeline(
         replace(timeline.slices, args=_clean_args(timeline.slices.args, names)),

@@ -146,9 +146,6 @@ class ReportNames:
     replaced as far as it is known. Free texts, which a user wrote for no report, are replaced by numbered aliases:
     marks, names of threads, counters and annotations that neither Python nor torch nor modtrace chose.
 
-    Args:
-        redact: replaces what identifies a person or a machine in any text.
-
     Attributes:
         used: by kind (`module`, `mark`, `thread`, …) all texts that were returned, in order.
     """

@@ -32,15 +32,10 @@ class Reading(NamedTuple):
 
 
 class Offset(NamedTuple):
-    """Offsets at some times.
+    """Offsets at some times."""
 
-    Attributes:
-        offset_ns: int64[n], the other clock less the own one.
-        bound_ns: int64[n], how far that is off at most.
-    """
-
-    offset_ns: Int64Array
-    bound_ns: Int64Array
+    offset_ns: Int64Array  # int64[n], the other clock less the own one
+    bound_ns: Int64Array  # int64[n], how far that is off at most
 
 
 class ClockMap:

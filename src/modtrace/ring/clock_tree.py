@@ -36,17 +36,11 @@ def clock_id() -> str:
 
 
 class Measurement(NamedTuple):
-    """One reading of a parent's clock.
+    """One reading of a parent's clock."""
 
-    Attributes:
-        clock: the id of the own clock.
-        parent: the id of the parent's.
-        reading: how far the parent's was ahead.
-    """
-
-    clock: str
-    parent: str
-    reading: Reading
+    clock: str  # the id of the own clock
+    parent: str  # the id of the parent's
+    reading: Reading  # how far the parent's was ahead
 
 
 _READING = ("time", "offset", "bound", "round_trip")
@@ -110,12 +104,7 @@ class ClockTree:
         return self._chain(clock)[-1]
 
     def to_root(self, clock: str, time_ns: npt.ArrayLike) -> Offset:
-        """Return what to add to times of a clock to get the root's, and how far that is off at most.
-
-        Args:
-            clock: whose times these are.
-            time_ns: its monotonic nanoseconds.
-        """
+        """Return what to add to times of a clock to get the root's, and how far that is off at most."""
         time = np.atleast_1d(np.asarray(time_ns, np.int64))
         offset, bound = np.zeros(len(time), np.int64), np.zeros(len(time), np.int64)
         for step in self._chain(clock)[:-1]:

@@ -34,19 +34,13 @@ UNSEEN_BY_PYTHON = (
 
 
 class CollectiveName(NamedTuple):
-    """What a collective is called.
+    """What a collective is called."""
 
-    Attributes:
-        operator: as `torch.distributed` calls it (`all_reduce`, `send`).
-        group: the name of the group it runs on, as torch has it (`0` is the default group's).
-        peer: for a send or receive the rank in the group at the other end; -1 if there is none.
-        device: the type of the device that runs it (`cuda`), where threads do not wait until it is complete; empty for
-            the CPU, and for calls without tensors, like a barrier.
-    """
-
-    operator: str
-    group: str
-    peer: int = -1
+    operator: str  # as `torch.distributed` calls it (`all_reduce`, `send`).
+    group: str  # the name of the group it runs on, as torch has it (`0` is the default group's)
+    peer: int = -1  # for a send or receive the rank in the group at the other end; -1 if there is none
+    # The type of the device that runs it (`cuda`), where threads do not wait until it is complete; empty for the
+    # CPU, and for calls without tensors, like a barrier.
     device: str = ""
 
 

@@ -247,14 +247,7 @@ class RingLog:
 
 
 def _read_file_slots(descriptor: int, size: int, capacity: int, last_events: int | None = None) -> SlotSnapshot:
-    """Read the whole events of a ring file.
-
-    Args:
-        descriptor: the file's.
-        size: its bytes.
-        capacity: slots in the ring; more than there are where the file was cut short.
-        last_events: read no more than about so many, the last ones, and count the others as overwritten; None: all.
-    """
+    """Read the whole events of a ring file."""
     count = max(0, min(capacity, (size - SLOTS_OFFSET) // SLOT_BYTES))
     recorded = -1
     for _ in range(1 + _MAX_REREADS):
@@ -330,15 +323,10 @@ def _slot_blocks(descriptor: int, ranges: list[_SlotRange]) -> "Iterator[_SlotBl
 
 
 class _SlotBlock(NamedTuple):
-    """Some slots of a ring.
+    """Some slots of a ring."""
 
-    Attributes:
-        first: the number of the first one.
-        slots: int64[n, 4], a view of the mapping; it may be written to meanwhile.
-    """
-
-    first: int
-    slots: Int64Array
+    first: int  # the number of the first one
+    slots: Int64Array  # int64[n, 4], a view of the mapping; it may be written to meanwhile
 
 
 def slot_blocks(slots: Int64Array, serials: range | None = None) -> Iterator[_SlotBlock]:

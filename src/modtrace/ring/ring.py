@@ -94,11 +94,7 @@ class Ring:
         self.names.anchor()
 
     def make_writer(self, clock: Callable[[], int] = time.monotonic_ns) -> WriteSlot:
-        """Return the function that writes one event from Python, on any thread; one per ring, since it counts serials.
-
-        Args:
-            clock: returns monotonic nanoseconds.
-        """
+        """Return what writes one event from Python, on any thread; one per ring, since it counts serials."""
         buffer, offset, capacity = self.buffer, self.offset, self.capacity
         serials = itertools.count().__next__
         pack = struct.Struct(f"{WORDS_PER_SLOT}q").pack_into
@@ -264,12 +260,6 @@ def _clean(text: str) -> str:
 
 class _RingFile:
     """A new ring file that this process writes; its mapping outlives the process in the file.
-
-    Args:
-        path: where; what the rings are called that are there already, `kept_rings` says.
-        capacity: slots in the ring.
-        metadata: about the recording, JSON values; together at most about 3,800 bytes.
-        keep: how many rings of ended processes to keep beside it.
 
     Attributes:
         path: the name that the file got.

@@ -56,19 +56,12 @@ def _name_as(wrapper: Callable[..., Any], function: Callable[..., Any]) -> None:
 
 
 class PatchTarget:
-    """A function that patches wrap: what one class or module holds under a name.
-
-    Args:
-        owner: the class or module.
-        name: the name.
-        is_restored: whether what was there is put back when no patch is active; else the wrapper stays for good, and
-            only passes calls on.
-    """
+    """A function that patches wrap: what one class or module holds under a name."""
 
     def __init__(self, owner: object, name: str, *, is_restored: bool = False) -> None:
         self._owner = owner
         self._name = name
-        self.is_restored = is_restored
+        self.is_restored = is_restored  # else the wrapper stays for good, and only passes calls on
         self._original = self._function()
         # By id of the wrapper's function; kept for reuse, since torch.compile guards on the identity of what it traced.
         self._by_function: dict[int, Wrapper] = {}

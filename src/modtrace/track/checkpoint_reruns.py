@@ -43,13 +43,7 @@ class CheckpointReruns:
 
     @skip_all
     def note(self, module: nn.Module, inputs: Sequence[Any], sequence: int) -> None:
-        """Note the first call that follows a node while no graph is made: the node may be a checkpoint.
-
-        Args:
-            module: what is called.
-            inputs: the arguments, those by keyword last.
-            sequence: the sequence number that the thread's next node gets.
-        """
+        """Note the first call after the making of a node, where no graph is made: the node may be a checkpoint."""
         note, storages = _note_of(module, inputs, sequence)
         if storages:
             self._notes[note] = storages

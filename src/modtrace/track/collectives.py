@@ -23,11 +23,7 @@ from .event_sink import EventSink, OnError, warn_once
 
 
 class CollectiveNames:
-    """Names collectives for a ring, and notes each group once.
-
-    Args:
-        names: the ring's name table.
-    """
+    """Names collectives for a ring, and notes each group once."""
 
     def __init__(self, names: NameTable) -> None:
         self._names = names
@@ -60,12 +56,7 @@ def _describe_group(group_name: str) -> tuple[list[int], str]:
 
 
 class NativeCollectives:
-    """Notes the collectives of the session that the native engine runs.
-
-    Args:
-        native: the engine's extension module.
-        names: the ring's name table.
-    """
+    """Notes the collectives of the session that the native engine runs."""
 
     def __init__(self, native: ModuleType, names: NameTable) -> None:
         self._native = native
@@ -105,13 +96,7 @@ _METHODS = {
 
 
 class PortableCollectives:
-    """Notes the collectives that Python calls, and the waits for them.
-
-    Args:
-        events: takes the events.
-        names: the ring's name table.
-        on_error: called with what went wrong inside.
-    """
+    """Notes the collectives that Python calls, and the waits for them."""
 
     def __init__(self, events: EventSink, names: NameTable, on_error: OnError) -> None:
         self._events = events

@@ -56,17 +56,12 @@ def owner_of(node: Any, *, is_backward: bool) -> Owner:
 
 
 class GraphKernels(NamedTuple):
-    """The kernels of one compiled graph.
+    """The kernels of one compiled graph."""
 
-    Attributes:
-        key: by which a profile names its calls.
-        kernels: of each call of a kernel its name, and for each module and phase the bytes of its nodes.
-        unknown: why they are not known; else empty.
-    """
-
-    key: str
+    key: str  # by which a profile names its calls
+    # Of each call of a kernel its name, and for each module and phase the bytes of its nodes.
     kernels: tuple[tuple[str, tuple[tuple[Owner, int], ...]], ...] = ()
-    unknown: str = ""
+    unknown: str = ""  # why they are not known; else empty
 
 
 class KernelLog:

@@ -110,11 +110,6 @@ _CALLS_OF_MODULES = {"forward", "__call__", "_call_impl", "_wrapped_call_impl", 
 class CompiledRegion(nn.Module):
     """What was compiled, as a module for the engines. No hooks of modules run around it.
 
-    Args:
-        function: what torch.compile made.
-        modules: those that are inside, in their order.
-        graph: what each of them does in it.
-
     Attributes:
         inner_modules: these modules.
         graph: the same.
@@ -246,11 +241,7 @@ def _wrap(
 
 
 class CompiledRegions:
-    """Watches all compiled regions there are, and those made later, until it is stopped; one at a time.
-
-    Args:
-        after_step_region: called after a region that is a part of an optimizer's step, with the frame that called it.
-    """
+    """Watches all compiled regions there are, and those made later, until it is stopped; one at a time."""
 
     def __init__(self, after_step_region: Callable[[FrameType], None]) -> None:
         self._after_step_region: Callable[[FrameType], None] | None = after_step_region

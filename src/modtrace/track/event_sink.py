@@ -28,15 +28,10 @@ OnError = Callable[[BaseException], None]
 
 
 class DeviceChoice(NamedTuple):
-    """Which calls of modules get events of the device; a call has to fit both.
+    """Which calls of modules get events of the device; a call has to fit both."""
 
-    Attributes:
-        pattern: those whose fully qualified name matches this, like a shell's.
-        levels: those with fewer calls around them than this; None: any.
-    """
-
-    pattern: str
-    levels: int | None
+    pattern: str  # those whose fully qualified name matches this, like a shell's
+    levels: int | None  # those with fewer calls around them than this; None: any
 
     def fits(self, fqn: str, depth: int) -> bool:
         """Return whether a call is chosen: of a module of this name, with so many calls around it."""
@@ -71,13 +66,7 @@ class EventSink(Protocol):
     """Takes single events; both engines do."""
 
     def write_event(self, kind: Kind, name: int, value: int) -> None:
-        """Write one event of the thread that calls.
-
-        Args:
-            kind: its kind.
-            name: id of a name or of a text, by kind; `NO_NAME` for none.
-            value: by kind, see `Kind`.
-        """
+        """Write one event of the thread that calls."""
 
 
 @cache
@@ -113,12 +102,7 @@ _BURST = 3
 
 
 class SyncMarks:
-    """Writes some marks when called while a profiler runs: often at first, then less and less.
-
-    Args:
-        events: takes the marks.
-        names: takes their texts.
-    """
+    """Writes some marks when called while a profiler runs: often at first, then less and less."""
 
     def __init__(self, events: EventSink, names: NameTable) -> None:
         self._events = events

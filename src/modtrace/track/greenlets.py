@@ -65,9 +65,6 @@ class ThreadNumbers:
 
     A greenlet has the number of one that is dead, if its thread had one. So a server with a greenlet for each request
     has as many tracks as requests at once.
-
-    Args:
-        names: the table that notes them.
     """
 
     def __init__(self, names: NameTable) -> None:
@@ -77,11 +74,7 @@ class ThreadNumbers:
         self._tids = itertools.count(FIRST_TID)
 
     def number(self, torch_thread_id: int = -1) -> int:
-        """Return the number of the thread that asks, or of its greenlet; of a thread it is a new one each time.
-
-        Args:
-            torch_thread_id: torch's number of the thread.
-        """
+        """Return the number of the thread that asks, or of its greenlet; of a thread it is a new one each time."""
         greenlet, (name, tid) = current_greenlet(), describe_thread()
         if greenlet is None:
             return self._names.thread(name, tid, torch_thread_id)
@@ -106,9 +99,6 @@ class ThreadNumbers:
 
 class PerGreenlet(Generic[_Value]):
     """A value for each thread, as `threading.local` has; once `greenlet` is imported, for each greenlet.
-
-    Args:
-        make: returns a new value, for the greenlet that runs.
 
     Attributes:
         local: its attribute `value` is the value, if there is one yet.
@@ -161,13 +151,7 @@ class PerGreenlet(Generic[_Value]):
         self._values[sys.modules["greenlet"].getcurrent()] = value
 
     def switch(self, left: Any, goes_on: Any, made: range) -> None:
-        """Note that greenlets switched on this thread.
-
-        Args:
-            left: the greenlet that stops.
-            goes_on: the one that goes on.
-            made: the sequence numbers of the nodes that the first one made since it went on.
-        """
+        """Note that greenlets switched on this thread; the one that stops made nodes of these sequence numbers."""
 
 
 _all: WeakMap[PerGreenlet[Any], None] = WeakMap()
@@ -184,9 +168,6 @@ _sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 class _Switches:
     """What greenlet calls when greenlets of a thread switch (`greenlet.settrace`).
-
-    Args:
-        before: what it called there before, which is called after this.
 
     Attributes:
         sequence: the thread's sequence number when they switched last.

@@ -37,12 +37,7 @@ _sessions = itertools.count()
 
 
 class JobClocks:
-    """Writes the offsets of this host's clock into a ring, from `start` to `stop`.
-
-    Args:
-        names: the ring's name table.
-        clock: the id of this process's clock; else `clock_id()`.
-    """
+    """Writes the offsets of this host's clock into a ring, from `start` to `stop`."""
 
     def __init__(self, names: NameTable, clock: str | None = None) -> None:
         self._names = names
@@ -94,13 +89,7 @@ class JobClocks:
             _log.info("the clocks of the job are not measured any more: %s", error)
 
     def measure(self, store: Any, prefix: str, number: int) -> None:
-        """Read the parent's clock when it is due, and answer children once there are some, until `stop`.
-
-        Args:
-            store: the job's.
-            prefix: of the keys in it.
-            number: which clock of the job this is, from 0, the root.
-        """
+        """Read the parent's clock when it is due, and answer children once there are some, until `stop`; 0 has none."""
         try:
             parent = parent_number(number)
             if parent is not None:
@@ -188,17 +177,11 @@ Clock = Callable[[], int]
 
 
 class Ping(NamedTuple):
-    """One question to another clock.
+    """One question to another clock."""
 
-    Attributes:
-        sent_ns: own monotonic nanoseconds just before it was sent.
-        remote_ns: what the other clock showed between its arrival and the answer.
-        received_ns: own monotonic nanoseconds just after the answer came.
-    """
-
-    sent_ns: int
-    remote_ns: int
-    received_ns: int
+    sent_ns: int  # own monotonic nanoseconds just before it was sent
+    remote_ns: int  # what the other clock showed between its arrival and the answer
+    received_ns: int  # own monotonic nanoseconds just after the answer came
 
 
 def estimate_offset(pings: Sequence[Ping]) -> Reading:
@@ -235,10 +218,6 @@ def estimate_offset(pings: Sequence[Ping]) -> Reading:
 
 class PingServer:
     """Answers with its clock, on a thread of its own, whoever knows its token.
-
-    Args:
-        host: the address to listen at; no other one.
-        clock: returns nanoseconds.
 
     Attributes:
         address: host and port.
@@ -309,11 +288,6 @@ class PingServer:
 
 class PingClient:
     """Reads the clock of a `PingServer`.
-
-    Args:
-        address: host and port.
-        token: the server's.
-        clock: returns nanoseconds.
 
     Raises:
         OSError: there is no answer.

@@ -218,17 +218,11 @@ class _Step:
 
 
 class _Member(NamedTuple):
-    """An optimizer that stepped in a step.
+    """An optimizer that stepped in a step."""
 
-    Attributes:
-        key: what it is told by.
-        gradient: of that, if it is a parameter and had one.
-        version: how often that gradient had been written in place.
-    """
-
-    key: weakref.ref[object]
-    gradient: TensorWeakRef | None = None
-    version: int = 0
+    key: weakref.ref[object]  # what it is told by
+    gradient: TensorWeakRef | None = None  # of that, if it is a parameter and had one
+    version: int = 0  # how often that gradient had been written in place
 
     @classmethod
     def of(cls, key: object) -> _Member:

@@ -43,11 +43,6 @@ def category_of(name: str) -> RangeCategory:
 class RangeRecorder:
     """Writes ranges into a ring, from `start` to `stop`.
 
-    Args:
-        events: takes the events.
-        names: takes the names.
-        on_error: called with what went wrong inside.
-
     Attributes:
         active: the one of the recording that runs. An attribute, as torch.compile would compile a function.
     """
@@ -84,12 +79,7 @@ class RangeRecorder:
 
     @skip_all
     def begin(self, name: str, category: RangeCategory | None = None) -> OpenRange | None:
-        """Write that this thread begins a range; None if an error came in between.
-
-        Args:
-            name: of the range.
-            category: its category; None finds it by the name.
-        """
+        """Write that this thread begins a range; None if an error came in between."""
         try:
             name_id, number = self.name_id(name, category), self._next_number()
             self._events.write_event(Kind.RANGE_BEGIN, name_id, number)
@@ -109,12 +99,7 @@ class RangeRecorder:
 
 
 class NamedRange:
-    """A range of the user's own; a block or a function that runs in it. It does nothing if nothing records.
-
-    Args:
-        name: its name.
-        is_on: returns whether it is noted.
-    """
+    """A range of the user's own; a block or a function that runs in it. It does nothing if nothing records."""
 
     def __init__(self, name: str, is_on: Callable[[], bool] = lambda: True) -> None:
         if not isinstance(name, str):

@@ -22,10 +22,6 @@ _MAX_TENSORS = 16
 class Sampler:
     """Writes shapes of each call's inputs, and memory counters, when a module is called.
 
-    Args:
-        shapes: write shapes and dtypes.
-        memory_interval: sample memory at most once in so many seconds; None does not.
-
     Raises:
         RecordingError: the interval is not a number of seconds.
     """

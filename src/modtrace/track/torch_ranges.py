@@ -151,19 +151,12 @@ def _call_own_step(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -
 
 
 class _Functions(NamedTuple):
-    """Functions of a module that torch gives no range.
+    """Functions of a module that torch gives no range."""
 
-    Attributes:
-        module: it defines them.
-        prefix: the names of their ranges begin with it.
-        category: of the ranges.
-        names: of the functions.
-    """
-
-    module: str
-    prefix: str
-    category: RangeCategory
-    names: tuple[str, ...]
+    module: str  # it defines them
+    prefix: str  # the names of their ranges begin with it
+    category: RangeCategory  # of the ranges
+    names: tuple[str, ...]  # of the functions
 
     def wrap(self) -> None:
         """Have each call be a range."""
@@ -189,13 +182,7 @@ _FUNCTIONS = (
 
 
 def wrap_function(function: Any, name: str, category: RangeCategory = "optimizer") -> None:
-    """Have each call of a function be a range, for those who imported it before too: its code is replaced.
-
-    Args:
-        function: it; has no range where `replace_code` leaves it as it is.
-        name: of the range; a `{}` in it is the class of the first argument.
-        category: of the range.
-    """
+    """Have each call of a function be a range, for those who imported it before too: its code is replaced."""
     replace_code(function, partial(_call_in_range, name, category))
 
 

@@ -79,12 +79,7 @@ class LikeModuleTimes(NamedTuple):
 
 
 def like_module_times(parts: Iterable[SpanTable], own_time: OwnTime) -> LikeModuleTimes:
-    """Return what the modules of some ranks took.
-
-    Args:
-        parts: their spans, each rank's in one of the tables.
-        own_time: the ranks' own time.
-    """
+    """Return what the modules of some ranks took."""
     fqns: dict[str, int] = {}
     likes: dict[tuple[str, str], int] = {}
     rows = [np.empty((6, 0), np.int64)]
@@ -144,14 +139,6 @@ def late_senders(
     """Return what each step says in which ranks sent each other messages, in order.
 
     With it: by how much the own time before each event is shorter without the excess of its rank in all steps, ns.
-
-    Args:
-        table: the collectives of all ranks.
-        own_time: their own time.
-        replay: of what they did.
-        tables: where spans come from, and how far times are off.
-        first: the first step.
-        last: the one after the last.
     """
     events, late = replay.events, _late_to_messages(table)
     steps = np.unique([step for _, step in late if first <= step < last]).tolist()

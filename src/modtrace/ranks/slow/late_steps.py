@@ -66,31 +66,17 @@ class OwnTime:
 
 
 class Segments(NamedTuple):
-    """Parts of spans with nothing inside them; arrays of equal length.
+    """Parts of spans with nothing inside them; arrays of equal length."""
 
-    Attributes:
-        owner: int64, the span, as an index of its table.
-        key: int64, name × phases + phase.
-        begin: int64, on the axis of `OwnTime`.
-        end: int64.
-        own: int64, own time in between, ns.
-    """
-
-    owner: Int64Array
-    key: Int64Array
-    begin: Int64Array
+    owner: Int64Array  # the span, as an index of its table
+    key: Int64Array  # name × phases + phase
+    begin: Int64Array  # on the axis of `OwnTime`
     end: Int64Array
-    own: Int64Array
+    own: Int64Array  # own time in between, ns
 
 
 def segments_of(spans: SpanTable, own_time: OwnTime, rank: int) -> Segments:
-    """Return the segments of a rank.
-
-    Args:
-        spans: the rank's alone.
-        own_time: the axis.
-        rank: its number.
-    """
+    """Return the segments of a rank."""
     count = len(spans.start)
     if not count:
         return Segments(*np.empty((5, 0), np.int64))
@@ -212,12 +198,7 @@ class Arrivals(NamedTuple):
 
 
 def find_arrivals(table: CollectiveTable, own_time: OwnTime) -> Arrivals:
-    """Return the arrivals of all ranks.
-
-    Args:
-        table: the collectives of all ranks.
-        own_time: their own time.
-    """
+    """Return the arrivals of all ranks."""
     synchronizes = np.array([is_synchronizing(operator) for operator in table.operators], np.bool_)
     rows = np.flatnonzero((table.kind == CALL) & (table.counter >= 0) & synchronizes[table.operator])
     place = own_time.place(table.rank[rows].astype(np.int64), table.start[rows])
@@ -271,26 +252,15 @@ _RANK_BITS = 31
 
 
 class LateStep(NamedTuple):
-    """A step with the rank that made it late, and why.
+    """A step with the rank that made it late, and why."""
 
-    Attributes:
-        finding: what it says, without modules, duration, and what it saved.
-        arrivals: int64, those of its rank that cost something, as indices of `Arrivals`.
-        slower: int64, those before which its rank took more than all vary by, whether somebody waited or not.
-    """
-
-    finding: StepFinding
-    arrivals: Int64Array
-    slower: Int64Array
+    finding: StepFinding  # what it says, without modules, duration, and what it saved
+    arrivals: Int64Array  # those of its rank that cost something, as indices of `Arrivals`
+    slower: Int64Array  # those before which its rank took more than all vary by, whether somebody waited or not
 
 
 def late_steps(arrivals: Arrivals, bounds: Bounds) -> list[LateStep]:
-    """Return what each step says, in order.
-
-    Args:
-        arrivals: those of all ranks.
-        bounds: how far times are off.
-    """
+    """Return what each step says, in order."""
     noise = _noise(arrivals)
     is_steady, usual_own = _steady_excess(arrivals, noise)
     # Only the last one keeps others waiting, and by no more than it is late at most.
@@ -370,12 +340,7 @@ def _from_usual(arrivals: Arrivals, values: Int64Array) -> Float64Array:
 
 
 def noise_limit(squares: Float64Array, count: Int64Array) -> Float64Array:
-    """Return what the sums of some excesses must exceed if the largest of `count` is looked at.
-
-    Args:
-        squares: float64[n], of their noises, added up.
-        count: int64[n], how many there are.
-    """
+    """Return what the sums of some excesses must exceed if the largest of `count` is looked at."""
     limit: Float64Array = np.maximum(MIN_NOISES, 1 + np.sqrt(2 * np.log(np.maximum(count, 2)))) * np.sqrt(squares)
     return limit
 
@@ -407,15 +372,7 @@ def module_excess(
 ) -> list[ModuleExcess]:
     """Return the modules, and the ranges outside of them, in which the late rank of a step took more than others.
 
-    The worst comes first.
-
-    Args:
-        arrivals: those of all ranks.
-        late: the step.
-        peers: the ranks to compare with.
-        spans: at least those of the late rank and of `peers` from the step before to this one.
-        ranges: of the same ranks and steps.
-        own_time: the ranks' own time.
+    The worst comes first. The spans are those of the late rank and of its peers, from the step before to this one.
     """
     keys = [(name.fqn, phase) for name in spans.names for phase in range(len(PHASES))]
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}

@@ -43,13 +43,7 @@ class _Rows(NamedTuple):
 
 
 def rank_events(table: CollectiveTable, own_time: OwnTime, *, every: bool = False) -> RankEvents:
-    """Return the events of all ranks.
-
-    Args:
-        table: the collectives of all ranks.
-        own_time: their own time.
-        every: give every collective a key, also those that a rank can leave before all have called them.
-    """
+    """Return the events of all ranks; with `every` each collective has a key, also one that ranks can leave at once."""
     keys = shared_keys(table, every=every)
     rows = _events(table, keys, own_time)
     place = own_time.place(table.rank[rows.row].astype(np.int64), rows.time)
@@ -166,9 +160,6 @@ _LEAST = np.iinfo(np.int64).min // 2
 class Replay:
     """Replays what ranks did, each from its first event on.
 
-    Args:
-        events: what they did.
-
     Attributes:
         events: the same.
     """
@@ -192,11 +183,7 @@ class Replay:
         self._step_begin = group_starts(step[self._order])
 
     def times(self, shorter: Int64Array) -> Int64Array:
-        """Return when each event would have been, Unix ns.
-
-        Args:
-            shorter: by how much the own time before each event would have been shorter, ns.
-        """
+        """Return when each event would have been, Unix ns."""
         events, head = self.events, self._head
         since = np.cumsum(self._pace - shorter)
         missing, last = self._calls.copy(), np.full(len(self._calls), _LEAST)
@@ -236,11 +223,6 @@ def without_excess(events: RankEvents, arrivals: Arrivals, rows: Sequence[int]) 
 
     What a rank took more between two of its calls is taken off where it took more than the others: from its waits in
     between on, or before them.
-
-    Args:
-        events: what the ranks did.
-        arrivals: all arrivals.
-        rows: those arrivals, as indices of `arrivals`.
     """
     shorter = np.zeros(len(events.time), np.int64)
     for row in rows:
@@ -252,15 +234,7 @@ def without_excess(events: RankEvents, arrivals: Arrivals, rows: Sequence[int]) 
 
 
 def shorten(shorter: Int64Array, events: RankEvents, where: slice, weights: Float64Array, duration_ns: int) -> None:
-    """Take some of the own time before each of some events, in proportion to the weights, and no more than there is.
-
-    Args:
-        shorter: by how much each is shorter already; it is changed.
-        events: what the ranks did.
-        where: which events, of one rank.
-        weights: of each of them, none below 0.
-        duration_ns: how much.
-    """
+    """Add to `shorter` some of the own time before each of some events, by their weights, and no more than there is."""
     total = float(weights.sum())
     if total > 0:
         part = np.rint(weights * (duration_ns / total)).astype(np.int64)

@@ -41,35 +41,22 @@ _Place = tuple[str, str]
 
 
 class RoleTimes(NamedTuple):
-    """What the processes of several roles did in some steps.
+    """What the processes of several roles did in some steps."""
 
-    Attributes:
-        processes: role and rank of each, by a number.
-        length: int64[steps], ns.
-        waited: by who waits and for whom, of another role, ns in each step.
-        took: by process and place, ns in each step without waits: inside of ranges, and in modules outside of others.
-    """
-
-    processes: Mapping[int, tuple[str, int]]
-    length: Int64Array
-    waited: Mapping[tuple[int, int], Float64Array]
+    processes: Mapping[int, tuple[str, int]]  # role and rank of each, by a number
+    length: Int64Array  # int64[steps], ns
+    waited: Mapping[tuple[int, int], Float64Array]  # by who waits and for whom, of another role, ns in each step
+    # By process and place, ns in each step without waits: inside of ranges, and in modules outside of others.
     took: Mapping[tuple[int, _Place], Float64Array]
 
 
 class _Waits(NamedTuple):
-    """Waits of processes; arrays of equal length.
+    """Waits of processes; arrays of equal length."""
 
-    Attributes:
-        process: who waits.
-        start: Unix ns.
-        until: when what it waited for was there.
-        target: the process that it waited for; -1 if only the time can tell.
-    """
-
-    process: Int64Array
-    start: Int64Array
-    until: Int64Array
-    target: Int64Array
+    process: Int64Array  # who waits
+    start: Int64Array  # Unix ns
+    until: Int64Array  # when what it waited for was there
+    target: Int64Array  # the process that it waited for; -1 if only the time can tell
 
 
 class _Process(NamedTuple):
@@ -86,13 +73,7 @@ class _Process(NamedTuple):
 
 
 def role_times(worlds: Sequence[RankTables], first: int, last: int) -> RoleTimes | None:
-    """Return what the processes of a job did in the steps from `first` to before `last`; None if it has one role.
-
-    Args:
-        worlds: the tables of processes that count their ranks together.
-        first: the first step.
-        last: the one after the last.
-    """
+    """Return what the processes of a job did in the steps from `first` to before `last`; None if it has one role."""
     processes = {
         world << _RANK_BITS | rank: (role, rank)
         for world, tables in enumerate(worlds)

@@ -91,19 +91,12 @@ class PartOfRun(NamedTuple):
 
 
 class LateModule(NamedTuple):
-    """Where a rank was late.
+    """Where a rank was late."""
 
-    Attributes:
-        fqn: of the module, see `ModuleExcess`.
-        phase: in which it was late, see there.
-        steps: in how many steps.
-        cost_ns: what that cost, all together.
-    """
-
-    fqn: str
-    phase: str
-    steps: int
-    cost_ns: int
+    fqn: str  # of the module, see `ModuleExcess`
+    phase: str  # in which it was late, see there
+    steps: int  # in how many steps
+    cost_ns: int  # what that cost, all together
 
 
 class LateRank(NamedTuple):

@@ -65,10 +65,6 @@ def named_modules(module: nn.Module, repeated: list[nn.Module] | None = None) ->
 class MethodCall(nn.Module):
     """A method of a module, which the engines see as the call of a module. No hooks of modules run around it.
 
-    Args:
-        owner: the module.
-        name: the method's name.
-
     Attributes:
         owner: a weak reference to the module.
         method: the method's name.
@@ -128,15 +124,10 @@ def is_optimized(module: nn.Module) -> bool:
 
 
 class Wrapping(NamedTuple):
-    """How the modules of a class wrap.
+    """How the modules of a class wrap."""
 
-    Attributes:
-        attribute: under which name they hold what they wrap.
-        works: whether they do work of their own, as DistributedDataParallel does; else they only pass calls on.
-    """
-
-    attribute: str
-    works: bool
+    attribute: str  # under which name they hold what they wrap
+    works: bool  # whether they do work of their own, as DistributedDataParallel does; else they only pass calls on
 
 
 _WRAPPERS = {

@@ -79,9 +79,6 @@ def units() -> dict[str, tuple[str, tuple[str, ...]]]:
 def compile_library(path: Path) -> None:
     """Compile the engine for the torch of this process; a library that is there already is replaced as a whole.
 
-    Args:
-        path: the library, in a folder that can be written.
-
     Raises:
         EngineError: it cannot be compiled, or what was compiled does not load.
         OSError: the folder cannot be written, or a disk is full.
@@ -185,9 +182,6 @@ def build(force: bool = False) -> Path:
     """Return the engine for the installed torch; compile it into the user's cache if there is none.
 
     Of several processes that do at once, one compiles, and the others wait for it.
-
-    Args:
-        force: compile it again.
 
     Raises:
         EngineError: there is no compiler, the build failed, or the cache cannot be written or is open to others.

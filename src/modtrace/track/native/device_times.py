@@ -18,14 +18,7 @@ from ..unseen import skip_all
 
 
 class NativeDeviceTimes:
-    """Lets the native engine record events of the device around chosen calls, and around replays of graphs.
-
-    Args:
-        native: the engine's extension module.
-        names: finds the names of modules.
-        table: gives out ids.
-        choice: which calls.
-    """
+    """Lets the native engine record events of the device around chosen calls, and around replays of graphs."""
 
     def __init__(self, native: ModuleType, names: ModuleNames, table: NameTable, choice: DeviceChoice) -> None:
         self._native = native

@@ -27,11 +27,6 @@ from .library import load
 class NativeEngine:
     """Records forward by a patch of `nn.Module.__call__`, and backward by one of what runs a backward pass.
 
-    Args:
-        ring: where events and names go.
-        on_error: called with what went wrong inside.
-        options: what it records.
-
     Attributes:
         native: its C++ part.
 

@@ -36,12 +36,7 @@ UNKNOWN_FLOPS = -1
 
 
 class NativeFlops:
-    """Answers what the native engine asks to count operators.
-
-    Args:
-        native: the engine's extension module.
-        table: gives out ids.
-    """
+    """Answers what the native engine asks to count operators."""
 
     def __init__(self, native: ModuleType, table: NameTable) -> None:
         self._native = native
@@ -92,14 +87,7 @@ class NativeFlops:
         torch.default_generator.set_state(random_state)
 
     def _count(self, name: str, overload: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
-        """Return what an operator costs.
-
-        Args:
-            name: as torch has it.
-            overload: which one.
-            inputs: that it had: tensors are on `meta`.
-            outputs: the same.
-        """
+        """Return what an operator costs."""
         formula = self._formulas.get(name)
         if formula is None:
             return UNKNOWN_FLOPS

@@ -55,17 +55,11 @@ from .segment_hooks import NO_GRAPH_TASK, SegmentHooks, current_graph_task
 
 
 class Collection(NamedTuple):
-    """A garbage collection of at least `MIN_COLLECTION_NS`.
+    """A garbage collection of at least `MIN_COLLECTION_NS`."""
 
-    Attributes:
-        tid: the thread that collected, as the system knows it.
-        end_ns: when it ended.
-        value: of its event.
-    """
-
-    tid: int
-    end_ns: int
-    value: int
+    tid: int  # the thread that collected, as the system knows it
+    end_ns: int  # when it ended
+    value: int  # of its event
 
 
 class _Notes(deque[Any]):
@@ -145,17 +139,11 @@ _COLLECTION = Kind.COLLECTION << KIND_SHIFT
 
 
 class NameCounters(NamedTuple):
-    """A name, and the counters of its calls: each returns the next index, from 0.
+    """A name, and the counters of its calls: each returns the next index, from 0."""
 
-    Attributes:
-        name: id of the name.
-        next_forward: counts forward calls.
-        next_recompute: counts those that a checkpoint runs again.
-    """
-
-    name: int
-    next_forward: Callable[[], int]
-    next_recompute: Callable[[], int]
+    name: int  # id of the name
+    next_forward: Callable[[], int]  # counts forward calls
+    next_recompute: Callable[[], int]  # counts those that a checkpoint runs again
 
 
 class PortableEngine(SegmentHooks[ThreadState]):
@@ -163,11 +151,6 @@ class PortableEngine(SegmentHooks[ThreadState]):
 
     Attributes:
         next_pass: returns the number of the next call of what runs a backward pass, from 1.
-
-    Args:
-        ring: where events and names go.
-        on_error: called with what went wrong inside.
-        options: what it records.
     """
 
     kind = "python"

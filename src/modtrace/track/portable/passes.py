@@ -28,11 +28,7 @@ _will_run: Callable[[Any], bool] = torch._C._will_engine_execute_node
 
 
 def node_runs(ends: Iterable[Sequence[Any]]) -> bool:
-    """Whether the node whose hook this is called in runs; if a pass ends at its gradient, only its hooks do.
-
-    Args:
-        ends: the tensors at which passes that run now end.
-    """
+    """Whether the node whose hook calls this runs; if a pass ends at its gradient, at `ends`, only its hooks do."""
     node = _current_node()
     for inner, _ in () if node is None else node.next_functions:
         # torch does not say it of a leaf.
@@ -70,17 +66,11 @@ class CallFrame(FrameBase):
 
 @dataclass(slots=True)
 class GraphTask:
-    """A graph task that a thread runs.
+    """A graph task that a thread runs."""
 
-    Attributes:
-        id: its id, as torch has it.
-        call_id: the call whose nodes run; -1 before the first.
-        nesting_depth: `backward_nesting_depth` where it runs.
-    """
-
-    id: int
-    nesting_depth: int
-    call_id: int = -1
+    id: int  # its id, as torch has it
+    nesting_depth: int  # `backward_nesting_depth` where it runs
+    call_id: int = -1  # the call whose nodes run; -1 before the first
 
 
 class ThreadState(FrameStack[CallFrame]):
@@ -118,11 +108,6 @@ def backward_nesting_depth() -> int:
 class GraphTasks:
     """Follows the graph tasks of all threads and writes their events.
 
-    Args:
-        write: writes an event.
-        thread_state: returns the state of the thread that calls.
-        on_error: called with what went wrong inside.
-
     Attributes:
         active: False makes the hooks that live graphs still hold no-ops.
     """
@@ -135,12 +120,7 @@ class GraphTasks:
         self.active = False
 
     def make_segment_hook(self, local: Any, ends_early: dict[int, Sequence[Any]]) -> Callable[[int, Tensor], None]:
-        """Return what is called with a call's id when its nodes start to run.
-
-        Args:
-            local: its `value` is a thread's state.
-            ends_early: that of `SegmentHooks`.
-        """
+        """Return what is called with a call's id when its nodes start to run."""
         # Run for every hook, and so a closure: what it looks up on itself is a tenth of its cost.
         write, begin = self._write, self._begin
 

@@ -160,17 +160,11 @@ _sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 
 class NamedModule(NamedTuple):
-    """A module under one of its names.
+    """A module under one of its names."""
 
-    Attributes:
-        name: id of the name.
-        fqn: the fully qualified name.
-        module: the module.
-    """
-
-    name: int
-    fqn: str
-    module: weakref.ref[nn.Module]
+    name: int  # id of the name
+    fqn: str  # the fully qualified name
+    module: weakref.ref[nn.Module]  # the module
 
 
 class Follower(_BackwardFollower):
