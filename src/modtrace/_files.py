@@ -42,11 +42,7 @@ _position = threading.Lock()
 
 
 def read_at(descriptor: int, count: int, offset: int) -> bytes:
-    """Return at most `count` bytes from `offset` on; the position of the file does not change.
-
-    Raises:
-        OSError: they cannot be read.
-    """
+    """Return at most `count` bytes from `offset` on; the position of the file does not change."""
     if hasattr(os, "pread"):
         return os.pread(descriptor, count, offset)
     with _position:  # Windows

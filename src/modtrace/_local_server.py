@@ -18,9 +18,6 @@ class LocalServer(ThreadingHTTPServer):
     """Serves at 127.0.0.1, each connection on a thread.
 
     At most 32 connections wait for a request to come: one more ends the oldest of them.
-
-    Raises:
-        OSError: another program has the port.
     """
 
     daemon_threads = True

@@ -363,11 +363,7 @@ def to_csv(headings: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
 
 
 def make_frame(columns: Mapping[str, Any]) -> Any:
-    """Return a DataFrame of pandas or polars: of the program's own library, if it uses one.
-
-    Raises:
-        ModtraceError: neither is installed.
-    """
+    """Return a DataFrame of pandas or polars: of the program's own library, if it uses one."""
     for library in sorted(("pandas", "polars"), key=lambda name: name not in sys.modules):
         with contextlib.suppress(ModuleNotFoundError):
             return importlib.import_module(library).DataFrame(columns)

@@ -97,11 +97,7 @@ SortKey = Literal["gpu", "self", "total", "forward", "backward", "recompute", "m
 
 
 class _Folder:
-    """The folder whose files may be read.
-
-    Raises:
-        ModtraceError: there is none.
-    """
+    """The folder whose files may be read."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(os.path.realpath(path))
@@ -329,11 +325,7 @@ class _Tools:
 
 
 def make_server(path: str | os.PathLike[str]) -> MCPServer[Any]:
-    """Return a server of the files below a folder.
-
-    Raises:
-        ModtraceError: there is no such folder.
-    """
+    """Return a server of the files below a folder."""
     folder = _Folder(path)
     server = MCPServer[Any]("modtrace", instructions=_INSTRUCTIONS, version=__version__, log_level="WARNING")
     tools, one_at_a_time = _Tools(folder), threading.Lock()
@@ -381,11 +373,7 @@ def _with_token(app: ASGIApp, token: str) -> ASGIApp:
 
 
 def serve_http(server: MCPServer[Any], port: int, say: Callable[[str], None]) -> None:
-    """Serve at 127.0.0.1 until Ctrl-C, to those who have a token that is made for this time.
-
-    Raises:
-        ModtraceError: another program has the port.
-    """
+    """Serve at 127.0.0.1 until Ctrl-C, to those who have a token that is made for this time."""
     try:
         listening = socket.create_server(("127.0.0.1", port))
     except OSError as error:

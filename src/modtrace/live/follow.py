@@ -267,11 +267,7 @@ class RingFollower:
         return steps
 
     def window(self, start_ns: int, end_ns: int) -> Timeline:
-        """Return the steps that overlap a range of time, or what is in it if no step is known.
-
-        Raises:
-            RingError: the file cannot be read.
-        """
+        """Return the steps that overlap a range of time, or what is in it if no step is known."""
         inside = [step for step in self.last_steps if step.end_ns > start_ns and step.start_ns < end_ns]
         timeline = build_timeline(self.read_since(start_ns))
         if not inside:
@@ -280,11 +276,7 @@ class RingFollower:
         return take_steps(timeline, inside[0].number, None if is_open else inside[-1].number + 1)
 
     def read_since(self, start_ns: int) -> RingSnapshot:
-        """Return what the ring holds from the step on that a moment is in; its last events if no step is known.
-
-        Raises:
-            RingError: the file cannot be read.
-        """
+        """Return what the ring holds from the step on that a moment is in; its last events if no step is known."""
         since = [step for step in self.last_steps if step.end_ns > start_ns]
         before = [step.end_serial for step in self.last_steps if since and step.number < since[0].number]
         first_serial = before[-1] if before else 0 if since else self.recorded - _FIRST_STEP_EVENTS

@@ -226,11 +226,7 @@ class RankState(NamedTuple):
 
 
 def read_rank_state(path: str | os.PathLike[str]) -> RankState:
-    """Read one ring file, and return where its process is.
-
-    Raises:
-        RingError: it cannot be read, or is not a ring file.
-    """
+    """Read one ring file, and return where its process is."""
     now = read_clocks()
     return rank_state_of(path, _read_last_steps(path), now)
 

@@ -48,9 +48,6 @@ def read_rank_rates(path: str | os.PathLike[str], seconds: float, max_events: in
         path: the file.
         seconds: how far to look back from now; from its last event where none is that young.
         max_events: read no more than about so many.
-
-    Raises:
-        RingError: it cannot be read, or is not a ring file.
     """
     now = read_clocks()
     analysis = RingAnalysis(read_ring(path, max_events))

@@ -23,9 +23,6 @@ def read_whole_run(ring: str | os.PathLike[str], records: Iterable[Record] | Non
     Args:
         ring: the ring's file.
         records: its name table, if it is read already.
-
-    Raises:
-        RingError: the ring cannot be read.
     """
     path = whole_run_path(os.fspath(ring))
     try:

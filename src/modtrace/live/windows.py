@@ -131,11 +131,7 @@ def folder_mode(mode: int) -> int:
 
 
 def begin_file(folder: Folder, name: str, mode: int) -> int:
-    """Create a file, and return a descriptor that appends to it; one of an earlier run gets a number, three stay.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """Create a file, and return a descriptor that appends to it; one of an earlier run gets a number, three stay."""
     path = os.path.join(folder.path, name)
     if os.path.lexists(path):
         give_number(path, path)
@@ -258,11 +254,7 @@ class WindowKeeper:
             self._say(f"kept {place}: {'; '.join(sentences)}")
 
     def _who_came_late(self, pending: _Pending, followers: Sequence[RingFollower]) -> CameLate | None:
-        """Return which rank made a moment worth keeping by coming late, if one did.
-
-        Raises:
-            ModtraceError: a ring cannot be read.
-        """
+        """Return which rank made a moment worth keeping by coming late, if one did."""
         at, of_rank = pending.first.step, {f.rank: f for f in followers if f.rank is not None}
         known = [step for step in pending.follower.last_steps if at is not None and step.number >= at - _CAUSE_STEPS]
         if self._find_late is None or at is None or not known or len(of_rank) < 2:
@@ -290,11 +282,7 @@ def _whose(follower: RingFollower, followers: Sequence[RingFollower]) -> str:
 
 
 def save_window(timeline: Timeline, folder: Folder, name: str, why: Iterable[str], mode: int) -> str:
-    """Save a window under a name that no file has, and return its file's name.
-
-    Raises:
-        WriteError: it cannot be written.
-    """
+    """Save a window under a name that no file has, and return its file's name."""
     stem, number = _file_name(name), 1
     file = f"{stem}.pftrace"
     while os.path.lexists(os.path.join(folder.path, file)):
@@ -316,11 +304,7 @@ def kept_folder(ring: str | os.PathLike[str]) -> Path:
 
 
 def find_causes(follower: RingFollower, steps: Sequence[int]) -> dict[int, str]:
-    """Return for steps that a part made slow which one, in a sentence, by the steps before them.
-
-    Raises:
-        RingError: the ring cannot be read.
-    """
+    """Return for steps that a part made slow which one, in a sentence, by the steps before them."""
     if not steps:
         return {}
     known = [step for step in follower.last_steps if steps[0] - _CAUSE_STEPS <= step.number <= steps[-1]]

@@ -72,11 +72,7 @@ def peak_sentence(peaks: Mapping[int, int]) -> str:
 
 
 def load_rank(file: RankRecording, time: RankTime, steps: Steps | None = None) -> RankTimeline:
-    """Read a rank's recording and move it to the time of the job.
-
-    Raises:
-        ModtraceError: it cannot be read.
-    """
+    """Read a rank's recording and move it to the time of the job."""
     return place_rank(load_own_time(file, steps), time, file)
 
 
@@ -87,11 +83,7 @@ def read_ranks(
     steps: Steps | None = None,
     executor: Executor | None = None,
 ) -> list[T]:
-    """Return what is taken of each rank in the time of the job, in the order of the files.
-
-    Raises:
-        ModtraceError: one cannot be read.
-    """
+    """Return what is taken of each rank in the time of the job, in the order of the files."""
     groups = group_by_size(files, _BYTES_AT_ONCE, _RANKS_AT_ONCE)
     items = [[(file._replace(path=file.path.absolute()), job[file.rank]) for file in group] for group in groups]
     taken = map_in_processes(partial(_read_group, take, steps), items, 1, executor)

@@ -86,6 +86,8 @@ class Part(NamedTuple):
 class DatasetFiles:
     """The files of a dataset. Those of a folder are made in it, also if somebody puts links there.
 
+    What cannot be seen, read, written or removed is an OSError of the methods.
+
     Attributes:
         place: the same, as any process of this host knows it.
         filesystem: pyarrow's, which has the files.
@@ -112,37 +114,21 @@ class DatasetFiles:
             self._held = {"": held} | {name: held.make(name, 0o777) for name in folders}
 
     def is_empty(self) -> bool:
-        """Say whether there is nothing yet.
-
-        Raises:
-            OSError: that cannot be seen.
-        """
+        """Say whether there is nothing yet."""
         return not self._list("")
 
     def files(self, folder: str) -> list[FileInfo]:
-        """Return the files in a folder, by name.
-
-        Raises:
-            OSError: they cannot be seen.
-        """
+        """Return the files in a folder, by name."""
         return sorted((one for one in self._list(folder) if one.is_file), key=lambda one: str(one.path))
 
     def read(self, name: str) -> bytes:
-        """Return the bytes of a file.
-
-        Raises:
-            OSError: it cannot be read.
-        """
+        """Return the bytes of a file."""
         with self.filesystem.open_input_stream(f"{self.root}/{name}") as stream:
             return bytes(stream.read())
 
     @contextmanager
     def create(self, name: str) -> Iterator[BinaryIO]:
-        """Open a file to write, which has its name once the block has ended well; after `make`.
-
-        Raises:
-            OSError: it cannot be made or written.
-        """
+        """Open a file to write, which has its name once the block has ended well; after `make`."""
         if not self._held:
             with self.filesystem.open_output_stream(f"{self.root}/{name}") as stream:
                 try:
@@ -160,11 +146,7 @@ class DatasetFiles:
         os.replace(new, path)
 
     def remove(self, name: str) -> None:
-        """Remove a file if it is there; after `make`.
-
-        Raises:
-            OSError: it cannot be removed.
-        """
+        """Remove a file if it is there; after `make`."""
         if self._held:
             self._path(name).unlink(missing_ok=True)
         elif self.filesystem.get_file_info(f"{self.root}/{name}").is_file:
@@ -199,21 +181,13 @@ def read_head(files: DatasetFiles) -> int:
 
 
 def write_head(files: DatasetFiles, steps_per_bucket: int) -> None:
-    """Write what `read_head` returns.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write what `read_head` returns."""
     with files.create(DATASET_MARKER) as file:
         file.write(orjson.dumps({"format": _FORMAT, "steps_per_bucket": steps_per_bucket}))
 
 
 def read_parts(files: DatasetFiles) -> dict[str, Part]:
-    """Return each part, by its name.
-
-    Raises:
-        ModtraceError: one cannot be read.
-    """
+    """Return each part, by its name."""
     parts = {}
     for file in files.files("parts"):
         if file.extension == "json":
@@ -226,11 +200,7 @@ def read_parts(files: DatasetFiles) -> dict[str, Part]:
 
 
 def write_part(files: DatasetFiles, name: str, part: Part) -> None:
-    """Write what a part holds, once its tables are there.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write what a part holds, once its tables are there."""
     values = {
         "reference": part.reference._asdict(),
         "measurements": part.measurements,
@@ -247,11 +217,7 @@ def file_name(table: str, part: str, step: int) -> str:
 
 
 def remove_part(files: DatasetFiles, name: str, tables: Iterable[str]) -> None:
-    """Remove what is there of a part, what it says first.
-
-    Raises:
-        OSError: a file cannot be removed.
-    """
+    """Remove what is there of a part, what it says first."""
     files.remove(f"parts/{name}.json")
     for table in tables:
         for file in files.files(table):

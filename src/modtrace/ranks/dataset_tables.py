@@ -263,11 +263,7 @@ def _move(time: JoinedTime, rank: pa.ChunkedArray, time_ns: pa.ChunkedArray) -> 
 
 
 def query_each_bucket(dataset: Place, sql: str, then: str | None = None, executor: Executor | None = None) -> pa.Table:
-    """Return what SQL says of each bucket of steps, below each other in their order; `then` asks these as `results`.
-
-    Raises:
-        ModtraceError: it is not a dataset, or the SQL is wrong.
-    """
+    """Return what SQL says of each bucket of steps, below each other in their order; `then` asks these as `results`."""
     tables = DatasetTables(dataset)
     ask = partial(query, tables.place, sql)
     by_bucket = dict(map_in_processes(ask, tables.buckets(), processor_count(), executor))

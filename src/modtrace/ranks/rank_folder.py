@@ -129,11 +129,7 @@ def group_by_size(files: Sequence[RankRecording], nbytes: int, ranks: int) -> li
 
 
 def check_one_world(files: Sequence[RankRecording]) -> None:
-    """Raise if roles have ranks of their own, so that no one is like all others.
-
-    Raises:
-        ModtraceError: they have.
-    """
+    """Raise a ModtraceError if roles have ranks of their own, so that no one is like all others."""
     worlds = sorted({file.world for file in files})
     if len(worlds) > 1:
         roles = ", ".join(world or "without a role" for world in worlds)
@@ -218,11 +214,7 @@ _OWN_ANCHOR = {"kind": "anchor", "monotonic": 0, "wall": 0}
 
 
 def check_size(files: Iterable[RankRecording]) -> None:
-    """Raise if a ring is so large that the user should say which steps to read.
-
-    Raises:
-        ModtraceError: one is.
-    """
+    """Raise a ModtraceError if a ring is so large that the user should say which steps to read."""
     for file in files:
         events = len(ring_serials(file.path)) if file.is_ring else 0
         if events > SHOWN_EVENTS:
@@ -234,11 +226,7 @@ def check_size(files: Iterable[RankRecording]) -> None:
 
 
 def load_own_time(file: RankRecording, steps: Steps | None = None) -> Timeline:
-    """Read a rank's recording in its own time: monotonic nanoseconds of a ring, Unix nanoseconds of a trace.
-
-    Raises:
-        ModtraceError: it cannot be read.
-    """
+    """Read a rank's recording in its own time: monotonic nanoseconds of a ring, Unix nanoseconds of a trace."""
     whole: Timeline | None
     if file.snapshot is not None:
         whole = build_timeline(_in_own_time(file.snapshot))
@@ -263,11 +251,7 @@ def load_pieces(file: RankRecording) -> Iterator[Timeline]:
 
 
 def load_collectives(file: RankRecording) -> Collectives:
-    """Read a rank's collectives in its own time, and as little else as possible.
-
-    Raises:
-        ModtraceError: it cannot be read.
-    """
+    """Read a rank's collectives in its own time, and as little else as possible."""
     if file.snapshot is not None or not file.is_ring:
         return load_own_time(file).collectives
     return build_timeline(_reader(file.path)(ring_serials(file.path), PIECE_KINDS)).collectives
@@ -341,9 +325,6 @@ class JobTime:
     Attributes:
         reference: says which time it is.
         measurements: what each rank noted of the clocks of hosts.
-
-    Raises:
-        ModtraceError: a file cannot be read.
     """
 
     def __init__(self, files: Sequence[RankRecording]) -> None:

@@ -338,9 +338,6 @@ class FolderTables:
         roles: as in `RankTables`.
         peak_bytes: by rank, the most that its tensors held; without those that recorded no memory.
         engines: what recorded the ranks, "native" or "python".
-
-    Raises:
-        ModtraceError: one cannot be read.
     """
 
     def __init__(

@@ -143,9 +143,6 @@ def _start_watcher(ring: str, place: Folder, conditions: Sequence[str]) -> None:
     The kernel sends SIGCHLD for an ended child, and `os.wait` returns it. A program that expects neither must not get
     them from a profiler. So the process between the two is made by `clone` without a signal, which `os.wait` does not
     see; its child runs the shell, which starts the watcher and ends.
-
-    Raises:
-        OSError: it cannot be started.
     """
     log = begin_file(place.make(kept_folder(ring).name, folder_mode(_PRIVATE_MODE)), "watch.log", _PRIVATE_MODE)
     try:

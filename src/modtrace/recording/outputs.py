@@ -41,9 +41,6 @@ class Cycles:
         action: what to do in the step that runs; in a warm-up, what events go into is made: that takes time.
         is_scheduled: whether there is a schedule.
         number: of the cycle that runs or comes next, from 0.
-
-    Raises:
-        RecordingError: the schedule is not one.
     """
 
     def __init__(self, schedule: Schedule | None) -> None:
@@ -167,10 +164,6 @@ class Outputs:
 
     Attributes:
         saved: the files saved so far.
-
-    Raises:
-        RecordingError: one is not a path, or its `%r` has no value.
-        WriteError: nothing can be saved at `path`.
     """
 
     def __init__(

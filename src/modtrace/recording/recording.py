@@ -258,12 +258,7 @@ class Recording:
                 self._on_saved(path)
 
     def _save_unsaved(self) -> None:
-        """If a path was given, save what was recorded and is not there yet.
-
-        Raises:
-            RecordingError: another rank has written that file.
-            WriteError: it cannot be written.
-        """
+        """If a path was given, save what was recorded and is not there yet."""
         if self._unsaved and not (self._replaceable and self._is_empty):
             self._outputs.save(self.save)
             self._unsaved = self.running
@@ -412,9 +407,6 @@ class Recording:
         """Return the timeline of a stopped recording, and how many spans it has.
 
         After a large ring was saved, the timeline is without them.
-
-        Raises:
-            RecordingError: it was not started, or it runs still.
         """
         if self._timeline is None and self._written is not None:
             return self._written

@@ -249,11 +249,7 @@ class CleanProfile:
 
 
 def clean_profile(path: str | os.PathLike[str], out: Path, names: ReportNames) -> CleanProfile:
-    """Write the harmless part of a trace to `out`, with other times and ids of processes.
-
-    Raises:
-        TraceError: it cannot be read.
-    """
+    """Write the harmless part of a trace to `out`, with other times and ids of processes."""
     event_filter, table = EventFilter(names, IdNumbers()), EventTable()
     rows, shift = array("q"), None
     with TraceFile(path) as source, out.open("wb") as file:

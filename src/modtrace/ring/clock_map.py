@@ -59,9 +59,6 @@ class ClockMap:
     Attributes:
         first_ns: own nanoseconds of the first reading.
 
-    Raises:
-        ValueError: there is no reading.
-
     Example:
         >>> clock = ClockMap([Reading(0, 1_000, 10), Reading(10**9, 2_000, 10)])
         >>> clock.to_other([500_000_000]).tolist()

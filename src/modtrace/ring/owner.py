@@ -45,9 +45,6 @@ class WriterLock:
         fd: a descriptor of the file.
         is_held: whether it was free, and is this process's now.
         is_taken: whether another one holds it. If neither, the file system has no such locks.
-
-    Raises:
-        OSError: the file cannot be opened.
     """
 
     def __init__(self, path: str) -> None:

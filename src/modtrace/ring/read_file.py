@@ -97,9 +97,6 @@ def ring_serials(path: str | os.PathLike[str]) -> range:
     """Return the serial numbers of the events in a ring file by its ends alone; none if only all slots show them.
 
     A process that goes on writing overwrites the oldest before they are read, so these are left out.
-
-    Raises:
-        RingError: as of `read_ring`.
     """
     with _opened(path) as (file, header):
         is_whole = os.fstat(file.fileno()).st_size >= header.log_start
@@ -151,11 +148,7 @@ def read_ring(
 
 
 def has_news(path: str | os.PathLike[str], last: RingSnapshot) -> bool:
-    """Return whether a ring file holds events after those of a snapshot, or its writer has ended since.
-
-    Raises:
-        RingError: as of `read_ring`.
-    """
+    """Return whether a ring file holds events after those of a snapshot, or its writer has ended since."""
     with _opened(path) as (file, header):
         if writer_state(file.fileno(), header) != last.writer:
             return True
@@ -179,21 +172,13 @@ def ring_state(descriptor: int) -> WriterState:
 
 
 def read_ring_records(path: str | os.PathLike[str]) -> list[Record]:
-    """Read the name table of a ring file alone: its records, in the order in which they were noted.
-
-    Raises:
-        RingError: as of `read_ring`.
-    """
+    """Read the name table of a ring file alone: its records, in the order in which they were noted."""
     with _opened(path) as (file, header):
         return RingLog().read(file, header.log_start)[0]
 
 
 def read_ring_place(path: str | os.PathLike[str]) -> tuple[str, int | None]:
-    """Return the role and the rank that the header of a ring file says; empty and None if it says none.
-
-    Raises:
-        RingError: as of `read_ring`.
-    """
+    """Return the role and the rank that the header of a ring file says; empty and None if it says none."""
     with _opened(path) as (_, header):
         rank = header.metadata.get("rank")
     return str(header.metadata.get("role", "")), rank if isinstance(rank, int) else None

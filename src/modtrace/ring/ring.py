@@ -131,11 +131,7 @@ class Ring:
         return words.reshape(-1, WORDS_PER_SLOT)
 
     def close(self) -> None:
-        """Note that the recording ended in good order, and close the file; the ring stays readable.
-
-        Raises:
-            OSError: the disk is full.
-        """
+        """Note that the recording ended in good order, and close the file; the ring stays readable."""
         if not self._closed:
             self.names.stop()
         self._closed = True

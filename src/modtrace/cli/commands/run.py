@@ -32,11 +32,7 @@ if TYPE_CHECKING:
 
 
 def run_file(path: str, arguments: Sequence[str]) -> None:
-    """Run a script as `__main__` and wait for its threads.
-
-    Raises:
-        ScriptError: whatever the script raises, SystemExit and KeyboardInterrupt included.
-    """
+    """Run a script as `__main__` and wait for its threads."""
     absolute = os.path.abspath(path)
 
     def compiled() -> CodeType:
@@ -49,11 +45,7 @@ def run_file(path: str, arguments: Sequence[str]) -> None:
 
 
 def run_code(code: str, arguments: Sequence[str]) -> None:
-    """Run code as `__main__` and wait for its threads.
-
-    Raises:
-        ScriptError: whatever the code raises, SystemExit and KeyboardInterrupt included.
-    """
+    """Run code as `__main__` and wait for its threads."""
     sys.argv = ["-c", *arguments]
     _set_first_search_path("")
     if sys.version_info >= (3, 13):  # which shows the lines of such code in tracebacks
@@ -94,11 +86,7 @@ def run_module(name: str, arguments: Sequence[str]) -> None:
 
 
 def _find_script(name: str) -> str:
-    """Return the path of a script: as it is given, or the command of that name on `PATH`, as pip makes it.
-
-    Raises:
-        UsageError: there is no such script.
-    """
+    """Return the path of a script: as it is given, or the command of that name on `PATH`, as pip makes it."""
     if os.path.isfile(name):
         return name
     path = shutil.which(name)

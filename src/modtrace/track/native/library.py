@@ -31,11 +31,7 @@ FAILURE = "failure.txt"
 
 
 def native_path() -> Path:
-    """Return the path in the cache that the engine for this torch, Python and source has once it is built.
-
-    Raises:
-        EngineError: nothing says where the user's folders are.
-    """
+    """Return the path in the cache that the engine for this torch, Python and source has once it is built."""
     return cache_home() / native_folder() / f"{LIBRARY_NAME}.so"
 
 
