@@ -164,9 +164,9 @@ class RingFollower:
             self.quiet_ns = time.monotonic_ns() - self._quiet_since
             return Look()
         snapshot = self._read()
-        if snapshot.writer != "dead" and _has_stopped(snapshot):
+        if snapshot.writer != "dead" and snapshot.has_stopped:
             snapshot = self._read()  # it stopped while it was read, and its last events may have come after that
-        has_ended = snapshot.writer == "dead" or _has_stopped(snapshot)
+        has_ended = snapshot.writer == "dead" or snapshot.has_stopped
         news = self._news = snapshot.slots.recorded - self.recorded
         was_running, self.state = self.state != "ended", "ended" if has_ended else snapshot.writer
         self.recorded = snapshot.slots.recorded
@@ -201,8 +201,7 @@ class RingFollower:
             snapshot = self._last_events(count)
             held = len(snapshot.slots.events) + snapshot.slots.torn
             if snapshot.slots.overwritten <= self._context or held < count or count >= _MAX_EVENTS:
-                rank, pid = snapshot.metadata.get("rank"), snapshot.metadata.get("pid")
-                self.rank, self.pid = rank if isinstance(rank, int) else None, pid if isinstance(pid, int) else 0
+                self.rank, self.pid = snapshot.metadata.get("rank"), snapshot.metadata.get("pid", 0)
                 return snapshot
             count = min(_MAX_EVENTS, snapshot.slots.recorded - self._context + _FIRST_EVENTS)
 
@@ -282,10 +281,6 @@ class RingFollower:
         first_serial = before[-1] if before else 0 if since else self.recorded - _FIRST_STEP_EVENTS
         count = min(_MAX_EVENTS, self.recorded - first_serial + _FIRST_EVENTS)
         return _since(self._last_events(count), first_serial)
-
-
-def _has_stopped(snapshot: RingSnapshot) -> bool:
-    return any(record["kind"] == "stop" for record in snapshot.records)
 
 
 def _since(snapshot: RingSnapshot, serial: int) -> RingSnapshot:

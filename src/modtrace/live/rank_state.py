@@ -26,7 +26,6 @@ ANY_PEER = -1
 """The peer of a receive from any sender."""
 _MAX_OPERATORS = 256
 """How many of the last collectives of a group are kept by name."""
-"""The operators that have a peer."""
 
 
 class Blocked(NamedTuple):
@@ -252,9 +251,7 @@ def rank_state_of(path: str | os.PathLike[str], analysis: RingAnalysis, now: tup
         raise RingError(f"{os.fspath(path)}: its last {snapshot.missing_bytes:,} bytes were cut off; copy it again")
     metadata, threads, steps = snapshot.metadata, tuple(analysis.open_stacks), analysis.step_ends.number
     anchors = [record for record in snapshot.records if record["kind"] == "anchor"]
-    state: str = snapshot.writer
-    if any(record["kind"] == "stop" for record in snapshot.records):
-        state = "stopped"
+    state = "stopped" if snapshot.has_stopped else snapshot.writer
     last_ns = int(events.time.max()) if len(events) else (int(anchors[-1]["monotonic"]) if anchors else 0)
     now_ns = last_ns
     if state == "running" and snapshot.known_pid:
@@ -264,8 +261,8 @@ def rank_state_of(path: str | os.PathLike[str], analysis: RingAnalysis, now: tup
         now_ns = int(anchors[0]["monotonic"]) + now[1] - int(anchors[0]["wall"])
     return RankState(
         path=os.fspath(path),
-        rank=_int_or_none(metadata, "rank"),
-        pid=_int_or_none(metadata, "pid") or 0,
+        rank=metadata.get("rank"),
+        pid=metadata.get("pid", 0),
         engine=str(metadata.get("engine", "")),
         state=state,
         step=int(np.max(steps)) if len(steps) else None,
@@ -274,12 +271,12 @@ def rank_state_of(path: str | os.PathLike[str], analysis: RingAnalysis, now: tup
         last_unix_ns=int(analysis.clock.to_other(np.array([last_ns]))[0]) if anchors else 0,
         usual_ns=analysis.usual_durations([thread.calls[-1] for thread in threads if thread.calls]),
         progress=read_rank_progress(analysis),
-        stacks_signal=_int_or_none(metadata, STACKS_SIGNAL),
+        stacks_signal=metadata.get(STACKS_SIGNAL),
         streams=stream_states(analysis, max(now_ns, last_ns), is_running=state in ("running", "unknown")),
         known_pid=snapshot.known_pid,
         memory=_memory(analysis, state),
         unsaved=snapshot.unsaved,
-        role=str(metadata.get("role", "")),
+        role=metadata.get("role", ""),
     )
 
 
@@ -415,8 +412,3 @@ def _is_enough(analysis: RingAnalysis) -> bool:
     # If the first open module is not an outermost one, the enter of that one is further back.
     calls = [thread.calls[0] for thread in analysis.open_stacks if thread.calls and not thread.calls[0].is_range]
     return entered >= _ENOUGH_STEPS and all("." not in call.fqn for call in calls)
-
-
-def _int_or_none(metadata: Mapping[str, object], key: str) -> int | None:
-    value = metadata.get(key)
-    return value if isinstance(value, int) else None

@@ -164,8 +164,7 @@ class Triggers:
         columns = timeline.columns
         is_new = columns.complete & (columns.end > look.since_ns)
         if len(timeline.step_ends) and follower.analysis is not None:
-            first = follower.analysis.snapshot.metadata.get(FIRST_STEP)
-            is_new &= columns.step != (first if isinstance(first, int) else 0)
+            is_new &= columns.step != follower.analysis.snapshot.metadata.get(FIRST_STEP, 0)
         for condition, matches in self._matches.items():
             is_named = np.array([matches(name.fqn) is not None for name in timeline.names] or [False], np.bool_)
             slow = np.flatnonzero(is_new & is_named[columns.name])

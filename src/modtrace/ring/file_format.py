@@ -105,6 +105,7 @@ _METADATA_FIELDS: Mapping[str, type[str] | range] = {
     "rank": _PIDS,
     "role": str,
     "program": str,
+    FIRST_STEP: range(1 << 63),
     STACKS_SIGNAL: range(1, 65),
     WORKERS: range(2),
 }
@@ -119,7 +120,7 @@ class FileHeader(NamedTuple):
 
     capacity: int  # slots in the ring
     log_start: int  # the byte at which the log begins
-    metadata: Mapping[str, object]  # about the recording, as written there; without what it cannot say of a process
+    metadata: Mapping[str, Any]  # about the recording, as written there; without what it cannot say of a process
     # The process that writes it, as `owner.describe_writer` says it; empty in files of older versions.
     writer: Mapping[str, object]
 

@@ -144,7 +144,7 @@ def has_known_pid(header: FileHeader) -> bool:
 
 def _by_process(header: FileHeader) -> bool | None:
     pid, writer = header.metadata.get("pid"), header.writer
-    if not isinstance(pid, int) or None in _here() or (writer.get("boot"), writer.get("pid_namespace")) != _here():
+    if pid is None or None in _here() or (writer.get("boot"), writer.get("pid_namespace")) != _here():
         return None
     start_ticks = find_process(pid)
     return start_ticks if start_ticks is None or start_ticks is False else start_ticks == writer.get("start_ticks")

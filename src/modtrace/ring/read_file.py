@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BufferedReader
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -81,10 +81,15 @@ class RingSnapshot(NamedTuple):
 
     slots: SlotSnapshot  # the events, and how many were lost
     records: list[Record]  # the name table's records, in the order in which they were noted
-    metadata: Mapping[str, object]  # about the recording, from the header
+    metadata: Mapping[str, Any]  # about the recording, from the header
     writer: WriterState = "unknown"  # whether the process that writes the file lives; "unknown" for a ring in memory
     known_pid: bool = False  # whether it lives, and is the one that the metadata's `pid` names here
     missing_bytes: int = 0  # what was cut off the end of the file
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether the recording ended in good order."""
+        return any(record["kind"] == "stop" for record in self.records)
 
     @property
     def unsaved(self) -> str:
@@ -180,8 +185,7 @@ def read_ring_records(path: str | os.PathLike[str]) -> list[Record]:
 def read_ring_place(path: str | os.PathLike[str]) -> tuple[str, int | None]:
     """Return the role and the rank that the header of a ring file says; empty and None if it says none."""
     with _opened(path) as (_, header):
-        rank = header.metadata.get("rank")
-    return str(header.metadata.get("role", "")), rank if isinstance(rank, int) else None
+        return header.metadata.get("role", ""), header.metadata.get("rank")
 
 
 @contextmanager

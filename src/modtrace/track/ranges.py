@@ -30,9 +30,6 @@ _PREFIXES: Mapping[RangeCategory, tuple[str, ...]] = {
 }
 """How names begin that torch gives; all others are the user's."""
 
-OpenRange = tuple[int, int]
-"""The id of a range's name, and its number."""
-
 
 @cache
 def category_of(name: str) -> RangeCategory:
@@ -86,16 +83,21 @@ class RangeRecorder:
         except Exception as error:
             self._on_error(error)
             return None
-        return name_id, number
+        return self, name_id, number
 
+    @staticmethod
     @skip_all
-    def end(self, opened: OpenRange | None) -> None:
+    def end(opened: OpenRange | None) -> None:
         """Write that a range ends, which `begin` returned."""
-        if opened is not None and RangeRecorder.active is self:
+        if opened is not None and RangeRecorder.active is opened[0]:
             try:
-                self._events.write_event(Kind.RANGE_END, *opened)
+                opened[0]._events.write_event(Kind.RANGE_END, *opened[1:])
             except Exception as error:
-                self._on_error(error)
+                opened[0]._on_error(error)
+
+
+OpenRange = tuple[RangeRecorder, int, int]
+"""Who writes a range, the id of its name, and its number."""
 
 
 class NamedRange:
@@ -106,7 +108,7 @@ class NamedRange:
             raise TypeError(f"the name of a range is a str, not {type(name).__name__}")
         self._name = name
         self._is_on = is_on
-        self._opened: list[tuple[RangeRecorder, OpenRange | None] | None] = []
+        self._opened: list[OpenRange | None] = []
 
     def __enter__(self) -> NamedRange:
         if not is_dynamo_compiling():
@@ -115,9 +117,7 @@ class NamedRange:
 
     def __exit__(self, *exception: object) -> None:
         if not is_dynamo_compiling():
-            opened = self._opened.pop()
-            if opened is not None:
-                opened[0].end(opened[1])
+            RangeRecorder.end(self._opened.pop())
 
     def __call__(self, function: _Function) -> _Function:
         """Return a function that runs in the range each time."""
@@ -131,10 +131,10 @@ class NamedRange:
 
 
 @skip_all
-def begin_named(name: str, is_on: Callable[[], bool]) -> tuple[RangeRecorder, OpenRange | None] | None:
+def begin_named(name: str, is_on: Callable[[], bool]) -> OpenRange | None:
     """Begin a range of the user's, if anything records and `is_on` says so; return what ends it."""
     ranges = RangeRecorder.active
-    return None if ranges is None or not is_on() else (ranges, ranges.begin(name, "user"))
+    return None if ranges is None or not is_on() else ranges.begin(name, "user")
 
 
 @overload

@@ -133,7 +133,7 @@ def _call_in_range(
             opened = ranges.begin(name.format(class_name(kind)), category)
         return function(*args, **kwargs)
     finally:
-        ranges.end(opened)
+        RangeRecorder.end(opened)
 
 
 @skip_frame
@@ -250,11 +250,11 @@ class _Annotations(threading.local):
     """The ranges that this thread has pushed, the last one last; None for one that is not recorded."""
 
     def __init__(self) -> None:
-        self.pushed: list[tuple[RangeRecorder, OpenRange | None] | None] = []
+        self.pushed: list[OpenRange | None] = []
 
 
 _annotations = _Annotations()
-_started: dict[object, tuple[RangeRecorder, OpenRange | None] | None] = {}
+_started: dict[object, OpenRange | None] = {}
 """The ranges that one thread starts and perhaps another one ends, by what NVTX calls them."""
 
 
@@ -274,8 +274,8 @@ def _push(function: Callable[[str], Any], /, msg: str) -> Any:
 
 @skip_frame
 def _pop(function: Callable[[], Any], /) -> Any:
-    if opened := _annotations.pushed.pop() if _annotations.pushed else None:
-        opened[0].end(opened[1])
+    if _annotations.pushed:
+        RangeRecorder.end(_annotations.pushed.pop())
     return function()
 
 
@@ -289,8 +289,7 @@ def _open(function: Callable[[str], Any], /, msg: str) -> Any:
 
 @skip_frame
 def _close(function: Callable[[Any], Any], /, range_id: Any) -> Any:
-    if opened := _started.pop(range_id, None):
-        opened[0].end(opened[1])
+    RangeRecorder.end(_started.pop(range_id, None))
     return function(range_id)
 
 
@@ -326,7 +325,7 @@ def _wrap_record_function() -> None:
     def __enter__(self: Any) -> Any:  # noqa: N807  # its name in torch
         ranges = RangeRecorder.active
         if isinstance(ranges, TorchRanges) and ranges.expect is None and isinstance(self.name, str):
-            self._modtrace_range = ranges, ranges.begin(self.name)
+            self._modtrace_range = ranges.begin(self.name)
         return enter(self)
 
     @wraps(leave)
@@ -334,9 +333,7 @@ def _wrap_record_function() -> None:
         try:
             return leave(self, *exception)
         finally:
-            ranges, opened = vars(self).pop("_modtrace_range", (None, None))
-            if ranges is not None:
-                ranges.end(opened)
+            RangeRecorder.end(vars(self).pop("_modtrace_range", None))
 
     record_function.__enter__ = skip_all(__enter__)  # type: ignore[method-assign]
     record_function.__exit__ = skip_all(__exit__)  # type: ignore[method-assign]
@@ -372,7 +369,7 @@ def _watch_compilations() -> None:
         handler.end_callbacks = _Callbacks([*handler.end_callbacks, _compilation_ends])
 
 
-_compilation: tuple[RangeRecorder, OpenRange | None] | None = None
+_compilation: OpenRange | None = None
 """The one that runs: torch calls us for the outermost only."""
 
 
@@ -381,15 +378,14 @@ def _compilation_begins(args: Any) -> None:
     global _compilation
     ranges = RangeRecorder.active
     if ranges is not None:
-        _compilation = ranges, ranges.begin(_compilation_name(args), "compile")
+        _compilation = ranges.begin(_compilation_name(args), "compile")
 
 
 @skip_all
 def _compilation_ends(_args: Any) -> None:
     global _compilation
     running, _compilation = _compilation, None
-    if running is not None:
-        running[0].end(running[1])
+    RangeRecorder.end(running)
 
 
 def _compilation_name(args: Any) -> str:
