@@ -7,6 +7,7 @@ from .._tables import json_values
 from ..timeline import Group
 from .flight_recorder import FlightRecord
 from .places import (
+    blocked_calls,
     by_place,
     common_place,
     format_call,
@@ -193,11 +194,7 @@ class _Ranks:
         self.none_runs = "dead" in known and known <= {"dead", "stopped"}
         self.waits: dict[int, str] = {}
         for rank, state in self.by_rank.items():
-            groups, peers = state.progress.groups, state.progress.peers
-            calls = [
-                *((g.blocked, format_call(g.blocked, g.group, by_flight_recorder)) for g in groups if g.blocked),
-                *((p.blocked, format_peer_call(p.blocked, p, by_flight_recorder)) for p in peers if p.blocked),
-            ]
+            calls = blocked_calls(state, by_flight_recorder)
             long = [(call.since_ns, text) for call, text in calls if self.waits_long(rank, call)]
             if long:
                 self.waits[rank] = min(long)[1]

@@ -213,12 +213,16 @@ def pending_call(state: RankState) -> str:
     """Return the first collective, send or receive that a rank has not completed, as its recording ended; or ""."""
     if state.state == "stopped":
         return ""
-    progress = state.progress
-    calls = [
-        *((one.blocked.since_ns, format_call(one.blocked, one.group)) for one in progress.groups if one.blocked),
-        *((one.blocked.since_ns, format_peer_call(one.blocked, one)) for one in progress.peers if one.blocked),
+    return min(((call.since_ns, text) for call, text in blocked_calls(state)), default=(0, ""))[1]
+
+
+def blocked_calls(state: RankState, by_flight_recorder: bool = False) -> list[tuple[Blocked, str]]:
+    """Return what a rank has called and not completed, with which call that is, in words."""
+    groups, peers = state.progress.groups, state.progress.peers
+    return [
+        *((one.blocked, format_call(one.blocked, one.group, by_flight_recorder)) for one in groups if one.blocked),
+        *((one.blocked, format_peer_call(one.blocked, one, by_flight_recorder)) for one in peers if one.blocked),
     ]
-    return min(calls)[1] if calls else ""
 
 
 def format_peer_call(call: Blocked, progress: PeerProgress, by_flight_recorder: bool = False) -> str:

@@ -24,26 +24,11 @@ from .._typing import AnyArray, Int64Array
 from ..ring.clock_tree import ClockTree, measurements_in
 from .places import DATASET_MARKER, Place, absolute, open_place
 from .rank_folder import WALL_CLOCK_BOUND_NS, Reference
+from .rank_tables import RankEntry
 
 _FORMAT = 5
 """The version of the layout; others are refused."""
 _MAX_STEP = 1 << 31
-
-
-class RankEntry(NamedTuple):
-    """What a dataset says of one rank."""
-
-    rank: int  # its number
-    role: str  # what it does in the job; empty if that is not known
-    bound_ns: int  # how far its times are off at most, see `RankTimeline`
-    method: str  # how it was found where it is, see `RankTime`
-    clock: str  # the id of its clock
-    start_ns: int  # when the first of what it recorded began
-    end_ns: int  # when the last of it ended
-    spans: int  # how many it has
-    peak_bytes: int  # the most that its tensors held; -1 if it recorded no memory
-    engine: str  # what recorded it, "native" or "python"; empty if that is not known
-    source: list[Any]  # the file it came from: path, size and time of change
 
 
 _ENTRY_TYPES = (int, str, int, str, str, int, int, int, int, str, list)

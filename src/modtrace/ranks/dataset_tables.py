@@ -21,7 +21,7 @@ from ..timeline.select import step_interval
 from .dataset_files import DatasetFiles, JoinedTime, file_name, read_head, read_parts
 from .groups import number_distinct
 from .places import Place
-from .rank_tables import ROW_KINDS, Bounds, CollectiveTable, RangeTable, SpanTable, StepTable, Table
+from .rank_tables import ROW_KINDS, CollectiveTable, RangeTable, RankTables, SpanTable, StepTable, Table
 
 FOLDERS: Mapping[type, str] = {
     SpanTable: "spans",
@@ -139,15 +139,8 @@ def _codes(column: pa.ChunkedArray) -> tuple[list[str], Any]:
     return texts, np.concatenate([np.empty(0, np.int32), *codes]).astype(np.int32)
 
 
-class DatasetTables:
+class DatasetTables(RankTables):
     """Reads a dataset: only the files that hold the steps and the ranks that are asked for.
-
-    Attributes:
-        place: the same.
-        ranks: what is known of each rank, in their order.
-        roles: as in `RankTables`.
-        peak_bytes: by rank, the most that its tensors held; without those that recorded no memory.
-        engines: what recorded the ranks, "native" or "python".
 
     Raises:
         ModtraceError: it is none, of another version, or cannot be read; so do the methods.
@@ -161,9 +154,6 @@ class DatasetTables:
         self.ranks = self.time.ranks
         if not self.ranks:
             raise ModtraceError(f"{self.place}: it holds no rank yet; run `modtrace ranks pack` again")
-        self.roles: Mapping[int, str] = {one.rank: one.role for one in self.ranks}
-        self.peak_bytes = {one.rank: one.peak_bytes for one in self.ranks if one.peak_bytes >= 0}
-        self.engines = {one.engine for one in self.ranks}
         self._parts, self._opened = parts, dict[str, ds.FileFragment]()
 
     def buckets(self, *tables: str, steps: Steps = (None, None)) -> list[tuple[int, int]]:
@@ -177,12 +167,8 @@ class DatasetTables:
         buckets = ((max(number * length, first), min((number + 1) * length, last)) for number in sorted(numbers))
         return [(begin, until) for begin, until in buckets if begin < until]
 
-    def bounds(self) -> Bounds:
-        """Return how far the times of each rank are off."""
-        return Bounds([(one.rank, one.bound_ns, one.clock) for one in self.ranks])
-
     def read(self, kind: type[Table], first: int, last: int, ranks: Sequence[int] | None = None) -> Table:
-        """Return the rows of a kind of table, as `RankTables.read` does."""
+        """Return rows, as `RankTables` says it."""
         rank, step = pc.field("rank"), pc.field("step")
         chosen = (step >= first) & (step < last)
         if ranks is not None:

@@ -20,17 +20,7 @@ from .._processes import map_in_processes, processor_count
 from ..ring.clock_tree import measurement_record
 from ..timeline import Track
 from .all_ranks import place_rank
-from .dataset_files import (
-    DatasetFiles,
-    Part,
-    RankEntry,
-    file_name,
-    read_head,
-    read_parts,
-    remove_part,
-    write_head,
-    write_part,
-)
+from .dataset_files import DatasetFiles, Part, file_name, read_head, read_parts, remove_part, write_head, write_part
 from .dataset_tables import FOLDERS, TABLE_NAMES, parquet_options, to_arrow
 from .places import Place
 from .rank_folder import (
@@ -42,7 +32,7 @@ from .rank_folder import (
     group_by_size,
     load_pieces,
 )
-from .rank_tables import TABLE_MAKERS, join_tables, take
+from .rank_tables import TABLE_MAKERS, RankEntry, join_tables, take
 
 _PART_BYTES = 128 << 20
 """Bytes of rings in a part; reading one takes several times as much memory."""

@@ -3,10 +3,11 @@
 Times are Unix nanoseconds of the job's clock.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -292,20 +293,49 @@ class Bounds:
         return np.where(most >= 0, bound + most, 0)
 
 
-class RankTables(Protocol):
-    """The source of tables: a folder of recordings, or a dataset.
+class RankEntry(NamedTuple):
+    """What is known of one rank."""
 
-    Attributes:
-        roles: what each rank does in the job; empty if that is not known.
-    """
+    rank: int  # its number
+    role: str  # what it does in the job; empty if that is not known
+    bound_ns: int  # how far its times are off at most, see `RankTimeline`
+    method: str  # how it was found where it is, see `RankTime`
+    clock: str  # the id of its clock
+    start_ns: int  # when the first of what it recorded began
+    end_ns: int  # when the last of it ended
+    spans: int  # how many it has
+    peak_bytes: int  # the most that its tensors held; -1 if it recorded no memory
+    engine: str  # what recorded it, "native" or "python"; empty if that is not known
+    source: list[Any]  # the file it came from: path, size and time of change; only a dataset says it
 
-    roles: Mapping[int, str]
+
+class RankTables(ABC):
+    """The source of tables: a folder of recordings, or a dataset; `ranks` says what is known of each rank."""
+
+    ranks: Sequence[RankEntry]
+
+    @property
+    def roles(self) -> dict[int, str]:
+        """What each rank does in the job; empty if that is not known."""
+        return {one.rank: one.role for one in self.ranks}
+
+    @property
+    def peak_bytes(self) -> dict[int, int]:
+        """By rank, the most that its tensors held; without those that recorded no memory."""
+        return {one.rank: one.peak_bytes for one in self.ranks if one.peak_bytes >= 0}
+
+    @property
+    def engines(self) -> set[str]:
+        """What recorded the ranks, "native" or "python"."""
+        return {one.engine for one in self.ranks}
 
     def bounds(self) -> Bounds:
         """Return how far the times of each rank are off."""
+        return Bounds([(one.rank, one.bound_ns, one.clock) for one in self.ranks])
 
+    @abstractmethod
     def read(self, kind: type[Table], first: int, last: int, ranks: Sequence[int] | None = None) -> Table:
-        """Return the rows of a kind of table in the steps from `first` to before `last`."""
+        """Return the rows of a kind of table in the steps from `first` to before `last`, of all ranks or of these."""
 
 
 TABLE_MAKERS: Mapping[type, Callable[[Timeline, int], Any]] = {
@@ -317,44 +347,24 @@ TABLE_MAKERS: Mapping[type, Callable[[Timeline, int], Any]] = {
 """What makes each kind of table from a rank's timeline."""
 
 
-class _RankTables(NamedTuple):
-    rank: int
-    bound_ns: int
-    clock: str
-    peak_bytes: int | None
-    engine: str
-    tables: Mapping[type, Any]
+def _rank_tables(one: RankTimeline) -> tuple[RankEntry, dict[type, Any]]:
+    peak_bytes = -1 if one.peak_bytes is None else one.peak_bytes
+    place = one.rank, one.file.role, one.bound_ns, one.time.method, one.time.clock
+    entry = RankEntry(*place, start_ns=0, end_ns=0, spans=0, peak_bytes=peak_bytes, engine=one.engine, source=[])
+    return entry, {kind: make(one.timeline, one.rank) for kind, make in TABLE_MAKERS.items()}
 
 
-def _rank_tables(one: RankTimeline) -> _RankTables:
-    tables = {kind: make(one.timeline, one.rank) for kind, make in TABLE_MAKERS.items()}
-    return _RankTables(one.rank, one.bound_ns, one.time.clock, one.peak_bytes, one.engine, tables)
-
-
-class FolderTables:
-    """Reads all recordings of a folder.
-
-    Attributes:
-        roles: as in `RankTables`.
-        peak_bytes: by rank, the most that its tensors held; without those that recorded no memory.
-        engines: what recorded the ranks, "native" or "python".
-    """
+class FolderTables(RankTables):
+    """Reads all recordings of a folder."""
 
     def __init__(
         self, files: Sequence[RankRecording], job: JobTime, steps: Steps | None = None, executor: Executor | None = None
     ) -> None:
         loaded = read_ranks(_rank_tables, files, job, steps, executor)
-        self._bounds = Bounds([(one.rank, one.bound_ns, one.clock) for one in loaded])
-        self.roles: Mapping[int, str] = {file.rank_in_world: file.role for file in files}
-        self.peak_bytes = {one.rank: one.peak_bytes for one in loaded if one.peak_bytes is not None}
-        self.engines = {one.engine for one in loaded}
-        self._tables = {kind: {one.rank: one.tables[kind] for one in loaded} for kind in TABLE_MAKERS}
-
-    def bounds(self) -> Bounds:
-        """Return how far the times of each rank are off."""
-        return self._bounds
+        self.ranks = [entry for entry, _ in loaded]
+        self._tables = {kind: {entry.rank: tables[kind] for entry, tables in loaded} for kind in TABLE_MAKERS}
 
     def read(self, kind: type[Table], first: int, last: int, ranks: Sequence[int] | None = None) -> Table:
-        """Return the rows of a kind of table, as `RankTables.read` does."""
+        """Return rows, as `RankTables` says it."""
         tables: list[Table] = [self._tables[kind][rank] for rank in ranks or self._tables[kind]]
         return join_tables([take(table, (table.step >= first) & (table.step < last)) for table in tables])
