@@ -36,37 +36,9 @@ from ..read import file_kind_by_head
 from ..ring import whole_run_path
 from ..timeline import Summary
 from ..timeline.summary.tables import header
+from . import mcp_answers as answers
 from .commands.summary import summarize_file
 from .commands.top import read_rates
-from .mcp_answers import (
-    CHANGE,
-    ERROR,
-    FILE,
-    FINDING,
-    HANG,
-    LINE,
-    MODULE,
-    NOTE,
-    PART,
-    PLACE,
-    PROCESS,
-    RANGE,
-    RATE,
-    STEP,
-    CompareAnswer,
-    FilesAnswer,
-    FindingsAnswer,
-    ModulesAnswer,
-    RangesAnswer,
-    Rows,
-    StepsAnswer,
-    TopAnswer,
-    WhereAnswer,
-    longest_parts,
-    make_answer,
-    printable_cut,
-    thread_rows,
-)
 
 _MAX_ROWS = 1_000
 _MAX_FILES = 20_000
@@ -165,7 +137,7 @@ class _Tools:
     def __init__(self, folder: _Folder) -> None:
         self._folder = folder
 
-    def files(self, limit: Limit = None) -> Annotated[CallToolResult, FilesAnswer]:
+    def files(self, limit: Limit = None) -> Annotated[CallToolResult, answers.FilesAnswer]:
         """List the recordings below the served folder, newest first: path, kind, size."""
         found = []
         for path, status in self._folder.walk():
@@ -173,11 +145,11 @@ class _Tools:
             if len(found) > _MAX_FILES:
                 raise ModtraceError(f"more than {_MAX_FILES:,} recordings are below the folder; serve one in it")
         found.sort(key=lambda one: -one[1].st_mtime_ns)
-        return self._answer(limit, files=FILE._replace(row=self._file_row).first(found, limit))
+        return self._answer(limit, files=answers.FILE._replace(row=self._file_row).first(found, limit))
 
     def findings(
         self, file: File, step_by: StepBy = None, limit: Limit = None
-    ) -> Annotated[CallToolResult, FindingsAnswer]:
+    ) -> Annotated[CallToolResult, answers.FindingsAnswer]:
         """Say what stands out in a recording: what, where, what it costs in a step, the evidence. Ask this first.
 
         As `modtrace summary FILE` begins. An empty list: nothing stands out in what is in `looked_at`.
@@ -185,10 +157,10 @@ class _Tools:
         summary, notes = self._summary(file, step_by)
         return self._answer(
             limit,
-            recorded=LINE.first(header(summary), limit),
-            findings=FINDING.first(summary.findings, limit),
+            recorded=answers.LINE.first(header(summary), limit),
+            findings=answers.FINDING.first(summary.findings, limit),
             looked_at=summary.looked_at,
-            parts=PART.first(summary.parts, limit),
+            parts=answers.PART.first(summary.parts, limit),
             notes=notes,
         )
 
@@ -200,7 +172,7 @@ class _Tools:
         sort: SortKey | None = None,
         step_by: StepBy = None,
         limit: Limit = None,
-    ) -> Annotated[CallToolResult, ModulesAnswer]:
+    ) -> Annotated[CallToolResult, answers.ModulesAnswer]:
         """Say what each module took: calls, total and self time, phases, percentiles; the longest self first.
 
         As `modtrace summary FILE`.
@@ -211,11 +183,13 @@ class _Tools:
             limit,
             steps=len(summary.steps),
             steps_ns=summary.steps_ns,
-            modules=MODULE._replace(noun="module" if by == "module" else "row").first(rows, limit),
+            modules=answers.MODULE._replace(noun="module" if by == "module" else "row").first(rows, limit),
             notes=notes,
         )
 
-    def steps(self, file: File, step_by: StepBy = None, limit: Limit = None) -> Annotated[CallToolResult, StepsAnswer]:
+    def steps(
+        self, file: File, step_by: StepBy = None, limit: Limit = None
+    ) -> Annotated[CallToolResult, answers.StepsAnswer]:
         """Divide steps into parts, and list the slowest steps, each with its parts and why it was slow.
 
         As `modtrace summary FILE --by step`.
@@ -226,23 +200,23 @@ class _Tools:
 
         def row(step: Any) -> dict[str, Any]:
             own = in_parts[in_parts.index_of[step.step]]
-            divided = {"parts": longest_parts(own.parts), "cause": own.cause}
+            divided = {"parts": answers.longest_parts(own.parts), "cause": own.cause}
             return {name: getattr(step, name) for name in ("step", "duration_ns", "whole")} | divided
 
-        parts = PART.first(summary.parts, limit)
-        return self._answer(limit, parts=parts, steps=STEP._replace(row=row).first(slowest, limit), notes=notes)
+        parts = answers.PART.first(summary.parts, limit)
+        return self._answer(limit, parts=parts, steps=answers.STEP._replace(row=row).first(slowest, limit), notes=notes)
 
-    def ranges(self, file: File, limit: Limit = None) -> Annotated[CallToolResult, RangesAnswer]:
+    def ranges(self, file: File, limit: Limit = None) -> Annotated[CallToolResult, answers.RangesAnswer]:
         """List ranges by name: part, calls, total, p50, p95. They are data loading, optimizers, saving, gc, your own.
 
         As `modtrace summary FILE --ranges`.
         """
         summary, notes = self._summary(file, None)
-        return self._answer(limit, ranges=RANGE.first(summary.ranges, limit), notes=notes)
+        return self._answer(limit, ranges=answers.RANGE.first(summary.ranges, limit), notes=notes)
 
     def compare(
         self, base: Side, new: Side, step_by: StepBy = None, limit: Limit = None
-    ) -> Annotated[CallToolResult, CompareAnswer]:
+    ) -> Annotated[CallToolResult, answers.CompareAnswer]:
         """Say what changed from `base` to `new` beyond the noise, in modules and in parts of the step.
 
         As `modtrace diff BASE NEW`.
@@ -252,15 +226,15 @@ class _Tools:
         changes = [change for change in found.changes if stands_out(change)]
         return self._answer(
             limit,
-            findings=FINDING.first(found.findings, limit),
+            findings=answers.FINDING.first(found.findings, limit),
             sentence=found.sentence,
-            step=CHANGE.row(found.step),
-            parts=CHANGE._replace(noun="part").first(found.parts, limit),
-            changes=CHANGE.first(changes, limit),
-            notes=NOTE.first(found.header[1:], limit),
+            step=answers.CHANGE.row(found.step),
+            parts=answers.CHANGE._replace(noun="part").first(found.parts, limit),
+            changes=answers.CHANGE.first(changes, limit),
+            notes=answers.NOTE.first(found.header[1:], limit),
         )
 
-    def where(self, path: Rings = "", limit: Limit = None) -> Annotated[CallToolResult, WhereAnswer]:
+    def where(self, path: Rings = "", limit: Limit = None) -> Annotated[CallToolResult, answers.WhereAnswer]:
         """Say which modules each process of a job is in, live, hung or dead, and who waits for whom.
 
         As `modtrace where RING|DIR`.
@@ -269,17 +243,19 @@ class _Tools:
 
         def place(group: Any) -> dict[str, Any]:
             first = group.ranks[0].to_json()
-            return {"ranks": group.label, "processes": len(group.ranks), "threads": thread_rows(first["threads"])} | {
-                name: first[name] for name in ("pid", "state", "step", "last_event_seconds")
-            }
+            return {
+                "ranks": group.label,
+                "processes": len(group.ranks),
+                "threads": answers.thread_rows(first["threads"]),
+            } | {name: first[name] for name in ("pid", "state", "step", "last_event_seconds")}
 
         hangs = sorted(result.hangs, key=lambda hang: not hang.is_cause)
         return self._answer(
             limit,
             sentence=result.sentence,
-            hangs=HANG.first([hang.text for hang in hangs], limit),
-            places=PLACE._replace(row=place).first(result.groups, limit),
-            errors=ERROR.first(result.errors, limit),
+            hangs=answers.HANG.first([hang.text for hang in hangs], limit),
+            places=answers.PLACE._replace(row=place).first(result.groups, limit),
+            errors=answers.ERROR.first(result.errors, limit),
         )
 
     def top(
@@ -287,7 +263,7 @@ class _Tools:
         path: Rings = "",
         seconds: Annotated[float, Field(ge=0.1, le=3600, description="How far to look back.")] = 10.0,
         limit: Limit = None,
-    ) -> Annotated[CallToolResult, TopAnswer]:
+    ) -> Annotated[CallToolResult, answers.TopAnswer]:
         """Say what a running job did in the last seconds: steps per second, and what each module took.
 
         As `modtrace top RING|DIR`.
@@ -297,23 +273,23 @@ class _Tools:
 
         def process(rank: Any) -> dict[str, Any]:
             state = {name: getattr(rank.state, name) for name in ("rank", "pid", "state", "step")}
-            return state | {"steps_per_s": rank.steps_per_s, "parts": longest_parts(rank.parts)}
+            return state | {"steps_per_s": rank.steps_per_s, "parts": answers.longest_parts(rank.parts)}
 
         return self._answer(
             limit,
-            processes=PROCESS._replace(row=process).first(job.ranks, limit),
-            modules=RATE.first(sort_modules(merge_ranks(job.ranks, None), "self"), limit),
-            errors=ERROR.first(job.errors, limit),
+            processes=answers.PROCESS._replace(row=process).first(job.ranks, limit),
+            modules=answers.RATE.first(sort_modules(merge_ranks(job.ranks, None), "self"), limit),
+            errors=answers.ERROR.first(job.errors, limit),
         )
 
     def _answer(self, limit: int | None, **values: Any) -> CallToolResult:
-        return make_answer(limit, self._folder.relative, values)
+        return answers.make_answer(limit, self._folder.relative, values)
 
     def _summary(
         self, file: str, step_by: str | None, by: Literal["module", "class"] = "module"
-    ) -> tuple[Summary, Rows]:
+    ) -> tuple[Summary, answers.Rows]:
         summary, notes = summarize_file(self._folder.file(file), by, None, step_by)
-        return summary.of_file(file, step_by), NOTE.first(notes, None)
+        return summary.of_file(file, step_by), answers.NOTE.first(notes, None)
 
     def _file_row(self, found: tuple[Path, os.stat_result]) -> dict[str, Any]:
         path, status = found
@@ -337,7 +313,7 @@ def make_server(path: str | os.PathLike[str]) -> MCPServer[Any]:
                 with one_at_a_time:  # a summary may take as much memory as there is
                     return ask(**arguments)
             except (ModtraceError, ValueError) as error:
-                raise ToolError(printable_cut(folder.relative(str(error)))) from error
+                raise ToolError(answers.printable_cut(folder.relative(str(error)))) from error
 
         hints = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
         server.add_tool(tool, annotations=hints, structured_output=True)

@@ -5,16 +5,7 @@ import os
 import click
 
 from ..._terminal import counted
-from ..options import (
-    StepRange,
-    interval,
-    max_depth_option,
-    only_option,
-    require_spans,
-    step_by_option,
-    steps_option,
-    value_option,
-)
+from .. import options
 from ..output import echo, show_status
 
 
@@ -22,17 +13,19 @@ from ..output import echo, show_status
 @click.argument("source", type=click.Path(), metavar="IN")
 @click.argument("target", type=click.Path(), metavar="OUT", required=False)
 @click.option("-o", "--output", type=click.Path(), metavar="OUT", help="The same as the argument OUT.")
-@steps_option
-@step_by_option
-@only_option
-@max_depth_option
-@value_option("--window", interval(float), "START:END", "Keep what lies between two times, in ms from the first span.")
+@options.steps_option
+@options.step_by_option
+@options.only_option
+@options.max_depth_option
+@options.value_option(
+    "--window", options.interval(float), "START:END", "Keep what lies between two times, in ms from the first span."
+)
 def convert_command(
     source: str,
     target: str | None,
     output: str | None,
     window: tuple[float | None, float | None] | None,
-    steps: StepRange | None,
+    steps: options.StepRange | None,
     step_by: str | None,
     only: str | None,
     max_depth: int | None,
@@ -69,7 +62,7 @@ def convert_command(
             timeline = timeline.window(*(None if ms is None else first + round(ms * 1e6) for ms in window))
         if only is not None or max_depth is not None:
             timeline = timeline.only(only, max_depth)
-        require_spans(timeline, whole, source, chosen=chosen)
+        options.require_spans(timeline, whole, source, chosen=chosen)
         pieces = OnePiece(timeline)
     write(pieces, target)
     echo(f"{counted(pieces.spans, 'span')} {'is' if pieces.spans == 1 else 'are'} in {target}", err=True)
