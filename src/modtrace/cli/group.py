@@ -49,16 +49,12 @@ class ScriptError(BaseException):
     """A user's script has raised.
 
     Not an Exception, so that nothing between the script and `main` handles it as an error of ours.
-
-    Attributes:
-        error: what the script raised.
-        traceback: its traceback, from the script's own first frame on.
     """
 
     def __init__(self, error: BaseException, traceback: TracebackType | None) -> None:
         super().__init__()
-        self.error = error
-        self.traceback = traceback
+        self.error = error  # what the script raised
+        self.traceback = traceback  # its traceback, from the script's own first frame on
 
 
 class LazyGroup(click.Group):

@@ -26,59 +26,6 @@ _PARTS = 8
 """How many parts of a step, or threads, a row has."""
 
 
-class FileRow(TypedDict):
-    """One file that may be a recording."""
-
-    path: str
-    kind: str
-    bytes: int
-
-
-class StepRow(TypedDict):
-    """One step, its longest parts, and why it was slow if it was."""
-
-    step: int
-    duration_ns: int
-    whole: bool
-    parts: dict[str, int]
-    cause: str | None
-
-
-class ThreadRow(TypedDict):
-    """What a thread is in: its innermost call or range."""
-
-    thread: str
-    phase: str
-    name: str
-    module_class: str
-    seconds: float
-    usual_seconds: float | None
-    seems_hung: bool
-
-
-class PlaceRow(TypedDict):
-    """Processes that are in the same place; numbers are of the first of them."""
-
-    ranks: str
-    processes: int
-    pid: int
-    state: str
-    step: int | None
-    last_event_seconds: float
-    threads: list[ThreadRow]
-
-
-class ProcessRow(TypedDict):
-    """What a process did in the last seconds, and the share of each part of its steps."""
-
-    rank: int | None
-    pid: int
-    state: str
-    step: int | None
-    steps_per_s: float | None
-    parts: dict[str, float]
-
-
 @dataclass
 class Rows:
     """A list of an answer, which may be shortened."""
@@ -137,9 +84,33 @@ def _answer(name: str, explained: str, **values: Any) -> Any:
     return _named(name, explained, {"more": list[str], **types})
 
 
-FILE, STEP, PLACE, PROCESS = (
-    RowKind(noun, of)
-    for noun, of in (("file", FileRow), ("step", StepRow), ("place", PlaceRow), ("process", ProcessRow))
+def _rows(noun: str, explained: str, types: Mapping[str, Any]) -> RowKind:
+    """Return rows that have values of these types."""
+    return RowKind(noun, _named(f"{noun.capitalize()}Row", explained, types))
+
+
+_WHERE = {"pid": int, "state": str, "step": int | None}
+FILE = _rows("file", "One file that may be a recording.", {"path": str, "kind": str, "bytes": int})
+STEP = _rows(
+    "step",
+    "One step, its longest parts, and why it was slow if it was.",
+    {"step": int, "duration_ns": int, "whole": bool, "parts": dict[str, int], "cause": str | None},
+)
+THREAD = _rows(
+    "thread",
+    "What a thread is in: its innermost call or range.",
+    dict.fromkeys(("thread", "phase", "name", "module_class"), str)
+    | {"seconds": float, "usual_seconds": float | None, "seems_hung": bool},
+)
+PLACE = _rows(
+    "place",
+    "Processes that are in the same place; numbers are of the first of them.",
+    {"ranks": str, "processes": int, **_WHERE, "last_event_seconds": float, "threads": GenericAlias(list, THREAD.type)},
+)
+PROCESS = _rows(
+    "process",
+    "What a process did in the last seconds, and the share of each part of its steps.",
+    {"rank": int | None, **_WHERE, "steps_per_s": float | None, "parts": dict[str, float]},
 )
 LINE, NOTE, HANG, ERROR = map(RowKind, ("line", "note", "hang", "error"))
 FINDING = _fields_of(

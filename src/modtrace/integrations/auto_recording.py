@@ -47,10 +47,6 @@ class AutoRecording:
         unattended: no command waits for the recording: log what keeps it from starting, and say on stderr where the
             file is once it is there. False lets such an error leave the script's import of torch.
         save_on_term: save to the path if SIGTERM ends this process.
-
-    Attributes:
-        recording: None until torch is imported.
-        error: what kept it from starting.
     """
 
     def __init__(
@@ -69,8 +65,8 @@ class AutoRecording:
         self._folder = ""
         with contextlib.suppress(OSError):
             self._folder = os.path.join(os.getcwd(), "")
-        self.recording: Recording | None = None
-        self.error: Exception | None = None
+        self.recording: Recording | None = None  # None until torch is imported
+        self.error: Exception | None = None  # what kept it from starting
         self._ran = unattended
         self._began = False
         self._job = Job.begin(arguments)

@@ -1,6 +1,7 @@
 """Numbers of the job for Prometheus: OpenMetrics text, served on this machine alone."""
 
 import threading
+from collections import Counter
 
 from .._local_server import LocalHandler, LocalServer
 from ..timeline.summary.percentiles import median, nearest_rank
@@ -11,12 +12,10 @@ _OWN_HOSTS = ("127.0.0.1", "localhost")
 _TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
-class _RankNumbers:
-    """What one process has done."""
+class _RankNumbers(Counter[str]):
+    """What one process has done: the nanoseconds of each part of its steps, and how many there were."""
 
-    def __init__(self) -> None:
-        self.steps, self.total_ns = 0, 0
-        self.parts: dict[str, int] = {}
+    steps = total_ns = 0
 
 
 class Metrics:
@@ -25,9 +24,6 @@ class Metrics:
     Args:
         port: 0 for a free one.
 
-    Attributes:
-        port: which it is.
-
     Raises:
         OSError: another program has the port.
     """
@@ -35,7 +31,7 @@ class Metrics:
     def __init__(self, port: int) -> None:
         self._numbers: dict[RingFollower, _RankNumbers] = {}
         self._server = LocalServer(port, self._make_handler())
-        self.port = self._server.server_port
+        self.port = self._server.server_port  # which it is
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def add_look(self, follower: RingFollower, look: Look) -> None:
@@ -44,8 +40,7 @@ class Metrics:
         for step in look.steps:
             numbers.steps += 1
             numbers.total_ns += step.end_ns - step.start_ns
-            for part, ns in step.parts.items():
-                numbers.parts[part] = numbers.parts.get(part, 0) + ns
+            numbers.update(step.parts)
         self._numbers = {**self._numbers, follower: numbers}  # a thread may go through the one before
 
     def close(self) -> None:
@@ -73,7 +68,7 @@ class Metrics:
             "modtrace_part_seconds", "counter", "Time of all steps by part; the parts add up to the steps."
         )
         for labels, _, numbers in of_rank:
-            for part, ns in list(numbers.parts.items()):
+            for part, ns in list(numbers.items()):
                 escaped = part.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
                 lines.append(f'modtrace_part_seconds_total{{{labels},part="{escaped}"}} {ns / 1e9:.9f}')
         lines += _family("modtrace_quiet_seconds", "gauge", "Time since the last event.")

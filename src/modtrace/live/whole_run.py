@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from .._errors import ModtraceError, WriteError
+from .._numbering import Numbering
 from .._typing import Int64Array
 from ..ring import whole_run_path
 from ..timeline import PHASES
@@ -119,28 +120,23 @@ class Distributions(Generic[Key]):
     """Durations in nanoseconds by key: how many, their sum, least and largest, and a histogram with bins of 2 %."""
 
     def __init__(self) -> None:
-        self._row_of: dict[Key, int] = {}
-        self._total = np.zeros(0, np.int64)
-        self._min = np.zeros(0, np.int64)
-        self._max = np.zeros(0, np.int64)
+        self._row_of = Numbering[Key]()
+        self._times = np.zeros((3, 0), np.int64)  # the sum, the least and the largest of each row
         self._counts = np.zeros((0, _BINS), np.int64)
 
     def rows(self, keys: Iterable[Key]) -> Int64Array:
         """Return the number of the row of each key; one that is new gets a row."""
-        rows = np.array([self._row_of.setdefault(key, len(self._row_of)) for key in keys], np.int64)
-        new = len(self._row_of) - len(self._total)
-        if new:
-            self._total = np.append(self._total, np.zeros(new, np.int64))
-            self._min = np.append(self._min, np.full(new, np.iinfo(np.int64).max))
-            self._max = np.append(self._max, np.zeros(new, np.int64))
+        rows = np.array([self._row_of[key] for key in keys], np.int64)
+        if new := len(self._row_of) - len(self._counts):
+            none = np.array([[0], [np.iinfo(np.int64).max], [0]])
+            self._times = np.append(self._times, none.repeat(new, axis=1), axis=1)
             self._counts = np.append(self._counts, np.zeros((new, _BINS), np.int64), axis=0)
         return rows
 
     def add(self, rows: Int64Array, ns: Int64Array) -> None:
         """Add durations to rows, one to each; those below a nanosecond are in the first bin."""
-        np.add.at(self._total, rows, ns)
-        np.minimum.at(self._min, rows, ns)
-        np.maximum.at(self._max, rows, ns)
+        for take, times in zip((np.add, np.minimum, np.maximum), self._times, strict=True):
+            take.at(times, rows, ns)
         np.add.at(self._counts, (rows, (np.log(np.maximum(ns, 1)) / _LOG_RATIO).astype(np.int64)), 1)
 
     def quantiles(self, *shares: float) -> list[Int64Array]:
@@ -149,13 +145,14 @@ class Distributions(Generic[Key]):
         up_to = self._counts[:, bins].cumsum(axis=1)
         places = [np.count_nonzero(up_to < share * up_to[:, -1:], axis=1) for share in shares]
         middles = np.exp((bins + 0.5) * _LOG_RATIO).round().astype(np.int64)
-        return [np.clip(middles[place], self._min, self._max) for place in places]
+        return [np.clip(middles[place], *self._times[1:]) for place in places]
 
     def to_json(self) -> dict[Key, dict[str, int]]:
         """Return `count`, `total_ns`, `min_ns`, `p50_ns`, `p95_ns`, `p99_ns` and `max_ns` of each key."""
         if not self._row_of:
             return {}
-        columns = [self._counts.sum(axis=1), self._total, self._min, *self.quantiles(0.5, 0.95, 0.99), self._max]
+        total, least, largest = self._times
+        columns = [self._counts.sum(axis=1), total, least, *self.quantiles(0.5, 0.95, 0.99), largest]
         rows = np.stack(columns, axis=1).tolist()
         return {key: dict(zip(TIME_FIELDS, row, strict=True)) for key, row in zip(self._row_of, rows, strict=True)}
 

@@ -144,11 +144,7 @@ def begin_file(folder: Folder, name: str, mode: int) -> int:
 
 
 class WindowKeeper:
-    """Keeps windows in a folder.
-
-    Attributes:
-        kept: how many moments were kept.
-    """
+    """Keeps windows in a folder."""
 
     def __init__(
         self, folder: KeptFolder, limits: KeepLimits, say: Callable[[str], None], find_late: FindLate | None = None
@@ -160,7 +156,7 @@ class WindowKeeper:
         self._bytes = sum(file.lstat().st_size for file in folder.path.rglob("*.pftrace"))
         self._is_full = False
         self._passed_over: dict[str, tuple[int, str]] = {}
-        self.kept = 0
+        self.kept = 0  # how many moments were kept
 
     def add(self, follower: RingFollower, trigger: Trigger) -> None:
         """Keep the window around a moment, unless a limit forbids it."""

@@ -219,10 +219,6 @@ class JoinedTime:
 
     The parts hold what their ranks measured of each other's clocks. Where that does not join two parts, the wall clock
     does.
-
-    Attributes:
-        ranks: what is known of each rank in this time, ascending.
-        is_moved: whether any part is in another time than this.
     """
 
     def __init__(self, parts: Iterable[Part]) -> None:
@@ -240,7 +236,7 @@ class JoinedTime:
                     self._tree.to_root(part.reference.clock, begin).offset_ns[0]
                 )
         self._moves: dict[Reference, list[int]] = {}
-        self.ranks: list[RankEntry] = []
+        self.ranks: list[RankEntry] = []  # what is known of each rank in this time, ascending
         for part, own in zip(in_order, roots, strict=True):
             if own != root:
                 self.ranks += [
@@ -253,7 +249,7 @@ class JoinedTime:
                 self._moves.setdefault(part.reference, []).extend(one.rank for one in part.ranks)
                 self.ranks += [self._placed(part.reference, one) for one in part.ranks]
         self.ranks.sort(key=lambda one: one.rank)
-        self.is_moved = bool(self._moves)
+        self.is_moved = bool(self._moves)  # whether any part is in another time than this
 
     def move(self, rank: AnyArray, time_ns: Int64Array) -> Int64Array:
         """Return times of ranks, as the parts have them, in this time; what is negative is not known, and stays."""

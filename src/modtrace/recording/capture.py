@@ -58,11 +58,6 @@ class Capture:
         workers: whether what workers of a DataLoader record is joined when this is saved.
         first_step: the number of its first step; None if it is one of several parts.
 
-    Attributes:
-        ring: where the events are.
-        engine: what writes them.
-        started: whether `start` was called.
-
     Raises:
         RecordingError: the signal for stacks cannot be listened to.
         RingError: the ring's file cannot be made or its space not be reserved.
@@ -95,7 +90,7 @@ class Capture:
             metadata[STACKS_SIGNAL] = int(stacks_on_signal)
         if workers:
             metadata[WORKERS] = 1
-        self.ring = Ring(capacity, ring, metadata, keep)
+        self.ring = Ring(capacity, ring, metadata, keep)  # where the events are
         if stacks_on_signal is not None and self.ring.path is not None and self.ring.folder is not None:
             try:
                 write_stacks_on(stacks_on_signal, self.ring.path, self.ring.folder)
@@ -104,13 +99,13 @@ class Capture:
                 os.unlink(os.path.join(self.ring.folder.path, os.path.basename(self.ring.path)))
                 raise
         alive = model() if isinstance(model, weakref.ref) else model
-        self.engine = make_engine(kind, self.ring, self._on_error, options._replace(model=alive))
+        self.engine = make_engine(kind, self.ring, self._on_error, options._replace(model=alive))  # what writes them
         self._sampler = sampler
         native = getattr(self.engine, "native", None)
         self._step_notes = StepNotes(self.ring.names, self.engine.module_names, native, self._on_error)
         self._clocks = JobClocks(self.ring.names)
         self._failed = False
-        self.started = False
+        self.started = False  # whether `start` was called
 
     def start(self) -> None:
         """Begin to write events."""

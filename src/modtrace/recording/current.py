@@ -41,11 +41,11 @@ class _BlockExit:
 
 def _on_end(block: Recording | None) -> None:
     if block is not None and block._entered:
-        block._on_block_left()
+        block._stop_and_log("when its block was left")
 
 
 def block_exit(function: _Function) -> _Function:
-    """Make a method the `__exit__` of a class; `_on_block_left` is called where a block ended without it.
+    """Make a method the `__exit__` of a class; `_stop_and_log` is called where a block ended without it.
 
     The exception of a signal's handler can come at the end of `__enter__`, and before the first line of `__exit__`;
     what was begun would go on after the block. But a `with` statement holds the bound `__exit__` from before it calls

@@ -85,9 +85,6 @@ class OutputPath:
         name: what the path is called in errors.
         path: text or `pathlib.Path`; `%r`, `%p`, `%h` and `%%` are filled in.
 
-    Attributes:
-        path: with these filled in.
-
     Raises:
         RecordingError: it is not a path, or `%r` has no value.
     """
@@ -98,7 +95,7 @@ class OutputPath:
             raise RecordingError(f"{name} is {path!r}; give it as text or as a pathlib.Path")
         if "\0" in text:
             raise RecordingError(f"{name} is {path!r}; the name of a file holds no NUL")
-        self.path = expand_path(text, os.environ)
+        self.path = expand_path(text, os.environ)  # with these filled in
         self._is_shared = is_shared(text, os.environ)
 
     def claim(self, path: str) -> None:
@@ -160,11 +157,7 @@ _log = logging.getLogger("modtrace")
 
 
 class Outputs:
-    """Where a recording saves, and the file behind its ring.
-
-    Attributes:
-        saved: the files saved so far.
-    """
+    """Where a recording saves, and the file behind its ring."""
 
     def __init__(
         self, path: str | os.PathLike[str] | None, ring: str | os.PathLike[str] | None, cycles: Cycles
@@ -173,7 +166,7 @@ class Outputs:
         self._ring = None if ring is None else OutputPath("ring", ring)
         self._cycles = cycles
         self._ring_names: dict[str, str] = {}
-        self.saved: list[str] = []
+        self.saved: list[str] = []  # the files saved so far
         if self._trace is not None:
             check_writable(self._trace.path)
 

@@ -189,7 +189,7 @@ class Recording:
     def _switch_on(self) -> None:
         if self._signal is not None:
             self._signal.start()
-        atexit.register(self._save_at_exit)
+        atexit.register(self._stop_and_log, "at exit")
         self._optimizer_steps.start()
         self._follow_schedule()
         if self._worker_rings is not None:
@@ -218,7 +218,7 @@ class Recording:
         if self._capture is not None:
             self._capture.stop()
         self._optimizer_steps.stop()
-        atexit.unregister(self._save_at_exit)
+        atexit.unregister(self._stop_and_log)
         if self._signal is not None:
             self._signal.stop()
         if self._capture is not None:
@@ -467,12 +467,6 @@ class Recording:
         except ModtraceError as error:
             _log.error("the recording could not be saved on the signal: %s", error)
 
-    def _save_at_exit(self) -> None:
-        self._stop_and_log("at exit")
-
-    def _on_block_left(self) -> None:
-        self._stop_and_log("when its block was left")
-
     def _stop_and_log(self, when: str) -> None:
         """Stop, and log an error of saving: no caller could handle it."""
         try:
@@ -482,7 +476,7 @@ class Recording:
 
     def _after_fork(self) -> None:
         """End in a forked child: the ring, its file and the path to save to belong to the parent."""
-        atexit.unregister(self._save_at_exit)
+        atexit.unregister(self._stop_and_log)
         self._optimizer_steps.regions.stop()
         if self._capture is not None:
             self._capture.after_fork()

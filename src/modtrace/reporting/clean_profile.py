@@ -70,14 +70,10 @@ _TRACK_NAME = re.compile(r"(forward|backward|modules) · (.*)", re.DOTALL)
 
 
 class EventFilter:
-    """Returns what a report may hold of an event, or None: `event_filter(event)`.
-
-    Attributes:
-        dropped: how many events were left out so far.
-    """
+    """Returns what a report may hold of an event, or None: `event_filter(event)`."""
 
     def __init__(self, names: ReportNames, ids: IdNumbers) -> None:
-        self.dropped = 0
+        self.dropped = 0  # how many events were left out so far
         self._names = names
         self._ids = ids
 

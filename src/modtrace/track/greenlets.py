@@ -37,27 +37,18 @@ def _main(greenlet: Any) -> Any:
 
 
 class _GreenletRef(weakref.ref[Any]):
-    """A greenlet.
-
-    Attributes:
-        number: of its track.
-    """
+    """A greenlet."""
 
     __slots__ = ("number",)
-    number: int
+    number: int  # of its track
 
 
 class _Tracks:
-    """The greenlets of one thread that have a track.
-
-    Attributes:
-        count: how many tracks there are.
-        free: those that died, whose tracks others can have.
-    """
+    """The greenlets of one thread that have a track."""
 
     def __init__(self) -> None:
-        self.count = 0
-        self.free: list[_GreenletRef] = []
+        self.count = 0  # how many tracks there are
+        self.free: list[_GreenletRef] = []  # those that died, whose tracks others can have
 
 
 class ThreadNumbers:
@@ -98,11 +89,7 @@ class ThreadNumbers:
 
 
 class PerGreenlet(Generic[_Value]):
-    """A value for each thread, as `threading.local` has; once `greenlet` is imported, for each greenlet.
-
-    Attributes:
-        local: its attribute `value` is the value, if there is one yet.
-    """
+    """A value for each thread, as `threading.local` has; once `greenlet` is imported, for each greenlet."""
 
     local: Any
 
@@ -113,7 +100,7 @@ class PerGreenlet(Generic[_Value]):
         self._make = make
         self._class: Any = Local
         self._values: WeakMap[Any, _Value] = WeakMap()
-        self.local = Local()
+        self.local = Local()  # its attribute `value` is the value, if there is one yet
         _all[self] = None
         call_after_import("greenlet", _follow)
 
@@ -167,14 +154,10 @@ _sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 
 class _Switches:
-    """What greenlet calls when greenlets of a thread switch (`greenlet.settrace`).
-
-    Attributes:
-        sequence: the thread's sequence number when they switched last.
-    """
+    """What greenlet calls when greenlets of a thread switch (`greenlet.settrace`)."""
 
     def __init__(self, before: Callable[[str, Any], object] | None) -> None:
-        self.sequence = _sequence()
+        self.sequence = _sequence()  # the thread's sequence number when they switched last
         self._before = before
         self._runs = False
 

@@ -219,20 +219,16 @@ def estimate_offset(pings: Sequence[Ping]) -> Reading:
 class PingServer:
     """Answers with its clock, on a thread of its own, whoever knows its token.
 
-    Attributes:
-        address: host and port.
-        token: what a client asks with, as hexadecimal digits.
-
     Raises:
         OSError: it cannot listen there.
     """
 
     def __init__(self, host: str, clock: Clock = time.monotonic_ns) -> None:
-        self.token = secrets.token_hex(TOKEN_BYTES // 2)
+        self.token = secrets.token_hex(TOKEN_BYTES // 2)  # what a client asks with, as hexadecimal digits
         self._clock = clock
         self._socket = socket.create_server((host, 0), backlog=_MAX_CONNECTIONS)
         self._socket.setblocking(False)
-        self.address: tuple[str, int] = self._socket.getsockname()[:2]
+        self.address: tuple[str, int] = self._socket.getsockname()[:2]  # host and port
         self._wake_read, self._wake_write = socket.socketpair()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._socket, selectors.EVENT_READ, self._accept)

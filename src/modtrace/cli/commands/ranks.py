@@ -37,10 +37,8 @@ def ranks_command() -> None:
     """
 
 
-def _ranks(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[list[int], int] | None:
+def _ranks(text: str) -> tuple[list[int], int]:
     """Parse the value of --ranks."""
-    if text is None:
-        return None
     from ...ranks import parse_rank_list
 
     try:
@@ -85,9 +83,7 @@ def _left_out(error: ModtraceError) -> None:
 @click.argument("folder", type=click.Path(), metavar="DIR")
 @click.option("-o", "--output", type=click.Path(), required=True, metavar="OUT", help=".pftrace, .json or .html.")
 @steps_option
-@click.option(
-    "--ranks", callback=_ranks, metavar="LIST", help="Take some ranks, as in 0-7,worst:4: those that were late most."
-)
+@value_option("--ranks", _ranks, "LIST", "Take some ranks, as in 0-7,worst:4: those that were late most.")
 @max_depth_option
 @_role_option
 @_executor_option

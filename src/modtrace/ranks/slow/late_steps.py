@@ -23,13 +23,10 @@ class OwnTime:
 
     Args:
         table: the collectives of all ranks. A rank waits in waits, and in calls that return when they are complete.
-
-    Attributes:
-        ranks: int64, the ranks, ascending.
     """
 
     def __init__(self, table: CollectiveTable) -> None:
-        self.ranks = np.unique(table.rank).astype(np.int64)
+        self.ranks = np.unique(table.rank).astype(np.int64)  # int64, the ranks, ascending
         first, last = (int(table.start.min()), int(table.end.max())) if len(table.start) else (0, 0)
         # Moments before the first one, as the begin of a span, are on the axis too.
         self._length = 4 * (last - first + 1)

@@ -158,14 +158,10 @@ _LEAST = np.iinfo(np.int64).min // 2
 
 
 class Replay:
-    """Replays what ranks did, each from its first event on.
-
-    Attributes:
-        events: the same.
-    """
+    """Replays what ranks did, each from its first event on."""
 
     def __init__(self, events: RankEvents) -> None:
-        self.events = events
+        self.events = events  # the same
         is_first = np.zeros(len(events.time), np.bool_)
         is_first[group_starts(events.rank)] = True
         is_head = events.binds | is_first

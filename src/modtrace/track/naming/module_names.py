@@ -362,19 +362,14 @@ class ModuleNames:
 
 
 class _Models:
-    """The modules at which names start: the one that is given, or those whose class has the name that is given.
-
-    Attributes:
-        class_name: the class.
-        matched: whether names started at one.
-    """
+    """The modules at which names start: the one that is given, or those whose class has the name that is given."""
 
     def __init__(self, model: nn.Module | str) -> None:
         self._is_class = isinstance(model, str)
-        self.class_name = model if isinstance(model, str) else class_name(model)
+        self.class_name = model if isinstance(model, str) else class_name(model)  # the class
         self._models = [weakref.ref(model)] if isinstance(model, nn.Module) else []
         self._searches = Backoff()
-        self.matched = False
+        self.matched = False  # whether names started at one
 
     def is_start(self, module: nn.Module, own_name: str) -> bool:
         """Whether names start at a module, which has this class."""

@@ -63,19 +63,14 @@ def named_modules(module: nn.Module, repeated: list[nn.Module] | None = None) ->
 
 
 class MethodCall(nn.Module):
-    """A method of a module, which the engines see as the call of a module. No hooks of modules run around it.
-
-    Attributes:
-        owner: a weak reference to the module.
-        method: the method's name.
-    """
+    """A method of a module, which the engines see as the call of a module. No hooks of modules run around it."""
 
     owner: weakref.ref[nn.Module]
 
     def __init__(self, owner: nn.Module, name: str) -> None:
         super().__init__()
-        self.owner = weakref.ref(owner)
-        self.method = name
+        self.owner = weakref.ref(owner)  # a weak reference to the module
+        self.method = name  # the method's name
         self._function = getattr(owner, name)
         # `nn.Module.__call__` calls this instead of the forward and its hooks.
         object.__setattr__(self, "_compiled_call_impl", self._function)
@@ -244,18 +239,12 @@ class Backoff:
 # Fields of the reference, not a tuple around it: every object that the garbage collector looks at brings its next run
 # nearer, and a full run takes longer than all else that a recording does.
 class ModuleRef(weakref.ref[nn.Module]):
-    """A module.
-
-    Attributes:
-        module_id: its `id()`, where this is the reference that tells its death.
-        module_class: its class, where this is the reference that tells its death and it was given a name of its own.
-        path: its path, where it is known below another one.
-    """
+    """A module."""
 
     __slots__ = ("module_class", "module_id", "path")
-    module_class: str
-    module_id: int
-    path: str
+    module_class: str  # its class, where this is the reference that tells its death and it was given a name of its own
+    module_id: int  # its `id()`, where this is the reference that tells its death
+    path: str  # its path, where it is known below another one
 
 
 class ModulePaths:

@@ -27,9 +27,6 @@ from .library import load
 class NativeEngine:
     """Records forward by a patch of `nn.Module.__call__`, and backward by one of what runs a backward pass.
 
-    Attributes:
-        native: its C++ part.
-
     Raises:
         EngineError: it is not built for this torch.
     """
@@ -37,7 +34,7 @@ class NativeEngine:
     kind = "native"
 
     def __init__(self, ring: Ring, on_error: OnError, options: EngineOptions) -> None:
-        self.native: ModuleType = load()
+        self.native: ModuleType = load()  # its C++ part
         self._ring = ring
         self._on_error = on_error
         self._memory = options.memory

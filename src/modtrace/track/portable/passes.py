@@ -106,18 +106,14 @@ def backward_nesting_depth() -> int:
 
 
 class GraphTasks:
-    """Follows the graph tasks of all threads and writes their events.
-
-    Attributes:
-        active: False makes the hooks that live graphs still hold no-ops.
-    """
+    """Follows the graph tasks of all threads and writes their events."""
 
     def __init__(self, write: WriteSlot, thread_state: Callable[[], ThreadState], on_error: OnError) -> None:
         self._write = write
         self._thread_state = thread_state
         self._on_error = on_error
         self._running: set[int] = set()
-        self.active = False
+        self.active = False  # False makes the hooks that live graphs still hold no-ops
 
     def make_segment_hook(self, local: Any, ends_early: dict[int, Sequence[Any]]) -> Callable[[int, Tensor], None]:
         """Return what is called with a call's id when its nodes start to run."""

@@ -129,13 +129,10 @@ class FrameStacks(PerGreenlet[_Stack]):
 
     Args:
         make: returns those of a greenlet.
-
-    Attributes:
-        thread_ids: of threads that may have made graphs; with two it is full.
     """
 
     def __init__(self, make: Callable[[], _Stack]) -> None:
-        self.thread_ids: set[int] = set()
+        self.thread_ids: set[int] = set()  # of threads that may have made graphs; with two it is full
 
         def make_stack() -> _Stack:
             stack = make()

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
@@ -14,22 +15,15 @@ GradientEdge = tuple[int, int]
 
 
 class Call:
-    """One call of a module, as the graph remembers it; it keeps neither the module nor a tensor alive.
-
-    Attributes:
-        name: the fully qualified name.
-        module: whose call it is.
-        outer: the call around it.
-        inputs: where the gradients come from that are waited for.
-    """
+    """One call of a module, as the graph remembers it; it keeps neither the module nor a tensor alive."""
 
     __slots__ = ("__weakref__", "inputs", "module", "name", "outer")
 
     def __init__(self, name: str, module: weakref.ref[nn.Module], outer: "Call | None") -> None:
-        self.name = name
-        self.module = module
-        self.outer = outer
-        self.inputs: list[GradientEdge] = []
+        self.name = name  # the fully qualified name
+        self.module = module  # whose call it is
+        self.outer = outer  # the call around it
+        self.inputs: list[GradientEdge] = []  # where the gradients come from that are waited for
 
     def chain(self) -> "Iterator[Call]":
         """Yield the call and those around it."""
@@ -40,12 +34,7 @@ class Call:
 
 
 class LiveFrame(FrameBase):
-    """An open call; the frames of a thread are used again.
-
-    Attributes:
-        thread: the thread it runs on.
-        call_id: the call; None as `module`.
-    """
+    """An open call; the frames of a thread are used again."""
 
     __slots__ = ("thread",)
 
@@ -53,31 +42,22 @@ class LiveFrame(FrameBase):
 
     def __init__(self, thread: "LiveThread", depth: int) -> None:
         super().__init__(depth)
-        self.thread = thread
-        self.call_id = None
+        self.thread = thread  # the thread it runs on
+        self.call_id = None  # the call; None as `module`
 
 
+@dataclass(slots=True, eq=False)
 class LiveGraphTask:
-    """What one thread does for one graph task.
+    """What one thread does for one graph task."""
 
-    Attributes:
-        id: its id, as torch has it.
-        nesting_depth: `backward_nesting_depth` where it runs.
-        call: the call whose nodes run, None between calls.
-        ended: whether the graph task has ended.
-        notified: the open calls whose `post_bw` hook was called already, since their input gradients are known.
-        gradients: the gradients known so far of open calls that wait for others.
-    """
-
-    __slots__ = ("call", "ended", "gradients", "id", "nesting_depth", "notified")
-
-    def __init__(self, graph_task_id: int, nesting_depth: int) -> None:
-        self.id = graph_task_id
-        self.nesting_depth = nesting_depth
-        self.call: Call | None = None
-        self.ended = False
-        self.notified: set[Call] = set()
-        self.gradients: dict[Call, list[Tensor | None]] = {}
+    id: int  # as torch has it
+    nesting_depth: int  # `backward_nesting_depth` where it runs
+    call: Call | None = None  # whose nodes run; None between calls
+    ended: bool = False  # whether the graph task has ended
+    # The open calls whose `post_bw` hook was called already, since their input gradients are known.
+    notified: set[Call] = field(default_factory=set)
+    # The gradients known so far of open calls that wait for others.
+    gradients: dict[Call, list[Tensor | None]] = field(default_factory=dict)
 
 
 class LiveThread(FrameStack[LiveFrame]):
