@@ -15,7 +15,7 @@ import torch
 
 import modtrace
 from modtrace.demo import GPT
-from modtrace.live.where import read_rank_state
+from modtrace.live.rank_state import read_rank_state
 
 
 def fill(path: Path, engine: str, capacity: int) -> None:

@@ -26,7 +26,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import modtrace
 from modtrace.demo import GPT, batches, make_optimizer
-from modtrace.live.where import find_hangs, read_rank_state
+from modtrace.live.hangs import find_hangs
+from modtrace.live.rank_state import read_rank_state
 from modtrace.ring.file_format import LOG_CHUNK_BYTES, SLOTS_OFFSET
 from modtrace.ring.slot_format import SLOT_BYTES
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from modtrace.live.where import read_rank_state
+from modtrace.live.rank_state import read_rank_state
 from modtrace.record_options import EngineName
 from tests.support import fake_device
 from tests.support.fake_streams import compile_fake_streams, compile_for_torch

@@ -14,8 +14,8 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 import modtrace
+from modtrace.live.rank_state import read_rank_state
 from modtrace.live.streams import StreamState
-from modtrace.live.where import read_rank_state
 from tests.support import fake_device
 from tests.support.device_times_job import MS
 from tests.support.fake_streams import compile_fake_streams

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import modtrace
-from modtrace.live.where import read_rank_state
+from modtrace.live.rank_state import read_rank_state
 from modtrace.ranks import find_rank_recordings
 from tests.support.forked_python import run_forked
 from tests.support.python_process import python_environment

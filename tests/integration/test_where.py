@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import modtrace
 from modtrace.demo import GPT
-from modtrace.live.where import read_rank_state
+from modtrace.live.rank_state import read_rank_state
 from modtrace.record_options import EngineName
 from modtrace.timeline import RingAnalysis
 from modtrace.timeline.decode import open_calls

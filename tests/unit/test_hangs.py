@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from modtrace.live.hangs import find_hangs, hung_sentences
 from modtrace.live.places import group_ranks, headline
 from modtrace.live.rank_state import (
     ANY_PEER,
@@ -15,7 +16,7 @@ from modtrace.live.rank_state import (
     RankProgress,
     read_rank_progress,
 )
-from modtrace.live.where import RankState, WhereResult, find_hangs, hung_sentences
+from modtrace.live.where import RankState, WhereResult
 from modtrace.ring import Kind
 from modtrace.timeline import Group, OpenCall, RingAnalysis, ThreadStack
 from tests.support.event_script import EventScript

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -11,6 +11,7 @@ from modtrace.ranks.rank_tables import (
     Bounds,
     CollectiveTable,
     RangeTable,
+    RankTables,
     SpanTable,
     StepTable,
     Table,
@@ -26,7 +27,7 @@ RANKS, STEPS, MICRO_BATCHES = 3, 8, 2
 FORWARD_NS, BACKWARD_NS, BOUND_NS = 1_000, 2_000, 70
 
 
-class Pipeline:
+class Pipeline(RankTables):
     """GPipe on three ranks of one layer each; some take longer. Is where tables come from as well.
 
     Args:
@@ -43,7 +44,6 @@ class Pipeline:
         self.job = Job([[] for _ in range(RANKS)], [], [], [])
         self.computed: list[list[tuple[int, int, str]]] = [[] for _ in range(RANKS)]
         self._extra, self._one_clock = extra, one_clock
-        self.roles: Mapping[int, str] = {}
         for step in range(STEPS):
             keys = {
                 (rank, phase, batch): self._message(step, [rank, rank + 1] if phase == "forward" else [rank, rank - 1])

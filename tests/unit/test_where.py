@@ -17,8 +17,10 @@ from rich.console import Console
 from modtrace import ModtraceError
 from modtrace._processes import ParallelReader, processor_count
 from modtrace.cli.group import group as commands
+from modtrace.live.hangs import hung_sentences
 from modtrace.live.places import format_stack, group_ranks, headline
-from modtrace.live.where import RankState, hung_sentences, read_rank_state
+from modtrace.live.rank_state import read_rank_state
+from modtrace.live.where import RankState
 from modtrace.live.where_table import render
 from modtrace.ring import Kind
 from modtrace.ring.file_format import SLOTS_OFFSET

@@ -15,7 +15,7 @@ from modtrace import RingError
 from modtrace._processes import child_processes, read_process_stat
 from modtrace.cli.group import group as commands
 from modtrace.live import places
-from modtrace.live.where import read_rank_state
+from modtrace.live.rank_state import read_rank_state
 from modtrace.live.where import where as look
 from modtrace.ring import Kind, owner
 from modtrace.ring.slot_format import (

@@ -10,8 +10,9 @@ from datetime import datetime
 import pytest
 from rich.console import Console
 
+from modtrace.live.hangs import hung_sentences
 from modtrace.live.places import format_durations, format_ranges, format_stack, group_ranks, headline
-from modtrace.live.where import Hang, WhereResult, hung_sentences
+from modtrace.live.where import Hang, WhereResult
 from modtrace.live.where_table import render
 from modtrace.timeline import Group
 from tests.support.where_rings import SECOND, state

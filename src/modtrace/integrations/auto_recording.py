@@ -107,7 +107,10 @@ class AutoRecording:
             self._prepare()
             recording = record(**self._arguments)
             recording._replaceable = True
-            recording._on_saved = _say_where if self._unattended else lambda _: None  # who made it says it
+            if self._unattended:
+                recording._on_saved = lambda path: _say(f"recorded to {path}. {next_step_hint(path)}")
+            else:
+                recording._on_saved = lambda _: None  # who made it says it
             recording._warn = _say
             if self._save_on_term and recording.path is not None:
                 recording._save_on_term()
@@ -173,10 +176,6 @@ class AutoRecording:
 def _say(line: str) -> None:
     with contextlib.suppress(OSError, ValueError, AttributeError):  # the script may have closed it
         sys.stderr.write(f"modtrace: {printable(line)}\n")
-
-
-def _say_where(path: str) -> None:
-    _say(f"recorded to {path}. {next_step_hint(path)}")
 
 
 _VARIABLE = "MODTRACE"

@@ -14,7 +14,7 @@ from ..timeline.select import window
 from ..timeline.summary import ModuleTimes, summarize
 from ..timeline.summary.module_rows import fold_below
 from ..timeline.time_intervals import union_of
-from .where import RankState, rank_state_of, read_clocks
+from .rank_state import RankState, rank_state_of, read_clocks
 
 
 class RankRates(NamedTuple):

@@ -21,9 +21,10 @@ from rich.table import Table
 from rich.text import Text
 
 from .._terminal import counted, is_terminal, printable
-from .places import format_durations, format_stack
+from .hangs import find_hangs, hung_sentences
+from .places import RankGroup, format_durations, format_stack
+from .rank_state import RankState
 from .rates import RATE_SORT_KEYS, RankRates, merge_ranks, sort_modules
-from .where import RankGroup, RankState, find_hangs, hung_sentences
 from .where_table import EndOfText
 
 KEYS_HELP = "q quit  p pause  s sort  - + fold  m modules or ranks  [ ] rank  ↑ ↓ scroll"

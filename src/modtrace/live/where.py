@@ -14,17 +14,11 @@ from ..ring import find_rings
 from .flight_recorder import FlightRecord as FlightRecord
 from .flight_recorder import rank_of_dump, read_flight_record
 from .hangs import Hang as Hang
-from .hangs import find_all_hangs
-from .hangs import find_hangs as find_hangs
-from .hangs import hung_sentences as hung_sentences
+from .hangs import find_all_hangs, hung_sentences
 from .places import RankGroup as RankGroup
 from .places import group_ranks, headline
-from .python_stack import NO_STACKS as NO_STACKS
-from .python_stack import python_stacks as python_stacks
 from .rank_state import RankState as RankState
-from .rank_state import rank_state_of as rank_state_of
-from .rank_state import read_clocks as read_clocks
-from .rank_state import read_rank_state as read_rank_state
+from .rank_state import read_rank_state
 
 _Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 

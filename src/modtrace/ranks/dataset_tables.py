@@ -54,19 +54,8 @@ def parquet_options(schema: pa.Schema) -> dict[str, Any]:
 
 _OF_ALL = ("rank", "step")
 _SPANS = (
-    *_OF_ALL,
-    "track",
-    "phase",
-    "fqn",
-    "module_class",
-    "call",
-    "start_ns",
-    "duration_ns",
-    "self_ns",
-    "depth",
-    "flops",
-    "retained_bytes",
-    "peak_bytes",
+    *(*_OF_ALL, "track", "phase", "fqn", "module_class", "call", "start_ns", "duration_ns", "self_ns", "depth"),
+    *("flops", "retained_bytes", "peak_bytes"),
 )
 _COLLECTIVES = (*_OF_ALL, "operator", "group", "peer", "kind", "counter", "start_ns", "end_ns", "done_ns", "bytes")
 _COLUMNS = {

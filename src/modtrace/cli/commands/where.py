@@ -59,7 +59,8 @@ def where_command(
     if watch:
         _watch(rings, dumps, whole)
         return
-    from ...live.where import NO_STACKS, python_stacks, where
+    from ...live.python_stack import NO_STACKS, python_stacks
+    from ...live.where import where
 
     result = where(rings, flight_recorder=dumps)
     if output_format == "json":

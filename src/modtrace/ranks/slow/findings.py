@@ -17,7 +17,8 @@ import numpy as np
 from ..._errors import ModtraceError
 from ..._processes import map_in_processes, processor_count
 from ..._typing import Float32Array, Float64Array, Int64Array
-from ...live.where import find_hangs, rank_state_of, read_clocks
+from ...live.hangs import find_hangs
+from ...live.rank_state import rank_state_of, read_clocks
 from ...live.windows import CameLate
 from ...read.ring_file import Steps
 from ...ring import RingSnapshot
