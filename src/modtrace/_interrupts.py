@@ -108,14 +108,18 @@ class Exclusive:
 _all: WeakMap[Exclusive, None] = WeakMap()
 
 
+def in_forked_child(function: Callable[[], None]) -> Callable[[], None]:
+    """Have a function called in each child that is forked from now on."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=function)
+    return function
+
+
+@in_forked_child
 def _renew_all_in_child() -> None:
     # Another thread of the parent, which the child does not have, may have been inside.
     for exclusive in _all:
         exclusive._lock = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_all_in_child)
 
 
 class cached_property(Generic[_Value]):  # noqa: N801  # as functools calls it

@@ -16,7 +16,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.utils.data import get_worker_info
 
 from .._errors import ModtraceError
-from .._interrupts import Exclusive
+from .._interrupts import Exclusive, in_forked_child
 from ..recording import Recording, current, record
 from ..track.call_patch import Patch, Wrapper
 from ..track.unseen import skip_frame
@@ -69,9 +69,9 @@ def record_this_child(job: Job) -> None:
 def record_forked_children(recording: Recording, job: Job) -> None:
     """Have children that are forked from now on record themselves, unless the user's own recording replaces ours."""
     global _recorded
-    if _recorded is None and hasattr(os, "register_at_fork"):
+    if _recorded is None:
         # After what ends the parent's recording in the child, which was registered when `recording` was imported.
-        os.register_at_fork(after_in_child=_after_fork)
+        in_forked_child(_after_fork)
     _recorded = recording, job
 
 

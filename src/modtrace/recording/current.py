@@ -7,14 +7,13 @@ skip the end of a `with` block either.
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from .._errors import RecordingError
-from .._interrupts import Exclusive
+from .._interrupts import Exclusive, in_forked_child
 
 if TYPE_CHECKING:
     from .recording import Recording
@@ -129,12 +128,9 @@ def stop_alone(recording: Recording) -> bool:
     return _exclusive.run(stop)
 
 
+@in_forked_child
 def _after_fork_in_child() -> None:
     global _current
     recording, _current = _current, None
     if recording is not None:
         recording._after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from .._interrupts import in_forked_child
 from .._processes import read_process_stat
 from .file_format import FileHeader
 
@@ -75,15 +76,12 @@ class WriterLock:
             self.release()
 
 
+@in_forked_child
 def _close_in_child() -> None:
     for descriptor in _open:
         with contextlib.suppress(OSError):
             os.close(descriptor)
     _open.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_in_child)
 
 
 def name_digest(path: str) -> str:

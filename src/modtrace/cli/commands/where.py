@@ -4,7 +4,6 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
@@ -81,29 +80,22 @@ def where_command(
 
 
 def _watch(rings: tuple[str, ...], dumps: tuple[str, ...], whole: bool) -> None:
-    console = make_console()
-    with contextlib.suppress(KeyboardInterrupt):
-        if not console.is_terminal:
-            # One table after the other, for a file or a program.
-            for result in _read_again_and_again(rings, dumps):
-                console.print(_summary(result, whole))
-                console.print()
-                sys.stdout.flush()
-            return
-        from rich.live import Live
+    from rich.live import Live
 
-        with Live(console=console, auto_refresh=False, screen=False) as live:
-            for result in _read_again_and_again(rings, dumps):
-                live.update(_summary(result, whole), refresh=True)
-
-
-def _read_again_and_again(rings: tuple[str, ...], dumps: tuple[str, ...]) -> "Iterator[WhereResult]":
     from ..._processes import ParallelReader
     from ...live.where import read_job
 
-    with ParallelReader() as reader:
+    console = make_console()
+    screen = Live(console=console, auto_refresh=False) if console.is_terminal else contextlib.nullcontext()
+    with contextlib.suppress(KeyboardInterrupt), ParallelReader() as reader, screen as live:
         while True:
-            yield read_job(reader, rings, dumps)
+            shown = _summary(read_job(reader, rings, dumps), whole)
+            if live is not None:
+                live.update(shown, refresh=True)
+            else:  # one table after the other, for a file or a program
+                console.print(shown)
+                console.print()
+                sys.stdout.flush()
             time.sleep(REFRESH_S)
 
 

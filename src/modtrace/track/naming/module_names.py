@@ -18,13 +18,14 @@ from ...ring import NameTable
 from ...ring.slot_format import NO_NAME
 from ...timeline.contents import COMPILED_CLASS
 from ..compiled_regions import COMPILED_AUTOGRAD, CompiledRegion, is_inside_region
-from .callers import attribute_of_caller, calling_object
 from .modules import (
     Backoff,
     MethodCall,
     ModulePaths,
     ModuleRef,
     OutermostModules,
+    attribute_of_caller,
+    calling_object,
     class_name,
     is_compiled,
     is_inside,

@@ -1,16 +1,19 @@
 """What a module is: its class and parts, what it wraps or replaces, whether torch.compile made it, and its path.
 
-It is read without running code of its class: that can raise, or compare as a tensor does. Wrappers are known by the
+It is read without running code of its class: that can raise, or compare as a tensor does. The object whose method calls
+a module is found on the stack. Wrappers are known by the
 names of their classes, so that none of the libraries they come from is imported. One walk finds the paths of all
 modules below another one.
 """
 
 import functools
+import inspect
 import sys
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -379,3 +382,53 @@ def _path_of_original(outer: nn.Module, replica: nn.Module) -> str | None:
         if _attribute(inner, "_forward_hooks") is hooks:
             return path
     return None
+
+
+_READS_LOCALS = frozenset({"dir", "eval", "exec", "locals", "vars"})
+_PASSED_OVER = {"<dictcomp>", "<genexpr>", "<lambda>", "<listcomp>", "<setcomp>"}
+
+
+def calling_object() -> Any:
+    """Return the first argument (`self`) of the function that calls the module, over torch's and our own; else None."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _is_of_torch_or_ours(frame):
+        frame = frame.f_back
+    while frame is not None:
+        argument = _first_argument(frame)
+        if argument is not None or frame.f_code.co_name not in _PASSED_OVER:
+            return argument
+        frame = frame.f_back
+    return None
+
+
+def attribute_of_caller(module: nn.Module) -> str | None:
+    """Return the attribute by which the object whose method calls `module` knows it; None if there is none."""
+    try:
+        attributes = object.__getattribute__(calling_object(), "__dict__")
+    except AttributeError:
+        return None
+    if type(attributes) is not dict:
+        return None
+    held = (name for name, value in list(attributes.items()) if value is module and type(name) is str)
+    return next(filter(str.isidentifier, held), None)
+
+
+def _is_of_torch_or_ours(frame: FrameType) -> bool:
+    name = frame.f_globals.get("__name__")
+    return type(name) is str and name.partition(".")[0] in ("torch", "modtrace")
+
+
+def _first_argument(frame: FrameType) -> object:
+    code = frame.f_code
+    if not code.co_flags & inspect.CO_OPTIMIZED or not _READS_LOCALS.isdisjoint(code.co_names):
+        # The code of a module or a class, or one that can see that its variables were read.
+        return None
+    name = "self" if "self" in code.co_freevars else code.co_varnames[0] if code.co_argcount else "."
+    if name.startswith("."):  # what a comprehension goes through
+        return None
+    variables = frame.f_locals
+    value = variables.get(name)
+    # Before 3.13 the frame keeps a dictionary that was made for this, and so all that its variables hold now.
+    if type(variables) is dict and sys.getrefcount(variables) <= 3:
+        variables.clear()
+    return value

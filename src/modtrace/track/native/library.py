@@ -16,6 +16,7 @@ from types import ModuleType
 import torch
 
 from ..._errors import EngineError
+from ..._interrupts import in_forked_child
 from ...ring import slot_format
 from .cache_folder import LIBRARY_NAME, cache_home, engine_folder
 
@@ -130,7 +131,7 @@ def _load() -> ModuleType:
     except ImportError as error:
         raise EngineError(f"{path} cannot be loaded: {error}; run `modtrace build --force`") from error
     # Whether or not a recording runs: threads that the child does not have may have held its locks.
-    os.register_at_fork(after_in_child=module.after_fork)
+    in_forked_child(module.after_fork)
     return module
 
 
