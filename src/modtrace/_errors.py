@@ -40,8 +40,7 @@ class TraceError(ModtraceError):
 
     def __init__(self, path: str | os.PathLike[str], message: str, offset: int | None = None) -> None:
         self.path = os.fspath(path)
-        self.offset = offset
-        self.message = message
+        self.offset, self.message = offset, message
         at = "" if offset is None else f", byte {offset}"
         super().__init__(f"{self.path}{at}: {message}")
 

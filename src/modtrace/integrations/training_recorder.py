@@ -39,9 +39,7 @@ class RecordingCallback:
     ) -> None:
         if steps is not None and not 0 <= steps[0] < steps[1]:
             raise RecordingError(f"steps is {steps}; give the first step, from 0, and the one before which it ends")
-        self._path = path
-        self._steps = steps
-        self._options = options
+        self._path, self._steps, self._options = path, steps, options
         self.recording: Recording | None = None
 
     def _begin_step(self, step: int) -> None:

@@ -131,8 +131,7 @@ class EndOfText:
     """One line that shows its end if it has not room for all: the end says what runs."""
 
     def __init__(self, text: str, style: str = "") -> None:
-        self._text = text
-        self._style = style
+        self._text, self._style = text, style
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Show as much of the text as there is room for."""

@@ -81,8 +81,7 @@ class _WorkerLoop:
     """Takes the place of torch's function that a worker runs, and records it."""
 
     def __init__(self, loop: Callable[..., None], active: Any = None) -> None:
-        self.loop = loop
-        self._active = active
+        self.loop, self._active = loop, active
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         active = self._active or _active

@@ -71,8 +71,7 @@ class Recording:
             raise RecordingError("on_signal needs a path to save to, or keep_when='signal'")
         self._cycles = Cycles(schedule)
         self._outputs = Outputs(path, ring, self._cycles)
-        self._max_steps = max_steps
-        self._worker_rings = worker_rings
+        self._max_steps, self._worker_rings = max_steps, worker_rings
         self._saves_on_signal = on_signal is not None and path is not None
         self._on_signal = signal.SIGUSR1 if on_signal is None and self._kept_windows.on_signal else on_signal
         self._signal = None if self._on_signal is None else SaveOnSignal(self._on_signal, self._on_signal_came)

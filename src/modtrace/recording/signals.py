@@ -52,8 +52,7 @@ class SaveOnSignal:
             self._numbers = [] if number is None else [signal.Signals(number)]
         except ValueError as error:
             raise RecordingError(f"on_signal is {number!r}; it must be a signal, as signal.SIGUSR1") from error
-        self._save = save
-        self._before_end = before_end
+        self._save, self._before_end = save, before_end
         self._ends = False
         self._old_handlers: dict[int, Any] = {}
         self._handler = self._handle  # one object, to be known again

@@ -74,8 +74,7 @@ class EventFilter:
 
     def __init__(self, names: ReportNames, ids: IdNumbers) -> None:
         self.dropped = 0  # how many events were left out so far
-        self._names = names
-        self._ids = ids
+        self._names, self._ids = names, ids
 
     def __call__(self, event: object) -> RawEvent | None:
         """Return what a report may hold of an event."""

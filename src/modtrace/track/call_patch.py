@@ -41,8 +41,7 @@ class Wrapper:
     function: Callable[..., Any]
 
     def __init__(self, patch: Patch, wrapped: Callable[..., Any]) -> None:
-        self.patch = patch
-        self.wrapped = wrapped
+        self.patch, self.wrapped = patch, wrapped
         names = getattr(getattr(wrapped, "__code__", None), "co_names", None)
         self.wraps_torch = wrapped is _TORCH_CALL and names == ("_compiled_call_impl", "_call_impl")
         self.observer: Any = None
@@ -59,8 +58,7 @@ class PatchTarget:
     """A function that patches wrap: what one class or module holds under a name."""
 
     def __init__(self, owner: object, name: str, *, is_restored: bool = False) -> None:
-        self._owner = owner
-        self._name = name
+        self._owner, self._name = owner, name
         self.is_restored = is_restored  # else the wrapper stays for good, and only passes calls on
         self._original = self._function()
         # By id of the wrapper's function; kept for reuse, since torch.compile guards on the identity of what it traced.
@@ -131,9 +129,7 @@ class Patch:
         targets: tuple[PatchTarget, ...] = MODULE_CALL,
         activate: Callable[[Callable[..., Any], bool], object] = lambda _function, _active: None,
     ) -> None:
-        self._make = make
-        self._targets = targets
-        self._activate = activate
+        self._make, self._targets, self._activate = make, targets, activate
 
     def install(self, observer: object) -> None:
         """Pass each call to `observer` from now on, in place of the previous observer.

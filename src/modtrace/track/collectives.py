@@ -59,8 +59,7 @@ class NativeCollectives:
     """Notes the collectives of the session that the native engine runs."""
 
     def __init__(self, native: ModuleType, names: NameTable) -> None:
-        self._native = native
-        self._names = names
+        self._native, self._names = native, names
 
     def start(self) -> None:
         """Begin, once the session runs."""

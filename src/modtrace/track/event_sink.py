@@ -105,8 +105,7 @@ class SyncMarks:
     """Writes some marks when called while a profiler runs: often at first, then less and less."""
 
     def __init__(self, events: EventSink, names: NameTable) -> None:
-        self._events = events
-        self._names = names
+        self._events, self._names = events, names
         self._count = 0
         self._next_ns = 0
         self._interval_ns = _MIN_INTERVAL_NS

@@ -47,9 +47,7 @@ class RangeRecorder:
     active: ClassVar[RangeRecorder | None] = None
 
     def __init__(self, events: EventSink, names: NameTable, on_error: OnError) -> None:
-        self._events = events
-        self._names = names
-        self._on_error = on_error
+        self._events, self._names, self._on_error = events, names, on_error
         self._ids: dict[tuple[str, RangeCategory], int] = {}
         # Odd, since the native engine counts its own by even numbers.
         self._next_number = itertools.count(1, 2).__next__
@@ -106,8 +104,7 @@ class NamedRange:
     def __init__(self, name: str, is_on: Callable[[], bool] = lambda: True) -> None:
         if not isinstance(name, str):
             raise TypeError(f"the name of a range is a str, not {type(name).__name__}")
-        self._name = name
-        self._is_on = is_on
+        self._name, self._is_on = name, is_on
         self._opened: list[OpenRange | None] = []
 
     def __enter__(self) -> NamedRange:

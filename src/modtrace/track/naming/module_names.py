@@ -71,9 +71,7 @@ class ModuleNames:
         tell_apart: bool = True,
         on_outermost: Callable[[], object] | None = None,
     ) -> None:
-        self._table = table
-        self._forget = forget
-        self._on_outermost = on_outermost
+        self._table, self._forget, self._on_outermost = table, forget, on_outermost
         self._strip = strip_wrappers
         self._models = None if model is None else _Models(model)
         self._distinct = _DistinctNames() if tell_apart else None

@@ -35,8 +35,7 @@ class NativeEngine:
 
     def __init__(self, ring: Ring, on_error: OnError, options: EngineOptions) -> None:
         self.native: ModuleType = load()  # its C++ part
-        self._ring = ring
-        self._on_error = on_error
+        self._ring, self._on_error = ring, on_error
         self._memory = options.memory
         self._sync = SyncMarks(self, ring.names)
         self._ranges = (

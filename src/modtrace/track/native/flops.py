@@ -39,8 +39,7 @@ class NativeFlops:
     """Answers what the native engine asks to count operators."""
 
     def __init__(self, native: ModuleType, table: NameTable) -> None:
-        self._native = native
-        self._table = table
+        self._native, self._table = native, table
         self._formulas: dict[str, Formula] = {}
         self._registered = 0
         self._failed: set[str] = set()

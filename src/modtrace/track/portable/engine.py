@@ -157,8 +157,7 @@ class PortableEngine(SegmentHooks[ThreadState]):
 
     def __init__(self, ring: Ring, on_error: OnError, options: EngineOptions) -> None:
         self._write = ring.make_writer()
-        self._ring = ring
-        self._on_error = on_error
+        self._ring, self._on_error = ring, on_error
         # By id(module), then by the name of the call around it.
         self._names_by_module: dict[int, dict[int, NameCounters]] = {}
         self._counters_by_name: dict[int, NameCounters] = {}

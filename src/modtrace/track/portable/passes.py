@@ -109,9 +109,7 @@ class GraphTasks:
     """Follows the graph tasks of all threads and writes their events."""
 
     def __init__(self, write: WriteSlot, thread_state: Callable[[], ThreadState], on_error: OnError) -> None:
-        self._write = write
-        self._thread_state = thread_state
-        self._on_error = on_error
+        self._write, self._thread_state, self._on_error = write, thread_state, on_error
         self._running: set[int] = set()
         self.active = False  # False makes the hooks that live graphs still hold no-ops
 

@@ -113,8 +113,7 @@ class _InputHook:
     """The hook on one tensor. Inputs can live on from step to step; the calls that they went into do not."""
 
     def __init__(self, on_gradient: OnGradient, edge: GradientEdge) -> None:
-        self.edge = edge
-        self._on_gradient = on_gradient
+        self.edge, self._on_gradient = edge, on_gradient
         self._waiting: list[tuple[weakref.ref[Call], int]] = []
         self._prune_length = _MIN_PRUNE_LENGTH
 
