@@ -23,15 +23,7 @@ from .all_ranks import place_rank
 from .dataset_files import DatasetFiles, Part, file_name, read_head, read_parts, remove_part, write_head, write_part
 from .dataset_tables import FOLDERS, TABLE_NAMES, parquet_options, to_arrow
 from .places import Place
-from .rank_folder import (
-    JobTime,
-    RankRecording,
-    RankTime,
-    Reference,
-    check_one_world,
-    group_by_size,
-    load_pieces,
-)
+from .rank_folder import JobTime, RankRecording, RankTime, Reference, check_one_world, group_by_size, load_pieces
 from .rank_tables import TABLE_MAKERS, RankEntry, join_tables, take
 
 _PART_BYTES = 128 << 20

@@ -64,9 +64,7 @@ class RankRecording(NamedTuple):
 
 
 def find_rank_recordings(
-    folder: str | os.PathLike[str],
-    on_left_out: Callable[[ModtraceError], None] | None = None,
-    role: str | None = None,
+    folder: str | os.PathLike[str], on_left_out: Callable[[ModtraceError], None] | None = None, role: str | None = None
 ) -> list[RankRecording]:
     """Return the recordings in a folder, by role and rank: its ring files if there are any, else its traces.
 

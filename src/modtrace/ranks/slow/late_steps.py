@@ -359,13 +359,7 @@ def peers_of(arrivals: Arrivals, late: LateStep) -> list[int]:
 
 
 def module_excess(
-    arrivals: Arrivals,
-    late: LateStep,
-    peers: Sequence[int],
-    *,
-    spans: SpanTable,
-    ranges: RangeTable,
-    own_time: OwnTime,
+    arrivals: Arrivals, late: LateStep, peers: Sequence[int], *, spans: SpanTable, ranges: RangeTable, own_time: OwnTime
 ) -> list[ModuleExcess]:
     """Return the modules, and the ranges outside of them, in which the late rank of a step took more than others.
 

@@ -323,11 +323,7 @@ def _make_wrapper(wrapper: Wrapper) -> Callable[..., Any]:
 
 
 def _follow(
-    followers: tuple[Follower, ...],
-    wrapper: Wrapper,
-    module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    followers: tuple[Follower, ...], wrapper: Wrapper, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     __tracebackhide__ = __traceback_hide__ = True
     if not followers:
