@@ -61,14 +61,12 @@ class Folder:
         path: the folder; empty for the working directory.
         follow: whether it may be a link: False for one that has its name from modtrace.
 
-    Attributes:
-        path: another path of it, which goes by a descriptor of this process. It is as given where the system has none.
-
     Raises:
         OSError: there is no such folder.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, follow: bool = True) -> None:
+        # Another path of it, which goes by a descriptor of this process. It is as given where the system has none.
         self.path = os.fspath(path) or os.curdir
         if not follow and os.path.islink(self.path):
             raise NotADirectoryError(errno.ENOTDIR, "it is a link, and others may have made it", self.path)

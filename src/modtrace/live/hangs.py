@@ -176,12 +176,6 @@ class _Ranks:
     Args:
         states: of all ranks; those without a rank are left out.
         by_flight_recorder: the counters are the flight recorder's.
-
-    Attributes:
-        by_rank: the states.
-        waits: what each rank that waits for a second or more waits in, in words.
-        none_runs: whether no rank runs, or may run, and one died.
-        source: what a rank's state was read from.
     """
 
     def __init__(self, states: Iterable[RankState], by_flight_recorder: bool) -> None:
@@ -189,10 +183,11 @@ class _Ranks:
         newest_last = sorted(states, key=lambda state: state.last_unix_ns)
         self.by_rank = {state.rank: state for state in newest_last if state.rank is not None}
         self.by_flight_recorder = by_flight_recorder
-        self.source = "flight recorder's dump" if by_flight_recorder else "ring"
+        self.source = "flight recorder's dump" if by_flight_recorder else "ring"  # what a rank's state was read from
         known = {state.state for state in self.by_rank.values()}
+        # Whether no rank runs, or may run, and one died.
         self.none_runs = "dead" in known and known <= {"dead", "stopped"}
-        self.waits: dict[int, str] = {}
+        self.waits: dict[int, str] = {}  # what each rank that waits for a second or more waits in, in words
         for rank, state in self.by_rank.items():
             calls = blocked_calls(state, by_flight_recorder)
             long = [(call.since_ns, text) for call, text in calls if self.waits_long(rank, call)]

@@ -319,10 +319,6 @@ class JobTime:
 
     Ranks whose clocks were measured against each other are placed by that. What is left is placed by collectives, which
     no rank can leave before the last one has come, and what has none with the others by the wall clock.
-
-    Attributes:
-        reference: says which time it is.
-        measurements: what each rank noted of the clocks of hosts.
     """
 
     def __init__(self, files: Sequence[RankRecording]) -> None:
@@ -333,6 +329,7 @@ class JobTime:
             if file.is_ring
         }
         clocks = {file.rank: clock_in(records.get(file.rank, ())) or _own_clock(file.rank) for file in files}
+        # What each rank noted of the clocks of hosts.
         self.measurements = {rank: measurements_in(rank_records) for rank, rank_records in records.items()}
         tree = ClockTree(measurement for own in self.measurements.values() for measurement in own)
         roots = Counter(tree.root_of(clock) for clock in clocks.values())

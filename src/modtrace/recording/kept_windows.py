@@ -42,19 +42,15 @@ class KeptWindows:
         keep_when: conditions; an empty sequence has a watcher that waits for `keep` alone, None has none.
         ring: the file behind the recording's ring, or None.
 
-    Attributes:
-        conditions: the texts of those that a watcher of the ring has; None if there is no watcher.
-        is_asked_for: whether there should be one.
-        on_signal: whether a signal is among the conditions.
-
     Raises:
         RecordingError: a condition is not understood, or there is no ring for the watcher to read.
     """
 
     def __init__(self, keep_when: str | Iterable[str] | None, ring: object) -> None:
+        # The texts of those that a watcher of the ring has; None if there is no watcher.
         self.conditions: Sequence[str] | None = None
-        self.is_asked_for = keep_when is not None
-        self.on_signal = False
+        self.is_asked_for = keep_when is not None  # whether there should be one
+        self.on_signal = False  # whether a signal is among the conditions
         if keep_when is not None:
             try:
                 parsed = parse_conditions(keep_when)

@@ -36,11 +36,6 @@ class Cycles:
 
     Args:
         schedule: None records all steps, in one cycle that has no number.
-
-    Attributes:
-        action: what to do in the step that runs; in a warm-up, what events go into is made: that takes time.
-        is_scheduled: whether there is a schedule.
-        number: of the cycle that runs or comes next, from 0.
     """
 
     def __init__(self, schedule: Schedule | None) -> None:
@@ -48,7 +43,8 @@ class Cycles:
             raise RecordingError(f"schedule is {schedule!r}; give it as torch.profiler.schedule(wait=…, …) makes it")
         self._schedule = schedule
         self.is_scheduled = schedule is not None
-        self.number = 0
+        self.number = 0  # of the cycle that runs or comes next, from 0
+        # What to do in the step that runs; in a warm-up, what events go into is made: that takes time.
         self.action = self._at(0)
 
     def path(self, path: str) -> str:

@@ -145,12 +145,10 @@ class ReportNames:
     Names of modules, classes, operations and kernels stay as recorded, with what identifies a person or a machine
     replaced as far as it is known. Free texts, which a user wrote for no report, are replaced by numbered aliases:
     marks, names of threads, counters and annotations that neither Python nor torch nor modtrace chose.
-
-    Attributes:
-        used: by kind (`module`, `mark`, `thread`, …) all texts that were returned, in order.
     """
 
     def __init__(self, redact: Callable[[str], str]) -> None:
+        # By kind (`module`, `mark`, `thread`, …) all texts that were returned, in order.
         self.used: dict[str, dict[str, None]] = {}
         self._aliases: dict[str, dict[str, str]] = {}
         # Cached: a trace repeats the same few thousand texts a million times.

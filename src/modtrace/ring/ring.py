@@ -53,13 +53,6 @@ class Ring:
         metadata: about the recording (versions, pid, rank), JSON values; in the file's header.
         keep: how many files of ended processes with this name to keep, under numbers.
 
-    Attributes:
-        path: the name that the file got: a numbered one if a running process has the name; None without a file.
-        folder: the folder that the file was made in; None without a file.
-        buffer: the mapping that holds the slots.
-        offset: bytes before the first slot.
-        names: the name table.
-
     Raises:
         RingError: the capacity is out of range or beyond the memory that can be had, or the file cannot be made.
     """
@@ -79,11 +72,12 @@ class Ring:
         self.metadata = dict(metadata or {})
         self._file: _RingFile | None = None
         self._closed = False
+        # The name that the file got: a numbered one if a running process has the name; None without a file.
         self.path: str | None = None
-        self.folder: Folder | None = None
+        self.folder: Folder | None = None  # the folder that the file was made in; None without a file
         if path is None:
             self.buffer = _allocate(capacity)
-            self.offset = 0
+            self.offset = 0  # bytes before the first slot
             self.names = NameTable()
         else:
             self._file = _RingFile(path, capacity, self.metadata, keep)
@@ -148,12 +142,10 @@ class NameTable:
     Args:
         sink: called with each new record, before its id is used in the ring. What it raises (OSError: the disk is
             full) comes out of the method that noted the record, and the record is not noted. It must be thread-safe.
-
-    Attributes:
-        records: all records so far. Threads that find something new at once may note their ids in any order.
     """
 
     def __init__(self, sink: Callable[[Record], None] | None = None) -> None:
+        # All records so far. Threads that find something new at once may note their ids in any order.
         self.records: list[Record] = []
         self._sink = sink
         self._names: dict[str, int] = {}
@@ -257,17 +249,12 @@ def _clean(text: str) -> str:
 class _RingFile:
     """A new ring file that this process writes; its mapping outlives the process in the file.
 
-    Attributes:
-        path: the name that the file got.
-        folder: the folder that it was made in.
-        buffer: the mapping of header and slots; the first slot begins at byte `SLOTS_OFFSET`.
-
     Raises:
         RingError: the file cannot be made, its space cannot be reserved, or the metadata does not fit the header.
     """
 
     def __init__(self, path: str | os.PathLike[str], capacity: int, metadata: Mapping[str, object], keep: int) -> None:
-        self.path = os.fspath(path)
+        self.path = os.fspath(path)  # the name that the file got
         self._log_start = SLOTS_OFFSET + capacity * SLOT_BYTES
         self._reserved = self._log_start + LOG_CHUNK_BYTES
         pack_header(self.path, capacity, metadata, {})
@@ -275,7 +262,7 @@ class _RingFile:
             raise RingError(f"{self.path}: a file behind the ring needs Linux; without one the ring is in memory")
         name = os.path.basename(self.path)
         try:
-            self.folder = Folder(os.path.dirname(self.path))
+            self.folder = Folder(os.path.dirname(self.path))  # the folder that it was made in
             path = f"{self.folder.path}/{name}"
             _refuse_special(self.path, path)
             # The name cannot be guessed, so it is never what another user put there, nor the end of a link of theirs.
@@ -287,6 +274,7 @@ class _RingFile:
                 os.posix_fallocate(fd, 0, self._reserved)
                 os.pwrite(fd, pack_header(self.path, capacity, metadata, describe_writer(self._lock, self.path)), 0)
                 os.lseek(fd, self._log_start, os.SEEK_SET)
+                # The mapping of header and slots; the first slot begins at byte `SLOTS_OFFSET`.
                 self.buffer = mmap.mmap(fd, self._log_start)
                 _prefault(self.buffer)
                 name = os.path.basename(take_name(partial, path, keep))

@@ -48,11 +48,6 @@ class OptimizerSteps:
             0, and whether that is complete, as far as can be told now. Where torch.compile has made several parts of an
             optimizer's step, it is called after each, with the same.
         on_first_step: called before that when an optimizer steps first in a thread, with its `describe_optimizer`.
-
-    Attributes:
-        regions: what torch.compile made, watched as long as this runs.
-        ended: how many training steps have ended so far, as far as can be told: one that was not known to be complete
-            ends when its thread begins the next one.
     """
 
     def __init__(
@@ -61,7 +56,9 @@ class OptimizerSteps:
         on_first_step: Callable[[dict[str, object]], None] = lambda _said: None,
     ) -> None:
         self._on_step, self._on_first_step = on_step, on_first_step
-        self.regions = CompiledRegions(self._after_region)
+        self.regions = CompiledRegions(self._after_region)  # what torch.compile made, watched as long as this runs
+        # How many training steps have ended so far, as far as can be told: one that was not known to be complete ends
+        # when its thread begins the next one.
         self.ended = 0
         self._numbers = itertools.count()
         self._counting = Exclusive()

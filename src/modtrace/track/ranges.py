@@ -38,12 +38,9 @@ def category_of(name: str) -> RangeCategory:
 
 
 class RangeRecorder:
-    """Writes ranges into a ring, from `start` to `stop`.
+    """Writes ranges into a ring, from `start` to `stop`."""
 
-    Attributes:
-        active: the one of the recording that runs. An attribute, as torch.compile would compile a function.
-    """
-
+    # The one of the recording that runs. An attribute, as torch.compile would compile a function.
     active: ClassVar[RangeRecorder | None] = None
 
     def __init__(self, events: EventSink, names: NameTable, on_error: OnError) -> None:

@@ -161,7 +161,7 @@ class Replay:
     """Replays what ranks did, each from its first event on."""
 
     def __init__(self, events: RankEvents) -> None:
-        self.events = events  # the same
+        self.events = events
         is_first = np.zeros(len(events.time), np.bool_)
         is_first[group_starts(events.rank)] = True
         is_head = events.binds | is_first

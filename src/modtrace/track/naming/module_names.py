@@ -55,10 +55,6 @@ class ModuleNames:
         tell_apart: give each module that is alive a name of its own; False names each outermost one by its class alone,
             as torch's trackers do.
         on_outermost: called when a module is first called outside of all others.
-
-    Attributes:
-        dead: references to modules that died and are not forgotten yet. A new module may have the id of one: whoever
-            keeps answers by id looks here first, and calls `forget_dead` where it is not empty.
     """
 
     def __init__(
@@ -84,6 +80,8 @@ class ModuleNames:
         self._last_name_ids: dict[int, int] = {}
         # By id, a reference that is put into `dead` when the module dies.
         self._watched: dict[int, ModuleRef] = {}
+        # References to modules that died and are not forgotten yet. A new module may have the id of one: whoever keeps
+        # answers by id looks here first, and calls `forget_dead` where it is not empty.
         self.dead: list[ModuleRef] = []
         # What references call is not Python code: the exception of a signal's handler can come at any bytecode, and
         # there the interpreter would ignore it.
@@ -365,7 +363,7 @@ class _Models:
 
     def __init__(self, model: nn.Module | str) -> None:
         self._is_class = isinstance(model, str)
-        self.class_name = model if isinstance(model, str) else class_name(model)  # the class
+        self.class_name = model if isinstance(model, str) else class_name(model)
         self._models = [weakref.ref(model)] if isinstance(model, nn.Module) else []
         self._searches = Backoff()
         self.matched = False  # whether names started at one

@@ -72,8 +72,8 @@ class MethodCall(nn.Module):
 
     def __init__(self, owner: nn.Module, name: str) -> None:
         super().__init__()
-        self.owner = weakref.ref(owner)  # a weak reference to the module
-        self.method = name  # the method's name
+        self.owner = weakref.ref(owner)
+        self.method = name
         self._function = getattr(owner, name)
         # `nn.Module.__call__` calls this instead of the forward and its hooks.
         object.__setattr__(self, "_compiled_call_impl", self._function)
@@ -256,15 +256,13 @@ class ModulePaths:
     Args:
         refer_to: returns a new reference to a module.
         strip_wrappers: leave out the parts by which wrappers hold what they wrap.
-
-    Attributes:
-        are_names: whether the path and the class of each module are all that its name takes, below the parent and below
-            each module inside; False before the first walk.
     """
 
     def __init__(self, refer_to: Callable[[nn.Module], ModuleRef], *, strip_wrappers: bool) -> None:
         self._refer_to = refer_to
         self._strip = strip_wrappers
+        # Whether the path and the class of each module are all that its name takes, below the parent and below each
+        # module inside; False before the first walk.
         self.are_names = False
         self._by_id: dict[int, ModuleRef] = {}
         # Modules can be added later; one made anew in every call must not cost a walk in every call.

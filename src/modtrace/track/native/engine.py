@@ -34,7 +34,7 @@ class NativeEngine:
     kind = "native"
 
     def __init__(self, ring: Ring, on_error: OnError, options: EngineOptions) -> None:
-        self.native: ModuleType = load()  # its C++ part
+        self.native: ModuleType = load()
         self._ring, self._on_error = ring, on_error
         self._memory = options.memory
         self._sync = SyncMarks(self, ring.names)

@@ -147,11 +147,7 @@ class NameCounters(NamedTuple):
 
 
 class PortableEngine(SegmentHooks[ThreadState]):
-    """Records forward by a patch of `nn.Module.__call__` and backward by hooks on few nodes.
-
-    Attributes:
-        next_pass: returns the number of the next call of what runs a backward pass, from 1.
-    """
+    """Records forward by a patch of `nn.Module.__call__` and backward by hooks on few nodes."""
 
     kind = "python"
 
@@ -175,6 +171,7 @@ class PortableEngine(SegmentHooks[ThreadState]):
         self._graph_tasks = GraphTasks(self._write, self._threads.get, on_error)
         self.on_segment_start = self._graph_tasks.make_segment_hook(self._local, self.ends_early)
         self._write_sync_mark = SyncMarks(self, ring.names)
+        # Returns the number of the next call of what runs a backward pass, from 1.
         self.next_pass: Callable[[], int] = itertools.count(1).__next__
         self._reruns = CheckpointReruns()
         self._collectives = PortableCollectives(self, ring.names, on_error)

@@ -74,21 +74,16 @@ class GraphTask:
 
 
 class ThreadState(FrameStack[CallFrame]):
-    """What one thread is doing.
-
-    Attributes:
-        bits: its id, where a slot's first word has it.
-        graph_tasks: those it runs, outermost first.
-        noted_sequence: the sequence number at the last call that was noted for `CheckpointReruns`; -1 before the first.
-    """
+    """What one thread is doing."""
 
     __slots__ = ("bits", "graph_tasks", "noted_sequence")
 
     def __init__(self, bits: int) -> None:
         super().__init__()
-        self.bits = bits
+        self.bits = bits  # its id, where a slot's first word has it
         self.frames = [CallFrame(self, 0)]
-        self.graph_tasks: list[GraphTask] = []
+        self.graph_tasks: list[GraphTask] = []  # those it runs, outermost first
+        # The sequence number at the last call that was noted for `CheckpointReruns`; -1 before the first.
         self.noted_sequence = -1
 
 

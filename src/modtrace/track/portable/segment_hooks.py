@@ -76,27 +76,21 @@ _Stack = TypeVar("_Stack", bound="FrameStack[Any]")
 
 
 class FrameStack(Generic[_Frame]):
-    """The open calls of one thread.
-
-    Attributes:
-        frames: its frames, outermost first; the bottom one is around all calls.
-        stack_depth: index of the innermost open call's frame.
-        outside_segments: segments of nodes that were made outside of all calls and that no pass ran yet; the last ones.
-        left_segments: those of calls that have no hook, as no output leads to their nodes; with the call's id.
-        hook_tensor: an empty CPU tensor that carries a hook to the node it is registered on.
-    """
+    """The open calls of one thread."""
 
     __slots__ = ("frames", "hook_tensor", "left_segments", "outside_segments", "stack_depth")
 
-    frames: list[_Frame]
+    frames: list[_Frame]  # its frames, outermost first; the bottom one is around all calls
 
     def __init__(self) -> None:
-        self.stack_depth = 0
+        self.stack_depth = 0  # index of the innermost open call's frame
+        # Segments of nodes that were made outside of all calls and that no pass ran yet; the last ones.
         self.outside_segments: Segments = deque(maxlen=_MAX_OUTSIDE_SEGMENTS)
+        # Those of calls that have no hook, as no output leads to their nodes; with the call's id.
         self.left_segments: dict[Segment, tuple[Any, _LeftBy]] = {}
         # Hidden from the user's dispatch modes, as FakeTensorMode or a FLOP counter.
         with unseen_by_modes(), torch._C._DisableTorchDispatch():
-            self.hook_tensor = torch.empty(0)
+            self.hook_tensor = torch.empty(0)  # an empty CPU tensor that carries a hook to the node it is registered on
 
     def end_segment(self, sequence: int) -> None:
         """End the segment of the innermost call's nodes, or of those outside, before this sequence number."""
@@ -166,10 +160,6 @@ class SegmentHooks(Generic[_Stack]):
 
     Args:
         make: returns what a thread is doing.
-
-    Attributes:
-        passes: numbers of those that run now.
-        ends_early: by the number of such a pass, the tensors to whose gradients it goes, and no further.
     """
 
     on_segment_start: Callable[[Any, Tensor], None]
@@ -177,7 +167,8 @@ class SegmentHooks(Generic[_Stack]):
     def __init__(self, make: Callable[[], _Stack]) -> None:
         self._threads = FrameStacks(make)
         self._local = self._threads.local
-        self.passes: set[int] = set()
+        self.passes: set[int] = set()  # numbers of those that run now
+        # By the number of such a pass, the tensors to whose gradients it goes, and no further.
         self.ends_early: dict[int, Sequence[Any]] = {}
         self._passes_in_vain: dict[_LeftBy, int] = {}
 

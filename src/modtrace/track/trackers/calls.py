@@ -20,7 +20,7 @@ class Call:
     __slots__ = ("__weakref__", "inputs", "module", "name", "outer")
 
     def __init__(self, name: str, module: weakref.ref[nn.Module], outer: "Call | None") -> None:
-        self.name = name  # the fully qualified name
+        self.name = name
         self.module = module  # whose call it is
         self.outer = outer  # the call around it
         self.inputs: list[GradientEdge] = []  # where the gradients come from that are waited for
@@ -42,7 +42,7 @@ class LiveFrame(FrameBase):
 
     def __init__(self, thread: "LiveThread", depth: int) -> None:
         super().__init__(depth)
-        self.thread = thread  # the thread it runs on
+        self.thread = thread
         self.call_id = None  # the call; None as `module`
 
 
@@ -61,11 +61,7 @@ class LiveGraphTask:
 
 
 class LiveThread(FrameStack[LiveFrame]):
-    """What one thread is doing.
-
-    Attributes:
-        graph_tasks: the last one runs, those before it are around it or run by turns with it.
-    """
+    """What one thread is doing."""
 
     __slots__ = ("graph_tasks",)
 
@@ -74,6 +70,7 @@ class LiveThread(FrameStack[LiveFrame]):
         self.frames = [LiveFrame(self, 0)]
         # Nodes from before belong to no call, as those between outermost calls do.
         self.frames[0].segment_start_seq = 0
+        # The last one runs, those before it are around it or run by turns with it.
         self.graph_tasks: list[LiveGraphTask] = []
 
 

@@ -35,12 +35,6 @@ class _BackwardFollower(SegmentHooks[LiveThread]):
 
     Args:
         follow_graphs_after_exit: when no longer `active`, still follow the backward of graphs made before.
-
-    Attributes:
-        active: whether it follows.
-        pre_bw: called with (module or None, gradients of outputs) when the backward of a call began.
-        post_bw: called with (module or None, gradients of inputs) when all gradients of its inputs are known, at the
-            latest when its backward ends.
     """
 
     def __init__(self, follow_graphs_after_exit: bool) -> None:
@@ -50,7 +44,10 @@ class _BackwardFollower(SegmentHooks[LiveThread]):
         self._follow_graphs_after_exit = follow_graphs_after_exit
         self.on_segment_start = self._on_node
         self.active = False
+        # Called with (module or None, gradients of outputs) when the backward of a call began.
         self.pre_bw: Hook | None = None
+        # Called with (module or None, gradients of inputs) when all gradients of its inputs are known, at the latest
+        # when its backward ends.
         self.post_bw: Hook | None = None
 
     def backward_calls(self, thread: LiveThread) -> Iterator[Call]:
@@ -172,10 +169,6 @@ class Follower(_BackwardFollower):
 
     Args:
         follow_graphs_after_exit: after `stop`, still follow the backward of graphs made before.
-
-    Attributes:
-        pre_fw: called with (module, args) when a call was entered.
-        post_fw: called with (module, args, output) before a call is left; output is None if it raised.
     """
 
     def __init__(self, follow_graphs_after_exit: bool) -> None:
@@ -186,7 +179,8 @@ class Follower(_BackwardFollower):
         self._names_by_module: dict[int, dict[int, NamedModule]] = {}
         self._roots: WeakMap[nn.Module, str] = WeakMap()  # their names
         self._inputs = InputHooks(self.on_input_gradient)
-        self.pre_fw: Hook | None = None
+        self.pre_fw: Hook | None = None  # called with (module, args) when a call was entered
+        # Called with (module, args, output) before a call is left; output is None if it raised.
         self.post_fw: Hook | None = None
 
     def start(self) -> None:
