@@ -33,20 +33,14 @@ _OPERATORS = {**OPERATORS, "_all_gather_base": "all_gather_into_tensor"}
 
 
 class FlightRecord(NamedTuple):
-    """What the dump of one process says; times are Unix nanoseconds, counters the flight recorder's.
+    """What the dump of one process says; times are Unix nanoseconds, counters the flight recorder's."""
 
-    Attributes:
-        path: the file.
-        rank: the process's, from the end of the file's name.
-        dumped_ns: when the file was written.
-        groups: how far it is with the collectives of each group; ranks are missing where the dump has none.
-        peers: how far it is with its sends and receives, counted from 0 among those that are not complete.
-    """
-
-    path: str
-    rank: int
-    dumped_ns: int
+    path: str  # the file
+    rank: int  # the process's, from the end of the file's name
+    dumped_ns: int  # when the file was written
+    # How far it is with the collectives of each group; ranks are missing where the dump has none.
     groups: tuple[GroupProgress, ...]
+    # How far it is with its sends and receives, counted from 0 among those that are not complete.
     peers: tuple[PeerProgress, ...]
 
 

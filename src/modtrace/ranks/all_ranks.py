@@ -91,14 +91,8 @@ def read_ranks(
     return [by_rank[file.rank] for file in files]
 
 
-def read_whole(
-    files: Sequence[RankRecording], job: JobTime, steps: Steps | None, executor: Executor | None
-) -> list[RankTimeline]:
-    """Return all of each rank, as `read_ranks` does."""
-    return read_ranks(_whole, files, job, steps, executor)
-
-
-def _whole(one: RankTimeline) -> RankTimeline:
+def whole(one: RankTimeline) -> RankTimeline:
+    """Take all of a rank, see `read_ranks`."""
     return one
 
 
@@ -133,7 +127,7 @@ def read_fitting(
     kept: dict[str, list[tuple[RankTimeline, list[int]]]] = {}
     left, known_steps, count = 0, 0, _RANKS_AT_ONCE
     while waiting:
-        read, waiting = read_whole(waiting[:count], job, steps, executor), waiting[count:]
+        read, waiting = read_ranks(whole, waiting[:count], job, steps, executor), waiting[count:]
         more_steps = max(0, *(len(np.unique(one.timeline.slices.step)) - known_steps for one in read))
         left, known_steps = left + more_steps * bytes_per_step, known_steps + more_steps
         full = set[str]()

@@ -8,7 +8,7 @@ from .._errors import ModtraceError
 from ..public import Timeline
 from ..read.ring_file import Steps
 from ..ring.collective_text import rank_list
-from .all_ranks import all_ranks_timeline, read_fitting, read_whole
+from .all_ranks import all_ranks_timeline, read_fitting, read_ranks, whole
 from .places import Place, as_folder
 from .rank_folder import JobTime, RankRecording, check_size, find_rank_recordings
 from .slow import slow_of_recordings, worst_ranks
@@ -70,5 +70,5 @@ def load_ranks(
         if bytes_per_step is not None and len(chosen) > _FEW:
             read = read_fitting(chosen, job, steps, executor, bytes_per_step)
         else:
-            read = read_whole(chosen, job, steps, executor)
+            read = read_ranks(whole, chosen, job, steps, executor)
         return Timeline.of(all_ranks_timeline(read, len(chosen) - len(read)))

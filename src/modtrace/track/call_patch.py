@@ -24,27 +24,20 @@ _exclusive = Exclusive()
 
 
 class Wrapper:
-    """A wrapper that a patch has put around a function.
-
-    Attributes:
-        function: what callers call in place of `wrapped`. While `observer` is None it only calls `wrapped`.
-        wrapped: what it wraps, for good: torch's own function, another wrapper of ours, or one of other code.
-        wraps_torch: whether `wrapped` is torch's `nn.Module.__call__`, and unchanged from the version we know: it calls
-            `_compiled_call_impl`, or `_call_impl` if that is None. A Python wrapper may then choose between these
-            itself, which saves a frame.
-        observer: receives the calls; None makes the wrapper inactive.
-        patch: the patch that made it.
-    """
+    """A wrapper that a patch has put around a function of torch's, another wrapper of ours, or one of other code."""
 
     __slots__ = ("function", "observer", "patch", "wrapped", "wraps_torch")
 
+    # What callers call in place of `wrapped`. While `observer` is None it only calls `wrapped`.
     function: Callable[..., Any]
 
     def __init__(self, patch: Patch, wrapped: Callable[..., Any]) -> None:
         self.patch, self.wrapped = patch, wrapped
         names = getattr(getattr(wrapped, "__code__", None), "co_names", None)
+        # Torch's `nn.Module.__call__`, unchanged from the version we know: it calls `_compiled_call_impl`, or
+        # `_call_impl` if that is None. A Python wrapper may then choose between these itself, which saves a frame.
         self.wraps_torch = wrapped is _TORCH_CALL and names == ("_compiled_call_impl", "_call_impl")
-        self.observer: Any = None
+        self.observer: Any = None  # receives the calls; None makes the wrapper inactive
 
 
 def _name_as(wrapper: Callable[..., Any], function: Callable[..., Any]) -> None:

@@ -70,24 +70,17 @@ _COLOURS = np.array([(255, 255, 255), (253, 212, 158), (239, 101, 72), (127, 0, 
 
 
 class PartOfRun(NamedTuple):
-    """What some steps say.
+    """What some steps say."""
 
-    Attributes:
-        steps: each of them.
-        ranks: the ranks that were there, ascending.
-        lateness: float32[ranks, steps], the most that each rank came after the median of the others, ns; NaN if it
-            has no collective.
-        saved: of each rank that was late in one of them, by how much shorter they would have been without its excess.
-        saved_ns: the same without that of all these.
-        waits: whether a thread is known to have waited for other ranks; never if a device runs all collectives.
-    """
-
-    steps: list[StepFinding]
-    ranks: Int64Array
+    steps: list[StepFinding]  # each of them
+    ranks: Int64Array  # the ranks that were there, ascending
+    # float32[ranks, steps], the most that each rank came after the median of the others, ns; NaN if it has no
+    # collective.
     lateness: Float32Array
+    # Of each rank that was late in one of them, by how much shorter they would have been without its excess.
     saved: Mapping[int, int]
-    saved_ns: int
-    waits: bool
+    saved_ns: int  # the same without that of all these
+    waits: bool  # whether a thread is known to have waited for other ranks; never if a device runs all collectives
 
 
 class LateModule(NamedTuple):
@@ -100,23 +93,14 @@ class LateModule(NamedTuple):
 
 
 class LateRank(NamedTuple):
-    """A rank, over the whole run.
+    """A rank, over the whole run."""
 
-    Attributes:
-        rank: its number.
-        steps: in how many steps it was the late one.
-        cost_ns: what that cost, all together.
-        saved_ns: by how much shorter the run would be had it been like the median.
-        is_slow: whether that is more often than chance has it; else it was late now and then.
-        modules: where it was late; the worst first.
-    """
-
-    rank: int
-    steps: int
-    cost_ns: int
-    saved_ns: int
-    is_slow: bool
-    modules: tuple[LateModule, ...]
+    rank: int  # its number
+    steps: int  # in how many steps it was the late one
+    cost_ns: int  # what that cost, all together
+    saved_ns: int  # by how much shorter the run would be had it been like the median
+    is_slow: bool  # whether that is more often than chance has it; else it was late now and then
+    modules: tuple[LateModule, ...]  # where it was late; the worst first
 
 
 @dataclass(frozen=True)
