@@ -154,7 +154,7 @@ def compare_runs(before: Sequence[RunTimes], after: Sequence[RunTimes], renamed:
     given = len(before), len(after)
     before, after = _without_copies(before), _without_copies(after)
     runs = [*before, *after]
-    compiled = _compiled_on_one_side(before, after)
+    compiled = _compiled_in_all_of(before, after), _compiled_in_all_of(after, before)
     classes = _changed_classes(before, after)
     folded_before, folded_after, inside = fold_regions(before, after)
     modules = compare_modules(folded_before, folded_after)
@@ -190,14 +190,10 @@ def _changed_classes(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> d
     }
 
 
-def _compiled_on_one_side(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> tuple[list[str], list[str]]:
+def _compiled_in_all_of(side: Sequence[RunTimes], other: Sequence[RunTimes]) -> list[str]:
     """Return the regions that torch.compile made in all recordings of a side and in none of the other."""
-    old, new = ([run.compiled for run in side] for side in (before, after))
-    return _in_all_of(old, new), _in_all_of(new, old)
-
-
-def _in_all_of(side: Sequence[Sequence[str]], other: Sequence[Sequence[str]]) -> list[str]:
-    return [fqn for fqn in side[0] if all(fqn in run for run in side) and not any(fqn in run for run in other)]
+    known, others = ([run.compiled for run in runs] for runs in (side, other))
+    return [fqn for fqn in known[0] if all(fqn in one for one in known) and not any(fqn in one for one in others)]
 
 
 def _peak_changes(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> list[PeakChange]:

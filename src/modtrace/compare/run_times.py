@@ -24,7 +24,7 @@ from .._errors import ModtraceError
 from .._files import begins_with, open_regular
 from .._typing import Int64Array
 from ..timeline import PHASES, Timeline
-from ..timeline.contents import COMPILED, FUSED_TIMES, Name
+from ..timeline.contents import COMPILED, FUSED_TIMES, Name, compiled_graphs
 from ..timeline.memory import allocated
 from ..timeline.nesting import self_times
 from ..timeline.select import on_gpu, without_gpu
@@ -198,17 +198,15 @@ def divide_fused(
 
 def _fused_times(metadata: Mapping[str, object]) -> Iterator[tuple[str, str, list[tuple[str, str, float]]]]:
     """Yield the name and the phase of fused kernels, and of each of their modules the name, the class and the time."""
-    regions = metadata.get(COMPILED)
-    for region, graphs in regions.items() if isinstance(regions, dict) else ():
-        for graph in graphs if isinstance(graphs, list) else ():
-            with contextlib.suppress(TypeError, ValueError, KeyError, IndexError, AttributeError):  # anybody's file
-                classes = {path: kind for path, _, kind in (str(name).rpartition(": ") for name, *_ in graph["work"])}
-                for label, phase, times in graph[FUSED_TIMES]:
-                    parts = []
-                    for path, time in times:
-                        fqn = f"{region}.{path}" if path else str(region)
-                        parts.append((fqn, classes[path] or fqn.rpartition(".")[2], max(float(time), 0.0)))
-                    yield f"{region}.{label}", PHASES[phase], parts
+    for region, graph in compiled_graphs(metadata):
+        with contextlib.suppress(TypeError, ValueError, KeyError, IndexError, AttributeError):  # anybody's file
+            classes = {path: kind for path, _, kind in (str(name).rpartition(": ") for name, *_ in graph["work"])}
+            for label, phase, times in graph[FUSED_TIMES]:
+                parts = []
+                for path, time in times:
+                    fqn = f"{region}.{path}" if path else region
+                    parts.append((fqn, classes[path] or fqn.rpartition(".")[2], max(float(time), 0.0)))
+                yield f"{region}.{label}", PHASES[phase], parts
 
 
 def plain_fqn(fqn: str, renamed: Mapping[str, str] | None = None) -> str:

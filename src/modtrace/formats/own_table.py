@@ -111,7 +111,7 @@ def read_table(blocks: Iterable[bytes], kind: str) -> CarriedTable:
 
 
 class _Before:
-    """Computes the checksum of what is before the mark."""
+    """Computes the size and the checksum of what is before the mark."""
 
     def __init__(self, mark: bytes) -> None:
         self._mark, self._held = mark, b""
@@ -121,18 +121,11 @@ class _Before:
         """Take the next bytes; return those after the mark, once it is there."""
         data = self._held + block
         at = data.find(self._mark)
-        if at < 0:
-            at = max(len(data) - len(self._mark) + 1, 0)
-            self.sum_up(data[:at])
-            self._held = data[at:]
-            return None
-        self.sum_up(data[:at])
-        return data[at + len(self._mark) :]
-
-    def sum_up(self, data: bytes) -> None:
-        """Add bytes to the checksum."""
-        self.checksum = zlib.crc32(data, self.checksum)
-        self.size += len(data)
+        end = at if at >= 0 else max(len(data) - len(self._mark) + 1, 0)
+        self.checksum = zlib.crc32(data[:end], self.checksum)
+        self.size += end
+        self._held = data[end:]
+        return data[at + len(self._mark) :] if at >= 0 else None
 
 
 def _from_text(data: bytes, end: bytes) -> tuple[bytes, bytes]:

@@ -22,7 +22,7 @@ from .._numbering import Numbering, split_by
 from .._typing import Int64Array
 from ..timeline import PHASES, Name, Slices, Timeline
 from ..timeline.args import ArgColumn
-from ..timeline.contents import COMPILED, FUSED_TIMES, NOT_IN_PROFILE, WITH_REMEDY, why_unknown
+from ..timeline.contents import COMPILED, FUSED_TIMES, NOT_IN_PROFILE, WITH_REMEDY, compiled_graphs, why_unknown
 from ..timeline.decode.path_spans import LabelledInterval, spans_from_intervals
 from ..timeline.join import with_modules
 from ..timeline.nesting import find_parents
@@ -234,18 +234,15 @@ def _durations(events: ProfilerEvents, ops: EventColumns, launch: Int64Array) ->
 def _known_graphs(metadata: Mapping[str, object]) -> dict[tuple[str, str], list[_Graph]]:
     """Return the graphs whose kernels are known, by their region and the key by which a profile names their calls."""
     known: dict[tuple[str, str], list[_Graph]] = defaultdict(list)
-    regions = metadata.get(COMPILED)
-    for region, graphs in regions.items() if isinstance(regions, dict) else ():
-        for record in graphs if isinstance(graphs, list) else ():
-            with contextlib.suppress(
-                TypeError, ValueError, KeyError, IndexError, AttributeError
-            ):  # a file of anybody's
-                named = [str(name).rpartition(": ") for name, *_ in record["work"]]
-                classes = {path: module_class for path, _, module_class in named if path}
-                for made in record["kernels"]:
-                    kernels = [_kernel(name, parts, named) for name, parts in made["kernels"]]
-                    if kernels:
-                        known[region, str(made["key"])].append(_Graph(record, classes, kernels))
+    for region, record in compiled_graphs(metadata):
+        # It is a file of anybody's.
+        with contextlib.suppress(TypeError, ValueError, KeyError, IndexError, AttributeError):
+            named = [str(name).rpartition(": ") for name, *_ in record["work"]]
+            classes = {path: module_class for path, _, module_class in named if path}
+            for made in record["kernels"]:
+                kernels = [_kernel(name, parts, named) for name, parts in made["kernels"]]
+                if kernels:
+                    known[region, str(made["key"])].append(_Graph(record, classes, kernels))
     return known
 
 

@@ -92,6 +92,15 @@ def why_unknown(graphs: object) -> str:
     return "; ".join(WITH_REMEDY.get(why, why) for why in reasons if why)
 
 
+def compiled_graphs(metadata: Mapping[str, object]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each graph that torch.compile made, after the name of its region; what is malformed is left out."""
+    regions = metadata.get(COMPILED)
+    for region, graphs in regions.items() if isinstance(regions, dict) else ():
+        yield from (
+            (str(region), graph) for graph in (graphs if isinstance(graphs, list) else ()) if type(graph) is dict
+        )
+
+
 COMPILED_CLASS = "CompiledFunction"
 """The class of a compiled function that is not a module."""
 REPLAY_CLASS = "CUDAGraph"

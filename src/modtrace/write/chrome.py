@@ -59,25 +59,13 @@ _LINK_TEXT = {
 _FLOW_BEGIN, _FLOW_END = b'"s"', b'"f","bp":"e"'
 
 
-def span_events(
-    timeline: Timeline, lanes: Lanes, names: Sequence[Name], base: int, resolution_ns: int = 1
-) -> Iterator[tuple[int, bytes]]:
-    """Yield the events of some thousand spans at a time: how many spans, and the text with commas between events.
-
-    Args:
-        timeline: whose spans; they nest on each track.
-        lanes: where they are drawn.
-        names: the timeline's, escaped.
-        base: nanoseconds from which `ts` counts, on the timeline's clock.
-        resolution_ns: starts closer than this may be the same to a reader of the file.
-    """
-    writer = _SpanWriter(timeline, lanes, names, base, resolution_ns)
-    for first in range(0, len(timeline.columns), _CHUNK):
-        last = min(first + _CHUNK, len(timeline.columns))
-        yield last - first, writer.text(first, last)
-
-
 class _SpanWriter:
+    """Makes the events of the spans of a timeline, which nest on each track.
+
+    `base` is the nanosecond from which `ts` counts, on the timeline's clock; starts closer than `resolution_ns` may be
+    the same to a reader of the file. The names are the timeline's, escaped.
+    """
+
     def __init__(self, timeline: Timeline, lanes: Lanes, names: Sequence[Name], base: int, resolution_ns: int) -> None:
         self._columns = timeline.columns
         self._lanes = lanes
@@ -88,7 +76,13 @@ class _SpanWriter:
         self._roles = _chrome_roles(timeline, lanes, resolution_ns)
         self._head_of = functools.cache(self._head)
 
-    def text(self, first: int, last: int) -> bytes:
+    def texts(self) -> Iterator[tuple[int, bytes]]:
+        """Yield some thousand spans at a time: how many, and their events with commas between these."""
+        for first in range(0, len(self._columns), _CHUNK):
+            last = min(first + _CHUNK, len(self._columns))
+            yield last - first, self._text(first, last)
+
+    def _text(self, first: int, last: int) -> bytes:
         """Return the events of the spans from `first` to before `last`. Each piece ends where a comma may follow."""
         part = slice(first, last)
         columns = self._columns.take(part)
@@ -422,7 +416,7 @@ class ChromeTimeline:
                 yield 0, b",\n".join(some)
         yield from ((0, some) for some in _other_slices(self.timeline, self.lanes, self.base))
         names = [escaped_name(name) for name in self.timeline.names]
-        yield from span_events(self.timeline, self.lanes, names, self.base, self.resolution_ns)
+        yield from _SpanWriter(self.timeline, self.lanes, names, self.base, self.resolution_ns).texts()
 
     def _row_events(self) -> Iterator[bytes]:
         *indexes, of_marks = self.lanes.sort_indexes

@@ -50,11 +50,7 @@ def part_table(timeline: Timeline, step_by: str | None = None) -> PartTable | No
         timeline: whose steps.
         step_by: what a step is; see `Timeline.summary`.
     """
-    timeline = without_gpu(timeline)
-    return _table_of(divide_piece(timeline, step_by))
-
-
-def _table_of(divided: DividedSteps) -> PartTable | None:
+    divided = divide_piece(without_gpu(timeline), step_by)
     bounds, (parts, ns) = divided.bounds, _shown_parts(divided)
     if not len(bounds.number):
         return None

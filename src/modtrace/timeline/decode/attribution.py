@@ -50,7 +50,7 @@ def count_outside_runs(intervals: Intervals, call: Int64Array) -> int:
     """
     nodes = np.flatnonzero(intervals.is_node)
     thread, backward_pass = intervals.thread[nodes], intervals.backward_pass[nodes]
-    order = np.lexsort((intervals.start_position[nodes], backward_pass, thread))
+    order = np.lexsort((backward_pass, thread))
     outside = call[nodes[order]] < 0
     goes_on = (np.diff(thread[order]) == 0) & (np.diff(backward_pass[order]) == 0) & outside[:-1]
     return int(np.count_nonzero(outside)) - int(np.count_nonzero(outside[1:] & goes_on))

@@ -14,7 +14,7 @@ from ..collectives import Group, collective_args
 from ..contents import COMMUNICATION, Process, Track
 from ..slices import COLLECTIVE, WAIT, Slices
 from .analysis import RingAnalysis
-from .device_points import collective_points
+from .device_points import device_points
 from .intervals import find_key
 
 _COUNTER_BITS = 39
@@ -106,7 +106,8 @@ def _find_done(events: Events, done: AnyArray, begin: Int64Array, is_wait: BoolA
 def _find_done_on_device(analysis: RingAnalysis, begin: Int64Array, end: Int64Array, is_wait: BoolArray) -> Int64Array:
     """Return the same for calls that a device runs: when its stream passed the end of the call, or of a first wait."""
     done = np.full(len(begin), -1, np.int64)
-    events, points = analysis.all_events, collective_points(analysis.all_events, analysis.queued)
+    events = analysis.all_events
+    points = device_points(events, analysis.queued, of_collectives=True)
     if not len(points.event):
         return done
     reached = np.full(len(events), -1, np.int64)

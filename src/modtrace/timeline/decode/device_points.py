@@ -60,17 +60,9 @@ def queued_events(events: Events) -> QueuedEvents:
     return QueuedEvents(index, event, collective, stream, reached, queued[is_dropped])
 
 
-def device_points(events: Events, queued: QueuedEvents) -> DevicePoints:
-    """Return the points of modules, given all events of a ring and those that were queued on devices."""
-    return _points(events, queued, np.where(queued.collective < 0, queued.event, -1))
-
-
-def collective_points(events: Events, queued: QueuedEvents) -> DevicePoints:
-    """Return the points of collectives, given all events of a ring and those that were queued on devices."""
-    return _points(events, queued, queued.collective)
-
-
-def _points(events: Events, queued: QueuedEvents, event: Int64Array) -> DevicePoints:
+def device_points(events: Events, queued: QueuedEvents, *, of_collectives: bool = False) -> DevicePoints:
+    """Return the points of modules, or of collectives, given all events of a ring and those that were queued."""
+    event = queued.collective if of_collectives else np.where(queued.collective < 0, queued.event, -1)
     known = (queued.reached >= 0) & (event >= 0)
     return DevicePoints(event[known], queued.stream[known], events.value[queued.reached[known]])
 

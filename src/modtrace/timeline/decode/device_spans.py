@@ -12,7 +12,7 @@ from ..join import add_gpu_tracks
 from ..slices import BACKWARD, FORWARD, RECOMPUTE, Slices
 from ..timeline import Timeline
 from .analysis import RingAnalysis
-from .device_points import DevicePoints, collective_points, device_points
+from .device_points import DevicePoints, device_points
 from .intervals import Intervals, segment_pass
 from .path_spans import LabelledInterval, clip_and_nest, spans_from_intervals
 
@@ -28,7 +28,7 @@ def add_device_spans(timeline: Timeline, analysis: RingAnalysis) -> Timeline:
         analysis: of the ring.
     """
     points = device_points(analysis.all_events, analysis.queued)
-    of_collectives = collective_points(analysis.all_events, analysis.queued)
+    of_collectives = device_points(analysis.all_events, analysis.queued, of_collectives=True)
     device = np.append(points.device, of_collectives.device)
     device_ns = np.append(points.device_ns, of_collectives.device_ns)
     dropped, unread = len(analysis.queued.dropped), int(np.count_nonzero(analysis.queued.reached < 0))

@@ -266,8 +266,8 @@ def _with_nodes_inside(analysis: RingAnalysis, passes: _Passes) -> tuple[Int64Ar
     intervals = analysis.intervals
     call: Int64Array = analysis.call_of_node.copy()
     pass_of = passes.at(intervals.thread, intervals.start_position)
-    for depth in range(1, int(intervals.depth.max(initial=0)) + 1):
-        inside = np.flatnonzero((intervals.depth == depth) & intervals.is_node & (call < 0))
+    for level in intervals.levels[1:]:
+        inside = level[intervals.is_node[level] & (call[level] < 0)]
         for column in (call, pass_of):
             column[inside] = column[intervals.parent[inside]]
     return call, pass_of
@@ -344,9 +344,9 @@ def _number_alike(analysis: RingAnalysis) -> tuple[Int64Array, list[_Key]]:
     inputs = np.full(len(intervals), -1, np.int64)
     inputs[entered[entered >= 0]] = events.value[index[entered >= 0]]
     outermost = np.where(inputs >= 0, np.arange(len(intervals)), -1)
-    for depth in range(1, int(intervals.depth.max(initial=0)) + 1):
-        level = np.flatnonzero((intervals.depth == depth) & (outermost < 0))
-        outermost[level] = outermost[intervals.parent[level]]
+    for level in intervals.levels[1:]:
+        inner = level[outermost[level] < 0]
+        outermost[inner] = outermost[intervals.parent[inner]]
     outermost = np.where(intervals.is_recompute, outermost[original], outermost)
     calls = np.flatnonzero(~intervals.is_node & (outermost >= 0))
     around, name, again = outermost[calls], intervals.name[calls], intervals.is_recompute[calls]

@@ -91,11 +91,16 @@ class Intervals:
     def in_backward(self) -> BoolArray:
         """True for calls that are recomputed or inside a node, or inside such a call."""
         inside: BoolArray = self.is_recompute.copy()
-        for depth in range(1, int(self.depth.max()) + 1 if len(self) else 0):
-            level = np.flatnonzero((self.depth == depth) & ~self.is_node)
-            outer = self.parent[level]
-            inside[level] |= self.is_node[outer] | inside[outer]
+        for level in self.levels[1:]:
+            calls = level[~self.is_node[level]]
+            outer = self.parent[calls]
+            inside[calls] |= self.is_node[outer] | inside[outer]
         return inside
+
+    @cached_property
+    def levels(self) -> list[Int64Array]:
+        """The indexes of those of each depth, the outermost first: a parent is a level before its children."""
+        return [np.flatnonzero(self.depth == depth) for depth in range(int(self.depth.max(initial=-1)) + 1)]
 
 
 def build_intervals(events: Events) -> Intervals:

@@ -30,9 +30,8 @@ class BackwardSpans(NamedTuple):
 def call_path_lengths(intervals: Intervals) -> Int64Array:
     """Return for each call the length of its call path: itself and the calls around it, up to the next node."""
     length = np.zeros(len(intervals), np.int64)
-    # One depth at a time, so that a parent's length is there before its children ask.
-    for depth in range(int(intervals.depth.max()) + 1 if len(intervals) else 0):
-        calls = np.flatnonzero((intervals.depth == depth) & ~intervals.is_node)
+    for level in intervals.levels:
+        calls = level[~intervals.is_node[level]]
         parent = intervals.parent[calls]
         length[calls] = 1 + np.where(parent >= 0, np.where(intervals.is_node[parent], 0, length[parent]), 0)
     return length
@@ -46,11 +45,18 @@ def cut_backward_spans(intervals: Intervals, call: Int64Array, length: Int64Arra
         call: for each node the call it belongs to, or -1.
         length: for each call the length of its call path.
     """
-    nodes = _in_sibling_order(intervals)
+    # Intervals are in the order of their starts, and so are those in one.
+    siblings = np.lexsort((intervals.parent, intervals.thread))
+    place = np.flatnonzero(intervals.is_node[siblings])
+    nodes: Int64Array = siblings[place]
+    # Consecutive nodes of one backward pass that have no other event between them share what their calls share.
+    adjacent = np.diff(place) == 1
+    for column in (intervals.thread, intervals.parent, intervals.backward_pass):
+        adjacent &= column[nodes[:-1]] == column[nodes[1:]]
     own_call = call[nodes]
     path_length = np.where(own_call >= 0, length[own_call], 0)
     shared = np.zeros(len(nodes) + 1, np.int64)
-    shared[1:-1] = np.where(_are_adjacent(intervals, nodes), _shared_lengths(intervals, own_call, length), 0)
+    shared[1:-1] = np.where(adjacent, _shared_lengths(intervals, own_call, length), 0)
     starting, ending = path_length - shared[:-1], path_length - shared[1:]
     first, level, span_call = _starts(intervals, own_call, path_length, starting)
     last = np.repeat(np.arange(len(nodes)), ending)
@@ -65,24 +71,6 @@ def cut_backward_spans(intervals: Intervals, call: Int64Array, length: Int64Arra
         call=span_call[by_start],
         level=level[by_start],
     )
-
-
-def _in_sibling_order(intervals: Intervals) -> Int64Array:
-    nodes = np.flatnonzero(intervals.is_node)
-    order = np.lexsort((intervals.start_position[nodes], intervals.parent[nodes], intervals.thread[nodes]))
-    return np.asarray(nodes[order], np.int64)
-
-
-def _are_adjacent(intervals: Intervals, nodes: Int64Array) -> BoolArray:
-    """bool[n-1]: True if consecutive sibling nodes of one backward pass have no other event between them."""
-    order = np.lexsort((intervals.start_position, intervals.parent, intervals.thread))
-    position = np.empty(len(intervals), np.int64)
-    position[order] = np.arange(len(intervals))
-    left, right = nodes[:-1], nodes[1:]
-    adjacent = position[left] + 1 == position[right]
-    for column in (intervals.thread, intervals.parent, intervals.backward_pass):
-        adjacent &= column[left] == column[right]
-    return np.asarray(adjacent, np.bool_)
 
 
 def _shared_lengths(intervals: Intervals, own_call: Int64Array, length: Int64Array) -> Int64Array:
@@ -186,8 +174,7 @@ def _outer_depths(intervals: Intervals, call: Int64Array, length: Int64Array) ->
     inner = np.zeros(len(intervals), np.int64)
     outer = np.zeros(len(intervals), np.int64)
     in_backward = intervals.in_backward
-    for depth in range(int(intervals.depth.max()) + 1 if len(intervals) else 0):
-        level = np.flatnonzero(intervals.depth == depth)
+    for level in intervals.levels:
         parent = intervals.parent[level]
         outer[level] = np.where(parent >= 0, inner[parent], 0)
         path_length = np.where(call[level] >= 0, length[call[level]], 0)
@@ -240,8 +227,8 @@ def forward_of_recompute(intervals: Intervals, call: Int64Array) -> Int64Array:
     forward = np.flatnonzero(~intervals.is_node & ~recompute)
     forward = forward[np.lexsort((intervals.start_position[forward], intervals.name[forward]))]
     root = np.where(is_root, np.arange(len(intervals)), -1)
-    for depth in range(int(intervals.depth.max()) + 1):
-        inner = np.flatnonzero((intervals.depth == depth) & recompute & ~is_root)
+    for level in intervals.levels:
+        inner = level[recompute[level] & ~is_root[level]]
         root[inner] = root[intervals.parent[inner]]
     _match_roots(intervals, call, np.flatnonzero(is_root), forward, original)
     _match_inside(intervals, root, forward, original)

@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from ..._tables import GIGA, LONG_MS, MODULE, NAME, NUMBER, PERCENT, TEXT, Column, Table, fields_of
-from ..contents import COMPILED
+from ..contents import compiled_graphs
 
 _COUNTS, _MAX_NAME = 6, 1000
 
@@ -68,13 +68,7 @@ _COUNTED = tuple(name for name in CompiledModule._fields if name.startswith(("no
 
 def compiled_modules(metadata: Mapping[str, object]) -> list[CompiledModule]:
     """Return the modules inside of what was compiled, in the order in which they run; what is malformed is left out."""
-    regions = metadata.get(COMPILED)
-    rows = []
-    for region, graphs in regions.items() if isinstance(regions, dict) else ():
-        for graph in graphs if isinstance(graphs, list) else ():
-            if isinstance(graph, dict):
-                rows += _modules_of(str(region), graph)
-    return rows
+    return [row for region, graph in compiled_graphs(metadata) for row in _modules_of(region, graph)]
 
 
 def _modules_of(region: str, graph: Mapping[str, object]) -> list[CompiledModule]:
