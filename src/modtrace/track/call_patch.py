@@ -10,15 +10,18 @@ it. So `install` makes a new one around whatever is there, and one wrapper of a 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
+from .._after_import import call_after_import
 from .._interrupts import Exclusive
 
 _TORCH_CALL = getattr(nn.Module, "_wrapped_call_impl", None)
+_DYNAMO = "torch._dynamo.variables.nn_module"
 
 _exclusive = Exclusive()
 
@@ -84,7 +87,7 @@ class PatchTarget:
             _name_as(wrapper.function, self._original)
             # Known before it can be called, so that it is found wherever an interrupt comes.
             self._by_function[id(wrapper.function)] = wrapper
-        setattr(self._owner, self._name, wrapper.function)
+        self._set(wrapper.function)
         return wrapper
 
     def remove_inactive(self) -> None:
@@ -93,7 +96,20 @@ class PatchTarget:
         while (wrapper := self._by_function.get(id(below))) is not None and wrapper.observer is None:
             below = wrapper.wrapped
         if below is not function:
-            setattr(self._owner, self._name, below)
+            self._set(below)
+
+    def _set(self, function: Callable[..., Any]) -> None:
+        setattr(self._owner, self._name, function)
+        if self._owner is nn.Module:
+            call_after_import(_DYNAMO, self._tell_dynamo)
+
+    def _tell_dynamo(self) -> None:
+        """Have torch.compile know a module's call where only wrappers of ours are around it: it skips to `forward`."""
+        below = function = self._function()
+        while (wrapper := self._by_function.get(id(below))) is not None:
+            below = wrapper.wrapped
+        known = function if below is _TORCH_CALL else _TORCH_CALL
+        vars(sys.modules[_DYNAMO])["unpatched_nn_module_call"] = known
 
 
 MODULE_CALL = (PatchTarget(nn.Module, "__call__", is_restored=True),)

@@ -26,7 +26,7 @@ from .event_sink import EventSink, OnError
 from .naming.modules import Backoff
 from .optimizer_hook import tell_own_step
 from .ranges import OpenRange, RangeRecorder, begin_named
-from .unseen import class_name, skip_all, skip_frame
+from .unseen import class_name, hide_wrapper, skip_all, skip_frame
 
 _PREPARED = ("enumerate(", "Optimizer.")
 """How the names begin of ranges that torch enters as soon as it has made them."""
@@ -106,8 +106,13 @@ def replace_code(function: Any, call: Callable[..., Any]) -> None:
     vars(inner).pop("__wrapped__")
     vars(inner).update(attributes)
     vars(function)["__wrapped__"] = inner  # for its signature
+
+    def _call(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = __traceback_hide__ = True
+        return call(inner, *args, **kwargs)
+
     # What pickles the functions of a script by their parts can pickle this too.
-    function.__kwdefaults__ = {**defaults, _INNER: partial(call, inner)}
+    function.__kwdefaults__ = {**defaults, _INNER: hide_wrapper(_call, inner)}
     # As many variables of an outer function as it has; where it is says whether torch.compile looks into it.
     place = {name: getattr(code, name) for name in ("co_name", "co_freevars", "co_filename", "co_firstlineno")}
     function.__code__ = _call_inner.__code__.replace(**place)
@@ -123,7 +128,7 @@ def _call_in_range(
 ) -> Any:
     """Call a function in a range; a `{}` in its name is the class of the first argument."""
     __tracebackhide__ = __traceback_hide__ = True
-    if is_dynamo_compiling() or (ranges := RangeRecorder.active) is None:
+    if (ranges := RangeRecorder.active) is None:
         return function(*args, **kwargs)
     opened = None
     try:
@@ -141,7 +146,7 @@ def _call_own_step(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -
     """Call the `step` of an optimizer that is not torch's, in a range; a training step ends with the outermost one."""
     __tracebackhide__ = __traceback_hide__ = True
     result = _call_in_range("{}.step", "optimizer", function, *args, **kwargs)
-    if args and not is_dynamo_compiling():
+    if args:
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code is not _call_own_step.__code__:
             frame = frame.f_back
@@ -161,7 +166,10 @@ class _Functions(NamedTuple):
     def wrap(self) -> None:
         """Have each call be a range."""
         for name in self.names:
-            wrap_function(vars(sys.modules[self.module]).get(name), self.prefix + name, self.category)
+            function: Any = vars(sys.modules[self.module]).get(name)
+            wrap_function(function, self.prefix + name, self.category)
+            if hasattr(function, "__wrapped__"):
+                hide_wrapper(function, function.__wrapped__)
 
 
 _TENSORS = ("save", "save_file", "save_model", "load", "load_file", "load_model")

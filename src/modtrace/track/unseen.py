@@ -36,6 +36,18 @@ def _skip(function: _Function, *, recursive: bool) -> _Function:
     return function
 
 
+def hide_wrapper(wrapper: _Function, wrapped: Callable[..., Any]) -> _Function:
+    """Have torch.compile look at what a function wraps in its place. Returns it.
+
+    Args:
+        wrapper: it; not a method in whose call a graph can break, as torch then calls what it wraps without `self`.
+        wrapped: a function written in Python; else the wrapper is looked at.
+    """
+    if isinstance(wrapped, FunctionType):
+        vars(wrapper)["_torchdynamo_inline"] = wrapped
+    return skip_frame(wrapper)
+
+
 def is_backward_compiled() -> bool:
     """Whether compiled autograd traces the backward pass of what runs now: it would trace hooks of ours with it."""
     # Another thread may just be importing it.
