@@ -1,14 +1,15 @@
-"""Where optimizers step: torch's hook after each step, and what replaces it in compiled code.
+"""Where optimizers step: what torch calls after each step, and what replaces it in compiled code.
 
-torch.compile traces the hooks of an optimizer that it compiles, so nothing of them is left to run. Most optimizers keep
-their own step out of what calls it, by graph breaks: then torch's wrapper around `step` is on the stack where what was
-compiled of the step runs.
+torch.compile traces the hooks of an optimizer that it compiles, so nothing of them is left to run but guards on them.
+So ours is there only where others are, to be told after those. Most optimizers keep their own step out of what calls
+it, by graph breaks: then torch's wrapper around `step` is on the stack where what was compiled of the step runs.
 """
 
 import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from functools import cache, wraps
 from types import CodeType, FrameType
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
 from .._interrupts import raised_by_handler
-from .unseen import skip_all, skip_frame
+from .unseen import hide_wrapper, skip_all, skip_frame
 
 # The same name and the same function for good: torch.compile compiles what it met again where these change.
 _NAME: Any = "modtrace"
@@ -26,12 +27,12 @@ _WRAPPER: CodeType = Optimizer.profile_hook_step(lambda: None).__code__
 
 _log = logging.getLogger("modtrace")
 _listeners: list[Callable[[Optimizer], None]] = []
-_torch_hooks: list[Mapping[Any, Callable[..., object]]] = []
-"""The dictionaries that were in the place of ours, which still hold what was registered before."""
+_torch_hooks: dict[int, Mapping[Any, Callable[..., object]]] = {}
+"""The dictionaries that were in the place of ours, by id, which still hold what was registered before."""
 
 
 def _hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    for hooks in _torch_hooks:
+    for hooks in _torch_hooks.values():
         for hook in tuple(hooks.values()):
             hook(optimizer, args, kwargs)
     if not is_compiling():
@@ -84,17 +85,25 @@ def call_listener(listener: Callable[..., None], *arguments: object) -> bool:
     return True
 
 
+@cache
 def _install() -> None:
-    """Put our hook into torch's place for hooks of all optimizers, once per process.
+    """Wrap what torch calls after each step, before the hooks, for its profiler; once per process."""
+    step_code = Optimizer._optimizer_step_code
 
-    Any thread may be calling the hooks that are there, and torch raises into its step where their dictionary changes
-    meanwhile. So another dictionary takes its place, and our hook calls what is in the old one: from there the users'
-    handles still remove it.
-    """
-    hooks = torch_optimizer._global_optimizer_post_hooks
-    if _NAME not in hooks:
-        _torch_hooks.append(hooks)
-        torch_optimizer._global_optimizer_post_hooks = OrderedDict({_NAME: _hook})
+    @wraps(step_code)
+    def _optimizer_step_code(self: Optimizer) -> None:
+        step_code(self)
+        hooks = torch_optimizer._global_optimizer_post_hooks
+        if not hooks and not self._optimizer_step_post_hooks:
+            _tell(self)
+        elif _NAME not in hooks:
+            # Any thread may be calling the hooks that are there, and torch raises into its step where their dictionary
+            # changes meanwhile. So another one takes its place, and our hook calls what is in the old one: from there
+            # the users' handles still remove it.
+            _torch_hooks[id(hooks)] = hooks
+            torch_optimizer._global_optimizer_post_hooks = OrderedDict({_NAME: _hook})
+
+    Optimizer._optimizer_step_code = hide_wrapper(_optimizer_step_code, step_code)  # type: ignore[method-assign]
 
 
 def step_frames(frame: FrameType | None) -> list[FrameType]:
