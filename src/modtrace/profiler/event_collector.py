@@ -5,7 +5,7 @@ Categories and names say what an event is; those of old versions of torch.profil
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -113,7 +113,7 @@ class EventCollector(EventTable):
         is_op, is_api, is_work = kind == CPU_OP, kind == RUNTIME, (kind >= KERNEL) & (kind <= MEMSET)
         is_region, is_launch = kind == ANNOTATION, (kind == _COLLECTIVE) | (kind == _COLLECTIVE_OP)
         has_sequence = sequence != NONE
-        collectives, syncs = Numbering[str](), Numbering[str]()
+        collectives = Numbering[str]()
 
         def collective_of_work(name: str, operator: str | None) -> int:
             collective = collective_of_kernel(name)
@@ -143,20 +143,9 @@ class EventCollector(EventTable):
             "calls": self._named(kind == _CALL, call_name, fqn, module_class, **said),
             "regions": self._named(is_region & ~has_sequence),
         }
-        # What only a process has, and no device.
-        by_track = np.bincount(
-            np.concatenate([table.track for table in tables.values()]), minlength=len(self.tracks.known)
-        )
-        pids = Counter[int | str]()
-        for (pid, _), count in zip(self.tracks.known, by_track.tolist(), strict=True):
-            pids[pid] += count
         is_graph_call = np.array([str(name).startswith(GRAPH_CALL) for _, name in self.kinds] or [False])[self.kind]
         is_graph_call &= is_op | is_region
         graph_calls = self._named(is_graph_call, lambda name: name[len(GRAPH_CALL) :].removesuffix(" ##"))
-        marks = self._rows(kind == _SYNC, name=self._by(syncs.__getitem__))
-        times: dict[str, list[tuple[int, int]]] = {name: [] for name in syncs}
-        for mark, start, end in zip(marks.name.tolist(), marks.start.tolist(), marks.end.tolist(), strict=True):
-            times[list(syncs)[mark]].append((start, end))
         windows = self._rows(kind == WINDOW)
         covered = np.flatnonzero((kind != NONE) & (kind != WINDOW))
         begins = self.start_ns(covered)
@@ -182,12 +171,12 @@ class EventCollector(EventTable):
             process_names=self.process_names,
             sort_indexes=self.sort_indexes,
             collective_names=list(collectives),
-            syncs=times,
+            syncs=self._sync_times(kind == _SYNC),
             flows=self._arrows(),
             first=int(begins.min(initial=_LATEST)),
             last=int((begins + self.duration_ns(covered)).max(initial=0)),
             window=(int(windows.start.min()), int(windows.end.max())) if len(windows) else None,
-            cpu_pids={pid: count for pid, count in pids.items() if count},
+            cpu_pids=self._cpu_pids(tables.values()),
             tids=frozenset(self.tids | {tid for _, tid in self.tracks.known if isinstance(tid, int)}),
             malformed=self.malformed + int(np.count_nonzero(is_early)) + self._no_numbers,
             total=len(self),
@@ -241,6 +230,22 @@ class EventCollector(EventTable):
         rows = self._rows(chosen, name=self._by(lambda *said: numbers[name(*said)], *texts), **columns)
         rows.names = [*numbers]
         return rows
+
+    def _sync_times(self, chosen: BoolArray) -> dict[str, list[tuple[int, int]]]:
+        """Return start and end of the chosen slices, which are sync marks, by their names."""
+        marks = self._named(chosen)
+        times: dict[str, list[tuple[int, int]]] = {name: [] for name in marks.names}
+        for mark, start, end in zip(marks.name.tolist(), marks.start.tolist(), marks.end.tolist(), strict=True):
+            times[marks.names[mark]].append((start, end))
+        return times
+
+    def _cpu_pids(self, tables: Iterable[EventColumns]) -> dict[int | str, int]:
+        """Return how many slices each process has in tables of what only a process has, and no device."""
+        track = np.concatenate([table.track for table in tables])
+        pids = Counter[int | str]()
+        for (pid, _), count in zip(self.tracks.known, np.bincount(track).tolist(), strict=False):
+            pids[pid] += count
+        return {pid: count for pid, count in pids.items() if count}
 
     def _arrows(self) -> EventColumns:
         """Return the forward-backward arrows that have both ends."""
