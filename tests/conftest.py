@@ -36,6 +36,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Nothing compiles by itself, which takes long; the fixture `native_engine` does.
 os.environ.setdefault("MODTRACE_BUILD", "0")
+# Else each process that compiles with inductor first compiles a library to see that the compiler knows the processor.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 
 @pytest.fixture(scope="session")
