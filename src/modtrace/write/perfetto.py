@@ -120,26 +120,23 @@ class PerfettoWriter:
                 yield 0, packets
         flows = CollectiveFlows(timeline)
         others = _other_slices(timeline, lanes, flows)
-        for index, rows in enumerate(lanes.rows_by_lane(others.slices)):
-            if len(rows):
-                first_ns = int(others.slices.start[rows[0]])
-                yield 0, serialize(sequence_start(sequences[index], tracks.uuid("lane", index), first_ns))
-                yield from ((0, packets) for _, packets in others.of_lanes([(index, sequences[index], rows)]))
         begins = _ModuleEvents(timeline.columns, self._interned, flows)
         spans = _LanePackets(lanes, timeline.columns, depth_by_time(timeline.columns), begins)
-        group, count = list[tuple[int, int, IndexArray]](), 0
-        for index, rows in enumerate(lanes.rows_by_lane(timeline.columns)):
-            if len(rows):
-                sequence, first_ns = sequences[index], int(timeline.columns.start[rows[0]])
-                yield 0, serialize(sequence_start(sequence, tracks.uuid("lane", index), first_ns))
-                for packet in self._interned.packets(sequence, timeline.columns.name[rows], begins.texts):
-                    yield 0, serialize(packet)
-                group.append((index, sequence, rows))
-                count += len(rows)
-            if count >= _CHUNK:
-                yield from spans.of_lanes(group)
-                group, count = [], 0
-        yield from spans.of_lanes(group)
+        for drawn in (others, spans):
+            group, count = list[tuple[int, int, IndexArray]](), 0
+            for index, rows in enumerate(lanes.rows_by_lane(drawn.slices)):
+                if len(rows):
+                    sequence, first_ns = sequences[index], int(drawn.slices.start[rows[0]])
+                    yield 0, serialize(sequence_start(sequence, tracks.uuid("lane", index), first_ns))
+                    if drawn is spans:
+                        for packet in self._interned.packets(sequence, timeline.columns.name[rows], begins.texts):
+                            yield 0, serialize(packet)
+                    group.append((index, sequence, rows))
+                    count += len(rows)
+                if count >= _CHUNK:
+                    yield from ((ended * (drawn is spans), packets) for ended, packets in drawn.of_lanes(group))
+                    group, count = [], 0
+            yield from ((ended * (drawn is spans), packets) for ended, packets in drawn.of_lanes(group))
 
 
 def _marks(marks: Sequence[Mark]) -> _Events:
