@@ -70,20 +70,6 @@ class Look:
 class RingFollower:
     """Follows the ring file of one process to its end, also when the file gets another name.
 
-    Attributes:
-        path: as given.
-        rank: the rank of its process, or None.
-        pid: the id of its process.
-        recorded: events written until now.
-        state: "running", "ended" (the process, or its recording in good order) or "unknown".
-        quiet_ns: how long it has written no event.
-        last_ns: when its last event was, Unix nanoseconds.
-        last_steps: the last steps that have ended.
-        total_steps: how many have been given.
-        missed_events: those that were overwritten before a look came.
-        is_stepless: whether it wrote many events before the first step ended, if any.
-        analysis: of what was read last; None before the first look.
-
     Raises:
         OSError: the file cannot be opened.
     """
@@ -101,13 +87,15 @@ class RingFollower:
         except OSError:  # another system
             self._source = self.path
         self.rank: int | None = None
-        self.pid = self.recorded = self.quiet_ns = self.last_ns = self.total_steps = self.missed_events = (
-            self.failures
-        ) = 0
-        self.state, self.is_stepless = "unknown", False
+        self.pid = self.failures = 0
+        self.recorded = self.missed_events = 0  # events written until now; those overwritten before a look came
+        self.quiet_ns = self.last_ns = 0  # how long it has written no event; when its last was, Unix nanoseconds
+        self.state = "unknown"  # or "running", or "ended": the process, or its recording in good order
+        self.is_stepless = False  # whether it wrote many events before the first step ended, if any
         self._was_running = False
+        self.total_steps = 0  # how many have been given
         self.last_steps: deque[EndedStep] = deque(maxlen=_REMEMBERED_STEPS)
-        self.analysis: RingAnalysis | None = None
+        self.analysis: RingAnalysis | None = None  # of what was read last; None before the first look
         self._context = self._divided = self._unread = self._news = 0
         self._last_number = self._divided_time = -1
         self._changed_at = self._quiet_since = time.monotonic_ns()

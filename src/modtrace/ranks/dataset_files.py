@@ -73,18 +73,13 @@ class DatasetFiles:
 
     What cannot be seen, read, written or removed is an OSError of the methods.
 
-    Attributes:
-        place: the same, as any process of this host knows it.
-        filesystem: pyarrow's, which has the files.
-        root: the path of the dataset in it.
-
     Raises:
         ModtraceError: the URL cannot be opened.
     """
 
     def __init__(self, place: Place) -> None:
-        self.place = absolute(place)
-        self.filesystem, self.root = open_place(place)
+        self.place = absolute(place)  # the same, as any process of this host knows it
+        self.filesystem, self.root = open_place(place)  # pyarrow's, which has the files; the path of the dataset in it
         self._held: dict[str, Folder] = {}
 
     def make(self, folders: Iterable[str]) -> None:

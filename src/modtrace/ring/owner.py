@@ -38,18 +38,11 @@ class WriterLock:
 
     The file is opened anew for it: a mapping keeps the description that it was made of, and the locks of that, in
     forked children too. These close their copy of this descriptor at once.
-
-    Args:
-        path: the file.
-
-    Attributes:
-        fd: a descriptor of the file.
-        is_held: whether it was free, and is this process's now.
-        is_taken: whether another one holds it. If neither, the file system has no such locks.
     """
 
     def __init__(self, path: str) -> None:
-        self.is_held = self.is_taken = False
+        self.is_held = False  # whether it was free, and is this process's now
+        self.is_taken = False  # whether another one holds it; if neither, the file system has no such locks
         self._process = os.getpid()
         self.fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
         _open.add(self.fd)

@@ -187,27 +187,19 @@ def describe_optimizer(optimizer: Optimizer) -> dict[str, object]:
 
 
 class _Step:
-    """The training step that a thread is in. Optimizers are compared by their keys.
-
-    Attributes:
-        number: its number; -1 before the first.
-        ended: whether it is counted.
-        members: the optimizers that stepped in it, by `id()` of their keys.
-        missing: those that stepped in the step before and not in this one; None if nothing is known of that.
-        begins: by key, whether an optimizer began the step that it stepped in last.
-        last: returns the optimizer that stepped last, None if it is gone.
-        last_key: returns its key.
-        sequence: the number of the next autograd node, at that time.
-    """
+    """The training step that a thread is in. Optimizers are compared by their keys."""
 
     def __init__(self) -> None:
-        self.number = self.sequence = -1
-        self.ended = True
-        self.members: dict[int, _Member] = {}
+        self.number = -1  # -1 before the first
+        self.ended = True  # whether it is counted
+        self.members: dict[int, _Member] = {}  # the optimizers that stepped in it, by `id()` of their keys
+        # Those that stepped in the step before and not in this one; None if nothing is known of that.
         self.missing: set[int] | None = None
-        self.begins: WeakMap[object, bool] = WeakMap()
+        self.begins: WeakMap[object, bool] = WeakMap()  # whether each began the step that it stepped in last
+        # The optimizer that stepped last, None if it is gone, its key, and the number of the next autograd node then.
         self.last: Callable[[], Optimizer | None] = lambda: None
         self.last_key: Callable[[], object] = lambda: None
+        self.sequence = -1
 
     def __contains__(self, key: object) -> bool:
         member = self.members.get(id(key))

@@ -42,15 +42,7 @@ _RUN_BACKWARD_CODE = torch.autograd.graph._engine_run_backward.__code__
 
 
 class CallFrame(FrameBase):
-    """An open call. The frames of a thread are used again, since making one costs as much as writing an event.
-
-    Attributes:
-        thread: the thread it runs on.
-        call_id: name and call key together.
-        graph_task: the graph task that runs where it was entered; -1 outside of backward.
-        exit_meta: kind, thread and name of its exit, as a slot's first word has them.
-        index_bits: its call index, where a slot's value has it.
-    """
+    """An open call. The frames of a thread are used again, since making one costs as much as writing an event."""
 
     __slots__ = ("exit_meta", "graph_task", "index_bits", "thread")
 
@@ -59,9 +51,10 @@ class CallFrame(FrameBase):
     def __init__(self, thread: "ThreadState", depth: int) -> None:
         super().__init__(depth)
         self.thread = thread
-        self.call_id = NO_NAME << CALL_KEY_BITS
-        self.graph_task = -1
-        self.exit_meta = self.index_bits = 0
+        self.call_id = NO_NAME << CALL_KEY_BITS  # name and call key together
+        self.graph_task = -1  # the graph task that runs where it was entered; -1 outside of backward
+        self.exit_meta = 0  # kind, thread and name of its exit, as a slot's first word has them
+        self.index_bits = 0  # its call index, where a slot's value has it
 
 
 @dataclass(slots=True)

@@ -42,33 +42,23 @@ _LeftBy = tuple[int, bool]
 
 
 class FrameBase:
-    """An open call, or (at the bottom of a thread's stack) what is around all calls.
-
-    Attributes:
-        call_id: passed to the hooks on its nodes.
-        module: None for the frame around all calls, and for one that is not in use.
-        name: id of its name.
-        depth: how many frames are below it; 0 for the frame around all calls.
-        entry_seq: the thread's sequence number at enter.
-        segment_start_seq: first sequence number of the current segment, which began with the call, or when the last
-            inner call ended.
-        unhooked_segments: its segments whose newest node is not found yet.
-        keywords_id: `id()` of the dictionary of keyword arguments; no two open calls have the same one.
-    """
+    """An open call, or (at the bottom of a thread's stack) what is around all calls."""
 
     __slots__ = (
         *("call_id", "depth", "entry_seq", "keywords_id", "module", "name"),
         *("segment_start_seq", "unhooked_segments"),
     )
 
-    call_id: Any
+    call_id: Any  # passed to the hooks on its nodes
 
     def __init__(self, depth: int) -> None:
-        self.depth = depth
-        self.module: nn.Module | None = None
+        self.depth = depth  # how many frames are below it; 0 for the frame around all calls
+        self.module: nn.Module | None = None  # None also for a frame that is not in use
         self.name = NO_NAME
-        self.entry_seq = self.segment_start_seq = self.keywords_id = 0
-        self.unhooked_segments: list[Segment] = []
+        self.entry_seq = 0  # the thread's sequence number at enter
+        self.segment_start_seq = 0  # of the current segment: it began with the call, or when the last inner one ended
+        self.keywords_id = 0  # `id()` of the dictionary of keyword arguments; no two open calls have the same one
+        self.unhooked_segments: list[Segment] = []  # those whose newest node is not found yet
 
 
 _Frame = TypeVar("_Frame", bound=FrameBase)
