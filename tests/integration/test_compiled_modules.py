@@ -181,8 +181,26 @@ class Wrapped(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("kind", [AroundBreaks, Wrapped])
-def test_names_inside_are_those_of_eager_after_breaks_and_in_wrappers(kind: type[nn.Module], engine: Any) -> None:
+class Tied(nn.Module):
+    """Parts that are in it twice: torch comes to them by the second place too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        first = MLP()
+        self.blocks = nn.ModuleList([first, MLP(), first])
+        self.head = self.tail = nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        out: Tensor = self.tail(self.head(x))
+        return out
+
+
+@pytest.mark.parametrize("kind", [AroundBreaks, Wrapped, Tied])
+def test_names_inside_are_those_of_eager_after_breaks_in_wrappers_and_of_tied_parts(
+    kind: type[nn.Module], engine: Any
+) -> None:
     model = kind()
     with modtrace.record(engine=engine) as eager, torch.compiler.set_stance("force_eager"):
         model(X)

@@ -88,9 +88,11 @@ def _inner_path(source: str, called_module: Container[str], paths: Mapping[str, 
     Args:
         source: where torch says that the module is.
         called_module: the variables of the module whose call this is.
-        paths: the paths that are known of other variables.
+        paths: the paths that are known of other variables, and of sources.
         strip_wrappers: leave out the parts by which wrappers hold what they wrap.
     """
+    if source in paths:
+        return paths[source]
     variable = _VARIABLE.match(source)
     path = _PART.sub(r".\1", (source[variable.end() :] if variable else source).replace(_INLINED, ""))
     path = (_WRAPPED.sub("", path) if strip_wrappers else path).removeprefix(".")
@@ -155,7 +157,7 @@ class CompiledRegion(nn.Module):
         self.label = ".".join([*owner, name])
 
     def find_variables(self, called: nn.Module, path_of: Callable[[nn.Module, nn.Module], str | None]) -> None:
-        """Find the paths of modules that the compiled code has in variables.
+        """Find the paths of modules that the compiled code has in variables, or that are parts in several places.
 
         Args:
             called: the module whose call this is.
@@ -165,6 +167,15 @@ class CompiledRegion(nn.Module):
             held = module()
             if held is not None and (path := path_of(called, held)) is not None:
                 self._paths[variable] = path
+        top = called._modules.get("_orig_mod") or called
+        for source, _ in [*self.inner_modules, *dict(self.graph.work)]:
+            path = _inner_path(source, self._called_module, self._paths, strip_wrappers=False)
+            part: nn.Module | None = top
+            for name in path.split("."):
+                part = None if part is None or name not in part._modules else part._modules[name]
+            # Where it is first, as it is named in eager.
+            if part is not None and (first := path_of(top, part)) is not None:
+                self._paths[source] = first
 
     def describe_inner(self, *, strip_wrappers: bool) -> tuple[dict[str, None], dict[str, Any]]:
         """Return the names of the modules inside (`blocks.0: Block`), and its graph as the ring notes it.
