@@ -19,7 +19,14 @@ from typing import Any, cast
 
 from tests.support.absent_names import Platform, absent_modules, absent_names
 
-BUILT_HERE = ("numpy", "duckdb", "pyarrow.parquet", "multiprocessing.popen_spawn_posix", "multiprocessing.util")
+BUILT_HERE = (
+    "asyncio",  # pdb imports it from CPython 3.14 on, and click.testing that
+    "numpy",
+    "duckdb",
+    "pyarrow.parquet",
+    "multiprocessing.popen_spawn_posix",
+    "multiprocessing.util",
+)
 """Made for Linux, so that they need it when they are imported."""
 KEPT = {"locale", "posix", "sys"}
 """What Python itself asks while it runs: how texts are encoded, what `os` is made of, and how it was built."""

@@ -16,8 +16,8 @@ __all__ = ["HANGS_AFTER_S", "LAZY_IMPORTS_WORK", "python_environment", "run_pyth
 
 HANGS_AFTER_S = 600
 """No measure of how fast a machine is: what has not ended then never will, where many others run too."""
-LAZY_IMPORTS_WORK = sys.version_info < (3, 13) or [*map(int, version("torch").split(".")[:2])] < [2, 15]
-"""Torch 2.15 deletes names while it is imported, which the modules of CPython 3.13's LazyLoader do not end to do."""
+LAZY_IMPORTS_WORK = sys.version_info < (3, 13) or [*map(int, version("torch").split(".")[:2])] < [2, 14]
+"""Torch 2.14 deletes names while it is imported, which the modules of CPython 3.13's LazyLoader do not end to do."""
 
 _SOURCE, _ROOT = Path(modtrace.__file__).parents[1], Path(__file__).parents[2]
 
