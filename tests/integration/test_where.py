@@ -98,7 +98,7 @@ class Data(Dataset):
 
 net = nn.Linear(2, 2)
 with modtrace.record(engine=engine, ring=ring) as recording, modtrace.range("epoch"):
-    for batch in DataLoader(Data(), num_workers=int(workers)):
+    for batch in DataLoader(Data(), num_workers=int(workers), multiprocessing_context="fork" if int(workers) else None):
         net(batch).sum().backward()
         recording.step()
 """
