@@ -6,6 +6,7 @@ wrapped here. All of this is put in its place once per process and stays; a reco
 """
 
 import inspect
+import re
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -396,6 +397,9 @@ def _compilation_ends(_args: Any) -> None:
     RangeRecorder.end(running)
 
 
+_BEHIND_REASON = re.compile(r"\s+#\s|\n")
+
+
 def _compilation_name(args: Any) -> str:
     """Return what is compiled, and why again: `torch.compile 0/1: tensor 'x' size mismatch at index 0. …`."""
     trigger = getattr(getattr(args, "callback_trigger", None), "name", "DYNAMO")
@@ -409,5 +413,5 @@ def _compilation_name(args: Any) -> str:
         reason = None
     if not isinstance(reason, str):
         return name
-    # Without the id of the compilation that did not fit.
-    return f"{name}: {reason.partition(': ')[2] or reason}"
+    # Without the id of the compilation that did not fit, nor the source and the paths that torch puts behind it.
+    return f"{name}: {re.split(_BEHIND_REASON, reason.partition(': ')[2] or reason)[0]}"
