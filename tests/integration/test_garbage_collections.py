@@ -123,6 +123,33 @@ def test_a_collection_says_who_began_it(engine: EngineName) -> None:
     assert [round(row[1], -3) for row in collections] == [CYCLES, CYCLES, 2 * CYCLES, 2 * CYCLES]
 
 
+# As in the `__new__` of a named tuple. It is the first collection that a recording notes.
+WITHOUT_BUILTINS = """
+import gc, sys
+from tests.integration.test_garbage_collections import CYCLES, collections_of, leave_cycles, record
+
+make_lists = eval("lambda: [" + "[], " * 100 + "]", {"__builtins__": {}})
+
+def act(recording):
+    gc.set_threshold(CYCLES, 1_000, 1_000)
+    leave_cycles()
+    leave_cycles(10)
+    gc.enable()
+    make_lists()
+    gc.disable()
+
+gc.disable()
+print([row[3:] for row in collections_of(record(sys.argv[1], act))])
+"""
+
+
+def test_a_collection_can_begin_where_there_are_no_builtins(engine: EngineName) -> None:
+    ran = run_forked("-c", WITHOUT_BUILTINS, engine)
+
+    assert [(row[0], row[2]) for row in ast.literal_eval(ran.stdout)] == [(0, "automatic")]
+    assert ran.stderr == ""
+
+
 @pytest.mark.parametrize("suffix", [".json", ".pftrace"])
 def test_a_file_gives_them_back(recorded: Timeline, tmp_path: Path, suffix: str) -> None:
     recorded.save(tmp_path / f"trace{suffix}")

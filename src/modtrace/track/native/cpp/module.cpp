@@ -139,18 +139,24 @@ PyObject* py_write_event(PyObject*, PyObject* args) {
   Py_RETURN_NONE;
 }
 
+// Of Python's gc, found before a collection begins: that can be in code that has no builtins, where nothing is
+// imported.
+PyObject *get_threshold, *get_count;
+
+bool find_thresholds() {
+  const PyRef gc = steal(PyImport_ImportModule("gc"));
+  get_threshold = gc ? PyObject_GetAttrString(gc.get(), "get_threshold") : nullptr;
+  get_count = get_threshold != nullptr ? PyObject_GetAttrString(gc.get(), "get_count") : nullptr;
+  return get_count != nullptr;
+}
+
 // Which trigger a collection has that is about to begin. Python begins one once its youngest generation exceeds its
 // threshold, if that is not 0; so it never does when gc.collect() is called, but while the collector is disabled.
 int64_t collection_trigger() {
-  const auto of_gc = [](const char* name) {
-    const PyRef gc = steal(PyImport_ImportModule("gc"));
-    return gc ? PyObject_GetAttrString(gc.get(), name) : nullptr;
-  };
   const auto youngest = [](PyObject* function) {
-    const PyRef numbers = function == nullptr ? PyRef() : steal(PyObject_CallNoArgs(function));
+    const PyRef numbers = steal(PyObject_CallNoArgs(function));
     return numbers ? PyLong_AsLong(PyTuple_GetItem(numbers.get(), 0)) : 0;
   };
-  static PyObject *const get_threshold = of_gc("get_threshold"), *const get_count = of_gc("get_count");
   const long threshold = PyGC_IsEnabled() ? youngest(get_threshold) : 0;
   return threshold > 0 && youngest(get_count) > threshold ? kAutomaticBit : kRequestedBit;
 }
@@ -309,7 +315,7 @@ PyModuleDef definition = {
 }  // namespace modtrace
 
 PyMODINIT_FUNC PyInit_modtrace_native() {
-  PyObject* module = PyModule_Create(&modtrace::definition);
+  PyObject* module = modtrace::find_thresholds() ? PyModule_Create(&modtrace::definition) : nullptr;
   if (module != nullptr) {
     modtrace::watch_ranges();
     modtrace::watch_operators();
