@@ -2,6 +2,23 @@
 
 from .compare import diff, save_baseline
 from .diff_result import Diff, suffix_of
-from .verdicts import Change, PeakChange
+from .regions import RegionChange
+from .run_times import Key, ModuleRun, RunTimes, Typical
+from .side_by_side import TypicalStep
+from .verdicts import Cause, Change, PeakChange
 
-__all__ = ["Change", "Diff", "PeakChange", "diff", "save_baseline", "suffix_of"]
+__all__ = [
+    "Cause",
+    "Change",
+    "Diff",
+    "Key",
+    "ModuleRun",
+    "PeakChange",
+    "RegionChange",
+    "RunTimes",
+    "Typical",
+    "TypicalStep",
+    "diff",
+    "save_baseline",
+    "suffix_of",
+]
