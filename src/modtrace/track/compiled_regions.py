@@ -167,7 +167,8 @@ class CompiledRegion(nn.Module):
             held = module()
             if held is not None and (path := path_of(called, held)) is not None:
                 self._paths[variable] = path
-        top = called._modules.get("_orig_mod") or called
+        wrapped = called._modules.get("_orig_mod")
+        top = called if wrapped is None else wrapped
         for source, _ in [*self.inner_modules, *dict(self.graph.work)]:
             path = _inner_path(source, self._called_module, self._paths, strip_wrappers=False)
             part: nn.Module | None = top

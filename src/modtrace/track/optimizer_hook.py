@@ -85,25 +85,27 @@ def call_listener(listener: Callable[..., None], *arguments: object) -> bool:
     return True
 
 
+_STEP_CODE = Optimizer._optimizer_step_code
+
+
+@wraps(_STEP_CODE)
+def _optimizer_step_code(self: Optimizer) -> None:
+    _STEP_CODE(self)
+    hooks = torch_optimizer._global_optimizer_post_hooks
+    if not hooks and not self._optimizer_step_post_hooks:
+        _tell(self)
+    elif _NAME not in hooks:
+        # Any thread may be calling the hooks that are there, and torch raises into its step where their dictionary
+        # changes meanwhile. So another one takes its place, and our hook calls what is in the old one: from there
+        # the users' handles still remove it.
+        _torch_hooks[id(hooks)] = hooks
+        torch_optimizer._global_optimizer_post_hooks = OrderedDict({_NAME: _hook})
+
+
 @cache
 def _install() -> None:
     """Wrap what torch calls after each step, before the hooks, for its profiler; once per process."""
-    step_code = Optimizer._optimizer_step_code
-
-    @wraps(step_code)
-    def _optimizer_step_code(self: Optimizer) -> None:
-        step_code(self)
-        hooks = torch_optimizer._global_optimizer_post_hooks
-        if not hooks and not self._optimizer_step_post_hooks:
-            _tell(self)
-        elif _NAME not in hooks:
-            # Any thread may be calling the hooks that are there, and torch raises into its step where their dictionary
-            # changes meanwhile. So another one takes its place, and our hook calls what is in the old one: from there
-            # the users' handles still remove it.
-            _torch_hooks[id(hooks)] = hooks
-            torch_optimizer._global_optimizer_post_hooks = OrderedDict({_NAME: _hook})
-
-    Optimizer._optimizer_step_code = hide_wrapper(_optimizer_step_code, step_code)  # type: ignore[method-assign]
+    Optimizer._optimizer_step_code = hide_wrapper(_optimizer_step_code, _STEP_CODE)  # type: ignore[method-assign]
 
 
 def step_frames(frame: FrameType | None) -> list[FrameType]:
