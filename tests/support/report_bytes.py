@@ -34,6 +34,7 @@ def all_bytes(data: bytes) -> Iterator[tuple[str, bytes]]:
         if name.endswith(".html"):
             packed = re.search(rb'id="modtrace-data">([A-Za-z0-9+/=]+)</script>', content)
             assert packed is not None
+            yield f"{name} text", re.sub(rb'">[A-Za-z0-9+/=]+</script>', b"", content)
             yield f"{name} data", gzip.decompress(base64.b64decode(packed[1]))
             table = re.search(rb'id="modtrace-table">([A-Za-z0-9+/=]+)</script>', content)
             assert table is not None
@@ -55,8 +56,8 @@ def words_in(data: bytes, words: tuple[str, ...]) -> list[tuple[str, str]]:
         (word, place)
         for place, content in all_bytes(data)
         for word in words
-        # Three letters are in packed bytes by chance; unpacked, all of it is looked at.
-        if len(word) > 3 or not (place == "archive" or place.endswith((".gz", ".html")))
+        # A few letters are in packed bytes by chance; unpacked, all of it is looked at.
+        if len(word) > 6 or not (place == "archive" or place.endswith((".gz", ".html")))
         if word.encode() in content.lower() or word.encode().hex().encode() in content.lower()
     ]
 
