@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch.optim import SGD, Optimizer
+from torch.optim import optimizer as torch_optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import modtrace
-from modtrace.track import optimizer_steps
+from modtrace.track import optimizer_hook, optimizer_steps
 from tests.support.forked_python import run_forked
+
+
+@pytest.fixture(autouse=True, scope="module")
+def hooks_of_others() -> Iterator[None]:
+    """Once there was a hook of the user's, ours stays: not so for other tests in this process."""
+    hooks = torch_optimizer._global_optimizer_post_hooks
+    yield
+    torch_optimizer._global_optimizer_post_hooks = hooks
+    optimizer_hook._torch_hooks.clear()
 
 
 def stepped(optimizer: Optimizer) -> None:
