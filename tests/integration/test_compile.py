@@ -18,6 +18,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import modtrace
 from modtrace import Timeline
 from modtrace.record_options import EngineName
+from tests.support.python_process import run_python
 
 pytestmark = [
     # Torch's own, when its compiler is imported.
@@ -203,6 +204,38 @@ def test_results_are_those_without_a_recording(engine: EngineName, backend: str)
     recorded = {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
     assert len(recorded) == 4
     assert all(torch.equal(recorded[name], plain[name]) for name in plain)
+
+
+WRAPPED = """
+import sys, torch, modtrace
+from torch import nn
+
+call = nn.Module.__call__
+
+def double(self, *args):
+    return 2 * call(self, *args)
+
+nn.Module.__call__ = double
+import torch._dynamo
+
+model, x = nn.Sequential(nn.Identity(), nn.Identity()), torch.ones(1)
+
+def run():
+    torch._dynamo.reset()
+    return torch.compile(lambda: model(x), backend="eager")().item()
+
+before = run()
+with modtrace.record(engine=sys.argv[1]):
+    during = run()
+print(before, during, run())
+"""
+
+
+def test_a_wrapper_of_the_users_around_calls_is_compiled_or_not_as_without_a_recording(engine: EngineName) -> None:
+    # Torch takes what it finds when its compiler is imported for a module's call, and leaves that out inside.
+    before, during, after = run_python("-W", "ignore", "-c", WRAPPED, engine).stdout.split()
+
+    assert (during, after) == (before, before)
 
 
 def test_export(engine: EngineName) -> None:

@@ -21,7 +21,7 @@ from .._after_import import call_after_import
 from .._interrupts import Exclusive
 
 _TORCH_CALL = getattr(nn.Module, "_wrapped_call_impl", None)
-_DYNAMO = "torch._dynamo.variables.nn_module"
+_DYNAMO, _KNOWN_CALL = "torch._dynamo.variables.nn_module", "unpatched_nn_module_call"
 
 _exclusive = Exclusive()
 
@@ -105,11 +105,17 @@ class PatchTarget:
 
     def _tell_dynamo(self) -> None:
         """Have torch.compile know a module's call where only wrappers of ours are around it: it skips to `forward`."""
-        below = function = self._function()
-        while (wrapper := self._by_function.get(id(below))) is not None:
-            below = wrapper.wrapped
-        known = function if below is _TORCH_CALL else _TORCH_CALL
-        vars(sys.modules[_DYNAMO])["unpatched_nn_module_call"] = known
+        dynamo = vars(sys.modules[_DYNAMO])
+        # What it was imported with, which may be a wrapper of the user's.
+        known = self._below_ours(dynamo.get(_KNOWN_CALL))
+        function = self._function()
+        if known is not None:
+            dynamo[_KNOWN_CALL] = function if self._below_ours(function) is known else known
+
+    def _below_ours(self, function: Callable[..., Any] | None) -> Callable[..., Any] | None:
+        while (wrapper := self._by_function.get(id(function))) is not None:
+            function = wrapper.wrapped
+        return function
 
 
 MODULE_CALL = (PatchTarget(nn.Module, "__call__", is_restored=True),)
