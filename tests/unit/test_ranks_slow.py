@@ -387,6 +387,21 @@ def test_a_rank_that_is_late_in_nearly_every_step_is_named_though_all_vary_much(
     assert {step.verdict for step in balanced.steps} == {"even"}
 
 
+@pytest.mark.parametrize(("seed", "late"), [(seed, late) for seed in range(3) for late in (True, False)])
+def test_a_rank_that_takes_a_tenth_more_in_most_steps_is_named_whatever_the_noise_is(
+    tmp_path: Path, seed: int, late: bool
+) -> None:
+    culprits = [Culprit(1, "data loading", "range", 9 * MS)] * late
+    template = template_with_ranges(tmp_path)
+
+    runs = [
+        find(tmp_path / f"{steps}", MadeJob(template, 2, steps, culprits, noise=2.5, seed=seed)) for steps in (16, 40)
+    ]
+
+    # What came before the first collective of a recording is not known, so 15 steps are.
+    assert [named_by(run.sentences) for run in runs] == [[], [(1, "data loading")] * late]
+
+
 def test_a_rank_that_always_takes_little_more_is_not_called_slow_for_that(tmp_path: Path) -> None:
     culprit = Culprit(1, "data loading", "range", MS // 5)
 

@@ -244,6 +244,9 @@ _STEADY_STEPS, _STEADY_SHARE = 8, 0.75
 """An excess that counts in this share of at least so many steps is no chance."""
 _STEADY_OWN = 0.05
 """Share of a rank's own time in a step: a rank on a slower core, or with the store, is always a little later."""
+_ALWAYS_OWN, _ALWAYS_STEPS = 0.1, 16
+"""The same of an excess that counts whatever the noise is, if so many steps are known and `_STEADY_SHARE` have it: one
+of two ranks is so often later by chance once in 50 times, and later by a tenth far more rarely."""
 MAD_TO_SIGMA = 1.4826
 _RANK_BITS = 31
 
@@ -259,12 +262,12 @@ class LateStep(NamedTuple):
 def late_steps(arrivals: Arrivals, bounds: Bounds) -> list[LateStep]:
     """Return what each step says, in order."""
     noise = _noise(arrivals)
-    is_steady, usual_own = _steady_excess(arrivals, noise)
+    is_steady, least, usual_own = _steady_excess(arrivals, noise)
     # Only the last one keeps others waiting, and by no more than it is late at most.
     latest = arrivals.lateness + bounds.of_groups(arrivals.rank, arrivals.collective)
     cost = np.where(arrivals.is_last, np.clip(arrivals.excess, 0, np.maximum(latest, 0)), 0)
     # What varies anyway belongs to no rank, and would add up over many collectives.
-    cost = np.where(cost > COUNTED_NOISES * noise, cost, 0)
+    cost = np.where(cost > least, cost, 0)
     order = np.argsort(arrivals.step, kind="stable")
     steps, first = np.unique(arrivals.step[order], return_index=True)
     in_order = []
@@ -279,7 +282,7 @@ def late_steps(arrivals: Arrivals, bounds: Bounds) -> list[LateStep]:
         total = int(cost[own].sum())
         steady = costly[is_steady[costly]]
         if cost[steady].sum() > _STEADY_OWN * usual_own:
-            limit = min(limit, COUNTED_NOISES * float(np.sqrt(np.sum(noise[steady] ** 2))))
+            limit = min(limit, float(np.sqrt(np.sum(least[steady] ** 2))))
         worst = int(counted[np.argmax(arrivals.lateness[counted])])
         lateness = int(arrivals.lateness[worst])
         # Any rank may be last but one or near the median, so the largest bound of all that came counts.
@@ -287,7 +290,7 @@ def late_steps(arrivals: Arrivals, bounds: Bounds) -> list[LateStep]:
         bound = bounds.largest_bound(rank, arrivals.rank[came])
         verdict: Verdict = "even" if total <= limit else "cannot tell" if lateness <= bound else "late"
         finding = StepFinding(int(arrivals.step[rows[0]]), verdict, rank, total, 0, lateness, bound, round(limit))
-        slower = rows[(arrivals.rank[rows] == rank) & (arrivals.excess[rows] > COUNTED_NOISES * noise[rows])]
+        slower = rows[(arrivals.rank[rows] == rank) & (arrivals.excess[rows] > least[rows])]
         in_order.append(LateStep(finding, costly, slower))
     return in_order
 
@@ -312,20 +315,26 @@ def _noise(arrivals: Arrivals) -> Float64Array:
     return noise
 
 
-def _steady_excess(arrivals: Arrivals, noise: Float64Array) -> tuple[BoolArray, float]:
+def _steady_excess(arrivals: Arrivals, noise: Float64Array) -> tuple[BoolArray, Float64Array, float]:
     """Return which arrivals are of a rank that takes more at that place in nearly all steps, and a rank's own time.
 
-    That is the median over ranks and steps, ns.
+    That is the median over ranks and steps, ns; between them from which excess on each arrival counts, ns.
     """
     known = arrivals.own >= 0
     place = arrivals.position << _RANK_BITS | arrivals.rank
     _, of_row = np.unique(place, return_inverse=True)
-    steps = np.bincount(of_row, known)
-    counts = np.bincount(of_row, known & (arrivals.excess > COUNTED_NOISES * noise))
-    is_steady = (steps >= _STEADY_STEPS) & (counts >= _STEADY_SHARE * steps)
     _, of_step = np.unique(arrivals.step << _RANK_BITS | arrivals.rank, return_inverse=True)
     own = np.bincount(of_step[known], arrivals.own[known])
-    return is_steady[of_row], float(np.median(own)) if len(own) else 0.0
+    usual_own = float(np.median(own)) if len(own) else 0.0
+    steps, least = np.bincount(of_row, known), COUNTED_NOISES * noise
+
+    def takes_more(ns: Float64Array | float, in_steps: int) -> BoolArray:
+        counts = np.bincount(of_row, known & (arrivals.excess > ns))
+        return ((steps >= in_steps) & (counts >= _STEADY_SHARE * steps))[of_row]
+
+    is_steady = takes_more(least, _STEADY_STEPS)
+    always = ~is_steady & takes_more(_ALWAYS_OWN * usual_own, _ALWAYS_STEPS)
+    return is_steady | always, np.where(always, _ALWAYS_OWN * usual_own, least), usual_own
 
 
 def _from_usual(arrivals: Arrivals, values: Int64Array) -> Float64Array:
