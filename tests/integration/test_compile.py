@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import logging
 import shutil
@@ -18,7 +19,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import modtrace
 from modtrace import Timeline
 from modtrace.record_options import EngineName
-from tests.support.python_process import run_python
+from tests.support.forked_python import run_forked
 
 pytestmark = [
     # Torch's own, when its compiler is imported.
@@ -210,32 +211,62 @@ WRAPPED = """
 import sys, torch, modtrace
 from torch import nn
 
+IMPORT = "import torch._dynamo.variables.nn_module"
+
 call = nn.Module.__call__
 
 def double(self, *args):
     return 2 * call(self, *args)
 
+def closed(call):
+    def double(self, *args, by=2):
+        return by * call(self, *args)
+    return double
+
+class Doubling:
+    def __call__(self, *args):
+        return 2 * call(*args)
+
+    def __get__(self, module, owner=None):
+        return self if module is None else lambda *args: self(module, *args)
+
+WRAPPERS = double, closed(call), torch.compiler.disable(closed(call)), Doubling()
+if sys.argv[2] == "before":
+    exec(IMPORT)
 nn.Module.__call__ = double
-import torch._dynamo
+exec(IMPORT)
+from torch._dynamo.utils import counters
 
 model, x = nn.Sequential(nn.Identity(), nn.Identity()), torch.ones(1)
 
 def run():
     torch._dynamo.reset()
-    return torch.compile(lambda: model(x), backend="eager")().item()
+    counters.clear()
+    result = torch.compile(lambda: model(x), backend="eager")().item()
+    graph_breaks = len(counters.pop("graph_break", ()))
+    return result, model(x).item(), graph_breaks, {name: dict(counters[name]) for name in ("stats", "frames")}
 
-before = run()
-with modtrace.record(engine=sys.argv[1]):
-    during = run()
-print(before, during, run())
+for nn.Module.__call__ in WRAPPERS[:4 if sys.argv[2] == "before" else 1]:
+    run()
+    before = run()
+    with modtrace.record(engine=sys.argv[1]) as recording:
+        during = run()
+    assert recording.timeline().spans
+    print(repr((before, during, run())))
 """
 
 
-def test_a_wrapper_of_the_users_around_calls_is_compiled_or_not_as_without_a_recording(engine: EngineName) -> None:
+@pytest.mark.parametrize("imported", ["before", "after"])
+def test_a_wrapper_of_the_users_around_calls_is_compiled_or_not_as_without_a_recording(
+    engine: EngineName, imported: str
+) -> None:
     # Torch takes what it finds when its compiler is imported for a module's call, and leaves that out inside.
-    before, during, after = run_python("-W", "ignore", "-c", WRAPPED, engine).stdout.split()
+    lines = run_forked("-W", "ignore", "-c", WRAPPED, engine, imported).stdout.splitlines()
 
-    assert (during, after) == (before, before)
+    assert len(lines) == (4 if imported == "before" else 1)
+    for before, during, after in map(ast.literal_eval, lines):
+        assert during == before
+        assert after == before
 
 
 def test_export(engine: EngineName) -> None:

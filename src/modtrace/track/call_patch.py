@@ -107,12 +107,13 @@ class PatchTarget:
         """Have torch.compile know a module's call where only wrappers of ours are around it: it skips to `forward`."""
         dynamo = vars(sys.modules[_DYNAMO])
         # What it was imported with, which may be a wrapper of the user's.
-        known = self._below_ours(dynamo.get(_KNOWN_CALL))
+        known = self.below_ours(dynamo.get(_KNOWN_CALL))
         function = self._function()
         if known is not None:
-            dynamo[_KNOWN_CALL] = function if self._below_ours(function) is known else known
+            dynamo[_KNOWN_CALL] = function if self.below_ours(function) is known else known
 
-    def _below_ours(self, function: Callable[..., Any] | None) -> Callable[..., Any] | None:
+    def below_ours(self, function: Callable[..., Any] | None) -> Callable[..., Any] | None:
+        """Return what is below the wrappers of ours around a function, if any are."""
         while (wrapper := self._by_function.get(id(function))) is not None:
             function = wrapper.wrapped
         return function

@@ -7,12 +7,11 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
-from torch import nn
 
 from ..._after_import import call_after_import
 from ...ring import Kind, NameTable, Ring
 from ...ring.slot_format import ALLOCATED, CUDA_ALLOCATED, KIND_SHIFT, REFUSED
-from ..call_patch import MAKE_GRADIENTS, RUN_BACKWARD, Patch, Wrapper
+from ..call_patch import MAKE_GRADIENTS, MODULE_CALL, RUN_BACKWARD, Patch, Wrapper
 from ..checkpoint_reruns import CheckpointReruns
 from ..collectives import NativeCollectives
 from ..event_sink import EngineOptions, OnError, SyncMarks, call_at_collections, warn_without
@@ -153,16 +152,10 @@ def _watch_cuda_memory_later(native: ModuleType) -> None:
     torch.cuda._lazy_call(lambda: _watch_cuda_memory(native))  # type: ignore[no-untyped-call]
 
 
-_CALL: Any = nn.Module._wrapped_call_impl
-
-
 @cache
 def _patches(native: ModuleType) -> tuple[Patch, ...]:
     def wrap_call(wrapper: Wrapper) -> Callable[..., Any]:
-        # A copy of torch's own, with the same code object: torch.compile and torch.profiler (with_stack) know a
-        # module's call by that, and the latter remembers for good the first that it saw. A call of the copy runs
-        # natively.
-        call = FunctionType(_CALL.__code__, _CALL.__globals__, _CALL.__name__, _CALL.__defaults__, _CALL.__closure__)
+        call = _copy(MODULE_CALL[0].below_ours(wrapper.wrapped))
         native.wrap_call(call, wrapper.wrapped)
         return call
 
@@ -171,3 +164,26 @@ def _patches(native: ModuleType) -> tuple[Patch, ...]:
         Patch(lambda wrapper: native.wrap_backward(wrapper.wrapped), RUN_BACKWARD, native.set_active),
         Patch(lambda wrapper: native.wrap_make_gradients(wrapper.wrapped), MAKE_GRADIENTS, native.set_active),
     )
+
+
+def _copy(function: Any) -> Callable[..., Any]:
+    """Return a function whose calls can run natively, and that torch.compile and torch.profiler take for `function`.
+
+    They know a module's call by its code object, and the profiler (with_stack) remembers for good the first that it
+    saw. What cannot be copied is called, for a guard or two more: a callable that is no function, and on Python 3.11,
+    where a wrapper is of a subclass that torch's guards refuse, a function with a closure or defaults.
+    """
+    is_function = isinstance(function, FunctionType)
+    if not is_function or (sys.version_info < (3, 12) and any(getattr(function, name) for name in _OF_ITS_OWN)):
+        return FunctionType(_pass_on.__code__, {"__builtins__": __builtins__, "wrapped": function})
+    copy = FunctionType(function.__code__, function.__globals__, closure=function.__closure__)
+    copy.__defaults__, copy.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    vars(copy).update(vars(function))  # marks for torch.compile among them
+    return copy
+
+
+_OF_ITS_OWN = "__closure__", "__defaults__", "__kwdefaults__"
+
+
+def _pass_on(*args: Any, **kwargs: Any) -> Any:
+    return wrapped(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
