@@ -58,15 +58,27 @@ def test_what_is_no_loop_over_parameters_is_no_finding_below_20_percent(loop: ob
 def test_other_time_is_said_to_be_in_operators_or_in_python() -> None:
     evidence = "3 ms of 12 ms (medians); 100% of it follows optimizer"
     said = [
-        with_loop(3, loop, tensors=0).summary().findings[0].evidence.removeprefix(evidence)
-        for loop in (None, LOOP, [["randint", 2, MS]], [["clone", 2, 6 * MS]])
+        with_loop(3, loop, tensors=tensors).summary().findings[0].evidence.removeprefix(evidence)
+        for loop, tensors in (
+            (None, 0),
+            (LOOP, 0),
+            ([["randint", 2, MS]], 0),
+            ([["clone", 2, 6 * MS]], 0),
+            ([["detach", 40, MS]], 20),
+            ([["copy_", 160, 6 * MS]], 20),
+            ([["copy_", 162, 6 * MS]], 20),  # of another loop
+        )
     ]
 
     assert said == [
         "",
         "; a step runs mul_ 20 times, add_ 20 times there, 3 ms",
         "; hardly any of it in operators of torch: Python, or waiting",
-        "",
+        "; a step runs clone once there, 3 ms",
+        "; hardly any of it in operators of torch: Python, or waiting; a step runs detach 20 times there, 0.5 ms: for "
+        "each of the 20 parameters",
+        "; a step runs copy_ 80 times there, 3 ms: copies of the 20 parameters",
+        "; a step runs copy_ 81 times there, 3 ms",
     ]
 
 

@@ -234,7 +234,8 @@ def _sum_up(
     of_steps = runs[0] if len(steps.counted) < len(steps) else runs.sum(axis=0)
     low_ns, of_rows = percentiles.p10[order], of_steps[:, order]
     metadata = timeline.metadata
-    seen = Measured(summary, divided, low_ns=low_ns, runs=of_rows, collections=collections, metadata=metadata)
+    known = {"low_ns": low_ns, "runs": of_rows, "collections": collections, "metadata": metadata}
+    seen = Measured(summary, divided, **known, in_steps=in_steps, order=order)
     return replace(summary, findings=find_findings(seen), looked_at=looked_at(seen))
 
 

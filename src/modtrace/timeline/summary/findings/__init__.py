@@ -20,6 +20,7 @@ from .finding import findings_lines as findings_lines
 from .finding import findings_markdown as findings_markdown
 from .finding import findings_table as findings_table
 from .finding import only_option as only_option
+from .growing import find_growing_steps
 from .noted import NotedSteps, find_noted
 from .occasions import find_occasions, find_slow_steps
 from .shares import find_host_time, find_large_parts, find_reruns
@@ -38,6 +39,7 @@ def find_findings(measured: Measured) -> list[Finding]:
         *occasions,
         *outliers,
         *slow_steps,
+        *find_growing_steps(measured),
         *find_reruns(measured),
         *find_large_parts(measured, notes, {each.part for each in occasions}),
         *(each for each in find_host_time(measured, notes) if each.where not in named),

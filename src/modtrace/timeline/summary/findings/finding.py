@@ -15,6 +15,7 @@ from ...._typing import AnyArray, Int64Array
 from ...contents import MEMORY, OPTIMIZERS, STEP_NOTES
 from ..module_rows import ModuleTimes, outer_modules
 from ..parts import DividedSteps
+from ..percentiles import GroupTimes
 from ..slow_steps import short_ms
 from ..step_bounds import OPTIMIZER
 
@@ -170,8 +171,11 @@ class Measured:
         runs: Int64Array,
         collections: Int64Array,
         metadata: Mapping[str, object],
+        in_steps: Sequence[GroupTimes] = (),
+        order: Sequence[int] = (),
     ) -> None:
         self.summary, self.low_ns, self.runs, self.collections = summary, low_ns, runs, collections
+        self._in_steps, self._order = in_steps, order
         memory, optimizers = metadata.get(MEMORY), metadata.get(OPTIMIZERS)
         self.memory: Mapping[str, Any] = memory if isinstance(memory, dict) else {}
         noted = optimizers if isinstance(optimizers, list) else []
@@ -232,6 +236,14 @@ class Measured:
             return np.zeros(self.steps, np.int64)
         index = self.parts.index(part)
         return self.ns[:, index] + self.gap_ns[:, index] if gaps else self.ns[:, index]
+
+    def module_ns(self, steps: Int64Array) -> AnyArray:
+        """Return float64[rows], the mean of what each module takes in some steps, which are indices."""
+        total = np.zeros(max(self._order, default=-1) + 1)
+        for times in self._in_steps:
+            own = times.take(np.isin(times.step, self.number[steps]) & (times.group < len(total)))
+            np.add.at(total, own.group, own.ns)
+        return np.asarray(total[list(self._order)] / max(len(steps), 1))
 
     def share(self, ns: float, *, gaps: bool = False) -> float:
         """Return which share of all steps, or of these and the gaps, so much is, if each step has it."""

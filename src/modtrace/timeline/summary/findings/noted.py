@@ -14,6 +14,8 @@ from .finding import TRACE, Finding, Measured, only_option, times_text
 
 _MANY_CALLS = 8
 """How often an operator runs in a step for that to be a loop: a loss, or clipping as torch does it, runs few once."""
+_MOST_EACH = 4
+"""How often at most an operator runs for a parameter in a loop over these: what runs more often is another loop."""
 _COPIES = frozenset({"clone", "copy_", "to", "_to_copy"})
 _LEAST_LOOKS = 3
 """How often something has to be on to be on always: who profiles or debugs does so in a few steps."""
@@ -82,19 +84,23 @@ class NotedSteps:
 
     def is_loop(self, ns: float, tensors: int) -> bool:
         """Whether so much time is a loop over the parameters of an optimizer: each has an operator of its own."""
-        return self._is_over(tensors) and sum(each.ns for each in self.loop()) >= _IN_OPERATORS * ns
-
-    def _is_over(self, tensors: int) -> bool:
-        return bool(tensors) and any(each.calls >= tensors for each in self.loop())
+        loop = self.loop()
+        is_over = bool(tensors) and any(each.calls >= tensors for each in loop)
+        return is_over and sum(each.ns for each in loop) >= _IN_OPERATORS * ns
 
     def outside_text(self, ns: float, tensors: int) -> str:
         """Say which operators run in a time outside of modules, and that it is Python if there are hardly any."""
-        loop, is_over = self.loop(), self._is_over(tensors)
-        if not is_over and sum(each.ns for each in self.outside) < _IN_OPERATORS * ns:
-            return "; hardly any of it in operators of torch: Python, or waiting" if self.is_counted else ""
-        text = f"; a step runs {_calls_text(loop)} there, {short_ms(sum(each.ns for each in loop))}" if loop else ""
-        copies = any(each.name in _COPIES and each.calls >= tensors for each in loop)
-        return text + (f": {'copies of' if copies else 'a loop over'} the {tensors:,} parameters" if is_over else "")
+        if not self.is_counted:
+            return ""
+        is_python = sum(each.ns for each in self.outside) < _IN_OPERATORS * ns
+        shown = self.loop() or [each for each in self.outside if each.ns >= _IN_OPERATORS * ns]
+        text = "; hardly any of it in operators of torch: Python, or waiting" if is_python else ""
+        text += f"; a step runs {_calls_text(shown)} there, {short_ms(sum(each.ns for each in shown))}" if shown else ""
+        each_tensor = [one.name for one in shown if tensors and tensors <= one.calls <= _MOST_EACH * tensors]
+        if not each_tensor:
+            return text
+        over = "for each of" if is_python else "copies of" if _COPIES.intersection(each_tensor) else "a loop over"
+        return f"{text}: {over} the {tensors:,} parameters"
 
     def hooks_text(self, fqn: str) -> str:
         """Say that a module has forward hooks; nothing if it has none."""

@@ -30,6 +30,13 @@ _LARGE = {
     "saving": 0.05,
     "evaluation": 0.10,
 }
+_LARGE_UNTRAINED_LOSS = 0.10
+"""For a loss that has hardly any backward: what it does beside is no loss."""
+_LARGE_BETWEEN, _LEAST_BETWEEN_NS = 0.15, 500_000
+"""For the time between calls if nothing is trained, in which the model does nothing at all."""
+_REGULAR = 0.3
+"""Share of its median that this time has at least in 9 of 10 steps, if it is work: times between requests that come at
+random have 0.15."""
 _WAITS = ("data loading", "communication")
 """Parts of which some steps have none, as what is waited for is there already."""
 _LOSS_BACKWARD = 10
@@ -51,8 +58,15 @@ _MOST_STEPS = 0.5
 """How often a module has to run in a step, for its time to be that of steps."""
 _LEAST_NS = 1_000_000
 """Time of a part in a step: shorter ones are those of tiny models, in which Python itself is most."""
+_LOOP_CALLS, _SHORT_NS, _LOOP_SHARE = 32, 1_000_000, 0.2
+"""Calls in a call of the module around, the forward of each, and their share of the median step: layers that share
+their parameters are called up to 24 times, what solves an equation or denoises takes longer, and a module with a few
+operators takes 0.1 ms to begin with."""
 _HOST_SHARE, _BACKWARD_SHARE = 0.10, 0.2
 """Shares of the median step, and of a module's own forward: operators that compute have a backward of that size."""
+_SURE_HOST_SHARE, _NO_BACKWARD_SHARE = 0.04, 0.05
+"""The same of a module without inner ones that has hardly any backward, which no operator that trains explains: those
+that add what inner ones return have none either."""
 _BACKWARD_SHARE_OF_HOLDERS = 0.6
 """The same of a module that holds others: operators between them, as those of attention, have a longer backward than
 forward. Only what exceeds that counts."""
@@ -78,16 +92,19 @@ def find_large_parts(measured: Measured, notes: NotedSteps, explained: Container
             alone_ns[alone_ns > _LOSS_BACKWARD * took] = 0
         took = took + alone_ns
         per_step, low = float(np.median(took)), 50 if part in _WAITS else 10
-        # As for modules: a busy machine makes what has many operators longer than it is.
-        low_ns = np.percentile(took, low)
-        is_large = low_ns >= max(_least_share(measured, notes, part, per_step) * np.percentile(step_ns, low), _LEAST_NS)
         between = part == OTHER and float(np.median(gap_ns)) > per_step / 2
+        least = _LARGE_BETWEEN if between else _least_share(measured, notes, part, per_step)
+        if part == "loss" and 0 < np.median(alone_ns) < _BACKWARD_SHARE * per_step:
+            least = _LARGE_UNTRAINED_LOSS
+        # As for modules: a busy machine makes what has many operators longer than it is.
+        low_ns, least_ns = np.percentile(took, low), _LEAST_BETWEEN_NS if between else _LEAST_NS
+        is_large = low_ns >= max(least * np.percentile(step_ns, low), least_ns)
         # A server waits for requests, which come irregularly.
-        is_large &= not between or low_ns >= per_step / 2
+        is_large &= not between or low_ns >= _REGULAR * per_step
         if is_large and part not in explained:
             evidence = f"{short_ms(per_step)} of {short_ms(float(np.median(step_ns)))} (medians)"
             evidence += _details(measured, part, float(np.median(alone_ns)), between=between)
-            if part == OTHER and not between:
+            if (part == OTHER and not between) or least == _LARGE_UNTRAINED_LOSS:
                 evidence += notes.outside_text(per_step, tensors_of(measured.optimizers))
             yield _large_part(measured, part, per_step, evidence, between=between)
 
@@ -220,7 +237,9 @@ def find_host_time(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
         own_forward_ns = per_step = sum(each) - waits_ns
         ratio = own_backward_ns * measured.steps / max(sum(rows[index].forward_self_ns for index in members), 1)
         per_step *= 1 if ratio < _BACKWARD_SHARE else 1 - ratio
-        if per_step < max((_HOST_SHARE if trains else _HOST_SHARE_OF_CALLS) * measured.usual_ns, _LEAST_NS):
+        is_sure = ratio < _NO_BACKWARD_SHARE and hold.isdisjoint(rows[index].fqn for index in members)
+        least = _SURE_HOST_SHARE if is_sure else _HOST_SHARE
+        if per_step < max((least if trains else _HOST_SHARE_OF_CALLS) * measured.usual_ns, _LEAST_NS):
             continue
         first = rows[members[int(np.argmax(each))]]
         several = f" in {len(members)} modules {place} ({module_class})" if len(members) > 1 else ""
@@ -265,6 +284,31 @@ def find_reruns(measured: Measured) -> Iterator[Finding]:
             yield measured.finding(what, row.fqn, "forward", evidence=evidence, show="--tree", ns=per_step)
         named.add(row.fqn)
     yield from _recompute(measured)
+    yield from _loops(measured)
+
+
+def _loops(measured: Measured) -> Iterator[Finding]:
+    """Yield the outermost modules that are called many times, for a short time each, in each call of one around."""
+    calls_of = {row.fqn: float(calls) for row, calls in zip(measured.rows, measured.calls, strict=True)}
+    by_place: dict[str, list[int]] = {}
+    for index, row in enumerate(measured.rows):
+        if measured.outer[row.fqn]:
+            by_place.setdefault(place_of(measured, row.fqn), []).append(index)
+    named: set[str] = set()
+    for place, members in sorted(by_place.items(), key=lambda item: item[0].count(".")):
+        rows, calls = [measured.rows[index] for index in members], float(measured.calls[members].sum())
+        per_step, around = float(measured.step_ns[members].sum()), measured.outer[rows[0].fqn]
+        times = calls / max(calls_of[around[0]], 1e-9)
+        a_call = sum(row.forward_ns for row in rows) / max(sum(row.calls for row in rows), 1)
+        if times < _LOOP_CALLS or a_call > _SHORT_NS or per_step < _LOOP_SHARE * measured.usual_ns:
+            continue
+        if named.isdisjoint(around):
+            evidence = f"a call of {around[0]} calls it {times_text(times)}, {short_ms(a_call)} each in forward"
+            evidence += f" ({len(rows)} modules {place})" if len(rows) > 1 else ""
+            evidence += ": a loop in Python, of which fewer and larger calls take less"
+            first, what = max(rows, key=lambda row: row.in_steps_ns), "is called in a loop, for a short time each"
+            yield measured.finding(what, first.fqn, "forward", evidence=evidence, show=only_option(place), ns=per_step)
+        named.update(row.fqn for row in rows)
 
 
 def _unused_graph(measured: Measured, row: ModuleTimes, calls: int, forward_ns: int) -> Finding:

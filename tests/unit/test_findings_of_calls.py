@@ -1,0 +1,143 @@
+"""Findings of calls, written by hand: of models that are not trained, and of modules that others call in a loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from modtrace import Timeline
+from tests.support.event_script import EventScript
+from tests.support.timelines import build_timeline
+from tests.unit.test_findings import MS, found, training
+
+GROWS, LOOP = "takes longer from step to step", "is called in a loop, for a short time each"
+BETWEEN = "time between calls, outside of modules and ranges, takes a large share"
+WITHOUT_CACHE = ": inputs grow, as those of a model that gets all tokens again, without a cache"
+
+
+def calls(times: Sequence[tuple[float, float]], gap: Callable[[int], float] = lambda call: 0) -> Timeline:
+    """Calls of `Net`, each with its own time, that of its `a` and `b`, and `gap` before it, in ms."""
+    script, now = EventScript(capacity=1 << 14), 1
+    net, *inner = script.name("Net"), script.name("Net.a"), script.name("Net.b")
+    for call, (own, each) in enumerate(times):
+        now += round(gap(call) * MS)
+        script.enter(now, net, call)
+        now += round(own * MS)
+        for name in inner:
+            script.enter(now, name, call)
+            now += round(each * MS)
+            script.exit(now, name, call)
+        script.exit(now, net, call)
+    return build_timeline(script.snapshot())
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+def test_calls_that_take_longer_and_longer_until_a_new_request(runs: int) -> None:
+    request = [(0, 1 + number / 8) for number in range(24)]
+    (finding,) = calls(request * runs).summary().findings
+
+    assert finding[:3] == (GROWS, "Net", "forward")
+    # The first quarter of 23 has 6: 2.25 to 3.5 ms; the last one 5: 6.75 to 7.75 ms.
+    several = "3 runs of 24 steps" if runs > 1 else "24 steps"
+    assert finding.evidence == f"from 2.9 ms to 7.2 ms in {several}, in Net, in all modules inside{WITHOUT_CACHE}"
+    # What is above 2.875 ms: 3, 3.25 … 7.75 ms.
+    assert finding.ns_per_step == round(sum(2 + at / 4 - 2.875 for at in range(4, 24)) / 24 * MS)
+
+
+def test_growing_time_is_that_of_a_module_or_its_own() -> None:
+    (own,) = calls([(1 + at, 1) for at in range(24)]).summary().findings
+
+    assert own[:3] == (GROWS, "Net", "forward")
+    assert own.evidence.endswith(" in 24 steps, in Net, in its own time")
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        [1.0] * 24 + [3.0] * 24,  # another length once
+        [1 + at / 40 for at in range(24)],  # a machine that gets busier
+        [1.0, 5.0, 2.0, 1.0, 9.0, 2.0] * 8,
+        [1 + at / 2 for at in range(11)],
+    ],
+)
+def test_calls_that_do_not_grow_steadily(times: list[float]) -> None:
+    assert [one for one in found(calls([(0, ms) for ms in times])) if one[0] == GROWS] == []
+
+
+@pytest.mark.parametrize(
+    ("gap", "ms"),
+    [
+        (lambda call: 0.6, 0.6),
+        (lambda call: (0.3, 0.8)[call % 2], None),  # short for 1 of 2
+        (lambda call: 0.4, None),
+        (lambda call: (0.4, 4.0)[call % 2], None),  # requests that come at random
+    ],
+)
+def test_time_between_calls(gap: Callable[[int], float], ms: float | None) -> None:
+    timeline = calls([(0, 1)] * 40, gap)
+
+    assert [(what, taken) for what, _, _, taken, _ in found(timeline)] == ([(BETWEEN, ms)] if ms else [])
+
+
+def cells(count: int, ms: float, cells: int = 1) -> Timeline:
+    """Calls of `Net`, which runs 4 ms itself, and `count` times each of its `cells`."""
+    script, now = EventScript(capacity=1 << 16), 1
+    net, inner = script.name("Net"), [script.name(f"Net.cells.{number}") for number in range(cells)]
+    for call in range(6):
+        script.enter(now, net, call)
+        now += 4 * MS
+        for _ in range(count):
+            for name in inner:
+                script.enter(now, name, call)
+                now += round(ms * MS)
+                script.exit(now, name, call)
+        script.exit(now, net, call)
+    return build_timeline(script.snapshot())
+
+
+@pytest.mark.parametrize(("count", "number", "several"), [(32, 1, ""), (16, 2, " (2 modules Net.cells.*)")])
+def test_modules_that_are_called_in_a_loop(count: int, number: int, several: str) -> None:
+    (finding,) = [one for one in cells(count, 0.1, number).summary().findings if one.what == LOOP]
+
+    assert finding[1:4] == ("Net.cells.0", "forward", round(3.2 * MS))
+    said = f"a call of Net calls it 32 times, 0.1 ms each in forward{several}"
+    assert finding.evidence == f"{said}: a loop in Python, of which fewer and larger calls take less"
+
+
+@pytest.mark.parametrize(("count", "ms"), [(31, 0.1), (32, 0.03), (32, 1.1)])
+def test_few_calls_short_ones_and_long_ones_are_no_loop(count: int, ms: float) -> None:
+    assert [one for one in found(cells(count, ms)) if one[0] == LOOP] == []
+
+
+def with_loss(loss: float, alone: float) -> Timeline:
+    """Steps of `Net`, forward and backward 10 ms each; the loss takes some, and some of the pass is in no module."""
+    script, now = EventScript(capacity=1 << 10), 0
+    net = script.name("Net")
+    for step in range(6):
+        script.enter(now, net, step, step)
+        script.exit(now := now + 10 * MS, net, step, step + 1)
+        now += round(loss * MS)
+        script.pass_begin(now, step)
+        script.node(now, now := now + 10 * MS, step)
+        script.pass_end(now := now + round(alone * MS), step)
+        script.step(now, step)
+    return build_timeline(script.snapshot())
+
+
+@pytest.mark.parametrize(("loss", "alone", "ms"), [(3, 0.1, 3.1), (3, 1, None), (3, 2.6, 5.6), (2, 0.1, None)])
+def test_a_loss_without_a_backward_of_its_size_does_something_else(loss: float, alone: float, ms: float | None) -> None:
+    expected = [("loss takes a large share", None, "loss", ms)] if ms else []
+
+    assert [one[:4] for one in found(with_loss(loss, alone))] == expected
+
+
+@pytest.mark.parametrize(("forward", "backward", "is_found"), [(1, 0.01, True), (1, 0.1, False), (0.6, 0.01, False)])
+def test_a_module_without_inner_ones_that_has_hardly_any_backward(
+    forward: float, backward: float, is_found: bool
+) -> None:
+    timeline = training(forward=lambda step, block: forward, backward=lambda step, block: backward, wait=60)
+
+    what = "spends host time in its own forward, outside of inner modules and operators"
+    expected = [(what, "Net.blocks.0.act", "forward", 4)] if is_found else []
+    assert [one[:4] for one in found(timeline)] == expected
