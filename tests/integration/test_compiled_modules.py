@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import modtrace
+from modtrace.timeline.metadata import fit_metadata
 from modtrace.timeline.summary.compiled import CompiledModule, compiled_modules
 from modtrace.track import compiled_graphs
 from tests.support.forked_python import run_forked
@@ -439,9 +440,9 @@ def test_a_call_of_a_region_runs_no_more_of_ours(engine: Any) -> None:
 def test_metadata_that_is_nothing_of_the_kind_is_left_out() -> None:
     work = [["a: A", 1, 0, 0, -1, 0, 0], ["a.b: B", 1, 0, 0, 5, 0, 0], ["x" * 2000, 1, 0, 0, 0, 0, 0]]
     for value in (None, 3, [1], {"Net": 3}, {"Net": [None, 4]}):
-        assert compiled_modules({"compiled": value}) == []
+        assert compiled_modules(fit_metadata({"compiled": value})) == []
     assert compiled_modules({}) == []
-    (row,) = compiled_modules({"compiled": {"Net": [{"graph": 1, "work": work}]}})
+    (row,) = compiled_modules(fit_metadata({"compiled": {"Net": [{"graph": 1, "work": work}]}}))
     assert (row.fqn, row.graph, row.nodes_forward) == ("Net", "1", 0)
     rows = compiled_modules({"compiled": {"Net": [{"graph": "0/0", "work": work[:2], "unknown": ""}]}})
     assert [(row.fqn, row.nodes_forward, row.flops_forward) for row in rows] == [

@@ -422,7 +422,7 @@ def test_modules_cost_what_their_closed_forms_say_in_each_phase(case: Callable[[
             recording.step()
     timeline = recording.timeline()
 
-    assert timeline.metadata["flops"]["steps"] == [0]  # type: ignore[index]
+    assert timeline.metadata["flops"]["steps"] == [0]
     cost_of = costs(timeline)
     assert {name: cost_of[name] for name in expected} == {
         name: tuple(STEPS * flops for flops in of_phase) for name, of_phase in expected.items()
@@ -787,7 +787,7 @@ def test_networks_that_take_turns_are_counted_in_both_updates() -> None:
             optimizers[0].step()
     cost_of = costs(recording.timeline())
 
-    assert recording.timeline().metadata["flops"]["steps"] == [0]  # type: ignore[index]
+    assert recording.timeline().metadata["flops"]["steps"] == [0]
     # The critic's input needs a gradient in the generator's update alone.
     assert cost_of == {
         "Generator": (2 * STEPS * FIRST, STEPS * FIRST, 0),

@@ -6,21 +6,24 @@ import numpy as np
 import pytest
 
 from modtrace.compare.run_times import divide_fused, plain_fqn
+from modtrace.timeline.metadata import fit_metadata
 
 WORK = [["up: Linear", 1, 1, 0, 0, 0, 0], ["mlp.act: GELU", 1, 1, 0, 0, 0, 0], ["", 1, 0, 0, 0, 0, 0]]
-METADATA = {
-    "compiled": {
-        "Net._orig_mod": [
-            # Of two kernels of one name, in the whole profile: 25 ns of up, 75 of act.
-            {"work": WORK, "fused_times": [["up + mlp.act", 0, [["up", 20], ["mlp.act", 60]]]]},
-            {"work": WORK, "fused_times": [["up + mlp.act", 0, [["up", 5], ["mlp.act", 15]]]]},
-            {"work": WORK, "fused_times": [["itself + up", 1, [["", 1], ["up", 1]]]]},
-            {"work": WORK, "fused_times": [["up", 9, 3]]},
-            None,
-        ],
-        "Other": 3,
+METADATA = fit_metadata(
+    {
+        "compiled": {
+            "Net._orig_mod": [
+                # Of two kernels of one name, in the whole profile: 25 ns of up, 75 of act.
+                {"work": WORK, "fused_times": [["up + mlp.act", 0, [["up", 20], ["mlp.act", 60]]]]},
+                {"work": WORK, "fused_times": [["up + mlp.act", 0, [["up", 5], ["mlp.act", 15]]]]},
+                {"work": WORK, "fused_times": [["itself + up", 1, [["", 1], ["up", 1]]]]},
+                {"work": WORK, "fused_times": [["up", 9, 3]]},
+                None,
+            ],
+            "Other": 3,
+        }
     }
-}
+)
 
 
 @pytest.mark.parametrize("phase", ["forward", "GPU forward"])

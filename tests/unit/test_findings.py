@@ -20,6 +20,7 @@ from modtrace.cli.group import group
 from modtrace.ring import Kind
 from modtrace.ring.range_text import RangeCategory, range_text
 from modtrace.ring.slot_format import AUTOMATIC_BIT, COLLECTED_BITS, GENERATION_BITS, NO_NAME, REQUESTED_BIT
+from modtrace.timeline.metadata import fit_metadata
 from modtrace.timeline.summary import Finding, FlopSummary, StepFlops
 from modtrace.timeline.summary.findings import only_option
 from tests.support.event_script import EventScript
@@ -578,7 +579,8 @@ def test_answers_are_as_short_as_they_say_whatever_the_recording_has(
 def test_memory_that_grows_names_who_holds_it() -> None:
     def grown(**facts: object) -> list[Finding]:
         timeline = training()
-        return list(replace(timeline, metadata={**timeline.metadata, "memory": facts}).summary().findings)
+        known = fit_metadata({**timeline.metadata, "memory": facts})
+        return list(replace(timeline, metadata=known).summary().findings)
 
     (finding,) = grown(grows=4 << 20, grows_by={"Net.blocks.1": 3 << 20, "no module": 1 << 20})
     assert finding[:5] == ("memory grows from step to step", "Net.blocks.1", None, 0, 0)

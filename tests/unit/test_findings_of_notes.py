@@ -9,6 +9,7 @@ import pytest
 
 from modtrace import Timeline
 from modtrace.timeline.contents import OPTIMIZERS, STEP_NOTES
+from modtrace.timeline.metadata import fit_metadata
 from tests.unit.test_findings import BLOCKS, FETCH, MS, OptionalRange, found, training
 
 LOOP = [["mul_", 40, 3 * MS], ["add_", 40, 3 * MS], ["cross_entropy_loss", 2, MS]]
@@ -19,7 +20,8 @@ OTHER = "time outside of modules and ranges (other) takes a large share"
 def noted(timeline: Timeline, *, tensors: int = 20, how: str = "one by one", **notes: Any) -> Timeline:
     """Return a timeline whose recording looked at two steps, and noted this."""
     optimizer = {"class": "SGD", "tensors": tensors, "hooks": 0, "how": how}
-    return replace(timeline, metadata={**timeline.metadata, OPTIMIZERS: [optimizer], STEP_NOTES: {"steps": 2} | notes})
+    known = {**timeline.metadata, OPTIMIZERS: [optimizer], STEP_NOTES: {"steps": 2} | notes}
+    return replace(timeline, metadata=fit_metadata(known))
 
 
 def with_loop(before: float, loop: object, tensors: int = 20) -> Timeline:
@@ -204,4 +206,4 @@ def test_notes_that_are_none_are_no_findings() -> None:
     odd: list[object] = [None, 1, [], {}, {"steps": "2"}, {"steps": 0, "operators": {"outside": LOOP}}]
     odd += [{"steps": 2, "operators": [], "hooks": [], "settings": [], "doubles": {"a": 1}, "gradient_hooks": "3"}]
     for notes in odd:
-        assert found(replace(timeline, metadata={**timeline.metadata, STEP_NOTES: notes})) == []
+        assert found(replace(timeline, metadata=fit_metadata({**timeline.metadata, STEP_NOTES: notes}))) == []

@@ -126,7 +126,7 @@ def test_in_a_merged_trace_rates_are_by_the_time_of_kernels() -> None:
     rows = [(0, 0, 0, 1, 10, 0), (1, 0, 0, 1, 40, 0), (2, 0, 0, 1, 80, 0), (3, 0, 0, 1, 7, 0)]
     work = GpuWork([("Net", "Net"), ("Net.a", "A")], places, *np.array(rows, np.int64).T)
     timeline = counted()
-    said = timeline.metadata["flops"] | {"dtypes": {"NVIDIA H100 80GB HBM3 bfloat16": 337}}  # type: ignore[operator]
+    said = timeline.metadata["flops"] | {"dtypes": {"NVIDIA H100 80GB HBM3 bfloat16": 337}}
     merged = replace(timeline, metadata={"flops": said}, gpu_work=work).summary()
 
     assert merged.flops is not None
@@ -142,7 +142,7 @@ def test_in_a_merged_trace_rates_are_by_the_time_of_kernels() -> None:
 
 def test_with_device_times_rates_are_by_these() -> None:
     timeline = counted()
-    said = timeline.metadata["flops"] | {"dtypes": {"NVIDIA H100 80GB HBM3 bfloat16": 337}}  # type: ignore[operator]
+    said = timeline.metadata["flops"] | {"dtypes": {"NVIDIA H100 80GB HBM3 bfloat16": 337}}
     begin = int(timeline.columns.start[0])
     spans = Slices.of(
         start=[begin + 60, begin + 62, begin + 70],
@@ -181,7 +181,7 @@ def test_chosen_modules_have_their_rows_alone() -> None:
 
 def test_on_a_roofline_a_phase_is_bound_by_what_is_less() -> None:
     timeline = counted()
-    said = timeline.metadata["flops"] | {"dtypes": {"NVIDIA H100 80GB HBM3 bfloat16": 337}}  # type: ignore[operator]
+    said = timeline.metadata["flops"] | {"dtypes": {"NVIDIA H100 80GB HBM3 bfloat16": 337}}
     work = GpuWork([("Net", "Net")], [((0, 0),), ((0, 1),)], *np.array([(0, 0, 0, 1, 10, 0), (1, 0, 0, 1, 4, 0)]).T)
     summary = replace(timeline, metadata={"flops": said}, gpu_work=work).summary()
 
@@ -329,4 +329,4 @@ def test_a_call_with_an_operator_whose_cost_was_not_noted_is_unknown() -> None:
     timeline = build_timeline(script.snapshot())
 
     assert [timeline.span_args[row]["flops"] for row in range(2)] == [50, UNKNOWN_FLOPS]
-    assert timeline.metadata["flops"]["unknown"] == 1  # type: ignore[index]
+    assert timeline.metadata["flops"]["unknown"] == 1

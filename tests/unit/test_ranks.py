@@ -265,7 +265,7 @@ def test_a_trace_of_all_ranks_keeps_them_apart_and_joins_their_collectives(
     assert all(abs(value - 1_000) <= 602 for value in apart[:6])
     assert all(abs(value - 998_000) <= 602 for value in apart[6:])
     timeline = modtrace.load(out)
-    assert [entry["rank"] for entry in timeline.metadata["ranks"]] == [0, 1, 2, 3]  # type: ignore[attr-defined]
+    assert [entry["rank"] for entry in timeline.metadata["ranks"]] == [0, 1, 2, 3]
     assert [mark.text for mark in timeline.marks] == ["step 2", "step 3", "step 4"]
     # Arrows between ranks are none of the spans'.
     assert set(timeline.columns.link.tolist()) == {-1}
@@ -301,7 +301,7 @@ def test_python_chooses_ranks_and_steps_as_the_command_does(tmp_path: Path) -> N
         (2, "forward"),
     ]
     assert sorted(span.step for span in part.spans) == [1, 1, 2, 2]
-    assert [entry["method"] for entry in part.metadata["ranks"]] == ["same clock", "same clock"]  # type: ignore[attr-defined]
+    assert [entry["method"] for entry in part.metadata["ranks"]] == ["same clock", "same clock"]
     with pytest.raises(ModtraceError, match=r"none of these ranks is in it; it holds 0-2"):
         modtrace.load_ranks(tmp_path, ranks=[7])
 

@@ -70,7 +70,7 @@ def test_processes_of_all_roles_are_in_one_trace_each_by_its_role_and_rank(job: 
             "trainer 0 · python",
             "trainer 1 · python",
         ]
-        places = [(one["role"], one["rank"]) for one in whole.metadata["ranks"]]  # type: ignore[attr-defined]
+        places = [(one["role"], one["rank"]) for one in whole.metadata["ranks"]]
         assert places == [("rollout", 0), ("rollout", 1), ("trainer", 0), ("trainer", 1)]
 
 

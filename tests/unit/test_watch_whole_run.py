@@ -165,7 +165,7 @@ def test_summary_speaks_of_the_whole_run(tmp_path: Path) -> None:
         file.write_text(json.dumps(wrong))
         assert "whole run" not in CliRunner().invoke(commands, ["summary", str(path)]).stdout
     file.write_text("{")
-    assert modtrace.load(path).metadata[WHOLE_RUN]["spans"] is None  # type: ignore[index]
+    assert modtrace.load(path).metadata[WHOLE_RUN]["spans"] is None
 
 
 def test_the_file_follows_the_ring_to_its_number(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_the_file_follows_the_ring_to_its_number(tmp_path: Path) -> None:
     assert not Path(whole_run_path(str(path))).exists()
     writer.close()  # the watcher of the run before
     assert not Path(whole_run_path(str(path))).exists()
-    assert modtrace.load(tmp_path / "run.1.modtrace").metadata[WHOLE_RUN]["steps"] == 1  # type: ignore[index]
+    assert modtrace.load(tmp_path / "run.1.modtrace").metadata[WHOLE_RUN]["steps"] == 1
 
 
 def test_a_distribution_of_a_few() -> None:

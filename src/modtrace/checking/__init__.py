@@ -186,7 +186,7 @@ def _trace_of(path: str | os.PathLike[str], folder: Path) -> tuple[Path, list[Fa
         made, timeline = folder / "ring.pftrace", read_timeline(trace)
         write(timeline, made)
         torn, missing = timeline.stats.torn, timeline.metadata.get(MISSING_BYTES)
-        lost = [f"{missing:,} bytes were cut off its end"] if isinstance(missing, int) else []
+        lost = [f"{missing:,} bytes were cut off its end"] if missing is not None else []
         if torn > len({(track.process, track.tid) for track in timeline.tracks}):  # each was writing one, if it died
             lost.append(f"{torn:,} events are damaged, and left out")
         return made, [Fault("damaged-ring", text) for text in lost]

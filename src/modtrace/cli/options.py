@@ -108,8 +108,7 @@ def require_spans(timeline: "Timeline", whole: "Timeline", path: str, *, chosen:
         length = (int(columns.end.max()) - int(columns.start[0])) / 1e6
         there = f"{len(columns)} spans in steps {first} to {last}, over {length:.3f} ms, of modules such as {example}"
         raise ModtraceError(f"nothing is left of {path}: it holds {there}")
-    notes = whole.metadata.get("notes")
-    if isinstance(notes, list) and notes:
+    if notes := whole.metadata.get("notes"):
         raise ModtraceError(f"{path} holds no module: {notes[0]}")
     if chosen:
         raise ModtraceError(f"nothing is left of {path}: it holds no spans")

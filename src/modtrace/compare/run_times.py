@@ -10,7 +10,6 @@ A baseline is JSON with one module or part of a recording per line, so that a ch
     …
 """
 
-import contextlib
 import json
 import math
 import os
@@ -121,8 +120,7 @@ def take_samples(timeline: Timeline, by: GroupBy = "module", step_by: str | None
     ranks = _ranks_of(timeline, module[columns.name], len(fqns))[key_of_row // len(SAMPLED_PHASES), None]
     self_ns = np.rint(total_ns / ranks).astype(np.int64)
     # Inside a compiled region a call may be several spans: kernels of others run in between.
-    regions = timeline.metadata.get(COMPILED)
-    outer = set(regions) if isinstance(regions, dict) else set()
+    outer = set(timeline.metadata.get(COMPILED, ()))
     inside = np.array([not outer.isdisjoint(names_around(name.fqn)[1:]) for name in timeline.names] or [False])
     call = columns.take(chosen)
     begins = ~inside[call.name]
@@ -199,14 +197,13 @@ def divide_fused(
 def _fused_times(metadata: Mapping[str, object]) -> Iterator[tuple[str, str, list[tuple[str, str, float]]]]:
     """Yield the name and the phase of fused kernels, and of each of their modules the name, the class and the time."""
     for region, graph in compiled_graphs(metadata):
-        with contextlib.suppress(TypeError, ValueError, KeyError, IndexError, AttributeError):  # anybody's file
-            classes = {path: kind for path, _, kind in (str(name).rpartition(": ") for name, *_ in graph["work"])}
-            for label, phase, times in graph[FUSED_TIMES]:
-                parts = []
-                for path, time in times:
-                    fqn = f"{region}.{path}" if path else region
-                    parts.append((fqn, classes[path] or fqn.rpartition(".")[2], max(float(time), 0.0)))
-                yield f"{region}.{label}", PHASES[phase], parts
+        classes = {path: kind for path, _, kind in (name.rpartition(": ") for name, *_ in graph.get("work", ()))}
+        for label, phase, times in graph.get(FUSED_TIMES, ()):
+            parts = []
+            for path, time in times:
+                fqn = f"{region}.{path}" if path else region
+                parts.append((fqn, classes.get(path) or fqn.rpartition(".")[2], max(float(time), 0.0)))
+            yield f"{region}.{label}", PHASES[phase], parts
 
 
 def plain_fqn(fqn: str, renamed: Mapping[str, str] | None = None) -> str:

@@ -28,6 +28,7 @@ from .._typing import AnyArray, BoolArray, Int64Array
 from .._version import __version__
 from ..timeline import PHASES, CounterSeries, GpuWork, Group, Mark, Name, Process, Slices, Stats, Timeline, Track
 from ..timeline.args import ArgColumn, Args, join_args
+from ..timeline.metadata import fit_metadata
 from ..timeline.slices import DTYPES, KINDS, MODULE, in_start_order
 from .escape import escaped_json
 from .limits import check_nested_json
@@ -178,7 +179,7 @@ def unpack_table(data: bytes, most: int) -> Timeline:
             CounterSeries(name, unit, processes[process], rest[f"time {number}"], rest[f"value {number}"])
             for number, (name, unit, process) in enumerate(head["counters"])
         ],
-        metadata=head["metadata"],
+        metadata=fit_metadata(head["metadata"]),
         groups=[Group(name, tuple(ranks), description) for name, ranks, description in head["groups"]],
         gpu_work=None if head["gpu_work"] is None else GpuWork.from_json_values(head["gpu_work"]),
         begin_ns=head["begin_ns"],

@@ -142,10 +142,9 @@ def with_kernel_modules(timeline: Timeline, events: ProfilerEvents) -> tuple[Tim
     return with_modules(replace(timeline, names=[*names]), joined), found, notes
 
 
-def _why_unknown(metadata: Mapping[str, object]) -> dict[str, str]:
+def _why_unknown(metadata: Mapping[str, Any]) -> dict[str, str]:
     """Return why kernels have no modules, by region; regions of which that is not known are left out."""
-    regions = metadata.get(COMPILED)
-    reasons = {str(fqn): why_unknown(graphs) for fqn, graphs in regions.items()} if isinstance(regions, dict) else {}
+    reasons = {fqn: why_unknown(graphs) for fqn, graphs in metadata.get(COMPILED, {}).items()}
     return {fqn: why for fqn, why in reasons.items() if why}
 
 
@@ -170,8 +169,7 @@ def with_kernel_times(
         events: the trace's.
         launch: for each piece of work on a device the row of its launch, or -1.
     """
-    regions = timeline.metadata.get(COMPILED)
-    if not isinstance(regions, dict):
+    if COMPILED not in timeline.metadata:
         return timeline
     rows = np.array([call.row for call in calls], np.int64)
     took = _durations(events, events.graph_ops.take(rows), launch)
@@ -199,11 +197,9 @@ def with_kernel_times(
                 **_rounded(times.get(id(graph))),
                 **_fused_times(fused.get(id(graph))),
             }
-            if isinstance(graph, dict)
-            else graph
-            for graph in (graphs if isinstance(graphs, list) else ())
+            for graph in graphs
         ]
-        for region, graphs in regions.items()
+        for region, graphs in timeline.metadata[COMPILED].items()
     }
     return replace(timeline, metadata={**timeline.metadata, COMPILED: told})
 
@@ -231,32 +227,28 @@ def _durations(events: ProfilerEvents, ops: EventColumns, launch: Int64Array) ->
     return took if took.any() else ops.duration
 
 
-def _known_graphs(metadata: Mapping[str, object]) -> dict[tuple[str, str], list[_Graph]]:
+def _known_graphs(metadata: Mapping[str, Any]) -> dict[tuple[str, str], list[_Graph]]:
     """Return the graphs whose kernels are known, by their region and the key by which a profile names their calls."""
     known: dict[tuple[str, str], list[_Graph]] = defaultdict(list)
     for region, record in compiled_graphs(metadata):
-        # It is a file of anybody's.
-        with contextlib.suppress(TypeError, ValueError, KeyError, IndexError, AttributeError):
-            named = [str(name).rpartition(": ") for name, *_ in record["work"]]
-            classes = {path: module_class for path, _, module_class in named if path}
-            for made in record["kernels"]:
-                kernels = [_kernel(name, parts, named) for name, parts in made["kernels"]]
-                if kernels:
-                    known[region, str(made["key"])].append(_Graph(record, classes, kernels))
+        named = [name.rpartition(": ") for name, *_ in record.get("work", ())]
+        classes = {path: module_class for path, _, module_class in named if path}
+        for made in record.get("kernels", ()):
+            with contextlib.suppress(IndexError):  # of a file of anybody's
+                if kernels := [_kernel(name, parts, named) for name, parts in made.get("kernels", ())]:
+                    known[region, made.get("key", "")].append(_Graph(record, classes, kernels))
     return known
 
 
 def _kernel(name: str, parts: Sequence[Any], named: Sequence[tuple[str, str, str]]) -> _Kernel:
     nbytes: Counter[str] = Counter()
     for module, _, count in parts:
-        nbytes[named[module][0]] += int(count)
+        nbytes[named[module][0]] += count
     total, modules = sum(nbytes.values()), len(nbytes)
     is_known = bool(total) and all(nbytes.values())
     shares = {path: count / total if is_known else 1 / modules for path, count in nbytes.items()} or {"": 1.0}
     phases = {phase for _, phase, _ in parts}
-    if not phases <= {*range(len(PHASES))}:
-        raise ValueError(phases)
-    return _Kernel(_plain(str(name)), shares, BACKWARD if BACKWARD in phases else max(phases, default=0))
+    return _Kernel(_plain(name), shares, BACKWARD if BACKWARD in phases else max(phases, default=0))
 
 
 def _plain(name: str) -> str:

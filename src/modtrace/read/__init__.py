@@ -187,6 +187,5 @@ def _read(path: Path) -> "Timeline":
 
     timeline = load_profile(path)
     note = "another program has changed this trace since modtrace wrote it; it was read as a profiler's"
-    notes = timeline.metadata["notes"]
-    changed = [note, *(notes if isinstance(notes, list) else [])]
+    changed = [note, *timeline.metadata["notes"]]
     return replace(timeline, metadata={**timeline.metadata, "notes": changed})

@@ -167,7 +167,7 @@ def _reader(path: str | os.PathLike[str]) -> ReadRing:
 
 def _with_whole_run(timeline: Timeline, whole: Mapping[str, Any] | None) -> Timeline:
     known = timeline.metadata[WHOLE_RUN]
-    if whole is None or not isinstance(known, dict):
+    if whole is None:
         return timeline
     is_all = not whole["missed_events"]
     seen = {field: whole[field] for field in ("steps", "spans") if is_all and known[field] is None}

@@ -1,7 +1,7 @@
 """What a timeline holds beside its spans: names, processes, tracks, marks, counters and statistics."""
 
 import fnmatch
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NamedTuple
 
@@ -81,24 +81,16 @@ WITH_REMEDY = {
 """Why modules and kernels inside a region are not known: the reasons for which something helps, with that."""
 
 
-def why_unknown(graphs: object) -> str:
+def why_unknown(graphs: Iterable[Mapping[str, Any]]) -> str:
     """Return why kernels of a region, of which these are the graphs, have no modules, and what helps; else empty."""
-    reasons: dict[str, None] = {}
-    for graph in graphs if isinstance(graphs, list) else ():
-        if isinstance(graph, dict):
-            kernels = graph.get("kernels")
-            inside = [made for made in kernels if isinstance(made, dict)] if isinstance(kernels, list) else []
-            reasons |= dict.fromkeys(str(of.get("unknown") or "") for of in inside or [graph])
+    reasons = dict.fromkeys(of.get("unknown", "") for graph in graphs for of in graph.get("kernels") or [graph])
     return "; ".join(WITH_REMEDY.get(why, why) for why in reasons if why)
 
 
-def compiled_graphs(metadata: Mapping[str, object]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each graph that torch.compile made, after the name of its region; what is malformed is left out."""
-    regions = metadata.get(COMPILED)
-    for region, graphs in regions.items() if isinstance(regions, dict) else ():
-        yield from (
-            (str(region), graph) for graph in (graphs if isinstance(graphs, list) else ()) if type(graph) is dict
-        )
+def compiled_graphs(metadata: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each graph that torch.compile made, after the name of its region."""
+    for region, graphs in metadata.get(COMPILED, {}).items():
+        yield from ((region, graph) for graph in graphs)
 
 
 COMPILED_CLASS = "CompiledFunction"

@@ -1,9 +1,9 @@
 """What calls took and kept of memory, in a recording that counted what tensors hold."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -97,30 +97,25 @@ def find_holders(timeline: "Timeline") -> Holders | None:
     if len(counted) == 1:
         # What backward spans keep is with their modules.
         known = OUTSIDE_CALLS[bool((columns.phase[rows] == BACKWARD).any()) :]
-        by_fqn.update(
-            _kinds_at(timeline.metadata.get(MEMORY), until, known, int(series.value[moment]) - by_fqn.total())
-        )
+        facts = timeline.metadata.get(MEMORY, {})
+        by_fqn.update(_kinds_at(facts.get("at_peak", {}), until, known, int(series.value[moment]) - by_fqn.total()))
         steps = len(timeline.step_ends) - len(ended)
         most = int(series.value[moment]) - by_fqn.total()
-        by_fqn.update(_grown_before(timeline.metadata.get(MEMORY), steps, most))
+        by_fqn.update(_grown_before(facts, steps, most))
     process = series.process.name if len(counted) > 1 else ""
     return Holders(process, until, int(series.value[moment]), int(series.time[0]), dict(by_fqn.most_common()))
 
 
-def _kinds_at(facts: object, time_ns: int, kinds: Sequence[str], most: int) -> dict[str, int]:
+def _kinds_at(at_peak: Mapping[str, int], time_ns: int, kinds: Sequence[str], most: int) -> dict[str, int]:
     """Return what kinds held at a moment, bytes, together at most so many; nothing if that is not known."""
-    at_peak = facts.get("at_peak") if isinstance(facts, dict) else None
-    if not isinstance(at_peak, dict) or at_peak.get("time_ns") != time_ns:
-        return {}
     held = {}
-    for kind in reversed(kinds):
-        count = at_peak.get(kind)
-        if type(count) is int and (count := min(count, most)) > 0:
+    for kind in reversed(kinds) if at_peak.get("time_ns") == time_ns else ():
+        if (count := min(at_peak.get(kind, 0), most)) > 0:
             held[kind], most = count, most - count
     return held
 
 
-def _grown_before(facts: object, steps: int, most: int) -> dict[str, int]:
+def _grown_before(facts: Mapping[str, Any], steps: int, most: int) -> dict[str, int]:
     """Return what who holds ever more held before a step, bytes, together at most so many.
 
     Args:
@@ -128,13 +123,9 @@ def _grown_before(facts: object, steps: int, most: int) -> dict[str, int]:
         steps: how many steps after this one that is, with this one; 0 if this one did not end.
         most: the bytes.
     """
-    known = facts if isinstance(facts, dict) else {}
-    by, grows, held = known.get("by"), known.get("grows_by"), dict[str, int]()
-    if not (isinstance(by, dict) and isinstance(grows, dict)):
-        return held
+    by, grows, held = facts.get("by", {}), facts.get("grows_by", {}), dict[str, int]()
     for name in grows.keys() & by.keys() - {*KINDS}:
-        counts = by[name], grows[name]
-        if {*map(type, counts)} == {int} and (count := min(counts[0] - counts[1] * steps, most)) > 0:
+        if (count := min(by[name] - grows[name] * steps, most)) > 0:
             held[name], most = count, most - count
     return held
 

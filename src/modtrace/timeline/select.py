@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -132,12 +132,9 @@ def steps(timeline: Timeline, first: int | None = None, last: int | None = None)
     # The mark that ends step n is the last in it; what had ended when the recording began has no mark.
     first_ended = first_ended_step(timeline)
     since, until = (_end_before(timeline.step_ends, at - first_ended) for at in (low, high))
-    whole_run = timeline.metadata.get(WHOLE_RUN)
-    known = {WHOLE_RUN: {**whole_run, "spans": None}} if isinstance(whole_run, Mapping) else {}
-    flops = timeline.metadata.get(COUNTED)
-    if isinstance(flops, Mapping):
-        unknown = int(np.count_nonzero(part.slices.arg(Arg.FLOPS).values == UNKNOWN_FLOPS))
-        known[COUNTED] = {**flops, "unknown": unknown}
+    unknown = int(np.count_nonzero(part.slices.arg(Arg.FLOPS).values == UNKNOWN_FLOPS))
+    said = {WHOLE_RUN: {"spans": None}, COUNTED: {"unknown": unknown}}
+    known = {key: timeline.metadata[key] | new for key, new in said.items() if key in timeline.metadata}
     return dataclasses.replace(
         part,
         stats=dataclasses.replace(timeline.stats, unfinished=0, unstarted=0, unattributed=0),

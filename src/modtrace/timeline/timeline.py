@@ -28,7 +28,7 @@ class Timeline:
     stats: Stats = field(default_factory=Stats)
     marks: Sequence[Mark] = ()
     counters: Sequence[CounterSeries] = ()
-    metadata: Mapping[str, object] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
     groups: Sequence[Group] = ()
     gpu_work: GpuWork | None = None
     begin_ns: int | None = None

@@ -38,6 +38,7 @@ from ..contents import (
 )
 from ..join import with_slices
 from ..memory import peaks_of
+from ..metadata import NOTES_OF_STEPS, OPTIMIZER_NOTES, fit, fit_metadata
 from ..nesting import find_parents
 from ..slices import BACKWARD, BACKWARD_PASS, DTYPES, Arg, Slices, join_columns
 from ..timeline import Timeline
@@ -101,7 +102,7 @@ def assemble_timeline(
         marks=_marks(analysis, counters),
         counters=counters,
         # Which host it was matters to those who watch the ring, not to those who get the trace.
-        metadata={key: value for key, value in snapshot.metadata.items() if key not in ("host", FIRST_STEP)}
+        metadata=fit_metadata({key: of for key, of in snapshot.metadata.items() if key not in ("host", FIRST_STEP)})
         | {WHOLE_RUN: describe_whole_run(snapshot, analysis.step_ends.number, modules.spans)}
         | (describe_open(analysis, lambda _: [analysis]) if open_at_end is None else dict(open_at_end))
         | ({MISSING_BYTES: snapshot.missing_bytes} if snapshot.missing_bytes else {})
@@ -109,7 +110,7 @@ def assemble_timeline(
         | ({COMPILED: lookup.graphs} if lookup.graphs else {})
         | ({MEMORY: memory.to_json()} if memory is not None else {})
         | ({STEPS_END_WITH: BACKWARD_PASSES} if analysis.step_ends.with_passes else {})
-        | ({OPTIMIZERS: optimizers} if (optimizers := _noted(snapshot, "optimizer")) else {})
+        | ({OPTIMIZERS: known} if (known := fit(_noted(snapshot, "optimizer"), OPTIMIZER_NOTES, [])) else {})
         | ({STEP_NOTES: notes} if (notes := _step_notes(snapshot)) else {}),
         groups=groups,
     )
@@ -126,7 +127,7 @@ def _noted(snapshot: RingSnapshot, kind: str) -> list[dict[str, Any]]:
 
 def _step_notes(snapshot: RingSnapshot) -> dict[str, Any]:
     last = next(iter(_noted(snapshot, "steps")[-1:]), {})
-    notes = parse_object(last["notes"].encode()) if last else None
+    notes = fit(parse_object(last["notes"].encode()) if last else None, NOTES_OF_STEPS, None)
     return {} if notes is None else {**notes, "steps": last["steps"]}
 
 

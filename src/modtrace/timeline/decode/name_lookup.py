@@ -10,6 +10,7 @@ import numpy as np
 from ...ring import Record
 from ..collectives import Group
 from ..contents import Name, why_unknown
+from ..metadata import GRAPH, fit
 
 
 class NameLookup:
@@ -50,8 +51,7 @@ class NameLookup:
                 self.groups[record["name"]] = Group.of_record(record)
             elif kind == "compiled":
                 self.compiled[record["name"]] = record["modules"]
-                if "graph" in record:
-                    graph = record["graph"]
+                if graph := fit(record.get("graph"), GRAPH, {}):
                     graphs.setdefault(record["name"], {})[f"{graph.get('graph')} {graph.get('work')}"] = graph
         self.names = [names.get(number, Name(f"#{number}", f"#{number}", "?")) for number in _ids(names)]
         self.texts = [texts.get(number, f"#{number}") for number in _ids(texts)]

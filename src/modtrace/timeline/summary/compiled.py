@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ..._tables import GIGA, LONG_MS, MODULE, NAME, NUMBER, PERCENT, TEXT, Column, Table, fields_of
 from ..contents import compiled_graphs
 
-_COUNTS, _MAX_NAME = 6, 1000
+_COUNTS = 6
 
 
 class CompiledModule(NamedTuple):
@@ -66,24 +66,21 @@ _TIMED = tuple(name for name in CompiledModule._fields if name.startswith("kerne
 _COUNTED = tuple(name for name in CompiledModule._fields if name.startswith(("nodes_", "flops_")))
 
 
-def compiled_modules(metadata: Mapping[str, object]) -> list[CompiledModule]:
-    """Return the modules inside of what was compiled, in the order in which they run; what is malformed is left out."""
+def compiled_modules(metadata: Mapping[str, Any]) -> list[CompiledModule]:
+    """Return the modules inside of what was compiled, in the order in which they run."""
     return [row for region, graph in compiled_graphs(metadata) for row in _modules_of(region, graph)]
 
 
-def _modules_of(region: str, graph: Mapping[str, object]) -> list[CompiledModule]:
-    known = graph.get("work")
+def _modules_of(region: str, graph: Mapping[str, Any]) -> list[CompiledModule]:
     classes, totals = {"": ""}, {"": [0] * _COUNTS}
-    work = known if isinstance(known, list) and all(map(_is_work, known)) else []
-    for name, *counts in work:
+    for name, *counts in graph.get("work", ()):
         path, _, module_class = name.rpartition(": ")
         classes.setdefault(path, module_class)
         for outer in {"", *accumulate(path.split("."), "{}.{}".format)}:
             total = totals.setdefault(outer, [0] * _COUNTS)
             totals[outer] = [-1 if -1 in pair else sum(pair) for pair in zip(total, counts, strict=True)]
-    timed = graph.get("kernel_times")
-    times = {path: took for path, *took in timed} if isinstance(timed, list) and all(map(_is_timed, timed)) else {}
-    number, unknown = str(graph.get("graph", "")), str(graph.get("unknown", ""))
+    times = {path: took for path, *took in graph.get("kernel_times", ())}
+    number, unknown = str(graph.get("graph", "")), graph.get("unknown", "")
     rows = []
     for path, module_class in classes.items():
         row = CompiledModule(f"{region}.{path}" if path else region, module_class, region, number, unknown=unknown)
@@ -91,25 +88,6 @@ def _modules_of(region: str, graph: Mapping[str, object]) -> list[CompiledModule
         row = row if unknown else row._replace(**numbers)
         rows.append(row._replace(**dict(zip(_TIMED, times.get(path, ()), strict=False))))
     return rows
-
-
-def _is_work(entry: object) -> bool:
-    return (
-        isinstance(entry, list)
-        and len(entry) == 1 + _COUNTS
-        and isinstance(entry[0], str)
-        and len(entry[0]) <= _MAX_NAME
-        and all(type(count) is int and count >= -1 for count in entry[1:])
-    )
-
-
-def _is_timed(entry: object) -> bool:
-    return (
-        isinstance(entry, list)
-        and len(entry) == 1 + len(_TIMED)
-        and isinstance(entry[0], str)
-        and all(type(time) is int and time >= 0 for time in entry[1:])
-    )
 
 
 _COLUMNS = (

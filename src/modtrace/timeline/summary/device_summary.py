@@ -75,7 +75,7 @@ def summarize_device(timeline: "Timeline", by: GroupBy = "module") -> DeviceSumm
     """Return what streams did; None if the timeline has no device times. A merged profile has none."""
     bound = timeline.metadata.get("device_clock_bound_ns")
     chosen = on_gpu(timeline)
-    if not isinstance(bound, int) or not chosen.any():
+    if bound is None or not chosen.any():
         return None
     columns = timeline.columns
     rows = _rows(timeline, chosen, by)
@@ -87,8 +87,7 @@ def summarize_device(timeline: "Timeline", by: GroupBy = "module") -> DeviceSumm
         length += int(busy.end[-1] - busy.start[0])
         in_modules += int((busy.end - busy.start).sum())
         gaps += len(busy.start) - 1
-    lost = [timeline.metadata.get(f"device_events_{how}") for how in ("dropped", "unread")]
-    dropped, unread = (count if isinstance(count, int) else 0 for count in lost)
+    dropped, unread = (timeline.metadata.get(f"device_events_{how}", 0) for how in ("dropped", "unread"))
     return DeviceSummary(rows, len(tracks), length, in_modules, gaps, bound, dropped, unread)
 
 

@@ -288,8 +288,8 @@ def describe_flops(
         device: what devices did, if that is known.
         compiled: the names of what was compiled.
     """
-    said = _mapping(timeline.metadata.get(COUNTED))
-    dtypes = {str(name): value for name, value in _mapping(said.get("dtypes")).items() if type(value) is int}
+    said = timeline.metadata.get(COUNTED, {})
+    dtypes = said.get("dtypes", {})
     modules = []
     of_rows = costs.self_flops.sum(axis=0), costs.again[BACKWARD], costs.nbytes.T
     for row, own, again, nbytes in zip(rows, *(column.tolist() for column in of_rows), strict=True):
@@ -300,18 +300,14 @@ def describe_flops(
         modules.append(FlopModule(row.fqn, row.module_class, row.calls, flops, own, None, *rest))
     in_step = np.stack([steps.columns.step, costs.in_steps.sum(axis=0), costs.in_steps[RECOMPUTE]], axis=1)
     name, _, dtype = max(dtypes, key=dtypes.__getitem__, default="").rpartition(" ")
-    outside, unknown = (value if type(value := said.get(key)) is int else 0 for key in ("outside", "unknown"))
-    counted_in, without = (
-        value if isinstance(value := said.get(key), list) else [] for key in ("steps", "without_formula")
-    )
     replays = [name.fqn for name in timeline.names if name.module_class == REPLAY_CLASS]
     summary = FlopSummary(
         rows=modules,
         by_step=[StepFlops(*of_step) for of_step in in_step.tolist()],
-        counted_in=[step for step in counted_in if type(step) is int],
-        outside=outside,
-        unknown=unknown,
-        without_formula=[str(operator) for operator in without],
+        counted_in=said.get("steps", []),
+        outside=said.get("outside", 0),
+        unknown=said.get("unknown", 0),
+        without_formula=said.get("without_formula", []),
         unseen=[*compiled, *replays],
         dtypes=dtypes,
         peak_tbytes=peak_tbytes(name),
@@ -320,10 +316,6 @@ def describe_flops(
     return summary.timed(
         {(row.fqn, row.module_class): (row.forward_ns, row.backward_ns, row.recompute_ns) for row in timed}
     )
-
-
-def _mapping(value: object) -> Mapping[str, object]:
-    return value if isinstance(value, Mapping) else {}
 
 
 _COLUMNS = (

@@ -129,10 +129,8 @@ def measure_memory(timeline: "Timeline", groups: Groups, steps: StepBounds) -> M
 
 def _grows_outside(timeline: "Timeline") -> int:
     """Return by how many bytes a step that grows which no module allocates; 0 if it does not."""
-    facts = timeline.metadata.get(MEMORY)
-    grows = facts.get("grows_by") if isinstance(facts, dict) else None
-    count = grows.get(OUTSIDE) if isinstance(grows, dict) else None
-    return count if type(count) is int and count > 0 else 0
+    grows: int = timeline.metadata.get(MEMORY, {}).get("grows_by", {}).get(OUTSIDE, 0)
+    return max(grows, 0)
 
 
 def _place_of_growth(pieces: Sequence[MeasuredMemory], grows: int) -> str:
@@ -169,8 +167,8 @@ def summarize_memory(
     peaks = np.where(table == _NONE, None, table).T.tolist()  # type: ignore[call-overload]
     _, _, held, step, *_ = max(pieces, key=lambda piece: piece.held.held)
     begin_ns = pieces[0].held.begin_ns
-    facts = timeline.metadata.get(MEMORY)
-    saved = {} if held.process else _saved(facts)  # of which process it is, is not known
+    facts = timeline.metadata.get(MEMORY, {})
+    saved = {} if held.process else facts.get("saved", {})  # of which process it is, is not known
     rows = tuple(
         MemoryModule(
             groups.fqns[index],
@@ -184,15 +182,9 @@ def summarize_memory(
         Holder(fqn, count, min(count, saved[fqn]) if fqn in saved else None) for fqn, count in held.by_fqn.items()
     ]
     other = Holder("other", held.other)
-    sentences = facts.get("sentences") if isinstance(facts, dict) else None
-    said = tuple(map(str, sentences)) if isinstance(sentences, list) else ()
+    said = tuple(facts.get("sentences", ()))
     seconds, place = (held.time_ns - begin_ns) / 1e9, _place_of_growth(pieces, _grows_outside(timeline))
     return MemorySummary(rows, held.held, held.time_ns, seconds, step, (*holders, other), held.process, said, place)
-
-
-def _saved(facts: object) -> dict[str, int]:
-    saved = facts.get("saved") if isinstance(facts, dict) else None
-    return {fqn: count for fqn, count in saved.items() if type(count) is int} if isinstance(saved, dict) else {}
 
 
 def _with_inner(saved: Mapping[str, int], fqn: str) -> int | None:

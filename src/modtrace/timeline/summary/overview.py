@@ -166,7 +166,6 @@ def describe_recording(timeline: Timeline, counts: SpanCounts) -> Overview:
     outer = outer_modules(fqns)
     rerun_modules = {names[name].fqn: names[name].module_class for name in sorted(counts.rerun)}
     losses = {name: count for name, count in timeline.stats.items() if count and name != "recorded"}
-    noted = {name: timeline.metadata.get(name) for name in (MISSING_BYTES, LEFT_OUT)}
     return Overview(
         roots=[root for root, _ in roots.most_common() if not outer[root]],
         processes=list(dict.fromkeys(track.process.name for track in timeline.tracks)),
@@ -176,7 +175,7 @@ def describe_recording(timeline: Timeline, counts: SpanCounts) -> Overview:
         modules=len(fqns),
         losses=losses
         | ({"incomplete": counts.incomplete} if counts.incomplete else {})
-        | {name: count for name, count in noted.items() if isinstance(count, int)},
+        | {name: timeline.metadata[name] for name in (MISSING_BYTES, LEFT_OUT) if name in timeline.metadata},
         recomputed=dict(Counter(rerun_modules.values()).most_common()),
         communication=counts.communication,
         compiled=counts.compiled,
@@ -192,18 +191,12 @@ def describe_recording(timeline: Timeline, counts: SpanCounts) -> Overview:
 
 def _whole_run(timeline: Timeline) -> dict[str, float | None] | None:
     known = timeline.metadata.get(WHOLE_RUN)
-    if not isinstance(known, Mapping):
-        return None
-    values = {name: known.get(name) for name in ("steps", "spans", "seconds", "kept_steps")}
-    return {name: value if type(value) in (int, float) else None for name, value in values.items()}
+    return None if known is None else {name: known.get(name) for name in ("steps", "spans", "seconds", "kept_steps")}
 
 
 def _open_at_end(timeline: Timeline) -> dict[str, Any] | None:
-    known: Any = timeline.metadata.get(OPEN_AT_END)
-    match known:
-        case {"thread": str(), "place": str(), "seconds": int() | float(), "usual_seconds": int() | float() | None}:
-            return dict(known)
-    return None
+    known = timeline.metadata.get(OPEN_AT_END, {})
+    return dict(known) if {"thread", "place", "seconds", "usual_seconds"} <= known.keys() else None
 
 
 def _open_line(is_in: Mapping[str, Any] | None) -> str:

@@ -270,9 +270,8 @@ def _called_steps(timeline: Timeline, step_by: str) -> StepBounds:
     is_range = step_by.startswith(_RANGE)
     labels = [name.fqn if step_by == CALL else name.label if is_range else step_by for name in names]
     called = np.array(labels, object)[slices.name[rows]]
-    numbers = timeline.metadata.get(FIRST_CALLED)
-    first = numbers.get(step_by) if isinstance(numbers, dict) else None
-    number = (first if type(first) is int else 0) + np.arange(len(rows), dtype=np.int64)
+    first = timeline.metadata.get(FIRST_CALLED, {}).get(step_by, 0)
+    number = first + np.arange(len(rows), dtype=np.int64)
     return StepBounds(number, slices.start[rows], slices.end[rows], slices.complete[rows], tid, called, step_by)
 
 

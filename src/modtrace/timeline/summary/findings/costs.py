@@ -32,8 +32,8 @@ def find_costs(measured: Measured) -> Iterator[Finding]:
 
 
 def _growth(measured: Measured) -> Iterator[Finding]:
-    grows, holders = measured.memory.get("grows"), measured.growing
-    if type(grows) is not int or grows <= 0:
+    grows, holders = measured.memory.get("grows", 0), measured.growing
+    if grows <= 0:
         return
     names = {row.fqn for row in measured.rows}
     largest = max(holders, key=lambda name: holders[name], default="")

@@ -170,17 +170,15 @@ class Measured:
         low_ns: Int64Array,
         runs: Int64Array,
         collections: Int64Array,
-        metadata: Mapping[str, object],
+        metadata: Mapping[str, Any],
         in_steps: Sequence[GroupTimes] = (),
         order: Sequence[int] = (),
     ) -> None:
         self.summary, self.low_ns, self.runs, self.collections = summary, low_ns, runs, collections
         self._in_steps, self._order = in_steps, order
-        memory, optimizers = metadata.get(MEMORY), metadata.get(OPTIMIZERS)
-        self.memory: Mapping[str, Any] = memory if isinstance(memory, dict) else {}
-        noted = optimizers if isinstance(optimizers, list) else []
-        self.optimizers: list[dict[str, Any]] = [one for one in noted if isinstance(one, dict)]
-        self.step_notes = metadata.get(STEP_NOTES)
+        self.memory: Mapping[str, Any] = metadata.get(MEMORY, {})
+        self.optimizers: Sequence[Mapping[str, Any]] = metadata.get(OPTIMIZERS, ())
+        self.step_notes: Mapping[str, Any] = metadata.get(STEP_NOTES, {})
         counted, self.parts = np.flatnonzero(divided.bounds.counted), list(divided.names)
         self.number, self.ns = divided.bounds.number[counted], divided.ns[counted]
         self.gap_ns = _gaps_before(divided)[counted]
@@ -212,8 +210,8 @@ class Measured:
     @property
     def growing(self) -> dict[str, int]:
         """By how many bytes a step what each holds grows, by name."""
-        by = self.memory.get("grows_by")
-        return {name: count for name, count in (by if isinstance(by, dict) else {}).items() if type(count) is int}
+        by: dict[str, int] = self.memory.get("grows_by", {})
+        return by
 
     @cached_property
     def calls(self) -> AnyArray:

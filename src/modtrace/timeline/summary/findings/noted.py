@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -58,25 +58,21 @@ class NotedSteps:
         hooks_ns: what a backward pass takes beside its nodes, in a step.
     """
 
-    def __init__(self, noted: object) -> None:
-        notes = noted if isinstance(noted, dict) else {}
-        steps, operators = notes.get("steps"), notes.get("operators")
-        steps = steps if type(steps) is int and steps > 0 else 0
-        operators = operators if isinstance(operators, dict) else {}
-        self.outside = _operators(operators.get("outside"), steps)
-        in_passes = {each.name: each for each in _operators(operators.get("in_passes"), steps)}
+    def __init__(self, notes: Mapping[str, Any]) -> None:
+        steps, operators = notes.get("steps", 0), notes.get("operators", {})
+        self.outside = _operators(operators.get("outside", ()), steps)
+        in_passes = {each.name: each for each in _operators(operators.get("in_passes", ()), steps)}
         self.is_counted = bool(self.outside or in_passes)
         nodes, with_hooks = in_passes.pop("nodes", None), in_passes.pop("nodes and hooks", None)
         self.hooks_ns = max(0.0, with_hooks.ns - nodes.ns) if nodes and with_hooks else 0.0
         self.in_hooks = [each for name, each in in_passes.items() if name not in _OF_ENGINE]
-        hooks, gradients, settings = (notes.get(name) for name in ("hooks", "gradient_hooks", "settings"))
-        hooks = hooks if isinstance(hooks, dict) else {}
-        self.hooks = {fqn: count for fqn, count in hooks.items() if type(count) is int}
-        self.gradient_hooks = gradients if type(gradients) is int else 0
-        on = settings if isinstance(settings, dict) else {}
+        self.hooks: Mapping[str, int] = notes.get("hooks", {})
+        self.gradient_hooks: int = notes.get("gradient_hooks", 0)
+        on = notes.get("settings", {})
         self.always_on = {name for name, count in on.items() if steps >= _LEAST_LOOKS and count == steps}
-        self.grows = _steady_growth(notes.get("resident"))
-        self.doubles, self.drop = (_texts(notes.get(name)) for name in ("doubles", "drop"))
+        self.grows = _steady_growth(notes.get("resident", ()))
+        self.doubles: Sequence[str] = notes.get("doubles", ())
+        self.drop: Sequence[str] = notes.get("drop", ())
 
     def loop(self) -> list[Operator]:
         """Return the operators that run often outside of modules."""
@@ -107,26 +103,13 @@ class NotedSteps:
         return f"has {counted(self.hooks[fqn], 'forward hook')}" if fqn in self.hooks else ""
 
 
-def _texts(noted: object) -> list[str]:
-    return [one for one in (noted if isinstance(noted, list) else ()) if isinstance(one, str)]
+def _operators(noted: Sequence[tuple[str, int, int]], steps: int) -> list[Operator]:
+    return [Operator(name, calls / steps, ns / steps) for name, calls, ns in noted if steps > 0]
 
 
-def _operators(noted: object, steps: int) -> list[Operator]:
-    rows = [
-        row for row in (noted if isinstance(noted, list) else ()) if isinstance(row, list | tuple) and len(row) == 3
-    ]
-    return [
-        Operator(name, calls / steps, ns / steps)
-        for name, calls, ns in rows
-        if steps and isinstance(name, str) and type(calls) is int and type(ns) is int
-    ]
-
-
-def _steady_growth(resident: object) -> int:
+def _steady_growth(resident: Sequence[tuple[int, int]]) -> int:
     """Return how much memory grows in a step, if it grew by about as much in each of the last three times."""
-    pairs = [one for one in (resident if isinstance(resident, list) else ()) if isinstance(one, list | tuple)]
-    known = [tuple(one) for one in pairs if len(one) == 2 and all(type(number) is int for number in one)][1:]
-    at, held = np.array(known[-1 - _GROWTHS :], np.float64).reshape(-1, 2).T
+    at, held = np.array(resident[1:][-1 - _GROWTHS :], np.float64).reshape(-1, 2).T
     if len(at) <= _GROWTHS or np.any(np.diff(at) <= 0):
         return 0
     growth = np.diff(held) / np.diff(at)
@@ -137,10 +120,9 @@ def _calls_text(operators: Sequence[Operator]) -> str:
     return ", ".join(f"{each.name} {times_text(each.calls)}" for each in operators[:3])
 
 
-def tensors_of(optimizers: Sequence[Mapping[str, object]]) -> int:
+def tensors_of(optimizers: Sequence[Mapping[str, Any]]) -> int:
     """Return how many tensors the largest of some optimizers updates; 0 if that is not known."""
-    known = (optimizer.get("tensors") for optimizer in optimizers)
-    return max((count for count in known if type(count) is int), default=0)
+    return max((optimizer.get("tensors", 0) for optimizer in optimizers), default=0)
 
 
 def find_noted(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:

@@ -198,9 +198,9 @@ def _backward_alone(measured: Measured, part: str) -> Int64Array:
 def _described(optimizer: Mapping[str, Any]) -> str:
     """Say how an optimizer updates how many tensors, and whether its step has hooks: what is known of that."""
     tensors, how, hooks = (optimizer.get(name) for name in ("tensors", "how", "hooks"))
-    said = str(optimizer.get("class", "an optimizer"))
-    said += f" updates {counted(tensors, 'tensor')} {how}" if type(tensors) is int and how else ""
-    return said + (f" and has {counted(hooks, 'hook')}" if type(hooks) is int and hooks else "")
+    said: str = optimizer.get("class", "an optimizer")
+    said += f" updates {counted(tensors, 'tensor')} {how}" if tensors is not None and how else ""
+    return said + (f" and has {counted(hooks, 'hook')}" if hooks else "")
 
 
 def find_host_time(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:

@@ -1,0 +1,93 @@
+"""What values a timeline's metadata has: what a file says there is anybody's, and checked once, when it is read.
+
+A shape says what a JSON value is:
+
+    int | None     of that type; True and False are no numbers
+    range(3)       an integer in it
+    re.Pattern     a text that it matches whole
+    (str, int)     a list of just these
+    [int]          a list in which all are so; of objects, what is none is left out
+    {str: int}     an object; what is not so is left out of it
+    {"a": int}     an object; what is not so is left out of it, and entries of other names stay
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from . import contents
+from .slices import PHASES
+
+_COUNT, _KNOWN = range(1 << 63), range(-1, 1 << 63)
+_PHASE = range(len(PHASES))
+_OPERATORS = [(str, int, int)]
+_SECONDS = int | float
+GRAPH = {
+    "graph": int | str,
+    "unknown": str,
+    # The name, which has to be short as all that it is below is made of it; nodes and FLOPs in each phase
+    "work": [(re.compile(".{0,1000}", re.DOTALL), *[_KNOWN] * 2 * len(PHASES))],
+    "kernels": [{"key": str, "unknown": str, "kernels": [(str, [(_COUNT, _PHASE, _COUNT)])]}],
+    "kernel_times": [(str, *[_COUNT] * (len(PHASES) + 1))],
+    contents.FUSED_TIMES: [(str, _PHASE, [(str, _SECONDS)])],
+}
+"""What is known of a graph that torch.compile made, see `summary.compiled`."""
+NOTES_OF_STEPS = {
+    "steps": int,
+    "operators": {"outside": _OPERATORS, "in_passes": _OPERATORS},
+    "settings": {str: int},
+    "hooks": {str: int},
+    "gradient_hooks": int,
+    "doubles": [str],
+    "drop": [str],
+    "resident": [(int, int)],
+}
+OPTIMIZER_NOTES = [{"class": str, "tensors": int, "how": str, "hooks": int}]
+_SHAPES = {
+    **dict.fromkeys((contents.MISSING_BYTES, contents.LEFT_OUT), int),
+    **dict.fromkeys(("device_clock_bound_ns", "device_events_dropped", "device_events_unread"), int),
+    "notes": [str],
+    contents.FIRST_CALLED: {str: int},
+    contents.WHOLE_RUN: dict.fromkeys(("steps", "spans", "seconds", "kept_steps"), _SECONDS | None),
+    contents.OPEN_AT_END: {"thread": str, "place": str, "seconds": _SECONDS, "usual_seconds": _SECONDS | None},
+    contents.COUNTED: {"steps": [int], "outside": int, "unknown": int, "without_formula": [str], "dtypes": {str: int}},
+    contents.MEMORY: {
+        **{key: {str: int} for key in ("by", "grows_by", "saved", "at_peak")},
+        "grows": int,
+        "sentences": [str],
+    },
+    contents.COMPILED: {str: [GRAPH]},
+    contents.OPTIMIZERS: OPTIMIZER_NOTES,
+    contents.STEP_NOTES: NOTES_OF_STEPS,
+}
+_MISFIT = object()
+
+
+def fit_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata of a timeline without what is not as it should be."""
+    fitting: dict[str, Any] = fit(metadata, _SHAPES, {})
+    return fitting
+
+
+def fit(value: Any, shape: Any, other: Any = _MISFIT) -> Any:
+    """Return a JSON value without what is not of its shape; `other` if it is not itself."""
+    if isinstance(shape, dict):
+        if not isinstance(value, Mapping):
+            return other
+        fitting = {key: fit(one, shape.get(key, shape.get(str, object))) for key, one in value.items()}
+        return {key: one for key, one in fitting.items() if one is not _MISFIT}
+    if isinstance(shape, list | tuple):
+        if not isinstance(value, list | tuple) or (isinstance(shape, tuple) and len(value) != len(shape)):
+            return other
+        shapes = shape if isinstance(shape, tuple) else shape * len(value)
+        ones = [fit(*each) for each in zip(value, shapes, strict=True)]
+        if isinstance(shape[0], dict):
+            ones = [one for one in ones if one is not _MISFIT]
+        return other if any(one is _MISFIT for one in ones) else ones
+    if isinstance(shape, range):
+        fits = type(value) is int and value in shape
+    elif isinstance(shape, re.Pattern):
+        fits = isinstance(value, str) and shape.fullmatch(value) is not None
+    else:
+        fits = isinstance(value, shape) and (shape is object or not isinstance(value, bool))
+    return value if fits else other
