@@ -636,3 +636,12 @@ def test_ranks_without_collectives_are_not_held_against_those_that_are_late() ->
     run = join_parts([PartOfRun(steps, np.arange(5), lateness, {}, 0, True)])
 
     assert [(one.rank, one.is_slow) for one in run.late] == [(0, False), (1, False)]
+
+
+def test_a_rank_of_which_no_lateness_is_known_is_the_last_of_the_worst() -> None:
+    lateness = np.array([[np.nan, np.nan], [-2.0, np.nan], [3.0, 1.0]], np.float32)
+    steps = [StepFinding(step, "even", 0, 0, 0, 0, 0, 0) for step in range(2)]
+
+    run = join_parts([PartOfRun(steps, np.array([4, 5, 6]), lateness, {}, 0, True)])
+
+    assert worst_ranks(run, 3) == [6, 5, 4]

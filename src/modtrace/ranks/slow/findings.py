@@ -456,10 +456,11 @@ def find_late_in_rings(rings: Mapping[int, RingSnapshot]) -> list[CameLate]:
 
 
 def worst_ranks(run: SlowRun, count: int) -> list[int]:
-    """Return the ranks that cost most, and after them those that were late most, by the mean over the steps."""
+    """Return the ranks that cost most, then those that were late most, by the mean over the steps, then the others."""
     arrivals = [one.rank for one in run.late]
     matrix, ranks, _ = run.lateness
-    mean = {rank: float(np.nanmean(row)) for rank, row in zip(ranks, matrix, strict=True)}
+    known = ((rank, row[~np.isnan(row)]) for rank, row in zip(ranks, matrix, strict=True))
+    mean = {rank: float(row.mean()) if len(row) else -np.inf for rank, row in known}
     arrivals += sorted(mean.keys() - set(arrivals), key=lambda rank: -mean[rank])
     return arrivals[:count]
 
