@@ -149,6 +149,27 @@ def test_dropout_that_is_on_where_nothing_is_trained_is_a_finding(engine: Engine
     assert [one.where for one in found] == (["Sequential"] if training else [])
 
 
+@pytest.mark.parametrize("engine", ["native", "python"])
+@pytest.mark.parametrize(("sizes", "differ"), [([2, 3, 4], True), ([2, 3, 3], False), ([2, 2, 3, 3], True)])
+def test_places_whose_modules_differ_in_size_are_noted(engine: EngineName, sizes: list[int], differ: bool) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stages = nn.ModuleList(nn.Sequential(nn.Linear(2, size), nn.ReLU()) for size in sizes)
+
+        def forward(self, inputs: torch.Tensor) -> list[torch.Tensor]:
+            return [stage(inputs) for stage in self.stages]
+
+    model = Net()
+    with modtrace.record(engine=engine) as recording, torch.no_grad():
+        model(torch.ones(1, 2))
+
+    notes = recording.timeline().metadata[STEP_NOTES]
+    assert isinstance(notes, dict)
+    # A ReLU has the size of what is around it.
+    assert notes["unlike"] == ["Net.stages.*", "Net.stages.*.0", "Net.stages.*.1"] * differ
+
+
 def test_notes_survive_in_a_ring_and_in_traces(tmp_path: Path) -> None:
     notes = notes_of(average, ring=tmp_path / "run.modtrace", path=str(tmp_path / "run.pftrace"))
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from modtrace import Timeline
-from modtrace.timeline.contents import OPTIMIZERS, STEP_NOTES
+from modtrace.timeline.contents import OPTIMIZERS, STEP_NOTES, WHOLE_RUN
 from modtrace.timeline.metadata import fit_metadata
 from tests.unit.test_findings import BLOCKS, FETCH, MS, OptionalRange, found, training
 
@@ -55,6 +55,52 @@ def test_a_loop_over_parameters_beside_the_optimizer() -> None:
 def test_what_is_no_loop_over_parameters_is_no_finding_below_20_percent(loop: object, tensors: int) -> None:
     assert found(with_loop(2, loop, tensors)) == []
     assert found(with_loop(0, LOOP)) == []
+
+
+def with_optimizers(stepped: int, first_tensors: int, optimizer_ms: float = 0, steps: int = 10) -> Timeline:
+    """Steps of 9 ms, and a scheduler that takes some of the optimizer's part."""
+    timeline = training(steps=steps, ranges=lambda step: [("Optimizer.zero_grad#SGD", "optimizer", optimizer_ms)])
+    one = {"class": "SGD", "tensors": 1, "hooks": 0, "how": "one by one"}
+    many = one | {"stepped": stepped, "first_tensors": first_tensors}
+    return replace(timeline, metadata={**timeline.metadata, OPTIMIZERS: [one, many]})
+
+
+def test_an_optimizer_that_is_made_anew_in_each_step() -> None:
+    (finding,) = with_optimizers(8, 1).summary().findings
+
+    assert finding[:5] == ("an optimizer is made anew in each step", "Optimizer.step#SGD.step", "optimizer", 0, 0)
+    assert finding.evidence.startswith("7 times or more in 10 steps, for the same parameters")
+    assert found(with_optimizers(8, 4)) == found(with_optimizers(8, 1, steps=18)) == []
+    kept = with_optimizers(8, 1)
+    whole_run = {"steps": 18, "spans": 0, "seconds": 1, "kept_steps": 10}
+    assert found(replace(kept, metadata={**kept.metadata, WHOLE_RUN: whole_run})) == []
+
+
+def test_many_optimizers_take_a_large_share_from_20_percent_on() -> None:
+    # 1 ms are those of the step itself.
+    (finding,) = with_optimizers(8, 8, 1.3).summary().findings
+
+    assert finding[:4] == ("optimizer takes a large share", "Optimizer.zero_grad#SGD", "optimizer", 2.3 * MS)
+    assert "; 8 optimizers or more; SGD updates 1 tensor one by one; " in finding.evidence
+    assert found(with_optimizers(8, 7, 1.3)) == found(with_optimizers(8, 8, 0.9)) == []
+
+
+@pytest.mark.parametrize(
+    ("unlike", "where"),
+    [
+        ([], ["Net.blocks.2.act"]),
+        (["Net.blocks.*"], []),
+        (["Net.blocks.*.act"], ["Net.blocks.2"]),
+        (["Net.blocks.*.a", "Net.block"], ["Net.blocks.2.act"]),
+    ],
+)
+def test_stages_of_other_sizes_are_no_siblings(unlike: list[str], where: list[str]) -> None:
+    def longer(_: int, block: int) -> float:
+        return 5 if block == 2 else 1
+
+    timeline = noted(training(forward=longer, backward=longer), unlike=unlike)
+
+    assert [one[1] for one in found(timeline)] == where
 
 
 def test_other_time_is_said_to_be_in_operators_or_in_python() -> None:

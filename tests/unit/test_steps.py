@@ -127,6 +127,27 @@ def test_an_optimizer_is_described_once_in_a_thread(options: dict[str, bool], ho
     assert said == [{"class": "SGD", "tensors": 3, "hooks": 1, "how": how}]
 
 
+@pytest.mark.parametrize(("alike", "count"), [(True, 1), (False, 20)])
+def test_many_optimizers_are_noted_with_how_many_first_tensors_they_have(alike: bool, count: int) -> None:
+    said: list[dict[str, object]] = []
+    counter = OptimizerSteps(lambda _step, _complete: None, said.append)
+    tensors, kept = [torch.ones(1, requires_grad=True) for _ in range(20)], []
+
+    counter.start()
+    for number in range(20):
+        optimizer = torch.optim.SGD([tensors[0 if alike else number]])
+        optimizer.step()
+        optimizer.step()
+        kept.append(None if number % 2 else optimizer)
+    counter.stop()
+
+    one: dict[str, object] = {"class": "SGD", "tensors": 1, "hooks": 0, "how": "one by one"}
+    assert [each for each in said if "stepped" not in each] == [one] * count
+    assert [each for each in said if "stepped" in each] == [
+        one | {"stepped": stepped, "first_tensors": 1 if alike else stepped} for stepped in (8, 16)
+    ]
+
+
 def test_of_an_optimizer_of_another_kind_what_it_has_is_described() -> None:
     class Other:
         param_groups = ({"params": [torch.ones(1)]},)

@@ -1,7 +1,7 @@
 """What a timeline holds beside its spans: names, processes, tracks, marks, counters and statistics."""
 
 import fnmatch
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NamedTuple
 
@@ -34,14 +34,29 @@ MEMORY = "memory"
 
 OPTIMIZERS = "optimizers"
 """In a timeline's metadata: the `class` of each optimizer that stepped, how many `tensors` it updates, `how` (`fused`,
-`foreach`, `one by one`), and how many `hooks` its step has, as far as known."""
+`foreach`, `one by one`), and how many `hooks` its step has, as far as known. If many did, again for some of them, with
+how many had `stepped` by then, and how many different `first_tensors` these had."""
 
 STEP_NOTES = "step_notes"
 """In a timeline's metadata: what was noted of so many `steps`. `operators` that ran `outside` of modules, and
 `in_passes` outside of nodes, each a list of name, calls and nanoseconds; in how many steps `settings` that make a
 program slow were on; how many forward `hooks` modules have, by name; which are `doubles`, with parameters of float64;
-which `drop`, as dropout does in training; how many `gradient_hooks` there are; and `resident`, after how many steps the
-process held how many bytes."""
+which `drop`, as dropout does in training; in which places, see `place_in_lists`, modules are `unlike` each other in
+size; how many `gradient_hooks` there are; and `resident`, after how many steps the process held how many bytes."""
+
+
+def place_in_lists(fqn: str, called: Container[str]) -> str:
+    """Return a name with `*` for its places in lists: what its siblings are called.
+
+    A module in an `nn.Sequential` has no siblings there: that is `called` itself, and holds what follows each other.
+    """
+    words = fqn.split(".")
+    last = len(words) - 1
+    return ".".join(
+        "*" if word.isdecimal() and not (at == last and ".".join(words[:at]) in called) else word
+        for at, word in enumerate(words)
+    )
+
 
 OPEN_AT_END = "open_at_end"
 """In a timeline's metadata, if its process died or hung: the `thread` that was in a call or a range, the `place`, for

@@ -40,9 +40,10 @@ NOTES_OF_STEPS = {
     "gradient_hooks": int,
     "doubles": [str],
     "drop": [str],
+    "unlike": [str],
     "resident": [(int, int)],
 }
-OPTIMIZER_NOTES = [{"class": str, "tensors": int, "how": str, "hooks": int}]
+OPTIMIZER_NOTES = [{"class": str, "tensors": int, "how": str, "hooks": int, "stepped": int, "first_tensors": int}]
 _SHAPES = {
     **dict.fromkeys((contents.MISSING_BYTES, contents.LEFT_OUT), int),
     **dict.fromkeys(("device_clock_bound_ns", "device_events_dropped", "device_events_unread"), int),

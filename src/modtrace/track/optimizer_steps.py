@@ -22,6 +22,9 @@ from .greenlets import PerGreenlet
 from .optimizer_hook import add_step_hook, is_compiled_step, is_of_torch, remove_step_hook, step_frames
 from .unseen import class_name, skip_all, unseen_by_modes, weakref_offset
 
+_MANY = 8
+"""How many optimizers are many: programs with several models have up to 6."""
+
 
 class OptimizerSteps:
     """Finds which training step each optimizer step belongs to.
@@ -47,7 +50,8 @@ class OptimizerSteps:
         on_step: called after each optimizer step that counts, with the number of the training step it belongs to, from
             0, and whether that is complete, as far as can be told now. Where torch.compile has made several parts of an
             optimizer's step, it is called after each, with the same.
-        on_first_step: called before that when an optimizer steps first in a thread, with its `describe_optimizer`.
+        on_first_step: called before that when an optimizer steps first in a thread, with its `describe_optimizer`, and
+            again with the 8th, 16th, 32nd … optimizer that steps, also of how many, see `OPTIMIZERS`.
     """
 
     def __init__(
@@ -65,6 +69,8 @@ class OptimizerSteps:
         self._steps = PerGreenlet(_Step)
         # The keys of other optimizers that were there at the first optimizer step, and whether each has stepped since.
         self._present: WeakMap[object, bool] | None = None
+        self._seen: WeakMap[object, bool] = WeakMap()  # optimizers that stepped, and their keys
+        self._stepped = self._keys = 0  # how many there were of each
         self._counts_own: bool | None = None
 
     def start(self) -> None:
@@ -131,6 +137,13 @@ class OptimizerSteps:
             step.number = next(self._numbers)
         if step.begins.get(key) is None:
             self._on_first_step(describe_optimizer(optimizer))
+        if self._seen.get(optimizer) is None:
+            self._keys += self._seen.get(key) is None
+            self._stepped += 1
+            self._seen[key] = self._seen[optimizer] = True
+            if self._stepped >= _MANY and self._stepped & (self._stepped - 1) == 0:
+                of_many = {"stepped": self._stepped, "first_tensors": self._keys}
+                self._on_first_step(describe_optimizer(optimizer) | of_many)
         step.begins[key] = begins
         step.members[id(key)] = _Member.of(key)
         step.last, step.last_key = weakref.ref(optimizer), weakref.ref(key)

@@ -12,6 +12,7 @@ import torch
 from torch.nn.modules.dropout import _DropoutNd
 
 from ..ring import NameTable
+from ..timeline.contents import place_in_lists
 from .event_sink import OnError
 from .naming.module_names import ModuleNames
 from .unseen import skip_all, unseen_by_modes
@@ -93,10 +94,12 @@ class StepNotes:
         self._names.note({"kind": "steps", "steps": self._looked, "notes": notes})
 
     def _look_at_modules(self) -> dict[str, Any]:
-        """Return which modules have forward hooks or parameters of float64, which drop, and the hooks of gradients."""
+        """Return which modules have hooks, parameters of float64, or other sizes than others there, and which drop."""
         hooks, doubles, drop, of_gradients = dict[str, int](), list[str](), list[str](), 0
+        modules = dict(self._modules.called())
+        sizes: dict[str, list[int]] = {}
         with unseen_by_modes():
-            for fqn, module in self._modules.called():
+            for fqn, module in modules.items():
                 # Not all that is called like a module has this, as what was scripted.
                 with contextlib.suppress(AttributeError, TypeError, RuntimeError):
                     if count := len(module._forward_hooks) + len(module._forward_pre_hooks):
@@ -106,11 +109,21 @@ class StepNotes:
                     own = [one for one in [*module._parameters.values()] if one is not None]
                     if any(one.dtype == torch.float64 for one in own):
                         doubles.append(fqn)
+                    if (place := place_in_lists(fqn, modules)) != fqn:
+                        around = modules.get(fqn.rpartition(".")[0], module)
+                        sizes.setdefault(place, []).append(_size(module) or _size(around))
                     for each in (one._backward_hooks for one in own), (one._post_accumulate_grad_hooks for one in own):
                         of_gradients += sum(len(hooked or ()) for hooked in each)
         kept = dict([*hooks.items()][:_MAX_MODULES])
-        some = {"doubles": doubles[:_MAX_MODULES], "drop": drop[:_MAX_MODULES]}
+        # Modules of which most have one size are alike: the others may be what is wrong.
+        unlike = [place for place, each in sizes.items() if 2 * max(map(each.count, each)) <= len(each) > 2]
+        unlike.sort(key=lambda place: place.count("."))
+        some = {"doubles": doubles[:_MAX_MODULES], "drop": drop[:_MAX_MODULES], "unlike": unlike[:_MAX_MODULES]}
         return {"hooks": kept, **some, "gradient_hooks": of_gradients}
+
+
+def _size(module: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _resident_bytes() -> int:

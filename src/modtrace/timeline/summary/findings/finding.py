@@ -12,7 +12,7 @@ import numpy as np
 from ...._interrupts import cached_property
 from ...._tables import MS, NAME, PERCENT, Column, Table, fields_of, markdown_text
 from ...._typing import AnyArray, Int64Array
-from ...contents import MEMORY, OPTIMIZERS, STEP_NOTES
+from ...contents import MEMORY, OPTIMIZERS, STEP_NOTES, WHOLE_RUN
 from ..module_rows import ModuleTimes, outer_modules
 from ..parts import DividedSteps
 from ..percentiles import GroupTimes
@@ -152,6 +152,9 @@ class Measured:
         collections: int64[2, triggers, generations], how many garbage collections there were, and what they freed.
         memory: what the recording says of memory, see `MEMORY`; empty if nothing.
         optimizers: what it says of optimizers, see `OPTIMIZERS`.
+        stepped: how many stepped, rounded down to 8, 16, 32 …; 0: fewer.
+        first_tensors: how many different first tensors these had.
+        all_steps: how many steps there were, those that were overwritten too.
         step_notes: what was noted of few steps, see `STEP_NOTES`.
         number: int64[steps], the number of each counted step.
         ns: int64[steps, parts].
@@ -177,7 +180,11 @@ class Measured:
         self.summary, self.low_ns, self.runs, self.collections = summary, low_ns, runs, collections
         self._in_steps, self._order = in_steps, order
         self.memory: Mapping[str, Any] = metadata.get(MEMORY, {})
-        self.optimizers: Sequence[Mapping[str, Any]] = metadata.get(OPTIMIZERS, ())
+        optimizers: Sequence[Mapping[str, Any]] = metadata.get(OPTIMIZERS, ())
+        self.optimizers = [one for one in optimizers if "stepped" not in one]
+        self.stepped = max((one["stepped"] for one in optimizers if "stepped" in one), default=0)
+        self.first_tensors = max((one.get("first_tensors", 0) for one in optimizers), default=0)
+        self.all_steps = max(metadata.get(WHOLE_RUN, {}).get("steps") or 0, len(divided.bounds.number))
         self.step_notes: Mapping[str, Any] = metadata.get(STEP_NOTES, {})
         counted, self.parts = np.flatnonzero(divided.bounds.counted), list(divided.names)
         self.number, self.ns = divided.bounds.number[counted], divided.ns[counted]

@@ -30,6 +30,8 @@ _FORWARD_OF_BACKWARD = 0.5
 _GROWTHS, _STEADY, _LEAST_GROWTH = 3, 0.5, 1 << 20
 """How often memory has to grow, each time by this share of the most and by so many bytes a step: allocators and caches
 grow less and less, and the recording itself by less than a tenth of that."""
+_ANEW = 0.4
+"""In what share of the steps an optimizer is known to be new for that to be each: half of them are known at least."""
 _LARGE_DOUBLES = 0.05
 """Share of the median step, of modules that compute in float64 where most do not."""
 
@@ -73,6 +75,11 @@ class NotedSteps:
         self.grows = _steady_growth(notes.get("resident", ()))
         self.doubles: Sequence[str] = notes.get("doubles", ())
         self.drop: Sequence[str] = notes.get("drop", ())
+        self._unlike: Sequence[str] = notes.get("unlike", ())
+
+    def has_siblings(self, place: str) -> bool:
+        """Whether most modules in a place of a list, or around it, have one size as far as known: stages do not."""
+        return not any(f"{place}.".startswith(f"{other}.") for other in self._unlike)
 
     def loop(self) -> list[Operator]:
         """Return the operators that run often outside of modules."""
@@ -151,6 +158,11 @@ def find_noted(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
         yield Finding(
             "hooks of gradients take a large share", None, "backward", round(notes.hooks_ns), share, evidence, by_step
         )
+    if (anew := measured.stepped - measured.first_tensors) > _ANEW * measured.all_steps:
+        evidence = f"{anew:,} times or more in {counted(measured.all_steps, 'step')}, for the same parameters: what it "
+        evidence += "knows of earlier steps, such as momentum, is lost, and allocated again"
+        where = next((each.range for each in measured.ranges_of("optimizer") if each.range.endswith(".step")), None)
+        yield Finding("an optimizer is made anew in each step", where, "optimizer", 0, 0.0, evidence, by_step)
     if notes.grows and not measured.memory:
         evidence = f"the process holds about {format_bytes(notes.grows)} more after each step"
         what = "memory grows from step to step"

@@ -48,6 +48,8 @@ _LARGE_BY_CHOICE = 0.20
 """For an optimizer with hooks: there is something to change."""
 _LARGE_ONE_BY_ONE = 0.08
 """For one that was told to update tensors one by one, which foreach=True undoes: real programs have 6 % at least."""
+_MANY_OPTIMIZERS = 8
+"""From how many on the same holds: one with all tensors in its groups does as much."""
 _LARGE_BY_DEFAULT = 0.50
 """For one that updates them so on a CPU, as torch does: tiny models have up to 40 %."""
 _LARGE_BESIDE = 0.15
@@ -117,7 +119,7 @@ def _least_share(measured: Measured, notes: NotedSteps, part: str, per_step: flo
         optimizers = measured.optimizers
         if any("foreach=False" in str(one.get("how")) for one in optimizers):
             return _LARGE_ONE_BY_ONE
-        if any(one.get("hooks") for one in optimizers):
+        if any(one.get("hooks") for one in optimizers) or measured.first_tensors >= _MANY_OPTIMIZERS:
             return _LARGE_BY_CHOICE
         if any(one.get("how") == "one by one" for one in optimizers):
             return _LARGE_BY_DEFAULT
@@ -153,6 +155,8 @@ def _details(measured: Measured, part: str, alone_ns: float, *, between: bool) -
             return f", {short_ms(alone_ns)} of it in backward, outside of modules"
         case "optimizer" | "saving" | "loss" if ranges:
             said = [_described(one) for one in measured.optimizers if part == "optimizer"]
+            if said and (count := measured.first_tensors) >= _MANY_OPTIMIZERS:
+                said = [f"{count:,} optimizers or more; {said[0]}"]
             said += [f"{each.range} {short_ms(each.total_ns / max(each.calls, 1))} a call" for each in ranges[:2]]
             return "".join(f"; {each}" for each in said)
         case "communication":

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...._typing import AnyArray, Int64Array
+from ...contents import place_in_lists
 from ...memory import format_bytes
 from ..module_rows import ModuleTimes
 from ..overview import shortened
@@ -55,7 +56,7 @@ class _Outlier(NamedTuple):
 
 def find_outliers(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
     """Yield modules that take more than their siblings in most steps; then those with more FLOPs or memory."""
-    rows, groups = measured.rows, list(_sibling_groups(measured))
+    rows, groups = measured.rows, list(_sibling_groups(measured, notes))
     named: set[int] = set()
     if measured.steps >= LEAST_STEPS:
         least = measured.least_ns
@@ -84,25 +85,17 @@ def find_outliers(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
 
 
 def place_of(measured: Measured, fqn: str) -> str:
-    """Return the name with `*` for its places in lists: what its siblings are called.
-
-    A module in an `nn.Sequential` has no siblings there: that is called itself, and holds steps that follow each other.
-    """
-    words, known = fqn.split("."), measured.outer
-    last = len(words) - 1
-    return ".".join(
-        "*" if word.isdecimal() and not (at == last and ".".join(words[:at]) in known) else word
-        for at, word in enumerate(words)
-    )
+    """Return the name with `*` for its places in lists, see `place_in_lists`."""
+    return place_in_lists(fqn, measured.outer)
 
 
-def _sibling_groups(measured: Measured) -> Iterator[_Siblings]:
+def _sibling_groups(measured: Measured, notes: NotedSteps) -> Iterator[_Siblings]:
     by_key: dict[tuple[str, str], list[int]] = {}
     for index, row in enumerate(measured.rows):
         if not row.fqn or not measured.runs[0, index]:
             continue
         place, around = place_of(measured, row.fqn), row.fqn.rpartition(".")[0]
-        if "*" in place:
+        if "*" in place and notes.has_siblings(place):
             by_key.setdefault((place, ""), []).append(index)
         by_key.setdefault((f"{around}.*", row.module_class), []).append(index)
     for (pattern, module_class), members in by_key.items():
