@@ -169,7 +169,7 @@ def test_workers_that_start_anew_are_why_steps_wait_for_data() -> None:
 
     (finding,) = training(steps=13, ranges=ranges).summary().findings
 
-    assert finding.what == "makes some steps slow (data loading)"
+    assert finding.what == "data loading makes some steps slow"
     assert finding.evidence.startswith("in 3 of 13 steps, every 4th step; ")
     assert finding.evidence.endswith("; workers start 3 times, 40 ms each: persistent_workers=True would keep them")
 

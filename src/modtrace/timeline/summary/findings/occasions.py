@@ -99,7 +99,8 @@ def find_slow_steps(measured: Measured, explained: Container[str | None]) -> Ite
         is_noise = not _period(numbers) and more < max(_SLOW_STEPS * measured.usual_ns, _OUTLASTS * others)
         if is_noise or per_step < _SLOW_SHARE * measured.usual_ns:
             continue
-        what = f"makes step {numbers[0]} slow ({part})" if len(numbers) == 1 else f"makes some steps slow ({part})"
+        what = f"makes {f'step {numbers[0]}' if len(numbers) == 1 else 'some steps'} slow"
+        what = f"{what} ({part})" if where else f"{part} {what}"
         slowest, _, evidence = max(slow_steps, key=lambda step: step[1].took_ns)
         if len(numbers) > 1:
             evidence = f"{when_text(measured.number, np.isin(measured.number, numbers))}; {evidence}"
