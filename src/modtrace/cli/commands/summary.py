@@ -1,5 +1,6 @@
 """`modtrace summary`: tables of the time that modules and steps took."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 import click
@@ -82,20 +83,22 @@ def summary_command(
     its duration; --limit shortens every other list, and --limit 0 shows all modules and columns.
     """
     from ...live.read_whole_run import read_whole_run, whole_run_text
-    from ...timeline.summary.tables import parts_table, ranges_table, steps_table
+    from ...timeline.summary.tables import ranges_table, steps_table
 
-    if tree and (output_format != "table" or by != "module"):
-        raise click.UsageError("--tree is a table of modules; leave out --format and --by.")
-    if ranges and (tree or memory or flops or only is not None or max_depth is not None or by != "module"):
-        raise click.UsageError("--ranges is about no modules; leave out --by, --tree, --memory, --flops and --only.")
-    if tree and (memory or flops):
-        raise click.UsageError("--tree is about times; leave out --memory and --flops.")
-    if max_depth is not None and by == "class":
-        raise click.UsageError("--max-depth is about modules; leave out --by class.")
-    if by == "step" and (sort is not None or only is not None or max_depth is not None):
-        raise click.UsageError("--sort, --only and --max-depth are about modules; leave out --by step.")
-    if by == "step" and (memory or flops):
-        raise click.UsageError("--memory and --flops are about modules; leave out --by step.")
+    costs, some_modules = memory or flops, only is not None or max_depth is not None
+    contradictions = {
+        "--tree is a table of modules; leave out --format and --by.": tree
+        and (output_format != "table" or by != "module"),
+        "--ranges is about no modules; leave out --by, --tree, --memory, --flops and --only.": ranges
+        and (tree or costs or some_modules or by != "module"),
+        "--tree is about times; leave out --memory and --flops.": tree and costs,
+        "--max-depth is about modules; leave out --by class.": max_depth is not None and by == "class",
+        "--sort, --only and --max-depth are about modules; leave out --by step.": by == "step"
+        and (sort is not None or some_modules),
+        "--memory and --flops are about modules; leave out --by step.": by == "step" and costs,
+    }
+    for why in (why for why, is_one in contradictions.items() if is_one):
+        raise click.UsageError(why)
     with show_status(f"reading {trace}"):
         summary, notes = summarize_file(trace, "class" if by == "class" else "module", steps, step_by)
     for note in notes:
@@ -113,58 +116,61 @@ def summary_command(
         raise no_such_module(
             trace, only, example, "; --ranges lists saving, loading and the like" if whole.ranges else ""
         )
-    is_first, limit = limit is None and output_format == "table", limit or None
+    is_first, limit = limit is None and not some_modules, limit or None
     summary = summary.sort_by(sort or ("total" if tree else None), limit)
     console = make_console()
+    width = console.width
     if output_format == "json":
         click.echo(summary.to_json(limit), nl=False)
-        return
-    if ranges:
-        text = ranges_table(summary).to(FORMS[output_format], limit, console.width).removesuffix("\n")
+    elif ranges:
+        text = ranges_table(summary).to(FORMS[output_format], limit, width).removesuffix("\n")
         console.print(text, soft_wrap=True)
-        return
-    if output_format != "table":
-        if by == "step":
-            text = summary.steps_csv(limit) if output_format == "csv" else steps_table(summary).to("md", limit)
-        else:
-            text = summary.to_csv() if output_format == "csv" else summary.to_markdown()
-        click.echo(text, nl=False)
-        return
-    known = summary.tables
-
-    def text_of(name: str) -> str:
-        return known[name].to("text", limit, console.width) if name in known else ""
-
-    def of_whole_run() -> str:
-        # The watcher knows the whole run; the ring has only its end.
-        values = read_whole_run(trace) if steps is None else None
-        return "" if values is None else whole_run_text(values, only, limit)
-
-    of_flops = [*(("flops",) if flops or not memory else ()), *(("rates",) if flops else ())]
-    of_flops += ["compiled"] if flops or not memory else []
-    costs = [*map(text_of, of_flops), "" if flops and not memory else summary.memory_text(limit, console.width)]
-    if by == "step":
-        blocks = [steps_table(summary).to("text", limit, console.width)]
-    elif tree:
-        blocks = [summary.to_tree(console.width)]
-    elif memory or flops:
-        blocks = costs
-    elif is_first and only is None and max_depth is None:
-        blocks = [summary.first_screen(console.width), of_whole_run()]
-        blocks.append("more: --limit 0 (all modules and columns), --tree, --by step, --ranges")
+    elif output_format == "csv":
+        click.echo(summary.steps_csv(limit) if by == "step" else summary.to_csv(), nl=False)
+    elif output_format == "markdown":
+        click.echo(steps_table(summary).to("md", limit) if by == "step" else summary.to_markdown(), nl=False)
     else:
-        found = summary.findings_text(console.width, limit) if only is None else ""
-        blocks = [summary.modules_text(console.width), *costs, summary.device_text(limit, console.width)]
-        if only is None:  # else the question is about these modules
-            parts = parts_table(summary, limit).to("text", width=console.width) if summary.step_parts else ""
-            units = known["units"].to("text", width=console.width) if "units" in known else ""
-            blocks = [units, parts, *blocks]
-        blocks.insert(0, found)
-        if only is None and len(summary.steps) > 1:
-            slowest = min(limit or SLOWEST_STEPS, SLOWEST_STEPS)
-            blocks.append("slowest steps\n" + steps_table(summary).to("text", slowest, console.width))
-        blocks.append(of_whole_run())
-    console.print("\n\n".join(filter(None, blocks)), soft_wrap=True)
+        # The watcher knows the whole run; the ring has only its end.
+        values = read_whole_run(trace) if steps is None and by != "step" and not (tree or costs) else None
+        whole_run = "" if values is None else whole_run_text(values, only, limit)
+        if by == "step":
+            blocks = [steps_table(summary).to("text", limit, width)]
+        elif tree:
+            blocks = [summary.to_tree(width)]
+        elif costs:
+            asked = [*(("flops", "rates", "compiled") if flops else ()), *(("memory",) if memory else ())]
+            blocks = _cost_texts(summary, asked, limit, width)
+        elif is_first:
+            more = "more: --limit 0 (all modules and columns), --tree, --by step, --ranges"
+            blocks = [summary.first_screen(width), whole_run, more]
+        else:
+            blocks = [*_all_texts(summary, limit, width, of_steps=only is None), whole_run]
+        console.print("\n\n".join(filter(None, blocks)), soft_wrap=True)
+
+
+def _cost_texts(summary: "Summary", names: Sequence[str], limit: int | None, width: int) -> list[str]:
+    """Return the tables of these names that the recording has."""
+    known = summary.tables
+    return [
+        summary.memory_text(limit, width) if name == "memory" else known[name].to("text", limit, width)
+        for name in names
+        if name in known
+    ]
+
+
+def _all_texts(summary: "Summary", limit: int | None, width: int, *, of_steps: bool) -> list[str]:
+    """Return all tables; without those of steps, where the question is about some modules."""
+    from ...timeline.summary.tables import parts_table, steps_table
+
+    costs = _cost_texts(summary, ("flops", "compiled", "memory"), limit, width)
+    of_modules = [summary.modules_text(width), *costs, summary.device_text(limit, width)]
+    if not of_steps:
+        return of_modules
+    parts = parts_table(summary, limit).to("text", width=width) if summary.step_parts else ""
+    units = summary.tables["units"].to("text", width=width) if "units" in summary.tables else ""
+    slowest = min(limit or SLOWEST_STEPS, SLOWEST_STEPS)
+    steps = "slowest steps\n" + steps_table(summary).to("text", slowest, width) if len(summary.steps) > 1 else ""
+    return [summary.findings_text(width, limit), units, parts, *of_modules, steps]
 
 
 def summarize_file(
