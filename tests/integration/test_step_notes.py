@@ -177,6 +177,18 @@ def test_notes_survive_in_a_ring_and_in_traces(tmp_path: Path) -> None:
     assert modtrace.load(tmp_path / "run.pftrace").metadata[STEP_NOTES] == notes
 
 
+def test_operators_of_a_step_that_does_not_end_are_counted_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    def many(_: nn.Sequential) -> Callable[[], object]:
+        return lambda: [torch.ones(1).cos() for _ in range(200)]
+
+    assert calls_of(notes_of(many), "outside")["cos"] >= 200
+    monkeypatch.setattr("modtrace.track.step_notes._MAX_NS", 0)
+    notes = notes_of(many)
+
+    assert "operators" not in notes
+    assert notes["steps"] == 0
+
+
 def test_nothing_is_counted_after_a_recording() -> None:
     notes_of(average)
 

@@ -19,6 +19,8 @@ from .unseen import skip_all, unseen_by_modes
 
 _MAX_OPERATORS, _MAX_MODULES = 8, 32
 """How many are noted, the longest operators and the first modules."""
+_MAX_NS = 30_000_000_000
+"""How long operators are counted: that costs up to a tenth of a step, and what is longer is more than a step."""
 _PLACES = "outside", "in_passes"
 
 
@@ -40,6 +42,9 @@ class StepNotes:
         self._totals: dict[str, dict[str, list[int]]] = {place: {} for place in _PLACES}
         self._settings: dict[str, int] = {}
         self._resident: list[tuple[int, int]] = []
+        self._noted: Mapping[str, object] = {}
+        if native is not None:
+            native.limit_outside(_MAX_NS)
 
     @skip_all
     def after_step(self, number: int) -> None:
@@ -66,19 +71,22 @@ class StepNotes:
         """Note what modules are like where no step has ended."""
         try:
             if self._ended == 0:
-                self._write({})
+                self._write()
         except Exception as error:
             self._on_error(error)
 
     def _note(self) -> None:
         self._thread = None
-        self._looked += 1
         if self._native is not None:
-            for place, operators in zip(_PLACES, self._native.end_outside(), strict=True):
+            if (counted := self._native.end_outside()) is None:
+                self._write()
+                return
+            for place, operators in zip(_PLACES, counted, strict=True):
                 for name, calls, ns in operators:
                     total = self._totals[place].setdefault(name.removeprefix("aten::"), [0, 0])
                     total[0] += calls
                     total[1] += ns
+        self._looked += 1
         on = {
             "anomaly detection": torch.is_anomaly_enabled(),
             "torch.profiler": torch._C._autograd._profiler_enabled(),
@@ -86,11 +94,11 @@ class StepNotes:
         for setting in (name for name, is_on in on.items() if is_on):
             self._settings[setting] = self._settings.get(setting, 0) + 1
         operators = {place: _longest(totals) for place, totals in self._totals.items()}
-        noted = {"operators": operators, "settings": self._settings, "resident": self._resident}
-        self._write(noted)
+        self._noted = {"operators": operators, "settings": self._settings, "resident": self._resident}
+        self._write()
 
-    def _write(self, noted: Mapping[str, object]) -> None:
-        notes = json.dumps({**noted, **self._look_at_modules()})
+    def _write(self) -> None:
+        notes = json.dumps({**self._noted, **self._look_at_modules()})
         self._names.note({"kind": "steps", "steps": self._looked, "notes": notes})
 
     def _look_at_modules(self) -> dict[str, Any]:

@@ -32,6 +32,10 @@ at::CallbackHandle outside_callback = 0;
 std::atomic<const ThreadState*> counted{nullptr};  // the thread that is counted, or null
 std::mutex totals_lock;                            // another thread may end the count
 std::array<Totals, 2> totals;                      // outside, and in backward passes
+std::atomic<int64_t> longest_ns{INT64_MAX};        // how long a count lasts at most
+std::atomic<bool> is_over{false};                  // whether it lasted longer
+int64_t count_begin = 0;                           // when it began
+uint32_t count_operators = 0;                      // how many it has seen
 thread_local int open_outside = 0;                 // nodes and torch's ranges: what is in them is a part of them
 thread_local int open_operator = 0;                // the same of an operator
 
@@ -51,6 +55,15 @@ struct OpenOutside final : at::ObserverContext {
   int64_t begin;
 };
 
+// Ends a count of a step that does not end, as in a long evaluation; looks at the clock now and then.
+bool is_too_long() {
+  constexpr uint32_t kEach = 64;
+  if (++count_operators % kEach != 0 || monotonic_ns() - count_begin <= longest_ns.load()) return false;
+  is_over.store(true);
+  if (counted.exchange(nullptr) != nullptr) at::disableCallback(outside_callback);
+  return true;
+}
+
 bool is_of_torch(const char* range) {
   for (const char* prefix : kTorchRanges) {
     if (std::strncmp(range, prefix, std::strlen(prefix)) == 0) return true;
@@ -60,7 +73,7 @@ bool is_of_torch(const char* range) {
 
 std::unique_ptr<at::ObserverContext> on_outside_begin(const at::RecordFunction& function) {
   const ThreadState* thread = counted.load(std::memory_order_relaxed);
-  if (thread == nullptr || thread != &this_thread()) return nullptr;
+  if (thread == nullptr || thread != &this_thread() || is_too_long()) return nullptr;
   const char* name = function.name();
   Totals* own = &totals[thread->open_passes > 0 ? 1 : 0];
   if (function.scope() == at::RecordScope::BACKWARD_FUNCTION) {
@@ -113,6 +126,8 @@ void watch_outside_operators() {
 PyObject* begin_outside(PyObject*, PyObject*) {
   stop_outside();
   if (engine.active_session.load(std::memory_order_relaxed) == nullptr) Py_RETURN_NONE;
+  is_over.store(false);
+  count_begin = monotonic_ns();
   counted.store(&this_thread());
   at::reenableCallback(outside_callback);
   Py_RETURN_NONE;
@@ -126,8 +141,16 @@ PyObject* end_outside(PyObject*, PyObject*) {
     const std::lock_guard<std::mutex> lock(totals_lock);
     ended.swap(totals);
   }
+  if (is_over.load()) Py_RETURN_NONE;
   const PyRef outside = as_list(ended[0]), in_passes = as_list(ended[1]);
   return outside && in_passes ? Py_BuildValue("(OO)", outside.get(), in_passes.get()) : nullptr;
+}
+
+PyObject* limit_outside(PyObject*, PyObject* ns) {
+  const long long limit = PyLong_AsLongLong(ns);
+  if (limit == -1 && PyErr_Occurred() != nullptr) return nullptr;
+  longest_ns.store(limit);
+  Py_RETURN_NONE;
 }
 
 void stop_outside() {

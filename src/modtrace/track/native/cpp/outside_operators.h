@@ -15,8 +15,12 @@ void watch_outside_operators();
 PyObject* begin_outside(PyObject* module, PyObject*);
 
 // end_outside(): count no more, and return (outside, in passes), each a list of (name, calls, nanoseconds).
-// In passes `nodes` are the nodes themselves, and `nodes and hooks` these with the hooks of gradients.
+// In passes `nodes` are the nodes themselves, and `nodes and hooks` these with the hooks of gradients. None if the
+// count ended by itself.
 PyObject* end_outside(PyObject* module, PyObject*);
+
+// limit_outside(nanoseconds): end counts by themselves after so long.
+PyObject* limit_outside(PyObject* module, PyObject* ns);
 
 // Counts no more. Needs the interpreter's lock.
 void stop_outside();
