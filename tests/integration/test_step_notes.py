@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +168,35 @@ def test_places_whose_modules_differ_in_size_are_noted(engine: EngineName, sizes
     assert isinstance(notes, dict)
     # A ReLU has the size of what is around it.
     assert notes["unlike"] == ["Net.stages.*", "Net.stages.*.0", "Net.stages.*.1"] * differ
+
+
+def test_sizes_are_found_without_code_of_the_users() -> None:
+    class Own(nn.Linear):
+        asked = 0
+
+        def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+            Own.asked += 1
+            raise ValueError
+
+        named_parameters = named_modules = parameters  # type: ignore[assignment]
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stages = nn.ModuleList(Own(2, size) for size in (2, 3, 4))
+            self.stages[0].unused = nn.LazyLinear(2)
+
+        def forward(self, inputs: torch.Tensor) -> list[torch.Tensor]:
+            return [stage(inputs) for stage in self.stages]
+
+    model = Net()
+    with modtrace.record() as recording, torch.no_grad():
+        model(torch.ones(1, 2))
+
+    notes = recording.timeline().metadata[STEP_NOTES]
+    assert isinstance(notes, dict)
+    assert notes["unlike"] == ["Net.stages.*"]
+    assert Own.asked == 0
 
 
 def test_notes_survive_in_a_ring_and_in_traces(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ class StepNotes:
         """Return which modules have hooks, parameters of float64, or other sizes than others there, and which drop."""
         hooks, doubles, drop, of_gradients = dict[str, int](), list[str](), list[str](), 0
         modules = dict(self._modules.called())
-        sizes: dict[str, list[int]] = {}
+        sizes, known = dict[str, list[int]](), dict[int, int]()
         with unseen_by_modes():
             for fqn, module in modules.items():
                 # Not all that is called like a module has this, as what was scripted.
@@ -117,11 +117,11 @@ class StepNotes:
                     own = [one for one in [*module._parameters.values()] if one is not None]
                     if any(one.dtype == torch.float64 for one in own):
                         doubles.append(fqn)
-                    if (place := place_in_lists(fqn, modules)) != fqn:
-                        around = modules.get(fqn.rpartition(".")[0], module)
-                        sizes.setdefault(place, []).append(_size(module) or _size(around))
                     for each in (one._backward_hooks for one in own), (one._post_accumulate_grad_hooks for one in own):
                         of_gradients += sum(len(hooked or ()) for hooked in each)
+                    if (place := place_in_lists(fqn, modules)) != fqn:
+                        around = modules.get(fqn.rpartition(".")[0], module)
+                        sizes.setdefault(place, []).append(_size(module, known) or _size(around, known))
         kept = dict([*hooks.items()][:_MAX_MODULES])
         # Modules of which most have one size are alike: the others may be what is wrong.
         unlike = [place for place, each in sizes.items() if 2 * max(map(each.count, each)) <= len(each) > 2]
@@ -130,8 +130,14 @@ class StepNotes:
         return {"hooks": kept, **some, "gradient_hooks": of_gradients}
 
 
-def _size(module: torch.nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+def _size(module: torch.nn.Module, known: dict[int, int]) -> int:
+    """Return how many values a module's parameters have, and those of all inside it, shared ones each time."""
+    if id(module) not in known:
+        known[id(module)] = 0  # it may hold itself
+        own = [one for one in module._parameters.values() if one is not None]
+        inner = [one for one in module._modules.values() if one is not None]
+        known[id(module)] = sum(one.numel() for one in own) + sum(_size(one, known) for one in inner)
+    return known[id(module)]
 
 
 def _resident_bytes() -> int:
