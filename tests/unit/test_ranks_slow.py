@@ -25,7 +25,7 @@ from modtrace.ranks.rank_tables import StepTable, step_end_table
 from modtrace.ranks.slow import SlowRun, find_late_in_rings, find_slow_ranks, worst_ranks
 from modtrace.ranks.slow.findings import step_durations
 from modtrace.ranks.slow.late_steps import ModuleExcess, StepFinding
-from modtrace.ranks.slow.slow_run import NO_RANK, LateRank, PartOfRun, at_least, join_parts, often_late, png
+from modtrace.ranks.slow.slow_run import NO_RANK, LateModule, LateRank, PartOfRun, at_least, join_parts, often_late, png
 from modtrace.ranks.sync_points import inferred_waits
 from modtrace.ring import Kind
 from modtrace.ring.slot_format import COLLECTED_BITS, GENERATION_BITS, NO_NAME, SEQUENCE_BITS
@@ -625,6 +625,19 @@ def test_a_share_of_nothing_is_not_said() -> None:
     [_, sentence] = SlowRun(steps, 2, [LateRank(1, 1, 90, 75, True, ())], 100, ()).sentences
 
     assert sentence.endswith("without this delay the run would be 0.000 ms shorter")
+
+
+@pytest.mark.parametrize(
+    ("costs", "where"), [([10, 11], "in all places alike (23% in the worst one)"), ([12, 11], "mostly in a forward")]
+)
+def test_a_rank_that_is_slower_in_all_places_is_late_in_none(costs: list[int], where: str) -> None:
+    places = tuple(LateModule(fqn, "forward", 1, cost * MS) for fqn, cost in zip("ab", costs, strict=True))
+    late = LateRank(1, 2, 92 * MS, 75, True, places)
+    steps = [StepFinding(step, "late", 1, 46 * MS, 0, 0, 0, 1) for step in range(2)]
+
+    sentences = SlowRun(steps, 2, [late], 100, ()).sentences
+
+    assert [where in sentence for sentence in sentences if sentence.startswith("rank 1")] == [True]
 
 
 def test_ranks_without_collectives_are_not_held_against_those_that_are_late() -> None:

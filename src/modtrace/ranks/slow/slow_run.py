@@ -50,6 +50,9 @@ _LATE_BY_CHANCE = 0.02
 _MAX_ROWS, _MAX_COLUMNS = 1500, 2000
 _TABLE_ROWS = 100
 _LEAST_NS = 1e3
+_IN_ONE_PLACE = 0.25
+"""What share of its cost the worst places of a slow rank's steps have at least, if it is slow there: one that has more
+to do in all of them has a few hundredths in each, and as much by chance."""
 _COLUMN_NOTES = (
     "cost: what the late rank took more than the median of the others, without its waits.",
     "saved: by how much shorter the run would be without that.",
@@ -180,7 +183,10 @@ class SlowRun:
 
     def _rank_sentence(self, one: LateRank) -> str:
         each = _ms(one.cost_ns / max(one.steps, 1))
-        where = ", ".join(place_text(fqn, phase) for fqn, phase, *_ in one.modules[:1])
+        where = ", ".join(f", mostly in {place_text(fqn, phase)}" for fqn, phase, *_ in one.modules[:1])
+        share_of_worst = sum(place.cost_ns for place in one.modules) / max(one.cost_ns, 1)
+        if one.is_slow and where and share_of_worst < _IN_ONE_PLACE:
+            where = f", in all places alike ({share_of_worst:.0%} in the worst one): more to do, or a slower machine"
         # How long the first step took is not known, nor what follows the last one.
         saved_ns = sum(
             step.saved_ns
@@ -191,7 +197,7 @@ class SlowRun:
         share = f" ({percent} %)" if float(percent) > 0 else ""
         return (
             f"rank {one.rank} was late in {one.steps:,} of {counted(len(self.steps), 'step')}, by {each} ms on "
-            f"average{f', mostly in {where}' if where else ''}; without this delay the run would be "
+            f"average{where}; without this delay the run would be "
             f"{_ms(one.saved_ns)} ms shorter{share}"
         )
 
