@@ -5,6 +5,7 @@ For the ranks of a pipeline, self times of modules per rank and step are compare
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -16,7 +17,7 @@ import numpy as np
 
 from ..._errors import ModtraceError
 from ..._processes import map_in_processes, processor_count
-from ..._typing import Float32Array, Float64Array, Int64Array
+from ..._typing import BoolArray, Float32Array, Float64Array, Int64Array
 from ...live.hangs import find_hangs
 from ...live.rank_state import rank_state_of, read_clocks
 from ...live.windows import CameLate
@@ -150,29 +151,12 @@ def late_senders(
     chunks = (tables.read(SpanTable, first, last, part) for part in parts)
     times = like_module_times(chunks, own_time)
     counted = times.excess > np.maximum(COUNTED_NOISES * times.noise, 0)
-    of_ranks, rank_of = np.unique(times.rank, return_inverse=True)
-    of_steps, step_of = np.unique(times.step, return_inverse=True)
-
-    def each(values: Int64Array | Float64Array) -> Float64Array:
-        """Return the sum of what counts, per rank and step."""
-        sums = np.zeros((len(of_ranks), len(of_steps)))
-        np.add.at(sums, (rank_of, step_of), np.where(counted, values, 0))
-        return sums
-
-    sums = each(times.excess)
-    # Some of many modules always take long; ranks vary by that.
-    as_a_rule = np.sort(np.median(sums, axis=1)) if sums.size else np.zeros(1)
-    typical = as_a_rule[(len(as_a_rule) - 1) // 2]
-    limits = np.maximum(noise_limit(each(times.noise**2), np.bincount(step_of)), MIN_NOISES * typical)
-    totals = {
-        (int(of_ranks[rank]), int(of_steps[step])): (int(sums[rank, step]), round(limits[rank, step]))
-        for rank, step in np.argwhere(sums > limits).tolist()
-    }
-    worst: dict[int, int] = {}
+    totals = _totals_beyond_noise(times, counted)
+    worst = Counter[int]()
     for (rank, _), (total, _) in totals.items():
-        worst[rank] = worst.get(rank, 0) + total
+        worst[rank] += total
     shorter: dict[int, Int64Array] = {}
-    for rank in sorted(worst, key=lambda one: -worst[one])[:_MAX_CANDIDATES]:
+    for rank, _ in worst.most_common(_MAX_CANDIDATES):
         own_steps = [step for one, step in totals if one == rank]
         rows = np.flatnonzero(counted & (times.rank == rank) & np.isin(times.step, own_steps))
         shorter[rank] = _shorter(events, times, rows, tables.read(SpanTable, first, last, [rank]), own_time)
@@ -208,6 +192,27 @@ def late_senders(
         return StepFinding(step, verdict, rank, *of_step), shorter[rank]
 
     return [late_sender(step) for step in steps]
+
+
+def _totals_beyond_noise(times: LikeModuleTimes, counted: BoolArray) -> dict[tuple[int, int], tuple[int, int]]:
+    """Return the sum of what counts and its limit, ns, of each rank and step in which it is beyond the limit."""
+    of_ranks, rank_of = np.unique(times.rank, return_inverse=True)
+    of_steps, step_of = np.unique(times.step, return_inverse=True)
+
+    def each(values: Int64Array | Float64Array) -> Float64Array:
+        sums = np.zeros((len(of_ranks), len(of_steps)))
+        np.add.at(sums, (rank_of, step_of), np.where(counted, values, 0))
+        return sums
+
+    sums = each(times.excess)
+    # Some of many modules always take long; ranks vary by that.
+    as_a_rule = np.sort(np.median(sums, axis=1)) if sums.size else np.zeros(1)
+    typical = as_a_rule[(len(as_a_rule) - 1) // 2]
+    limits = np.maximum(noise_limit(each(times.noise**2), np.bincount(step_of)), MIN_NOISES * typical)
+    return {
+        (int(of_ranks[rank]), int(of_steps[step])): (int(sums[rank, step]), round(limits[rank, step]))
+        for rank, step in np.argwhere(sums > limits).tolist()
+    }
 
 
 def _shorter(
