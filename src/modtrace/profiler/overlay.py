@@ -353,9 +353,20 @@ def _align_process(
     nodes = find_calls_of_nodes(timeline, events)
     timeline = drop_unused(cut_to_nodes(timeline, nodes, events, process))
     timeline, kernels, unknown = with_kernel_modules(timeline, events)
-    attributed = int(np.count_nonzero(nodes.call >= 0))
-    running, notes = innermost_spans(timeline), [*notes, *unknown]
-    return Aligned(timeline, running, pid, events, alignment, len(nodes), attributed, cuts, worst, notes, {}, kernels)
+    return Aligned(
+        timeline=timeline,
+        running=innermost_spans(timeline),
+        pid=pid,
+        events=events,
+        alignment=alignment,
+        nodes=len(nodes),
+        attributed_nodes=int(np.count_nonzero(nodes.call >= 0)),
+        straddling_ops=cuts,
+        max_straddle_ns=worst,
+        notes=[*notes, *unknown],
+        pids={},
+        kernels=kernels,
+    )
 
 
 def _join_captures(

@@ -174,7 +174,7 @@ def late_senders(
         ]
         if not here:
             rank = min(rank for rank, own in late if own == step)
-            return StepFinding(step, "even", rank, 0, 0, 0, 0, 0), np.zeros(len(events.time), np.int64)
+            return StepFinding(step, "even", rank), np.zeros(len(events.time), np.int64)
         rank = max(here, key=lambda one: saved[one][step])
         total, limit = totals[rank, step]
         lateness, other = late[rank, step]

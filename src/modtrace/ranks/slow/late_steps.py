@@ -143,11 +143,11 @@ class StepFinding(NamedTuple):
     step: int
     verdict: Verdict
     rank: int
-    cost_ns: int
-    saved_ns: int
-    lateness_ns: int
-    bound_ns: int
-    noise_ns: int
+    cost_ns: int = 0
+    saved_ns: int = 0
+    lateness_ns: int = 0
+    bound_ns: int = 0
+    noise_ns: int = 0
     modules: tuple[ModuleExcess, ...] = ()
     duration_ns: int = 0
 
@@ -289,7 +289,8 @@ def late_steps(arrivals: Arrivals, bounds: Bounds) -> list[LateStep]:
         came = slice(*np.searchsorted(arrivals.collective, arrivals.collective[worst] + np.arange(2)))
         bound = bounds.largest_bound(rank, arrivals.rank[came])
         verdict: Verdict = "even" if total <= limit else "cannot tell" if lateness <= bound else "late"
-        finding = StepFinding(int(arrivals.step[rows[0]]), verdict, rank, total, 0, lateness, bound, round(limit))
+        step = int(arrivals.step[rows[0]])
+        finding = StepFinding(step, verdict, rank, total, lateness_ns=lateness, bound_ns=bound, noise_ns=round(limit))
         slower = rows[(arrivals.rank[rows] == rank) & (arrivals.excess[rows] > least[rows])]
         in_order.append(LateStep(finding, costly, slower))
     return in_order

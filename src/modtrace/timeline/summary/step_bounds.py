@@ -81,14 +81,19 @@ class StepBounds(NamedTuple):
 
     def take(self, rows: AnyArray | slice) -> StepBounds:
         """Return some of the steps."""
-        number, start, end, whole, tid, name, step_by = self
-        return StepBounds(number[rows], start[rows], end[rows], whole[rows], tid[rows], name[rows], step_by)
+        return StepBounds._make([*(column[rows] for column in self[:-1]), self.step_by])
 
     @classmethod
     def joined(cls, pieces: Sequence[StepBounds]) -> StepBounds:
         """Return the steps of pieces of a timeline that follow each other."""
-        number, start, end, whole, tid, name = (np.concatenate([piece[at] for piece in pieces]) for at in range(6))
-        return cls(number, start, end, whole, tid, name, pieces[0].step_by)
+        columns = zip(*(piece[:-1] for piece in pieces), strict=True)
+        return cls._make([*map(np.concatenate, columns), pieces[0].step_by])
+
+    @classmethod
+    def of_process(cls, number: Int64Array, start: Int64Array, end: Int64Array, whole: BoolArray) -> StepBounds:
+        """Return steps of a whole process."""
+        tid, name = np.full(len(start), _PROCESS), np.full(len(start), STEP, object)
+        return cls(number, start, end, whole, tid, name, OPTIMIZER)
 
     def by_name(self) -> dict[str, Int64Array]:
         """Return the indices of the steps of each name, in the order in which the names come first."""
@@ -108,10 +113,8 @@ class StepBounds(NamedTuple):
             edges = _edges(timeline)
             edges[0] = self.start.min(initial=edges[0])
             edges[-1] = self.end.max(initial=edges[-1])
-            edges, of_process = np.maximum(edges, edges[0]), np.full(len(edges), _PROCESS)
-            points = StepBounds(
-                of_process, edges, edges, edges < 0, of_process, np.full(len(edges), STEP, object), OPTIMIZER
-            )
+            edges = np.maximum(edges, edges[0])
+            points = StepBounds.of_process(np.full(len(edges), _PROCESS), edges, edges, edges < 0)
             in_order = StepBounds.joined([points, in_order])
             in_order = in_order.take(np.argsort(in_order.start, kind="stable"))
         whole = np.ones(len(in_order.tid), np.bool_)
@@ -156,7 +159,7 @@ class StepBounds(NamedTuple):
 
 
 _NOTHING = np.zeros(0, np.int64)
-NO_STEPS = StepBounds(_NOTHING, _NOTHING, _NOTHING, np.zeros(0, np.bool_), _NOTHING, np.zeros(0, np.object_), OPTIMIZER)
+NO_STEPS = StepBounds.of_process(_NOTHING, _NOTHING, _NOTHING, np.zeros(0, np.bool_))
 
 
 @once_per_timeline
@@ -223,10 +226,9 @@ def _marked_steps(timeline: Timeline) -> StepBounds:
         whole[0] = False
     number = first_step + np.arange(len(whole), dtype=np.int64)
     begun = np.flatnonzero(np.diff(np.searchsorted(starts, marks), prepend=0, append=len(starts)))
-    of_process = np.full(len(begun), _PROCESS)
     start, end, whole = edges[:-1][begun], edges[1:][begun], whole[begun]
     start = np.where(whole, find_step_begins(timeline, start, end), start)
-    return StepBounds(number[begun], start, end, whole, of_process, np.full(len(begun), STEP, object), OPTIMIZER)
+    return StepBounds.of_process(number[begun], start, end, whole)
 
 
 def _edges(timeline: Timeline) -> Int64Array:
