@@ -388,13 +388,15 @@ def main() -> None:
     truth = [float(clock.to_other(torch.tensor([int(event.host_ns)]).numpy())[0]) for event in timed]
     events = snapshot.slots.events
     kinds = [Kind(kind).name for kind in events.kind.tolist()]
+    is_read = events.kind == Kind.DEVICE_CLOCK
     told = {
         "spans": _spans(timeline),
         "host": [(s.fqn, s.phase, s.call) for s in timeline.spans if not s.track.startswith("gpu")],
         "truth": truth,
         "elapsed_ns": max((event.host_ns for event in timed), default=0) - origin,
         "metadata": {key: value for key, value in timeline.metadata.items() if key.startswith("device")},
-        "clock_read_ns": events.time[events.kind == Kind.DEVICE_CLOCK].tolist(),
+        "clock_read_ns": events.time[is_read].tolist(),
+        "clock_width_ns": events.name[is_read].tolist(),
         "queued": kinds.count("DEVICE_QUEUED"),
         "synchronized": _streams.synchronized,
         "asked_while_capturing": _streams.asked_while_capturing,
