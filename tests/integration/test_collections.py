@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.python_process import python_environment, run_python
+from tests.support.python_process import run_python, users_environment
 
 _COLLECT_EVERYWHERE = """
 import gc
@@ -76,6 +76,6 @@ print(len(outer), sorted(span.call for span in outer) == list(range(10)))
 
 def test_models_called_while_garbage_is_collected_leave_the_recording_sound(native_engine: None) -> None:
     # The allocator overwrites what is freed, so that nobody reads it unharmed.
-    done = run_python("-c", _COLLECT_EVERYWHERE, env=python_environment(MALLOC_PERTURB_="165"))
+    done = run_python("-c", _COLLECT_EVERYWHERE, env=users_environment(MALLOC_PERTURB_="165"))
 
     assert done.stdout.split() == ["10", "True"]

@@ -17,6 +17,7 @@ import pytest
 
 import modtrace
 from modtrace.record_options import EngineName
+from tests.support.python_process import STARTUP
 from tests.support.test_scale import PORTABLE_IN_FULL
 from tests.support.view_process import see_page
 
@@ -48,7 +49,8 @@ class BareEnvironment:
             shutil.copy(ROOT / name, self.folder)
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
         (packages,) = venv.glob("lib/python*/site-packages")
-        (packages / "dependencies.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")))
+        found = [path for path in sys.path if path.endswith("-packages")]
+        (packages / "dependencies.pth").write_text("\n".join([*found, str(STARTUP)]))
         for name, module in (("pip", "pip._internal.cli.main"), ("torchrun", "torch.distributed.run")):
             script = venv / "bin" / name
             script.write_text(f"#!{venv}/bin/python\nfrom {module} import main\nraise SystemExit(main())\n")

@@ -17,7 +17,7 @@ from modtrace import RecordingError
 from modtrace.record_options import EngineName
 from modtrace.recording.signals import SaveOnSignal
 from tests.support.forked_python import start_forked
-from tests.support.python_process import HANGS_AFTER_S, run_python
+from tests.support.python_process import HANGS_AFTER_S, run_python, users_environment
 from tests.support.test_scale import PORTABLE_IN_FULL
 
 
@@ -238,7 +238,7 @@ def test_a_recording_that_was_never_stopped_is_saved_at_exit(
 ) -> None:
     path, ring = tmp_path / "trace.pftrace", tmp_path / "run.modtrace"
 
-    run_python("-c", AT_EXIT.format(end), path, engine, ring, status=status)
+    run_python("-c", AT_EXIT.format(end), path, engine, ring, status=status, env=users_environment())
 
     for file in (path, ring):
         assert [(span.fqn, span.phase, span.complete) for span in modtrace.load(file).spans] == [

@@ -17,6 +17,7 @@ import torch
 import modtrace
 from modtrace.track.native.build import units
 from modtrace.track.native.library import find_library
+from tests.support.python_process import STARTUP
 from tests.support.quick_compiler import write_compiler
 
 ROOT = Path(__file__).parents[2]
@@ -81,7 +82,7 @@ def installed(native_engine: None, tmp_path_factory: pytest.TempPathFactory) -> 
     for package in Path(sysconfig.get_path("purelib")).iterdir():
         if "modtrace" not in package.name and package.suffix != ".pth":
             (folder / "dependencies" / package.name).symlink_to(package)
-    (packages / "dependencies.pth").write_text(str(folder / "dependencies"))
+    (packages / "dependencies.pth").write_text(f"{folder / 'dependencies'}\n{STARTUP}")
     pip: list[str | Path] = [sys.executable, "-m", "pip", "--python", venv / "bin" / "python", "install", "--no-index"]
     before = os.times()
     subprocess.run([*pip, "--find-links", folder / "dist", f"modtrace[torch{MINOR.replace('.', '')}]"], check=True)

@@ -12,7 +12,15 @@ from typing import IO
 
 import modtrace
 
-__all__ = ["HANGS_AFTER_S", "LAZY_IMPORTS_WORK", "python_environment", "run_python", "start_python"]
+__all__ = [
+    "HANGS_AFTER_S",
+    "LAZY_IMPORTS_WORK",
+    "STARTUP",
+    "python_environment",
+    "run_python",
+    "start_python",
+    "users_environment",
+]
 
 HANGS_AFTER_S = 600
 """No measure of how fast a machine is: what has not ended then never will, where many others run too."""
@@ -20,11 +28,22 @@ LAZY_IMPORTS_WORK = sys.version_info < (3, 13) or [*map(int, version("torch").sp
 """Torch 2.14 deletes names while it is imported, which the modules of CPython 3.13's LazyLoader do not end to do."""
 
 _SOURCE, _ROOT = Path(modtrace.__file__).parents[1], Path(__file__).parents[2]
+STARTUP = Path(__file__).parent / "startup"
+"""A folder from which a Python that finds it runs `sitecustomize`."""
 
 
 def python_environment(**variables: str) -> dict[str, str]:
+    """Return `users_environment`, but that Python collects less garbage, as `startup/sitecustomize.py` says."""
+    return users_environment(**{"PYTHONPATH": _search_path(_SOURCE, _ROOT, STARTUP), **variables})
+
+
+def users_environment(**variables: str) -> dict[str, str]:
     """This process's environment, from which a Python can import modtrace and the tests, and more variables."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(_SOURCE), str(_ROOT)]), **variables}
+    return {**os.environ, "PYTHONPATH": _search_path(_SOURCE, _ROOT), **variables}
+
+
+def _search_path(*folders: Path) -> str:
+    return os.pathsep.join(map(str, folders))
 
 
 def run_python(
