@@ -58,6 +58,7 @@ def test_growing_time_is_that_of_a_module_or_its_own() -> None:
         [1.0] * 24 + [3.0] * 24,  # another length once
         [1 + at / 40 for at in range(24)],  # a machine that gets busier
         [1.0, 5.0, 2.0, 1.0, 9.0, 2.0] * 8,
+        [ms for at in range(4) for ms in [1 + at, 9.0, 9.0] * 5],  # one in three steps grows
         [1 + at / 2 for at in range(11)],
     ],
 )

@@ -20,6 +20,9 @@ as where a new request begins."""
 _GROWS, _GROWS_ALONE, _EVEN = 1.5, 2.0, 0.1
 """How many times as long as the first quarters of runs the last ones take, more if there is one run, as a machine can
 get busier once; and what share of that each quarter adds at least: a second length of inputs is one jump."""
+_EXCEED = 0.9
+"""Share of the pairs of a step in a last and one in a first quarter of which the later one takes longer: on a busy
+machine levels alone rise by chance."""
 _MOSTLY = 0.7
 """What share of what is added a part or a module has for it to be named."""
 
@@ -37,6 +40,8 @@ def find_growing_steps(measured: Measured) -> Iterator[Finding]:
     if levels[-1] < (_GROWS if len(runs) > 1 else _GROWS_ALONE) * levels[0] or np.diff(levels).min() < _EVEN * more:
         return
     first, last = quarters[0], quarters[-1]
+    if np.searchsorted(np.sort(ns[first]), ns[last]).mean() < _EXCEED * len(first):
+        return
     low, high = float(np.median(ns[first])), float(np.median(ns[last]))
     per_step = sum(float(np.maximum(ns[run] - low, 0).sum()) for run in runs) / measured.steps
     added = measured.ns[last].mean(axis=0) - measured.ns[first].mean(axis=0)
