@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -113,6 +117,122 @@ def test_anomaly_detection_and_memory_are_noted(engine: EngineName) -> None:
     assert [at for at, _ in notes["resident"]] == [1, 2, 4, 8]
     assert all(held > 1 << 20 for _, held in notes["resident"])
     assert notes_of(nothing, engine)["settings"] == {}
+
+
+class Refusal(Exception):
+    """What a module raises that its caller expects."""
+
+
+class Refusing(nn.Module):
+    def forward(self, _: torch.Tensor) -> None:
+        raise Refusal
+
+
+_BEFORE_LOSS_S, _AFTER_PASS_S, _AFTER_RANGE_S, _AFTER_STEP_S = 0.02, 0.008, 0.004, 0.012
+
+
+def train_with_pauses(model: nn.Module, clock: list[float]) -> None:
+    """Train with a pause in each gap; the tests know the lines by their distance from this one."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    refusing = Refusing()
+    for _ in range(_STEPS):
+        began = time.perf_counter()
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 4)).mean()
+        with contextlib.suppress(Refusal):
+            refusing(loss)
+        time.sleep(_BEFORE_LOSS_S)
+        loss.backward()
+        time.sleep(_AFTER_PASS_S)
+        with modtrace.range("secret"):
+            model(torch.ones(2, 4))
+        time.sleep(_AFTER_RANGE_S)
+        optimizer.step()
+        time.sleep(_AFTER_STEP_S)
+        clock.append(time.perf_counter() - began)
+
+
+@pytest.mark.parametrize("engine", ["native", "python"])
+def test_time_between_spans_is_noted_with_the_lines_around_it(engine: EngineName) -> None:
+    model, clock = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1)), list[float]()
+    with modtrace.record(engine=engine) as recording:
+        train_with_pauses(model, clock)
+
+    first = train_with_pauses.__code__.co_firstlineno
+    noted: Any = recording.timeline().metadata[STEP_NOTES]
+    gaps = {
+        tuple(int(one.partition(":")[2]) - first if ":" in one else one for one in row[:-1]): row[-1]
+        for row in noted["gaps"]
+    }
+    files = {line.partition(":")[0] for row in noted["gaps"] for line in (row[0], row[2])}
+    assert files == {"test_step_notes.py"}
+    assert gaps.keys() == {
+        (6, "optimizer", 7, "forward", "other"),
+        (7, "forward", 9, "forward", "loss"),
+        (9, "forward", 11, "backward", "loss"),
+        (11, "backward", 13, "user", "other"),
+        (13, "user", 16, "optimizer", "other"),
+        (16, "optimizer", 6, "optimizer", "other"),
+    }
+    pauses = {9: _BEFORE_LOSS_S, 11: _AFTER_PASS_S, 13: _AFTER_RANGE_S, 16: _AFTER_STEP_S}
+    for (line, *_), times in gaps.items():
+        assert len(times) == 4
+        assert min(times) >= pauses.get(line, 0) * 1e9
+    # A stopwatch around all of it: steps that are looked at begin in one round and end in the next.
+    assert sum(map(sum, gaps.values())) <= sum(clock) * 1e9
+
+
+@pytest.mark.parametrize("engine", ["native", "python"])
+def test_lines_are_those_of_libraries_generators_and_coroutines(engine: EngineName) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def outputs() -> Iterator[torch.Tensor]:
+        for _ in range(_STEPS):
+            yield model(torch.ones(2, 4))
+
+    async def train() -> None:
+        for output in outputs():
+            await asyncio.sleep(0.01)
+            output.sum().backward()
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(modtrace.range("step"))
+                optimizer.step()
+
+    with modtrace.record(engine=engine) as recording:
+        asyncio.run(train())
+
+    noted: Any = recording.timeline().metadata[STEP_NOTES]
+    made, trained = outputs.__code__.co_firstlineno, train.__code__.co_firstlineno
+    file = Path(__file__).name
+    assert min(noted["gaps"][0][-1]) >= 0.01e9
+    assert noted["gaps"][0][:-1] == [f"{file}:{made + 2}", "forward", f"{file}:{trained + 3}", "backward", "loss"]
+    # The range of the optimizer's step ends, and the one around it: they began before this step did.
+    assert sorted(row[:-1] for row in noted["gaps"][1:]) == [
+        [f"{file}:{trained + 3}", "backward", f"{file}:{trained + 5}", "user", "other"],
+        [f"{file}:{trained + 4}", "optimizer", f"{file}:{made + 2}", "forward", "other"],
+    ]
+
+
+def test_a_thread_beside_the_one_that_is_looked_at_has_no_lines() -> None:
+    model, stop = nn.Linear(4, 1), threading.Event()
+
+    def call() -> None:
+        while not stop.is_set():
+            model(torch.ones(2, 4))
+
+    beside = threading.Thread(target=call)
+    beside.start()
+    try:
+        notes = notes_of(lambda _: lambda: time.sleep(0.002))
+    finally:
+        stop.set()
+        beside.join()
+
+    first, last = notes_of.__code__.co_firstlineno, notes_of.__code__.co_firstlineno + 20
+    lines = [int(line.partition(":")[2]) for row in notes["gaps"] for line in (row[0], row[2])]
+    assert lines
+    assert all(first < line < last for line in lines)
 
 
 def test_the_python_engine_counts_no_operators() -> None:

@@ -130,6 +130,34 @@ def test_other_time_is_said_to_be_in_operators_or_in_python() -> None:
     ]
 
 
+def gap(ns: list[object], part: str = "other", after: str = "train.py:31", begun: str = "forward") -> list[object]:
+    return [after, "optimizer", "train.py:24", begun, part, ns]
+
+
+AT_LINES = "of it between train.py:31 (optimizer) and train.py:24 (forward)"
+
+
+@pytest.mark.parametrize(
+    ("gaps", "said"),
+    [
+        ([gap([3 * MS, 12 * MS // 5]), gap([MS // 4, MS // 4], after="train.py:3")], f"; 80% {AT_LINES}"),
+        ([gap([5 * MS, 6 * MS])], f"; 100% {AT_LINES}"),
+        ([gap([3 * MS])], None),  # the other step has none
+        ([gap([9 * MS, 9 * MS], "loss", "a.py:1"), gap([2 * MS, 3 * MS // 2])], f"; 50% {AT_LINES}"),
+        ([gap([3 * MS, 3 * MS], after="train.py:24")], "; 100% of it between optimizer and forward at train.py:24"),
+        ([gap([3 * MS, 3 * MS], begun="user")], f"; 100% {AT_LINES.replace('forward', 'range')}"),
+        ([gap([MS, MS // 2])], None),  # many gaps, none of which has much
+        ([gap([3 * MS, 3 * MS], after="")], None),
+        ([gap([3 * MS, 3 * MS])[:5], 1, [1] * 6, gap(["1", None]), [*gap([])[:5], "1"]], None),
+        ("gaps", None),
+    ],
+)
+def test_other_time_is_said_to_be_between_lines(gaps: object, said: str | None) -> None:
+    (finding,) = noted(training(before=3), gaps=gaps).summary().findings
+
+    assert finding.evidence == "3 ms of 12 ms (medians)" + (said or "; 100% of it follows optimizer")
+
+
 def test_hooks_of_gradients_that_take_a_large_share() -> None:
     def with_hooks(more: float, hooks: int = 12) -> Timeline:
         passes = [["nodes and hooks", 80, round((8 + 2 * more) * MS)], ["nodes", 80, 8 * MS], ["to", 24, MS]]

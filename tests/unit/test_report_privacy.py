@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,12 @@ from modtrace.reporting.names import AliasedNames, Redactor, ReportNames
 from modtrace.ring import Kind
 from modtrace.ring.range_text import RangeCategory, range_text
 from modtrace.timeline import BackwardPass, CounterSeries, Group, Mark, Name, Process, Slices, Track
+from modtrace.timeline.contents import STEP_NOTES
 from modtrace.timeline.slices import DTYPES
 from tests.support.event_script import EventScript
 from tests.support.other_kinds import with_passes
 from tests.support.timelines import build_timeline, with_args
+from tests.unit.test_findings import training
 
 ENVIRON = {
     "HOME": "/home/Jane Doe",
@@ -500,6 +503,21 @@ def test_names_of_ranges_that_users_chose_are_in_no_file_of_a_report(tmp_path: P
         content = {name: archive.read(name) for name in archive.namelist()}
     content["trace"] = gzip.decompress(content["trace.pftrace.gz"])
     assert not [name for name, data in content.items() if b"acme" in data.lower() or b"jane" in data.lower()]
+
+
+@pytest.mark.parametrize("anonymize", [False, True])
+def test_names_of_the_programs_files_are_in_no_file_of_a_report(tmp_path: Path, anonymize: bool) -> None:
+    timeline = training(before=5)
+    gap = ["acme.py:7", "optimizer", "acme.py:9", "forward", "other", [5_000_000]]
+    timeline = replace(timeline, metadata={**timeline.metadata, STEP_NOTES: {"steps": 1, "gaps": [gap]}})
+    assert "acme.py:7" in timeline.summary().findings[0].evidence
+
+    modtrace.report(timeline, tmp_path / "report.zip", anonymize=anonymize)
+
+    with zipfile.ZipFile(tmp_path / "report.zip") as archive:
+        content = {name: archive.read(name) for name in archive.namelist()}
+    content["trace"] = gzip.decompress(content["trace.pftrace.gz"])
+    assert not [name for name, data in content.items() if b"acme" in data.lower()]
 
 
 @pytest.mark.parametrize(

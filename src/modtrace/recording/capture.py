@@ -101,8 +101,7 @@ class Capture:
         alive = model() if isinstance(model, weakref.ref) else model
         self.engine = make_engine(kind, self.ring, self._on_error, options._replace(model=alive))  # what writes them
         self._sampler = sampler
-        native = getattr(self.engine, "native", None)
-        self._step_notes = StepNotes(self.ring.names, self.engine.module_names, native, self._on_error)
+        self._step_notes = StepNotes(self.ring.names, self.engine, self._on_error)
         self._clocks = JobClocks(self.ring.names)
         self._failed = False
         self.started = False  # whether `start` was called
@@ -144,7 +143,7 @@ class Capture:
             try:
                 self.engine.write_event(kind, NO_NAME if text is None else self.ring.names.text(text), value)
                 if kind in (Kind.STEP, Kind.OPTIMIZER_STEP):
-                    self._step_notes.after_step(value)
+                    self._step_notes.after_step(value, "step" if kind is Kind.STEP else "optimizer")
             except Exception as error:
                 self._on_error(error)
 

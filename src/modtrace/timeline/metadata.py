@@ -42,6 +42,7 @@ NOTES_OF_STEPS = {
     "drop": [str],
     "unlike": [str],
     "resident": [(int, int)],
+    "gaps": [(*[str] * 5, [_COUNT])],
 }
 OPTIMIZER_NOTES = [{"class": str, "tensors": int, "how": str, "hooks": int, "stepped": int, "first_tensors": int}]
 _SHAPES = {

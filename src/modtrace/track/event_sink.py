@@ -63,7 +63,14 @@ def call_at_collections(*callbacks: Callable[[str, dict[str, int]], object]) -> 
 
 
 class EventSink(Protocol):
-    """Takes single events; both engines do."""
+    """Takes single events; both engines do.
+
+    Attributes:
+        on_boundary: called where an outermost call of a module, a backward pass or a range begins, with its kind, or
+            ends, with None, while a step is looked at; else None, which another thread may make it at any time.
+    """
+
+    on_boundary: Callable[[str | None], object] | None
 
     def write_event(self, kind: Kind, name: int, value: int) -> None:
         """Write one event of the thread that calls."""

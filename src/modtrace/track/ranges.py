@@ -74,6 +74,8 @@ class RangeRecorder:
         """Write that this thread begins a range; None if an error came in between."""
         try:
             name_id, number = self.name_id(name, category), self._next_number()
+            if (tell := self._events.on_boundary) is not None:
+                tell(category or name)
             self._events.write_event(Kind.RANGE_BEGIN, name_id, number)
         except Exception as error:
             self._on_error(error)
@@ -86,7 +88,10 @@ class RangeRecorder:
         """Write that a range ends, which `begin` returned."""
         if opened is not None and RangeRecorder.active is opened[0]:
             try:
-                opened[0]._events.write_event(Kind.RANGE_END, *opened[1:])
+                events = opened[0]._events
+                events.write_event(Kind.RANGE_END, *opened[1:])
+                if (tell := events.on_boundary) is not None:
+                    tell(None)
             except Exception as error:
                 opened[0]._on_error(error)
 

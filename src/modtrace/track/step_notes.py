@@ -5,7 +5,6 @@ import json
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -14,7 +13,9 @@ from torch.nn.modules.dropout import _DropoutNd
 from ..ring import NameTable
 from ..timeline.contents import place_in_lists
 from .event_sink import OnError
-from .naming.module_names import ModuleNames
+from .line_gaps import LineGaps
+from .native.engine import NativeEngine
+from .portable.engine import PortableEngine
 from .unseen import skip_all, unseen_by_modes
 
 _MAX_OPERATORS, _MAX_MODULES = 8, 32
@@ -29,13 +30,13 @@ class StepNotes:
 
     Args:
         names: takes the notes.
-        modules: knows the modules that were called.
-        native: counts the operators; None: they are not known.
+        engine: knows the modules that were called; the native one counts the operators.
         on_error: called with what went wrong inside.
     """
 
-    def __init__(self, names: NameTable, modules: ModuleNames, native: ModuleType | None, on_error: OnError) -> None:
-        self._names, self._modules, self._native, self._on_error = names, modules, native, on_error
+    def __init__(self, names: NameTable, engine: NativeEngine | PortableEngine, on_error: OnError) -> None:
+        self._names, self._engine, self._on_error = names, engine, on_error
+        self._modules, self._native = engine.module_names, getattr(engine, "native", None)
         self._last: int | None = None
         self._ended = self._looked = 0
         self._thread: int | None = None
@@ -43,25 +44,28 @@ class StepNotes:
         self._settings: dict[str, int] = {}
         self._resident: list[tuple[int, int]] = []
         self._noted: Mapping[str, object] = {}
-        if native is not None:
-            native.limit_outside(_MAX_NS)
+        self._gaps = LineGaps()
+        if self._native is not None:
+            self._native.limit_outside(_MAX_NS)
 
     @skip_all
-    def after_step(self, number: int) -> None:
-        """Look at the next step, or note what there was in this; several optimizers may end one."""
+    def after_step(self, number: int, ended_by: str) -> None:
+        """Look at the next step, or note what there was in this, which `ended_by` says; several optimizers may."""
         if number == self._last or self._thread not in (None, threading.get_ident()):
             return
         self._last = number
         try:
             if self._thread is not None:
-                self._note()
+                self._note(ended_by)
             self._ended += 1
             if self._ended & (self._ended - 1) == 0:
                 self._thread = threading.get_ident()
                 with contextlib.suppress(OSError):
                     self._resident.append((self._ended, _resident_bytes()))
+                self._engine.on_boundary = self._gaps
                 if self._native is not None:
-                    self._native.begin_outside()
+                    self._native.begin_outside(self._gaps)
+                self._gaps.begin(ended_by)
         except Exception as error:
             self._thread = None
             self._on_error(error)
@@ -75,8 +79,9 @@ class StepNotes:
         except Exception as error:
             self._on_error(error)
 
-    def _note(self) -> None:
-        self._thread = None
+    def _note(self, ended_by: str) -> None:
+        self._thread = self._engine.on_boundary = None
+        self._gaps.end(ended_by)
         if self._native is not None:
             if (counted := self._native.end_outside()) is None:
                 self._write()
@@ -94,7 +99,8 @@ class StepNotes:
         for setting in (name for name, is_on in on.items() if is_on):
             self._settings[setting] = self._settings.get(setting, 0) + 1
         operators = {place: _longest(totals) for place, totals in self._totals.items()}
-        self._noted = {"operators": operators, "settings": self._settings, "resident": self._resident}
+        noted = {"operators": operators, "settings": self._settings, "resident": self._resident}
+        self._noted = noted | {"gaps": self._gaps.count()}
         self._write()
 
     def _write(self) -> None:

@@ -35,7 +35,8 @@ _COMPILE_MODULE = "torch._dynamo.callback"
 _LOADER_MODULE = "torch.utils.data.dataloader"
 _GENERATE_MODULE = "transformers.generation.utils"
 _ANNOTATING = ("torch.cuda.nvtx", "torch.profiler.itt")  # ranges for the profilers of NVIDIA and Intel
-_INNER = "_modtrace_inner"
+INNER = "_modtrace_inner"
+"""The parameter of a function that a range is put around."""
 _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 # Past what a metaclass of the user's may do.
 _bases: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
@@ -98,7 +99,7 @@ def replace_code(function: Any, call: Callable[..., Any]) -> None:
     if type(function) is not FunctionType or function.__code__.co_flags & _SUSPENDS or "hooked" in vars(function):
         return
     defaults = function.__kwdefaults__ or {}
-    if _INNER in defaults:
+    if INNER in defaults:
         return
     code, attributes = function.__code__, dict(vars(function))
     inner = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
@@ -113,7 +114,7 @@ def replace_code(function: Any, call: Callable[..., Any]) -> None:
         return call(inner, *args, **kwargs)
 
     # What pickles the functions of a script by their parts can pickle this too.
-    function.__kwdefaults__ = {**defaults, _INNER: hide_wrapper(_call, inner)}
+    function.__kwdefaults__ = {**defaults, INNER: hide_wrapper(_call, inner)}
     # As many variables of an outer function as it has; where it is says whether torch.compile looks into it.
     place = {name: getattr(code, name) for name in ("co_name", "co_freevars", "co_filename", "co_firstlineno")}
     function.__code__ = _call_inner.__code__.replace(**place)

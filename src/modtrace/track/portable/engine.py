@@ -154,6 +154,7 @@ class PortableEngine(SegmentHooks[ThreadState]):
     def __init__(self, ring: Ring, on_error: OnError, options: EngineOptions) -> None:
         self._write = ring.make_writer()
         self._ring, self._on_error = ring, on_error
+        self.on_boundary: Callable[[str | None], object] | None = None
         # By id(module), then by the name of the call around it.
         self._names_by_module: dict[int, dict[int, NameCounters]] = {}
         self._counters_by_name: dict[int, NameCounters] = {}
@@ -224,6 +225,8 @@ class PortableEngine(SegmentHooks[ThreadState]):
         """Write that this thread calls what runs a backward pass from `outputs`."""
         if self._active:
             try:
+                if (tell := self.on_boundary) is not None:
+                    tell("backward")
                 self.write_event(Kind.PASS_BEGIN, NO_NAME, number)
                 super().begin_pass(number, outputs, inputs)
             except Exception as error:
@@ -237,6 +240,8 @@ class PortableEngine(SegmentHooks[ThreadState]):
             try:
                 self.write_event(Kind.PASS_END, NO_NAME, number)
                 self._graph_tasks.end_failed(self._threads.get(), is_alone=not self.passes)
+                if (tell := self.on_boundary) is not None:
+                    tell(None)
             except Exception as error:
                 self._on_error(error)
 
@@ -319,6 +324,8 @@ class PortableEngine(SegmentHooks[ThreadState]):
             frame.index_bits = index_bits = call_index << SEQUENCE_BITS
             frame.entry_seq = frame.segment_start_seq = sequence
             frame.keywords_id = id(kwargs)
+            if depth == 1 and (tell := self.on_boundary) is not None:
+                tell("forward")
             try:
                 thread.stack_depth = depth
                 self._write(enter_kind | bits, index_bits | sequence & SEQUENCE_MASK)
@@ -360,6 +367,8 @@ class PortableEngine(SegmentHooks[ThreadState]):
                 frame.unhooked_segments.clear()
             frame.module = None
             thread.frames[depth].segment_start_seq = sequence
+            if depth == 0 and (tell := self.on_boundary) is not None:
+                tell(None)
         except Exception as error:
             self._on_error(error)
 

@@ -23,6 +23,8 @@ _OF_ENGINE = frozenset({"sum", "add", "add_", "view"})
 """What torch itself runs between nodes, to add up gradients."""
 _IN_OPERATORS = 0.3
 """What share of a time operators have to take to be its cause: what calls them takes as much again."""
+_IN_ONE_GAP = 0.3
+"""What share of a time has to lie between the same two lines for these to be named."""
 _LARGE_HOOKS = 0.05
 """Share of the median step: hooks watch what is computed, and are no part of it."""
 _FORWARD_OF_BACKWARD = 0.5
@@ -44,12 +46,31 @@ class Operator(NamedTuple):
     ns: float
 
 
+class Gap(NamedTuple):
+    """Two lines of the program, and how long a step is between them in no module, backward pass or range."""
+
+    after: str
+    ended: str  # what ends there: "forward", "backward", "step", or the category of a range
+    before: str
+    begun: str  # what begins there
+    part: str  # of the step: "loss" or "other"
+    ns: int
+
+    def to_text(self) -> str:
+        """Say where it is."""
+        ended, begun = ("range" if kind == "user" else kind for kind in (self.ended, self.begun))
+        if self.after == self.before:
+            return f"between {ended} and {begun} at {self.after}"
+        return f"between {self.after} ({ended}) and {self.before} ({begun})"
+
+
 class NotedSteps:
     """Notes of a recording.
 
     Attributes:
         is_counted: whether operators were counted.
         outside: those outside of modules, backward passes and optimizers, the longest first.
+        gaps: the longest times between modules, backward passes and ranges.
         hooks: how many forward hooks modules have, by name.
         gradient_hooks: how many hooks gradients have.
         doubles: the modules with parameters of float64.
@@ -63,6 +84,7 @@ class NotedSteps:
     def __init__(self, notes: Mapping[str, Any]) -> None:
         steps, operators = notes.get("steps", 0), notes.get("operators", {})
         self.outside = _operators(operators.get("outside", ()), steps)
+        self.gaps = _gaps(notes.get("gaps", ()), steps)
         in_passes = {each.name: each for each in _operators(operators.get("in_passes", ()), steps)}
         self.is_counted = bool(self.outside or in_passes)
         nodes, with_hooks = in_passes.pop("nodes", None), in_passes.pop("nodes and hooks", None)
@@ -105,6 +127,14 @@ class NotedSteps:
         over = "for each of" if is_python else "copies of" if _COPIES.intersection(each_tensor) else "a loop over"
         return f"{text}: {over} the {tensors:,} parameters"
 
+    def lines_text(self, part: str, ns: float) -> str:
+        """Say between which lines much of the time of a part passes; nothing if that is not known."""
+        gaps = [gap for gap in self.gaps if gap.part == part]
+        longest = max(gaps, key=lambda gap: gap.ns, default=None)
+        if longest is None or longest.ns < _IN_ONE_GAP * ns:
+            return ""
+        return f"; {min(1.0, longest.ns / ns):.0%} of it {longest.to_text()}"
+
     def hooks_text(self, fqn: str) -> str:
         """Say that a module has forward hooks; nothing if it has none."""
         return f"has {counted(self.hooks[fqn], 'forward hook')}" if fqn in self.hooks else ""
@@ -112,6 +142,15 @@ class NotedSteps:
 
 def _operators(noted: Sequence[tuple[str, int, int]], steps: int) -> list[Operator]:
     return [Operator(name, calls / steps, ns / steps) for name, calls, ns in noted if steps > 0]
+
+
+def _gaps(noted: Sequence[tuple[Any, ...]], steps: int) -> list[Gap]:
+    """Return gaps with the median of the steps that were looked at, the lower of two: some may have none of a gap."""
+    return [
+        Gap._make((*where, sorted([*times, 0], reverse=True)[min(steps // 2, len(times))]))
+        for *where, times in noted
+        if steps > 0 and all(where)
+    ]
 
 
 def _steady_growth(resident: Sequence[tuple[int, int]]) -> int:

@@ -105,7 +105,10 @@ def find_large_parts(measured: Measured, notes: NotedSteps, explained: Container
         is_large &= not between or low_ns >= _REGULAR * per_step
         if is_large and part not in explained:
             evidence = f"{short_ms(per_step)} of {short_ms(float(np.median(step_ns)))} (medians)"
-            evidence += _details(measured, part, float(np.median(alone_ns)), between=between)
+            lines = notes.lines_text(part, per_step)
+            if part != OTHER or not lines:
+                evidence += _details(measured, part, float(np.median(alone_ns)), between=between)
+            evidence += lines
             if (part == OTHER and not between) or least == _LARGE_UNTRAINED_LOSS:
                 evidence += notes.outside_text(per_step, tensors_of(measured.optimizers))
             yield _large_part(measured, part, per_step, evidence, between=between)

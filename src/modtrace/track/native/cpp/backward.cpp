@@ -394,6 +394,8 @@ PyObject* run_backward(PyObject* capsule, PyObject* const* args, Py_ssize_t coun
     return PyObject_Vectorcall(wrapped.get(), args, count, keywords);
   }
   const uint64_t generation = current_generation();
+  tell_boundary(*session, "backward");
+  if (!is_running(generation)) return PyObject_Vectorcall(wrapped.get(), args, count, keywords);
   const int64_t call = ++engine.pass_calls;
   write_pass_edge(*session, thread, kPassBegin, call, take_expected(thread.pass_expected_ns));
   if (C10_UNLIKELY(static_cast<bool>(session->answer_operators))) {
@@ -427,6 +429,7 @@ PyObject* run_backward(PyObject* capsule, PyObject* const* args, Py_ssize_t coun
     // The nodes that an observed pass made belong to many calls.
     thread.boundaries.add_all(first_sequence, at::sequence_number::peek());
   }
+  tell_boundary(running, nullptr);
   return result;
 }
 

@@ -2,6 +2,7 @@
 
 #include <ATen/record_function.h>
 
+#include <cstring>
 #include <memory>
 
 namespace modtrace {
@@ -109,6 +110,17 @@ PyRef ask(Session& session, const PyRef& function, PyObject* first, PyObject* se
   PyRef answer = PyErr_Occurred() == nullptr ? call_without_dynamo(held, first, second, third) : PyRef();
   if (!answer) report_error(session);
   return is_active(session) ? std::move(answer) : PyRef();
+}
+
+void ask_at_boundary(Session& session, const char* begins) {
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  const PyRef text = begins == nullptr
+                         ? borrow(Py_None)
+                         : steal(PyUnicode_DecodeUTF8(begins, static_cast<Py_ssize_t>(std::strlen(begins)), "replace"));
+  ask(session, session.on_boundary, text.get());
+  raise_later();
+  PyErr_Restore(type, value, traceback);
 }
 
 void raise_later() {

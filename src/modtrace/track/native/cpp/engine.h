@@ -128,6 +128,7 @@ struct Session {
   PyRef runs_again;          // (module, inputs) → whether a checkpoint makes this call
   PyRef operator_names;      // () → names of operators with a formula, None: as before; null where none are counted
   PyRef answer_operators;    // (how many at most) → anything; notes what those cost that wait, see track/flops.py
+  PyRef on_boundary;         // (what begins, None: it ends) → anything; null where no step is looked at, see LineGaps
   PyRef begin_device_times;  // () → True, or anything where it is to be called again; null once it has returned True
   std::unordered_map<PyObject*, std::vector<std::pair<int64_t, int64_t>>>
       names;                                            // module → (parent's name id, name id)
@@ -384,6 +385,13 @@ class SessionRef {
 // failed, which is reported, or the session has ended. Needs the interpreter's lock.
 PyRef ask(Session& session, const PyRef& function, PyObject* first = nullptr, PyObject* second = nullptr,
           PyObject* third = nullptr);
+
+// Tells Python what begins here outside of the thread's calls of modules, or with null that it ends, where a step is
+// looked at. A pending error stays. The session may end in there. Needs the interpreter's lock.
+void ask_at_boundary(Session& session, const char* begins);
+inline void tell_boundary(Session& session, const char* begins) {
+  if (C10_UNLIKELY(static_cast<bool>(session.on_boundary))) ask_at_boundary(session, begins);
+}
 
 // Has the pending error, if there is one, raised in the main thread: that of a handler of a signal, which ran while
 // torch called us where nothing can be raised.

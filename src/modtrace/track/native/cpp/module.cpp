@@ -299,7 +299,7 @@ PyMethodDef methods[] = {
     {"watch_cuda_memory", watch_cuda_memory, METH_NOARGS, nullptr},
     {"start_flops", start_flops, METH_VARARGS, nullptr},
     {"take_operators", take_operators, METH_O, nullptr},
-    {"begin_outside", begin_outside, METH_NOARGS, nullptr},
+    {"begin_outside", begin_outside, METH_O, nullptr},
     {"end_outside", end_outside, METH_NOARGS, nullptr},
     {"limit_outside", limit_outside, METH_O, nullptr},
     {"write_event", py_write_event, METH_VARARGS, nullptr},

@@ -155,6 +155,10 @@ bool enter(PyObject* module, const Inputs& inputs) {
       if (!is_active(*session)) return false;
     }
   }
+  if (thread.open_calls.empty()) {
+    tell_boundary(*session, "forward");
+    if (!is_active(*session)) return false;
+  }
   int64_t& calls = (recompute ? session->recompute_calls : session->forward_calls)[name_id];
   const int64_t value = static_cast<int64_t>((static_cast<uint64_t>(calls++) & kCallIndexMask) << kSequenceBits);
   const int64_t meta = thread.meta_bits | name_id;
@@ -184,6 +188,8 @@ void exit(Session& session, ThreadState& thread, size_t height) {
     queue_device_event_of_call(session, thread, call.name_id);
   }
   drop_open_calls(thread, height);
+  // What died there may have ended the session.
+  if (height == 0 && is_active(session)) tell_boundary(session, nullptr);
 }
 
 }  // namespace

@@ -41,9 +41,9 @@ thread_local int open_operator = 0;                // the same of an operator
 
 // What began: a node or a range of torch, or what is counted.
 struct OpenOutside final : at::ObserverContext {
-  // `name`: under which it is counted, or null.
-  OpenOutside(int* inside, Totals* in_totals, const char* name)
-      : around(inside), own(in_totals), counted_as(name), begin(monotonic_ns()) {
+  // `name`: under which it is counted, or null. `boundary`: whether Python is told of its end.
+  OpenOutside(int* inside, Totals* in_totals, const char* name, bool boundary = false)
+      : around(inside), own(in_totals), counted_as(name), is_boundary(boundary), begin(monotonic_ns()) {
     if (around != nullptr) ++*around;
   }
   ~OpenOutside() override {
@@ -52,6 +52,7 @@ struct OpenOutside final : at::ObserverContext {
   int* around;  // of this thread: torch ends both where they began
   Totals* own;
   const char* counted_as;
+  bool is_boundary;
   int64_t begin;
 };
 
@@ -71,6 +72,13 @@ bool is_of_torch(const char* range) {
   return false;
 }
 
+// Tells of a range's begin, or with null of its end, on a thread that may not hold the interpreter's lock.
+void tell_range(const char* begins) {
+  if (!Py_IsInitialized()) return;
+  const GilLock gil;
+  if (Session* session = engine.active_session.load()) tell_boundary(*session, begins);
+}
+
 std::unique_ptr<at::ObserverContext> on_outside_begin(const at::RecordFunction& function) {
   const ThreadState* thread = counted.load(std::memory_order_relaxed);
   if (thread == nullptr || thread != &this_thread() || is_too_long()) return nullptr;
@@ -80,7 +88,10 @@ std::unique_ptr<at::ObserverContext> on_outside_begin(const at::RecordFunction& 
     return std::make_unique<OpenOutside>(&open_outside, own, open_outside == 0 ? kNodes : nullptr);
   }
   if (function.scope() == at::RecordScope::USER_SCOPE) {
-    return is_of_torch(name) ? std::make_unique<OpenOutside>(&open_outside, own, nullptr) : nullptr;
+    // A collective's ends on another thread.
+    const bool is_boundary = thread->open_passes == 0 && thread->open_calls.empty() && !function.isAsync();
+    if (is_boundary) tell_range(name);
+    return std::make_unique<OpenOutside>(is_of_torch(name) ? &open_outside : nullptr, own, nullptr, is_boundary);
   }
   if (open_operator > 0 || open_outside > 0 || !thread->open_calls.empty()) return nullptr;
   if (std::strncmp(name, kEvaluated, sizeof kEvaluated - 1) == 0) {
@@ -91,6 +102,9 @@ std::unique_ptr<at::ObserverContext> on_outside_begin(const at::RecordFunction& 
 
 void on_outside_end(const at::RecordFunction&, at::ObserverContext* context) {
   const auto* open = static_cast<const OpenOutside*>(context);
+  if (open != nullptr && open->is_boundary && counted.load(std::memory_order_relaxed) == &this_thread()) {
+    tell_range(nullptr);
+  }
   if (open == nullptr || open->counted_as == nullptr) return;
   const int64_t ns = monotonic_ns() - open->begin;
   const std::lock_guard<std::mutex> lock(totals_lock);
@@ -123,9 +137,11 @@ void watch_outside_operators() {
   pthread_atfork([] { totals_lock.lock(); }, unlock, unlock);
 }
 
-PyObject* begin_outside(PyObject*, PyObject*) {
+PyObject* begin_outside(PyObject*, PyObject* on_boundary) {
   stop_outside();
-  if (engine.active_session.load(std::memory_order_relaxed) == nullptr) Py_RETURN_NONE;
+  Session* session = engine.active_session.load(std::memory_order_relaxed);
+  if (session == nullptr) Py_RETURN_NONE;
+  session->on_boundary = borrow(on_boundary);
   is_over.store(false);
   count_begin = monotonic_ns();
   counted.store(&this_thread());
@@ -136,6 +152,7 @@ PyObject* begin_outside(PyObject*, PyObject*) {
 PyObject* end_outside(PyObject*, PyObject*) {
   if (counted.load() != nullptr) at::disableCallback(outside_callback);
   counted.store(nullptr);
+  if (Session* session = engine.active_session.load(std::memory_order_relaxed)) session->on_boundary = PyRef();
   std::array<Totals, 2> ended;
   {
     const std::lock_guard<std::mutex> lock(totals_lock);

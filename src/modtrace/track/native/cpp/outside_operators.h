@@ -11,8 +11,9 @@ namespace modtrace {
 // Gives torch the callback, disabled, once per process.
 void watch_outside_operators();
 
-// begin_outside(): count on this thread from now on. A count that runs begins anew.
-PyObject* begin_outside(PyObject* module, PyObject*);
+// begin_outside(on_boundary): count on this thread from now on, and call this at boundaries, see Session. A count that
+// runs begins anew.
+PyObject* begin_outside(PyObject* module, PyObject* on_boundary);
 
 // end_outside(): count no more, and return (outside, in passes), each a list of (name, calls, nanoseconds).
 // In passes `nodes` are the nodes themselves, and `nodes and hooks` these with the hooks of gradients. None if the

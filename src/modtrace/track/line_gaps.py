@@ -1,0 +1,113 @@
+"""Between which lines of the program time passes outside of modules, backward passes and ranges."""
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from ..ring.range_text import CATEGORIES
+from .ranges import category_of
+from .torch_ranges import INNER
+
+_MAX_PLACES, _MAX_GAPS = 256, 12
+"""How many are told apart, and how many of these are noted, the longest."""
+_NOT_THE_PROGRAM = (
+    os.path.join(os.path.dirname(torch.__file__), ""),
+    os.path.join(Path(__file__).parents[1], ""),
+    contextlib.__file__,
+)
+"""How the files begin whose lines say nothing of where a program is."""
+_WORK = ("forward", "backward")
+_KINDS = frozenset({*_WORK, "step", *CATEGORIES})
+
+_Gap = tuple[str, str, str, str]
+"""Where something ended and what, where something begins and what."""
+
+
+class LineGaps:
+    """Adds up the time between spans, by what ends before it and what begins after it, on one thread, in some steps.
+
+    What is after a forward that builds a graph, or before a backward pass, is of the loss, as in the parts of a step.
+    A span is an outermost call of a module, a backward pass or a range. Who begins or ends one calls this, on the
+    thread itself and with the GIL: so it looks at no other thread's frames, and it keeps none.
+    """
+
+    def __init__(self) -> None:
+        self._thread: int | None = None
+        self._open: list[str] = []
+        self._since_ns, self._since = 0, ("", "")
+        self._builds_graph = False
+        self._chain: dict[_Gap, int] = {}
+        self._step_ns: dict[tuple[_Gap, str], int] = {}
+        self._ns: dict[tuple[_Gap, str], list[int]] = {}
+
+    def begin(self, kind: str) -> None:
+        """Look at this thread from now on; `kind`: what ends here."""
+        self._open.clear()
+        self._chain.clear()
+        self._step_ns.clear()
+        self._builds_graph = False
+        self._ended(kind)
+        self._thread = threading.get_ident()
+
+    def end(self, kind: str) -> None:
+        """Look no more, as this begins here."""
+        self(kind)
+        self._thread = None
+        self._add("other")
+
+    def count(self) -> list[tuple[str, str, str, str, str, list[int]]]:
+        """Count the step; return the longest gaps so far, each with its part and the nanoseconds of its steps."""
+        for key, ns in self._step_ns.items():
+            if key in self._ns or len(self._ns) < _MAX_PLACES:
+                self._ns.setdefault(key, []).append(ns)
+        rows = [(*gap, part, each) for (gap, part), each in self._ns.items()]
+        return sorted(rows, key=lambda row: -sum(row[-1]))[:_MAX_GAPS]
+
+    def __call__(self, begins: str | None) -> None:
+        """Note that a span begins, of this kind or by a range of this name, or with None that the last one ends."""
+        now = time.monotonic_ns()
+        if threading.get_ident() != self._thread:
+            return
+        if begins is not None:
+            kind = begins if begins in _KINDS else category_of(begins)
+            if not self._open:
+                gap = (*self._since, _program_line(), kind)
+                self._chain[gap] = self._chain.get(gap, 0) + now - self._since_ns
+                if kind in _WORK:
+                    self._add("loss" if kind == "backward" or self._builds_graph else "other")
+            self._open.append(kind)
+        else:
+            # One that began before the step ends with what ended that.
+            kind = self._open.pop() if self._open else self._since[1]
+            if not self._open:
+                if kind in _WORK:
+                    self._builds_graph = kind == "forward" and torch.is_grad_enabled()
+                self._ended(kind)
+
+    def _add(self, part: str) -> None:
+        for gap, ns in self._chain.items():
+            if (key := (gap, part)) in self._step_ns or len(self._step_ns) < _MAX_PLACES:
+                self._step_ns[key] = self._step_ns.get(key, 0) + ns
+        self._chain.clear()
+
+    def _ended(self, kind: str) -> None:
+        self._since = _program_line(), kind
+        self._since_ns = time.monotonic_ns()
+
+
+def _program_line() -> str:
+    """Return where this thread is outside of torch and modtrace, `train.py:12`, without folders; empty if nowhere."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        # A function that a range is put around has the file and the line of what it was.
+        if not code.co_filename.startswith(_NOT_THE_PROGRAM) and INNER not in code.co_varnames:
+            return f"{os.path.basename(code.co_filename)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
