@@ -111,6 +111,23 @@ def test_few_calls_short_ones_and_long_ones_are_no_loop(count: int, ms: float) -
     assert [one for one in found(cells(count, ms)) if one[0] == LOOP] == []
 
 
+def test_layers_of_a_deep_model_are_no_loop() -> None:
+    script, now = EventScript(capacity=1 << 16), 1
+    net, layers = script.name("Net"), [script.name(f"Net.layers.{number}") for number in range(16)]
+    inner = [script.name(f"Net.layers.{number}.{name}") for number in range(16) for name in "ab"]
+    for call in range(6):
+        script.enter(now, net, call)
+        for number, layer in enumerate(layers):
+            script.enter(now, layer, call)
+            for name in inner[2 * number : 2 * number + 2] * 16:
+                script.enter(now, name, call)
+                script.exit(now := now + MS // 10, name, call)
+            script.exit(now, layer, call)
+        script.exit(now, net, call)
+
+    assert found(build_timeline(script.snapshot())) == []
+
+
 def with_loss(loss: float, alone: float) -> Timeline:
     """Steps of `Net`, forward and backward 10 ms each; the loss takes some, and some of the pass is in no module."""
     script, now = EventScript(capacity=1 << 10), 0

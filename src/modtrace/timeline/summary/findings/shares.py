@@ -305,7 +305,7 @@ def _loops(measured: Measured) -> Iterator[Finding]:
     for place, members in sorted(by_place.items(), key=lambda item: item[0].count(".")):
         rows, calls = [measured.rows[index] for index in members], float(measured.calls[members].sum())
         per_step, around = float(measured.step_ns[members].sum()), measured.outer[rows[0].fqn]
-        times = calls / max(calls_of[around[0]], 1e-9)
+        times = calls / max(sum(calls_of[fqn] for fqn in {measured.outer[row.fqn][0] for row in rows}), 1e-9)
         a_call = sum(row.forward_ns for row in rows) / max(sum(row.calls for row in rows), 1)
         if times < _LOOP_CALLS or a_call > _SHORT_NS or per_step < _LOOP_SHARE * measured.usual_ns:
             continue
