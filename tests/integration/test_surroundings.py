@@ -18,7 +18,7 @@ import modtrace
 from modtrace import Timeline
 from modtrace.record_options import EngineName
 from tests.support.forked_python import run_forked, start_forked
-from tests.support.python_process import python_environment, run_python
+from tests.support.python_process import run_python, users_environment
 from tests.support.test_scale import PORTABLE_IN_FULL
 
 Row = tuple[str, str, int, bool]
@@ -303,7 +303,7 @@ def test_interpreters_that_look_more_closely(
     script.write_text(STEPS)
     options = [option.format(folder=tmp_path) for option in options]
 
-    done = run_python(*options, script, engine, tmp_path / "ring.modtrace", env=python_environment(**variables))
+    done = run_python(*options, script, engine, tmp_path / "ring.modtrace", env=users_environment(**variables))
 
     assert (done.stdout, done.stderr) == ("ready\n0 True step 49\n", "")
 

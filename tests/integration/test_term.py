@@ -116,7 +116,9 @@ def test_on_sigterm_a_run_is_saved_and_ends_as_before(
         *options,
         "train.py",
     )
-    with start_python(*command, cwd=tmp_path, stdout=subprocess.PIPE) as process:
+    # One that ends as a whole interpreter does.
+    start = start_python if script == HANG and not options else start_forked
+    with start(*command, cwd=tmp_path, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         lines = ""
         while not lines.endswith("ready\n"):
@@ -181,7 +183,8 @@ def press_while_it_saves(way: str, again_ns: int, folder: Path) -> tuple[int, st
     (folder / "train.py").write_text(PRESSED.format(again_ns=again_ns) + SAVES[way])
     os.mkfifo(folder / "out.json")
     run = ("-m", "modtrace", "run", "-o", "out.json") if way.startswith("run") else ()
-    process = start_python(*run, "train.py", cwd=folder, stderr=subprocess.PIPE)
+    start = start_python if way == "exit" else start_forked
+    process = start(*run, "train.py", cwd=folder, stderr=subprocess.PIPE)
     assert process.stderr is not None
     with open(folder / "out.json", "rb") as pipe:  # which waits until it is opened to be written
         process.send_signal(signal.SIGINT)
