@@ -121,13 +121,13 @@ def timeline(
     if max_depth is not None:
         whole = whole.only(None, max_depth)
     whole.save(output)
-    placed: Any = whole.metadata["ranks"]
+    placed = whole.metadata["ranks"]
     levels = Counter((one.get("role") or "rank", one["levels"]) for one in placed if "levels" in one)
     for (which, number), count in sorted(levels.items()):
         few = f"{counted(count, which)} with {counted(number, 'level')} of modules"
         echo(f"{few}, so that a step takes 1 MB at most; --max-depth takes more", err=True)
     if whole.metadata["left_out"]:
-        few = counted(int(str(whole.metadata["left_out"])), "rank")
+        few = counted(whole.metadata["left_out"], "rank")
         echo(f"{few} left out, so that a step takes 1 MB at most; --ranks takes others", err=True)
     peaks = peak_sentence({one["rank"]: one["peak_bytes"] for one in placed if "peak_bytes" in one})
     for line in [*_describe_time(placed), *([peaks] if peaks else [])]:

@@ -301,7 +301,7 @@ def _finish(auto: "AutoRecording", trace: str) -> None:
     timeline, spans = auto.recording._saved_timeline()
     # Where no optimizer steps, backward passes may end steps, which the timeline counts.
     whole_run = timeline.metadata[WHOLE_RUN]
-    ended = auto.recording.steps or (whole_run["steps"] if isinstance(whole_run, dict) else None)
+    ended = auto.recording.steps or whole_run["steps"]
     steps = f" of {'the end of ' if timeline.stats.overwritten else ''}{counted(ended, 'step')}" if ended else ""
     if len(files) == 1:
         say(f"{counted(spans, 'span')}{steps} {'is' if spans == 1 else 'are'} in {files[0]}")

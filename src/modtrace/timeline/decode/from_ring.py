@@ -82,13 +82,8 @@ def assemble_timeline(
     """
     snapshot, slots, lookup = analysis.snapshot, analysis.snapshot.slots, analysis.lookup
     not_whole = modules.unfinished, modules.unstarted, modules.unattributed
-    rank = snapshot.metadata.get("rank")
-    process = Process(
-        int(str(snapshot.metadata.get("pid", 0))),
-        rank if isinstance(rank, int) else None,
-        str(snapshot.metadata.get("program", "python")),
-        str(snapshot.metadata.get("role", "")),
-    )
+    of_process = snapshot.metadata.get
+    process = Process(of_process("pid", 0), of_process("rank"), of_process("program", "python"), of_process("role", ""))
     tracks = describe_tracks(modules.tracks, lookup.threads, process)
     communication, groups = build_collectives(analysis)
     tracks, communication = assign_communication_tracks(tracks, communication, lookup.threads, process)
@@ -143,7 +138,7 @@ def describe_whole_run(snapshot: RingSnapshot, ended: Int64Array, spans: int | N
     kept = max(0, len(ended) - (not is_whole))  # of the first step that ends, the begin was overwritten
     first = snapshot.metadata.get(FIRST_STEP)
     steps = len(ended) if is_whole else None
-    if steps is None and isinstance(first, int) and len(ended):
+    if steps is None and first is not None and len(ended):
         steps = int(ended[-1]) - first + 1
     read = [record["monotonic"] for record in snapshot.records if record["kind"] == "anchor"]
     times = [*read, *snapshot.slots.events.time[-1:].tolist()]
