@@ -150,11 +150,16 @@ def test_a_loss_without_a_backward_of_its_size_does_something_else(loss: float, 
     assert [one[:4] for one in found(with_loss(loss, alone))] == expected
 
 
-@pytest.mark.parametrize(("forward", "backward", "is_found"), [(1, 0.01, True), (1, 0.1, False), (0.6, 0.01, False)])
+@pytest.mark.parametrize(
+    ("forward", "backward", "act", "is_found"),
+    [(1, 0.01, "Sines", True), (1, 0.1, "Sines", False), (0.6, 0.01, "Sines", False), (3, 0.01, "Dropout", False)],
+)
 def test_a_module_without_inner_ones_that_has_hardly_any_backward(
-    forward: float, backward: float, is_found: bool
+    forward: float, backward: float, act: str, is_found: bool
 ) -> None:
-    timeline = training(forward=lambda step, block: forward, backward=lambda step, block: backward, wait=60)
+    timeline = training(
+        forward=lambda step, block: forward, backward=lambda step, block: backward, act=lambda block: act, wait=60
+    )
 
     what = "spends host time in its own forward, outside of inner modules and operators"
     expected = [(what, "Net.blocks.0.act", "forward", 4)] if is_found else []

@@ -226,6 +226,8 @@ def find_host_time(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
     for index, row in enumerate(rows):
         if (
             measured.calls[index] >= _MOST_STEPS
+            # On a CPU random numbers take longer than all else: 0.05 of it in backward.
+            and "Drop" not in row.module_class
             and (measured.runs[1, index] if trains else row.fqn in compose)
             and row.backward_self_ns
             < (_BACKWARD_SHARE_OF_HOLDERS if row.fqn in hold else _BACKWARD_SHARE) * row.forward_self_ns
