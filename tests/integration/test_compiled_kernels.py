@@ -85,6 +85,20 @@ class Convolutions(nn.Module):
         return out
 
 
+class Sums(nn.Module):
+    """Its products are added to something, forward and backward: Inductor makes one node of each such pair."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(32, 32, bias=False), nn.Linear(48, 32, bias=False)
+        self.left, self.right = nn.Linear(32, 48, bias=False), nn.Linear(32, 48, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.first(x)
+        out: Tensor = x + self.last(self.left(inner) * self.right(inner))
+        return out
+
+
 class Merged:
     """A profile of a model's steps with a recording of them, merged."""
 
@@ -186,6 +200,21 @@ def test_products_are_in_the_module_whose_shapes_they_have(tmp_path: Path) -> No
     assert any(" + " in fqn for fqn, _ in undivided.self_ns)
     total, of_all = (sum(int(ns.sum()) for ns in taken.self_ns.values()) for taken in (samples, undivided))
     assert total == pytest.approx(of_all, abs=len(samples.self_ns) * 2)
+
+
+def test_products_that_are_part_of_a_sum(tmp_path: Path) -> None:
+    merged = Merged(torch.compile(Sums()), tmp_path)
+
+    products = [event for event in merged.kernels() if event["name"] in ("aten::mm", "aten::addmm")]
+    # In each of two steps: what is added to x, and the gradient of one of two that reach the first.
+    assert sum(event["name"] == "aten::addmm" for event in products) == 4
+    spans = [merged.around(event) for event in products]
+    assert Counter((span.fqn, span.phase) for span in spans if span is not None) == {
+        ("Sums.first", "forward"): 2,
+        ("Sums.first", "backward"): 2,  # X wants no gradient
+        **{(f"Sums.{name}", "forward"): 2 for name in ("left", "right", "last")},
+        **{(f"Sums.{name}", "backward"): 4 for name in ("left", "right", "last")},
+    }
 
 
 def test_operators_with_several_results_and_with_random_numbers(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from .._interrupts import raised_by_handler
 from ..timeline.contents import COMPILED_BEFORE, FROM_AUTOGRAD_CACHE
-from .compiled_kernels import InnerModule, KernelLog, Owner, note_kernels, note_owners, owner_of
+from .compiled_kernels import InnerModule, KernelLog, Owner, factors_of, note_kernels, note_owners, owner_of
 from .flop_formulas import Formula, formula_by_operator
 from .greenlets import PerGreenlet
 from .unseen import skip_all, unseen_by_modes
@@ -117,6 +117,8 @@ def _add_nodes(work: dict[InnerModule, list[int]], owners: dict[str, Owner], gra
         if node.op != "call_function":
             continue
         module, phase = owners[node.name] = owner_of(node, is_backward=is_backward)
+        if factors := factors_of(node):
+            owners[factors] = module, phase
         counts = work.setdefault(module, [*NO_WORK])
         flops = _flops_of(node, formulas)
         counts[phase] += 1

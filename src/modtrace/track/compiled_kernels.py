@@ -36,6 +36,7 @@ _GRAPH_MODULE = "torch._inductor.output_code"
 _KEPT = "modtrace_kernels"
 """The attribute of a compiled graph that has its kernels."""
 
+_PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm)
 _VIEWS = ("aten::_unsafe_view", "aten::reshape", "<built-in function getitem>")
 
 
@@ -53,6 +54,12 @@ def owner_of(node: Any, *, is_backward: bool) -> Owner:
     if is_backward:
         phase = BACKWARD if of_backward or meta.get("partitioner_tag") != "is_forward" else RECOMPUTE
     return (str(source), getattr(kind, "__name__", str(kind))), phase
+
+
+def factors_of(node: Any) -> str:
+    """Return what a node multiplies as matrices, empty for other nodes: it stays if a sum becomes part of the node."""
+    is_product = getattr(node.target, "overloadpacket", None) in _PRODUCTS
+    return " @ ".join(str(factor) for factor in node.args[-2:]) if is_product else ""
 
 
 class GraphKernels(NamedTuple):
@@ -213,8 +220,9 @@ def _name_kernel(graph: _Graph, schedule: Any, kernel_name: str, *_: Any, **__: 
     nodes = [node for node in nodes if not _is_view(node)] or nodes
     noted = []
     for node in nodes:
-        owner = owner_of(node, is_backward=graph.is_backward)
-        known = node.name if (graph.owners or {}).get(node.name) == owner else graph.like.get(owner, "")
+        owners = graph.owners or {}
+        owner = owners.get(factors_of(node)) or owner_of(node, is_backward=graph.is_backward)
+        known = node.name if owners.get(node.name) == owner else graph.like.get(owner, "")
         noted.append((known, graph.captured_like.get(owner[0], ""), owner[1], _bytes_of(node)))
     graph.named.append((kernel_name, tuple(noted)))
 
