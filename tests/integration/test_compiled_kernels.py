@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor.async_compile import AsyncCompile
 from torch.utils.checkpoint import checkpoint
 
 import modtrace
@@ -215,6 +216,29 @@ def test_products_that_are_part_of_a_sum(tmp_path: Path) -> None:
         **{(f"Sums.{name}", "forward"): 2 for name in ("left", "right", "last")},
         **{(f"Sums.{name}", "backward"): 4 for name in ("left", "right", "last")},
     }
+
+
+class Products(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.bmm(torch.bmm(x, x.transpose(1, 2).contiguous()).relu(), x)
+
+
+def test_templates_of_products_are_of_their_module_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Inductor says that a template is of all that its inputs come from. What it writes is enough, and not compiled.
+    monkeypatch.setattr(AsyncCompile, "cpp_pybinding", lambda *_, **__: lambda *_: None)
+    model = nn.Sequential(nn.Linear(32, 96), nn.GELU(), nn.Linear(96, 32), Products()).eval()
+    how = {"freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "CPP"}
+    with torch._inductor.config.patch(how), modtrace.record() as recording, torch.no_grad():
+        torch.compile(model)(torch.ones(4, 32, 32))
+
+    ((graph,),) = recording.timeline().metadata[COMPILED].values()  # type: ignore[attr-defined]
+    paths = [name.rpartition(": ")[0] for name, *_ in graph["work"]]
+    (made,) = graph["kernels"]
+    assert [[paths[module] for module, *_ in parts] for _, parts in made["kernels"]] == [
+        ["0", "1"],
+        ["2"],
+        *[["3"]] * 3,
+    ]
 
 
 def test_operators_with_several_results_and_with_random_numbers(tmp_path: Path) -> None:

@@ -104,6 +104,7 @@ class _Graph:
             comes from AOTAutograd's cache.
         is_backward: whether it is of backward.
         named: the kernels that were named since: each with its nodes: their names in both graphs, the phase, the bytes.
+        of_templates: the nodes that their templates are said to be of.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class _Graph:
         self.like = {owner: name for name, owner in (owners or {}).items()}
         self.captured_like = {module: name for name, module in captured.items()}
         self.named: list[tuple[str, tuple[tuple[str, str, int, int], ...]]] = []
+        self.of_templates: set[Any] = set()
 
 
 _graphs: WeakMap[Any, _Graph | None] = WeakMap()
@@ -212,7 +214,7 @@ def _before(function: Callable[..., Any], note: Callable[..., None]) -> Callable
 
 
 def _name_kernel(graph: _Graph, schedule: Any, kernel_name: str, *_: Any, **__: Any) -> None:
-    nodes = [node for node in _nodes_of(schedule) if node.op == "call_function"]
+    nodes = [node for node in _nodes_of(graph, schedule) if node.op == "call_function"]
     if len(nodes) == 1 and isinstance(nodes[0].target, HigherOrderOperator):
         # With the state of random numbers, as in a checkpoint: a profile has the operator that it runs.
         inner = (argument for argument in nodes[0].args if isinstance(argument, OpOverload))
@@ -243,7 +245,7 @@ def _take_kernels(graph: _Graph, compiled: Any, *_: Any, **__: Any) -> None:
     graph.log.add(GraphKernels(key, tuple(kernels), (_missing() or FROM_CACHE) if kept is None else ""))
 
 
-def _nodes_of(schedule: Any) -> Iterable[Any]:
+def _nodes_of(graph: _Graph, schedule: Any) -> Iterable[Any]:
     """Return the nodes of FX that a kernel is made of: those of its parts, or the one that an operator runs."""
     if not isinstance(schedule, (list, tuple)):
         own = getattr(schedule, "origin_node", None)
@@ -253,7 +255,15 @@ def _nodes_of(schedule: Any) -> Iterable[Any]:
         of_operator = [node for node in schedule.origins if node.target is getattr(schedule, "op_overload", None)]
         return of_operator or schedule.origins
     parts = [part for item in schedule if hasattr(item, "get_nodes") for part in item.get_nodes()]
-    return dict.fromkeys(node for part in parts if part.node is not None for node in part.node.origins)
+    nodes: dict[Any, None] = {}
+    for part in parts:
+        if part.node is not None:
+            origins = [*part.node.origins]
+            # A template, as of a product, is said to be of all before it, and so is what reads its result.
+            own = origins[:1] if part.is_template() else [node for node in origins if node not in graph.of_templates]
+            nodes |= dict.fromkeys(own or origins[:1])
+            graph.of_templates.update(origins if part.is_template() else ())
+    return nodes
 
 
 def _is_view(node: Any) -> bool:
