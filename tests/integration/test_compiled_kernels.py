@@ -223,22 +223,30 @@ class Products(nn.Module):
         return torch.bmm(torch.bmm(x, x.transpose(1, 2).contiguous()).relu(), x)
 
 
-def test_templates_of_products_are_of_their_module_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Inductor says that a template is of all that its inputs come from. What it writes is enough, and not compiled.
-    monkeypatch.setattr(AsyncCompile, "cpp_pybinding", lambda *_, **__: lambda *_: None)
-    model = nn.Sequential(nn.Linear(32, 96), nn.GELU(), nn.Linear(96, 32), Products()).eval()
-    how = {"freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "CPP"}
-    with torch._inductor.config.patch(how), modtrace.record() as recording, torch.no_grad():
-        torch.compile(model)(torch.ones(4, 32, 32))
-
-    ((graph,),) = recording.timeline().metadata[COMPILED].values()  # type: ignore[attr-defined]
+def owners_as_written(model: nn.Module, x: Tensor, **how: object) -> list[list[str]]:
+    """Return the modules of each kernel that Inductor writes for a call without gradients; it compiles none."""
+    with pytest.MonkeyPatch.context() as patch, torch._inductor.config.patch(how), modtrace.record() as recording:
+        patch.setattr(AsyncCompile, "cpp_pybinding", lambda *_, **__: lambda *_: None)
+        with torch.no_grad():
+            torch.compile(model)(x)
+    ((graph,),) = recording.timeline().metadata[COMPILED].values()
     paths = [name.rpartition(": ")[0] for name, *_ in graph["work"]]
     (made,) = graph["kernels"]
-    assert [[paths[module] for module, *_ in parts] for _, parts in made["kernels"]] == [
-        ["0", "1"],
-        ["2"],
-        *[["3"]] * 3,
-    ]
+    return [[paths[module] for module, *_ in parts] for _, parts in made["kernels"]]
+
+
+def test_templates_of_products_are_of_their_module_alone() -> None:
+    # Inductor says that a template is of all that its inputs come from.
+    model = nn.Sequential(nn.Linear(32, 96), nn.GELU(), nn.Linear(96, 32), Products()).eval()
+    how = {"freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "CPP"}
+    assert owners_as_written(model, torch.ones(4, 32, 32), **how) == [["0", "1"], ["2"], ["3"], ["3"], ["3"]]
+
+
+def test_weights_that_are_laid_out_otherwise_are_of_who_uses_them() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
+    owners = owners_as_written(model, torch.ones(2, 3, 16, 16))
+    assert owners[0] == ["0"]
+    assert {tuple(own) for own in owners} <= {("0",), ("1",), ("2",), ("1", "2"), ("2", "1")}
 
 
 def test_operators_with_several_results_and_with_random_numbers(tmp_path: Path) -> None:

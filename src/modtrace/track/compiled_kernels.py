@@ -261,7 +261,10 @@ def _nodes_of(graph: _Graph, schedule: Any) -> Iterable[Any]:
             origins = [*part.node.origins]
             # A template, as of a product, is said to be of all before it, and so is what reads its result.
             own = origins[:1] if part.is_template() else [node for node in origins if node not in graph.of_templates]
-            nodes |= dict.fromkeys(own or origins[:1])
+            own = own or origins[:1]
+            if all(node.op == "placeholder" for node in own):
+                own = [user for node in own for user in node.users]  # as a weight that is laid out otherwise for them
+            nodes |= dict.fromkeys(own)
             graph.of_templates.update(origins if part.is_template() else ())
     return nodes
 
