@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -140,6 +141,27 @@ def test_names_inside_are_those_of_eager_whatever_self_is_called(engine: Any) ->
     assert spans[1:3] == [("OfNoSelf.blocks.0", "MLP"), ("OfNoSelf.blocks.0.up", "Linear")]
 
 
+def returning_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def wrapper(self: nn.Module, *args: Tensor) -> Any:
+        return function(self, *args)
+
+    return wrapper
+
+
+class Decorated(nn.Module):
+    """What torch compiles is the decorator around its `forward`, as in transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(MLP(), MLP())
+
+    @returning_tensors
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.blocks(x)
+        return out
+
+
 class Breaking(nn.Module):
     """Its graph breaks inside of a part: torch keeps the next part on its stack."""
 
@@ -198,7 +220,7 @@ class Tied(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("kind", [AroundBreaks, Wrapped, Tied])
+@pytest.mark.parametrize("kind", [AroundBreaks, Wrapped, Tied, Decorated])
 def test_names_inside_are_those_of_eager_after_breaks_in_wrappers_and_of_tied_parts(
     kind: type[nn.Module], engine: Any
 ) -> None:

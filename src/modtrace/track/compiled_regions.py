@@ -82,6 +82,18 @@ def _called_module(caller: FrameType, method: str) -> set[str]:
     return _CALLED_MODULE | own
 
 
+def _decorates_forward(caller: FrameType, name: str) -> bool:
+    """Return whether a frame, of a function of this name, is of a decorator around a module's `forward`."""
+    for variable, value in caller.f_locals.items():
+        function = getattr(type(value), "forward", None) if isinstance(value, nn.Module) else None
+        while (code := getattr(function, "__code__", None)) is not None:
+            place = code.co_name, code.co_filename, code.co_varnames[:1]
+            if place == (name, caller.f_code.co_filename, (variable,)):
+                return True
+            function = getattr(function, "__wrapped__", None)
+    return False
+
+
 def _inner_path(source: str, called_module: Container[str], paths: Mapping[str, str], *, strip_wrappers: bool) -> str:
     """Return the path of a module of a region below the module whose call this is, which has "".
 
@@ -142,7 +154,7 @@ class CompiledRegion(nn.Module):
         # Code that torch.fx made may be of a model too, which was traced or exported.
         graph = caller.f_locals.get("self") if code.co_filename.startswith("<eval_with_key>") else None
         self.is_generated = type(graph).__name__.startswith(COMPILED_AUTOGRAD)
-        self.is_call_of_module = name in _CALLS_OF_MODULES
+        self.is_call_of_module = name in _CALLS_OF_MODULES or _decorates_forward(caller, name)
         if self.is_call_of_module:
             self._called_module = _called_module(caller, name)
             values = caller.f_locals
