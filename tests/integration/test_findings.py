@@ -442,7 +442,7 @@ FAULTS = [
     Fault(compiles_again, ("torch.compile", "size mismatch at index 0", "is compiled again")),
     Fault(slow_loss, ("loss takes a large share",)),
     Fault(long_loss, ("loss takes a large share", "of it in backward, outside of modules")),
-    Fault(loop_outside, ("outside of modules and ranges (other)", "follows optimizer"), ("Python, or waiting",)),
+    Fault(loop_outside, ("outside of modules and ranges (other)", "(optimizer) and"), ("Python, or waiting",)),
     Fault(averages_by_hand, (), ("(other)", "mul_ 255 times", "add_ 255 times", "a loop over the 51 parameters")),
     Fault(copies_the_model, (), ("(other)", "clone 51 times", "copies of the 51 parameters")),
     Fault(norms_of_gradients, (), ("(other)", "norm 255 times", "item 255 times", "a loop over the 51 parameters")),

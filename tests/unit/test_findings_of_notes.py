@@ -113,7 +113,10 @@ def test_other_time_is_said_to_be_in_operators_or_in_python() -> None:
             ([["randint", 2, MS]], 0),
             ([["clone", 2, 6 * MS]], 0),
             ([["detach", 40, MS]], 20),
+            ([["to", 40, MS]], 20),
+            ([["clone", 40, MS]], 20),
             ([["copy_", 160, 6 * MS]], 20),
+            ([["mul_", 200, 6 * MS]], 20),  # five times for each
             ([["copy_", 162, 6 * MS]], 20),  # of another loop
         )
     ]
@@ -125,7 +128,12 @@ def test_other_time_is_said_to_be_in_operators_or_in_python() -> None:
         "; a step runs clone once there, 3 ms",
         "; hardly any of it in operators of torch: Python, or waiting; a step runs detach 20 times there, 0.5 ms: for "
         "each of the 20 parameters",
+        "; hardly any of it in operators of torch: Python, or waiting; a step runs to 20 times there, 0.5 ms: for "
+        "each of the 20 parameters",
+        "; hardly any of it in operators of torch: Python, or waiting; a step runs clone 20 times there, 0.5 ms: "
+        "copies of the 20 parameters",
         "; a step runs copy_ 80 times there, 3 ms: copies of the 20 parameters",
+        "; a step runs mul_ 100 times there, 3 ms: a loop over the 20 parameters",
         "; a step runs copy_ 81 times there, 3 ms",
     ]
 

@@ -15,7 +15,8 @@ from .finding import TRACE, Finding, Measured, only_option, times_text
 _MANY_CALLS = 8
 """How often an operator runs in a step for that to be a loop: a loss, or clipping as torch does it, runs few once."""
 _MOST_EACH = 4
-"""How often at most an operator runs for a parameter in a loop over these: what runs more often is another loop."""
+"""How often an operator runs at most for a parameter in a loop over these, if not for each equally often: what runs
+more often is another loop."""
 _COPIES = frozenset({"clone", "copy_", "to", "_to_copy"})
 _LEAST_LOOKS = 3
 """How often something has to be on to be on always: who profiles or debugs does so in a few steps."""
@@ -121,10 +122,11 @@ class NotedSteps:
         shown = self.loop() or [each for each in self.outside if each.ns >= _IN_OPERATORS * ns]
         text = "; hardly any of it in operators of torch: Python, or waiting" if is_python else ""
         text += f"; a step runs {_calls_text(shown)} there, {short_ms(sum(each.ns for each in shown))}" if shown else ""
-        each_tensor = [one.name for one in shown if tensors and tensors <= one.calls <= _MOST_EACH * tensors]
+        each_tensor = [one.name for one in shown if _is_for_each(one.calls, tensors)]
         if not each_tensor:
             return text
-        over = "for each of" if is_python else "copies of" if _COPIES.intersection(each_tensor) else "a loop over"
+        copies = _COPIES - {"to"} if is_python else _COPIES  # in hardly any time it copies nothing
+        over = "copies of" if copies.intersection(each_tensor) else "for each of" if is_python else "a loop over"
         return f"{text}: {over} the {tensors:,} parameters"
 
     def lines_text(self, part: str, ns: float) -> str:
@@ -160,6 +162,10 @@ def _steady_growth(resident: Sequence[tuple[int, int]]) -> int:
         return 0
     growth = np.diff(held) / np.diff(at)
     return int(np.median(growth)) if growth.min() >= max(_LEAST_GROWTH, _STEADY * growth.max()) else 0
+
+
+def _is_for_each(calls: float, tensors: int) -> bool:
+    return bool(tensors) and calls >= tensors and (calls <= _MOST_EACH * tensors or calls % tensors == 0)
 
 
 def _calls_text(operators: Sequence[Operator]) -> str:
