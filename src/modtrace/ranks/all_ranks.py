@@ -185,8 +185,7 @@ def all_ranks_timeline(ranks: Sequence[RankTimeline], left_out: int = 0) -> Time
         for one in ranks
     ]
     metadata = {
-        **ranks[0].timeline.metadata,
-        WHOLE_RUN: None,
+        **{key: value for key, value in ranks[0].timeline.metadata.items() if key != WHOLE_RUN},
         "rank": None,
         "role": None,
         "ranks": placed,
