@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -234,3 +235,45 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
+
+
+class Bound:
+    """A wrapper that is no function, and is bound to the module as functions are; it notes what it was bound to."""
+
+    def __init__(self, inner: Call, module: nn.Module | None = None) -> None:
+        self._inner, self._module = inner, module
+
+    def __get__(self, module: nn.Module | None, owner: type) -> Bound:
+        return self if module is None else Bound(self._inner, module)
+
+    def __call__(self, path: list[str]) -> Any:
+        return self._inner(self._module, [*path, type(self._module).__name__])
+
+
+class Unbound:
+    """One that a class does not bind: it does not get the module."""
+
+    def __call__(self, path: list[str]) -> list[str]:
+        return [*path, "unbound"]
+
+
+@pytest.mark.parametrize(
+    ("foreign", "path"),
+    [
+        (Bound(ORIGINAL), ["Echo"]),
+        (functools.partialmethod(ORIGINAL), []),
+        (Unbound(), ["unbound"]),
+        (functools.partial(lambda name, path: [*path, name], "partial"), ["partial"]),
+    ],
+)
+def test_a_foreign_wrapper_that_is_no_function_is_called_as_python_calls_it(foreign: Any, path: list[str]) -> None:
+    set_call(foreign)
+    assert Echo()([]) == path
+
+    patch = make_patch()
+    patch.install("ours")
+    assert Echo()([]) == ["ours", *path]
+    patch.uninstall()
+
+    assert vars(nn.Module)["__call__"] is foreign
+    assert Echo()([]) == path

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -27,20 +28,34 @@ _exclusive = Exclusive()
 
 
 class Wrapper:
-    """A wrapper that a patch has put around a function of torch's, another wrapper of ours, or one of other code."""
+    """A wrapper that a patch has put around a function of torch's, another wrapper of ours, or one of other code.
 
-    __slots__ = ("function", "observer", "patch", "wrapped", "wraps_torch")
+    Attributes:
+        around: what was there; for a class what its `__dict__` held.
+        wrapped: what calls that, with the object first.
+    """
+
+    __slots__ = ("around", "function", "observer", "patch", "wrapped", "wraps_torch")
 
     # What callers call in place of `wrapped`. While `observer` is None it only calls `wrapped`.
     function: Callable[..., Any]
 
-    def __init__(self, patch: Patch, wrapped: Callable[..., Any]) -> None:
-        self.patch, self.wrapped = patch, wrapped
+    def __init__(self, patch: Patch, around: Callable[..., Any], wrapped: Callable[..., Any]) -> None:
+        self.patch, self.around, self.wrapped = patch, around, wrapped
         names = getattr(getattr(wrapped, "__code__", None), "co_names", None)
         # Torch's `nn.Module.__call__`, unchanged from the version we know: it calls `_compiled_call_impl`, or
         # `_call_impl` if that is None. A Python wrapper may then choose between these itself, which saves a frame.
         self.wraps_torch = wrapped is _TORCH_CALL and names == ("_compiled_call_impl", "_call_impl")
         self.observer: Any = None  # receives the calls; None makes the wrapper inactive
+
+
+def as_method(found: Any) -> Callable[..., Any]:
+    """Return a function that calls what a class holds as Python does: what `__get__` binds to the object, if it can."""
+    if isinstance(found, FunctionType):
+        return found
+    if not hasattr(type(found), "__get__"):
+        return lambda _module, *args, **kwargs: found(*args, **kwargs)
+    return lambda module, *args, **kwargs: type(found).__get__(found, module, type(module))(*args, **kwargs)
 
 
 def _name_as(wrapper: Callable[..., Any], function: Callable[..., Any]) -> None:
@@ -73,17 +88,17 @@ class PatchTarget:
         """Return the outermost wrapper of `patch` that calls certainly reach: only wrappers of ours are around it."""
         wrapper = self._by_function.get(id(self._function()))
         while wrapper is not None and wrapper.patch is not patch:
-            wrapper = self._by_function.get(id(wrapper.wrapped))
+            wrapper = self._by_function.get(id(wrapper.around))
         return wrapper
 
     def add(self, patch: Patch) -> Wrapper:
         """Put an inactive wrapper of `patch` around what is there: the one that wrapped it before, or a new one."""
-        wrapped = self._function()
+        around = self._function()
         for wrapper in self.wrappers_of(patch):
-            if wrapper.wrapped is wrapped:
+            if wrapper.around is around:
                 break
         else:
-            wrapper = patch.wrap(wrapped)
+            wrapper = patch.wrap(around, as_method(around) if self._owner is nn.Module else around)
             _name_as(wrapper.function, self._original)
             # Known before it can be called, so that it is found wherever an interrupt comes.
             self._by_function[id(wrapper.function)] = wrapper
@@ -94,7 +109,7 @@ class PatchTarget:
         """Take off the inactive wrappers, but for those that other code has wrapped."""
         below = function = self._function()
         while (wrapper := self._by_function.get(id(below))) is not None and wrapper.observer is None:
-            below = wrapper.wrapped
+            below = wrapper.around
         if below is not function:
             self._set(below)
 
@@ -115,8 +130,12 @@ class PatchTarget:
     def below_ours(self, function: Callable[..., Any] | None) -> Callable[..., Any] | None:
         """Return what is below the wrappers of ours around a function, if any are."""
         while (wrapper := self._by_function.get(id(function))) is not None:
-            function = wrapper.wrapped
+            function = wrapper.around
         return function
+
+    def is_ours_alone(self) -> bool:
+        """Whether no wrapper of other code is around torch's call of a module now, nor between ours."""
+        return self.below_ours(self._function()) is _TORCH_CALL
 
 
 MODULE_CALL = (PatchTarget(nn.Module, "__call__", is_restored=True),)
@@ -174,9 +193,9 @@ class Patch:
             if target.is_restored:
                 target.remove_inactive()
 
-    def wrap(self, wrapped: Callable[..., Any]) -> Wrapper:
-        """Return a new, inactive wrapper around `wrapped`."""
-        wrapper = Wrapper(self, wrapped)
+    def wrap(self, around: Callable[..., Any], wrapped: Callable[..., Any]) -> Wrapper:
+        """Return a new, inactive wrapper `around` what was found, which `wrapped` calls."""
+        wrapper = Wrapper(self, around, wrapped)
         wrapper.function = self._make(wrapper)
         return wrapper
 

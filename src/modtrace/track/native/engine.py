@@ -11,7 +11,7 @@ import torch
 from ..._after_import import call_after_import
 from ...ring import Kind, NameTable, Ring
 from ...ring.slot_format import ALLOCATED, CUDA_ALLOCATED, KIND_SHIFT, REFUSED
-from ..call_patch import MAKE_GRADIENTS, MODULE_CALL, RUN_BACKWARD, Patch, Wrapper
+from ..call_patch import MAKE_GRADIENTS, MODULE_CALL, RUN_BACKWARD, Patch, Wrapper, as_method
 from ..checkpoint_reruns import CheckpointReruns
 from ..collectives import NativeCollectives
 from ..event_sink import EngineOptions, OnError, SyncMarks, call_at_collections, warn_without
@@ -156,7 +156,7 @@ def _watch_cuda_memory_later(native: ModuleType) -> None:
 @cache
 def _patches(native: ModuleType) -> tuple[Patch, ...]:
     def wrap_call(wrapper: Wrapper) -> Callable[..., Any]:
-        call = _copy(MODULE_CALL[0].below_ours(wrapper.wrapped))
+        call = _copy(MODULE_CALL[0].below_ours(wrapper.around))
         native.wrap_call(call, wrapper.wrapped)
         return call
 
@@ -176,7 +176,7 @@ def _copy(function: Any) -> Callable[..., Any]:
     """
     is_function = isinstance(function, FunctionType)
     if not is_function or (sys.version_info < (3, 12) and any(getattr(function, name) for name in _OF_ITS_OWN)):
-        return FunctionType(_pass_on.__code__, {"__builtins__": __builtins__, "wrapped": function})
+        return FunctionType(_pass_on.__code__, {"__builtins__": __builtins__, "wrapped": as_method(function)})
     copy = FunctionType(function.__code__, function.__globals__, closure=function.__closure__)
     copy.__defaults__, copy.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
     vars(copy).update(vars(function))  # marks for torch.compile among them
