@@ -269,6 +269,32 @@ def test_a_wrapper_of_the_users_around_calls_is_compiled_or_not_as_without_a_rec
         assert after == before
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_wrappers_of_others_get_no_calls_but_the_programs(
+    engine: EngineName, monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
+    model, called, original = nn.Linear(4, 1), list[str](), nn.Module.__call__
+
+    def note(self: nn.Module, *args: Any) -> Any:
+        called.append(type(self).__name__)
+        return original(self, *args) * 2.0
+
+    @torch.compile(backend="eager")
+    def compiled(x: Tensor) -> Any:
+        return model(x).mean()
+
+    if before:
+        monkeypatch.setattr(nn.Module, "__call__", note)
+    with modtrace.record(engine=engine):
+        if not before:
+            original = nn.Module.__call__
+            monkeypatch.setattr(nn.Module, "__call__", note)
+        compiled(torch.ones(2, 4)).backward()
+        monkeypatch.undo()
+
+    assert "CompiledRegion" not in called
+
+
 def test_export(engine: EngineName) -> None:
     with modtrace.record(engine=engine):
         program = torch.export.export(Net(), (torch.ones(2, 4),))

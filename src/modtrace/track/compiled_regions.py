@@ -20,6 +20,7 @@ from typing import Any
 from torch import nn
 
 from .._after_import import call_after_import
+from .call_patch import MODULE_CALL
 from .compiled_graphs import GRAPHS_MODULE, NO_WORK, GraphWork, read_graphs, watch_graphs
 from .compiled_kernels import OF_NO_MODULE, InnerModule, watch_kernels
 from .greenlets import PerGreenlet
@@ -254,7 +255,9 @@ def _wrap(
         thread = _threads.get()
         thread.regions += 1
         try:
-            result = function(*args, **kwargs) if region.is_generated else region(*args, **kwargs)
+            # Wrappers of other code around modules' calls would get one that the program does not make.
+            is_module = not region.is_generated and MODULE_CALL[0].is_ours_alone()
+            result = region(*args, **kwargs) if is_module else function(*args, **kwargs)
         finally:
             thread.regions -= 1
         if region.is_of_step:
