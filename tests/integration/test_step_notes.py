@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -233,6 +234,62 @@ def test_a_thread_beside_the_one_that_is_looked_at_has_no_lines() -> None:
     lines = [int(line.partition(":")[2]) for row in notes["gaps"] for line in (row[0], row[2])]
     assert lines
     assert all(first < line < last for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("/home/me/train.py", "train.py"),
+        (r"C:\Users\me\train.py", "train.py"),
+        ("/home/me/größe 2.py", "größe 2.py"),
+        ("<ipython-input-3>", "<ipython-input-3>"),
+        ("/home/me/caf\udce9.py", "<code>"),
+        ("def secret(): pass", "<code>"),
+        ("train.py\n", "<code>"),
+        ("/home/me/", "<code>"),
+        ("x" * 300_000, "<code>"),
+    ],
+)
+def test_lines_name_a_file_without_folders_or_no_file(file: str, said: str) -> None:
+    def plant(model: nn.Module) -> Callable[[], object]:
+        scope: dict[str, Any] = {"model": model, "x": torch.ones(2, 4)}
+        exec(compile("def call():\n    model(x)\n", file, "exec"), scope)
+        return scope["call"]  # type: ignore[no-any-return]
+
+    begun = {begins for _, _, begins, *_ in notes_of(plant)["gaps"]}
+
+    assert f"{said}:2" in begun
+    assert {line.rpartition(":")[0] for line in begun} == {said, Path(__file__).name}
+
+
+@pytest.mark.parametrize("engine", ["native", "python"])
+def test_a_program_near_the_end_of_its_stack_goes_on_where_it_is_looked_at(engine: EngineName) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def call_below(frames: int) -> None:
+        if frames:
+            call_below(frames - 1)
+        else:
+            model(torch.ones(1, 2))
+
+    def fits_below(frames: int) -> bool:
+        try:
+            call_below(frames)
+        except RecursionError:
+            return False
+        return True
+
+    with modtrace.record(engine=engine) as recording:
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        fits = [fits_below(frames) for frames in range(sys.getrecursionlimit())]
+        last = model(torch.ones(1, 2)).sum()
+        last.backward()
+
+    assert fits == sorted(fits, reverse=True)
+    assert set(fits) == {True, False}
+    assert [span.phase for span in recording.timeline().spans[-2:]] == ["forward", "backward"]
 
 
 def test_the_python_engine_counts_no_operators() -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import sys
 import threading
 import time
@@ -22,6 +23,8 @@ _NOT_THE_PROGRAM = (
     contextlib.__file__,
 )
 """How the files begin whose lines say nothing of where a program is."""
+_FILE = re.compile(r"(?<![^/\\])[\w .<>+-]{1,80}\Z")
+"""The name of a file, without folders. Others can be anything that was given to `compile`, such as the code itself."""
 _WORK = ("forward", "backward")
 _KINDS = frozenset({*_WORK, "step", *CATEGORIES})
 
@@ -106,8 +109,10 @@ def _program_line() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        # A function that a range is put around has the file and the line of what it was.
-        if not code.co_filename.startswith(_NOT_THE_PROGRAM) and INNER not in code.co_varnames:
-            return f"{os.path.basename(code.co_filename)}:{frame.f_lineno}"
+        # A function that a range is put around has the file and the line of what it was. The name may be of a class of
+        # the program's, whose methods are none of ours to call.
+        if not str.startswith(code.co_filename, _NOT_THE_PROGRAM) and INNER not in code.co_varnames:
+            name = _FILE.search(code.co_filename)
+            return f"{name[0] if name else '<code>'}:{frame.f_lineno}"
         frame = frame.f_back
     return ""

@@ -119,6 +119,8 @@ void ask_at_boundary(Session& session, const char* begins) {
                          ? borrow(Py_None)
                          : steal(PyUnicode_DecodeUTF8(begins, static_cast<Py_ssize_t>(std::strlen(begins)), "replace"));
   ask(session, session.on_boundary, text.get());
+  // Near the end of the stack the program goes on, as it would without.
+  if (PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_RecursionError)) PyErr_Clear();
   raise_later();
   PyErr_Restore(type, value, traceback);
 }
