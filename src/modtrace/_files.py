@@ -23,8 +23,7 @@ from ._errors import ModtraceError
 def open_regular(path: str | os.PathLike[str]) -> io.FileIO:
     """Open a file to read its bytes, unbuffered; never wait for a pipe.
 
-    Raises:
-        OSError: it cannot be opened, or is a pipe, a device or a socket: these have no end, or no second reading.
+    Raises OSError if it cannot be opened, or is a pipe, a device or a socket: these have no end, or no second reading.
     """
     file = io.FileIO(path, opener=_open_at_once)
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -57,12 +56,8 @@ def read_at(descriptor: int, count: int, offset: int) -> bytes:
 class Folder:
     """A folder that is kept open. What is done below `path` is done in this folder, even if another one gets its name.
 
-    Args:
-        path: the folder; empty for the working directory.
-        follow: whether it may be a link: False for one that has its name from modtrace.
-
-    Raises:
-        OSError: there is no such folder.
+    The path is empty for the working directory; it is a link only if `follow`. Raises OSError if there is no such
+    folder.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, follow: bool = True) -> None:
@@ -80,8 +75,7 @@ class Folder:
     def make(self, name: str, mode: int) -> "Folder":
         """Return a folder in this one, which is made if it is missing; it is no link.
 
-        Raises:
-            OSError: it cannot be made, or something else has the name.
+        Raises OSError if it cannot be made, or something else has the name.
         """
         with contextlib.suppress(FileExistsError):
             os.mkdir(f"{self.path}/{name}", mode)
@@ -91,8 +85,7 @@ class Folder:
 def create_file(path: str, mode: int) -> int:
     """Create a file, and return a descriptor that appends to it; the umask takes some off its mode.
 
-    Raises:
-        OSError: it cannot be made, or anything has that name already, a link least of all is followed.
+    Raises OSError if it cannot be made, or anything has that name already, a link least of all is followed.
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
     for flag in ("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"):  # the last one is of Windows, which lacks the others
@@ -102,13 +95,9 @@ def create_file(path: str, mode: int) -> int:
 
 @contextmanager
 def work_folder(parent: str | os.PathLike[str] | None = None) -> Iterator[Path]:
-    """Make a folder that this user alone can enter, and remove it when the block ends.
+    """Make a folder for this user alone, in `parent` or among temporary files, and remove it when the block ends.
 
-    Args:
-        parent: where; None: among the system's temporary files.
-
-    Raises:
-        ModtraceError: none can be made, as where all disks are full or read-only.
+    Raises ModtraceError if none can be made, as where all disks are full or read-only.
     """
     try:
         made = tempfile.TemporaryDirectory(prefix=".modtrace-" if parent else "modtrace-", dir=parent)
@@ -139,13 +128,9 @@ FileKind = tuple[str, ...] | Callable[[str], bool]
 
 
 def find_recordings(paths: Iterable[str]) -> list[str]:
-    """Return the recordings that arguments mean, each once; a file that is named itself may be called anything.
+    """Return the recordings that files, folders and patterns mean, each once; a file may be called anything.
 
-    Args:
-        paths: files, folders, and patterns that the shell did not expand.
-
-    Raises:
-        ModtraceError: a folder holds none, or nothing matches a pattern.
+    Raises ModtraceError if a folder holds none, or nothing matches a pattern.
     """
     return list(dict.fromkeys(file for path in paths for file in _files_of(path, RECORDING_SUFFIXES)))
 

@@ -44,11 +44,7 @@ class WeakMap(Generic[_Key, _Value]):
         return entry[1] if entry is not None and entry[0]() is key else None
 
     def __setitem__(self, key: _Key, value: _Value) -> None:
-        """Set the value of an object.
-
-        Raises:
-            TypeError: there are no weak references to it.
-        """
+        """Set the value of an object; raises TypeError if there are no weak references to it."""
         if len(self._entries) >= self._prune_length:
             self._prune()
             self._prune_length = max(_MIN_PRUNE_LENGTH, 2 * len(self._entries))

@@ -13,9 +13,6 @@ _Key = TypeVar("_Key", bound=Hashable)
 class Numbering(dict[_Key, int]):
     """Numbers each key when it is first asked for; the keys are in the order of their numbers.
 
-    Args:
-        first: the first number.
-
     Example:
         >>> numbers = Numbering[str]()
         >>> numbers["a"], numbers["b"], numbers["a"]

@@ -94,8 +94,7 @@ class ProcessStat(NamedTuple):
 def read_process_stat(pid: int | Literal["self"]) -> ProcessStat:
     """Read what the kernel says of a process of this host; "self" is this one.
 
-    Raises:
-        OSError: there is none with this id, or the system has no `/proc`.
+    Raises OSError if there is none with this id, or the system has no `/proc`.
     """
     # The second field, the command's name in brackets, may hold blanks and brackets.
     fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
@@ -135,8 +134,7 @@ class ParallelReader(ExitStack):
     def read(self, read: Callable[[str], T], paths: Sequence[str]) -> tuple[list[T], list[str]]:
         """Return what `read` returns for each file, and what is wrong with those of which it raised a ModtraceError.
 
-        Raises:
-            ModtraceError: one of the processes was killed.
+        Raises ModtraceError if one of the processes was killed.
         """
         if len(paths) < _MIN_FILES_IN_PROCESSES:
             results = [_result_or_error(read, path) for path in paths]
@@ -189,12 +187,7 @@ _STACK_BYTES = 1 << 18
 
 
 def run_unseen(command: str) -> None:
-    """Run a command of the shell to its end, without a child that this process could see.
-
-    Raises:
-        OSError: it cannot be started.
-        AttributeError: the system's library cannot.
-    """
+    """Run a shell's command without a child that this process could see; raises OSError or AttributeError."""
     library = ctypes.CDLL(None, use_errno=True)
     stack = ctypes.create_string_buffer(_STACK_BYTES)
     top = ctypes.c_void_p((ctypes.addressof(stack) + _STACK_BYTES) & ~63)

@@ -79,8 +79,7 @@ def expand_path(path: str, environment: Mapping[str, str]) -> str:
 def absolute_path(path: str) -> str:
     """Return a path that is not expanded yet as an absolute one.
 
-    Raises:
-        RecordingError: it begins in the working directory, which is not there any more.
+    Raises RecordingError if it begins in the working directory, which is not there any more.
     """
     if os.path.isabs(path):
         return os.path.normpath(path)

@@ -17,9 +17,7 @@ class TorchMissingError(RecordingError, ImportError):
 def check_can_record() -> None:
     """Check, without importing torch, that recordings can be made in this Python.
 
-    Raises:
-        TorchMissingError: torch is not installed.
-        RecordingError: this is a free-threaded build of CPython.
+    Raises TorchMissingError if torch is not installed; RecordingError if this is a free-threaded build of CPython.
     """
     if is_free_threaded():
         raise RecordingError(
@@ -31,11 +29,7 @@ def check_can_record() -> None:
 
 
 def require_extra(extra: str, *modules: str) -> None:
-    """Check that modules are there, which an extra of modtrace installs.
-
-    Raises:
-        ModtraceError: one is not; says what to run.
-    """
+    """Check that the modules that an extra installs are there; else raises ModtraceError, which says what to run."""
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
     if missing:
         raise ModtraceError(f"this needs {' and '.join(missing)}; run: pip install 'modtrace[{extra}]'")

@@ -106,15 +106,7 @@ class _ReadTrace(NamedTuple):
 
 
 def _read_trace(path: str | os.PathLike[str], progress: Callable[[int], None] | None = None) -> _ReadTrace:
-    """Read a trace for checking.
-
-    Args:
-        path: the file.
-        progress: called with the number of bytes of the file that have been read since the last call.
-
-    Raises:
-        TraceError: it cannot be opened.
-    """
+    """Read a trace; `progress` gets the bytes read since its last call. Raises TraceError if it cannot be opened."""
     with TraceFile(path) as source:
         head = next(source.blocks(), b"")
     if not head.strip():
@@ -158,11 +150,7 @@ def _read_events(source: TraceFile) -> _ReadTrace:
 
 
 def _first_own_event(keys: Mapping[str, Any]) -> float:
-    """Return the position of the first event that torch.profiler did not write; 0 if it wrote none.
-
-    Args:
-        keys: the trace's top-level keys, wherever they are in the file.
-    """
+    """Return the position of the first event that torch.profiler did not write, by a trace's keys; 0 for none."""
     if "schemaVersion" not in keys and MERGED not in keys:
         return 0
     merged = keys.get(MERGED, {"profiler_events": math.inf})

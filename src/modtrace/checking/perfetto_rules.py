@@ -26,12 +26,7 @@ _STATE_CLEARED = proto.TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
 
 
 def parse_packets(blocks: Iterable[bytes], faults: list[Fault]) -> Iterator[list[Any]]:
-    """Yield the packets of a trace some at a time, in memory that does not grow with the file.
-
-    Args:
-        blocks: the trace's bytes.
-        faults: takes the first byte that belongs to no packet; reading ends there.
-    """
+    """Yield the packets of a trace some at a time; `faults` gets the first byte that is in none: reading ends there."""
     try:
         for offset, batch, _ in packet_batches(blocks, _BATCH_BYTES):
             packets, parsed_to = _parse(batch)

@@ -89,11 +89,7 @@ class FlowEnds:
         return len(self.position)
 
     def irregular(self, tracks: list[TrackKey]) -> Iterator[list[FlowEnd]]:
-        """Yield the ends of flows that may break a rule: all but flows with a start and one other end.
-
-        Args:
-            tracks: keys by index.
-        """
+        """Yield the ends of flows that may break a rule: all but flows with a start and one other end."""
         if not len(self):
             return
         is_start: BoolArray = self._phase[self.order] == START

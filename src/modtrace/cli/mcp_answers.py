@@ -58,13 +58,8 @@ def _named(name: str, explained: str, types: Mapping[str, Any]) -> Any:
 def _fields_of(noun: str, name: str, explained: str, record: Any, fields: str = "", costs: str = "") -> RowKind:
     """Return rows that have fields and properties of a record, of their types.
 
-    Args:
-        noun: what a row is.
-        name: what clients are told of a row: its name.
-        explained: the same: a sentence.
-        record: the class, a named tuple.
-        fields: which, with blanks between them; empty: all of the named tuple.
-        costs: which others it has: whole numbers, left out of a row if they are 0 or not known.
+    `fields` names them, with blanks between; empty: all of the named tuple. Those of `costs` are whole numbers, left
+    out of a row if they are 0 or not known.
     """
     types, left_out = get_type_hints(record), costs.split()
     wanted = fields.split() or record._fields
@@ -223,10 +218,7 @@ def printable_cut(text: str) -> str:
 def make_answer(limit: int | None, relative: Callable[[str], str], values: Mapping[str, Any]) -> CallToolResult:
     """Return an answer, with lists so short that it fits if no `limit` asks for more.
 
-    Args:
-        limit: how many rows each list has.
-        relative: makes paths in a text begin below the served folder.
-        values: what it says; lists are `Rows`.
+    Lists are `Rows`; `relative` makes paths in a text begin below the served folder.
     """
     lists = [of for of in values.values() if isinstance(of, Rows)]
     for of in lists:

@@ -79,8 +79,7 @@ class _Folder:
     def find(self, wanted: str) -> list[str]:
         """Return the recordings that a path or a pattern means, links resolved.
 
-        Raises:
-            ModtraceError: there is none, or one of them is outside.
+        Raises ModtraceError if there is none, or one of them is outside.
         """
         if ".." in Path(wanted).parts or "\0" in wanted:
             raise ModtraceError(f"{wanted}: it leads out of the served folder; give a path below it")

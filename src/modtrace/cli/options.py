@@ -50,15 +50,7 @@ def interval(parse_number: Callable[[str], Number]) -> Callable[[str], tuple[Num
 def value_option(
     names: str, kind: Any, metavar: str | None, explained: str, default: object = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return an option with one value, whose help shows the default.
-
-    Args:
-        names: as it is given (`-o --output`), and perhaps the name of the argument.
-        kind: the type of the value, or a function that parses its text.
-        metavar: what the help calls the value.
-        explained: the help.
-        default: the value, or the text to parse, where it is not given.
-    """
+    """Return an option with one value, whose help shows the default; `kind` is its type, or parses it."""
     return click.option(
         *names.split(), type=kind, metavar=metavar, default=default, show_default=default is not None, help=explained
     )
@@ -89,16 +81,9 @@ step_by_option = value_option(
 
 
 def require_spans(timeline: "Timeline", whole: "Timeline", path: str, *, chosen: bool) -> None:
-    """Check that there is something to show or to write.
+    """Check that there is something to show or to write: a recording without spans will do if options chose nothing.
 
-    Args:
-        timeline: what is left.
-        whole: what was read.
-        path: from where.
-        chosen: whether options chose from it; a recording without spans is not an error otherwise.
-
-    Raises:
-        ModtraceError: nothing is left, or the file names no module; the message says what there is.
+    Raises ModtraceError, which says what there is, if nothing is left, or the file names no module.
     """
     if len(timeline.columns):
         return

@@ -106,11 +106,8 @@ def measure_side(
 ) -> list[tuple[RunTimes, TypicalStep | None]]:
     """Measure the recordings of a side, one after the other, so that one is in memory at a time.
 
-    Returns:
-        For each recording its times, and its typical step; None for those of a baseline.
-
-    Raises:
-        ModtraceError: there is none, one has no whole steps, or a file cannot be read.
+    It returns of each its times and its typical step, which a baseline does not have. Raises ModtraceError if there is
+    none, one has no whole steps, or a file cannot be read.
     """
     recorded = [side] if isinstance(side, (Timeline, str, os.PathLike)) else list(side)
     if not recorded:
@@ -135,15 +132,9 @@ def _nearest(side: Sequence[tuple[RunTimes, TypicalStep | None]], step_ns: int) 
 
 
 def compare_runs(before: Sequence[RunTimes], after: Sequence[RunTimes], renamed: Mapping[str, str]) -> Diff:
-    """Compare measured recordings; see `diff`.
+    """Compare measured recordings, at least one a side; `renamed` has names before and what they are called after.
 
-    Args:
-        before: at least one.
-        after: at least one.
-        renamed: names before and what they are called after.
-
-    Raises:
-        ModtraceError: `renamed` gives two modules one name, or names a module that is missing.
+    Raises ModtraceError if that gives two modules one name, or names a module that is missing.
     """
     there = [{name for run in side for fqn in run.classes for name in names_around(fqn)} for side in (before, after)]
     for old, new in renamed.items():
@@ -280,13 +271,7 @@ def _unmatched(run: RunTimes, other: RunTimes) -> dict[tuple[object, ...], list[
 
 
 def _shortest(old: str, new: str, stayed: Container[str]) -> tuple[str, str]:
-    """Return both without the parts at their ends in which they agree, as far as all inside has moved.
-
-    Args:
-        old: a name before.
-        new: the same module's after.
-        stayed: the names that both sides have, and those around them.
-    """
+    """Return both names of a module without the ends in which they agree, as far as no name around has `stayed`."""
     while True:
         (old_outer, _, old_end), (new_outer, _, new_end) = old.rpartition("."), new.rpartition(".")
         if not (old_outer and new_outer) or old_end != new_end or old_outer in stayed:

@@ -468,11 +468,7 @@ class Diff:
 
 
 def suffix_of(path: str | os.PathLike[str]) -> str:
-    """Return which of `SUFFIXES` a path has.
-
-    Raises:
-        WriteError: none of them.
-    """
+    """Return which of `SUFFIXES` a path has; raises WriteError if it has none."""
     suffix = next((suffix for suffix in SUFFIXES if os.fspath(path).lower().endswith(suffix)), None)
     if suffix is None:
         raise WriteError(f"{os.fspath(path)}: the suffix must be one of {', '.join(SUFFIXES)}")

@@ -56,11 +56,8 @@ def estimate(before: Float64Array, after: Float64Array) -> Estimate:
 def trimmed_mean(logs: Float64Array) -> tuple[float, float, int]:
     """Return the mean of recordings, of eight or more without an eighth at each end (Yuen 1974).
 
-    Something else may have run all the time of an extreme recording.
-
-    Returns:
-        The mean; the sum of squared deviations with the extreme recordings moved to the nearest kept; how many these
-        are.
+    Something else may have run all the time of an extreme recording. With the mean come the sum of squared deviations,
+    extreme recordings moved to the nearest kept, and how many are kept.
     """
     ordered = np.sort(logs[~np.isnan(logs)])
     cut = int(_CUT * len(ordered))
@@ -82,11 +79,8 @@ def student_quantile(outside: float, freedom: float) -> float:
 def machine_speeds(logs: Float64Array) -> Float64Array:
     """Return by how much each recording is slower than usual, as far as most modules and most of the time agree.
 
-    That is the median over modules or the one weighted by their times, whichever is nearer to 0; 0 if they disagree.
-    So neither a large module alone, nor many small ones, are taken for the machine.
-
-    Args:
-        logs: float64[modules, recordings]; NaN if a recording lacks the module.
+    That is the median over modules or the one weighted by their times, whichever is nearer to 0; 0 if they disagree. So
+    neither a large module alone, nor many small ones, are taken for the machine.
     """
     if len(logs) < MIN_MODULES:
         return np.zeros(logs.shape[1])
@@ -119,11 +113,6 @@ def noise_of(
 
     It is what the module's own recordings say, drawn towards modules of its size: the median of what these differ by,
     as a multiple of what their steps make expect. With one recording a side it is that alone.
-
-    Args:
-        size: float64[modules], logarithms of times.
-        within: float64[modules], the relative variance as the steps of a recording say it; there is no less.
-        estimates: of each module.
     """
     freedom = np.array([one.freedom for one in estimates], np.float64)
     squares = np.array([one.squares if one.freedom else one.difference**2 / 2 for one in estimates])

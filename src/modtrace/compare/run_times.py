@@ -91,8 +91,7 @@ class Samples(NamedTuple):
 def take_samples(timeline: Timeline, by: GroupBy = "module", step_by: str | None = None) -> Samples:
     """Return the samples of a recording; `by` and `step_by` as in `Timeline.summary`.
 
-    Raises:
-        ModtraceError: no step is whole, or `step_by` names no range and no class.
+    Raises ModtraceError if no step is whole, or `step_by` names no range and no class.
     """
     columns = timeline.columns
     on_cpu = without_gpu(timeline)
@@ -164,15 +163,7 @@ def divide_fused(
     metadata: Mapping[str, object],
     plain_name: Callable[[str], str] | None,
 ) -> None:
-    """Give the time of kernels that are fused of several modules to these, in place.
-
-    Args:
-        self_ns: what each module took in each step.
-        calls: how often it was called.
-        classes: of each module its class.
-        metadata: of the timeline.
-        plain_name: of a fully qualified name what the module is called in the rows; None if rows are of classes.
-    """
+    """Give the time of kernels that are fused of several modules to these, in place; by class without `plain_name`."""
     shares: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
     for fused, phase, times in _fused_times(metadata):
         own = shares[plain_name(fused) if plain_name else _FUSED, phase]
@@ -252,11 +243,7 @@ class RunTimes(NamedTuple):
 
 
 def measure_run(timeline: Timeline, by: GroupBy = "module", step_by: str | None = None) -> RunTimes:
-    """Measure a recording; `by` and `step_by` as in `Timeline.summary`.
-
-    Raises:
-        ModtraceError: no step is whole.
-    """
+    """Measure a recording; arguments as in `Timeline.summary`; raises ModtraceError if no step is whole."""
     environment = {key: str(timeline.metadata[key]) for key in ENVIRONMENT if timeline.metadata.get(key)}
     exact, peak_bytes = _exact_values(timeline, by)
     compiled = tuple(plain_fqn(fqn) for fqn in count_compiled(timeline)) if by == "module" else ()
@@ -299,12 +286,7 @@ def _shapes(timeline: Timeline, by: GroupBy) -> dict[str, str]:
 
 
 def measure_samples(samples: Samples, environment: Mapping[str, str]) -> RunTimes:
-    """Measure the samples of a recording.
-
-    Args:
-        samples: at least one step of them.
-        environment: see `RunTimes`.
-    """
+    """Measure the samples of a recording, at least one step of them."""
     return RunTimes(
         modules={key: _measure(samples.self_ns[key], calls) for key, calls in samples.calls.items()},
         classes=samples.classes,
@@ -321,9 +303,6 @@ def typical(times: Int64Array) -> Typical:
 
     The variance is that of a trimmed mean (Tukey and McLaughlin): all times outside the kept ones are moved to the
     nearest kept one.
-
-    Args:
-        times: int64[n], at least one.
     """
     count = len(times)
     ordered = np.sort(np.maximum(times, 1)).astype(np.float64)
@@ -344,15 +323,7 @@ def _measure(self_ns: Int64Array, calls: Int64Array) -> ModuleRun:
 
 
 def renamed_run(run: RunTimes, renamed: Mapping[str, str]) -> RunTimes:
-    """Return the recording with other names of modules.
-
-    Args:
-        run: the recording.
-        renamed: names, also of modules that contain others, and what they are called instead.
-
-    Raises:
-        ModtraceError: two modules would have one name.
-    """
+    """Return the recording with other names of modules; raises ModtraceError if two would have one name."""
     new_name = {fqn: renamed_fqn(fqn, renamed) for fqn in run.classes}
     if len(set(new_name.values())) < len(new_name):
         raise ModtraceError("two modules would have one name; map each to another one")
@@ -367,8 +338,7 @@ def renamed_run(run: RunTimes, renamed: Mapping[str, str]) -> RunTimes:
 def write_baseline(runs: Sequence[RunTimes], path: str | os.PathLike[str]) -> None:
     """Write measured recordings as JSON, a few kilobytes each; the same bytes for the same recordings.
 
-    Raises:
-        WriteError: the file cannot be written; an existing file is intact.
+    Raises WriteError if the file cannot be written; an existing file is intact.
     """
     recordings = ",\n".join(map(_run_to_json, runs))
     with atomic_writer(path) as file:
@@ -405,8 +375,7 @@ def is_baseline(path: str | os.PathLike[str]) -> bool:
 def read_baseline(path: str | os.PathLike[str]) -> list[RunTimes]:
     """Read what `write_baseline` wrote.
 
-    Raises:
-        ModtraceError: the file cannot be read, or is not a baseline that this version reads.
+    Raises ModtraceError if the file cannot be read, or is not a baseline that this version reads.
     """
     name = os.fspath(path)
     try:

@@ -254,14 +254,7 @@ def _log_times(keys: Sequence[Key], runs: Sequence[RunTimes]) -> tuple[Float64Ar
 
 
 def _common(speed: Estimate, reference: Sequence[float], work_changed: bool | None, response: float) -> Common:
-    """Say whose the change of modules in general is.
-
-    Args:
-        speed: that change.
-        reference: what the optimizer differs by beyond that, if it is known.
-        work_changed: see `_work_changed`.
-        response: see `_response`.
-    """
+    """Say whose the change of modules in general is; `reference` is what the optimizer differs by beyond that."""
     common = speed.difference
     variance = speed.squares / speed.freedom if speed.freedom else SINGLE_STEP_SPREAD**2
     error = math.sqrt(variance * speed.recordings)
@@ -376,13 +369,8 @@ def compare_steps(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> Chan
 def _verdict(base_ns: float, raw_ns: float, interval: tuple[int, int, int], common: Common) -> str:
     """Say what the interval of the difference allows; this rule alone decides what is slower.
 
-    A module that takes what it took did not change, although all others did.
-
-    Args:
-        base_ns: what it took before.
-        raw_ns: the difference with what the machine changed by.
-        interval: the difference without it: low end, estimate, high end; ns.
-        common: if it is not known whose it is, what takes longer is not called faster.
+    A module that takes what it took did not change, although all others did. `raw_ns` is the difference with what the
+    machine changed by, `interval` (low end, estimate, high end) without it.
     """
     limit = MIN_CHANGE * base_ns
     low, difference, high = interval
@@ -415,14 +403,7 @@ class Calls(NamedTuple):
 
 
 def compare_calls(before: Sequence[RunTimes], after: Sequence[RunTimes], key: Key, keys: int) -> Calls:
-    """Compare how often a module is called.
-
-    Args:
-        before: at least one recording.
-        after: at least one.
-        key: the module and phase.
-        keys: of how many modules and phases this is one.
-    """
+    """Compare how often a module is called, one of so many `keys`; each side has at least one recording."""
     base, new = ([run.modules[key] for run in side if key in run.modules] for side in (before, after))
     base_calls, new_calls = (
         round(float(np.median([run.calls for run in side]))) if side else 0 for side in (base, new)

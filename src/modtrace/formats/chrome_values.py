@@ -20,12 +20,7 @@ TrackKey = tuple[int | str, int | str]
 def base_time_ns(keys: Mapping[str, Any], path: str) -> int:
     """Return the Unix nanoseconds from which a trace's times count; 0 if it does not say, before torch 2.4.
 
-    Args:
-        keys: the trace's top-level keys.
-        path: the trace, for errors.
-
-    Raises:
-        TraceError: the value is not such a time.
+    Raises TraceError if the value is not such a time.
     """
     base = keys.get("baseTimeNanoseconds", 0)
     if type(base) is not int or not 0 <= base < _MAX_TIME_NS:
@@ -43,14 +38,9 @@ def is_int64(value: object) -> bool:
 
 
 def find_ended(opened: Sequence[int], name_of: Sequence[int], name: int) -> int:
-    """Return the place of the B that an E ends, as viewers see it; -1 if it ends none.
+    """Return the place of the B, of those open, that an E of a name ends, as viewers see it; -1 if it ends none.
 
-    It is the innermost one of its name, or of all if the E has no name. Those inside have no E of their own.
-
-    Args:
-        opened: the rows of the B that are open, outermost first.
-        name_of: the number of each row's name.
-        name: that of the E; 0 if it has none.
+    It is the innermost one of its name, or of all if the E has no name (0). Those inside have no E of their own.
     """
     place = len(opened) - 1
     while place >= 0 and name and name_of[opened[place]] != name:

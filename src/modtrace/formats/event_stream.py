@@ -40,14 +40,10 @@ _MAX_KEYS = 16
 
 
 def find_head(data: bytes) -> tuple[int, dict[str, Any], bool]:
-    """Find where the events begin.
+    """Return how many bytes come before the events, the keys in them, and whether the file is the array alone.
 
-    Returns:
-        How many bytes there are up to and with the `[` that opens the events; the top-level keys before it, with their
-        values; and whether the file is the array alone, without an object around it.
-
-    Raises:
-        HeadError: this is not a trace, or not enough of it.
+    The last of these bytes is the `[` that opens the events. Raises HeadError if this is not a trace, or not enough of
+    it.
     """
     begin = len(data) - len(data.removeprefix(BYTE_ORDER_MARK).lstrip())
     if begin == len(data):
@@ -81,13 +77,10 @@ def _object(data: bytes) -> dict[str, Any]:
 
 
 def find_tail(data: bytes | bytearray, *, bare: bool) -> tuple[int, dict[str, Any]] | None:
-    """Find the `]` that closes the events, in bytes that begin between two of them.
+    """Return the place of the `]` that closes the events, and the keys after it; None if it, or the rest, is not there.
 
-    Returns:
-        Its place and the keys after it; None if it is not there, or the rest is broken.
-
-    Raises:
-        LimitError: the keys after it would take too much memory, or are nested too deeply.
+    The data begin between two events. Raises LimitError if the keys would take too much memory or are nested too
+    deeply.
     """
     if bare:
         offset = len(data.rstrip()) - 1
@@ -279,12 +272,7 @@ class EventStream:
     def _take_broken(self, end: int, *, is_all: bool = False) -> Chunk | None:
         """Take the broken text before the first whole event of the buffer; that event if there is no such text.
 
-        Args:
-            end: where what may be events ends.
-            is_all: whether nothing more of it follows.
-
-        Returns:
-            The event, or what could be repaired; None if more of it may follow.
+        Return the event, or what could be repaired before `end`; None if more of it may follow, unless this `is_all`.
         """
         text, place = "", None
         for size in (_NEAR_BYTES, end):
@@ -326,8 +314,7 @@ class EventStream:
     def _find_event(self, text: str) -> tuple[int, int] | None:
         """Return where the first whole event of a text begins and ends; None if there is none.
 
-        Raises:
-            TraceError: a text like that is in no trace.
+        Raises TraceError if a text like that is in no trace.
         """
         tried = 0
         for match in _EVENT_BEGIN.finditer(text):
@@ -458,11 +445,7 @@ def _repaired_event(text: str) -> dict[str, Any] | None:
 
 
 def _one_event(text: str) -> Any:
-    """Return what JSON says.
-
-    Raises:
-        ValueError: it is broken, or two events run into one.
-    """
+    """Return what JSON says; raises ValueError if it is broken, or two events run into one."""
 
     def only(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if sum(key == "ph" for key, _ in pairs) > 1:

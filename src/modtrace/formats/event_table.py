@@ -394,12 +394,7 @@ def parse_id(value: Any) -> int | str:
 
 
 def parse_microseconds(value: Any) -> float:
-    """Return a time, which may be text.
-
-    Raises:
-        ValueError: it is no time.
-        TypeError: it is neither number nor text.
-    """
+    """Return a time, which may be text; raises ValueError or TypeError if it is none."""
     number = float(value) if not isinstance(value, bool) else math.nan
     if not abs(number) < MAX_TIME_US:
         raise ValueError(value)

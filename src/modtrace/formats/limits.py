@@ -48,11 +48,7 @@ class LimitError(ValueError):
 
 
 def check_unpacked(unpacked_bytes: int, packed_bytes: int) -> None:
-    """Refuse packed data that grow more than any trace does: a small file could fill memory or a disk.
-
-    Raises:
-        LimitError: it is more than a trace can be packed.
-    """
+    """Raise LimitError for packed data that grow more than any trace does: a small file could fill memory or a disk."""
     if unpacked_bytes > _FREE_UNPACKED_BYTES + _MAX_UNPACKED_RATIO * packed_bytes:
         raise LimitError(
             f"its first {packed_bytes:,} bytes unpack to more than {unpacked_bytes - 1:,}, more than "
@@ -61,11 +57,7 @@ def check_unpacked(unpacked_bytes: int, packed_bytes: int) -> None:
 
 
 def check_nested_json(data: bytes | bytearray) -> None:
-    """Refuse JSON that would take far more memory than it is long, as `[],[],[]` does, before it is parsed.
-
-    Raises:
-        LimitError: it would take more than 128 MiB.
-    """
+    """Raise LimitError for JSON that would take over 128 MiB, far more than it is long: `[],[],[]`."""
     if len(data) * _BYTES_PER_OBJECT <= _MAX_PARSED_BYTES:
         return
     parsed_bytes = (
@@ -82,10 +74,7 @@ def check_packet(data: memoryview) -> None:
     """Refuse a large packet of a Perfetto trace that is not mostly text, which would take far more memory than it has.
 
     A message in a packet takes a hundred bytes of memory and at least two in the file, one of which is its length: a
-    control character where the message is short.
-
-    Raises:
-        LimitError: it holds more than a million short messages.
+    control character where the message is short. Raises LimitError if it holds more than a million short messages.
     """
     short_fields = int(np.count_nonzero(np.frombuffer(data, np.uint8) < ord(" ")))
     if short_fields > _MAX_SHORT_FIELDS:

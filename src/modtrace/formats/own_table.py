@@ -51,10 +51,7 @@ class Checksum:
 
 
 def json_table(table: bytes, before: int, after: bytes) -> bytes:
-    """Return the table as it follows the last value of a trace in JSON, and what comes after it.
-
-    `before` is the checksum of what is before it, `after` ends the file.
-    """
+    """Return the table, with the checksum of what is before it, as it ends a trace in JSON, and what comes after it."""
     return _JSON_MARK + base64.b64encode(_summed(table, before, b'"' + after)) + b'"' + after
 
 
@@ -84,10 +81,7 @@ class CarriedTable(NamedTuple):
 
 
 def read_table(blocks: Iterable[bytes], kind: str) -> CarriedTable:
-    """Return the table that a trace carries.
-
-    The blocks are all bytes of the trace, unzipped; `kind` is "chrome", "perfetto" or "page".
-    """
+    """Return the table that a trace ("chrome", "perfetto" or "page") carries, of all its bytes, unzipped."""
     mark = {"chrome": _JSON_MARK, "perfetto": _PACKET_MARK, "page": PAGE_ELEMENT}[kind]
     before = _Before(mark)
     behind = list[bytes]()

@@ -41,8 +41,7 @@ class FramingError(ValueError):
 def packet_bounds(data: bytes | bytearray, offset: int) -> tuple[int, int] | None:
     """Return where the content of the packet at `offset` begins and ends; None if the data end before it does.
 
-    Raises:
-        FramingError: no packet begins there, or one that is larger than any that is read.
+    Raises FramingError if no packet begins there, or one that is larger than any that is read.
     """
     if data[offset] != PACKET_TAG:
         raise FramingError(f"a packet should begin here, and there is 0x{data[offset]:02x}", offset)
@@ -66,11 +65,8 @@ def packet_bounds(data: bytes | bytearray, offset: int) -> tuple[int, int] | Non
 def packet_batches(blocks: Iterable[bytes], size: int) -> Iterator[tuple[int, bytes, list[int]]]:
     """Yield some whole packets, first one alone, then up to `size` bytes: their offset, their bytes, where each ends.
 
-    A packet that has more bytes than `size` comes alone.
-
-    Raises:
-        FramingError: something else stands where a packet should begin, or the last one is cut off. The packets before
-            it were yielded.
+    A packet that has more bytes than `size` comes alone. Raises FramingError if something else stands where a packet
+    should begin, or the last one is cut off. The packets before it were yielded.
     """
     data, base = bytearray(), 0
     for block in itertools.chain(blocks, [None]):

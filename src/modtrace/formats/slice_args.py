@@ -58,8 +58,7 @@ def arg_texts(args: Mapping[str, Value]) -> dict[str, str]:
 def extra_arg_texts(args: Mapping[str, Value]) -> dict[str, str]:
     """Return the args of a span beyond the fixed ones, as texts that are escaped for a trace.
 
-    Raises:
-        WriteError: one has the name of a fixed arg.
+    Raises WriteError if one has the name of a fixed arg.
     """
     taken = CALL_FIELDS.keys() & args.keys()
     if taken:

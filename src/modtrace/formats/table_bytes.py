@@ -88,8 +88,7 @@ class TableWriter:
     def finish(self) -> bytes:
         """Return the table; of the names it has those of slices.
 
-        Raises:
-            WriteError: the metadata are not JSON values.
+        Raises WriteError if the metadata are not JSON values.
         """
         timeline = self._last
         modules = len(timeline.columns)
@@ -130,14 +129,9 @@ def pack_table(timeline: Timeline) -> bytes:
 
 
 def unpack_table(data: bytes, most: int) -> Timeline:
-    """Return the timeline of a table.
+    """Return the timeline of a table with at most `most` slices, samples and characters: a crafted one has more.
 
-    Args:
-        data: the table.
-        most: how many slices, samples and characters it can have; a crafted one is small and unpacks to more.
-
-    Raises:
-        Exception: one of `DAMAGED`: it is not as it was written.
+    Raises one of `DAMAGED` if it is not as it was written.
     """
     *blocks, (head, rest, _) = list(_unpack(data, most))
     if head["format"] != FORMAT_VERSION:
@@ -305,11 +299,7 @@ def _unpack_column(name: str, packed: Sequence[Any], body: memoryview, place: in
 
 
 def _inflated(packed: bytes | memoryview, most: int) -> bytes:
-    """Return unpacked bytes.
-
-    Raises:
-        ValueError: there are more of them.
-    """
+    """Return unpacked bytes; raises ValueError if there are more of them."""
     unpacking = zlib.decompressobj()
     data = unpacking.decompress(packed, most + 1)
     if len(data) > most:
@@ -331,8 +321,7 @@ def _json(value: Mapping[str, object]) -> bytes:
 def make_header(timeline: Timeline) -> dict[str, Any]:
     """Return what a trace says for people: the version that wrote it, and the stats and metadata of its timeline.
 
-    Raises:
-        WriteError: the metadata are not JSON values.
+    Raises WriteError if the metadata are not JSON values.
     """
     try:
         metadata = orjson.loads(orjson.dumps(escaped_json(dict(timeline.metadata))))

@@ -66,19 +66,13 @@ class TraceFile:
     def blocks(self) -> Iterator[bytes]:
         """Yield the uncompressed bytes, at most `BLOCK_BYTES` at once.
 
-        Compressed data that is cut off or broken ends the blocks; `damage` then says where.
-
-        Raises:
-            TraceError: the file cannot be read, or unpacks to more than the limit.
+        Compressed data that is cut off or broken ends the blocks; `damage` then says where. Raises TraceError if the
+        file cannot be read, or unpacks to more than the limit.
         """
         return self._inflated() if self.gzipped else self._raw()
 
     def whole_blocks(self) -> Iterator[bytes]:
-        """Yield what `blocks` does, but raise if the file is damaged.
-
-        Raises:
-            TraceError: as `blocks`; or compressed data is cut off or broken, or something follows it.
-        """
+        """Yield what `blocks` does; raises TraceError also if data are cut off or broken, or something follows."""
         yield from self.blocks()
         if self.damage is not None:
             raise TraceError(self.path, f"it is not whole, or damaged: {self.damage}")
@@ -127,10 +121,8 @@ def format_of(head: bytes) -> Literal["chrome", "perfetto"] | None:
     """Return the format of a trace: Chrome's JSON, Perfetto's protobuf, or None for neither.
 
     A Perfetto trace starts with the tag of a packet, which is also a line feed, and the packet's length can be a
-    bracket. The mark is that JSON has no other control characters that early.
-
-    Args:
-        head: what the trace begins with, unzipped; some kilobytes, as JSON may begin with empty lines.
+    bracket. The mark is that JSON has no other control characters that early. It needs some kilobytes, as JSON may
+    begin with empty lines.
     """
     bracket = head.removeprefix(BYTE_ORDER_MARK).lstrip()[:1] in (b"[", b"{")
     if head[:1] != bytes([PACKET_TAG]):
@@ -160,8 +152,7 @@ def metadata_json(metadata: Mapping[str, Any]) -> bytes:
 def read_merge_metadata(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     """Return the metadata that `merge` wrote into a file; None for any other file.
 
-    Raises:
-        TraceError: the file cannot be read.
+    Raises TraceError if the file cannot be read.
     """
     with TraceFile(path) as source:
         if not source.gzipped:
@@ -222,8 +213,7 @@ class FileKind(enum.Enum):
 def file_kind(path: str | os.PathLike[str]) -> FileKind:
     """Return what a file is; of JSON the end has to be read, and all of it where it is compressed.
 
-    Raises:
-        TraceError: it cannot be read.
+    Raises TraceError if it cannot be read.
     """
     kind = file_kind_by_head(path)
     if kind is FileKind.PROFILE and read_merge_metadata(path) is not None:
@@ -234,8 +224,7 @@ def file_kind(path: str | os.PathLike[str]) -> FileKind:
 def file_kind_by_head(path: str | os.PathLike[str]) -> FileKind:
     """Return what a file is by its first MiB; `PROFILE` also for a merged trace in JSON, which says it at its end.
 
-    Raises:
-        TraceError: it cannot be read.
+    Raises TraceError if it cannot be read.
     """
     with TraceFile(path) as file:
         head = next(file.blocks(), b"")

@@ -82,9 +82,7 @@ class AutoRecording:
     def finish(self) -> None:
         """Stop the recording; if it had stopped and could not be saved then, save it.
 
-        Raises:
-            WriteError: the trace cannot be saved.
-            Exception: `error`, where there is one.
+        Raises WriteError if the trace cannot be saved; and `error`, where there is one.
         """
         self._ran = True
         if self.error is not None:
@@ -199,14 +197,9 @@ def start_from_variable() -> None:
 
 
 def parse_variable(text: str, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the arguments of `modtrace.record` that a value of the variable means.
+    """Return the arguments of `modtrace.record` that the variable means: a path, or `name=value` joined by commas.
 
-    Args:
-        text: the value: a path, or `name=value` joined by commas.
-        environment: where `WORLD_SIZE` is looked up.
-
-    Raises:
-        RecordingError: it cannot be understood; the message says why.
+    Raises RecordingError, which says why, if it cannot be understood.
     """
     arguments: dict[str, Any] = {}
     for key, value in _split(text):

@@ -53,8 +53,7 @@ def rank_of_dump(path: str) -> int | None:
 def read_flight_record(path: str) -> FlightRecord:
     """Read a dump, as torch writes it to `TORCH_FR_DUMP_TEMP_FILE` or `_dump_fr_trace` returns it.
 
-    Raises:
-        TraceError: it cannot be read, is not a dump, or its name does not end with a rank.
+    Raises TraceError if it cannot be read, is not a dump, or its name does not end with a rank.
     """
     rank = rank_of_dump(path)
     if rank is None:

@@ -70,8 +70,7 @@ class Look:
 class RingFollower:
     """Follows the ring file of one process to its end, also when the file gets another name.
 
-    Raises:
-        OSError: the file cannot be opened.
+    Raises OSError if the file cannot be opened.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -123,8 +122,7 @@ class RingFollower:
     def look(self) -> Look:
         """Read the events that are new in the ring.
 
-        Raises:
-            RingError: the file cannot be read, or is not a ring file; then `failures` counts it.
+        Raises RingError if the file cannot be read, or is not a ring file; then `failures` counts it.
         """
         self.failures += 1
         look = self._look()

@@ -171,12 +171,7 @@ def _order_hangs(hangs: Sequence[Hang]) -> list[Hang]:
 
 
 class _Ranks:
-    """The ranks of a job, and what each waits in.
-
-    Args:
-        states: of all ranks; those without a rank are left out.
-        by_flight_recorder: the counters are the flight recorder's.
-    """
+    """The ranks of a job, and what each waits in; `by_flight_recorder`: the counters are the flight recorder's."""
 
     def __init__(self, states: Iterable[RankState], by_flight_recorder: bool) -> None:
         # Of two rings of a rank that with the later event counts.

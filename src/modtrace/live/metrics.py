@@ -19,14 +19,7 @@ class _RankNumbers(Counter[str]):
 
 
 class Metrics:
-    """Serves `http://127.0.0.1:PORT/metrics`.
-
-    Args:
-        port: 0 for a free one.
-
-    Raises:
-        OSError: another program has the port.
-    """
+    """Serves `http://127.0.0.1:PORT/metrics`, 0 for a free port; raises OSError if another program has it."""
 
     def __init__(self, port: int) -> None:
         self._numbers: dict[RingFollower, _RankNumbers] = {}

@@ -238,13 +238,8 @@ def read_clocks() -> tuple[int, int]:
 def rank_state_of(path: str | os.PathLike[str], analysis: RingAnalysis, now: tuple[int, int]) -> RankState:
     """Return where the process of a ring file is, by what was read of its end.
 
-    Args:
-        path: the file.
-        analysis: of what was read.
-        now: what `read_clocks` returned just before it was read. Time that passes after that is not time in a call.
-
-    Raises:
-        RingError: the end of the file was cut off, with the names and the clock.
+    Time that passes after `now`, which `read_clocks` returned just before the reading, is not time in a call. Raises
+    RingError if the end of the file was cut off, with the names and the clock.
     """
     snapshot, events = analysis.snapshot, analysis.all_events
     if snapshot.missing_bytes:

@@ -42,13 +42,7 @@ _QUIET_NS = 1_000_000_000
 
 
 def read_rank_rates(path: str | os.PathLike[str], seconds: float, max_events: int) -> RankRates:
-    """Read the end of a ring file, and return what its process did.
-
-    Args:
-        path: the file.
-        seconds: how far to look back from now; from its last event where none is that young.
-        max_events: read no more than about so many.
-    """
+    """Return what a process did in the last seconds of its ring, until now or its last event, and `max_events`."""
     now = read_clocks()
     analysis = RingAnalysis(read_ring(path, max_events))
     state = rank_state_of(path, analysis, now)

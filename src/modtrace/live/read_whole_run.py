@@ -18,12 +18,7 @@ _SHOWN_MODULES = 10
 
 
 def read_whole_run(ring: str | os.PathLike[str], records: Iterable[Record] | None = None) -> Mapping[str, Any] | None:
-    """Return what a watcher wrote of the run whose end a ring holds; None if none did, or of another run.
-
-    Args:
-        ring: the ring's file.
-        records: its name table, if it is read already.
-    """
+    """Return what a watcher wrote of the run whose end a ring holds; None if none did, or of another run."""
     path = whole_run_path(os.fspath(ring))
     try:
         with open_regular(path) as file:
@@ -52,13 +47,7 @@ def _has_numbers(values: Any, fields: Iterable[str]) -> bool:
 
 
 def whole_run_text(values: Mapping[str, Any], only: str | None = None, limit: int | None = None) -> str:
-    """Return a sentence about the steps, and tables of the parts and of the modules that took most, times in ms.
-
-    Args:
-        values: what `read_whole_run` returns.
-        only: of modules whose fully qualified name matches this pattern, as `Timeline.only` takes it; None: of all.
-        limit: of how many modules and phases; None: of ten.
-    """
+    """Return a sentence about the steps, and tables of parts and of the modules that took most, by default ten."""
     step = values["step"]
     line = f"whole run: {counted(values['spans'], 'span')}"
     if values["steps"]:

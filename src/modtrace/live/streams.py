@@ -141,11 +141,8 @@ class _StreamStates:
     def _calls_after(self, event: int, event_ns: Mapping[int, int]) -> Iterator[OpenCall]:
         """Yield the chosen calls that are open after an event of the host, outermost first.
 
-        The device is in the same calls after it has passed the event.
-
-        Args:
-            event: its index among the events of modules; -1 if it is lost.
-            event_ns: by event, when the device passed it; negative if that was not read.
+        The device is in the same calls after it has passed the event. An event is an index among those of modules, -1
+        if it is lost; `event_ns` says when the device passed each, negative if that was not read.
         """
         reached_ns = event_ns[event]
         innermost = self._row_by_start.get(event, -1)

@@ -95,13 +95,9 @@ class JobView(NamedTuple):
 
 
 def render_screen(job: JobView, screen: ScreenState, width: int, height: int | None = None) -> RenderableType:
-    """Return the screen: a line on the job, what is wrong with it, and a table.
+    """Return the screen: a line on the job, what is wrong with it, and a table; without a height, all rows and no help.
 
-    Args:
-        job: what was read.
-        screen: what to show of it. If fewer rows are left, its `first` is moved back, so that keys go on from there.
-        width: columns of the terminal.
-        height: its lines; None: as many as there are, and no help on keys.
+    If fewer rows are left, `screen.first` is moved back, so that keys go on from there.
     """
     chosen = job.ranks if screen.rank is None else job.ranks[screen.rank : screen.rank + 1] or job.ranks[-1:]
     lines: list[RenderableType] = [_line(_headline(job, chosen, screen), "bold")]

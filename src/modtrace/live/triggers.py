@@ -48,8 +48,7 @@ class Condition(NamedTuple):
 def parse_conditions(texts: str | Iterable[str]) -> tuple[Condition, ...]:
     """Return the conditions of a text, or of several; `;` separates those of one text.
 
-    Raises:
-        ModtraceError: one is not understood, or a text has none; the message lists the forms.
+    Raises ModtraceError if one is not understood, or a text has none; the message lists the forms.
     """
     is_one = isinstance(texts, str | bytes) or not isinstance(texts, Iterable)
     return tuple(_parse(part) for text in ([texts] if is_one else texts) for part in _split(text))

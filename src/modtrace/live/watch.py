@@ -54,11 +54,7 @@ class Watcher:
         self._is_short = False
 
     def run(self, every_s: float) -> bool:
-        """Look again and again, until all processes have ended or KeyboardInterrupt comes.
-
-        Returns:
-            Whether all rings were read to their ends, or to this moment: False if one could not be any more.
-        """
+        """Look until all processes have ended or KeyboardInterrupt comes; return whether all rings were read."""
         try:
             while self.look():
                 time.sleep(every_s)

@@ -114,8 +114,7 @@ class KeptFolder:
     def open(self, mode: int) -> Folder:
         """Return the folder, held; files in it have the permissions `mode`.
 
-        Raises:
-            OSError: it cannot be made, or something else has its name.
+        Raises OSError if it cannot be made, or something else has its name.
         """
         if self._folder is not None:
             return self._folder

@@ -36,9 +36,6 @@ def intersect(bounds: OffsetBounds) -> OffsetBounds | None:
     A bound at one moment holds at every other, widened by what the clock may drift until then. So the greatest of all
     such lower bounds and the least of all such upper bounds are exactly the edges of what is possible.
 
-    Args:
-        bounds: in any order.
-
     Returns:
         The band at the moments of the bounds, each once and in order; for a drift of 500 ppm at most.
 
@@ -152,13 +149,7 @@ def align_by_wall_clock(base_ns: int) -> Alignment:
 def align_by_sync_marks(
     marks: Sequence[Mark], syncs: Mapping[str, Sequence[tuple[int, int]]], base_ns: int
 ) -> Alignment:
-    """Fit offset and drift from the sync marks; by the wall clock where none is in both.
-
-    Args:
-        marks: those of the recording; a sync mark lies within the profiler's slice of the same name.
-        syncs: the profiler's slices, start and end in ns from its base.
-        base_ns: Unix nanoseconds of the trace's time 0.
-    """
+    """Fit offset and drift from the sync marks, each in a slice of its name; by the wall clock where both have none."""
     pairs = _pairs(marks, syncs, base_ns)
     if not len(pairs):
         return align_by_wall_clock(base_ns)
@@ -171,13 +162,7 @@ def align_by_sync_marks(
 
 
 def refine_by_operators(alignment: Alignment, timeline: Timeline, events: ProfilerEvents) -> Alignment:
-    """Return an alignment that suits the operators of the trace; the same where none runs in a call.
-
-    Args:
-        alignment: off by at most `REACH_NS`.
-        timeline: the recording, in its own time.
-        events: the trace's.
-    """
+    """Return an alignment, off by at most `REACH_NS`, as suits the trace's operators, if any runs in a call."""
     shared = list(_shared_threads(timeline, events))
     if not shared:
         return alignment

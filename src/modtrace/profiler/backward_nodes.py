@@ -20,12 +20,8 @@ from .event_columns import EventColumns, ProfilerEvents
 def find_calls_of_nodes(timeline: Timeline, events: ProfilerEvents) -> "Nodes":
     """Find the call of each autograd node of the trace.
 
-    By its sequence number; where the trace does not hold what made it, by the recorded backward span around its
-    middle. A node without a number (AccumulateGrad) belongs to the call of the node before it, whose gradient it takes.
-
-    Args:
-        timeline: the recording, in the trace's time.
-        events: the trace's.
+    By its sequence number; where the trace does not hold what made it, by the recorded backward span around its middle.
+    A node without a number (AccumulateGrad) belongs to the call of the node before it, whose gradient it takes.
     """
     columns = timeline.columns
     nodes = _find_nodes(events, innermost_spans(timeline, runs_module_code(columns)))
@@ -50,12 +46,6 @@ def cut_to_nodes(timeline: Timeline, nodes: "Nodes", events: ProfilerEvents, pro
 
     What was recorded where the trace has no nodes stays; a call inside backward moves by no more than it takes to lie
     within the node that it runs in.
-
-    Args:
-        timeline: the recording, in the trace's time.
-        nodes: with their calls.
-        events: the trace's, which may have names of threads that the recording does not know.
-        process: whose threads these are.
     """
     return _Builder(timeline, nodes, events, process).build() if len(nodes) else timeline
 

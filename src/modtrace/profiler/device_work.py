@@ -96,14 +96,7 @@ def without_impossible_times(events: ProfilerEvents) -> tuple[ProfilerEvents, li
 
 
 def possible_ends(track: Int64Array, start: Int64Array, end: Int64Array, stop: int | None) -> Int64Array:
-    """Return the latest possible end of each piece of device work: its own `end` for most.
-
-    Args:
-        track: the stream of each.
-        start: int64[n], ns.
-        end: int64[n], ns.
-        stop: when the profiler stopped, ns; None: nothing says it.
-    """
+    """Return the latest possible end of each piece of device work; `stop` is when the profiler stopped, if known."""
     order = np.lexsort((-end, start, track))
     order = order[end[order] > start[order]]
     this, following = order[:-1], order[1:]
@@ -179,13 +172,7 @@ class CudaGraphCapture(NamedTuple):
 
 
 def captured_graphs(events: ProfilerEvents, launch: Int64Array, running: InnermostLookup) -> list[CudaGraphCapture]:
-    """Return the graphs that were captured in a trace, in the order in which their captures ended.
-
-    Args:
-        events: the trace's.
-        launch: for each piece of GPU work the row of its launch, or -1.
-        running: the spans of the threads.
-    """
+    """Return the graphs that were captured in a trace, in the order in which their captures ended."""
     captures, launches = events.captures, events.launches
     graphs: list[CudaGraphCapture] = []
     process_of = _processes_of(events)
@@ -221,12 +208,7 @@ def attribute_device_work(
 ) -> WorkOwners:
     """Find for each piece of GPU work the innermost span in which it was launched, or why there is none.
 
-    Args:
-        timeline: the recording, in the trace's time.
-        events: the trace's.
-        launch: int64[n], for each piece of work the row of its launch, or -1.
-        running: which of its spans, of any phase, ran on a thread at a moment.
-        graphs: captured graphs that are known; what they replay belongs to the spans that they were captured in.
+    What `graphs` replay belongs to the spans that they were captured in.
     """
     work, launches, threads = events.work, events.launches, events.threads
     span = np.full(len(work), -1, np.int64)
@@ -276,13 +258,7 @@ def _processes_of(events: ProfilerEvents) -> Int64Array:
 
 
 def _map_replays(events: ProfilerEvents, launch: Int64Array, graphs: Sequence[CudaGraphCapture]) -> Int64Array:
-    """Return for each piece of GPU work the span in which it was captured; -1 if it is not a replay that is known.
-
-    Args:
-        events: the trace's.
-        launch: for each piece of work the row of its launch, or -1.
-        graphs: those that are known.
-    """
+    """Return for each piece of GPU work the span in which it was captured; -1 if it is not a replay that is known."""
     span = np.full(len(launch), -1, np.int64)
     work = events.work
     replays = _replays(events, launch)
@@ -352,11 +328,6 @@ def find_cpu_collectives(timeline: Timeline, events: ProfilerEvents, running: In
 
     Nothing in a trace joins the two. Of one name they run in the order in which they were launched, so the first
     belongs to the first, as long as there are as many of both.
-
-    Args:
-        timeline: the recording, in the trace's time.
-        events: the trace's.
-        running: which of its spans, of any phase, ran on a thread at a moment.
     """
     ran = events.cpu_collectives
     launches = events.collectives.take(events.collectives.is_operator == 1)
@@ -394,11 +365,7 @@ def add_up_gpu_work(
 ) -> GpuWork | None:
     """Return what modules launched; None if the trace has neither GPU work nor communication.
 
-    Args:
-        recorded: the recording, in the trace's time, and spans of captured graphs after it; `owners` points to them.
-        events: the trace's.
-        owners: the owner of each piece of GPU work.
-        on_cpu: the collectives that the CPU ran.
+    `owners` points to the spans of `recorded`, which has those of captured graphs after its own.
     """
     work = events.work
     if not len(work) and not len(on_cpu.span):

@@ -84,10 +84,7 @@ _AUTOGRAD_ARROWS = "fwdbwd"
 
 
 class EventCollector(EventTable):
-    """The table of a profiler's events, with the args that attribution needs.
-
-    If `all_arrows`, others count than those of autograd.
-    """
+    """The table of a profiler's events, with what attribution needs; perhaps with all arrows, not only autograd's."""
 
     TEXT_ARGS = frozenset(_TEXTS)
 
@@ -183,12 +180,7 @@ class EventCollector(EventTable):
         )
 
     def _by(self, describe: Callable[..., int], *texts: Int64Array) -> Callable[[Int64Array], Int64Array]:
-        """Return what returns a value for some rows, and describes each different thing that they say once.
-
-        Args:
-            describe: returns the value for a name, and texts of args.
-            texts: of each event, the numbers of the texts; None for -1.
-        """
+        """Return what returns a value for some rows; `describe` makes one of each different name and texts."""
         names, text_of = [name for _, name in self.kinds], [*self.texts, None]
 
         def values(rows: Int64Array) -> Int64Array:
@@ -207,12 +199,7 @@ class EventCollector(EventTable):
         return values
 
     def _rows(self, chosen: BoolArray, **columns: Int64Array | Callable[[Int64Array], Int64Array]) -> EventColumns:
-        """Return the chosen slices; those of which a value is no number are counted and left out.
-
-        Args:
-            chosen: which events of the table.
-            **columns: what the kind has beside times: of each event, or what returns it for rows.
-        """
+        """Return the chosen slices with columns, or what makes them; those without a number for one are counted."""
         rows = np.flatnonzero(chosen)
         more: dict[str, Any] = {
             name: column(rows) if callable(column) else column[rows] for name, column in columns.items()
@@ -307,12 +294,7 @@ def collective_of_annotation(name: str) -> tuple[str, bool] | None:
 
 
 def collective_of_operator(name: str, collective_name: object) -> str | None:
-    """Return the collective that an operator launches; None for one that launches none.
-
-    Args:
-        name: of the operator: `record_param_comms` or `c10d::allreduce_`.
-        collective_name: its arg `Collective name`, if it has one.
-    """
+    """Return the collective that an operator launches, by its name and its arg `Collective name`, or None."""
     if name == PARAM_COMMS:
         return _collective(collective_name if isinstance(collective_name, str) else "")
     return _collective(name[len(C10D) :]) if name.startswith(C10D) else None

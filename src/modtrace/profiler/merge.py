@@ -70,9 +70,8 @@ def merge_timeline(
 ) -> MergeResult:
     """Do what `modtrace.merge` does, which documents the arguments, for a recording that was read.
 
-    Raises:
-        TraceError: the trace cannot be read, or has no moment in common with the recording.
-        WriteError: `out` cannot be written; an existing file there is intact.
+    Raises TraceError if the trace cannot be read, or has no moment in common with the recording; WriteError if `out`
+    cannot be written; an existing file there is intact.
     """
     name = os.fspath(out)
     if not name.lower().endswith((".json", ".json.gz", ".pftrace", ".pftrace.gz")):
@@ -107,8 +106,7 @@ def merge_timeline(
 def load_profile(path: _Path) -> Timeline:
     """Make a timeline of what the profiler noted of modules; what cannot be known is in its metadata, as `notes`.
 
-    Raises:
-        TraceError: it is no such trace, or nothing of it can be read.
+    Raises TraceError if it is no such trace, or nothing of it can be read.
     """
     with TraceFile(path) as source:
         stream, collector = _read_events(source)

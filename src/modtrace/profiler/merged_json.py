@@ -68,16 +68,7 @@ def nest_after_rounding(
 ) -> tuple[Int64Array, Int64Array]:
     """Move starts onto the reader's steps, and choose durations with which slices nest in every reading.
 
-    Args:
-        track: int64[n]; slices of one track nest.
-        start: int64[n], ns from the base; in order within each track.
-        end: int64[n], ns from the base.
-        parent: int64[n], the slice around each, or -1.
-        depth: int[n], how many slices are around each.
-        quantum: the steps in ns, see `time_quantum_ns`.
-
-    Returns:
-        int64[n] start and int64[n] duration of each slice, in ns.
+    Slices are in order and nest on each track; times are ns from the base, and the steps those of `time_quantum_ns`.
     """
     if not len(start):
         return start, start
@@ -186,14 +177,7 @@ class JsonOutput:
         return [what] if count else []
 
     def finish(self, overlaid: Overlay, events: ProfilerEvents, metadata: Mapping[str, Any], table: bytes) -> None:
-        """Write the recording's events, the spans above streams, and what follows the events.
-
-        Args:
-            overlaid: the tracks to add.
-            events: the profiler's.
-            metadata: what the trace is to say of the merge.
-            table: of what it adds.
-        """
+        """Write the recording's events, the spans above streams, and what follows the events."""
         places = _RowPlaces(events.tids | events.int_pids, events.sort_indexes)
         quantum = time_quantum_ns(max(events.last, int(overlaid.timeline.columns.end.max(initial=0))))
         recording = _recording_events(overlaid, places, quantum)
@@ -227,11 +211,6 @@ def _recording_events(overlaid: Overlay, places: "_RowPlaces", quantum: int) -> 
     """Return a recording as a merged trace has it: above the threads of a process.
 
     Its sync marks are left out: each is a slice of the profiler's already.
-
-    Args:
-        overlaid: the recording.
-        places: where rows go.
-        quantum: see `time_quantum_ns`.
     """
     timeline = nested_timeline(overlaid.drawn, quantum)
     lanes = Lanes.from_timeline(timeline)
@@ -247,12 +226,6 @@ def _device_events(overlaid: Overlay, events: ProfilerEvents, places: "_RowPlace
 
     A span has the args of the call whose kernels ran, and `gpu_work`, how many these are; what belongs to no call has a
     `reason`.
-
-    Args:
-        overlaid: the spans.
-        events: the profiler's.
-        places: where rows go: each just before its stream.
-        quantum: see `time_quantum_ns`.
     """
     rows: dict[int, tuple[int | str, int]] = {}
     for track in sorted(set(overlaid.devices.track.tolist())):
@@ -283,10 +256,6 @@ class _RowPlaces:
 
     Viewers show the id of a thread after its name, so ids are as small as can be. They sort the rows of a process by
     their indexes, and those of equal index by their ids, the main thread first.
-
-    Args:
-        taken: ids of threads and processes that the trace uses.
-        sort_indexes: of the profiler's rows, by pid and tid.
     """
 
     def __init__(self, taken: Collection[int], sort_indexes: Mapping[TrackKey, int]) -> None:

@@ -76,12 +76,7 @@ class EventEncoder:
         self._messages: dict[tuple[str | None, tuple[str, ...]], tuple[TrackEvent, list[Any]]] = {}
 
     def fields(self, name: str | None, category: object, args: Mapping[str, Any]) -> bytes:
-        """Return the name, if any, the category and the args of an event as fields of a TrackEvent.
-
-        Raises:
-            AttributeError: the args are not a mapping.
-            TypeError: a value is not JSON.
-        """
+        """Return the name, if any, category and args, which are JSON values, of an event as fields of a TrackEvent."""
         values = args.values()
         event_kind = (category if category is None else str(category), tuple(args))
         event, annotations = self._messages.get(event_kind) or self._new_message(event_kind)
@@ -245,11 +240,6 @@ class TrackSlices(NamedTuple):
         """Return the slice to which each end of a flow belongs, as readers of JSON find it; -1 if there is none.
 
         An end whose event comes right after a slice that begins at its time belongs to that slice.
-
-        Args:
-            row: of each end's event in the table.
-            time: of each end, µs.
-            binds: of each end, see `EventFlows`.
         """
         last = np.searchsorted(self.row, row, side="right") - 1
         is_last = (last >= 0) & np.where(binds == AT_LAST, self.row[last] == row, self.start[last] == time)
@@ -271,12 +261,8 @@ def profiler_packets(
 ) -> Iterator[bytes]:
     """Yield the packets of a track's slices and instants on the profiler's sequence, some thousand at a time.
 
-    Args:
-        start: int64[n], Unix ns.
-        duration: int64[n], ns; negative for an instant.
-        fields: what else they say, see `EventEncoder.fields`.
-        uuid: of the track.
-        beside: returns the descriptor of a row, from 1 on, for slices that partly overlap those of the rows before.
+    Times are Unix ns, and a negative duration is an instant's. `beside` describes a row, from 1 on, for slices that
+    partly overlap those of the rows before.
     """
     ordered = _order_slices(start, duration)
     uuids = [uuid]
@@ -365,14 +351,7 @@ class PacketOutput:
         return self._slices.notes()
 
     def finish(self, overlaid: Overlay, events: ProfilerEvents, metadata: Mapping[str, Any], table: bytes) -> None:
-        """Write the recording's packets, the profiler's, and the table.
-
-        Args:
-            overlaid: the tracks to add.
-            events: the profiler's.
-            metadata: what the trace is to say of the merge.
-            table: of what it adds.
-        """
+        """Write the recording's packets, the profiler's, and the table."""
         sink, slices, base = self._sink, self._slices, base_time_ns(self._stream.keys, "")
         start = _sequence_start(base, metadata)
         sink.write(serialize(*start, *_tracks(slices, events, overlaid)))

@@ -61,12 +61,7 @@ def busy_intervals(start: Int64Array, end: Int64Array, edges: Int64Array, margin
     """Return when a thread ran operators that call no module.
 
     An operator that calls modules, as a checkpoint's does, has edges of calls deep inside it: only those in it count.
-
-    Args:
-        start: int64[n], of the thread's operators, ns from the trace's base; ascending, an outer one first.
-        end: int64[n].
-        edges: int64[m], ascending, the supposed places of calls' edges.
-        margin: how far off they may be, ns.
+    Operators are in order, an outer one first, and edges off by at most `margin` ns.
     """
     has_inner = np.append(start[1:] < end[:-1], False)
     calls = np.searchsorted(edges, start + margin) < np.searchsorted(edges, end - margin)
@@ -88,13 +83,7 @@ def cut_depth(busy: TimeIntervals, time: Int64Array) -> Int64Array:
 def most_likely_shift(edges: CallEdges, busy: TimeIntervals, least: Float64Array, most: Float64Array) -> Float64Array:
     """Return by how much each edge's guess has to be shifted so that fewest operators are cut around it, ns.
 
-    It is the middle of the best shifts; among equal ones those nearest to what was found just before.
-
-    Args:
-        edges: their supposed places.
-        busy: the thread's operators.
-        least: float64[n], ns, the least shift that is known to be possible; -inf where unknown.
-        most: float64[n], ns, the greatest; inf where unknown.
+    It is the middle of the best possible shifts; among equal ones those nearest to what was found just before.
     """
     since = (edges.time - edges.time[0]).astype(np.float64)
     starts = _windows(edges.time)
@@ -121,17 +110,9 @@ def most_likely_shift(edges: CallEdges, busy: TimeIntervals, least: Float64Array
 
 
 def bounds_from_gaps(edges: CallEdges, shift: Float64Array, busy: TimeIntervals, tolerance: float) -> OffsetBounds:
-    """Return what the gap around each edge says about its offset.
+    """Return what the gap around each edge says about its offset, as corrections of the guess, in order.
 
-    Args:
-        edges: their supposed places.
-        shift: float64[n], ns, by how much each has to be shifted yet.
-        busy: the thread's operators.
-        tolerance: ns. An edge that is deeper inside an operator bounds nothing; any other counts as beyond the
-            operator's nearer end.
-
-    Returns:
-        The bounds, as corrections of the guess, in the order of the edges.
+    An edge that is deeper than `tolerance` ns in an operator bounds nothing; any other counts as beyond its nearer end.
     """
     place = edges.guess + np.rint(shift).astype(np.int64)
     after = np.searchsorted(busy.start, place, side="right")

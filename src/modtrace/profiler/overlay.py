@@ -145,14 +145,6 @@ def _names(
     """Return the names, one for each chain of modules, and the name of each span.
 
     An outermost recomputed call has the name of the forward call that it repeats, which others are around.
-
-    Args:
-        texts: what the trace calls modules.
-        value: of each span, which of them.
-        parent: of each span.
-        order: the spans, a parent before its children, and forward ones before recomputed ones.
-        is_recompute: of each span.
-        make_name: of a text, below the name around it.
     """
     numbers = Numbering[tuple[int, int]]()
     names: list[Name] = []
@@ -206,13 +198,7 @@ class Overlay(Aligned):
     unattributed: dict[str, int]  # of the others, how many there are for each reason
 
     def recording(self, events: ProfilerEvents, base: int, left_out: int) -> Timeline:
-        """Return what `modtrace.load` of the merged trace is to return: with a track per stream, in Unix nanoseconds.
-
-        Args:
-            events: the trace's.
-            base: Unix nanoseconds from which its times count.
-            left_out: how many events of the trace could not be read.
-        """
+        """Return what `modtrace.load` of the merged trace is to return: a track per stream, in Unix nanoseconds."""
         metadata = {**self.timeline.metadata, **({LEFT_OUT: left_out} if left_out else {})}
         timeline = replace(self.timeline, metadata=metadata)
         timeline = with_stream_spans(timeline, self.devices, self.device_names, events.tracks)
@@ -230,18 +216,10 @@ class Trace(NamedTuple):
 def overlay(
     timeline: Timeline | None, events: ProfilerEvents, keys: Mapping[str, Any], path: str, capture: Trace | None = None
 ) -> Overlay:
-    """Align the recording with the trace, give work to its modules, and cut it to what was profiled.
+    """Align a recording, or a trace's own modules, with the trace, give work to modules, and cut it to the profile.
 
-    Args:
-        timeline: the recording; None reconstructs one from the trace.
-        events: the trace's.
-        keys: the trace's top-level keys.
-        path: the trace, for errors.
-        capture: a second trace, in which the graphs were captured that this one replays.
-
-    Raises:
-        TraceError: recording and trace have no moment in common, the trace does not say from when its times count, or
-            it has no events.
+    `capture` is a trace in which the graphs were captured that this one replays. Raises TraceError if recording and
+    trace have no moment in common, or the trace has no events, or does not say from when its times count.
     """
     events, impossible = without_impossible_times(events)
     aligned = _align(timeline, events, keys, path)
@@ -288,10 +266,6 @@ def _join_processes(parts: Mapping[int | str, Aligned], events: ProfilerEvents) 
     """Return the modules of several processes of one trace, each with its pid.
 
     Two of them can have threads of one id, so a thread's is here one more than the number of its track in the trace.
-
-    Args:
-        parts: what was made of the trace for each process.
-        events: the trace's.
     """
     number_of = {key: track + 1 for track, key in enumerate(events.tracks)}
     timelines = [
@@ -374,10 +348,7 @@ def _join_captures(
 ) -> tuple[Timeline, list[CudaGraphCapture]]:
     """Return the modules of two traces, and the graphs that were captured in those of the second one.
 
-    Args:
-        merged: the timeline of the first trace, whose spans keep their places.
-        timeline: the recording, in its own time; None, or one of another time, takes the second trace's own modules.
-        capture: the second trace.
+    The spans of `merged` keep their places; without a timeline of its time, the second trace's own modules count.
     """
     try:
         aligned = _align(timeline, *capture)
@@ -395,15 +366,7 @@ def _join_captures(
 
 
 def _check_usable(events: ProfilerEvents, path: str) -> None:
-    """Raise if the trace has events, but none that a reader shows.
-
-    Args:
-        events: what was read of them.
-        path: the trace, for errors.
-
-    Raises:
-        TraceError: no usable event.
-    """
+    """Raise TraceError if the trace has events, but none that a reader shows."""
     if events.total and events.malformed == events.total:
         raise TraceError(
             path,

@@ -42,15 +42,9 @@ def collective_name(collective: str, owner: Name | None) -> Name:
 def build_stream_spans(timeline: Timeline, events: ProfilerEvents, owners: WorkOwners) -> tuple[Slices, list[Name]]:
     """Cut the spans of each device's streams; streams with no work of any module have none.
 
-    Args:
-        timeline: the timeline whose spans `owners` points to.
-        events: the trace's.
-        owners: the owner of each piece of work.
-
-    Returns:
-        Slices in ns from the trace's base, in order of (track, start, depth), with the phase, call and name of what
-        launched the work, and the step in which it did; tracks are indices into `ProfilerEvents.tracks`. And what the
-        names are: the timeline's, and after them those of collectives. What no module launched has `REASON`.
+    They are in ns from the trace's base, in order of (track, start, depth), with phase, call, name and step of what
+    launched the work; tracks are the trace's. Names are the timeline's, and then those of collectives. What no module
+    launched has `REASON`.
     """
     paths = _Paths(timeline)
     work, columns = events.work, timeline.columns
@@ -108,14 +102,7 @@ def _intervals(
 
 
 def with_stream_spans(timeline: Timeline, spans: Slices, names: Sequence[Name], tracks: Sequence[TrackKey]) -> Timeline:
-    """Return the timeline with a track per stream, and the spans above; without work that no module asked for.
-
-    Args:
-        timeline: what ran on threads.
-        spans: as `build_stream_spans` returns them.
-        names: what their names are; the timeline's come first.
-        tracks: the trace's.
-    """
+    """Return the timeline with a track per stream, and the spans above; without work that no module asked for."""
     is_owned = np.ones(len(spans), np.bool_)
     if REASON in spans.args:
         is_owned[spans.args[REASON].rows] = False

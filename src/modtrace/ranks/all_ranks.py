@@ -168,9 +168,7 @@ def all_ranks_timeline(ranks: Sequence[RankTimeline], left_out: int = 0) -> Time
     """Return one timeline of all ranks, each a process of its own even where process ids are equal.
 
     A rank's process says how far its times are off; the metadata hold the same of each rank, and how it was found.
-
-    Raises:
-        ModtraceError: there is nothing in any of them.
+    Raises ModtraceError if there is nothing in any of them.
     """
     if not any(len(one.timeline.slices) for one in ranks):
         raise ModtraceError("nothing is left of any rank")

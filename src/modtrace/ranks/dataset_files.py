@@ -50,11 +50,7 @@ class Part(NamedTuple):
 
     @classmethod
     def parse(cls, text: bytes) -> "Part":
-        """Return what a file says.
-
-        Raises:
-            ValueError, TypeError, LookupError: it says something else.
-        """
+        """Return what a file says; raises ValueError, TypeError or LookupError if that is something else."""
         values = orjson.loads(text)
         ranks, steps = [RankEntry(**one) for one in values["ranks"]], values["steps"]
         part = cls(Reference(**values["reference"]), values["measurements"], ranks, steps)
@@ -71,10 +67,8 @@ class Part(NamedTuple):
 class DatasetFiles:
     """The files of a dataset. Those of a folder are made in it, also if somebody puts links there.
 
-    What cannot be seen, read, written or removed is an OSError of the methods.
-
-    Raises:
-        ModtraceError: the URL cannot be opened.
+    What cannot be seen, read, written or removed is an OSError of the methods. Raises ModtraceError if the URL cannot
+    be opened.
     """
 
     def __init__(self, place: Place) -> None:
@@ -85,8 +79,7 @@ class DatasetFiles:
     def make(self, folders: Iterable[str]) -> None:
         """Make the folders that are missing; none may be a link.
 
-        Raises:
-            OSError: one cannot be made, or something else has its name.
+        Raises OSError if one cannot be made, or something else has its name.
         """
         if isinstance(self.filesystem, LocalFileSystem):
             os.makedirs(self.root, exist_ok=True)
@@ -144,8 +137,7 @@ class DatasetFiles:
 def read_head(files: DatasetFiles) -> int:
     """Return how many steps of a dataset are stored together.
 
-    Raises:
-        ModtraceError: it is none, or of another version.
+    Raises ModtraceError if it is none, or of another version.
     """
     try:
         values = orjson.loads(files.read(DATASET_MARKER))

@@ -131,8 +131,7 @@ def _codes(column: pa.ChunkedArray) -> tuple[list[str], Any]:
 class DatasetTables(RankTables):
     """Reads a dataset: only the files that hold the steps and the ranks that are asked for.
 
-    Raises:
-        ModtraceError: it is none, of another version, or cannot be read; so do the methods.
+    Raises ModtraceError if it is none, of another version, or cannot be read; so do the methods.
     """
 
     def __init__(self, place: Place) -> None:

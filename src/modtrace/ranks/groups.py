@@ -49,12 +49,7 @@ def medians_within(values: Float64Array | Int64Array, *keys: Int64Array) -> Floa
 
 
 def median_of_others(values: Int64Array, begins: Int64Array) -> Float64Array:
-    """Return for each value the median of the others in its group.
-
-    Args:
-        values: int64[n], ascending within each group, below 2**53 so that a double holds them: not Unix nanoseconds.
-        begins: where the groups begin, each of two values at least.
-    """
+    """Return for each value, ascending in its group, the median of the others; below 2**53, which a double holds."""
     count = np.repeat(group_lengths(begins, len(values)), group_lengths(begins, len(values))) - 1
     low, high = _other(values, begins, (count - 1) // 2), _other(values, begins, count // 2)
     middle: Float64Array = low + (high - low) / 2
@@ -62,12 +57,7 @@ def median_of_others(values: Int64Array, begins: Int64Array) -> Float64Array:
 
 
 def slowest_of_others(values: Int64Array, begins: Int64Array) -> Int64Array:
-    """Return for each value the largest of the others in its group, but for the largest eighth of many.
-
-    Args:
-        values: int64[n], ascending within each group.
-        begins: where the groups begin, each of two values at least.
-    """
+    """Return for each value, ascending in its group, the largest of the others, but for the largest eighth of many."""
     size = group_lengths(begins, len(values))
     return _other(values, begins, -(-7 * (np.repeat(size, size) - 1) // 8) - 1)
 

@@ -32,8 +32,7 @@ def absolute(place: Place) -> str:
 def open_place(place: Place) -> "tuple[FileSystem, str]":
     """Return the file system of a place, and the place's path in it.
 
-    Raises:
-        ModtraceError: pyarrow is not installed, or opens no such URL.
+    Raises ModtraceError if pyarrow is not installed, or opens no such URL.
     """
     require_extra("ranks", "pyarrow")
     from pyarrow.fs import FileSystem
@@ -48,8 +47,7 @@ def open_place(place: Place) -> "tuple[FileSystem, str]":
 def is_dataset(place: Place) -> bool:
     """Say whether a place looks like a dataset of `modtrace ranks pack`.
 
-    Raises:
-        ModtraceError: it is a URL that cannot be opened.
+    Raises ModtraceError if it is a URL that cannot be opened.
     """
     if not is_url(place):
         return os.path.isfile(os.path.join(place, DATASET_MARKER))
@@ -64,8 +62,7 @@ def is_dataset(place: Place) -> bool:
 def as_folder(place: Place, executor: Executor | None = None) -> Iterator[str]:
     """Yield a place itself if it is a folder; of a URL a copy of its files, which goes with the block.
 
-    Raises:
-        ModtraceError: it cannot be copied, or an executor would not see the copy.
+    Raises ModtraceError if it cannot be copied, or an executor would not see the copy.
     """
     if not is_url(place):
         yield os.fspath(place)

@@ -69,15 +69,9 @@ def find_rank_recordings(
     """Return the recordings in a folder, by role and rank: its ring files if there are any, else its traces.
 
     A rank's number is what the recording says, else the last number in the name of the file. Rings that were kept of
-    earlier runs do not count, nor those of launchers, which are empty.
-
-    Args:
-        folder: the folder.
-        on_left_out: is called with what is wrong with a recording that is not taken; None: that is raised.
-        role: take the processes of this role alone; None: all.
-
-    Raises:
-        ModtraceError: there is none, two are of one rank, or one does not say its rank or cannot be read.
+    earlier runs do not count, nor those of launchers, which are empty; nor do other roles if one is given. What is
+    wrong with a recording goes to `on_left_out`, or is raised. Raises ModtraceError if there is none, or two are of one
+    rank.
     """
     root = Path(folder)
     if not root.is_dir():

@@ -276,12 +276,7 @@ class Bounds:
         return int(np.max((self._bound[index] + self._bound[own])[apart], initial=0))
 
     def of_groups(self, rank: Int64Array, group: Int64Array) -> Int64Array:
-        """Return for times of ranks how far each is off at most against the others of its group, ns.
-
-        Args:
-            rank: of each time.
-            group: which group each is of, ascending.
-        """
+        """Return for times of ranks how far each is off at most against the others of its group, ascending, ns."""
         if not len(rank):
             return rank
         index = np.searchsorted(self._ranks, rank)

@@ -170,14 +170,7 @@ def offsets_by_collectives(
 
 
 def readings_of_ranges(time: Int64Array, low: Int64Array, high: Int64Array, estimate: Int64Array) -> list[Reading]:
-    """Return readings of another clock from ranges that hold its offset.
-
-    Args:
-        time: int64[n], own nanoseconds, ascending.
-        low: int64[n], the least that the other clock can be ahead.
-        high: int64[n], the most.
-        estimate: int64[n], what it seems to be ahead.
-    """
+    """Return readings of a clock from ranges, ascending in own time, of how far it can be ahead."""
     parts = np.array_split(
         np.arange(len(time)), int(np.clip(len(time) // _PER_READING, min(2, len(time)), _MAX_READINGS))
     )
@@ -203,14 +196,7 @@ def readings_of_ranges(time: Int64Array, low: Int64Array, high: Int64Array, esti
 def _rate(
     parts: Sequence[IndexArray], ranges: tuple[Float64Array, ...], middle: Float64Array, about: Float64Array
 ) -> tuple[float, float]:
-    """Return how fast an offset grows, and how far that is off at most if it grows evenly.
-
-    Args:
-        parts: the ranges of each reading.
-        ranges: of each range the time, the least and the most.
-        middle: the time of each reading.
-        about: what the offset seems to be there.
-    """
+    """Return how fast an offset grows by its readings' ranges, and how far that is off at most if it grows evenly."""
     time, low, high = ranges
     first, second = np.triu_indices(len(middle), 1)
     apart = middle[second] > middle[first]

@@ -44,10 +44,8 @@ _UNPACK = "unpack it and open the trace inside"
 def trace_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield the path of a trace: of the one in a report's `.zip`, extracted for as long as the block runs, else `path`.
 
-    Raises:
-        TraceError: the file cannot be read, or is an archive without a trace; what is wrong with the trace inside an
-            archive is told of the archive.
-        ModtraceError: there is nowhere to extract an archive to.
+    Raises TraceError if the file cannot be read, or is an archive without a trace; what is wrong with the trace inside
+    an archive is told of the archive; ModtraceError if there is nowhere to extract an archive to.
     """
     if not _is_archive(path):
         yield Path(path)  # also where nothing can be written
@@ -60,12 +58,7 @@ def trace_path(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def errors_about(path: str | os.PathLike[str], inner: Path) -> Iterator[None]:
-    """Name the archive in errors about the trace inside it, whose own path means nothing to the user.
-
-    Args:
-        path: the archive, or any other file.
-        inner: what `extract_trace` made of it.
-    """
+    """Name the archive in errors about the trace inside it, whose own path means nothing to the user."""
     try:
         yield
     except TraceError as error:
@@ -77,8 +70,7 @@ def errors_about(path: str | os.PathLike[str], inner: Path) -> Iterator[None]:
 def extract_trace(path: str | os.PathLike[str], folder: Path) -> Path:
     """Return the path of the trace of a report's `.zip`, extracted into `folder`; `path` itself if it is no archive.
 
-    Raises:
-        TraceError: the file cannot be read, or is an archive without a trace.
+    Raises TraceError if the file cannot be read, or is an archive without a trace.
     """
     if not _is_archive(path):
         return Path(path)
@@ -106,11 +98,7 @@ def extract_trace(path: str | os.PathLike[str], folder: Path) -> Path:
 
 
 def _is_archive(path: str | os.PathLike[str]) -> bool:
-    """Tell whether a file is an archive.
-
-    Raises:
-        TraceError: it cannot be read.
-    """
+    """Tell whether a file is an archive; raises TraceError if it cannot be read."""
     try:
         with open_regular(path) as file:
             return file.read(len(ZIP_MAGIC)) == ZIP_MAGIC

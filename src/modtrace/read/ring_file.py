@@ -31,36 +31,19 @@ _BYTES_PER_EVENT = 250
 
 
 def load_ring(path: Path) -> Timeline:
-    """Read a ring file.
-
-    Raises:
-        RingError: it is damaged beyond reading.
-    """
+    """Read a ring file; raises RingError if it is damaged beyond reading."""
     return _pieces(path, (_reader(path), ring_serials(path))).join()
 
 
 def read_pieces(path: str | os.PathLike[str]) -> Pieces:
-    """Do what `load` does; a ring file is read piece by piece.
-
-    Raises:
-        RingError: as of `load`.
-        TraceError: as of `load`.
-    """
+    """Do what `load` does; a ring file is read piece by piece."""
     return ring_pieces(path) or OnePiece(read_timeline(path))
 
 
 def load_around(path: str | os.PathLike[str], steps: Steps | None, step_by: str | None = None) -> Timeline:
     """Do what `load` does; of a large ring file perhaps only for some training steps and a few beside them.
 
-    Args:
-        path: the file.
-        steps: the first step and the one after the last, as for `Timeline.steps`; None: all.
-        step_by: what a step is, as for `Timeline.steps`. If it is a call or a range, all is read.
-
-    Raises:
-        RingError: as of `load`.
-        TraceError: as of `load`.
-        ModtraceError: a ring has too many events for the memory that they take together.
+    Where steps are calls or ranges, all is read. Raises ModtraceError if a ring has too many events for the memory.
     """
     ring, timeline = _ring(path), None
     steps = steps if step_by in (None, OPTIMIZER) else None
@@ -100,19 +83,9 @@ def _last_calls(ring: tuple[ReadRing, range], first: int | None, last: int | Non
 def load_shown(
     path: str | os.PathLike[str], steps: Steps | None, pieces: RingPieces | None = None
 ) -> tuple[Timeline, list[str]]:
-    """Read some steps of a file. If none are named, read all, or the last ones of a ring with too many events.
+    """Return some steps of a file, else all, or the last ones of too long a ring; and what users should know of it.
 
-    Args:
-        path: the file.
-        steps: the first step and the one after the last, as for `Timeline.steps`; None: none are named.
-        pieces: what `ring_pieces` returned, if that is known.
-
-    Returns:
-        The timeline, and what the user should know of what is not in it.
-
-    Raises:
-        RingError: as of `load`.
-        TraceError: as of `load`, or nothing ran in these steps.
+    `pieces` are those of the ring, if they are known. Raises what `load` does, or TraceError if nothing ran in these.
     """
     notes, ring = list[str](), None if steps is not None else _ring(path)
     if ring is not None and len(ring[1]) > SHOWN_EVENTS:
@@ -140,8 +113,7 @@ def load_shown(
 def ring_pieces(path: str | os.PathLike[str]) -> RingPieces | None:
     """Return the pieces of a ring file, in memory that does not follow its events; None for other files.
 
-    Raises:
-        RingError: it is damaged beyond reading.
+    Raises RingError if it is damaged beyond reading.
     """
     ring = _ring(path)
     return None if ring is None else _pieces(path, ring)

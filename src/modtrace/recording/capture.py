@@ -210,8 +210,7 @@ def make_engine(
 ) -> NativeEngine | PortableEngine:
     """Return an engine that was not started.
 
-    Raises:
-        EngineError: the native engine is asked for and cannot be had, or FLOPs are, which it alone counts.
+    Raises EngineError if the native engine is asked for and cannot be had, or FLOPs are, which it alone counts.
     """
     if kind == "native":
         return NativeEngine(ring, on_error, options)

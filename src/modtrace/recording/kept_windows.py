@@ -36,14 +36,9 @@ _PRIVATE_MODE = 0o600
 
 
 class KeptWindows:
-    """What `Recording.keep` and `keep_when` keep.
+    """What `Recording.keep` and `keep_when` keep; without conditions for `keep` alone, with None nothing.
 
-    Args:
-        keep_when: conditions; an empty sequence has a watcher that waits for `keep` alone, None has none.
-        ring: the file behind the recording's ring, or None.
-
-    Raises:
-        RecordingError: a condition is not understood, or there is no ring for the watcher to read.
+    Raises RecordingError if a condition is not understood, or there is no ring for the watcher to read.
     """
 
     def __init__(self, keep_when: str | Iterable[str] | None, ring: object) -> None:

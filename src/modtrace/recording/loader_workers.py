@@ -60,8 +60,7 @@ class WorkerRings:
     def joined(self, timeline: Timeline) -> Timeline:
         """Return a timeline with what the workers have recorded so far, each as a process; their spans have its steps.
 
-        Args:
-            timeline: of this process; what the result says of losses is of it alone.
+        What the result says of losses is of the timeline alone.
         """
         parts = [timeline]
         for name in sorted(os.listdir(self._folder)):

@@ -32,11 +32,7 @@ Schedule = Callable[[int], ProfilerAction]
 
 
 class Cycles:
-    """Goes through a schedule, step by step.
-
-    Args:
-        schedule: None records all steps, in one cycle that has no number.
-    """
+    """Goes through a schedule, step by step; None records all steps, in one cycle that has no number."""
 
     def __init__(self, schedule: Schedule | None) -> None:
         if schedule is not None and not callable(schedule):
@@ -97,8 +93,7 @@ class OutputPath:
     def claim(self, path: str) -> None:
         """Make sure that no other rank writes `path`, which is this file's or that of one of its cycles.
 
-        Raises:
-            RecordingError: another one does, or has done.
+        Raises RecordingError if another one does, or has done.
         """
         if not self._is_shared:
             return
@@ -188,8 +183,7 @@ class Outputs:
     def make_capture(self, make: "Callable[[str | None], Capture]", warn: Callable[[str], None]) -> "Capture":
         """Return what `make` makes with the path of the ring's file, or with None.
 
-        Raises:
-            RecordingError: another rank writes that file, or saves where this one does.
+        Raises RecordingError if another rank writes that file, or saves where this one does.
         """
         if self._trace is not None:
             self._trace.claim(self._cycles.path(self._trace.path))
@@ -207,8 +201,7 @@ class Outputs:
     def save(self, save: Callable[[str], None]) -> None:
         """Call `save` with the path to save to, if there is one.
 
-        Raises:
-            RecordingError: another rank has saved there.
+        Raises RecordingError if another rank has saved there.
         """
         if self._trace is not None:
             path = self._cycles.path(self._trace.path)

@@ -64,9 +64,8 @@ class SaveOnSignal:
     def start(self) -> None:
         """Start listening.
 
-        Raises:
-            RecordingError: this is not the main thread, where alone Python installs handlers, or the signal can have
-                none.
+        Raises RecordingError if this is not the main thread, where alone Python installs handlers, or the signal can
+        have none.
         """
         self._ends = self._before_end is not None and signal.SIGTERM not in self._numbers and _is_term_free()
         numbers = [*self._numbers, *([signal.SIGTERM] if self._ends else [])]
@@ -199,11 +198,9 @@ _descriptors: dict[int, int] = {}
 def write_stacks_on(number: int, ring: str, folder: Folder) -> None:
     """Let faulthandler append the stacks of all threads to a file beside the ring whenever the signal comes.
 
-    It is C code that takes no lock and waits for no thread, so a hang does not stop it; and it restarts the system
-    call that it interrupted. It stays when the recording has ended: the signal would else kill the process.
-
-    Raises:
-        RecordingError: the program handles that signal itself, it can have no handler, or the file cannot be made.
+    It is C code that takes no lock and waits for no thread, so a hang does not stop it; and it restarts the system call
+    that it interrupted. It stays when the recording has ended: the signal would else kill the process. Raises
+    RecordingError if the program handles that signal itself, it can have no handler, or the file cannot be made.
     """
     name = signal.Signals(number).name
     if number not in _descriptors and is_signal_caught(os.getpid(), number):

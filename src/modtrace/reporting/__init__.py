@@ -227,11 +227,7 @@ class Report:
     texts: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the archive.
-
-        Raises:
-            WriteError: it cannot be written; an existing file at `path` is intact.
-        """
+        """Write the archive; raises WriteError if it cannot be written; an existing file at `path` is intact."""
         with atomic_writer(path) as file:
             file.write(zip_bytes(self.files))
 

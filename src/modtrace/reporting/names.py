@@ -43,12 +43,8 @@ _IMPERSONAL_NAMES = frozenset(
 class Redactor:
     """Replaces what identifies a person or a machine: `redact(text)`.
 
-    That is URLs, mail addresses, paths, access tokens of known forms, and all of `literal` and `words`. The same text
-    always gives the same result.
-
-    Args:
-        literal: replacements of texts wherever they occur, ignoring case.
-        words: replacements of texts that occur as whole words, ignoring case.
+    That is URLs, mail addresses, paths, access tokens of known forms, and, ignoring case, `literal` wherever it occurs
+    and `words` that are whole. The same text always gives the same result.
     """
 
     def __init__(self, literal: Mapping[str, str], words: Mapping[str, str]) -> None:

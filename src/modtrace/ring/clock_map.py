@@ -78,15 +78,7 @@ class ClockMap:
     def of_columns(
         cls, time: Int64Array, offset: Float64Array, bound: Float64Array, beyond: Beyond, base_ns: int = 0
     ) -> "ClockMap":
-        """Return the map of many readings.
-
-        Args:
-            time: int64[n], own nanoseconds, ascending; n > 0.
-            offset: float64[n], the other clock less the own one and less `base_ns`.
-            bound: float64[n], how far that is off at most.
-            beyond: see the class.
-            base_ns: subtracted from all offsets, so that a double holds them.
-        """
+        """Return the map of many readings, ascending; `base_ns` was taken off offsets, so that doubles hold them."""
         made = cls.__new__(cls)
         made._set(int(time[0]), base_ns, np.stack([time - time[0], offset, bound]), beyond)
         return made

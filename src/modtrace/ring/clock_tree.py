@@ -78,11 +78,7 @@ def parent_number(number: int) -> int | None:
 
 
 class ClockTree:
-    """Converts the times of any measured clock to the root's.
-
-    Args:
-        measurements: those of all clocks, in any order; a clock's parent is that of its last one.
-    """
+    """Converts the times of any measured clock to the root's; a clock's parent is that of its last measurement."""
 
     def __init__(self, measurements: Iterable[Measurement]) -> None:
         readings: dict[str, dict[str, list[Reading]]] = {}

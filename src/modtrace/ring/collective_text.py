@@ -85,11 +85,7 @@ def rank_list(ranks: Iterable[int]) -> str:
 
 
 def parse_ranks(text: str) -> list[int]:
-    """Return the ranks that `rank_list` wrote.
-
-    Raises:
-        ValueError: it did not write that.
-    """
+    """Return the ranks that `rank_list` wrote; raises ValueError if it did not write that."""
     ranks: list[int] = []
     for part in text.split(",") if text else []:
         bounds, _, stride = part.partition(":")

@@ -126,11 +126,7 @@ class FileHeader(NamedTuple):
 
 
 def pack_header(path: str, capacity: int, metadata: Mapping[str, object], writer: Mapping[str, object]) -> bytes:
-    """Return the bytes of a header.
-
-    Raises:
-        RingError: the metadata does not fit.
-    """
+    """Return the bytes of a header; raises RingError if the metadata does not fit."""
     text = orjson.dumps({**metadata, _WRITER: writer})
     log_start = SLOTS_OFFSET + capacity * SLOT_BYTES
     head = HEADER.pack(MAGIC, VERSION, 0, capacity, SLOTS_OFFSET, log_start, len(text), zlib.crc32(text))
@@ -142,8 +138,7 @@ def pack_header(path: str, capacity: int, metadata: Mapping[str, object], writer
 def parse_header(path: str, head: bytes) -> FileHeader:
     """Return what the first `SLOTS_OFFSET` bytes of a file say.
 
-    Raises:
-        RingError: it is no ring file, or its header is damaged.
+    Raises RingError if it is no ring file, or its header is damaged.
     """
     if len(head) < HEADER.size or not head.startswith(MAGIC):
         raise RingError(f"{path}: not a ring file (it does not begin with {MAGIC.decode()} and a header)")

@@ -33,15 +33,9 @@ def whole_run_path(ring: str) -> str:
 
 
 def take_name(new: str, path: str, keep: int) -> str:
-    """Move a new file of this process to its name, and return that: `path`, or a numbered one if a process uses `path`.
+    """Move a new locked file to its name, and return that: `path`, or a numbered one if a process uses `path`.
 
-    Args:
-        new: the file, which has a name of its own; locked.
-        path: the name that is asked for.
-        keep: how many rings of ended processes to keep under numbers; older ones are removed.
-
-    Raises:
-        OSError: the name cannot be given.
+    Under numbers so many rings of ended processes stay; older ones are removed. Raises OSError if no name can be given.
     """
     name = _replace_ended(new, path, keep) or give_number(new, path)
     with contextlib.suppress(FileNotFoundError):
@@ -104,11 +98,7 @@ def _read_header(path: str, descriptor: int) -> FileHeader:
 
 
 def _give(file: str, name: str) -> None:
-    """Give a file another name.
-
-    Raises:
-        FileExistsError: a file has that name.
-    """
+    """Give a file another name; raises FileExistsError if a file has that."""
     try:
         os.link(file, name)
     except FileExistsError:

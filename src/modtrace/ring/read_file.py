@@ -210,11 +210,8 @@ class RingLog:
     def read(self, file: BinaryIO, offset: int) -> tuple[list[Record], dict[str, int]]:
         """Return the valid records, and how many ids each kind has.
 
-        Records are read one by one, so that memory follows them and not what the file claims.
-
-        Args:
-            file: the ring's.
-            offset: where the log begins; beyond the end in a file that was cut, or says nonsense.
+        Records are read one by one, so that memory follows them and not what the file claims: it may be cut, or say
+        nonsense.
         """
         size, known = os.fstat(file.fileno()).st_size, len(self._records)
         at = offset if self._end is None else self._end
@@ -333,11 +330,8 @@ def read_slots(
 ) -> SlotSnapshot:
     """Read the whole events of a ring, dead or alive, in memory that follows the number of events and not of slots.
 
-    Args:
-        blocks: the slots that may hold events.
-        capacity: slots in the ring; more than there are where the file was cut short.
-        serials: leave out the events before these, which count as overwritten, and those after them.
-        without: leave out events of these kinds too, but for the first and the last of `serials`.
+    `capacity` is more than there are where the file was cut short. Left out are events before `serials`, which count as
+    overwritten, those after them, and those of kinds in `without`, but for the first and the last.
     """
     parts = [_whole_slots(block, capacity, serials, without) for block in blocks]
     columns = [np.concatenate(column) if len(column) > 1 else column[0] for column in zip(*parts, strict=True)]
@@ -440,11 +434,7 @@ def _drop_impossible_times(slots: SlotSnapshot, records: Sequence[Record]) -> Sl
 
 
 def _renumber_unknown(ids: Int32Array, used: BoolArray, known_count: int) -> tuple[Int32Array, list[tuple[int, int]]]:
-    """Give the used ids that have no record new ones, which follow the known ones without gaps.
-
-    Returns:
-        All ids, and (new id, old id) of those that are new.
-    """
+    """Give used ids without a record new ones, after the known without gaps; return all, and (new, old) of these."""
     unknown = used & (ids >= known_count)
     lost = np.unique(ids[unknown])
     if not len(lost):

@@ -104,12 +104,7 @@ class Ring:
         return write
 
     def read(self, serials: range | None = None, without: Collection[Kind] = ()) -> RingSnapshot:
-        """Read what the ring holds now; other threads may go on writing.
-
-        Args:
-            serials: read the events with these numbers alone; None: all.
-            without: of `serials`, leave out the events of these kinds, but for the first and the last.
-        """
+        """Read what the ring holds now; others may go on writing. `serials` and `without` are as of `read_slots`."""
         blocks = slot_blocks(self.slots(), serials)
         slots = read_slots(blocks, self.capacity, *(() if serials is None else (serials, without)))
         return RingSnapshot(slots, list(self.names.records), self.metadata)
@@ -205,15 +200,9 @@ class NameTable:
         self.note({"kind": "group", "name": _clean(name), "ranks": _clean(ranks), "description": _clean(description)})
 
     def operator(self, number: int, name: str, device: str, dtype: str, flops: int, nbytes: int) -> None:
-        """Note what an operator with certain inputs costs; -1 if that is not known.
+        """Note what an operator (`aten::addmm`) with certain inputs costs, by its number; -1 if that is not known.
 
-        Args:
-            number: by which the ring knows it.
-            name: as torch has it (`aten::addmm`).
-            device: the name of the device of its first tensor, or its type (`cpu`).
-            dtype: the type of that tensor's numbers (`bfloat16`).
-            flops: what it costs.
-            nbytes: what its inputs and its outputs have.
+        Device and type of numbers are those of its first tensor; bytes are of its inputs and its outputs.
         """
         record = {"kind": "operator", "number": number, "name": _clean(name), "device": _clean(device)}
         self.note(record | {"dtype": dtype, "flops": flops, "bytes": nbytes})
@@ -249,8 +238,7 @@ def _clean(text: str) -> str:
 class _RingFile:
     """A new ring file that this process writes; its mapping outlives the process in the file.
 
-    Raises:
-        RingError: the file cannot be made, its space cannot be reserved, or the metadata does not fit the header.
+    Raises RingError if the file cannot be made, its space cannot be reserved, or the metadata does not fit the header.
     """
 
     def __init__(self, path: str | os.PathLike[str], capacity: int, metadata: Mapping[str, object], keep: int) -> None:
@@ -295,10 +283,8 @@ class _RingFile:
     def append(self, record: Record) -> None:
         """Append one record to the log; thread-safe, as the system keeps the end of the log and writes one at a time.
 
-        It does nothing when the file is closed: a thread may still be naming what it was called for.
-
-        Raises:
-            OSError: the disk is full.
+        It does nothing when the file is closed: a thread may still be naming what it was called for. Raises OSError if
+        the disk is full.
         """
         descriptor = self._descriptor
         if descriptor is None:
@@ -344,9 +330,8 @@ def _refuse_special(name: str, path: str) -> None:
 def _allocate(capacity: int) -> mmap.mmap:
     """Reserve a ring of `capacity` events that belongs to this process alone (a fork gets a copy).
 
-    Raises:
-        RingError: there is not so much memory. The system would give the addresses all the same, and kill the training
-            when the ring fills.
+    Raises RingError if there is not so much memory: the system would give the addresses all the same, and kill the
+    training when the ring fills.
     """
     available = _available_memory_bytes()
     if available is not None and capacity * SLOT_BYTES > available:

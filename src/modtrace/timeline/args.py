@@ -112,10 +112,7 @@ def take_args(args: Args, index: AnyArray | slice, count: int) -> Args:
 
 
 def join_args(parts: Sequence[tuple[int, Args]]) -> Args:
-    """Return the args of tables that are put one after the other.
-
-    Each comes with its first row in the whole.
-    """
+    """Return the args of tables that are put one after the other; each comes with its first row in the whole."""
     joined = {}
     for name in dict.fromkeys(name for _, args in parts for name in args):
         columns = [(first, args[name]) for first, args in parts if name in args]

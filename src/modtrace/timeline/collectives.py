@@ -160,13 +160,7 @@ class Collectives:
 
     @classmethod
     def of_slices(cls, slices: Slices, groups: Sequence[Group], track_names: Sequence[str]) -> Collectives:
-        """Return the collectives and waits among a timeline's slices.
-
-        Args:
-            slices: of all kinds.
-            groups: the process groups.
-            track_names: the names of the timeline's tracks.
-        """
+        """Return the collectives and waits among a timeline's slices."""
         rows = slices.take(slices.block_of(COLLECTIVE))
         shared = {name: getattr(rows, name) for name in ("start", "end", "track", "step", "complete")}
         known = [rows.arg(name) for name in (Arg.OPERATOR, Arg.GROUP, Arg.PEER, Arg.DEVICE)]
@@ -198,15 +192,7 @@ class Collectives:
 def collective_args(
     names: Sequence[CollectiveName], name: Int64Array, counter: Int64Array, nbytes: Int64Array, done: Int64Array
 ) -> Args:
-    """Return the args of collectives and waits, one after the other.
-
-    Args:
-        names: what they can be called.
-        name: index into `names` of each; -1 for a wait for something unknown.
-        counter: see `Collective`; -1 if it is not known.
-        nbytes: see `Collective`.
-        done: Unix nanoseconds; -1 if its completion is unknown.
-    """
+    """Return the args of collectives and waits, one after the other; -1 is what is not known, see `Collective`."""
     rows, of_row = np.flatnonzero(name >= 0), name[name >= 0]
     args = {}
     for arg, of_name in (

@@ -393,11 +393,7 @@ class GpuWork:
 
     @classmethod
     def from_json_values(cls, values: Mapping[str, Any]) -> "GpuWork":
-        """Read what `to_json_values` returned.
-
-        Raises:
-            KeyError, TypeError, ValueError: it is something else.
-        """
+        """Read what `to_json_values` returned; raises KeyError, TypeError or ValueError if it is something else."""
         modules = [(str(fqn), str(module_class)) for fqn, module_class in values["modules"]]
         places = [tuple((int(module), int(phase)) for module, phase in place) for place in values["places"]]
         rows = np.array(values["rows"], np.int64).reshape(-1, _FIELDS)

@@ -87,23 +87,12 @@ def with_slices(timeline: Timeline, rows: Slices) -> Timeline:
 
 
 def with_modules(timeline: Timeline, columns: Slices) -> Timeline:
-    """Return the timeline with other slices of modules.
-
-    Args:
-        timeline: whose other slices stay.
-        columns: the slices of modules, in start order.
-    """
+    """Return the timeline with other slices of modules, which are in start order."""
     return with_slices(keep_rows(timeline, np.flatnonzero(timeline.slices.kind != MODULE)), columns)
 
 
 def put_modules_before(timeline: Timeline, columns: dict[str, AnyArray], args: Args) -> Timeline:
-    """Return a timeline that has no modules yet with slices of modules.
-
-    Args:
-        timeline: with other slices.
-        columns: of the modules, as of `Slices`; they grow in place, so that memory holds them once.
-        args: what only some of the modules have.
-    """
+    """Return a timeline that has no modules yet with some, whose columns grow in place: memory holds them once."""
     count, rest = len(columns["start"]), timeline.slices
     rest = replace(rest, parent=np.where(rest.parent >= 0, rest.parent + count, -1))
     columns |= {"kind": np.full(count, MODULE, np.int8)}
@@ -115,12 +104,8 @@ def put_modules_before(timeline: Timeline, columns: dict[str, AnyArray], args: A
 def join(parts: Sequence[Timeline], track_order: Sequence[int] | None = None, *, sort: bool = True) -> Timeline:
     """Return one timeline of several, whose names, tracks and links stay apart.
 
-    Counts of stats add up. Marks and metadata are those of the first part.
-
-    Args:
-        parts: at least one.
-        track_order: the order of the joined tracks, as indices into the tracks of all parts one after the other.
-        sort: False keeps the slices in the order of the parts; these then hold modules only.
+    Counts of stats add up. Marks and metadata are those of the first part. `track_order` has indices into the tracks of
+    all parts; without `sort` the slices, which are of modules only, stay in the order of the parts.
     """
     tracks = [track for part in parts for track in part.tracks]
     order = np.arange(len(tracks)) if track_order is None else np.array(track_order, np.int64)
@@ -163,14 +148,8 @@ def add_gpu_tracks(
 ) -> Timeline:
     """Return the timeline with a track per stream; a span there has the link of the call that launched its work.
 
-    The tracks belong to the process of the timeline's first track.
-
-    Args:
-        timeline: what ran on threads.
-        streams: device and stream of each track that is to be made.
-        spans: those above the streams, nested on each; their tracks are indices into `streams`, and phase and call are
-            those of the call that launched the work.
-        names: those of the timeline, and after them those that it does not know; None: it knows all.
+    The tracks are `streams`, into which spans index, and belong to the process of the timeline's first track. Phase and
+    call are those of the call that launched the work. `names` has the timeline's, and then those that it does not know.
     """
     if not len(spans):
         return timeline
@@ -191,12 +170,7 @@ def _links(columns: Slices, spans: Slices) -> Int64Array:
 
 
 def move_times(timeline: Timeline, move: Callable[[Int64Array], Int64Array]) -> Timeline:
-    """Return the timeline with all its times moved.
-
-    Args:
-        timeline: what to move.
-        move: int64 nanoseconds → where they are moved to; keeps their order.
-    """
+    """Return the timeline with all its times moved; `move` keeps their order."""
     slices, marks = timeline.slices, timeline.marks
     args = map_arg(slices.args, Arg.DONE, lambda column: replace(column, values=move(column.values)))
     mark_times = move(np.array([mark.time_ns for mark in marks], np.int64)).tolist()

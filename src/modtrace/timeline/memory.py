@@ -116,13 +116,7 @@ def _kinds_at(at_peak: Mapping[str, int], time_ns: int, kinds: Sequence[str], mo
 
 
 def _grown_before(facts: Mapping[str, Any], steps: int, most: int) -> dict[str, int]:
-    """Return what who holds ever more held before a step, bytes, together at most so many.
-
-    Args:
-        facts: what is known at the end of the last step.
-        steps: how many steps after this one that is, with this one; 0 if this one did not end.
-        most: the bytes.
-    """
+    """Return the bytes of who holds ever more, so many steps before `facts` say it; together at most `most`."""
     by, grows, held = facts.get("by", {}), facts.get("grows_by", {}), dict[str, int]()
     for name in grows.keys() & by.keys() - {*KINDS}:
         if (count := min(by[name] - grows[name] * steps, most)) > 0:

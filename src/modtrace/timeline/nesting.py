@@ -17,13 +17,7 @@ _CHUNK = 1 << 16
 
 
 def outermost_first(start: Int64Array, end: Int64Array, rows: SignedIntArray) -> SignedIntArray:
-    """Sort spans of one track by start, the longer first; mostly they are in this order already.
-
-    Args:
-        start: when spans start.
-        end: when they end.
-        rows: the indices of those of the track.
-    """
+    """Sort spans of one track by start, the longer first; mostly they are in this order already."""
     for first in range(0, len(rows), _CHUNK):
         part = rows[first : first + _CHUNK + 1]
         starts, ends = start[part], end[part]
@@ -81,13 +75,9 @@ def find_parents(track: SignedIntArray, depth: SignedIntArray) -> Int64Array:
 
 
 class InnermostLookup:
-    """The innermost span of each thread at any moment.
+    """The innermost span of each thread at any moment; the spans of a thread nest on each of its tracks.
 
-    Args:
-        thread: int64[n], the thread of each span; spans of one thread nest on each of its tracks.
-        spans: the spans.
-        chosen: those that count; those around them on their track have to be among them, or nothing is found. None:
-            all.
+    If some are `chosen`, those around them on their track have to be among them, or nothing is found.
     """
 
     def __init__(self, thread: Int64Array, spans: Slices, chosen: BoolArray | None = None) -> None:

@@ -77,12 +77,7 @@ def _in_time(timeline: Timeline, chosen: BoolArray, low: int, high: int) -> Time
 
 
 def keep_tracks(timeline: Timeline, kept: BoolArray) -> Timeline:
-    """Return the timeline with some of its tracks and the slices on them.
-
-    Args:
-        timeline: what to choose from.
-        kept: bool, per track whether it stays.
-    """
+    """Return the timeline with some of its tracks and the slices on them."""
     if kept.all():
         return timeline
     new_index = (np.cumsum(kept) - 1).astype(np.int32)
@@ -153,12 +148,7 @@ def _gpu_work_of(timeline: Timeline, is_chosen: Callable[[Int64Array], BoolArray
 
 
 def chosen_steps(timeline: Timeline, numbers: Int64Array) -> Timeline:
-    """Return the spans, marks and samples of some steps.
-
-    Args:
-        timeline: what to choose from.
-        numbers: int64[n], the steps.
-    """
+    """Return the spans, marks and samples of some steps."""
 
     def is_chosen(times: Int64Array) -> BoolArray:
         return np.isin(steps_at(timeline, times), numbers)
@@ -199,10 +189,7 @@ def modules_only(timeline: Timeline) -> Timeline:
 def keep_rows(timeline: Timeline, rows: IndexArray, *, cut_links: bool = True) -> Timeline:
     """Keep some slices, in order. Each is then in the innermost kept one around it.
 
-    Args:
-        timeline: what to choose from.
-        rows: indices of the slices that stay, ascending.
-        cut_links: whether a link goes that joined forward and backward and now has one side only.
+    The rows are ascending. With `cut_links` a link goes that joined forward and backward and now has one side only.
     """
     slices = timeline.slices
     if len(rows) == len(slices):
@@ -218,13 +205,7 @@ def keep_rows(timeline: Timeline, rows: IndexArray, *, cut_links: bool = True) -
 
 
 def _kept_parents(parent: Int64Array, new_index: Int64Array, kept_parent: Int64Array) -> Int64Array:
-    """Return the new index of the innermost kept span around each kept one.
-
-    Args:
-        parent: the parent of each span.
-        new_index: of each span among the kept ones, or -1.
-        kept_parent: the parent of each kept span till now.
-    """
+    """Return the new index of the innermost kept span around each kept one."""
     outer = kept_parent.copy()
     while True:
         dropped = np.flatnonzero((outer >= 0) & (new_index[outer] < 0))
@@ -361,13 +342,7 @@ def slowest_steps(timeline: Timeline, max_spans: int) -> Excerpt | None:
 
 
 def choose_slowest(durations: Int64Array | Float64Array, counts: Int64Array, max_count: int) -> IndexArray:
-    """Return the indexes of the slowest steps that together have at most `max_count` spans, in order.
-
-    Args:
-        durations: of each step.
-        counts: how many spans each step has.
-        max_count: how many they may have together.
-    """
+    """Return the indexes of the slowest steps that together have at most `max_count` spans, in order."""
     slowest_first = np.lexsort((-np.arange(len(durations)), -np.asarray(durations)))  # of equal ones the later first
     fitting = int(np.count_nonzero(np.cumsum(counts[slowest_first]) <= max_count))
     return np.sort(slowest_first[:fitting])

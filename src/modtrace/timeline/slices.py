@@ -122,16 +122,9 @@ class Slices:
 
     @classmethod
     def of(cls, args: Args | None = None, **arrays: npt.ArrayLike) -> Slices:
-        """Build a table from anything array-like, cast to each field's type.
+        """Build a table from anything array-like, cast to each field's type; needs a start, end and track.
 
         What is left out is neutral: without a kind the slices are modules, and all are complete. A scalar is for all.
-
-        Args:
-            args: what only some slices have.
-            **arrays: the fields by name.
-
-        Raises:
-            KeyError: there is no start, end or track.
         """
         given = {**_NEUTRAL, **arrays}
         columns = {name: np.asarray(given[name], dtype) for name, dtype in DTYPES.items()}
@@ -143,14 +136,7 @@ class Slices:
     def of_kind(
         cls, kind: npt.ArrayLike, start: npt.ArrayLike, args: Args | None = None, **arrays: npt.ArrayLike
     ) -> Slices:
-        """Build a table of slices that are no modules, in start order and nested by their times.
-
-        Args:
-            kind: index into `KINDS`, of each slice or of all.
-            start: of each slice.
-            args: what only some of them have.
-            **arrays: `end` and `track`, and any other field; scalars are for all slices.
-        """
+        """Build a table of slices that are no modules, in start order, nested by their times; scalars are for all."""
         rows = cls.of(args, kind=kind, start=start, **arrays)
         return nest_by_time(rows.take(np.lexsort((-rows.end, rows.start))))
 
@@ -217,12 +203,7 @@ def join_columns(parts: Sequence[Slices]) -> Slices:
 
 
 def append_to(columns: dict[str, AnyArray], more: Mapping[str, AnyArray]) -> None:
-    """Append columns to large ones, which grow in place: both together may not fit into memory twice.
-
-    Args:
-        columns: that no other array shares; without any, they become copies of `more`.
-        more: with the same fields.
-    """
+    """Append columns to large ones that no other array shares, which grow in place: memory may not hold both."""
     for name, column in more.items():
         whole = columns.setdefault(name, np.empty(0, column.dtype))
         count = len(whole)

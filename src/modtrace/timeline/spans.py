@@ -53,14 +53,7 @@ class Span(NamedTuple):
 
 
 class Spans(LazyRows[Span]):
-    """The spans of a timeline in start order; a `Span` is made when it is asked for, so a million are cheap to hold.
-
-    Args:
-        columns: the spans as columns.
-        names: what `columns.name` points into.
-        tracks: the name of each track that `columns.track` points into.
-        processes: the process of each track.
-    """
+    """The spans of a timeline in start order; a `Span` is made when it is asked for, so a million are cheap to hold."""
 
     def __init__(
         self, columns: Slices, names: Sequence[Name], tracks: Sequence[str], processes: Sequence[Process]

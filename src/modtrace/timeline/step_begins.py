@@ -33,11 +33,6 @@ def find_step_begins(timeline: Timeline, start: Int64Array, end: Int64Array) -> 
     A training begins with a step whose modules had not trained before. That step begins with its first call that has a
     backward, or with what leads to it: loading data, compiling, and what takes no longer than the rest of the step.
     What is before a pause as long as all that follows it is before the step.
-
-    Args:
-        timeline: where the steps are.
-        start: int64[n], when the step before ended.
-        end: int64[n], ascending.
     """
     begins: Int64Array = start.copy()
     if timeline.begin_ns is None or timeline.trained is not None:

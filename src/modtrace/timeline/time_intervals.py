@@ -34,12 +34,7 @@ class TimeIntervals(NamedTuple):
 
 
 def union_of(start: Int64Array, end: Int64Array) -> TimeIntervals:
-    """Return the time that any of the intervals covers.
-
-    Args:
-        start: int64[n].
-        end: int64[n], none before its start.
-    """
+    """Return the time that any of the intervals covers; none ends before its start."""
     if not len(start):
         return TimeIntervals(start, end)
     if np.any(start[1:] < start[:-1]):
@@ -53,16 +48,8 @@ def union_of(start: Int64Array, end: Int64Array) -> TimeIntervals:
 def shift_apart(group: Int64Array, start: Int64Array, end: Int64Array, groups: int) -> tuple[Int64Array, Int64Array]:
     """Move the intervals of each group so that groups follow each other in time and none touches another.
 
-    So what many threads did can be looked at as if one had.
-
-    Args:
-        group: int64[n], the number of the group that each interval belongs to.
-        start: int64[n].
-        end: int64[n].
-        groups: how many there are.
-
-    Returns:
-        What to add to the times of each group, and where it begins then.
+    So what many threads did can be looked at as if one had. It returns what to add to the times of each group, and
+    where that begins then.
     """
     limits = np.iinfo(np.int64)
     first, last = np.full(groups, limits.max), np.full(groups, limits.min)

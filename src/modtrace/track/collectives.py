@@ -30,12 +30,7 @@ class CollectiveNames:
         self._noted: set[str] = set()
 
     def __call__(self, operator: tuple[str, str, int, str]) -> int:
-        """Return the id of the text of an operator of c10d on a group.
-
-        Args:
-            operator: its name, the group's name, for a send or receive the rank in the group at the other end, -1 where
-                there is none, and the type of the device that runs it, empty for the CPU.
-        """
+        """Return the id of the text of an operator of c10d: name, group, peer or -1, type of a device or ""."""
         name, group_name, peer, device = operator
         if group_name not in self._noted:
             self._noted.add(group_name)
@@ -118,10 +113,7 @@ class PortableCollectives:
                 patch.uninstall()
 
     def enter(self, operator: str, group: Any, args: tuple[Any, ...]) -> tuple[int, int] | None:
-        """Write that `operator` of c10d is called; return the id of its name and its counter.
-
-        None if an error came in between.
-        """
+        """Write that `operator` of c10d is called; return the id of its name and its counter, None if an error came."""
         try:
             warn_once(f"{UNSEEN_BY_PYTHON}, which also sees when one completes")
             peer = args[1] if operator in PEER_OPERATORS and len(args) > 1 and type(args[1]) is int else -1

@@ -189,9 +189,7 @@ def estimate_offset(pings: Sequence[Ping]) -> Reading:
 
     The other clock was read between sending and receiving, so each ping is a range that holds the true offset; the
     bound is by the intersection of all. In the time that they took, the clocks drift apart by at most `MAX_RATE`.
-
-    Raises:
-        ValueError: there are no pings, or a clock jumped.
+    Raises ValueError if there are no pings, or a clock jumped.
     """
     if not pings:
         raise ValueError("an offset needs at least one ping")
@@ -219,8 +217,7 @@ def estimate_offset(pings: Sequence[Ping]) -> Reading:
 class PingServer:
     """Answers with its clock, on a thread of its own, whoever knows its token.
 
-    Raises:
-        OSError: it cannot listen there.
+    Raises OSError if it cannot listen there.
     """
 
     def __init__(self, host: str, clock: Clock = time.monotonic_ns) -> None:

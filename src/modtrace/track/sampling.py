@@ -20,11 +20,7 @@ _MAX_TENSORS = 16
 
 
 class Sampler:
-    """Writes shapes of each call's inputs, and memory counters, when a module is called.
-
-    Raises:
-        RecordingError: the interval is not a number of seconds.
-    """
+    """Writes inputs' shapes, and memory counters, at calls; raises RecordingError if the interval is no number."""
 
     def __init__(self, shapes: bool, memory_interval: float | None) -> None:
         if memory_interval is not None and not (isinstance(memory_interval, int | float) and memory_interval >= 0):

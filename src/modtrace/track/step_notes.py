@@ -26,13 +26,7 @@ _PLACES = "outside", "in_passes"
 
 
 class StepNotes:
-    """Looks at the steps 1, 2, 4, 8 and so on, so that it costs nothing in the others, and notes the sums after each.
-
-    Args:
-        names: takes the notes.
-        engine: knows the modules that were called; the native one counts the operators.
-        on_error: called with what went wrong inside.
-    """
+    """Looks at the steps 1, 2, 4, 8 …, so that it costs nothing in the others, and notes the sums after each."""
 
     def __init__(self, names: NameTable, engine: NativeEngine | PortableEngine, on_error: OnError) -> None:
         self._names, self._engine, self._on_error = names, engine, on_error

@@ -46,12 +46,8 @@ _namespace: Callable[[type], Mapping[str, Any]] = type.__dict__["__dict__"].__ge
 class TorchRanges(RangeRecorder):
     """Ranges of torch, of what it gives no name, and of the user.
 
-    Args:
-        events: takes the events.
-        names: takes the names.
-        on_error: called with what went wrong inside.
-        expect: called when torch prepares a range of its own, by the native engine, which sees each `record_function`
-            itself; None: each is noted here.
+    The native engine has `expect` called when torch prepares a range of its own, as it sees each `record_function`
+    itself; without it each is noted here.
     """
 
     def __init__(
@@ -91,10 +87,8 @@ def _call_inner(*args: Any, _modtrace_inner: Callable[..., Any], **kwargs: Any) 
 def replace_code(function: Any, call: Callable[..., Any]) -> None:
     """Have a function call `call` with what it did until now, followed by its arguments, once per process.
 
-    Args:
-        function: it; stays as it is if it is not written in Python, is a coroutine or generator (what calls it may
-            ask for that), or if torch has put its own range around it.
-        call: returns what the function returns.
+    It stays as it is if it is not written in Python, is a coroutine or generator (what calls it may ask for that), or
+    if torch has put its own range around it.
     """
     if type(function) is not FunctionType or function.__code__.co_flags & _SUSPENDS or "hooked" in vars(function):
         return

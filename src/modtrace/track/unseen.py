@@ -39,9 +39,8 @@ def _skip(function: _Function, *, recursive: bool) -> _Function:
 def hide_wrapper(wrapper: _Function, wrapped: Callable[..., Any]) -> _Function:
     """Have torch.compile look at what a function wraps in its place. Returns it.
 
-    Args:
-        wrapper: it; not a method in whose call a graph can break, as torch then calls what it wraps without `self`.
-        wrapped: a function written in Python; else the wrapper is looked at.
+    It is not for a method in whose call a graph can break, as torch then calls what it wraps without `self`; and what
+    is not written in Python is not looked at.
     """
     if isinstance(wrapped, FunctionType):
         vars(wrapper)["_torchdynamo_inline"] = wrapped
@@ -77,10 +76,7 @@ def _unseen_by_trace(tracing: Any) -> Iterator[None]:
 def tensors_in(value: Any, depth: int = 0, entered: dict[int, tuple[int, Any]] | None = None) -> Iterator[Tensor]:
     """Yield the tensors in nested tuples, lists, mappings and dataclasses, in order.
 
-    Args:
-        value: anything; what is not one of these holds no tensors.
-        depth: how deep `value` lies; what lies deeper than 8 levels is left out.
-        entered: by id, what was entered already, and how deep it lay. It is entered once, so that cycles end.
+    What lies deeper than 8 levels is left out, and what was `entered` is so once, so that cycles end.
     """
     if isinstance(value, Tensor):
         yield value

@@ -22,16 +22,10 @@ from .server import Page
 
 
 def ensure_viewable(path: str | os.PathLike[str], folder: Path, steps: Steps | None = None) -> tuple[Path, list[str]]:
-    """Return a file that the Perfetto UI draws module tracks of, and what the user should know.
+    """Return a file that the Perfetto UI draws module tracks of, made in `folder` if needed, and what to tell users.
 
-    Args:
-        path: any file that `modtrace.load` reads, or another tool's trace in Perfetto's format.
-        folder: where the file is made, if `path` is not drawn as it is.
-        steps: the first step and the one after the last, of which the modules are shown; None: what `load_shown` does.
-
-    Raises:
-        RingError: a ring file is damaged beyond reading.
-        TraceError: it is not a trace, or broken.
+    Another tool's trace in Perfetto's format is such a file. Raises RingError or TraceError if the file is none, or
+    broken.
     """
     trace, made = extract_trace(path, folder), folder / "viewable.pftrace"
     with errors_about(path, trace):
@@ -60,13 +54,7 @@ group only where it is the only one of a trace."""
 
 
 def handover_page(trace: str, title: str, origin: str) -> Page:
-    """Return the page.
-
-    Args:
-        trace: URL of the trace, relative to the page.
-        title: the trace's name, shown as the title.
-        origin: the Perfetto UI's origin (`https://ui.perfetto.dev`).
-    """
+    """Return the page, with the trace's name as its title, that hands a relative URL to the Perfetto UI at `origin`."""
     commands = [
         # From version 53 on, the UI asks the user what a pattern is for unless it is told: for names, not paths.
         *({"id": "dev.perfetto.PinTracksByRegex", "args": [tracks, "name"]} for tracks in PINNED_TRACKS),

@@ -257,12 +257,7 @@ PAGE_GRACE_S = 20.0
 
 
 def has_browser(environ: Mapping[str, str] = os.environ, platform: str = sys.platform) -> bool:
-    """Return whether a browser opened from this process shows up where the user sits.
-
-    Args:
-        environ: the environment variables.
-        platform: as `sys.platform`.
-    """
+    """Return whether a browser opened from this process shows up where the user sits."""
     if environ.get("BROWSER"):
         return True
     if environ.get("SSH_CONNECTION") or environ.get("SSH_TTY"):
@@ -280,17 +275,9 @@ def open_and_serve(
 ) -> bool:
     """Open the page of a running server in the browser, and serve it as long as it is open there.
 
-    An interrupt ends it: as an error before the page was delivered, in good order after that.
-
-    Args:
-        server: serves the page.
-        print_line: shows a line to the user.
-        browser: open a browser where there is one; False only tells the page's URL.
-        keep: serve until an interrupt comes.
-        timeout_s: seconds to wait for the browser; with `keep` it may come at any time.
-
-    Returns:
-        Whether everything was delivered in time.
+    An interrupt ends it: as an error before the page was delivered, in good order after that. Without a browser only
+    the page's URL is told; with `keep` one may come at any time, until an interrupt. It returns whether everything was
+    delivered in time.
     """
     if browser and has_browser():
         print_line(f"Opening {server.url}")

@@ -24,8 +24,7 @@ SUFFIXES = (*WRITTEN, REPORT)
 def write(timeline: Timeline | Pieces, path: str | os.PathLike[str]) -> None:
     """Write a timeline, perhaps piece by piece, to `path` in the format of its suffix, one of `WRITTEN`.
 
-    Raises:
-        WriteError: the suffix is not known, or the file cannot be written; an existing file is intact.
+    Raises WriteError if the suffix is not known, or the file cannot be written; an existing file is intact.
     """
     from ..timeline import Timeline
 
@@ -37,8 +36,7 @@ def write(timeline: Timeline | Pieces, path: str | os.PathLike[str]) -> None:
 def find_writer(path: str | os.PathLike[str]) -> Callable[..., object]:
     """Return what writes a timeline to a path in the format of its suffix, imported with all that it needs.
 
-    Raises:
-        WriteError: the suffix is not known.
+    Raises WriteError if the suffix is not known.
     """
     suffix = _suffix(path)
     if suffix == ".speedscope.json":
@@ -65,11 +63,7 @@ def find_writer(path: str | os.PathLike[str]) -> Callable[..., object]:
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Check, before a run and not after it, that `path` has a known suffix and its directory can be written to.
-
-    Raises:
-        WriteError: it has not, or cannot.
-    """
+    """Raise WriteError, before a run and not after it, if `path` has no known suffix or cannot be written to."""
     name = os.fspath(path)
     if not name.lower().endswith(SUFFIXES):
         raise _unknown_suffix(path)

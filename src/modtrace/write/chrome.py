@@ -337,9 +337,8 @@ def write_chrome(timeline: Timeline | Pieces, path: str | os.PathLike[str]) -> N
     """Write Chrome's JSON, as chrome://tracing and Perfetto read it.
 
     Times are µs with three decimals since `baseTimeNanoseconds` (Unix ns), so that a reader gets every nanosecond.
-
-    Raises:
-        WriteError: the timeline is longer than eleven days, or the file cannot be written; an existing file is intact.
+    Raises WriteError if the timeline is longer than eleven days, or the file cannot be written; an existing file is
+    intact.
     """
     table, document = TableWriter(), _Document()
     with atomic_writer(path) as sink:

@@ -28,11 +28,8 @@ _BATCH = 10_000
 def write_folded(timeline: Timeline, path: str | os.PathLike[str]) -> None:
     """Write the self time in ns of each stack of modules (`forward;GPT;h.0: Block;mlp: MLP 12345`).
 
-    A stack begins with what its track is, forward, backward or a GPU, after the process if there are several. Calls
-    of all steps and threads add up.
-
-    Raises:
-        WriteError: the file cannot be written; an existing file is intact.
+    A stack begins with what its track is, forward, backward or a GPU, after the process if there are several. Calls of
+    all steps and threads add up. Raises WriteError if the file cannot be written; an existing file is intact.
     """
     columns = timeline.columns
     names, frame = _frames_of(timeline)
@@ -65,8 +62,7 @@ def _roots(tracks: Sequence[Track]) -> list[str]:
 def write_speedscope(timeline: Timeline, path: str | os.PathLike[str]) -> None:
     """Write a timeline for https://www.speedscope.app; times are ns from the first span.
 
-    Raises:
-        WriteError: the file cannot be written; an existing file is intact.
+    Raises WriteError if the file cannot be written; an existing file is intact.
     """
     timeline = modules_only(timeline)
     columns = timeline.columns

@@ -53,15 +53,9 @@ class Comparison(NamedTuple):
 
 
 def write_html(timeline: Timeline, path: str | os.PathLike[str], comparison: Comparison | None = None) -> None:
-    """Write the viewer's page with the timeline inside.
+    """Write the viewer's page with the timeline inside, and a comparison beside it, and in its colours.
 
-    Args:
-        timeline: what it shows.
-        path: an `.html` file.
-        comparison: shown beside the timeline, and in its colours.
-
-    Raises:
-        WriteError: the file cannot be written; an existing file there is intact.
+    Raises WriteError if the file cannot be written; an existing file there is intact.
     """
     with atomic_writer(path) as file:
         file.write(render_html(timeline, comparison))

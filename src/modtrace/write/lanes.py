@@ -89,12 +89,7 @@ class Lanes:
         return cls(lanes, of_track, pids, marks, [*sort_indexes, -1], ids)
 
     def at(self, pid_of: Callable[[Process], int | str], places: Sequence[tuple[int, int]]) -> Lanes:
-        """Return the lanes as rows of processes of a trace.
-
-        Args:
-            pid_of: returns what the trace has as the pid of a process.
-            places: id and sort index of each lane, and after them of the row of marks.
-        """
+        """Return the lanes as rows of a trace: its pids, and id and sort index of each lane and of the marks."""
         pids = {pid: pid_of(process) for process, pid in self.pids.items()}
         return replace(
             self,

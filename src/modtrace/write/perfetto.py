@@ -65,15 +65,9 @@ _Events = Callable[[slice], list[Column]]
 
 
 def write_perfetto(timeline: Timeline | Pieces, path: str | os.PathLike[str], *, mode: int | None = None) -> None:
-    """Write a trace of track events, as Perfetto reads it; its timestamps are Unix nanoseconds.
+    """Write a trace of track events, as Perfetto reads it, in Unix nanoseconds; `mode` as for `atomic_writer`.
 
-    Args:
-        timeline: what to write.
-        path: where.
-        mode: as `atomic_writer` takes it.
-
-    Raises:
-        WriteError: spans of a track overlap partly, or the file cannot be written; an existing file is intact.
+    Raises WriteError if spans of a track overlap partly, or the file cannot be written; an existing file is intact.
     """
     table, writer = TableWriter(), PerfettoWriter()
     with atomic_writer(path, mode) as file:
@@ -165,14 +159,7 @@ def _doubles(value: Float64Array) -> _Events:
 
 
 def _moments(time: Int64Array, track: int, sequence: int, events: _Events) -> Iterator[bytes]:
-    """Yield the packets of a track whose events last for no time: marks, or samples of a counter.
-
-    Args:
-        time: int64[n], of its events.
-        track: its uuid.
-        sequence: the id of its packet sequence.
-        events: returns the fields of a range of them.
-    """
+    """Yield the packets of a track whose events last for no time: marks, or samples of a counter."""
     if not len(time):
         return
     yield serialize(sequence_start(sequence, track, int(time[0])))
@@ -185,14 +172,7 @@ def _moments(time: Int64Array, track: int, sequence: int, events: _Events) -> It
 
 
 class _LanePackets:
-    """Slices as begin and end packets, lane by lane.
-
-    Args:
-        lanes: where they are drawn.
-        slices: which, and when they begin and end.
-        depth: of each, as readers find it.
-        begin_event: returns the fields of the events that begin some of them.
-    """
+    """Slices as begin and end packets, lane by lane; their depth is as readers find it."""
 
     def __init__(
         self, lanes: Lanes, slices: Slices, depth: Int32Array, begin_event: Callable[[IndexArray], Sequence[Column]]
@@ -202,11 +182,8 @@ class _LanePackets:
     def of_lanes(self, lanes: Sequence[tuple[int, int, IndexArray]]) -> Iterator[tuple[int, bytes]]:
         """Yield packets of some lanes, some thousand at a time, and how many spans they end.
 
-        Args:
-            lanes: of each its index, the id of its packet sequence, and its spans, by start and outermost first.
-
-        Raises:
-            WriteError: two spans of a lane overlap without one lying in the other.
+        A lane is its index, the id of its packet sequence, and its spans, by start and outermost first. Raises
+        WriteError if two spans of a lane overlap without one lying in the other.
         """
         if not lanes:
             return
@@ -271,16 +248,7 @@ class _LanePackets:
 
 
 class _ModuleEvents:
-    """Returns what begins modules' spans as fields of events: `events(rows)`. Bytes that many share are made once.
-
-    Args:
-        columns: the spans.
-        interned: the number of each name.
-        flows: of the collectives that some of the spans launched.
-
-    Attributes:
-        texts: the numbers of its args.
-    """
+    """Returns what begins modules' spans as fields of events: `events(rows)`. Bytes that many share are made once."""
 
     def __init__(self, columns: Slices, interned: InternTable, flows: CollectiveFlows) -> None:
         self._columns = columns

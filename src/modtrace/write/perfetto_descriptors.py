@@ -89,13 +89,7 @@ class InternTable:
         return packet
 
     def packets(self, sequence: int, used: AnyArray, args: ArgNumbers) -> Iterator[TracePacket]:
-        """Yield the packets that define what numbers mean on a sequence.
-
-        Args:
-            sequence: its id.
-            used: the names of its spans, as indices.
-            args: of its spans, and perhaps of others.
-        """
+        """Yield the packets that define, on a sequence, the names and args of its spans by number."""
         names = {iid: self._labels[iid - 1] for iid in np.unique(self.label[np.unique(used)]).tolist()}
         yield from interned_packets(sequence, names, PHASES, *args)
 
@@ -112,15 +106,7 @@ def interned_packets(
     arg_names: Iterable[str],
     texts: Iterable[str] = (),
 ) -> Iterator[TracePacket]:
-    """Yield the packets that define what numbers mean on a sequence.
-
-    Args:
-        sequence: its id.
-        names: of events, by their number.
-        categories: these and what follows count from 1.
-        arg_names: of annotations.
-        texts: of annotations.
-    """
+    """Yield the packets that define what numbers mean on a sequence; all but those of names count from 1."""
     left = iter(names.items())
     while some := [*itertools.islice(left, _NAMES_PER_PACKET)]:
         packet = following_packet(sequence)
@@ -167,12 +153,6 @@ class TrackDescriptors:
 
     The level `modules` is there for the order: Perfetto keeps an explicit one only below tracks without a thread or
     process of their own.
-
-    Args:
-        timeline: the first part of what is written.
-        lanes: where its spans are drawn.
-        sequence: the id of the packet sequence that describes it.
-        parents: the tracks of threads where the file describes them already.
     """
 
     def __init__(self, timeline: Timeline, lanes: Lanes, sequence: int, parents: TrackParents | None) -> None:
@@ -191,13 +171,7 @@ class TrackDescriptors:
     def packets(
         self, timeline: Timeline, lanes: Lanes, step_parts: Sequence[PartCounter] | None
     ) -> Iterator[TracePacket]:
-        """Yield what describes the tracks that come first in a part, parents first; with the last part the trace too.
-
-        Args:
-            timeline: the part.
-            lanes: where its spans are drawn, and those of parts before.
-            step_parts: what the steps were spent on; None but in the last part.
-        """
+        """Yield what describes the tracks that a part has first, parents first; with the last part the trace too."""
         if step_parts is not None:
             yield self._metadata(timeline)
         for rank, (process, pid) in enumerate(lanes.pids.items()):
@@ -321,14 +295,7 @@ def _schema(fqns: list[str], classes: list[str]) -> FileDescriptorProto:
 
 
 def _add_call_message(schema: FileDescriptorProto, package: str, extension: int, enums: Mapping[str, str]) -> None:
-    """Add the message that holds the args of a span, and the extension of TrackEvent that it is.
-
-    Args:
-        schema: is named too.
-        package: its name, which differs from trace to trace.
-        extension: the field number of the args in a TrackEvent.
-        enums: the enums of fields; others are numbers.
-    """
+    """Add the message that holds the args of a span, an extension of TrackEvent; fields are enums or numbers."""
     schema.name, schema.package = f"{package}.proto", package
     kinds = FieldDescriptorProto
     call = schema.message_type.add(name="Call")

@@ -61,12 +61,7 @@ def repeat(string: bytes, count: int) -> BytesColumn:
 
 
 def varint(numbers: AnyIntArray, prefix: bytes = b"") -> BytesColumn:
-    """Encode integers as protobuf does: seven bits a byte, the lowest first; negative ones as 64 bits.
-
-    Args:
-        numbers: int64[n], or what fits into it.
-        prefix: bytes in front of each, mostly the tag of the field.
-    """
+    """Encode integers as protobuf does, after a prefix: seven bits a byte, lowest first; negative ones as 64 bits."""
     unsigned = numbers.astype(np.int64).view(np.uint64)
     highest, first = int(unsigned.max(initial=0)), len(prefix)
     width = max(1, -(-highest.bit_length() // 7))
@@ -102,12 +97,7 @@ def record_lengths(fields: Sequence[Column]) -> Int64Array:
 
 
 def interleave(parts: Sequence[tuple[Int64Array, Sequence[Column]]], count: int) -> bytes:
-    """Return `count` records one after the other.
-
-    Args:
-        parts: records of one kind each: their positions among all records, and their fields.
-        count: of all records together.
-    """
+    """Return `count` records one after the other, each part by their positions among all, and their fields."""
     lengths = np.zeros(count, np.int64)
     for positions, fields in parts:
         lengths[positions] = record_lengths(fields)
@@ -179,13 +169,7 @@ _EVENT = message_field_tag(TracePacket, "track_event", LENGTH_DELIMITED)
 
 
 def track_event_packets(timestamp: Int64Array, sequence: BytesColumn, event: Sequence[Column]) -> list[Column]:
-    """Return packets of track events as they are in a file, for `interleave`.
-
-    Args:
-        timestamp: int64[n], on the clock of the sequence.
-        sequence: the fields that all packets of a sequence have, serialized.
-        event: the fields of each event.
-    """
+    """Return packets of track events for `interleave`; `sequence` has the fields that all packets of one have."""
     return packets_of(timestamp, [sequence, varint(record_lengths(event), _EVENT), *event])
 
 

@@ -44,12 +44,7 @@ class PartCounter(NamedTuple):
 
 
 def part_table(timeline: Timeline, step_by: str | None = None) -> PartTable | None:
-    """Return what the steps of a timeline were spent on; None if it has no step.
-
-    Args:
-        timeline: whose steps.
-        step_by: what a step is; see `Timeline.summary`.
-    """
+    """Return what the steps of a timeline were spent on; None if it has no step."""
     divided = divide_piece(without_gpu(timeline), step_by)
     bounds, (parts, ns) = divided.bounds, _shown_parts(divided)
     if not len(bounds.number):

@@ -37,14 +37,7 @@ def written_parts(
     table: TableWriter,
     write: Callable[[WrittenPart], Iterator[tuple[int, bytes]]],
 ) -> Iterator[bytes]:
-    """Yield all that is written of a timeline, and show how much that is, if it takes long.
-
-    Args:
-        timeline: what to write.
-        path: where.
-        table: gets each part.
-        write: returns how many spans some bytes show, and these.
-    """
+    """Yield all that is written of a timeline, which the table gets too; show how much that is, if it takes long."""
     pieces = OnePiece(timeline) if isinstance(timeline, Timeline) else timeline
     parts = parts_to_write(OnePiece(pieces.join()) if pieces.is_joined_to_write else pieces)
     first = next(parts)
@@ -93,13 +86,7 @@ def _first_moments(timeline: Timeline) -> list[int]:
 
 
 def _show_progress(parts: Iterable[tuple[int, Part]], what: str, total: int | None) -> Iterator[Part]:
-    """Pass the parts on; from the second second on, show on a terminal how much of the whole they are.
-
-    Args:
-        parts: sizes and parts.
-        what: the text beside the bar.
-        total: what the sizes add up to; None if that is not known.
-    """
+    """Pass on parts that have sizes; from the second second on, show on a terminal how much of `total` they are."""
     if not is_terminal(sys.stderr):
         yield from (part for _, part in parts)
         return

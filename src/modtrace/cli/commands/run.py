@@ -68,9 +68,8 @@ def _run_as_main(compiled: Callable[[], CodeType], **attributes: object) -> None
 def run_module(name: str, arguments: Sequence[str]) -> None:
     """Run a module or a package's `__main__` as `__main__` and wait for its threads.
 
-    Raises:
-        UsageError: there is no such module.
-        ScriptError: whatever the module raises, SystemExit and KeyboardInterrupt included.
+    Raises UsageError if there is no such module; ScriptError for whatever the module raises, SystemExit and
+    KeyboardInterrupt included.
     """
     sys.argv = [name, *arguments]
     _set_first_search_path(os.getcwd())
@@ -279,9 +278,8 @@ def _build_engine(wanted: EngineName) -> None:
 def _finish(auto: "AutoRecording", trace: str) -> None:
     """Stop and save, and say where on stderr.
 
-    Raises:
-        WriteError: the trace cannot be saved.
-        ModtraceError: the recording could not be started, and the script did not let that stop it.
+    Raises WriteError if the trace cannot be saved; ModtraceError if the recording could not be started, and the script
+    did not let that stop it.
     """
     if not auto.in_starting_process:
         return

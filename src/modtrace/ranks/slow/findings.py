@@ -422,8 +422,7 @@ def slow_of_recordings(
 ) -> SlowRun:
     """Say who is late in recordings, all of which are read into memory, or in some of their steps.
 
-    Raises:
-        ModtraceError: one cannot be read, or no two ranks waited for each other.
+    Raises ModtraceError if one cannot be read, or no two ranks waited for each other.
     """
     if steps is None:
         check_size(files)
@@ -440,8 +439,7 @@ def slow_of_recordings(
 def find_late_in_rings(rings: Mapping[int, RingSnapshot]) -> list[CameLate]:
     """Return who came late, or has not come yet while others wait, by what was read of the ring of each rank.
 
-    Raises:
-        ModtraceError: two ranks do not fit together.
+    Raises ModtraceError if two ranks do not fit together.
     """
     files = [RankRecording(rank, Path(f"rank {rank}"), True, snapshot) for rank, snapshot in sorted(rings.items())]
     run = join_parts([find_late(FolderTables(files, JobTime(files)), 0, _NO_STEP)])

@@ -375,15 +375,11 @@ def join_parts(parts: Iterable[PartOfRun]) -> SlowRun:
 
 
 def often_late(late: Sequence[int], ranks: int) -> set[int]:
-    """Return the ranks that are late more often than chance has it.
+    """Return the ranks that are late more often than chance has it, by which was late in each step, or `NO_RANK`.
 
     Chance has a rank late as often as the median rank is. What makes ranks late by chance lasts for a while, as when
     something else has their processors, so steps in a row are not as many chances: they count as parts of the runs that
     the ranks have which are late by chance.
-
-    Args:
-        late: of each step, in order, which rank was late, or `NO_RANK`.
-        ranks: how many ranks there are.
     """
     counts = Counter(rank for rank in late if rank != NO_RANK)
     usual = sorted([*counts.values(), *[0] * (ranks - len(counts))])[(ranks - 1) // 2] if ranks else 0

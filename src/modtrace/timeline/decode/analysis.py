@@ -181,13 +181,9 @@ class RingAnalysis:
 
 
 def usual_duration(parts: Iterable[RingAnalysis], call: OpenCall) -> int | None:
-    """Return the median duration in ns of the module or range of an open call; None if it is not known.
+    """Return the median duration in ns of what is open, see `usual_durations`; None if it is not known.
 
-    See `usual_durations`.
-
-    Args:
-        parts: pieces of a ring; no call of that kind crosses their edges.
-        call: the open call.
+    No call of that kind crosses the edges of the parts.
     """
     if call.phase == AFTER_BACKWARD:
         return None
@@ -196,12 +192,7 @@ def usual_duration(parts: Iterable[RingAnalysis], call: OpenCall) -> int | None:
 
 
 def wall_clock(records: Iterable[Record]) -> ClockMap:
-    """Return the wall clock by the readings that a recording takes at its start and its stop.
-
-    Args:
-        records: the name table; readings are its records of kind "anchor". Without any, the wall clock is taken to show
-            the same as the monotonic one.
-    """
+    """Return the wall clock by the readings at a recording's start and stop; without any it is the monotonic one."""
     anchors = [
         Reading(int(record["monotonic"]), int(record["wall"]) - int(record["monotonic"]))
         for record in records

@@ -24,13 +24,7 @@ def enclosing_call(intervals: Intervals) -> Int64Array:
 
 
 def attribute_nodes(intervals: Intervals, events: Events, torch_threads: Int64Array) -> Int64Array:
-    """Return for each node the index of the call it belongs to; -1 for calls, and for nodes of no known call.
-
-    Args:
-        intervals: calls and nodes.
-        events: where they came from.
-        torch_threads: int64, torch's number of each thread of the name table, -1 if it is not known.
-    """
+    """Return for each node the index of the call it belongs to; -1 for calls, and for nodes of no known call."""
     call = np.full(len(intervals), -1, np.int64)
     _attribute_by_key(intervals, call)
     native = intervals.is_node & (intervals.forward_thread >= 0)
@@ -43,10 +37,6 @@ def count_outside_runs(intervals: Intervals, call: Int64Array) -> int:
     """Return how many runs of nodes of no known call there are, each in one pass on one thread.
 
     Runs, as engines that write only where the nodes of another call begin do not see each node.
-
-    Args:
-        intervals: calls and nodes.
-        call: what `attribute_nodes` returned.
     """
     nodes = np.flatnonzero(intervals.is_node)
     thread, backward_pass = intervals.thread[nodes], intervals.backward_pass[nodes]

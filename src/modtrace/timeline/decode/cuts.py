@@ -65,13 +65,9 @@ class _BlockNumbers(NamedTuple):
 def find_cuts(blocks: Iterable[Events], lookup: NameLookup, ends: Int64Array, *, is_part: bool = False) -> list[int]:
     """Return serial numbers from which on nothing belongs to what is before; none if names are lost.
 
-    Args:
-        blocks: the events of a ring, in order.
-        lookup: the name table.
-        ends: serial numbers of the ends of steps: cuts are after these, but not after the last, so that no piece is an
-            evaluation alone. Without any, they can be anywhere.
-        is_part: whether the blocks are a part of a ring. Then what was given out before them is lower than the first
-            number that is given out in them; if none is, it can be any.
+    Cuts are after ends of steps, but not after the last, so that no piece is an evaluation alone; without any ends,
+    they can be anywhere. What was given out before a part of a ring is lower than the first number that is given out in
+    it; if none is, it can be any.
     """
     count = _FIRST_THREAD + len(lookup.threads) + 2 * len(lookup.names) + 1
     # By cut, what was given out since the one before it, and the lowest that comes; one row more than cuts.

@@ -86,13 +86,9 @@ def _find_reached(events: Events, queued: Int64Array) -> Int64Array:
 
 
 def event_before(events: Events, queued: Int64Array, chosen: BoolArray, *, beyond_queued: bool = False) -> Int64Array:
-    """Return for each queued event what its thread wrote just before of the chosen ones, -1 if that is lost.
+    """Return for each queued event the last of the chosen ones before it on its thread, -1 if that is lost.
 
-    Args:
-        events: all events.
-        queued: indexes of the queued ones.
-        chosen: of all events.
-        beyond_queued: other queued events may be between the two.
+    With `beyond_queued` other queued events may be between the two.
     """
     has_queued = np.zeros(int(events.thread.max(initial=0)) + 1, np.bool_)
     has_queued[events.thread[queued]] = True
@@ -115,13 +111,7 @@ _MIN_APART_NS = 100_000_000
 
 
 def device_clock(device_ns: Int64Array, host_ns: Int64Array, width_ns: Int64Array) -> ClockMap:
-    """Return the host's clock by readings of a device's clock.
-
-    Args:
-        device_ns: int64[n], what the device's clock showed, n > 0.
-        host_ns: int64[n], monotonic: it showed that at this time at the latest …
-        width_ns: int64[n], … and so long before at the earliest.
-    """
+    """Return the host's clock by readings of a device's, each shown at `host_ns` or up to `width_ns` before."""
     order = np.argsort(device_ns, kind="stable")
     # The last one is read when the recording stops, which may be right after another: the narrower one counts.
     before_last: Int64Array = device_ns[order[-1]] - device_ns[order]

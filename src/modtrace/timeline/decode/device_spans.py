@@ -21,11 +21,9 @@ _EVENT_RESOLUTION_NS = 500
 
 
 def add_device_spans(timeline: Timeline, analysis: RingAnalysis) -> Timeline:
-    """Return the timeline with a track per stream; in its metadata how many events are missing, and the clocks' bound.
+    """Return the timeline with a track per stream.
 
-    Args:
-        timeline: what ran on threads.
-        analysis: of the ring.
+    It says how many events are missing, and the clocks' bound, in its metadata.
     """
     points = device_points(analysis.all_events, analysis.queued)
     of_collectives = device_points(analysis.all_events, analysis.queued, of_collectives=True)

@@ -54,14 +54,7 @@ class SpanCosts(NamedTuple):
 def find_flops(
     analysis: RingAnalysis, rows: SpanRows, track: Int64Array, counted: CountedCalls | None
 ) -> SpanCosts | None:
-    """Return what spans cost; None if no operator was counted.
-
-    Args:
-        analysis: of the ring, or of a part of it.
-        rows: the spans.
-        track: the track of each.
-        counted: what calls of the ring cost, if this is a part of it.
-    """
+    """Return what spans cost, None if no operator was counted; of a part of a ring, `counted` is of all of it."""
     if not analysis.ring.has_flops:
         return None
     calls = _CallCosts(analysis)
@@ -145,14 +138,7 @@ class _Costs(NamedTuple):
 
 
 class _CallCosts:
-    """What the operators in each call cost, outside of its nodes and in those by pass.
-
-    Args:
-        analysis: of the ring, or of a part of it.
-
-    Attributes:
-        outside: FLOPs counted outside of modules.
-    """
+    """What the operators in each call cost, outside of its nodes and in those by pass, and `outside` of modules."""
 
     def __init__(self, analysis: RingAnalysis) -> None:
         events, intervals, original = analysis.all_events, analysis.intervals, analysis.forward_call
@@ -216,14 +202,7 @@ class _CallCosts:
 
 
 class _Passes:
-    """The backward passes, and what each goes through.
-
-    Args:
-        analysis: of the ring, or of a part of it.
-
-    Attributes:
-        graph: int64, the number of each pass's graph; -1 if that is not known, and at the end for no pass.
-    """
+    """The backward passes, and what each goes through; `graph` is -1 if that is unknown, and at the end for none."""
 
     def __init__(self, analysis: RingAnalysis) -> None:
         thread, begin, end = analysis.passes

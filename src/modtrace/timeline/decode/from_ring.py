@@ -57,11 +57,7 @@ from .spans import SpanRows, build_span_rows, describe_tracks, number_tracks
 
 
 def build_timeline(ring: RingSnapshot | RingAnalysis) -> Timeline:
-    """Build the timeline of what a ring held.
-
-    Args:
-        ring: what was read, or its analysis if that answers other questions too.
-    """
+    """Build the timeline of what a ring held, or of its analysis if that answers other questions too."""
     analysis = ring if isinstance(ring, RingAnalysis) else RingAnalysis(ring)
     return assemble_timeline(analysis, decode_modules(analysis), held_memory(analysis))
 
@@ -72,13 +68,10 @@ def assemble_timeline(
     memory: HeldMemory | None,
     open_at_end: Mapping[str, object] | None = None,
 ) -> Timeline:
-    """Return the timeline of spans of modules and of the other events of a ring.
+    """Return the timeline of spans of modules, and of the other events of a ring; perhaps of these alone.
 
-    Args:
-        analysis: of the ring, perhaps without the events of calls and nodes.
-        modules: the spans of modules; perhaps only how many there are, and their tracks.
-        memory: what tensors hold.
-        open_at_end: what `describe_open` says of the end of the ring; None: the analysis says it.
+    Then `modules` says how many there are, and their tracks. `open_at_end` is what `describe_open` says of the ring's
+    end.
     """
     snapshot, slots, lookup = analysis.snapshot, analysis.snapshot.slots, analysis.lookup
     not_whole = modules.unfinished, modules.unstarted, modules.unattributed
@@ -127,13 +120,7 @@ def _step_notes(snapshot: RingSnapshot) -> dict[str, Any]:
 
 
 def describe_whole_run(snapshot: RingSnapshot, ended: Int64Array, spans: int | None) -> dict[str, float | None]:
-    """Return what is known of the whole recording; its spans are not once some events were overwritten.
-
-    Args:
-        snapshot: with the last event.
-        ended: the numbers of the steps whose ends are in the ring.
-        spans: how many are.
-    """
+    """Return what is known of the whole recording; its spans are not once some events were overwritten."""
     is_whole = not snapshot.slots.overwritten
     kept = max(0, len(ended) - (not is_whole))  # of the first step that ends, the begin was overwritten
     first = snapshot.metadata.get(FIRST_STEP)
@@ -151,9 +138,8 @@ def describe_open(
 ) -> dict[str, object]:
     """Return the metadata of what the process died in, or is in for long, and what is lost; `OPEN_AT_END`, `UNSAVED`.
 
-    Args:
-        analysis: of the end of the ring, from a moment on at which no call was open.
-        parts_with: returns the parts of the ring that say how long a call usually takes.
+    The analysis is of the end of the ring, from a moment on at which no call was open; `parts_with` returns the parts
+    of the ring that say how long a call usually takes.
     """
     snapshot = analysis.snapshot
     if snapshot.missing_bytes or any(record["kind"] == "stop" for record in snapshot.records):

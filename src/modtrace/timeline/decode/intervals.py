@@ -315,12 +315,6 @@ def _extend_to_next(events: Events, last_event: Int64Array, has_end: BoolArray, 
     In that time the engine checks the gradients that the node made, sums them with others and accumulates them. After
     the last node of a graph task, only what is accumulated is known; and while another thread runs nodes of the task,
     the time between two nodes may be waiting for those.
-
-    Args:
-        events: all events.
-        last_event: index of each node's end in `events`.
-        has_end: which nodes have one.
-        end: monotonic nanoseconds, changed in place.
     """
     if not len(end):
         return
@@ -347,13 +341,7 @@ def _extend_to_next(events: Events, last_event: Int64Array, has_end: BoolArray, 
 
 
 def _runs_elsewhere(events: Events, gap_start: Int64Array, gap_end: Int64Array) -> BoolArray:
-    """Tell for each gap between two nodes of a thread whether a node of their graph task runs in it on another thread.
-
-    Args:
-        events: all events.
-        gap_start: index of the node end before each gap.
-        gap_end: index of the node begin after it.
-    """
+    """Tell for each gap between nodes of a thread whether one of their graph task runs in it on another thread."""
     task = events.name.astype(np.int64) & GRAPH_TASK_MASK
     task_and_thread = task * (int(events.thread.max()) + 1 if len(events) else 1) + events.thread
     anywhere, here = (_count_running(events, group, gap_start, gap_end) for group in (task, task_and_thread))

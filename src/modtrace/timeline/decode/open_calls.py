@@ -77,10 +77,7 @@ class OpenCall(NamedTuple):
 
 
 def lasts_too_long(call: OpenCall, lasted_ns: int, usual_ns: int | None) -> bool:
-    """Return whether an open call or range has lasted much longer than it usually does.
-
-    `usual_ns` is None if that is not known.
-    """
+    """Return whether an open call or range has lasted much longer than it usually does, if that is known."""
     if call.phase in _VARYING or (usual_ns is None and call.phase == "user"):  # one can be around the whole program
         return False
     return lasted_ns > (HUNG_WITHOUT_HISTORY_NS if usual_ns is None else max(_HUNG_FACTOR * usual_ns, _MIN_HUNG_NS))

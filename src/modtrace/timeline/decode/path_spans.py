@@ -71,16 +71,9 @@ def spans_from_intervals(intervals: Iterable[LabelledInterval]) -> list[PathSpan
 def clip_and_nest(
     track: Int64Array, start: Int64Array, end: Int64Array, rank: Int64Array
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Nest spans that may overlap: a span ends with the one around it at the latest.
+    """Nest spans that may overlap, each ending with the one around it; return end, parent or -1, and depth.
 
-    Args:
-        track: int64[n].
-        start: int64[n].
-        end: int64[n].
-        rank: int64[n]; of two equal spans the one with the lower rank is the outer.
-
-    Returns:
-        The end, the parent's index or -1, and the depth of each.
+    Of two equal spans the one with the lower rank is the outer.
     """
     order = np.lexsort((rank, -end, start, track))
     end, parent, depth = end.copy(), np.full(len(start), -1, np.int64), np.zeros(len(start), np.int64)

@@ -143,13 +143,6 @@ def add_ranges(
     """Return the timeline with the names and the tracks of ranges, and the ranges.
 
     Garbage collections are among them: a range can be around one.
-
-    Args:
-        timeline: what the ring holds of modules.
-        analysis: of the ring.
-        tracks: all other tracks.
-        process: that was recorded.
-        evaluations: where threads evaluate; each is a range.
     """
     timeline = replace(timeline, tracks=[*tracks])
     events, clock, lookup = analysis.all_events, analysis.clock, analysis.lookup
@@ -209,12 +202,6 @@ def _from_eval_to_train(
 
     It begins with the last `eval()` before its first call. It ends with the `train()` after its last call, or where
     another range begins before that: no code that is known says what comes between the two.
-
-    Args:
-        evaluations: from the first call of a model to the last one.
-        events: of the ring.
-        edges: int64[2, n], the indexes of the begins and ends of ranges.
-        lookup: has their names.
     """
     since, until = evaluations.start.copy(), evaluations.end.copy()
     if not len(since):

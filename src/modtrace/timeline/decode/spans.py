@@ -38,13 +38,7 @@ def call_path_lengths(intervals: Intervals) -> Int64Array:
 
 
 def cut_backward_spans(intervals: Intervals, call: Int64Array, length: Int64Array) -> BackwardSpans:
-    """Cut the runs of nodes into spans of the calls that they belong to.
-
-    Args:
-        intervals: calls and nodes.
-        call: for each node the call it belongs to, or -1.
-        length: for each call the length of its call path.
-    """
+    """Cut the runs of nodes into spans of the calls that they belong to."""
     # Intervals are in the order of their starts, and so are those in one.
     siblings = np.lexsort((intervals.parent, intervals.thread))
     place = np.flatnonzero(intervals.is_node[siblings])
@@ -117,13 +111,7 @@ SpanRows = dict[str, AnyArray]
 
 
 def build_span_rows(intervals: Intervals, call: Int64Array, original: Int64Array) -> SpanRows:
-    """Return the spans of calls and of backward, in the order of their starts.
-
-    Args:
-        intervals: calls and nodes.
-        call: for each node the call it belongs to, or -1.
-        original: for each call the forward call that it is or repeats.
-    """
+    """Return the spans of calls and of backward in start order; `original` is what each call is or repeats."""
     length = call_path_lengths(intervals)
     outermost = _without_inner_nodes(intervals, call)
     backward = cut_backward_spans(intervals, outermost, length)
@@ -183,12 +171,7 @@ def _outer_depths(intervals: Intervals, call: Int64Array, length: Int64Array) ->
 
 
 def number_tracks(key: AnyArray, numbers: Numbering[int]) -> Int64Array:
-    """Return for each span the number of its track.
-
-    Args:
-        key: twice the thread of each span, plus one if it is on the backward track.
-        numbers: of the keys that are known; the others get the next ones, in their order.
-    """
+    """Return the number of each span's track: of twice its thread, plus one if backward. New ones get the next."""
     used = np.flatnonzero(np.bincount(key))
     number = np.zeros(int(used.max(initial=-1)) + 1, np.int64)
     number[used] = [numbers[one] for one in used.tolist()]
@@ -196,28 +179,18 @@ def number_tracks(key: AnyArray, numbers: Numbering[int]) -> Int64Array:
 
 
 def describe_tracks(keys: Iterable[int], threads: Sequence[tuple[str, int]], process: Process) -> list[Track]:
-    """Return the tracks of some keys, as of `number_tracks`.
-
-    Args:
-        keys: in the order of their numbers.
-        threads: name and tid of each thread.
-        process: whose threads these are.
-    """
+    """Return the tracks of some keys, as of `number_tracks`."""
     return [Track(("forward", "backward")[key % 2], *threads[key // 2], process) for key in keys]
 
 
 def forward_of_recompute(intervals: Intervals, call: Int64Array) -> Int64Array:
     """Return for each call the forward call that it is or repeats; itself if nothing is known to be repeated.
 
-    A recomputation begins inside a node, and can be several calls in a row. With the non-reentrant kind
-    the node belongs to the last of those that are repeated, or to one inside it; with the reentrant kind to the call
-    that asked for the checkpoint, and then the latest calls of that name in there that were not repeated yet are meant,
-    else those before it in the call around it. Where all were repeated, as with `retain_graph=True`, it is the latest
-    again. What is called inside them repeats its namesakes, in order.
-
-    Args:
-        intervals: calls and nodes.
-        call: for each node the call it belongs to, or -1.
+    A recomputation begins inside a node, and can be several calls in a row. With the non-reentrant kind the node
+    belongs to the last of those that are repeated, or to one inside it; with the reentrant kind to the call that asked
+    for the checkpoint, and then the latest calls of that name in there that were not repeated yet are meant, else those
+    before it in the call around it. Where all were repeated, as with `retain_graph=True`, it is the latest again. What
+    is called inside them repeats its namesakes, in order.
     """
     original = np.arange(len(intervals), dtype=np.int64)
     recompute = intervals.is_recompute
@@ -280,12 +253,7 @@ def _runs(intervals: Intervals, roots: Int64Array) -> list[list[int]]:
 
 
 class _Namesakes:
-    """The forward calls of one name, in order; asked for at later and later positions.
-
-    Args:
-        calls: indices of their intervals.
-        start: the start position of every interval.
-    """
+    """The forward calls of one name, in order; asked for at later and later positions."""
 
     def __init__(self, calls: list[int], start: Int64Array) -> None:
         self._calls = calls
@@ -324,14 +292,7 @@ def _in_call_path(intervals: Intervals, inner: int, name: int) -> int:
 
 
 def _match_inside(intervals: Intervals, root: Int64Array, forward: Int64Array, original: Int64Array) -> None:
-    """Pair the n-th call of a name inside a recomputation with the n-th of that name inside what it repeats.
-
-    Args:
-        intervals: calls and nodes.
-        root: for each recomputed call the outermost call of the same recomputation; -1 for all else.
-        forward: the forward calls, by name and then by start.
-        original: changed in place; that of the roots is known.
-    """
+    """Pair the n-th call of a name in a recomputation with the n-th in what it repeats; changes `original`."""
     start, end = intervals.start_position, intervals.end_position
     inner = np.flatnonzero((root >= 0) & (root != np.arange(len(intervals))))
     inner = inner[original[root[inner]] != root[inner]]

@@ -29,13 +29,7 @@ _NEVER = np.iinfo(np.int64).max
 
 
 def build_last(read: pieces.ReadRing, serials: range, max_events: int) -> Timeline | None:
-    """Return the timeline of the last events of a large ring; None if it is not large, or cannot be cut there.
-
-    Args:
-        read: reads some of its events.
-        serials: those of the ring.
-        max_events: how many events.
-    """
+    """Return the timeline of the last events of a large ring; None if it is not large, or cannot be cut there."""
     if not max_events < len(serials) >= 4 * pieces.PIECE_EVENTS:
         return None
     tail = serials[-max_events:]
@@ -64,15 +58,10 @@ def _build_part(
     *,
     in_pieces: bool = True,
 ) -> Timeline:
-    """Build the timeline of a part of a ring, which says how much is in all of it.
+    """Build the timeline of a part of a ring, which says how much is in all of it; perhaps in pieces.
 
-    Args:
-        read: reads some of the events.
-        serials: those of the ring.
-        window: those of the part.
-        numbers: of the steps that end in the ring.
-        change: returns what is read instead of all events of the part, as parts.
-        in_pieces: whether it may be decoded in pieces.
+    `numbers` are those of the steps that end in the ring; `change` returns what is read instead of all events of the
+    part.
     """
 
     def read_window(part: range | None, without: Collection[Kind] = ()) -> RingSnapshot:
@@ -96,13 +85,7 @@ class _StepEnd(NamedTuple):
 def build_around(read: pieces.ReadRing, serials: range, first: int | None, last: int | None) -> Timeline | None:
     """Return the timeline of some steps of a large ring and of a few beside them; None if these are most, or none.
 
-    None also if the ring is not large, or if nothing ends its steps.
-
-    Args:
-        read: reads some of its events.
-        serials: those of the ring.
-        first: number of the first step, from the end if it is negative; None: the first of all.
-        last: number of the step after the last one; the same.
+    None also if the ring is not large, or if nothing ends its steps. A negative number counts from the end.
     """
     looks = _Looks(read, serials)
     window_and_around = looks.find_window(first or 0, _NEVER if last is None else last) if looks.is_large else None
@@ -132,12 +115,8 @@ def build_around(read: pieces.ReadRing, serials: range, first: int | None, last:
 def find_last_steps(read: pieces.ReadRing, serials: range, max_events: int) -> tuple[int, int] | None:
     """Return the numbers of the first step that ends in a ring, and of the first of its last ones, which are whole.
 
-    None if the ring is not large, or if nothing ends its steps.
-
-    Args:
-        read: reads some of its events.
-        serials: those of the ring.
-        max_events: how many events the last steps have together at most, unless the last one that ended has more.
+    None if the ring is not large, or if nothing ends its steps. They have at most `max_events` together, unless the
+    last one that ended has more.
     """
     looks = _Looks(read, serials)
     if not looks.is_large:
@@ -213,11 +192,7 @@ class _Looks:
     def find_window(self, first: int, last: int) -> tuple[range, Events] | None:
         """Return the serial numbers of some steps and a few beside them, cut where nothing belongs to what is outside.
 
-        Also return the begins of the calls around them, which began before.
-
-        Args:
-            first: number of the first step, from the end if it is negative.
-            last: number of the step after the last one; the same.
+        Also return the begins of the calls around them, which began before. A negative number counts from the end.
         """
         start, stop, count = self._serials.start, self._serials.stop, self.last.number + 1
         low = first if first >= 0 else count + first

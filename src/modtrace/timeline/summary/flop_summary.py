@@ -32,13 +32,7 @@ class SpanFlops(NamedTuple):
     known: BoolArray  # bool, False if its own FLOPs are unknown
 
     def in_steps(self, columns: Slices, step: Int64Array, numbers: Int64Array) -> Int64Array:
-        """Return int64[phases, steps], FLOPs in each of the steps.
-
-        Args:
-            columns: the spans.
-            step: the number of the step of each.
-            numbers: the steps, ascending.
-        """
+        """Return int64[phases, steps], FLOPs in each of the steps."""
         spans = np.flatnonzero(np.isin(step, numbers))
         flops = np.zeros((len(PHASES), len(numbers)), np.int64)
         np.add.at(flops, (columns.phase[spans], np.searchsorted(numbers, step[spans])), self.own[spans])
@@ -177,11 +171,7 @@ class FlopSummary(NamedTuple):
         return bool(self.dtypes) and all(name.startswith(_CPU) for name in self.dtypes)
 
     def timed(self, times_ns: Mapping[tuple[str, str], Sequence[int]]) -> FlopSummary:
-        """Return it with the rates of the modules that have times.
-
-        Args:
-            times_ns: by `fqn` and `module_class`: what forward, backward and recompute took, without one another.
-        """
+        """Return it with the rates of the modules that have times, of forward, backward and recompute, each alone."""
         rows, rates = [], []
         for row in self.rows:
             took: Sequence[int] = times_ns.get((row.fqn, row.module_class), ())
@@ -205,12 +195,7 @@ class FlopSummary(NamedTuple):
         return self._replace(rows=rows, rates=rates)
 
     def with_peak(self, tflops: float | None, steps: Steps) -> FlopSummary:
-        """Return it with another peak.
-
-        Args:
-            tflops: 10¹² FLOP/s, or None.
-            steps: of the summary.
-        """
+        """Return it with another peak, 10¹² FLOP/s, or without one."""
         taken_ns = {step.step: step.training_ns for step in steps.take(steps.columns.whole)}
         by_step = []
         for step in self.by_step:
@@ -278,16 +263,7 @@ def describe_flops(
     device: DeviceSummary | None,
     compiled: Iterable[str],
 ) -> FlopSummary:
-    """Return what modules and steps cost.
-
-    Args:
-        timeline: what was recorded, or its last piece.
-        rows: the rows of the summary, with FLOPs.
-        costs: of each row.
-        steps: of the summary.
-        device: what devices did, if that is known.
-        compiled: the names of what was compiled.
-    """
+    """Return what modules and steps cost; the timeline is all that was recorded, or its last piece."""
     said = timeline.metadata.get(COUNTED, {})
     dtypes = said.get("dtypes", {})
     modules = []
@@ -416,12 +392,7 @@ _PEAKS: Mapping[str, tuple[float, float | None, float | None]] = {
 
 
 def peak_tflops(device: str, dtype: str) -> float | None:
-    """Return the highest dense rate of a device in 10¹² FLOP/s; None if it is not known.
-
-    Args:
-        device: its name (`NVIDIA H100 80GB HBM3`).
-        dtype: the type of the numbers (`bfloat16`).
-    """
+    """Return the highest dense rate of a device (`NVIDIA H100 80GB HBM3`) in 10¹² FLOP/s; None if it is not known."""
     half, eight_bits, _ = _peaks(device)
     return half if dtype in _HALF else eight_bits if dtype in _EIGHT_BITS else None
 

@@ -107,13 +107,7 @@ class MeasuredMemory(NamedTuple):
 
 
 def measure_memory(timeline: "Timeline", groups: Groups, steps: StepBounds) -> MeasuredMemory | None:
-    """Return what modules of a piece of a timeline took; None if it does not say.
-
-    Args:
-        timeline: without spans of GPUs.
-        groups: what has a row.
-        steps: of the timeline.
-    """
+    """Return what modules of a piece of a timeline took; None if it does not say."""
     calls, held = measure_calls(timeline), find_holders(timeline)
     if calls is None or held is None:
         return None
@@ -146,14 +140,7 @@ def _place_of_growth(pieces: Sequence[MeasuredMemory], grows: int) -> str:
 def summarize_memory(
     timeline: "Timeline", groups: Groups, order: list[int], pieces: Sequence[MeasuredMemory]
 ) -> MemorySummary | None:
-    """Return what modules took; None if the timeline does not say.
-
-    Args:
-        timeline: the last piece.
-        groups: what has a row.
-        order: the groups that have one.
-        pieces: what was measured of each.
-    """
+    """Return what modules took, of all pieces, of which the timeline is the last; None if it does not say."""
     if not pieces:
         return None
     phase, group, retained, alike = np.concatenate([piece.calls for piece in pieces], axis=1)

@@ -152,12 +152,7 @@ def count_spans(timeline: Timeline) -> SpanCounts:
 
 
 def describe_recording(timeline: Timeline, counts: SpanCounts) -> Overview:
-    """Return what the timeline says about itself.
-
-    Args:
-        timeline: with the stats and the metadata of all of it.
-        counts: of its spans, perhaps of several pieces of which it is the last.
-    """
+    """Return what the timeline says about itself; the counts may be of several pieces, of which it is the last."""
     names = timeline.names
     roots = Counter[str]()
     for name, count in sorted(counts.roots.items()):

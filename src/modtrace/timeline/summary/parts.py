@@ -209,15 +209,7 @@ def _paint(layers: Sequence[_Layer]) -> tuple[Int64Array, Int64Array]:
 def _busiest(
     line: ThreadLine, bounds: StepBounds, start: Int64Array, part: Int64Array, of_model: Sequence[int]
 ) -> Int64Array:
-    """Return the index of the thread that spent most of each step in modules; if none did, in anything that is known.
-
-    Args:
-        line: the threads.
-        bounds: steps of the process.
-        start: what they did, see `_paint`.
-        part: the same.
-        of_model: the parts that are modules'.
-    """
+    """Return the thread, by index, that spent most of each step in modules; else most in anything that is known."""
     busiest, threads = np.zeros(len(bounds.number), np.int64), len(line.tids)
     if threads == 1:
         return busiest
@@ -243,14 +235,7 @@ def _busiest(
 
 
 def _layers(timeline: Timeline, line: ThreadLine, ends: Int64Array, parts: Numbering[str]) -> Iterator[_Layer]:
-    """Yield the layers of all threads, the one that is painted first at the beginning.
-
-    Args:
-        timeline: where they are.
-        line: its threads, on which the layers are.
-        ends: int64[n], when steps of the process ended, ascending.
-        parts: the numbers of parts.
-    """
+    """Yield the layers of all threads, the one that is painted first at the beginning."""
     slices, tracks = line.slices, timeline.tracks
     thread = line.of_track[slices.track]
     is_forward, is_backward = (
@@ -338,13 +323,6 @@ def _losses_and_models(
     In a loss module, what calls modules itself is a model, and so is a layer beside it in a module whose method the
     loss called. Any other layer there is a part of the loss, if a model is there too or the same backward pass trains
     another module. Else it is the model, and so is a loss module that calls none.
-
-    Args:
-        timeline: where they are.
-        line: its threads.
-        calls: all calls of them in forward.
-        passes: their backward passes.
-        ends: int64[n], when steps ended, ascending.
     """
     slices = line.slices
     of_name = np.array([name.module_class.endswith(_LOSSES) for name in timeline.names] or [False], np.bool_)
@@ -399,14 +377,6 @@ def _gaps_before_passes(
 
     It is after each call that has a backward. It is before each backward pass of the step: after any call, or after
     another pass if a call came before that in the step and no optimizer ran in between.
-
-    Args:
-        line: the threads.
-        models: calls of models on them.
-        passes: their backward passes.
-        optimizers: what they ran of optimizers.
-        ends: int64[n], when steps ended, ascending.
-        part: its number.
     """
     slices = line.slices
     both = np.concatenate([models, passes])

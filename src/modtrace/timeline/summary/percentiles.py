@@ -34,13 +34,7 @@ def join_times(pieces: Sequence[GroupTimes]) -> GroupTimes:
 
 
 def percentiles_by_group(pieces: Sequence[GroupTimes], *, steps: Int64Array, groups: int) -> Percentiles:
-    """Return the percentiles of what each group took in a step.
-
-    Args:
-        pieces: what `sum_by_group_and_step` returned of steps, those of each piece after those of the piece before.
-        steps: the steps that count.
-        groups: how many groups there are; one that is in no step gets 0.
-    """
+    """Return the percentiles of what each group took in steps that count, 0 if in none; the pieces are in order."""
     kept = []
     for group, step, ns in pieces:
         counted = np.isin(step, steps)

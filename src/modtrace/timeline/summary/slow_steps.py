@@ -129,12 +129,6 @@ def name_places(
     """Return the steps, with the innermost module that explains a slow one in its sentence.
 
     Forward makes no call slow unless that is one module of a list: a longer prompt has more to do in all of them.
-
-    Args:
-        steps: in parts.
-        in_steps: of each piece: what each group took in each step.
-        usual_ns: int64[groups], the median of that over the steps in which it ran.
-        groups: of modules; for classes nothing is named.
     """
     known = {*groups.fqns} - {""}
     # Usually what runs in fewer than half of the steps takes no time.

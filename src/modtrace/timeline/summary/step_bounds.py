@@ -164,15 +164,7 @@ NO_STEPS = StepBounds.of_process(_NOTHING, _NOTHING, _NOTHING, np.zeros(0, np.bo
 
 @once_per_timeline
 def find_step_bounds(timeline: Timeline, step_by: str) -> StepBounds:
-    """Return the steps of the first process in order.
-
-    Args:
-        timeline: where they are.
-        step_by: what a step is, by default "optimizer"; see `Timeline.summary`.
-
-    Raises:
-        ModtraceError: nothing in the timeline is such a step.
-    """
+    """Return the steps of the first process, see `Timeline.summary`; raises ModtraceError if nothing is one."""
     return _marked_steps(timeline) if step_by == OPTIMIZER else _called_steps(timeline, step_by)
 
 

@@ -177,8 +177,7 @@ def _edges_outside(busy: TimeIntervals, start: Int64Array, end: Int64Array) -> t
 def find_typical_step(timeline: Timeline, step_by: str | None = None) -> StepTimes:
     """Return the whole step after the warm-up whose duration is nearest the median of these; the first of equals.
 
-    Raises:
-        ModtraceError: no step is whole.
+    Raises ModtraceError if no step is whole.
     """
     steps = measure_steps(without_gpu(timeline), step_by)
     whole = steps.take(steps.columns.whole)
@@ -190,11 +189,7 @@ def find_typical_step(timeline: Timeline, step_by: str | None = None) -> StepTim
 
 
 def warm_up_steps(duration_ns: Int64Array) -> int:
-    """Return how many of the first steps are slower than is usual in the second half; at most a half.
-
-    Args:
-        duration_ns: int64[n], what each whole step took.
-    """
+    """Return how many of the first steps are slower than is usual in the second half; at most a half."""
     half = len(duration_ns) // 2
     usual = duration_ns[half:]
     median = np.median(usual)

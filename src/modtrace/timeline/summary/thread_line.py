@@ -60,12 +60,7 @@ class ThreadLine:
         return thread, moment - self._shift[thread]
 
     def number_between(self, edges: Int64Array, moment: Int64Array) -> Int64Array:
-        """Return a number for each moment on the line: the same for those of one thread with no edge between.
-
-        Args:
-            edges: int64[n], real times, ascending.
-            moment: what to number; a later one has no smaller number.
-        """
+        """Number moments, later ones no lower: alike if they are of one thread, with no edge, a real time, between."""
         thread, time = self.back(moment)
         number: Int64Array = thread * (len(edges) + 1) + np.searchsorted(edges, time, side="right")
         return number

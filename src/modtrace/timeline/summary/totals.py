@@ -35,10 +35,7 @@ if TYPE_CHECKING:
 
 
 def summarize(timeline: Timeline, by: GroupBy = "module", step_by: str | None = None) -> Summary:
-    """Add up calls and CPU times per module or per class; device times are in a table of their own.
-
-    See `Timeline.summary`.
-    """
+    """Add up calls and CPU times as `Timeline.summary` does; device times are in a table of their own."""
     device = summarize_device(timeline, by)
     timeline = without_gpu(timeline)
     step_by = find_step_bounds(timeline, step_by).step_by
@@ -55,11 +52,7 @@ def summarize_pieces(
 ) -> Summary:
     """Do the same for a long timeline of one process in pieces; memory follows its steps, its modules and one piece.
 
-    Args:
-        pieces: in order, each from the end of a step on. The stats and the metadata of the last are those of all.
-        by: as for `summarize`.
-        step_by: what a step is; if it is a call or a range, there is one piece.
-        device: what devices did.
+    The stats and the metadata of the last piece are those of all; if a step is a call or a range, there is one piece.
     """
     measured: list[_Measured] = []
     for timeline in pieces:
@@ -185,15 +178,7 @@ def _count_runs(timeline: Timeline, spans: _Spans, steps: Steps, in_phase_ns: In
 def _sum_up(
     timeline: Timeline, by: GroupBy, groups: Groups, pieces: list[_Measured], device: DeviceSummary | None
 ) -> Summary:
-    """Return the summary of the pieces of a timeline.
-
-    Args:
-        timeline: the last piece.
-        by: what has a row.
-        groups: of the last piece: those of the others are among them.
-        pieces: what was measured of each.
-        device: what devices did.
-    """
+    """Return the summary of the pieces of a timeline, of which it is the last, with the groups of all."""
     steps = Steps(*(piece.steps.table for piece in pieces))
     divided = join_divided([piece.divided for piece in pieces])
     in_steps, counted = [piece.in_steps for piece in pieces], divided.bounds.number[divided.bounds.counted]
@@ -289,14 +274,7 @@ def _join_flops(pieces: Sequence[_Measured], groups: int, order: list[int]) -> G
 
 
 def _add_up(columns: Slices, spans: _Spans, in_phase: Int64Array, own: Int64Array) -> Int64Array:
-    """Return int64[phases, groups]: totals.
-
-    Args:
-        columns: the spans.
-        spans: what they count to.
-        in_phase: of each span, with those of its phase inside it.
-        own: of each span, without those inside it.
-    """
+    """Return int64[phases, groups]: totals of what each span took with, and without, those of its phase inside it."""
     groups, timed, inside = spans.groups, spans.timed, spans.inside
     total = np.zeros((len(PHASES), len(groups)), np.int64)
     np.add.at(total, (columns.phase[timed], groups.of_name[columns.name[timed]]), in_phase[timed])
@@ -338,12 +316,7 @@ def _with_outer_groups(
 
 
 def with_gpu_times(summary: Summary, work: GpuWork) -> Summary:
-    """Return a summary with GPU columns, and with rows for the modules that only launched work.
-
-    Args:
-        summary: of the same part of the recording.
-        work: what was launched in it.
-    """
+    """Return a summary with GPU columns, and with rows for the modules that only launched work."""
     by_module = summary.by == "module"
     used = {module for place in np.unique(work.place).tolist() for module, _ in work.places[place]}
     rows = {row.fqn if by_module else row.module_class: row for row in summary.rows}

@@ -90,12 +90,7 @@ class _Times(NamedTuple):
 
 
 def measure_units(timeline: Timeline, step_by: str | None) -> list[UnitTimes]:
-    """Return the times of steps that are calls or ranges, by name; nothing if marks end the steps.
-
-    Args:
-        timeline: where they are.
-        step_by: what a step is; see `Timeline.summary`.
-    """
+    """Return the times of steps that are calls or ranges, by name; nothing if marks end the steps."""
     bounds = find_step_bounds(timeline, step_by)
     return [] if bounds.step_by == OPTIMIZER else list(_measure(timeline, bounds))
 

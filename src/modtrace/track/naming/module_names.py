@@ -413,13 +413,7 @@ class _DistinctNames:
         self._changing = Exclusive()
 
     def suffix(self, fqn: str, module: ModuleRef, find_attribute: Callable[[], str | None]) -> str:
-        """Return what is put after `fqn` to make it this module's own, as `#2`; most often nothing.
-
-        Args:
-            fqn: the name that it would have if it was alone.
-            module: the module; `module_class` is set.
-            find_attribute: returns the attribute by which its owner knows it, for `#critic`, or None.
-        """
+        """Return what makes `fqn` this module's own, as `#2`, or `#critic` by its owner's attribute; often nothing."""
         if _REST in fqn or self._owners.setdefault(fqn, module)() is module():
             return ""
         return self._changing.run(lambda: self._find(fqn, module, find_attribute))

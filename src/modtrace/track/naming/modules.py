@@ -38,11 +38,7 @@ def named_modules(module: nn.Module, repeated: list[nn.Module] | None = None) ->
     """Yield the path and module of each module below one, as `nn.Module.named_modules` does, each module once.
 
     A `named_modules` of its own is not asked: it is the user's code, which can wait for a lock or draw a random number.
-    Names that are not text are turned into it.
-
-    Args:
-        module: where paths start.
-        repeated: gets each module that lies in another place too, once for each of those.
+    Names that are not text are turned into it. `repeated` gets a module once for each other place it lies in.
     """
     seen: set[int] = set()
     # The last is the next. Two lists, as a tuple for each is more for the garbage collector to count.
@@ -192,12 +188,7 @@ def wrapping_of(module: nn.Module) -> tuple[nn.Module, Wrapping] | None:
 
 
 def wrapped_in(wrapper: nn.Module, *, by_workers: bool) -> Iterator[nn.Module]:
-    """Yield a module and what it wraps, over others too, each once.
-
-    Args:
-        wrapper: the module.
-        by_workers: whether to go on at a wrapper that does work of its own; else it is the last.
-    """
+    """Yield a module and what it wraps, each once; `by_workers`: go on at a wrapper that does work of its own."""
     seen: set[int] = set()
     while id(wrapper) not in seen:
         seen.add(id(wrapper))
@@ -253,9 +244,7 @@ class ModuleRef(weakref.ref[nn.Module]):
 class ModulePaths:
     """The path of each module below one parent: by `id(module)`, checked against the module itself.
 
-    Args:
-        refer_to: returns a new reference to a module.
-        strip_wrappers: leave out the parts by which wrappers hold what they wrap.
+    With `strip_wrappers` without the parts by which wrappers hold what they wrap.
     """
 
     def __init__(self, refer_to: Callable[[nn.Module], ModuleRef], *, strip_wrappers: bool) -> None:
@@ -356,12 +345,7 @@ class OutermostModules:
     def find(
         self, module: nn.Module, path_below: Callable[[nn.Module, nn.Module], str | None]
     ) -> tuple[int, str] | None:
-        """Return the name of the module that another thread called and `module` is a part of, and its path there.
-
-        Args:
-            module: what this thread calls outside of all others; also a replica that `nn.DataParallel` made.
-            path_below: returns the path of the second module below the first; None if it is not there.
-        """
+        """Return the name of what another thread called and this module, or replica, is in, and its path there."""
         here, is_replica = threading.get_ident(), _attribute(module, "_is_replica") is True
         for ref, name_id, thread in reversed(list(self._by_id.values())):
             outer = ref()

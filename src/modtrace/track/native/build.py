@@ -79,9 +79,7 @@ def units() -> dict[str, tuple[str, tuple[str, ...]]]:
 def compile_library(path: Path) -> None:
     """Compile the engine for the torch of this process; a library that is there already is replaced as a whole.
 
-    Raises:
-        EngineError: it cannot be compiled, or what was compiled does not load.
-        OSError: the folder cannot be written, or a disk is full.
+    Raises EngineError if it cannot be compiled or loaded, OSError if the folder cannot be written or a disk is full.
     """
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=WORK_PREFIX, ignore_cleanup_errors=True) as work:
         built = Path(work) / f"{LIBRARY_NAME}.so"
@@ -206,10 +204,7 @@ def build_if_missing(wanted: EngineName, say: Callable[[str], object]) -> None:
     """Build the engine if a recording would take it, there is a compiler, and no build was tried before.
 
     Where that fails, the reason is what `why_unavailable` tells from then on. `MODTRACE_BUILD=0` keeps it from trying.
-
-    Args:
-        wanted: the engine that is asked for; "python" builds none.
-        say: called with a line before the compiler runs, by the one process that runs it.
+    The one process that runs the compiler calls `say` before.
     """
     if wanted == "python" or os.environ.get("MODTRACE_BUILD") == "0" or is_built() or missing_compiler() is not None:
         return

@@ -12,8 +12,7 @@ LIBRARY_NAME = "modtrace_native"
 def cache_home() -> Path:
     """Return the cache: `$MODTRACE_CACHE`, else `modtrace` in `$XDG_CACHE_HOME` or `~/.cache`.
 
-    Raises:
-        EngineError: nothing says where the user's folders are.
+    Raises EngineError if nothing says where the user's folders are.
     """
     named = os.environ.get("MODTRACE_CACHE")
     home = Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "modtrace"

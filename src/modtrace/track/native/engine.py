@@ -26,8 +26,7 @@ from .library import load
 class NativeEngine:
     """Records forward by a patch of `nn.Module.__call__`, and backward by one of what runs a backward pass.
 
-    Raises:
-        EngineError: it is not built for this torch.
+    Raises EngineError if it is not built for this torch.
     """
 
     kind = "native"

@@ -63,8 +63,7 @@ def _torch_abi() -> list[str]:
 def find_library() -> Path:
     """Return the engine to load: the one in the cache, else the one of a wheel.
 
-    Raises:
-        EngineError: there is none for this torch, or it may have been changed by others.
+    Raises EngineError if there is none for this torch, or it may have been changed by others.
     """
     try:
         path = native_path()

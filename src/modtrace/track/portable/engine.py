@@ -247,13 +247,7 @@ class PortableEngine(SegmentHooks[ThreadState]):
 
     @skip_all
     def note_gradients(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Write that a pass has given gradients to leaf tensors, where it may so have ended a training step.
-
-        Args:
-            args: of the call that ran the pass: outputs, their gradients, whether to retain the graph and to create
-                one, and inputs.
-            kwargs: of that.
-        """
+        """Write that a pass has given gradients to leaf tensors, where it may so have ended a training step."""
         if self._active and not self._steps_told:
             try:
                 if current_graph_task() == NO_GRAPH_TASK and gives_gradients(args):

@@ -154,12 +154,7 @@ class GraphTasks:
         thread.graph_tasks.pop()
 
     def end_failed(self, thread: ThreadState, *, is_alone: bool) -> None:
-        """Write the end of what the thread's last pass ran, if it has just raised.
-
-        Args:
-            thread: which called it.
-            is_alone: whether no pass runs any more: what a device's own thread ran for it is over too.
-        """
+        """Write the end of what the thread's last pass ran, if it just raised; if alone, of device threads too."""
         if self._running:
             depth = backward_nesting_depth()
             while thread.graph_tasks and thread.graph_tasks[-1].nesting_depth > depth:
@@ -217,11 +212,7 @@ def make_pass_wrapper(wrapper: Wrapper) -> Callable[..., Any]:
 
 
 def gives_gradients(args: tuple[Any, ...]) -> bool:
-    """Whether a pass gives gradients to leaf tensors and builds no graph, but the one that `torch.func.grad` drops.
-
-    Args:
-        args: of the call that runs it, as torch's own callers give them.
-    """
+    """Whether a pass gives gradients to leaf tensors and builds no graph, but the one that `torch.func.grad` drops."""
     if len(args) < 5:
         return False
     inputs = args[4]

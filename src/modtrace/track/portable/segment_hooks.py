@@ -109,11 +109,7 @@ class FrameStack(Generic[_Frame]):
 
 
 class FrameStacks(PerGreenlet[_Stack]):
-    """The open calls of each thread, or of each greenlet. Their nodes have sequence numbers of one thread.
-
-    Args:
-        make: returns those of a greenlet.
-    """
+    """The open calls of each thread, or greenlet, which `make` returns. Nodes have sequence numbers of one thread."""
 
     def __init__(self, make: Callable[[], _Stack]) -> None:
         self.thread_ids: set[int] = set()  # of threads that may have made graphs; with two it is full
@@ -146,11 +142,7 @@ class FrameStacks(PerGreenlet[_Stack]):
 
 
 class SegmentHooks(Generic[_Stack]):
-    """Hooks few nodes of each segment, the newest among them: they call `on_segment_start(call_id, gradient)`.
-
-    Args:
-        make: returns what a thread is doing.
-    """
+    """Hooks few nodes of each segment, the newest among them: they call `on_segment_start(call_id, gradient)`."""
 
     on_segment_start: Callable[[Any, Tensor], None]
 
@@ -165,12 +157,8 @@ class SegmentHooks(Generic[_Stack]):
     def close_segment(self, thread: FrameStack[Any], frame: FrameBase, values: object, sequence: int) -> None:
         """End the segment of `frame`'s own nodes, and hook its newest one.
 
-        Args:
-            thread: where it runs.
-            frame: whose segment it is.
-            values: holds the tensors to try first, inputs of an inner call or outputs: usually the newest node is the
-                `grad_fn` of one.
-            sequence: the thread's sequence number now.
+        The tensors in `values` are tried first, inputs of an inner call or outputs: usually the newest node is the
+        `grad_fn` of one.
         """
         first, newest, is_hooked = frame.segment_start_seq, sequence - 1, False
         frame.segment_start_seq = sequence
@@ -223,11 +211,6 @@ class SegmentHooks(Generic[_Stack]):
         what calls left: a call raised, was called by `vmap`, put its result aside. The graph is followed through
         segments outside of all calls; to those of calls it is followed everywhere, if one thread made all of it, as
         sequence numbers are a thread's.
-
-        Args:
-            number: of the pass.
-            outputs: where it begins.
-            inputs: the tensors at whose gradients it ends, if it accumulates none.
         """
         self.passes.add(number)
         if inputs:
@@ -288,13 +271,7 @@ class SegmentHooks(Generic[_Stack]):
 def _newest_of(
     segments: Sequence[Segment], outputs: object, follow: Callable[[int, bool], bool]
 ) -> dict[Segment, Node]:
-    """Return the newest node of each segment in the graph that leads to `outputs`.
-
-    Args:
-        segments: the first and the last sequence number of each, ascending.
-        outputs: where the search begins.
-        follow: whether to go on to a node's inputs, by its sequence number and whether that is in a segment.
-    """
+    """Return the newest node of each segment, ascending, in the graph of `outputs`; `follow` has it go on to inputs."""
     newest: dict[Segment, tuple[int, Node]] = {}
     seen: set[Node] = set()
     todo = [node for tensor in tensors_in(outputs) if (node := node_of(tensor)) is not None]

@@ -81,11 +81,7 @@ OnGradient = Callable[[Call, int, Tensor], None]
 
 
 class InputHooks:
-    """Waits for gradients, with one hook on each tensor however many calls it goes into.
-
-    Args:
-        on_gradient: called with a call, the index in `Call.inputs`, and the gradient.
-    """
+    """Waits for gradients, with one hook on each tensor however many calls it goes into."""
 
     def __init__(self, on_gradient: OnGradient) -> None:
         self._on_gradient = on_gradient
