@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import modtrace
 from modtrace.ranks import JobTime, find_rank_recordings
 from modtrace.ranks.dataset_tables import query
 from modtrace.ranks.pack import pack
+from modtrace.ranks.slow.late_steps import IN_RANGE
+from modtrace.ranks.slow.role_waits import RoleTimes, find_role_waits
 from tests.support.ppo_job import PpoCulprit, write_ppo_job
 
 ROLLOUT = [("decode", 6), ("LM.body", 6), ("LM.head", 3), ("sample", 4)]
@@ -123,4 +126,19 @@ def test_a_dataset_says_the_same_and_has_the_ranges_around_modules(tmp_path: Pat
     assert query(tmp_path / "dataset", sql).to_pylist() == [
         {"range": "range decode", "category": "user", "apart": False, "times": 24},
         {"range": "range sample", "category": "user", "apart": True, "times": 144},
+    ]
+
+
+def test_what_one_alone_does_names_it_however_much_it_varies_and_whatever_the_first_step_held() -> None:
+    state = np.array([20, 90, 25, 250, 140, 125, 115, 85, 30, 130, 75, 120, 25, 30, 80, 240], float) * 1e6
+    made = np.append(4e9, np.zeros(15))
+    processes = {0: ("driver", 0), 1: ("trainer", 0), 2: ("trainer", 1)}
+    state_place, made_place = ("Trainer.state", IN_RANGE), ("Trainer.__init__", IN_RANGE)
+    took = {(1, state_place): state, (1, made_place): made, (2, made_place): 0.5 * made}
+    times = RoleTimes(processes, (state + made + 5e6).astype(np.int64), {(0, 1): state + made}, took)
+
+    waits = find_role_waits(times)
+
+    assert [(wait.role, wait.waits_for, wait.fqn, wait.ratio) for wait in waits] == [
+        ("driver", "trainer 0", "Trainer.state", None)
     ]

@@ -268,28 +268,32 @@ def _role_wait(times: RoleTimes, role: str, other: str, members: Mapping[str, Se
     share = float(shares.sum())
     places = list(dict.fromkeys(place for process, place in times.took if process in holders))
     took = np.array([[times.took.get((holder, place), none) for holder in holders] for place in places])
+    # One step, in which all are made for example, does not say what takes long in the others.
+    counted = np.minimum(took, np.median(times.length))
     who = role if len(members[role]) == 1 else f"{role}s"
     if not places or share < _NAMED_SHARE:
         return None
     if len(holders) > 1:
         others = [np.median(np.delete(took, own, axis=1), axis=1) for own in range(len(holders))]
-        means = [(took[:, own].mean(axis=1), (took[:, own] - usual).mean(axis=1)) for own, usual in enumerate(others)]
-        worst = [_main_place(places, *mean) for mean in means]
-        excess = np.array([took[place, own] - others[own][place] for own, place in enumerate(worst)])
-        noise = MAD_TO_SIGMA * np.median(np.abs(excess - np.median(excess, axis=1, keepdims=True)), axis=1)
+        more = [counted[:, own] - np.median(np.delete(counted, own, axis=1), axis=1) for own in range(len(holders))]
+        worst = [_main_place(places, counted[:, own].mean(axis=1), each.mean(axis=1)) for own, each in enumerate(more)]
+        usual = np.array([others[own][place] for own, place in enumerate(worst)])
+        excess = np.array([took[place, own] for own, place in enumerate(worst)]) - usual
+        # What the others never do does not vary by chance, however much it takes at one time and another.
+        noise = np.minimum(_deviation(excess), _deviation(usual))
         cost = np.minimum(excess, waited)
         cost[cost <= np.maximum(COUNTED_NOISES * noise[:, None], _NAMED_SHARE * times.length)] = 0
         late = np.where(cost.any(axis=0), cost.argmax(axis=0), NO_RANK).tolist()
         for own in sorted(often_late(late, len(holders)), key=lambda one: -float(cost[one].sum())):
-            usual, mine = float(others[own][worst[own]].sum()), float(took[worst[own], own].sum())
-            own_share, ratio = float(shares[own]), mine / usual if usual > 0 else None
+            total = float(usual[own].sum())
+            own_share, ratio = float(shares[own]), 1 + float(excess[own].sum()) / total if total > 0 else None
             if own_share >= _NAMED_SHARE and (ratio is None or ratio >= _LEAST_RATIO):
                 named = process_label(*times.processes[holders[own]])
                 return RoleWait(who, named, own_share, round(own_share * usual_step), *places[worst[own]], ratio)
     if share < _SAID_SHARE:
         return None
     label = process_label(*times.processes[holders[0]]) if len(holders) == 1 else f"{other}s"
-    mean = took.mean(axis=(1, 2))
+    mean = counted.mean(axis=(1, 2))
     main = _main_place(places, mean, mean)
     if len(holders) == 1 and share < _SAID_SHARE_ALONE and mean[main] < _SAID_SHARE * usual_step:
         return None
@@ -297,6 +301,12 @@ def _role_wait(times: RoleTimes, role: str, other: str, members: Mapping[str, Se
     outside = float((waited.sum(axis=0) - took.sum(axis=0).max(axis=0)).mean())
     place = (OUTSIDE, "") if outside > mean[main] else places[main]
     return RoleWait(who, label, share, round(share * usual_step), *place, None)
+
+
+def _deviation(times: Float64Array) -> Float64Array:
+    """Return how much each row varies from step to step."""
+    deviation: Float64Array = MAD_TO_SIGMA * np.median(np.abs(times - np.median(times, axis=1, keepdims=True)), axis=1)
+    return deviation
 
 
 def _main_place(places: Sequence[_Place], times: Float64Array, more: Float64Array) -> int:

@@ -26,6 +26,7 @@ from ..._tables import (
     Column,
     Form,
     Table,
+    Unit,
     fields_of,
     join_texts,
     json_values,
@@ -330,7 +331,7 @@ _WAIT_COLUMNS = (
     Column("% of a step", "share", PERCENT),
     Column("ms/step", "ns_per_step", LONG_MS),
     Column("where", lambda wait: place_text(wait.fqn, wait.phase), NAME),
-    Column("times as long", "ratio"),
+    Column("times as long", "ratio", Unit("number", "{:,.1f}".format)),
 )
 _STEP_COLUMNS = (
     Column("step", "step"),
