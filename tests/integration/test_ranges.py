@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import io
 import json
@@ -34,6 +35,7 @@ import modtrace
 from modtrace.record_options import EngineName
 from modtrace.ring import Kind
 from modtrace.ring.range_text import RangeName, parse_range
+from modtrace.track.torch_ranges import _wrap_actors
 
 
 def noted(recording: modtrace.Recording) -> list[RangeName]:
@@ -336,6 +338,37 @@ def test_waits_for_objects_of_ray_are_ranges(engine: EngineName, monkeypatch: py
         ("ray.get", "user", 0),
         ("ray.wait", "user", 0),
         ("ray.get", "user", 1),
+    ]
+
+
+def test_methods_of_rays_actors_are_ranges(engine: EngineName, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepares = """
+class FunctionActorManager:
+    def _make_actor_method_executor(self, method_name, method):
+        def actor_method_executor(__ray_actor, *args):
+            return method(__ray_actor, *args)
+        actor_method_executor.name, actor_method_executor.method = method_name, method
+        return actor_method_executor
+"""
+    module: Any = ModuleType("ray._private.function_manager")
+    exec(prepares, vars(module))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    _wrap_actors.cache_clear()
+
+    class Actor:
+        def add(self, number: int) -> int:
+            return number + 1
+
+        async def later(self) -> int:
+            return 3
+
+    with modtrace.record(engine=engine) as recording:
+        prepare = module.FunctionActorManager()._make_actor_method_executor
+        assert prepare("add", Actor.add)(Actor(), 1) == 2
+        assert asyncio.run(prepare("later", Actor.later)(Actor())) == 3
+
+    assert [(row.name, row.category) for row in recording.timeline().ranges if row.category != "gc"] == [
+        ("Actor.add", "user")
     ]
 
 

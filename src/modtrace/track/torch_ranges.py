@@ -34,6 +34,7 @@ _PREPARED = ("enumerate(", "Optimizer.")
 _COMPILE_MODULE = "torch._dynamo.callback"
 _LOADER_MODULE = "torch.utils.data.dataloader"
 _GENERATE_MODULE = "transformers.generation.utils"
+_ACTOR_MODULE = "ray._private.function_manager"
 _ANNOTATING = ("torch.cuda.nvtx", "torch.profiler.itt")  # ranges for the profilers of NVIDIA and Intel
 INNER = "_modtrace_inner"
 """The parameter of a function that a range is put around."""
@@ -69,6 +70,7 @@ class TorchRanges(RangeRecorder):
         call_after_import(_COMPILE_MODULE, _watch_compilations)
         call_after_import(_LOADER_MODULE, _wrap_loaders)
         call_after_import(_GENERATE_MODULE, _wrap_generate)
+        call_after_import(_ACTOR_MODULE, _wrap_actors)
         for module in _ANNOTATING:
             call_after_import(module, partial(_wrap_annotations, module))
         super().start()
@@ -248,6 +250,23 @@ def _wrap_generate() -> None:
     mixin = getattr(sys.modules[_GENERATE_MODULE], "GenerationMixin", None)
     if mixin is not None:  # else another thread is importing it: without a range, as for a `generate` of one's own
         wrap_function(mixin.generate, "generate", "generate")
+
+
+@cache
+def _wrap_actors() -> None:
+    """Wrap where Ray prepares what calls a method of an actor for others."""
+    manager = getattr(sys.modules[_ACTOR_MODULE], "FunctionActorManager", None)
+    replace_code(getattr(manager, "_make_actor_method_executor", None), _actor_method)
+
+
+def _actor_method(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Return what calls an actor's method, in a range named as the method is: `Rollout.generate`."""
+    executor = function(*args, **kwargs)
+    method = getattr(executor, "method", None)
+    # A coroutine or a generator has done nothing yet when the call returns.
+    if isinstance(method, FunctionType) and not method.__code__.co_flags & _SUSPENDS:
+        wrap_function(executor, method.__qualname__.rpartition("<locals>.")[2], "user")
+    return executor
 
 
 class _Annotations(threading.local):
