@@ -128,7 +128,7 @@ def test_packing_to_s3_that_is_cut_off_anywhere_goes_on(
 def test_some_steps_of_a_dataset_are_read_without_the_others(job: Path, s3: S3Server) -> None:
     packing.pack(find_rank_recordings(job / "run"), URL, processes=1)
     whole = {step.step: step for step in modtrace.find_slow_ranks(URL).steps}
-    s3.read_paths.clear()
+    s3.reads.clear()
 
     some = modtrace.find_slow_ranks(URL, steps=(10, 12))
 
@@ -139,7 +139,9 @@ def test_some_steps_of_a_dataset_are_read_without_the_others(job: Path, s3: S3Se
         for step in (0, 10)
     }
     of_ranges = "/bucket/run/ranges/000000-000031.000000.parquet"
-    assert {path for path in s3.read_paths if path.endswith(".parquet")} == of_steps | {of_ranges}
+    reads = {path: count for path, count in s3.reads.items() if path.endswith(".parquet")}
+    assert reads.keys() == of_steps | {of_ranges}
+    assert {count for path, count in reads.items() if "/steps/" not in path} == {1}
     # How much ranks vary is of these steps alone.
     assert [step[:4] for step in some.steps] == [whole[10][:4], whole[11][:4]]
     assert [step.step for step in modtrace.find_slow_ranks(URL, steps=(-3, None)).steps] == [22, 23, 24]

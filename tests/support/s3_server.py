@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +19,7 @@ class S3Server:
 
     Attributes:
         environment: what a process needs to find it.
-        read_paths: what was read from it.
+        reads: how often each path was read from it.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -29,7 +30,7 @@ class S3Server:
             "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_EC2_METADATA_DISABLED": "true",
         }
-        self.read_paths = set[str]()
+        self.reads = Counter[str]()
 
 
 @contextmanager
@@ -47,7 +48,7 @@ def s3_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
 
     def counted(environment: dict[str, Any], start_response: Any) -> Iterator[bytes]:
         if environment["REQUEST_METHOD"] == "GET":
-            server.read_paths.add(environment["PATH_INFO"])
+            server.reads[environment["PATH_INFO"]] += 1
         yield from moto(environment, start_response)
 
     http = make_server("127.0.0.1", 0, counted, threaded=True)

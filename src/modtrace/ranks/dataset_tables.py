@@ -1,7 +1,7 @@
 """The tables of a dataset, and SQL over them, or over each bucket in processes, by DuckDB."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+from pyarrow.fs import LocalFileSystem
 
 from .._errors import ModtraceError
 from .._processes import map_in_processes, processor_count
@@ -70,6 +71,10 @@ _FIELDS |= {"retained_bytes": "retained", "peak_bytes": "peak"}
 _SMALL = ("track", "depth")
 """Columns of 16 bits."""
 _KNOWN_TEXTS: Mapping[str, Sequence[str]] = {"phase": PHASES, "kind": ROW_KINDS, "category": CATEGORIES}
+_END_BYTES = 1 << 16
+"""How much of a file's end Arrow reads to see where its columns are."""
+_READERS = 16
+"""How many files are read at a time."""
 _OWN_TEXTS = {"operator": "operators", "group": "groups", "range": "places"}
 """Columns of texts, and the fields that have them."""
 _LAYOUT = ds.ParquetFileFormat(
@@ -162,7 +167,8 @@ class DatasetTables(RankTables):
         if ranks is not None:
             chosen &= (rank >= min(ranks)) & (rank <= max(ranks)) & rank.isin(list(ranks))
         with self.damage_named():
-            table = from_arrow(kind, self.table(FOLDERS[kind], (first, last), ranks).to_table(filter=chosen))
+            files = self._files_of(FOLDERS[kind], (first, last), ranks)
+            table = from_arrow(kind, self._joined(self._small_at_once(files)).to_table(filter=chosen))
         if not self.time.is_moved:
             return table
         moved: dict[str, Any] = {
@@ -170,8 +176,13 @@ class DatasetTables(RankTables):
         }
         return table._replace(**moved)
 
-    def table(self, name: str, steps: tuple[int, int] | None = None, ranks: Sequence[int] | None = None) -> ds.Dataset:
-        """Return the files of a table that can hold some of the steps and ranks; times are those of their parts."""
+    def table(self, name: str, steps: tuple[int, int] | None = None) -> ds.Dataset:
+        """Return the files of a table that can hold some of the steps; times are those of their parts."""
+        return self._joined([self._fragment(file) for file in self._files_of(name, steps)])
+
+    def _files_of(
+        self, name: str, steps: tuple[int, int] | None = None, ranks: Sequence[int] | None = None
+    ) -> list[str]:
         length, files = self._steps_per_bucket, list[str]()
         for part, said in self._parts.items():
             if ranks is None or not {entry.rank for entry in said.ranks}.isdisjoint(ranks):
@@ -181,13 +192,30 @@ class DatasetTables(RankTables):
         if not files:  # the first bucket of a part has all tables
             part, said = next(iter(self._parts.items()))
             files = [file_name(name, part, length * min(said.buckets(length, TABLE_NAMES), default=0))]
-        fragments = [self._fragment(file) for file in files]
+        return files
+
+    def _joined(self, fragments: Sequence[ds.FileFragment]) -> ds.Dataset:
         return ds.FileSystemDataset(fragments, fragments[0].physical_schema, _LAYOUT, self._files.filesystem)
 
     def _fragment(self, file: str) -> ds.FileFragment:
         if file not in self._opened:
             self._opened[file] = _LAYOUT.make_fragment(f"{self._files.root}/{file}", self._files.filesystem)
         return self._opened[file]
+
+    def _small_at_once(self, files: Sequence[str]) -> list[ds.FileFragment]:
+        """Read small files behind a URL: Arrow reads the end of each, which is all of it, and its columns again."""
+        filesystem = self._files.filesystem
+        if isinstance(filesystem, LocalFileSystem):
+            return [self._fragment(file) for file in files]
+
+        def read(file: str) -> ds.FileFragment:
+            with filesystem.open_input_file(f"{self._files.root}/{file}") as opened:
+                return (
+                    _LAYOUT.make_fragment(opened.read_buffer()) if opened.size() <= _END_BYTES else self._fragment(file)
+                )
+
+        with ThreadPoolExecutor(_READERS) as pool:
+            return list(pool.map(read, files))
 
     @contextmanager
     def damage_named(self) -> Iterator[None]:
