@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ..ring.collective_text import CollectiveName as CollectiveName
-from .collectives import Collective as Collective
 from .collectives import Collectives as Collectives
 from .collectives import Group as Group
 from .contents import BackwardPass as BackwardPass
@@ -23,7 +22,6 @@ from .decode.open_calls import ThreadStack as ThreadStack
 from .decode.pieces import ReadRing as ReadRing
 from .decode.pieces import RingPieces as RingPieces
 from .join import OnePiece as OnePiece
-from .join import Pieces as Pieces
 from .select import launching_spans as launching_spans
 from .slices import BACKWARD as BACKWARD
 from .slices import FORWARD as FORWARD
@@ -31,9 +29,14 @@ from .slices import PHASES as PHASES
 from .slices import RECOMPUTE as RECOMPUTE
 from .slices import Slices as Slices
 from .spans import Span as Span
-from .spans import Spans as Spans
 from .summary import ModuleTimes as ModuleTimes
 from .summary import StepTimes as StepTimes
 from .summary import Summary as Summary
-from .summary.overview import OperatorTotals as OperatorTotals
 from .timeline import Timeline as Timeline
+
+Pieces = OnePiece | RingPieces
+"""A timeline in pieces of whole steps, each after the one before: it may be too long for the memory.
+
+pieces   a timeline for each part, with its modules and the ranges that are open in it
+rest     all but modules, once the last piece has come
+"""

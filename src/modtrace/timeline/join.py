@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,41 +19,6 @@ if TYPE_CHECKING:
     from .collectives import Group
     from .contents import Name
     from .timeline import Timeline
-
-
-class Pieces(Protocol):
-    """A timeline in pieces of whole steps, each after the one before: it may be too long for the memory.
-
-    pieces   a timeline for each part, with its modules and the ranges that are open in it
-    rest     all but modules, once the last piece has come
-    """
-
-    def __iter__(self) -> Iterator[Timeline]:
-        """Yield the pieces. A name or a track of a module has one number in all; links are of all."""
-        ...
-
-    def rest(self) -> Timeline:
-        """Return the timeline, perhaps without its modules. The first tracks are those of modules, as in the pieces."""
-        ...
-
-    def join(self) -> Timeline:
-        """Return the timeline of all pieces."""
-        ...
-
-    @property
-    def spans(self) -> int:
-        """How many modules' spans the pieces have that have come."""
-        ...
-
-    @property
-    def is_single(self) -> bool:
-        """Whether there is one piece."""
-        ...
-
-    @property
-    def is_joined_to_write(self) -> bool:
-        """Whether a written trace needs all pieces together."""
-        ...
 
 
 class OnePiece:

@@ -75,7 +75,7 @@ ReadRing = Callable[[range | None, Collection[Kind]], RingSnapshot]
 
 
 class RingPieces:
-    """The timeline of a ring in pieces of whole steps; see `join.Pieces`.
+    """The timeline of a ring in pieces of whole steps; see `timeline.Pieces`.
 
     Args:
         read: reads some of its events.
@@ -253,7 +253,7 @@ class RingPieces:
         return assemble_timeline(part, place_among(part, piece, modules), self.memory, open_at_end)
 
     def __iter__(self) -> Iterator[Timeline]:
-        """Yield the timeline of each piece; its stats count all pieces so far."""
+        """Yield the pieces. Names, tracks of modules and links are numbered alike in all; stats are of those so far."""
         if not self.cuts:
             yield self.join()
             return
