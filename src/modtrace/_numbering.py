@@ -1,11 +1,11 @@
-"""Numbers for keys, given out as the keys come; and for the different values of a column."""
+"""Numbers for keys, given out as the keys come, and for the values of a column; runs of equal ones, and ranges."""
 
 from collections.abc import Hashable, Iterable
 from typing import TypeVar
 
 import numpy as np
 
-from ._typing import AnyIntArray, BoolArray, Int8Array, Int64Array
+from ._typing import AnyArray, AnyIntArray, BoolArray, IndexArray, Int8Array, Int64Array
 
 _Key = TypeVar("_Key", bound=Hashable)
 
@@ -55,6 +55,26 @@ def number_values(values: Int64Array) -> tuple[Int64Array, Int64Array]:
         return known, place
     is_used = np.bincount(values - low) > 0
     return low + np.flatnonzero(is_used), (np.cumsum(is_used) - 1)[values - low]
+
+
+def begins_run(*keys: AnyArray) -> BoolArray:
+    """Return which rows begin a run of rows whose keys are all equal."""
+    begins = np.ones(len(keys[0]), np.bool_)
+    begins[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
+    return begins
+
+
+def count_in_run(*keys: AnyArray) -> Int64Array:
+    """Return for each row how many before it are in its run, see `begins_run`."""
+    place = np.arange(len(keys[0]))
+    return place - np.maximum.accumulate(np.where(begins_run(*keys), place, 0))
+
+
+def expand_ranges(begin: IndexArray, end: IndexArray) -> tuple[IndexArray, IndexArray]:
+    """Return the numbers from each begin to before its end, one range after the other, and which range each is of."""
+    size = np.maximum(end - begin, 0)
+    of_range = np.repeat(np.arange(len(size)), size)
+    return np.arange(len(of_range)) - (np.cumsum(size) - size - begin)[of_range], of_range
 
 
 def split_by(keys: AnyIntArray, rows: Int64Array) -> list[Int64Array]:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._numbering import Numbering
+from .._numbering import Numbering, begins_run, expand_ranges
 from .._typing import Int8Array, Int64Array
 from ..timeline import GpuWork, Timeline
 from ..timeline.contents import COMMUNICATION_KIND, NO_PHASE, Place
@@ -137,9 +137,7 @@ def find_launches(events: ProfilerEvents) -> Int64Array:
     process_of = _processes_of(events)
     process = process_of[launches.track]
     order = np.lexsort((np.arange(len(launches)), process, launches.correlation))
-    is_first = np.ones(len(order), np.bool_)
-    is_first[1:] = (np.diff(launches.correlation[order]) != 0) | (np.diff(process[order]) != 0)
-    rows = order[is_first]  # of each process the first with each id
+    rows = order[begins_run(launches.correlation[order], process[order])]  # of each process the first with each id
     ids = launches.correlation[rows]
     first, end = (np.searchsorted(ids, work.correlation, side=side) for side in ("left", "right"))
     end = np.where(work.correlation >= 0, end, first)
@@ -147,9 +145,8 @@ def find_launches(events: ProfilerEvents) -> Int64Array:
         known = first < end
         launch[known] = rows[first[known]]
         return launch
-    pieces = np.repeat(np.arange(len(work)), end - first)
-    place = np.arange(len(pieces)) - np.repeat(np.cumsum(end - first) - (end - first), end - first)
-    chosen = rows[first[pieces] + place]
+    place, pieces = expand_ranges(first, end)
+    chosen = rows[place]
     of_work, of_launch = work.external[pieces], launches.external[chosen]
     possible = (of_work < 0) | (of_launch < 0) | (of_work == of_launch)
     possible &= launches.start[chosen] <= work.start[pieces]

@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._errors import TraceError
-from .._numbering import Numbering
+from .._numbering import Numbering, count_in_run
 from .._typing import BoolArray, Int64Array
 from ..formats.chrome_values import base_time_ns
 from ..timeline import FORWARD, RECOMPUTE, Name, Process, Slices, Timeline, Track
 from ..timeline.contents import LEFT_OUT, REGION_CLASS
 from ..timeline.decode.path_spans import clip_and_nest
-from ..timeline.decode.spans import count_in_group
 from ..timeline.join import join, move_times
 from ..timeline.nesting import InnermostLookup, nest_by_time
 from ..timeline.select import modules_only, whole_spans
@@ -100,7 +99,7 @@ def reconstruct(events: ProfilerEvents, process: Process) -> tuple[Timeline, lis
     # Calls are numbered for each name, forward and recomputed ones apart.
     order = np.lexsort((columns.phase, columns.name))
     call = np.empty(len(columns), np.int64)
-    call[order] = count_in_group([columns.name[order], columns.phase[order]])
+    call[order] = count_in_run(columns.name[order], columns.phase[order])
     columns = replace(columns, call=call)
     return Timeline(columns, names, tuple(tracks), metadata={"reconstructed": True}), [note]
 

@@ -5,7 +5,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from .._typing import Float64Array, IndexArray, Int32Array, Int64Array
+from .._numbering import begins_run
+from .._typing import Float64Array, Int32Array, Int64Array
 
 T = TypeVar("T", bound=Hashable)
 
@@ -18,23 +19,12 @@ def number_distinct(values: Sequence[T]) -> tuple[list[T], Int32Array]:
 
 def group_starts(*keys: Float64Array | Int64Array) -> Int64Array:
     """Return where the groups begin: neighbours whose keys are all equal."""
-    changes = np.ones(len(keys[0]), np.bool_)
-    changes[1:] = False
-    for key in keys:
-        changes[1:] |= key[1:] != key[:-1]
-    return np.flatnonzero(changes)
+    return np.flatnonzero(begins_run(*keys))
 
 
 def group_lengths(begins: Int64Array, count: int) -> Int64Array:
     """Return how many of the `count` entries each group has."""
     return np.diff(np.append(begins, count))
-
-
-def number_ranges(begins: IndexArray, ends: IndexArray) -> IndexArray:
-    """Return the numbers from each begin to before its end, one range after the other."""
-    sizes = ends - begins
-    within: IndexArray = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    return np.repeat(begins, sizes) + within
 
 
 def medians_within(values: Float64Array | Int64Array, *keys: Int64Array) -> Float64Array:

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from ..._numbering import count_in_run
 from ..._typing import BoolArray, Float64Array, Int64Array
 from ...live.triggers import format_ns
 from ...ring.range_text import RangeName
@@ -206,8 +207,7 @@ def find_arrivals(table: CollectiveTable, own_time: OwnTime) -> Arrivals:
     before[1:], own[1:] = place[:-1], np.diff(own_time.until(place))
     first_of_rank = group_starts(rank)
     before[first_of_rank] = own[first_of_rank] = -1
-    begins = group_starts(rank, step)
-    position = np.arange(len(rank)) - np.repeat(begins, group_lengths(begins, len(rank)))
+    position = count_in_run(rank, step)
     key = call_keys(table.group[rows], table.counter[rows])
     _, collective, count = np.unique(key, return_inverse=True, return_counts=True)
     time = table.start[rows]

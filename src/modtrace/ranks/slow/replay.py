@@ -5,9 +5,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..._numbering import expand_ranges
 from ..._typing import BoolArray, Float64Array, Int64Array
 from ...ring.collective_text import PEER_OPERATORS
-from ..groups import group_starts, number_ranges
+from ..groups import group_starts
 from ..rank_tables import CALL, INFERRED_WAIT, CollectiveTable, ranks_in_group
 from ..sync_points import call_keys, is_synchronizing
 from .late_steps import Arrivals, OwnTime
@@ -186,7 +187,7 @@ class Replay:
         begin = events.time[head]
         running, waiting = self._first, np.empty(0, np.int64)
         while len(running) or len(waiting):
-            called = self._call[number_ranges(self._call_begin[running], self._call_begin[running + 1])]
+            called = self._call[expand_ranges(self._call_begin[running], self._call_begin[running + 1])[0]]
             section = self._section[called]
             np.maximum.at(last, events.key[called], begin[section] + since[called] - since[head[section]])
             np.subtract.at(missing, events.key[called], 1)

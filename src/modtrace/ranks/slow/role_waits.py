@@ -10,13 +10,14 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from ..._numbering import expand_ranges
 from ..._typing import Float64Array, Int64Array
 from ...ring.range_text import CATEGORIES
 from ...timeline import PHASES
 from ...timeline.contents import process_label
 from ...timeline.nesting import find_parents
 from ...timeline.time_intervals import TimeIntervals, union_of
-from ..groups import group_starts, number_ranges
+from ..groups import group_starts
 from ..rank_tables import CALL, CollectiveTable, RangeTable, RankTables, SpanTable, StepTable, take
 from .late_steps import COUNTED_NOISES, IN_RANGE, MAD_TO_SIGMA, OUTSIDE, OwnTime, RoleWait
 from .replay import rank_events
@@ -169,7 +170,7 @@ def _cut(waits: _Waits, edges: Int64Array) -> _Waits:
     """Return waits that end where a step ends, and go on from there: each step has what is in it, and no more."""
     first, last = np.searchsorted(edges, waits.start, "right"), np.searchsorted(edges, waits.until)
     bounds = np.concatenate([[np.iinfo(np.int64).min], edges, [np.iinfo(np.int64).max]])
-    part, wait = number_ranges(first, last + 1), np.repeat(np.arange(len(first)), last + 1 - first)
+    part, wait = expand_ranges(first, last + 1)
     start, until = np.maximum(waits.start[wait], bounds[part]), np.minimum(waits.until[wait], bounds[part + 1])
     return _Waits(waits.process[wait], start, until, waits.target[wait])
 
@@ -194,8 +195,7 @@ def _followed(
     waited: dict[tuple[int, int], Float64Array] = {}
     for _ in range(_MAX_HOPS):
         low = np.searchsorted(ends, on_axis(holder, since), side="right")
-        high = np.maximum(np.searchsorted(starts, on_axis(holder, until)), low)
-        inner, outer = number_ranges(low, high), np.repeat(np.arange(len(low)), high - low)
+        inner, outer = expand_ranges(low, np.searchsorted(starts, on_axis(holder, until)))
         goes_on = waits.target[inner] != waiter[outer]
         inner, outer = inner[goes_on], outer[goes_on]
         inner_since = np.maximum(waits.start[inner], since[outer])

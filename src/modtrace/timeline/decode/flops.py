@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..._numbering import begins_run, count_in_run
 from ..._typing import BoolArray, Int64Array
 from ...ring import Kind
 from ...ring.slot_format import WITH_GRADIENTS_BIT
@@ -24,7 +25,7 @@ from ..slices import BACKWARD, BACKWARD_PASS, UNKNOWN_FLOPS, Arg, Slices
 from .analysis import RingAnalysis
 from .attribution import create_graph_nodes
 from .path_spans import clip_and_nest
-from .spans import SpanRows, count_in_group, differs
+from .spans import SpanRows
 
 _UNKNOWN = -1
 _FOREVER = np.iinfo(np.int64).max
@@ -331,12 +332,12 @@ def _number_alike(analysis: RingAnalysis) -> tuple[Int64Array, list[_Key]]:
     around, name, again = outermost[calls], intervals.name[calls], intervals.is_recompute[calls]
     order = np.lexsort((intervals.start_position[calls], again, name, around))
     nth = np.empty(len(calls), np.int64)
-    nth[order] = count_in_group([column[order] for column in (around, name, again)])
+    nth[order] = count_in_run(*(column[order] for column in (around, name, again)))
     alike = np.full(len(intervals), -1, np.int64)
     key = (inputs[around], name, again, nth)
     order = np.lexsort(key)
     in_order = [column[order] for column in key]
-    is_first = differs(in_order)
+    is_first = begins_run(*in_order)
     alike[calls[order]] = np.cumsum(is_first) - 1
     return alike, [*zip(*(column[is_first].tolist() for column in in_order), strict=True)]
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..._interrupts import cached_property
-from ..._numbering import is_any, order_in_groups
+from ..._numbering import begins_run, is_any, order_in_groups
 from ..._typing import AnyArray, BoolArray, Int64Array, SignedIntArray
 from ...ring.slot_format import (
     ABANDONED_BIT,
@@ -235,9 +235,8 @@ def _pair_nodes(events: Events) -> _IntervalColumns:
     index = np.flatnonzero((events.kind == Kind.NODE_BEGIN) | (events.kind == Kind.NODE_END))
     name, value, thread = events.name[index], events.value[index], events.thread[index]
     order = np.lexsort((name, value, thread))
-    differs = [np.diff(column[order], prepend=-1) != 0 for column in (name, value, thread)]
     key = np.empty(len(index), np.int64)
-    key[order] = np.cumsum(np.logical_or.reduce(differs))
+    key[order] = np.cumsum(begins_run(*(column[order] for column in (name, value, thread))))
     first, last = pair_by_key(index, events.kind[index] == Kind.NODE_BEGIN, key, nests=True)
     known = np.where(first >= 0, first, last)
     end = events.time[last].copy()

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..._numbering import begins_run
 from ..._typing import BoolArray, Int64Array
 from ...ring import Kind
 from ...ring.range_text import EVAL, TRAIN, parse_range
@@ -119,7 +120,7 @@ def _joined(rows: SpanRows, chosen: Int64Array, between: Int64Array) -> Evaluati
         count[own] += at
         after[own] = np.maximum(after[own], np.append(_NEVER, time)[at])
         before[own] = np.minimum(before[own], np.append(time, _FOREVER)[at])
-    first = np.flatnonzero((np.diff(thread, prepend=-1) != 0) | (np.diff(count, prepend=-1) != 0))
+    first = np.flatnonzero(begins_run(thread, count))
     last = np.append(first[1:], len(chosen))[: len(first)] - 1
     start, end, complete = rows["start"][chosen[first]], rows["end"][chosen[last]], rows["has_end"][chosen[last]]
     return Evaluations(thread[first], start, end, position[first], complete, after[first], before[first])

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..._numbering import Numbering, order_in_groups
-from ..._typing import AnyArray, BoolArray, Int64Array
+from ..._numbering import Numbering, count_in_run, expand_ranges, order_in_groups
+from ..._typing import AnyArray, Int64Array
 from ...ring.slot_format import CALL_INDEX_MASK
 from ..contents import Process, Track
 from ..slices import BACKWARD, FORWARD, RECOMPUTE
@@ -51,12 +51,9 @@ def cut_backward_spans(intervals: Intervals, call: Int64Array, length: Int64Arra
     path_length = np.where(own_call >= 0, length[own_call], 0)
     shared = np.zeros(len(nodes) + 1, np.int64)
     shared[1:-1] = np.where(adjacent, _shared_lengths(intervals, own_call, length), 0)
-    starting, ending = path_length - shared[:-1], path_length - shared[1:]
-    first, level, span_call = _starts(intervals, own_call, path_length, starting)
-    last = np.repeat(np.arange(len(nodes)), ending)
+    first, level, span_call = _starts(intervals, own_call, path_length, path_length - shared[:-1])
     # The levels that end at a node run from the ones it shares with the next up to its own path's length.
-    offset = np.arange(len(last)) - np.repeat(np.cumsum(ending) - ending, ending)
-    last_level = np.repeat(shared[1:], ending) + offset
+    last_level, last = expand_ranges(shared[1:], path_length)
     # On one level starts and ends alternate, so the n-th of one belongs to the n-th of the other.
     by_start, by_end = order_in_groups(level << 32 | first, 32), order_in_groups(last_level << 32 | last, 32)
     return BackwardSpans(
@@ -299,7 +296,7 @@ def _match_inside(intervals: Intervals, root: Int64Array, forward: Int64Array, o
     if not len(inner) or not len(forward):
         return
     inner = inner[np.lexsort((start[inner], intervals.name[inner], root[inner]))]
-    occurrence = count_in_group([root[inner], intervals.name[inner]])
+    occurrence = count_in_run(root[inner], intervals.name[inner])
     lowest = int(start.min())
     stride = int(start.max()) - lowest + 1
     repeated = original[root[inner]]
@@ -314,14 +311,3 @@ def _match_inside(intervals: Intervals, root: Int64Array, forward: Int64Array, o
         & (end[candidate] <= end[repeated])
     )
     original[inner[match]] = candidate[match]
-
-
-def differs(columns: Sequence[AnyArray]) -> BoolArray:
-    """Return for each row whether it is not the same as the row before."""
-    return np.asarray(np.logical_or.reduce([np.diff(column, prepend=-1) != 0 for column in columns]), np.bool_)
-
-
-def count_in_group(columns: Sequence[AnyArray]) -> Int64Array:
-    """Return for each row how many before it are the same."""
-    rank = np.arange(len(columns[0]))
-    return rank - np.maximum.accumulate(np.where(differs(columns), rank, 0))

@@ -153,7 +153,7 @@ class Groups(NamedTuple):
     fqns: list[str]  # for each group the fully qualified name of its module; empty if a group is a class
     classes: list[str]  # for each group the class of its modules
     of_name: Int64Array  # int64[names], for each name of the timeline its group
-    inner_name: Int64Array  # int64[pairs], a name …
+    inner_name: Int64Array  # int64[pairs], a name, ascending, …
     # Int64[pairs], … and a group that it counts to: its own and, once each, those of the modules that contain it by
     # their fully qualified names.
     outer_group: Int64Array

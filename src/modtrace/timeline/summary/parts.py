@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..._numbering import Numbering, distinct, number_values, split_by
+from ..._numbering import Numbering, distinct, expand_ranges, number_values, split_by
 from ..._typing import AnyArray, BoolArray, Int64Array
 from ...ring.slot_format import GENERATION_MASK
 from ..select import first_process_tracks
@@ -217,9 +217,7 @@ def _busiest(
     thread, low = line.back(start[named])
     high = low + start[named + 1] - start[named]
     first, last = np.searchsorted(bounds.end, low, side="right"), np.searchsorted(bounds.start, high)
-    count = np.maximum(last - first, 0)
-    row = np.repeat(np.arange(len(named)), count)
-    step = np.arange(len(row)) - np.repeat(np.cumsum(count) - count - first, count)
+    step, row = expand_ranges(first, last)
     ns = np.minimum(high[row], bounds.end[step]) - np.maximum(low[row], bounds.start[step])
     keys, at = np.unique(step * threads + thread[row], return_inverse=True)
     known, in_model = np.zeros((2, len(keys)), np.int64)

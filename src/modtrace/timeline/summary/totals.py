@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..._numbering import Numbering
+from ..._numbering import Numbering, expand_ranges
 from ..._typing import BoolArray, Int64Array
 from ..contents import COMMUNICATION_KIND, NO_PHASE, GpuWork, Process
 from ..nesting import is_outermost, self_times, times_in_phase
@@ -309,10 +309,9 @@ def _with_outer_groups(
     np.add.at(ns, inverse, self_ns)
     step, name = np.divmod(key, max(names, 1))
     count = np.bincount(groups.inner_name, minlength=names)
-    first = np.cumsum(count) - count
-    row = np.repeat(np.arange(len(key)), count[name])
-    within = np.arange(len(row)) - np.repeat(np.cumsum(count[name]) - count[name], count[name])
-    return GroupTimes(groups.outer_group[first[name[row]] + within], step[row], ns[row])
+    until = np.cumsum(count)
+    pair, row = expand_ranges((until - count)[name], until[name])
+    return GroupTimes(groups.outer_group[pair], step[row], ns[row])
 
 
 def with_gpu_times(summary: Summary, work: GpuWork) -> Summary:
