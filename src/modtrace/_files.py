@@ -73,10 +73,7 @@ class Folder:
             self.path = held if os.path.isdir(held) else self.path
 
     def make(self, name: str, mode: int) -> "Folder":
-        """Return a folder in this one, which is made if it is missing; it is no link.
-
-        Raises OSError if it cannot be made, or something else has the name.
-        """
+        """Return a folder in this one, made if it is missing, and no link; raises OSError if it cannot be."""
         with contextlib.suppress(FileExistsError):
             os.mkdir(f"{self.path}/{name}", mode)
         return Folder(f"{self.path}/{name}", follow=False)
@@ -95,10 +92,7 @@ def create_file(path: str, mode: int) -> int:
 
 @contextmanager
 def work_folder(parent: str | os.PathLike[str] | None = None) -> Iterator[Path]:
-    """Make a folder for this user alone, in `parent` or among temporary files, and remove it when the block ends.
-
-    Raises ModtraceError if none can be made, as where all disks are full or read-only.
-    """
+    """Make a folder for this user alone, in `parent` or among temporary files; it is there while the block runs."""
     try:
         made = tempfile.TemporaryDirectory(prefix=".modtrace-" if parent else "modtrace-", dir=parent)
     except OSError as error:

@@ -92,10 +92,7 @@ class ProcessStat(NamedTuple):
 
 
 def read_process_stat(pid: int | Literal["self"]) -> ProcessStat:
-    """Read what the kernel says of a process of this host; "self" is this one.
-
-    Raises OSError if there is none with this id, or the system has no `/proc`.
-    """
+    """Read what the kernel says of a process of this host, or of "self"; raises OSError if it says nothing."""
     # The second field, the command's name in brackets, may hold blanks and brackets.
     fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
     start_ticks = int(fields[19])
@@ -132,10 +129,7 @@ class ParallelReader(ExitStack):
     _processes: ProcessPoolExecutor | None = None
 
     def read(self, read: Callable[[str], T], paths: Sequence[str]) -> tuple[list[T], list[str]]:
-        """Return what `read` returns for each file, and what is wrong with those of which it raised a ModtraceError.
-
-        Raises ModtraceError if one of the processes was killed.
-        """
+        """Return what `read` returns for each file, and the ModtraceErrors; raises one if a process was killed."""
         if len(paths) < _MIN_FILES_IN_PROCESSES:
             results = [_result_or_error(read, path) for path in paths]
         else:

@@ -77,10 +77,7 @@ def expand_path(path: str, environment: Mapping[str, str]) -> str:
 
 
 def absolute_path(path: str) -> str:
-    """Return a path that is not expanded yet as an absolute one.
-
-    Raises RecordingError if it begins in the working directory, which is not there any more.
-    """
+    """Return a path that is not expanded yet as an absolute one; raises RecordingError without a working directory."""
     if os.path.isabs(path):
         return os.path.normpath(path)
     try:

@@ -15,10 +15,7 @@ class TorchMissingError(RecordingError, ImportError):
 
 
 def check_can_record() -> None:
-    """Check, without importing torch, that recordings can be made in this Python.
-
-    Raises TorchMissingError if torch is not installed; RecordingError if this is a free-threaded build of CPython.
-    """
+    """Raise TorchMissingError, without importing torch, if there is none, RecordingError for a free-threaded Python."""
     if is_free_threaded():
         raise RecordingError(
             f"this is a free-threaded build of CPython {platform.python_version()}, which modtrace does not record in; "

@@ -60,11 +60,7 @@ def region_changes(changes: Sequence[Change], regions: Sequence[str]) -> list[Re
 def fold_regions(
     before: Sequence[RunTimes], after: Sequence[RunTimes]
 ) -> tuple[Sequence[RunTimes], Sequence[RunTimes], list[str]]:
-    """Return both sides with the modules of the one added to a region inside of which the other has no spans.
-
-    Returns:
-        The sides, and the names of the modules that are in a region now.
-    """
+    """Return both sides with modules added to regions in which the other has no spans, and the names of these."""
     inside: dict[str, None] = {}
     for region in dict.fromkeys(fqn for run in (*before, *after) for fqn in run.compiled):
         inner = [

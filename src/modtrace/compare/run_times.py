@@ -89,10 +89,7 @@ class Samples(NamedTuple):
 
 
 def take_samples(timeline: Timeline, by: GroupBy = "module", step_by: str | None = None) -> Samples:
-    """Return the samples of a recording; `by` and `step_by` as in `Timeline.summary`.
-
-    Raises ModtraceError if no step is whole, or `step_by` names no range and no class.
-    """
+    """Return the samples of a recording, as of `Timeline.summary`; raises ModtraceError if no step is whole."""
     columns = timeline.columns
     on_cpu = without_gpu(timeline)
     measured = measure_steps(on_cpu, step_by)
@@ -336,10 +333,7 @@ def renamed_run(run: RunTimes, renamed: Mapping[str, str]) -> RunTimes:
 
 
 def write_baseline(runs: Sequence[RunTimes], path: str | os.PathLike[str]) -> None:
-    """Write measured recordings as JSON, a few kilobytes each; the same bytes for the same recordings.
-
-    Raises WriteError if the file cannot be written; an existing file is intact.
-    """
+    """Write measured recordings as JSON, a few kilobytes each: the same bytes for the same recordings."""
     recordings = ",\n".join(map(_run_to_json, runs))
     with atomic_writer(path) as file:
         file.write(_HEAD + f', "version": {_VERSION}, "recordings": [\n{recordings}\n]}}\n'.encode())
@@ -373,10 +367,7 @@ def is_baseline(path: str | os.PathLike[str]) -> bool:
 
 
 def read_baseline(path: str | os.PathLike[str]) -> list[RunTimes]:
-    """Read what `write_baseline` wrote.
-
-    Raises ModtraceError if the file cannot be read, or is not a baseline that this version reads.
-    """
+    """Read what `write_baseline` wrote; raises ModtraceError if this version cannot."""
     name = os.fspath(path)
     try:
         if os.path.getsize(name) > _MAX_BYTES:

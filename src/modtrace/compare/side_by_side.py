@@ -29,10 +29,7 @@ class TypicalStep(NamedTuple):
 
 
 def cut_typical_step(timeline: Timeline, by: GroupBy = "module", step_by: str | None = None) -> TypicalStep:
-    """Return the typical step of a recording; `by` and `step_by` as in `Timeline.summary`.
-
-    Raises ModtraceError if no step is whole.
-    """
+    """Return the typical step of a recording, as of `Timeline.summary`; raises ModtraceError if no step is whole."""
     typical = find_typical_step(timeline, step_by)
     step = take_steps(timeline, typical.step, typical.step + 1, step_by)
     bounds = find_step_bounds(without_gpu(timeline), step_by)

@@ -18,10 +18,7 @@ TrackKey = tuple[int | str, int | str]
 
 
 def base_time_ns(keys: Mapping[str, Any], path: str) -> int:
-    """Return the Unix nanoseconds from which a trace's times count; 0 if it does not say, before torch 2.4.
-
-    Raises TraceError if the value is not such a time.
-    """
+    """Return the Unix nanoseconds from which times count, 0 before torch 2.4; raises TraceError if these are none."""
     base = keys.get("baseTimeNanoseconds", 0)
     if type(base) is not int or not 0 <= base < _MAX_TIME_NS:
         raise TraceError(

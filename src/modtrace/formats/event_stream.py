@@ -312,10 +312,7 @@ class EventStream:
         self.strays += 1
 
     def _find_event(self, text: str) -> tuple[int, int] | None:
-        """Return where the first whole event of a text begins and ends; None if there is none.
-
-        Raises TraceError if a text like that is in no trace.
-        """
+        """Return where the first whole event of a text is, None if nowhere; raises TraceError if no trace has that."""
         tried = 0
         for match in _EVENT_BEGIN.finditer(text):
             try:

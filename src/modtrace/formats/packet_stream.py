@@ -39,10 +39,7 @@ class FramingError(ValueError):
 
 
 def packet_bounds(data: bytes | bytearray, offset: int) -> tuple[int, int] | None:
-    """Return where the content of the packet at `offset` begins and ends; None if the data end before it does.
-
-    Raises FramingError if no packet begins there, or one that is larger than any that is read.
-    """
+    """Return the bounds of the packet at `offset`, None if the data end before it; raises FramingError if none is."""
     if data[offset] != PACKET_TAG:
         raise FramingError(f"a packet should begin here, and there is 0x{data[offset]:02x}", offset)
     length = shift = 0

@@ -56,10 +56,7 @@ def arg_texts(args: Mapping[str, Value]) -> dict[str, str]:
 
 
 def extra_arg_texts(args: Mapping[str, Value]) -> dict[str, str]:
-    """Return the args of a span beyond the fixed ones, as texts that are escaped for a trace.
-
-    Raises WriteError if one has the name of a fixed arg.
-    """
+    """Return the args of a span beyond the fixed ones, as escaped texts; raises WriteError if one is named so."""
     taken = CALL_FIELDS.keys() & args.keys()
     if taken:
         raise WriteError(f"a span's arguments cannot be called {', '.join(sorted(taken))}: these names are reserved")

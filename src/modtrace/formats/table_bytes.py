@@ -86,10 +86,7 @@ class TableWriter:
         self._used[name[name >= 0]] = True
 
     def finish(self) -> bytes:
-        """Return the table; of the names it has those of slices.
-
-        Raises WriteError if the metadata are not JSON values.
-        """
+        """Return the table, with the names of slices; raises WriteError if the metadata are no JSON values."""
         timeline = self._last
         modules = len(timeline.columns)
         self._add(timeline.slices.take(slice(modules, None)), modules)
@@ -129,10 +126,7 @@ def pack_table(timeline: Timeline) -> bytes:
 
 
 def unpack_table(data: bytes, most: int) -> Timeline:
-    """Return the timeline of a table with at most `most` slices, samples and characters: a crafted one has more.
-
-    Raises one of `DAMAGED` if it is not as it was written.
-    """
+    """Return a table's timeline, of at most `most` slices, samples and characters, or raise one of `DAMAGED`."""
     *blocks, (head, rest, _) = list(_unpack(data, most))
     if head["format"] != FORMAT_VERSION:
         raise ValueError(f"its table has format {head['format']}, and this version reads {FORMAT_VERSION}")
@@ -319,10 +313,7 @@ def _json(value: Mapping[str, object]) -> bytes:
 
 
 def make_header(timeline: Timeline) -> dict[str, Any]:
-    """Return what a trace says for people: the version that wrote it, and the stats and metadata of its timeline.
-
-    Raises WriteError if the metadata are not JSON values.
-    """
+    """Return what a trace says for people: version, stats, metadata; raises WriteError if these are no JSON values."""
     try:
         metadata = orjson.loads(orjson.dumps(escaped_json(dict(timeline.metadata))))
     except orjson.JSONEncodeError as error:

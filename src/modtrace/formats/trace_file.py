@@ -150,10 +150,7 @@ def metadata_json(metadata: Mapping[str, Any]) -> bytes:
 
 
 def read_merge_metadata(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """Return the metadata that `merge` wrote into a file; None for any other file.
-
-    Raises TraceError if the file cannot be read.
-    """
+    """Return the metadata that `merge` wrote into a file, None for any other; raises TraceError if unreadable."""
     with TraceFile(path) as source:
         if not source.gzipped:
             # JSON has it after its events, which need not be read then.
@@ -211,10 +208,7 @@ class FileKind(enum.Enum):
 
 
 def file_kind(path: str | os.PathLike[str]) -> FileKind:
-    """Return what a file is; of JSON the end has to be read, and all of it where it is compressed.
-
-    Raises TraceError if it cannot be read.
-    """
+    """Return what a file is, of JSON by its end, or all of it if compressed; raises TraceError if unreadable."""
     kind = file_kind_by_head(path)
     if kind is FileKind.PROFILE and read_merge_metadata(path) is not None:
         return FileKind.MERGED_JSON
@@ -222,10 +216,7 @@ def file_kind(path: str | os.PathLike[str]) -> FileKind:
 
 
 def file_kind_by_head(path: str | os.PathLike[str]) -> FileKind:
-    """Return what a file is by its first MiB; `PROFILE` also for a merged trace in JSON, which says it at its end.
-
-    Raises TraceError if it cannot be read.
-    """
+    """Return what a file is by its first MiB, `PROFILE` for merged JSON too; raises TraceError if unreadable."""
     with TraceFile(path) as file:
         head = next(file.blocks(), b"")
     if head.startswith(RING_MAGIC):

@@ -104,10 +104,7 @@ def merge_timeline(
 
 
 def load_profile(path: _Path) -> Timeline:
-    """Make a timeline of what the profiler noted of modules; what cannot be known is in its metadata, as `notes`.
-
-    Raises TraceError if it is no such trace, or nothing of it can be read.
-    """
+    """Make a timeline of what a profiler noted of modules, with `notes` of the rest; raises TraceError for none."""
     with TraceFile(path) as source:
         stream, collector = _read_events(source)
     base, events = base_time_ns(stream.keys, source.path), collector.events()

@@ -63,11 +63,7 @@ NO_NAMES = (
 
 
 def reconstruct(events: ProfilerEvents, process: Process) -> tuple[Timeline, list[str]]:
-    """Make forward and recompute spans of the `nn.Module:` slices of a trace, else of its `record_function` ranges.
-
-    Returns:
-        A timeline in ns from the trace's base, without backward; and what it cannot know.
-    """
+    """Make forward and recompute spans, in ns from the base, of `nn.Module:` slices, else ranges; and its limits."""
     threads = events.threads
     if np.any(threads[events.calls.track] >= 0):
         return _told_by_args(events, process)

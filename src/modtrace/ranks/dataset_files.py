@@ -77,10 +77,7 @@ class DatasetFiles:
         self._held: dict[str, Folder] = {}
 
     def make(self, folders: Iterable[str]) -> None:
-        """Make the folders that are missing; none may be a link.
-
-        Raises OSError if one cannot be made, or something else has its name.
-        """
+        """Make the folders that are missing; none may be a link; raises OSError if one cannot be made."""
         if isinstance(self.filesystem, LocalFileSystem):
             os.makedirs(self.root, exist_ok=True)
             held = Folder(self.root)
@@ -135,10 +132,7 @@ class DatasetFiles:
 
 
 def read_head(files: DatasetFiles) -> int:
-    """Return how many steps of a dataset are stored together.
-
-    Raises ModtraceError if it is none, or of another version.
-    """
+    """Return how many steps of a dataset are stored together; raises ModtraceError if it is none of this version."""
     try:
         values = orjson.loads(files.read(DATASET_MARKER))
         version = values["format"]

@@ -134,10 +134,7 @@ def _codes(column: pa.ChunkedArray) -> tuple[list[str], Any]:
 
 
 class DatasetTables(RankTables):
-    """Reads a dataset: only the files that hold the steps and the ranks that are asked for.
-
-    Raises ModtraceError if it is none, of another version, or cannot be read; so do the methods.
-    """
+    """Reads a dataset: only files with steps and ranks that are asked for; raises ModtraceError if it cannot."""
 
     def __init__(self, place: Place) -> None:
         files = self._files = DatasetFiles(place)

@@ -30,10 +30,7 @@ def absolute(place: Place) -> str:
 
 
 def open_place(place: Place) -> "tuple[FileSystem, str]":
-    """Return the file system of a place, and the place's path in it.
-
-    Raises ModtraceError if pyarrow is not installed, or opens no such URL.
-    """
+    """Return the file system of a place, and its path there; raises ModtraceError if pyarrow opens none."""
     require_extra("ranks", "pyarrow")
     from pyarrow.fs import FileSystem
 
@@ -45,10 +42,7 @@ def open_place(place: Place) -> "tuple[FileSystem, str]":
 
 
 def is_dataset(place: Place) -> bool:
-    """Say whether a place looks like a dataset of `modtrace ranks pack`.
-
-    Raises ModtraceError if it is a URL that cannot be opened.
-    """
+    """Say whether a place looks like a packed dataset; raises ModtraceError if it is a URL that cannot be opened."""
     if not is_url(place):
         return os.path.isfile(os.path.join(place, DATASET_MARKER))
     filesystem, path = open_place(place)

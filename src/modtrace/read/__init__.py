@@ -68,10 +68,7 @@ def errors_about(path: str | os.PathLike[str], inner: Path) -> Iterator[None]:
 
 
 def extract_trace(path: str | os.PathLike[str], folder: Path) -> Path:
-    """Return the path of the trace of a report's `.zip`, extracted into `folder`; `path` itself if it is no archive.
-
-    Raises TraceError if the file cannot be read, or is an archive without a trace.
-    """
+    """Return the trace of a report's `.zip`, extracted into `folder`, or `path`; raises TraceError if it has none."""
     if not _is_archive(path):
         return Path(path)
     try:

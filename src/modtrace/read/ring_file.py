@@ -111,10 +111,7 @@ def load_shown(
 
 
 def ring_pieces(path: str | os.PathLike[str]) -> RingPieces | None:
-    """Return the pieces of a ring file, in memory that does not follow its events; None for other files.
-
-    Raises RingError if it is damaged beyond reading.
-    """
+    """Return the pieces of a ring file, None for other files; raises RingError if it is damaged beyond reading."""
     ring = _ring(path)
     return None if ring is None else _pieces(path, ring)
 

@@ -167,10 +167,7 @@ class Patch:
         self._make, self._targets, self._activate = make, targets, activate
 
     def install(self, observer: object) -> None:
-        """Pass each call to `observer` from now on, in place of the previous observer.
-
-        Safe to repeat after an interrupt, and so is `uninstall`.
-        """
+        """Pass each call to `observer` from now on, in place of the one before; safe to repeat after an interrupt."""
         _exclusive.run(lambda: self._install(observer))
 
     def uninstall(self) -> None:

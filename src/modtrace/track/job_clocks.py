@@ -215,10 +215,7 @@ def estimate_offset(pings: Sequence[Ping]) -> Reading:
 
 
 class PingServer:
-    """Answers with its clock, on a thread of its own, whoever knows its token.
-
-    Raises OSError if it cannot listen there.
-    """
+    """Answers with its clock, on a thread of its own, whoever knows its token; raises OSError if it cannot listen."""
 
     def __init__(self, host: str, clock: Clock = time.monotonic_ns) -> None:
         self.token = secrets.token_hex(TOKEN_BYTES // 2)  # what a client asks with, as hexadecimal digits

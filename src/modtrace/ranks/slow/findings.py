@@ -420,10 +420,7 @@ def find_slow_ranks(
 def slow_of_recordings(
     files: Sequence[RankRecording], job: JobTime, steps: Steps | None = None, executor: Executor | None = None
 ) -> SlowRun:
-    """Say who is late in recordings, all of which are read into memory, or in some of their steps.
-
-    Raises ModtraceError if one cannot be read, or no two ranks waited for each other.
-    """
+    """Say who is late in recordings, or some of their steps; raises ModtraceError if no two ranks waited."""
     if steps is None:
         check_size(files)
     worlds: dict[str, list[RankRecording]] = {}
@@ -437,10 +434,7 @@ def slow_of_recordings(
 
 
 def find_late_in_rings(rings: Mapping[int, RingSnapshot]) -> list[CameLate]:
-    """Return who came late, or has not come yet while others wait, by what was read of the ring of each rank.
-
-    Raises ModtraceError if two ranks do not fit together.
-    """
+    """Return who came late, or not yet while others wait, by rings; raises ModtraceError if two do not fit together."""
     files = [RankRecording(rank, Path(f"rank {rank}"), True, snapshot) for rank, snapshot in sorted(rings.items())]
     run = join_parts([find_late(FolderTables(files, JobTime(files)), 0, _NO_STEP)])
     late = [

@@ -181,10 +181,7 @@ class RingAnalysis:
 
 
 def usual_duration(parts: Iterable[RingAnalysis], call: OpenCall) -> int | None:
-    """Return the median duration in ns of what is open, see `usual_durations`; None if it is not known.
-
-    No call of that kind crosses the edges of the parts.
-    """
+    """Return the median duration in ns of what is open, which crosses no edge of parts; None if not known."""
     if call.phase == AFTER_BACKWARD:
         return None
     ns = np.concatenate([part.durations(call.fqn, call.phase) for part in parts])

@@ -21,10 +21,7 @@ _EVENT_RESOLUTION_NS = 500
 
 
 def add_device_spans(timeline: Timeline, analysis: RingAnalysis) -> Timeline:
-    """Return the timeline with a track per stream.
-
-    It says how many events are missing, and the clocks' bound, in its metadata.
-    """
+    """Return the timeline with a track per stream; metadata say what is missing, and the clocks' bound."""
     points = device_points(analysis.all_events, analysis.queued)
     of_collectives = device_points(analysis.all_events, analysis.queued, of_collectives=True)
     device = np.append(points.device, of_collectives.device)

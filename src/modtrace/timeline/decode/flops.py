@@ -314,10 +314,7 @@ def _in_windows(analysis: RingAnalysis) -> BoolArray:
 
 
 def _number_alike(analysis: RingAnalysis) -> tuple[Int64Array, list[_Key]]:
-    """Return for each call a number that calls alike share; -1 for nodes, and where the inputs are not known.
-
-    Also return what those share, by number.
-    """
+    """Return for each call a number that calls alike share, -1 if its inputs are not known; and what they share."""
     events, intervals, original = analysis.all_events, analysis.intervals, analysis.forward_call
     index = np.flatnonzero(events.kind == Kind.INPUTS)
     entered = _innermost(analysis, index)

@@ -71,10 +71,7 @@ def spans_from_intervals(intervals: Iterable[LabelledInterval]) -> list[PathSpan
 def clip_and_nest(
     track: Int64Array, start: Int64Array, end: Int64Array, rank: Int64Array
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Nest spans that may overlap, each ending with the one around it; return end, parent or -1, and depth.
-
-    Of two equal spans the one with the lower rank is the outer.
-    """
+    """Nest spans, each ending with the one around it, equal ones by rank; return end, parent or -1, and depth."""
     order = np.lexsort((rank, -end, start, track))
     end, parent, depth = end.copy(), np.full(len(start), -1, np.int64), np.zeros(len(start), np.int64)
     first = int(start.min(initial=_NEVER))

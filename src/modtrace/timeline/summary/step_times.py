@@ -175,10 +175,7 @@ def _edges_outside(busy: TimeIntervals, start: Int64Array, end: Int64Array) -> t
 
 
 def find_typical_step(timeline: Timeline, step_by: str | None = None) -> StepTimes:
-    """Return the whole step after the warm-up whose duration is nearest the median of these; the first of equals.
-
-    Raises ModtraceError if no step is whole.
-    """
+    """Return the whole step after the warm-up nearest their median, the first of equals, or raise ModtraceError."""
     steps = measure_steps(without_gpu(timeline), step_by)
     whole = steps.take(steps.columns.whole)
     if not len(whole):

@@ -170,10 +170,7 @@ def measure_ranges(timeline: Timeline) -> dict[tuple[str, str], Int64Array]:
 
 
 def sum_up_ranges(pieces: Sequence[Mapping[tuple[str, str], Int64Array]]) -> list[RangeTimes]:
-    """Return what the ranges of each name took in all pieces, the longest total first.
-
-    A range is in each piece that it overlaps, and counts once.
-    """
+    """Return what the ranges of each name took in all pieces, each once, the longest total first."""
     rows, none = [], np.zeros((0, 4), np.int64)
     for label, part in dict.fromkeys(key for piece in pieces for key in piece):
         own = [piece.get((label, part), none) for piece in pieces]

@@ -209,10 +209,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def original_class_name(module: nn.Module) -> str:
-    """Return the class of the module that `module` wraps or shards; else its own.
-
-    A wrapper that does work of its own keeps its own.
-    """
+    """Return the class of the module that `module` wraps or shards; its own if that does work of its own."""
     module = unwrapped(module)
     kind = type(module)
     return kind.__mro__[2 if _is_prefixed(kind) else 0].__name__
@@ -242,10 +239,7 @@ class ModuleRef(weakref.ref[nn.Module]):
 
 
 class ModulePaths:
-    """The path of each module below one parent: by `id(module)`, checked against the module itself.
-
-    With `strip_wrappers` without the parts by which wrappers hold what they wrap.
-    """
+    """The path of each module below one parent, perhaps without wrappers: by `id(module)`, checked against it."""
 
     def __init__(self, refer_to: Callable[[nn.Module], ModuleRef], *, strip_wrappers: bool) -> None:
         self._refer_to = refer_to

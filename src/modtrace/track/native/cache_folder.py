@@ -10,10 +10,7 @@ LIBRARY_NAME = "modtrace_native"
 
 
 def cache_home() -> Path:
-    """Return the cache: `$MODTRACE_CACHE`, else `modtrace` in `$XDG_CACHE_HOME` or `~/.cache`.
-
-    Raises EngineError if nothing says where the user's folders are.
-    """
+    """Return the cache: `$MODTRACE_CACHE`, else `modtrace` in `$XDG_CACHE_HOME` or `~/.cache`, or raise EngineError."""
     named = os.environ.get("MODTRACE_CACHE")
     home = Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "modtrace"
     try:

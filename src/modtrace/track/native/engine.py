@@ -24,10 +24,7 @@ from .library import load
 
 
 class NativeEngine:
-    """Records forward by a patch of `nn.Module.__call__`, and backward by one of what runs a backward pass.
-
-    Raises EngineError if it is not built for this torch.
-    """
+    """Records by patches of `nn.Module.__call__` and of what runs a backward pass; raises EngineError if not built."""
 
     kind = "native"
 

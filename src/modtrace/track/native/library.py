@@ -61,10 +61,7 @@ def _torch_abi() -> list[str]:
 
 
 def find_library() -> Path:
-    """Return the engine to load: the one in the cache, else the one of a wheel.
-
-    Raises EngineError if there is none for this torch, or it may have been changed by others.
-    """
+    """Return the engine of the cache, else of a wheel; raises EngineError if none is, or others may have changed it."""
     try:
         path = native_path()
         problem = _problem(path)
