@@ -15,6 +15,7 @@ from .args import map_arg
 from .contents import COUNTED, WHOLE_RUN
 from .nesting import InnermostLookup
 from .slices import BACKWARD, FORWARD, KINDS, MODULE, UNKNOWN_FLOPS, Arg, Slices, in_start_order
+from .time_intervals import extents
 
 if TYPE_CHECKING:
     from .contents import CounterSeries, GpuWork
@@ -330,10 +331,7 @@ def slowest_steps(timeline: Timeline, max_spans: int) -> Excerpt | None:
     numbers, index, counts = np.unique(columns.step, return_inverse=True, return_counts=True)
     if len(numbers) < 2:
         return None
-    start = np.full(len(numbers), np.iinfo(np.int64).max)
-    end = np.full(len(numbers), np.iinfo(np.int64).min)
-    np.minimum.at(start, index, columns.start)
-    np.maximum.at(end, index, columns.end)
+    start, end = extents(index, columns.start, columns.end, len(numbers))
     chosen = choose_slowest(end - start, counts, max_spans)
     if not len(chosen):
         return None

@@ -45,16 +45,22 @@ def union_of(start: Int64Array, end: Int64Array) -> TimeIntervals:
     return TimeIntervals(start[first], covered_until[np.append(first[1:], len(start)) - 1])
 
 
+def extents(group: Int64Array, start: Int64Array, end: Int64Array, groups: int) -> tuple[Int64Array, Int64Array]:
+    """Return the first start and the last end of the intervals of each group; of one without, the end is before."""
+    limits = np.iinfo(np.int64)
+    first, last = np.full(groups, limits.max), np.full(groups, limits.min)
+    np.minimum.at(first, group, start)
+    np.maximum.at(last, group, end)
+    return first, last
+
+
 def shift_apart(group: Int64Array, start: Int64Array, end: Int64Array, groups: int) -> tuple[Int64Array, Int64Array]:
     """Move the intervals of each group so that groups follow each other in time and none touches another.
 
     So what many threads did can be looked at as if one had. It returns what to add to the times of each group, and
     where that begins then.
     """
-    limits = np.iinfo(np.int64)
-    first, last = np.full(groups, limits.max), np.full(groups, limits.min)
-    np.minimum.at(first, group, start)
-    np.maximum.at(last, group, end)
+    first, last = extents(group, start, end, groups)
     length = np.where(first <= last, last - first + 1, 0)
     begin = np.cumsum(length) - length
     return np.where(first <= last, begin - first, 0), begin

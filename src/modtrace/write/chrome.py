@@ -30,17 +30,16 @@ from ..formats.slice_args import (
     LAUNCH_CATEGORY,
     LAUNCH_NAME,
     PARTS_CATEGORY,
-    SharedTexts,
     extra_arg_texts,
     slice_texts,
 )
 from ..formats.table_bytes import TableWriter, make_header
-from ..timeline import PHASES, Name, Pieces, Slices, Timeline
+from ..timeline import PHASES, Pieces, Slices, Timeline
 from ..timeline.args import distinct_args
 from ..timeline.contents import COMMUNICATION
 from ..timeline.slices import Arg
 from .atomic_file import atomic_writer
-from .lanes import MARKS_ROW, Lanes
+from .lanes import MARKS_ROW, Lane, Lanes
 from .slices import CollectiveFlows, FlowRole, flow_roles
 from .step_parts import COUNTER_UNIT, PartCounter
 from .written_parts import WrittenPart, written_parts
@@ -59,62 +58,51 @@ _LINK_TEXT = {
 _FLOW_BEGIN, _FLOW_END = b'"s"', b'"f","bp":"e"'
 
 
-class _SpanWriter:
-    """Makes the events of the spans of a timeline, which nest on each track.
+def _span_texts(timeline: Timeline, lanes: Lanes, base: int, resolution_ns: int) -> Iterator[tuple[int, bytes]]:
+    """Yield some thousand spans of modules at a time: how many, and their events with commas between these.
 
-    `base` is the nanosecond from which `ts` counts, on the timeline's clock; starts closer than `resolution_ns` may be
-    the same to a reader of the file. The names are the timeline's, escaped.
+    `ts` counts from the nanosecond `base`; starts closer than `resolution_ns` may be the same to a reader of the file.
     """
+    columns, names = timeline.columns, [escaped_name(name) for name in timeline.names]
+    with_args, args_of, kinds = distinct_args(columns.args)
+    arg_texts = _as_objects([b"," + orjson.dumps(extra_arg_texts(args))[1:-1] if args else b"" for args in kinds])
+    roles = _chrome_roles(timeline, lanes, resolution_ns)
 
-    def __init__(self, timeline: Timeline, lanes: Lanes, names: Sequence[Name], base: int, resolution_ns: int) -> None:
-        self._columns = timeline.columns
-        self._lanes = lanes
-        self._names = names
-        self._base = base
-        self._with_args, self._args_of, kinds = distinct_args(self._columns.args)
-        self._arg_texts = _as_objects([_arg_text(extra_arg_texts(args)) for args in kinds])
-        self._roles = _chrome_roles(timeline, lanes, resolution_ns)
-        self._head_of = functools.cache(self._head)
-
-    def texts(self) -> Iterator[tuple[int, bytes]]:
-        """Yield some thousand spans at a time: how many, and their events with commas between these."""
-        for first in range(0, len(self._columns), _CHUNK):
-            last = min(first + _CHUNK, len(self._columns))
-            yield last - first, self._text(first, last)
-
-    def _text(self, first: int, last: int) -> bytes:
-        """Return the events of the spans from `first` to before `last`. Each piece ends where a comma may follow."""
-        part = slice(first, last)
-        columns = self._columns.take(part)
-        lane = self._lanes.of_track[columns.track]
-        # All that the beginning of an event says, as one number; `_head` takes it apart again.
-        key = columns.name.astype(np.int64) * len(self._lanes.lanes) + lane
-        key = (key * len(PHASES) + columns.phase) * 2 + columns.complete
-        pieces = np.empty((last - first, 4), object)
-        pieces[:, 0] = _format_unique(key, self._head_of)
-        pieces[:, 1] = _format_unique(columns.call, lambda call: b'%d,"step":' % call)
-        pieces[:, 2] = _format_unique(columns.step, lambda step: b"%d" % step)
-        own = slice(*np.searchsorted(self._with_args, (first, last)))
-        pieces[self._with_args[own] - first, 2] += self._arg_texts[self._args_of[own]]
-        pieces[:, 3] = _event_suffixes(columns, self._roles[part], lane, self._lanes, self._base)
-        text = pieces.ravel().tolist()
-        # Every event begins with the end of the one before it.
-        text[0] = text[0].removeprefix(_NEXT)
-        text.append(b"}")
-        return b"".join(text)
-
-    def _head(self, key: int) -> bytes:
-        """Return the beginning of the events of some spans, up to the value of their arg `call`."""
+    @functools.cache
+    def head(key: int) -> bytes:
         key, complete = divmod(key, 2)
         key, phase = divmod(key, len(PHASES))
-        name, lane_index = divmod(key, len(self._lanes.lanes))
-        lane = self._lanes.lanes[lane_index]
-        where, cut = (
-            (orjson.dumps(lane.pid), lane.tid, PHASES[phase].encode()),
-            b"" if complete else b'"complete":false,',
-        )
-        head = b'{"ph":"X","pid":%b,"tid":%d,"cat":"%b","name":%b,"args":{"fqn":%b,"module_class":%b,%b"call":'
-        return _NEXT + head % (*where, *map(orjson.dumps, self._names[name]), cut)
+        (label, fqn, module_class), lane = names[key // len(lanes.lanes)], lanes.lanes[key % len(lanes.lanes)]
+        args = {"fqn": fqn, "module_class": module_class} | ({} if complete else {"complete": False})
+        return _event_head(lane, PHASES[phase], label, args) + b',"call":'
+
+    for first in range(0, len(columns), _CHUNK):
+        some = columns.take(slice(first, first + _CHUNK))
+        lane = lanes.of_track[some.track]
+        # All that the beginning of an event says, as one number; `head` takes it apart again.
+        key = some.name.astype(np.int64) * len(lanes.lanes) + lane
+        pieces = np.empty((len(some), 4), object)
+        pieces[:, 0] = _format_unique((key * len(PHASES) + some.phase) * 2 + some.complete, head)
+        pieces[:, 1] = _format_unique(some.call, lambda call: b'%d,"step":' % call)
+        pieces[:, 2] = _format_unique(some.step, lambda step: b"%d" % step)
+        own = slice(*np.searchsorted(with_args, (first, first + _CHUNK)))
+        pieces[with_args[own] - first, 2] += arg_texts[args_of[own]]
+        pieces[:, 3] = _event_suffixes(some, roles[first : first + _CHUNK], lane, lanes, base)
+        yield len(some), _joined(pieces)
+
+
+def _event_head(lane: Lane, category: str, label: str, args: Mapping[str, object]) -> bytes:
+    """Return the beginning of an event, up to the last of these args."""
+    pid, of_category, name, said = map(orjson.dumps, (lane.pid, category, label, args))
+    texts = pid, lane.tid, of_category, name, said[:-1]
+    return _NEXT + b'{"ph":"X","pid":%b,"tid":%d,"cat":%b,"name":%b,"args":%b' % texts
+
+
+def _joined(pieces: ObjectArray) -> bytes:
+    """Return events of which each begins with the end of the one before it, with commas between."""
+    text = pieces.ravel().tolist()
+    text[0] = text[0].removeprefix(_NEXT)
+    return b"".join([*text, b"}"])
 
 
 def _chrome_roles(timeline: Timeline, lanes: Lanes, resolution_ns: int) -> UInt8Array:
@@ -214,10 +202,6 @@ def _join_columns(*columns: bytes | UInt8Array) -> list[bytes]:
     return rows
 
 
-def _arg_text(args: Mapping[str, object]) -> bytes:
-    return b"," + orjson.dumps(args)[1:-1] if args else b""
-
-
 def _as_objects(texts: Sequence[bytes]) -> ObjectArray:
     objects = np.empty(len(texts), object)
     objects[:] = texts
@@ -231,9 +215,11 @@ def _other_slices(timeline: Timeline, lanes: Lanes, base: int) -> Iterator[bytes
         rows = np.arange(first, min(first + _CHUNK, len(timeline.slices)))
         part, texts = timeline.slices.take(rows), slice_texts(timeline, rows)
         lane = lanes.of_track[part.track]
-        head = functools.partial(_slice_head, lanes, texts.shared)
+        known, place = number_values(texts.key * len(lanes.lanes) + lane)
+        parted = (divmod(key, len(lanes.lanes)) for key in known.tolist())
+        heads = [_event_head(lanes.lanes[index], *texts.shared[number][1:]) for number, index in parted]
         pieces = np.empty((len(rows), 3), object)
-        pieces[:, 0] = _format_unique(texts.key * len(lanes.lanes) + lane, head)
+        pieces[:, 0] = _as_objects(heads)[place]
         pieces[:, 1] = b""
         for name, column in texts.numbers.items():
             text = b',"%b":' % name.encode() + b"%d"
@@ -242,24 +228,7 @@ def _other_slices(timeline: Timeline, lanes: Lanes, base: int) -> Iterator[bytes
         pieces[:, 2] = _event_suffixes(part, no_links, lane, lanes, base)
         for index, events in _flow_events(timeline, lanes, flows, rows, base):
             pieces[index, 2] += events
-        text = pieces.ravel().tolist()
-        text[0] = text[0].removeprefix(_NEXT)
-        text.append(b"}")
-        yield b"".join(text)
-
-
-def _slice_head(lanes: Lanes, shared: Sequence[SharedTexts], key: int) -> bytes:
-    """Return the beginning of the events of some slices, up to the last of the args that they share."""
-    number, lane_index = divmod(key, len(lanes.lanes))
-    lane, texts = lanes.lanes[lane_index], shared[number]
-    category, label, args = map(orjson.dumps, (texts.category, texts.label, texts.args))
-    head = b'{"ph":"X","pid":%b,"tid":%d,"cat":%b,"name":%b,"args":' % (
-        orjson.dumps(lane.pid),
-        lane.tid,
-        category,
-        label,
-    )
-    return _NEXT + head + args[:-1]
+        yield _joined(pieces)
 
 
 def _flow_events(
@@ -414,8 +383,7 @@ class ChromeTimeline:
             while some := [*itertools.islice(events, _EVENTS)]:
                 yield 0, b",\n".join(some)
         yield from ((0, some) for some in _other_slices(self.timeline, self.lanes, self.base))
-        names = [escaped_name(name) for name in self.timeline.names]
-        yield from _SpanWriter(self.timeline, self.lanes, names, self.base, self.resolution_ns).texts()
+        yield from _span_texts(self.timeline, self.lanes, self.base, self.resolution_ns)
 
     def _row_events(self) -> Iterator[bytes]:
         *indexes, of_marks = self.lanes.sort_indexes

@@ -15,6 +15,7 @@ from ..nesting import is_outermost, self_times, times_in_phase
 from ..select import first_process_tracks, without_gpu
 from ..slices import BACKWARD, FORWARD, PHASES, RECOMPUTE, Arg, Slices
 from ..step_pieces import step_pieces
+from ..time_intervals import extents
 from .compiled import compiled_modules
 from .device_summary import DeviceSummary, summarize_device
 from .findings import Measured, find_findings, looked_at
@@ -291,12 +292,8 @@ def _time_of_others(timeline: Timeline) -> int:
     process = np.array([index_of[track.process] for track in timeline.tracks], np.int64)[timeline.columns.track]
     if len(index_of) < 2:
         return 0
-    first_start = np.full(len(index_of), np.iinfo(np.int64).max)
-    last_end = np.full(len(index_of), np.iinfo(np.int64).min)
-    np.minimum.at(first_start, process, timeline.columns.start)
-    np.maximum.at(last_end, process, timeline.columns.end)
-    ran = np.flatnonzero(np.bincount(process, minlength=len(index_of))[1:]) + 1
-    return int((last_end[ran] - first_start[ran]).sum())
+    first, last = extents(process, timeline.columns.start, timeline.columns.end, len(index_of))
+    return int((last - first)[1:][first[1:] <= last[1:]].sum())
 
 
 def _with_outer_groups(
