@@ -61,12 +61,10 @@ def packages() -> Path:
     """The viewer's installed npm packages."""
     if shutil.which("npm") is None:
         require("npm is not installed")
-    modules = ROOT / "viewer/node_modules"
-    if not (modules / ".package-lock.json").exists():
-        done = subprocess.run(["npm", "ci"], cwd=ROOT / "viewer", capture_output=True, text=True, check=False)
-        if done.returncode:
-            require(f"npm ci failed: {done.stderr}")
-    return modules
+    done = subprocess.run([ROOT / "scripts/viewer", "--install"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        require(f"npm ci failed: {done.stderr}")
+    return ROOT / "viewer/node_modules"
 
 
 @pytest.fixture(scope="module")
