@@ -17,12 +17,14 @@ import torch._functorch.config
 import torch._inductor.config
 from torch import Tensor, nn
 from torch._inductor.async_compile import AsyncCompile
+from torch.torch_version import TorchVersion
 
 import modtrace
 from modtrace.timeline.contents import COMPILED
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_compiled"),
+    pytest.mark.skipif(TorchVersion(torch.__version__) < "2.9", reason="torch 2.8 does not name kernels"),
     pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"),
 ]
 

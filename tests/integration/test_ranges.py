@@ -29,6 +29,7 @@ from torch.export import export
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import StepLR
 from torch.profiler import record_function
+from torch.torch_version import TorchVersion
 from torch.utils.data import DataLoader, TensorDataset
 
 import modtrace
@@ -250,7 +251,8 @@ def test_graphs_of_torch_compile_are_the_same(engine: EngineName) -> None:
         during = compile_all()
 
     assert during == before
-    assert before[2] == 1  # at the scheduler
+    at_clipping = TorchVersion(torch.__version__) < "2.9"
+    assert before[2] == 1 + at_clipping  # and at the scheduler
 
 
 def test_what_was_compiled_before_the_first_recording_is_compiled_again_as_before(engine: EngineName) -> None:
@@ -274,7 +276,8 @@ def step(x):
 def captured():
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    torch.compile(step, backend="eager", fullgraph=True)(torch.ones(2, 4))
+    # torch 2.8 cannot compile what clipping does.
+    torch.compile(step, backend="eager", fullgraph=not torch.__version__.startswith("2.8."))(torch.ones(2, 4))
     return dict(torch._dynamo.utils.counters["stats"])
 
 before = captured()
@@ -302,7 +305,7 @@ def test_what_is_wrapped_is_pickled_and_scripted_as_before(engine: EngineName) -
         assert scripted(torch.ones(1)).item() == 2
 
 
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:TypedStorage is deprecated")  # torch 2.8
 def test_functions_that_were_imported_before_have_ranges_too(engine: EngineName, tmp_path: Path) -> None:
     functions = (torch.save, torch.load, save_file, load_file, save_checkpoint, load_checkpoint, export)
     signatures = [inspect.signature(function) for function in functions]
