@@ -15,6 +15,7 @@ import pytest
 from modtrace.record_options import EngineName
 from modtrace.track.native.build import build, missing_compiler
 from tests.support import trace_processor as processor
+from tests.support.guard_times import measure_no_guards
 from tests.support.kineto import GPU_TRACES
 from tests.support.test_scale import EFFORT, scaled
 
@@ -86,6 +87,7 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
+        measure_no_guards()
         gc.collect()
         gc.freeze()
         gc.enable()

@@ -204,6 +204,7 @@ def _run(make: Callable[[Backend], Step], engine: Any) -> dict[str, Any]:
 
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
+    gc.freeze()  # what cases before had imported is not looked through when this one collects
     torch.manual_seed(0)
     step = make(note)
     recording = contextlib.nullcontext() if engine == "none" else modtrace.record(engine=engine)

@@ -31,6 +31,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, NoReturn
 
+from tests.support.guard_times import measure_no_guards
 from tests.support.python_process import HANGS_AFTER_S, python_environment
 
 __all__ = ["run_forked", "start_forked"]
@@ -199,6 +200,7 @@ if __name__ == "__main__":
     # With what modtrace and the optimizers of torch import, but not modtrace.
     for name in ("torch", "torch._dynamo", "numpy", "orjson", "perfetto.protos.perfetto.trace.perfetto_trace_pb2"):
         importlib.import_module(name)
+    measure_no_guards()
     # What this file needed itself.
     for name in [name for name in sys.modules if name.partition(".")[0] in ("modtrace", "tests")]:
         del sys.modules[name]
