@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, get_origin, get_type_hints
 
 import numpy as np
 import orjson
@@ -29,9 +29,9 @@ from .rank_tables import RankEntry
 _FORMAT = 5
 """The version of the layout; others are refused."""
 _MAX_STEP = 1 << 31
-
-
-_ENTRY_TYPES = (int, str, int, str, str, int, int, int, int, str, list)
+_TYPES: dict[type, tuple[type, ...]] = {
+    record: tuple(get_origin(of) or of for of in get_type_hints(record).values()) for record in (Reference, RankEntry)
+}
 
 
 class Part(NamedTuple):
@@ -58,8 +58,7 @@ class Part(NamedTuple):
         bounds = [(first, end) for runs in dict(steps).values() for first, end in runs]
         if not all(-_MAX_STEP <= first < end <= _MAX_STEP and type(first) is type(end) is int for first, end in bounds):
             raise ValueError("it does not say which steps it is of")
-        types = (*map(type, part.reference),), *(tuple(map(type, one)) for one in part.ranks)
-        if types != ((str, int), *[_ENTRY_TYPES] * len(part.ranks)):
+        if any(_TYPES[type(one)] != tuple(map(type, one)) for one in (part.reference, *part.ranks)):
             raise ValueError("it does not say which ranks it is of")
         return part
 

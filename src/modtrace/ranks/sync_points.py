@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._typing import Float64Array, IndexArray, Int32Array, Int64Array
+from .._typing import BoolArray, Float64Array, IndexArray, Int32Array, Int64Array
 from ..ring.clock_map import MAX_RATE, ClockMap, Offset, Reading
 from ..timeline import Collectives, Group, Timeline
 from .groups import group_lengths, group_starts, number_distinct
@@ -42,9 +42,9 @@ class SyncPoints(NamedTuple):
     released: Int64Array
 
 
-def is_synchronizing(operator: str) -> bool:
-    """Tell whether no rank can leave a collective of this operator before the last one has come."""
-    return operator.startswith(SYNCHRONIZING)
+def synchronizing(operators: Iterable[str]) -> BoolArray:
+    """Return for each operator whether no rank can leave its collectives before the last one has come."""
+    return np.array([operator.startswith(SYNCHRONIZING) for operator in operators], np.bool_)
 
 
 def group_keys(groups: Sequence[Group]) -> dict[str, GroupKey]:
@@ -64,7 +64,7 @@ def sync_points(collectives: Collectives) -> SyncPoints:
     keys = [known.get(name.group, (name.group, ())) for name in collectives.names]
     groups, number_of_name = number_distinct(keys)
     group_of_name = np.append(number_of_name, -1).astype(np.int64)
-    synchronizes = np.array([is_synchronizing(name.operator) for name in collectives.names] + [False], np.bool_)
+    synchronizes = synchronizing([*(name.operator for name in collectives.names), ""])
     chosen = synchronizes[collectives.name] & (collectives.counter >= 0)
     rows = np.flatnonzero(chosen & ~collectives.is_wait)
     group, counter = group_of_name[collectives.name[rows]], collectives.counter[rows]

@@ -16,7 +16,7 @@ from ...timeline.nesting import find_parents
 from ...timeline.time_intervals import TimeIntervals, union_of
 from ..groups import group_lengths, group_starts, median_of_others, medians_within
 from ..rank_tables import CALL, FOR_ITSELF, Bounds, CollectiveTable, RangeTable, SpanTable, take
-from ..sync_points import call_keys, is_synchronizing
+from ..sync_points import call_keys, synchronizing
 
 
 class OwnTime:
@@ -197,8 +197,8 @@ class Arrivals(NamedTuple):
 
 def find_arrivals(table: CollectiveTable, own_time: OwnTime) -> Arrivals:
     """Return the arrivals of all ranks."""
-    synchronizes = np.array([is_synchronizing(operator) for operator in table.operators], np.bool_)
-    rows = np.flatnonzero((table.kind == CALL) & (table.counter >= 0) & synchronizes[table.operator])
+    synchronizes = synchronizing(table.operators)[table.operator]
+    rows = np.flatnonzero((table.kind == CALL) & (table.counter >= 0) & synchronizes)
     place = own_time.place(table.rank[rows].astype(np.int64), table.start[rows])
     order = np.argsort(place, kind="stable")
     rows, place = rows[order], place[order]
@@ -248,7 +248,8 @@ _ALWAYS_OWN, _ALWAYS_STEPS = 0.1, 16
 """The same of an excess that counts whatever the noise is, if so many steps are known and `_STEADY_SHARE` have it: one
 of two ranks is so often later by chance once in 50 times, and later by a tenth far more rarely."""
 MAD_TO_SIGMA = 1.4826
-_RANK_BITS = 31
+RANK_BITS = 31
+"""How many bits of an integer a rank takes, below a step or another number."""
 
 
 class LateStep(NamedTuple):
@@ -322,9 +323,9 @@ def _steady_excess(arrivals: Arrivals, noise: Float64Array) -> tuple[BoolArray, 
     That is the median over ranks and steps, ns; between them from which excess on each arrival counts, ns.
     """
     known = arrivals.own >= 0
-    place = arrivals.position << _RANK_BITS | arrivals.rank
+    place = arrivals.position << RANK_BITS | arrivals.rank
     _, of_row = np.unique(place, return_inverse=True)
-    _, of_step = np.unique(arrivals.step << _RANK_BITS | arrivals.rank, return_inverse=True)
+    _, of_step = np.unique(arrivals.step << RANK_BITS | arrivals.rank, return_inverse=True)
     own = np.bincount(of_step[known], arrivals.own[known])
     usual_own = float(np.median(own)) if len(own) else 0.0
     steps, least = np.bincount(of_row, known), COUNTED_NOISES * noise
@@ -341,7 +342,7 @@ def _steady_excess(arrivals: Arrivals, noise: Float64Array) -> tuple[BoolArray, 
 def _from_usual(arrivals: Arrivals, values: Int64Array) -> Float64Array:
     """Return how far each value is from what its rank has at its place of the step as a rule."""
     place, rank = arrivals.position, arrivals.rank
-    _, of_row, steps = np.unique(place << _RANK_BITS | rank, return_inverse=True, return_counts=True)
+    _, of_row, steps = np.unique(place << RANK_BITS | rank, return_inverse=True, return_counts=True)
     # Few steps do not show what is always so: then ranks are compared alone.
     return np.abs(values - np.where(steps[of_row] < _MIN_STEPS, 0, medians_within(values, rank, place)))
 

@@ -10,12 +10,8 @@ from ..._typing import BoolArray, Float64Array, Int64Array
 from ...ring.collective_text import PEER_OPERATORS
 from ..groups import group_starts
 from ..rank_tables import CALL, INFERRED_WAIT, CollectiveTable, ranks_in_group
-from ..sync_points import call_keys, is_synchronizing
-from .late_steps import Arrivals, OwnTime
-
-"""The operators of messages whose other end is known."""
-
-_RANK_BITS = 31
+from ..sync_points import call_keys, synchronizing
+from .late_steps import RANK_BITS, Arrivals, OwnTime
 
 
 class RankEvents(NamedTuple):
@@ -97,14 +93,13 @@ def message_ends(table: CollectiveTable) -> tuple[Int64Array, Int64Array]:
 def shared_keys(table: CollectiveTable, *, every: bool = False) -> Int64Array:
     """Return for each row a number of its collective or message; -1 if ranks share none."""
     sender, receiver = message_ends(table)
-    synchronizes = np.array([is_synchronizing(operator) for operator in table.operators], np.bool_)[table.operator]
     is_message = sender >= 0
     channel = table.group.astype(np.int64)
     if np.any(is_message):
         # First one integer for each pair of ranks, then a number for each group and pair.
-        _, pair = np.unique(np.where(is_message, (sender + 1) << _RANK_BITS | receiver, 0), return_inverse=True)
+        _, pair = np.unique(np.where(is_message, (sender + 1) << RANK_BITS | receiver, 0), return_inverse=True)
         _, channel = np.unique(channel << 32 | pair, return_inverse=True)
-    shared = (table.counter >= 0) & (every | synchronizes | is_message)
+    shared = (table.counter >= 0) & (every | synchronizing(table.operators)[table.operator] | is_message)
     keys = np.full(len(table.rank), -1, np.int64)
     _, keys[shared] = np.unique(call_keys(channel, table.counter)[shared], return_inverse=True)
     return keys

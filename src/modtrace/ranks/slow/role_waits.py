@@ -19,13 +19,12 @@ from ...timeline.nesting import find_parents
 from ...timeline.time_intervals import TimeIntervals, union_of
 from ..groups import group_starts
 from ..rank_tables import CALL, CollectiveTable, RangeTable, RankTables, SpanTable, StepTable, take
-from .late_steps import COUNTED_NOISES, IN_RANGE, MAD_TO_SIGMA, OUTSIDE, OwnTime, RoleWait
+from .late_steps import COUNTED_NOISES, IN_RANGE, MAD_TO_SIGMA, OUTSIDE, RANK_BITS, OwnTime, RoleWait
 from .replay import rank_events
 from .slow_run import NO_RANK, often_late
 
 _WAITS = ("range wait", "range ray.get", "range ray.wait")
 """How ranges begin in which a process waits for others."""
-_RANK_BITS = 31
 _MAX_HOPS = 8
 """Who waits for whom who waits for whom …: no longer chains are followed."""
 _SAID_SHARE, _NAMED_SHARE = 0.05, 0.01
@@ -76,7 +75,7 @@ class _Process(NamedTuple):
 def role_times(worlds: Sequence[RankTables], first: int, last: int) -> RoleTimes | None:
     """Return what the processes of a job did in the steps from `first` to before `last`; None if it has one role."""
     processes = {
-        world << _RANK_BITS | rank: (role, rank)
+        world << RANK_BITS | rank: (role, rank)
         for world, tables in enumerate(worlds)
         for rank, role in tables.roles.items()
         if role
@@ -87,7 +86,7 @@ def role_times(worlds: Sequence[RankTables], first: int, last: int) -> RoleTimes
     known: list[_Waits] = []
     did: dict[int, _Process] = {}
     for world, tables in enumerate(worlds):
-        table, base = tables.read(CollectiveTable, first - 1, last), world << _RANK_BITS
+        table, base = tables.read(CollectiveTable, first - 1, last), world << RANK_BITS
         by_messages = _waits_by_messages(table)
         known.append(by_messages._replace(process=by_messages.process | base, target=by_messages.target | base))
         blocks = take(table, (table.kind != CALL) | (table.done >= 0) & (table.done <= table.end))
