@@ -309,6 +309,79 @@ def test_steps_that_the_user_ends_are_looked_at() -> None:
     assert calls_of(notes, "outside")["cos"] == notes["steps"] == 2
 
 
+class Loop(nn.Module):
+    """Multiplies 70 times, adds once in float64, and keeps a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.numbers, self.fixed = nn.Linear(2, 2), list[int](), [1]
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.inner(inputs)
+        for _ in range(70):
+            output = output * 1.5
+        self.numbers.append(len(self.numbers))
+        return output.double().add(1).float()
+
+
+@pytest.mark.parametrize("ended_by", ["step", "passes", "calls"])
+@pytest.mark.parametrize("engine", ["native", "python"])
+def test_what_modules_run_themselves_is_noted_whatever_ends_steps(engine: EngineName, ended_by: str) -> None:
+    model = Loop()
+    with modtrace.record(engine=engine) as recording, torch.set_grad_enabled(ended_by != "calls"):
+        for _ in range(_STEPS):
+            output = model(torch.ones(1, 2))
+            if ended_by != "calls":
+                output.sum().backward()
+            if ended_by == "step":
+                recording.step()
+
+    timeline = recording.timeline()
+    notes = timeline.metadata[STEP_NOTES]
+    assert isinstance(notes, dict)
+    assert notes["steps"] == 4
+    assert notes["lengthen"] == {"Loop.numbers": [[2, 2], [3, 3], [5, 5], [9, 9]]}
+    if engine == "native":
+        noted = {fqn: [row[:2] for row in rows] for fqn, rows in notes["inside"].items()}
+        # Of those with tensors of float64 the first 3 are noted by time.
+        assert noted["Loop"][0] == ["", 4 * 73]
+        assert ["mul", 4 * 70] in noted["Loop"]
+        assert noted["Loop.inner"] == [["", 4], ["linear", 4]]
+        assert all(name in ("mul", "to", "add (float64)", "to (float64)") for name, _ in noted["Loop"][1:])
+    made = [args["own_nodes"] for args in timeline.span_args.values() if "own_nodes" in args]
+    # 70 products, two conversions and a sum.
+    assert made == ([73] * _STEPS if ended_by != "calls" else [])
+
+
+@pytest.mark.parametrize("engine", ["native", "python"])
+def test_what_no_loss_needs_builds_a_graph_that_no_pass_uses(engine: EngineName) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.spare, self.quiet = (
+                nn.Linear(2, 2),
+                nn.Sequential(nn.Linear(2, 2), nn.ReLU()),
+                nn.Linear(2, 2),
+            )
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            self.last = self.spare(inputs)
+            with torch.no_grad():
+                self.quiet(inputs)
+            output: torch.Tensor = self.used(inputs)
+            return output
+
+    model = Net()
+    with modtrace.record(engine=engine) as recording:
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+
+    timeline = recording.timeline()
+    names = [timeline.names[name].fqn for name in timeline.columns.name.tolist()]
+    unused = {names[row]: args["unused_nodes"] for row, args in timeline.span_args.items() if "unused_nodes" in args}
+    assert unused == {"Net.spare": 3}  # a transposed weight, a product, and an activation
+
+
 @pytest.mark.parametrize("engine", ["native", "python"])
 @pytest.mark.parametrize("training", [True, False])
 def test_dropout_that_is_on_where_nothing_is_trained_is_a_finding(engine: EngineName, training: bool) -> None:
@@ -320,7 +393,7 @@ def test_dropout_that_is_on_where_nothing_is_trained_is_a_finding(engine: Engine
     timeline = recording.timeline()
     notes = timeline.metadata[STEP_NOTES]
     assert isinstance(notes, dict)
-    assert notes["steps"] == 0
+    assert notes["steps"] == 3  # the calls after 1, 2 and 4
     assert notes["drop"] == (["Sequential.1"] if training else [])
     found = [one for one in timeline.summary().findings if one.what == "runs in training mode"]
     assert [one.where for one in found] == (["Sequential"] if training else [])

@@ -134,7 +134,7 @@ def test_other_time_is_said_to_be_in_operators_or_in_python() -> None:
         "copies of the 20 parameters",
         "; a step runs copy_ 80 times there, 3 ms: copies of the 20 parameters",
         "; a step runs mul_ 100 times there, 3 ms: a loop over the 20 parameters",
-        "; a step runs copy_ 81 times there, 3 ms",
+        "; a step runs copy_ 81 times there, 3 ms: a loop",
     ]
 
 
@@ -275,6 +275,31 @@ def test_memory_that_grows_steadily() -> None:
 )
 def test_memory_that_does_not_grow_steadily(resident: object) -> None:
     assert found(noted(training(), resident=resident)) == []
+
+
+SLOWLY = [[at, held // 2] for at, held in GROWING]
+"""By 1 MiB a step."""
+
+
+@pytest.mark.parametrize(
+    ("lengths", "evidence", "where"),
+    [
+        ({"Net.seen": [[2, 2], [3, 3], [5, 5], [9, 9], [17, 17]]}, "; Net.seen gets 1 values more", "Net"),
+        ({"__main__.losses": [[3, 6], [5, 10], [9, 18], [17, 34]]}, "; __main__.losses gets 2 values more", None),
+        ({"Net.seen": [[3, 3], [5, 5], [9, 9]]}, None, None),  # not often
+        ({"Net.seen": [[3, 3], [5, 5], [9, 9], [17, 11]]}, None, None),  # less and less
+        ({"Net.seen": [[3, 3], [3, 5], [9, 9], [17, 17]]}, None, None),  # as no recording notes it
+        ({"Net.seen": [3, 5, 9, 17]}, None, None),
+    ],
+)
+def test_a_list_that_grows_holds_memory_that_does(
+    lengths: dict[str, object], evidence: str | None, where: str | None
+) -> None:
+    findings = noted(training(), resident=SLOWLY, lengthen=lengths).summary().findings
+
+    said = [f"the process holds about 1.00 MiB more after each step{evidence}"] if evidence else []
+    assert [(one.evidence, one.where) for one in findings] == [(each, where) for each in said]
+    assert found(noted(training(), lengthen=lengths)) == []
 
 
 def test_copies_of_the_parameters() -> None:

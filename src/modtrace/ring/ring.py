@@ -225,6 +225,10 @@ class NameTable:
             self._sink(record)
         self.records.append(record)
 
+    def forget(self, record: Record) -> None:
+        """Forget a record that gives no id, as a later one says more; a ring's file keeps it."""
+        self.records.remove(record)
+
 
 def _clean(text: str) -> str:
     """Make any Python string one that UTF-8 can hold and that stays small; lone surrogates become escapes."""

@@ -35,6 +35,8 @@ GRAPH = {
 NOTES_OF_STEPS = {
     "steps": int,
     "operators": {"outside": _OPERATORS, "in_passes": _OPERATORS},
+    "inside": {str: _OPERATORS},
+    "lengthen": {str: [(int, int)]},
     "settings": {str: int},
     "hooks": {str: int},
     "gradient_hooks": int,

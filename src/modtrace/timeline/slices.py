@@ -54,7 +54,8 @@ class Arg:
     FLOPS = "flops"  # of the operators in a call; `UNKNOWN_FLOPS` where they are not known
     BYTES_ACCESSED = "bytes_accessed"  # of the inputs and outputs of the same operators
     RECOMPUTE_FLOPS = "recompute_flops"  # in backward: those of functions, no modules, that a checkpoint ran again
-    UNUSED_NODES = "unused_nodes"  # of autograd that an outermost call made, and no backward pass ran
+    UNUSED_NODES = "unused_nodes"  # of autograd that a call made and no pass ran: of such calls the outermost has it
+    OWN_NODES = "own_nodes"  # that a call made itself, if these are many
     GENERATION = "generation"  # the oldest that a garbage collection looked at
     COLLECTED = "collected"  # how many objects it freed
     TRIGGER = "trigger"  # who began it, one of `TRIGGERS`
@@ -68,6 +69,8 @@ class Arg:
 
 
 UNKNOWN_FLOPS = -1
+MANY_NODES = 64
+"""From how many on nodes of a call are many: an attention by hand makes 20."""
 TRIGGERS = "unknown", "automatic", "gc.collect()"
 ARGS = frozenset(value for name, value in vars(Arg).items() if name.isupper())
 

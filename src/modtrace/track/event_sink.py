@@ -68,9 +68,12 @@ class EventSink(Protocol):
     Attributes:
         on_boundary: called where an outermost call of a module, a backward pass or a range begins, with its kind, or
             ends, with None, while a step is looked at; else None, which another thread may make it at any time.
+        on_end: called after 1, 2, 4, 8 … outermost calls of modules or passes that give gradients, and one more each,
+            with their number and kind, where no training step has ended; None before the recording begins.
     """
 
     on_boundary: Callable[[str | None], object] | None
+    on_end: Callable[[int, str], object] | None
 
     def write_event(self, kind: Kind, name: int, value: int) -> None:
         """Write one event of the thread that calls."""

@@ -3,7 +3,9 @@
 import contextlib
 import json
 import os
+import sys
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,7 +24,12 @@ _MAX_OPERATORS, _MAX_MODULES = 8, 32
 """How many are noted, the longest operators and the first modules."""
 _MAX_NS = 30_000_000_000
 """How long operators are counted: that costs up to a tenth of a step, and what is longer is more than a step."""
-_PLACES = "outside", "in_passes"
+_PLACES = {-1: "outside", -2: "in_passes"}
+"""What the native engine calls where no module's operators run."""
+_MAX_INSIDE, _MAX_KINDS = 64, 3
+"""How many modules are noted with operators, and how many of these each has, the longest."""
+_UNITS = {"forward": 0, "backward": 1}
+"""What are steps where nothing else ends any: passes, else calls."""
 
 
 class StepNotes:
@@ -31,27 +38,44 @@ class StepNotes:
     def __init__(self, names: NameTable, engine: NativeEngine | PortableEngine, on_error: OnError) -> None:
         self._names, self._engine, self._on_error = names, engine, on_error
         self._modules, self._native = engine.module_names, getattr(engine, "native", None)
+        self._record: dict[str, object] | None = None
+        self._thread: int | None = None
+        self._begin_anew(-1)
+        engine.on_end = self.after_step
+        if self._native is not None:
+            self._native.limit_outside(_MAX_NS)
+
+    def _begin_anew(self, unit: int) -> None:
+        """Forget what was noted, as steps are of this unit."""
+        if self._thread is not None and self._native is not None:
+            self._native.end_outside()
+        self._thread = self._engine.on_boundary = None
+        self._unit = unit
         self._last: int | None = None
         self._ended = self._looked = 0
-        self._thread: int | None = None
-        self._totals: dict[str, dict[str, list[int]]] = {place: {} for place in _PLACES}
+        self._totals: dict[int | str, dict[str, list[int]]] = {place: {} for place in _PLACES}
+        self._lengths: dict[str, list[tuple[int, int]]] = {}
         self._settings: dict[str, int] = {}
         self._resident: list[tuple[int, int]] = []
         self._noted: Mapping[str, object] = {}
         self._gaps = LineGaps()
-        if self._native is not None:
-            self._native.limit_outside(_MAX_NS)
 
     @skip_all
     def after_step(self, number: int, ended_by: str) -> None:
-        """Look at the next step, or note what there was in this, which `ended_by` says; several optimizers may."""
-        if number == self._last or self._thread not in (None, threading.get_ident()):
-            return
-        self._last = number
+        """Look at the next step, or note what there was in this, which `ended_by` says; several optimizers may.
+
+        Calls and passes are steps where nothing else ends any: what was noted of them before that is forgotten.
+        """
+        unit = _UNITS.get(ended_by, len(_UNITS))
         try:
+            if unit > self._unit:
+                self._begin_anew(unit)
+            if unit < self._unit or number == self._last or self._thread not in (None, threading.get_ident()):
+                return
+            self._last = number
             if self._thread is not None:
                 self._note(ended_by)
-            self._ended += 1
+            self._ended = number if ended_by in _UNITS else self._ended + 1
             if self._ended & (self._ended - 1) == 0:
                 self._thread = threading.get_ident()
                 with contextlib.suppress(OSError):
@@ -68,7 +92,7 @@ class StepNotes:
     def finish(self) -> None:
         """Note what modules are like where no step has ended."""
         try:
-            if self._ended == 0:
+            if self._unit <= _UNITS["forward"]:
                 self._write()
         except Exception as error:
             self._on_error(error)
@@ -80,11 +104,11 @@ class StepNotes:
             if (counted := self._native.end_outside()) is None:
                 self._write()
                 return
-            for place, operators in zip(_PLACES, counted, strict=True):
-                for name, calls, ns in operators:
-                    total = self._totals[place].setdefault(name.removeprefix("aten::"), [0, 0])
-                    total[0] += calls
-                    total[1] += ns
+            for place, name, calls, ns in counted:
+                where = place if place in _PLACES else self._modules.fqn(place)
+                total = self._totals.setdefault(where, {}).setdefault(name.removeprefix("aten::"), [0, 0])
+                total[0] += calls
+                total[1] += ns
         self._looked += 1
         on = {
             "anomaly detection": torch.is_anomaly_enabled(),
@@ -92,14 +116,49 @@ class StepNotes:
         }
         for setting in (name for name, is_on in on.items() if is_on):
             self._settings[setting] = self._settings.get(setting, 0) + 1
-        operators = {place: _longest(totals) for place, totals in self._totals.items()}
+        operators = {name: _longest(self._totals[place], _MAX_OPERATORS) for place, name in _PLACES.items()}
         noted = {"operators": operators, "settings": self._settings, "resident": self._resident}
+        noted |= {"inside": self._operators_inside(), "lengthen": self._look_at_lengths()}
         self._noted = noted | {"gaps": self._gaps.count()}
         self._write()
 
     def _write(self) -> None:
         notes = json.dumps({**self._noted, **self._look_at_modules()})
-        self._names.note({"kind": "steps", "steps": self._looked, "notes": notes})
+        record = {"kind": "steps", "steps": self._looked, "notes": notes}
+        self._names.note(record)
+        if self._record is not None:
+            self._names.forget(self._record)
+        self._record = record
+
+    def _operators_inside(self) -> dict[str, list[tuple[str, int, int]]]:
+        """Return all operators together, without a name, and the longest ones, of modules: those with the longest."""
+        inside = list[tuple[int, str, list[tuple[str, int, int]]]]()
+        for fqn, totals in self._totals.items():
+            if isinstance(fqn, str):
+                calls, ns = (sum(each) for each in zip(*totals.values(), strict=True))
+                inside.append((-ns, fqn, [("", calls, ns), *_longest(totals, _MAX_KINDS)]))
+        return {fqn: operators for _, fqn, operators in sorted(inside)[:_MAX_INSIDE]}
+
+    def _look_at_lengths(self) -> dict[str, list[tuple[int, int]]]:
+        """Return how long lists and the like of modules and of the program are, of those that grew until each look."""
+        holders = {fqn: vars(module) for fqn, module in self._modules.called() if hasattr(module, "__dict__")}
+        main = sys.modules.get("__main__")
+        holders |= {"__main__": vars(main)} if main is not None else {}
+        for fqn, names in holders.items():
+            for name, value in [*names.items()]:
+                if type(value) in (list, dict, deque):
+                    own = (
+                        self._lengths.setdefault(f"{fqn}.{name}", [])
+                        if self._looked == 1
+                        else (self._lengths.get(f"{fqn}.{name}", []))
+                    )
+                    own.append((self._ended + 1, len(value)))
+        self._lengths = {
+            name: own
+            for name, own in self._lengths.items()
+            if len(own) == self._looked and (len(own) == 1 or own[-1][1] > own[-2][1])
+        }
+        return {} if self._looked == 1 else dict([*self._lengths.items()][:_MAX_OPERATORS])
 
     def _look_at_modules(self) -> dict[str, Any]:
         """Return which modules have hooks, parameters of float64, or other sizes than others there, and which drop."""
@@ -141,10 +200,10 @@ def _size(module: torch.nn.Module, known: dict[int, int]) -> int:
 
 
 def _resident_bytes() -> int:
-    with open("/proc/self/statm", encoding="ascii") as statm:
+    with open("/proc/self/statm", "rb") as statm:  # a codec may have to be imported
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
-def _longest(totals: Mapping[str, Sequence[int]]) -> list[tuple[str, int, int]]:
+def _longest(totals: Mapping[str, Sequence[int]], limit: int) -> list[tuple[str, int, int]]:
     rows = [(name, calls, ns) for name, (calls, ns) in totals.items()]
-    return sorted(rows, key=lambda row: -row[2])[:_MAX_OPERATORS]
+    return sorted(rows, key=lambda row: -row[2])[:limit]

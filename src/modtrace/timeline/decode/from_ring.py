@@ -40,7 +40,7 @@ from ..join import with_slices
 from ..memory import peaks_of
 from ..metadata import NOTES_OF_STEPS, OPTIMIZER_NOTES, fit, fit_metadata
 from ..nesting import find_parents
-from ..slices import BACKWARD, BACKWARD_PASS, DTYPES, Arg, Slices, join_columns
+from ..slices import BACKWARD, BACKWARD_PASS, DTYPES, FORWARD, MANY_NODES, Arg, Slices, join_columns
 from ..timeline import Timeline
 from .analysis import RingAnalysis, usual_duration
 from .attribution import count_outside_runs
@@ -52,7 +52,7 @@ from .intervals import find_key
 from .memory import HeldMemory, held_memory
 from .open_calls import OpenCall, lasts_too_long
 from .path_spans import clip_and_nest
-from .ranges import Evaluations, add_ranges, find_evaluations, find_roots
+from .ranges import Evaluations, add_ranges, find_evaluations
 from .spans import SpanRows, build_span_rows, describe_tracks, number_tracks
 
 
@@ -253,7 +253,7 @@ def decode_modules(
         columns={field: column.astype(DTYPES[field], copy=False) for field, column in columns.items()},
         spans=len(track),
         tracks=[*tracks],
-        args={**_find_args(analysis, rows), **({} if flops is None else flops.args)},
+        args={**_find_args(analysis, rows, columns["parent"]), **({} if flops is None else flops.args)},
         evaluations=find_evaluations(analysis, rows),
         unfinished=int(np.count_nonzero(~rows["has_end"])),
         unstarted=int(np.count_nonzero(~rows["has_start"])),
@@ -280,8 +280,8 @@ def join_modules(parts: Sequence[ModuleSpans]) -> ModuleSpans:
     return ModuleSpans({}, spans, parts[-1].tracks, {}, evaluations, *lost, _in_order(counters), (outside, unknown))
 
 
-def _find_args(analysis: RingAnalysis, rows: SpanRows) -> Args:
-    """Return the shapes of calls' inputs, what is known of what was compiled, and of graphs that nothing used."""
+def _find_args(analysis: RingAnalysis, rows: SpanRows, parent: Int64Array) -> Args:
+    """Return the shapes of calls' inputs, what is known of what was compiled, and nodes that are many or unused."""
     shapes = _find_shapes(analysis, rows)
 
     def of_names(texts: Mapping[int, str]) -> ArgColumn:
@@ -293,18 +293,25 @@ def _find_args(analysis: RingAnalysis, rows: SpanRows) -> Args:
             Arg.SHAPES: ArgColumn.of_texts([*shapes], shapes.values()),
             Arg.COMPILED_MODULES: of_names(analysis.lookup.compiled),
             Arg.COMPILED_UNKNOWN: of_names(analysis.lookup.unknown),
-            Arg.UNUSED_NODES: _find_unused_nodes(analysis, rows),
+            **_find_nodes(analysis, rows, parent),
         }
     )
 
 
-def _find_unused_nodes(analysis: RingAnalysis, rows: SpanRows) -> ArgColumn:
-    """Return how many nodes each outermost call made of which none ran."""
-    roots, enter, leave = find_roots(analysis, rows)
-    alone = (rows["link"][roots] < 0) & rows["has_start"][roots] & rows["has_end"][roots]
-    value = analysis.events.value & SEQUENCE_MASK
-    nodes = (value[leave] - value[enter] & SEQUENCE_MASK) * alone
-    return ArgColumn.of_numbers(roots[nodes > 0], nodes[nodes > 0])
+def _find_nodes(analysis: RingAnalysis, rows: SpanRows, parent: Int64Array) -> Args:
+    """Return how many nodes calls made of which none ran, outermost ones, and how many those made that made many."""
+    calls = np.flatnonzero((rows["phase"] == FORWARD) & ~rows["on_backward"] & rows["has_start"] & rows["has_end"])
+    enter, leave = ((rows[f"{edge}_position"][calls] - 1) // 2 for edge in ("start", "end"))
+    value, nodes = analysis.events.value & SEQUENCE_MASK, np.zeros(len(parent), np.int64)
+    nodes[calls] = value[leave] - value[enter] & SEQUENCE_MASK
+    around, own = parent[calls], nodes.copy()
+    np.subtract.at(own, around[around >= 0], nodes[calls[around >= 0]])
+    unused = calls[(rows["link"][calls] < 0) & ((around < 0) | (rows["link"][around] >= 0)) & (nodes[calls] > 0)]
+    many = np.flatnonzero(own >= MANY_NODES)
+    return {
+        Arg.UNUSED_NODES: ArgColumn.of_numbers(unused, nodes[unused]),
+        Arg.OWN_NODES: ArgColumn.of_numbers(many, own[many]),
+    }
 
 
 def _find_shapes(analysis: RingAnalysis, rows: SpanRows) -> dict[int, str]:

@@ -32,6 +32,7 @@ class NativeEngine:
         self.native: ModuleType = load()
         self._ring, self._on_error = ring, on_error
         self.on_boundary: Callable[[str | None], object] | None = None
+        self.on_end: Callable[[int, str], object] | None = None
         self._memory = options.memory
         self._sync = SyncMarks(self, ring.names)
         self._ranges = (
@@ -83,6 +84,8 @@ class NativeEngine:
         self._collectives.start()
         if self._ranges is not None:
             self._ranges.start()
+        if self.on_end is not None:
+            self.native.tell_ends(self.on_end)
         if self._device_times is not None:
             self._device_times.start()
         if self._flops is not None:

@@ -155,6 +155,8 @@ class PortableEngine(SegmentHooks[ThreadState]):
         self._write = ring.make_writer()
         self._ring, self._on_error = ring, on_error
         self.on_boundary: Callable[[str | None], object] | None = None
+        self.on_end: Callable[[int, str], object] | None = None
+        self._next_call = itertools.count(1).__next__
         # By id(module), then by the name of the call around it.
         self._names_by_module: dict[int, dict[int, NameCounters]] = {}
         self._counters_by_name: dict[int, NameCounters] = {}
@@ -180,6 +182,7 @@ class PortableEngine(SegmentHooks[ThreadState]):
         self._bits_by_tid: dict[int, int] = {}
         self._next_gradients = itertools.count().__next__, itertools.count().__next__
         self._active = self._steps_told = False
+        self._gradients_given = 0
 
     def start(self) -> None:
         """Start recording: wrap `nn.Module.__call__` and what runs a backward pass; one Python engine at a time."""
@@ -245,6 +248,11 @@ class PortableEngine(SegmentHooks[ThreadState]):
             except Exception as error:
                 self._on_error(error)
 
+    def _tell_end(self, number: int, kind: str) -> None:
+        is_due = number & (number - 1) == 0 or (number - 1) & (number - 2) == 0
+        if is_due and not self._steps_told and (tell := self.on_end) is not None:
+            tell(number, kind)
+
     @skip_all
     def note_gradients(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Write that a pass has given gradients to leaf tensors, where it may so have ended a training step."""
@@ -253,6 +261,8 @@ class PortableEngine(SegmentHooks[ThreadState]):
                 if current_graph_task() == NO_GRAPH_TASK and gives_gradients(args):
                     returned = int(not kwargs.get("accumulate_grad"))
                     self.write_event(Kind.GRADIENTS, returned, self._next_gradients[returned]())
+                    self._gradients_given += 1
+                    self._tell_end(self._gradients_given, "backward")
             except Exception as error:
                 self._on_error(error)
 
@@ -361,8 +371,11 @@ class PortableEngine(SegmentHooks[ThreadState]):
                 frame.unhooked_segments.clear()
             frame.module = None
             thread.frames[depth].segment_start_seq = sequence
-            if depth == 0 and (tell := self.on_boundary) is not None:
-                tell(None)
+            if depth == 0:
+                if (tell := self.on_boundary) is not None:
+                    tell(None)
+                if not self._steps_told and frame.graph_task == NO_GRAPH_TASK:
+                    self._tell_end(self._next_call(), "forward")
         except Exception as error:
             self._on_error(error)
 

@@ -21,6 +21,7 @@ from .finding import findings_markdown as findings_markdown
 from .finding import findings_table as findings_table
 from .finding import only_option as only_option
 from .growing import find_growing_steps
+from .inside import find_inside
 from .noted import NotedSteps, find_noted
 from .occasions import find_occasions, find_slow_steps
 from .shares import find_host_time, find_large_parts, find_reruns
@@ -35,14 +36,16 @@ def find_findings(measured: Measured) -> list[Finding]:
     occasions, outliers = list(find_occasions(measured)), list(find_outliers(measured, notes))
     slow_steps = list(find_slow_steps(measured, {each.part for each in occasions}))
     named = {found.where for found in (*outliers, *slow_steps)}
+    inside = [each for each in find_inside(measured, notes) if each.where not in named]
     found: Sequence[Finding] = (
         *occasions,
         *outliers,
         *slow_steps,
+        *inside,
         *find_growing_steps(measured),
         *find_reruns(measured),
         *find_large_parts(measured, notes, {each.part for each in occasions}),
-        *(each for each in find_host_time(measured, notes) if each.where not in named),
+        *(each for each in find_host_time(measured, notes) if each.where not in named and not notes.inside),
         *(each for each in find_noted(measured, notes) if each.where is None or each.where not in named),
         *find_costs(measured),
     )

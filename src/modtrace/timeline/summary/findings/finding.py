@@ -27,6 +27,8 @@ TRACE = "TRACE"
 MAX_FINDINGS = 7
 LEAST_SHARE = 0.02
 """Share of the median step, on average: less is not worth a change, and noise of small modules is below."""
+LEAST_NS = 1_000_000
+"""Time in a step: shorter ones are those of tiny models, in which Python itself is most."""
 LEAST_STEPS = 3
 """With fewer steps the median can be that of a first step, or of one that the system stopped."""
 _NEARLY = 0.101
@@ -147,8 +149,8 @@ class Measured:
         summary: its rows are of all modules.
         low_ns: int64[rows], what a module takes at least in 9 of 10 steps: a busy machine stops threads so often, and
             in the same code, that medians differ.
-        runs: int64[4, rows], of whole steps, without evaluations and what runs in backward: calls of each module, those
-            with a backward, those with `UNUSED_NODES`, and nanoseconds of those without a backward.
+        runs: int64[5, rows], of whole steps, without evaluations and what runs in backward: calls of each module, those
+            with a backward, those with `UNUSED_NODES`, nanoseconds of those without a backward, and `OWN_NODES`.
         collections: int64[2, triggers, generations], how many garbage collections there were, and what they freed.
         memory: what the recording says of memory, see `MEMORY`; empty if nothing.
         optimizers: what it says of optimizers, see `OPTIMIZERS`.

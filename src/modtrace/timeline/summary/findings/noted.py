@@ -14,6 +14,8 @@ from .finding import TRACE, Finding, Measured, only_option, times_text
 
 _MANY_CALLS = 8
 """How often an operator runs in a step for that to be a loop: a loss, or clipping as torch does it, runs few once."""
+_MANY_IN_LOOP = 64
+"""How often an operator runs in a step, if there are more parameters, or none that are known, for that to be sure."""
 _MOST_EACH = 4
 """How often an operator runs at most for a parameter in a loop over these, if not for each equally often: what runs
 more often is another loop."""
@@ -30,13 +32,22 @@ _LARGE_HOOKS = 0.05
 """Share of the median step: hooks watch what is computed, and are no part of it."""
 _FORWARD_OF_BACKWARD = 0.5
 """What share of their backward operators of a module that holds others take in forward, such as attention."""
-_GROWTHS, _STEADY, _LEAST_GROWTH = 3, 0.5, 1 << 20
+_GROWTHS, _STEADY, _LEAST_GROWTH, _SURE_GROWTH = 3, 0.5, 1 << 20, 2 << 20
 """How often memory has to grow, each time by this share of the most and by so many bytes a step: allocators and caches
-grow less and less, and the recording itself by less than a tenth of that."""
+grow less and less, by 1.3 MiB a step where sizes differ, and the recording itself by less than a tenth of that. The
+lesser growth counts if a list grows too."""
 _ANEW = 0.4
 """In what share of the steps an optimizer is known to be new for that to be each: half of them are known at least."""
 _LARGE_DOUBLES = 0.05
 """Share of the median step, of modules that compute in float64 where most do not."""
+
+
+FLOAT64 = " (float64)"
+"""How the names of operators end that take tensors of float64."""
+MOVES = _COPIES | {"contiguous", "float", "double", "half", "bfloat16", "type", "_to_copy", "repeat", "clone"}
+"""Operators that copy or convert, and compute nothing."""
+_INSIDE = 64
+"""How many modules have their operators noted at most."""
 
 
 class Operator(NamedTuple):
@@ -71,6 +82,8 @@ class NotedSteps:
     Attributes:
         is_counted: whether operators were counted.
         outside: those outside of modules, backward passes and optimizers, the longest first.
+        inside: of modules, those that they call themselves: all of them together, then the longest, by name.
+        all_inside: whether all modules are in it that call any.
         gaps: the longest times between modules, backward passes and ranges.
         hooks: how many forward hooks modules have, by name.
         gradient_hooks: how many hooks gradients have.
@@ -78,6 +91,7 @@ class NotedSteps:
         drop: those that drop some of what goes through them.
         always_on: what slows a program and was on in each step that was looked at.
         grows: by how many bytes a step the process's memory grows; 0 if it does not, or not steadily.
+        keeps: which lists and the like grow as steadily, and by how many values a step.
         in_hooks: the operators in backward passes outside of nodes, without those of torch itself.
         hooks_ns: what a backward pass takes beside its nodes, in a step.
     """
@@ -85,6 +99,9 @@ class NotedSteps:
     def __init__(self, notes: Mapping[str, Any]) -> None:
         steps, operators = notes.get("steps", 0), notes.get("operators", {})
         self.outside = _operators(operators.get("outside", ()), steps)
+        inside: Mapping[str, Sequence[tuple[str, int, int]]] = notes.get("inside", {})
+        self.inside = {fqn: own for fqn, noted in inside.items() if (own := _operators(noted, steps))}
+        self.all_inside = len(inside) < _INSIDE
         self.gaps = _gaps(notes.get("gaps", ()), steps)
         in_passes = {each.name: each for each in _operators(operators.get("in_passes", ()), steps)}
         self.is_counted = bool(self.outside or in_passes)
@@ -96,9 +113,22 @@ class NotedSteps:
         on = notes.get("settings", {})
         self.always_on = {name for name, count in on.items() if steps >= _LEAST_LOOKS and count == steps}
         self.grows = _steady_growth(notes.get("resident", ()))
+        self.keeps = _lengthens(notes.get("lengthen", {}))
         self.doubles: Sequence[str] = notes.get("doubles", ())
         self.drop: Sequence[str] = notes.get("drop", ())
         self._unlike: Sequence[str] = notes.get("unlike", ())
+
+    def float64_share(self) -> float:
+        """Return which share of the time of operators inside of modules is in float64."""
+        doubles = sum(each.ns for own in self.inside.values() for each in own[1:] if each.name.endswith(FLOAT64))
+        return doubles / max(sum(own[0].ns for own in self.inside.values()), 1.0)
+
+    def inside_text(self, fqn: str, calls: float) -> str:
+        """Say which operators a module runs itself in a call; nothing if that is not known, or if it is one."""
+        own = self.inside.get(fqn, ())
+        if not own or own[0].calls < 2 * calls:
+            return ""
+        return f"it runs {calls_text(own[1:], calls)} itself in a call, in all {own[0].calls / calls:,.4g} operators"
 
     def has_siblings(self, place: str) -> bool:
         """Whether most modules in a place of a list, or around it, have one size as far as known: stages do not."""
@@ -109,22 +139,25 @@ class NotedSteps:
         return [each for each in self.outside if each.calls >= _MANY_CALLS]
 
     def is_loop(self, ns: float, tensors: int) -> bool:
-        """Whether so much time is a loop over the parameters of an optimizer: each has an operator of its own."""
+        """Whether so much time is a loop, as over the parameters of an optimizer: each has an operator of its own."""
         loop = self.loop()
-        is_over = bool(tensors) and any(each.calls >= tensors for each in loop)
+        is_over = any(each.calls >= min(tensors or _MANY_IN_LOOP, _MANY_IN_LOOP) for each in loop)
         return is_over and sum(each.ns for each in loop) >= _IN_OPERATORS * ns
 
-    def outside_text(self, ns: float, tensors: int) -> str:
-        """Say which operators run in a time outside of modules, and that it is Python if there are hardly any."""
+    def outside_text(self, ns: float, tensors: int, beside: Sequence[Operator] = ()) -> str:
+        """Say which operators run in a time outside of modules, and that it is Python if there are hardly any.
+
+        If some of the time is in modules, as in those of losses, the operators of these are `beside`.
+        """
         if not self.is_counted:
             return ""
-        is_python = sum(each.ns for each in self.outside) < _IN_OPERATORS * ns
+        is_python = sum(each.ns for each in (*self.outside, *beside)) < _IN_OPERATORS * ns
         shown = self.loop() or [each for each in self.outside if each.ns >= _IN_OPERATORS * ns]
         text = "; hardly any of it in operators of torch: Python, or waiting" if is_python else ""
-        text += f"; a step runs {_calls_text(shown)} there, {short_ms(sum(each.ns for each in shown))}" if shown else ""
+        text += f"; a step runs {calls_text(shown)} there, {short_ms(sum(each.ns for each in shown))}" if shown else ""
         each_tensor = [one.name for one in shown if _is_for_each(one.calls, tensors)]
         if not each_tensor:
-            return text
+            return text + (": a loop" if any(each.calls >= _MANY_IN_LOOP for each in shown) else "")
         copies = _COPIES - {"to"} if is_python else _COPIES  # in hardly any time it copies nothing
         over = "copies of" if copies.intersection(each_tensor) else "for each of" if is_python else "a loop over"
         return f"{text}: {over} the {tensors:,} parameters"
@@ -164,12 +197,25 @@ def _steady_growth(resident: Sequence[tuple[int, int]]) -> int:
     return int(np.median(growth)) if growth.min() >= max(_LEAST_GROWTH, _STEADY * growth.max()) else 0
 
 
+def _lengthens(noted: Mapping[str, Sequence[tuple[int, int]]]) -> dict[str, float]:
+    """Return the names of what got about as many values a step each time, and how many."""
+    found = {}
+    for name, looks in noted.items():
+        at, length = np.array(looks[-1 - _GROWTHS :], np.float64).reshape(-1, 2).T
+        if len(at) > _GROWTHS and np.all(np.diff(at) > 0):
+            growth = np.diff(length) / np.diff(at)
+            if growth.min() >= _STEADY * growth.max() > 0:
+                found[name] = float(np.median(growth))
+    return found
+
+
 def _is_for_each(calls: float, tensors: int) -> bool:
     return bool(tensors) and calls >= tensors and (calls <= _MOST_EACH * tensors or calls % tensors == 0)
 
 
-def _calls_text(operators: Sequence[Operator]) -> str:
-    return ", ".join(f"{each.name} {times_text(each.calls)}" for each in operators[:3])
+def calls_text(operators: Sequence[Operator], calls: float = 1.0) -> str:
+    """Say how often operators run: so many `calls` together."""
+    return ", ".join(f"{each.name} {times_text(each.calls / calls)}" for each in operators[:3])
 
 
 def tensors_of(optimizers: Sequence[Mapping[str, Any]]) -> int:
@@ -179,6 +225,7 @@ def tensors_of(optimizers: Sequence[Mapping[str, Any]]) -> int:
 
 def find_noted(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
     """Yield hooks that take a large share, anomaly detection, and modules that compute in float64 unlike others."""
+    yield from _growth(measured, notes)
     if not measured.trains:
         yield from _dropout(measured, notes)
         return
@@ -198,7 +245,7 @@ def find_noted(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
             f"{counted(notes.gradient_hooks, 'hook')} of parameters' gradients: {short_ms(notes.hooks_ns)} a step"
         )
         often = [each for each in notes.in_hooks if each.calls >= _MANY_CALLS]
-        evidence += f", which run {_calls_text(often)}" if often else ""
+        evidence += f", which run {calls_text(often)}" if often else ""
         share = measured.share(notes.hooks_ns)
         yield Finding(
             "hooks of gradients take a large share", None, "backward", round(notes.hooks_ns), share, evidence, by_step
@@ -208,12 +255,22 @@ def find_noted(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
         evidence += "knows of earlier steps, such as momentum, is lost, and allocated again"
         where = next((each.range for each in measured.ranges_of("optimizer") if each.range.endswith(".step")), None)
         yield Finding("an optimizer is made anew in each step", where, "optimizer", 0, 0.0, evidence, by_step)
-    if notes.grows and not measured.memory:
-        evidence = f"the process holds about {format_bytes(notes.grows)} more after each step"
-        what = "memory grows from step to step"
-        yield Finding(what, None, None, 0, 0.0, evidence, "modtrace run --memory, which says who holds it")
     yield from _forward_hooks(measured, notes)
     yield from _doubles(measured, notes)
+
+
+def _growth(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
+    """Yield that memory grows, and which list does; a cache of what is generated grows until the next begins."""
+    if measured.memory or notes.grows < (_LEAST_GROWTH if notes.keeps else _SURE_GROWTH):
+        return
+    if not measured.trains and not notes.keeps:
+        return
+    kept = max(notes.keeps, key=lambda name: notes.keeps[name], default="")
+    evidence = f"the process holds about {format_bytes(notes.grows)} more after each step"
+    evidence += f"; {kept} gets {notes.keeps[kept]:.3g} values more" if kept else ""
+    where = next((row.fqn for row in measured.rows if row.fqn == kept.rpartition(".")[0]), None)
+    what = "memory grows from step to step"
+    yield Finding(what, where, None, 0, 0.0, evidence, "modtrace run --memory, which says who holds it")
 
 
 def _dropout(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:

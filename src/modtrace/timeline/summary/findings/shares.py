@@ -13,7 +13,7 @@ from ...memory import format_bytes
 from ..module_rows import ModuleTimes
 from ..parts import OTHER, PARTS
 from ..slow_steps import short_ms
-from .finding import LEAST_STEPS, Finding, Measured, only_option, times_text
+from .finding import LEAST_NS, LEAST_STEPS, Finding, Measured, only_option, times_text
 from .noted import NotedSteps, tensors_of
 from .occasions import collections_text
 from .siblings import place_of
@@ -58,8 +58,6 @@ _LARGE_RANGE = 0.30
 """For a range of the user's, who named it: it is likely part of the work."""
 _MOST_STEPS = 0.5
 """How often a module has to run in a step, for its time to be that of steps."""
-_LEAST_NS = 1_000_000
-"""Time of a part in a step: shorter ones are those of tiny models, in which Python itself is most."""
 _LOOP_CALLS, _SHORT_NS, _LOOP_SHARE = 32, 1_000_000, 0.2
 """Calls in a call of the module around, the forward of each, and their share of the median step: layers that share
 their parameters are called up to 24 times, what solves an equation or denoises takes longer, and a module with a few
@@ -99,18 +97,20 @@ def find_large_parts(measured: Measured, notes: NotedSteps, explained: Container
         if part == "loss" and 0 < np.median(alone_ns) < _BACKWARD_SHARE * per_step:
             least = _LARGE_UNTRAINED_LOSS
         # As for modules: a busy machine makes what has many operators longer than it is.
-        low_ns, least_ns = np.percentile(took, low), _LEAST_BETWEEN_NS if between else _LEAST_NS
+        low_ns, least_ns = np.percentile(took, low), _LEAST_BETWEEN_NS if between else LEAST_NS
         is_large = low_ns >= max(least * np.percentile(step_ns, low), least_ns)
         # A server waits for requests, which come irregularly.
         is_large &= not between or low_ns >= _REGULAR * per_step
         if is_large and part not in explained:
             evidence = f"{short_ms(per_step)} of {short_ms(float(np.median(step_ns)))} (medians)"
             lines = notes.lines_text(part, per_step)
-            if part != OTHER or not lines:
+            if part != OTHER or between or not lines:
                 evidence += _details(measured, part, float(np.median(alone_ns)), between=between)
             evidence += lines
-            if (part == OTHER and not between) or least == _LARGE_UNTRAINED_LOSS:
-                evidence += notes.outside_text(per_step, tensors_of(measured.optimizers))
+            if part == OTHER or least == _LARGE_UNTRAINED_LOSS:
+                losses = [row.fqn for row in measured.rows if part == "loss" and row.module_class.endswith("Loss")]
+                in_losses = [notes.inside[fqn][0] for fqn in losses if fqn in notes.inside]
+                evidence += notes.outside_text(per_step, tensors_of(measured.optimizers), in_losses)
             yield _large_part(measured, part, per_step, evidence, between=between)
 
 
@@ -183,8 +183,10 @@ def _beside_optimizers(measured: Measured) -> Finding | None:
         calls = each.calls / measured.steps
         per_step = each.p50_ns * calls
         is_step = each.range.endswith(".step") and not each.range.startswith("LRScheduler.")
-        if not is_step and per_step >= max(_LARGE_BESIDE * measured.usual_ns, _LEAST_NS):
+        least = _LARGE_LOOP if calls >= _MANY_OPTIMIZERS else _LARGE_BESIDE
+        if not is_step and per_step >= max(least * measured.usual_ns, LEAST_NS):
             evidence = f"{times_text(calls)} a step, {short_ms(each.p50_ns)} each (median)"
+            evidence += ": a loop, where one call takes all parameters" if calls >= _MANY_OPTIMIZERS else ""
             what, where, part = "takes a large share", each.range, "optimizer"
             return measured.finding(what, where, part, evidence=evidence, show="--ranges", ns=per_step)
     return None
@@ -248,7 +250,7 @@ def find_host_time(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
         per_step *= 1 if ratio < _BACKWARD_SHARE else 1 - ratio
         is_sure = ratio < _NO_BACKWARD_SHARE and hold.isdisjoint(rows[index].fqn for index in members)
         least = _SURE_HOST_SHARE if is_sure else _HOST_SHARE
-        if per_step < max((least if trains else _HOST_SHARE_OF_CALLS) * measured.usual_ns, _LEAST_NS):
+        if per_step < max((least if trains else _HOST_SHARE_OF_CALLS) * measured.usual_ns, LEAST_NS):
             continue
         first = rows[members[int(np.argmax(each))]]
         several = f" in {len(members)} modules {place} ({module_class})" if len(members) > 1 else ""
@@ -276,7 +278,7 @@ def find_reruns(measured: Measured) -> Iterator[Finding]:
     """Yield the outermost modules whose forward runs more often than their backward, and what checkpointing costs."""
     named: set[str] = set()
     for index, row in enumerate(measured.rows):
-        calls, backed, unused, alone_ns = (int(count) for count in measured.runs[:, index])
+        calls, backed, unused, alone_ns = (int(count) for count in measured.runs[:4, index])
         per_step = alone_ns / measured.steps
         if per_step < measured.least_ns:
             continue
@@ -323,6 +325,8 @@ def _loops(measured: Measured) -> Iterator[Finding]:
 def _unused_graph(measured: Measured, row: ModuleTimes, calls: int, forward_ns: int) -> Finding:
     evidence = f"forward {times_text(calls / measured.steps)} a step, {short_ms(forward_ns / calls)} each, and never a "
     evidence += "backward: under torch.no_grad() it takes less time and memory"
+    around = measured.outer[row.fqn]
+    evidence += f"; no loss needs what it computes in {around[0]}" if around else ""
     what = "builds a graph that no backward pass uses"
     return measured.finding(what, row.fqn, "forward", evidence=evidence, show=only_option(row.fqn))
 

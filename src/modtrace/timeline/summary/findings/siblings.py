@@ -161,7 +161,7 @@ def _time_finding(measured: Measured, outlier: _Outlier, notes: NotedSteps) -> F
     else:
         own = _is_own(measured, row, siblings, part)
         said.append(f"mostly its own {part}, outside of inner modules" if own else f"mostly {part}")
-    said.extend(filter(None, [notes.hooks_text(row.fqn)]))
+    said.extend(filter(None, [notes.hooks_text(row.fqn), notes.inside_text(row.fqn, float(calls))]))
     if row.flops_forward is not None:
         ratio = _flops_of_call(row) / max(float(np.median([_flops_of_call(one) for one in siblings])), 1.0)
         said.append(f"{ratio:.3g} times the FLOPs a call" if ratio >= _MORE_CALLS else "with no more FLOPs a call")

@@ -416,6 +416,7 @@ PyObject* run_backward(PyObject* capsule, PyObject* const* args, Py_ssize_t coun
   if (!is_running(generation)) return result;
   Session& running = *engine.active_session.load();
   write_pass_edge(running, thread, kPassEnd, call);
+  const int64_t ended = running.gradient_passes[0] + running.gradient_passes[1];
   if (result != nullptr) note_gradients(running, thread, args, count, keywords);
   running.flops.passes_ended = running.flops.passes_ended || current_graph_task() < 0;
   --engine.running_passes;
@@ -430,6 +431,10 @@ PyObject* run_backward(PyObject* capsule, PyObject* const* args, Py_ssize_t coun
     thread.boundaries.add_all(first_sequence, at::sequence_number::peek());
   }
   tell_boundary(running, nullptr);
+  if (result != nullptr && is_running(generation)) {
+    const int64_t ends = running.gradient_passes[0] + running.gradient_passes[1];
+    if (ends > ended) tell_end(running, ends, "backward");
+  }
   return result;
 }
 

@@ -129,6 +129,7 @@ struct Session {
   PyRef operator_names;      // () → names of operators with a formula, None: as before; null where none are counted
   PyRef answer_operators;    // (how many at most) → anything; notes what those cost that wait, see track/flops.py
   PyRef on_boundary;         // (what begins, None: it ends) → anything; null where no step is looked at, see LineGaps
+  PyRef on_end;              // (how many, of what) → anything; calls or passes may be steps; null: not to be told
   PyRef begin_device_times;  // () → True, or anything where it is to be called again; null once it has returned True
   std::unordered_map<PyObject*, std::vector<std::pair<int64_t, int64_t>>>
       names;                                            // module → (parent's name id, name id)
@@ -137,6 +138,7 @@ struct Session {
   FlopCounting flops;
   bool steps_told = false;          // whether the user or an optimizer ended a training step
   int64_t gradient_passes[2] = {};  // how many passes added gradients to those of leaf tensors, or returned them
+  int64_t outermost_calls = 0;      // how many have ended on any thread
   int references = 1;               // guarded by the interpreter's lock
 };
 
@@ -391,6 +393,15 @@ PyRef ask(Session& session, const PyRef& function, PyObject* first = nullptr, Py
 void ask_at_boundary(Session& session, const char* begins);
 inline void tell_boundary(Session& session, const char* begins) {
   if (C10_UNLIKELY(static_cast<bool>(session.on_boundary))) ask_at_boundary(session, begins);
+}
+
+// Tells Python that so many of a kind have ended that may be steps, where nothing else ends steps: after 1, 2, 4 … of
+// them, and one more. As above.
+void ask_at_end(Session& session, int64_t number, const char* kind);
+inline void tell_end(Session& session, int64_t number, const char* kind) {
+  if (session.steps_told || !session.on_end || ((number & (number - 1)) != 0 && ((number - 1) & (number - 2)) != 0))
+    return;
+  ask_at_end(session, number, kind);
 }
 
 // Has the pending error, if there is one, raised in the main thread: that of a handler of a signal, which ran while

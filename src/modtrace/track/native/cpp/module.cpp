@@ -301,6 +301,7 @@ PyMethodDef methods[] = {
     {"take_operators", take_operators, METH_O, nullptr},
     {"begin_outside", begin_outside, METH_O, nullptr},
     {"end_outside", end_outside, METH_NOARGS, nullptr},
+    {"tell_ends", tell_ends, METH_O, nullptr},
     {"limit_outside", limit_outside, METH_O, nullptr},
     {"write_event", py_write_event, METH_VARARGS, nullptr},
     {"on_collection", py_on_collection, METH_VARARGS, nullptr},

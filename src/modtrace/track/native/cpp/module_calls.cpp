@@ -189,7 +189,9 @@ void exit(Session& session, ThreadState& thread, size_t height) {
   }
   drop_open_calls(thread, height);
   // What died there may have ended the session.
-  if (height == 0 && is_active(session)) tell_boundary(session, nullptr);
+  if (height != 0 || !is_active(session)) return;
+  tell_boundary(session, nullptr);
+  if (is_active(session) && thread.open_passes == 0) tell_end(session, ++session.outermost_calls, "forward");
 }
 
 }  // namespace

@@ -3,7 +3,6 @@
 #include <ATen/record_function.h>
 #include <pthread.h>
 
-#include <array>
 #include <atomic>
 #include <cstring>
 #include <memory>
@@ -17,21 +16,23 @@
 namespace modtrace {
 namespace {
 
-constexpr size_t kMaxNames = 256;
+constexpr size_t kMaxNames = 256, kMaxModules = 4096;
 constexpr const char* kTorchRanges[] = {"Optimizer.", "enumerate("};
 constexpr char kEvaluated[] = "autograd::engine::evaluate_function: ";  // how torch names a node with its hooks
-constexpr char kNodes[] = "nodes", kWithHooks[] = "nodes and hooks";
+constexpr char kNodes[] = "nodes", kWithHooks[] = "nodes and hooks", kFloat64[] = " (float64)";
+constexpr int64_t kOutside = -1, kInPasses = -2;  // other places are the names of modules
 
 struct Total {
   int64_t calls = 0, ns = 0;
 };
 
 using Totals = std::unordered_map<std::string, Total>;
+using Places = std::unordered_map<int64_t, Totals>;
 
 at::CallbackHandle outside_callback = 0;
 std::atomic<const ThreadState*> counted{nullptr};  // the thread that is counted, or null
 std::mutex totals_lock;                            // another thread may end the count
-std::array<Totals, 2> totals;                      // outside, and in backward passes
+Places totals;                                     // of each place
 std::atomic<int64_t> longest_ns{INT64_MAX};        // how long a count lasts at most
 std::atomic<bool> is_over{false};                  // whether it lasted longer
 int64_t count_begin = 0;                           // when it began
@@ -42,17 +43,17 @@ thread_local int open_operator = 0;                // the same of an operator
 // What began: a node or a range of torch, or what is counted.
 struct OpenOutside final : at::ObserverContext {
   // `name`: under which it is counted, or null. `boundary`: whether Python is told of its end.
-  OpenOutside(int* inside, Totals* in_totals, const char* name, bool boundary = false)
-      : around(inside), own(in_totals), counted_as(name), is_boundary(boundary), begin(monotonic_ns()) {
+  OpenOutside(int* inside, int64_t at, const char* name, bool boundary = false, bool doubles = false)
+      : around(inside), place(at), counted_as(name), is_boundary(boundary), is_float64(doubles), begin(monotonic_ns()) {
     if (around != nullptr) ++*around;
   }
   ~OpenOutside() override {
     if (around != nullptr) --*around;
   }
   int* around;  // of this thread: torch ends both where they began
-  Totals* own;
+  int64_t place;
   const char* counted_as;
-  bool is_boundary;
+  bool is_boundary, is_float64;
   int64_t begin;
 };
 
@@ -79,11 +80,21 @@ void tell_range(const char* begins) {
   if (Session* session = engine.active_session.load()) tell_boundary(*session, begins);
 }
 
+// Whether the first tensor that an operator is given holds numbers of float64.
+bool takes_float64(const at::RecordFunction& function) {
+  for (const c10::IValue& input : function.inputs()) {
+    if (input.isTensor()) return input.toTensor().defined() && input.toTensor().scalar_type() == at::kDouble;
+  }
+  return false;
+}
+
 std::unique_ptr<at::ObserverContext> on_outside_begin(const at::RecordFunction& function) {
   const ThreadState* thread = counted.load(std::memory_order_relaxed);
   if (thread == nullptr || thread != &this_thread() || is_too_long()) return nullptr;
   const char* name = function.name();
-  Totals* own = &totals[thread->open_passes > 0 ? 1 : 0];
+  const int64_t own = thread->open_passes > 0      ? kInPasses
+                      : thread->open_calls.empty() ? kOutside
+                                                   : thread->open_calls.back().name_id;
   if (function.scope() == at::RecordScope::BACKWARD_FUNCTION) {
     return std::make_unique<OpenOutside>(&open_outside, own, open_outside == 0 ? kNodes : nullptr);
   }
@@ -93,11 +104,11 @@ std::unique_ptr<at::ObserverContext> on_outside_begin(const at::RecordFunction& 
     if (is_boundary) tell_range(name);
     return std::make_unique<OpenOutside>(is_of_torch(name) ? &open_outside : nullptr, own, nullptr, is_boundary);
   }
-  if (open_operator > 0 || open_outside > 0 || !thread->open_calls.empty()) return nullptr;
+  if (open_operator > 0 || open_outside > 0 || (own == kInPasses && !thread->open_calls.empty())) return nullptr;
   if (std::strncmp(name, kEvaluated, sizeof kEvaluated - 1) == 0) {
     return std::make_unique<OpenOutside>(nullptr, own, kWithHooks);
   }
-  return std::make_unique<OpenOutside>(&open_operator, own, name);
+  return std::make_unique<OpenOutside>(&open_operator, own, name, false, takes_float64(function));
 }
 
 void on_outside_end(const at::RecordFunction&, at::ObserverContext* context) {
@@ -108,21 +119,24 @@ void on_outside_end(const at::RecordFunction&, at::ObserverContext* context) {
   if (open == nullptr || open->counted_as == nullptr) return;
   const int64_t ns = monotonic_ns() - open->begin;
   const std::lock_guard<std::mutex> lock(totals_lock);
-  const auto known = open->own->find(open->counted_as);
-  if (known == open->own->end() && open->own->size() >= kMaxNames) return;
-  Total& total = known == open->own->end() ? (*open->own)[open->counted_as] : known->second;
+  if (totals.size() >= kMaxModules && totals.count(open->place) == 0) return;
+  Totals& own = totals[open->place];
+  std::string name = open->counted_as;
+  if (open->is_float64) name += kFloat64;
+  if (own.size() >= kMaxNames && own.count(name) == 0) return;
+  Total& total = own[name];
   ++total.calls;
   total.ns += ns;
 }
 
-PyRef as_list(const Totals& own) {
-  PyRef list = steal(PyList_New(0));
+// Adds what was counted to a list. False, with an error, where there is no memory.
+bool append_to(PyObject* list, int64_t place, const Totals& own) {
   for (const auto& [name, total] : own) {
-    const PyRef row = steal(
-        Py_BuildValue("(sLL)", name.c_str(), static_cast<long long>(total.calls), static_cast<long long>(total.ns)));
-    if (!list || !row || PyList_Append(list.get(), row.get()) != 0) return PyRef();
+    const PyRef row = steal(Py_BuildValue("(LsLL)", static_cast<long long>(place), name.c_str(),
+                                          static_cast<long long>(total.calls), static_cast<long long>(total.ns)));
+    if (!row || PyList_Append(list, row.get()) != 0) return false;
   }
-  return list;
+  return true;
 }
 
 }  // namespace
@@ -130,6 +144,7 @@ PyRef as_list(const Totals& own) {
 void watch_outside_operators() {
   outside_callback = at::addGlobalCallback(
       at::RecordFunctionCallback(on_outside_begin, on_outside_end)
+          .needsInputs(true)
           .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION, at::RecordScope::USER_SCOPE}));
   at::disableCallback(outside_callback);
   // A child in which no thread holds it any more would wait for it forever.
@@ -149,18 +164,26 @@ PyObject* begin_outside(PyObject*, PyObject* on_boundary) {
   Py_RETURN_NONE;
 }
 
+PyObject* tell_ends(PyObject*, PyObject* on_end) {
+  if (Session* session = engine.active_session.load(std::memory_order_relaxed)) session->on_end = borrow(on_end);
+  Py_RETURN_NONE;
+}
+
 PyObject* end_outside(PyObject*, PyObject*) {
   if (counted.load() != nullptr) at::disableCallback(outside_callback);
   counted.store(nullptr);
   if (Session* session = engine.active_session.load(std::memory_order_relaxed)) session->on_boundary = PyRef();
-  std::array<Totals, 2> ended;
+  Places ended;
   {
     const std::lock_guard<std::mutex> lock(totals_lock);
     ended.swap(totals);
   }
   if (is_over.load()) Py_RETURN_NONE;
-  const PyRef outside = as_list(ended[0]), in_passes = as_list(ended[1]);
-  return outside && in_passes ? Py_BuildValue("(OO)", outside.get(), in_passes.get()) : nullptr;
+  PyRef list = steal(PyList_New(0));
+  for (const auto& [place, own] : ended) {
+    if (!list || !append_to(list.get(), place, own)) return nullptr;
+  }
+  return list.release();
 }
 
 PyObject* limit_outside(PyObject*, PyObject* ns) {
@@ -173,7 +196,7 @@ PyObject* limit_outside(PyObject*, PyObject* ns) {
 void stop_outside() {
   if (counted.exchange(nullptr) != nullptr) at::disableCallback(outside_callback);
   const std::lock_guard<std::mutex> lock(totals_lock);
-  for (Totals& own : totals) own.clear();
+  totals.clear();
 }
 
 }  // namespace modtrace

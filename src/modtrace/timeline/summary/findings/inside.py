@@ -1,0 +1,198 @@
+"""What modules do themselves, outside of inner ones: in which operators of torch, or in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from ...slices import MANY_NODES
+from ..slow_steps import short_ms
+from .finding import LEAST_NS, LEAST_STEPS, Finding, Measured, only_option
+from .noted import FLOAT64, MOVES, NotedSteps, Operator, calls_text
+from .siblings import place_of
+
+_SHORT_NS = 200_000
+"""How long operators last at most on average, with what calls them, if many of them are a loop: what computes much in
+each of its rounds gains nothing by fewer of them."""
+_NS_OF_OPERATOR, _NS_OF_CALL = 20_000, 50_000
+"""What Python takes at most to call an operator, or a module, on a busy machine: no program does without."""
+_MOST, _MUCH = 0.5, 0.3
+"""Shares of the time of a module's operators, or of its own forward."""
+_MAKES = frozenset(
+    {"arange", "eye", "full", "linspace", "meshgrid", "one_hot", "ones", "randperm", "tril", "triu", "tril_", "triu_"}
+    | {"ones_like", "full_like", "masked_fill", "masked_fill_", "outer"}
+)
+"""Operators that make masks and tables, mostly the same in each call."""
+
+
+class Own(NamedTuple):
+    """What the modules of one place and class do themselves in a step."""
+
+    fqns: list[str]  # the one that takes the longest first
+    module_class: str
+    calls: float
+    forward_ns: float
+    backward_ns: float
+    all: Operator  # the operators together; those that build a graph alone, without their time, if none were counted
+    longest: list[Operator]
+    inner_calls: float
+
+    def share(self, chosen: Callable[[str], bool]) -> float:
+        """Return which share of the time of operators those have that are chosen by name."""
+        return sum(each.ns for each in self.longest if chosen(each.name)) / max(self.all.ns, 1.0)
+
+    @property
+    def python_ns(self) -> float:
+        """What no operator takes, without what it takes to call these, and inner modules."""
+        if not self.all.ns:
+            return 0.0
+        calling_ns = _NS_OF_OPERATOR * self.all.calls + _NS_OF_CALL * (self.calls + self.inner_calls)
+        return max(0.0, self.forward_ns - self.all.ns - calling_ns)
+
+
+class _Kind(NamedTuple):
+    """A kind of work that hardly any module needs.
+
+    Attributes:
+        what: how findings call it.
+        least: share of the median step that it takes at least.
+        ns: what it takes in a step; 0 if it is none.
+        why: what is said of it, after the figures.
+    """
+
+    what: str
+    least: float
+    ns: Callable[[Own], float]
+    why: str
+
+
+def _is_loop(own: Own) -> bool:
+    count = own.all.calls / max(own.calls, 1e-9)
+    return count >= MANY_NODES and own.forward_ns <= _SHORT_NS * own.all.calls
+
+
+def _share_of_work(own: Own, chosen: Callable[[str], bool], *, with_backward: bool, least: float) -> float:
+    share = own.share(chosen)
+    return share * (own.forward_ns + own.backward_ns * with_backward) if share >= least else 0.0
+
+
+def _is_move(name: str) -> bool:
+    return name.removesuffix(FLOAT64) in MOVES
+
+
+# The first kind that a place has counts. It is known what it is, so a twentieth of a step is worth it, as for loops
+# outside of modules.
+_KINDS = (
+    _Kind(
+        "computes in float64, most others do not",
+        0.05,
+        lambda own: _share_of_work(own, lambda name: name.endswith(FLOAT64), with_backward=True, least=_MOST),
+        "float32 takes half or less",
+    ),
+    _Kind(
+        "runs many short operators: a loop in Python",
+        0.05,
+        lambda own: (own.forward_ns + own.backward_ns) if _is_loop(own) else 0.0,
+        "fewer and larger ones take less",
+    ),
+    _Kind(
+        "copies or converts tensors",
+        0.05,
+        lambda own: _share_of_work(own, _is_move, with_backward=False, least=_MUCH),
+        "once, and outside of the call, would do if it is the same each time",
+    ),
+    _Kind(
+        "makes masks or tables anew in each call",
+        0.05,
+        lambda own: _share_of_work(own, _MAKES.__contains__, with_backward=False, least=_MUCH),
+        "kept in a buffer they are made once",
+    ),
+    _Kind(
+        "spends host time in its own forward, outside of inner modules and operators",
+        0.05,
+        lambda own: own.python_ns if own.python_ns >= _MOST * own.forward_ns else 0.0,
+        "Python or waiting",
+    ),
+)
+
+
+def find_inside(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
+    """Yield modules that take a large share of a step in what can be done with less, if operators were counted."""
+    if measured.steps < LEAST_STEPS:
+        return
+    is_usual = notes.float64_share() > _MOST
+    for place, own in _by_place(measured, notes):
+        for number, kind in enumerate(_KINDS):
+            per_step = kind.ns(own)
+            if per_step < max(kind.least * measured.usual_ns, LEAST_NS):
+                continue
+            if number == 0 and (is_usual or own.fqns[0] in notes.doubles):
+                continue  # a rule of its own names modules with parameters of float64
+            several = f" in {len(own.fqns)} modules {place} ({own.module_class})" if len(own.fqns) > 1 else ""
+            evidence = f"own forward {short_ms(own.forward_ns)} a step{several}"
+            evidence += f", own backward {short_ms(own.backward_ns)}" if measured.trains else ""
+            each = Operator("", own.all.calls / own.calls, own.all.ns / own.calls)
+            longest = f"{calls_text(own.longest, own.calls)}, in all " if own.longest else ""
+            evidence += f"; a call runs {longest}{each.calls:,.4g} operators"
+            evidence += f" of {short_ms(each.ns)}: {kind.why}" if each.ns else f": {kind.why}"
+            evidence += f"; {said}" if (said := notes.hooks_text(own.fqns[0])) else ""
+            yield measured.finding(
+                kind.what, own.fqns[0], "forward", evidence=evidence, show=only_option(place), ns=per_step
+            )
+            break
+
+
+def _by_place(measured: Measured, notes: NotedSteps) -> Iterator[tuple[str, Own]]:
+    """Yield what modules of each place do themselves, if all of them are noted."""
+    by_place: dict[tuple[str, str], list[int]] = {}
+    for index, row in enumerate(measured.rows):
+        if measured.calls[index] > 0 and row.calls:
+            by_place.setdefault((place_of(measured, row.fqn), row.module_class), []).append(index)
+    none = Operator("", 0.0, float(bool(notes.inside)))
+    inner = dict.fromkeys((row.fqn for row in measured.rows), 0.0)
+    low_ns = {row.fqn: float(ns) for row, ns in zip(measured.rows, measured.low_ns, strict=True)}
+    own_ns = dict(low_ns)
+    for row, calls in zip(measured.rows, measured.calls, strict=True):
+        for around in measured.outer[row.fqn][:1]:
+            inner[around] += float(calls)
+            own_ns[around] -= low_ns[row.fqn]
+    for (place, _), members in by_place.items():
+        known = [notes.inside.get(measured.rows[index].fqn, [none]) for index in members]
+        if not notes.inside:
+            nodes = (measured.runs[4, members] / max(measured.steps, 1)).tolist()
+            known = [[Operator("", made, 0.0)] for made in nodes]
+        elif not notes.all_inside and [none] in known:
+            continue
+        yield place, _sum(measured, members, known, own_ns, inner)
+
+
+def _sum(
+    measured: Measured,
+    members: Sequence[int],
+    known: Sequence[Sequence[Operator]],
+    own_ns: dict[str, float],
+    inner: dict[str, float],
+) -> Own:
+    rows = [measured.rows[index] for index in members]
+    forward, backward, longest = 0.0, 0.0, dict[str, Operator]()
+    for index, row in zip(members, rows, strict=True):
+        whole = max(row.self_ns, 1)
+        # In 9 of 10 steps it takes that at least, and no more than usual.
+        own = min(max(own_ns[row.fqn], 0.0), whole / row.calls * float(measured.calls[index]))
+        forward += own * row.forward_self_ns / whole
+        backward += own * row.backward_self_ns / whole
+    for name, calls, ns in (one for each in known for one in each):
+        old = longest.get(name, Operator(name, 0.0, 0.0))
+        longest[name] = Operator(name, old.calls + calls, old.ns + ns)
+    rows.sort(key=lambda row: -row.self_ns)
+    together = longest.pop("")
+    return Own(
+        [row.fqn for row in rows],
+        rows[0].module_class,
+        float(measured.calls[list(members)].sum()),
+        forward,
+        backward,
+        together,
+        sorted(longest.values(), key=lambda each: -each.ns),
+        sum(inner[row.fqn] for row in rows),
+    )

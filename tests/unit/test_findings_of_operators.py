@@ -1,0 +1,119 @@
+"""Findings of what modules do themselves: loops, float64, copies, masks, Python; by operators, or by nodes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from modtrace import Timeline
+from modtrace.timeline.summary.findings import Finding
+from tests.unit.test_findings import BLOCKS, MS, STEP_MS, found, training
+from tests.unit.test_findings_of_notes import noted
+
+LOOKS = 2
+Operators = Sequence[tuple[str, float, float]]
+LOOP, DOUBLES = "runs many short operators: a loop in Python", "computes in float64, most others do not"
+MOVES, MASKS = "copies or converts tensors", "makes masks or tables anew in each call"
+PYTHON = "spends host time in its own forward, outside of inner modules and operators"
+
+
+def inside(operators: Operators) -> dict[str, Any]:
+    """Return notes of two looks: what each block runs itself in a step, as name, calls and ms."""
+    rows = [(name, round(LOOKS * count), round(LOOKS * ms * MS)) for name, count, ms in operators]
+    total = [("", sum(count for _, count, _ in rows), sum(ns for _, _, ns in rows))]
+    acts = {
+        f"Net.blocks.{block}.act": [["", LOOKS, LOOKS * MS], ["gelu", LOOKS, LOOKS * MS]] for block in range(BLOCKS)
+    }
+    return {"inside": {f"Net.blocks.{block}": [*total, *rows] for block in range(BLOCKS) if rows} | acts}
+
+
+def with_own(ms: float, operators: Operators, **more: Any) -> Timeline:
+    """Steps in which each block takes so long itself in forward, and runs these operators."""
+    return noted(training(own=lambda block: ms), **{**inside(operators), **more})
+
+
+def only(timeline: Timeline) -> Finding:
+    (finding,) = timeline.summary().findings
+    return finding
+
+
+# 4 blocks of 1 ms in a step of 13 ms. Calling n operators takes 20 us each, and a call and one inside 50 us each.
+@pytest.mark.parametrize(
+    ("operators", "what", "ms"),
+    [
+        ([("matmul", 40, 0.2), ("add", 24, 0.3)], LOOP, 4),
+        ([("linear (float64)", 1, 0.5), ("to", 2, 0.1), ("add", 1, 0.3)], DOUBLES, 4 * 5 / 9),
+        ([("clone", 1, 0.5), ("linear", 1, 0.4)], MOVES, 4 * 5 / 9),
+        ([("masked_fill", 1, 0.2), ("ones", 1, 0.2), ("linear", 1, 0.5)], MASKS, 4 * 4 / 9),
+        ([("linear", 1, 0.1)], PYTHON, 4 * (1 - 0.1 - 0.02 - 0.1)),
+        ([], PYTHON, 4 * (1 - 0.1)),
+    ],
+)
+def test_what_modules_of_a_place_do_themselves(operators: Operators, what: str, ms: float) -> None:
+    finding = only(with_own(1, operators))
+
+    assert finding[:3] == (what, "Net.blocks.0", "forward")
+    assert finding.ns_per_step == pytest.approx(ms * MS, abs=4)
+    assert finding.share == pytest.approx(ms / (STEP_MS + 4), rel=1e-5)
+    assert finding.evidence.startswith(
+        "own forward 4 ms a step in 4 modules Net.blocks.* (Block), own backward 0 ms; a call runs "
+    )
+
+
+@pytest.mark.parametrize(
+    ("own", "operators"),
+    [
+        (1, [("matmul", 39, 0.2), ("add", 24, 0.4)]),  # few
+        (0.1, [("matmul", 64, 0.09)]),  # 0.4 ms of 9.4
+        (1, [("linear (float64)", 1, 0.4), ("linear", 1, 0.5)]),  # not most of it
+        (1, [("clone", 1, 0.2), ("linear", 1, 0.7)]),
+        (1, [("ones", 1, 0.2), ("linear", 1, 0.7)]),
+        (1, [("linear", 1, 0.5)]),  # 38 % of it
+        (0.2, []),  # 0.4 ms of 9.8
+    ],
+)
+def test_what_is_close_to_that_is_no_finding(own: float, operators: Operators) -> None:
+    assert found(with_own(own, operators)) == []
+
+
+def test_operators_of_a_loop_are_named_a_call() -> None:
+    assert only(with_own(1, [("matmul", 40, 0.2), ("add", 24, 0.3)])).evidence == (
+        "own forward 4 ms a step in 4 modules Net.blocks.* (Block), own backward 0 ms; a call runs add 24 times, "
+        "matmul 40 times, in all 64 operators of 0.5 ms: fewer and larger ones take less"
+    )
+
+
+def test_long_operators_are_no_loop() -> None:
+    assert found(with_own(12.9, [("matmul", 64, 12.9)])) == []
+    assert [one[0] for one in found(with_own(12.8, [("matmul", 64, 12.8)]))] == [LOOP]
+
+
+def test_modules_that_hold_float64_or_where_most_compute_in_it_are_not_named_for_that() -> None:
+    operators = [("linear (float64)", 1, 0.9)]
+    assert [one[0] for one in found(with_own(1, operators))] == [DOUBLES]
+    # 3.6 of what is inside of modules, and the acts take 3.5.
+    acts = {f"Net.blocks.{block}.act": [["", 2, round(1.75 * MS)]] for block in range(BLOCKS)}
+    assert found(with_own(1, operators, inside=inside(operators)["inside"] | acts)) == []
+
+
+def test_modules_that_were_not_noted_are_not_judged() -> None:
+    acts = inside([])["inside"]
+    others = {f"Other.{number}": [["", 1, 1]] for number in range(64 - len(acts))}
+    assert found(with_own(1, [], inside=acts | others)) == []
+    others.popitem()
+    assert [one[0] for one in found(with_own(1, [], inside=acts | others))] == [PYTHON]
+
+
+def test_an_outlier_says_which_operators_it_runs() -> None:
+    slow = training(own=lambda block: 4 if block == 2 else 0.2)
+    operators = {"Net.blocks.2": [["", 260, 2 * MS], ["bmm", 256, MS], ["add", 4, MS]]}
+
+    finding = noted(slow, inside=operators).summary().findings[0]
+
+    assert finding[:2] == ("is slower than its siblings", "Net.blocks.2")
+    assert finding.evidence == (
+        "6 ms a step, its siblings 2.2 ms (medians), mostly its own forward, outside of inner modules, it runs bmm 128 "
+        "times, add twice itself in a call, in all 130 operators"
+    )
