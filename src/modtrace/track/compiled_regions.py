@@ -249,19 +249,21 @@ def _wrap(
         regions = _watching
         if regions is None:
             return function(*args, **kwargs)
-        caller = sys._getframe(1)
         if not region.label:
-            region.describe(caller)
+            region.describe(sys._getframe(1))
+        module_call, is_ours = regions.module_call
+        if nn.Module.__call__ is not module_call:
+            is_ours = MODULE_CALL[0].is_ours_alone()
+            regions.module_call = nn.Module.__call__, is_ours
         thread = _threads.get()
         thread.regions += 1
         try:
             # Wrappers of other code around modules' calls would get one that the program does not make.
-            is_module = not region.is_generated and MODULE_CALL[0].is_ours_alone()
-            result = region(*args, **kwargs) if is_module else function(*args, **kwargs)
+            result = region(*args, **kwargs) if is_ours and not region.is_generated else function(*args, **kwargs)
         finally:
             thread.regions -= 1
         if region.is_of_step:
-            regions.tell_step(caller)
+            regions.tell_step(sys._getframe(1))
         return result
 
     return skip_all(call)
@@ -272,6 +274,8 @@ class CompiledRegions:
 
     def __init__(self, after_step_region: Callable[[FrameType], None]) -> None:
         self._after_step_region: Callable[[FrameType], None] | None = after_step_region
+        # How modules were called last, and whether no wrapper of other code was around that.
+        self.module_call: tuple[object, bool] = None, False
 
     def start(self) -> None:
         """Begin, at once or when torch.compile is first used."""
