@@ -249,6 +249,37 @@ def test_weights_that_are_laid_out_otherwise_are_of_who_uses_them() -> None:
     assert {tuple(own) for own in owners} <= {("0",), ("1",), ("2",), ("1", "2"), ("2", "1")}
 
 
+class Scaled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(x * 0.5, -1).cumsum(-1)
+
+
+def test_what_inductor_makes_of_a_product_before_a_softmax_is_of_its_module() -> None:
+    owners = owners_as_written(nn.Sequential(nn.Linear(32, 8), Scaled(), nn.Tanh()), torch.ones(4, 32))
+    assert [set(own) for own in owners] == [{"0"}, {"1"}, {"1"}, {"2"}]
+
+
+class Product(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x * y
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.act, self.last, self.mix = nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 32), Product()
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = self.act(self.first(x)).flatten(0, 1)
+        out: Tensor = self.mix(self.last(flat), flat)
+        return out
+
+
+def test_what_a_kernel_reads_is_not_computed_in_it() -> None:
+    # Inductor says that what reads a view is also of all that made this, where the view came before its memory.
+    assert owners_as_written(Gated(), torch.ones(4, 8, 32)) == [["first"], ["act"], ["last"], ["mix"]]
+
+
 def test_operators_with_several_results_and_with_random_numbers(tmp_path: Path) -> None:
     merged = Merged(torch.compile(Convolutions()), tmp_path)
 

@@ -9,7 +9,6 @@ captured one.
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, wraps
-from operator import getitem
 from typing import Any, NamedTuple
 
 import torch
@@ -36,17 +35,16 @@ _GRAPH_MODULE = "torch._inductor.output_code"
 _KEPT = "modtrace_kernels"
 """The attribute of a compiled graph that has its kernels."""
 
+_OF_CAPTURED = {"seq_nr", "source_fn_stack", "from_node"}
+"""What nodes have that are captured, one of these at least, and none that a pass makes."""
+_MOST_USERS = 64
 _PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm)
 _VIEWS = ("aten::_unsafe_view", "aten::reshape", "<built-in function getitem>")
 
 
 def owner_of(node: Any, *, is_backward: bool) -> Owner:
     """Return whose a node is, by what torch notes at it: the innermost module, and the phase."""
-    meta = node.meta
-    if not meta.get("nn_module_stack") and isinstance(node.target, HigherOrderOperator):
-        # What keeps the state of random numbers around an operator: its results have what was noted of that.
-        results = (user.meta for user in node.users if user.target is getitem)
-        meta = next((known for known in results if known.get("nn_module_stack")), meta)
+    meta = _notes_at(node)
     of_backward = meta.get("fwd_nn_module_stack")
     stack = meta.get("nn_module_stack") or of_backward
     source, kind = next(reversed(stack.values())) if stack else OF_NO_MODULE
@@ -54,6 +52,17 @@ def owner_of(node: Any, *, is_backward: bool) -> Owner:
     if is_backward:
         phase = BACKWARD if of_backward or meta.get("partitioner_tag") != "is_forward" else RECOMPUTE
     return (str(source), getattr(kind, "__name__", str(kind))), phase
+
+
+def _notes_at(node: Any) -> Mapping[str, Any]:
+    """Return what torch notes at a node; for one that a pass of torch's made, at what first uses its results."""
+    using = [node]
+    for user in using:
+        if user.meta.get("nn_module_stack") or not _OF_CAPTURED.isdisjoint(user.meta):
+            return user.meta  # type: ignore[no-any-return]
+        if len(using) < _MOST_USERS:
+            using += [other for other in user.users if other not in using]
+    return node.meta  # type: ignore[no-any-return]
 
 
 def factors_of(node: Any) -> str:
@@ -104,7 +113,6 @@ class _Graph:
             comes from AOTAutograd's cache.
         is_backward: whether it is of backward.
         named: the kernels that were named since: each with its nodes: their names in both graphs, the phase, the bytes.
-        of_templates: the nodes that their templates are said to be of.
     """
 
     def __init__(
@@ -120,7 +128,6 @@ class _Graph:
         self.like = {owner: name for name, owner in (owners or {}).items()}
         self.captured_like = {module: name for name, module in captured.items()}
         self.named: list[tuple[str, tuple[tuple[str, str, int, int], ...]]] = []
-        self.of_templates: set[Any] = set()
 
 
 _graphs: WeakMap[Any, _Graph | None] = WeakMap()
@@ -214,7 +221,7 @@ def _before(function: Callable[..., Any], note: Callable[..., None]) -> Callable
 
 
 def _name_kernel(graph: _Graph, schedule: Any, kernel_name: str, *_: Any, **__: Any) -> None:
-    nodes = [node for node in _nodes_of(graph, schedule) if node.op == "call_function"]
+    nodes = [node for node in _nodes_of(schedule) if node.op == "call_function"]
     if len(nodes) == 1 and isinstance(nodes[0].target, HigherOrderOperator):
         # With the state of random numbers, as in a checkpoint: a profile has the operator that it runs.
         inner = (argument for argument in nodes[0].args if isinstance(argument, OpOverload))
@@ -245,7 +252,7 @@ def _take_kernels(graph: _Graph, compiled: Any, *_: Any, **__: Any) -> None:
     graph.log.add(GraphKernels(key, tuple(kernels), (_missing() or FROM_CACHE) if kept is None else ""))
 
 
-def _nodes_of(graph: _Graph, schedule: Any) -> Iterable[Any]:
+def _nodes_of(schedule: Any) -> Iterable[Any]:
     """Return the nodes of FX that a kernel is made of: those of its parts, or the one that an operator runs."""
     if not isinstance(schedule, (list, tuple)):
         own = getattr(schedule, "origin_node", None)
@@ -258,15 +265,38 @@ def _nodes_of(graph: _Graph, schedule: Any) -> Iterable[Any]:
     nodes: dict[Any, None] = {}
     for part in parts:
         if part.node is not None:
-            origins = [*part.node.origins]
-            # A template, as of a product, is said to be of all before it, and so is what reads its result.
-            own = origins[:1] if part.is_template() else [node for node in origins if node not in graph.of_templates]
-            own = own or origins[:1]
+            own = _computed_by(part)
             if all(node.op == "placeholder" for node in own):
                 own = [user for node in own for user in node.users]  # as a weight that is laid out otherwise for them
             nodes |= dict.fromkeys(own)
-            graph.of_templates.update(origins if part.is_template() else ())
     return nodes
+
+
+def _computed_by(part: Any) -> list[Any]:
+    """Return the nodes that a part of a kernel computes. Inductor says it is of some that made what it reads too."""
+    origins = dict.fromkeys(sorted(part.node.origins), False)
+    reads = {dependency.name for dependency in part.read_writes.reads}
+    buffers = [part.scheduler.name_to_buf[name].node for name in reads if name in part.scheduler.name_to_buf]
+    made = {max(buffer.origins) for buffer in buffers if getattr(buffer, "origins", ())}
+
+    def inputs(node: Any) -> Iterable[Any]:
+        for used in node.all_input_nodes:
+            # What Inductor has no code for, such as an item of several results, is its only input.
+            while used not in origins and used not in made and len(used.all_input_nodes) == 1:
+                (used,) = used.all_input_nodes
+            yield used
+
+    for node in origins:
+        origins[node] = all(origins.get(used) or used in made or used.name in reads for used in inputs(node))
+    own = [*origins][-1:]
+    for node in own:
+        # Constants are of all who need the same.
+        own += [
+            used
+            for used in inputs(node)
+            if origins.get(used) and used not in made and used not in own and used.all_input_nodes
+        ]
+    return own
 
 
 def _is_view(node: Any) -> bool:
