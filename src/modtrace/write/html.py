@@ -25,7 +25,7 @@ from ..timeline.summary import summarize
 from ..timeline.summary.findings import closing_line
 from .atomic_file import atomic_writer
 from .slices import all_as_modules
-from .step_parts import part_table
+from .step_parts import PartTable, part_table
 from .written_parts import first_moment
 
 _VERSION = 1
@@ -118,18 +118,22 @@ def payload(timeline: Timeline, comparison: Comparison | None = None) -> bytes:
         rows = [*held.by_fqn.items(), ("other", held.other)]
         header["holders"] = {"time": held.time_ns - base, "rows": rows}
     if parts is not None:
-        header["step_parts"] = {
-            "parts": [*zip(parts.parts, parts.share, strict=True)],
-            "names": parts.names,
-            "causes": parts.causes,
-            "start": arrays.add(parts.start - base, "f64"),
-            "duration": arrays.add(parts.end - parts.start, "f64"),
-            "whole": arrays.add(parts.whole, "u8"),
-            "ns": arrays.add(parts.ns.ravel(), "f64"),
-        }
+        header["step_parts"] = _step_parts(parts, base, arrays)
     text = _json(header)
     text += b" " * (-(len(text) + 4) % _ALIGNMENT)
     return b"".join((struct.pack("<I", len(text)), text, *arrays.parts))
+
+
+def _step_parts(parts: PartTable, base: int, arrays: "_Arrays") -> dict[str, object]:
+    return {
+        "parts": [*zip(parts.parts, parts.share, strict=True)],
+        "names": parts.names,
+        "causes": parts.causes,
+        "start": arrays.add(parts.start - base, "f64"),
+        "duration": arrays.add(parts.end - parts.start, "f64"),
+        "whole": arrays.add(parts.whole, "u8"),
+        "ns": arrays.add(parts.ns.ravel(), "f64"),
+    }
 
 
 def _columns(columns: Slices, base: int, arrays: "_Arrays") -> dict[str, Mapping[str, object]]:

@@ -138,10 +138,7 @@ _NEVER = np.iinfo(np.int64).min
 def late_senders(
     table: CollectiveTable, own_time: OwnTime, replay: Replay, tables: RankTables, *, first: int, last: int
 ) -> list[tuple[StepFinding, Int64Array]]:
-    """Return what each step says in which ranks sent each other messages, in order.
-
-    With it: by how much the own time before each event is shorter without the excess of its rank in all steps, ns.
-    """
+    """Return what each step with messages says, and by how much own times are shorter without its rank's excess, ns."""
     events, late = replay.events, _late_to_messages(table)
     steps = np.unique([step for _, step in late if first <= step < last]).tolist()
     if not steps:

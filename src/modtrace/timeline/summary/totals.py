@@ -19,7 +19,7 @@ from ..time_intervals import extents
 from .compiled import compiled_modules
 from .device_summary import DeviceSummary, summarize_device
 from .findings import Measured, find_findings, looked_at
-from .flop_summary import GroupFlops, add_flops, describe_flops, read_flops
+from .flop_summary import FlopSummary, GroupFlops, add_flops, describe_flops, read_flops
 from .memory_summary import MeasuredMemory, measure_memory, summarize_memory
 from .module_rows import GpuStepTimes, GpuTotals, GroupBy, Groups, ModuleTimes, group_modules, outer_modules
 from .module_summary import Summary
@@ -349,18 +349,9 @@ def with_gpu_times(summary: Summary, work: GpuWork) -> Summary:
         **dict(zip(GpuTotals._fields, times, strict=True)),
         "collectives": counts[COMMUNICATION_KIND],
     }
-    flops = summary.flops
-    if flops is not None and by_module and not flops.on_cpu:
-        outer, with_inner = outer_modules(list(rows)), self_ns.copy()
-        for fqn, number in index.items():
-            # As FLOPs, recompute counts to the modules that contain its module by name.
-            for around in outer[fqn]:
-                with_inner[:, index[around]] += self_ns[:, number]
-        named = [(row.fqn, row.module_class) for row in rows.values()]
-        flops = flops.timed(dict(zip(named, with_inner.T.tolist(), strict=True)))
     return replace(
         summary,
-        flops=flops,
+        flops=_timed(summary.flops, rows, self_ns) if by_module else summary.flops,
         rows=[
             ModuleTimes(**{**own._asdict(), **{name: int(column[number]) for name, column in columns.items()}})
             for number, own in enumerate(rows.values())
@@ -369,6 +360,19 @@ def with_gpu_times(summary: Summary, work: GpuWork) -> Summary:
         gpu=GpuTotals(*times.sum(axis=1).tolist()),
         gpu_steps=tuple(_step_times(work, computes, step) for step in np.unique(work.step).tolist() if step >= 0),
     )
+
+
+def _timed(flops: FlopSummary | None, rows: Mapping[str, ModuleTimes], self_ns: Int64Array) -> FlopSummary | None:
+    """Return FLOPs with the times of kernels, int64[phases, rows], unless a CPU computed them."""
+    if flops is None or flops.on_cpu:
+        return flops
+    outer, index, with_inner = outer_modules(list(rows)), {fqn: row for row, fqn in enumerate(rows)}, self_ns.copy()
+    for fqn, row in index.items():
+        # As FLOPs, recompute counts to the modules that contain its module by name.
+        for around in outer[fqn]:
+            with_inner[:, index[around]] += self_ns[:, row]
+    named = [(one.fqn, one.module_class) for one in rows.values()]
+    return flops.timed(dict(zip(named, with_inner.T.tolist(), strict=True)))
 
 
 def _step_times(work: GpuWork, computes: BoolArray, step: int) -> GpuStepTimes:
