@@ -107,18 +107,7 @@ class _Switches(NamedTuple):
 def _switches(intervals: Intervals, events: Events) -> _Switches:
     at = np.flatnonzero(is_any(events.kind, GREENLET_KINDS))
     thread, position = events.thread[at].astype(np.int64), 2 * at.astype(np.int64) + 1
-    if not len(at):
-        return _Switches(thread, position, position, position)
-    # The last interval of the thread that has begun, or one around it, is open still.
-    order = np.concatenate([position, intervals.start_position])
-    by_thread = np.lexsort((order, np.concatenate([thread, intervals.thread])))
-    begun = np.maximum.accumulate(np.where(by_thread >= len(at), by_thread - len(at), -1))
-    interval = np.empty(len(at), np.int64)
-    interval[by_thread[by_thread < len(at)]] = begun[by_thread < len(at)]
-    known = interval >= 0
-    interval[known] = np.where(intervals.thread[interval[known]] == thread[known], interval[known], -1)
-    while np.any(ended := (interval >= 0) & (intervals.end_position[interval] < position)):
-        interval[ended] = intervals.parent[interval[ended]]
+    interval = intervals.open_at(thread, position)
     interval[events.kind[at] == Kind.GREENLET_SUSPENDED] = -1
     return _Switches(thread, position, events.value[at] & SEQUENCE_MASK, interval)
 

@@ -289,18 +289,8 @@ def _positions(analysis: RingAnalysis, index: Int64Array) -> Int64Array:
 
 def _innermost(analysis: RingAnalysis, index: Int64Array) -> Int64Array:
     """Return the innermost interval in which each event is on its thread, or -1."""
-    intervals, position = analysis.intervals, _positions(analysis, index)
-    if not len(intervals):
-        return np.full(len(index), -1, np.int64)
     thread = analysis.all_events.thread[index].astype(np.int64)
-    lowest = int(intervals.start_position.min())
-    stride = max(int(intervals.start_position.max()), int(position.max(initial=0))) - lowest + 1
-    begun = intervals.thread * stride + intervals.start_position - lowest
-    inner = np.searchsorted(begun, thread * stride + position - lowest) - 1
-    inner = np.where((inner >= 0) & (intervals.thread[inner] == thread), inner, -1)
-    while len(ended := np.flatnonzero((inner >= 0) & (intervals.end_position[inner] < position))):
-        inner[ended] = intervals.parent[inner[ended]]
-    return inner
+    return analysis.intervals.open_at(thread, _positions(analysis, index))
 
 
 def _in_windows(analysis: RingAnalysis) -> BoolArray:

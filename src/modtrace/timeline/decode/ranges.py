@@ -141,10 +141,7 @@ _OWN_NAMES = {
 def add_ranges(
     timeline: Timeline, analysis: RingAnalysis, tracks: Sequence[Track], process: Process, evaluations: Evaluations
 ) -> tuple[Timeline, Slices]:
-    """Return the timeline with the names and the tracks of ranges, and the ranges.
-
-    Garbage collections are among them: a range can be around one.
-    """
+    """Return the timeline with the names and the tracks of ranges and garbage collections, and these slices."""
     timeline = replace(timeline, tracks=[*tracks])
     events, clock, lookup = analysis.all_events, analysis.clock, analysis.lookup
     collection, collected_from, collection_args = _collections(events)
