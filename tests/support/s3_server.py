@@ -7,6 +7,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import pytest
@@ -45,6 +46,8 @@ def s3_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     moto = DomainDispatcherApplication(create_backend_app)
+    # Else it looks through the folders of its 200 services for each request.
+    moto.get_backend_for_host = cache(moto.get_backend_for_host)
 
     def counted(environment: dict[str, Any], start_response: Any) -> Iterator[bytes]:
         if environment["REQUEST_METHOD"] == "GET":
