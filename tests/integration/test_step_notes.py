@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import nn
 import modtrace
 from modtrace.record_options import EngineName
 from modtrace.timeline.contents import STEP_NOTES
+from modtrace.track.run_delay import RunDelay
 
 pytestmark = pytest.mark.usefixtures("native_engine")
 
@@ -307,6 +309,22 @@ def test_steps_that_the_user_ends_are_looked_at() -> None:
     notes = recording.timeline().metadata[STEP_NOTES]
     assert isinstance(notes, dict)
     assert calls_of(notes, "outside")["cos"] == notes["steps"] == 2
+
+
+def test_how_long_a_thread_waits_for_a_processor_is_read_from_linux() -> None:
+    def waited_ns() -> int:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1])
+
+    delay = RunDelay()
+    assert delay() == 0  # nothing is known before
+    begin = waited_ns()
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(RunDelay()).result() == 0
+    ended = waited_ns()
+    assert delay() >= ended - begin >= 0
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(delay).result() == 0  # of another thread
+    delay.close()
 
 
 class Loop(nn.Module):

@@ -277,6 +277,16 @@ def test_memory_that_does_not_grow_steadily(resident: object) -> None:
     assert found(noted(training(), resident=resident)) == []
 
 
+@pytest.mark.parametrize(("delays", "is_named"), [([[7, 20]], False), ([[7, 19]], True), ([[6, 40]], True), (7, True)])
+def test_a_step_in_which_the_thread_waited_for_a_processor_is_slow_by_the_machine(delays: Any, is_named: bool) -> None:
+    slow = training(forward=lambda step, block: 41 if step == 7 and block == 2 else 1)
+    noted_ns = [[step, ms * MS] for step, ms in delays] if isinstance(delays, list) else delays
+
+    findings = noted(slow, delays=noted_ns).summary().findings
+
+    assert [one.what for one in findings] == ["makes step 7 slow (forward)"] * is_named
+
+
 SLOWLY = [[at, held // 2] for at, held in GROWING]
 """By 1 MiB a step."""
 

@@ -44,6 +44,7 @@ NOTES_OF_STEPS = {
     "drop": [str],
     "unlike": [str],
     "resident": [(int, int)],
+    "delays": [(int, _COUNT)],
     "gaps": [(*[str] * 5, [_COUNT])],
 }
 OPTIMIZER_NOTES = [{"class": str, "tensors": int, "how": str, "hooks": int, "stepped": int, "first_tensors": int}]

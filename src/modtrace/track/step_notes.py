@@ -18,6 +18,7 @@ from .event_sink import OnError
 from .line_gaps import LineGaps
 from .native.engine import NativeEngine
 from .portable.engine import PortableEngine
+from .run_delay import RunDelay
 from .unseen import skip_all, unseen_by_modes
 
 _MAX_OPERATORS, _MAX_MODULES = 8, 32
@@ -28,6 +29,8 @@ _PLACES = {-1: "outside", -2: "in_passes"}
 """What the native engine calls where no module's operators run."""
 _MAX_INSIDE, _MAX_KINDS = 64, 3
 """How many modules are noted with operators, and how many of these each has, the longest."""
+_LEAST_DELAY_NS, _MAX_DELAYS = 1_000_000, 64
+"""How long a thread has to wait for a processor in a step for that to be noted, and of how many steps, the longest."""
 _UNITS = {"forward": 0, "backward": 1}
 """What are steps where nothing else ends any: passes, else calls."""
 
@@ -38,6 +41,7 @@ class StepNotes:
     def __init__(self, names: NameTable, engine: NativeEngine | PortableEngine, on_error: OnError) -> None:
         self._names, self._engine, self._on_error = names, engine, on_error
         self._modules, self._native = engine.module_names, getattr(engine, "native", None)
+        self._run_delay = RunDelay()
         self._record: dict[str, object] | None = None
         self._thread: int | None = None
         self._begin_anew(-1)
@@ -58,6 +62,8 @@ class StepNotes:
         self._settings: dict[str, int] = {}
         self._resident: list[tuple[int, int]] = []
         self._noted: Mapping[str, object] = {}
+        self._looks_of_modules: Mapping[str, object] = {}
+        self._delays: list[tuple[int, int]] = []
         self._gaps = LineGaps()
 
     @skip_all
@@ -73,6 +79,8 @@ class StepNotes:
             if unit < self._unit or number == self._last or self._thread not in (None, threading.get_ident()):
                 return
             self._last = number
+            if (waited_ns := self._run_delay()) >= _LEAST_DELAY_NS and ended_by not in _UNITS:
+                self._delays = sorted([*self._delays, (waited_ns, number)], reverse=True)[:_MAX_DELAYS]
             if self._thread is not None:
                 self._note(ended_by)
             self._ended = number if ended_by in _UNITS else self._ended + 1
@@ -90,10 +98,12 @@ class StepNotes:
 
     @skip_all
     def finish(self) -> None:
-        """Note what modules are like where no step has ended."""
+        """Note the slow steps since the last look, and what modules are like where no step has ended."""
         try:
             if self._unit <= _UNITS["forward"]:
-                self._write()
+                self._looks_of_modules = self._look_at_modules()
+            self._run_delay.close()
+            self._write()
         except Exception as error:
             self._on_error(error)
 
@@ -102,6 +112,7 @@ class StepNotes:
         self._gaps.end(ended_by)
         if self._native is not None:
             if (counted := self._native.end_outside()) is None:
+                self._looks_of_modules = self._look_at_modules()
                 self._write()
                 return
             for place, name, calls, ns in counted:
@@ -120,10 +131,12 @@ class StepNotes:
         noted = {"operators": operators, "settings": self._settings, "resident": self._resident}
         noted |= {"inside": self._operators_inside(), "lengthen": self._look_at_lengths()}
         self._noted = noted | {"gaps": self._gaps.count()}
+        self._looks_of_modules = self._look_at_modules()
         self._write()
 
     def _write(self) -> None:
-        notes = json.dumps({**self._noted, **self._look_at_modules()})
+        delays = [(number, waited_ns) for waited_ns, number in self._delays]
+        notes = json.dumps({**self._noted, **self._looks_of_modules, "delays": delays})
         record = {"kind": "steps", "steps": self._looked, "notes": notes}
         self._names.note(record)
         if self._record is not None:

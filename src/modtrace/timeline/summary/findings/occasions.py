@@ -28,6 +28,8 @@ _SLOW_STEPS = 3.0
 """What a slow step has to take more, in median steps, but for one of a period: for less the system may be why."""
 _OUTLASTS = 3
 """How many times as long as slow steps by other causes one has to be slow."""
+_OF_MACHINE = 0.5
+"""What share of what a slow step takes more its thread has waited for a processor, if the machine made it slow."""
 _SLOW_SHARE = 0.04
 """Share of a usual step that slow steps by one cause have to take more, as a mean over all steps."""
 _TRIGGERED = "", ", automatic", " by gc.collect()"
@@ -85,10 +87,13 @@ def _is_long(measured: Measured, took: Int64Array) -> BoolArray:
 def find_slow_steps(measured: Measured, explained: Container[str | None]) -> Iterator[Finding]:
     """Yield the slow steps, those with one cause and place together, but for parts that are explained."""
     by_cause: dict[tuple[str, str], list[tuple[int, SlowPart, str]]] = {}
-    steps = measured.summary.step_parts
+    steps, delays = measured.summary.step_parts, dict(measured.step_notes.get("delays", ()))
     for index, (cause, slow) in steps.causes.items():
-        # A first step is slow by what it sets up.
-        if slow.part not in explained and (number := int(steps.bounds.number[index])):
+        # A first step is slow by what it sets up, others perhaps as the machine runs something else meanwhile.
+        number = int(steps.bounds.number[index])
+        if delays.get(number, 0) >= _OF_MACHINE * (slow.took_ns - slow.usual_ns):
+            continue
+        if slow.part not in explained and number:
             by_cause.setdefault((slow.part, slow.module or slow.range), []).append((number, slow, cause))
     longest = {cause: max(slow.took_ns - slow.usual_ns for _, slow, _ in steps) for cause, steps in by_cause.items()}
     for (part, where), slow_steps in by_cause.items():
