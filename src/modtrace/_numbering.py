@@ -42,7 +42,7 @@ def order_in_groups(keys: Int64Array, shift: int) -> Int64Array:
 def distinct(values: Int64Array) -> Int64Array:
     """Return the different values, ascending; `np.unique` hashes them, which takes ten times as long."""
     ordered = np.sort(values, kind="stable")
-    return ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered
+    return ordered[begins_run(ordered)]
 
 
 def number_values(values: Int64Array) -> tuple[Int64Array, Int64Array]:
@@ -77,10 +77,11 @@ def expand_ranges(begin: IndexArray, end: IndexArray) -> tuple[IndexArray, Index
     return np.arange(len(of_range)) - (np.cumsum(size) - size - begin)[of_range], of_range
 
 
-def split_by(keys: AnyIntArray, rows: Int64Array) -> list[Int64Array]:
-    """Return the rows of each key, in their order."""
+def split_by(keys: AnyIntArray, rows: Int64Array | None = None) -> list[Int64Array]:
+    """Return the rows of each key, ascending, in their order; without `rows` the places of the keys."""
     order = np.argsort(keys, kind="stable")
-    return np.split(rows[order], np.flatnonzero(np.diff(keys[order])) + 1) if len(rows) else []
+    in_order = order if rows is None else rows[order]
+    return np.split(in_order, np.flatnonzero(np.diff(keys[order])) + 1) if len(keys) else []
 
 
 def is_any(values: Int8Array, wanted: Iterable[int]) -> BoolArray:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._numbering import Numbering, begins_run, expand_ranges
+from .._numbering import Numbering, begins_run, expand_ranges, split_by
 from .._typing import Int8Array, Int64Array
 from ..timeline import GpuWork, Timeline
 from ..timeline.contents import COMMUNICATION_KIND, NO_PHASE, Place
@@ -280,12 +280,8 @@ def _replays(events: ProfilerEvents, launch: Int64Array) -> dict[int, Int64Array
     pieces = pieces[events.launches.api[launch[pieces]] == ApiCall.GRAPH]
     # Nodes are numbered as they are captured; without their numbers the time gives the order.
     node = events.work.node[pieces]
-    order = np.lexsort((events.work.start[pieces], np.where(node >= 0, node, 0), launch[pieces]))
-    pieces = pieces[order]
-    if not len(pieces):
-        return {}
-    rows, first = np.unique(launch[pieces], return_index=True)
-    return dict(zip(rows.tolist(), np.split(pieces, first[1:]), strict=True))
+    pieces = pieces[np.lexsort((events.work.start[pieces], np.where(node >= 0, node, 0)))]
+    return {int(launch[own[0]]): own for own in split_by(launch[pieces], pieces)}
 
 
 def _collectives(events: ProfilerEvents, launch: Int64Array) -> Int64Array:

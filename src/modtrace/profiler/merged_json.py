@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from .._numbering import split_by
 from .._typing import Int64Array, SignedIntArray
 from ..formats.chrome_values import TrackKey, microseconds_text, read_microseconds_array
 from ..formats.escape import escaped, escaped_name
@@ -104,8 +105,7 @@ def _starts_with_room(
     it then begin a step later. That happens once per level of slices that end there at most.
     """
     begin = start // quantum * quantum
-    order = np.argsort(track, kind="stable")
-    first_of_track = np.flatnonzero(np.diff(track[order], prepend=track[order[0]] - 1))
+    of_tracks = split_by(track)
     followed = np.flatnonzero(sibling >= 0)
     after = sibling[followed]
     while True:
@@ -116,7 +116,7 @@ def _starts_with_room(
         if not len(late):
             return begin
         begin[late] += quantum
-        for rows in np.split(order, first_of_track[1:]):
+        for rows in of_tracks:
             begin[rows] = np.maximum.accumulate(begin[rows])
 
 

@@ -183,7 +183,7 @@ class ProfilerSlices:
         table = self._table
         flows = table.flows
         track, bound = table.track[flows.row], np.full(len(flows.row), -1, np.int64)
-        for ends in split_by(track, np.arange(len(track))):
+        for ends in split_by(track):
             if (slices := self.tracks.get(int(track[ends[0]]))) is not None:
                 bound[ends] = slices.bound(flows.row[ends], table.start[flows.row[ends]], flows.binds[ends])
         ends_of_track: dict[int, list[tuple[int, int]]] = {}

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from .._numbering import begins_run
 from .._typing import AnyArray, BoolArray, Int8Array, Int32Array, Int64Array
 from ..read.ring_file import Steps
 from ..ring.collective_text import parse_ranks, rank_list
@@ -203,7 +204,7 @@ def range_table(timeline: Timeline, rank: int) -> RangeTable:
     order = np.lexsort((-slices.end[ranges], slices.start[ranges], slices.track[ranges]))
     order = order[told[order]]
     until, track = slices.end[ranges[order]], slices.track[ranges[order]]
-    first = np.append(True, track[1:] != track[:-1])[: len(order)]
+    first = begins_run(track)
     for begin, end in pairwise([*np.flatnonzero(first).tolist(), len(order)]):
         until[begin:end] = np.maximum.accumulate(until[begin:end])
     is_inner = ~first

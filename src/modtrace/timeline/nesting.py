@@ -47,7 +47,7 @@ def nest_times(start: Int64Array, end: Int64Array, track: Int32Array) -> tuple[I
     """
     depth = np.zeros(len(start), np.int32)
     parent = np.full(len(start), -1, np.int64)
-    for own in split_by(track, np.arange(len(track))):
+    for own in split_by(track):
         rows = outermost_first(start, end, own)
         depth[rows], parent[rows] = _nest(start[rows], end[rows], rows)
     return depth, parent
@@ -108,7 +108,7 @@ class InnermostLookup:
     def on_threads(self, thread: Int64Array, time: Int64Array) -> Int64Array:
         """Return the same for moments of several threads."""
         innermost = np.full(len(time), -1, np.int64)
-        for here in split_by(thread, np.arange(len(thread))):
+        for here in split_by(thread):
             innermost[here] = self.on_thread(int(thread[here[0]]), time[here])
         return innermost
 

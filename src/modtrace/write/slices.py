@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from .._numbering import Numbering, distinct
+from .._numbering import Numbering, begins_run, distinct
 from .._typing import BoolArray, IndexArray, Int64Array, UInt8Array
 from ..formats.limits import MAX_LINK
 from ..formats.slice_args import SharedTexts, slice_texts
@@ -93,8 +93,7 @@ def _call_flows(timeline: Timeline) -> tuple[Int64Array, BoolArray, BoolArray]:
     rows, of_row = rows[of_row >= 0], of_row[of_row >= 0]
     order = np.lexsort((table.track[rows], table.start[rows], table.counter[rows], of_row))
     rows, of_row = rows[order], of_row[order]
-    begins = np.ones(len(rows) + 1, np.bool_)
-    begins[1:-1] = (np.diff(of_row) != 0) | (np.diff(table.counter[rows]) != 0)
+    begins = np.append(begins_run(of_row, table.counter[rows]), True)
     alone = begins[:-1] & begins[1:]
     flow[rows] = np.where(alone, -1, np.cumsum(begins[:-1]) - 1)
     first[rows], last[rows] = begins[:-1] & ~alone, begins[1:] & ~alone

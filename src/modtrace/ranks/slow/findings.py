@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..._errors import ModtraceError
+from ..._numbering import split_by
 from ..._processes import map_in_processes, processor_count
 from ..._typing import BoolArray, Float32Array, Float64Array, Int64Array
 from ...live.hangs import find_hangs
@@ -89,10 +90,7 @@ def like_module_times(parts: Iterable[SpanTable], own_time: OwnTime) -> LikeModu
         fqn = np.array([fqns.setdefault(name.fqn, len(fqns)) for name in spans.names] or [0])
         names = [(_NUMBER.sub("*", name.fqn), name.module_class) for name in spans.names]
         like = np.array([likes.setdefault(name, len(likes)) for name in names] or [0])
-        by_rank = np.argsort(spans.rank, kind="stable")
-        ranks, begins = np.unique(spans.rank[by_rank], return_index=True)
-        for rank, chosen in zip(ranks.tolist(), np.split(by_rank, begins[1:]) if len(ranks) else [], strict=True):
-            rows.append(_rank_rows(take(spans, chosen), own_time, rank, fqn, like))
+        rows += [_rank_rows(take(spans, own), own_time, fqn, like) for own in split_by(spans.rank)]
     rank, step, name, phase, kind, own = np.concatenate(rows, axis=1)
     like, module = kind * len(PHASES) + phase, name * len(PHASES) + phase
     excess = _excess(rank, step, like, own)
@@ -101,7 +99,8 @@ def like_module_times(parts: Iterable[SpanTable], own_time: OwnTime) -> LikeModu
     return LikeModuleTimes(list(fqns), rank, step, name, phase, own, excess, noise)
 
 
-def _rank_rows(spans: SpanTable, own_time: OwnTime, rank: int, fqn: Int64Array, like: Int64Array) -> Int64Array:
+def _rank_rows(spans: SpanTable, own_time: OwnTime, fqn: Int64Array, like: Int64Array) -> Int64Array:
+    rank = int(spans.rank[0])
     segments = segments_of(spans, own_time, rank)
     name, phase = np.divmod(segments.key, len(PHASES))
     step = spans.step[segments.owner].astype(np.int64)

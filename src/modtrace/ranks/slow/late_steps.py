@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from ..._numbering import count_in_run
+from ..._numbering import count_in_run, split_by
 from ..._typing import BoolArray, Float64Array, Int64Array
 from ...live.triggers import format_ns
 from ...ring.range_text import RangeName
@@ -269,10 +269,8 @@ def late_steps(arrivals: Arrivals, bounds: Bounds) -> list[LateStep]:
     cost = np.where(arrivals.is_last, np.clip(arrivals.excess, 0, np.maximum(latest, 0)), 0)
     # What varies anyway belongs to no rank, and would add up over many collectives.
     cost = np.where(cost > least, cost, 0)
-    order = np.argsort(arrivals.step, kind="stable")
-    steps, first = np.unique(arrivals.step[order], return_index=True)
     in_order = []
-    for rows in np.split(order, first[1:]) if len(steps) else ():
+    for rows in split_by(arrivals.step):
         lasts = rows[arrivals.is_last[rows]]
         ranks, index = np.unique(arrivals.rank[lasts], return_inverse=True)
         rank = int(ranks[np.argmax(np.bincount(index, cost[lasts], len(ranks)))])

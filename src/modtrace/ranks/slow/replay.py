@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..._numbering import expand_ranges
+from ..._numbering import expand_ranges, split_by
 from ..._typing import BoolArray, Float64Array, Int64Array
 from ...ring.collective_text import PEER_OPERATORS
 from ..groups import group_starts
@@ -79,9 +79,7 @@ def message_ends(table: CollectiveTable) -> tuple[Int64Array, Int64Array]:
     kind = np.array(kinds or [-1], np.int8)[table.operator]
     other = np.full(len(kind), -1, np.int64)
     messages = np.flatnonzero((kind >= 0) & (table.peer >= 0) & (table.counter >= 0))
-    messages = messages[np.argsort(table.group[messages], kind="stable")]
-    begins = group_starts(table.group[messages].astype(np.int64)) if len(messages) else messages
-    for rows in np.split(messages, begins[1:]) if len(messages) else ():
+    for rows in split_by(table.group[messages], messages):
         members = np.array(ranks_in_group(table.groups[table.group[rows[0]]]), np.int64)
         peer = table.peer[rows]
         known = peer < len(members)

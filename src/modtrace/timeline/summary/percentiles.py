@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..._numbering import begins_run
 from ..._typing import AnyArray, Int64Array
 
 
@@ -49,9 +50,7 @@ def percentiles_by_group(pieces: Sequence[GroupTimes], *, steps: Int64Array, gro
 def sum_by_group_and_step(times: GroupTimes) -> GroupTimes:
     """Add up times per group and step; return one row for each pair, in their order."""
     group, step, ns = times.take(np.lexsort((times.step, times.group)))
-    is_first = np.ones(len(group), np.bool_)
-    is_first[1:] = (np.diff(group) != 0) | (np.diff(step) != 0)
-    first = np.flatnonzero(is_first)
+    first = np.flatnonzero(begins_run(group, step))
     sums = np.add.reduceat(ns, first) if len(first) else np.zeros(0, np.int64)
     return GroupTimes(group[first], step[first], sums)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from ..._errors import ModtraceError
-from ..._numbering import number_values
+from ..._numbering import Numbering, number_values, split_by
 from ..._typing import AnyArray, BoolArray, Int64Array, ObjectArray
 from ..contents import FIRST_CALLED
 from ..select import (
@@ -97,10 +97,9 @@ class StepBounds(NamedTuple):
 
     def by_name(self) -> dict[str, Int64Array]:
         """Return the indices of the steps of each name, in the order in which the names come first."""
-        numbers = {name: number for number, name in enumerate(dict.fromkeys(self.name.tolist()))}
+        numbers = Numbering[str]()
         number = np.array([numbers[name] for name in self.name.tolist()], np.int64)
-        ends = np.cumsum(np.bincount(number, minlength=len(numbers)))[:-1]
-        return dict(zip(numbers, np.split(np.argsort(number, kind="stable"), ends), strict=False))
+        return dict(zip(numbers, split_by(number), strict=True))
 
     def between(self, timeline: Timeline) -> StepBounds:
         """Return the times between the steps of each thread; if marks end steps, those before and after them too.

@@ -86,7 +86,7 @@ class _Times(NamedTuple):
 
     def by_thread(self) -> dict[int, _Times]:
         """Return those of each thread by its id, ascending."""
-        return {int(self.tid[own[0]]): self.take(own) for own in split_by(self.tid, np.arange(len(self.tid)))}
+        return {int(self.tid[own[0]]): self.take(own) for own in split_by(self.tid)}
 
 
 def measure_units(timeline: Timeline, step_by: str | None) -> list[UnitTimes]:
