@@ -72,6 +72,7 @@ def test_operators_are_counted_where_no_module_and_no_optimizer_runs() -> None:
     loss = {"ones": 4, "square": 4, "mean": 4, "ones_like": 4}
     assert calls_of(notes, "outside") == {"mul_": 16, "add_": 16, **loss}
     assert calls_of(notes_of(nothing), "outside") == loss
+    assert calls_of(notes, "in_optimizers") == {"add_": 16}
     assert all(ns > 0 for _, _, ns in notes["operators"]["outside"])
 
 

@@ -17,7 +17,7 @@ LOOP = [["mul_", 40, 3 * MS], ["add_", 40, 3 * MS], ["cross_entropy_loss", 2, MS
 OTHER = "time outside of modules and ranges (other) takes a large share"
 
 
-def noted(timeline: Timeline, *, tensors: int = 20, how: str = "one by one", **notes: Any) -> Timeline:
+def noted(timeline: Timeline, *, tensors: int = 20, how: str | None = "one by one", **notes: Any) -> Timeline:
     """Return a timeline whose recording looked at two steps, and noted this."""
     optimizer = {"class": "SGD", "tensors": tensors, "hooks": 0, "how": how}
     known = {**timeline.metadata, OPTIMIZERS: [optimizer], STEP_NOTES: {"steps": 2} | notes}
@@ -285,6 +285,17 @@ def test_a_step_in_which_the_thread_waited_for_a_processor_is_slow_by_the_machin
     findings = noted(slow, delays=noted_ns).summary().findings
 
     assert [one.what for one in findings] == ["makes step 7 slow (forward)"] * is_named
+
+
+def test_an_own_optimizer_that_goes_over_its_parameters_one_by_one() -> None:
+    def evidence(operators: object, **more: Any) -> str:
+        slow = training(ranges=lambda step: [("Optimizer.step#Own.step", "optimizer", 4)])
+        return noted(slow, operators={"in_optimizers": operators}, **more).summary().findings[0].evidence
+
+    said = "; a step runs sqrt 64 times there: a loop over 20 parameters, for which torch._foreach needs few"
+    loop = [["sqrt", 128, MS], ["add_", 126, MS]]
+    assert evidence(loop, how=None).endswith(said)
+    assert said not in evidence(loop, how="foreach") + evidence(loop[1:], how=None)
 
 
 SLOWLY = [[at, held // 2] for at, held in GROWING]

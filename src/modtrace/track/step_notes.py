@@ -25,7 +25,7 @@ _MAX_OPERATORS, _MAX_MODULES = 8, 32
 """How many are noted, the longest operators and the first modules."""
 _MAX_NS = 30_000_000_000
 """How long operators are counted: that costs up to a tenth of a step, and what is longer is more than a step."""
-_PLACES = {-1: "outside", -2: "in_passes"}
+_PLACES = {-1: "outside", -2: "in_passes", -3: "in_optimizers"}
 """What the native engine calls where no module's operators run."""
 _MAX_INSIDE, _MAX_KINDS = 64, 3
 """How many modules are noted with operators, and how many of these each has, the longest."""

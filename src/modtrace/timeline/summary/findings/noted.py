@@ -84,6 +84,7 @@ class NotedSteps:
         outside: those outside of modules, backward passes and optimizers, the longest first.
         inside: of modules, those that they call themselves: all of them together, then the longest, by name.
         all_inside: whether all modules are in it that call any.
+        in_optimizers: those in optimizers, as torch names these.
         gaps: the longest times between modules, backward passes and ranges.
         hooks: how many forward hooks modules have, by name.
         gradient_hooks: how many hooks gradients have.
@@ -103,6 +104,7 @@ class NotedSteps:
         self.inside = {fqn: own for fqn, noted in inside.items() if (own := _operators(noted, steps))}
         self.all_inside = len(inside) < _INSIDE
         self.gaps = _gaps(notes.get("gaps", ()), steps)
+        self.in_optimizers = _operators(operators.get("in_optimizers", ()), steps)
         in_passes = {each.name: each for each in _operators(operators.get("in_passes", ()), steps)}
         self.is_counted = bool(self.outside or in_passes)
         nodes, with_hooks = in_passes.pop("nodes", None), in_passes.pop("nodes and hooks", None)
@@ -161,6 +163,12 @@ class NotedSteps:
         copies = _COPIES - {"to"} if is_python else _COPIES  # in hardly any time it copies nothing
         over = "copies of" if copies.intersection(each_tensor) else "for each of" if is_python else "a loop over"
         return f"{text}: {over} the {tensors:,} parameters"
+
+    def own_optimizer_text(self, tensors: int) -> str:
+        """Say which operators an optimizer runs often, of which it is not known how it updates tensors."""
+        often = [each for each in self.in_optimizers if each.calls >= _MANY_IN_LOOP]
+        over = f"a loop over {tensors:,} parameters" if tensors else "a loop"
+        return f"; a step runs {calls_text(often)} there: {over}, for which torch._foreach needs few" if often else ""
 
     def lines_text(self, part: str, ns: float) -> str:
         """Say between which lines much of the time of a part passes; nothing if that is not known."""

@@ -107,10 +107,13 @@ def find_large_parts(measured: Measured, notes: NotedSteps, explained: Container
             if part != OTHER or between or not lines:
                 evidence += _details(measured, part, float(np.median(alone_ns)), between=between)
             evidence += lines
-            if part == OTHER or least == _LARGE_UNTRAINED_LOSS:
+            own_ns = per_step - float(np.median(alone_ns))
+            if part == OTHER or least == _LARGE_UNTRAINED_LOSS or (part == "loss" and notes.is_loop(own_ns, 0)):
                 losses = [row.fqn for row in measured.rows if part == "loss" and row.module_class.endswith("Loss")]
                 in_losses = [notes.inside[fqn][0] for fqn in losses if fqn in notes.inside]
-                evidence += notes.outside_text(per_step, tensors_of(measured.optimizers), in_losses)
+                evidence += notes.outside_text(own_ns, tensors_of(measured.optimizers), in_losses)
+            if part == "optimizer" and not any(one.get("how") for one in measured.optimizers):
+                evidence += notes.own_optimizer_text(tensors_of(measured.optimizers))
             yield _large_part(measured, part, per_step, evidence, between=between)
 
 

@@ -17,10 +17,10 @@ namespace modtrace {
 namespace {
 
 constexpr size_t kMaxNames = 256, kMaxModules = 4096;
-constexpr const char* kTorchRanges[] = {"Optimizer.", "enumerate("};
+constexpr char kOptimizer[] = "Optimizer.", kLoader[] = "enumerate(";   // how torch's ranges of these begin
 constexpr char kEvaluated[] = "autograd::engine::evaluate_function: ";  // how torch names a node with its hooks
 constexpr char kNodes[] = "nodes", kWithHooks[] = "nodes and hooks", kFloat64[] = " (float64)";
-constexpr int64_t kOutside = -1, kInPasses = -2;  // other places are the names of modules
+constexpr int64_t kOutside = -1, kInPasses = -2, kInOptimizers = -3;  // other places are the names of modules
 
 struct Total {
   int64_t calls = 0, ns = 0;
@@ -37,7 +37,8 @@ std::atomic<int64_t> longest_ns{INT64_MAX};        // how long a count lasts at 
 std::atomic<bool> is_over{false};                  // whether it lasted longer
 int64_t count_begin = 0;                           // when it began
 uint32_t count_operators = 0;                      // how many it has seen
-thread_local int open_outside = 0;                 // nodes and torch's ranges: what is in them is a part of them
+thread_local int open_outside = 0;                 // nodes and loaders: what is in them is a part of them
+thread_local int open_optimizers = 0;              // torch's ranges of optimizers
 thread_local int open_operator = 0;                // the same of an operator
 
 // What began: a node or a range of torch, or what is counted.
@@ -66,11 +67,10 @@ bool is_too_long() {
   return true;
 }
 
-bool is_of_torch(const char* range) {
-  for (const char* prefix : kTorchRanges) {
-    if (std::strncmp(range, prefix, std::strlen(prefix)) == 0) return true;
-  }
-  return false;
+// What counts how many ranges like this are open; null for one that torch has not named.
+int* counter_of(const char* range) {
+  const auto begins = [range](const char* prefix) { return std::strncmp(range, prefix, std::strlen(prefix)) == 0; };
+  return begins(kOptimizer) ? &open_optimizers : begins(kLoader) ? &open_outside : nullptr;
 }
 
 // Tells of a range's begin, or with null of its end, on a thread that may not hold the interpreter's lock.
@@ -83,7 +83,10 @@ void tell_range(const char* begins) {
 // Whether the first tensor that an operator is given holds numbers of float64.
 bool takes_float64(const at::RecordFunction& function) {
   for (const c10::IValue& input : function.inputs()) {
-    if (input.isTensor()) return input.toTensor().defined() && input.toTensor().scalar_type() == at::kDouble;
+    if (input.isTensor()) {
+      const at::Tensor& tensor = input.toTensor();
+      return tensor.defined() && c10::toRealValueType(tensor.scalar_type()) == at::kDouble;
+    }
   }
   return false;
 }
@@ -92,9 +95,10 @@ std::unique_ptr<at::ObserverContext> on_outside_begin(const at::RecordFunction& 
   const ThreadState* thread = counted.load(std::memory_order_relaxed);
   if (thread == nullptr || thread != &this_thread() || is_too_long()) return nullptr;
   const char* name = function.name();
-  const int64_t own = thread->open_passes > 0      ? kInPasses
-                      : thread->open_calls.empty() ? kOutside
-                                                   : thread->open_calls.back().name_id;
+  const int64_t own = thread->open_passes > 0       ? kInPasses
+                      : !thread->open_calls.empty() ? thread->open_calls.back().name_id
+                      : open_optimizers > 0         ? kInOptimizers
+                                                    : kOutside;
   if (function.scope() == at::RecordScope::BACKWARD_FUNCTION) {
     return std::make_unique<OpenOutside>(&open_outside, own, open_outside == 0 ? kNodes : nullptr);
   }
@@ -102,7 +106,7 @@ std::unique_ptr<at::ObserverContext> on_outside_begin(const at::RecordFunction& 
     // A collective's ends on another thread.
     const bool is_boundary = thread->open_passes == 0 && thread->open_calls.empty() && !function.isAsync();
     if (is_boundary) tell_range(name);
-    return std::make_unique<OpenOutside>(is_of_torch(name) ? &open_outside : nullptr, own, nullptr, is_boundary);
+    return std::make_unique<OpenOutside>(counter_of(name), own, nullptr, is_boundary);
   }
   if (open_operator > 0 || open_outside > 0 || (own == kInPasses && !thread->open_calls.empty())) return nullptr;
   if (std::strncmp(name, kEvaluated, sizeof kEvaluated - 1) == 0) {

@@ -1,7 +1,7 @@
 // Operators by where they run: which ones, how often and how long. They are counted in few steps, on one thread, not
-// within each other nor in what torch names of optimizers and loaders: by the innermost open call of a module, where
-// none is open, and in backward passes outside of their nodes, where the hooks of gradients run. Else the callback is
-// disabled.
+// within each other nor in what torch names of loaders: by the innermost open call of a module, where none is open, in
+// what torch names of optimizers, and in backward passes outside of their nodes, where the hooks of gradients run. Else
+// the callback is disabled.
 
 #pragma once
 
@@ -17,9 +17,9 @@ void watch_outside_operators();
 PyObject* begin_outside(PyObject* module, PyObject* on_boundary);
 
 // end_outside(): count no more, and return a list of (place, name, calls, nanoseconds). A place is -1 outside of
-// modules, -2 in passes, else the number of a module's name. In passes `nodes` are the nodes themselves, and `nodes and
-// hooks` these with the hooks of gradients. What takes tensors of float64 has that in its name. None if the count ended
-// by itself.
+// modules, -2 in passes, -3 in optimizers, else the number of a module's name. In passes `nodes` are the nodes
+// themselves, and `nodes and hooks` these with the hooks of gradients. What takes tensors of float64 has that in its
+// name. None if the count ended by itself.
 PyObject* end_outside(PyObject* module, PyObject*);
 
 // tell_ends(on_end): call this where calls or passes end that may be steps, see Session.
