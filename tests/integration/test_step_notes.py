@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 import threading
 import time
@@ -326,6 +327,18 @@ def test_how_long_a_thread_waits_for_a_processor_is_read_from_linux() -> None:
     with ThreadPoolExecutor(1) as threads:
         assert threads.submit(delay).result() == 0  # of another thread
     delay.close()
+
+
+def test_a_file_of_the_programs_that_took_the_number_stays_open(tmp_path: Path) -> None:
+    delay = RunDelay()
+    delay()
+    number = delay._file
+    with open(tmp_path / "log", "w") as log:
+        os.dup2(log.fileno(), number)  # as after closing all that were open
+        assert delay() == 0
+        delay.close()
+        assert os.path.sameopenfile(log.fileno(), number)
+    os.close(number)
 
 
 class Loop(nn.Module):
