@@ -6,12 +6,11 @@ Times are Unix nanoseconds of the job's clock.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from .._numbering import begins_run
+from .._numbering import begins_run, split_by
 from .._typing import AnyArray, BoolArray, Int8Array, Int32Array, Int64Array
 from ..read.ring_file import Steps
 from ..ring.collective_text import parse_ranks, rank_list
@@ -204,10 +203,9 @@ def range_table(timeline: Timeline, rank: int) -> RangeTable:
     order = np.lexsort((-slices.end[ranges], slices.start[ranges], slices.track[ranges]))
     order = order[told[order]]
     until, track = slices.end[ranges[order]], slices.track[ranges[order]]
-    first = begins_run(track)
-    for begin, end in pairwise([*np.flatnonzero(first).tolist(), len(order)]):
-        until[begin:end] = np.maximum.accumulate(until[begin:end])
-    is_inner = ~first
+    for own in split_by(track):
+        until[own] = np.maximum.accumulate(until[own])
+    is_inner = ~begins_run(track)
     is_inner[1:] &= slices.start[ranges[order]][1:] < until[:-1]
     collections = np.flatnonzero(slices.kind == GARBAGE_COLLECTION)
     rows = np.append(ranges, collections)

@@ -10,14 +10,13 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from ..._numbering import expand_ranges
+from ..._numbering import expand_ranges, split_by
 from ..._typing import Float64Array, Int64Array
 from ...ring.range_text import CATEGORIES
 from ...timeline import PHASES
 from ...timeline.contents import process_label
 from ...timeline.nesting import find_parents
 from ...timeline.time_intervals import TimeIntervals, union_of
-from ..groups import group_starts
 from ..rank_tables import CALL, CollectiveTable, RangeTable, RankTables, SpanTable, StepTable, take
 from .late_steps import COUNTED_NOISES, IN_RANGE, MAD_TO_SIGMA, OUTSIDE, RANK_BITS, OwnTime, RoleWait
 from .replay import rank_events
@@ -157,10 +156,9 @@ def _told_by_time(waits: _Waits, did: Mapping[int, _Process], processes: Mapping
     order = np.lexsort((waits.start, waits.process))
     order = order[target[order] >= 0]
     start, until = waits.start[order], until[order]
-    begins = group_starts(waits.process[order])
-    for own in map(slice, begins.tolist(), [*begins[1:].tolist(), len(order)]):
+    for own in split_by(waits.process[order]):
         until[own] = np.maximum.accumulate(until[own])
-        start[own][1:] = np.maximum(start[own][1:], until[own][:-1])
+        start[own[1:]] = np.maximum(start[own[1:]], until[own[:-1]])
     kept = until > start
     return _Waits(waits.process[order][kept], start[kept], until[kept], target[order][kept])
 
