@@ -216,6 +216,22 @@ def find_of_three(folder: Path, work: Callable[[EventScript, int, int, bool], in
     return {step.modules for step in run.steps[1:]}
 
 
+def test_of_what_a_late_rank_does_outside_of_modules_the_lines_are_said(tmp_path: Path) -> None:
+    gaps = [["train.py:31", "optimizer", "train.py:24", "forward", "other", [7 * MS, 8 * MS]]]
+    gaps.append(["train.py:24", "forward", "train.py:29", "backward", "loss", [MS, MS]])
+
+    def work(script: EventScript, now: int, step: int, late: bool) -> int:
+        if late and step == 5:
+            script.note({"kind": "steps", "steps": 2, "notes": json.dumps({"gaps": gaps})})
+        return now + MS + 7 * MS * late
+
+    # From the collective of the step before on, 10 ms.
+    assert find_of_three(tmp_path, work) == {(("", "", 7 * MS, 18 * MS),)}
+    run = find_slow_ranks(tmp_path)
+    said = ", mostly in (outside modules), longest between train.py:31 (optimizer) and train.py:24 (forward);"
+    assert said in run._rank_sentence(run.late[0])
+
+
 def test_a_collection_is_not_counted_to_the_module_or_the_range_around_it(tmp_path: Path) -> None:
     # The late rank collects for 5 of the 7 ms of its module, and for 2 of the 3 ms of its loader; others take 2 and 1.
     def work(script: EventScript, now: int, step: int, late: bool) -> int:

@@ -15,11 +15,12 @@ from .._processes import map_in_processes
 from ..read.ring_file import Steps
 from ..timeline import Timeline
 from ..timeline.args import map_arg
-from ..timeline.contents import WHOLE_RUN
+from ..timeline.contents import STEP_NOTES, WHOLE_RUN
 from ..timeline.join import join, move_times, replace_processes
 from ..timeline.memory import allocated, format_bytes
 from ..timeline.select import modules
 from ..timeline.slices import MODULE, Arg
+from ..timeline.summary.findings.noted import NotedSteps
 from .rank_folder import JobTime, RankRecording, RankTime, group_by_size, load_own_time
 
 T = TypeVar("T")
@@ -47,6 +48,12 @@ class RankTimeline(NamedTuple):
         """The most that tensors of the rank held; None if it recorded no memory."""
         held = [int(series.value.max()) for series in allocated(self.timeline.counters) if len(series.value)]
         return max(held, default=None)
+
+    @property
+    def lines(self) -> str:
+        """Between which lines of the program it is longest in no module and no range; empty if that is not known."""
+        gaps = NotedSteps(self.timeline.metadata.get(STEP_NOTES, {})).gaps
+        return max(gaps, key=lambda gap: gap.ns).to_text() if gaps else ""
 
     @property
     def engine(self) -> str:

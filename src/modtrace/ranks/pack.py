@@ -179,7 +179,7 @@ def _pack_part(dataset: str, steps_per_bucket: int, sources: _PartSources) -> in
 def _parts(sources: _PartSources, entries: list[RankEntry]) -> Iterator[dict[str, Any]]:
     """Yield the tables of each rank, of a large ring piece by piece; append what a dataset says of it to `entries`."""
     for file, time, source in sources.ranks:
-        spans, bound_ns, peak_bytes, engine = 0, 0, -1, ""
+        spans, bound_ns, peak_bytes, engine, lines = 0, 0, -1, "", ""
         moments: list[int] = []
         tracks = Numbering[Track]()  # each piece has its own
         for own in load_pieces(file):
@@ -189,12 +189,12 @@ def _parts(sources: _PartSources, entries: list[RankEntry]) -> Iterator[dict[str
             tables["spans"] = tables["spans"]._replace(track=numbers[tables["spans"].track])
             spans, bound_ns = spans + len(tables["spans"].rank), max(bound_ns, one.bound_ns)
             peak_bytes = max(peak_bytes, -1 if one.peak_bytes is None else one.peak_bytes)
-            slices, engine = one.timeline.slices, one.engine
+            slices, engine, lines = one.timeline.slices, one.engine, one.lines
             moments += [int(slices.start.min()), int(slices.end.max())] if len(slices) else []
             yield tables
         ends = min(moments, default=0), max(moments, default=0)
         placed = file.rank, file.role, bound_ns, time.method, time.clock
-        entries.append(RankEntry(*placed, *ends, spans, peak_bytes, engine, source))
+        entries.append(RankEntry(*placed, *ends, spans, peak_bytes, engine, source, lines))
 
 
 def _buckets(parts: Iterator[dict[str, Any]], length: int) -> Iterator[tuple[int, dict[str, Any]]]:

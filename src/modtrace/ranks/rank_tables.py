@@ -301,6 +301,7 @@ class RankEntry(NamedTuple):
     peak_bytes: int  # the most that its tensors held; -1 if it recorded no memory
     engine: str  # what recorded it, "native" or "python"; empty if that is not known
     source: list[Any]  # the file it came from: path, size and time of change; only a dataset says it
+    lines: str = ""  # between which lines of the program it is longest in no module and no range, if that is known
 
 
 class RankTables(ABC):
@@ -317,6 +318,11 @@ class RankTables(ABC):
     def peak_bytes(self) -> dict[int, int]:
         """By rank, the most that its tensors held; without those that recorded no memory."""
         return {one.rank: one.peak_bytes for one in self.ranks if one.peak_bytes >= 0}
+
+    @property
+    def lines(self) -> dict[int, str]:
+        """By rank, between which lines of the program it is longest in no module and no range."""
+        return {one.rank: one.lines for one in self.ranks if one.lines}
 
     @property
     def engines(self) -> set[str]:
@@ -344,7 +350,7 @@ TABLE_MAKERS: Mapping[type, Callable[[Timeline, int], Any]] = {
 def _rank_tables(one: RankTimeline) -> tuple[RankEntry, dict[type, Any]]:
     peak_bytes = -1 if one.peak_bytes is None else one.peak_bytes
     place = one.rank, one.file.role, one.bound_ns, one.time.method, one.time.clock
-    entry = RankEntry(*place, start_ns=0, end_ns=0, spans=0, peak_bytes=peak_bytes, engine=one.engine, source=[])
+    entry = RankEntry(*place, 0, 0, 0, peak_bytes, one.engine, [], one.lines)  # when, and how many, only a dataset says
     return entry, {kind: make(one.timeline, one.rank) for kind, make in TABLE_MAKERS.items()}
 
 

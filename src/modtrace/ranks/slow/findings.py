@@ -409,7 +409,7 @@ def find_slow_ranks(
     buckets = tables.buckets("collectives", steps=steps or (None, None))
     parts = dict(map_in_processes(partial(_slow_bucket, absolute(source)), buckets, processor_count(), executor))
     waits = find_role_waits(join_role_times(parts[bucket][1] for bucket in sorted(parts)))
-    run = _run((part for part, _ in parts.values()), tables.peak_bytes, tables.engines)
+    run = _run((part for part, _ in parts.values()), tables)
     return _checked(replace(run, waits=waits), source)
 
 
@@ -424,7 +424,7 @@ def slow_of_recordings(
         worlds.setdefault(file.world, []).append(file)
     tables = {world: FolderTables(own, job, steps, executor) for world, own in worlds.items()}
     waits = find_role_waits(role_times([*tables.values()], 0, _NO_STEP))
-    runs = {world: _run([find_late(own, 0, _NO_STEP)], own.peak_bytes, own.engines) for world, own in tables.items()}
+    runs = {world: _run([find_late(own, 0, _NO_STEP)], own) for world, own in tables.items()}
     [run] = runs.values() if len(runs) == 1 else [SlowRun([], len(files), [], 0, [], roles=runs)]
     return _checked(replace(run, waits=waits), files[0].path.parent)
 
@@ -465,9 +465,10 @@ def _slow_bucket(dataset: str, steps: tuple[int, int]) -> tuple[PartOfRun, RoleT
     return find_late(tables, *steps), role_times([tables], *steps)
 
 
-def _run(parts: Iterable[PartOfRun], peak_bytes: Mapping[int, int], engines: Iterable[str]) -> SlowRun:
+def _run(parts: Iterable[PartOfRun], tables: RankTables) -> SlowRun:
     run = join_parts(parts)
-    return replace(run, peak_bytes=peak_bytes, unseen=_unseen(engines, run) if run.steps else "")
+    unseen = _unseen(tables.engines, run) if run.steps else ""
+    return replace(run, peak_bytes=tables.peak_bytes, lines=tables.lines, unseen=unseen)
 
 
 def _checked(run: SlowRun, path: str | os.PathLike[str]) -> SlowRun:

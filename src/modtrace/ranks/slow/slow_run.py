@@ -118,6 +118,7 @@ class SlowRun:
         duration_ns: of all steps together, as far as known.
         parts: what the picture shows.
         peak_bytes: by rank, the most that its tensors held; without those that recorded no memory.
+        lines: by rank, between which lines of the program it is longest in no module and no range, if that is known.
         unseen: which waits for other ranks are not seen, and what to do, in words; empty if all are.
         waits: which role waits for which, the longest wait first.
         roles: if roles have ranks of their own, what was found in each; then all above is empty.
@@ -129,6 +130,7 @@ class SlowRun:
     duration_ns: int
     parts: Sequence[PartOfRun]
     peak_bytes: Mapping[int, int] = field(default_factory=dict)
+    lines: Mapping[int, str] = field(default_factory=dict)
     unseen: str = ""
     waits: Sequence[RoleWait] = ()
     roles: Mapping[str, "SlowRun"] = field(default_factory=dict)
@@ -185,6 +187,8 @@ class SlowRun:
     def _rank_sentence(self, one: LateRank) -> str:
         each = _ms(one.cost_ns / max(one.steps, 1))
         where = ", ".join(f", mostly in {place_text(fqn, phase)}" for fqn, phase, *_ in one.modules[:1])
+        if one.modules and one.modules[0].fqn == OUTSIDE and one.rank in self.lines:
+            where += f", longest {self.lines[one.rank]}"
         share_of_worst = sum(place.cost_ns for place in one.modules) / max(one.cost_ns, 1)
         if one.is_slow and where and share_of_worst < _IN_ONE_PLACE:
             where = f", in all places alike ({share_of_worst:.0%} in the worst one): more to do, or a slower machine"
