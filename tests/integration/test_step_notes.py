@@ -297,7 +297,7 @@ def test_a_program_near_the_end_of_its_stack_goes_on_where_it_is_looked_at(engin
 
 
 def test_the_python_engine_counts_no_operators() -> None:
-    assert notes_of(average, "python")["operators"] == {"outside": [], "in_passes": []}
+    assert notes_of(average, "python")["operators"] == {"outside": [], "in_passes": [], "in_optimizers": []}
 
 
 def test_steps_that_the_user_ends_are_looked_at() -> None:

@@ -287,6 +287,14 @@ def test_a_step_in_which_the_thread_waited_for_a_processor_is_slow_by_the_machin
     assert [one.what for one in findings] == ["makes step 7 slow (forward)"] * is_named
 
 
+def test_steps_that_are_slow_with_a_period_are_not_slow_by_the_machine() -> None:
+    slow = training(forward=lambda step, block: 41 if step % 3 == 2 and block == 2 else 1)
+
+    findings = noted(slow, delays=[[step, 40 * MS] for step in (2, 5, 8)]).summary().findings
+
+    assert [one.what for one in findings] == ["makes some steps slow (forward)"]
+
+
 def test_an_own_optimizer_that_goes_over_its_parameters_one_by_one() -> None:
     def evidence(operators: object, **more: Any) -> str:
         slow = training(ranges=lambda step: [("Optimizer.step#Own.step", "optimizer", 4)])

@@ -89,15 +89,21 @@ def find_slow_steps(measured: Measured, explained: Container[str | None]) -> Ite
     by_cause: dict[tuple[str, str], list[tuple[int, SlowPart, str]]] = {}
     steps, delays = measured.summary.step_parts, dict(measured.step_notes.get("delays", ()))
     for index, (cause, slow) in steps.causes.items():
-        # A first step is slow by what it sets up, others perhaps as the machine runs something else meanwhile.
-        number = int(steps.bounds.number[index])
-        if delays.get(number, 0) >= _OF_MACHINE * (slow.took_ns - slow.usual_ns):
-            continue
-        if slow.part not in explained and number:
+        # A first step is slow by what it sets up.
+        if slow.part not in explained and (number := int(steps.bounds.number[index])):
             by_cause.setdefault((slow.part, slow.module or slow.range), []).append((number, slow, cause))
     longest = {cause: max(slow.took_ns - slow.usual_ns for _, slow, _ in steps) for cause, steps in by_cause.items()}
     for (part, where), slow_steps in by_cause.items():
         more, numbers = longest[part, where], np.array([number for number, _, _ in slow_steps])
+        if not _period(numbers):  # the machine may run something else meanwhile
+            slow_steps = [
+                (number, slow, cause)
+                for number, slow, cause in slow_steps
+                if delays.get(number, 0) < _OF_MACHINE * (slow.took_ns - slow.usual_ns)
+            ]
+            numbers = np.array([number for number, _, _ in slow_steps])
+        if not slow_steps:
+            continue
         others = max((ns for cause, ns in longest.items() if cause != (part, where)), default=0)
         per_step = sum(slow.took_ns - slow.usual_ns for _, slow, _ in slow_steps) / max(measured.steps, 1)
         # Steps that are slow here and there are those in which the machine did other things too.
