@@ -10,14 +10,14 @@ import numpy as np
 from ...slices import MANY_NODES
 from ..slow_steps import short_ms
 from .finding import LEAST_NS, LEAST_STEPS, Finding, Measured, only_option
-from .noted import FLOAT64, MOVES, NotedSteps, Operator, calls_text
+from .noted import FLOAT64, MOVES, NS_OF_OPERATOR, NotedSteps, Operator, calls_text
 from .siblings import place_of
 
 _SHORT_NS = 200_000
 """How long operators last at most on average, with what calls them, if many of them are a loop: what computes much in
 each of its rounds gains nothing by fewer of them."""
-_NS_OF_OPERATOR, _NS_OF_CALL = 20_000, 50_000
-"""What Python takes at most to call an operator, or a module, on a busy machine: no program does without."""
+_NS_OF_CALL = 50_000
+"""What Python takes at most to call a module, on a busy machine."""
 _MOST, _MUCH = 0.5, 0.3
 """Shares of the time of a module's operators, or of its own forward."""
 _MAKES = frozenset(
@@ -48,7 +48,7 @@ class Own(NamedTuple):
         """What no operator takes, without what it takes to call these, and inner modules."""
         if not self.all.ns:
             return 0.0
-        calling_ns = _NS_OF_OPERATOR * self.all.calls + _NS_OF_CALL * (self.calls + self.inner_calls)
+        calling_ns = NS_OF_OPERATOR * self.all.calls + _NS_OF_CALL * (self.calls + self.inner_calls)
         return max(0.0, self.forward_ns - self.all.ns - calling_ns)
 
 

@@ -26,6 +26,8 @@ _OF_ENGINE = frozenset({"sum", "add", "add_", "view"})
 """What torch itself runs between nodes, to add up gradients."""
 _IN_OPERATORS = 0.3
 """What share of a time operators have to take to be its cause: what calls them takes as much again."""
+NS_OF_OPERATOR = 20_000
+"""What Python takes at most to call an operator, on a busy machine."""
 _IN_ONE_GAP = 0.3
 """What share of a time has to lie between the same two lines for these to be named."""
 _LARGE_HOOKS = 0.05
@@ -144,7 +146,7 @@ class NotedSteps:
         """Whether so much time is a loop, as over the parameters of an optimizer: each has an operator of its own."""
         loop = self.loop()
         is_over = any(each.calls >= min(tensors or _MANY_IN_LOOP, _MANY_IN_LOOP) for each in loop)
-        return is_over and sum(each.ns for each in loop) >= _IN_OPERATORS * ns
+        return is_over and sum(each.ns + NS_OF_OPERATOR * each.calls for each in loop) >= _IN_OPERATORS * ns
 
     def outside_text(self, ns: float, tensors: int, beside: Sequence[Operator] = ()) -> str:
         """Say which operators run in a time outside of modules, and that it is Python if there are hardly any.
