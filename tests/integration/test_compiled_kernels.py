@@ -283,6 +283,22 @@ def test_what_a_kernel_reads_is_not_computed_in_it() -> None:
     assert owners_as_written(Gated(), torch.ones(4, 8, 32)) == [["first"], ["act"], ["last"], ["mix"]]
 
 
+class Relative(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias, self.act = nn.Embedding(16, 32), nn.Tanh()
+
+    def forward(self, x: Tensor) -> Tensor:
+        at = torch.arange(x.shape[0])
+        out: Tensor = self.act(x + self.bias((at[:, None] - at[None]).clamp(-7, 8) + 7).sum(0))
+        return out
+
+
+def test_what_a_kernel_computes_at_places_that_it_counts_itself() -> None:
+    owners = owners_as_written(Relative(), torch.ones(4, 32))
+    assert {module for own in owners for module in own} == {"", "bias", "act"}
+
+
 def test_operators_with_several_results_and_with_random_numbers(tmp_path: Path) -> None:
     merged = Merged(torch.compile(Convolutions()), tmp_path)
 

@@ -37,7 +37,7 @@ _KEPT = "modtrace_kernels"
 
 _OF_CAPTURED = {"seq_nr", "source_fn_stack", "from_node"}
 """What nodes have that are captured, one of these at least, and none that a pass makes."""
-_MOST_USERS = 64
+_MOST_USERS, _DEPTH = 64, 32
 _PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm)
 _VIEWS = ("aten::_unsafe_view", "aten::reshape", "<built-in function getitem>")
 
@@ -274,7 +274,7 @@ def _nodes_of(schedule: Any) -> Iterable[Any]:
 
 def _computed_by(part: Any) -> list[Any]:
     """Return the nodes that a part of a kernel computes. Inductor says it is of some that made what it reads too."""
-    origins = dict.fromkeys(sorted(part.node.origins), False)
+    origins, given = dict.fromkeys(sorted(part.node.origins)), dict[Any, bool]()
     reads = {dependency.name for dependency in part.read_writes.reads}
     buffers = [part.scheduler.name_to_buf[name].node for name in reads if name in part.scheduler.name_to_buf]
     made = {max(buffer.origins) for buffer in buffers if getattr(buffer, "origins", ())}
@@ -286,15 +286,22 @@ def _computed_by(part: Any) -> list[Any]:
                 (used,) = used.all_input_nodes
             yield used
 
-    for node in origins:
-        origins[node] = all(origins.get(used) or used in made or used.name in reads for used in inputs(node))
+    def is_given(node: Any, depth: int = 0) -> bool:
+        if node not in given:
+            given[node] = node in made or node.name in reads
+            if node.op == "call_function" and not given[node] and depth < _DEPTH:
+                given[node] = all(is_given(used, depth + 1) for used in node.all_input_nodes)
+        return given[node]
+
+    for node in origins:  # in order, so that depth stays small
+        is_given(node)
     own = [*origins][-1:]
     for node in own:
         # Constants are of all who need the same.
         own += [
             used
             for used in inputs(node)
-            if origins.get(used) and used not in made and used not in own and used.all_input_nodes
+            if used in origins and given[used] and used not in made and used not in own and used.all_input_nodes
         ]
     return own
 
