@@ -395,6 +395,7 @@ PyObject* run_backward(PyObject* capsule, PyObject* const* args, Py_ssize_t coun
   }
   const uint64_t generation = current_generation();
   tell_boundary(*session, "backward");
+  if (C10_UNLIKELY(PyErr_Occurred() != nullptr)) return nullptr;
   if (!is_running(generation)) return PyObject_Vectorcall(wrapped.get(), args, count, keywords);
   const int64_t call = ++engine.pass_calls;
   write_pass_edge(*session, thread, kPassBegin, call, take_expected(thread.pass_expected_ns));
@@ -435,6 +436,7 @@ PyObject* run_backward(PyObject* capsule, PyObject* const* args, Py_ssize_t coun
     const int64_t ends = running.gradient_passes[0] + running.gradient_passes[1];
     if (ends > ended) tell_end(running, ends, "backward");
   }
+  if (result != nullptr && PyErr_Occurred() != nullptr) Py_CLEAR(result);
   return result;
 }
 

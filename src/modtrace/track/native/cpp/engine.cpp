@@ -114,28 +114,30 @@ PyRef ask(Session& session, const PyRef& function, PyObject* first, PyObject* se
 
 namespace {
 
-// Calls a function of Python's where nothing of it may reach the program. A pending error stays.
-void ask_unseen(Session& session, const PyRef& function, const PyRef& first, const PyRef& second) {
-  PyObject *type, *value, *traceback;
-  PyErr_Fetch(&type, &value, &traceback);
-  ask(session, function, first.get(), second.get());
-  // Near the end of the stack the program goes on, as it would without.
+// Near the end of the stack the program goes on, as it would without.
+void forget_recursion_error() {
   if (PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_RecursionError)) PyErr_Clear();
-  raise_later();
-  PyErr_Restore(type, value, traceback);
 }
 
 }  // namespace
 
 void ask_at_boundary(Session& session, const char* begins) {
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
   const PyRef text = begins == nullptr
                          ? borrow(Py_None)
                          : steal(PyUnicode_DecodeUTF8(begins, static_cast<Py_ssize_t>(std::strlen(begins)), "replace"));
-  ask_unseen(session, session.on_boundary, text, PyRef());
+  ask(session, session.on_boundary, text.get());
+  forget_recursion_error();
+  if (type == nullptr) return;
+  raise_later();
+  PyErr_Restore(type, value, traceback);
 }
 
 void ask_at_end(Session& session, int64_t number, const char* kind) {
-  ask_unseen(session, session.on_end, steal(PyLong_FromLongLong(number)), steal(PyUnicode_FromString(kind)));
+  if (PyErr_Occurred() != nullptr) return;
+  ask(session, session.on_end, steal(PyLong_FromLongLong(number)).get(), steal(PyUnicode_FromString(kind)).get());
+  forget_recursion_error();
 }
 
 void raise_later() {

@@ -389,14 +389,15 @@ PyRef ask(Session& session, const PyRef& function, PyObject* first = nullptr, Py
           PyObject* third = nullptr);
 
 // Tells Python what begins here outside of the thread's calls of modules, or with null that it ends, where a step is
-// looked at. A pending error stays. The session may end in there. Needs the interpreter's lock.
+// looked at. A pending error stays; else an interrupt meanwhile is pending then, and who calls this raises it. The
+// session may end in there. Needs the interpreter's lock.
 void ask_at_boundary(Session& session, const char* begins);
 inline void tell_boundary(Session& session, const char* begins) {
   if (C10_UNLIKELY(static_cast<bool>(session.on_boundary))) ask_at_boundary(session, begins);
 }
 
 // Tells Python that so many of a kind have ended that may be steps, where nothing else ends steps: after 1, 2, 4 … of
-// them, and one more. As above.
+// them, and one more; not where an error is pending. An interrupt meanwhile is pending then: who calls this raises it.
 void ask_at_end(Session& session, int64_t number, const char* kind);
 inline void tell_end(Session& session, int64_t number, const char* kind) {
   if (session.steps_told || !session.on_end || ((number & (number - 1)) != 0 && ((number - 1) & (number - 2)) != 0))

@@ -157,7 +157,7 @@ bool enter(PyObject* module, const Inputs& inputs) {
   }
   if (thread.open_calls.empty()) {
     tell_boundary(*session, "forward");
-    if (!is_active(*session)) return false;
+    if (C10_UNLIKELY(PyErr_Occurred() != nullptr) || !is_active(*session)) return false;
   }
   int64_t& calls = (recompute ? session->recompute_calls : session->forward_calls)[name_id];
   const int64_t value = static_cast<int64_t>((static_cast<uint64_t>(calls++) & kCallIndexMask) << kSequenceBits);
@@ -213,6 +213,7 @@ PyObject* call_module(PyObject* wrapper, PyObject* const* args, size_t flagged_c
   if (thread.generation == generation && thread.open_calls.size() > height) {
     if (session != nullptr && generation == current_generation()) {
       exit(*session, thread, height);
+      if (C10_UNLIKELY(result != nullptr && PyErr_Occurred() != nullptr)) Py_CLEAR(result);
     } else {
       drop_open_calls(thread, height);
     }

@@ -73,11 +73,14 @@ int* counter_of(const char* range) {
   return begins(kOptimizer) ? &open_optimizers : begins(kLoader) ? &open_outside : nullptr;
 }
 
-// Tells of a range's begin, or with null of its end, on a thread that may not hold the interpreter's lock.
+// Tells of a range's begin, or with null of its end, on a thread that may not hold the interpreter's lock. Nothing can
+// be raised here.
 void tell_range(const char* begins) {
   if (!Py_IsInitialized()) return;
   const GilLock gil;
+  const bool is_pending = PyErr_Occurred() != nullptr;
   if (Session* session = engine.active_session.load()) tell_boundary(*session, begins);
+  if (!is_pending) raise_later();
 }
 
 // Whether the first tensor that an operator is given holds numbers of float64.
