@@ -36,6 +36,7 @@ FUSED = "fused"
 TIMES = "kernel_times"
 """In what is known of a graph: by module, what its kernels took in each phase, and how much of it was divided."""
 _NAME = re.compile(r"(?:graph_\d+_)?([^.]+)(?:\.\w+)?")
+_TEMPLATE = re.compile(r"(?:\w+_)?kernel")
 _MAX_LABEL = 60
 
 
@@ -294,8 +295,15 @@ def _match(kernels: Sequence[_Kernel], called: Sequence[str]) -> list[int]:
     for place, kernel in enumerate(kernels):
         places[kernel.name].append(place)
     count = Counter(called)
+    # A template, as of a product, is called by its sizes in a profile: `gemm_m64n96k64_kernel`.
+    absent = [place for name, own in places.items() if not count[name] for place in own]
+    unnamed = sum(bool(_TEMPLATE.fullmatch(name)) for name in called)
+    templates = iter(sorted(absent) if len(absent) == unnamed else ())
     left = {name: iter(own) for name, own in places.items() if count[name] == len(own)}
-    return [next(left[name]) if name in left else -1 for name in called]
+    return [
+        next(left[name] if name in left else templates if _TEMPLATE.fullmatch(name) else iter(()), -1)
+        for name in called
+    ]
 
 
 def _chain(path: str, classes: Mapping[str, str]) -> list[str]:
