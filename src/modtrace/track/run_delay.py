@@ -16,7 +16,7 @@ class RunDelay:
         try:
             if is_other := thread != self._thread or not self._is_open():
                 self.close()
-                self._file, self._thread = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC), thread
+                self._file, self._thread = os.open("/proc/thread-self/schedstat", os.O_RDONLY), thread
                 self._inode = os.fstat(self._file).st_ino
             before, self._waited_ns = self._waited_ns, int(os.pread(self._file, 64, 0).split()[1])
         except (OSError, ValueError, IndexError):
