@@ -16,7 +16,9 @@ class RunDelay:
         try:
             if is_other := thread != self._thread or not self._is_open():
                 self.close()
-                self._file, self._thread = os.open("/proc/thread-self/schedstat", os.O_RDONLY), thread
+                # The flag is of Windows, which has no such file.
+                self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | getattr(os, "O_BINARY", 0))
+                self._thread = thread
                 self._inode = os.fstat(self._file).st_ino
             before, self._waited_ns = self._waited_ns, int(os.pread(self._file, 64, 0).split()[1])
         except (OSError, ValueError, IndexError):
