@@ -246,7 +246,9 @@ def test_metrics_of_each_step_come_once_and_their_parts_add_up(tmp_path: Path, e
         assert sum(parts) == pytest.approx(of_step["modtrace/step_ms"])
     assert inside_ms[5] <= metrics[5]["modtrace/re_size_ms"] <= around_ms[5]
     whole = {step.step: step.duration_ns / 1e6 for step in recording.timeline().summary().steps}
-    assert {step: of_step["modtrace/step_ms"] for step, of_step in metrics.items()} == pytest.approx(whole)
+    # The watcher knew fewer readings of the clocks: a moment of its may be another by what is rounded, a nanosecond.
+    step_ms = {step: of_step["modtrace/step_ms"] for step, of_step in metrics.items()}
+    assert step_ms == pytest.approx(whole, abs=1.5e-6)
 
 
 def test_metrics_need_a_watcher(tmp_path: Path) -> None:

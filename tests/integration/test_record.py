@@ -163,6 +163,8 @@ def alarm(request: pytest.FixtureRequest) -> Iterator[Alarm]:
     signal.signal(signal.SIGALRM, old)
 
 
+# A file that the interrupted code had just opened is closed when it dies.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_calls_after_an_interrupt_anywhere_nest_right(engine: EngineName, alarm: Alarm) -> None:
     model = nn.Sequential(*[nn.Sequential(nn.Identity(), nn.Identity()) for _ in range(20)])
     x = torch.ones(1)
