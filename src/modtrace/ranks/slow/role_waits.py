@@ -271,11 +271,10 @@ def _role_wait(times: RoleTimes, role: str, other: str, members: Mapping[str, Se
     if not places or share < _NAMED_SHARE:
         return None
     if len(holders) > 1:
-        others = [np.median(np.delete(took, own, axis=1), axis=1) for own in range(len(holders))]
-        more = [counted[:, own] - np.median(np.delete(counted, own, axis=1), axis=1) for own in range(len(holders))]
+        more = [counted[:, own] - _of_others(counted, own) for own in range(len(holders))]
         worst = [_main_place(places, counted[:, own].mean(axis=1), each.mean(axis=1)) for own, each in enumerate(more)]
-        usual = np.array([others[own][place] for own, place in enumerate(worst)])
-        excess = np.array([took[place, own] for own, place in enumerate(worst)]) - usual
+        usual = np.concatenate([_of_others(took[[place]], own) for own, place in enumerate(worst)])
+        excess = took[worst, range(len(holders))] - usual
         # What the others never do does not vary by chance, however much it takes at one time and another.
         noise = np.minimum(_deviation(excess), _deviation(usual))
         cost = np.minimum(excess, waited)
@@ -298,6 +297,12 @@ def _role_wait(times: RoleTimes, role: str, other: str, members: Mapping[str, Se
     outside = float((waited.sum(axis=0) - took.sum(axis=0).max(axis=0)).mean())
     place = (OUTSIDE, "") if outside > mean[main] else places[main]
     return RoleWait(who, label, share, round(share * usual_step), *place, None)
+
+
+def _of_others(times: Float64Array, own: int) -> Float64Array:
+    """Return for each place what the others than one take, the median in each step."""
+    usual: Float64Array = np.median(np.delete(times, own, axis=1), axis=1)
+    return usual
 
 
 def _deviation(times: Float64Array) -> Float64Array:

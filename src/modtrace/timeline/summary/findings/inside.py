@@ -57,13 +57,11 @@ class _Kind(NamedTuple):
 
     Attributes:
         what: how findings call it.
-        least: share of a step that it takes at least.
         ns: what it takes in a step; 0 if it is none.
         why: what is said of it, after the figures.
     """
 
     what: str
-    least: float
     ns: Callable[[Own], float]
     why: str
 
@@ -82,30 +80,27 @@ def _is_move(name: str) -> bool:
     return name.removesuffix(FLOAT64) in MOVES | _MAKES
 
 
-# The first kind that a place has counts. It is known what it is, so a twentieth of a step is worth it, as for loops
-# outside of modules.
+_LEAST = 0.05
+"""Share of a step that such work takes at least: as for loops outside of modules, since it is known what it is."""
+# The first kind that a place has counts.
 _KINDS = (
     _Kind(
         "computes in float64, most others do not",
-        0.05,
         lambda own: _share_of_work(own, lambda name: name.endswith(FLOAT64), with_backward=True, least=_MOST),
         "float32 takes half or less",
     ),
     _Kind(
         "runs many short operators: a loop in Python",
-        0.05,
         lambda own: (own.forward_ns + own.backward_ns) if _is_loop(own) else 0.0,
         "fewer and larger ones take less",
     ),
     _Kind(
         "copies tensors, or makes them anew, in each call",
-        0.05,
         lambda own: _share_of_work(own, _is_move, with_backward=False, least=_MUCH),
         "once is enough for what is the same each time",
     ),
     _Kind(
         "spends host time in its own forward, outside of inner modules and operators",
-        0.05,
         lambda own: own.python_ns if own.python_ns >= _MOST * own.forward_ns else 0.0,
         "Python or waiting",
     ),
@@ -122,7 +117,7 @@ def find_inside(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
     for place, own in _by_place(measured, notes):
         for number, kind in enumerate(_KINDS):
             per_step = kind.ns(own)
-            if per_step < max(kind.least * step_ns, LEAST_NS):
+            if per_step < max(_LEAST * step_ns, LEAST_NS):
                 continue
             if number == 0 and (is_usual or own.fqns[0] in notes.doubles):
                 continue  # a rule of its own names modules with parameters of float64
