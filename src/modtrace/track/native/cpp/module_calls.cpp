@@ -213,7 +213,7 @@ PyObject* call_module(PyObject* wrapper, PyObject* const* args, size_t flagged_c
   if (thread.generation == generation && thread.open_calls.size() > height) {
     if (session != nullptr && generation == current_generation()) {
       exit(*session, thread, height);
-      if (C10_UNLIKELY(result != nullptr && PyErr_Occurred() != nullptr)) Py_CLEAR(result);
+      if (height == 0 && result != nullptr && C10_UNLIKELY(PyErr_Occurred() != nullptr)) Py_CLEAR(result);
     } else {
       drop_open_calls(thread, height);
     }
