@@ -26,8 +26,10 @@ from .places import Place
 from .rank_folder import JobTime, RankRecording, RankTime, Reference, check_one_world, group_by_size, load_pieces
 from .rank_tables import TABLE_MAKERS, RankEntry, join_tables, take
 
-_PART_BYTES = 128 << 20
-"""Bytes of rings in a part; reading one takes several times as much memory."""
+_MIN_PART_BYTES, _MAX_PART_BYTES = 8 << 20, 128 << 20
+"""Bytes of rings in a part: reading takes several times as much memory, and each part takes some time of its own."""
+_MIN_PARTS = 16
+"""So that several processes have as much to do as each other, where there is work for them."""
 _MAX_RANKS_PER_PART = 512
 
 
@@ -76,9 +78,9 @@ def pack(
         sources = {file.rank: _fingerprint(file, source) for file in files}
         known = _known_ranks(there, sources, job.reference, this_host)
         left = [file for file in files if file.rank not in known]
-        parts = [
-            _PartSources.of(group, job, sources) for group in group_by_size(left, _PART_BYTES, _MAX_RANKS_PER_PART)
-        ]
+        share = sum(os.stat(file.path).st_size for file in left) // _MIN_PARTS
+        groups = group_by_size(left, min(max(share, _MIN_PART_BYTES), _MAX_PART_BYTES), _MAX_RANKS_PER_PART)
+        parts = [_PartSources.of(group, job, sources) for group in groups]
         pack_part = partial(_pack_part, there.place, steps_per_bucket)
         for _, packed in map_in_processes(pack_part, parts, processes or processor_count(), executor):
             if progress is not None:
