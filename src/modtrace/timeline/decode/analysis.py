@@ -127,6 +127,10 @@ class RingAnalysis:
         """Torch's id of each stream, by its number in the ring."""
         return read_stream_ids(self.all_events)
 
+    def positions_between(self, serial: Int64Array) -> Int64Array:
+        """Return the positions, as of `Intervals`, of events that are not among `events`, by their serial numbers."""
+        return 2 * np.searchsorted(self.events.serial, serial)
+
     def steps_before(self, position: Int64Array) -> Int64Array:
         """Return for each position among `events`, as of `Intervals`, the number of steps that had ended before it."""
         ends = self.step_ends

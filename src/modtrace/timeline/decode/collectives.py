@@ -52,7 +52,7 @@ def build_collectives(analysis: RingAnalysis) -> tuple[Slices, list[Group]]:
         clock.to_other(events.time[begin]),
         end=clock.to_other(events.time[end]),
         track=events.thread[begin],
-        step=analysis.steps_before(2 * np.searchsorted(analysis.events.serial, events.serial[begin]) - 1),
+        step=analysis.steps_before(analysis.positions_between(events.serial[begin])),
         complete=complete,
         args=collective_args(names, name - (len(used) - len(known)), counter, nbytes, done),
     )

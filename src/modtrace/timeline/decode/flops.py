@@ -94,8 +94,9 @@ def describe_counted(analysis: RingAnalysis, outside: int, unknown: int) -> dict
     device and type of numbers (`cpu float32`).
     """
     index = np.flatnonzero(analysis.all_events.kind == Kind.OPERATOR)
+    position = analysis.positions_between(analysis.all_events.serial[index])
     return {
-        "steps": np.unique(analysis.steps_before(_positions(analysis, index))).tolist(),
+        "steps": np.unique(analysis.steps_before(position)).tolist(),
         "outside": outside,
         "unknown": unknown,
         **_by_operator(analysis, index),
@@ -215,7 +216,8 @@ class _Passes:
         events = analysis.all_events
         index = np.flatnonzero(events.kind == Kind.PASS_GRAPH)
         self.graph = np.full(len(thread) + 1, -1, np.int64)
-        self.graph[self.at(events.thread[index].astype(np.int64), _positions(analysis, index))] = events.value[index]
+        position = analysis.positions_between(events.serial[index])
+        self.graph[self.at(events.thread[index].astype(np.int64), position)] = events.value[index]
         self.graph[-1] = -1
 
     def at(self, thread: Int64Array, position: Int64Array) -> Int64Array:
@@ -282,21 +284,16 @@ def _by_operator(analysis: RingAnalysis, index: Int64Array) -> dict[str, object]
     return {"without_formula": sorted(without), "dtypes": dict(dtypes.most_common())}
 
 
-def _positions(analysis: RingAnalysis, index: Int64Array) -> Int64Array:
-    """Return the positions, as of `Intervals`, of events that are of no module, by their index among all events."""
-    return 2 * np.searchsorted(analysis.events.serial, analysis.all_events.serial[index])
-
-
 def _innermost(analysis: RingAnalysis, index: Int64Array) -> Int64Array:
     """Return the innermost interval in which each event is on its thread, or -1."""
     thread = analysis.all_events.thread[index].astype(np.int64)
-    return analysis.intervals.open_at(thread, _positions(analysis, index))
+    return analysis.intervals.open_at(thread, analysis.positions_between(analysis.all_events.serial[index]))
 
 
 def _in_windows(analysis: RingAnalysis) -> BoolArray:
     """Return for each interval whether operators were counted from its start to its end."""
     intervals = analysis.intervals
-    begin, end = 2 * np.searchsorted(analysis.events.serial, np.array(counted_serials(analysis.ring)).T)
+    begin, end = analysis.positions_between(np.array(counted_serials(analysis.ring)).T)
     at = np.searchsorted(begin, intervals.start_position, side="right") - 1
     whole: BoolArray = intervals.has_start & intervals.has_end & (at >= 0)
     whole &= intervals.end_position < end[at]

@@ -337,6 +337,5 @@ def after_last(before: Samples, own: Samples) -> Samples:
 
 def place_among(others: RingAnalysis, piece: RingAnalysis, modules: ModuleSpans) -> ModuleSpans:
     """Return the spans of modules of a piece, whose evaluations then have positions among the events of `others`."""
-    serial = piece.events.serial[modules.evaluations.position >> 1]
-    position = 2 * np.searchsorted(others.events.serial, serial) - 1
+    position = others.positions_between(piece.events.serial[modules.evaluations.position >> 1])
     return modules._replace(evaluations=modules.evaluations._replace(position=position))

@@ -161,7 +161,7 @@ def add_ranges(
     start_ns, end_ns = np.append(start_ns, since), np.append(end_ns, until)
     end_ns = np.maximum(end_ns, start_ns)
     thread = np.append(events.thread[known].astype(np.int64), evaluations.thread)
-    position = 2 * np.searchsorted(analysis.events.serial, events.serial[known]) - 1
+    position = analysis.positions_between(events.serial[known])
     position[: len(begin)][begin < 0] = -1
     row, end_ns = _rows(thread, start_ns, end_ns, complete)
     places, place = np.unique(np.stack([thread, row], axis=1), axis=0, return_inverse=True)
