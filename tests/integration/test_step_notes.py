@@ -66,24 +66,26 @@ def calls_of(notes: dict[str, Any], place: str) -> dict[str, int]:
     return {name: calls for name, calls, _ in notes["operators"][place]}
 
 
-def test_operators_are_counted_where_no_module_and_no_optimizer_runs() -> None:
-    notes = notes_of(average)
+@pytest.mark.parametrize("engine", ["native", "python"])
+def test_operators_are_counted_where_no_module_and_no_optimizer_runs(engine: EngineName) -> None:
+    notes = notes_of(average, engine)
 
     assert notes["steps"] == 4
     loss = {"ones": 4, "square": 4, "mean": 4, "ones_like": 4}
     assert calls_of(notes, "outside") == {"mul_": 16, "add_": 16, **loss}
-    assert calls_of(notes_of(nothing), "outside") == loss
+    assert calls_of(notes_of(nothing, engine), "outside") == loss
     assert calls_of(notes, "in_optimizers") == {"add_": 16}
     assert all(ns > 0 for _, _, ns in notes["operators"]["outside"])
 
 
-def test_hooks_of_gradients_are_counted_outside_of_nodes() -> None:
+@pytest.mark.parametrize("engine", ["native", "python"])
+def test_hooks_of_gradients_are_counted_outside_of_nodes(engine: EngineName) -> None:
     def hook(model: nn.Sequential) -> Callable[[], object]:
         for parameter in model.parameters():
             parameter.register_hook(lambda gradient: gradient.tanh())
         return lambda: None
 
-    notes, plain = notes_of(hook), notes_of(nothing)
+    notes, plain = notes_of(hook, engine), notes_of(nothing, engine)
 
     assert notes["gradient_hooks"] == 4
     assert calls_of(notes, "in_passes")["tanh"] == 16
@@ -296,8 +298,69 @@ def test_a_program_near_the_end_of_its_stack_goes_on_where_it_is_looked_at(engin
     assert [span.phase for span in recording.timeline().spans[-2:]] == ["forward", "backward"]
 
 
-def test_the_python_engine_counts_no_operators() -> None:
-    assert notes_of(average, "python")["operators"] == {"outside": [], "in_passes": [], "in_optimizers": []}
+def test_the_python_engine_counts_nothing_where_another_profiler_runs() -> None:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        notes = notes_of(average, "python")
+
+    assert notes["operators"] == {"outside": [], "in_passes": [], "in_optimizers": []}
+    assert notes["inside"] == {}
+    assert notes["settings"] == {"torch.profiler": 4}
+
+
+def test_the_python_engine_ends_its_profiler_where_another_one_begins() -> None:
+    profiled = []
+
+    def profile(_: nn.Sequential) -> Callable[[], object]:
+        def after() -> None:
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+                torch.ones(3).cos()
+            profiled.append([event.name for event in profiler.events()])
+
+        return after
+
+    notes = notes_of(profile, "python")
+
+    assert profiled == [["aten::ones", "aten::empty", "aten::fill_", "aten::cos"]] * _STEPS
+    # It begins again where the next span does.
+    assert calls_of(notes, "outside") == {"ones": 4, "square": 4, "mean": 4, "ones_like": 4}
+    assert calls_of(notes, "in_optimizers") == {"add_": 16}
+    assert not torch._C._autograd._profiler_enabled()
+
+
+def test_the_python_engine_ends_its_profiler_after_a_step_that_ended_in_a_pass() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def is_profiled_after(hooked: Callable[[torch.Tensor], object]) -> bool:
+        handle = model.bias.register_post_accumulate_grad_hook(hooked)
+        model(torch.ones(1, 2)).sum().backward()
+        handle.remove()
+        is_profiled: bool = torch._C._autograd._profiler_enabled()
+        return is_profiled
+
+    with modtrace.record(engine="python"):
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        assert torch._C._autograd._profiler_enabled()
+        for _ in range(2):  # the steps after two and three: the second is not looked at
+            is_profiled = is_profiled_after(lambda _: optimizer.step())
+        assert not is_profiled
+
+
+def test_the_python_engine_ends_its_profiler_if_another_thread_stops_the_recording() -> None:
+    model = nn.Linear(2, 2)
+    recording = modtrace.record(engine="python")
+    recording.start()
+    for _ in range(2):
+        model(torch.ones(1, 2))
+        recording.step()
+    assert torch._C._autograd._profiler_enabled()
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(recording.stop).result()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        pass
+    assert not torch._C._autograd._profiler_enabled()
 
 
 def test_steps_that_the_user_ends_are_looked_at() -> None:
@@ -373,13 +436,13 @@ def test_what_modules_run_themselves_is_noted_whatever_ends_steps(engine: Engine
     assert isinstance(notes, dict)
     assert notes["steps"] == 4
     assert notes["lengthen"] == {"Loop.numbers": [[2, 2], [3, 3], [5, 5], [9, 9]]}
-    if engine == "native":
-        noted = {fqn: [row[:2] for row in rows] for fqn, rows in notes["inside"].items()}
-        # Of those with tensors of float64 the first 3 are noted by time.
-        assert noted["Loop"][0] == ["", 4 * 73]
-        assert ["mul", 4 * 70] in noted["Loop"]
-        assert noted["Loop.inner"] == [["", 4], ["linear", 4]]
-        assert all(name in ("mul", "to", "add (float64)", "to (float64)") for name, _ in noted["Loop"][1:])
+    noted = {fqn: [row[:2] for row in rows] for fqn, rows in notes["inside"].items()}
+    # Of those with tensors of float64 the first 3 are noted by time; the Python engine does not know these.
+    assert noted["Loop"][0] == ["", 4 * 73]
+    assert ["mul", 4 * 70] in noted["Loop"]
+    assert noted["Loop.inner"] == [["", 4], ["linear", 4]]
+    double = " (float64)" if engine == "native" else ""
+    assert all(name in ("mul", "to", f"add{double}", f"to{double}") for name, _ in noted["Loop"][1:])
     made = [args["own_nodes"] for args in timeline.span_args.values() if "own_nodes" in args]
     # 70 products, two conversions and a sum.
     assert made == ([73] * _STEPS if ended_by != "calls" else [])

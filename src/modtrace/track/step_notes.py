@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from .event_sink import OnError
 from .line_gaps import LineGaps
 from .native.engine import NativeEngine
 from .portable.engine import PortableEngine
+from .portable.operators import OperatorCounts
 from .run_delay import RunDelay
 from .unseen import skip_all, unseen_by_modes
 
@@ -25,8 +27,10 @@ _MAX_OPERATORS, _MAX_MODULES = 8, 32
 """How many are noted, the longest operators and the first modules."""
 _MAX_NS = 30_000_000_000
 """How long operators are counted: that costs up to a tenth of a step, and what is longer is more than a step."""
+_BRIEF_NS = 2_000_000_000
+"""How long a step lasts at most for the Python engine to count operators between spans: torch notes them until then."""
 _PLACES = {-1: "outside", -2: "in_passes", -3: "in_optimizers"}
-"""What the native engine calls where no module's operators run."""
+"""What engines call where no module's operators run."""
 _MAX_INSIDE, _MAX_KINDS = 64, 3
 """How many modules are noted with operators, and how many of these each has, the longest."""
 _LEAST_DELAY_NS, _MAX_DELAYS = 1_000_000, 64
@@ -40,19 +44,20 @@ class StepNotes:
 
     def __init__(self, names: NameTable, engine: NativeEngine | PortableEngine, on_error: OnError) -> None:
         self._names, self._engine, self._on_error = names, engine, on_error
-        self._modules, self._native = engine.module_names, getattr(engine, "native", None)
+        self._modules, self._ended_ns = engine.module_names, 0
+        self._operators: Any = engine.native if isinstance(engine, NativeEngine) else engine.operators
         self._run_delay = RunDelay()
         self._record: dict[str, object] | None = None
         self._thread: int | None = None
         self._begin_anew(-1)
         engine.on_end = self.after_step
-        if self._native is not None:
-            self._native.limit_outside(_MAX_NS)
+        if isinstance(engine, NativeEngine):
+            engine.native.limit_outside(_MAX_NS)
 
     def _begin_anew(self, unit: int) -> None:
         """Forget what was noted, as steps are of this unit."""
-        if self._thread is not None and self._native is not None:
-            self._native.end_outside()
+        if self._thread is not None:
+            self._operators.end_outside()
         self._thread = self._engine.on_boundary = None
         self._unit = unit
         self._last: int | None = None
@@ -78,7 +83,8 @@ class StepNotes:
                 self._begin_anew(unit)
             if unit < self._unit or number == self._last or self._thread not in (None, threading.get_ident()):
                 return
-            self._last = number
+            self._last, now = number, time.monotonic_ns()
+            step_ns, self._ended_ns = now - self._ended_ns, now
             if (waited_ns := self._run_delay()) >= _LEAST_DELAY_NS and ended_by not in _UNITS:
                 self._delays = sorted([*self._delays, (waited_ns, number)], reverse=True)[:_MAX_DELAYS]
             if self._thread is not None:
@@ -89,8 +95,9 @@ class StepNotes:
                 with contextlib.suppress(OSError):
                     self._resident.append((self._ended, _resident_bytes()))
                 self._engine.on_boundary = self._gaps
-                if self._native is not None:
-                    self._native.begin_outside(self._gaps)
+                if isinstance(self._operators, OperatorCounts):
+                    self._operators.is_whole = ended_by not in _UNITS and step_ns <= _BRIEF_NS
+                self._operators.begin_outside(self._gaps)
                 self._gaps.begin(ended_by)
         except Exception as error:
             self._thread = None
@@ -100,7 +107,7 @@ class StepNotes:
     def finish(self) -> None:
         """Note the slow steps since the last look, and what modules are like where no step has ended."""
         try:
-            if self._unit <= _UNITS["forward"]:
+            if not self._looks_of_modules:  # those of the last look may be gone by now
                 self._looks_of_modules = self._look_at_modules()
             self._run_delay.close()
             self._write()
@@ -110,16 +117,15 @@ class StepNotes:
     def _note(self, ended_by: str) -> None:
         self._thread = self._engine.on_boundary = None
         self._gaps.end(ended_by)
-        if self._native is not None:
-            if (counted := self._native.end_outside()) is None:
-                self._looks_of_modules = self._look_at_modules()
-                self._write()
-                return
-            for place, name, calls, ns in counted:
-                where = place if place in _PLACES else self._modules.fqn(place)
-                total = self._totals.setdefault(where, {}).setdefault(name.removeprefix("aten::"), [0, 0])
-                total[0] += calls
-                total[1] += ns
+        if (counted := self._operators.end_outside()) is None:
+            self._looks_of_modules = self._look_at_modules()
+            self._write()
+            return
+        for place, name, calls, ns in counted:
+            where = place if place in _PLACES else self._modules.fqn(place)
+            total = self._totals.setdefault(where, {}).setdefault(name.removeprefix("aten::"), [0, 0])
+            total[0] += calls
+            total[1] += ns
         self._looked += 1
         on = {
             "anomaly detection": torch.is_anomaly_enabled(),

@@ -50,6 +50,7 @@ from ..greenlets import ThreadNumbers
 from ..naming.module_names import ModuleNames
 from ..torch_ranges import TorchRanges
 from ..unseen import is_backward_compiled, skip_all, skip_frame
+from .operators import OperatorCounts
 from .passes import PASS_PATCH, CallFrame, GraphTasks, ThreadState, gives_gradients
 from .segment_hooks import NO_GRAPH_TASK, SegmentHooks, current_graph_task
 
@@ -156,6 +157,7 @@ class PortableEngine(SegmentHooks[ThreadState]):
         self._ring, self._on_error = ring, on_error
         self.on_boundary: Callable[[str | None], object] | None = None
         self.on_end: Callable[[int, str], object] | None = None
+        self.operators = OperatorCounts(self)
         self._next_call = itertools.count(1).__next__
         # By id(module), then by the name of the call around it.
         self._names_by_module: dict[int, dict[int, NameCounters]] = {}
@@ -189,6 +191,7 @@ class PortableEngine(SegmentHooks[ThreadState]):
         self._active = self._graph_tasks.active = True
         _PATCH.install(self)
         PASS_PATCH.install(self)
+        self.operators.start()
         self._collectives.start()
         if self._ranges is not None:
             self._ranges.start()
@@ -201,6 +204,7 @@ class PortableEngine(SegmentHooks[ThreadState]):
         self._active = self._graph_tasks.active = False
         _PATCH.uninstall()
         PASS_PATCH.uninstall()
+        self.operators.stop()
         self._collectives.stop()
         if self._ranges is not None:
             self._ranges.stop()
@@ -239,6 +243,7 @@ class PortableEngine(SegmentHooks[ThreadState]):
     def end_pass(self, number: int) -> None:
         """Write that the pass of this number returned or raised."""
         super().end_pass(number)
+        self.operators.end_late()
         if self._active:
             try:
                 self.write_event(Kind.PASS_END, NO_NAME, number)
@@ -280,7 +285,7 @@ class PortableEngine(SegmentHooks[ThreadState]):
             outer = thread.frames[depth]
             if depth == 0:
                 self.finish_notes()
-                if _profiler_enabled():
+                if _profiler_enabled() and not self.operators.is_running:
                     self._write_sync_mark()
             sequence = _sequence()
             if sequence != outer.segment_start_seq and not is_backward_compiled():
@@ -328,8 +333,10 @@ class PortableEngine(SegmentHooks[ThreadState]):
             frame.index_bits = index_bits = call_index << SEQUENCE_BITS
             frame.entry_seq = frame.segment_start_seq = sequence
             frame.keywords_id = id(kwargs)
-            if depth == 1 and (tell := self.on_boundary) is not None:
-                tell("forward")
+            if (tell := self.on_boundary) is not None:
+                if depth == 1:
+                    tell("forward")
+                self.operators.enter(name)
             try:
                 thread.stack_depth = depth
                 self._write(enter_kind | bits, index_bits | sequence & SEQUENCE_MASK)
@@ -357,6 +364,8 @@ class PortableEngine(SegmentHooks[ThreadState]):
             self._write(frame.exit_meta, frame.index_bits | sequence & SEQUENCE_MASK)
             thread = frame.thread
             depth = frame.depth - 1
+            if self.on_boundary is not None:
+                self.operators.leave()
             # An interrupt between an inner call's enter and its try can have left inner frames open, and a greenlet
             # that another one interrupted can find its own gone.
             if thread.stack_depth > depth:
