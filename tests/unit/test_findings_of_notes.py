@@ -76,6 +76,20 @@ def test_an_optimizer_that_is_made_anew_in_each_step() -> None:
     assert found(replace(kept, metadata={**kept.metadata, WHOLE_RUN: whole_run})) == []
 
 
+def test_gradients_that_are_filled_with_zeros_count_from_5_percent_on() -> None:
+    def zeroing(ms: float, operator: str) -> Timeline:
+        timeline = training(ranges=lambda step: [("Optimizer.zero_grad#SGD", "optimizer", ms)])
+        return noted(timeline, operators={"in_optimizers": [[operator, 40, MS]]})
+
+    (finding,) = zeroing(1, "zero_").summary().findings
+
+    assert finding[:4] == ("takes a large share", "Optimizer.zero_grad#SGD", "optimizer", MS)
+    assert finding.evidence == (
+        "once a step, 1 ms each (median); it runs zero_ 20 times: set_to_none=True, torch's default, fills none"
+    )
+    assert found(zeroing(1, "add_")) == found(zeroing(0.4, "zero_")) == []
+
+
 def test_many_optimizers_take_a_large_share_from_20_percent_on() -> None:
     # 1 ms are those of the step itself.
     (finding,) = with_optimizers(8, 8, 1.3).summary().findings

@@ -116,3 +116,22 @@ def test_an_outlier_says_which_operators_it_runs() -> None:
         "6 ms a step, its siblings 2.2 ms (medians), mostly its own forward, outside of inner modules, it runs bmm 128 "
         "times, add twice itself in a call, in all 130 operators"
     )
+
+
+@pytest.mark.parametrize(
+    ("act", "forward_ms", "backward_ms", "is_named"),
+    [("Embedding", 0.1, 1, True), ("Embedding", 0.11, 1, False), ("Linear", 0.1, 1, False)],
+)
+def test_a_table_whose_backward_is_ten_times_as_long_as_its_forward(
+    act: str, forward_ms: float, backward_ms: float, is_named: bool
+) -> None:
+    timeline = training(
+        act=lambda block: act, forward=lambda step, block: forward_ms, backward=lambda step, block: backward_ms
+    )
+
+    findings = noted(timeline).summary().findings
+
+    assert [one[:4] for one in findings] == [
+        ("has a gradient of its whole table", "Net.blocks.0.act", "backward", 4 * backward_ms * MS)
+    ] * is_named
+    assert all(one.evidence.endswith("that no input names: sparse=True has only the others") for one in findings)

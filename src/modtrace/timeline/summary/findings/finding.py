@@ -149,8 +149,9 @@ class Measured:
         summary: its rows are of all modules.
         low_ns: int64[rows], what a module takes at least in 9 of 10 steps: a busy machine stops threads so often, and
             in the same code, that medians differ.
-        runs: int64[5, rows], of whole steps, without evaluations and what runs in backward: calls of each module, those
-            with a backward, those with `UNUSED_NODES`, nanoseconds of those without a backward, and `OWN_NODES`.
+        runs: int64[6, rows], of whole steps, without evaluations and what runs in backward: calls of each module, those
+            with a backward, those with `UNUSED_NODES`, nanoseconds of those without a backward, and `OWN_NODES`; and
+            those with `UNUSED_NODES` in evaluations.
         collections: int64[2, triggers, generations], how many garbage collections there were, and what they freed.
         memory: what the recording says of memory, see `MEMORY`; empty if nothing.
         optimizers: what it says of optimizers, see `OPTIMIZERS`.
@@ -210,6 +211,11 @@ class Measured:
     def usual_ns(self) -> float:
         """The median of the steps, in nanoseconds."""
         return float(np.median(self.duration_ns)) if self.steps else 0.0
+
+    @property
+    def graph_of_evaluations(self) -> str:
+        """Says that evaluations build a graph; nothing if they build none."""
+        return "; it builds a graph, without torch.no_grad()" if self.runs[5].any() else ""
 
     @property
     def least_ns(self) -> float:

@@ -27,6 +27,11 @@ _MAKES = frozenset(
 """Operators that make masks and tables, mostly the same in each call."""
 
 
+_TABLE = 10.0
+"""How many times as long as its forward the backward of a table is at least, if most of it is for rows that no input
+names: both take as much for the others."""
+
+
 class Own(NamedTuple):
     """What the modules of one place and class do themselves in a step."""
 
@@ -59,11 +64,13 @@ class _Kind(NamedTuple):
         what: how findings call it.
         ns: what it takes in a step; 0 if it is none.
         why: what is said of it, after the figures.
+        part: of a step, that it is in.
     """
 
     what: str
     ns: Callable[[Own], float]
     why: str
+    part: str = "forward"
 
 
 def _is_loop(own: Own) -> bool:
@@ -80,6 +87,11 @@ def _is_move(name: str) -> bool:
     return name.removesuffix(FLOAT64) in MOVES | _MAKES
 
 
+def _table_ns(own: Own) -> float:
+    is_table = own.module_class in ("Embedding", "EmbeddingBag")
+    return own.backward_ns if is_table and own.backward_ns >= _TABLE * own.forward_ns else 0.0
+
+
 _LEAST = 0.05
 """Share of a step that such work takes at least: as for loops outside of modules, since it is known what it is."""
 # The first kind that a place has counts.
@@ -88,6 +100,12 @@ _KINDS = (
         "computes in float64, most others do not",
         lambda own: _share_of_work(own, lambda name: name.endswith(FLOAT64), with_backward=True, least=_MOST),
         "float32 takes half or less",
+    ),
+    _Kind(
+        "has a gradient of its whole table",
+        _table_ns,
+        "most of it is for rows that no input names: sparse=True has only the others",
+        "backward",
     ),
     _Kind(
         "runs many short operators: a loop in Python",
@@ -131,7 +149,7 @@ def find_inside(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
             evidence += f" of {short_ms(each.ns)}: {kind.why}" if each.ns else f": {kind.why}"
             evidence += f"; {said}" if (said := notes.hooks_text(own.fqns[0])) else ""
             yield measured.finding(
-                kind.what, own.fqns[0], "forward", evidence=evidence, show=only_option(place), ns=per_step
+                kind.what, own.fqns[0], kind.part, evidence=evidence, show=only_option(place), ns=per_step
             )
             break
 

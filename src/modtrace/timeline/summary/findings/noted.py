@@ -87,6 +87,7 @@ class NotedSteps:
         inside: of modules, those that they call themselves: all of them together, then the longest, by name.
         all_inside: whether all modules are in it that call any.
         in_optimizers: those in optimizers, as torch names these.
+        zeros: those in optimizers that fill gradients with zeros.
         gaps: the longest times between modules, backward passes and ranges.
         hooks: how many forward hooks modules have, by name.
         gradient_hooks: how many hooks gradients have.
@@ -107,6 +108,7 @@ class NotedSteps:
         self.all_inside = len(inside) < _INSIDE
         self.gaps = _gaps(notes.get("gaps", ()), steps)
         self.in_optimizers = _operators(operators.get("in_optimizers", ()), steps)
+        self.zeros = [each for each in self.in_optimizers if each.name in ("zero_", "_foreach_zero_")]
         in_passes = {each.name: each for each in _operators(operators.get("in_passes", ()), steps)}
         self.is_counted = bool(self.outside or in_passes)
         nodes, with_hooks = in_passes.pop("nodes", None), in_passes.pop("nodes and hooks", None)

@@ -64,6 +64,7 @@ def find_occasions(measured: Measured) -> Iterator[Finding]:
         evidence += f", {short_ms(per_step)} a step on average"
         ranges = measured.ranges_of(part)
         where = ranges[0].range if ranges and part != "gc" else None
+        evidence += measured.graph_of_evaluations if part == "evaluation" else ""
         what = f"{part} comes now and then"
         if part == "gc":
             what, evidence = "garbage collection comes now and then", f"{evidence}; {collections_text(measured)}"

@@ -14,7 +14,7 @@ from ..module_rows import ModuleTimes
 from ..parts import OTHER, PARTS
 from ..slow_steps import short_ms
 from .finding import LEAST_NS, LEAST_STEPS, Finding, Measured, only_option, times_text
-from .noted import NotedSteps, tensors_of
+from .noted import NotedSteps, calls_text, tensors_of
 from .occasions import collections_text
 from .siblings import place_of
 
@@ -80,7 +80,7 @@ def find_large_parts(measured: Measured, notes: NotedSteps, explained: Container
         return
     gap_ns = measured.gap_ns.sum(axis=1)
     step_ns = measured.duration_ns + gap_ns
-    beside = _beside_optimizers(measured)
+    beside = _beside_optimizers(measured, notes)
     if beside is not None:
         yield beside
     for part in measured.parts:
@@ -94,7 +94,7 @@ def find_large_parts(measured: Measured, notes: NotedSteps, explained: Container
         per_step, low = float(np.median(took)), 50 if part in _WAITS else 10
         between = part == OTHER and float(np.median(gap_ns)) > per_step / 2
         least = _LARGE_BETWEEN if between else _least_share(measured, notes, part, per_step)
-        if part == "loss" and 0 < np.median(alone_ns) < _BACKWARD_SHARE * per_step:
+        if is_untrained := part == "loss" and 0 < np.median(alone_ns) < _BACKWARD_SHARE * per_step:
             least = _LARGE_UNTRAINED_LOSS
         # As for modules: a busy machine makes what has many operators longer than it is.
         low_ns, least_ns = np.percentile(took, low), _LEAST_BETWEEN_NS if between else LEAST_NS
@@ -108,7 +108,7 @@ def find_large_parts(measured: Measured, notes: NotedSteps, explained: Container
                 evidence += _details(measured, part, float(np.median(alone_ns)), between=between)
             evidence += lines
             own_ns = per_step - float(np.median(alone_ns))
-            if part == OTHER or least == _LARGE_UNTRAINED_LOSS or (part == "loss" and notes.is_loop(own_ns, 0)):
+            if part == OTHER or is_untrained or (part == "loss" and notes.is_loop(own_ns, 0)):
                 losses = [row.fqn for row in measured.rows if part == "loss" and row.module_class.endswith("Loss")]
                 in_losses = [notes.inside[fqn][0] for fqn in losses if fqn in notes.inside]
                 evidence += notes.outside_text(own_ns, tensors_of(measured.optimizers), in_losses)
@@ -175,21 +175,25 @@ def _details(measured: Measured, part: str, alone_ns: float, *, between: bool) -
         case "other":
             after = max(measured.other_ns, key=lambda name: measured.other_ns[name])
             return f"; {measured.other_ns[after] / (sum(measured.other_ns.values()) or 1):.0%} of it follows {after}"
+        case "evaluation":
+            return measured.graph_of_evaluations
         case "gc":
             return f"; {collections_text(measured)}"
     return ""
 
 
-def _beside_optimizers(measured: Measured) -> Finding | None:
+def _beside_optimizers(measured: Measured, notes: NotedSteps) -> Finding | None:
     """Return that clipping, a scheduler or the like, the longest of them, takes a large share of the steps."""
     for each in measured.ranges_of("optimizer"):
         calls = each.calls / measured.steps
         per_step = each.p50_ns * calls
         is_step = each.range.endswith(".step") and not each.range.startswith("LRScheduler.")
-        least = _LARGE_LOOP if calls >= _MANY_OPTIMIZERS else _LARGE_BESIDE
+        zeros = notes.zeros if "zero_grad" in each.range else []
+        least = _LARGE_LOOP if calls >= _MANY_OPTIMIZERS or zeros else _LARGE_BESIDE
         if not is_step and per_step >= max(least * measured.usual_ns, LEAST_NS):
             evidence = f"{times_text(calls)} a step, {short_ms(each.p50_ns)} each (median)"
             evidence += ": a loop, where one call takes all parameters" if calls >= _MANY_OPTIMIZERS else ""
+            evidence += f"; it runs {calls_text(zeros)}: set_to_none=True, torch's default, fills none" if zeros else ""
             what, where, part = "takes a large share", each.range, "optimizer"
             return measured.finding(what, where, part, evidence=evidence, show="--ranges", ns=per_step)
     return None
@@ -302,22 +306,29 @@ def find_reruns(measured: Measured) -> Iterator[Finding]:
 
 
 def _loops(measured: Measured) -> Iterator[Finding]:
-    """Yield the outermost modules that are called many times, for a short time each, in each call of one around."""
+    """Yield the outermost modules that are called many times, for a short time each, in each call of one around.
+
+    Where none is around, it is in each step, of modules that train: a policy that plays waits for its next input.
+    """
     calls_of = {row.fqn: float(calls) for row, calls in zip(measured.rows, measured.calls, strict=True)}
     by_place: dict[str, list[int]] = {}
     for index, row in enumerate(measured.rows):
-        if measured.outer[row.fqn]:
+        if measured.outer[row.fqn] or measured.runs[1, index] >= _MOST_STEPS * measured.runs[0, index]:
             by_place.setdefault(place_of(measured, row.fqn), []).append(index)
     named: set[str] = set()
     for place, members in sorted(by_place.items(), key=lambda item: item[0].count(".")):
         rows, calls = [measured.rows[index] for index in members], float(measured.calls[members].sum())
         per_step, around = float(measured.step_ns[members].sum()), measured.outer[rows[0].fqn]
-        times = calls / max(sum(calls_of[fqn] for fqn in {measured.outer[row.fqn][0] for row in rows}), 1e-9)
+        holders = {fqn for row in rows for fqn in measured.outer[row.fqn][:1]}
+        times = calls / max(sum(calls_of[fqn] for fqn in holders), 1e-9) if holders else calls
         a_call = sum(row.forward_ns for row in rows) / max(sum(row.calls for row in rows), 1)
+        # As for parts: a busy machine makes a mean several times as long.
+        a_call *= min(1.0, float(measured.low_ns[members].sum()) / max(per_step, 1.0))
         if times < _LOOP_CALLS or a_call > _SHORT_NS or per_step < _LOOP_SHARE * measured.usual_ns:
             continue
         if named.isdisjoint(around):
-            evidence = f"a call of {around[0]} calls it {times_text(times)}, {short_ms(a_call)} each in forward"
+            evidence = f"a call of {around[0]} calls it" if around else "a step calls it"
+            evidence += f" {times_text(times)}, {short_ms(a_call)} each in forward"
             evidence += f" ({len(rows)} modules {place})" if len(rows) > 1 else ""
             evidence += ": a loop in Python, of which fewer and larger calls take less"
             first, what = max(rows, key=lambda row: row.in_steps_ns), "is called in a loop, for a short time each"
