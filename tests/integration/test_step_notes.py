@@ -441,8 +441,9 @@ def test_what_modules_run_themselves_is_noted_whatever_ends_steps(engine: Engine
     assert noted["Loop"][0] == ["", 4 * 73]
     assert ["mul", 4 * 70] in noted["Loop"]
     assert noted["Loop.inner"] == [["", 4], ["linear", 4]]
+    assert ([" (float64)", 8] in noted["Loop"]) == (engine == "native")
     double = " (float64)" if engine == "native" else ""
-    assert all(name in ("mul", "to", f"add{double}", f"to{double}") for name, _ in noted["Loop"][1:])
+    assert all(name in ("mul", "to", f"add{double}", f"to{double}", " (float64)") for name, _ in noted["Loop"][1:])
     made = [args["own_nodes"] for args in timeline.span_args.values() if "own_nodes" in args]
     # 70 products, two conversions and a sum.
     assert made == ([73] * _STEPS if ended_by != "calls" else [])

@@ -11,6 +11,7 @@ from modtrace import Timeline
 from modtrace.timeline.contents import OPTIMIZERS, STEP_NOTES, WHOLE_RUN
 from modtrace.timeline.metadata import fit_metadata
 from tests.unit.test_findings import BLOCKS, FETCH, MS, OptionalRange, found, training
+from tests.unit.test_findings_of_calls import with_loss
 
 LOOP = [["mul_", 40, 3 * MS], ["add_", 40, 3 * MS], ["cross_entropy_loss", 2, MS]]
 """Of two steps."""
@@ -55,6 +56,19 @@ def test_a_loop_over_parameters_beside_the_optimizer() -> None:
 def test_what_is_no_loop_over_parameters_is_no_finding_below_20_percent(loop: object, tensors: int) -> None:
     assert found(with_loop(2, loop, tensors)) == []
     assert found(with_loop(0, LOOP)) == []
+
+
+@pytest.mark.parametrize(("calls", "is_named"), [(20, True), (19, False)])
+def test_a_loss_that_goes_over_the_parameters_counts_from_5_percent_on(calls: int, is_named: bool) -> None:
+    loop = [["pow", 2 * calls, MS], ["sum", 2 * calls, MS]]
+
+    findings = noted(with_loss(1, 1), operators={"outside": loop}, tensors=20).summary().findings
+
+    assert [one[:3] for one in findings] == [("loss takes a large share", None, "loss")] * is_named
+    assert [one.evidence for one in findings] == [
+        "2 ms of 22 ms (medians), 1 ms of it in backward, outside of modules; a step runs pow 20 times, sum 20 times "
+        "there, 1 ms: a loop over the 20 parameters"
+    ] * is_named
 
 
 def with_optimizers(stepped: int, first_tensors: int, optimizer_ms: float = 0, steps: int = 10) -> Timeline:

@@ -135,3 +135,17 @@ def test_a_table_whose_backward_is_ten_times_as_long_as_its_forward(
         ("has a gradient of its whole table", "Net.blocks.0.act", "backward", 4 * backward_ms * MS)
     ] * is_named
     assert all(one.evidence.endswith("that no input names: sparse=True has only the others") for one in findings)
+
+
+def test_operators_of_float64_count_together_where_they_are_noted_so() -> None:
+    notes = inside([("mul", 1, 0.3), ("add (float64)", 1, 0.1)])
+    for fqn, (total, *rows) in notes["inside"].items():
+        if not fqn.endswith(".act"):
+            # 0.2 ms of more operators, of float64 all but the first, of which only the longest have names.
+            whole = ("", total[1] + 2 * LOOKS, total[2] + round(0.2 * LOOKS * MS))
+            notes["inside"][fqn] = [whole, (" (float64)", 3 * LOOKS, round(0.31 * LOOKS * MS)), *rows]
+
+    finding = only(noted(training(own=lambda block: 1), **notes))
+
+    assert finding[:4] == (DOUBLES, "Net.blocks.0", "forward", round(4 * 0.31 / 0.6 * MS))
+    assert "a call runs mul once, add (float64) once, in all 4 operators of 0.6 ms" in finding.evidence

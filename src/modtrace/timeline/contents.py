@@ -37,6 +37,8 @@ OPTIMIZERS = "optimizers"
 `foreach`, `one by one`), and how many `hooks` its step has, as far as known. If many did, again for some of them, with
 how many had `stepped` by then, and how many different `first_tensors` these had."""
 
+FLOAT64 = " (float64)"
+"""How the names of operators end that take tensors of float64; it is the name of all of them in a module."""
 STEP_NOTES = "step_notes"
 """In a timeline's metadata: what was noted of so many `steps`. `operators` that ran `outside` of modules, and
 `in_passes` outside of nodes, and `in_optimizers`, each a list of name, calls and nanoseconds; those `inside` of

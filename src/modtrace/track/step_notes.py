@@ -14,7 +14,7 @@ import torch
 from torch.nn.modules.dropout import _DropoutNd
 
 from ..ring import NameTable
-from ..timeline.contents import place_in_lists
+from ..timeline.contents import FLOAT64, place_in_lists
 from .event_sink import OnError
 from .line_gaps import LineGaps
 from .native.engine import NativeEngine
@@ -150,12 +150,15 @@ class StepNotes:
         self._record = record
 
     def _operators_inside(self) -> dict[str, list[tuple[str, int, int]]]:
-        """Return all operators together, without a name, and the longest ones, of modules: those with the longest."""
+        """Return all operators together, without a name, all of float64, and the longest, of the longest modules."""
         inside = list[tuple[int, str, list[tuple[str, int, int]]]]()
         for fqn, totals in self._totals.items():
             if isinstance(fqn, str):
                 calls, ns = (sum(each) for each in zip(*totals.values(), strict=True))
-                inside.append((-ns, fqn, [("", calls, ns), *_longest(totals, _MAX_KINDS)]))
+                rows = [("", calls, ns)]
+                if doubles := [total for name, total in totals.items() if name.endswith(FLOAT64)]:
+                    rows.append((FLOAT64, sum(count for count, _ in doubles), sum(took for _, took in doubles)))
+                inside.append((-ns, fqn, [*rows, *_longest(totals, _MAX_KINDS)]))
         return {fqn: operators for _, fqn, operators in sorted(inside)[:_MAX_INSIDE]}
 
     def _look_at_lengths(self) -> dict[str, list[tuple[int, int]]]:

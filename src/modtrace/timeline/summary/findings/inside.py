@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...contents import FLOAT64
 from ...slices import MANY_NODES
 from ..slow_steps import short_ms
 from .finding import LEAST_NS, LEAST_STEPS, Finding, Measured, only_option
-from .noted import FLOAT64, MOVES, NS_OF_OPERATOR, NotedSteps, Operator, calls_text
+from .noted import MOVES, NS_OF_OPERATOR, NotedSteps, Operator, calls_text, float64_ns
 from .siblings import place_of
 
 _SHORT_NS = 200_000
@@ -43,6 +44,7 @@ class Own(NamedTuple):
     all: Operator  # the operators together; those that build a graph alone, without their time, if none were counted
     longest: list[Operator]
     inner_calls: float
+    float64_ns: float
 
     def share(self, chosen: Callable[[str], bool]) -> float:
         """Return which share of the time of operators those have that are chosen by name."""
@@ -78,8 +80,7 @@ def _is_loop(own: Own) -> bool:
     return count >= MANY_NODES and own.forward_ns <= _SHORT_NS * own.all.calls
 
 
-def _share_of_work(own: Own, chosen: Callable[[str], bool], *, with_backward: bool, least: float) -> float:
-    share = own.share(chosen)
+def _share_of_work(own: Own, share: float, *, with_backward: bool, least: float) -> float:
     return share * (own.forward_ns + own.backward_ns * with_backward) if share >= least else 0.0
 
 
@@ -98,7 +99,7 @@ _LEAST = 0.05
 _KINDS = (
     _Kind(
         "computes in float64, most others do not",
-        lambda own: _share_of_work(own, lambda name: name.endswith(FLOAT64), with_backward=True, least=_MOST),
+        lambda own: _share_of_work(own, own.float64_ns / max(own.all.ns, 1.0), with_backward=True, least=_MOST),
         "float32 takes half or less",
     ),
     _Kind(
@@ -114,7 +115,7 @@ _KINDS = (
     ),
     _Kind(
         "copies tensors, or makes them anew, in each call",
-        lambda own: _share_of_work(own, _is_move, with_backward=False, least=_MUCH),
+        lambda own: _share_of_work(own, own.share(_is_move), with_backward=False, least=_MUCH),
         "once is enough for what is the same each time",
     ),
     _Kind(
@@ -197,7 +198,8 @@ def _sum(
         old = longest.get(name, Operator(name, 0.0, 0.0))
         longest[name] = Operator(name, old.calls + calls, old.ns + ns)
     rows.sort(key=lambda row: -row.self_ns)
-    together = longest.pop("")
+    doubles_ns = float64_ns([*longest.values()])
+    together, _ = longest.pop(""), longest.pop(FLOAT64, None)
     return Own(
         [row.fqn for row in rows],
         rows[0].module_class,
@@ -207,4 +209,5 @@ def _sum(
         together,
         sorted(longest.values(), key=lambda each: -each.ns),
         sum(inner[row.fqn] for row in rows),
+        doubles_ns,
     )

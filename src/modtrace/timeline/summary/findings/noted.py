@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...._terminal import counted
+from ...contents import FLOAT64
 from ...memory import format_bytes
 from ..slow_steps import short_ms
 from .finding import TRACE, Finding, Measured, only_option, times_text
@@ -44,8 +45,6 @@ _LARGE_DOUBLES = 0.05
 """Share of the median step, of modules that compute in float64 where most do not."""
 
 
-FLOAT64 = " (float64)"
-"""How the names of operators end that take tensors of float64."""
 MOVES = _COPIES | {"contiguous", "float", "double", "half", "bfloat16", "type", "_to_copy", "repeat", "clone"}
 """Operators that copy or convert, and compute nothing."""
 _INSIDE = 64
@@ -84,7 +83,7 @@ class NotedSteps:
     Attributes:
         is_counted: whether operators were counted.
         outside: those outside of modules, backward passes and optimizers, the longest first.
-        inside: of modules, those that they call themselves: all of them together, then the longest, by name.
+        inside: of modules, those that they call themselves: all of them together, all of float64, then the longest.
         all_inside: whether all modules are in it that call any.
         in_optimizers: those in optimizers, as torch names these.
         zeros: those in optimizers that fill gradients with zeros.
@@ -126,8 +125,7 @@ class NotedSteps:
 
     def float64_share(self) -> float:
         """Return which share of the time of operators inside of modules is in float64."""
-        doubles = sum(each.ns for own in self.inside.values() for each in own[1:] if each.name.endswith(FLOAT64))
-        return doubles / max(sum(own[0].ns for own in self.inside.values()), 1.0)
+        return sum(map(float64_ns, self.inside.values())) / max(sum(own[0].ns for own in self.inside.values()), 1.0)
 
     def inside_text(self, fqn: str, calls: float) -> str:
         """Say which operators a module runs itself in a call; nothing if that is not known, or if it is one."""
@@ -149,6 +147,10 @@ class NotedSteps:
         loop = self.loop()
         is_over = any(each.calls >= min(tensors or _MANY_IN_LOOP, _MANY_IN_LOOP) for each in loop)
         return is_over and sum(each.ns + NS_OF_OPERATOR * each.calls for each in loop) >= _IN_OPERATORS * ns
+
+    def is_over_parameters(self, ns: float, tensors: int) -> bool:
+        """Whether so much time is a loop over the parameters of an optimizer."""
+        return self.is_loop(ns, tensors) and any(_is_for_each(each.calls, tensors) for each in self.loop())
 
     def outside_text(self, ns: float, tensors: int, beside: Sequence[Operator] = ()) -> str:
         """Say which operators run in a time outside of modules, and that it is Python if there are hardly any.
@@ -219,6 +221,12 @@ def _lengthens(noted: Mapping[str, Sequence[tuple[int, int]]]) -> dict[str, floa
             if growth.min() >= _STEADY * growth.max() > 0:
                 found[name] = float(np.median(growth))
     return found
+
+
+def float64_ns(own: Sequence[Operator]) -> float:
+    """Return how long operators take that take tensors of float64: all of them, where these are noted together."""
+    doubles = {each.name: each.ns for each in own if each.name.endswith(FLOAT64)}
+    return doubles.get(FLOAT64, sum(doubles.values()))
 
 
 def _is_for_each(calls: float, tensors: int) -> bool:

@@ -108,7 +108,8 @@ def find_large_parts(measured: Measured, notes: NotedSteps, explained: Container
                 evidence += _details(measured, part, float(np.median(alone_ns)), between=between)
             evidence += lines
             own_ns = per_step - float(np.median(alone_ns))
-            if part == OTHER or is_untrained or (part == "loss" and notes.is_loop(own_ns, 0)):
+            is_loop = notes.is_loop(own_ns, 0) or notes.is_over_parameters(own_ns, tensors_of(measured.optimizers))
+            if part == OTHER or is_untrained or (part == "loss" and is_loop):
                 losses = [row.fqn for row in measured.rows if part == "loss" and row.module_class.endswith("Loss")]
                 in_losses = [notes.inside[fqn][0] for fqn in losses if fqn in notes.inside]
                 evidence += notes.outside_text(own_ns, tensors_of(measured.optimizers), in_losses)
@@ -129,7 +130,10 @@ def _least_share(measured: Measured, notes: NotedSteps, part: str, per_step: flo
             return _LARGE_BY_CHOICE
         if any(one.get("how") == "one by one" for one in optimizers):
             return _LARGE_BY_DEFAULT
-    is_loop = part == OTHER and notes.is_loop(per_step, tensors_of(measured.optimizers))
+    tensors = tensors_of(measured.optimizers)
+    is_loop = part == OTHER and notes.is_loop(per_step, tensors)
+    if part == "loss" and np.median(measured.of_part(OTHER)) < per_step / 2:
+        is_loop = notes.is_over_parameters(per_step, tensors)
     return _LARGE_LOOP if is_loop else _LARGE.get(part, np.inf)
 
 
