@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial, update_wrapper, wraps
 from types import FrameType, FunctionType
 from typing import Any, NamedTuple, cast
+from weakref import ref
 
 import torch
 from torch import nn
@@ -195,6 +196,8 @@ def wrap_function(function: Any, name: str, category: RangeCategory = "optimizer
 _OPTIMIZING = ("step", "zero_grad")
 _SAVING = ("save_pretrained", "save_state", "load_state", "save_model", "save_checkpoint", "load_checkpoint")
 _METHODS = frozenset(_OPTIMIZING + _SAVING)
+_without_methods: dict[int, ref[type]] = {}
+"""Classes that have none of these, by the `id()` of Python's own weak reference to each, which no later class has."""
 
 
 def _wrap_classes() -> None:
@@ -204,15 +207,18 @@ def _wrap_classes() -> None:
     call. Optimizers that torch's `Optimizer` did not set up have `step` and `zero_grad`, and are no modules: opacus'
     `DPOptimizer`, DeepSpeed's, and those of users.
     """
-    kinds, met = [object], set[int]()
-    while kinds:
-        kind = kinds.pop()
-        if id(kind) in met:
+    kinds, met = list[type]([object]), dict[int, ref[type]]()
+    for kind in kinds:
+        known = ref(kind)
+        if id(known) in met:
             continue
-        met.add(id(kind))
+        met[id(known)] = known
         kinds += type.__subclasses__(kind)
+        if id(known) in _without_methods:
+            continue
         own = _namespace(kind)
         if _METHODS.isdisjoint(own):  # as most: there are thousands
+            _without_methods[id(known)] = known
             continue
         if str(own.get("__module__")).startswith("torch."):
             continue
@@ -222,6 +228,8 @@ def _wrap_classes() -> None:
         if nn.Module not in bases and all(any(name in _namespace(base) for base in bases) for name in _OPTIMIZING):
             wrap_function(own.get("zero_grad"), "{}.zero_grad", "optimizer")
             replace_code(own.get("step"), _call_own_step)
+    for gone in _without_methods.keys() - met.keys():
+        _without_methods.pop(gone, None)  # another thread may look too
 
 
 @cache
