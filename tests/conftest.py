@@ -13,6 +13,7 @@ import hypothesis
 import pytest
 
 from modtrace.record_options import EngineName
+from modtrace.recording import make_recording
 from modtrace.track.native.build import build, missing_compiler
 from tests.support import trace_processor as processor
 from tests.support.guard_times import measure_no_guards
@@ -82,12 +83,17 @@ def engine(request: pytest.FixtureRequest) -> EngineName:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Collect no garbage of imports, and keep collections from what they made: a whole one takes 0.3 s."""
+    """Collect no garbage of imports, and keep collections from what they made: a whole one takes 0.3 s.
+
+    Then recordings have rings of 4 MB where no test asks: all of a ring is mapped before it is written, and read.
+    """
     gc.disable()
     try:
         return (yield)
     finally:
         measure_no_guards()
+        defaults = make_recording.record.__kwdefaults__ or {}
+        defaults["capacity"] = 1 << 17
         gc.collect()
         gc.freeze()
         gc.enable()
