@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import modtrace
 from modtrace.compare.run_times import take_samples
-from modtrace.profiler.compiled_kernels import FUSED, _Kernel, _match
+from modtrace.profiler.compiled_kernels import FUSED, _Kernel, _match, _plain
 from modtrace.timeline.contents import COMPILED, FUSED_TIMES, NOT_IN_PROFILE, WITH_REMEDY
 from modtrace.timeline.summary.compiled import CompiledModule
 from tests.support.forked_python import run_forked
@@ -260,6 +260,12 @@ class Scaled(nn.Module):
 def test_what_inductor_makes_of_a_product_before_a_softmax_is_of_its_module() -> None:
     owners = owners_as_written(nn.Sequential(nn.Linear(32, 8), Scaled(), nn.Tanh()), torch.ones(4, 32))
     assert [set(own) for own in owners] == [{"0"}, {"1"}, {"1"}, {"2"}]
+
+
+def test_operators_have_one_name_in_code_and_in_a_profile() -> None:
+    written = ["extern_kernels.bias_addmm", "torch.ops.aten.mm.out", "aten.randint.low_out", "aten.index_put_", "cpp_1"]
+    profiled = ["aten::addmm", "aten::mm", "aten::randint", "aten::index_put_", "graph_0_cpp_1"]
+    assert [*map(_plain, written)] == [*map(_plain, profiled)] == ["addmm", "mm", "randint", "index_put_", "cpp_1"]
 
 
 def test_templates_are_named_by_their_sizes_in_a_profile() -> None:

@@ -35,7 +35,7 @@ FUSED = "fused"
 """The class of a kernel that is fused of several modules."""
 TIMES = "kernel_times"
 """In what is known of a graph: by module, what its kernels took in each phase, and how much of it was divided."""
-_NAME = re.compile(r"(?:graph_\d+_)?([^.]+)(?:\.\w+)?")
+_NAME = re.compile(r"(?:extern_kernels\.(?:bias_)?|torch\.ops\.\w+\.|aten\.|graph_\d+_)?([^.]+)(?:\.\w+)?")
 _TEMPLATE = re.compile(r"(?:\w+_)?kernel")
 _MAX_LABEL = 60
 
@@ -256,13 +256,10 @@ def _plain(name: str) -> str:
     """Return what an operator and a call of it have in common.
 
     Example:
-        >>> [*map(_plain, ["aten::mm", "extern_kernels.bias_addmm", "torch.ops.aten.mm.out", "graph_0_cpp_1"])]
-        ['mm', 'addmm', 'mm', 'cpp_1']
+        >>> [*map(_plain, ["aten::mm", "extern_kernels.bias_addmm", "aten.randint.low_out", "graph_0_cpp_1"])]
+        ['mm', 'addmm', 'randint', 'cpp_1']
     """
     own = name.rpartition("::")[2]
-    own = own.removeprefix("extern_kernels.").removeprefix("bias_")
-    if own.startswith("torch.ops."):
-        own = own.split(".")[3]
     match = _NAME.match(own)
     return match[1] if match else own
 
