@@ -228,6 +228,15 @@ def evaluates_with_gradients(training: Training) -> None:
     training.after.append(evaluate)
 
 
+def generates(training: Training) -> None:
+    def generate(batch: Tensor) -> None:
+        with torch.no_grad():
+            for _ in range(20):
+                training.model(batch)
+
+    training.each(5, generate)
+
+
 def samples(training: Training) -> None:
     def sample(_: Tensor) -> None:
         with modtrace.range("sample images"):
@@ -438,6 +447,7 @@ FAULTS = [
     Fault(saves, ("torch.save", "every 4th step")),
     Fault(evaluates, ("evaluation", "every 5th step")),
     Fault(evaluates_with_gradients, ("evaluation takes a large share", "it builds a graph, without torch.no_grad()")),
+    Fault(generates, ("calls without gradients", "every 5th step")),
     Fault(samples, ("sample images", "every 6th step")),
     Fault(augments, ("augment", "takes a large share")),
     Fault(stalls_in_a_module, ("GPT.blocks.3.mix", "step 13", "slow (forward)")),
@@ -516,18 +526,19 @@ def test_the_first_screen_names_a_fault_of_a_program_that_trains_nothing(
     assert len(screen.encode()) <= 3_000
 
 
+def _irregular(training: Training) -> None:
+    # Requests, and prompts of 1 to 32 times the length.
+    training.before.append(lambda _: time.sleep(_LONG * (training.step % 4)))
+    training.model.register_forward_pre_hook(lambda _, batch: (batch[0].repeat(1, 1 + 31 * (training.step == 29)),))
+
+
 @pytest.mark.parametrize("engine", _ENGINES)
-def test_calls_that_come_irregularly_or_with_longer_inputs_are_no_finding(engine: EngineName) -> None:
-    def plant(training: Training) -> None:
-        # Requests, and prompts of 1 to 32 times the length.
-        training.before.append(lambda _: time.sleep(_LONG * (training.step % 4)))
-        training.model.register_forward_pre_hook(lambda _, batch: (batch[0].repeat(1, 1 + 31 * (training.step == 29)),))
+def test_calls_that_come_irregularly_or_with_longer_inputs_are_no_finding(engine: EngineName, ask: Ask) -> None:
+    told = ask(_irregular, engine, "infer")
 
-    summary = recorded(plant, engine, run=Training.infer)
-
-    assert not_of_the_machine(summary) == [], summary.findings_text()
+    assert not_of_the_machine(told) == [], told.text
     # The machine may stop a thread; a long prompt is in all layers.
-    assert [found for found in summary.findings if "29" in found.what] == []
+    assert [found for found in told.findings if "29" in found.what] == []
 
 
 def _nothing(_: Training) -> None:
@@ -585,9 +596,32 @@ def _compile_once(training: Training) -> None:
     training.before.append(lambda _: compiled(torch.zeros(4, _WIDTH)).sum().backward())
 
 
+def _play(training: Training) -> None:
+    def play(batch: Tensor) -> None:
+        if training.step % 4 == 0:
+            with torch.no_grad():
+                for _ in range(8):
+                    training.model(batch[:1])
+
+    training.before.append(play)
+
+
+def _play_in_each_step(training: Training) -> None:
+    training.before.append(torch.no_grad()(lambda batch: [training.model(batch[:1]) for _ in range(4)]))
+
+
+def _validate(training: Training) -> None:
+    def validate(batch: Tensor) -> None:
+        with torch.no_grad():
+            training.model.eval()(batch)
+        training.model.train()
+
+    training.each(10, validate)
+
+
 QUIET: list[Callable[[Training], None]] = [
     *(_nothing, _accumulate, _schedule, _clip, _short_range, _wide_layer, _other_activation, _sgd, _frozen),
-    *(_compile_once, _teacher, _frozen_teacher),
+    *(_compile_once, _teacher, _frozen_teacher, _play, _play_in_each_step, _validate),
 ]
 
 

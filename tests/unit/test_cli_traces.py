@@ -292,7 +292,7 @@ def test_summary_as_table_and_markdown(trace: Path) -> None:
     markdown = invoke("summary", trace, "--format", "markdown").stdout.splitlines()
 
     nothing = (
-        "nothing stands out; looked at: 2 steps in their parts (too few to tell what is usual: record 4 or more), "
+        "nothing stands out; looked at: 2 steps in their parts (too few to tell what is usual: record 6 or more), "
         "2 modules beside their siblings"
     )
     parts = [

@@ -259,6 +259,24 @@ def test_a_forward_that_runs_more_often_than_its_backward() -> None:
 
 
 @pytest.mark.parametrize(
+    "alone",
+    [
+        pytest.param(lambda step: 2, id="more often than what trains, as a policy that plays"),
+        pytest.param(lambda step: 2 if step % 5 == 4 else 0, id="now and then"),
+    ],
+)
+def test_forwards_without_a_graph_that_do_other_work_are_no_finding(alone: Callable[[int], int]) -> None:
+    assert [what for what, *_ in found(training(alone=alone)) if "more often" in what] == []
+
+
+@pytest.mark.parametrize(("steps", "told"), [(4, []), (5, ["optimizer takes a large share"])])
+def test_in_few_steps_nothing_is_usual(steps: int, told: list[str]) -> None:
+    timeline = training(steps=steps, forward=lambda step, block: 0.2, backward=lambda step, block: 0.2)
+
+    assert [what for what, *_ in found(timeline)] == told
+
+
+@pytest.mark.parametrize(
     ("category", "name", "label"),
     [("saving", "torch.save", "saving comes now and then"), ("user", "sample", "comes now and then")],
 )

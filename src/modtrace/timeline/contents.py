@@ -37,6 +37,9 @@ OPTIMIZERS = "optimizers"
 `foreach`, `one by one`), and how many `hooks` its step has, as far as known. If many did, again for some of them, with
 how many had `stepped` by then, and how many different `first_tensors` these had."""
 
+WITHOUT_GRADIENTS = "calls without gradients"
+"""The name of evaluations in training mode, such as those of a policy that plays."""
+
 FLOAT64 = " (float64)"
 """How the names of operators end that take tensors of float64; it is the name of all of them in a module."""
 STEP_NOTES = "step_notes"

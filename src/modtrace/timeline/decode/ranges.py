@@ -25,7 +25,7 @@ from ...ring.slot_format import (
     Events,
 )
 from ..args import ArgColumn
-from ..contents import RANGES, Process, Track, range_name
+from ..contents import RANGES, WITHOUT_GRADIENTS, Process, Track, range_name
 from ..slices import BACKWARD, FORWARD, GARBAGE_COLLECTION, KINDS, RANGE, TRIGGERS, Arg, Slices
 from ..timeline import Timeline
 from .analysis import RingAnalysis
@@ -46,6 +46,7 @@ class Evaluations(NamedTuple):
     # Monotonic nanoseconds, when the thread trained last before it; the least number there is: not at all.
     after: Int64Array
     before: Int64Array  # monotonic nanoseconds, when it trains again; the largest number there is: not at all
+    in_training_mode: BoolArray  # whether the first call's module is: it plays, or generates, rather than evaluates
 
 
 def find_evaluations(analysis: RingAnalysis, rows: SpanRows) -> Evaluations:
@@ -76,7 +77,8 @@ def find_evaluations(analysis: RingAnalysis, rows: SpanRows) -> Evaluations:
     for number in np.unique(fqn[roots][unsure]).tolist():
         own = unsure & (fqn[roots] == number)
         evaluates |= own & (2 * len(np.unique(step[own])) < trained_steps)
-    return _joined(rows, roots[evaluates], _moments_between(analysis, rows, roots[has_backward]))
+    between = _moments_between(analysis, rows, roots[has_backward])
+    return _joined(rows, roots[evaluates], between, ~in_eval_mode[evaluates])
 
 
 def find_roots(analysis: RingAnalysis, rows: SpanRows) -> tuple[Int64Array, Int64Array, Int64Array]:
@@ -108,7 +110,7 @@ def _moments_between(analysis: RingAnalysis, rows: SpanRows, trained: Int64Array
     return between[:, np.argsort(between[1], kind="stable")]
 
 
-def _joined(rows: SpanRows, chosen: Int64Array, between: Int64Array) -> Evaluations:
+def _joined(rows: SpanRows, chosen: Int64Array, between: Int64Array, in_training_mode: BoolArray) -> Evaluations:
     """Return evaluations of the chosen calls: those that have as many of the other moments before them are one."""
     thread, position = rows["thread"][chosen], rows["start_position"][chosen]
     count = np.zeros(len(chosen), np.int64)
@@ -123,17 +125,19 @@ def _joined(rows: SpanRows, chosen: Int64Array, between: Int64Array) -> Evaluati
     first = np.flatnonzero(begins_run(thread, count))
     last = np.append(first[1:], len(chosen))[: len(first)] - 1
     start, end, complete = rows["start"][chosen[first]], rows["end"][chosen[last]], rows["has_end"][chosen[last]]
-    return Evaluations(thread[first], start, end, position[first], complete, after[first], before[first])
+    moments = after[first], before[first]
+    return Evaluations(thread[first], start, end, position[first], complete, *moments, in_training_mode[first])
 
 
 _MAX_ROWS = 8
 """Per thread; ranges that overlap without one being in the other take a row each."""
 _NEVER, _FOREVER = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 _NO_TEXT = -1
-_EVALUATION = -2
+_EVALUATION, _IN_TRAINING_MODE = -2, -3
 _OWN_NAMES = {
     _NO_TEXT: range_name(KINDS[GARBAGE_COLLECTION].label, "gc"),
     _EVALUATION: range_name("evaluation", "evaluation"),
+    _IN_TRAINING_MODE: range_name(WITHOUT_GRADIENTS, "evaluation"),
 }
 """The names of what has no text in the ring."""
 
@@ -169,7 +173,8 @@ def add_ranges(
     for number, nth in places.tolist():
         name, tid = lookup.threads[number]
         added.append(Track(RANGES, name if nth == 0 else f"{name} ({nth + 1})", tid, process))
-    text_id = np.append(events.name[known].astype(np.int64), np.full(count, _EVALUATION))
+    own_names = np.where(evaluations.in_training_mode, _IN_TRAINING_MODE, _EVALUATION)
+    text_id = np.append(events.name[known].astype(np.int64), own_names)
     texts, text = np.unique(np.where(kind == RANGE, text_id, _NO_TEXT), return_inverse=True)
     slices = Slices.of_kind(
         kind,

@@ -106,7 +106,7 @@ class _Measured(NamedTuple):
     memory: MeasuredMemory | None  # what modules took; None if it was not counted
     flops: GroupFlops | None  # what they cost; None if it was not counted
     ranges: Mapping[tuple[str, str], Int64Array]  # how long each range took, by name and part
-    runs: Int64Array  # int64[2, 6, groups], see `Measured.runs`: in whole steps, and elsewhere
+    runs: Int64Array  # int64[2, 7, groups], see `Measured.runs`: in whole steps, and elsewhere
     collections: Int64Array  # see `Measured.collections`
 
 
@@ -161,22 +161,22 @@ def _measure(timeline: Timeline, spans: _Spans, step_by: str) -> _Measured:
 
 
 def _count_runs(timeline: Timeline, spans: _Spans, steps: Steps, in_phase_ns: Int64Array) -> Int64Array:
-    """Return int64[2, 6, groups], see `Measured.runs`: in whole steps, and elsewhere."""
+    """Return int64[2, 7, groups], see `Measured.runs`: in whole steps, and elsewhere."""
     columns, unused = timeline.columns, timeline.columns.arg(Arg.UNUSED_NODES).rows
     calls = np.flatnonzero((columns.phase == FORWARD) & spans.counts & ~spans.inside)
     elsewhere = 1 - np.isin(spans.step[calls], steps.columns.step[steps.columns.whole])
     link, group = columns.link[calls], spans.group[calls]
     backed = np.isin(link, columns.link[columns.phase == BACKWARD]) & (link >= 0)
     count = len(spans.groups)
-    place, alone, alone_ns = elsewhere * count + group, np.flatnonzero(~backed), np.zeros(2 * count, np.int64)
-    np.add.at(alone_ns, place[alone], in_phase_ns[calls[alone]])
+    place, ns = elsewhere * count + group, np.zeros((2, 2 * count), np.int64)
+    np.add.at(ns, (backed.astype(np.int64), place), in_phase_ns[calls])
     made = np.isin(calls, unused)
     counts = (np.bincount(place[each], minlength=2 * count) for each in (slice(None), backed, made))
     own_nodes = columns.arg(Arg.OWN_NODES).dense(len(spans.group), missing=0)[calls]
     evaluated = unused[is_in_evaluation(timeline)[unused]] if len(unused) else unused
     in_evaluations = np.bincount(spans.group[evaluated], minlength=2 * count)
     own = np.bincount(place, own_nodes, minlength=2 * count).astype(np.int64)
-    numbers = [*counts, alone_ns, own, in_evaluations]
+    numbers = [*counts, *ns, own, in_evaluations]
     return np.stack([each.reshape(2, count) for each in numbers], axis=1)
 
 

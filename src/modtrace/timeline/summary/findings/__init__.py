@@ -57,7 +57,8 @@ def looked_at(measured: Measured) -> str:
     summary = measured.summary
     if not summary.rows:
         return ""
-    few = " (too few to tell what is usual: record 4 or more)" if measured.steps < LEAST_STEPS else ""
+    is_few = measured.steps < LEAST_STEPS
+    few = f" (too few to tell what is usual: record {LEAST_STEPS + 1} or more)" if is_few else ""
     known = [
         f"{counted(measured.steps, 'step')} in {'its' if measured.steps == 1 else 'their'} parts{few}",
         f"{counted(len(summary.rows), 'module')} beside their siblings",

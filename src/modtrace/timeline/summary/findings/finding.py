@@ -29,8 +29,8 @@ LEAST_SHARE = 0.02
 """Share of the median step, on average: less is not worth a change, and noise of small modules is below."""
 LEAST_NS = 1_000_000
 """Time in a step: shorter ones are those of tiny models, in which Python itself is most."""
-LEAST_STEPS = 3
-"""With fewer steps the median can be that of a first step, or of one that the system stopped."""
+LEAST_STEPS = 5
+"""In fewer steps torch sets up what it needs once, and the system stops one or another: no median of them is usual."""
 _NEARLY = 0.101
 """How far from whole times: a first step begins late, and has no evaluation before it."""
 
@@ -149,9 +149,9 @@ class Measured:
         summary: its rows are of all modules.
         low_ns: int64[rows], what a module takes at least in 9 of 10 steps: a busy machine stops threads so often, and
             in the same code, that medians differ.
-        runs: int64[6, rows], of whole steps, without evaluations and what runs in backward: calls of each module, those
-            with a backward, those with `UNUSED_NODES`, nanoseconds of those without a backward, and `OWN_NODES`; and
-            those with `UNUSED_NODES` in evaluations.
+        runs: int64[7, rows], of whole steps, without evaluations and what runs in backward: calls of each module, those
+            with a backward, those with `UNUSED_NODES`, nanoseconds of the forward of those without a backward, of those
+            with one, and `OWN_NODES`; and those with `UNUSED_NODES` in evaluations.
         collections: int64[2, triggers, generations], how many garbage collections there were, and what they freed.
         memory: what the recording says of memory, see `MEMORY`; empty if nothing.
         optimizers: what it says of optimizers, see `OPTIMIZERS`.
@@ -215,7 +215,7 @@ class Measured:
     @property
     def graph_of_evaluations(self) -> str:
         """Says that evaluations build a graph; nothing if they build none."""
-        return "; it builds a graph, without torch.no_grad()" if self.runs[5].any() else ""
+        return "; it builds a graph, without torch.no_grad()" if self.runs[6].any() else ""
 
     @property
     def least_ns(self) -> float:

@@ -8,16 +8,17 @@ from collections.abc import Container, Iterator
 import numpy as np
 
 from ...._typing import BoolArray, Int64Array
+from ...contents import WITHOUT_GRADIENTS
 from ..parts import OTHER
 from ..slow_steps import short_ms
 from ..steps_in_parts import SlowPart
-from .finding import Finding, Measured, times_text
+from .finding import LEAST_STEPS, Finding, Measured, times_text
 
-_LEAST_STEPS = 4
-"""With fewer steps nothing is known to come now and then."""
 _SEEN_SHARE, _LONGER = 0.05, 3
 """Share of the median step, and multiple of its own median: a part that takes less is no occasion."""
 _COMPILED_AGAIN = re.compile(r"torch\.compile \d+/[1-9]")
+LARGE_EVALUATION = 0.10
+"""Share of a step on average, or of most steps: who trains evaluates."""
 _LEAST_PERIODS = 3
 """How often it has to come at the same distance for that to be a period."""
 _ALWAYS = ("forward", "backward", "recompute", "loss", OTHER)
@@ -38,7 +39,7 @@ _TRIGGERED = "", ", automatic", " by gc.collect()"
 
 def find_occasions(measured: Measured) -> Iterator[Finding]:
     """Yield the parts that are long in some steps only, and compilations that come again."""
-    if measured.steps < _LEAST_STEPS:
+    if measured.steps < LEAST_STEPS:
         return
     compiles = _is_long(measured, measured.of_part("compile", gaps=True))
     for part in measured.parts:
@@ -48,21 +49,22 @@ def find_occasions(measured: Measured) -> Iterator[Finding]:
             has &= ~compiles
         count, more = int(np.count_nonzero(has)), took[has] - np.median(took)
         per_step = float(more.sum()) / measured.steps
-        again = [each for each in measured.ranges_of(part) if _COMPILED_AGAIN.match(each.range)]
+        ranges = measured.ranges_of(part)
+        again = [each for each in ranges if _COMPILED_AGAIN.match(each.range)]
         if (
             part in _ALWAYS
             or (part in _USUALLY and np.median(took))
             or np.median(took) > _SEEN_SHARE * measured.usual_ns
             or not count
             or count > measured.steps / 2
-            or per_step < measured.least_ns
+            or per_step < (LARGE_EVALUATION * measured.usual_ns if part == "evaluation" else measured.least_ns)
+            or (part == "evaluation" and _plays(measured))
         ):
             continue
         if (count == 1 and part not in ("evaluation", "compile")) or (part == "compile" and not again):
             continue  # a single one is a slow step; what is compiled once is not compiled again
         evidence = f"{when_text(measured.number, has)}, {short_ms(float(np.median(took[has])))} each"
         evidence += f", {short_ms(per_step)} a step on average"
-        ranges = measured.ranges_of(part)
         where = ranges[0].range if ranges and part != "gc" else None
         evidence += measured.graph_of_evaluations if part == "evaluation" else ""
         what = f"{part} comes now and then"
@@ -78,6 +80,12 @@ def find_occasions(measured: Measured) -> Iterator[Finding]:
         yield measured.finding(what, where, part, evidence=evidence, show=show, ns=per_step, gaps=True)
 
 
+def _plays(measured: Measured) -> bool:
+    """Whether evaluations are in training mode and come before the first step: a policy plays to learn from it."""
+    ranges, before = measured.ranges_of("evaluation"), measured.summary.around.before
+    return "evaluation" in before and any(each.range == WITHOUT_GRADIENTS for each in ranges[:1])
+
+
 def _is_long(measured: Measured, took: Int64Array) -> BoolArray:
     """Return bool[steps], whether a part is much longer than usual; a first step is long by what it sets up."""
     usual = float(np.median(took))
@@ -87,6 +95,8 @@ def _is_long(measured: Measured, took: Int64Array) -> BoolArray:
 
 def find_slow_steps(measured: Measured, explained: Container[str | None]) -> Iterator[Finding]:
     """Yield the slow steps, those with one cause and place together, but for parts that are explained."""
+    if measured.steps < LEAST_STEPS:
+        return
     by_cause: dict[tuple[str, str], list[tuple[int, SlowPart, str]]] = {}
     steps, delays = measured.summary.step_parts, dict(measured.step_notes.get("delays", ()))
     for index, (cause, slow) in steps.causes.items():

@@ -15,7 +15,7 @@ from ..parts import OTHER, PARTS
 from ..slow_steps import short_ms
 from .finding import LEAST_NS, LEAST_STEPS, Finding, Measured, only_option, times_text
 from .noted import NotedSteps, calls_text, tensors_of
-from .occasions import collections_text
+from .occasions import LARGE_EVALUATION, collections_text
 from .siblings import place_of
 
 # What real programs spend is below: 41 of them run unchanged had 6 to 28 % in optimizers, and up to 24 % in loaders if
@@ -28,7 +28,7 @@ _LARGE = {
     OTHER: 0.20,
     "gc": 0.05,
     "saving": 0.05,
-    "evaluation": 0.10,
+    "evaluation": LARGE_EVALUATION,
 }
 _LARGE_UNTRAINED_LOSS = 0.10
 """For a loss that has hardly any backward: what it does beside is no loss."""
@@ -50,6 +50,8 @@ _LARGE_ONE_BY_ONE = 0.08
 """For one that was told to update tensors one by one, which foreach=True undoes: real programs have 6 % at least."""
 _MANY_OPTIMIZERS = 8
 """From how many on the same holds: one with all tensors in its groups does as much."""
+_FLATTEN = ("LBFGS",)
+"""Those of torch that make one tensor of all, and loop over what they know of earlier steps."""
 _LARGE_BY_DEFAULT = 0.50
 """For one that updates them so on a CPU, as torch does: tiny models have up to 40 %."""
 _LARGE_BESIDE = 0.15
@@ -58,6 +60,11 @@ _LARGE_RANGE = 0.30
 """For a range of the user's, who named it: it is likely part of the work."""
 _MOST_STEPS = 0.5
 """How often a module has to run in a step, for its time to be that of steps."""
+_ALWAYS = 3
+"""How often a module has to build a graph in vain for it to do so always: what is counted needs no usual time."""
+_SAME_WORK = 2.0
+"""How many times as long as those with a backward forwards without a graph take at most if they compute the same again,
+once for each of these: who plays, or generates, calls the model more often, or with other batches."""
 _LOOP_CALLS, _SHORT_NS, _LOOP_SHARE = 32, 1_000_000, 0.2
 """Calls in a call of the module around, the forward of each, and their share of the median step: layers that share
 their parameters are called up to 24 times, what solves an equation or denoises takes longer, and a module with a few
@@ -113,7 +120,9 @@ def find_large_parts(measured: Measured, notes: NotedSteps, explained: Container
                 losses = [row.fqn for row in measured.rows if part == "loss" and row.module_class.endswith("Loss")]
                 in_losses = [notes.inside[fqn][0] for fqn in losses if fqn in notes.inside]
                 evidence += notes.outside_text(own_ns, tensors_of(measured.optimizers), in_losses)
-            if part == "optimizer" and not any(one.get("how") for one in measured.optimizers):
+            if part == "optimizer" and not any(
+                one.get("how") or one.get("class") in _FLATTEN for one in measured.optimizers
+            ):
                 evidence += notes.own_optimizer_text(tensors_of(measured.optimizers))
             yield _large_part(measured, part, per_step, evidence, between=between)
 
@@ -289,18 +298,21 @@ def find_reruns(measured: Measured) -> Iterator[Finding]:
     """Yield the outermost modules whose forward runs more often than their backward, and what checkpointing costs."""
     named: set[str] = set()
     for index, row in enumerate(measured.rows):
-        calls, backed, unused, alone_ns = (int(count) for count in measured.runs[:4, index])
+        calls, backed, unused, alone_ns, backed_ns = (int(count) for count in measured.runs[:5, index])
         per_step = alone_ns / measured.steps
-        if per_step < measured.least_ns:
+        if per_step < max(measured.least_ns, LEAST_NS):
             continue
-        if not backed and unused >= _MOST_STEPS * max(calls, measured.steps) and measured.steps >= LEAST_STEPS:
+        if not backed and unused >= max(_MOST_STEPS * max(calls, measured.steps), _ALWAYS):
             yield _unused_graph(measured, row, calls, alone_ns)
         if not measured.trains or not 0 < backed < calls:
             continue
-        if named.isdisjoint(measured.outer[row.fqn]):
+        alone = calls - backed
+        times = alone_ns / alone * backed / max(backed_ns, 1)
+        is_same = _MOST_STEPS * measured.steps <= alone <= backed and 1 / _SAME_WORK <= times <= _SAME_WORK
+        if named.isdisjoint(measured.outer[row.fqn]) and (unused or is_same):
             evidence = (
                 f"forward {times_text(calls / measured.steps)} a step, backward {times_text(backed / measured.steps)}; "
-                f"forwards without a backward take {short_ms(alone_ns / (calls - backed))} each"
+                f"forwards without a backward take {short_ms(alone_ns / alone)} each"
             )
             what = "runs forward more often than backward"
             yield measured.finding(what, row.fqn, "forward", evidence=evidence, show="--tree", ns=per_step)
