@@ -23,7 +23,7 @@ _HEADER = struct.Struct("<8sIIQQQII")
 _SLOTS = 4096
 _FORWARD_ENTER, _FORWARD_EXIT, _STEP, _SEGMENT, _OPTIMIZER_STEP = 1, 2, 10, 15, 18
 _PASS_END, _CALL, _RETURN, _DONE, _WAIT_ENTER, _WAIT_EXIT = 17, 20, 21, 22, 23, 24
-_COLLECTION, _RANGE_END = 31, 41
+_COLLECTION, _RANGE_BEGIN, _RANGE_END = 31, 40, 41
 _COLLECTION_NS_SHIFT = 22
 _SEQUENCE = (1 << 38) - 1
 RANKS_PER_HOST = 8
@@ -114,7 +114,11 @@ def read_template(ring: Path) -> Template:
     slots = slots[np.argsort(slots[:, 3])]
     kind = slots[:, 0] >> 40 & 0xFF
     done = {(int(meta) & 0xFFFFFF, int(value)) for meta, value in slots[kind == _DONE][:, [0, 2]]}
-    slots, kind = slots[kind != _DONE], kind[kind != _DONE]
+    # Threads without calls, such as gloo's, write ranges when they get to it: the order of these says nothing.
+    thread = slots[:, 0] >> 24 & 0xFFFF
+    is_beside = np.isin(kind, (_RANGE_BEGIN, _RANGE_END)) & ~np.isin(thread, thread[kind == _FORWARD_ENTER])
+    is_kept = (kind != _DONE) & ~is_beside
+    slots, kind = slots[is_kept], kind[is_kept]
     ends = np.flatnonzero(np.isin(kind, (_STEP, _OPTIMIZER_STEP)))
     steps = [slots[first + 1 : last + 1] for first, last in itertools.pairwise(ends)]
     heads = [tuple((step[:, 0] & (1 << 48) - 1).tolist()) for step in steps]
