@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor.async_compile import AsyncCompile
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
@@ -306,6 +307,29 @@ def test_flops_of_an_operator_with_the_state_of_random_numbers(engine: Any) -> N
     flops = 2 * 4 * 2 * 2 * 16 * 16 * 16
     assert (attention.flops_forward, attention.flops_backward, attention.flops_recompute) == (
         flops, 5 * flops // 2, flops,
+    )  # fmt: skip
+
+
+class AttentionByHand(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.reshape(4, 16, 2, 16).transpose(1, 2) for part in x.chunk(3, -1))
+        out: Tensor = torch.softmax(q @ k.transpose(-1, -2) / 4.0, -1) @ v
+        return out
+
+
+def test_attention_that_inductor_fuses_is_its_modules_and_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AsyncCompile, "cpp_pybinding", lambda *_, **__: lambda *_: None)  # what is read is there before
+    with modtrace.record() as recording:
+        step(torch.compile(nn.Sequential(nn.Linear(32, 96), AttentionByHand())))
+
+    rows = {row.fqn: row for row in inside(recording.timeline())}
+    # To find it, Inductor compiles pieces of that kind itself. What it makes of it computes q k again in backward:
+    flops = 2 * 4 * 2 * 2 * 16 * 16 * 16
+    attention, linear = rows["Sequential.1"], 2 * 4 * 16 * 32 * 96
+    assert (attention.flops_forward, attention.flops_backward, attention.flops_recompute) == (flops, 5 * flops // 2, 0)
+    region = rows["Sequential"]
+    assert (region.flops_forward, region.flops_backward, region.flops_recompute) == (
+        flops + linear, 5 * flops // 2 + linear, 0,
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-from torch._guards import CompileContext
+from torch._guards import CompileContext, TracingContext
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
@@ -95,7 +95,8 @@ def _cache_hits() -> int:
 def _reading(function: Callable[..., Any], *, is_backward: bool) -> Callable[..., Any]:
     def call(graph: Any, *args: Any, **kwargs: Any) -> Any:
         thread = _threads.get()
-        if thread.work is None:
+        # Inductor compiles patterns that it looks for within the program's compilation, without a context.
+        if thread.work is None or TracingContext.try_get() is None:
             return function(graph, *args, **kwargs)
         owners: dict[str, Owner] = {}
         try:

@@ -35,7 +35,7 @@ _GRAPH_MODULE = "torch._inductor.output_code"
 _KEPT = "modtrace_kernels"
 """The attribute of a compiled graph that has its kernels."""
 
-_OF_CAPTURED = {"seq_nr", "source_fn_stack", "from_node"}
+_OF_CAPTURED = {"seq_nr", "source_fn_stack"}
 """What nodes have that are captured, one of these at least, and none that a pass makes."""
 _MOST_USERS, _DEPTH = 64, 32
 _PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm)
