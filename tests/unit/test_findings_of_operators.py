@@ -9,6 +9,7 @@ import pytest
 
 from modtrace import Timeline
 from modtrace.timeline.summary.findings import Finding
+from modtrace.timeline.summary.findings.noted import NotedSteps, Operator
 from tests.unit.test_findings import BLOCKS, MS, STEP_MS, found, training
 from tests.unit.test_findings_of_notes import noted
 
@@ -149,3 +150,9 @@ def test_operators_of_float64_count_together_where_they_are_noted_so() -> None:
 
     assert finding[:4] == (DOUBLES, "Net.blocks.0", "forward", round(4 * 0.31 / 0.6 * MS))
     assert "a call runs mul once, add (float64) once, in all 4 operators of 0.6 ms" in finding.evidence
+
+
+def test_a_step_of_several_calls_has_the_operators_of_all() -> None:
+    notes = {"steps": 2, "inside": {"Net": [["", 4, 2_000], ["addmm", 4, 2_000]]}}
+
+    assert NotedSteps(notes, looks=3.0).inside == {"Net": [Operator("", 6.0, 3_000.0), Operator("addmm", 6.0, 3_000.0)]}

@@ -32,7 +32,7 @@ def find_findings(measured: Measured) -> list[Finding]:
     """Return what stands out: what costs the most time in a step first, then what costs none."""
     if not measured.steps:
         return []
-    notes = NotedSteps(measured.step_notes)
+    notes = NotedSteps(measured.step_notes, measured.looks)
     occasions, outliers = list(find_occasions(measured)), list(find_outliers(measured, notes))
     slow_steps = list(find_slow_steps(measured, {each.part for each in occasions}))
     named = {found.where for found in (*outliers, *slow_steps)}

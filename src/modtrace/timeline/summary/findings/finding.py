@@ -195,7 +195,8 @@ class Measured:
         self.other_ns = dict(zip(self.parts, divided.other_ns.tolist(), strict=True))
         self.duration_ns = self.ns.sum(axis=1) - self.of_part("evaluation")
         self.whole_ns = int(self.ns.sum())
-        self.trains = divided.bounds.step_by == OPTIMIZER and bool(runs[1].any())
+        self._ends_by_marks = divided.bounds.step_by == OPTIMIZER
+        self.trains = self._ends_by_marks and bool(runs[1].any())
 
     @property
     def rows(self) -> Sequence[ModuleTimes]:
@@ -232,6 +233,12 @@ class Measured:
     def calls(self) -> AnyArray:
         """float64[rows], how often each module runs in a step."""
         return np.asarray(self.runs[0] / max(self.steps, 1))
+
+    @property
+    def looks(self) -> float:
+        """How many of what the recording looked at, see `StepNotes`, a step has: a `generate` has several calls."""
+        outermost = [index for index, row in enumerate(self.rows) if not self.outer[row.fqn]]
+        return 1.0 if self._ends_by_marks else max(1.0, float(self.calls[outermost].sum()))
 
     @cached_property
     def step_ns(self) -> Int64Array:

@@ -99,11 +99,13 @@ class NotedSteps:
         hooks_ns: what a backward pass takes beside its nodes, in a step.
     """
 
-    def __init__(self, notes: Mapping[str, Any]) -> None:
+    def __init__(self, notes: Mapping[str, Any], looks: float = 1.0) -> None:
+        """Take notes, each of a look at one of so many `looks` in a step, as at a call of those of a `generate`."""
         steps, operators = notes.get("steps", 0), notes.get("operators", {})
-        self.outside = _operators(operators.get("outside", ()), steps)
+        looked = steps / looks
+        self.outside = _operators(operators.get("outside", ()), looked)
         inside: Mapping[str, Sequence[tuple[str, int, int]]] = notes.get("inside", {})
-        self.inside = {fqn: own for fqn, noted in inside.items() if (own := _operators(noted, steps))}
+        self.inside = {fqn: own for fqn, noted in inside.items() if (own := _operators(noted, looked))}
         self.all_inside = len(inside) < _INSIDE
         self.gaps = _gaps(notes.get("gaps", ()), steps)
         self.in_optimizers = _operators(operators.get("in_optimizers", ()), steps)
@@ -189,7 +191,7 @@ class NotedSteps:
         return f"has {counted(self.hooks[fqn], 'forward hook')}" if fqn in self.hooks else ""
 
 
-def _operators(noted: Sequence[tuple[str, int, int]], steps: int) -> list[Operator]:
+def _operators(noted: Sequence[tuple[str, int, int]], steps: float) -> list[Operator]:
     return [Operator(name, calls / steps, ns / steps) for name, calls, ns in noted if steps > 0]
 
 
