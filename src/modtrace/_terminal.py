@@ -59,16 +59,18 @@ def padded(text: str, width: int) -> str:
 
 
 def next_step_hint(path: str) -> str:
-    """Return a line that says how to look at the file in `path`, a trace or a ring."""
+    """Return a line that says how to read and see the file in `path`, a trace or a ring."""
     suffix = Path(path).suffix.lower()
     if suffix == ".html":
         return f"Next: open {path} in a browser; it needs no network"
     if suffix in (".folded", ".json") and path.lower().endswith((".folded", ".speedscope.json")):
         return f"Next: drop {path} onto https://www.speedscope.app"
-    view = f"Next: {_command()} view {shlex.quote(path)}"
-    if path.lower().endswith((".json", ".json.gz", ".pftrace", ".pftrace.gz")):
-        return f"{view}, or drop {path} onto https://ui.perfetto.dev"
-    return f"{view}, or attach it to a bug report" if suffix == ".zip" else view
+    command, quoted = _command(), shlex.quote(path)
+    if suffix == ".zip":
+        return f"Next: {command} view {quoted}, or attach it to a bug report"
+    hint = f"Next: {command} summary {quoted}; to see it, {command} view {quoted}"
+    is_perfetto = path.lower().endswith((".json", ".json.gz", ".pftrace", ".pftrace.gz"))
+    return f"{hint}, or drop {path} onto https://ui.perfetto.dev" if is_perfetto else hint
 
 
 def share_hint(path: str) -> str:

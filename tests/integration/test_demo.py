@@ -58,18 +58,23 @@ def test_it_prints_a_table_and_how_to_open_the_trace(demo: tuple[Path, str]) -> 
 @pytest.mark.parametrize(
     ("path", "line"),
     [
-        ("demo.json", "Next: modtrace view demo.json, or drop demo.json onto https://ui.perfetto.dev"),
-        (
-            "my demo.json.gz",
-            "Next: modtrace view 'my demo.json.gz', or drop my demo.json.gz onto https://ui.perfetto.dev",
-        ),
-        ("a/demo.pftrace", "Next: modtrace view a/demo.pftrace, or drop a/demo.pftrace onto https://ui.perfetto.dev"),
-        (
-            "demo.pftrace.gz",
-            "Next: modtrace view demo.pftrace.gz, or drop demo.pftrace.gz onto https://ui.perfetto.dev",
-        ),
+        ("demo.json", "summary demo.json; to see it, modtrace view demo.json, or drop demo.json onto"),
+        ("a/b.pftrace", "summary a/b.pftrace; to see it, modtrace view a/b.pftrace, or drop a/b.pftrace onto"),
+        ("my b.json.gz", "summary 'my b.json.gz'; to see it, modtrace view 'my b.json.gz', or drop my b.json.gz onto"),
+        ("b.pftrace.gz", "summary b.pftrace.gz; to see it, modtrace view b.pftrace.gz, or drop b.pftrace.gz onto"),
+    ],
+)
+def test_the_next_step_is_to_read_a_trace_and_to_see_it(path: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda _: "/bin/modtrace")
+    assert next_step_hint(path) == f"Next: modtrace {line} https://ui.perfetto.dev"
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
         ("demo.HTML", "Next: open demo.HTML in a browser; it needs no network"),
         ("demo.zip", "Next: modtrace view demo.zip, or attach it to a bug report"),
+        ("run.modtrace", "Next: modtrace summary run.modtrace; to see it, modtrace view run.modtrace"),
     ],
 )
 def test_the_next_step_is_true_for_the_format(path: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,9 +93,9 @@ def test_it_says_how_to_give_a_recording_to_others(monkeypatch: pytest.MonkeyPat
 def test_the_next_step_names_the_command_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda _: None)
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
-    assert next_step_hint("demo.json").startswith(f"Next: {tmp_path}/python -m modtrace view demo.json, or")
+    assert next_step_hint("demo.json").startswith(f"Next: {tmp_path}/python -m modtrace summary demo.json; to")
     (tmp_path / "modtrace").touch()
-    assert next_step_hint("demo.json").startswith(f"Next: {tmp_path}/modtrace view demo.json, or")
+    assert next_step_hint("demo.json").startswith(f"Next: {tmp_path}/modtrace summary demo.json; to")
 
 
 def test_the_readme_shows_what_summary_prints(demo: tuple[Path, str]) -> None:
