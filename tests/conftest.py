@@ -6,7 +6,7 @@ import fcntl
 import gc
 import os
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -43,7 +43,7 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _priority() -> Generator[None, object, object]:
+def _priority() -> Iterator[None]:
     """Keep this process as it is: commands that give way to others would slow all tests after theirs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "nice", lambda _: 0)
