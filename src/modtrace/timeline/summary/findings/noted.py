@@ -146,7 +146,8 @@ class NotedSteps:
 
     def is_loop(self, ns: float, tensors: int) -> bool:
         """Whether so much time is a loop, as over the parameters of an optimizer: each has an operator of its own."""
-        loop = self.loop()
+        # Clipping as torch does it asks for each norm to be on the first one's device, where it is.
+        loop = [each for each in self.loop() if each.name != "to" or each.ns >= _IN_OPERATORS * ns]
         is_over = any(each.calls >= min(tensors or _MANY_IN_LOOP, _MANY_IN_LOOP) for each in loop)
         return is_over and sum(each.ns + NS_OF_OPERATOR * each.calls for each in loop) >= _IN_OPERATORS * ns
 
