@@ -17,7 +17,7 @@ from modtrace.record_options import EngineName
 from tests.support.forked_python import run_forked
 from tests.support.python_process import HANGS_AFTER_S, run_python
 
-# Each step beside the slow ones takes under a millisecond.
+# Each step beside the slow ones takes under a millisecond. What is slow takes longer than a busy machine stops a process.
 SLOW_JOB = """
 import gc, glob, io, os, signal, sys, time
 import modtrace, torch
@@ -27,28 +27,28 @@ from torch.utils.data import DataLoader, Dataset
 class Rows(Dataset):
     def __len__(self): return 60
     def __getitem__(self, number):
-        time.sleep(0.4 if number == 15 else 0)
+        time.sleep(1.5 if number == 15 else 0)
         return torch.ones(4, 64)
 
 class Head(nn.Linear):
     def forward(self, x):
-        time.sleep(0.4 if number == 23 else 0)
+        time.sleep(1.5 if number == 23 else 0)
         return super().forward(x)
 
 class SlowFile(io.BytesIO):
     def write(self, data):
-        time.sleep(0.4 if not self.tell() else 0)
+        time.sleep(1.5 if not self.tell() else 0)
         return super().write(data)
 
 engine, ending = sys.argv[1:]
 torch.manual_seed(0); torch.set_num_threads(1)
 model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), Head(64, 1))
 optimizer = torch.optim.Adam(model.parameters())
-conditions = ["data > 300ms; saving > 300ms", "module *.2 > 300ms", "range augment > 300ms", "hang 1s"]
+conditions = ["data > 1.2s; saving > 1.2s", "module *.2 > 1.2s", "range augment > 1.2s", "hang 3s"]
 with modtrace.record(ring="run.modtrace", engine=engine, keep_when=conditions) as recording:
     for number, batch in enumerate(DataLoader(Rows(), batch_size=None)):
         with modtrace.range("augment"):
-            time.sleep(0.4 if number == 31 else 0)
+            time.sleep(1.5 if number == 31 else 0)
         model(batch).square().mean().backward()
         if number == 39:
             torch.save(model.state_dict(), SlowFile())
