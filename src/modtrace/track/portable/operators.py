@@ -66,10 +66,10 @@ class OperatorCounts:
         """Count no more."""
         self._is_looked_at = False
         self.end_profiler()
-        if self.is_running:  # another thread ends it where it collects garbage
-            gc.callbacks.append(lambda _phase, _info: self.end_profiler())
-        else:
+        if not self.is_running:
             _PATCH.uninstall()
+        elif _end_stopped not in gc.callbacks:  # another thread ends it where it collects garbage
+            gc.callbacks.append(_end_stopped)
 
     def begin_outside(self, gaps: Callable[[str | None], object]) -> None:
         """Count from now on, if this is the thread; `gaps` is told of each boundary."""
@@ -127,7 +127,7 @@ class OperatorCounts:
             _begin_noting(config)
 
     def end_late(self) -> None:
-        """End the profiler if the step that was looked at ended in a pass, in which it could not be."""
+        """End the profiler if the look is over: it ended in a pass, or on another thread, where it could not be."""
         if self.is_running and not self._is_looked_at:
             self.end_profiler()
 
@@ -183,6 +183,12 @@ class OperatorCounts:
             self._open.append(place)
         elif self._open:
             self._open.pop()
+
+
+def _end_stopped(_phase: str, _info: object) -> None:
+    """End the profiler that this thread runs for a recording that another one has stopped."""
+    for each in tuple(_running):
+        each.end_late()
 
 
 def _is_heeded() -> bool:
