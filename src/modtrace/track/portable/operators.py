@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch._C._profiler import ProfilerConfig, ProfilerState, RecordScope, _ExperimentalConfig
-from torch.autograd import profiler, profiler_legacy
 
 from ..call_patch import Patch, PatchTarget, Wrapper
 from ..event_sink import EventSink
@@ -35,7 +34,9 @@ _NODE, _USERS = _scope(RecordScope.BACKWARD_FUNCTION), _scope(RecordScope.USER_S
 _EVALUATED, _NODES, _WITH_HOOKS = "autograd::engine::evaluate_function: ", "nodes", "nodes and hooks"
 
 _autograd: Any = torch._C._autograd
-_begin_noting: Callable[[ProfilerConfig], None] = _autograd._enable_profiler_legacy  # not what is put in its place
+# Not what is put in its place. torch calls it deprecated: where it is gone, no operators are counted.
+_begin_noting: Any = getattr(_autograd, "_enable_profiler_legacy", None)
+_BEGIN_PROFILERS = ("torch.autograd", "torch.autograd.profiler", "torch.autograd.profiler_legacy")
 _running: list[Any] = []
 """The counts whose profiler runs: one, and those whose thread has not ended theirs yet."""
 
@@ -49,7 +50,8 @@ class OperatorCounts:
     """
 
     def __init__(self, events: EventSink) -> None:
-        self.is_running = self.is_whole = self._is_looked_at = self._is_off = False
+        self.is_running = self.is_whole = self._is_looked_at = False
+        self._is_off = _begin_noting is None
         self._events, self._thread = events, 0
         self._gaps: Callable[[str | None], object] = bool
         self._marks: list[tuple[int, int]] = []  # when each place was entered or left, while it runs
@@ -215,9 +217,9 @@ _PATCH = Patch(
     _make_wrapper,
     tuple(
         PatchTarget(module, name)
-        for module in (profiler, profiler_legacy, torch.autograd, _autograd)
+        for module in (*map(sys.modules.get, _BEGIN_PROFILERS), _autograd)
         for name in ("_enable_profiler", "_enable_profiler_legacy")
-        if name in vars(module)
+        if module and name in vars(module)
     ),
 )
 """The patch of what begins a profiler; its observer is `_running`."""
