@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import sys
 import tracemalloc
 import weakref
 from collections.abc import Callable
@@ -266,8 +267,9 @@ def test_memory_is_flat(engine: EngineName, tmp_path: Path) -> None:
             end_step()
         return memory.grown()
 
-    # CPython 3.10 keeps frames, and torch 2.8 objects, by tens of kilobytes.
-    _, unrecorded = grown(lambda: None)
+    # CPython 3.10 keeps frames, and torch 2.8 objects, by tens of kilobytes without a recording too.
+    keeps_some = sys.version_info < (3, 11) or torch.__version__ < "2.9"
+    unrecorded = grown(lambda: None)[1] if keeps_some else 0
     with modtrace.record(engine=engine, capacity=1 << 12, ring=tmp_path / "ring") as recording:
         rss, objects = grown(recording.step)
     memory.stop()
