@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -15,7 +16,7 @@ from torch.utils.module_tracker import ModuleTracker as TorchModuleTracker
 import modtrace
 from modtrace.record_options import EngineName
 
-from .case import Case
+from .case import CASES, Case, Step
 from .live import trees_told_by
 from .notation import Node, Trees, project, rename, render, variants
 
@@ -52,39 +53,40 @@ def answer(case: Case, subject: str) -> Answer:
     """Run a case and judge what `subject` tells of it."""
     if subject in LIVE and case.not_live is not None:
         return Answer("n.a.", case.not_live)
-    torch.manual_seed(0)
-    step = case.make()
     expected = variants(case.expected)
     with _as_it_was():
         try:
             if subject in ENGINES:
-                trees = _recorded(ENGINES[subject], step)
+                trees, _ = _recorded(case.name, ENGINES[subject])
             else:
                 if case.renamed is not None:
                     expected = [rename(trees, *case.renamed) for trees in expected]
                 expected = [project(trees) for trees in expected]
-                trees = project(_live(LIVE[subject], step))
+                trees = project(_live(LIVE[subject], _made(case)))
         except Exception as error:
             return Answer("crash", f"{type(error).__name__}: {error}")
     return Answer("right" if trees in expected else "wrong", render(trees))
 
 
 def count_unattributed(case: Case, engine: EngineName) -> int:
-    """Run a case; return how many nodes outside of all modules an engine counts."""
-    torch.manual_seed(0)
-    step = case.make()
+    """Return how many nodes outside of all modules an engine counts in a case."""
     with _as_it_was():
-        return _record(engine, step).stats.unattributed
+        return _recorded(case.name, engine)[1]
 
 
-def _recorded(engine: EngineName, step: Callable[[], object]) -> Trees:
-    return told_by(_record(engine, step))
+def _made(case: Case) -> Step:
+    torch.manual_seed(0)
+    return case.make()
 
 
-def _record(engine: EngineName, step: Callable[[], object]) -> modtrace.Timeline:
+@cache
+def _recorded(name: str, engine: EngineName) -> tuple[Trees, int]:
+    """Run a case, once; return its trees, and how many nodes are outside of all modules."""
+    step = _made(CASES[name])
     with modtrace.record(engine=engine, capacity=1 << 14) as recording:
         step()
-    return recording.timeline()
+    timeline = recording.timeline()
+    return told_by(timeline), timeline.stats.unattributed
 
 
 def _live(make: Callable[[], Any], step: Callable[[], object]) -> Trees:
