@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._inductor.async_compile import AsyncCompile
 from torch.utils.checkpoint import checkpoint
 
 import modtrace
@@ -24,6 +23,7 @@ from modtrace.timeline.contents import COMPILED, FUSED_TIMES, NOT_IN_PROFILE, WI
 from modtrace.timeline.summary.compiled import CompiledModule
 from tests.support.forked_python import run_forked
 from tests.support.python_process import run_python
+from tests.support.uncompiled_kernels import uncompiled_kernels
 
 pytestmark = [
     pytest.mark.usefixtures("native_engine", "nothing_compiled"),
@@ -145,7 +145,7 @@ def own_ns(row: CompiledModule) -> int:
 
 
 def test_products_are_in_the_module_whose_shapes_they_have(tmp_path: Path) -> None:
-    with torch._inductor.config.patch("cpp.enable_kernel_profile", True):
+    with torch._inductor.config.patch("cpp.enable_kernel_profile", True), uncompiled_kernels():
         model = Net()
         merged = Merged(torch.compile(model), tmp_path)
 
@@ -207,7 +207,8 @@ def test_products_are_in_the_module_whose_shapes_they_have(tmp_path: Path) -> No
 
 
 def test_products_that_are_part_of_a_sum(tmp_path: Path) -> None:
-    merged = Merged(torch.compile(Sums()), tmp_path)
+    with torch._inductor.config.patch("cpp.enable_kernel_profile", True):  # and its kernels are compiled
+        merged = Merged(torch.compile(Sums()), tmp_path)
 
     products = [event for event in merged.kernels() if event["name"] in ("aten::mm", "aten::addmm")]
     # In each of two steps: what is added to x, and the gradient of one of two that reach the first.
@@ -228,10 +229,8 @@ class Products(nn.Module):
 
 def owners_as_written(model: nn.Module, x: Tensor, **how: object) -> list[list[str]]:
     """Return the modules of each kernel that Inductor writes for a call without gradients; it compiles none."""
-    with pytest.MonkeyPatch.context() as patch, torch._inductor.config.patch(how), modtrace.record() as recording:
-        patch.setattr(AsyncCompile, "cpp_pybinding", lambda *_, **__: lambda *_: None)
-        with torch.no_grad():
-            torch.compile(model)(x)
+    with uncompiled_kernels(), torch._inductor.config.patch(how), modtrace.record() as recording, torch.no_grad():
+        torch.compile(model)(x)
     ((graph,),) = recording.timeline().metadata[COMPILED].values()
     paths = [name.rpartition(": ")[0] for name, *_ in graph["work"]]
     (made,) = graph["kernels"]
@@ -312,7 +311,8 @@ def test_what_a_kernel_computes_at_places_that_it_counts_itself() -> None:
 
 
 def test_operators_with_several_results_and_with_random_numbers(tmp_path: Path) -> None:
-    merged = Merged(torch.compile(Convolutions()), tmp_path)
+    with uncompiled_kernels():
+        merged = Merged(torch.compile(Convolutions()), tmp_path)
 
     found: dict[tuple[str, str, str], int] = defaultdict(int)
     for event in merged.kernels():
@@ -337,13 +337,14 @@ def test_operators_with_several_results_and_with_random_numbers(tmp_path: Path) 
 
 def test_graphs_of_torchs_caches_and_what_was_compiled_before(tmp_path: Path) -> None:
     model = Net()
-    first = Merged(torch.compile(model), tmp_path)
-    torch._dynamo.reset()
-    cached = Merged(torch.compile(model), tmp_path)
-    torch._dynamo.reset()
-    compiled = torch.compile(model)
-    compiled(X).sum().backward()
-    late = Merged(compiled, tmp_path, before=False)
+    with uncompiled_kernels():
+        first = Merged(torch.compile(model), tmp_path)
+        torch._dynamo.reset()
+        cached = Merged(torch.compile(model), tmp_path)
+        torch._dynamo.reset()
+        compiled = torch.compile(model)
+        compiled(X).sum().backward()
+        late = Merged(compiled, tmp_path, before=False)
 
     def spans(merged: Merged) -> set[tuple[str, str, str]]:
         return {(span.fqn, span.module_class, span.phase) for span in merged.timeline.spans}
@@ -375,6 +376,9 @@ _WARM = """
 import sys
 import torch
 from torch import nn
+from tests.support.uncompiled_kernels import uncompiled_kernels
+uncompiled = uncompiled_kernels()
+uncompiled.__enter__()
 model = nn.Sequential(nn.Linear(8, 16), nn.GELU())
 compiled, x = torch.compile(model), torch.ones(4, 8)
 if sys.argv[1] == "before":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -15,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._inductor.async_compile import AsyncCompile
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
@@ -25,6 +23,7 @@ from modtrace.timeline.metadata import fit_metadata
 from modtrace.timeline.summary.compiled import CompiledModule, compiled_modules
 from modtrace.track import compiled_graphs
 from tests.support.forked_python import run_forked
+from tests.support.uncompiled_kernels import uncompiled_kernels
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_compiled"),
@@ -87,7 +86,7 @@ def test_flops_inside_are_those_of_eager(engine: Any, backend: str, tmp_path: Pa
         step(model)
     eager = {fqn: sum(of_module.values()) for fqn, of_module in counter.get_flop_counts().items() if fqn != "Global"}
 
-    with modtrace.record(engine=engine, ring=tmp_path / "run.modtrace") as recording:
+    with modtrace.record(engine=engine, ring=tmp_path / "run.modtrace") as recording, uncompiled_kernels():
         step(torch.compile(model, backend=backend))
 
     rows = inside(recording.timeline())
@@ -317,9 +316,8 @@ class AttentionByHand(nn.Module):
         return out
 
 
-def test_attention_that_inductor_fuses_is_its_modules_and_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(AsyncCompile, "cpp_pybinding", lambda *_, **__: lambda *_: None)  # what is read is there before
-    with modtrace.record() as recording:
+def test_attention_that_inductor_fuses_is_its_modules_and_counts_once() -> None:
+    with modtrace.record() as recording, uncompiled_kernels():
         step(torch.compile(nn.Sequential(nn.Linear(32, 96), AttentionByHand())))
 
     rows = {row.fqn: row for row in inside(recording.timeline())}
@@ -348,7 +346,7 @@ def test_a_graph_from_a_cache_is_said_to_be_unknown(engine: Any) -> None:
     if not torch._functorch.config.enable_autograd_cache:
         pytest.skip("AOTAutograd has no cache")
     model = MLP()
-    with modtrace.record(engine=engine) as recording:
+    with modtrace.record(engine=engine) as recording, uncompiled_kernels():
         step(torch.compile(model))
         first = inside(recording.snapshot())
         torch._dynamo.reset()
@@ -394,55 +392,58 @@ def test_an_error_of_ours_is_not_the_users(engine: Any, monkeypatch: pytest.Monk
 
 
 _PROGRAM = """
-import json, os, sys
+import json, shutil, sys
 import torch
 from torch import nn
-torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32), nn.LayerNorm(32))
-compiled = torch.compile(model, backend=sys.argv[2])
-before = torch.compile(model[0], backend=sys.argv[2])
-before(torch.ones(2, 32))
+from torch._dynamo.utils import counters
 
-def train():
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for size in (2, 2, 3, 4, 4):
-        loss = compiled(torch.ones(size, 32)).square().mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item().hex())
-
-losses, unknown = [], None
-if sys.argv[1] == "record":
-    import modtrace
-    with modtrace.record() as recording:
-        before(torch.ones(2, 32))
-        train()
-    unknown = [row.unknown for row in recording.timeline().summary().compiled]
-else:
+def run(record, backend):
+    torch._dynamo.reset()
+    counters.clear()
+    for graphs in ("aotautograd", "fxgraph"):  # the C++ of both is the same, and compiled once
+        shutil.rmtree(f"{sys.argv[1]}/{graphs}", ignore_errors=True)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.LayerNorm(64))
+    compiled = torch.compile(model, backend=backend)
+    before = torch.compile(model[0], backend=backend)
     before(torch.ones(2, 32))
-    train()
-names = ("stats", "frames", "aot_autograd", "inductor", "graph_break", "recompiles")
-counters = {name: dict(torch._dynamo.utils.counters[name]) for name in names}
-print(json.dumps([losses, counters, unknown]))
+    losses, unknown = [], None
+
+    def train():
+        before(torch.ones(2, 32))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for size in (2, 2, 3, 4, 4):
+            loss = compiled(torch.ones(size, 32)).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item().hex())
+
+    if record:
+        import modtrace
+        with modtrace.record() as recording:
+            train()
+        unknown = [row.unknown for row in recording.timeline().summary().compiled]
+    else:
+        train()
+    names = ("stats", "frames", "aot_autograd", "inductor", "graph_break", "recompiles")
+    return losses, {name: dict(counters[name]) for name in names}, unknown
+
+backends = sys.argv[2:]
+plain = [run(False, backend) for backend in backends]
+assert "modtrace" not in sys.modules
+print(json.dumps([plain, [run(True, backend) for backend in backends]]))
 """
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_losses_and_counters_are_those_without_modtrace(
-    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said = []
+def test_losses_and_counters_are_those_without_modtrace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    for how in ("plain", "record"):
-        for graphs in ("aotautograd", "fxgraph"):  # the C++ of both is the same, and compiled once
-            shutil.rmtree(tmp_path / graphs, ignore_errors=True)
-        said.append(json.loads(run_forked("-c", _PROGRAM, how, backend).stdout.splitlines()[-1]))
+    plain, recorded = json.loads(run_forked("-c", _PROGRAM, tmp_path, "aot_eager", "inductor").stdout.splitlines()[-1])
 
-    assert said[0][:2] == said[1][:2]
-    assert len(said[0][0]) == 5
-    # Before the recording, then in it.
-    assert said[1][2][0] == "compiled before the first recording"
-    assert set(said[1][2][1:]) == {""}
+    assert [run[:2] for run in plain] == [run[:2] for run in recorded]
+    assert [len(losses) for losses, *_ in plain] == [5, 5]
+    # Before the recording, the first of its process or not; then in it.
+    assert [unknown[0] for *_, unknown in recorded] == ["compiled before the first recording", ""]
+    assert {unknown for *_, run in recorded for unknown in run[1:]} == {""}
 
 
 def test_reading_takes_two_hundredths_of_compiling_at_most(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
