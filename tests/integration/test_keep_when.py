@@ -17,7 +17,7 @@ from modtrace.record_options import EngineName
 from tests.support.forked_python import run_forked
 from tests.support.python_process import HANGS_AFTER_S, run_python
 
-# Each step beside the slow ones takes under a millisecond. What is slow takes longer than a busy machine stops a process.
+# Each step beside the slow ones takes under a millisecond. What is slow takes longer than a busy machine stops it.
 SLOW_JOB = """
 import gc, glob, io, os, signal, sys, time
 import modtrace, torch
