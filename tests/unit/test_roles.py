@@ -128,7 +128,9 @@ def test_a_driver_needs_no_number(job: Path) -> None:
 def test_two_recordings_of_one_role_and_rank_are_refused(job: Path) -> None:
     write(job / "again.modtrace", "rollout", 1)
 
-    with pytest.raises(ModtraceError, match=r"are both of rollout 1; leave one in the folder"):
+    with pytest.raises(
+        ModtraceError, match=r"both of rollout 1; leave one in the folder: if .* again, move the earlier"
+    ):
         find_rank_recordings(job)
 
 

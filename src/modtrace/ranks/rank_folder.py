@@ -99,7 +99,11 @@ def find_rank_recordings(
         other = by_place.setdefault(place, file)
         if other is not file:
             label = process_label(*place)
-            raise ModtraceError(f"{other.path} and {file.path} are both of {label}; leave one in the folder")
+            raise ModtraceError(
+                f"{other.path} and {file.path} are both of {label}; leave one in the folder: if the job was started "
+                "again, move the earlier recordings of all ranks away; if both ran in one job, record each with a role "
+                "(--role) or a rank (RANK) of its own"
+            )
     if len({rank for _, rank in by_place}) == len(by_place):
         return sorted(by_place.values(), key=lambda file: file.rank)
     places = sorted(by_place)
