@@ -148,6 +148,7 @@ def write_ppo_job(
         for trainer in TRAINERS:
             own = job[trainer]
             hand_on(DRIVER, trainer, step, "rewards")
+            own.spend("", 0)
             with own.range("advantages"):
                 own.spend("advantages", 2)
                 own.now += round(warm_up_ms * MS) * (step == 0)

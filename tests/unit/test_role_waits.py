@@ -78,6 +78,14 @@ def test_what_a_process_does_in_no_module_and_no_range_is_said_so(tmp_path: Path
     assert (wait.ns_per_step, wait.fqn, wait.phase) == (11_200_000, "", "")
 
 
+@BY_MESSAGES
+def test_a_process_is_named_for_what_it_does_in_no_module_and_no_range(by_messages: bool, tmp_path: Path) -> None:
+    """10 ms more in each step, where the other trainer is for none."""
+    write_ppo_job(tmp_path, PpoCulprit("trainer", 1, "", 10), by_messages=by_messages)
+
+    assert names(modtrace.find_slow_ranks(tmp_path)) == {("trainer 2" if by_messages else "trainer 1", "", "")}
+
+
 def test_the_only_process_of_a_role_is_not_named_for_what_any_takes(tmp_path: Path) -> None:
     """3.2 ms of 50 in no module and no range, twice 0.5 in ranges: 8 % of a step."""
     write_ppo_job(tmp_path, PpoCulprit("driver", 0, "", 3), by_messages=True, noise=0)

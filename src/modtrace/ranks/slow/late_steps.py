@@ -174,8 +174,9 @@ class RoleWait(NamedTuple):
     def sentence(self) -> str:
         """Who waits for whom, and for what."""
         wait = f"{self.role} {'wait' if self.role.endswith('s') else 'waits'} {100 * self.share:.0f} % of a step"
-        place = place_text(self.fqn, self.phase)
-        mostly = f"in {place}" if self.fqn != OUTSIDE else "outside of modules and ranges"
+        outside = "outside of modules and ranges"
+        place = place_text(self.fqn, self.phase) if self.fqn != OUTSIDE else f"what runs {outside}"
+        mostly = f"in {place}" if self.fqn != OUTSIDE else outside
         why = f", mostly {mostly}" if self.ratio is None else f": {place} is {self.ratio:.1f} times as long there"
         return f"{wait} for {self.waits_for}{why}"
 

@@ -4,7 +4,7 @@ A step here is one of the process whose steps are the longest. What others do be
 that roles may count their own steps, or none.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import permutations
 from typing import NamedTuple, TypeVar
 
@@ -37,6 +37,7 @@ _MOST = 0.8
 _Key = TypeVar("_Key")
 _Place = tuple[str, str]
 """A module and its phase, or a range and `IN_RANGE`."""
+_NOWHERE: _Place = (OUTSIDE, "")
 
 
 class RoleTimes(NamedTuple):
@@ -45,7 +46,7 @@ class RoleTimes(NamedTuple):
     processes: Mapping[int, tuple[str, int]]  # role and rank of each, by a number
     length: Int64Array  # int64[steps], ns
     waited: Mapping[tuple[int, int], Float64Array]  # by who waits and for whom, of another role, ns in each step
-    # By process and place, ns in each step without waits: inside of ranges, and in modules outside of others.
+    # By process and place, ns in each step without waits: inside of ranges, in modules outside of others, in neither.
     took: Mapping[tuple[int, _Place], Float64Array]
 
 
@@ -228,6 +229,11 @@ def _place_times(process: _Process, edges: Int64Array) -> dict[_Place, Float64Ar
         chosen = counts & (place == number)
         times.setdefault(places[number], np.zeros(len(edges) - 1))
         times[places[number]] += np.bincount(step[chosen], own[chosen], len(edges) - 1)
+    known = union_of(
+        np.concatenate([spans.start, ranges.start, process.waits.start]),
+        np.concatenate([spans.start + spans.duration, ranges.end, process.waits.end]),
+    )
+    times[_NOWHERE] = np.diff(edges) - known.time_within(edges[:-1], edges[1:]).astype(np.float64)
     return times
 
 
@@ -263,29 +269,18 @@ def _role_wait(times: RoleTimes, role: str, other: str, members: Mapping[str, Se
     waited = np.mean([[times.waited.get((one, holder), none) for holder in holders] for one in members[role]], axis=0)
     shares = waited.sum(axis=1) / times.length.sum()
     share = float(shares.sum())
-    places = list(dict.fromkeys(place for process, place in times.took if process in holders))
-    took = np.array([[times.took.get((holder, place), none) for holder in holders] for place in places])
-    # One step, in which all are made for example, does not say what takes long in the others.
-    counted = np.minimum(took, np.median(times.length))
+    places = list(dict.fromkeys(place for process, place in times.took if process in holders and place != _NOWHERE))
+    took, counted = _times_in(times, holders, places)
     who = role if len(members[role]) == 1 else f"{role}s"
     if not places or share < _NAMED_SHARE:
         return None
-    if len(holders) > 1:
-        more = [counted[:, own] - _of_others(counted, own) for own in range(len(holders))]
-        worst = [_main_place(places, counted[:, own].mean(axis=1), each.mean(axis=1)) for own, each in enumerate(more)]
-        usual = np.concatenate([_of_others(took[[place]], own) for own, place in enumerate(worst)])
-        excess = took[worst, range(len(holders))] - usual
-        # What the others never do does not vary by chance, however much it takes at one time and another.
-        noise = np.minimum(_deviation(excess), _deviation(usual))
-        cost = np.minimum(excess, waited)
-        cost[cost <= np.maximum(COUNTED_NOISES * noise[:, None], _NAMED_SHARE * times.length)] = 0
-        late = np.where(cost.any(axis=0), cost.argmax(axis=0), NO_RANK).tolist()
-        for own in sorted(often_late(late, len(holders)), key=lambda one: -float(cost[one].sum())):
-            total = float(usual[own].sum())
-            own_share, ratio = float(shares[own]), 1 + float(excess[own].sum()) / total if total > 0 else None
+    # Those outside last: there a process that waits unseen seems to work.
+    for some in (places, [_NOWHERE]) if len(holders) > 1 else ():
+        for own, place, ratio in _find_slower(times, holders, some, waited):
+            own_share = float(shares[own])
             if own_share >= _NAMED_SHARE and (ratio is None or ratio >= _LEAST_RATIO):
                 named = process_label(*times.processes[holders[own]])
-                return RoleWait(who, named, own_share, round(own_share * usual_step), *places[worst[own]], ratio)
+                return RoleWait(who, named, own_share, round(own_share * usual_step), *place, ratio)
     if share < _SAID_SHARE:
         return None
     label = process_label(*times.processes[holders[0]]) if len(holders) == 1 else f"{other}s"
@@ -295,8 +290,35 @@ def _role_wait(times: RoleTimes, role: str, other: str, members: Mapping[str, Se
         return None
     # In each step the others wait for the process that takes the longest.
     outside = float((waited.sum(axis=0) - took.sum(axis=0).max(axis=0)).mean())
-    place = (OUTSIDE, "") if outside > mean[main] else places[main]
+    place = _NOWHERE if outside > mean[main] else places[main]
     return RoleWait(who, label, share, round(share * usual_step), *place, None)
+
+
+def _times_in(times: RoleTimes, holders: Sequence[int], places: Sequence[_Place]) -> tuple[Float64Array, Float64Array]:
+    """Return what processes took by place, process and step, and the same to compare by."""
+    none = np.zeros(len(times.length))
+    took = np.array([[times.took.get((holder, place), none) for holder in holders] for place in places])
+    # One step, in which all are made for example, does not say what takes long in the others.
+    return took, np.minimum(took, np.median(times.length))
+
+
+def _find_slower(
+    times: RoleTimes, holders: Sequence[int], places: Sequence[_Place], waited: Float64Array
+) -> Iterator[tuple[int, _Place, float | None]]:
+    """Yield which of `holders` take longer than the others again and again, in which of `places`, by what ratio."""
+    took, counted = _times_in(times, holders, places)
+    more = [counted[:, own] - _of_others(counted, own) for own in range(len(holders))]
+    worst = [_main_place(places, counted[:, own].mean(axis=1), each.mean(axis=1)) for own, each in enumerate(more)]
+    usual = np.concatenate([_of_others(took[[place]], own) for own, place in enumerate(worst)])
+    excess = took[worst, range(len(holders))] - usual
+    # What the others never do does not vary by chance, however much it takes at one time and another.
+    noise = np.minimum(_deviation(excess), _deviation(usual))
+    cost = np.minimum(excess, waited)
+    cost[cost <= np.maximum(COUNTED_NOISES * noise[:, None], _NAMED_SHARE * times.length)] = 0
+    late = np.where(cost.any(axis=0), cost.argmax(axis=0), NO_RANK).tolist()
+    for own in sorted(often_late(late, len(holders)), key=lambda one: -float(cost[one].sum())):
+        total = float(usual[own].sum())
+        yield own, places[worst[own]], 1 + float(excess[own].sum()) / total if total > 0 else None
 
 
 def _of_others(times: Float64Array, own: int) -> Float64Array:
