@@ -111,8 +111,26 @@ def test_modules_with_forward_hooks_or_of_float64_are_noted(engine: EngineName) 
 
     assert notes["hooks"] == {"Sequential.1": 3}
     assert notes["doubles"] == ["Sequential.2"]
+    assert notes["untrained"] == []
     assert notes_of(nothing, engine)["hooks"] == {}
     assert notes_of(nothing, engine)["doubles"] == []
+
+
+@pytest.mark.parametrize("engine", ["native", "python"])
+def test_modules_whose_gradients_no_optimizer_uses_are_noted(engine: EngineName) -> None:
+    def plant(model: nn.Sequential) -> Callable[[], object]:
+        # The optimizer has none of them. One gets no gradient, and one is updated by hand.
+        more = [nn.Linear(1, 1), nn.Linear(1, 1).requires_grad_(False), nn.Linear(1, 1)]
+
+        @torch.no_grad()
+        def after() -> None:
+            model.extend(more[: 6 - len(model)])
+            if more[2].weight.grad is not None:
+                more[2].weight.sub_(more[2].weight.grad)
+
+        return after
+
+    assert notes_of(plant, engine)["untrained"] == ["Sequential.3"]
 
 
 @pytest.mark.parametrize("engine", ["native", "python"])

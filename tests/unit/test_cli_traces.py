@@ -18,6 +18,7 @@ from modtrace.timeline import Mark, Name, Process, Track
 from modtrace.timeline.slices import BACKWARD, FORWARD, Slices
 from modtrace.timeline.summary import SORT_KEYS
 from tests.support.gpt_timeline import gpt_timeline
+from tests.unit.test_findings import training
 
 START = 1_700_000_000_000_000_000
 MS = 1_000_000
@@ -238,6 +239,17 @@ def test_summary_of_the_slowest_steps_is_of_the_same_steps_in_each_format(trace:
     assert [step["step"] for step in json.loads(printed("json"))["steps"]] == [0, 1][-limit:]
     assert [line.split()[1] for line in printed("markdown").splitlines()[2 : 2 + limit]] == ["1", "0"][:limit]
     assert [line.split()[0] for line in printed("table").splitlines()[1 : 1 + limit]] == ["1", "0"][:limit]
+
+
+def test_a_long_list_of_steps_is_as_long_as_a_first_screen_unless_all_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "steps.json"
+    training(steps=80).save(path)
+
+    first, whole = (invoke("summary", path, "--by", "step", *more).stdout for more in ((), ("--limit", "0")))
+
+    assert len(first.encode()) <= 3_000 < len(whole.encode())
+    assert first.splitlines()[:21] == whole.splitlines()[:21]
+    assert first.splitlines()[-1] == "more: --limit 0 (all rows)"
 
 
 @pytest.mark.parametrize("option", [("--sort", "total"), ("--only", "Net*"), ("--max-depth", "1")])

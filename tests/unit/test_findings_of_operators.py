@@ -15,6 +15,7 @@ from tests.unit.test_findings_of_notes import noted
 
 LOOKS = 2
 Operators = Sequence[tuple[str, float, float]]
+ATTENTION = "computes attention by hand, with all weights in memory"
 LOOP, DOUBLES = "runs many short operators: a loop in Python", "computes in float64, most others do not"
 MOVES = "copies tensors, or makes them anew, in each call"
 PYTHON = "spends host time in its own forward, outside of inner modules and operators"
@@ -48,6 +49,8 @@ def only(timeline: Timeline) -> Finding:
         ([("linear (float64)", 1, 0.5), ("to", 2, 0.1), ("add", 1, 0.3)], DOUBLES, 4 * 5 / 9),
         ([("clone", 1, 0.5), ("linear", 1, 0.4)], MOVES, 4 * 5 / 9),
         ([("masked_fill", 1, 0.2), ("ones", 1, 0.2), ("linear", 1, 0.5)], MOVES, 4 * 4 / 9),
+        ([("matmul", 2, 0.3), ("softmax", 1, 0.2), ("masked_fill", 1, 0.3), ("linear", 1, 0.1)], ATTENTION, 4 * 5 / 9),
+        ([("bmm", 1, 0.3), ("baddbmm", 1, 0.3), ("_softmax", 1, 0.3)], ATTENTION, 4 / 3),
         ([("linear", 1, 0.1)], PYTHON, 4 * (1 - 0.1 - 0.02 - 0.1)),
         ([], PYTHON, 4 * (1 - 0.1)),
     ],
@@ -71,6 +74,8 @@ def test_what_modules_of_a_place_do_themselves(operators: Operators, what: str, 
         (1, [("linear (float64)", 1, 0.4), ("linear", 1, 0.5)]),  # not most of it
         (1, [("clone", 1, 0.1), ("ones", 1, 0.1), ("linear", 1, 0.7)]),
         (1, [("linear", 1, 0.5)]),  # 38 % of it
+        (1, [("matmul", 1, 0.3), ("softmax", 1, 0.5)]),  # one product
+        (1, [("matmul", 2, 0.3), ("softmax", 1, 0.2), ("add", 1, 0.4)]),  # perhaps a bias that is learned
         (0.2, []),  # 0.4 ms of 9.8
     ],
 )

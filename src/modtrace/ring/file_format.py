@@ -21,7 +21,7 @@ A record is one JSON object. Its "kind" says what it is; beside that it has
 | `compiled` | `name`: its id, `modules`: those inside, compiled (`blocks.0: Block, …`); the last counts; `graph`     |
 | `group`    | `name`, `ranks` (the global ones, as `0-3,8`), `description`: of a process group of torch.distributed  |
 | `operator` | `number`, `name`, `device`, `dtype`, `flops` (-1: not known), `bytes`: of one with certain inputs      |
-| `optimizer`| `class`, `tensors`, `how`, `hooks`: of an optimizer that stepped, see `describe_optimizer`              |
+| `optimizer`| `class`, `tensors`, `how`, `hooks`, `groups`: of an optimizer that stepped, see `describe_optimizer`    |
 | `steps`    | `steps`: how many were looked at, `notes`: a JSON object, see `STEP_NOTES`; the last counts             |
 | `clock`    | `clock`: the id of the host's monotonic clock, which times are of                                      |
 | `offset`   | `clock`, `parent`: ids; `time`, `offset`, `bound`, `round_trip`: by how many ns the parent's was ahead |

@@ -33,9 +33,10 @@ MEMORY = "memory"
 """In a timeline's metadata: what tensors held and by whom, what grew, and what could not be allocated; JSON values."""
 
 OPTIMIZERS = "optimizers"
-"""In a timeline's metadata: the `class` of each optimizer that stepped, how many `tensors` it updates, `how` (`fused`,
-`foreach`, `one by one`), and how many `hooks` its step has, as far as known. If many did, again for some of them, with
-how many had `stepped` by then, and how many different `first_tensors` these had."""
+"""In a timeline's metadata: the `class` of each optimizer that stepped, how many `tensors` it updates, in how many
+`groups` if not in one, `how` (`fused`, `foreach`, `one by one`), and how many `hooks` its step has, as far as known. If
+many did, again for some of them, with how many had `stepped` by then, and how many different `first_tensors` these had.
+"""
 
 WITHOUT_GRADIENTS = "calls without gradients"
 """The name of evaluations in training mode, such as those of a policy that plays."""
@@ -44,15 +45,16 @@ FLOAT64 = " (float64)"
 """How the names of operators end that take tensors of float64; it is the name of all of them in a module."""
 STEP_NOTES = "step_notes"
 """In a timeline's metadata: what was noted of so many `steps`. `operators` that ran `outside` of modules, and
-`in_passes` outside of nodes, and `in_optimizers`, each a list of name, calls and nanoseconds; those `inside` of
-modules themselves, by name of the module, after all of them together, without a name; which lists and the like of
-modules and of `__main__` `lengthen`, with after how many steps they held how many values; in how many steps `settings`
-that make a program slow were on; how many forward `hooks` modules have, by name; which are `doubles`, with parameters
-of float64; which `drop`, as dropout does in training; in which places, see `place_in_lists`, modules are `unlike` each
-other in size; how many `gradient_hooks` there are; `delays`, in which steps the thread waited for a processor, and how
-many nanoseconds; `resident`, after how many steps the process held how many bytes; and the longest `gaps` between
-modules, passes and ranges, each a list of the line of the program (`train.py:12`) where something ended, what, where
-the next began, what, the part of the step that it is, and the nanoseconds of each step that has it."""
+`in_passes` outside of nodes, and `in_optimizers`, each a list of name, calls and nanoseconds; those `inside` of modules
+themselves, by name of the module, after all of them together, without a name; which lists and the like of modules and
+of `__main__` `lengthen`, with after how many steps they held how many values; in how many steps `settings` that make a
+program slow were on; how many forward `hooks` modules have, by name; which are `doubles`, with parameters of float64;
+which `drop`, as dropout does in training; which are `untrained`, with gradients that no optimizer uses; in which
+places, see `place_in_lists`, modules are `unlike` each other in size; how many `gradient_hooks` there are; `delays`, in
+which steps the thread waited for a processor, and how many nanoseconds; `resident`, after how many steps the process
+held how many bytes; and the longest `gaps` between modules, passes and ranges, each a list of the line of the program
+(`train.py:12`) where something ended, what, where the next began, what, the part of the step that it is, and the
+nanoseconds of each step that has it."""
 
 
 def place_in_lists(fqn: str, called: Container[str]) -> str:

@@ -42,12 +42,15 @@ NOTES_OF_STEPS = {
     "gradient_hooks": int,
     "doubles": [str],
     "drop": [str],
+    "untrained": [str],
     "unlike": [str],
     "resident": [(int, int)],
     "delays": [(int, _COUNT)],
     "gaps": [(*[str] * 5, [_COUNT])],
 }
-OPTIMIZER_NOTES = [{"class": str, "tensors": int, "how": str, "hooks": int, "stepped": int, "first_tensors": int}]
+OPTIMIZER_NOTES = [
+    {"class": str, "how": str, **dict.fromkeys(("tensors", "groups", "hooks", "stepped", "first_tensors"), int)}
+]
 _SHAPES = {
     **dict.fromkeys((contents.MISSING_BYTES, contents.LEFT_OUT), int),
     **dict.fromkeys(("device_clock_bound_ns", "device_events_dropped", "device_events_unread"), int),

@@ -181,14 +181,16 @@ class OptimizerSteps:
 
 
 def describe_optimizer(optimizer: Optimizer) -> dict[str, object]:
-    """Return its `class`, how many `tensors` it updates, `how` (`fused`, `foreach`, `one by one`), and its `hooks`.
+    """Return its `class`, how many `tensors` it updates, `how` (`fused`, `foreach`, `one by one`), `hooks`, `groups`.
 
-    What an optimizer of another kind does not have is left out.
+    What an optimizer of another kind does not have is left out, and that it has one group.
     """
     said: dict[str, object] = {"class": class_name(type(optimizer))}
     with contextlib.suppress(AttributeError, KeyError, TypeError, StopIteration), unseen_by_modes():
         groups = optimizer.param_groups
         said["tensors"] = sum(len(group["params"]) for group in groups)
+        if len(groups) > 1:
+            said["groups"] = len(groups)
         said["hooks"] = len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)
         fused, foreach = (any(group[option] for group in groups) for option in ("fused", "foreach"))
         by_default = all(group["foreach"] is None for group in groups)
@@ -197,6 +199,15 @@ def describe_optimizer(optimizer: Optimizer) -> dict[str, object]:
         one_by_one = "one by one" if by_default else "one by one (foreach=False)"
         said["how"] = "fused" if fused else "foreach" if foreach or on_gpu else one_by_one
     return said
+
+
+def ids_of_parameters() -> set[int]:
+    """Return the `id()` of what the optimizers of torch that are alive update."""
+    ids = set[int]()
+    for optimizer in _alive:
+        with contextlib.suppress(AttributeError, KeyError, TypeError):  # of a class of the user's
+            ids.update(id(one) for group in optimizer.param_groups for one in group["params"])
+    return ids
 
 
 class _Step:

@@ -18,6 +18,7 @@ from ..timeline.contents import FLOAT64, place_in_lists
 from .event_sink import OnError
 from .line_gaps import LineGaps
 from .native.engine import NativeEngine
+from .optimizer_steps import ids_of_parameters
 from .portable.engine import PortableEngine
 from .portable.operators import OperatorCounts
 from .run_delay import RunDelay
@@ -31,7 +32,7 @@ _BRIEF_NS = 2_000_000_000
 """How long a step lasts at most for the Python engine to count operators between spans: torch notes them until then."""
 _PLACES = {-1: "outside", -2: "in_passes", -3: "in_optimizers"}
 """What engines call where no module's operators run."""
-_MAX_INSIDE, _MAX_KINDS = 64, 3
+_MAX_INSIDE, _MAX_KINDS = 64, 4
 """How many modules are noted with operators, and how many of these each has, the longest."""
 _LEAST_DELAY_NS, _MAX_DELAYS = 1_000_000, 64
 """How long a thread has to wait for a processor in a step for that to be noted, and of how many steps, the longest."""
@@ -65,6 +66,7 @@ class StepNotes:
         self._totals: dict[int | str, dict[str, list[int]]] = {place: {} for place in _PLACES}
         self._lengths: dict[str, list[tuple[int, int]]] = {}
         self._settings: dict[str, int] = {}
+        self._untrained: dict[str, int] = {}
         self._resident: list[tuple[int, int]] = []
         self._noted: Mapping[str, object] = {}
         self._looks_of_modules: Mapping[str, object] = {}
@@ -185,6 +187,7 @@ class StepNotes:
     def _look_at_modules(self) -> dict[str, Any]:
         """Return which modules have hooks, parameters of float64, or other sizes than others there, and which drop."""
         hooks, doubles, drop, of_gradients = dict[str, int](), list[str](), list[str](), 0
+        before, self._untrained, trained, is_any_trained = self._untrained, {}, ids_of_parameters(), False
         modules = dict(self._modules.called())
         sizes, known = dict[str, list[int]](), dict[int, int]()
         with unseen_by_modes():
@@ -198,6 +201,10 @@ class StepNotes:
                     own = [one for one in [*module._parameters.values()] if one is not None]
                     if any(one.dtype == torch.float64 for one in own):
                         doubles.append(fqn)
+                    given = [one for one in own if one.requires_grad and one.is_leaf and one.grad is not None]
+                    is_any_trained |= not (is_untrained := trained.isdisjoint(map(id, given)))
+                    if given and is_untrained:
+                        self._untrained[fqn] = sum(one._version for one in given)
                     for each in (one._backward_hooks for one in own), (one._post_accumulate_grad_hooks for one in own):
                         of_gradients += sum(len(hooked or ()) for hooked in each)
                     if (place := place_in_lists(fqn, modules)) != fqn:
@@ -207,7 +214,10 @@ class StepNotes:
         # Modules of which most have one size are alike: the others may be what is wrong.
         unlike = [place for place, each in sizes.items() if 2 * max(map(each.count, each)) <= len(each) > 2]
         unlike.sort(key=lambda place: place.count("."))
+        # Nothing has written these since the last look either. Where none is known, optimizers have copies.
+        untrained = [fqn for fqn, version in self._untrained.items() if is_any_trained and before.get(fqn) == version]
         some = {"doubles": doubles[:_MAX_MODULES], "drop": drop[:_MAX_MODULES], "unlike": unlike[:_MAX_MODULES]}
+        some["untrained"] = untrained[:_MAX_INSIDE]
         return {"hooks": kept, **some, "gradient_hooks": of_gradients}
 
 

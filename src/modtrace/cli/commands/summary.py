@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 SORT_COLUMNS = ("gpu", "self", "total", "forward", "backward", "recompute", "mean", "p50", "p95", "calls", "name")
 """`SORT_KEYS` of summaries: the help says them without NumPy, which that import brings."""
+_FIRST_ROWS = (20, 12, 8, 4)
+"""How many rows lists have where all would be too long."""
+_COSTS = "flops", "rates", "compiled", "memory"
 SLOWEST_STEPS = 5
 """How many of the slowest steps are listed below the modules."""
 
@@ -133,19 +136,28 @@ def summary_command(
         # The watcher knows the whole run; the ring has only its end.
         values = read_whole_run(trace) if steps is None and by != "step" and not (tree or costs) else None
         whole_run = "" if values is None else whole_run_text(values, only, limit)
-        if by == "step":
-            blocks = [steps_table(summary).to("text", limit, width)]
-        elif tree:
+        if tree:
             blocks = [summary.to_tree(width)]
-        elif costs:
-            asked = [*(("flops", "rates", "compiled") if flops else ()), *(("memory",) if memory else ())]
-            blocks = _cost_texts(summary, asked, limit, width)
+        elif by == "step" or costs:
+            asked = ["steps"] if by == "step" else [*_COSTS[:3] * flops, *_COSTS[3:] * memory]
+            blocks = _first_rows(summary, asked, width) if is_first else _cost_texts(summary, asked, limit, width)
         elif is_first:
             more = "more: --limit 0 (all modules and columns), --tree, --by step, --ranges"
             blocks = [summary.first_screen(width), whole_run, more]
         else:
             blocks = [*_all_texts(summary, limit, width, of_steps=only is None), whole_run]
         console.print("\n\n".join(filter(None, blocks)), soft_wrap=True)
+
+
+def _first_rows(summary: "Summary", names: Sequence[str], width: int) -> list[str]:
+    """Return the tables of these names, with as many rows of each as a first screen has room for."""
+    from ...timeline.summary.module_summary import FIRST_BYTES
+
+    for rows in (None, *_FIRST_ROWS):
+        blocks = _cost_texts(summary, names, rows, width)
+        if sum(len(block.encode()) for block in blocks) <= FIRST_BYTES:
+            break
+    return blocks if rows is None else [*blocks, "more: --limit 0 (all rows)"]
 
 
 def _cost_texts(summary: "Summary", names: Sequence[str], limit: int | None, width: int) -> list[str]:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 SORT_KEYS = ("gpu", "self", "total", "forward", "backward", "recompute", "mean", "p50", "p95", "calls", "name")
 
 _MAX_HOLDERS, _MAX_HTML_STEPS = 10, 10
-_FIRST_SCREENS, _FIRST_BYTES = ((8, 7), (4, 7), (4, 4), (1, 3), (1, 1)), 2_900
+_FIRST_SCREENS, FIRST_BYTES = ((8, 7), (4, 7), (4, 4), (1, 3), (1, 1)), 2_900
 """How many modules and findings with evidence a first screen has, and in how many bytes, with a line that follows."""
 _FIRST_WIDTH = 120
 """Width of a first screen whose names are so long that it would have more bytes: lines are cut in their middles."""
@@ -258,12 +258,12 @@ class Summary:
         """
         for first, evidence in _FIRST_SCREENS:
             text = self._first_blocks(first, evidence, width, width)
-            if len(text.encode()) <= _FIRST_BYTES:
+            if len(text.encode()) <= FIRST_BYTES:
                 return text
         lines = self._first_blocks(1, 1, None, min(width or _FIRST_WIDTH, _FIRST_WIDTH)).splitlines()
         for longest in range(_FIRST_WIDTH, 0, -10):
             text = "\n".join(cut_middle(line, longest) for line in lines)
-            if len(text.encode()) <= _FIRST_BYTES:
+            if len(text.encode()) <= FIRST_BYTES:
                 break
         return text
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from ...._terminal import counted
 from .costs import find_costs
 from .costs import low_mfu as low_mfu
-from .finding import LEAST_STEPS
+from .finding import LEAST_STEPS, NOT_LOOKED_AT
 from .finding import MAX_FINDINGS as MAX_FINDINGS
 from .finding import TRACE as TRACE
 from .finding import Finding as Finding
@@ -26,6 +26,8 @@ from .noted import NotedSteps, find_noted
 from .occasions import find_occasions, find_slow_steps
 from .shares import find_host_time, find_large_parts, find_reruns
 from .siblings import find_outliers
+
+_NOT_COUNTED = f"{NOT_LOOKED_AT}which operators run: the Python engine counts none beside profilers, torch.compile, RPC"
 
 
 def find_findings(measured: Measured) -> list[Finding]:
@@ -67,4 +69,6 @@ def looked_at(measured: Measured) -> str:
         *("FLOPs" for _ in [summary.flops] if summary.flops is not None),
         *("devices" for _ in [summary.device] if summary.device is not None),
     ]
-    return ", ".join(known)
+    notes = NotedSteps(measured.step_notes)
+    is_missed = measured.step_notes.get("steps") and not notes.is_counted and not notes.inside
+    return ", ".join(known) + (_NOT_COUNTED if is_missed else "")

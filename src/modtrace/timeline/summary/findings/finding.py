@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 TRACE = "TRACE"
 """What commands call the file that the summary is of."""
 MAX_FINDINGS = 7
+NOT_LOOKED_AT = "; not at: "
+"""What of `looked_at` follows this could not be looked at."""
 LEAST_SHARE = 0.02
 """Share of the median step, on average: less is not worth a change, and noise of small modules is below."""
 LEAST_NS = 1_000_000
@@ -102,7 +104,8 @@ def findings_markdown(findings: Sequence[Finding], looked_at: str, above: Sequen
 def closing_line(findings: Sequence[Finding], looked_at: str, verb: str = "stands out") -> str:
     """Say that nothing else stands out, or of all that was looked at nothing."""
     if len(findings) < MAX_FINDINGS:
-        return f"nothing else {verb}" if findings else f"nothing {verb}; looked at: {looked_at}"
+        missed = "".join(looked_at.partition(NOT_LOOKED_AT)[1:])
+        return f"nothing else {verb}{missed}" if findings else f"nothing {verb}; looked at: {looked_at}"
     return ""
 
 
@@ -244,6 +247,32 @@ class Measured:
     def step_ns(self) -> Int64Array:
         """int64[rows], the median of what each module takes in a step."""
         return np.array([row.step_p50_ns for row in self.rows], np.int64)
+
+    @cached_property
+    def own_low_ns(self) -> AnyArray:
+        """float64[rows], of `low_ns` what is in no inner module."""
+        return self._with_inner(self.low_ns, -1)
+
+    def own_ns(self, index: int) -> tuple[float, float]:
+        """Return what a module takes itself in a step in forward, and in backward: usually, and in 9 of 10 steps."""
+        row, low_ns = self.rows[index], max(float(self.own_low_ns[index]), 0.0)
+        whole = max(row.self_ns, 1)
+        own = min(low_ns, whole / max(row.calls, 1) * float(self.calls[index]))
+        return own * row.forward_self_ns / whole, own * row.backward_self_ns / whole
+
+    @cached_property
+    def inner_calls(self) -> AnyArray:
+        """float64[rows], how many inner modules each calls in a step."""
+        return self._with_inner(self.calls, 1) - self.calls
+
+    def _with_inner(self, values: AnyArray, times: int) -> AnyArray:
+        """Return float64[rows], to each the values of the modules just inside, so many times."""
+        index_of = {row.fqn: index for index, row in enumerate(self.rows)}
+        inner = [index for index, row in enumerate(self.rows) if self.outer[row.fqn]]
+        around = [index_of[self.outer[self.rows[index].fqn][0]] for index in inner]
+        total = values.astype(np.float64)
+        np.add.at(total, around, times * values[inner])
+        return total
 
     @cached_property
     def outer(self) -> dict[str, list[str]]:

@@ -11,14 +11,12 @@ from ...contents import FLOAT64
 from ...slices import MANY_NODES
 from ..slow_steps import short_ms
 from .finding import LEAST_NS, LEAST_STEPS, Finding, Measured, only_option
-from .noted import MOVES, NS_OF_OPERATOR, NotedSteps, Operator, calls_text, float64_ns
+from .noted import MOVES, NS_OF_CALL, NS_OF_OPERATOR, NotedSteps, Operator, calls_text, float64_ns
 from .siblings import place_of
 
 _SHORT_NS = 200_000
 """How long operators last at most on average, with what calls them, if many of them are a loop: what computes much in
 each of its rounds gains nothing by fewer of them."""
-_NS_OF_CALL = 50_000
-"""What Python takes at most to call a module, on a busy machine."""
 _MOST, _MUCH = 0.5, 0.3
 """Shares of the time of a module's operators, or of its own forward."""
 _MAKES = frozenset(
@@ -27,6 +25,12 @@ _MAKES = frozenset(
 )
 """Operators that make masks and tables, mostly the same in each call."""
 
+
+_PRODUCTS = frozenset({"matmul", "bmm", "baddbmm", "einsum"})
+"""Operators that attention by hand calls at least twice: for its scores, and for what these weigh."""
+_ALL_PRODUCTS = _PRODUCTS | {"linear", "addmm", "mm"}
+_NOT_IN_ATTENTION = frozenset({"add", "add_", "dropout"})
+"""What `scaled_dot_product_attention` is not sure to do with less: a bias that is learned, dropout on a CPU."""
 
 _TABLE = 10.0
 """How many times as long as its forward the backward of a table is at least, if most of it is for rows that no input
@@ -55,7 +59,7 @@ class Own(NamedTuple):
         """What no operator takes, without what it takes to call these, and inner modules."""
         if not self.all.ns:
             return 0.0
-        calling_ns = NS_OF_OPERATOR * self.all.calls + _NS_OF_CALL * (self.calls + self.inner_calls)
+        calling_ns = NS_OF_OPERATOR * self.all.calls + NS_OF_CALL * (self.calls + self.inner_calls)
         return max(0.0, self.forward_ns - self.all.ns - calling_ns)
 
 
@@ -88,6 +92,16 @@ def _is_move(name: str) -> bool:
     return name.removesuffix(FLOAT64) in MOVES | _MAKES
 
 
+def _attention_ns(own: Own) -> float:
+    """Return what attention by hand takes beside its products, where one operator could do all."""
+    calls = {each.name: each.calls for each in own.longest}
+    products = sum(count for name, count in calls.items() if name in _PRODUCTS)
+    weights = sum(count for name, count in calls.items() if name.endswith("softmax"))
+    if not 0 < 2 * weights <= products or not _NOT_IN_ATTENTION.isdisjoint(calls):
+        return 0.0
+    return own.share(lambda name: name not in _ALL_PRODUCTS) * (own.forward_ns + own.backward_ns)
+
+
 def _table_ns(own: Own) -> float:
     is_table = own.module_class in ("Embedding", "EmbeddingBag")
     return own.backward_ns if is_table and own.backward_ns >= _TABLE * own.forward_ns else 0.0
@@ -112,6 +126,11 @@ _KINDS = (
         "runs many short operators: a loop in Python",
         lambda own: (own.forward_ns + own.backward_ns) if _is_loop(own) else 0.0,
         "fewer and larger ones take less",
+    ),
+    _Kind(
+        "computes attention by hand, with all weights in memory",
+        _attention_ns,
+        "scaled_dot_product_attention keeps none (in nn.MultiheadAttention need_weights=False), which is quicker",
     ),
     _Kind(
         "copies tensors, or makes them anew, in each call",
@@ -162,13 +181,6 @@ def _by_place(measured: Measured, notes: NotedSteps) -> Iterator[tuple[str, Own]
         if measured.calls[index] > 0 and row.calls:
             by_place.setdefault((place_of(measured, row.fqn), row.module_class), []).append(index)
     none = Operator("", 0.0, float(bool(notes.inside)))
-    inner = dict.fromkeys((row.fqn for row in measured.rows), 0.0)
-    low_ns = {row.fqn: float(ns) for row, ns in zip(measured.rows, measured.low_ns, strict=True)}
-    own_ns = dict(low_ns)
-    for row, calls in zip(measured.rows, measured.calls, strict=True):
-        for around in measured.outer[row.fqn][:1]:
-            inner[around] += float(calls)
-            own_ns[around] -= low_ns[row.fqn]
     for (place, _), members in by_place.items():
         known = [notes.inside.get(measured.rows[index].fqn, [none]) for index in members]
         if not notes.inside:
@@ -176,24 +188,13 @@ def _by_place(measured: Measured, notes: NotedSteps) -> Iterator[tuple[str, Own]
             known = [[Operator("", made, 0.0)] for made in nodes]
         elif not notes.all_inside and [none] in known:
             continue
-        yield place, _sum(measured, members, known, own_ns, inner)
+        yield place, _sum(measured, members, known)
 
 
-def _sum(
-    measured: Measured,
-    members: Sequence[int],
-    known: Sequence[Sequence[Operator]],
-    own_ns: dict[str, float],
-    inner: dict[str, float],
-) -> Own:
+def _sum(measured: Measured, members: Sequence[int], known: Sequence[Sequence[Operator]]) -> Own:
     rows = [measured.rows[index] for index in members]
-    forward, backward, longest = 0.0, 0.0, dict[str, Operator]()
-    for index, row in zip(members, rows, strict=True):
-        whole = max(row.self_ns, 1)
-        # In 9 of 10 steps it takes that at least, and no more than usual.
-        own = min(max(own_ns[row.fqn], 0.0), whole / row.calls * float(measured.calls[index]))
-        forward += own * row.forward_self_ns / whole
-        backward += own * row.backward_self_ns / whole
+    forward, backward = (sum(each) for each in zip(*map(measured.own_ns, members), strict=True))
+    longest = dict[str, Operator]()
     for name, calls, ns in (one for each in known for one in each):
         old = longest.get(name, Operator(name, 0.0, 0.0))
         longest[name] = Operator(name, old.calls + calls, old.ns + ns)
@@ -208,6 +209,6 @@ def _sum(
         backward,
         together,
         sorted(longest.values(), key=lambda each: -each.ns),
-        sum(inner[row.fqn] for row in rows),
+        float(measured.inner_calls[list(members)].sum()),
         doubles_ns,
     )

@@ -27,8 +27,8 @@ _OF_ENGINE = frozenset({"sum", "add", "add_", "view"})
 """What torch itself runs between nodes, to add up gradients."""
 _IN_OPERATORS = 0.3
 """What share of a time operators have to take to be its cause: what calls them takes as much again."""
-NS_OF_OPERATOR = 20_000
-"""What Python takes at most to call an operator, on a busy machine."""
+NS_OF_OPERATOR, NS_OF_CALL = 20_000, 50_000
+"""What Python takes at most to call an operator, and a module, on a busy machine. torch takes as much for a node."""
 _IN_ONE_GAP = 0.3
 """What share of a time has to lie between the same two lines for these to be named."""
 _LARGE_HOOKS = 0.05
@@ -41,6 +41,8 @@ grow less and less, by 1.3 MiB a step where sizes differ, and the recording itse
 lesser growth counts if a list grows too."""
 _ANEW = 0.4
 """In what share of the steps an optimizer is known to be new for that to be each: half of them are known at least."""
+_LARGE_UNTRAINED, _OF_PARAMETERS = 0.05, 0.5
+"""Share of the median step, and what share of their backward modules take at least for gradients of parameters."""
 _LARGE_DOUBLES = 0.05
 """Share of the median step, of modules that compute in float64 where most do not."""
 
@@ -91,12 +93,13 @@ class NotedSteps:
         hooks: how many forward hooks modules have, by name.
         gradient_hooks: how many hooks gradients have.
         doubles: the modules with parameters of float64.
+        untrained: those whose parameters get gradients, though no optimizer updates these.
         drop: those that drop some of what goes through them.
         always_on: what slows a program and was on in each step that was looked at.
         grows: by how many bytes a step the process's memory grows; 0 if it does not, or not steadily.
         keeps: which lists and the like grow as steadily, and by how many values a step.
         in_hooks: the operators in backward passes outside of nodes, without those of torch itself.
-        hooks_ns: what a backward pass takes beside its nodes, in a step.
+        hooks_ns: what a backward pass takes beside its nodes, and what torch takes for these, in a step.
     """
 
     def __init__(self, notes: Mapping[str, Any], looks: float = 1.0) -> None:
@@ -113,7 +116,10 @@ class NotedSteps:
         in_passes = {each.name: each for each in _operators(operators.get("in_passes", ()), steps)}
         self.is_counted = bool(self.outside or in_passes)
         nodes, with_hooks = in_passes.pop("nodes", None), in_passes.pop("nodes and hooks", None)
-        self.hooks_ns = max(0.0, with_hooks.ns - nodes.ns) if nodes and with_hooks else 0.0
+        self.hooks_ns = 0.0
+        if nodes and with_hooks:
+            of_engine_ns = sum(in_passes[name].ns for name in _OF_ENGINE & in_passes.keys())
+            self.hooks_ns = max(0.0, with_hooks.ns - nodes.ns - of_engine_ns - NS_OF_OPERATOR * nodes.calls)
         self.in_hooks = [each for name, each in in_passes.items() if name not in _OF_ENGINE]
         self.hooks: Mapping[str, int] = notes.get("hooks", {})
         self.gradient_hooks: int = notes.get("gradient_hooks", 0)
@@ -122,6 +128,7 @@ class NotedSteps:
         self.grows = _steady_growth(notes.get("resident", ()))
         self.keeps = _lengthens(notes.get("lengthen", {}))
         self.doubles: Sequence[str] = notes.get("doubles", ())
+        self.untrained: Sequence[str] = notes.get("untrained", ())
         self.drop: Sequence[str] = notes.get("drop", ())
         self._unlike: Sequence[str] = notes.get("unlike", ())
 
@@ -149,7 +156,9 @@ class NotedSteps:
         # Clipping as torch does it asks for each norm to be on the first one's device, where it is.
         loop = [each for each in self.loop() if each.name != "to" or each.ns >= _IN_OPERATORS * ns]
         is_over = any(each.calls >= min(tensors or _MANY_IN_LOOP, _MANY_IN_LOOP) for each in loop)
-        return is_over and sum(each.ns + NS_OF_OPERATOR * each.calls for each in loop) >= _IN_OPERATORS * ns
+        # What calls an operator takes no longer than it: else something else does.
+        called_ns = sum(each.ns + min(each.ns, NS_OF_OPERATOR * each.calls) for each in loop)
+        return is_over and called_ns >= _IN_OPERATORS * ns
 
     def is_over_parameters(self, ns: float, tensors: int) -> bool:
         """Whether so much time is a loop over the parameters of an optimizer."""
@@ -280,6 +289,7 @@ def find_noted(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
         yield Finding("an optimizer is made anew in each step", where, "optimizer", 0, 0.0, evidence, by_step)
     yield from _forward_hooks(measured, notes)
     yield from _doubles(measured, notes)
+    yield from _untrained(measured, notes)
 
 
 def _growth(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
@@ -312,13 +322,13 @@ def _dropout(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
 
 def _forward_hooks(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
     """Yield that modules with forward hooks take longer than what they compute, as their backward shows."""
-    hold = {around[0] for around in measured.outer.values() if around}
     taken: dict[str, float] = {}
     for index, row in enumerate(measured.rows):
         if row.fqn in notes.hooks and measured.runs[1, index]:
-            usual = row.backward_self_ns * (_FORWARD_OF_BACKWARD if row.fqn in hold else 1.0)
-            more = (row.forward_self_ns - usual) / max(row.calls, 1) * measured.calls[index]
-            taken[row.fqn] = max(0.0, more)
+            forward_ns, backward_ns = measured.own_ns(index)
+            inner = float(measured.inner_calls[index])
+            usual = backward_ns * (_FORWARD_OF_BACKWARD if inner else 1.0)
+            taken[row.fqn] = max(0.0, forward_ns - usual - NS_OF_CALL * (float(measured.calls[index]) + inner))
     per_step = sum(taken.values())
     if not taken or per_step < _LARGE_HOOKS * measured.usual_ns:
         return
@@ -335,6 +345,20 @@ def _forward_hooks(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
         evidence,
         command,
     )
+
+
+def _untrained(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
+    """Yield that parameters get gradients that no optimizer uses."""
+    own_ns = {row.fqn: measured.own_ns(index)[1] for index, row in enumerate(measured.rows)}
+    taken = {fqn: own_ns[fqn] for fqn in notes.untrained if fqn in own_ns}
+    per_step = _OF_PARAMETERS * sum(taken.values())
+    if not taken or per_step < _LARGE_UNTRAINED * measured.usual_ns:
+        return
+    longest = max(taken, key=lambda fqn: taken[fqn])
+    evidence = f"own backward of {counted(len(taken), 'module')} with parameters that no optimizer has: "
+    evidence += f"{short_ms(sum(taken.values()))} a step, of which requires_grad_(False) saves half or more"
+    what, show = "gets gradients that no optimizer uses", "--sort backward"
+    yield measured.finding(what, longest, "backward", evidence=evidence, show=show, ns=per_step)
 
 
 def _doubles(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:

@@ -45,7 +45,10 @@ _LARGE_LOOP = 0.05
 """For a loop over parameters beside the optimizer, for which torch._foreach needs few operators: as for saving, since
 it is known what it is."""
 _LARGE_BY_CHOICE = 0.20
-"""For an optimizer with hooks: there is something to change."""
+"""For an optimizer with hooks, or with a group for each tensor: there is something to change."""
+_MANY_GROUPS, _IN_GROUP = 32, 2
+"""From how many groups on, and below how many tensors in each: rates that differ by layer make groups of six and more.
+For each group an optimizer begins anew."""
 _LARGE_ONE_BY_ONE = 0.08
 """For one that was told to update tensors one by one, which foreach=True undoes: real programs have 6 % at least."""
 _MANY_OPTIMIZERS = 8
@@ -135,7 +138,8 @@ def _least_share(measured: Measured, notes: NotedSteps, part: str, per_step: flo
         optimizers = measured.optimizers
         if any("foreach=False" in str(one.get("how")) for one in optimizers):
             return _LARGE_ONE_BY_ONE
-        if any(one.get("hooks") for one in optimizers) or measured.first_tensors >= _MANY_OPTIMIZERS:
+        has_choice = any(one.get("hooks") or _has_small_groups(one) for one in optimizers)
+        if has_choice or measured.first_tensors >= _MANY_OPTIMIZERS:
             return _LARGE_BY_CHOICE
         if any(one.get("how") == "one by one" for one in optimizers):
             return _LARGE_BY_DEFAULT
@@ -224,11 +228,17 @@ def _backward_alone(measured: Measured, part: str) -> Int64Array:
     return np.asarray(np.maximum(own_ns - steps.backward_ns - steps.recompute_ns, 0))
 
 
+def _has_small_groups(optimizer: Mapping[str, Any]) -> bool:
+    groups, tensors = int(optimizer.get("groups", 0)), int(optimizer.get("tensors", 0))
+    return groups >= _MANY_GROUPS and tensors < _IN_GROUP * groups
+
+
 def _described(optimizer: Mapping[str, Any]) -> str:
     """Say how an optimizer updates how many tensors, and whether its step has hooks: what is known of that."""
     tensors, how, hooks = (optimizer.get(name) for name in ("tensors", "how", "hooks"))
     said: str = optimizer.get("class", "an optimizer")
     said += f" updates {counted(tensors, 'tensor')} {how}" if tensors is not None and how else ""
+    said += f" in {optimizer['groups']:,} groups, of which one can have all" if _has_small_groups(optimizer) else ""
     return said + (f" and has {counted(hooks, 'hook')}" if hooks else "")
 
 
@@ -236,14 +246,10 @@ def find_host_time(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
     """Yield modules whose own forward is long and whose own backward is short: they run Python, or wait."""
     if measured.steps < LEAST_STEPS:
         return
-    rows, step_ns, trains = measured.rows, measured.low_ns, measured.trains
+    rows, trains = measured.rows, measured.trains
     compose = {outer for around in measured.outer.values() for outer in around[1:]}
     hold = {around[0] for around in measured.outer.values() if around}
-    index_of = {row.fqn: index for index, row in enumerate(rows)}
-    own_ns, waits_ns = step_ns.astype(np.float64), _waits_in_forward(measured)
-    for index, row in enumerate(rows):
-        if around := measured.outer[row.fqn]:
-            own_ns[index_of[around[0]]] -= step_ns[index]
+    own_ns, waits_ns = measured.own_low_ns, _waits_in_forward(measured)
     by_place: dict[tuple[str, str], list[int]] = {}
     for index, row in enumerate(rows):
         if (
