@@ -144,6 +144,7 @@ def own_ns(row: CompiledModule) -> int:
     return sum(time or 0 for time in (row.kernel_ns_forward, row.kernel_ns_backward, row.kernel_ns_recompute))
 
 
+@pytest.mark.usefixtures("passed_graphs")
 def test_products_are_in_the_module_whose_shapes_they_have(tmp_path: Path) -> None:
     with torch._inductor.config.patch("cpp.enable_kernel_profile", True), uncompiled_kernels():
         model = Net()
@@ -206,6 +207,7 @@ def test_products_are_in_the_module_whose_shapes_they_have(tmp_path: Path) -> No
     assert total == pytest.approx(of_all, abs=len(samples.self_ns) * 2)
 
 
+@pytest.mark.usefixtures("passed_graphs")
 def test_products_that_are_part_of_a_sum(tmp_path: Path) -> None:
     with torch._inductor.config.patch("cpp.enable_kernel_profile", True):  # and its kernels are compiled
         merged = Merged(torch.compile(Sums()), tmp_path)
@@ -237,6 +239,7 @@ def owners_as_written(model: nn.Module, x: Tensor, **how: object) -> list[list[s
     return [[paths[module] for module, *_ in parts] for _, parts in made["kernels"]]
 
 
+@pytest.mark.usefixtures("passed_graphs")
 def test_templates_of_products_are_of_their_module_alone() -> None:
     # Inductor says that a template is of all that its inputs come from.
     model = nn.Sequential(nn.Linear(32, 96), nn.GELU(), nn.Linear(96, 32), Products()).eval()
@@ -244,6 +247,7 @@ def test_templates_of_products_are_of_their_module_alone() -> None:
     assert owners_as_written(model, torch.ones(4, 32, 32), **how) == [["0", "1"], ["2"], ["3"], ["3"], ["3"]]
 
 
+@pytest.mark.usefixtures("passed_graphs")
 def test_weights_that_are_laid_out_otherwise_are_of_who_uses_them() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
     owners = owners_as_written(model, torch.ones(2, 3, 16, 16))
@@ -256,6 +260,7 @@ class Scaled(nn.Module):
         return torch.softmax(x * 0.5, -1).cumsum(-1)
 
 
+@pytest.mark.usefixtures("passed_graphs")
 def test_what_inductor_makes_of_a_product_before_a_softmax_is_of_its_module() -> None:
     owners = owners_as_written(nn.Sequential(nn.Linear(32, 8), Scaled(), nn.Tanh()), torch.ones(4, 32))
     assert [set(own) for own in owners] == [{"0"}, {"1"}, {"1"}, {"2"}]
@@ -289,6 +294,7 @@ class Gated(nn.Module):
         return out
 
 
+@pytest.mark.usefixtures("passed_graphs")
 def test_what_a_kernel_reads_is_not_computed_in_it() -> None:
     # Inductor says that what reads a view is also of all that made this, where the view came before its memory.
     assert owners_as_written(Gated(), torch.ones(4, 8, 32)) == [["first"], ["act"], ["last"], ["mix"]]
@@ -305,11 +311,13 @@ class Relative(nn.Module):
         return out
 
 
+@pytest.mark.usefixtures("passed_graphs")
 def test_what_a_kernel_computes_at_places_that_it_counts_itself() -> None:
     owners = owners_as_written(Relative(), torch.ones(4, 32))
     assert {module for own in owners for module in own} == {"", "bias", "act"}
 
 
+@pytest.mark.usefixtures("passed_graphs")
 def test_operators_with_several_results_and_with_random_numbers(tmp_path: Path) -> None:
     with uncompiled_kernels():
         merged = Merged(torch.compile(Convolutions()), tmp_path)
@@ -335,6 +343,7 @@ def test_operators_with_several_results_and_with_random_numbers(tmp_path: Path) 
     }
 
 
+@pytest.mark.usefixtures("passed_graphs")
 def test_graphs_of_torchs_caches_and_what_was_compiled_before(tmp_path: Path) -> None:
     model = Net()
     with uncompiled_kernels():
@@ -362,6 +371,7 @@ def test_graphs_of_torchs_caches_and_what_was_compiled_before(tmp_path: Path) ->
     assert {span.fqn for span in modtrace.load(tmp_path / "u.json").spans} == {"Net"}
 
 
+@pytest.mark.usefixtures("passed_graphs")
 def test_a_torch_that_names_no_kernels_is_named(tmp_path: Path) -> None:
     merged = Merged(torch.compile(Net(), backend="aot_eager"), tmp_path)
     assert not [note for note in merged.notes if "no modules" in note]
@@ -396,6 +406,7 @@ print(repr((args, notes, sorted({span.phase for span in spans if span.fqn == "Se
 """
 
 
+@pytest.mark.usefixtures("passed_graphs")
 def test_why_kernels_have_no_modules_is_said_with_what_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
 
