@@ -150,3 +150,17 @@ def test_what_one_alone_does_names_it_however_much_it_varies_and_whatever_the_fi
     assert [(wait.role, wait.waits_for, wait.fqn, wait.ratio) for wait in waits] == [
         ("driver", "trainer 0", "Trainer.state", None)
     ]
+
+
+def test_who_saves_in_each_third_step_is_named_though_another_is_a_little_later_now_and_then() -> None:
+    """480 ms for 20 of 60 steps, and 2 ms for 12 others, in steps of 100 ms else."""
+    steps = np.arange(60)
+    save, late = (steps % 3 == 0) * 480e6, (steps % 5 == 1) * 2e6
+    processes = {0: ("driver", 0), 1: ("trainer", 0), 2: ("trainer", 1)}
+    net, saving = ("Net", "forward"), ("saving", IN_RANGE)
+    took = {(1, net): np.full(60, 5e6), (1, saving): save, (2, net): 5e6 + late}
+    waited = {(0, 1): 5e6 + save, (0, 2): 5e6 + late}
+
+    [wait] = find_role_waits(RoleTimes(processes, (100e6 + save).astype(np.int64), waited, took))
+
+    assert (wait.waits_for, wait.fqn, wait.ratio) == ("trainer 0", "saving", None)

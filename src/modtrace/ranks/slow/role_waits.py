@@ -31,6 +31,8 @@ _SAID_SHARE, _NAMED_SHARE = 0.05, 0.01
 _SAID_SHARE_ALONE = 0.1
 """The same for the only process of its role, which has no like, unless one place there takes `_SAID_SHARE`."""
 _LEAST_RATIO = 1.1
+_LITTLE = 0.1
+"""Part of the median of delays below which one does not count: others that are often a little late are not as late."""
 _MOST = 0.8
 """A range holds the cause if it has so much of what a process took more, and a module if it has half of that."""
 
@@ -315,6 +317,8 @@ def _find_slower(
     noise = np.minimum(_deviation(excess), _deviation(usual))
     cost = np.minimum(excess, waited)
     cost[cost <= np.maximum(COUNTED_NOISES * noise[:, None], _NAMED_SHARE * times.length)] = 0
+    if cost.any():
+        cost[cost < _LITTLE * np.median(cost[cost > 0])] = 0
     late = np.where(cost.any(axis=0), cost.argmax(axis=0), NO_RANK).tolist()
     for own in sorted(often_late(late, len(holders)), key=lambda one: -float(cost[one].sum())):
         total = float(usual[own].sum())
