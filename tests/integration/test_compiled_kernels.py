@@ -266,6 +266,23 @@ def test_what_inductor_makes_of_a_product_before_a_softmax_is_of_its_module() ->
     assert [set(own) for own in owners] == [{"0"}, {"1"}, {"1"}, {"2"}]
 
 
+class Written(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.arange(32).expand(4, 32) % 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = torch.empty_like(x).bernoulli_(0.5)
+        return x.scatter_reduce(0, self.get_buffer("rows"), x * 2, "prod") * mask
+
+
+def test_operators_that_write_to_what_they_are_given() -> None:
+    # Inductor says of which nodes a kernel is but where it calls such an operator.
+    model = nn.Sequential(nn.Linear(32, 32), Written(), nn.Linear(32, 8))
+    owners = owners_as_written(model, torch.ones(4, 32), fallback_random=True)
+    assert owners == [["1"], ["1"], ["0"], ["1"], ["1"], ["1"], ["2"]]
+
+
 def test_operators_have_one_name_in_code_and_in_a_profile() -> None:
     written = ["extern_kernels.bias_addmm", "torch.ops.aten.mm.out", "aten.randint.low_out", "aten.index_put_", "cpp_1"]
     profiled = ["aten::addmm", "aten::mm", "aten::randint", "aten::index_put_", "graph_0_cpp_1"]

@@ -31,6 +31,7 @@ FORWARD, BACKWARD, RECOMPUTE = range(3)
 _NAMING = "set_kernel_post_grad_provenance_tracing"
 _NAMING_MODULE = "torch._inductor.debug"
 _NAMED_IN = (_NAMING_MODULE, "torch._inductor.codegen.cpp", "torch._inductor.codegen.triton")
+_WRITING_MODULE = "torch._inductor.scheduler"
 _GRAPH_MODULE = "torch._inductor.output_code"
 _KEPT = "modtrace_kernels"
 """The attribute of a compiled graph that has its kernels."""
@@ -113,7 +114,10 @@ class _Graph:
             comes from AOTAutograd's cache.
         is_backward: whether it is of backward.
         named: the kernels that were named since: each with its nodes: their names in both graphs, the phase, the bytes.
+        operator: the last one of them, if it is an operator that Inductor may name too.
     """
+
+    operator: Any = None
 
     def __init__(
         self,
@@ -164,6 +168,7 @@ def _graph() -> _Graph | None:
 def watch_kernels() -> None:
     """See what Inductor names and makes from now on, once per process."""
     call_after_import(_NAMING_MODULE, _watch_naming)
+    call_after_import(_WRITING_MODULE, _watch_operators)
     call_after_import(_GRAPH_MODULE, _watch_graphs)
 
 
@@ -176,6 +181,13 @@ def _watch_naming() -> None:
         for module in map(sys.modules.get, _NAMED_IN):
             if module is not None and getattr(module, _NAMING, None) is naming:
                 setattr(module, _NAMING, noting)
+
+
+@cache
+def _watch_operators() -> None:
+    scheduler: Any = getattr(sys.modules[_WRITING_MODULE], "Scheduler", None)
+    if hasattr(scheduler, "codegen_extern_call"):
+        scheduler.codegen_extern_call = _before(scheduler.codegen_extern_call, _name_operator)
 
 
 @cache
@@ -220,7 +232,18 @@ def _before(function: Callable[..., Any], note: Callable[..., None]) -> Callable
     return call
 
 
+def _name_operator(graph: _Graph, _: Any, scheduled: Any) -> None:
+    """Name an operator that is called next: Inductor names none that write to what they are given."""
+    operator = scheduled.node
+    if name := getattr(operator, "python_kernel_name", None):
+        _name_kernel(graph, operator, name)
+        graph.operator = operator
+
+
 def _name_kernel(graph: _Graph, schedule: Any, kernel_name: str, *_: Any, **__: Any) -> None:
+    if schedule is graph.operator:
+        graph.named.pop()
+    graph.operator = None
     nodes = [node for node in _nodes_of(schedule) if node.op == "call_function"]
     if len(nodes) == 1 and isinstance(nodes[0].target, HigherOrderOperator):
         # With the state of random numbers, as in a checkpoint: a profile has the operator that it runs.
@@ -260,7 +283,7 @@ def _nodes_of(schedule: Any) -> Iterable[Any]:
             return [own]
         # One with several results is said to be of what made its inputs too.
         of_operator = [node for node in schedule.origins if node.target is getattr(schedule, "op_overload", None)]
-        return of_operator or schedule.origins
+        return of_operator or sorted(schedule.origins)[-1:]
     parts = [part for item in schedule if hasattr(item, "get_nodes") for part in item.get_nodes()]
     nodes: dict[Any, None] = {}
     for part in parts:
