@@ -8,8 +8,12 @@ from typing import Any
 import pytest
 
 from modtrace import Timeline
+from modtrace.ring import Kind
+from modtrace.ring.range_text import range_text
 from modtrace.timeline.summary.findings import Finding
 from modtrace.timeline.summary.findings.noted import NotedSteps, Operator
+from tests.support.event_script import EventScript
+from tests.support.timelines import build_timeline
 from tests.unit.test_findings import BLOCKS, MS, STEP_MS, found, training
 from tests.unit.test_findings_of_notes import noted
 
@@ -75,6 +79,7 @@ def test_what_modules_of_a_place_do_themselves(operators: Operators, what: str, 
         (1, [("clone", 1, 0.1), ("ones", 1, 0.1), ("linear", 1, 0.7)]),
         (1, [("linear", 1, 0.5)]),  # 38 % of it
         (1, [("matmul", 1, 0.3), ("softmax", 1, 0.5)]),  # one product
+        (1, [("bmm", 4, 0.3), ("softmax", 1, 0.5)]),  # two are of positions
         (1, [("matmul", 2, 0.3), ("softmax", 1, 0.2), ("add", 1, 0.4)]),  # perhaps a bias that is learned
         (0.2, []),  # 0.4 ms of 9.8
     ],
@@ -155,6 +160,25 @@ def test_operators_of_float64_count_together_where_they_are_noted_so() -> None:
 
     assert finding[:4] == (DOUBLES, "Net.blocks.0", "forward", round(4 * 0.31 / 0.6 * MS))
     assert "a call runs mul once, add (float64) once, in all 4 operators of 0.6 ms" in finding.evidence
+
+
+@pytest.mark.parametrize(("own", "is_named"), [(1.2, True), (1.0, False)])
+def test_each_call_of_a_generate_is_short_if_a_step_would_be(own: float, is_named: bool) -> None:
+    script, now = EventScript(capacity=1 << 12), 1
+    net, inner, text = script.name("Net"), script.name("Net.a"), range_text("generate", "generate")
+    for step in range(10):
+        script.collective(now, Kind.RANGE_BEGIN, text, step)
+        for call in range(4 * step, 4 * step + 4):
+            script.enter(now, net, call)
+            script.enter(now, inner, call)
+            script.exit(now + MS, inner, call)
+            now += round((1 + own) * MS)
+            script.exit(now, net, call)
+        script.collective(now, Kind.RANGE_END, text, step)
+    timeline = noted(build_timeline(script.snapshot()), inside={"Net.a": [["", 2, MS], ["linear", 2, MS]]})
+
+    # Less 50 us for a call and for one inside: 1.1 or 0.9 ms.
+    assert [one[:2] for one in found(timeline)] == [(PYTHON, "Net")] * is_named
 
 
 def test_a_step_of_several_calls_has_the_operators_of_all() -> None:

@@ -32,7 +32,7 @@ _BRIEF_NS = 2_000_000_000
 """How long a step lasts at most for the Python engine to count operators between spans: torch notes them until then."""
 _PLACES = {-1: "outside", -2: "in_passes", -3: "in_optimizers"}
 """What engines call where no module's operators run."""
-_MAX_INSIDE, _MAX_KINDS = 64, 4
+_MAX_INSIDE, _MAX_KINDS = 64, 5
 """How many modules are noted with operators, and how many of these each has, the longest."""
 _LEAST_DELAY_NS, _MAX_DELAYS = 1_000_000, 64
 """How long a thread has to wait for a processor in a step for that to be noted, and of how many steps, the longest."""

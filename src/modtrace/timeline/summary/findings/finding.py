@@ -30,7 +30,8 @@ NOT_LOOKED_AT = "; not at: "
 LEAST_SHARE = 0.02
 """Share of the median step, on average: less is not worth a change, and noise of small modules is below."""
 LEAST_NS = 1_000_000
-"""Time in a step: shorter ones are those of tiny models, in which Python itself is most."""
+"""Time in a step: shorter ones are those of tiny models, in which Python itself is most. A step of several calls of a
+model, as of a `generate`, has that of each."""
 LEAST_STEPS = 5
 """In fewer steps torch sets up what it needs once, and the system stops one or another: no median of them is usual."""
 _NEARLY = 0.101

@@ -276,7 +276,7 @@ def find_host_time(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
         per_step *= 1 if ratio < _BACKWARD_SHARE else 1 - ratio
         is_sure = ratio < _NO_BACKWARD_SHARE and hold.isdisjoint(rows[index].fqn for index in members)
         least = _SURE_HOST_SHARE if is_sure else _HOST_SHARE
-        if per_step < max((least if trains else _HOST_SHARE_OF_CALLS) * measured.usual_ns, LEAST_NS):
+        if per_step < max((least if trains else _HOST_SHARE_OF_CALLS) * measured.usual_ns, LEAST_NS * measured.looks):
             continue
         first = rows[members[int(np.argmax(each))]]
         several = f" in {len(members)} modules {place} ({module_class})" if len(members) > 1 else ""
