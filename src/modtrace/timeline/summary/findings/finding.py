@@ -238,7 +238,7 @@ class Measured:
         """float64[rows], how often each module runs in a step."""
         return np.asarray(self.runs[0] / max(self.steps, 1))
 
-    @property
+    @cached_property
     def looks(self) -> float:
         """How many of what the recording looked at, see `StepNotes`, a step has: a `generate` has several calls."""
         outermost = [index for index, row in enumerate(self.rows) if not self.outer[row.fqn]]
