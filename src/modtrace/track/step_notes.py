@@ -201,7 +201,8 @@ class StepNotes:
                     own = [one for one in [*module._parameters.values()] if one is not None]
                     if any(one.dtype == torch.float64 for one in own):
                         doubles.append(fqn)
-                    given = [one for one in own if one.requires_grad and one.is_leaf and one.grad is not None]
+                    # Their gradients are not asked for: another thread's backward pass may be writing them.
+                    given = [one for one in own if one.requires_grad and one.is_leaf]
                     is_any_trained |= not (is_untrained := trained.isdisjoint(map(id, given)))
                     if given and is_untrained:
                         self._untrained[fqn] = sum(one._version for one in given)
