@@ -93,7 +93,7 @@ class NotedSteps:
         hooks: how many forward hooks modules have, by name.
         gradient_hooks: how many hooks gradients have.
         doubles: the modules with parameters of float64.
-        untrained: those whose parameters get gradients, though no optimizer updates these.
+        untrained: those whose parameters could get gradients, though no optimizer has these.
         drop: those that drop some of what goes through them.
         always_on: what slows a program and was on in each step that was looked at.
         grows: by how many bytes a step the process's memory grows; 0 if it does not, or not steadily.
