@@ -260,6 +260,34 @@ def test_a_thread_beside_the_one_that_is_looked_at_has_no_lines() -> None:
     assert all(first < line < last for line in lines)
 
 
+def test_a_call_of_another_thread_that_ends_late_does_not_end_the_look_at_a_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, ends, goes_on = nn.Linear(4, 1), threading.Event(), threading.Event()
+    beside = threading.Thread(target=lambda: model(torch.ones(2, 4)))
+    of_thread = RunDelay.__call__
+
+    def delay(self: RunDelay) -> int:
+        if threading.current_thread() is beside:
+            ends.set()
+            goes_on.wait(60)
+        return of_thread(self)
+
+    monkeypatch.setattr(RunDelay, "__call__", delay)
+
+    def begin_beside(model: nn.Sequential) -> Callable[[], object]:
+        def begin(*_: object) -> None:
+            if beside.ident is None:
+                beside.start()
+                ends.wait(60)
+
+        model.register_forward_pre_hook(begin)
+        return lambda: (goes_on.set(), beside.join())
+
+    notes = notes_of(begin_beside)
+    assert {gap[1] for gap in notes["gaps"]} == {"optimizer", "forward", "backward"}
+
+
 @pytest.mark.parametrize(
     ("file", "said"),
     [

@@ -50,6 +50,7 @@ class StepNotes:
         self._run_delay = RunDelay()
         self._record: dict[str, object] | None = None
         self._thread: int | None = None
+        self._in_use = threading.Lock()
         self._begin_anew(-1)
         engine.on_end = self.after_step
         if isinstance(engine, NativeEngine):
@@ -78,8 +79,11 @@ class StepNotes:
         """Look at the next step, or note what there was in this, which `ended_by` says; several optimizers may.
 
         Calls and passes are steps where nothing else ends any: what was noted of them before that is forgotten.
+        A step that ends while another thread is in here is not counted: no thread waits for another.
         """
         unit = _UNITS.get(ended_by, len(_UNITS))
+        if unit < self._unit or not self._in_use.acquire(blocking=False):
+            return
         try:
             if unit > self._unit:
                 self._begin_anew(unit)
@@ -104,6 +108,8 @@ class StepNotes:
         except Exception as error:
             self._thread = None
             self._on_error(error)
+        finally:
+            self._in_use.release()
 
     @skip_all
     def finish(self) -> None:
