@@ -36,6 +36,8 @@ _MAX_INSIDE, _MAX_KINDS = 64, 5
 """How many modules are noted with operators, and how many of these each has, the longest."""
 _LEAST_DELAY_NS, _MAX_DELAYS = 1_000_000, 64
 """How long a thread has to wait for a processor in a step for that to be noted, and of how many steps, the longest."""
+_LEAVES_WITHIN_S = 1.0
+"""How long the end waits at most for a thread that notes a step."""
 _UNITS = {"forward": 0, "backward": 1}
 """What are steps where nothing else ends any: passes, else calls."""
 
@@ -50,7 +52,7 @@ class StepNotes:
         self._run_delay = RunDelay()
         self._record: dict[str, object] | None = None
         self._thread: int | None = None
-        self._in_use = threading.Lock()
+        self._in_use, self._longest_unit = threading.Lock(), -1
         self._begin_anew(-1)
         engine.on_end = self.after_step
         if isinstance(engine, NativeEngine):
@@ -79,10 +81,12 @@ class StepNotes:
         """Look at the next step, or note what there was in this, which `ended_by` says; several optimizers may.
 
         Calls and passes are steps where nothing else ends any: what was noted of them before that is forgotten.
-        A step that ends while another thread is in here is not counted: no thread waits for another.
+        A step that ends while another thread is in here is not counted, as no thread waits for another; those of what
+        is forgotten by then come in no more.
         """
         unit = _UNITS.get(ended_by, len(_UNITS))
-        if unit < self._unit or not self._in_use.acquire(blocking=False):
+        self._longest_unit = max(self._longest_unit, unit)
+        if unit < self._longest_unit or not self._in_use.acquire(blocking=False):
             return
         try:
             if unit > self._unit:
@@ -113,7 +117,9 @@ class StepNotes:
 
     @skip_all
     def finish(self) -> None:
-        """Note the slow steps since the last look, and what modules are like where no step has ended."""
+        """Note, last of all, the slow steps since the last look, and what modules are like where no step has ended."""
+        if not self._in_use.acquire(timeout=_LEAVES_WITHIN_S):  # it is this thread, in a signal's handler, or too slow
+            return
         try:
             if not self._looks_of_modules:  # those of the last look may be gone by now
                 self._looks_of_modules = self._look_at_modules()
