@@ -33,6 +33,8 @@ _SAID_SHARE_ALONE = 0.1
 _LEAST_RATIO = 1.1
 _LITTLE = 0.1
 """Part of the median of delays below which one does not count: others that are often a little late are not as late."""
+_AGAIN = 3
+"""In so many steps something has to take long to say what takes long: once, all are made, or data are loaded anew."""
 _MOST = 0.8
 """A range holds the cause if it has so much of what a process took more, and a module if it has half of that."""
 
@@ -272,10 +274,10 @@ def _role_wait(times: RoleTimes, role: str, other: str, members: Mapping[str, Se
     shares = waited.sum(axis=1) / times.length.sum()
     share = float(shares.sum())
     places = list(dict.fromkeys(place for process, place in times.took if process in holders and place != _NOWHERE))
-    took, counted = _times_in(times, holders, places)
-    who = role if len(members[role]) == 1 else f"{role}s"
     if not places or share < _NAMED_SHARE:
         return None
+    took, counted = _times_in(times, holders, places)
+    who = role if len(members[role]) == 1 else f"{role}s"
     # Those outside last: there a process that waits unseen seems to work.
     for some in (places, [_NOWHERE]) if len(holders) > 1 else ():
         for own, place, ratio in _find_slower(times, holders, some, waited):
@@ -300,8 +302,8 @@ def _times_in(times: RoleTimes, holders: Sequence[int], places: Sequence[_Place]
     """Return what processes took by place, process and step, and the same to compare by."""
     none = np.zeros(len(times.length))
     took = np.array([[times.took.get((holder, place), none) for holder in holders] for place in places])
-    # One step, in which all are made for example, does not say what takes long in the others.
-    return took, np.minimum(took, np.median(times.length))
+    again = max(len(times.length) - _AGAIN, 0)
+    return took, np.minimum(took, np.sort(took)[..., again, None])
 
 
 def _find_slower(
@@ -320,7 +322,11 @@ def _find_slower(
     if cost.any():
         cost[cost < _LITTLE * np.median(cost[cost > 0])] = 0
     late = np.where(cost.any(axis=0), cost.argmax(axis=0), NO_RANK).tolist()
-    for own in sorted(often_late(late, len(holders)), key=lambda one: -float(cost[one].sum())):
+    # A place that the others never have is none by chance.
+    alone = (np.count_nonzero(cost, axis=1) >= _AGAIN) & ~usual.any(axis=1)
+    alone &= cost.sum(axis=1) >= _SAID_SHARE * times.length.sum()
+    named = often_late(late, len(holders)) | {*np.flatnonzero(alone).tolist()}
+    for own in sorted(named, key=lambda one: -float(cost[one].sum())):
         total = float(usual[own].sum())
         yield own, places[worst[own]], 1 + float(excess[own].sum()) / total if total > 0 else None
 
