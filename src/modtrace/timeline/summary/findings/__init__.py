@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...._terminal import counted
+from .at_once import find_calls_at_once
 from .costs import find_costs
 from .costs import low_mfu as low_mfu
 from .finding import LEAST_STEPS, NOT_LOOKED_AT
@@ -44,6 +45,7 @@ def find_findings(measured: Measured) -> list[Finding]:
         *outliers,
         *slow_steps,
         *inside,
+        *find_calls_at_once(measured),
         *find_growing_steps(measured),
         *find_reruns(measured),
         *find_large_parts(measured, notes, {each.part for each in occasions}),

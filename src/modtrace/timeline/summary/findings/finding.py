@@ -13,6 +13,7 @@ from ...._interrupts import cached_property
 from ...._tables import MS, NAME, PERCENT, Column, Table, fields_of, markdown_text
 from ...._typing import AnyArray, Int64Array
 from ...contents import MEMORY, OPTIMIZERS, STEP_NOTES, WHOLE_RUN
+from ...time_intervals import union_of
 from ..module_rows import ModuleTimes, outer_modules
 from ..parts import DividedSteps
 from ..percentiles import GroupTimes
@@ -169,6 +170,8 @@ class Measured:
         parts: their names.
         other_ns: what of the part `other` follows each part, in all steps.
         duration_ns: int64[steps], without evaluations.
+        threads: how many have steps; 0 if steps are the whole process's.
+        at_once: how many steps run at a time on average, while any does.
         whole_ns: of these steps together, with evaluations.
     """
 
@@ -195,6 +198,10 @@ class Measured:
         self.step_notes: Mapping[str, Any] = metadata.get(STEP_NOTES, {})
         counted, self.parts = np.flatnonzero(divided.bounds.counted), list(divided.names)
         self.number, self.ns = divided.bounds.number[counted], divided.ns[counted]
+        bounds = divided.bounds.take(counted)
+        any_ns = int(np.subtract(*union_of(bounds.start, bounds.end)[::-1]).sum())
+        self.threads = len(np.unique(bounds.tid[bounds.tid >= 0]))
+        self.at_once = int((bounds.end - bounds.start).sum()) / max(any_ns, 1)
         self.gap_ns = _gaps_before(divided)[counted]
         self.other_ns = dict(zip(self.parts, divided.other_ns.tolist(), strict=True))
         self.duration_ns = self.ns.sum(axis=1) - self.of_part("evaluation")
