@@ -105,15 +105,17 @@ def test_modules_with_forward_hooks_or_of_float64_are_noted(engine: EngineName) 
         model[1].register_forward_pre_hook(lambda *_: None)
         model[2].double()
         model[1].register_forward_hook(lambda _module, _inputs, output: output.double())
+        model[1].scale, model[0].table = torch.tensor(2.0, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
         return lambda: None
 
     notes = notes_of(plant, engine)
 
     assert notes["hooks"] == {"Sequential.1": 3}
     assert notes["doubles"] == ["Sequential.2"]
+    assert notes["tables"] == ["Sequential.0"]
     assert notes["untrained"] == []
     assert notes_of(nothing, engine)["hooks"] == {}
-    assert notes_of(nothing, engine)["doubles"] == []
+    assert notes_of(nothing, engine)["doubles"] == notes_of(nothing, engine)["tables"] == []
 
 
 @pytest.mark.parametrize("engine", ["native", "python"])

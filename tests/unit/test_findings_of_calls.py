@@ -111,6 +111,32 @@ def test_few_calls_short_ones_and_long_ones_are_no_loop(count: int, ms: float) -
     assert [one for one in found(cells(count, ms)) if one[0] == LOOP] == []
 
 
+@pytest.mark.parametrize(("ms", "trains", "is_named"), [(1, False, True), (0.4, False, False), (1, True, False)])
+def test_weights_that_are_computed_from_others_in_each_call(ms: float, trains: bool, is_named: bool) -> None:
+    script, now = EventScript(capacity=1 << 12), 1
+    names = "Net", "Net.a.parametrizations.weight", "Net.a.parametrizations.weight.0", "Net.b.parametrizations.bias"
+    net, weight, inner, bias = map(script.name, names)
+    for call in range(6):
+        script.enter(now, net, call, call)
+        for name in (weight, inner):
+            script.enter(now, name, call, call)
+        for name in (inner, weight):
+            script.exit(now := now + round(ms * MS / 2), name, call, call)
+        script.enter(now, bias, call, call)
+        script.exit(now := now + round(0.5 * MS), bias, call, call)
+        script.exit(now := now + 9 * MS, net, call, call + trains)
+        if trains:
+            script.node(now, now := now + MS, call)
+    what = "computes its parametrized weights in each call"
+    findings = [one for one in build_timeline(script.snapshot()).summary().findings if one.what == what]
+
+    assert [one[:4] for one in findings] == [(what, "Net.a", "forward", round(1.5 * MS))] * is_named
+    assert [one.evidence for one in findings] == [
+        "2 weights, 1.5 ms a step, though nothing is trained: parametrize.remove_parametrizations(), or "
+        "parametrize.cached() around calls, computes them once"
+    ] * is_named
+
+
 def test_layers_of_a_deep_model_are_no_loop() -> None:
     script, now = EventScript(capacity=1 << 16), 1
     net, layers = script.name("Net"), [script.name(f"Net.layers.{number}") for number in range(16)]

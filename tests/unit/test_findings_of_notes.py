@@ -318,6 +318,23 @@ def test_modules_of_float64_among_others() -> None:
     assert found(noted(training(), doubles=["Net.gone"])) == []
 
 
+@pytest.mark.parametrize("name", ["to", "to (float64)"])
+def test_modules_with_tables_of_float64_if_gradients_are_cast(name: str) -> None:
+    def with_tables(casts: int, **more: Any) -> Timeline:
+        operators = {"in_passes": [[name, casts, MS], ["sum", 2, MS]]}
+        return noted(training(), tables=["Net.blocks.1.act"], operators=operators, **more)
+
+    (finding,) = with_tables(2).summary().findings
+
+    assert finding[:4] == ("computes in float64, most others do not", "Net.blocks.1.act", None, 2 * MS)
+    assert finding.evidence == "tables of float64 in 1 module, which take 2 ms a step, and gradients are cast"
+    assert found(with_tables(1)) == []
+    # Where operators are known to be of float64, it is named for these.
+    inside = {f"Net.blocks.{block}.act": [["", 2, 2 * MS], ["mul", 2, 2 * MS]] for block in range(BLOCKS)}
+    inside["Net.blocks.1.act"] = [["", 2, 2 * MS], ["mul (float64)", 2, 2 * MS]]
+    assert len(found(with_tables(2, inside=inside))) == 1
+
+
 def test_an_optimizer_told_to_update_one_by_one() -> None:
     (finding,) = noted(training(), how="one by one (foreach=False)").summary().findings
 

@@ -22,6 +22,7 @@ Operators = Sequence[tuple[str, float, float]]
 ATTENTION = "computes attention by hand, with all weights in memory"
 LOOP, DOUBLES = "runs many short operators: a loop in Python", "computes in float64, most others do not"
 MOVES = "copies tensors, or makes them anew, in each call"
+SORTS = "sorts or factorizes in each call"
 PYTHON = "spends host time in its own forward, outside of inner modules and operators"
 
 
@@ -55,6 +56,8 @@ def only(timeline: Timeline) -> Finding:
         ([("masked_fill", 1, 0.2), ("ones", 1, 0.2), ("linear", 1, 0.5)], MOVES, 4 * 4 / 9),
         ([("matmul", 2, 0.3), ("softmax", 1, 0.2), ("masked_fill", 1, 0.3), ("linear", 1, 0.1)], ATTENTION, 4 * 5 / 9),
         ([("bmm", 1, 0.3), ("baddbmm", 1, 0.3), ("_softmax", 1, 0.3)], ATTENTION, 4 / 3),
+        ([("sort", 1, 0.5), ("gelu", 1, 0.4)], SORTS, 4 * 5 / 9),
+        ([("linalg_svd (float64)", 1, 0.4), ("quantile", 1, 0.2), ("gelu", 1, 0.3)], SORTS, 4 * 6 / 9),
         ([("linear", 1, 0.1)], PYTHON, 4 * (1 - 0.1 - 0.02 - 0.1)),
         ([], PYTHON, 4 * (1 - 0.1)),
     ],
@@ -77,6 +80,9 @@ def test_what_modules_of_a_place_do_themselves(operators: Operators, what: str, 
         (0.1, [("matmul", 64, 0.09)]),  # 0.4 ms of 9.4
         (1, [("linear (float64)", 1, 0.4), ("linear", 1, 0.5)]),  # not most of it
         (1, [("clone", 1, 0.1), ("ones", 1, 0.1), ("linear", 1, 0.7)]),
+        (1, [("sort", 1, 0.4), ("linear", 1, 0.5)]),
+        (1, [("linalg_vector_norm", 1, 0.9)]),
+        (0.1, [("sort", 1, 0.1)]),  # 0.4 ms of 9.4
         (1, [("linear", 1, 0.5)]),  # 38 % of it
         (1, [("matmul", 1, 0.3), ("softmax", 1, 0.5)]),  # one product
         (1, [("bmm", 4, 0.3), ("softmax", 1, 0.5)]),  # two are of positions

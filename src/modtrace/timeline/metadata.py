@@ -41,6 +41,7 @@ NOTES_OF_STEPS = {
     "hooks": {str: int},
     "gradient_hooks": int,
     "doubles": [str],
+    "tables": [str],
     "drop": [str],
     "untrained": [str],
     "unlike": [str],

@@ -198,7 +198,7 @@ class StepNotes:
 
     def _look_at_modules(self) -> dict[str, Any]:
         """Return which modules have hooks, parameters of float64, or other sizes than others there, and which drop."""
-        hooks, doubles, drop, of_gradients = dict[str, int](), list[str](), list[str](), 0
+        hooks, doubles, tables, drop, of_gradients = dict[str, int](), list[str](), list[str](), list[str](), 0
         before, self._untrained, trained, is_any_trained = self._untrained, {}, ids_of_parameters(), False
         modules = dict(self._modules.called())
         sizes, known = dict[str, list[int]](), dict[int, int]()
@@ -213,6 +213,8 @@ class StepNotes:
                     own = [one for one in [*module._parameters.values()] if one is not None]
                     if any(one.dtype == torch.float64 for one in own):
                         doubles.append(fqn)
+                    elif any(map(_is_double, [*module._buffers.values(), *vars(module).values()])):
+                        tables.append(fqn)
                     # Their gradients are not asked for: another thread's backward pass may be writing them.
                     given = [one for one in own if one.requires_grad and one.is_leaf]
                     is_any_trained |= not (is_untrained := trained.isdisjoint(map(id, given)))
@@ -229,8 +231,8 @@ class StepNotes:
         unlike.sort(key=lambda place: place.count("."))
         # Nothing has written these since the last look either. Where none is known, optimizers have copies.
         untrained = [fqn for fqn, version in self._untrained.items() if is_any_trained and before.get(fqn) == version]
-        some = {"doubles": doubles[:_MAX_MODULES], "drop": drop[:_MAX_MODULES], "unlike": unlike[:_MAX_MODULES]}
-        some["untrained"] = untrained[:_MAX_INSIDE]
+        some = {"doubles": doubles, "tables": tables, "drop": drop, "unlike": unlike}
+        some = {name: fqns[:_MAX_MODULES] for name, fqns in some.items()} | {"untrained": untrained[:_MAX_INSIDE]}
         return {"hooks": kept, **some, "gradient_hooks": of_gradients}
 
 
@@ -242,6 +244,11 @@ def _size(module: torch.nn.Module, known: dict[int, int]) -> int:
         inner = [one for one in module._modules.values() if one is not None]
         known[id(module)] = sum(one.numel() for one in own) + sum(_size(one, known) for one in inner)
     return known[id(module)]
+
+
+def _is_double(value: object) -> bool:
+    """Whether this is a tensor of float64 that makes others be so: one without dimensions does not."""
+    return type(value) is torch.Tensor and value.dtype == torch.float64 and value.dim() > 0
 
 
 def _resident_bytes() -> int:

@@ -23,7 +23,7 @@ from .finding import findings_table as findings_table
 from .finding import only_option as only_option
 from .growing import find_growing_steps
 from .inside import find_inside
-from .noted import NotedSteps, find_noted
+from .noted import DOUBLES, NotedSteps, find_noted
 from .occasions import find_occasions, find_slow_steps
 from .shares import find_host_time, find_large_parts, find_reruns
 from .siblings import find_outliers
@@ -40,6 +40,7 @@ def find_findings(measured: Measured) -> list[Finding]:
     slow_steps = list(find_slow_steps(measured, {each.part for each in occasions}))
     named = {found.where for found in (*outliers, *slow_steps)}
     inside = [each for each in find_inside(measured, notes) if each.where not in named]
+    doubles = {each.where for each in inside if each.what == DOUBLES}
     found: Sequence[Finding] = (
         *occasions,
         *outliers,
@@ -50,7 +51,11 @@ def find_findings(measured: Measured) -> list[Finding]:
         *find_reruns(measured),
         *find_large_parts(measured, notes, {each.part for each in occasions}),
         *(each for each in find_host_time(measured, notes) if each.where not in named and not notes.inside),
-        *(each for each in find_noted(measured, notes) if each.where is None or each.where not in named),
+        *(
+            each
+            for each in find_noted(measured, notes)
+            if each.where is None or each.where not in named | (doubles if each.what == DOUBLES else set())
+        ),
         *find_costs(measured),
     )
     return sorted(found, key=lambda each: -each.ns_per_step)[:MAX_FINDINGS]

@@ -11,7 +11,7 @@ from ...contents import FLOAT64
 from ...slices import MANY_NODES
 from ..slow_steps import short_ms
 from .finding import LEAST_NS, LEAST_STEPS, Finding, Measured, only_option
-from .noted import MOVES, NS_OF_CALL, NS_OF_OPERATOR, NotedSteps, Operator, calls_text, float64_ns
+from .noted import DOUBLES, MOVES, NS_OF_CALL, NS_OF_OPERATOR, NotedSteps, Operator, calls_text, float64_ns
 from .siblings import place_of
 
 _SHORT_NS = 200_000
@@ -25,6 +25,15 @@ _MAKES = frozenset(
 )
 """Operators that make masks and tables, mostly the same in each call."""
 
+_SORTS = frozenset(
+    {"argsort", "bincount", "histc", "histogram", "inverse", "kthvalue", "logdet", "matrix_exp", "median", "mode", "qr"}
+    | {"msort", "nanmedian", "nanquantile", "quantile", "sort", "svd", "unique_dim", "unique_consecutive", "_unique2"}
+)
+"""Operators that sort or factorize, besides those of linalg: no layer consists of them. What routes to experts, or
+samples words, sorts few values, in little time."""
+_LINALG, _PLAIN_LINALG = "linalg_", frozenset({"vector_norm", "norm", "matmul", "vecdot", "multi_dot", "cross"})
+PARAMETRIZATIONS = ".parametrizations."
+"""In the names of modules that compute weights from others."""
 
 _PRODUCTS = frozenset({"matmul", "bmm", "baddbmm", "einsum"})
 """Operators that attention by hand calls twice, for its scores, and for what these weigh: more often with positions."""
@@ -100,6 +109,11 @@ def _is_move(name: str) -> bool:
     return name.removesuffix(FLOAT64) in MOVES | _MAKES
 
 
+def _sorts(name: str) -> bool:
+    plain = name.removesuffix(FLOAT64)
+    return plain in _SORTS or (plain.startswith(_LINALG) and plain.removeprefix(_LINALG) not in _PLAIN_LINALG)
+
+
 def _attention_ns(own: Own) -> float:
     """Return what attention by hand takes beside its products, where one operator could do all."""
     calls = {each.name: each.calls for each in own.longest}
@@ -118,7 +132,7 @@ def _table_ns(own: Own) -> float:
 # The first kind that a place has counts.
 _KINDS = (
     _Kind(
-        "computes in float64, most others do not",
+        DOUBLES,
         lambda own: _share_of_work(own, own.float64_ns / max(own.all.ns, 1.0), with_backward=True, least=_MOST),
         "float32 takes half or less",
     ),
@@ -132,6 +146,14 @@ _KINDS = (
         "runs many short operators: a loop in Python",
         lambda own: (own.forward_ns + own.backward_ns) if _is_loop(own) else 0.0,
         "fewer and larger ones take less",
+    ),
+    _Kind(
+        "sorts or factorizes in each call",
+        lambda own: (
+            _share_of_work(own, own.share(_sorts), with_backward=False, least=_MOST)
+            * (PARAMETRIZATIONS not in own.fqns[0])
+        ),
+        "that takes many times as long as what layers consist of",
     ),
     _Kind(
         "computes attention by hand, with all weights in memory",

@@ -43,6 +43,7 @@ _ANEW = 0.4
 """In what share of the steps an optimizer is known to be new for that to be each: half of them are known at least."""
 _LARGE_UNTRAINED, _OF_PARAMETERS = 0.05, 0.5
 """Share of the median step, and what share of their backward modules take at least for gradients of parameters."""
+DOUBLES = "computes in float64, most others do not"
 _LARGE_DOUBLES = 0.05
 """Share of the median step, of modules that compute in float64 where most do not."""
 
@@ -93,6 +94,8 @@ class NotedSteps:
         hooks: how many forward hooks modules have, by name.
         gradient_hooks: how many hooks gradients have.
         doubles: the modules with parameters of float64.
+        tables: those with other tensors of float64.
+        casts: how often a backward pass casts a gradient in a step, as of what was multiplied by a table of float64.
         untrained: those whose parameters could get gradients, though no optimizer has these.
         drop: those that drop some of what goes through them.
         always_on: what slows a program and was on in each step that was looked at.
@@ -128,6 +131,8 @@ class NotedSteps:
         self.grows = _steady_growth(notes.get("resident", ()))
         self.keeps = _lengthens(notes.get("lengthen", {}))
         self.doubles: Sequence[str] = notes.get("doubles", ())
+        self.tables: Sequence[str] = notes.get("tables", ())
+        self.casts = sum(in_passes[name].calls for name in ("to", f"to{FLOAT64}") if name in in_passes)
         self.untrained: Sequence[str] = notes.get("untrained", ())
         self.drop: Sequence[str] = notes.get("drop", ())
         self._unlike: Sequence[str] = notes.get("unlike", ())
@@ -362,23 +367,18 @@ def _untrained(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
 
 
 def _doubles(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
+    """Yield modules with parameters of float64, or, where gradients are cast, with tables of it."""
     index_of = {row.fqn: index for index, row in enumerate(measured.rows)}
-    known = [index_of[fqn] for fqn in notes.doubles if fqn in index_of]
     hold = {around[0] for around in measured.outer.values() if around}
-    if not known or 2 * len(known) >= len(measured.rows) - len(hold):
-        return
-    each = measured.step_ns[known]
-    if each.sum() < _LARGE_DOUBLES * measured.usual_ns:
-        return
-    row, per_step = measured.rows[known[int(np.argmax(each))]], float(each.sum())
-    evidence = f"parameters of float64 in {counted(len(known), 'module')}, which take {short_ms(per_step)} a step"
-    command = f"modtrace summary {TRACE} {only_option(row.fqn)}"
-    yield Finding(
-        "computes in float64, most others do not",
-        row.fqn,
-        None,
-        round(per_step),
-        measured.share(per_step),
-        evidence,
-        command,
-    )
+    tables = notes.tables if notes.casts >= 1 else ()
+    for fqns, kind, why in (notes.doubles, "parameters", ""), (tables, "tables", ", and gradients are cast"):
+        known = [index_of[fqn] for fqn in fqns if fqn in index_of]
+        if not known or 2 * len(known) >= len(measured.rows) - len(hold):
+            continue
+        each = [float(measured.step_ns[at]) if fqns is notes.doubles else sum(measured.own_ns(at)) for at in known]
+        if (per_step := sum(each)) < _LARGE_DOUBLES * measured.usual_ns:
+            continue
+        where = measured.rows[known[int(np.argmax(each))]].fqn
+        evidence = f"{kind} of float64 in {counted(len(known), 'module')}, which take {short_ms(per_step)} a step{why}"
+        show = only_option(where)
+        yield measured.finding(DOUBLES, where, evidence=evidence, show=show, ns=per_step)

@@ -14,6 +14,7 @@ from ..module_rows import ModuleTimes
 from ..parts import OTHER, PARTS
 from ..slow_steps import short_ms
 from .finding import LEAST_NS, LEAST_STEPS, Finding, Measured, only_option, times_text
+from .inside import PARAMETRIZATIONS
 from .noted import NotedSteps, calls_text, tensors_of
 from .occasions import LARGE_EVALUATION, collections_text
 from .siblings import place_of
@@ -80,6 +81,8 @@ that add what inner ones return have none either."""
 _BACKWARD_SHARE_OF_HOLDERS = 0.6
 """The same of a module that holds others: operators between them, as those of attention, have a longer backward than
 forward. Only what exceeds that counts."""
+_LARGE_PARAMETRIZED = 0.05
+"""Share of the median step, as for loops over parameters: it is known what it is."""
 _HOST_SHARE_OF_CALLS = 0.25
 """The same if nothing is trained, of modules whose inner modules have modules: the others may call operators."""
 
@@ -325,6 +328,25 @@ def find_reruns(measured: Measured) -> Iterator[Finding]:
         named.add(row.fqn)
     yield from _recompute(measured)
     yield from _loops(measured)
+    yield from _parametrizations(measured)
+
+
+def _parametrizations(measured: Measured) -> Iterator[Finding]:
+    """Yield that weights are computed from others in each call, though nothing is trained that changes them."""
+    known = [
+        index
+        for index, row in enumerate(measured.rows)
+        if PARAMETRIZATIONS in row.fqn and "." not in row.fqn.rpartition(PARAMETRIZATIONS)[2]
+    ]
+    per_step = float(measured.step_ns[known].sum())
+    if measured.runs[1].any() or per_step < max(_LARGE_PARAMETRIZED * measured.usual_ns, LEAST_NS):
+        return
+    longest = measured.rows[max(known, key=lambda index: measured.step_ns[index])].fqn
+    evidence = f"{counted(len(known), 'weight')}, {short_ms(per_step)} a step, though nothing is trained: "
+    evidence += "parametrize.remove_parametrizations(), or parametrize.cached() around calls, computes them once"
+    what, where = "computes its parametrized weights in each call", longest.rpartition(PARAMETRIZATIONS)[0]
+    show = only_option(f"*{PARAMETRIZATIONS}*")
+    yield measured.finding(what, where, "forward", evidence=evidence, show=show, ns=per_step)
 
 
 def _loops(measured: Measured) -> Iterator[Finding]:
