@@ -283,8 +283,12 @@ def test_a_call_of_another_thread_that_ends_late_does_not_end_the_look_at_a_step
                 beside.start()
                 ends.wait(60)
 
+        def end_beside() -> None:
+            goes_on.set()
+            beside.join()
+
         model.register_forward_pre_hook(begin)
-        return lambda: (goes_on.set(), beside.join())
+        return end_beside
 
     notes = notes_of(begin_beside)
     assert {gap[1] for gap in notes["gaps"]} == {"optimizer", "forward", "backward"}
