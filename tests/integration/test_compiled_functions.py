@@ -115,9 +115,83 @@ def test_a_compiled_part_of_a_module_without_a_name_of_its_own_is_that_modules(e
     with modtrace.record(engine=engine) as recording:
         around(X).sum().backward()
 
-    name = "Around.Around._activate" if hasattr(compute_loss.__code__, "co_qualname") else "Around._activate"
+    name = f"Around.{label_of('Around._activate')}"
     assert ("forward", name, 1) in told(recording)
     assert ("backward", name, 1) in told(recording)
+
+
+def label_of(method: str) -> str:
+    """Return the label of a compiled method's region: before Python 3.11 code does not say of which class it is."""
+    return method if hasattr(compute_loss.__code__, "co_qualname") else method.rpartition(".")[2]
+
+
+class Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Net()
+
+    def body(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.net(x)
+        return hidden
+
+
+class Heir(Base):
+    """What it calls is compiled: a method that it inherits, and a function that has a part of it in a variable."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act, own = nn.Sequential(nn.GELU(), nn.ReLU()), []
+        self.compiled = torch.compile(self.body, backend="eager")
+        own.append(self.act[1])
+        last = own[0]
+
+        def tail(x: Tensor) -> Tensor:
+            hidden: Tensor = last(x)
+            return hidden
+
+        self.tail = torch.compile(tail, backend="eager")
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.tail(self.act[0](self.compiled(x)))
+        return hidden
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+def test_modules_of_a_compiled_method_are_named_as_parts_of_its_module_and_it_by_the_objects_class(engine: Any) -> None:
+    heirs = nn.Sequential(Heir(), Heir())
+    heirs[1].compiled = torch.compile(heirs[1].body, backend="eager")
+    with modtrace.record(engine=engine) as recording:
+        heirs(X)
+
+    body = label_of("Heir.body")
+    found = [(fqn, inside) for _, fqn, inside in compiled_modules(recording.timeline()) if inside is not None]
+    in_body, in_tail = "net: Net, net.layer: Linear", "act.1: ReLU"
+    assert found == [
+        (f"Sequential.{index}.{label}", inside)
+        for index in range(2)
+        for label, inside in ((body, in_body), ("tail", in_tail))
+    ]
+
+
+# Of what inductor imports.
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
+def test_a_compiled_step_of_an_optimizer_is_named_by_its_class(engine: Any) -> None:
+    optimizer = torch.optim.AdamW(net.parameters())  # it has its step from Adam
+    net(X).sum().backward()
+    with modtrace.record(engine=engine) as recording:
+        torch.compile(optimizer.step, backend="eager")()
+
+    assert told(recording) == [("forward", label_of("AdamW.step"), 0)]
+
+
+def test_modules_inside_are_in_the_order_of_their_calls(engine: Any) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4), nn.ReLU())
+    with modtrace.record(engine=engine) as recording:
+        torch.compile(model, backend="eager")(X)
+
+    assert compiled_modules(recording.timeline()) == [
+        ("forward", "Sequential", "0: Linear, 1: GELU, 2: Linear, 3: ReLU")
+    ]
 
 
 class Parts(nn.Module):

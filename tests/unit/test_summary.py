@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from modtrace import Timeline
 from modtrace.timeline import Name, Process, Stats, Track
+from modtrace.timeline.contents import COMPILED_CLASS
 from modtrace.timeline.slices import BACKWARD, FORWARD, RECOMPUTE, Slices
 from modtrace.timeline.summary import GpuTotals, ModuleTimes, Summary, summarize
 from tests.support.gpt_timeline import gpt_timeline
@@ -353,22 +354,22 @@ def test_any_name_is_one_line_of_printable_utf8_everywhere(name: str) -> None:
 
 def test_the_header_names_compiled_functions_and_says_what_is_inside() -> None:
     columns = Slices.of(
-        start=[5, 20], end=[9, 30], name=[0, 1], phase=[0, 0], track=[0, 0], depth=[0, 0], parent=[-1, -1],
-        call=[0, 0], step=[0, 0], link=[-1, -1], complete=[1, 1],
+        start=[5, 20, 40], end=[9, 30, 41], name=[0, 1, 2], phase=[0] * 3, track=[0] * 3, depth=[0] * 3,
+        parent=[-1] * 3, call=[0] * 3, step=[0] * 3, link=[-1] * 3, complete=[1] * 3,
     )  # fmt: skip
     timeline = with_args(
         Timeline(
             columns,
-            [Name("train", "train", "CompiledFunction"), Name("Net", "Net", "Net")],
+            [Name(name, name, kind) for name, kind in (("train", COMPILED_CLASS), ("Net", "Net"), ("scale", COMPILED_CLASS))],
             [Track("forward", "MainThread", 8, Process(7, None, "train.py"))],
         ),
-        {0: {"compiled_modules": "net.a: Linear, net.b: Linear"}, 1: {"compiled_modules": "a: Linear"}},
+        {0: {"compiled_modules": "net.a: Linear, net.b: Linear"}, 1: {"compiled_modules": "a: Linear"}, 2: {"compiled_modules": ""}},
     )
 
     lines = str(timeline.summary()).splitlines()
 
-    assert lines[0] == "train, Net · train.py"
-    assert lines[3] == "compiled, each one span: Net with 1 module inside, train with 2 modules inside"
+    assert lines[0] == "train, Net, scale · train.py"
+    assert lines[3] == "compiled, each one span: Net with 1 module inside, scale, train with 2 modules inside"
 
 
 def test_a_long_timeline_is_summed_up_in_the_memory_of_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:

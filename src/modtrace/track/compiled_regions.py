@@ -55,12 +55,16 @@ class _Thread:
 
 
 _threads = PerGreenlet(_Thread)
+# Past what a metaclass of the user's may do.
+_bases: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
 
 
 def _modules_in(graph: Any) -> tuple[InnerModule, ...]:
     """Return the modules in the order in which the graph comes to them; none where torch notes them otherwise."""
     try:
-        stacks = [node.meta.get("nn_module_stack") or {} for node in graph.graph.nodes]
+        # Parameters, which are of modules too, are all in front; who has nothing else comes last.
+        nodes = sorted(graph.graph.nodes, key=lambda node: node.op == "placeholder")
+        stacks = [node.meta.get("nn_module_stack") or {} for node in nodes]
         entries = [entry for stack in stacks for entry in stack.values()]
         return tuple(dict.fromkeys((str(source), str(kind.__name__)) for source, kind in entries))
     except (AttributeError, TypeError, ValueError):
@@ -93,6 +97,12 @@ def _decorates_forward(caller: FrameType, name: str) -> bool:
                 return True
             function = getattr(function, "__wrapped__", None)
     return False
+
+
+def _class_of_object(caller: FrameType, owner: str) -> str:
+    """Return the class of the object whose method a frame is of, which may have it from the class `owner`."""
+    kinds = map(type, caller.f_locals.values())
+    return next((kind.__name__ for kind in kinds if owner in {base.__name__ for base in _bases(kind)}), owner)
 
 
 def _inner_path(source: str, called_module: Container[str], paths: Mapping[str, str], *, strip_wrappers: bool) -> str:
@@ -158,30 +168,32 @@ class CompiledRegion(nn.Module):
         self.is_call_of_module = name in _CALLS_OF_MODULES or _decorates_forward(caller, name)
         if self.is_call_of_module:
             self._called_module = _called_module(caller, name)
-            values = caller.f_locals
-            names_of = {match[1] for source, _ in self.inner_modules if (match := _VARIABLE.match(source))}
-            # A loop's, or one that torch keeps on its stack, in what goes on after a graph break: `___stack0`.
-            self._variables = {
-                own: weakref.ref(value)
-                for own in names_of - self._called_module
-                if isinstance(value := values.get(own), nn.Module)
-            }
-        owner = names[-2:-1] if names[-2:-1] != ["<locals>"] else []
+        values, others = caller.f_locals, caller.f_globals
+        names_of = {match[1] for source, _ in self.inner_modules if (match := _VARIABLE.match(source))}
+        # A loop's, or one that torch keeps on its stack, in what goes on after a graph break: `___stack0`.
+        self._variables = {
+            own: weakref.ref(value)
+            for own in names_of - self._called_module
+            if isinstance(value := values.get(own, others.get(own)), nn.Module)
+        }
+        owner = [_class_of_object(caller, kind) for kind in names[-2:-1] if kind != "<locals>"]
         self.label = ".".join([*owner, name])
 
     def find_variables(self, called: nn.Module, path_of: Callable[[nn.Module, nn.Module], str | None]) -> None:
         """Find the paths of modules that the compiled code has in variables, or that are parts in several places.
 
         Args:
-            called: the module whose call this is.
+            called: the module whose call this is, or in whose call this function is called.
             path_of: returns the path below that; None if there is none.
         """
-        for variable, module in self._variables.items():
-            held = module()
-            if held is not None and (path := path_of(called, held)) is not None:
-                self._paths[variable] = path
         wrapped = called._modules.get("_orig_mod")
         top = called if wrapped is None else wrapped
+        for variable, module in self._variables.items():
+            held = module()
+            if held is called or held is top:
+                self._called_module.add(variable)  # as of another method of it
+            elif held is not None and (path := path_of(called, held)) is not None:
+                self._paths[variable] = path
         for source, _ in [*self.inner_modules, *dict(self.graph.work)]:
             path = _inner_path(source, self._called_module, self._paths, strip_wrappers=False)
             part: nn.Module | None = top

@@ -340,15 +340,16 @@ def count_compiled(timeline: Timeline) -> dict[str, int]:
     names, columns = timeline.names, timeline.columns
     inside = columns.arg(Arg.COMPILED_MODULES)
     of_name = dict(zip(columns.name[inside.rows].tolist(), inside.values.tolist(), strict=True))
-    modules = {names[name].fqn: inside.text(value).count(", ") + 1 for name, value in of_name.items()}
-    return dict(sorted(modules.items()))
+    modules = {names[name].fqn: inside.text(value) for name, value in of_name.items()}
+    return {fqn: text.count(", ") + 1 if text else 0 for fqn, text in sorted(modules.items())}
 
 
 def _compiled_line(overview: Overview) -> str:
     """Say which spans hold modules that torch.compile fused, and that have no spans of their own."""
     if not overview.compiled:
         return ""
-    inside = [f"{name} with {counted(count, 'module')} inside" for name, count in overview.compiled.items()]
+    compiled = overview.compiled.items()
+    inside = [name + (f" with {counted(count, 'module')} inside" if count else "") for name, count in compiled]
     return f"compiled, each one span: {shortened(inside)}"
 
 

@@ -157,10 +157,14 @@ class ModuleNames:
         """Return the name of a compiled function; `NO_NAME` where it is part of the call of a module, which has one."""
         if region.is_generated:
             return NO_NAME
-        if open_calls and (region.is_call_of_module or is_compiled(open_calls[0][0])):
-            region.find_variables(open_calls[0][0], self._path)
-            self._note_compiled(open_calls[0][1], region)
-            return NO_NAME
+        if open_calls:
+            called, name_id = open_calls[0]
+            owner = called.owner() if type(called) is MethodCall else called
+            if owner is not None:
+                region.find_variables(owner, self._path)
+            if region.is_call_of_module or is_compiled(called):
+                self._note_compiled(name_id, region)
+                return NO_NAME
         prefix = f"{self._prefixes[open_calls[0][1]]}." if open_calls else ""
         name_id = self._add(region.label, f"{prefix}{region.label}", COMPILED_CLASS)
         self._note_compiled(name_id, region)
