@@ -140,10 +140,9 @@ class Heir(Base):
 
     def __init__(self) -> None:
         super().__init__()
-        self.act, own = nn.Sequential(nn.GELU(), nn.ReLU()), []
-        self.compiled = torch.compile(self.body, backend="eager")
-        own.append(self.act[1])
-        last = own[0]
+        self.act = nn.Sequential(nn.GELU(), nn.ReLU())
+        self.compiled: Any = torch.compile(self.body, backend="eager")
+        last = self.act[1]
 
         def tail(x: Tensor) -> Tensor:
             hidden: Tensor = last(x)
@@ -159,7 +158,6 @@ class Heir(Base):
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_modules_of_a_compiled_method_are_named_as_parts_of_its_module_and_it_by_the_objects_class(engine: Any) -> None:
     heirs = nn.Sequential(Heir(), Heir())
-    heirs[1].compiled = torch.compile(heirs[1].body, backend="eager")
     with modtrace.record(engine=engine) as recording:
         heirs(X)
 
@@ -288,3 +286,26 @@ def test_a_packaged_model_is_a_span_whenever_it_is_called(engine: Any) -> None:
     assert told(recording)[:2] == [("forward", "AOTICompiledModel", 0)] * 2
     assert [span.fqn for span in recording.timeline().spans[2:]] == ["Net", "Net.layer"]
     assert recording.timeline().spans[0].module_class == "CompiledFunction"
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+def test_a_comparison_with_eager_has_the_modules_inside_of_compiled_functions(engine: Any) -> None:
+    heir, loss = Heir(), torch.compile(compute_loss, backend="eager")
+    steps = {"heir": lambda: heir(X), "loss": lambda: loss(X)}
+    timelines = {}
+    for stance in ("force_eager", "default"):
+        for name, step in steps.items():
+            with torch.compiler.set_stance(stance), modtrace.record(engine=engine) as recording:
+                for _ in range(4):
+                    step()
+                    recording.step()
+            timelines[name, stance] = recording.timeline()
+
+    body = f"Heir.{label_of('Heir.body')}"
+    for name, inside in {
+        "heir": ["Heir.tail.act.1", f"{body}.net", f"{body}.net.layer"],
+        "loss": ["compute_loss.net", "compute_loss.net.layer"],
+    }.items():
+        comparison = modtrace.diff(timelines[name, "force_eager"], timelines[name, "default"])
+        assert (sorted(comparison.inside), comparison.unrelated) == (sorted(inside), False)
+        assert {change.verdict for change in comparison.changes}.isdisjoint({"added", "removed"})

@@ -9,6 +9,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -19,7 +20,8 @@ import modtrace
 from modtrace.cli.group import group
 from modtrace.compare.compare import compare_runs
 from modtrace.compare.regions import RegionChange
-from modtrace.compare.run_times import ModuleRun, RunTimes, Typical, read_baseline, write_baseline
+from modtrace.compare.run_times import ModuleRun, RunTimes, Typical, read_baseline, renamed_run, write_baseline
+from modtrace.timeline.contents import COMPILED_CLASS
 from modtrace.timeline.summary import Finding
 
 MS = 1_000_000
@@ -156,6 +158,35 @@ def test_a_model_that_is_compiled_is_no_other_model(region: str, tmp_path: Path)
     assert table[1] == f"{region},forward,0,{(inside + 1) * MS},{4 * MS},{(3 - inside) * MS}"
     write_baseline([new], tmp_path / "baseline.json")
     assert read_baseline(tmp_path / "baseline.json") == [new]
+
+
+@pytest.mark.parametrize("is_merged", [True, False])
+def test_modules_that_a_compiled_function_calls_are_compared_with_those_of_eager(
+    is_merged: bool, tmp_path: Path
+) -> None:
+    function: dict[str, Any] = {"compiled": ("loss",), "in_functions": {"GPT": "loss.m"}}
+    new = renamed_run(model(), {"GPT": "loss.m"})._replace(**function)
+    if not is_merged:
+        taken = new.modules["loss.m", "forward"]
+        new = new._replace(modules={("loss", "forward"): taken}, classes={"loss": COMPILED_CLASS})
+    write_baseline([new], tmp_path / "baseline.json")
+
+    (read,) = read_baseline(tmp_path / "baseline.json")
+    for before, after, sign in ((model(), new, 1), (read, model(), -1)):
+        comparison = compare_runs([before], [after], {})
+        assert not comparison.unrelated
+        if is_merged:
+            assert {row.verdict for row in comparison.changes} == {"same"}
+            assert comparison.inside == []
+            assert [(row.modules, row.difference_ns) for row in comparison.regions] == [(13, 0), (13, 0)]
+        else:
+            assert comparison.inside == sorted(f"loss.m{fqn[3:]}" for fqn in PLACES)
+            # What took 3 ms in each of 13 modules now takes 1.
+            assert [(row.fqn, row.phase, row.modules, row.difference_ns) for row in comparison.regions] == [
+                ("loss", "forward", 0, -12 * MS * sign),
+                ("loss", "backward", 0, -26 * MS * sign),
+            ]
+            assert comparison.findings[0].where == "loss"
 
 
 def test_what_runs_again_inside_of_a_region_is_backward_if_it_has_no_recompute() -> None:

@@ -360,10 +360,17 @@ def test_the_header_names_compiled_functions_and_says_what_is_inside() -> None:
     timeline = with_args(
         Timeline(
             columns,
-            [Name(name, name, kind) for name, kind in (("train", COMPILED_CLASS), ("Net", "Net"), ("scale", COMPILED_CLASS))],
+            [
+                Name(name, name, kind)
+                for name, kind in (("train", COMPILED_CLASS), ("Net", "Net"), ("scale", COMPILED_CLASS))
+            ],
             [Track("forward", "MainThread", 8, Process(7, None, "train.py"))],
         ),
-        {0: {"compiled_modules": "net.a: Linear, net.b: Linear"}, 1: {"compiled_modules": "a: Linear"}, 2: {"compiled_modules": ""}},
+        {
+            0: {"compiled_modules": "net.a: Linear, net.b: Linear"},
+            1: {"compiled_modules": "a: Linear"},
+            2: {"compiled_modules": ""},
+        },
     )
 
     lines = str(timeline.summary()).splitlines()

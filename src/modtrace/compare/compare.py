@@ -12,7 +12,7 @@ from ..read import read_timeline
 from ..timeline import Timeline
 from ..timeline.summary import GroupBy, outer_modules
 from .diff_result import Diff
-from .regions import fold_regions
+from .regions import fold_regions, names_in_functions
 from .run_times import (
     EXACT_VALUE_PREFIXES,
     RunTimes,
@@ -65,13 +65,15 @@ def diff(
         >>> [(change.fqn, change.ratio) for change in comparison.changes if change.verdict == "slower"]
     """
     before, after = (measure_side(side, by, step_by) for side in (base, new))
-    comparison = compare_runs([run for run, _ in before], [run for run, _ in after], map or {})
+    runs = [run for run, _ in before], [run for run, _ in after]
+    comparison = compare_runs(*runs, map or {})
     # The page shows of each side the step that is nearest the typical one of all its recordings.
     shown = _nearest(before, comparison.step.base_ns), _nearest(after, comparison.step.new_ns)
     comparison = replace(comparison, by=by)
     if shown[0] is None or shown[1] is None:
         return comparison
-    return replace(comparison, _sides=(shown[0]._replace(renamed=map or {}), shown[1]))
+    names = {**(map or {}), **names_in_functions(*runs)}, names_in_functions(*runs[::-1])
+    return replace(comparison, _sides=(shown[0]._replace(renamed=names[0]), shown[1]._replace(renamed=names[1])))
 
 
 def save_baseline(
@@ -142,6 +144,8 @@ def compare_runs(before: Sequence[RunTimes], after: Sequence[RunTimes], renamed:
             if name not in names:
                 raise ModtraceError(f"{old}={new} maps nothing: no module {when} is {name} or inside it")
     before = [renamed_run(run, renamed) for run in before]
+    inner = names_in_functions(before, after), names_in_functions(after, before)
+    before, after = ([renamed_run(run, own) for run in side] for own, side in zip(inner, (before, after), strict=True))
     given = len(before), len(after)
     before, after = _without_copies(before), _without_copies(after)
     runs = [*before, *after]

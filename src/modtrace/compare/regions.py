@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from .._tables import CHANGED_MS, MODULE, MS, NUMBER, TEXT, Column
+from ..timeline.contents import COMPILED_CLASS
 from .run_times import MODULE_VALUE_PREFIXES, SAMPLED_PHASES, Key, ModuleRun, RunTimes, Typical, names_around
 from .verdicts import Change
 
@@ -57,6 +58,13 @@ def region_changes(changes: Sequence[Change], regions: Sequence[str]) -> list[Re
     return sorted(found, key=lambda row: (regions.index(row.fqn), SAMPLED_PHASES.index(row.phase)))
 
 
+def names_in_functions(side: Sequence[RunTimes], other: Sequence[RunTimes]) -> dict[str, str]:
+    """Return what modules of a side are called on the other, where functions that are compiled there call them."""
+    known, others = ({fqn for run in runs for fqn in run.classes} for runs in (side, other))
+    names = {fqn: inner for run in other for fqn, inner in run.in_functions.items()}
+    return {fqn: inner for fqn, inner in names.items() if fqn in known - others and inner not in known}
+
+
 def fold_regions(
     before: Sequence[RunTimes], after: Sequence[RunTimes]
 ) -> tuple[Sequence[RunTimes], Sequence[RunTimes], list[str]]:
@@ -70,10 +78,9 @@ def fold_regions(
             one, its = (before, after)[side], (before, after)[other]
             if inner[side] and not inner[other] and all(region in run.compiled for run in its):
                 phases = {phase for run in its for fqn, phase in run.modules if fqn == region}
-                if any(region in run.classes for run in one):
-                    folded = [_folded(run, region, phases) for run in one]
-                    before, after = (folded, after) if side == 0 else (before, folded)
-                    inside |= dict.fromkeys(sorted(inner[side]))
+                folded = [_folded(run, region, phases) for run in one]
+                before, after = (folded, after) if side == 0 else (before, folded)
+                inside |= dict.fromkeys(sorted(inner[side]))
     return before, after, [*inside]
 
 
@@ -91,9 +98,10 @@ def _folded(run: RunTimes, region: str, phases: set[str]) -> RunTimes:
         modules[region, phase] = _sum(own, run.modules.get((region, phase)))
     gone = {fqn for fqn in run.classes if region in names_around(fqn)[1:]}
     own_keys = tuple(f"{kind}{fqn}" for kind in MODULE_VALUE_PREFIXES for fqn in (region, *gone))
+    classes = {fqn: kind for fqn, kind in run.classes.items() if fqn not in gone}
     return run._replace(
         modules=modules,
-        classes={fqn: kind for fqn, kind in run.classes.items() if fqn not in gone},
+        classes=classes if region in classes or not parts else classes | {region: COMPILED_CLASS},
         environment={key: text for key, text in run.environment.items() if key not in own_keys},
         peak_bytes={fqn: most for fqn, most in run.peak_bytes.items() if fqn not in gone},
     )

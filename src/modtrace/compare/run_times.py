@@ -13,7 +13,7 @@ A baseline is JSON with one module or part of a recording per line, so that a ch
 import json
 import math
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from .._errors import ModtraceError
 from .._files import begins_with, open_regular
 from .._typing import Int64Array
 from ..timeline import PHASES, Timeline
-from ..timeline.contents import COMPILED, FUSED_TIMES, Name, compiled_graphs
+from ..timeline.contents import COMPILED, COMPILED_CLASS, FUSED_TIMES, Name, compiled_graphs
 from ..timeline.memory import allocated
 from ..timeline.nesting import self_times
 from ..timeline.select import on_gpu, without_gpu
@@ -31,7 +31,7 @@ from ..timeline.slices import Arg
 from ..timeline.summary import GroupBy, find_step_bounds, measure_steps, summarize, warm_up_steps
 from ..timeline.summary.flop_summary import FlopModule, step_flops
 from ..timeline.summary.memory_summary import MemoryModule
-from ..timeline.summary.overview import count_compiled
+from ..timeline.summary.overview import compiled_names
 from ..timeline.summary.parts import divide_piece
 from ..write.atomic_file import atomic_writer
 
@@ -237,15 +237,36 @@ class RunTimes(NamedTuple):
     # the most that they held at all; empty if memory was not recorded
     peak_bytes: Mapping[str, int] = {}
     compiled: tuple[str, ...] = ()  # the regions that torch.compile made of modules, by name
+    # Of modules that compiled functions call themselves, which are no modules, the name in there by that in eager
+    in_functions: Mapping[str, str] = {}
 
 
 def measure_run(timeline: Timeline, by: GroupBy = "module", step_by: str | None = None) -> RunTimes:
     """Measure a recording; arguments as in `Timeline.summary`; raises ModtraceError if no step is whole."""
     environment = {key: str(timeline.metadata[key]) for key in ENVIRONMENT if timeline.metadata.get(key)}
     exact, peak_bytes = _exact_values(timeline, by)
-    compiled = tuple(plain_fqn(fqn) for fqn in count_compiled(timeline)) if by == "module" else ()
+    compiled = tuple(plain_fqn(fqn) for fqn in compiled_names(timeline)) if by == "module" else ()
     run = measure_samples(take_samples(timeline, by, step_by), environment | exact)
-    return run._replace(peak_bytes=peak_bytes, compiled=compiled)
+    return run._replace(peak_bytes=peak_bytes, compiled=compiled, in_functions=_in_functions(timeline, by))
+
+
+def _in_functions(timeline: Timeline, by: GroupBy) -> dict[str, str]:
+    """Return what `RunTimes.in_functions` has: as parts of the module around, or by a class that no other has there."""
+    names: dict[str, str] = {}
+    if by != "module":
+        return names
+    classes = {name.fqn: name.module_class for name in timeline.names}
+    for region, inside in compiled_names(timeline).items():
+        if classes[region] != COMPILED_CLASS:
+            continue
+        around = next((fqn for fqn in names_around(region)[1:] if fqn in classes), "")
+        paths = dict(name.rpartition(": ")[::2] for name in inside)
+        outer = {path: kind for path, kind in paths.items() if paths.keys().isdisjoint(names_around(path)[1:])}
+        kinds = Counter(outer.values())
+        for path, kind in outer.items():
+            if around or kinds[kind] == 1:
+                names[plain_fqn(f"{around}.{path}" if around else kind)] = plain_fqn(f"{region}.{path}")
+    return names
 
 
 def _exact_values(timeline: Timeline, by: GroupBy) -> tuple[dict[str, str], dict[str, int]]:
@@ -329,6 +350,7 @@ def renamed_run(run: RunTimes, renamed: Mapping[str, str]) -> RunTimes:
         classes={new_name[fqn]: module_class for fqn, module_class in run.classes.items()},
         peak_bytes={new_name.get(fqn, fqn): most for fqn, most in run.peak_bytes.items()},
         compiled=tuple(new_name.get(fqn, fqn) for fqn in run.compiled),
+        in_functions={renamed_fqn(fqn, renamed): renamed_fqn(name, renamed) for fqn, name in run.in_functions.items()},
     )
 
 
@@ -348,6 +370,7 @@ def _run_to_json(run: RunTimes) -> str:
     head = {"steps": run.steps, "warm_up": run.warm_up, "step": step, "environment": dict(run.environment)}
     head |= {"peak_bytes": dict(run.peak_bytes)} if run.peak_bytes else {}
     head |= {"compiled": list(run.compiled)} if run.compiled else {}
+    head |= {"in_functions": dict(run.in_functions)} if run.in_functions else {}
     parts = ",\n".join(f"{json.dumps(part)}: {json.dumps(_numbers(times))}" for part, times in run.parts.items())
     return f'{json.dumps(head)[:-1]}, "parts": {{\n{parts}}}, "modules": [\n{modules}]}}'
 
@@ -404,7 +427,8 @@ def _run_from(values: Mapping[str, Any]) -> RunTimes:
     warm_up = int(_number("warm_up", values["warm_up"], 0))
     peak_bytes = {str(fqn): int(_number("peak_bytes", most, 0)) for fqn, most in values.get("peak_bytes", {}).items()}
     compiled = tuple(str(fqn) for fqn in values.get("compiled", ()))
-    return RunTimes(modules, classes, step, int(steps), warm_up, environment, parts, peak_bytes, compiled)
+    inner = {str(fqn): str(name) for fqn, name in values.get("in_functions", {}).items()}
+    return RunTimes(modules, classes, step, int(steps), warm_up, environment, parts, peak_bytes, compiled, inner)
 
 
 def _module_run(field: str, numbers: Sequence[Any], steps: int) -> ModuleRun:

@@ -147,7 +147,7 @@ def count_spans(timeline: Timeline) -> SpanCounts:
         used=set(np.unique(columns.name).tolist()),
         rerun=set(np.unique(columns.name[reruns]).tolist()),
         communication=sum_up_communication(timeline.collectives),
-        compiled=count_compiled(timeline),
+        compiled={name: len(inside) for name, inside in compiled_names(timeline).items()},
     )
 
 
@@ -335,13 +335,13 @@ def _recompute_line(overview: Overview, steps: Steps) -> str:
     return f"checkpointing costs {_ms(usual)} of a step (median; {share:.1%} of all), to run {again} again"
 
 
-def count_compiled(timeline: Timeline) -> dict[str, int]:
-    """Return how many modules are inside of each region that torch.compile made, by the region's name."""
+def compiled_names(timeline: Timeline) -> dict[str, list[str]]:
+    """Return the modules that are inside of each region that torch.compile made (`["0: Linear"]`), by its name."""
     names, columns = timeline.names, timeline.columns
     inside = columns.arg(Arg.COMPILED_MODULES)
     of_name = dict(zip(columns.name[inside.rows].tolist(), inside.values.tolist(), strict=True))
     modules = {names[name].fqn: inside.text(value) for name, value in of_name.items()}
-    return {fqn: text.count(", ") + 1 if text else 0 for fqn, text in sorted(modules.items())}
+    return {fqn: text.split(", ") if text else [] for fqn, text in sorted(modules.items())}
 
 
 def _compiled_line(overview: Overview) -> str:
