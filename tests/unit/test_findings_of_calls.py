@@ -60,6 +60,12 @@ def test_growing_time_is_that_of_a_module_or_its_own() -> None:
         [1.0, 5.0, 2.0, 1.0, 9.0, 2.0] * 8,
         [ms for at in range(4) for ms in [1 + at, 9.0, 9.0] * 5],  # one in three steps grows
         [1 + at / 2 for at in range(11)],
+        # A machine that got busier twice.
+        [
+            *(30.5, 23.4, 23.6, 21.7, 25.1, 22.8, 16.9, 22.0, 28.3, 21.0, 23.5, 30.6, 26.6, 31.4, 29.3, 25.5, 36.4),
+            *(21.5, 15.6, 15.1, 17.4, 15.0, 14.7, 20.8, 21.6, 17.7, 19.0, 34.8, 21.2, 15.3, 17.6, 20.6, 24.1, 22.3),
+            *(24.9, 34.6, 27.0, 26.8, 30.5, 27.0),
+        ],
     ],
 )
 def test_calls_that_do_not_grow_steadily(times: list[float]) -> None:

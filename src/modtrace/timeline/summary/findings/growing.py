@@ -17,9 +17,9 @@ _LEAST_RUN, _MOST_STEPS = 12, 0.75
 _FALLS_TO, _NEAR = 0.75, 8
 """A run ends where half of so many steps take at most this share of what three quarters of those before take at least,
 as where a new request begins."""
-_GROWS, _GROWS_ALONE, _EVEN = 1.5, 2.0, 0.1
-"""How many times as long as the first quarters of runs the last ones take, more if there is one run, as a machine can
-get busier once; and what share of that each quarter adds at least: a second length of inputs is one jump."""
+_GROWS, _GROWS_ALONE, _FEW_RUNS, _EVEN = 1.5, 2.0, 2, 0.1
+"""How many times as long as the first quarters of runs the last ones take, more if there are so few runs, as a machine
+can get busier twice; and what share of that each quarter adds at least: a second length of inputs is one jump."""
 _EXCEED = 0.9
 """Share of the pairs of a step in a last and one in a first quarter of which the later one takes longer: on a busy
 machine levels alone rise by chance."""
@@ -37,7 +37,8 @@ def find_growing_steps(measured: Measured) -> Iterator[Finding]:
     # A busy machine makes steps longer, and none shorter.
     levels = np.array([np.percentile(ns[quarter], 25) for quarter in quarters])
     more = levels[-1] - levels[0]
-    if levels[-1] < (_GROWS if len(runs) > 1 else _GROWS_ALONE) * levels[0] or np.diff(levels).min() < _EVEN * more:
+    least = _GROWS if len(runs) > _FEW_RUNS else _GROWS_ALONE
+    if levels[-1] < least * levels[0] or np.diff(levels).min() < _EVEN * more:
         return
     first, last = quarters[0], quarters[-1]
     if np.searchsorted(np.sort(ns[first]), ns[last]).mean() < _EXCEED * len(first):
