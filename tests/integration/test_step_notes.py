@@ -119,6 +119,23 @@ def test_modules_with_forward_hooks_or_of_float64_are_noted(engine: EngineName) 
 
 
 @pytest.mark.parametrize("engine", ["native", "python"])
+@pytest.mark.parametrize(("without", "casts"), [(torch.no_grad, ["Sequential"]), (torch.inference_mode, [])])
+def test_autocast_without_gradients_builds_no_graph(
+    engine: EngineName, without: Callable[[], contextlib.AbstractContextManager[None]], casts: list[str]
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    with modtrace.record(engine=engine) as recording:
+        for _ in range(_STEPS):
+            with without(), torch.autocast("cpu", torch.bfloat16):
+                model(torch.ones(2, 4))
+    timeline = recording.timeline()
+
+    # torch makes nodes of the weights that it casts, but for old ones.
+    assert timeline.metadata[STEP_NOTES]["casts"] == (casts if "unused_nodes" in timeline.slices.args else [])
+    assert [one for one in timeline.summary().findings if "graph" in one.what] == []
+
+
+@pytest.mark.parametrize("engine", ["native", "python"])
 def test_modules_whose_gradients_no_optimizer_uses_are_noted(engine: EngineName) -> None:
     def plant(model: nn.Sequential) -> Callable[[], object]:
         # The optimizer has none of them. One gets no gradient, and one is updated by hand.
@@ -532,8 +549,17 @@ def test_what_no_loss_needs_builds_a_graph_that_no_pass_uses(engine: EngineName)
 
 @pytest.mark.parametrize("engine", ["native", "python"])
 @pytest.mark.parametrize("training", [True, False])
-def test_dropout_that_is_on_where_nothing_is_trained_is_a_finding(engine: EngineName, training: bool) -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1), nn.Linear(4, 4), nn.Dropout(0)).train(training)
+@pytest.mark.parametrize(
+    ("layer", "other", "does"),
+    [
+        (nn.Dropout(0.1), nn.Dropout(0), "drop values"),
+        (nn.BatchNorm1d(4), nn.BatchNorm1d(4, track_running_stats=False), "normalize by each batch"),
+    ],
+)
+def test_what_is_in_training_mode_where_nothing_is_trained_is_a_finding(
+    engine: EngineName, training: bool, layer: nn.Module, other: nn.Module, does: str
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), layer, nn.Linear(4, 4), other).train(training)
     with modtrace.record(engine=engine) as recording, torch.no_grad():
         for _ in range(5):
             model(torch.ones(2, 4))
@@ -545,6 +571,7 @@ def test_dropout_that_is_on_where_nothing_is_trained_is_a_finding(engine: Engine
     assert notes["drop"] == (["Sequential.1"] if training else [])
     found = [one for one in timeline.summary().findings if one.what == "runs in training mode"]
     assert [one.where for one in found] == (["Sequential"] if training else [])
+    assert all(f"1 module, such as Sequential.1, {does} though nothing is trained: " in one.evidence for one in found)
 
 
 @pytest.mark.parametrize("engine", ["native", "python"])

@@ -393,6 +393,21 @@ def test_data_loading_that_takes_a_large_share(name: str, evidence: str) -> None
     assert found(training(ranges=lambda step: [(name, "data loading", 2)])) == []
 
 
+@pytest.mark.parametrize("period", [1, 2, 3])
+def test_a_loader_that_begins_anew_in_each_step(period: int) -> None:
+    begin = "enumerate(DataLoader)#DataLoader.__iter__"
+
+    def ranges(step: int) -> list[OptionalRange]:
+        begins: list[OptionalRange] = [(begin, "data loading", 0)]
+        return [*(begins if step % period == 0 else []), (FETCH, "data loading", 4)]
+
+    (finding,) = training(steps=12, ranges=ranges).summary().findings
+
+    often = {1: "once", 2: "0.5 times"}.get(period)
+    anew = f"; the loader begins anew {often} a step: it shuffles, and starts its workers, again" if often else ""
+    assert finding.evidence == f"4 ms of 13 ms (medians), work of the training process: no workers{anew}"
+
+
 @pytest.mark.parametrize(
     "name", ["LRScheduler.step#LambdaLR.step", "clip_grad_norm_", "Optimizer.zero_grad#SGD.zero_grad"]
 )

@@ -10,7 +10,7 @@ import pytest
 from modtrace import Timeline
 from modtrace.timeline.contents import OPTIMIZERS, STEP_NOTES, WHOLE_RUN
 from modtrace.timeline.metadata import fit_metadata
-from tests.unit.test_findings import BLOCKS, FETCH, MS, OptionalRange, found, training
+from tests.unit.test_findings import BLOCKS, FETCH, MS, OptionalRange, found, training, with_teacher
 from tests.unit.test_findings_of_calls import with_loss
 
 LOOP = [["mul_", 40, 3 * MS], ["add_", 40, 3 * MS], ["cross_entropy_loss", 2, MS]]
@@ -333,6 +333,11 @@ def test_modules_with_tables_of_float64_if_gradients_are_cast(name: str) -> None
     inside = {f"Net.blocks.{block}.act": [["", 2, 2 * MS], ["mul", 2, 2 * MS]] for block in range(BLOCKS)}
     inside["Net.blocks.1.act"] = [["", 2, 2 * MS], ["mul (float64)", 2, 2 * MS]]
     assert len(found(with_tables(2, inside=inside))) == 1
+
+
+def test_nodes_that_are_made_without_gradients_are_no_graph() -> None:
+    assert len(found(noted(with_teacher(3, range(4)), casts=["Net"]))) == 1
+    assert found(noted(with_teacher(3, range(4)), casts=["Teacher"])) == []
 
 
 def test_an_optimizer_told_to_update_one_by_one() -> None:

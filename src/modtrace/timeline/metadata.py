@@ -42,6 +42,7 @@ NOTES_OF_STEPS = {
     "gradient_hooks": int,
     "doubles": [str],
     "tables": [str],
+    "casts": [str],
     "drop": [str],
     "untrained": [str],
     "unlike": [str],

@@ -50,6 +50,10 @@ class CheckpointReruns:
             if len(self._notes) > _MAX_NOTES:
                 self._notes.popitem(last=False)
 
+    def called_without_graph(self) -> set[int]:
+        """Return the ids of the modules of which such a call was noted of late."""
+        return {note[0] for note in [*self._notes]}
+
     @skip_all
     def runs_again(self, module: nn.Module, inputs: Sequence[Any]) -> bool:
         """Whether a checkpoint makes this call, which is inside a graph task and in no other call there."""

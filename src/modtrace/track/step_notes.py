@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from ..ring import NameTable
@@ -208,7 +209,11 @@ class StepNotes:
                 with contextlib.suppress(AttributeError, TypeError, RuntimeError):
                     if count := len(module._forward_hooks) + len(module._forward_pre_hooks):
                         hooks[fqn] = count
-                    if isinstance(module, _DropoutNd) and module.training and module.p > 0:
+                    if module.training and (
+                        module.p > 0
+                        if isinstance(module, _DropoutNd)
+                        else isinstance(module, _BatchNorm) and module.track_running_stats
+                    ):
                         drop.append(fqn)
                     own = [one for one in [*module._parameters.values()] if one is not None]
                     if any(one.dtype == torch.float64 for one in own):
@@ -233,7 +238,15 @@ class StepNotes:
         untrained = [fqn for fqn, version in self._untrained.items() if is_any_trained and before.get(fqn) == version]
         some = {"doubles": doubles, "tables": tables, "drop": drop, "unlike": unlike}
         some = {name: fqns[:_MAX_MODULES] for name, fqns in some.items()} | {"untrained": untrained[:_MAX_INSIDE]}
+        some["casts"] = self._look_at_casts(modules)
         return {"hooks": kept, **some, "gradient_hooks": of_gradients}
+
+    def _look_at_casts(self, modules: Mapping[str, torch.nn.Module]) -> list[str]:
+        """Return the modules around those that were called without gradients after nodes were made, outermost first."""
+        without = self._engine.reruns.called_without_graph()
+        names = [fqn.split(".") for fqn, module in modules.items() if id(module) in without]
+        around = {".".join(each[:depth]) for each in names for depth in range(1, len(each))}
+        return sorted(around, key=lambda fqn: (fqn.count("."), fqn))[:_MAX_INSIDE]
 
 
 def _size(module: torch.nn.Module, known: dict[int, int]) -> int:

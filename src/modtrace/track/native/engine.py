@@ -45,7 +45,7 @@ class NativeEngine:
             strip_wrappers=options.strip_wrappers,
             on_outermost=None if self._ranges is None else self._ranges.find_classes,
         )
-        self._reruns = CheckpointReruns()
+        self.reruns = CheckpointReruns()
         self._collectives = NativeCollectives(self.native, ring.names)
         self._flops = NativeFlops(self.native, ring.names) if options.flops else None
         self._device_times = (
@@ -72,8 +72,8 @@ class NativeEngine:
             ThreadNumbers(ring.names).number,
             self._sync,
             self._on_error,
-            self._reruns.note,
-            self._reruns.runs_again,
+            self.reruns.note,
+            self.reruns.runs_again,
             None if self._ranges is None else self._ranges.name_id,
         )
         call_after_import("greenlet", _follow_greenlets)

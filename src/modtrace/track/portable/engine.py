@@ -178,7 +178,7 @@ class PortableEngine(SegmentHooks[ThreadState]):
         self._write_sync_mark = SyncMarks(self, ring.names)
         # Returns the number of the next call of what runs a backward pass, from 1.
         self.next_pass: Callable[[], int] = itertools.count(1).__next__
-        self._reruns = CheckpointReruns()
+        self.reruns = CheckpointReruns()
         self._collectives = PortableCollectives(self, ring.names, on_error)
         self._collections = PortableCollections() if options.ranges else None
         self._bits_by_tid: dict[int, int] = {}
@@ -300,7 +300,7 @@ class PortableEngine(SegmentHooks[ThreadState]):
                 return None
             if sequence != thread.noted_sequence and not _is_grad_enabled():
                 thread.noted_sequence = sequence
-                self._reruns.note(module, (*args, *kwargs.values()), sequence)
+                self.reruns.note(module, (*args, *kwargs.values()), sequence)
             graph_task = current_graph_task()
             runs_again = False
             if graph_task == NO_GRAPH_TASK:
@@ -309,7 +309,7 @@ class PortableEngine(SegmentHooks[ThreadState]):
             elif outer.graph_task == graph_task:
                 runs_again = outer.call_id & RECOMPUTE_BIT != 0
             else:
-                runs_again = self._reruns.runs_again(module, (*args, *kwargs.values()))
+                runs_again = self.reruns.runs_again(module, (*args, *kwargs.values()))
             if not runs_again:
                 call_index = next_forward() & CALL_INDEX_MASK
                 call_key, enter_kind, exit_kind = call_index, _FORWARD_ENTER, _FORWARD_EXIT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -227,7 +227,14 @@ class Measured:
     @property
     def graph_of_evaluations(self) -> str:
         """Says that evaluations build a graph; nothing if they build none."""
-        return "; it builds a graph, without torch.no_grad()" if self.runs[6].any() else ""
+        builds = any(count and row.fqn not in self.casts for count, row in zip(self.runs[6], self.rows, strict=True))
+        return "; it builds a graph, without torch.no_grad()" if builds else ""
+
+    @cached_property
+    def casts(self) -> Collection[str]:
+        """The modules in which nodes were made without gradients: autocast makes some where it casts weights."""
+        noted: Sequence[str] = self.step_notes.get("casts", ())
+        return frozenset(noted)
 
     @property
     def least_ns(self) -> float:

@@ -97,7 +97,7 @@ class NotedSteps:
         tables: those with other tensors of float64.
         casts: how often a backward pass casts a gradient in a step, as of what was multiplied by a table of float64.
         untrained: those whose parameters could get gradients, though no optimizer has these.
-        drop: those that drop some of what goes through them.
+        drop: those that drop some of what goes through them, or normalize it by batches.
         always_on: what slows a program and was on in each step that was looked at.
         grows: by how many bytes a step the process's memory grows; 0 if it does not, or not steadily.
         keeps: which lists and the like grow as steadily, and by how many values a step.
@@ -312,13 +312,14 @@ def _growth(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
 
 
 def _dropout(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
-    """Yield that dropout is on where nothing is trained."""
+    """Yield that dropout, or what normalizes by batches, is in training mode where nothing is trained."""
     known = [index for index, row in enumerate(measured.rows) if row.fqn in notes.drop and measured.runs[0, index]]
     if not known or measured.runs[1].any():
         return
     first, per_step = measured.rows[known[0]], float(measured.step_ns[known].sum())
     where = (measured.outer[first.fqn] or [first.fqn])[-1]
-    evidence = f"{counted(len(known), 'module')}, such as {first.fqn}, drop values though nothing is trained: "
+    do = "normalize by each batch" if "Norm" in first.module_class else "drop values"
+    evidence = f"{counted(len(known), 'module')}, such as {first.fqn}, {do} though nothing is trained: "
     evidence += "model.eval() was not called"
     command = f"modtrace summary {TRACE} {only_option(first.fqn)}"
     share = measured.share(per_step)

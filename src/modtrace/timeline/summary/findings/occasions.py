@@ -23,6 +23,8 @@ _LEAST_PERIODS = 3
 """How often it has to come at the same distance for that to be a period."""
 _ALWAYS = ("forward", "backward", "recompute", "loss", OTHER)
 """Parts of which only a much longer one counts: see `StepParts.cause`."""
+LOADER_BEGINS = "DataLoader.__iter__"
+"""How the name of the range ends in which a loader shuffles, and starts its workers."""
 _USUALLY = ("data loading", "optimizer", "communication")
 """Parts of the same kind where most steps have them."""
 _SLOW_STEPS = 3.0
@@ -136,7 +138,7 @@ def find_slow_steps(measured: Measured, explained: Container[str | None]) -> Ite
 def _workers_text(measured: Measured) -> str:
     """Say how often workers of a loader start anew, if they do."""
     fetches = measured.ranges_of("data loading")
-    begins = [each for each in fetches if each.range.endswith("DataLoader.__iter__") and each.calls > 1]
+    begins = [each for each in fetches if each.range.endswith(LOADER_BEGINS) and each.calls > 1]
     if not begins or not any("MultiProcessing" in each.range for each in fetches):
         return ""
     took = short_ms(begins[0].p50_ns)

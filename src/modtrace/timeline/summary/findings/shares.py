@@ -16,7 +16,7 @@ from ..slow_steps import short_ms
 from .finding import LEAST_NS, LEAST_STEPS, Finding, Measured, only_option, times_text
 from .inside import PARAMETRIZATIONS
 from .noted import NotedSteps, calls_text, tensors_of
-from .occasions import LARGE_EVALUATION, collections_text
+from .occasions import LARGE_EVALUATION, LOADER_BEGINS, collections_text
 from .siblings import place_of
 
 # What real programs spend is below: 41 of them run unchanged had 6 to 28 % in optimizers, and up to 24 % in loaders if
@@ -176,7 +176,10 @@ def _details(measured: Measured, part: str, alone_ns: float, *, between: bool) -
     match part:
         case "data loading":
             waits = any("MultiProcessing" in each.range for each in ranges)
-            return ", waiting for the loader's workers" if waits else ", work of the training process: no workers"
+            text = ", waiting for the loader's workers" if waits else ", work of the training process: no workers"
+            begun = sum(each.calls for each in ranges if each.range.endswith(LOADER_BEGINS)) / measured.steps
+            anew = f"; the loader begins anew {times_text(begun)} a step: it shuffles, and starts its workers, again"
+            return text + (anew if begun >= _MOST_STEPS else "")
         case "loss" if alone_ns:
             return f", {short_ms(alone_ns)} of it in backward, outside of modules"
         case "optimizer" | "saving" | "loss" if ranges:
@@ -311,6 +314,7 @@ def find_reruns(measured: Measured) -> Iterator[Finding]:
         per_step = alone_ns / measured.steps
         if per_step < max(measured.least_ns, LEAST_NS):
             continue
+        unused *= row.fqn not in measured.casts
         if not backed and unused >= max(_MOST_STEPS * max(calls, measured.steps), _ALWAYS):
             yield _unused_graph(measured, row, calls, alone_ns)
         if not measured.trains or not 0 < backed < calls:
