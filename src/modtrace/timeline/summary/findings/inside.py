@@ -52,6 +52,11 @@ _LEAST_PYTHON = 0.10
 """For Python where nothing is trained: models of transformers that are small have up to 0.06 while they generate."""
 
 
+_OF_ALL = 0.5
+"""What part of that it is of the mean step at least: of few steps, in which a busy machine stops others, the shortest
+tenth of a module's and that of the step are of different ones."""
+
+
 class Own(NamedTuple):
     """What the modules of one place and class do themselves in a step."""
 
@@ -179,13 +184,13 @@ def find_inside(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
     if measured.steps < LEAST_STEPS:
         return
     # As its own time is: on a busy machine a median step is several times as long.
-    step_ns = np.percentile(measured.duration_ns, 10)
+    step_ns, all_ns = np.percentile(measured.duration_ns, 10), measured.whole_ns / measured.steps
     is_usual = notes.float64_share() > _MOST
     for place, own in _by_place(measured, notes):
         for number, kind in enumerate(_KINDS):
             per_step = kind.ns(own)
             least = _LEAST if measured.trains else kind.of_calls
-            if per_step < max(least * step_ns, LEAST_NS * measured.looks):
+            if per_step < max(least * step_ns, LEAST_NS * measured.looks, _OF_ALL * least * all_ns):
                 continue
             if number == 0 and (is_usual or own.fqns[0] in notes.doubles):
                 continue  # a rule of its own names modules with parameters of float64
