@@ -9,7 +9,7 @@ from .finding import LEAST_NS, LEAST_STEPS, Finding, Measured
 
 _AT_ONCE = 1.5
 """How many calls run at a time on average: with fewer, most run alone."""
-_UNHINDERED = 0.5
+_UNHINDERED = 0.6
 """Share of a usual call that its modules take, each as usual: they take nearly all of it where nothing stops one, be
 inputs short or long, as then all modules are. What stops a thread is in one module or another."""
 
@@ -20,17 +20,19 @@ def find_calls_at_once(measured: Measured) -> Iterator[Finding]:
     if at_once < _AT_ONCE or measured.steps < LEAST_STEPS or usual_ns < LEAST_NS:
         return
     outer = {fqn for around in measured.outer.values() for fqn in around}
-    # A module that holds others has no median of its own time.
-    unhindered_ns = sum(
-        calls * row.self_ns / max(row.calls, 1) if row.fqn in outer else min(calls, 1.0) * row.step_p50_ns
-        for row, calls in zip(measured.rows, measured.calls.tolist(), strict=True)
-    )
+    inner = [
+        (row, calls) for row, calls in zip(measured.rows, measured.calls.tolist(), strict=True) if row.fqn not in outer
+    ]
+    mean_ns = sum(calls * row.self_ns / max(row.calls, 1) for row, calls in inner)
+    # What is in no inner module is stopped as often, and has no median of its own.
+    share = sum(min(calls, 1.0) * row.step_p50_ns for row, calls in inner) / max(mean_ns, 1.0)
+    unhindered_ns = share * float(measured.duration_ns.mean())
     if unhindered_ns > _UNHINDERED * usual_ns:
         return
     evidence = (
-        f"{at_once:.1f} calls run at a time; one takes {short_ms(usual_ns)}, and its modules {short_ms(unhindered_ns)} "
-        "(medians): now and then something stops the thread in one of them: Python, which runs one thread at a time "
-        "(GIL), or too few processors"
+        f"{at_once:.1f} calls run at a time; one takes {short_ms(usual_ns)}, and {short_ms(unhindered_ns)} where each "
+        "module takes its median: now and then something stops the thread in one of them: Python, which runs one "
+        "thread at a time (GIL), or too few processors"
     )
     what = f"calls of {measured.threads} threads wait for each other"
     yield measured.finding(what, evidence=evidence, show="--by step", ns=usual_ns - unhindered_ns)
