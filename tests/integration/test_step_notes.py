@@ -22,7 +22,7 @@ from modtrace.record_options import EngineName
 from modtrace.timeline.contents import STEP_NOTES
 from modtrace.track.run_delay import RunDelay
 
-pytestmark = pytest.mark.usefixtures("native_engine")
+pytestmark = pytest.mark.usefixtures("native_engine", "nothing_compiled")
 
 _STEPS = 9
 """Those after 1, 2, 4 and 8 are looked at, and the last of them ends."""
