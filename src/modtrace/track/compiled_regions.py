@@ -25,7 +25,7 @@ from .compiled_graphs import GRAPHS_MODULE, NO_WORK, GraphWork, read_graphs, wat
 from .compiled_kernels import OF_NO_MODULE, InnerModule, watch_kernels
 from .greenlets import PerGreenlet
 from .optimizer_hook import call_listener, step_frames
-from .unseen import skip_all
+from .unseen import class_bases, class_name, skip_all
 
 CAPTURING_MODULE = "torch._dynamo.output_graph"
 """torch's, which captures graphs."""
@@ -55,8 +55,6 @@ class _Thread:
 
 
 _threads = PerGreenlet(_Thread)
-# Past what a metaclass of the user's may do.
-_bases: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
 
 
 def _modules_in(graph: Any) -> tuple[InnerModule, ...]:
@@ -102,7 +100,7 @@ def _decorates_forward(caller: FrameType, name: str) -> bool:
 def _class_of_object(caller: FrameType, owner: str) -> str:
     """Return the class of the object whose method a frame is of, which may have it from the class `owner`."""
     kinds = map(type, caller.f_locals.values())
-    return next((kind.__name__ for kind in kinds if owner in {base.__name__ for base in _bases(kind)}), owner)
+    return next((class_name(kind) for kind in kinds if owner in map(class_name, class_bases(kind))), owner)
 
 
 def _inner_path(source: str, called_module: Container[str], paths: Mapping[str, str], *, strip_wrappers: bool) -> str:

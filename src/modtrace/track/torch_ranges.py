@@ -28,7 +28,7 @@ from .event_sink import EventSink, OnError
 from .naming.modules import Backoff
 from .optimizer_hook import tell_own_step
 from .ranges import OpenRange, RangeRecorder, begin_named
-from .unseen import class_name, hide_wrapper, skip_all, skip_frame
+from .unseen import class_bases, class_name, hide_wrapper, skip_all, skip_frame
 
 _PREPARED = ("enumerate(", "Optimizer.")
 """How the names begin of ranges that torch enters as soon as it has made them."""
@@ -41,7 +41,6 @@ INNER = "_modtrace_inner"
 """The parameter of a function that a range is put around."""
 _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 # Past what a metaclass of the user's may do.
-_bases: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
 _namespace: Callable[[type], Mapping[str, Any]] = type.__dict__["__dict__"].__get__
 
 
@@ -224,7 +223,7 @@ def _wrap_classes() -> None:
             continue
         for name in _SAVING:
             wrap_function(own.get(name), f"{{}}.{name}", "saving")
-        bases = _bases(kind)
+        bases = class_bases(kind)
         if nn.Module not in bases and all(any(name in _namespace(base) for base in bases) for name in _OPTIMIZING):
             wrap_function(own.get("zero_grad"), "{}.zero_grad", "optimizer")
             replace_code(own.get("step"), _call_own_step)

@@ -13,8 +13,9 @@ from torch._C._dynamo import eval_frame
 
 _imported: Callable[[str], Any] = sys.modules.get
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-# What a class is called and whether its objects can be followed, past what a metaclass of the user's may do.
+# What a class is called, is made of, and whether its objects can be followed, past what a user's metaclass may do.
 class_name: Callable[[type], str] = type.__dict__["__name__"].__get__
+class_bases: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
 weakref_offset: Callable[[type], int] = type.__dict__["__weakrefoffset__"].__get__
 
 
