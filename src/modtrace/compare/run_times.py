@@ -245,18 +245,17 @@ def measure_run(timeline: Timeline, by: GroupBy = "module", step_by: str | None 
     """Measure a recording; arguments as in `Timeline.summary`; raises ModtraceError if no step is whole."""
     environment = {key: str(timeline.metadata[key]) for key in ENVIRONMENT if timeline.metadata.get(key)}
     exact, peak_bytes = _exact_values(timeline, by)
-    compiled = tuple(plain_fqn(fqn) for fqn in compiled_names(timeline)) if by == "module" else ()
+    regions = compiled_names(timeline) if by == "module" else {}
     run = measure_samples(take_samples(timeline, by, step_by), environment | exact)
-    return run._replace(peak_bytes=peak_bytes, compiled=compiled, in_functions=_in_functions(timeline, by))
+    compiled = tuple(map(plain_fqn, regions))
+    return run._replace(peak_bytes=peak_bytes, compiled=compiled, in_functions=_in_functions(timeline, regions))
 
 
-def _in_functions(timeline: Timeline, by: GroupBy) -> dict[str, str]:
+def _in_functions(timeline: Timeline, regions: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Return what `RunTimes.in_functions` has: as parts of the module around, or by a class that no other has there."""
     names: dict[str, str] = {}
-    if by != "module":
-        return names
     classes = {name.fqn: name.module_class for name in timeline.names}
-    for region, inside in compiled_names(timeline).items():
+    for region, inside in regions.items():
         if classes[region] != COMPILED_CLASS:
             continue
         around = next((fqn for fqn in names_around(region)[1:] if fqn in classes), "")
