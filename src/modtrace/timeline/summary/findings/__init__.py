@@ -23,7 +23,7 @@ from .finding import findings_table as findings_table
 from .finding import only_option as only_option
 from .growing import find_growing_steps
 from .inside import find_inside
-from .noted import DOUBLES, NotedSteps, find_noted
+from .noted import NotedSteps, find_noted
 from .occasions import find_occasions, find_slow_steps
 from .shares import find_host_time, find_large_parts, find_reruns
 from .siblings import find_outliers
@@ -40,7 +40,7 @@ def find_findings(measured: Measured) -> list[Finding]:
     slow_steps = list(find_slow_steps(measured, {each.part for each in occasions}))
     named = {found.where for found in (*outliers, *slow_steps)}
     inside = [each for each in find_inside(measured, notes) if each.where not in named]
-    doubles = {each.where for each in inside if each.what == DOUBLES}
+    said = {(each.what, each.where) for each in inside}
     found: Sequence[Finding] = (
         *occasions,
         *outliers,
@@ -54,7 +54,7 @@ def find_findings(measured: Measured) -> list[Finding]:
         *(
             each
             for each in find_noted(measured, notes)
-            if each.where is None or each.where not in named | (doubles if each.what == DOUBLES else set())
+            if (each.where is None or each.where not in named) and (each.what, each.where) not in said
         ),
         *find_costs(measured),
     )

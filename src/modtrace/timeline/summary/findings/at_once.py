@@ -19,10 +19,8 @@ def find_calls_at_once(measured: Measured) -> Iterator[Finding]:
     at_once, usual_ns = measured.at_once, measured.usual_ns
     if at_once < _AT_ONCE or measured.steps < LEAST_STEPS or usual_ns < LEAST_NS:
         return
-    outer = {fqn for around in measured.outer.values() for fqn in around}
-    inner = [
-        (row, calls) for row, calls in zip(measured.rows, measured.calls.tolist(), strict=True) if row.fqn not in outer
-    ]
+    each = zip(measured.rows, measured.calls.tolist(), strict=True)
+    inner = [(row, calls) for row, calls in each if row.fqn not in measured.holders]
     mean_ns = sum(calls * row.self_ns / max(row.calls, 1) for row, calls in inner)
     # What is in no inner module is stopped as often, and has no median of its own.
     share = sum(min(calls, 1.0) * row.step_p50_ns for row, calls in inner) / max(mean_ns, 1.0)

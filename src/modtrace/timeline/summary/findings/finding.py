@@ -294,6 +294,11 @@ class Measured:
         """The modules around each, the innermost first."""
         return outer_modules([row.fqn for row in self.rows])
 
+    @cached_property
+    def holders(self) -> frozenset[str]:
+        """The modules that hold others."""
+        return frozenset(around[0] for around in self.outer.values() if around)
+
     def of_part(self, part: str, *, gaps: bool = False) -> Int64Array:
         """Return int64[steps], what a part takes in each step, with the gap before it if that is asked for."""
         if part not in self.parts:

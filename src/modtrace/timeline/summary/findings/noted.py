@@ -370,11 +370,10 @@ def _untrained(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
 def _doubles(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
     """Yield modules with parameters of float64, or, where gradients are cast, with tables of it."""
     index_of = {row.fqn: index for index, row in enumerate(measured.rows)}
-    hold = {around[0] for around in measured.outer.values() if around}
     tables = notes.tables if notes.casts >= 1 else ()
     for fqns, kind, why in (notes.doubles, "parameters", ""), (tables, "tables", ", and gradients are cast"):
         known = [index_of[fqn] for fqn in fqns if fqn in index_of]
-        if not known or 2 * len(known) >= len(measured.rows) - len(hold):
+        if not known or 2 * len(known) >= len(measured.rows) - len(measured.holders):
             continue
         each = [float(measured.step_ns[at]) if fqns is notes.doubles else sum(measured.own_ns(at)) for at in known]
         if (per_step := sum(each)) < _LARGE_DOUBLES * measured.usual_ns:

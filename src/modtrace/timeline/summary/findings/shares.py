@@ -252,9 +252,8 @@ def find_host_time(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
     """Yield modules whose own forward is long and whose own backward is short: they run Python, or wait."""
     if measured.steps < LEAST_STEPS:
         return
-    rows, trains = measured.rows, measured.trains
+    rows, trains, hold = measured.rows, measured.trains, measured.holders
     compose = {outer for around in measured.outer.values() for outer in around[1:]}
-    hold = {around[0] for around in measured.outer.values() if around}
     own_ns, waits_ns = measured.own_low_ns, _waits_in_forward(measured)
     by_place: dict[tuple[str, str], list[int]] = {}
     for index, row in enumerate(rows):
