@@ -75,9 +75,9 @@ _CASES = [
 
 @cache
 def _run_plainly(name: str) -> _Output:
-    """Run a program without modtrace, by its name; in a fork, unless it counts imports."""
+    """Run a program without modtrace, by its name; in a fork, if it can."""
     path = _FOLDER / f"{name}.py"
-    return _run(path) if name.startswith("import_") else _output_of(run_forked(path, status=None))
+    return _output_of(run_forked(path, status=None)) if _needs_no_process(name) else _run(path)
 
 
 def _run_by_command(name: str, *options: object) -> _Output:
