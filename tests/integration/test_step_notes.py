@@ -20,7 +20,7 @@ from torch import nn
 import modtrace
 from modtrace.record_options import EngineName
 from modtrace.timeline.contents import STEP_NOTES
-from modtrace.track.run_delay import RunDelay
+from modtrace.track.thread_files import RunDelay
 
 pytestmark = pytest.mark.usefixtures("native_engine", "nothing_compiled")
 
@@ -464,7 +464,7 @@ def test_how_long_a_thread_waits_for_a_processor_is_read_from_linux() -> None:
 def test_a_file_of_the_programs_that_took_the_number_stays_open(tmp_path: Path) -> None:
     delay = RunDelay()
     delay()
-    number = delay._file
+    number = delay._file._file
     with open(tmp_path / "log", "w") as log:
         os.dup2(log.fileno(), number)  # as after closing all that were open
         assert delay() == 0

@@ -59,6 +59,21 @@ def test_what_is_no_loop_over_parameters_is_no_finding_below_20_percent(loop: ob
     assert found(with_loop(0, LOOP)) == []
 
 
+@pytest.mark.parametrize(
+    ("loops_ns", "is_named"),
+    [(None, False), (33_000, False), (100_000, False), (16_500, True), (15_000, True), (0, True)],
+)
+def test_what_is_brief_depends_on_how_quick_python_is(loops_ns: int | None, is_named: bool) -> None:
+    # Every second step has a forward of 1 ms without a backward.
+    timeline = training(alone=lambda step: step % 2, forward=lambda step, block: 0.25)
+    notes: dict[str, Any] = {} if loops_ns is None else {"loops_ns": loops_ns}
+    quick = noted(timeline, **notes)
+
+    names = [one.what for one in quick.summary().findings]
+
+    assert ("runs forward more often than backward" in names) == is_named
+
+
 def test_clipping_as_torch_does_it_is_no_loop_over_the_parameters() -> None:
     assert found(with_loop(2, [["to", 40, MS]])) == []
     assert found(with_loop(2, [["clone", 40, MS]])) == found(with_loop(2, [["to", 40, 3 * MS]])) != []

@@ -54,7 +54,8 @@ are `untrained`, with parameters that no optimizer has; in which places, see `pl
 other in size; how many `gradient_hooks` there are; `delays`, in which steps the thread waited for a processor, and how
 many nanoseconds; `resident`, after how many steps the process held how many bytes; and the longest `gaps` between
 modules, passes and ranges, each a list of the line of the program (`train.py:12`) where something ended, what, where
-the next began, what, the part of the step that it is, and the nanoseconds of each step that has it."""
+the next began, what, the part of the step that it is, and the nanoseconds of each step that has it; and `loops_ns`,
+what Python took for a thousand rounds of an empty loop."""
 
 
 def place_in_lists(fqn: str, called: Container[str]) -> str:

@@ -34,6 +34,7 @@ GRAPH = {
 """What is known of a graph that torch.compile made, see `summary.compiled`."""
 NOTES_OF_STEPS = {
     "steps": int,
+    "loops_ns": int,
     "operators": {"outside": _OPERATORS, "in_passes": _OPERATORS, "in_optimizers": _OPERATORS},
     "inside": {str: _OPERATORS},
     "lengthen": {str: [(int, int)]},

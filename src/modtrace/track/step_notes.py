@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import sys
 import threading
 import time
@@ -22,7 +21,7 @@ from .native.engine import NativeEngine
 from .optimizer_steps import ids_of_parameters
 from .portable.engine import PortableEngine
 from .portable.operators import OperatorCounts
-from .run_delay import RunDelay
+from .thread_files import ResidentMemory, RunDelay
 from .unseen import skip_all, unseen_by_modes
 
 _MAX_OPERATORS, _MAX_MODULES = 8, 32
@@ -39,6 +38,8 @@ _LEAST_DELAY_NS, _MAX_DELAYS = 1_000_000, 64
 """How long a thread has to wait for a processor in a step for that to be noted, and of how many steps, the longest."""
 _LEAVES_WITHIN_S = 1.0
 """How long the end waits at most for a thread that notes a step."""
+LOOPS = 1_000
+"""Rounds of an empty loop that tell how quick Python is here."""
 _UNITS = {"forward": 0, "backward": 1}
 """What are steps where nothing else ends any: passes, else calls."""
 
@@ -50,7 +51,7 @@ class StepNotes:
         self._names, self._engine, self._on_error = names, engine, on_error
         self._modules, self._ended_ns = engine.module_names, 0
         self._operators: Any = engine.native if isinstance(engine, NativeEngine) else engine.operators
-        self._run_delay = RunDelay()
+        self._run_delay, self._resident_bytes = RunDelay(), ResidentMemory()
         self._record: dict[str, object] | None = None
         self._thread: int | None = None
         self._in_use, self._longest_unit = threading.Lock(), -1
@@ -72,6 +73,7 @@ class StepNotes:
         self._settings: dict[str, int] = {}
         self._untrained: dict[str, int] = {}
         self._resident: list[tuple[int, int]] = []
+        self._loops_ns: list[int] = []
         self._noted: Mapping[str, object] = {}
         self._looks_of_modules: Mapping[str, object] = {}
         self._delays: list[tuple[int, int]] = []
@@ -104,7 +106,7 @@ class StepNotes:
             if self._ended & (self._ended - 1) == 0:
                 self._thread = threading.get_ident()
                 with contextlib.suppress(OSError):
-                    self._resident.append((self._ended, _resident_bytes()))
+                    self._resident.append((self._ended, self._resident_bytes()))
                 self._engine.on_boundary = self._gaps
                 if isinstance(self._operators, OperatorCounts):
                     self._operators.is_whole = ended_by not in _UNITS and step_ns <= _BRIEF_NS
@@ -125,6 +127,7 @@ class StepNotes:
             if not self._looks_of_modules:  # those of the last look may be gone by now
                 self._looks_of_modules = self._look_at_modules()
             self._run_delay.close()
+            self._resident_bytes.close()
             self._write()
         except Exception as error:
             self._on_error(error)
@@ -149,7 +152,9 @@ class StepNotes:
         for setting in (name for name, is_on in on.items() if is_on):
             self._settings[setting] = self._settings.get(setting, 0) + 1
         operators = {name: _longest(self._totals[place], _MAX_OPERATORS) for place, name in _PLACES.items()}
+        self._loops_ns.append(_loops_ns())
         noted = {"operators": operators, "settings": self._settings, "resident": self._resident}
+        noted |= {"loops_ns": min(self._loops_ns)}
         noted |= {"inside": self._operators_inside(), "lengthen": self._look_at_lengths()}
         self._noted = noted | {"gaps": self._gaps.count()}
         self._looks_of_modules = self._look_at_modules()
@@ -264,9 +269,12 @@ def _is_double(value: object) -> bool:
     return type(value) is torch.Tensor and value.dtype == torch.float64 and value.dim() > 0
 
 
-def _resident_bytes() -> int:
-    with open("/proc/self/statm", "rb") as statm:  # a codec may have to be imported
-        return int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+def _loops_ns() -> int:
+    """Return what Python takes for `LOOPS`, in nanoseconds."""
+    began = time.monotonic_ns()
+    for _ in range(LOOPS):
+        pass
+    return time.monotonic_ns() - began
 
 
 def _longest(totals: Mapping[str, Sequence[int]], limit: int) -> list[tuple[str, int, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..slow_steps import short_ms
-from .finding import LEAST_NS, LEAST_STEPS, Finding, Measured
+from .finding import LEAST_STEPS, Finding, Measured
 
 _AT_ONCE = 1.5
 """How many calls run at a time on average: with fewer, most run alone."""
@@ -17,7 +17,7 @@ inputs short or long, as then all modules are. What stops a thread is in one mod
 def find_calls_at_once(measured: Measured) -> Iterator[Finding]:
     """Yield that calls on several threads take far longer than their modules do when nothing stops them."""
     at_once, usual_ns = measured.at_once, measured.usual_ns
-    if at_once < _AT_ONCE or measured.steps < LEAST_STEPS or usual_ns < LEAST_NS:
+    if at_once < _AT_ONCE or measured.steps < LEAST_STEPS or usual_ns < measured.brief_ns:
         return
     each = zip(measured.rows, measured.calls.tolist(), strict=True)
     inner = [(row, calls) for row, calls in each if row.fqn not in measured.holders]

@@ -32,11 +32,20 @@ LEAST_SHARE = 0.02
 """Share of the median step, on average: less is not worth a change, and noise of small modules is below."""
 LEAST_NS = 1_000_000
 """Time in a step: shorter ones are those of tiny models, in which Python itself is most. A step of several calls of a
-model, as of a `generate`, has that of each."""
+model, as of a `generate`, has that of each. Times Python's `pace`, as all of what Python takes."""
+_SLOW_NS, _BEST_PACE = 33_000, 0.1
+"""What Python takes for `LOOPS` on the machine that such times were measured on, and which part of them counts at
+least."""
 LEAST_STEPS = 5
 """In fewer steps torch sets up what it needs once, and the system stops one or another: no median of them is usual."""
 _NEARLY = 0.101
 """How far from whole times: a first step begins late, and has no evaluation before it."""
+
+
+def pace(step_notes: Mapping[str, Any]) -> float:
+    """Return how many times as long Python took for a loop as on a slow machine, at most 1: 1 if that is not known."""
+    loops_ns: int = step_notes.get("loops_ns", _SLOW_NS)
+    return min(1.0, max(_BEST_PACE, loops_ns / _SLOW_NS))
 
 
 class Finding(NamedTuple):
@@ -240,6 +249,11 @@ class Measured:
     def least_ns(self) -> float:
         """What a finding has to cost in a step, in nanoseconds."""
         return LEAST_SHARE * self.usual_ns
+
+    @cached_property
+    def brief_ns(self) -> float:
+        """What is too short for a finding, whatever share of a step it is: see `LEAST_NS`."""
+        return LEAST_NS * pace(self.step_notes)
 
     @property
     def growing(self) -> dict[str, int]:

@@ -10,8 +10,8 @@ import numpy as np
 from ...contents import FLOAT64
 from ...slices import MANY_NODES
 from ..slow_steps import short_ms
-from .finding import LEAST_NS, LEAST_STEPS, Finding, Measured, only_option
-from .noted import DOUBLES, MOVES, NS_OF_CALL, NS_OF_OPERATOR, NotedSteps, Operator, calls_text, float64_ns
+from .finding import LEAST_STEPS, Finding, Measured, only_option
+from .noted import DOUBLES, MOVES, NotedSteps, Operator, calls_text, float64_ns
 from .siblings import place_of
 
 _SHORT_NS = 200_000
@@ -67,7 +67,7 @@ class Own(NamedTuple):
     backward_ns: float
     all: Operator  # the operators together; those that build a graph alone, without their time, if none were counted
     longest: list[Operator]
-    inner_calls: float
+    calling_ns: float  # what Python takes at most to call the operators, these modules and inner ones
     float64_ns: float
 
     def share(self, chosen: Callable[[str], bool]) -> float:
@@ -77,10 +77,7 @@ class Own(NamedTuple):
     @property
     def python_ns(self) -> float:
         """What no operator takes, without what it takes to call these, and inner modules."""
-        if not self.all.ns:
-            return 0.0
-        calling_ns = NS_OF_OPERATOR * self.all.calls + NS_OF_CALL * (self.calls + self.inner_calls)
-        return max(0.0, self.forward_ns - self.all.ns - calling_ns)
+        return max(0.0, self.forward_ns - self.all.ns - self.calling_ns) if self.all.ns else 0.0
 
 
 class _Kind(NamedTuple):
@@ -190,7 +187,7 @@ def find_inside(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
         for number, kind in enumerate(_KINDS):
             per_step = kind.ns(own)
             least = _LEAST if measured.trains else kind.of_calls
-            if per_step < max(least * step_ns, LEAST_NS * measured.looks, _OF_ALL * least * all_ns):
+            if per_step < max(least * step_ns, measured.brief_ns * measured.looks, _OF_ALL * least * all_ns):
                 continue
             if number == 0 and (is_usual or own.fqns[0] in notes.doubles):
                 continue  # a rule of its own names modules with parameters of float64
@@ -223,10 +220,10 @@ def _by_place(measured: Measured, notes: NotedSteps) -> Iterator[tuple[str, Own]
             known = [[Operator("", made, 0.0)] for made in nodes]
         elif not notes.all_inside and [none] in known:
             continue
-        yield place, _sum(measured, members, known)
+        yield place, _sum(measured, members, known, notes)
 
 
-def _sum(measured: Measured, members: Sequence[int], known: Sequence[Sequence[Operator]]) -> Own:
+def _sum(measured: Measured, members: Sequence[int], known: Sequence[Sequence[Operator]], notes: NotedSteps) -> Own:
     rows = [measured.rows[index] for index in members]
     forward, backward = (sum(each) for each in zip(*map(measured.own_ns, members), strict=True))
     longest = dict[str, Operator]()
@@ -236,14 +233,15 @@ def _sum(measured: Measured, members: Sequence[int], known: Sequence[Sequence[Op
     rows.sort(key=lambda row: -row.self_ns)
     doubles_ns = float64_ns([*longest.values()])
     together, _ = longest.pop(""), longest.pop(FLOAT64, None)
+    calls, inner_calls = (float(each[list(members)].sum()) for each in (measured.calls, measured.inner_calls))
     return Own(
         [row.fqn for row in rows],
         rows[0].module_class,
-        float(measured.calls[list(members)].sum()),
+        calls,
         forward,
         backward,
         together,
         sorted(longest.values(), key=lambda each: -each.ns),
-        float(measured.inner_calls[list(members)].sum()),
+        notes.ns_of_operator * together.calls + notes.ns_of_call * (calls + inner_calls),
         doubles_ns,
     )

@@ -11,7 +11,7 @@ from ...._terminal import counted
 from ...contents import FLOAT64
 from ...memory import format_bytes
 from ..slow_steps import short_ms
-from .finding import TRACE, Finding, Measured, only_option, times_text
+from .finding import TRACE, Finding, Measured, only_option, pace, times_text
 
 _MANY_CALLS = 8
 """How often an operator runs in a step for that to be a loop: a loss, or clipping as torch does it, runs few once."""
@@ -27,8 +27,9 @@ _OF_ENGINE = frozenset({"sum", "add", "add_", "view"})
 """What torch itself runs between nodes, to add up gradients."""
 _IN_OPERATORS = 0.3
 """What share of a time operators have to take to be its cause: what calls them takes as much again."""
-NS_OF_OPERATOR, NS_OF_CALL = 20_000, 50_000
-"""What Python takes at most to call an operator, and a module, on a busy machine. torch takes as much for a node."""
+_NS_OF_OPERATOR, _NS_OF_CALL = 20_000, 50_000
+"""What Python takes at most to call an operator, and a module, on a busy machine, times its `pace`. torch takes as
+much for a node."""
 _IN_ONE_GAP = 0.3
 """What share of a time has to lie between the same two lines for these to be named."""
 _LARGE_HOOKS = 0.05
@@ -84,6 +85,8 @@ class NotedSteps:
     """Notes of a recording.
 
     Attributes:
+        ns_of_operator: what Python takes at most to call an operator.
+        ns_of_call: the same of a module.
         is_counted: whether operators were counted.
         outside: those outside of modules, backward passes and optimizers, the longest first.
         inside: of modules, those that they call themselves: all of them together, all of float64, then the longest.
@@ -109,6 +112,7 @@ class NotedSteps:
         """Take notes, each of a look at one of so many `looks` in a step, as at a call of those of a `generate`."""
         steps, operators = notes.get("steps", 0), notes.get("operators", {})
         looked = steps / looks
+        self.ns_of_operator, self.ns_of_call = _NS_OF_OPERATOR * pace(notes), _NS_OF_CALL * pace(notes)
         self.outside = _operators(operators.get("outside", ()), looked)
         inside: Mapping[str, Sequence[tuple[str, int, int]]] = notes.get("inside", {})
         self.inside = {fqn: own for fqn, noted in inside.items() if (own := _operators(noted, looked))}
@@ -122,7 +126,7 @@ class NotedSteps:
         self.hooks_ns = 0.0
         if nodes and with_hooks:
             of_engine_ns = sum(in_passes[name].ns for name in _OF_ENGINE & in_passes.keys())
-            self.hooks_ns = max(0.0, with_hooks.ns - nodes.ns - of_engine_ns - NS_OF_OPERATOR * nodes.calls)
+            self.hooks_ns = max(0.0, with_hooks.ns - nodes.ns - of_engine_ns - self.ns_of_operator * nodes.calls)
         self.in_hooks = [each for name, each in in_passes.items() if name not in _OF_ENGINE]
         self.hooks: Mapping[str, int] = notes.get("hooks", {})
         self.gradient_hooks: int = notes.get("gradient_hooks", 0)
@@ -162,7 +166,7 @@ class NotedSteps:
         loop = [each for each in self.loop() if each.name != "to" or each.ns >= _IN_OPERATORS * ns]
         is_over = any(each.calls >= min(tensors or _MANY_IN_LOOP, _MANY_IN_LOOP) for each in loop)
         # What calls an operator takes no longer than it: else something else does.
-        called_ns = sum(each.ns + min(each.ns, NS_OF_OPERATOR * each.calls) for each in loop)
+        called_ns = sum(each.ns + min(each.ns, self.ns_of_operator * each.calls) for each in loop)
         return is_over and called_ns >= _IN_OPERATORS * ns
 
     def is_over_parameters(self, ns: float, tensors: int) -> bool:
@@ -334,7 +338,7 @@ def _forward_hooks(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
             forward_ns, backward_ns = measured.own_ns(index)
             inner = float(measured.inner_calls[index])
             usual = backward_ns * (_FORWARD_OF_BACKWARD if inner else 1.0)
-            taken[row.fqn] = max(0.0, forward_ns - usual - NS_OF_CALL * (float(measured.calls[index]) + inner))
+            taken[row.fqn] = max(0.0, forward_ns - usual - notes.ns_of_call * (float(measured.calls[index]) + inner))
     per_step = sum(taken.values())
     if not taken or per_step < _LARGE_HOOKS * measured.usual_ns:
         return

@@ -13,7 +13,7 @@ from ...memory import format_bytes
 from ..module_rows import ModuleTimes
 from ..parts import OTHER, PARTS
 from ..slow_steps import short_ms
-from .finding import LEAST_NS, LEAST_STEPS, Finding, Measured, only_option, times_text
+from .finding import LEAST_STEPS, Finding, Measured, only_option, times_text
 from .inside import PARAMETRIZATIONS
 from .noted import NotedSteps, calls_text, tensors_of
 from .occasions import LARGE_EVALUATION, LOADER_BEGINS, collections_text
@@ -33,8 +33,8 @@ _LARGE = {
 }
 _LARGE_UNTRAINED_LOSS = 0.10
 """For a loss that has hardly any backward: what it does beside is no loss."""
-_LARGE_BETWEEN, _LEAST_BETWEEN_NS = 0.15, 500_000
-"""For the time between calls if nothing is trained, in which the model does nothing at all."""
+_LARGE_BETWEEN, _BRIEF_BETWEEN = 0.15, 0.5
+"""For the time between calls if nothing is trained, in which the model does nothing at all; times what is too short."""
 _REGULAR = 0.3
 """Share of its median that this time has at least in 9 of 10 steps, if it is work: times between requests that come at
 random have 0.15."""
@@ -110,7 +110,7 @@ def find_large_parts(measured: Measured, notes: NotedSteps, explained: Container
         if is_untrained := part == "loss" and 0 < np.median(alone_ns) < _BACKWARD_SHARE * per_step:
             least = _LARGE_UNTRAINED_LOSS
         # As for modules: a busy machine makes what has many operators longer than it is.
-        low_ns, least_ns = np.percentile(took, low), _LEAST_BETWEEN_NS if between else LEAST_NS
+        low_ns, least_ns = np.percentile(took, low), measured.brief_ns * (_BRIEF_BETWEEN if between else 1)
         is_large = low_ns >= max(least * np.percentile(step_ns, low), least_ns)
         # A server waits for requests, which come irregularly.
         is_large &= not between or low_ns >= _REGULAR * per_step
@@ -213,7 +213,7 @@ def _beside_optimizers(measured: Measured, notes: NotedSteps) -> Finding | None:
         is_step = each.range.endswith(".step") and not each.range.startswith("LRScheduler.")
         zeros = notes.zeros if "zero_grad" in each.range else []
         least = _LARGE_LOOP if calls >= _MANY_OPTIMIZERS or zeros else _LARGE_BESIDE
-        if not is_step and per_step >= max(least * measured.usual_ns, LEAST_NS):
+        if not is_step and per_step >= max(least * measured.usual_ns, measured.brief_ns):
             evidence = f"{times_text(calls)} a step, {short_ms(each.p50_ns)} each (median)"
             evidence += ": a loop, where one call takes all parameters" if calls >= _MANY_OPTIMIZERS else ""
             evidence += f"; it runs {calls_text(zeros)}: set_to_none=True, torch's default, fills none" if zeros else ""
@@ -280,8 +280,8 @@ def find_host_time(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
         ratio = own_backward_ns * measured.steps / max(sum(rows[index].forward_self_ns for index in members), 1)
         per_step *= 1 if ratio < _BACKWARD_SHARE else 1 - ratio
         is_sure = ratio < _NO_BACKWARD_SHARE and hold.isdisjoint(rows[index].fqn for index in members)
-        least = _SURE_HOST_SHARE if is_sure else _HOST_SHARE
-        if per_step < max((least if trains else _HOST_SHARE_OF_CALLS) * measured.usual_ns, LEAST_NS * measured.looks):
+        least = _HOST_SHARE_OF_CALLS if not trains else _SURE_HOST_SHARE if is_sure else _HOST_SHARE
+        if per_step < max(least * measured.usual_ns, measured.brief_ns * measured.looks):
             continue
         first = rows[members[int(np.argmax(each))]]
         several = f" in {len(members)} modules {place} ({module_class})" if len(members) > 1 else ""
@@ -311,7 +311,7 @@ def find_reruns(measured: Measured) -> Iterator[Finding]:
     for index, row in enumerate(measured.rows):
         calls, backed, unused, alone_ns, backed_ns = (int(count) for count in measured.runs[:5, index])
         per_step = alone_ns / measured.steps
-        if per_step < max(measured.least_ns, LEAST_NS):
+        if per_step < max(measured.least_ns, measured.brief_ns):
             continue
         unused *= row.fqn not in measured.casts
         if not backed and unused >= max(_MOST_STEPS * max(calls, measured.steps), _ALWAYS):
@@ -342,7 +342,7 @@ def _parametrizations(measured: Measured) -> Iterator[Finding]:
         if PARAMETRIZATIONS in row.fqn and "." not in row.fqn.rpartition(PARAMETRIZATIONS)[2]
     ]
     per_step = float(measured.step_ns[known].sum())
-    if measured.runs[1].any() or per_step < max(_LARGE_PARAMETRIZED * measured.usual_ns, LEAST_NS):
+    if measured.runs[1].any() or per_step < max(_LARGE_PARAMETRIZED * measured.usual_ns, measured.brief_ns):
         return
     longest = measured.rows[max(known, key=lambda index: measured.step_ns[index])].fqn
     evidence = f"{counted(len(known), 'weight')}, {short_ms(per_step)} a step, though nothing is trained: "
