@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from ...contents import FLOAT64
 from ...slices import MANY_NODES
 from ..slow_steps import short_ms
@@ -181,7 +179,7 @@ def find_inside(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
     if measured.steps < LEAST_STEPS:
         return
     # As its own time is: on a busy machine a median step is several times as long.
-    step_ns, all_ns = np.percentile(measured.duration_ns, 10), measured.whole_ns / measured.steps
+    step_ns, all_ns = measured.low_step_ns(), measured.whole_ns / measured.steps
     is_usual = notes.float64_share() > _MOST
     for place, own in _by_place(measured, notes):
         for number, kind in enumerate(_KINDS):

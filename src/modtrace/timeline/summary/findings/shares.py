@@ -92,7 +92,7 @@ def find_large_parts(measured: Measured, notes: NotedSteps, explained: Container
     if measured.steps < LEAST_STEPS:
         return
     gap_ns = measured.gap_ns.sum(axis=1)
-    step_ns = measured.duration_ns + gap_ns
+    step_ns, low_step_ns = measured.duration_ns + gap_ns, measured.low_step_ns(gaps=True)
     beside = _beside_optimizers(measured, notes)
     if beside is not None:
         yield beside
@@ -104,14 +104,15 @@ def find_large_parts(measured: Measured, notes: NotedSteps, explained: Container
         if part == "loss":  # operators outside of modules that are no loss have a backward too
             alone_ns[alone_ns > _LOSS_BACKWARD * took] = 0
         took = took + alone_ns
-        per_step, low = float(np.median(took)), 50 if part in _WAITS else 10
+        per_step, is_wait = float(np.median(took)), part in _WAITS
         between = part == OTHER and float(np.median(gap_ns)) > per_step / 2
         least = _LARGE_BETWEEN if between else _least_share(measured, notes, part, per_step)
         if is_untrained := part == "loss" and 0 < np.median(alone_ns) < _BACKWARD_SHARE * per_step:
             least = _LARGE_UNTRAINED_LOSS
         # As for modules: a busy machine makes what has many operators longer than it is.
-        low_ns, least_ns = np.percentile(took, low), measured.brief_ns * (_BRIEF_BETWEEN if between else 1)
-        is_large = low_ns >= max(least * np.percentile(step_ns, low), least_ns)
+        low_ns, whole_ns = (per_step, np.median(step_ns)) if is_wait else (np.percentile(took, 10), low_step_ns)
+        least_ns = measured.brief_ns * (_BRIEF_BETWEEN if between else 1)
+        is_large = low_ns >= max(least * whole_ns, least_ns)
         # A server waits for requests, which come irregularly.
         is_large &= not between or low_ns >= _REGULAR * per_step
         if is_large and part not in explained:
@@ -263,7 +264,8 @@ def find_host_time(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
             and "Drop" not in row.module_class
             and (measured.runs[1, index] if trains else row.fqn in compose)
             and row.backward_self_ns
-            < (_BACKWARD_SHARE_OF_HOLDERS if row.fqn in hold else _BACKWARD_SHARE) * row.forward_self_ns
+            < (_BACKWARD_SHARE_OF_HOLDERS if row.fqn in hold else _BACKWARD_SHARE)
+            * (row.forward_self_ns - _stops_ns(measured, index))
             # Of a wrapper whose model has a name of its own no step says what it takes itself.
             and (row.fqn in hold or row.forward_self_ns == row.forward_ns)
         ):
@@ -293,6 +295,12 @@ def find_host_time(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
         evidence += f"; {hooked}" if (hooked := notes.hooks_text(first.fqn)) else ""
         what = f"spends host time in its own forward, outside of inner modules{' and operators' if trains else ''}"
         yield measured.finding(what, first.fqn, "forward", evidence=evidence, show=only_option(place), ns=per_step)
+
+
+def _stops_ns(measured: Measured, index: int) -> float:
+    """Return what a module takes more in all steps together than in as many usual ones, as where something stops it."""
+    usual_ns = float(measured.step_ns[index]) * measured.steps
+    return max(0.0, measured.rows[index].in_steps_ns - usual_ns)
 
 
 def _waits_in_forward(measured: Measured) -> float:
