@@ -461,6 +461,17 @@ def test_how_long_a_thread_waits_for_a_processor_is_read_from_linux() -> None:
     delay.close()
 
 
+def test_how_long_calls_wait_for_a_processor_is_noted_of_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RunDelay, "__call__", lambda self: 1_000)
+    model = nn.Linear(4, 1)
+    with torch.no_grad(), modtrace.record() as recording:
+        for _ in range(6):
+            model(torch.ones(2, 4))
+
+    # It is read after calls 1 to 5 and at the end.
+    assert recording.timeline().metadata[STEP_NOTES]["waited_ns"] == 6_000
+
+
 def test_a_file_of_the_programs_that_took_the_number_stays_open(tmp_path: Path) -> None:
     delay = RunDelay()
     delay()

@@ -49,6 +49,7 @@ def training(
     collection: Callable[[int], float] = lambda step: 0,
     trigger: Callable[[int], int] = lambda step: 0,
     before: float = 0,
+    pause: Callable[[int], float] = lambda step: 0,
     wait: float = 0,
 ) -> Timeline:
     """Steps of `Net`, whose blocks call an `act` each; all times in ms.
@@ -65,6 +66,7 @@ def training(
         collection: a garbage collection of generation 2 at the end of the step that frees 7 objects.
         trigger: the bit that says who began it.
         before: what the step takes before all else, without a name.
+        pause: what it takes beside that.
         wait: how long a backward pass lasts after its last node.
     """
     script, now, number, called = EventScript(capacity=1 << 14), 1, 0, [0] * (1 + 2 * BLOCKS)
@@ -97,7 +99,7 @@ def training(
 
     count = 0
     for step in range(steps):
-        now += round(before * MS)
+        now += round((before + pause(step)) * MS)
         for name, category, ms in ranges(step):
             count += 1
             script.collective(now, Kind.RANGE_BEGIN, range_text(name, category), count)

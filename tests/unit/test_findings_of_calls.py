@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
 from modtrace import Timeline
+from modtrace.timeline.contents import STEP_NOTES
+from modtrace.timeline.metadata import fit_metadata
 from tests.support.event_script import EventScript
 from tests.support.timelines import build_timeline
 from tests.unit.test_findings import MS, found, training
@@ -196,3 +199,22 @@ def test_a_module_without_inner_ones_that_has_hardly_any_backward(
     what = "spends host time in its own forward, outside of inner modules and operators"
     expected = [(what, "Net.blocks.0.act", "forward", 4)] if is_found else []
     assert [one[:4] for one in found(timeline)] == expected
+
+
+@pytest.mark.parametrize(("waited_ms", "is_named"), [(21, True), (22, False)])
+def test_a_call_is_slow_by_the_machine_if_calls_waited_for_a_processor(waited_ms: int, is_named: bool) -> None:
+    script, now = EventScript(capacity=1 << 14), 1
+    net, *layers = (script.name(name) for name in ("Net", *(f"Net.layers.{layer}" for layer in range(3))))
+    for call in range(20):
+        script.enter(now, net, call)
+        for layer, name in enumerate(layers):
+            script.enter(now, name, call)
+            now += 31 * MS if (call, layer) == (12, 1) else MS
+            script.exit(now, name, call)
+        script.exit(now, net, call)
+    timeline = build_timeline(script.snapshot())
+    notes = {STEP_NOTES: {"waited_ns": waited_ms * MS}}
+
+    # Three usual calls of the 30 ms more are 9 ms.
+    findings = replace(timeline, metadata=fit_metadata({**timeline.metadata, **notes})).summary().findings
+    assert [one.where for one in findings] == ["Net.layers.1"] * is_named

@@ -410,6 +410,72 @@ def test_steps_that_are_slow_with_a_period_are_not_slow_by_the_machine() -> None
     assert [one.what for one in findings] == ["makes some steps slow (forward)"]
 
 
+def test_a_step_that_waited_and_is_slow_without_that_is_slow() -> None:
+    def whats(waited_ms: int) -> list[str]:
+        slow = training(forward=lambda step, block: 61 if step == 7 and block == 2 else 1)
+        return [one.what for one in noted(slow, delays=[[7, waited_ms * MS]]).summary().findings]
+
+    # Of 60 ms more 27 are three usual steps.
+    assert whats(33) == ["makes step 7 slow (forward)"]
+    assert whats(34) == []
+
+
+@pytest.mark.parametrize(
+    ("more_ms", "delays", "is_named"), [(18, [[2, MS]], True), (17, [[2, MS]], False), (18, [], False), (27, [], True)]
+)
+def test_one_module_of_a_list_makes_a_step_slow_by_less_if_it_waited_for_no_processor(
+    more_ms: int, delays: Any, is_named: bool
+) -> None:
+    slow = training(forward=lambda step, block: 1 + more_ms * (step == 7 and block == 2))
+
+    findings = noted(slow, delays=delays).summary().findings
+
+    assert [one.where for one in findings] == ["Net.blocks.2.act"] * is_named
+
+
+def test_a_step_with_larger_inputs_has_a_longer_forward_and_backward() -> None:
+    def times(step: int, block: int) -> int:
+        return 12 if step == 7 else 1
+
+    (finding,) = training(forward=times, backward=lambda step, block: 3 * times(step, block)).summary().findings
+    assert finding.what == "makes step 7 slow (backward)"
+    assert finding.evidence == (
+        "step 7: 193 ms, of which 144 ms backward; usually 12 ms; Net 192 ms, usually 16 ms; forward too: 48 ms, "
+        "usually 4 ms, as of larger inputs"
+    )
+    (finding,) = training(backward=lambda step, block: 3 * times(step, block)).summary().findings
+    assert "inputs" not in finding.evidence
+
+
+def test_slow_steps_have_their_lines_if_one_was_looked_at() -> None:
+    slow = training(before=0.1, pause=lambda step: 40 * (step % 3 == 1))
+
+    def evidence(ms: int) -> str:
+        gap = ["t.py:9", "optimizer", "t.py:3", "forward", "other", [ms * MS, 0]]
+        (finding,) = noted(slow, gaps=[gap]).summary().findings
+        return finding.evidence
+
+    said = "; in a step that was looked at 20 ms between t.py:9 (optimizer) and t.py:3 (forward)"
+    assert evidence(20).endswith(said)
+    assert "looked" not in evidence(19)
+
+
+def test_a_machine_that_stops_each_step_somewhere_hides_no_loop() -> None:
+    def stops(step: int, at: int) -> int:
+        return 5 if step % 8 == at else 1
+
+    busy = training(
+        steps=32,
+        before=0.6,
+        forward=stops,
+        backward=lambda step, block: stops(step, 4 + block),
+    )
+
+    # Each step takes 13.6 ms, of which 4 ms are stops: 0.6 of 9.6 is 6.2 %, of 13.6 4.4 %.
+    (finding,) = noted(busy, operators={"outside": [["mul_", 40, MS]]}, loops_ns=16_500).summary().findings
+    assert finding.what == OTHER
+
+
 def test_an_own_optimizer_that_goes_over_its_parameters_one_by_one() -> None:
     def evidence(operators: object, **more: Any) -> str:
         slow = training(ranges=lambda step: [("Optimizer.step#Own.step", "optimizer", 4)])

@@ -49,6 +49,7 @@ NOTES_OF_STEPS = {
     "unlike": [str],
     "resident": [(int, int)],
     "delays": [(int, _COUNT)],
+    "waited_ns": _COUNT,
     "gaps": [(*[str] * 5, [_COUNT])],
 }
 OPTIMIZER_NOTES = [

@@ -77,6 +77,7 @@ class StepNotes:
         self._noted: Mapping[str, object] = {}
         self._looks_of_modules: Mapping[str, object] = {}
         self._delays: list[tuple[int, int]] = []
+        self._waited_ns = 0
         self._gaps = LineGaps()
 
     @skip_all
@@ -98,7 +99,10 @@ class StepNotes:
                 return
             self._last, now = number, time.monotonic_ns()
             step_ns, self._ended_ns = now - self._ended_ns, now
-            if (waited_ns := self._run_delay()) >= _LEAST_DELAY_NS and ended_by not in _UNITS:
+            waited_ns = self._run_delay()
+            if ended_by in _UNITS:
+                self._waited_ns += waited_ns
+            elif waited_ns >= _LEAST_DELAY_NS:
                 self._delays = sorted([*self._delays, (waited_ns, number)], reverse=True)[:_MAX_DELAYS]
             if self._thread is not None:
                 self._note(ended_by)
@@ -126,6 +130,8 @@ class StepNotes:
         try:
             if not self._looks_of_modules:  # those of the last look may be gone by now
                 self._looks_of_modules = self._look_at_modules()
+            if self._unit in _UNITS.values():
+                self._waited_ns += self._run_delay()
             self._run_delay.close()
             self._resident_bytes.close()
             self._write()
@@ -162,7 +168,8 @@ class StepNotes:
 
     def _write(self) -> None:
         delays = [(number, waited_ns) for waited_ns, number in self._delays]
-        notes = json.dumps({**self._noted, **self._looks_of_modules, "delays": delays})
+        waits = {"delays": delays, "waited_ns": self._waited_ns}
+        notes = json.dumps({**self._noted, **self._looks_of_modules, **waits})
         record = {"kind": "steps", "steps": self._looked, "notes": notes}
         self._names.note(record)
         if self._record is not None:

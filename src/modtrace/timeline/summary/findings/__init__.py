@@ -37,7 +37,7 @@ def find_findings(measured: Measured) -> list[Finding]:
         return []
     notes = NotedSteps(measured.step_notes, measured.looks)
     occasions, outliers = list(find_occasions(measured)), list(find_outliers(measured, notes))
-    slow_steps = list(find_slow_steps(measured, {each.part for each in occasions}))
+    slow_steps = list(find_slow_steps(measured, notes, {each.part for each in occasions}))
     named = {found.where for found in (*outliers, *slow_steps)}
     inside = [each for each in find_inside(measured, notes) if each.where not in named]
     said = {(each.what, each.where) for each in inside}

@@ -234,7 +234,7 @@ class Measured:
         return float(np.median(self.duration_ns)) if self.steps else 0.0
 
     def low_step_ns(self, *, gaps: bool = False) -> float:
-        """Return what a step takes in the shortest tenth of each part, as a busy machine stops nearly each step once."""
+        """Return what a step takes in the shortest tenth of each part: a busy machine stops nearly each step."""
         ns = self.ns * (np.array(self.parts) != "evaluation") + self.gap_ns * gaps
         return min(float(np.percentile(ns, 10, axis=0).sum()), float(np.percentile(ns.sum(axis=1), 10)))
 

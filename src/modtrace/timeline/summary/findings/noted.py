@@ -32,6 +32,8 @@ _NS_OF_OPERATOR, _NS_OF_CALL = 20_000, 50_000
 much for a node."""
 _IN_ONE_GAP = 0.3
 """What share of a time has to lie between the same two lines for these to be named."""
+_IN_SLOW_STEP = 0.5
+"""The same of what slow steps take more on average, for these lines to be why."""
 _LARGE_HOOKS = 0.05
 """Share of the median step: hooks watch what is computed, and are no part of it."""
 _FORWARD_OF_BACKWARD = 0.5
@@ -72,6 +74,7 @@ class Gap(NamedTuple):
     begun: str  # what begins there
     part: str  # of the step: "loss" or "other"
     ns: int
+    longest_ns: int  # in one of the steps that were looked at
 
     def to_text(self) -> str:
         """Say where it is."""
@@ -205,6 +208,14 @@ class NotedSteps:
             return ""
         return f"; {min(1.0, longest.ns / ns):.0%} of it {longest.to_text()}"
 
+    def longest_gap_text(self, part: str, ns: float) -> str:
+        """Say between which lines a slow step has most of so much time of a part, if one was looked at."""
+        gaps = [gap for gap in self.gaps if gap.part == part]
+        longest = max(gaps, key=lambda gap: gap.longest_ns, default=None)
+        if longest is None or longest.longest_ns < _IN_SLOW_STEP * ns:
+            return ""
+        return f"; in a step that was looked at {short_ms(longest.longest_ns)} {longest.to_text()}"
+
     def hooks_text(self, fqn: str) -> str:
         """Say that a module has forward hooks; nothing if it has none."""
         return f"has {counted(self.hooks[fqn], 'forward hook')}" if fqn in self.hooks else ""
@@ -217,7 +228,7 @@ def _operators(noted: Sequence[tuple[str, int, int]], steps: float) -> list[Oper
 def _gaps(noted: Sequence[tuple[Any, ...]], steps: int) -> list[Gap]:
     """Return gaps with the median of the steps that were looked at, the lower of two: some may have none of a gap."""
     return [
-        Gap._make((*where, sorted([*times, 0], reverse=True)[min(steps // 2, len(times))]))
+        Gap._make((*where, sorted([*times, 0], reverse=True)[min(steps // 2, len(times))], max(times, default=0)))
         for *where, times in noted
         if steps > 0 and all(where)
     ]

@@ -13,6 +13,8 @@ from ..parts import OTHER
 from ..slow_steps import short_ms
 from ..steps_in_parts import SlowPart
 from .finding import LEAST_STEPS, Finding, Measured, times_text
+from .noted import NotedSteps
+from .siblings import place_of
 
 _SEEN_SHARE, _LONGER = 0.05, 3
 """Share of the median step, and multiple of its own median: a part that takes less is no occasion."""
@@ -27,12 +29,15 @@ LOADER_BEGINS = "DataLoader.__iter__"
 """How the name of the range ends in which a loader shuffles, and starts its workers."""
 _USUALLY = ("data loading", "optimizer", "communication")
 """Parts of the same kind where most steps have them."""
-_SLOW_STEPS = 3.0
-"""What a slow step has to take more, in median steps, but for one of a period: for less the system may be why."""
+_SLOW_STEPS, _BY_ONE = 3.0, 2.0
+"""What a slow step has to take more, in median steps, but for one of a period: for less the system may be why; and less
+if one module of a list takes it, and it is known how long the thread waited for a processor."""
 _OUTLASTS = 3
 """How many times as long as slow steps by other causes one has to be slow."""
 _OF_MACHINE = 0.5
 """What share of what a slow step takes more its thread has waited for a processor, if the machine made it slow."""
+_LARGER = 3.0
+"""How many times as long as usual forward and backward both take if there is more to compute."""
 _SLOW_SHARE = 0.04
 """Share of a usual step that slow steps by one cause have to take more, as a mean over all steps."""
 _TRIGGERED = "", ", automatic", " by gc.collect()"
@@ -95,12 +100,13 @@ def _is_long(measured: Measured, took: Int64Array) -> BoolArray:
     return np.asarray(is_long, np.bool_)
 
 
-def find_slow_steps(measured: Measured, explained: Container[str | None]) -> Iterator[Finding]:
+def find_slow_steps(measured: Measured, notes: NotedSteps, explained: Container[str | None]) -> Iterator[Finding]:
     """Yield the slow steps, those with one cause and place together, but for parts that are explained."""
     if measured.steps < LEAST_STEPS:
         return
     by_cause: dict[tuple[str, str], list[tuple[int, SlowPart, str]]] = {}
     steps, delays = measured.summary.step_parts, dict(measured.step_notes.get("delays", ()))
+    waited_ns: int = measured.step_notes.get("waited_ns", 0)
     for index, (cause, slow) in steps.causes.items():
         # A first step is slow by what it sets up.
         if slow.part not in explained and (number := int(steps.bounds.number[index])):
@@ -112,7 +118,7 @@ def find_slow_steps(measured: Measured, explained: Container[str | None]) -> Ite
             slow_steps = [
                 (number, slow, cause)
                 for number, slow, cause in slow_steps
-                if delays.get(number, 0) < _OF_MACHINE * (slow.took_ns - slow.usual_ns)
+                if not _is_of_machine(measured, slow, delays.get(number, waited_ns))
             ]
             numbers = np.array([number for number, _, _ in slow_steps])
         if not slow_steps:
@@ -120,7 +126,9 @@ def find_slow_steps(measured: Measured, explained: Container[str | None]) -> Ite
         others = max((ns for cause, ns in longest.items() if cause != (part, where)), default=0)
         per_step = sum(slow.took_ns - slow.usual_ns for _, slow, _ in slow_steps) / max(measured.steps, 1)
         # Steps that are slow here and there are those in which the machine did other things too.
-        is_noise = not _period(numbers) and more < max(_SLOW_STEPS * measured.usual_ns, _OUTLASTS * others)
+        is_by_one = bool(delays) and "*" in place_of(measured, where)
+        least = (_BY_ONE if is_by_one else _SLOW_STEPS) * measured.usual_ns
+        is_noise = not _period(numbers) and more < max(least, _OUTLASTS * others)
         if is_noise or per_step < _SLOW_SHARE * measured.usual_ns:
             continue
         what = f"makes {f'step {numbers[0]}' if len(numbers) == 1 else 'some steps'} slow"
@@ -130,9 +138,28 @@ def find_slow_steps(measured: Measured, explained: Container[str | None]) -> Ite
             evidence = f"{when_text(measured.number, np.isin(measured.number, numbers))}; {evidence}"
         if part == "data loading":
             evidence += _workers_text(measured)
+        evidence += _inputs_text(measured, slowest, part)
+        evidence += notes.longest_gap_text(part, per_step * measured.steps / len(slow_steps))
         # Steps that are ranges may be without modules.
         show = f"--steps {slowest}:{slowest + 1}" if measured.runs[0].any() else "--by step"
         yield measured.finding(what, where or None, part, evidence=evidence, show=show, ns=per_step)
+
+
+def _inputs_text(measured: Measured, number: int, part: str) -> str:
+    """Say that a step's forward and backward are both many times as long as usual, if they are."""
+    works = "forward", "backward"
+    took = [int(measured.of_part(work)[measured.number == number].sum()) for work in works]
+    usual = [float(np.median(measured.of_part(work))) for work in works]
+    if part not in works or any(ns < _LARGER * max(own, 1.0) for ns, own in zip(took, usual, strict=True)):
+        return ""
+    other = 1 - works.index(part)
+    return f"; {works[other]} too: {short_ms(took[other])}, usually {short_ms(usual[other])}, as of larger inputs"
+
+
+def _is_of_machine(measured: Measured, slow: SlowPart, waited_ns: int) -> bool:
+    """Whether a step is slow as its thread waited for a processor, and would not be without that."""
+    more = slow.took_ns - slow.usual_ns
+    return waited_ns >= _OF_MACHINE * more and more - waited_ns < _SLOW_STEPS * measured.usual_ns
 
 
 def _workers_text(measured: Measured) -> str:
