@@ -395,6 +395,21 @@ def test_data_loading_that_takes_a_large_share(name: str, evidence: str) -> None
     assert found(training(ranges=lambda step: [(name, "data loading", 2)])) == []
 
 
+def test_a_machine_that_stops_each_step_somewhere_hides_no_loader() -> None:
+    def stops(step: int, at: int) -> int:
+        return 5 if step % 8 == at else 1
+
+    busy = training(
+        steps=32,
+        forward=stops,
+        backward=lambda step, block: stops(step, 4 + block),
+        ranges=lambda step: [(FETCH, "data loading", 2.5)],
+    )
+
+    # Each step takes 15.5 ms, of which 4 ms are stops: 2.5 of 11.5 is 22 %, of 15.5 16 %.
+    assert [one.part for one in busy.summary().findings] == ["data loading"]
+
+
 @pytest.mark.parametrize("period", [1, 2, 3])
 def test_a_loader_that_begins_anew_in_each_step(period: int) -> None:
     begin = "enumerate(DataLoader)#DataLoader.__iter__"

@@ -472,8 +472,17 @@ def test_a_machine_that_stops_each_step_somewhere_hides_no_loop() -> None:
     )
 
     # Each step takes 13.6 ms, of which 4 ms are stops: 0.6 of 9.6 is 6.2 %, of 13.6 4.4 %.
-    (finding,) = noted(busy, operators={"outside": [["mul_", 40, MS]]}, loops_ns=16_500).summary().findings
+    (finding,) = noted(busy, operators={"outside": [["mul_", 40, MS]]}).summary().findings
     assert finding.what == OTHER
+
+
+def test_what_is_known_to_be_a_loop_counts_from_half_a_millisecond_on() -> None:
+    def whats(before: float) -> list[str]:
+        loop = {"outside": [["mul_", 40, MS]]}
+        return [one[0] for one in found(noted(training(steps=32, before=before), operators=loop))]
+
+    assert whats(0.5) == [OTHER]
+    assert whats(0.49) == []
 
 
 def test_an_own_optimizer_that_goes_over_its_parameters_one_by_one() -> None:

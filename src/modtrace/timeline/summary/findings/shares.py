@@ -33,13 +33,14 @@ _LARGE = {
 }
 _LARGE_UNTRAINED_LOSS = 0.10
 """For a loss that has hardly any backward: what it does beside is no loss."""
-_LARGE_BETWEEN, _BRIEF_BETWEEN = 0.15, 0.5
-"""For the time between calls if nothing is trained, in which the model does nothing at all; times what is too short."""
+_LARGE_BETWEEN, _BRIEF = 0.15, 0.5
+"""For the time between calls if nothing is trained, in which the model does nothing at all; and times what is too short
+there, and for loops over parameters, as it is known what they are."""
 _REGULAR = 0.3
 """Share of its median that this time has at least in 9 of 10 steps, if it is work: times between requests that come at
 random have 0.15."""
 _WAITS = ("data loading", "communication")
-"""Parts of which some steps have none, as what is waited for is there already."""
+"""Parts whose medians count, of communication alone."""
 _LOSS_BACKWARD = 10
 """A loss with a longer backward, in times of its forward, is no loss."""
 _LARGE_LOOP = 0.05
@@ -104,15 +105,17 @@ def find_large_parts(measured: Measured, notes: NotedSteps, explained: Container
         if part == "loss":  # operators outside of modules that are no loss have a backward too
             alone_ns[alone_ns > _LOSS_BACKWARD * took] = 0
         took = took + alone_ns
-        per_step, is_wait = float(np.median(took)), part in _WAITS
+        per_step = float(np.median(took))
         between = part == OTHER and float(np.median(gap_ns)) > per_step / 2
         least = _LARGE_BETWEEN if between else _least_share(measured, notes, part, per_step)
+        is_known = between or (least == _LARGE_LOOP and part in ("loss", OTHER))
         if is_untrained := part == "loss" and 0 < np.median(alone_ns) < _BACKWARD_SHARE * per_step:
             least = _LARGE_UNTRAINED_LOSS
         # As for modules: a busy machine makes what has many operators longer than it is.
-        low_ns, whole_ns = (per_step, np.median(step_ns)) if is_wait else (np.percentile(took, 10), low_step_ns)
-        least_ns = measured.brief_ns * (_BRIEF_BETWEEN if between else 1)
-        is_large = low_ns >= max(least * whole_ns, least_ns)
+        low_ns, least_ns = float(np.percentile(took, 10)), measured.brief_ns * (_BRIEF if is_known else 1)
+        is_large = part != "communication" and low_ns >= max(least * low_step_ns, least_ns)
+        # Some steps wait for nothing, as it is there already.
+        is_large |= part in _WAITS and per_step >= max(least * float(np.median(step_ns)), least_ns)
         # A server waits for requests, which come irregularly.
         is_large &= not between or low_ns >= _REGULAR * per_step
         if is_large and part not in explained:
