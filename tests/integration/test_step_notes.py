@@ -227,6 +227,35 @@ def test_time_between_spans_is_noted_with_the_lines_around_it(engine: EngineName
 
 
 @pytest.mark.parametrize("engine", ["native", "python"])
+@pytest.mark.parametrize(("slow", "noted"), [([4, 9, 14, 19, 24, 29], [9, 14, 19, 24]), ([6], [])])
+def test_lines_are_noted_in_slow_steps_that_come_with_a_period(
+    engine: EngineName, slow: list[int], noted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ns = 0
+
+    def monotonic_ns() -> int:
+        nonlocal now_ns
+        now_ns += 1
+        return now_ns
+
+    monkeypatch.setattr(time, "monotonic_ns", monotonic_ns)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with modtrace.record(engine=engine) as recording:
+        for step in range(30):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).mean().backward()
+            optimizer.step()
+            now_ns += 1_000_000 + (10_000_000 + 1_000 * step) * (step in slow)
+
+    notes: Any = recording.timeline().metadata[STEP_NOTES]
+    times = [row[-1] for row in notes["slow_gaps"] if row[1:5:2] == ["optimizer", "optimizer"]]
+    assert [[ns // 1_000 - 11_000 for ns in each] for each in times] == [noted] * bool(noted)
+    lines = [int(row[line].partition(":")[2]) for row in notes["slow_gaps"][:1] for line in (0, 2)]
+    assert lines == ([lines[0], lines[0] - 2] if noted else [])
+
+
+@pytest.mark.parametrize("engine", ["native", "python"])
 def test_lines_are_those_of_libraries_generators_and_coroutines(engine: EngineName) -> None:
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -447,12 +447,14 @@ def test_a_step_with_larger_inputs_has_a_longer_forward_and_backward() -> None:
     assert "inputs" not in finding.evidence
 
 
-def test_slow_steps_have_their_lines_if_one_was_looked_at() -> None:
+@pytest.mark.parametrize("kind", ["gaps", "slow_gaps"])
+def test_slow_steps_have_their_lines_if_one_was_looked_at(kind: str) -> None:
     slow = training(before=0.1, pause=lambda step: 40 * (step % 3 == 1))
 
     def evidence(ms: int) -> str:
         gap = ["t.py:9", "optimizer", "t.py:3", "forward", "other", [ms * MS, 0]]
-        (finding,) = noted(slow, gaps=[gap]).summary().findings
+        notes: dict[str, Any] = {kind: [gap]}
+        (finding,) = noted(slow, **notes).summary().findings
         return finding.evidence
 
     said = "; in a step that was looked at 20 ms between t.py:9 (optimizer) and t.py:3 (forward)"

@@ -55,8 +55,8 @@ are `unlike` each other in size; how many `gradient_hooks` there are; `delays`, 
 processor, and how many nanoseconds, or, where calls or passes are steps, `waited_ns`, how many in all of them;
 `resident`, after how many steps the process held how many bytes; and the longest `gaps` between modules, passes and
 ranges, each a list of the line of the program (`train.py:12`) where something ended, what, where the next began, what,
-the part of the step that it is, and the nanoseconds of each step that has it; and `loops_ns`, what Python took for a
-thousand rounds of an empty loop."""
+the part of the step that it is, and the nanoseconds of each step that has it; `slow_gaps`, the same of slow steps that
+were foreseen; and `loops_ns`, what Python took for a thousand rounds of an empty loop."""
 
 
 def place_in_lists(fqn: str, called: Container[str]) -> str:

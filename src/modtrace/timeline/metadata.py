@@ -32,6 +32,7 @@ GRAPH = {
     contents.FUSED_TIMES: [(str, _PHASE, [(str, _SECONDS)])],
 }
 """What is known of a graph that torch.compile made, see `summary.compiled`."""
+_GAPS = [(*[str] * 5, [_COUNT])]
 NOTES_OF_STEPS = {
     "steps": int,
     "loops_ns": int,
@@ -50,7 +51,8 @@ NOTES_OF_STEPS = {
     "resident": [(int, int)],
     "delays": [(int, _COUNT)],
     "waited_ns": _COUNT,
-    "gaps": [(*[str] * 5, [_COUNT])],
+    "gaps": _GAPS,
+    "slow_gaps": _GAPS,
 }
 OPTIMIZER_NOTES = [
     {"class": str, "how": str, **dict.fromkeys(("tensors", "groups", "hooks", "stepped", "first_tensors"), int)}

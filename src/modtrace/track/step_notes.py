@@ -36,6 +36,9 @@ _MAX_INSIDE, _MAX_KINDS = 64, 5
 """How many modules are noted with operators, and how many of these each has, the longest."""
 _LEAST_DELAY_NS, _MAX_DELAYS = 1_000_000, 64
 """How long a thread has to wait for a processor in a step for that to be noted, and of how many steps, the longest."""
+_SLOW, _MAX_SLOW = 2.0, 4
+"""How many times as long as the shortest a step lasts for the one as far on to be looked at, and how many are: what
+comes each fifth step is in none of the others. It is only seen there between which lines time passes."""
 _LEAVES_WITHIN_S = 1.0
 """How long the end waits at most for a thread that notes a step."""
 LOOPS = 1_000
@@ -78,7 +81,10 @@ class StepNotes:
         self._looks_of_modules: Mapping[str, object] = {}
         self._delays: list[tuple[int, int]] = []
         self._waited_ns = 0
-        self._gaps = LineGaps()
+        self._gaps, self._slow_gaps = LineGaps(), LineGaps()
+        self._noted_slow: Sequence[object] = ()
+        self._looked_slow = self._slow_step = 0
+        self._due_step, self._shortest_ns = -1, sys.maxsize
 
     @skip_all
     def after_step(self, number: int, ended_by: str) -> None:
@@ -104,10 +110,14 @@ class StepNotes:
                 self._waited_ns += waited_ns
             elif waited_ns >= _LEAST_DELAY_NS:
                 self._delays = sorted([*self._delays, (waited_ns, number)], reverse=True)[:_MAX_DELAYS]
-            if self._thread is not None:
+            if self._thread is None:
+                self._foresee(step_ns, ended_by)
+            elif _is_looked_at(self._ended):
                 self._note(ended_by)
+            else:
+                self._note_slow(step_ns, ended_by)
             self._ended = number if ended_by in _UNITS else self._ended + 1
-            if self._ended & (self._ended - 1) == 0:
+            if _is_looked_at(self._ended):
                 self._thread = threading.get_ident()
                 with contextlib.suppress(OSError):
                     self._resident.append((self._ended, self._resident_bytes()))
@@ -116,6 +126,13 @@ class StepNotes:
                     self._operators.is_whole = ended_by not in _UNITS and step_ns <= _BRIEF_NS
                 self._operators.begin_outside(self._gaps)
                 self._gaps.begin(ended_by)
+            elif self._due_step == self._ended:
+                self._looked_slow += 1
+                self._thread = threading.get_ident()
+                self._engine.on_boundary = self._slow_gaps
+                if not isinstance(self._operators, OperatorCounts):  # the native engine tells boundaries so
+                    self._operators.begin_outside(self._slow_gaps)
+                self._slow_gaps.begin(ended_by)
         except Exception as error:
             self._thread = None
             self._on_error(error)
@@ -137,6 +154,23 @@ class StepNotes:
             self._write()
         except Exception as error:
             self._on_error(error)
+
+    def _foresee(self, step_ns: int, ended_by: str) -> None:
+        """If the step that ends is slow, take the one as far on as it was from the last slow one for the next."""
+        if ended_by in _UNITS or not self._ended:  # there it began with the recording
+            return
+        self._shortest_ns = min(self._shortest_ns, step_ns)
+        if step_ns >= _SLOW * self._shortest_ns and self._looked_slow < _MAX_SLOW:
+            self._due_step, self._slow_step = 2 * self._ended - self._slow_step, self._ended
+
+    def _note_slow(self, step_ns: int, ended_by: str) -> None:
+        self._thread = self._engine.on_boundary = None
+        self._slow_gaps.end(ended_by)
+        if not isinstance(self._operators, OperatorCounts):
+            self._operators.end_outside()
+        if step_ns >= _SLOW * self._shortest_ns:
+            self._noted_slow = self._slow_gaps.count()
+        self._foresee(step_ns, ended_by)
 
     def _note(self, ended_by: str) -> None:
         self._thread = self._engine.on_boundary = None
@@ -168,8 +202,8 @@ class StepNotes:
 
     def _write(self) -> None:
         delays = [(number, waited_ns) for waited_ns, number in self._delays]
-        waits = {"delays": delays, "waited_ns": self._waited_ns}
-        notes = json.dumps({**self._noted, **self._looks_of_modules, **waits})
+        of_all = {"delays": delays, "waited_ns": self._waited_ns, "slow_gaps": self._noted_slow}
+        notes = json.dumps({**self._noted, **self._looks_of_modules, **of_all})
         record = {"kind": "steps", "steps": self._looked, "notes": notes}
         self._names.note(record)
         if self._record is not None:
@@ -259,6 +293,11 @@ class StepNotes:
         names = [fqn.split(".") for fqn, module in modules.items() if id(module) in without]
         around = {".".join(each[:depth]) for each in names for depth in range(1, len(each))}
         return sorted(around, key=lambda fqn: (fqn.count("."), fqn))[:_MAX_INSIDE]
+
+
+def _is_looked_at(ended: int) -> bool:
+    """Whether the step after so many is, one of each power of two."""
+    return ended & (ended - 1) == 0
 
 
 def _size(module: torch.nn.Module, known: dict[int, int]) -> int:

@@ -97,6 +97,7 @@ class NotedSteps:
         in_optimizers: those in optimizers, as torch names these.
         zeros: those in optimizers that fill gradients with zeros.
         gaps: the longest times between modules, backward passes and ranges.
+        slow_gaps: these, and those of slow steps.
         hooks: how many forward hooks modules have, by name.
         gradient_hooks: how many hooks gradients have.
         doubles: the modules with parameters of float64.
@@ -121,6 +122,7 @@ class NotedSteps:
         self.inside = {fqn: own for fqn, noted in inside.items() if (own := _operators(noted, looked))}
         self.all_inside = len(inside) < _INSIDE
         self.gaps = _gaps(notes.get("gaps", ()), steps)
+        self.slow_gaps = [*self.gaps, *_gaps(notes.get("slow_gaps", ()), 1)]
         self.in_optimizers = _operators(operators.get("in_optimizers", ()), steps)
         self.zeros = [each for each in self.in_optimizers if each.name in ("zero_", "_foreach_zero_")]
         in_passes = {each.name: each for each in _operators(operators.get("in_passes", ()), steps)}
@@ -210,7 +212,7 @@ class NotedSteps:
 
     def longest_gap_text(self, part: str, ns: float) -> str:
         """Say between which lines a slow step has most of so much time of a part, if one was looked at."""
-        gaps = [gap for gap in self.gaps if gap.part == part]
+        gaps = [gap for gap in self.slow_gaps if gap.part == part]
         longest = max(gaps, key=lambda gap: gap.longest_ns, default=None)
         if longest is None or longest.longest_ns < _IN_SLOW_STEP * ns:
             return ""
