@@ -236,7 +236,9 @@ class Measured:
     def low_step_ns(self, *, gaps: bool = False) -> float:
         """Return what a step takes in the shortest tenth of each part: a busy machine stops nearly each step."""
         ns = self.ns * (np.array(self.parts) != "evaluation") + self.gap_ns * gaps
-        return min(float(np.percentile(ns, 10, axis=0).sum()), float(np.percentile(ns.sum(axis=1), 10)))
+        whole_ns = float(np.percentile(ns.sum(axis=1), 10))
+        # A server's calls and the waits between them have no parts that come in each.
+        return min(whole_ns, float(np.percentile(ns, 10, axis=0).sum())) if self._ends_by_marks else whole_ns
 
     @property
     def graph_of_evaluations(self) -> str:
@@ -317,6 +319,13 @@ class Measured:
     def holders(self) -> frozenset[str]:
         """The modules that hold others."""
         return frozenset(around[0] for around in self.outer.values() if around)
+
+    def is_wrapper(self, row: ModuleTimes) -> bool:
+        """Whether a model with a name of its own runs inside, as in DistributedDataParallel.
+
+        What such a wrapper takes itself in a step is not known, and is no work of the user's.
+        """
+        return row.fqn not in self.holders and row.forward_self_ns != row.forward_ns
 
     def of_part(self, part: str, *, gaps: bool = False) -> Int64Array:
         """Return int64[steps], what a part takes in each step, with the gap before it if that is asked for."""

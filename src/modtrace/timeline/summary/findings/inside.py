@@ -208,7 +208,7 @@ def _by_place(measured: Measured, notes: NotedSteps) -> Iterator[tuple[str, Own]
     """Yield what modules of each place do themselves, if all of them are noted."""
     by_place: dict[tuple[str, str], list[int]] = {}
     for index, row in enumerate(measured.rows):
-        if measured.calls[index] > 0 and row.calls:
+        if measured.calls[index] > 0 and row.calls and not measured.is_wrapper(row):
             by_place.setdefault((place_of(measured, row.fqn), row.module_class), []).append(index)
     none = Operator("", 0.0, float(bool(notes.inside)))
     for (place, _), members in by_place.items():

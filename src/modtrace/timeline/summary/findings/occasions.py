@@ -106,6 +106,7 @@ def find_slow_steps(measured: Measured, notes: NotedSteps, explained: Container[
         return
     by_cause: dict[tuple[str, str], list[tuple[int, SlowPart, str]]] = {}
     steps, delays = measured.summary.step_parts, dict(measured.step_notes.get("delays", ()))
+    more_ns = dict(zip(measured.number.tolist(), (measured.duration_ns - measured.usual_ns).tolist(), strict=True))
     waited_ns: int = measured.step_notes.get("waited_ns", 0)
     for index, (cause, slow) in steps.causes.items():
         # A first step is slow by what it sets up.
@@ -118,7 +119,7 @@ def find_slow_steps(measured: Measured, notes: NotedSteps, explained: Container[
             slow_steps = [
                 (number, slow, cause)
                 for number, slow, cause in slow_steps
-                if not _is_of_machine(measured, slow, delays.get(number, waited_ns))
+                if delays.get(number, waited_ns) < _OF_MACHINE * more_ns.get(number, 0)
             ]
             numbers = np.array([number for number, _, _ in slow_steps])
         if not slow_steps:
@@ -154,12 +155,6 @@ def _inputs_text(measured: Measured, number: int, part: str) -> str:
         return ""
     other = 1 - works.index(part)
     return f"; {works[other]} too: {short_ms(took[other])}, usually {short_ms(usual[other])}, as of larger inputs"
-
-
-def _is_of_machine(measured: Measured, slow: SlowPart, waited_ns: int) -> bool:
-    """Whether a step is slow as its thread waited for a processor, and would not be without that."""
-    more = slow.took_ns - slow.usual_ns
-    return waited_ns >= _OF_MACHINE * more and more - waited_ns < _SLOW_STEPS * measured.usual_ns
 
 
 def _workers_text(measured: Measured) -> str:

@@ -31,6 +31,8 @@ _LARGE = {
     "saving": 0.05,
     "evaluation": LARGE_EVALUATION,
 }
+_OF_ALL = 0.5
+"""What part of such a share a part has of the median step at least: the shortest tenths are of different steps."""
 _LARGE_UNTRAINED_LOSS = 0.10
 """For a loss that has hardly any backward: what it does beside is no loss."""
 _LARGE_BETWEEN, _BRIEF = 0.15, 0.5
@@ -114,6 +116,7 @@ def find_large_parts(measured: Measured, notes: NotedSteps, explained: Container
         # As for modules: a busy machine makes what has many operators longer than it is.
         low_ns, least_ns = float(np.percentile(took, 10)), measured.brief_ns * (_BRIEF if is_known else 1)
         is_large = part != "communication" and low_ns >= max(least * low_step_ns, least_ns)
+        is_large &= per_step >= _OF_ALL * least * float(np.median(step_ns))
         # Some steps wait for nothing, as it is there already.
         is_large |= part in _WAITS and per_step >= max(least * float(np.median(step_ns)), least_ns)
         # A server waits for requests, which come irregularly.
@@ -269,8 +272,7 @@ def find_host_time(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
             and row.backward_self_ns
             < (_BACKWARD_SHARE_OF_HOLDERS if row.fqn in hold else _BACKWARD_SHARE)
             * (row.forward_self_ns - _stops_ns(measured, index))
-            # Of a wrapper whose model has a name of its own no step says what it takes itself.
-            and (row.fqn in hold or row.forward_self_ns == row.forward_ns)
+            and not measured.is_wrapper(row)
         ):
             by_place.setdefault((place_of(measured, row.fqn), row.module_class), []).append(index)
     for (place, module_class), members in by_place.items():
