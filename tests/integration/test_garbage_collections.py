@@ -123,12 +123,13 @@ def test_a_collection_says_who_began_it(engine: EngineName) -> None:
     assert [round(row[1], -3) for row in collections] == [CYCLES, CYCLES, 2 * CYCLES, 2 * CYCLES]
 
 
-# As in the `__new__` of a named tuple. It is the first collection that a recording notes.
+# As in the `__new__` of a named tuple. It is the first collection that a recording notes. In a loop, where CPython 3.12
+# and newer look whether to collect.
 WITHOUT_BUILTINS = """
 import gc, sys
 from tests.integration.test_garbage_collections import CYCLES, collections_of, leave_cycles, record
 
-make_lists = eval("lambda: [" + "[], " * 100 + "]", {"__builtins__": {}})
+make_lists = eval("lambda: [[] for _ in ((),) * 100]", {"__builtins__": {}})
 
 def act(recording):
     gc.set_threshold(CYCLES, 1_000, 1_000)
