@@ -263,7 +263,7 @@ class Unbound:
         (Bound(ORIGINAL), ["Echo"]),
         (functools.partialmethod(ORIGINAL), []),
         (Unbound(), ["unbound"]),
-        (functools.partial(lambda name, path: [*path, name], "partial"), ["partial"]),
+        (staticmethod(functools.partial(lambda name, path: [*path, name], "partial")), ["partial"]),
     ],
 )
 def test_a_foreign_wrapper_that_is_no_function_is_called_as_python_calls_it(foreign: Any, path: list[str]) -> None:
