@@ -30,8 +30,7 @@ from modtrace.write import write
 from modtrace.write.chrome import ChromeTimeline
 from modtrace.write.lanes import Lanes
 from modtrace.write.perfetto import PerfettoWriter
-from modtrace.write.step_parts import part_counters
-from modtrace.write.written_parts import WrittenPart, first_moment
+from modtrace.write.written_parts import WrittenPart, first_moment, part_counters
 
 MIB = 1 << 20
 # Imports what writing needs, so that it does not count.

@@ -73,7 +73,7 @@ def __getattr__(name: str) -> object:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "torch":
             raise
-        from ._requirements import TorchMissingError
+        from ._errors import TorchMissingError
 
         raise TorchMissingError from None
     return value

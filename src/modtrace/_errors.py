@@ -1,4 +1,4 @@
-"""The errors that modtrace raises on purpose.
+"""The errors that modtrace raises on purpose, and those for what has to be there, as torch to record.
 
 ModtraceError
 ├── RecordingError      a recording cannot be started, or is used in the wrong state
@@ -8,7 +8,10 @@ ModtraceError
 └── WriteError          an output cannot be written; names the path
 """
 
+import importlib.util
 import os
+import platform
+import sysconfig
 
 __all__ = ["EngineError", "ModtraceError", "RecordingError", "RingError", "TraceError", "WriteError"]
 
@@ -51,3 +54,33 @@ class TraceError(ModtraceError):
 
 class WriteError(ModtraceError):
     """An output cannot be written; the message names the path, and an existing file there is intact."""
+
+
+class TorchMissingError(RecordingError, ImportError):
+    """Something that records is asked for, and torch is not installed."""
+
+    def __init__(self) -> None:
+        super().__init__("torch is not installed, and without it nothing is recorded: pip install 'modtrace[torch]'")
+
+
+def check_can_record() -> None:
+    """Raise TorchMissingError, without importing torch, if there is none, RecordingError for a free-threaded Python."""
+    if is_free_threaded():
+        raise RecordingError(
+            f"this is a free-threaded build of CPython {platform.python_version()}, which modtrace does not record in; "
+            "use the ordinary one, which has the GIL (files can be read with both)"
+        )
+    if importlib.util.find_spec("torch") is None:
+        raise TorchMissingError
+
+
+def require_extra(extra: str, *modules: str) -> None:
+    """Check that the modules that an extra installs are there; else raises ModtraceError, which says what to run."""
+    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    if missing:
+        raise ModtraceError(f"this needs {' and '.join(missing)}; run: pip install 'modtrace[{extra}]'")
+
+
+def is_free_threaded() -> bool:
+    """Return whether this Python was built to run without the GIL, whether or not it does now."""
+    return bool(sysconfig.get_config_var("Py_GIL_DISABLED"))

@@ -163,7 +163,7 @@ class Timeline(TimelineData):
 
     def _repr_html_(self) -> str:
         """Show the timeline in a notebook: the offline viewer, in a frame of its own."""
-        from .view.pages import iframe_html
+        from .view.server import iframe_html
 
         return iframe_html(self)
 

@@ -13,7 +13,7 @@ import modtrace
 from modtrace import TraceError
 from modtrace.cli.group import group
 from modtrace.read import FileKind, file_kind, trace_path
-from modtrace.view.pages import ensure_viewable
+from modtrace.view.server import ensure_viewable
 from tests.support.kineto import BASE, evaluate, recording, trace, x
 
 PROFILE = trace(

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 
 import modtrace
 from modtrace import Timeline
-from modtrace.formats.escape import UNNAMED, escaped
+from modtrace.formats.limits import UNNAMED, escaped
 from modtrace.timeline import BACKWARD, PHASES, CounterSeries, Mark, Name, Process, Slices, Stats, Track
 from modtrace.timeline.nesting import nest_by_time
 from modtrace.timeline.slices import in_start_order

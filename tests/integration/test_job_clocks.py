@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from modtrace.ring import read_ring
-from modtrace.ring.clock_tree import ClockTree, clock_in, measurements_in
+from modtrace.ring.clocks import ClockTree, clock_in, measurements_in
 from modtrace.track.job_clocks import PingClient
 from tests.support.delaying_relay import delaying_relay
 from tests.support.forked_python import start_forked

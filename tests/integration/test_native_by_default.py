@@ -14,8 +14,8 @@ from typing import NamedTuple
 import pytest
 
 import modtrace
+from modtrace._files import LIBRARY_NAME
 from modtrace.track.native.build import CUDA_UNIT, UNITS, WORK_PREFIX, units
-from modtrace.track.native.cache_folder import LIBRARY_NAME
 from modtrace.track.native.library import find_library, native_folder
 from tests.support.forked_python import run_forked
 from tests.support.python_process import python_environment

@@ -35,7 +35,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import modtrace
 from modtrace.record_options import EngineName
 from modtrace.ring import Kind
-from modtrace.ring.range_text import RangeName, parse_range
+from modtrace.ring.event_text import RangeName, parse_range
 from modtrace.track.torch_ranges import _wrap_actors
 
 

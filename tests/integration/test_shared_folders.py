@@ -17,7 +17,7 @@ import pytest
 
 from modtrace import Timeline
 from modtrace._errors import ModtraceError
-from modtrace._files import Folder, work_folder
+from modtrace._files import Folder, atomic_writer, work_folder
 from modtrace.live.follow import RingFollower
 from modtrace.live.triggers import parse_conditions
 from modtrace.live.watch import LookSink, Watcher
@@ -27,7 +27,6 @@ from modtrace.recording.kept_windows import KeptWindows, _start_watcher
 from modtrace.recording.signals import write_stacks_on
 from modtrace.ring import Ring, whole_run_path
 from modtrace.track.native.library import why_distrusted
-from modtrace.write.atomic_file import atomic_writer
 from tests.unit.test_watch import Training
 
 PLANT = """

@@ -22,12 +22,11 @@ from click.testing import CliRunner
 
 import modtrace
 from modtrace import Timeline, load
-from modtrace._terminal import share_hint
+from modtrace._tables import share_hint
 from modtrace.cli.group import group
 from modtrace.read import FileKind, file_kind
 from modtrace.timeline import Name
-from modtrace.view.pages import MAX_SPANS, ensure_viewable, handover_page, iframe_html
-from modtrace.view.server import TraceServer
+from modtrace.view.server import MAX_SPANS, TraceServer, ensure_viewable, handover_page, iframe_html
 from tests.support import perfetto_ui
 from tests.support.browser import visit
 from tests.support.forked_python import run_forked

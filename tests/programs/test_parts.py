@@ -13,8 +13,7 @@ import pytest
 import modtrace
 from modtrace.record_options import EngineName
 from modtrace.timeline.summary import measure_steps
-from modtrace.timeline.summary.slow_steps import divide_steps
-from modtrace.timeline.summary.steps_in_parts import StepParts
+from modtrace.timeline.summary.slow_steps import StepParts, divide_steps
 from tests.programs.recorded import RECORDED, told_by
 from tests.support.forked_python import run_forked
 from tests.support.pretended_clock import with_pretended_clock

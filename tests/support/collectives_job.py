@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import modtrace
-from modtrace.ring.collective_text import OPERATORS
+from modtrace.ring.event_text import OPERATORS
 from modtrace.timeline import launching_spans
 from tests.support.own_output import keep_own_output
 

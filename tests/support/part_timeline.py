@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from modtrace import Timeline
 from modtrace.ring import Kind
-from modtrace.ring.range_text import RangeCategory, range_text
+from modtrace.ring.event_text import RangeCategory, range_text
 from modtrace.ring.slot_format import COLLECTED_BITS, GENERATION_BITS, NO_NAME
 from tests.support.event_script import EventScript
 from tests.support.timelines import build_timeline

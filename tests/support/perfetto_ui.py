@@ -11,8 +11,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from modtrace.view.pages import handover_page
-from modtrace.view.server import TraceServer
+from modtrace.view.server import TraceServer, handover_page
 
 if TYPE_CHECKING:
     from playwright.sync_api import Frame, Page

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from modtrace.ring import Kind
-from modtrace.ring.range_text import range_text
+from modtrace.ring.event_text import range_text
 from modtrace.ring.slot_format import ALLOCATED, NO_NAME, WITH_GRADIENTS_BIT
 from tests.support.event_script import EventScript
 

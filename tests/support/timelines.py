@@ -10,12 +10,11 @@ import numpy as np
 from hypothesis import strategies as st
 
 from modtrace import Timeline, timeline
-from modtrace.formats.escape import UNNAMED
+from modtrace.formats.limits import UNNAMED
 from modtrace.ring import RingSnapshot
 from modtrace.timeline import BACKWARD, FORWARD, CounterSeries, Mark, Name, Process, RingAnalysis, Slices, Stats, Track
-from modtrace.timeline.args import ArgColumn, Args
 from modtrace.timeline.nesting import nest_by_time
-from modtrace.timeline.slices import in_start_order
+from modtrace.timeline.slices import ArgColumn, Args, in_start_order
 
 __all__ = ["EPOCH", "HOSTILE", "Plain", "gpt2_timeline", "slice_args", "timeline_of", "timelines", "with_args"]
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from modtrace import Timeline
-from modtrace._terminal import next_step_hint, printable
+from modtrace._tables import next_step_hint, printable
 from modtrace.cli.group import group
 from modtrace.timeline import Name, Process, Slices, Track
 

@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from modtrace.ring import NameTable
-from modtrace.ring.clock_map import ClockMap, Reading
-from modtrace.ring.clock_tree import (
+from modtrace.ring.clocks import (
+    ClockMap,
     ClockTree,
     Measurement,
+    Reading,
     clock_id,
     clock_in,
     measurement_record,

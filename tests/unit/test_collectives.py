@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import modtrace
 from modtrace import Timeline
 from modtrace.ring import Kind
-from modtrace.ring.collective_text import CollectiveName, collective_text, parse_collective, parse_ranks, rank_list
+from modtrace.ring.event_text import CollectiveName, collective_text, parse_collective, parse_ranks, rank_list
 from modtrace.ring.slot_format import NO_NAME
 from modtrace.timeline import Group, launching_spans
 from modtrace.timeline.summary.overview import communication_line, sum_up_communication

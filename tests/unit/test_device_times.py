@@ -12,7 +12,7 @@ import pytest
 from modtrace import Timeline
 from modtrace.ring import Kind
 from modtrace.ring.slot_format import NO_NAME, SEQUENCE_BITS, STREAM_NUMBER_BITS
-from modtrace.timeline.decode.device_points import device_clock
+from modtrace.timeline.decode.analysis import device_clock
 from modtrace.timeline.select import without_gpu
 from modtrace.timeline.summary import summarize
 from modtrace.timeline.summary.device_summary import DeviceModule, DeviceSummary, device_table

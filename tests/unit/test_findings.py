@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from modtrace import Timeline, load
 from modtrace.cli.group import group
 from modtrace.ring import Kind
-from modtrace.ring.range_text import RangeCategory, range_text
+from modtrace.ring.event_text import RangeCategory, range_text
 from modtrace.ring.slot_format import AUTOMATIC_BIT, COLLECTED_BITS, GENERATION_BITS, NO_NAME, REQUESTED_BIT
 from modtrace.timeline.contents import STEP_NOTES
 from modtrace.timeline.metadata import fit_metadata

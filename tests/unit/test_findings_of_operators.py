@@ -9,7 +9,7 @@ import pytest
 
 from modtrace import Timeline
 from modtrace.ring import Kind
-from modtrace.ring.range_text import range_text
+from modtrace.ring.event_text import range_text
 from modtrace.timeline.summary.findings import Finding
 from modtrace.timeline.summary.findings.noted import NotedSteps, Operator
 from tests.support.event_script import EventScript

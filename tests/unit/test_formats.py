@@ -12,7 +12,7 @@ from modtrace import TraceError, load
 from modtrace.checking import check
 from modtrace.formats.trace_file import format_of
 from modtrace.read import FileKind, file_kind
-from modtrace.view.pages import ensure_viewable
+from modtrace.view.server import ensure_viewable
 
 JSON = b'{"traceEvents": []}'
 

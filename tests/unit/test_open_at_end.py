@@ -10,7 +10,7 @@ import pytest
 
 import modtrace
 from modtrace.ring import Kind
-from modtrace.ring.range_text import range_text
+from modtrace.ring.event_text import range_text
 from tests.support.event_script import EventScript
 from tests.support.timelines import build_timeline
 

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from modtrace.profiler.merged_json import nest_after_rounding, perfetto_rounding, time_quantum_ns
-from modtrace.timeline.decode.path_spans import LabelledInterval, PathSpan, clip_and_nest, spans_from_intervals
+from modtrace.timeline.nesting import LabelledInterval, PathSpan, clip_and_nest, spans_from_intervals
 
 
 def test_neighbours_share_the_slices_of_their_common_calls() -> None:

@@ -9,11 +9,11 @@ import pytest
 
 from modtrace.profiler.alignment import (
     Alignment,
+    OffsetBounds,
     OperatorFit,
     align_by_sync_marks,
     align_by_wall_clock,
 )
-from modtrace.profiler.operator_gaps import OffsetBounds
 from modtrace.timeline import Mark
 from tests.support.kineto import BASE
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from modtrace.profiler.operator_gaps import (
+from modtrace.profiler.alignment import (
     CallEdges,
     bounds_from_gaps,
     busy_intervals,
     cut_depth,
     most_likely_shift,
 )
-from modtrace.timeline.time_intervals import TimeIntervals
+from modtrace.timeline.nesting import TimeIntervals
 
 
 def array(*values: int) -> np.ndarray:

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modtrace import Timeline
-from modtrace.profiler.alignment import intersect
+from modtrace.profiler.alignment import OffsetBounds, intersect
 from modtrace.profiler.event_collector import EventCollector
-from modtrace.profiler.operator_gaps import OffsetBounds
 from modtrace.profiler.overlay import overlay
 from tests.support.drifting_trace import DriftingClock, call_edges, make_trace, with_marks
 from tests.support.kineto import BASE, TID, Span, recording

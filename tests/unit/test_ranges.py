@@ -10,7 +10,7 @@ import modtrace
 from modtrace import Timeline
 from modtrace.reporting.names import ReportNames
 from modtrace.ring import Kind
-from modtrace.ring.range_text import RangeName, parse_range, range_text
+from modtrace.ring.event_text import RangeName, parse_range, range_text
 from modtrace.ring.slot_format import AUTOMATIC_BIT, COLLECTED_BITS, GENERATION_BITS, NO_NAME, REQUESTED_BIT
 from modtrace.timeline import Range
 from modtrace.timeline.contents import range_name

@@ -19,8 +19,7 @@ from modtrace.ranks import JobTime, find_rank_recordings, parse_rank_list, peak_
 from modtrace.ranks.all_ranks import load_rank
 from modtrace.ranks.sync_points import readings_of_ranges
 from modtrace.ring import Kind
-from modtrace.ring.clock_map import Reading
-from modtrace.ring.clock_tree import Measurement, measurement_record
+from modtrace.ring.clocks import Measurement, Reading, measurement_record
 from tests.support.event_script import EventScript
 from tests.support.trace_processor import TraceProcessor
 

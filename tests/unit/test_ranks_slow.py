@@ -15,12 +15,12 @@ from click.testing import CliRunner
 
 import modtrace
 from modtrace import Timeline
-from modtrace._terminal import counted
+from modtrace._arrays import median_of_others
+from modtrace._tables import counted
 from modtrace.cli.group import group as commands
 from modtrace.live.triggers import parse_conditions
 from modtrace.live.watch import Watcher
 from modtrace.live.windows import KEPT, KeepLimits, KeptFolder, WindowKeeper
-from modtrace.ranks.groups import median_of_others
 from modtrace.ranks.rank_tables import StepTable, step_end_table
 from modtrace.ranks.slow import SlowRun, find_late_in_rings, find_slow_ranks, worst_ranks
 from modtrace.ranks.slow.findings import step_durations

@@ -24,7 +24,7 @@ from modtrace.reporting.clean_timeline import (
 )
 from modtrace.reporting.names import AliasedNames, Redactor, ReportNames
 from modtrace.ring import Kind
-from modtrace.ring.range_text import RangeCategory, range_text
+from modtrace.ring.event_text import RangeCategory, range_text
 from modtrace.timeline import BackwardPass, CounterSeries, Group, Mark, Name, Process, Slices, Track
 from modtrace.timeline.contents import STEP_NOTES
 from modtrace.timeline.slices import DTYPES

@@ -18,13 +18,12 @@ from click.testing import CliRunner
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from modtrace import ModtraceError, Timeline, TraceError, load
+from modtrace import ModtraceError, Timeline, TraceError, load, read
 from modtrace.cli.group import group
-from modtrace.read import ring_file
-from modtrace.read.ring_file import load_around, load_shown, read_pieces, ring_pieces
+from modtrace.read import load_around, load_shown, read_pieces, ring_pieces
 from modtrace.reporting import report
 from modtrace.ring import Kind, read_ring, ring_serials
-from modtrace.ring.range_text import range_text
+from modtrace.ring.event_text import range_text
 from modtrace.ring.slot_format import ALLOCATED, NO_NAME, REFUSED
 from modtrace.timeline import Timeline as TimelineData
 from modtrace.timeline import step_pieces
@@ -32,10 +31,9 @@ from modtrace.timeline.contents import BACKWARD_PASSES, OPEN_AT_END, STEPS_END_W
 from modtrace.timeline.decode import pieces
 from modtrace.timeline.slices import BACKWARD, DTYPES
 from modtrace.timeline.summary import Summary, summarize, summarize_pieces, take_steps
-from modtrace.view.pages import ensure_viewable
+from modtrace.view.server import ensure_viewable
 from modtrace.write import write
-from modtrace.write.step_parts import part_counters
-from modtrace.write.written_parts import parts_to_write
+from modtrace.write.written_parts import part_counters, parts_to_write
 from tests.support.event_script import EventScript
 from tests.support.random_run import RandomRun
 
@@ -302,7 +300,7 @@ def test_what_a_process_died_in_took_as_long_in_all_pieces(
 ) -> None:
     ring = tmp_path / "run.modtrace"
     Training(ring, 1, dies_in=dies_in)
-    monkeypatch.setattr(ring_file, "read_ring", lambda *wanted: read_ring(*wanted)._replace(writer="dead"))
+    monkeypatch.setattr(read, "read_ring", lambda *wanted: read_ring(*wanted)._replace(writer="dead"))
     whole = check(ring, monkeypatch, [])
 
     is_in = whole.metadata[OPEN_AT_END]
@@ -345,7 +343,7 @@ def test_of_a_ring_with_too_many_events_the_last_steps_are_shown(
 ) -> None:
     ring = tmp_path / "run.modtrace"
     Training(ring, 1)
-    monkeypatch.setattr(ring_file, "SHOWN_EVENTS", 700)
+    monkeypatch.setattr(read, "SHOWN_EVENTS", 700)
     whole, events = load(ring), read_ring(ring).slots.events
     # The first step of which all events are among the last 700: the one behind the first that ends there.
     first = min(events.value[-700:][events.kind[-700:] == Kind.STEP].tolist()) + 1
@@ -375,7 +373,7 @@ def test_of_a_ring_with_too_many_events_the_last_steps_are_shown(
 def test_the_last_step_is_shown_even_if_it_has_too_many_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ring = tmp_path / "run.modtrace"
     Training(ring, 1)
-    monkeypatch.setattr(ring_file, "SHOWN_EVENTS", 2)
+    monkeypatch.setattr(read, "SHOWN_EVENTS", 2)
     monkeypatch.setattr(pieces, "PIECE_EVENTS", 128)
     shown, _ = load_shown(ring, None)
 
@@ -388,7 +386,7 @@ def test_steps_inside_a_call_around_all_are_read_alone_and_all_of_them_only_if_a
     ring = tmp_path / "run.modtrace"
     Training(ring, 1, inside=range(STEPS))
     monkeypatch.setattr(pieces, "PIECE_EVENTS", 128)
-    monkeypatch.setattr(ring_file, "SHOWN_EVENTS", 700)
+    monkeypatch.setattr(read, "SHOWN_EVENTS", 700)
     shown, notes = load_shown(ring, None)
 
     assert 0 < len(load_around(ring, (50, 53)).slices) < 700
@@ -432,8 +430,8 @@ def test_of_a_ring_without_steps_the_last_calls_are_read_alone(tmp_path: Path, m
     record_calls(ring := tmp_path / "run.modtrace")
     whole = load(ring)
     monkeypatch.setattr(pieces, "PIECE_EVENTS", 128)
-    monkeypatch.setattr(ring_file, "SHOWN_EVENTS", 700)
-    monkeypatch.setattr(ring_file, "_FIRST_LOOK", 50)
+    monkeypatch.setattr(read, "SHOWN_EVENTS", 700)
+    monkeypatch.setattr(read, "_FIRST_LOOK", 50)
     shown, notes = load_shown(ring, None)
     _, view_notes = ensure_viewable(ring, tmp_path)
 

@@ -9,11 +9,10 @@ from hypothesis import given
 
 from modtrace import Timeline
 from modtrace.ring import Kind
-from modtrace.ring.range_text import range_text
+from modtrace.ring.event_text import range_text
 from modtrace.ring.slot_format import COLLECTED_BITS, GENERATION_BITS, NO_NAME, SEQUENCE_BITS
 from modtrace.timeline.summary import find_step_bounds, measure_steps
-from modtrace.timeline.summary.slow_steps import divide_steps
-from modtrace.timeline.summary.steps_in_parts import StepParts
+from modtrace.timeline.summary.slow_steps import StepParts, divide_steps
 from tests.support.event_script import WALL, EventScript
 from tests.support.timelines import build_timeline, timelines
 from tests.support.training_timeline import MS, training

@@ -16,13 +16,13 @@ import modtrace
 from modtrace import ModtraceError, Timeline
 from modtrace.cli.group import group
 from modtrace.ring import Kind
-from modtrace.ring.range_text import RangeCategory, range_text
+from modtrace.ring.event_text import RangeCategory, range_text
 from modtrace.timeline import Mark, Name, Process, Slices, Track
 from modtrace.timeline.join import add_gpu_tracks
 from modtrace.timeline.summary import find_step_bounds, measure_steps
 from modtrace.timeline.summary.slow_steps import divide_steps
 from modtrace.timeline.summary.units import RangeTimes, UnitTimes
-from modtrace.write.step_parts import part_counters, part_table
+from modtrace.write.written_parts import part_counters, part_table
 from tests.support.event_script import WALL, EventScript
 from tests.support.timelines import build_timeline, timelines
 from tests.support.trace_processor import TraceProcessor
@@ -388,7 +388,7 @@ def test_the_page_has_a_bar_per_call_and_a_trace_a_counter_per_part() -> None:
 
 def test_calls_that_overlap_and_very_many_steps_have_no_counters(monkeypatch: pytest.MonkeyPatch) -> None:
     assert part_counters(two_threads()) == []
-    monkeypatch.setattr("modtrace.write.step_parts.MAX_STEPS", 2)
+    monkeypatch.setattr("modtrace.write.written_parts.MAX_STEPS", 2)
     assert part_counters(GENERATED) == []
 
 

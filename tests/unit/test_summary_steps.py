@@ -18,7 +18,7 @@ from modtrace.timeline import FORWARD, Mark, Name, Process, Slices, StepTimes, T
 from modtrace.timeline.join import move_times
 from modtrace.timeline.slices import in_start_order, join_columns
 from modtrace.timeline.summary import ModuleTimes, find_typical_step, take_steps
-from modtrace.timeline.summary.percentiles import median, nearest_rank
+from modtrace.timeline.summary.units import median, nearest_rank
 from tests.support.timelines import timelines
 from tests.support.training_timeline import MAIN, MS, NAMES, NET, training
 

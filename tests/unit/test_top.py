@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from modtrace.cli.group import group as commands
-from modtrace.live.rates import ModuleRate, RankRates, merge_ranks, read_rank_rates, sort_modules, steps_per_second
+from modtrace.live.follow import ModuleRate, RankRates, merge_ranks, read_rank_rates, sort_modules, steps_per_second
 from modtrace.live.top import JobView, ScreenState, _read_on, keyboard, read_keys, render_screen, show_live
 from modtrace.live.where import RankState
 from modtrace.ring import Kind

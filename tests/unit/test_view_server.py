@@ -16,8 +16,7 @@ import pytest
 
 from modtrace import ModtraceError
 from modtrace.view import server as view_server
-from modtrace.view.pages import handover_page
-from modtrace.view.server import Page, TraceServer, has_browser
+from modtrace.view.server import Page, TraceServer, handover_page, has_browser
 
 TRACE = bytes(range(256)) * 40_000
 PAGE = Page(b"<!doctype html><p>page", "default-src 'none'")

@@ -23,15 +23,14 @@ from click.testing import CliRunner
 import modtrace
 from modtrace.cli.group import group as commands
 from modtrace.live.follow import KEEP_PREFIX, EndedStep, RingFollower
-from modtrace.live.metrics import Metrics
 from modtrace.live.triggers import Condition, parse_conditions
-from modtrace.live.watch import Watcher
+from modtrace.live.watch import Metrics, Watcher
 from modtrace.live.whole_run import StepsFile, WholeRunWriter
 from modtrace.live.windows import KEPT, KeepLimits, KeptFolder, WindowKeeper, kept_folder
 from modtrace.ranks.slow import find_late_in_rings
 from modtrace.ring import Kind, RingSnapshot, has_news, read_ring
+from modtrace.ring.event_text import range_text
 from modtrace.ring.file_format import SLOTS_OFFSET
-from modtrace.ring.range_text import range_text
 from modtrace.ring.slot_format import SLOT_BYTES
 from tests.support.event_script import EventScript
 

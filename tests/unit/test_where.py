@@ -23,9 +23,9 @@ from modtrace.live.rank_state import read_rank_state
 from modtrace.live.where import RankState
 from modtrace.live.where_table import render
 from modtrace.ring import Kind
+from modtrace.ring.event_text import range_text
 from modtrace.ring.file_format import SLOTS_OFFSET
 from modtrace.ring.owner import find_process
-from modtrace.ring.range_text import range_text
 from modtrace.ring.slot_format import (
     CALL_KEY_BITS,
     FORWARD_THREAD_SHIFT,

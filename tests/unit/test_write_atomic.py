@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from modtrace import WriteError
+from modtrace._files import atomic_writer
 from modtrace.write import SUFFIXES, write
-from modtrace.write.atomic_file import atomic_writer
 from tests.support.python_process import run_python
 from tests.support.timelines import gpt2_timeline, timeline_of
 

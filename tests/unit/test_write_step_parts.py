@@ -10,7 +10,7 @@ import pytest
 
 import modtrace
 from modtrace import Timeline
-from modtrace.write.step_parts import part_counters, part_table
+from modtrace.write.written_parts import part_counters, part_table
 from tests.support.device_steps import device_steps
 from tests.support.gpt_timeline import BASE, gpt_timeline
 from tests.support.timelines import build_timeline

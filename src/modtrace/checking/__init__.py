@@ -75,7 +75,7 @@ def check(path: str | os.PathLike[str], *, progress: Callable[[int], None] | Non
         >>> for fault in modtrace.check("step.json").faults:
         ...     print(fault.rule, fault.message)
     """
-    from .structure_rules import STRUCTURE_RULES
+    from .track_layout import STRUCTURE_RULES
 
     name = os.fspath(path)
     with work_folder() as folder:

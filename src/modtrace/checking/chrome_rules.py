@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .._numbering import Numbering
+from .._arrays import Numbering
 from ..formats.chrome_values import read_microseconds_array
 from ..formats.event_table import BEGIN, END, NEXT, SLICE, EventTable
 from .track_layout import NEVER_NS, Fault, FlowEnds, SliceEvents, TrackKey, TrackLayout

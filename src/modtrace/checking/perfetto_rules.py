@@ -10,7 +10,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as proto
 
-from .._numbering import Numbering
+from .._arrays import Numbering
 from ..formats.event_table import BEGIN as SLICE_BEGIN
 from ..formats.event_table import END as SLICE_END
 from ..formats.event_table import SLICE

@@ -10,7 +10,7 @@ import click
 
 from .._errors import ModtraceError
 from .._version import __version__
-from .output import echo, say
+from .options import echo, say
 
 _SECTIONS: dict[str, dict[str, str]] = {
     "Record": {

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 from mcp.types import CallToolResult, TextContent
 from typing_extensions import NotRequired, TypedDict, get_type_hints
 
-from .._tables import cut_json, cut_to_width
-from .._terminal import counted, printable
+from .._tables import counted, cut_json, cut_to_width, printable
 from ..compare import Change
-from ..live.rates import ModuleRate
+from ..live.follow import ModuleRate
 from ..timeline.summary import Finding, ModuleTimes, PartTimes, RangeTimes
 
 MAX_BYTES = 4_000

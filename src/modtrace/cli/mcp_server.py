@@ -26,11 +26,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from .._errors import ModtraceError
 from .._files import RECORDING_SUFFIXES, find_recordings
 from .._processes import ParallelReader
-from .._terminal import counted
+from .._tables import counted
 from .._version import __version__
 from ..compare import diff
 from ..compare.diff_result import stands_out
-from ..live.rates import merge_ranks, sort_modules
+from ..live.follow import merge_ranks, sort_modules
 from ..live.where import where
 from ..read import file_kind_by_head
 from ..ring import whole_run_path

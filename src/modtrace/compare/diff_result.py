@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .._errors import WriteError
+from .._files import atomic_writer
 from .._tables import (
     CHANGED_MS,
     MODULE,
@@ -20,16 +21,17 @@ from .._tables import (
     Column,
     Form,
     Table,
+    counted,
     fields_of,
     join_texts,
     json_values,
     paragraph,
+    printable,
+    ratio_text,
 )
-from .._terminal import counted, printable, ratio_text
 from ..timeline.summary import Finding, GroupBy
 from ..timeline.summary.findings import findings_lines
 from ..write import write
-from ..write.atomic_file import atomic_writer
 from ..write.html import write_html
 from .findings import CAUSES, TOLD_BY_MODULES, closing_words, compared_words, compiled_words, find_changes
 from .noise import MIN_MODULES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from .._terminal import ratio_text
+from .._tables import ratio_text
 from ..timeline.summary.findings import MAX_FINDINGS, Finding, only_option
 from .run_times import MODULE_VALUE_PREFIXES, names_around
 from .verdicts import FLOOR, MIN_CHANGE, MIN_STEPS, Cause, Change

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._typing import Float64Array
+from .._arrays import Float64Array
 
 MIN_MODULES = 6
 """With fewer modules and phases, a change of the machine looks like one of the modules."""

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._arrays import Int64Array
 from .._errors import ModtraceError
-from .._files import begins_with, open_regular
-from .._typing import Int64Array
+from .._files import atomic_writer, begins_with, open_regular
 from ..timeline import PHASES, Timeline
 from ..timeline.contents import COMPILED, COMPILED_CLASS, FUSED_TIMES, Name, compiled_graphs
 from ..timeline.memory import allocated
@@ -33,7 +33,6 @@ from ..timeline.summary.flop_summary import FlopModule, step_flops
 from ..timeline.summary.memory_summary import MemoryModule
 from ..timeline.summary.overview import compiled_names
 from ..timeline.summary.parts import divide_piece
-from ..write.atomic_file import atomic_writer
 
 Key = tuple[str, str]
 """Fully qualified name and phase; the phase is one of `SAMPLED_PHASES`."""

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from .._typing import BoolArray, Float64Array
+from .._arrays import BoolArray, Float64Array
 from .noise import (
     MAX_LOG,
     MEDIAN_OF_SQUARE,

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from .._arrays import Float64Array, Int64Array
 from .._errors import TraceError
-from .._typing import Float64Array, Int64Array
 
 _MAX_TIME_NS = 1 << 62
 """146 years in nanoseconds. All bases and all times from them are less, so that a sum of both fits into 64 bits."""

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from .._errors import TraceError
-from .escape import escaped_json
-from .limits import MAX_EVENT_BYTES, MAX_HEAD_BYTES, MAX_TAIL_BYTES, LimitError, check_nested_json
+from .limits import MAX_EVENT_BYTES, MAX_HEAD_BYTES, MAX_TAIL_BYTES, LimitError, check_nested_json, escaped_json
 from .trace_file import BYTE_ORDER_MARK, TraceFile
 
 

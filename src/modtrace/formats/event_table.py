@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._arrays import AnyIntArray, BoolArray, Float64Array, Int32Array, Int64Array, Numbering, UInt8Array, split_by
 from .._interrupts import cached_property
-from .._numbering import Numbering, split_by
-from .._typing import AnyIntArray, BoolArray, Float64Array, Int32Array, Int64Array, UInt8Array
 from .chrome_values import MAX_TIME_US, TrackKey, find_ended, is_int64, microseconds_to_ns
 
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, OverflowError)

@@ -14,14 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .._arrays import Int64Array, number_values
 from .._errors import WriteError
-from .._numbering import number_values
-from .._typing import Int64Array
 from ..timeline import Timeline
-from ..timeline.args import ArgColumn, Args, Value, distinct_args
 from ..timeline.contents import COMMUNICATION, RANGES
-from ..timeline.slices import KINDS, UNKNOWN_FLOPS, WAIT, Arg
-from .escape import escaped
+from ..timeline.slices import KINDS, UNKNOWN_FLOPS, WAIT, Arg, ArgColumn, Args, Value, distinct_args
+from .limits import escaped
 
 CALL_FIELDS = {"fqn": 1, "module_class": 2, "call": 3, "step": 4, "link": 5, "complete": 6}
 """The fixed args of a span by their field number in the protobuf message that holds them in a Perfetto trace.

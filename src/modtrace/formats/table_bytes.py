@@ -22,16 +22,13 @@ from typing import Any
 import numpy as np
 import orjson
 
+from .._arrays import AnyArray, BoolArray, Int64Array, number_values
 from .._errors import WriteError
-from .._numbering import number_values
-from .._typing import AnyArray, BoolArray, Int64Array
 from .._version import __version__
 from ..timeline import PHASES, CounterSeries, GpuWork, Group, Mark, Name, Process, Slices, Stats, Timeline, Track
-from ..timeline.args import ArgColumn, Args, join_args
 from ..timeline.metadata import fit_metadata
-from ..timeline.slices import DTYPES, KINDS, MODULE, in_start_order
-from .escape import escaped_json
-from .limits import check_nested_json
+from ..timeline.slices import DTYPES, KINDS, MODULE, ArgColumn, Args, in_start_order, join_args
+from .limits import check_nested_json, escaped_json
 
 FORMAT_VERSION = 2
 """The version of a table; a reader refuses others."""

@@ -13,8 +13,7 @@ import orjson
 from .._errors import TraceError
 from .._files import open_regular, read_at
 from ..ring import MAGIC as RING_MAGIC
-from .escape import escaped_json
-from .limits import MAX_TAIL_BYTES, LimitError, check_nested_json, check_unpacked
+from .limits import MAX_TAIL_BYTES, LimitError, check_nested_json, check_unpacked, escaped_json
 from .packet_stream import PACKET_TAG
 
 BLOCK_BYTES = 1 << 16

@@ -17,7 +17,7 @@ import orjson
 
 from .._errors import TraceError
 from .._files import open_regular
-from ..ring.collective_text import OPERATORS
+from ..ring.event_text import OPERATORS
 from ..timeline import Group
 from .rank_state import Blocked, GroupProgress, PeerProgress, recent_operators
 

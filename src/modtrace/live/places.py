@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from .._processes import child_processes
-from ..ring.collective_text import rank_list
-from ..ring.range_text import CATEGORIES, RangeName
+from ..ring.event_text import CATEGORIES, RangeName, rank_list
 from ..timeline import AFTER_BACKWARD, Group, OpenCall, ThreadStack
 from .rank_state import ANY_PEER, Blocked, PeerProgress, RankState
 from .streams import StreamState

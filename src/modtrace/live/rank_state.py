@@ -10,13 +10,13 @@ import numpy as np
 
 from .._errors import RingError
 from ..ring import STACKS_SIGNAL, Kind, read_ring
-from ..ring.collective_text import ANY_SOURCE, MESSAGES, CollectiveName, parse_collective
+from ..ring.event_text import ANY_SOURCE, MESSAGES, CollectiveName, parse_collective
 from ..ring.slot_format import CALL_ENTER_KINDS, NO_NAME, NOT_AWAITED_BIT
 from ..timeline import Group, OpenCall, RingAnalysis, ThreadStack
 from ..timeline.contents import process_label, unsaved_sentence
-from ..timeline.decode.collectives import is_communication
 from ..timeline.decode.memory import held_memory
 from ..timeline.decode.open_calls import HUNG_WITHOUT_HISTORY_NS, lasts_too_long
+from ..timeline.decode.ranges import is_communication
 from ..timeline.memory import format_bytes
 from .streams import StreamState, stream_states
 

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .._files import open_regular
-from .._tables import COUNT, LONG_MS, MODULE, TEXT, Column, Table
-from .._terminal import counted
+from .._tables import COUNT, LONG_MS, MODULE, TEXT, Column, Table, counted
 from ..ring import Record, read_ring_records, whole_run_path
 
 _MAX_BYTES = 64 << 20

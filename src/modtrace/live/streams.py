@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._typing import BoolArray, Int64Array
+from .._arrays import BoolArray, Int64Array
 from ..ring import Kind
-from ..ring.collective_text import parse_collective
+from ..ring.event_text import parse_collective
 from ..ring.slot_format import (
     CALL_ENTER_KINDS,
     CALL_EXIT_KINDS,

@@ -20,11 +20,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from .._terminal import counted, is_terminal, printable
+from .._tables import counted, is_terminal, printable
+from .follow import RATE_SORT_KEYS, RankRates, merge_ranks, sort_modules
 from .hangs import find_hangs, hung_sentences
 from .places import RankGroup, format_durations, format_stack
 from .rank_state import RankState
-from .rates import RATE_SORT_KEYS, RankRates, merge_ranks, sort_modules
 from .where_table import EndOfText
 
 KEYS_HELP = "q quit  p pause  s sort  - + fold  m modules or ranks  [ ] rank  ↑ ↓ scroll"

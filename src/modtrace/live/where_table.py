@@ -8,8 +8,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from .._tables import cut_to_width
-from .._terminal import printable
+from .._tables import cut_to_width, printable
 from .hangs import Hang, hung_sentences
 from .places import RankGroup, format_durations, format_ranges, format_stack, headline, pending_call
 from .rank_state import RankState

@@ -9,13 +9,12 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from .._arrays import Int64Array, Numbering
 from .._errors import ModtraceError, WriteError
-from .._numbering import Numbering
-from .._typing import Int64Array
+from .._files import atomic_writer
 from ..ring import whole_run_path
 from ..timeline import PHASES
 from ..timeline.summary.slow_steps import slow_from_ns
-from ..write.atomic_file import atomic_writer
 from .follow import Look, RingFollower
 from .read_whole_run import TIME_FIELDS, read_whole_run
 from .windows import KeptFolder, begin_file, find_causes

@@ -6,15 +6,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .._typing import BoolArray, Int64Array
+from .._arrays import BoolArray, Int64Array
 from ..timeline import BACKWARD, Process, Slices, Timeline, Track
-from ..timeline.decode.path_spans import LabelledInterval, clip_and_nest, spans_from_intervals
 from ..timeline.join import with_modules
-from ..timeline.nesting import InnermostLookup
+from ..timeline.nesting import InnermostLookup, LabelledInterval, clip_and_nest, spans_from_intervals, union_of
 from ..timeline.slices import in_start_order, join_columns
-from ..timeline.time_intervals import union_of
-from .call_lookup import CallIndex, innermost_spans, runs_module_code
-from .event_columns import EventColumns, ProfilerEvents
+from .event_collector import EventColumns, ProfilerEvents
+from .recorded_part import CallIndex, innermost_spans, runs_module_code
 
 
 def find_calls_of_nodes(timeline: Timeline, events: ProfilerEvents) -> "Nodes":

@@ -18,18 +18,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._numbering import Numbering, split_by
-from .._typing import Int64Array
+from .._arrays import Int64Array, Numbering, split_by
 from ..timeline import PHASES, Name, Slices, Timeline
-from ..timeline.args import ArgColumn
 from ..timeline.contents import COMPILED, FUSED_TIMES, NOT_IN_PROFILE, WITH_REMEDY, compiled_graphs, why_unknown
-from ..timeline.decode.path_spans import LabelledInterval, spans_from_intervals
 from ..timeline.join import with_modules
-from ..timeline.nesting import find_parents
-from ..timeline.slices import BACKWARD, Arg, in_start_order, join_columns
+from ..timeline.nesting import LabelledInterval, find_parents, spans_from_intervals
+from ..timeline.slices import BACKWARD, Arg, ArgColumn, in_start_order, join_columns
 from ..timeline.summary.overview import shortened
-from .call_lookup import innermost_spans
-from .event_columns import EventColumns, ProfilerEvents
+from .event_collector import EventColumns, ProfilerEvents
+from .recorded_part import innermost_spans
 
 FUSED = "fused"
 """The class of a kernel that is fused of several modules."""

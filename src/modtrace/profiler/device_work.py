@@ -18,14 +18,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._numbering import Numbering, begins_run, expand_ranges, split_by
-from .._typing import Int8Array, Int64Array
+from .._arrays import Int8Array, Int64Array, Numbering, begins_run, expand_ranges, split_by
 from ..timeline import GpuWork, Timeline
 from ..timeline.contents import COMMUNICATION_KIND, NO_PHASE, Place
-from ..timeline.nesting import InnermostLookup
+from ..timeline.nesting import InnermostLookup, union_of
 from ..timeline.select import steps_at
-from ..timeline.time_intervals import union_of
-from .event_columns import ApiCall, EventColumns, ProfilerEvents
+from .event_collector import ApiCall, EventColumns, ProfilerEvents
 from .recorded_part import steps_of_profile
 
 _KIND_OF_CALL = {ApiCall.KERNEL: 0, ApiCall.MEMCPY: 1, ApiCall.MEMSET: 2}

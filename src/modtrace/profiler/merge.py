@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from .._errors import TraceError, WriteError
+from .._files import Sink, atomic_writer
 from .._interrupts import cached_property
 from .._version import __version__
 from ..formats.chrome_values import base_time_ns
@@ -18,7 +19,6 @@ from ..formats.table_bytes import pack_table
 from ..formats.trace_file import MERGED, Progress, TraceFile
 from ..timeline import Summary, Timeline
 from ..timeline.summary import summarize
-from ..write.atomic_file import Sink, atomic_writer
 from .event_collector import EventCollector
 from .merged_json import JsonOutput
 from .overlay import Overlay, Trace, overlay

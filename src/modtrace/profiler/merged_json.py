@@ -16,21 +16,20 @@ from typing import Any
 import numpy as np
 import orjson
 
-from .._numbering import split_by
-from .._typing import Int64Array, SignedIntArray
+from .._arrays import Int64Array, SignedIntArray, split_by
+from .._files import Sink
 from ..formats.chrome_values import TrackKey, microseconds_text, read_microseconds_array
-from ..formats.escape import escaped, escaped_name
 from ..formats.event_stream import Chunk, EventStream
+from ..formats.limits import escaped, escaped_name
 from ..formats.own_table import Checksum, json_table
 from ..formats.table_bytes import make_header
 from ..formats.trace_file import BYTE_ORDER_MARK, MERGED, metadata_json
 from ..timeline import Slices, Timeline
-from ..write.atomic_file import Sink
 from ..write.chrome import ChromeTimeline, row_metadata_events
 from ..write.lanes import Lanes
-from ..write.step_parts import part_counters
+from ..write.written_parts import part_counters
 from .device_work import count_overlapping
-from .event_columns import ProfilerEvents
+from .event_collector import ProfilerEvents
 from .overlay import Overlay
 from .stream_spans import describe_slices
 

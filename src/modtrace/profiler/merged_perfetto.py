@@ -21,11 +21,10 @@ import numpy as np
 import orjson
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackDescriptor, TrackEvent
 
+from .._arrays import Float64Array, Int64Array, Numbering, split_by
+from .._files import Sink
 from .._interrupts import cached_property
-from .._numbering import Numbering, split_by
-from .._typing import Float64Array, Int64Array
 from ..formats.chrome_values import TrackKey, base_time_ns, microseconds_to_ns
-from ..formats.escape import UNNAMED, escaped
 from ..formats.event_stream import Chunk, EventStream
 from ..formats.event_table import (
     AROUND,
@@ -39,10 +38,10 @@ from ..formats.event_table import (
     SLICE,
     EventTable,
 )
+from ..formats.limits import UNNAMED, escaped
 from ..formats.own_table import Checksum, packet_table
 from ..formats.trace_file import MERGED_PACKET, metadata_json
 from ..timeline.join import move_times
-from ..write.atomic_file import Sink
 from ..write.perfetto import PerfettoWriter
 from ..write.perfetto_descriptors import (
     PROFILER_FLOW,
@@ -56,9 +55,8 @@ from ..write.perfetto_descriptors import (
     track_uuid,
 )
 from ..write.protobuf_columns import ByteTable, Column, RaggedColumn, interleave, repeat, track_event_packets
-from ..write.step_parts import part_counters
-from ..write.written_parts import WrittenPart
-from .event_columns import ProfilerEvents
+from ..write.written_parts import WrittenPart, part_counters
+from .event_collector import ProfilerEvents
 from .overlay import Overlay
 from .stream_spans import describe_slices
 

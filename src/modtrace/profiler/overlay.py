@@ -9,20 +9,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._arrays import BoolArray, Int64Array, Numbering, count_in_run
 from .._errors import TraceError
-from .._numbering import Numbering, count_in_run
-from .._typing import BoolArray, Int64Array
 from ..formats.chrome_values import base_time_ns
 from ..timeline import FORWARD, RECOMPUTE, Name, Process, Slices, Timeline, Track
 from ..timeline.contents import LEFT_OUT, REGION_CLASS
-from ..timeline.decode.path_spans import clip_and_nest
 from ..timeline.join import join, move_times
-from ..timeline.nesting import InnermostLookup, nest_by_time
+from ..timeline.nesting import InnermostLookup, clip_and_nest, nest_by_time
 from ..timeline.select import modules_only, whole_spans
 from ..timeline.slices import in_start_order
 from .alignment import Alignment, align_by_sync_marks, refine_by_operators
 from .backward_nodes import Nodes, cut_to_nodes, find_calls_of_nodes
-from .call_lookup import innermost_spans, runs_module_code
 from .compiled_kernels import KernelCall, with_kernel_modules, with_kernel_times
 from .device_work import (
     CudaGraphCapture,
@@ -34,13 +31,15 @@ from .device_work import (
     find_launches,
     without_impossible_times,
 )
-from .event_columns import ProfilerEvents
+from .event_collector import ProfilerEvents
 from .recorded_part import (
     drop_unused,
     for_process,
+    innermost_spans,
     pids_with_modules,
     profiled_window,
     recorded_pid,
+    runs_module_code,
     with_pid,
     with_profiled_steps,
     without_annotated_ranges,

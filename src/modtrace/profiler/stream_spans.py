@@ -5,16 +5,16 @@ from typing import Any
 
 import numpy as np
 
-from .._typing import Int8Array, Int64Array
+from .._arrays import Int8Array, Int64Array
 from ..formats.chrome_values import TrackKey
-from ..formats.escape import UNNAMED
+from ..formats.limits import UNNAMED
 from ..timeline import PHASES, Name, Slices, Timeline
-from ..timeline.args import ArgColumn, args_by_row, without_empty
-from ..timeline.decode.path_spans import LabelledInterval, spans_from_intervals
 from ..timeline.join import add_gpu_tracks
-from .call_lookup import CallIndex
+from ..timeline.nesting import LabelledInterval, spans_from_intervals
+from ..timeline.slices import ArgColumn, args_by_row, without_empty
 from .device_work import NO_MODULE, NoModuleReason, WorkOwners
-from .event_columns import ProfilerEvents
+from .event_collector import ProfilerEvents
+from .recorded_part import CallIndex
 
 COMMUNICATION = "communication"
 """The class of a collective among the modules."""

@@ -12,14 +12,13 @@ import numpy as np
 
 from .._errors import ModtraceError
 from .._processes import map_in_processes
-from ..read.ring_file import Steps
+from ..read import Steps
 from ..timeline import Timeline
-from ..timeline.args import map_arg
 from ..timeline.contents import STEP_NOTES, WHOLE_RUN
 from ..timeline.join import join, move_times, replace_processes
 from ..timeline.memory import allocated, format_bytes
 from ..timeline.select import modules
-from ..timeline.slices import MODULE, Arg
+from ..timeline.slices import MODULE, Arg, map_arg
 from ..timeline.summary.findings.noted import NotedSteps
 from .rank_folder import JobTime, RankRecording, RankTime, group_by_size, load_own_time
 

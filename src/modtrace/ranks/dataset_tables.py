@@ -12,16 +12,14 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from pyarrow.fs import LocalFileSystem
 
+from .._arrays import AnyArray, number_distinct
 from .._errors import ModtraceError
 from .._processes import map_in_processes, processor_count
-from .._typing import AnyArray
-from ..read.ring_file import Steps
-from ..ring.range_text import CATEGORIES
+from ..read import Steps
+from ..ring.event_text import CATEGORIES
 from ..timeline import PHASES, Name
 from ..timeline.select import step_interval
-from .dataset_files import DatasetFiles, JoinedTime, file_name, read_head, read_parts
-from .groups import number_distinct
-from .places import Place
+from .dataset_files import DatasetFiles, JoinedTime, Place, file_name, read_head, read_parts
 from .rank_tables import ROW_KINDS, CollectiveTable, RangeTable, RankTables, SpanTable, StepTable, Table
 
 FOLDERS: Mapping[type, str] = {

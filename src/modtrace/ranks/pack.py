@@ -14,15 +14,24 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow.parquet as pq
 
+from .._arrays import Numbering
 from .._errors import ModtraceError, WriteError
-from .._numbering import Numbering
 from .._processes import map_in_processes, processor_count
-from ..ring.clock_tree import measurement_record
+from ..ring.clocks import measurement_record
 from ..timeline import Track
 from .all_ranks import place_rank
-from .dataset_files import DatasetFiles, Part, file_name, read_head, read_parts, remove_part, write_head, write_part
+from .dataset_files import (
+    DatasetFiles,
+    Part,
+    Place,
+    file_name,
+    read_head,
+    read_parts,
+    remove_part,
+    write_head,
+    write_part,
+)
 from .dataset_tables import FOLDERS, TABLE_NAMES, parquet_options, to_arrow
-from .places import Place
 from .rank_folder import JobTime, RankRecording, RankTime, Reference, check_one_world, group_by_size, load_pieces
 from .rank_tables import TABLE_MAKERS, RankEntry, join_tables, take
 

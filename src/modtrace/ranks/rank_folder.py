@@ -10,11 +10,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from .._arrays import Int64Array
 from .._errors import ModtraceError, TraceError
 from .._files import begins_with
-from .._typing import Int64Array
-from ..read import FileKind, file_kind_by_head, read_timeline
-from ..read.ring_file import SHOWN_EVENTS, Steps, too_large
+from ..read import SHOWN_EVENTS, FileKind, Steps, file_kind_by_head, read_timeline, too_large
 from ..ring import (
     MAGIC,
     Kind,
@@ -26,9 +25,8 @@ from ..ring import (
     read_ring_records,
     ring_serials,
 )
-from ..ring.clock_map import ClockMap, Offset
-from ..ring.clock_tree import ClockTree, clock_in, measurements_in
-from ..ring.collective_text import parse_ranks
+from ..ring.clocks import ClockMap, ClockTree, Offset, clock_in, measurements_in
+from ..ring.event_text import parse_ranks
 from ..timeline import Collectives, ReadRing, RingPieces, Timeline, build_timeline
 from ..timeline.contents import process_label
 from ..timeline.decode.analysis import wall_clock

@@ -10,18 +10,25 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from .._numbering import begins_run, split_by
-from .._typing import AnyArray, BoolArray, Int8Array, Int32Array, Int64Array
-from ..read.ring_file import Steps
-from ..ring.collective_text import parse_ranks, rank_list
-from ..ring.range_text import CATEGORIES, RangeCategory, RangeName
+from .._arrays import (
+    AnyArray,
+    BoolArray,
+    Int8Array,
+    Int32Array,
+    Int64Array,
+    begins_run,
+    group_lengths,
+    group_starts,
+    number_distinct,
+    split_by,
+)
+from ..read import Steps
+from ..ring.event_text import CATEGORIES, RangeCategory, RangeName, parse_ranks, rank_list
 from ..timeline import Name, Timeline
 from ..timeline.memory import measure_calls
-from ..timeline.nesting import self_times
+from ..timeline.nesting import self_times, union_of
 from ..timeline.slices import GARBAGE_COLLECTION, RANGE, UNKNOWN_FLOPS, Arg
-from ..timeline.time_intervals import union_of
 from .all_ranks import RankTimeline, read_ranks
-from .groups import group_lengths, group_starts, number_distinct
 from .rank_folder import JobTime, RankRecording
 from .sync_points import group_keys, inferred_waits
 

@@ -10,10 +10,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._typing import BoolArray, Float64Array, IndexArray, Int32Array, Int64Array
-from ..ring.clock_map import MAX_RATE, ClockMap, Offset, Reading
+from .._arrays import (
+    BoolArray,
+    Float64Array,
+    IndexArray,
+    Int32Array,
+    Int64Array,
+    group_lengths,
+    group_starts,
+    number_distinct,
+)
+from ..ring.clocks import MAX_RATE, ClockMap, Offset, Reading
 from ..timeline import Collectives, Group, Timeline
-from .groups import group_lengths, group_starts, number_distinct
 
 SYNCHRONIZING = ("all_", "reduce_scatter", "barrier", "monitored_barrier")
 """How the names of operators begin that end on no rank before all have called them."""

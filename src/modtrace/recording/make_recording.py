@@ -9,9 +9,8 @@ from functools import partial
 
 from torch import nn
 
-from .._errors import RecordingError
-from .._rank import role_in
-from .._requirements import check_can_record
+from .._errors import RecordingError, check_can_record
+from .._processes import role_in
 from ..record_options import DEFAULT_CAPACITY, EngineName, check_capacity, check_count, check_engine, check_role
 from ..track.event_sink import DeviceChoice, EngineOptions
 from ..track.sampling import Sampler

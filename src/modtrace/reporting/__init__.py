@@ -16,15 +16,13 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from .._errors import WriteError
-from .._files import work_folder
-from .._terminal import counted
+from .._files import atomic_writer, work_folder
+from .._tables import counted
 from .._version import __version__
-from ..read import FileKind, file_kind, read_timeline, trace_path
-from ..read.ring_file import Steps, load_shown
+from ..read import FileKind, Steps, file_kind, load_shown, read_timeline, trace_path
 from ..timeline import Timeline
 from ..timeline.select import choose_slowest, last_spans, slowest_steps
 from ..timeline.summary import summarize, take_steps
-from ..write.atomic_file import atomic_writer
 from ..write.html import render_html
 from ..write.perfetto import write_perfetto
 from .clean_profile import clean_profile, cut_profile

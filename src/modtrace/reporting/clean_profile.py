@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import orjson
 
-from .._typing import Float64Array, Int64Array
+from .._arrays import Float64Array, Int64Array
 from ..formats.chrome_values import base_time_ns
 from ..formats.event_stream import EventStream
 from ..formats.event_table import METADATA, SLICE, EventTable

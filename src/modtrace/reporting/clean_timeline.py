@@ -8,11 +8,10 @@ import numpy as np
 
 from .._version import __version__
 from ..timeline import CounterSeries, Group, Mark, Process, Stats, Timeline, Track
-from ..timeline.args import Args, without_empty
 from ..timeline.contents import BACKWARD_PASSES, STEPS_END_WITH, TRACK_KINDS, WITH_REMEDY
 from ..timeline.join import move_times, replace_processes
 from ..timeline.select import DEVICE_METADATA
-from ..timeline.slices import ARGS, TRIGGERS, Arg
+from ..timeline.slices import ARGS, TRIGGERS, Arg, Args, without_empty
 from ..write.written_parts import first_moment
 from .names import ReportNames
 

@@ -9,8 +9,7 @@ import socket
 from collections.abc import Callable, Iterable, Mapping
 
 from ..profiler.event_collector import NODE
-from ..ring.collective_text import COLLECTIVES
-from ..ring.range_text import CATEGORIES
+from ..ring.event_text import CATEGORIES, COLLECTIVES
 from ..timeline import Name
 from ..timeline.contents import REGION_CLASS, range_name
 

@@ -11,10 +11,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from .._arrays import AnyArray, BoolArray, Int32Array, Int64Array, is_any
 from .._errors import RingError
 from .._files import open_regular, read_at
-from .._numbering import is_any
-from .._typing import AnyArray, BoolArray, Int32Array, Int64Array
 from .file_format import (
     LOG_CHUNK_BYTES,
     MAX_RECORD_BYTES,

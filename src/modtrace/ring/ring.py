@@ -17,13 +17,12 @@ from typing import Any, Protocol
 import numpy as np
 import orjson
 
+from .._arrays import Int64Array
 from .._errors import RingError
 from .._files import Folder, open_regular
-from .._typing import Int64Array
 from ..record_options import check_capacity
 from .file_format import LOG_CHUNK_BYTES, MAGIC, MAX_RECORD_BYTES, RECORD, SLOTS_OFFSET, Record, pack_header
-from .kept_rings import take_name
-from .owner import WriterLock, describe_writer
+from .owner import WriterLock, describe_writer, take_name
 from .read_file import RingSnapshot, read_slots, slot_blocks
 from .slot_format import LAP_MASK, LAP_SHIFT, NO_NAME, SLOT_BYTES, THREAD_MASK, WORDS_PER_SLOT, Kind
 
@@ -196,7 +195,7 @@ class NameTable:
         self.note(record)
 
     def group(self, name: str, ranks: str, description: str) -> None:
-        """Note a process group, as `collective_text.rank_list` writes its ranks."""
+        """Note a process group, as `event_text.rank_list` writes its ranks."""
         self.note({"kind": "group", "name": _clean(name), "ranks": _clean(ranks), "description": _clean(description)})
 
     def operator(self, number: int, name: str, device: str, dtype: str, flops: int, nbytes: int) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
 
-from .._typing import AnyArray, Int8Array, Int32Array, Int64Array
+from .._arrays import AnyArray, Int8Array, Int32Array, Int64Array
 
 WORDS_PER_SLOT = 4
 SLOT_BYTES = 8 * WORDS_PER_SLOT
@@ -189,25 +189,25 @@ class Kind(IntEnum):
     """It returned or raised; of several of one number the first counts."""
     OPTIMIZER_STEP = 18, "step", "number of its training step, from 0", "", "recording.py", "analysis"
     """An optimizer stepped."""
-    COLLECTIVE_ENTER = 20, "communication", "its counter", "text?", _NETWORK, "collectives"
-    """A collective, or a send or receive, is called. The text: see `collective_text`."""
-    COLLECTIVE_EXIT = 21, "communication", "NOT_AWAITED_BIT · bytes", "text?", _NETWORK, "collectives"
+    COLLECTIVE_ENTER = 20, "communication", "its counter", "text?", _NETWORK, "ranges"
+    """A collective, or a send or receive, is called. The text: see `event_text`."""
+    COLLECTIVE_EXIT = 21, "communication", "NOT_AWAITED_BIT · bytes", "text?", _NETWORK, "ranges"
     """The call returns. The bytes are of the larger of what goes in and what comes out on this rank. Its text, and
     those of the next three, are as of its enter."""
-    COLLECTIVE_DONE = 22, "communication", "as of its enter", "text?", "collectives.cpp", "collectives", True
+    COLLECTIVE_DONE = 22, "communication", "as of its enter", "text?", "collectives.cpp", "ranges", True
     """It is complete, at any later time; the thread is the one that called it."""
-    WAIT_ENTER = 23, "communication", "as of the enter of the collective, or -1", "text?", _NETWORK, "collectives"
+    WAIT_ENTER = 23, "communication", "as of the enter of the collective, or -1", "text?", _NETWORK, "ranges"
     """A thread waits for a collective. If that is not known, the value is -1, and there is no name."""
-    WAIT_EXIT = 24, "communication", "as of the enter of the wait", "text?", _NETWORK, "collectives"
+    WAIT_EXIT = 24, "communication", "as of the enter of the wait", "text?", _NETWORK, "ranges"
     """It has waited."""
-    DEVICE_QUEUED = 25, "device", "its number, from 0", "number", "times.cpp", "device_points"
+    DEVICE_QUEUED = 25, "device", "its number, from 0", "number", "times.cpp", "analysis"
     """An event of a device follows what the thread wrote before. Name: device · stream; if it was dropped, as
     too many had not been read, NO_NAME."""
-    DEVICE_REACHED = 26, "device", "ns of the device's clock", "number", "reader.cpp", "device_points", True
+    DEVICE_REACHED = 26, "device", "ns of the device's clock", "number", "reader.cpp", "analysis", True
     """The device has reached the event. Name: lower bits of its number; thread: who queued it."""
-    DEVICE_CLOCK = 27, "device", "device · what its clock showed", "number", "reader.cpp", "device_points", True
+    DEVICE_CLOCK = 27, "device", "device · what its clock showed", "number", "reader.cpp", "analysis", True
     """A device's clock was read, between this event's time and `name` ns before it."""
-    DEVICE_STREAM = 28, "device", "torch's id of the stream", "number", "reader.cpp times.cpp", "device_points", True
+    DEVICE_STREAM = 28, "device", "torch's id of the stream", "number", "reader.cpp times.cpp", "analysis", True
     """Which stream a number means. Name: as of DEVICE_QUEUED."""
     DEVICE_PENDING = 29, "device", "the event's number", "number", "reader.cpp", "streams", True
     """A device had not reached an event when it was asked. Name: as of DEVICE_QUEUED."""
@@ -239,7 +239,7 @@ class Kind(IntEnum):
     """The pass begun just before on this thread goes through this graph. Passes that are alike, in shapes too, have the
     same number."""
     RANGE_BEGIN = 40, "range", "its number", "text", "ranges.cpp ranges.py", "ranges"
-    """A range begins. No other range has its number. The text: see `range_text`."""
+    """A range begins. No other range has its number. The text: see `event_text`."""
     RANGE_END = 41, "range", "as of its begin", "text", "ranges.cpp ranges.py", "ranges", True
     """It ends, perhaps because another thread ends it. The text: as of its begin."""
     GREENLET_SUSPENDED = 42, "greenlet", "sequence number of the OS thread", "", "greenlets.cpp", "attribution"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..ring.collective_text import CollectiveName as CollectiveName
+from ..ring.event_text import CollectiveName as CollectiveName
 from .collectives import Collective as Collective
 from .collectives import Collectives as Collectives
 from .collectives import Group as Group
@@ -29,12 +29,12 @@ from .slices import FORWARD as FORWARD
 from .slices import PHASES as PHASES
 from .slices import RECOMPUTE as RECOMPUTE
 from .slices import Slices as Slices
-from .spans import Span as Span
-from .spans import Spans as Spans
 from .summary import ModuleTimes as ModuleTimes
 from .summary import StepTimes as StepTimes
 from .summary import Summary as Summary
 from .summary.overview import OperatorTotals as OperatorTotals
+from .timeline import Span as Span
+from .timeline import Spans as Spans
 from .timeline import Timeline as Timeline
 
 Pieces = OnePiece | RingPieces

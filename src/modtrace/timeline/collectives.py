@@ -9,11 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._numbering import Numbering
-from .._typing import BoolArray, Int32Array, Int64Array
-from ..ring.collective_text import CollectiveName, parse_ranks
-from .args import ArgColumn, Args, without_empty
-from .slices import COLLECTIVE, WAIT, Arg, Slices
+from .._arrays import BoolArray, Int32Array, Int64Array, Numbering
+from ..ring.event_text import CollectiveName, parse_ranks
+from .slices import COLLECTIVE, WAIT, Arg, ArgColumn, Args, Slices, without_empty
 
 
 class Group(NamedTuple):

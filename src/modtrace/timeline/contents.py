@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._typing import BoolArray, Int64Array
+from .._arrays import BoolArray, Int64Array
 from .slices import BACKWARD_PASS, COLLECTIVE, KINDS, PHASES, RANGE
 
 GPU = "gpu"

@@ -8,12 +8,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .._typing import AnyArray, Int64Array
-from .args import Args, join_args, map_arg
+from .._arrays import AnyArray, Int64Array
 from .contents import GPU, Process, Stats, Track
 from .nesting import nest_by_time
 from .select import keep_rows
-from .slices import BACKWARD, DTYPES, MODULE, RECOMPUTE, Arg, Slices, append_to, in_start_order, join_columns
+from .slices import (
+    BACKWARD,
+    DTYPES,
+    MODULE,
+    RECOMPUTE,
+    Arg,
+    Args,
+    Slices,
+    append_to,
+    in_start_order,
+    join_args,
+    join_columns,
+    map_arg,
+)
 
 if TYPE_CHECKING:
     from .collectives import Group

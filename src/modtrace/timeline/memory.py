@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .._typing import BoolArray, Int64Array
+from .._arrays import BoolArray, Int64Array
 from ..ring.slot_format import ALLOCATED, CUDA_ALLOCATED
 from .contents import MEMORY, CounterSeries
+from .nesting import union_of
 from .slices import BACKWARD, BACKWARD_PASS, MODULE, PHASES, RANGE, Slices
-from .time_intervals import union_of
 
 if TYPE_CHECKING:
     from .timeline import Timeline

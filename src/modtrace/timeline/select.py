@@ -9,13 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from .._numbering import Numbering
-from .._typing import BoolArray, Float64Array, IndexArray, Int32Array, Int64Array
-from .args import map_arg
+from .._arrays import BoolArray, Float64Array, IndexArray, Int32Array, Int64Array, Numbering
 from .contents import COUNTED, WHOLE_RUN
-from .nesting import InnermostLookup
-from .slices import BACKWARD, FORWARD, KINDS, MODULE, UNKNOWN_FLOPS, Arg, Slices, in_start_order
-from .time_intervals import extents
+from .nesting import InnermostLookup, extents
+from .slices import BACKWARD, FORWARD, KINDS, MODULE, UNKNOWN_FLOPS, Arg, Slices, in_start_order, map_arg
 
 if TYPE_CHECKING:
     from .contents import CounterSeries, GpuWork

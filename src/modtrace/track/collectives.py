@@ -16,7 +16,7 @@ from torch.compiler import is_dynamo_compiling
 
 from .._interrupts import WeakMap
 from ..ring import Kind, NameTable
-from ..ring.collective_text import OPERATORS, PEER_OPERATORS, SAME_NAME, UNSEEN_BY_PYTHON, collective_text, rank_list
+from ..ring.event_text import OPERATORS, PEER_OPERATORS, SAME_NAME, UNSEEN_BY_PYTHON, collective_text, rank_list
 from ..ring.slot_format import NO_NAME, NOT_AWAITED_BIT
 from .call_patch import Patch, PatchTarget, Wrapper
 from .event_sink import EventSink, OnError, warn_once

@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_leaves
 from .._interrupts import raised_by_handler
 from ..timeline.contents import COMPILED_BEFORE, FROM_AUTOGRAD_CACHE
 from .compiled_kernels import InnerModule, KernelLog, Owner, factors_of, note_kernels, note_owners, owner_of
-from .flop_formulas import Formula, formula_by_operator
 from .greenlets import PerGreenlet
+from .native.flops import Formula, formula_by_operator
 from .unseen import skip_all, unseen_by_modes
 
 GRAPHS_MODULE = "torch._functorch._aot_autograd.graph_compile"

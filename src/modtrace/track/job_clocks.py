@@ -24,10 +24,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from .._rank import world_size_in
+from .._processes import world_size_in
 from ..ring import NameTable
-from ..ring.clock_map import MAX_RATE, Reading
-from ..ring.clock_tree import Measurement, clock_id, measurement_record, parent_number
+from ..ring.clocks import MAX_RATE, Measurement, Reading, clock_id, measurement_record, parent_number
 
 INTERVAL_S = 60.0
 _POLL_S, _LATER_POLL_S, _POLLS_BEFORE_LATER = 0.2, 2.0, 50

@@ -11,7 +11,7 @@ from types import FrameType
 
 import torch
 
-from ..ring.range_text import CATEGORIES
+from ..ring.event_text import CATEGORIES
 from .ranges import category_of
 from .torch_ranges import INNER
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar, cast, overload
 from torch.compiler import is_dynamo_compiling
 
 from ..ring import Kind, NameTable
-from ..ring.range_text import RangeCategory, range_text
+from ..ring.event_text import RangeCategory, range_text
 from .event_sink import EventSink, OnError
 from .unseen import skip_all
 

@@ -23,7 +23,7 @@ from torch.optim import Optimizer, lr_scheduler
 
 from .._after_import import call_after_import
 from ..ring import NameTable
-from ..ring.range_text import EVAL, TRAIN, RangeCategory
+from ..ring.event_text import EVAL, TRAIN, RangeCategory
 from .event_sink import EventSink, OnError
 from .naming.modules import Backoff
 from .optimizer_hook import tell_own_step

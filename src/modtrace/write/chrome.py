@@ -16,12 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 import orjson
 
+from .._arrays import AnyArray, IndexArray, Int32Array, Int64Array, ObjectArray, UInt8Array, UInt32Array, number_values
 from .._errors import WriteError
-from .._numbering import number_values
-from .._typing import AnyArray, IndexArray, Int32Array, Int64Array, ObjectArray, UInt8Array, UInt32Array
+from .._files import atomic_writer
 from ..formats.chrome_values import microseconds_text
-from ..formats.escape import UNNAMED, escaped, escaped_name
-from ..formats.limits import BIND_ID_OFFSET, MAX_CHROME_NS
+from ..formats.limits import BIND_ID_OFFSET, MAX_CHROME_NS, UNNAMED, escaped, escaped_name
 from ..formats.own_table import Checksum, json_table
 from ..formats.slice_args import (
     CALLS_NAME,
@@ -35,14 +34,11 @@ from ..formats.slice_args import (
 )
 from ..formats.table_bytes import TableWriter, make_header
 from ..timeline import PHASES, Pieces, Slices, Timeline
-from ..timeline.args import distinct_args
 from ..timeline.contents import COMMUNICATION
-from ..timeline.slices import Arg
-from .atomic_file import atomic_writer
+from ..timeline.slices import Arg, distinct_args
 from .lanes import MARKS_ROW, Lane, Lanes
 from .slices import CollectiveFlows, FlowRole, flow_roles
-from .step_parts import COUNTER_UNIT, PartCounter
-from .written_parts import WrittenPart, written_parts
+from .written_parts import COUNTER_UNIT, PartCounter, WrittenPart, written_parts
 
 _CHUNK = 1 << 14
 """Spans whose text is in memory at a time: few enough that the processor's cache holds it."""

@@ -10,15 +10,14 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import orjson
 
-from .._numbering import Numbering
-from .._terminal import printable
-from .._typing import IndexArray, Int64Array
+from .._arrays import IndexArray, Int64Array, Numbering
+from .._files import atomic_writer
+from .._tables import printable
 from .._version import __version__
 from ..timeline import BACKWARD, FORWARD, PHASES, Timeline, Track
 from ..timeline.nesting import self_times
 from ..timeline.select import modules_only
 from ..timeline.slices import Slices
-from .atomic_file import atomic_writer
 
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 _BATCH = 10_000

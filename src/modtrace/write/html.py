@@ -13,20 +13,18 @@ from typing import NamedTuple
 import numpy as np
 import orjson
 
-from .._typing import AnyArray, Int32Array
+from .._arrays import AnyArray, Int32Array
+from .._files import atomic_writer
 from ..formats.own_table import page_table
 from ..formats.slice_args import arg_texts
 from ..formats.table_bytes import pack_table
 from ..timeline import Timeline
-from ..timeline.args import distinct_args
 from ..timeline.memory import find_holders
-from ..timeline.slices import Slices
+from ..timeline.slices import Slices, distinct_args
 from ..timeline.summary import summarize
 from ..timeline.summary.findings import closing_line
-from .atomic_file import atomic_writer
 from .slices import all_as_modules
-from .step_parts import PartTable, part_table
-from .written_parts import first_moment
+from .written_parts import PartTable, first_moment, part_table
 
 _VERSION = 1
 _DATA_ELEMENT = b'<script type="application/octet-stream" id="modtrace-data">'

@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._numbering import Numbering
-from .._typing import Int32Array, SignedIntArray
-from ..formats.escape import escaped
+from .._arrays import Int32Array, Numbering, SignedIntArray
+from ..formats.limits import escaped
 from ..timeline import Process, Slices, Timeline
 from ..timeline.contents import TRACK_KINDS
 from ..timeline.nesting import outermost_first

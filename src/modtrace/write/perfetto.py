@@ -10,19 +10,17 @@ from dataclasses import replace
 import numpy as np
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import DebugAnnotation, TracePacket, TrackEvent
 
+from .._arrays import Float64Array, IndexArray, Int32Array, Int64Array, Numbering
 from .._errors import WriteError
-from .._numbering import Numbering
-from .._typing import Float64Array, IndexArray, Int32Array, Int64Array
-from ..formats.escape import escaped, escaped_name
+from .._files import atomic_writer
+from ..formats.limits import escaped, escaped_name
 from ..formats.own_table import Checksum, packet_table
 from ..formats.packet_stream import varint_bytes
 from ..formats.slice_args import CALL_FIELDS, SharedTexts, extra_arg_texts, slice_texts
 from ..formats.table_bytes import TableWriter
 from ..timeline import PHASES, Mark, Pieces, Slices, Timeline
-from ..timeline.args import Value, distinct_args
-from ..timeline.decode.path_spans import clip_and_nest
-from ..timeline.nesting import depth_by_time, nest_times
-from .atomic_file import atomic_writer
+from ..timeline.nesting import clip_and_nest, depth_by_time, nest_times
+from ..timeline.slices import Value, distinct_args
 from .lanes import Lanes
 from .perfetto_descriptors import ArgNumbers, InternTable, TrackDescriptors, TrackParents, sequence_start, serialize
 from .protobuf_columns import (

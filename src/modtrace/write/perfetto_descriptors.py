@@ -14,15 +14,13 @@ import orjson
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket, TrackDescriptor
 
-from .._numbering import Numbering
-from .._typing import AnyArray
-from ..formats.escape import UNNAMED, escaped
-from ..formats.limits import MAX_LINK
+from .._arrays import AnyArray, Numbering
+from ..formats.limits import MAX_LINK, UNNAMED, escaped
 from ..formats.slice_args import CALL_FIELDS
 from ..formats.table_bytes import make_header
 from ..timeline import PHASES, Name, Process, Timeline, Track
 from .lanes import MARKS_ROW, Lane, Lanes
-from .step_parts import COUNTER_UNIT, PartCounter
+from .written_parts import COUNTER_UNIT, PartCounter
 
 REALTIME_CLOCK = 1
 """Perfetto's BUILTIN_CLOCK_REALTIME, Unix time: the clock of our traces."""

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket
 
-from .._typing import AnyIntArray, BoolArray, Int64Array, RecordArray, UInt8Array
+from .._arrays import AnyIntArray, BoolArray, Int64Array, RecordArray, UInt8Array
 from ..formats.packet_stream import PACKET_TAG, varint_bytes
 
 

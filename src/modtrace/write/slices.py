@@ -9,15 +9,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from .._numbering import Numbering, begins_run, distinct
-from .._typing import BoolArray, IndexArray, Int64Array, UInt8Array
+from .._arrays import BoolArray, IndexArray, Int64Array, Numbering, UInt8Array, begins_run, distinct
 from ..formats.limits import MAX_LINK
 from ..formats.slice_args import SharedTexts, slice_texts
-from ..ring.collective_text import MESSAGES
+from ..ring.event_text import MESSAGES
 from ..timeline import BACKWARD, CollectiveName, Group, Name, Slices, Timeline, launching_spans
-from ..timeline.args import ArgColumn
 from ..timeline.contents import COMMUNICATION, RANGES, range_name
-from ..timeline.slices import COLLECTIVE, MODULE, Arg, in_start_order
+from ..timeline.slices import COLLECTIVE, MODULE, Arg, ArgColumn, in_start_order
 
 _SPANS_AT_A_TIME = 1 << 16
 """Spans, and pairs, that are looked at at a time."""

@@ -2,8 +2,8 @@
 
 import click
 
-from ..._requirements import check_can_record
-from ..output import echo, show_status
+from ..._errors import check_can_record
+from ..options import echo, show_status
 
 
 @click.command("build")

@@ -5,8 +5,7 @@ import json
 import click
 
 from ..._errors import TraceError
-from ..options import TextFormat, text_or_json_option
-from ..output import echo, say, show_reading
+from ..options import TextFormat, echo, say, show_reading, text_or_json_option
 
 
 @click.command("check")

@@ -4,9 +4,9 @@ import os
 
 import click
 
-from ..._terminal import counted
+from ..._tables import counted
 from .. import options
-from ..output import echo, show_status
+from ..options import echo, show_status
 
 
 @click.command("convert")
@@ -40,7 +40,7 @@ def convert_command(
     """
     from ..._errors import WriteError
     from ...public import Timeline
-    from ...read.ring_file import load_around, read_pieces
+    from ...read import load_around, read_pieces
     from ...timeline import OnePiece
     from ...write import check_writable, write
 

@@ -2,11 +2,10 @@
 
 import click
 
-from ..._requirements import check_can_record
-from ..._terminal import next_step_hint
+from ..._errors import check_can_record
+from ..._tables import next_step_hint
 from ...record_options import ENGINES, EngineName
-from ..options import value_option
-from ..output import make_console, say
+from ..options import make_console, say, value_option
 
 STEPS = 20
 

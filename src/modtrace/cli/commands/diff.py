@@ -9,9 +9,19 @@ from typing import TYPE_CHECKING
 import click
 
 from ..._files import find_recordings
-from ..._terminal import counted, ratio_text
-from ..options import TableFormat, format_option, no_such_module, only_option, step_by_option, value_option
-from ..output import echo, make_console, say, show_status
+from ..._tables import counted, ratio_text
+from ..options import (
+    TableFormat,
+    echo,
+    format_option,
+    make_console,
+    no_such_module,
+    only_option,
+    say,
+    show_status,
+    step_by_option,
+    value_option,
+)
 
 if TYPE_CHECKING:
     from ...compare import Diff

@@ -13,12 +13,10 @@ import click
 
 import modtrace
 
-from ..._errors import EngineError
-from ..._requirements import is_free_threaded
-from ..._terminal import counted
+from ..._errors import EngineError, is_free_threaded
+from ..._tables import counted
 from ..._version import __version__
-from ..options import TextFormat, text_or_json_option
-from ..output import echo, show_status
+from ..options import TextFormat, echo, show_status, text_or_json_option
 
 
 def installed(distribution: str) -> str | None:
@@ -96,7 +94,7 @@ def _engine() -> Iterator[tuple[str, str]]:
 
 def _cache() -> tuple[bool, str]:
     """Return whether engines can be built into the cache, and what there is to say of it."""
-    from ...track.native.cache_folder import cache_home
+    from ..._files import cache_home
 
     try:
         home = there = cache_home()

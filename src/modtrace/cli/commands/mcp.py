@@ -5,9 +5,9 @@ from importlib.resources import files
 
 import click
 
-from ..._requirements import require_extra
-from ..._terminal import is_terminal
-from ..output import say
+from ..._errors import require_extra
+from ..._tables import is_terminal
+from ..options import say
 
 
 @click.command("mcp")

@@ -2,7 +2,7 @@
 
 import click
 
-from ..output import echo, show_reading
+from ..options import echo, show_reading
 
 
 @click.command("merge")

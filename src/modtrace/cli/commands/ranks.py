@@ -11,11 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..._errors import ModtraceError
-from ..._requirements import require_extra
-from ..._terminal import counted
-from ..options import FORMS, StepRange, TableFormat, format_option, max_depth_option, steps_option, value_option
-from ..output import echo, say, show_count, show_status
+from ..._errors import ModtraceError, require_extra
+from ..._tables import counted
+from ..options import (
+    FORMS,
+    StepRange,
+    TableFormat,
+    echo,
+    format_option,
+    max_depth_option,
+    say,
+    show_count,
+    show_status,
+    steps_option,
+    value_option,
+)
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -288,7 +298,7 @@ def _json_value(value: object) -> object:
 
 def _describe_time(placed: Sequence[Mapping[str, Any]]) -> list[str]:
     """Say how the ranks were placed in the time of the job; nothing if all read one clock."""
-    from ...ring.collective_text import rank_list
+    from ...ring.event_text import rank_list
 
     ways = {
         "pings": "by pings between their hosts",

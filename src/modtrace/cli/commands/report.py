@@ -4,8 +4,7 @@ from pathlib import Path
 
 import click
 
-from ..options import StepRange, steps_option, value_option
-from ..output import echo, show_status
+from ..options import StepRange, echo, show_status, steps_option, value_option
 
 
 @click.command("report")
@@ -22,7 +21,7 @@ def report_command(trace: str, output: str | None, steps: StepRange | None, anon
     and paths are left out. The archive has at most 25 MB, so it holds the slowest steps of a longer trace. It is about
     the last steps of a ring with more than 4 million events, unless --steps chooses others.
     """
-    from ..._terminal import share_hint
+    from ..._tables import share_hint
     from ...write import check_writable
 
     if output is None and not show:

@@ -18,14 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..._errors import ModtraceError
+from ..._errors import ModtraceError, check_can_record
 from ..._interrupts import hold_ctrl_c
-from ..._requirements import check_can_record
-from ..._terminal import counted, next_step_hint
+from ..._tables import counted, next_step_hint
 from ...record_options import OPTIONS, EngineName, Option
 from ..group import ScriptError
-from ..options import value_option
-from ..output import say
+from ..options import say, value_option
 
 if TYPE_CHECKING:
     from ...integrations.auto_recording import AutoRecording
@@ -210,7 +208,7 @@ def run_command(
     sys.path, __main__, exit code and traceback. In OUT and FILE, %r is the rank, %p the process id and %h a hash of
     the host; under torchrun, without %r and %p, each rank writes OUT.rank3.pftrace.
     """
-    from ..._rank import absolute_path, add_rank, expand_path
+    from ..._processes import absolute_path, add_rank, expand_path
     from ...integrations.auto_recording import AutoRecording
     from ...write import check_writable
 

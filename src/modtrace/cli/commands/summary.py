@@ -9,16 +9,18 @@ from ..options import (
     FORMS,
     StepRange,
     TableFormat,
+    echo,
     format_option,
+    make_console,
     max_depth_option,
     no_such_module,
     only_option,
     require_spans,
+    show_status,
     step_by_option,
     steps_option,
     value_option,
 )
-from ..output import echo, make_console, show_status
 
 if TYPE_CHECKING:
     from ...timeline import Summary
@@ -190,7 +192,7 @@ def summarize_file(
 ) -> tuple["Summary", list[str]]:
     """Return the summary of a file, or of some of its steps, and what the user should know of what is not in it."""
     from ...public import Timeline
-    from ...read.ring_file import load_around, load_shown, ring_pieces
+    from ...read import load_around, load_shown, ring_pieces
     from ...timeline.summary import summarize_pieces
 
     by_optimizer = step_by in (None, "optimizer")

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..options import TextFormat, text_or_json_option, value_option
-from ..output import make_console, say
+from ..options import TextFormat, make_console, say, text_or_json_option, value_option
 
 if TYPE_CHECKING:
     from ..._processes import ParallelReader
-    from ...live.rates import RankRates
+    from ...live.follow import RankRates
     from ...live.top import JobView
 
 _MAX_EVENTS = 1 << 16
@@ -77,7 +76,7 @@ def _to_json(rank: "RankRates") -> dict[str, Any]:
 
 def read_rates(reader: "ParallelReader", rings: Sequence[str], seconds: float) -> "JobView":
     """Return what the processes that write rings did in the last seconds."""
-    from ...live.rates import read_rank_rates
+    from ...live.follow import read_rank_rates
     from ...live.top import JobView
     from ...ring import find_rings
 

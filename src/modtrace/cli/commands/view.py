@@ -5,8 +5,7 @@ import re
 
 import click
 
-from ..options import StepRange, steps_option, value_option
-from ..output import echo, show_status
+from ..options import StepRange, echo, show_status, steps_option, value_option
 
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(?::\d{1,5})?")
 
@@ -43,8 +42,8 @@ def view_command(
     """
     from ..._errors import ModtraceError
     from ..._files import work_folder
-    from ..._terminal import share_hint
-    from ...read.ring_file import load_shown
+    from ..._tables import share_hint
+    from ...read import load_shown
     from ...view.server import PERFETTO_ORIGIN, WAIT_TIMEOUT_S, Page, TraceServer, open_and_serve
 
     if offline and perfetto_url:
@@ -57,7 +56,7 @@ def view_command(
                 timeline, notes = load_shown(trace, steps)
                 page, path = Page(render_html(timeline)), None
             else:
-                from ...view.pages import ensure_viewable, handover_page
+                from ...view.server import ensure_viewable, handover_page
 
                 path, notes = ensure_viewable(trace, folder, steps)
                 page = handover_page("trace", os.path.basename(trace), perfetto_url or PERFETTO_ORIGIN)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..options import value_option
-from ..output import say
+from ..options import say, value_option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -97,7 +96,7 @@ def watch_command(
         steps = StepsFile(KeptFolder(Path(lines).parent, named=True), Path(lines).name, say, named=True)
     sinks: list[LookSink] = [steps, WholeRunWriter(say)]
     if metrics is not None:
-        from ...live.metrics import Metrics  # only here: it brings a web server
+        from ...live.watch import Metrics  # only here: it brings a web server
 
         try:
             served = Metrics(metrics)

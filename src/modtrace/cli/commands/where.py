@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..._terminal import counted, printable
-from ..options import TextFormat, text_or_json_option
-from ..output import echo, make_console, say
+from ..._tables import counted, printable
+from ..options import TextFormat, echo, make_console, say, text_or_json_option
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -58,8 +57,7 @@ def where_command(
     if watch:
         _watch(rings, dumps, whole)
         return
-    from ...live.python_stack import NO_STACKS, python_stacks
-    from ...live.where import where
+    from ...live.where import NO_STACKS, python_stacks, where
 
     result = where(rings, flight_recorder=dumps)
     if output_format == "json":

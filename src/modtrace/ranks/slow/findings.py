@@ -15,19 +15,27 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..._arrays import (
+    BoolArray,
+    Float32Array,
+    Float64Array,
+    Int64Array,
+    group_lengths,
+    group_starts,
+    medians_within,
+    slowest_of_others,
+    split_by,
+)
 from ..._errors import ModtraceError
-from ..._numbering import split_by
 from ..._processes import map_in_processes, processor_count
-from ..._typing import BoolArray, Float32Array, Float64Array, Int64Array
 from ...live.hangs import find_hangs
 from ...live.rank_state import rank_state_of, read_clocks
 from ...live.windows import CameLate
-from ...read.ring_file import Steps
+from ...read import Steps
 from ...ring import RingSnapshot
-from ...ring.collective_text import UNSEEN_BY_PYTHON
+from ...ring.event_text import UNSEEN_BY_PYTHON
 from ...timeline import PHASES, RingAnalysis
-from ..groups import group_lengths, group_starts, medians_within, slowest_of_others
-from ..places import Place, absolute, as_folder, is_dataset
+from ..dataset_files import Place, absolute, as_folder, is_dataset
 from ..rank_folder import JobTime, RankRecording, check_size, find_rank_recordings
 from ..rank_tables import (
     CALL,

@@ -7,14 +7,21 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from ..._numbering import count_in_run, split_by
-from ..._typing import BoolArray, Float64Array, Int64Array
+from ..._arrays import (
+    BoolArray,
+    Float64Array,
+    Int64Array,
+    count_in_run,
+    group_lengths,
+    group_starts,
+    median_of_others,
+    medians_within,
+    split_by,
+)
 from ...live.triggers import format_ns
-from ...ring.range_text import RangeName
+from ...ring.event_text import RangeName
 from ...timeline import PHASES
-from ...timeline.nesting import find_parents
-from ...timeline.time_intervals import TimeIntervals, union_of
-from ..groups import group_lengths, group_starts, median_of_others, medians_within
+from ...timeline.nesting import TimeIntervals, find_parents, union_of
 from ..rank_tables import CALL, FOR_ITSELF, Bounds, CollectiveTable, RangeTable, SpanTable, take
 from ..sync_points import call_keys, synchronizing
 

@@ -5,10 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..._numbering import expand_ranges, split_by
-from ..._typing import BoolArray, Float64Array, Int64Array
-from ...ring.collective_text import PEER_OPERATORS
-from ..groups import group_starts
+from ..._arrays import BoolArray, Float64Array, Int64Array, expand_ranges, group_starts, split_by
+from ...ring.event_text import PEER_OPERATORS
 from ..rank_tables import CALL, INFERRED_WAIT, CollectiveTable, ranks_in_group
 from ..sync_points import call_keys, synchronizing
 from .late_steps import RANK_BITS, Arrivals, OwnTime

@@ -10,13 +10,11 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from ..._numbering import expand_ranges, split_by
-from ..._typing import Float64Array, Int64Array
-from ...ring.range_text import CATEGORIES
+from ..._arrays import Float64Array, Int64Array, expand_ranges, split_by
+from ...ring.event_text import CATEGORIES
 from ...timeline import PHASES
 from ...timeline.contents import process_label
-from ...timeline.nesting import find_parents
-from ...timeline.time_intervals import TimeIntervals, union_of
+from ...timeline.nesting import TimeIntervals, find_parents, union_of
 from ..rank_tables import CALL, CollectiveTable, RangeTable, RankTables, SpanTable, StepTable, take
 from .late_steps import COUNTED_NOISES, IN_RANGE, MAD_TO_SIGMA, OUTSIDE, RANK_BITS, OwnTime, RoleWait
 from .replay import rank_events

@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..._arrays import Float32Array, Int64Array, UInt8Array
 from ..._errors import WriteError
+from ..._files import atomic_writer
 from ..._tables import (
     LONG_MS,
     MICROSECONDS,
@@ -27,14 +29,12 @@ from ..._tables import (
     Form,
     Table,
     Unit,
+    counted,
     fields_of,
     join_texts,
     json_values,
 )
-from ..._terminal import counted
-from ..._typing import Float32Array, Int64Array, UInt8Array
-from ...ring.collective_text import rank_list
-from ...write.atomic_file import atomic_writer
+from ...ring.event_text import rank_list
 from ..all_ranks import peak_sentence
 from .late_steps import OUTSIDE, RoleWait, StepFinding, place_text
 

@@ -4,8 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..._numbering import is_any
-from ..._typing import BoolArray, Int64Array
+from ..._arrays import BoolArray, Int64Array, is_any
 from ...ring.slot_format import FORWARD_THREAD_MASK, GREENLET_KINDS, NO_NAME, SEQUENCE_MASK, Events, Kind
 from .intervals import Intervals, find_key
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..._numbering import is_any, order_in_groups
-from ..._typing import Int64Array
+from ..._arrays import Int64Array, is_any, order_in_groups
 from ...ring import Events, Kind
 from ...ring.slot_format import (
     CALL_ENTER_KINDS,

@@ -5,16 +5,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..._typing import Int64Array
+from ..._arrays import Int64Array
 from ...ring import Kind
 from ...ring.slot_format import BACKWARD_PASS_MASK, CALL_INDEX_MASK, STREAM_NUMBER_BITS, STREAM_NUMBER_MASK
 from ..join import add_gpu_tracks
+from ..nesting import LabelledInterval, clip_and_nest, spans_from_intervals
 from ..slices import BACKWARD, FORWARD, RECOMPUTE, Slices
 from ..timeline import Timeline
-from .analysis import RingAnalysis
-from .device_points import DevicePoints, device_points
+from .analysis import DevicePoints, RingAnalysis, device_points
 from .intervals import Intervals, segment_pass
-from .path_spans import LabelledInterval, clip_and_nest, spans_from_intervals
 
 _EVENT_RESOLUTION_NS = 500
 """How exact CUDA's times of events are, about."""

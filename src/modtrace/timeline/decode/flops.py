@@ -15,16 +15,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..._numbering import begins_run, count_in_run
-from ..._typing import BoolArray, Int64Array
+from ..._arrays import BoolArray, Int64Array, begins_run, count_in_run
 from ...ring import Kind
 from ...ring.slot_format import WITH_GRADIENTS_BIT
-from ..args import ArgColumn, Args, without_empty
-from ..nesting import InnermostLookup, find_parents
-from ..slices import BACKWARD, BACKWARD_PASS, UNKNOWN_FLOPS, Arg, Slices
+from ..nesting import InnermostLookup, clip_and_nest, find_parents
+from ..slices import BACKWARD, BACKWARD_PASS, UNKNOWN_FLOPS, Arg, ArgColumn, Args, Slices, without_empty
 from .analysis import RingAnalysis
 from .attribution import create_graph_nodes
-from .path_spans import clip_and_nest
 from .spans import SpanRows
 
 _UNKNOWN = -1

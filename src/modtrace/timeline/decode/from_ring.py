@@ -11,12 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..._numbering import Numbering
-from ..._typing import AnyArray, Int64Array
+from ..._arrays import AnyArray, Int64Array, Numbering
 from ...ring import FIRST_STEP, Kind, RingSnapshot
 from ...ring.file_format import parse_object
 from ...ring.slot_format import SEQUENCE_MASK, SYNC_PREFIX
-from ..args import ArgColumn, Args, without_empty
 from ..contents import (
     BACKWARD_PASSES,
     COMPILED,
@@ -39,20 +37,29 @@ from ..contents import (
 from ..join import with_slices
 from ..memory import peaks_of
 from ..metadata import NOTES_OF_STEPS, OPTIMIZER_NOTES, fit, fit_metadata
-from ..nesting import find_parents
-from ..slices import BACKWARD, BACKWARD_PASS, DTYPES, FORWARD, MANY_NODES, Arg, Slices, join_columns
+from ..nesting import clip_and_nest, find_parents
+from ..slices import (
+    BACKWARD,
+    BACKWARD_PASS,
+    DTYPES,
+    FORWARD,
+    MANY_NODES,
+    Arg,
+    ArgColumn,
+    Args,
+    Slices,
+    join_columns,
+    without_empty,
+)
 from ..timeline import Timeline
-from .analysis import RingAnalysis, usual_duration
+from .analysis import RingAnalysis, event_before, usual_duration
 from .attribution import count_outside_runs
-from .collectives import assign_communication_tracks, build_collectives
-from .device_points import event_before
 from .device_spans import add_device_spans
 from .flops import CountedCalls, describe_counted, find_flops
 from .intervals import find_key
 from .memory import HeldMemory, held_memory
 from .open_calls import OpenCall, lasts_too_long
-from .path_spans import clip_and_nest
-from .ranges import Evaluations, add_ranges, find_evaluations
+from .ranges import Evaluations, add_ranges, assign_communication_tracks, build_collectives, find_evaluations
 from .spans import SpanRows, build_span_rows, describe_tracks, number_tracks
 
 

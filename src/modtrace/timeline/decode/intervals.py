@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from ..._arrays import AnyArray, BoolArray, Int64Array, SignedIntArray, begins_run, is_any, order_in_groups
 from ..._interrupts import cached_property
-from ..._numbering import begins_run, is_any, order_in_groups
-from ..._typing import AnyArray, BoolArray, Int64Array, SignedIntArray
 from ...ring.slot_format import (
     ABANDONED_BIT,
     CALL_ENTER_KINDS,
@@ -36,8 +35,7 @@ from ...ring.slot_format import (
     Events,
     Kind,
 )
-from ..nesting import find_parents
-from .path_spans import clip_and_nest
+from ..nesting import clip_and_nest, find_parents
 
 _IntervalColumns = dict[str, AnyArray]
 """The columns of `Intervals` but depth and parent, and `end_unknown`: True if it ended at an unknown time.

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..._numbering import is_any
-from ..._typing import Int64Array
+from ..._arrays import Int64Array, is_any
 from ...ring import Events, Kind
 from ...ring.slot_format import ALLOCATED, CUDA_ALLOCATED, HOLDER_BITS, HOLDER_MASK, NO_NAME, REFUSED
 from ..memory import KINDS, OUTSIDE, OUTSIDE_CALLS, format_bytes

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..._numbering import is_any
-from ..._terminal import counted
-from ..._typing import Int64Array, SignedIntArray
+from ..._arrays import Int64Array, SignedIntArray, is_any
+from ..._tables import counted
 from ...ring import Events
-from ...ring.range_text import CATEGORIES, RangeName, parse_range
+from ...ring.event_text import CATEGORIES, RangeName, parse_range
 from ...ring.slot_format import KINDS_OF_OTHER_THREADS, NO_NAME, RANGE_KINDS
 from .attribution import attribute_nodes
 from .cuts import count_open, find_cuts

@@ -17,9 +17,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from ..._arrays import AnyArray, BoolArray, Int64Array, Numbering, is_any
 from ..._interrupts import cached_property
-from ..._numbering import Numbering, is_any
-from ..._typing import AnyArray, BoolArray, Int64Array
 from ...ring import Events, Kind, RingSnapshot
 from ...ring.read_file import SlotSnapshot
 from ...ring.slot_format import (
@@ -30,11 +29,10 @@ from ...ring.slot_format import (
     GREENLET_KINDS,
     RANGE_KINDS,
 )
-from ..args import Args, join_args
 from ..contents import COUNTED, WHOLE_RUN, Stats
 from ..join import put_modules_before
-from ..slices import append_to
-from ..step_begins import trained_modules
+from ..slices import Args, append_to, join_args
+from ..step_pieces import trained_modules
 from ..timeline import Timeline
 from .analysis import MAX_BACKWARD_EVENTS, RingAnalysis
 from .cuts import find_cuts

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..._numbering import Numbering, count_in_run, expand_ranges, order_in_groups
-from ..._typing import AnyArray, Int64Array
+from ..._arrays import AnyArray, Int64Array, Numbering, count_in_run, expand_ranges, order_in_groups
 from ...ring.slot_format import CALL_INDEX_MASK
 from ..contents import Process, Track
 from ..slices import BACKWARD, FORWARD, RECOMPUTE

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..._numbering import is_any
-from ..._typing import Int64Array
+from ..._arrays import Int64Array, is_any
 from ...ring import Events, Kind, RingSnapshot
 from ...ring.slot_format import ALLOCATED, CALL_ENTER_KINDS, CALL_EXIT_KINDS, RANGE_KINDS
 from ..contents import OPEN_AT_END, UNSAVED, WHOLE_RUN

@@ -21,6 +21,10 @@ from .module_summary import SORT_KEYS as SORT_KEYS
 from .module_summary import Summary as Summary
 from .overview import Overview as Overview
 from .parts import Around as Around
+from .slow_steps import PartTimes as PartTimes
+from .slow_steps import SlowPart as SlowPart
+from .slow_steps import StepParts as StepParts
+from .slow_steps import StepsInParts as StepsInParts
 from .step_bounds import find_step_bounds as find_step_bounds
 from .step_bounds import take_steps as take_steps
 from .step_times import Steps as Steps
@@ -28,10 +32,6 @@ from .step_times import StepTimes as StepTimes
 from .step_times import find_typical_step as find_typical_step
 from .step_times import measure_steps as measure_steps
 from .step_times import warm_up_steps as warm_up_steps
-from .steps_in_parts import PartTimes as PartTimes
-from .steps_in_parts import SlowPart as SlowPart
-from .steps_in_parts import StepParts as StepParts
-from .steps_in_parts import StepsInParts as StepsInParts
 from .totals import summarize as summarize
 from .totals import summarize_pieces as summarize_pieces
 from .units import RangeTimes as RangeTimes

@@ -4,15 +4,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..._tables import MODULE, MS, NAME, NUMBER, Column, Table, fields_of
-from ..._terminal import counted
-from ..._typing import BoolArray, Int64Array
-from ..nesting import is_outermost, self_times, times_in_phase
+from ..._arrays import BoolArray, Int64Array
+from ..._tables import MODULE, MS, NAME, NUMBER, Column, Table, counted, fields_of
+from ..nesting import is_outermost, self_times, times_in_phase, union_of
 from ..select import on_gpu
 from ..slices import FORWARD, PHASES, Slices
-from ..time_intervals import union_of
 from .module_rows import GroupBy, group_modules
-from .percentiles import median
+from .units import median
 
 if TYPE_CHECKING:
     from ..timeline import Timeline

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..._tables import GIGA, MODULE, MS, NAME, NUMBER, PERCENT, TEXT, Column, Table, Unit, fields_of
-from ..._terminal import counted
-from ..._typing import BoolArray, Int64Array
+from ..._arrays import BoolArray, Int64Array
+from ..._tables import GIGA, MODULE, MS, NAME, NUMBER, PERCENT, TEXT, Column, Table, Unit, counted, fields_of
 from ..contents import COUNTED, REPLAY_CLASS
 from ..slices import BACKWARD, PHASES, RECOMPUTE, UNKNOWN_FLOPS, Arg, Slices
 from .module_rows import ModuleTimes
 from .overview import shortened
-from .percentiles import median
 from .step_times import Steps
+from .units import median
 
 if TYPE_CHECKING:
     from ..timeline import Timeline

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ..._arrays import Int64Array
 from ..._tables import MODULE, NAME, PERCENT, Column, Table, Unit, fields_of
-from ..._typing import Int64Array
 from ..contents import MEMORY
 from ..memory import OUTSIDE, OUTSIDE_CALLS, Holders, find_holders, format_bytes, grown_in, measure_calls
 from ..slices import FORWARD, PHASES, RECOMPUTE

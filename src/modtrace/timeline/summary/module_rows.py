@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from ..._typing import Int64Array
+from ..._arrays import Int64Array
 from ..contents import Name
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..._arrays import AnyArray
 from ..._tables import Table, cut_json, cut_middle, join_texts, json_values, paragraph
-from ..._typing import AnyArray
 from . import tables
 from .compiled import CompiledModule
 from .device_summary import DeviceSummary, device_table, device_totals
@@ -23,8 +23,8 @@ from .memory_summary import MemorySummary, holders_table, memory_table
 from .module_rows import CPU_FIELDS, GpuStepTimes, GpuTotals, ModuleTimes, fold_below
 from .overview import Overview, steps_note
 from .parts import Around
+from .slow_steps import PartTimes, StepsInParts, sum_up_parts
 from .step_times import Steps
-from .steps_in_parts import PartTimes, StepsInParts, sum_up_parts
 from .units import RangeTimes, UnitTimes
 
 if TYPE_CHECKING:

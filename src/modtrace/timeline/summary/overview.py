@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..._terminal import counted
+from ..._tables import counted
 from ..collectives import Collectives
 from ..contents import LEFT_OUT, MISSING_BYTES, OPEN_AT_END, STEPS_END_WITH, UNSAVED, WHOLE_RUN, unsaved_sentence
 from ..memory import format_bytes
 from ..slices import RECOMPUTE, Arg
 from .module_rows import outer_modules
-from .percentiles import median, nearest_rank
 from .step_bounds import CALL, GENERATE, OPTIMIZER
 from .step_times import Steps
-from .units import UnitTimes
+from .units import UnitTimes, median, nearest_rank
 
 if TYPE_CHECKING:
     from ..timeline import Timeline

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..._numbering import Numbering, distinct, expand_ranges, number_values, split_by
-from ..._typing import AnyArray, BoolArray, Int64Array
+from ..._arrays import AnyArray, BoolArray, Int64Array, Numbering, distinct, expand_ranges, number_values, split_by
 from ...ring.slot_format import GENERATION_MASK
+from ..nesting import union_of
 from ..select import first_process_tracks
 from ..slices import (
     BACKWARD,
@@ -28,16 +28,15 @@ from ..slices import (
     Arg,
     Slices,
 )
-from ..step_begins import NEVER, backward_starts
-from ..time_intervals import union_of
+from ..step_pieces import NEVER, backward_starts
 from .step_bounds import (
     GENERATE,
     OPTIMIZER,
     StepBounds,
+    ThreadLine,
     find_step_bounds,
     once_per_timeline,
 )
-from .thread_line import ThreadLine
 
 if TYPE_CHECKING:
     from ..timeline import Timeline

@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ..._arrays import AnyArray, BoolArray, Int64Array, Numbering, number_values
 from ..._errors import ModtraceError
-from ..._numbering import Numbering, number_values
-from ..._typing import AnyArray, BoolArray, Int64Array
 from ..contents import Process
-from ..lazy_rows import LazyRows
+from ..nesting import TimeIntervals, shift_apart, union_of
 from ..select import first_process_tracks, keep_tracks, without_gpu
 from ..slices import BACKWARD_PASS, FORWARD, MODULE, RANGE, RECOMPUTE, Slices
-from ..time_intervals import TimeIntervals, shift_apart, union_of
-from .step_bounds import OPTIMIZER, find_step_bounds, once_per_timeline
-from .thread_line import ThreadLine
+from ..timeline import LazyRows
+from .step_bounds import OPTIMIZER, ThreadLine, find_step_bounds, once_per_timeline
 
 if TYPE_CHECKING:
     from ..timeline import Timeline

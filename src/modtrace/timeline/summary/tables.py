@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..._tables import MODULE, MS, NAME, NUMBER, PERCENT, TEXT, Column, Table, Unit, Value, fields_of
-from ..._terminal import counted
+from ..._tables import MODULE, MS, NAME, NUMBER, PERCENT, TEXT, Column, Table, Unit, Value, counted, fields_of
 from .compiled import compiled_table
 from .device_summary import DeviceModule, device_table
 from .findings import findings_table
@@ -16,10 +15,9 @@ from .memory_summary import holders_table, memory_table
 from .module_rows import CPU_FIELDS, GpuStepTimes, ModuleTimes, in_tree_order
 from .overview import overview_lines, steps_note
 from .parts import OTHER
-from .percentiles import median
+from .slow_steps import PartTimes
 from .step_times import StepTimes
-from .steps_in_parts import PartTimes
-from .units import RangeTimes, UnitTimes
+from .units import RangeTimes, UnitTimes, median
 
 if TYPE_CHECKING:
     from .module_summary import Summary

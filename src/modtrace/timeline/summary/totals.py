@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..._numbering import Numbering, expand_ranges
-from ..._typing import BoolArray, Int64Array
+from ..._arrays import BoolArray, Int64Array, Numbering, expand_ranges
 from ..contents import COMMUNICATION_KIND, NO_PHASE, GpuWork, Process
-from ..nesting import is_outermost, self_times, times_in_phase
+from ..nesting import extents, is_outermost, self_times, times_in_phase
 from ..select import first_process_tracks, without_gpu
 from ..slices import BACKWARD, FORWARD, PHASES, RECOMPUTE, Arg, Slices
 from ..step_pieces import step_pieces
-from ..time_intervals import extents
 from .compiled import compiled_modules
 from .device_summary import DeviceSummary, summarize_device
 from .findings import Measured, find_findings, looked_at
@@ -25,11 +23,19 @@ from .module_rows import GpuStepTimes, GpuTotals, GroupBy, Groups, ModuleTimes, 
 from .module_summary import Summary
 from .overview import SpanCounts, count_spans, describe_recording
 from .parts import DividedSteps, divide_piece, join_divided, measure_collections, sum_up_around
-from .percentiles import GroupTimes, Percentiles, join_times, percentiles_by_group, sum_by_group_and_step
 from .slow_steps import explain_steps, name_places
 from .step_bounds import OPTIMIZER, find_step_bounds
 from .step_times import Steps, is_in_evaluation, measure_steps
-from .units import measure_ranges, measure_units, sum_up_ranges
+from .units import (
+    GroupTimes,
+    Percentiles,
+    join_times,
+    measure_ranges,
+    measure_units,
+    percentiles_by_group,
+    sum_by_group_and_step,
+    sum_up_ranges,
+)
 
 if TYPE_CHECKING:
     from ..timeline import Timeline

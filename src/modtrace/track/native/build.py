@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from ..._errors import EngineError
+from ..._files import LIBRARY_NAME
 from ...record_options import EngineName
 from ...ring import Kind, slot_format
-from .cache_folder import LIBRARY_NAME
 from .library import FAILURE, HINT, find_library, forget_loaded, is_built, native_path, why_distrusted
 
 UNITS = {

@@ -1,4 +1,4 @@
-"""FLOPs: which operators have a formula, and what an operator costs with certain inputs.
+"""FLOPs: which operators have a formula, torch's own and a few that it lacks, and what one costs with certain inputs.
 
 The formulas are asked once for each operator with inputs of certain shapes, between the user's calls:
 one with every fourth outermost call, and the rest before the ring is read.
@@ -6,7 +6,7 @@ one with every fourth outermost call, and the rest before the ring is read.
 
 import logging
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -16,8 +16,28 @@ from torch.utils import flop_counter
 
 from ..._interrupts import raised_by_handler
 from ...ring import NameTable
-from ..flop_formulas import Formula, formula_by_operator
 from ..unseen import unseen_by_modes
+
+Formula = Callable[..., int]
+
+_ATTENTION_ON_CPU = "aten::_scaled_dot_product_flash_attention_for_cpu"
+_MORE_FORMULAS: Mapping[str, Formula] = {
+    "aten::_addmm_activation": flop_counter.addmm_flop,
+    _ATTENTION_ON_CPU: flop_counter.sdpa_flop,
+    f"{_ATTENTION_ON_CPU}_backward": flop_counter.sdpa_backward_flop,
+}
+"""Those that torch up to 2.13 lacks; one that is registered comes first."""
+
+
+def formula_by_operator() -> dict[str, Formula]:
+    """Return the formulas by the names of their operators (`aten::addmm`)."""
+    registered = {
+        operator._qualified_op_name: formula
+        for operator, formula in flop_counter.flop_registry.items()
+        if isinstance(operator, torch._ops.OpOverloadPacket)
+    }
+    return {**_MORE_FORMULAS, **registered}
+
 
 _log = logging.getLogger("modtrace")
 

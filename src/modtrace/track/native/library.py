@@ -16,9 +16,9 @@ from types import ModuleType
 import torch
 
 from ..._errors import EngineError
+from ..._files import LIBRARY_NAME, cache_home, engine_folder
 from ..._interrupts import in_forked_child
 from ...ring import slot_format
-from .cache_folder import LIBRARY_NAME, cache_home, engine_folder
 
 _FOLDER = Path(__file__).parent
 _SOURCES = [*sorted((_FOLDER / "cpp").rglob("*.[ch]*")), _FOLDER / "build.py", Path(slot_format.__file__)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...._terminal import counted
+from ...._tables import counted
 from .at_once import find_calls_at_once
 from .costs import find_costs
 from .costs import low_mfu as low_mfu

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ...._arrays import AnyArray, Int64Array
 from ...._interrupts import cached_property
 from ...._tables import MS, NAME, PERCENT, Column, Table, fields_of, markdown_text
-from ...._typing import AnyArray, Int64Array
 from ...contents import MEMORY, OPTIMIZERS, STEP_NOTES, WHOLE_RUN
-from ...time_intervals import union_of
+from ...nesting import union_of
 from ..module_rows import ModuleTimes, outer_modules
 from ..parts import DividedSteps
-from ..percentiles import GroupTimes
 from ..slow_steps import short_ms
 from ..step_bounds import OPTIMIZER
+from ..units import GroupTimes
 
 if TYPE_CHECKING:
     from ..module_summary import Summary

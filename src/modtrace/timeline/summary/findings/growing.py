@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ...._terminal import counted
-from ...._typing import AnyArray, Int64Array
+from ...._arrays import AnyArray, Int64Array
+from ...._tables import counted
 from ..slow_steps import short_ms
 from .finding import Finding, Measured
 from .siblings import place_of

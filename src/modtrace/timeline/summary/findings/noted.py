@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...._terminal import counted
+from ...._tables import counted
 from ...contents import FLOAT64
 from ...memory import format_bytes
 from ..slow_steps import short_ms

@@ -7,11 +7,10 @@ from collections.abc import Container, Iterator
 
 import numpy as np
 
-from ...._typing import BoolArray, Int64Array
+from ...._arrays import BoolArray, Int64Array
 from ...contents import WITHOUT_GRADIENTS
 from ..parts import OTHER
-from ..slow_steps import short_ms
-from ..steps_in_parts import SlowPart
+from ..slow_steps import SlowPart, short_ms
 from .finding import LEAST_STEPS, Finding, Measured, times_text
 from .noted import NotedSteps
 from .siblings import place_of

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ...._terminal import counted
-from ...._typing import Int64Array
+from ...._arrays import Int64Array
+from ...._tables import counted
 from ...memory import format_bytes
 from ..module_rows import ModuleTimes
 from ..parts import OTHER, PARTS

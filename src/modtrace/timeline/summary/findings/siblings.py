@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...._typing import AnyArray, Int64Array
+from ...._arrays import AnyArray, Int64Array
 from ...contents import place_in_lists
 from ...memory import format_bytes
 from ..module_rows import ModuleTimes

@@ -1,0 +1,309 @@
+"""Reading: every kind of file that modtrace writes or merges → `Timeline`.
+
+`read_timeline` is the one way in; `file_kind` says what a file is, `trace_path` opens a report. Of a ring file it
+adds what a watcher knows of the whole run.
+"""
+
+import itertools
+import os
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from ._errors import ModtraceError, TraceError
+from ._files import open_regular, work_folder
+from .formats.limits import LimitError, check_unpacked
+from .formats.trace_file import BLOCK_BYTES, ZIP_MAGIC, FileKind, TraceFile, file_kind, file_kind_by_head
+from .live.read_whole_run import read_whole_run
+from .ring import RingLog, read_ring, ring_serials
+from .timeline import OnePiece, Pieces, ReadRing, RingPieces, Timeline
+from .timeline.contents import WHOLE_RUN
+from .timeline.decode.window import build_around, build_last, find_last_steps
+from .timeline.summary import find_step_bounds, take_steps
+from .timeline.summary.step_bounds import CALL, OPTIMIZER
+
+if TYPE_CHECKING:
+    from .timeline import Timeline
+
+
+__all__ = [
+    "NO_PROFILE",
+    "FileKind",
+    "errors_about",
+    "extract_trace",
+    "file_kind",
+    "file_kind_by_head",
+    "read_timeline",
+    "trace_path",
+]
+
+NO_PROFILE = (FileKind.RING, FileKind.SAVED_JSON, FileKind.PERFETTO, FileKind.MERGED_PERFETTO, FileKind.ZIP)
+"""What is no trace of a profiler, which a recording could be laid over."""
+_MAX_DIRECTORY_BYTES = 1 << 20
+_MAX_END_BYTES = 20 + 22 + (1 << 16)
+"""How far from an archive's end its last record can begin, and what ZIP64 puts before it."""
+_UNPACK = "unpack it and open the trace inside"
+
+
+@contextmanager
+def trace_path(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield the path of a trace: of the one in a report's `.zip`, extracted for as long as the block runs, else `path`.
+
+    Raises TraceError if the file cannot be read, or is an archive without a trace; what is wrong with the trace inside
+    an archive is told of the archive; ModtraceError if there is nowhere to extract an archive to.
+    """
+    if not _is_archive(path):
+        yield Path(path)  # also where nothing can be written
+        return
+    with work_folder() as folder:
+        inner = extract_trace(path, folder)
+        with errors_about(path, inner):
+            yield inner
+
+
+@contextmanager
+def errors_about(path: str | os.PathLike[str], inner: Path) -> Iterator[None]:
+    """Name the archive in errors about the trace inside it, whose own path means nothing to the user."""
+    try:
+        yield
+    except TraceError as error:
+        if inner == Path(path):
+            raise
+        raise TraceError(path, f"{inner.name}: {error.message}", error.offset) from error
+
+
+def extract_trace(path: str | os.PathLike[str], folder: Path) -> Path:
+    """Return the trace of a report's `.zip`, extracted into `folder`, or `path`; raises TraceError if it has none."""
+    if not _is_archive(path):
+        return Path(path)
+    try:
+        with open(path, "rb") as file:
+            if _directory_bytes(file) > _MAX_DIRECTORY_BYTES:
+                raise TraceError(path, f"its table of files is too large for a report of modtrace; {_UNPACK}")
+            with zipfile.ZipFile(file) as archive:
+                for name in archive.namelist():
+                    # Only what a report calls its trace: nothing of the archive's can choose where it is written.
+                    if name in ("trace.pftrace.gz", "trace.json.gz"):
+                        packed_bytes = archive.getinfo(name).compress_size
+                        with archive.open(name) as member, open(folder / name, "wb") as extracted:
+                            while block := member.read(BLOCK_BYTES):
+                                check_unpacked(extracted.tell() + len(block), packed_bytes)
+                                extracted.write(block)
+                        return folder / name
+    except LimitError as error:
+        raise TraceError(path, f"{name} in it: {error}") from None
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise TraceError(path, f"it is a ZIP archive that is not whole, or damaged: {error}") from error
+    except OSError as error:
+        raise TraceError(path, f"cannot be read: {error.strerror or error}") from error
+    raise TraceError(path, f"it is a ZIP archive, but no report of modtrace; {_UNPACK}")
+
+
+def _is_archive(path: str | os.PathLike[str]) -> bool:
+    """Tell whether a file is an archive; raises TraceError if it cannot be read."""
+    try:
+        with open_regular(path) as file:
+            return file.read(len(ZIP_MAGIC)) == ZIP_MAGIC
+    except OSError as error:
+        raise TraceError(path, f"cannot be read: {error.strerror or error}") from error
+
+
+def _directory_bytes(file: BinaryIO) -> int:
+    """Return how long an archive's table of files is, all of which `zipfile` reads before anything else.
+
+    Of one so large that other fields say it (ZIP64) no less than 2^32.
+    """
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(size - _MAX_END_BYTES, 0))
+    end = file.read()
+    end_record = end.rfind(b"PK\5\6")
+    if end_record < 0 or len(end) < end_record + 16:
+        return 0  # no archive, as zipfile will say
+    if end[end_record - 20 : end_record - 16] == b"PK\6\7":
+        return 1 << 32
+    return int.from_bytes(end[end_record + 12 : end_record + 16], "little")
+
+
+_WHAT_TO_DO = "load the file as modtrace saved it, or the ring file of the recording"
+_READABLE = "modtrace reads ring files, reports, traces of torch.profiler, and .json, .pftrace and .html that it wrote"
+
+
+def read_timeline(path: str | os.PathLike[str]) -> "Timeline":
+    """Read a timeline from any file that modtrace knows; see `modtrace.load`."""
+    try:
+        with trace_path(path) as trace:
+            return _read(trace)
+    except RecursionError as error:
+        raise TraceError(path, "something in it is nested too deeply to be read") from error
+    except OSError as error:
+        raise TraceError(path, f"it cannot be read: {error.strerror or error}") from error
+
+
+def _read(path: Path) -> "Timeline":
+    # Each reader is imported when it is needed: protobuf alone takes longer to import than a small file to read.
+    kind = file_kind(path)
+    if kind is FileKind.RING:
+        return load_ring(path)
+    if kind is FileKind.PROFILE:
+        from .profiler.merge import load_profile
+
+        return load_profile(path)
+    carrying = {
+        FileKind.SAVED_JSON: "chrome",
+        FileKind.MERGED_JSON: "chrome",
+        FileKind.PERFETTO: "perfetto",
+        FileKind.MERGED_PERFETTO: "perfetto",
+        FileKind.PAGE: "page",
+    }
+    with TraceFile(path) as source:
+        if kind not in carrying:
+            if not b"".join(itertools.islice(source.whole_blocks(), 2)):  # damage is known after the first
+                raise TraceError(path, "it is empty")
+            raise TraceError(path, "it is neither a ring file nor a trace in JSON or Perfetto's format")
+        from .formats.own_table import read_table
+
+        carried = read_table(source.whole_blocks(), carrying[kind])
+    if carried.timeline is not None:
+        return carried.timeline
+    if carrying[kind] != "chrome":
+        if kind is FileKind.PAGE and not carried.is_changed:
+            raise TraceError(path, f"it is a page that modtrace did not write; {_READABLE}")
+        problem = "another program has changed or cut it" if carried.is_changed else "it holds no table of modtrace"
+        why = f" ({carried.fault})" if carried.fault else ""
+        raise TraceError(path, f"{problem}{why}, and only as modtrace wrote it can it be read; {_WHAT_TO_DO}")
+    from .profiler.merge import load_profile
+
+    timeline = load_profile(path)
+    note = "another program has changed this trace since modtrace wrote it; it was read as a profiler's"
+    changed = [note, *timeline.metadata["notes"]]
+    return replace(timeline, metadata={**timeline.metadata, "notes": changed})
+
+
+Steps = tuple[int | None, int | None]
+"""The first of some steps and the one after the last; None: from the first on, and to the last."""
+
+SHOWN_EVENTS = 4_000_000
+"""Events of a ring that are shown at once, if no steps are chosen: as many as a browser draws in a moment."""
+
+_FIRST_LOOK = 1 << 14
+"""Events of a ring's end that are read first, to see whether its last calls are among them."""
+_BYTES_PER_EVENT = 250
+"""What an event takes, about, where a ring is decoded as a whole."""
+
+
+def load_ring(path: Path) -> Timeline:
+    """Read a ring file; raises RingError if it is damaged beyond reading."""
+    return _pieces(path, (_reader(path), ring_serials(path))).join()
+
+
+def read_pieces(path: str | os.PathLike[str]) -> Pieces:
+    """Do what `load` does; a ring file is read piece by piece."""
+    return ring_pieces(path) or OnePiece(read_timeline(path))
+
+
+def load_around(path: str | os.PathLike[str], steps: Steps | None, step_by: str | None = None) -> Timeline:
+    """Do what `load` does; of a large ring file perhaps only for some training steps and a few beside them.
+
+    Where steps are calls or ranges, all is read. Raises ModtraceError if a ring has too many events for the memory.
+    """
+    ring, timeline = _ring(path), None
+    steps = steps if step_by in (None, OPTIMIZER) else None
+    if ring is not None and steps is not None:
+        timeline = build_around(*ring, *steps) or _last_calls(ring, *steps)
+    if ring is not None and timeline is None and len(ring[1]) > SHOWN_EVENTS and steps != (None, None):
+        pieces = _pieces(path, ring)
+        if not pieces.cuts:
+            raise too_large(path, len(ring[1]), "choose steps at its end, as in --steps -100:, or all with --steps :")
+        return pieces.join()
+    return read_timeline(path) if timeline is None else _with_whole_run(timeline, read_whole_run(Path(path)))
+
+
+def too_large(path: str | os.PathLike[str], events: int, advice: str) -> ModtraceError:
+    """Return the error about a ring that is too large to be read at once and cannot be read in pieces."""
+    return ModtraceError(
+        f"{os.fspath(path)}: only all of its {events:,} events together say what ran, which takes about "
+        f"{events * _BYTES_PER_EVENT / 1e9:.0f} GB of memory; {advice}"
+    )
+
+
+def _last_calls(ring: tuple[ReadRing, range], first: int | None, last: int | None) -> Timeline | None:
+    """Return the timeline of the end of a ring, if some of its last calls are asked for, and calls are its steps."""
+    if first is None or first >= 0 or (last is not None and last >= 0):
+        return None
+    events = _FIRST_LOOK
+    while (timeline := build_last(*ring, events)) is not None:
+        bounds = find_step_bounds(timeline, None)
+        if bounds.step_by != CALL:
+            return None
+        if len(bounds.number) > -first:
+            return timeline
+        events *= 8
+    return None
+
+
+def load_shown(
+    path: str | os.PathLike[str], steps: Steps | None, pieces: RingPieces | None = None
+) -> tuple[Timeline, list[str]]:
+    """Return some steps of a file, else all, or the last ones of too long a ring; and what users should know of it.
+
+    `pieces` are those of the ring, if they are known. Raises what `load` does, or TraceError if nothing ran in these.
+    """
+    notes, ring = list[str](), None if steps is not None else _ring(path)
+    if ring is not None and len(ring[1]) > SHOWN_EVENTS:
+        last_steps = find_last_steps(*ring, SHOWN_EVENTS)
+        if last_steps is not None:
+            begin, first = last_steps
+            steps = first, None
+            notes.append(
+                f"This holds the steps from {first:,} on: the ring has {len(ring[1]):,} events, from step {begin:,} "
+                "on. --steps A:B chooses other steps, and --steps : all."
+            )
+        elif (end := build_last(*ring, SHOWN_EVENTS)) is not None:
+            note = f"This holds the last {SHOWN_EVENTS:,} events of {len(ring[1]):,}, in which nothing ends steps. "
+            return _with_whole_run(end, read_whole_run(path)), [f"{note}--steps : shows all."]
+    whole = pieces.join() if pieces is not None and steps is None else load_around(path, steps)
+    timeline = whole if steps is None else take_steps(whole, *steps)
+    if steps is not None and not len(timeline.slices):
+        last = int(whole.slices.step.max(initial=-1))
+        raise TraceError(
+            path, f"it holds nothing of these steps; its last one is {last}" if last >= 0 else "it is empty"
+        )
+    return timeline, notes
+
+
+def ring_pieces(path: str | os.PathLike[str]) -> RingPieces | None:
+    """Return the pieces of a ring file, None for other files; raises RingError if it is damaged beyond reading."""
+    ring = _ring(path)
+    return None if ring is None else _pieces(path, ring)
+
+
+def _ring(path: str | os.PathLike[str]) -> tuple[ReadRing, range] | None:
+    """Return what reads a ring file, and the serial numbers in it; None for other files."""
+    try:
+        is_ring = file_kind_by_head(path) is FileKind.RING
+    except (OSError, TraceError):
+        return None  # `load` says what is wrong with it
+    return (_reader(path), ring_serials(path)) if is_ring else None
+
+
+def _pieces(path: str | os.PathLike[str], ring: tuple[ReadRing, range]) -> RingPieces:
+    return RingPieces(*ring, change=partial(_with_whole_run, whole=read_whole_run(path)))
+
+
+def _reader(path: str | os.PathLike[str]) -> ReadRing:
+    log = RingLog()
+    return lambda serials, without: read_ring(path, None, serials, without, log)
+
+
+def _with_whole_run(timeline: Timeline, whole: Mapping[str, Any] | None) -> Timeline:
+    known = timeline.metadata[WHOLE_RUN]
+    if whole is None:
+        return timeline
+    is_all = not whole["missed_events"]
+    seen = {field: whole[field] for field in ("steps", "spans") if is_all and known[field] is None}
+    return replace(timeline, metadata={**timeline.metadata, WHOLE_RUN: known | seen})
