@@ -17,7 +17,7 @@ from modtrace import Timeline, load
 from modtrace.timeline import FORWARD, Mark, Name, Process, Slices, StepTimes, Track
 from modtrace.timeline.join import move_times
 from modtrace.timeline.slices import in_start_order, join_columns
-from modtrace.timeline.summary import ModuleTimes, find_typical_step, take_steps
+from modtrace.timeline.summary import ModuleTimes, find_step_bounds, find_typical_step, take_steps
 from modtrace.timeline.summary.units import median, nearest_rank
 from tests.support.timelines import timelines
 from tests.support.training_timeline import MAIN, MS, NAMES, NET, training
@@ -229,6 +229,8 @@ def test_of_several_ranks_steps_are_chosen_by_the_marks_of_the_first() -> None:
 def added_up(timeline: Timeline) -> dict[str, tuple[int, ...]]:
     """Per module calls, total and self time of each phase, p50 and p95: another way, span by span."""
     whole = {step.step for step in timeline.summary(step_by="optimizer").steps if step.whole}
+    # What prepares a training comes before its first step.
+    begin_ns = min(find_step_bounds(timeline, "optimizer").start.tolist(), default=0)
     spans, open_on, self_ns = list(timeline.spans), defaultdict[int, list[int]](list), dict[int, int]()
     counts: dict[str, int] = defaultdict(int)
     times: dict[tuple[str, str, str], int] = defaultdict(int)
@@ -247,19 +249,21 @@ def added_up(timeline: Timeline) -> dict[str, tuple[int, ...]]:
         counts[span.fqn] += span.phase == "forward"
     for index, span in enumerate(spans):
         # A total counts in the step in which the outermost span began, a call inside backward in its own.
-        step_of = {span.fqn: span.step}
+        step_of = {span.fqn: (span.step, span.start_ns)}
         for outer in reversed(around[index]):
             if spans[outer].phase != span.phase:
                 break
-            step_of[spans[outer].fqn] = spans[outer].step
+            step_of[spans[outer].fqn] = spans[outer].step, spans[outer].start_ns
         on_backward = timeline.tracks[timeline.columns.track[index]].kind == "backward"
         if span.phase == "recompute" or (span.phase == "forward" and on_backward):
             parts = span.fqn.split(".")
-            step_of = {fqn: span.step for n in range(len(parts)) if (fqn := ".".join(parts[: n + 1])) in known}
+            step_of = {
+                fqn: (span.step, span.start_ns) for n in range(len(parts)) if (fqn := ".".join(parts[: n + 1])) in known
+            }
         times[span.fqn, span.phase, "self"] += self_ns[index]
-        for fqn, step in step_of.items():
+        for fqn, (step, start_ns) in step_of.items():
             times[fqn, span.phase, "total"] += self_ns[index]
-            if (not whole or step in whole) and is_first[index]:
+            if (not whole or (step in whole and start_ns >= begin_ns)) and is_first[index]:
                 per_step[fqn][step] += self_ns[index]
 
     def percentiles(fqn: str) -> tuple[int, int]:
