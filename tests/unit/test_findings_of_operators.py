@@ -109,6 +109,13 @@ def test_what_takes_little_of_most_steps_is_no_finding(long: float, is_named: bo
     assert [one[0] for one in found(noted(timeline, **inside([("linear", 1, 0.1)])))] == [PYTHON] * is_named
 
 
+def test_what_is_compiled_in_the_first_step_is_no_python_in_the_others() -> None:
+    # Each `act` takes 1 ms in forward, all of it in an operator, and 3 ms in backward.
+    compiled = training(forward=lambda step, block: 300 if step == 0 else 1, backward=lambda step, block: 3)
+
+    assert found(noted(compiled, **inside([]))) == []
+
+
 def test_long_operators_are_no_loop() -> None:
     assert found(with_own(12.9, [("matmul", 64, 12.9)])) == []
     assert [one[0] for one in found(with_own(12.8, [("matmul", 64, 12.8)]))] == [LOOP]

@@ -38,6 +38,8 @@ _SLOW_NS, _BEST_PACE = 33_000, 0.1
 least."""
 LEAST_STEPS = 5
 """In fewer steps torch sets up what it needs once, and the system stops one or another: no median of them is usual."""
+_IN_FEW = 0.5
+"""From which part of its time on a module has it in few steps."""
 _NEARLY = 0.101
 """How far from whole times: a first step begins late, and has no evaluation before it."""
 
@@ -290,11 +292,21 @@ class Measured:
         return self._with_inner(self.low_ns, -1)
 
     def own_ns(self, index: int) -> tuple[float, float]:
-        """Return what a module takes itself in a step in forward, and in backward: usually, and in 9 of 10 steps."""
+        """Return what a module takes itself in a step in forward, and in backward: usually, and in 9 of 10 steps.
+
+        If most of all its time is in few steps, as where it is compiled, neither has its share of that.
+        """
         row, low_ns = self.rows[index], max(float(self.own_low_ns[index]), 0.0)
-        whole = max(row.self_ns, 1)
-        own = min(low_ns, whole / max(row.calls, 1) * float(self.calls[index]))
-        return own * row.forward_self_ns / whole, own * row.backward_self_ns / whole
+        stops_ns = self.stops_ns(index)
+        stops_ns *= stops_ns > _IN_FEW * row.in_steps_ns
+        whole = max(row.self_ns - stops_ns, 1.0)
+        own = min(low_ns, row.self_ns / max(row.calls, 1) * float(self.calls[index]))
+        forward, backward = (max(0.0, ns - stops_ns) for ns in (row.forward_self_ns, row.backward_self_ns))
+        return own * min(1.0, forward / whole), own * min(1.0, backward / whole)
+
+    def stops_ns(self, index: int) -> float:
+        """Return what a module takes more in all steps than in as many usual ones, as where something stops it."""
+        return max(0.0, self.rows[index].in_steps_ns - float(self.step_ns[index]) * self.steps)
 
     @cached_property
     def inner_calls(self) -> AnyArray:

@@ -271,7 +271,7 @@ def find_host_time(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
             and (measured.runs[1, index] if trains else row.fqn in compose)
             and row.backward_self_ns
             < (_BACKWARD_SHARE_OF_HOLDERS if row.fqn in hold else _BACKWARD_SHARE)
-            * (row.forward_self_ns - _stops_ns(measured, index))
+            * (row.forward_self_ns - measured.stops_ns(index))
             and not measured.is_wrapper(row)
         ):
             by_place.setdefault((place_of(measured, row.fqn), row.module_class), []).append(index)
@@ -300,12 +300,6 @@ def find_host_time(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
         evidence += f"; {hooked}" if (hooked := notes.hooks_text(first.fqn)) else ""
         what = f"spends host time in its own forward, outside of inner modules{' and operators' if trains else ''}"
         yield measured.finding(what, first.fqn, "forward", evidence=evidence, show=only_option(place), ns=per_step)
-
-
-def _stops_ns(measured: Measured, index: int) -> float:
-    """Return what a module takes more in all steps together than in as many usual ones, as where something stops it."""
-    usual_ns = float(measured.step_ns[index]) * measured.steps
-    return max(0.0, measured.rows[index].in_steps_ns - usual_ns)
 
 
 def _waits_in_forward(measured: Measured) -> float:
