@@ -201,20 +201,24 @@ def test_a_module_without_inner_ones_that_has_hardly_any_backward(
     assert [one[:4] for one in found(timeline)] == expected
 
 
-@pytest.mark.parametrize(("waited_ms", "is_named"), [(14, True), (15, False)])
-def test_a_call_is_slow_by_the_machine_if_calls_waited_for_a_processor(waited_ms: int, is_named: bool) -> None:
+@pytest.mark.parametrize(
+    ("more_ms", "waited_ms", "is_named"),
+    [(30, 14, True), (30, 15, False), (49, 99, False), (50, 199, True), (50, 200, False)],
+)
+def test_a_call_is_slow_by_the_machine_if_calls_waited_for_a_processor(
+    more_ms: int, waited_ms: int, is_named: bool
+) -> None:
     script, now = EventScript(capacity=1 << 14), 1
     net, *layers = (script.name(name) for name in ("Net", *(f"Net.layers.{layer}" for layer in range(3))))
     for call in range(20):
         script.enter(now, net, call)
         for layer, name in enumerate(layers):
             script.enter(now, name, call)
-            now += 31 * MS if (call, layer) == (12, 1) else MS
+            now += MS + more_ms * MS * ((call, layer) == (12, 1))
             script.exit(now, name, call)
         script.exit(now, net, call)
     timeline = build_timeline(script.snapshot())
     notes = {STEP_NOTES: {"waited_ns": waited_ms * MS}}
 
-    # Half of the 30 ms more.
     findings = replace(timeline, metadata=fit_metadata({**timeline.metadata, **notes})).summary().findings
     assert [one.where for one in findings] == ["Net.layers.1"] * is_named

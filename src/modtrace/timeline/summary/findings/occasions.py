@@ -37,6 +37,9 @@ _OF_MACHINE = 0.5
 """What share of what a slow step takes more its thread has waited for a processor, if the machine made it slow."""
 _LARGER = 3.0
 """How many times as long as usual forward and backward both take if there is more to compute."""
+_LONGEST_WAIT_NS, _WAITS = 50_000_000, 4.0
+"""Where it is only known how long all calls waited together, what is longer is none of these waits, if they are less
+than so many times as long."""
 _SLOW_SHARE = 0.04
 """Share of a usual step that slow steps by one cause have to take more, as a mean over all steps."""
 _TRIGGERED = "", ", automatic", " by gc.collect()"
@@ -113,12 +116,13 @@ def find_slow_steps(measured: Measured, notes: NotedSteps, explained: Container[
             by_cause.setdefault((slow.part, slow.module or slow.range), []).append((number, slow, cause))
     longest = {cause: max(slow.took_ns - slow.usual_ns for _, slow, _ in steps) for cause, steps in by_cause.items()}
     for (part, where), slow_steps in by_cause.items():
-        more, numbers = longest[part, where], np.array([number for number, _, _ in slow_steps])
+        most, numbers = longest[part, where], np.array([number for number, _, _ in slow_steps])
         if not _period(numbers):  # the machine may run something else meanwhile
             slow_steps = [
                 (number, slow, cause)
                 for number, slow, cause in slow_steps
-                if delays.get(number, waited_ns) < _OF_MACHINE * more_ns.get(number, 0)
+                if delays.get(number, 0) < _OF_MACHINE * (more := more_ns.get(number, 0))
+                and waited_ns < (_OF_MACHINE if more < _LONGEST_WAIT_NS else _WAITS) * more
             ]
             numbers = np.array([number for number, _, _ in slow_steps])
         if not slow_steps:
@@ -128,7 +132,7 @@ def find_slow_steps(measured: Measured, notes: NotedSteps, explained: Container[
         # Steps that are slow here and there are those in which the machine did other things too.
         is_by_one = bool(delays) and "*" in place_of(measured, where)
         least = (_BY_ONE if is_by_one else _SLOW_STEPS) * measured.usual_ns
-        is_noise = not _period(numbers) and more < max(least, _OUTLASTS * others)
+        is_noise = not _period(numbers) and most < max(least, _OUTLASTS * others)
         if is_noise or per_step < _SLOW_SHARE * measured.usual_ns:
             continue
         what = f"makes {f'step {numbers[0]}' if len(numbers) == 1 else 'some steps'} slow"
