@@ -206,6 +206,22 @@ def test_a_block_that_is_slower_by_code_of_its_own() -> None:
     )
 
 
+@pytest.mark.parametrize(("more_ms", "is_named"), [(1.02, True), (1.01, False)])
+def test_a_block_that_does_little_itself_where_its_siblings_do_nothing(more_ms: float, is_named: bool) -> None:
+    def times(step: int, block: int) -> int:
+        return 3 if block < 3 else 1
+
+    slow = training(own=lambda block: more_ms if block == 2 else 0.01, forward=times, backward=times)
+
+    findings = slow.summary().findings
+    assert [one[:3] for one in findings] == [("is slower than its siblings", "Net.blocks.2", "forward")] * is_named
+    assert [one.ns_per_step for one in findings] == [1_010_000] * is_named
+    said = (
+        "1 ms a step, its siblings 0.01 ms themselves, beside inner modules, mostly its own forward, outside of inner "
+    )
+    assert [one.evidence for one in findings] == [f"{said}modules"] * is_named
+
+
 @pytest.mark.parametrize(("block", "more_ms", "where"), [(0, 0.4, []), (0, 2, [0]), (1, 0.4, [1])])
 def test_the_first_of_siblings_may_run_with_cold_caches(block: int, more_ms: float, where: list[int]) -> None:
     timeline = training(forward=lambda step, one: 0.1 + more_ms * (one == block), backward=lambda step, block: 0.1)

@@ -66,7 +66,8 @@ def find_outliers(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
             is_cold = outlier.row < outlier.siblings.rows.min() and outlier.excess <= least + _COLD_NS
             if is_slower and not is_cold and not _is_larger(measured, outlier):
                 named.add(outlier.row)
-                yield _time_finding(measured, outlier, notes)
+                yield _time_finding(measured, outlier, notes, measured.step_ns)
+        yield from _own_outliers(measured, [group for group in groups if group.is_place], named, notes)
     flops = np.array([_flops_of_call(row) for row in rows])
     kept = np.array([row.retained_bytes or 0 for row in rows])
     most = measured.summary.memory.peak_bytes if measured.summary.memory is not None else 0
@@ -82,6 +83,23 @@ def find_outliers(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
             usual = format_bytes(int(np.median(kept[outlier.siblings.rows])))
             text = f"a forward call keeps {format_bytes(int(kept[outlier.row]))}, its siblings {usual}"
             yield _other_finding(measured, outlier, "keeps more memory than its siblings", text, "--memory")
+
+
+def _own_outliers(
+    measured: Measured, groups: Sequence[_Siblings], named: set[int], notes: NotedSteps
+) -> Iterator[Finding]:
+    """Yield modules that hold others and take far more than their siblings beside these, if none is named there."""
+    holds = np.array([row.fqn in measured.holders for row in measured.rows], np.bool_)
+    # What stops inner modules makes the first longer, and what stops a module itself now and then the second.
+    mean_ns = np.array([row.self_ns / max(row.calls, 1) for row in measured.rows]) * measured.calls
+    own_ns = np.where(holds, np.clip(measured.own_low_ns, 0.0, mean_ns), 0.0)
+    fqns = {measured.rows[row].fqn for row in named}
+    around = {outer for fqn in fqns for outer in measured.outer[fqn]}
+    for outlier in _outliers(own_ns, groups, max(measured.least_ns, measured.brief_ns), _FAR_FROM).values():
+        fqn = measured.rows[outlier.row].fqn
+        if fqn not in fqns | around and fqns.isdisjoint(measured.outer[fqn]):
+            named.add(outlier.row)
+            yield _time_finding(measured, outlier, notes, own_ns)
 
 
 def place_of(measured: Measured, fqn: str) -> str:
@@ -103,8 +121,13 @@ def _sibling_groups(measured: Measured, notes: NotedSteps) -> Iterator[_Siblings
             yield _Siblings(np.array(members), pattern, is_place=not module_class)
 
 
-def _outliers(values: AnyArray, groups: Sequence[_Siblings], least: float) -> dict[int, _Outlier]:
-    """Return the rows that differ from their group, by row; the first group in which a row differs tells how."""
+def _outliers(
+    values: AnyArray, groups: Sequence[_Siblings], least: float, times: float = _DIFFERS
+) -> dict[int, _Outlier]:
+    """Return the rows that differ from their group, by row; the first group in which a row differs tells how.
+
+    They have so many `times` as much as the largest of siblings that are alike.
+    """
     found: dict[int, _Outlier] = {}
     for group in groups:
         each = values[group.rows]
@@ -114,7 +137,7 @@ def _outliers(values: AnyArray, groups: Sequence[_Siblings], least: float) -> di
         alike = largest <= (_ALIKE * usual if len(rest) > 2 else _DIFFERS * float(rest[0]))
         if not alike and not group.is_place:
             continue
-        differs = (each > (_DIFFERS if alike else _FAR_FROM) * largest) & (each - usual > least)
+        differs = (each > (times if alike else _FAR_FROM) * largest) & (each - usual > least)
         siblings = group._replace(rows=group.rows[~differs])
         for row in group.rows[differs].tolist():
             found.setdefault(row, _Outlier(row, float(values[row] - usual), siblings))
@@ -144,10 +167,11 @@ def _is_larger(measured: Measured, outlier: _Outlier) -> bool:
     return not outlier.siblings.is_place and row.backward_ns / max(row.calls, 1) > _DIFFERS * usual > 0
 
 
-def _time_finding(measured: Measured, outlier: _Outlier, notes: NotedSteps) -> Finding:
+def _time_finding(measured: Measured, outlier: _Outlier, notes: NotedSteps, ns: AnyArray) -> Finding:
+    """Return that a module is slower, by such times in a step: of all modules, or what they take themselves."""
     row, siblings = measured.rows[outlier.row], [measured.rows[index] for index in outlier.siblings.rows.tolist()]
-    own_ns, others_ns = measured.step_ns[outlier.row], measured.step_ns[outlier.siblings.rows]
-    said = [f"{ms_range([own_ns])} a step, its siblings {ms_range(others_ns)} (medians)"]
+    said = [f"{ms_range([ns[outlier.row]])} a step, its siblings {ms_range(ns[outlier.siblings.rows])}"]
+    said[0] += " (medians)" if ns is measured.step_ns else " themselves, beside inner modules"
     calls, usual_calls = measured.calls[outlier.row], float(np.median(measured.calls[outlier.siblings.rows]))
     classes = _classes(siblings)
     what = "is slower than its siblings"
