@@ -82,6 +82,8 @@ def test_calls_that_do_not_grow_steadily(times: list[float]) -> None:
         (lambda call: (0.3, 0.8)[call % 2], None),  # short for 1 of 2
         (lambda call: 0.4, None),
         (lambda call: (0.4, 4.0)[call % 2], None),  # requests that come at random
+        (lambda call: (0.74, 3.26)[call % 2], None),
+        (lambda call: (0.78, 3.22)[call % 2], 2.0),
     ],
 )
 def test_time_between_calls(gap: Callable[[int], float], ms: float | None) -> None:

@@ -402,6 +402,19 @@ def test_a_step_in_which_the_thread_waited_for_a_processor_is_slow_by_the_machin
     assert [one.what for one in findings] == ["makes step 7 slow (forward)"] * is_named
 
 
+@pytest.mark.parametrize(
+    ("engine", "step", "took", "is_named"),
+    [("python", 8, 49, False), ("python", 8, 50, True), ("python", 7, 49, True), ("native", 8, 49, True)],
+)
+def test_the_python_engines_look_at_a_step_makes_it_no_slow_one(
+    engine: str, step: int, took: int, is_named: bool
+) -> None:
+    slow = training(forward=lambda at, block: took - 3 if at == step and block == 2 else 1)
+    known = replace(slow, metadata=fit_metadata({**slow.metadata, "engine": engine}))
+
+    assert [one.part for one in known.summary().findings] == ["forward"] * is_named
+
+
 def test_steps_that_are_slow_with_a_period_are_not_slow_by_the_machine() -> None:
     slow = training(forward=lambda step, block: 41 if step % 3 == 2 and block == 2 else 1)
 

@@ -40,6 +40,8 @@ _LARGER = 3.0
 _LONGEST_WAIT_NS, _WAITS = 50_000_000, 4.0
 """Where it is only known how long all calls waited together, what is longer is none of these waits, if they are less
 than so many times as long."""
+_LONGEST_LOOK_NS = 50_000_000
+"""What is shorter is the Python engine's look at the step after 1, 2, 4, 8 … others, in which it counts operators."""
 _SLOW_SHARE = 0.04
 """Share of a usual step that slow steps by one cause have to take more, as a mean over all steps."""
 _TRIGGERED = "", ", automatic", " by gc.collect()"
@@ -109,6 +111,8 @@ def find_slow_steps(measured: Measured, notes: NotedSteps, explained: Container[
     by_cause: dict[tuple[str, str], list[tuple[int, SlowPart, str]]] = {}
     steps, delays = measured.summary.step_parts, dict(measured.step_notes.get("delays", ()))
     more_ns = dict(zip(measured.number.tolist(), (measured.duration_ns - measured.usual_ns).tolist(), strict=True))
+    overview = measured.summary.overview
+    is_python = overview is not None and overview.engine == "python"
     waited_ns: int = measured.step_notes.get("waited_ns", 0)
     for index, (cause, slow) in steps.causes.items():
         # A first step is slow by what it sets up.
@@ -121,7 +125,8 @@ def find_slow_steps(measured: Measured, notes: NotedSteps, explained: Container[
             slow_steps = [
                 (number, slow, cause)
                 for number, slow, cause in slow_steps
-                if delays.get(number, 0) < _OF_MACHINE * (more := more_ns.get(number, 0))
+                if not (is_python and number & (number - 1) == 0 and slow.took_ns < _LONGEST_LOOK_NS)
+                and delays.get(number, 0) < _OF_MACHINE * (more := more_ns.get(number, 0))
                 and waited_ns < (_OF_MACHINE if more < _LONGEST_WAIT_NS else _WAITS) * more
             ]
             numbers = np.array([number for number, _, _ in slow_steps])
