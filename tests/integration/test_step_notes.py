@@ -635,6 +635,17 @@ def test_places_whose_modules_differ_in_size_are_noted(engine: EngineName, sizes
     assert notes["unlike"] == ["Net.stages.*", "Net.stages.*.0", "Net.stages.*.1"] * differ
 
 
+@pytest.mark.parametrize(("width", "noted"), [(80, {"Sequential.0": 80}), (79, {})])
+def test_the_module_with_most_of_the_values_is_noted(width: int, noted: dict[str, int]) -> None:
+    rest = 100 - width
+    model = nn.Sequential(nn.Linear(width, 1, bias=False), nn.Linear(1, rest, bias=False))
+    with modtrace.record() as recording:
+        for _ in range(2):
+            model(torch.ones(1, width))
+
+    assert recording.timeline().metadata[STEP_NOTES]["largest"] == noted
+
+
 def test_sizes_are_found_without_code_of_the_users() -> None:
     class Own(nn.Linear):
         asked = 0

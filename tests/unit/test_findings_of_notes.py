@@ -518,6 +518,14 @@ def test_an_own_optimizer_that_goes_over_its_parameters_one_by_one() -> None:
     assert said not in evidence(loop, how="foreach") + evidence(loop[1:], how=None)
 
 
+def test_an_optimizer_that_updates_a_table_most_of_all_names_it() -> None:
+    slow = training(ranges=lambda step: [("Optimizer.step#SGD.step", "optimizer", 12)])
+
+    (finding,) = noted(slow, largest={"Net.table": 96}).summary().findings
+    assert finding.what == "optimizer takes a large share"
+    assert finding.evidence.endswith("; 96% of the parameters' values are those of Net.table")
+
+
 SLOWLY = [[at, held // 2] for at, held in GROWING]
 """By 1 MiB a step."""
 

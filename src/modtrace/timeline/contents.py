@@ -51,12 +51,13 @@ modules and of `__main__` `lengthen`, with after how many steps they held how ma
 that make a program slow were on; how many forward `hooks` modules have, by name; which are `doubles`, with parameters
 of float64, or have `tables` of it; in which `casts` without gradients made nodes; which `drop`, as dropout does in
 training; which are `untrained`, with parameters that no optimizer has; in which places, see `place_in_lists`, modules
-are `unlike` each other in size; how many `gradient_hooks` there are; `delays`, in which steps the thread waited for a
-processor, and how many nanoseconds, or, where calls or passes are steps, `waited_ns`, how many in all of them;
-`resident`, after how many steps the process held how many bytes; and the longest `gaps` between modules, passes and
-ranges, each a list of the line of the program (`train.py:12`) where something ended, what, where the next began, what,
-the part of the step that it is, and the nanoseconds of each step that has it; `slow_gaps`, the same of slow steps that
-were foreseen; and `loops_ns`, what Python took for a thousand rounds of an empty loop."""
+are `unlike` each other in size; the `largest`, by name what percent of all parameters' values it has, if that is most;
+how many `gradient_hooks` there are; `delays`, in which steps the thread waited for a processor, and how many
+nanoseconds, or, where calls or passes are steps, `waited_ns`, how many in all of them; `resident`, after how many
+steps the process held how many bytes; and the longest `gaps` between modules, passes and ranges, each a list of the
+line of the program (`train.py:12`) where something ended, what, where the next began, what, the part of the step that
+it is, and the nanoseconds of each step that has it; `slow_gaps`, the same of slow steps that were foreseen; and
+`loops_ns`, what Python took for a thousand rounds of an empty loop."""
 
 
 def place_in_lists(fqn: str, called: Container[str]) -> str:

@@ -41,6 +41,7 @@ NOTES_OF_STEPS = {
     "lengthen": {str: [(int, int)]},
     "settings": {str: int},
     "hooks": {str: int},
+    "largest": {str: int},
     "gradient_hooks": int,
     "doubles": [str],
     "tables": [str],

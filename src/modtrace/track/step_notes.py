@@ -43,6 +43,8 @@ _LEAVES_WITHIN_S = 1.0
 """How long the end waits at most for a thread that notes a step."""
 LOOPS = 1_000
 """Rounds of an empty loop that tell how quick Python is here."""
+_LARGEST = 80
+"""Percent of the values of all parameters that a module has itself for it to be noted."""
 _UNITS = {"forward": 0, "backward": 1}
 """What are steps where nothing else ends any: passes, else calls."""
 
@@ -248,7 +250,7 @@ class StepNotes:
         hooks, doubles, tables, drop, of_gradients = dict[str, int](), list[str](), list[str](), list[str](), 0
         before, self._untrained, trained, is_any_trained = self._untrained, {}, ids_of_parameters(), False
         modules = dict(self._modules.called())
-        sizes, known = dict[str, list[int]](), dict[int, int]()
+        sizes, known, values = dict[str, list[int]](), dict[int, int](), dict[str, int]()
         with unseen_by_modes():
             for fqn, module in modules.items():
                 # Not all that is called like a module has this, as what was scripted.
@@ -276,6 +278,7 @@ class StepNotes:
                     if (place := place_in_lists(fqn, modules)) != fqn:
                         around = modules.get(fqn.rpartition(".")[0], module)
                         sizes.setdefault(place, []).append(_size(module, known) or _size(around, known))
+                    values[fqn] = sum(one.numel() for one in own)
         kept = dict([*hooks.items()][:_MAX_MODULES])
         # Modules of which most have one size are alike: the others may be what is wrong.
         unlike = [place for place, each in sizes.items() if 2 * max(map(each.count, each)) <= len(each) > 2]
@@ -285,7 +288,9 @@ class StepNotes:
         some = {"doubles": doubles, "tables": tables, "drop": drop, "unlike": unlike}
         some = {name: fqns[:_MAX_MODULES] for name, fqns in some.items()} | {"untrained": untrained[:_MAX_INSIDE]}
         some["casts"] = self._look_at_casts(modules)
-        return {"hooks": kept, **some, "gradient_hooks": of_gradients}
+        whole = max(sum(values.values()), 1)
+        largest = {fqn: 100 * count // whole for fqn, count in values.items() if 100 * count >= _LARGEST * whole}
+        return {"hooks": kept, **some, "gradient_hooks": of_gradients, "largest": largest}
 
     def _look_at_casts(self, modules: Mapping[str, torch.nn.Module]) -> list[str]:
         """Return the modules around those that were called without gradients after nodes were made, outermost first."""

@@ -99,6 +99,7 @@ class NotedSteps:
         gaps: the longest times between modules, backward passes and ranges.
         slow_gaps: these, and those of slow steps.
         hooks: how many forward hooks modules have, by name.
+        largest: what percent of all parameters' values one module has, if these are most, by name.
         gradient_hooks: how many hooks gradients have.
         doubles: the modules with parameters of float64.
         tables: those with other tensors of float64.
@@ -134,6 +135,7 @@ class NotedSteps:
             self.hooks_ns = max(0.0, with_hooks.ns - nodes.ns - of_engine_ns - self.ns_of_operator * nodes.calls)
         self.in_hooks = [each for name, each in in_passes.items() if name not in _OF_ENGINE]
         self.hooks: Mapping[str, int] = notes.get("hooks", {})
+        self.largest: Mapping[str, int] = notes.get("largest", {})
         self.gradient_hooks: int = notes.get("gradient_hooks", 0)
         on = notes.get("settings", {})
         self.always_on = {name for name, count in on.items() if steps >= _LEAST_LOOKS and count == steps}

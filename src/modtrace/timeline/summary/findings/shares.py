@@ -137,6 +137,8 @@ def find_large_parts(measured: Measured, notes: NotedSteps, explained: Container
                 one.get("how") or one.get("class") in _FLATTEN for one in measured.optimizers
             ):
                 evidence += notes.own_optimizer_text(tensors_of(measured.optimizers))
+            for fqn, percent in notes.largest.items():
+                evidence += f"; {percent}% of the parameters' values are those of {fqn}" * (part == "optimizer")
             yield _large_part(measured, part, per_step, evidence, between=between)
 
 
