@@ -38,6 +38,8 @@ _SLOW_NS, _BEST_PACE = 33_000, 0.1
 least."""
 LEAST_STEPS = 5
 """In fewer steps torch sets up what it needs once, and the system stops one or another: no median of them is usual."""
+_MOST_LOOKED = 64
+"""Of how many steps a median is that needs each by itself."""
 _IN_FEW = 0.5
 """From which part of its time on a module has it in few steps."""
 _NEARLY = 0.101
@@ -290,6 +292,13 @@ class Measured:
     def own_low_ns(self) -> AnyArray:
         """float64[rows], of `low_ns` what is in no inner module."""
         return self._with_inner(self.low_ns, -1)
+
+    @cached_property
+    def own_usual_ns(self) -> AnyArray:
+        """float64[rows], the median of what each module takes in a step in no inner module, of few steps if many."""
+        steps = np.unique(np.linspace(0, self.steps - 1, min(self.steps, _MOST_LOOKED)).astype(np.int64))
+        each = [self._with_inner(self.module_ns(steps[at : at + 1]), -1) for at in range(len(steps))]
+        return np.asarray(np.median(each, axis=0))
 
     def own_ns(self, index: int) -> tuple[float, float]:
         """Return what a module takes itself in a step in forward, and in backward: usually, and in 9 of 10 steps.

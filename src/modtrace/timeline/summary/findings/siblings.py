@@ -90,9 +90,7 @@ def _own_outliers(
 ) -> Iterator[Finding]:
     """Yield modules that hold others and take far more than their siblings beside these, if none is named there."""
     holds = np.array([row.fqn in measured.holders for row in measured.rows], np.bool_)
-    # What stops inner modules makes the first longer, and what stops a module itself now and then the second.
-    mean_ns = np.array([row.self_ns / max(row.calls, 1) for row in measured.rows]) * measured.calls
-    own_ns = np.where(holds, np.clip(measured.own_low_ns, 0.0, mean_ns), 0.0)
+    own_ns = np.where(holds, measured.own_usual_ns, 0.0)
     fqns = {measured.rows[row].fqn for row in named}
     around = {outer for fqn in fqns for outer in measured.outer[fqn]}
     for outlier in _outliers(own_ns, groups, max(measured.least_ns, measured.brief_ns), _FAR_FROM).values():
@@ -171,7 +169,7 @@ def _time_finding(measured: Measured, outlier: _Outlier, notes: NotedSteps, ns: 
     """Return that a module is slower, by such times in a step: of all modules, or what they take themselves."""
     row, siblings = measured.rows[outlier.row], [measured.rows[index] for index in outlier.siblings.rows.tolist()]
     said = [f"{ms_range([ns[outlier.row]])} a step, its siblings {ms_range(ns[outlier.siblings.rows])}"]
-    said[0] += " (medians)" if ns is measured.step_ns else " themselves, beside inner modules"
+    said[0] += " (medians)" if ns is measured.step_ns else " themselves, beside inner modules (medians)"
     calls, usual_calls = measured.calls[outlier.row], float(np.median(measured.calls[outlier.siblings.rows]))
     classes = _classes(siblings)
     what = "is slower than its siblings"
