@@ -145,4 +145,5 @@ def test_torch_compile_breaks_graphs_where_it_did(engine: EngineName) -> None:
 
     assert during == before != {}
     assert torch.equal(result, expected)
-    assert user_ranges(recording) == [("double", 0, True)]
+    # Torch 2.8 names what its compiler does.
+    assert [row for row in user_ranges(recording) if "(dynamo_timed)" not in row[0]] == [("double", 0, True)]

@@ -46,7 +46,8 @@ def test_ranges_of_a_compiled_loop_are_recorded_and_break_no_graph(told: dict[st
     plain, recorded = (told[which]["clipping, collecting and saving"] for which in ("none", engine))
 
     # The model for two lengths of batches, up to the collection, up to saving; before torch 2.15 also what is behind.
-    assert (len(plain["graphs"]), plain["breaks"]) in ((4, 3), (3, 4))
+    # Torch 2.8 compiles the model alone, as it breaks no graph in a loop.
+    assert (len(plain["graphs"]), plain["breaks"]) in ((4, 3), (3, 4), (2, 0))
     assert recorded["breaks"] == plain["breaks"]
     recompiled = "torch.compile 0/1: tensor 'x' size mismatch at index 0. expected 2, actual 3"
     of_the_user = {"clip", "norm", "clip_grad_norm_", "torch.save", "Optimizer.step#SGD.step", recompiled}

@@ -276,6 +276,7 @@ class Written(nn.Module):
         return x.scatter_reduce(0, self.get_buffer("rows"), x * 2, "prod") * mask
 
 
+@pytest.mark.usefixtures("passed_graphs")
 def test_operators_that_write_to_what_they_are_given() -> None:
     # Inductor says of which nodes a kernel is but where it calls such an operator.
     model = nn.Sequential(nn.Linear(32, 32), Written(), nn.Linear(32, 8))
