@@ -142,6 +142,7 @@ def test_while_recording_no_signal_comes_and_the_training_goes_on(engine: Engine
 
 
 LIMITED = """
+sys.dont_write_bytecode = True  # what is compiled would be cut off too, and stay
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
 """
 

@@ -22,6 +22,7 @@ from torch import nn
 import modtrace
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+sys.dont_write_bytecode = True  # what is compiled would be cut off too, and stay
 path, engine = sys.argv[1:]
 model, x = nn.Sequential(*[nn.Linear(2, 2) for _ in range(100)]), torch.ones(2)
 recording = modtrace.record(path, engine=engine)

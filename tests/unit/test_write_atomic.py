@@ -181,7 +181,7 @@ try:
 except WriteError as error:
     print(error)
 """
-    done = run_python("-c", code)
+    done = run_python("-B", "-c", code)  # compiled modules would be cut off too, and stay
     assert done.stdout == f"cannot write {path}: File too large\n"
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == [path.name]
