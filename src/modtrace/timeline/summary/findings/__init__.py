@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...._tables import counted
-from .at_once import find_calls_at_once
 from .costs import find_costs
 from .costs import low_mfu as low_mfu
 from .finding import LEAST_STEPS, NOT_LOOKED_AT
@@ -21,10 +20,9 @@ from .finding import findings_lines as findings_lines
 from .finding import findings_markdown as findings_markdown
 from .finding import findings_table as findings_table
 from .finding import only_option as only_option
-from .growing import find_growing_steps
 from .inside import find_inside
 from .noted import NotedSteps, find_noted
-from .occasions import find_occasions, find_slow_steps
+from .occasions import find_calls_at_once, find_growing_steps, find_occasions, find_slow_steps
 from .shares import find_host_time, find_large_parts, find_reruns
 from .siblings import find_outliers
 
