@@ -29,7 +29,7 @@ _ENDINGS = {
     "pass": 0,
     "import sys; sys.exit(5)": 5,
     "raise SystemExit('gone')": 1,
-    "import os, signal; os.kill(os.getpid(), signal.SIGKILL)": -9,
+    "import os, signal; sys.stdout.flush(); os.kill(os.getpid(), signal.SIGKILL)": -9,
     "import threading, time; threading.Thread(target=lambda: (time.sleep(0.2), print('thread'))).start()": 0,
     "import atexit; atexit.register(print, 'bye'); print('first')": 0,
     "raise KeyboardInterrupt": -2,
