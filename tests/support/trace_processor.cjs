@@ -42,6 +42,8 @@ let source = fs.readFileSync(path.join(folder, "engine_bundle.js"), "utf8");
 source = patch(source, '"string"==typeof process.versions.node', "false");
 source = patch(source, "locateFile:e=>e,print", "locateFile:e=>e,wasmBinary:globalThis.__wasm,print");
 source = patch(source, "onRuntimeInitialized:()=>e.resolve()", "onRuntimeInitialized:()=>{e.resolve();setTimeout(__ready,0)}");
+// From Node 24 on there is memory of 64 bits, for which the bundle has another file than the one it is handed.
+source = source.replaceAll("try{return new WebAssembly.Module(e),!0}catch(e){return!1}", "return!1");
 globalThis.__wasm = fs.readFileSync(path.join(folder, "trace_processor.wasm"));
 globalThis.self = globalThis;
 globalThis.WorkerGlobalScope = class {};
