@@ -267,6 +267,7 @@ def test_summary_of_some_steps_some_modules_and_some_levels(trace: Path) -> None
 
     assert rows("--steps", "1:2") == [("Net", "Net", 1, 5), ("Net.a", "Linear", 1, 1)]
     assert rows("--only", "*.a") == [("Net.a", "Linear", 2, 2)]
+    assert rows("--only", "a") == [("Net.a", "Linear", 2, 2)]  # as the table calls it
     assert rows("--max-depth", "1") == [("Net", "Net", 2, 12)]
     assert rows("--by", "class", "--sort", "name") == [("", "Linear", 2, 2), ("", "Net", 2, 10)]
     absent = invoke("summary", trace, "--steps", "7:")

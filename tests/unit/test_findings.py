@@ -196,6 +196,16 @@ def test_a_module_that_is_slower_than_its_siblings() -> None:
     ]
 
 
+def test_findings_are_of_modules_whatever_rows_are_of() -> None:
+    timeline = training(forward=lambda step, block: 4 if block == 2 else 1)
+
+    by_class = timeline.summary(by="class")
+
+    assert by_class.findings == timeline.summary().findings
+    assert by_class.findings[0].where == "Net.blocks.2.act"
+    assert by_class.looked_at == timeline.summary().looked_at
+
+
 def test_a_block_that_is_slower_by_code_of_its_own() -> None:
     (finding,) = training(own=lambda block: 4 if block == 1 else 0.1).summary().findings
 
@@ -306,6 +316,10 @@ def test_what_comes_in_some_steps_has_its_period(category: RangeCategory, name: 
     assert finding.evidence == "in 3 of 10 steps, every 4th step, 6 ms each, 1.8 ms a step on average"
     irregular = training(ranges=lambda step: [(name, category, 6)] if step in (1, 2, 8) else []).summary().findings
     assert irregular[0].evidence == "in 3 of 10 steps, 6 ms each, 1.8 ms a step on average"
+    uneven = training(ranges=lambda step: [(name, category, 30 if step == 9 else 6)] if step % 4 == 1 else [])
+    assert uneven.summary().findings[0].evidence == (
+        "in 3 of 10 steps, every 4th step, 6 ms each (median, 30 ms the longest), 4.2 ms a step on average"
+    )
     assert found(training(ranges=lambda step: [(name, category, 0.5)] if step % 4 == 1 else [])) == []
 
 

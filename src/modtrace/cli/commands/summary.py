@@ -116,6 +116,8 @@ def summary_command(
         raise click.UsageError(f"{trace} has no FLOPs; record with --flops, or record(flops=True).")
     summary = (summary if peak_tflops is None else summary.with_peak(peak_tflops)).of_file(trace, step_by)
     whole, summary = summary, summary.only(only, max_depth)
+    if only is not None and not summary.rows:  # a name as the table has it, without what all begin with
+        summary = whole.only(f"*.{only}", max_depth)
     if only is not None and not summary.rows:
         example = whole.rows[0].fqn or whole.rows[0].module_class if whole.rows else ""
         raise no_such_module(

@@ -61,11 +61,13 @@ def summarize_pieces(
 
     The stats and the metadata of the last piece are those of all; if a step is a call or a range, there is one piece.
     """
-    measured: list[_Measured] = []
+    measured: dict[GroupBy, list[_Measured]] = {"module": [], by: []}  # findings are of modules
     for timeline in pieces:
-        spans = _classify(timeline, by, step_by)
-        measured.append(_measure(timeline, spans, step_by))
-    return _sum_up(timeline, by, spans.groups, measured, device)
+        spans: dict[GroupBy, _Spans] = {each: _classify(timeline, each, step_by) for each in measured}
+        for each, own in measured.items():
+            own.append(_measure(timeline, spans[each], step_by))
+    sums = {each: _sum_up(timeline, each, spans[each].groups, own, device) for each, own in measured.items()}
+    return replace(sums[by], findings=sums["module"].findings, looked_at=sums["module"].looked_at)
 
 
 class _Spans(NamedTuple):

@@ -181,7 +181,9 @@ def find_occasions(measured: Measured) -> Iterator[Finding]:
             continue
         if (count == 1 and part not in ("evaluation", "compile")) or (part == "compile" and not again):
             continue  # a single one is a slow step; what is compiled once is not compiled again
-        evidence = f"{when_text(measured.number, has)}, {short_ms(float(np.median(took[has])))} each"
+        usual, longest = float(np.median(took[has])), int(took[has].max())
+        evidence = f"{when_text(measured.number, has)}, {short_ms(usual)} each"
+        evidence += f" (median, {short_ms(longest)} the longest)" if longest > _LONGER * usual else ""
         evidence += f", {short_ms(per_step)} a step on average"
         where = ranges[0].range if ranges and part != "gc" else None
         evidence += measured.graph_of_evaluations if part == "evaluation" else ""
