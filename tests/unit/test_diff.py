@@ -326,7 +326,7 @@ def test_forms_of_a_diff() -> None:
     )
     assert (
         COMPARISON.to_csv().splitlines()[1]
-        == "Net.h|0,forward,1000000,1200000,200000,150000,250000,1,2,True,slower,1,1"
+        == "Net.h|0,forward,1000000,1200000,200000,150000,250000,1,2,True,slower,1,1,1.0"
     )
     values = json.loads(COMPARISON.to_json())
     assert (values["sentence"], values["changes"][1]["verdict"]) == (COMPARISON.sentence, "added")

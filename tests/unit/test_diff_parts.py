@@ -91,6 +91,10 @@ def test_a_part_that_is_in_few_steps_is_compared_over_these() -> None:
 
     assert changed(comparison) == [("saving", "part", "slower")]
     assert comparison.parts[0].base_ns == pytest.approx(8 * MS, rel=0.05)
+    (finding,) = comparison.findings  # 4 ms more in each fourth step
+    assert finding.ns_per_step == pytest.approx(MS, rel=0.2)
+    assert finding.share == pytest.approx(1 / 78, rel=0.2)
+    assert finding.evidence.startswith("in 25% of the steps; ")
 
 
 def test_a_part_that_is_new_comes_first() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from .._tables import ratio_text
 from ..timeline.summary.findings import MAX_FINDINGS, Finding, only_option
 from .run_times import MODULE_VALUE_PREFIXES, names_around
-from .verdicts import FLOOR, MIN_CHANGE, MIN_STEPS, Cause, Change
+from .verdicts import ALMOST_ALL, FLOOR, MIN_CHANGE, MIN_STEPS, Cause, Change
 
 if TYPE_CHECKING:
     from .diff_result import Diff
@@ -138,14 +138,16 @@ class _Changes:
         self.named.update(change.fqn for change in taken)
         return taken
 
-    def _found(self, what: str, where: str | None, rows: Sequence[Change], evidence: str = "") -> Finding:
-        """Return a finding that costs what these rows cost; the device's times are beside those of the CPU."""
+    def _found(
+        self, what: str, where: str | None, rows: Sequence[Change], evidence: str = "", often: float = 1.0
+    ) -> Finding:
+        """Return a finding that costs what these rows cost in so many of the steps; the device's times are apart."""
         of_device = all(row.phase.startswith("GPU ") for row in rows)
         rows = [row for row in rows if of_device or not row.phase.startswith("GPU ")]
         phases = dict.fromkeys(row.fqn if row.phase == "part" else row.phase for row in rows)
         before, after = (sum(times) / 1e6 for times in ([r.base_ns for r in rows], [r.new_ns for r in rows]))
         figures = f"{before:.3f} ms before, {after:.3f} ms after" if rows else ""
-        cost = sum(row.difference_ns for row in rows)
+        cost = round(often * sum(row.difference_ns for row in rows))
         command = f"modtrace diff {self.diff.arguments} {only_option(f'{where}*') if where else '--verbose'}"
         part = next(iter(phases)) if len(phases) == 1 and "step" not in phases else None
         share = cost / max(self.diff.step.base_ns, 1)
@@ -251,12 +253,18 @@ class _Changes:
         for part in self.diff.parts:
             if part.fqn in TOLD_BY_MODULES and part.fqn not in whole:
                 continue
-            if (part.calls_changed or part.verdict in {"slower", "faster"}) and self._counts([part]):
-                often = f"in {part.base_calls:.0%} of the steps before, in {part.new_calls:.0%} after"
+            often = part.in_steps
+            least_ns = FLOOR * self.diff.step.base_ns
+            if (part.calls_changed or part.verdict in {"slower", "faster"}) and (
+                abs(often * part.difference_ns) >= least_ns
+            ):
+                evidence = f"in {often:.0%} of the steps" if often < ALMOST_ALL else ""
+                if part.calls_changed:
+                    evidence = f"in {part.base_calls:.0%} of the steps before, in {part.new_calls:.0%} after"
                 what = f"{part.fqn} is {_ONE_SIDED.get(part.verdict, part.verdict)}"
                 if part.calls_changed and part.verdict not in _ONE_SIDED:
                     what = f"{part.fqn} is in {'more' if part.new_calls > part.base_calls else 'fewer'} steps"
-                yield self._found(what, None, [part], often if part.calls_changed else "")
+                yield self._found(what, None, [part], evidence, often)
 
     def _in_general(self) -> Iterator[Finding]:
         diff, ratio = self.diff, self.diff.common_ratio

@@ -99,6 +99,7 @@ class Change(NamedTuple):
         verdict: "slower", "faster", "same", "cannot tell", "added" or "removed".
         base_recordings: how many recordings before have it; those without it do not count for its time.
         new_recordings: how many after.
+        in_steps: which part of the steps has any, and so these times; 1 if they are over all steps.
     """
 
     fqn: str
@@ -114,6 +115,7 @@ class Change(NamedTuple):
     verdict: str
     base_recordings: int
     new_recordings: int
+    in_steps: float = 1.0
 
     @property
     def ratio(self) -> float:
@@ -336,7 +338,8 @@ def _change(
     raw_ns = base_ns * math.expm1(min(raw, MAX_LOG))
     verdict = _verdict(base_ns, raw_ns, (low, new - base, high), machine)
     verdict = verdict if steps >= MIN_STEPS else "cannot tell"
-    return Change(*key, base, new, new - base, low, high, calls.base, calls.new, calls.changed, verdict, *runs)
+    change = Change(*key, base, new, new - base, low, high, calls.base, calls.new, calls.changed, verdict, *runs)
+    return change._replace(in_steps=calls.in_steps)
 
 
 def _uncompared(before: Sequence[RunTimes], after: Sequence[RunTimes], key: Key, calls: Calls, off: float) -> Change:
@@ -400,6 +403,7 @@ class Calls(NamedTuple):
     base_share: float = 1.0  # in which part of the steps it is called; 1 if that did not change beyond chance
     new_share: float = 1.0  # the same after
     share_reach: float = 0.0  # by how much chance may have changed the logarithm of `new_share / base_share`
+    in_steps: float = 1.0  # see `Change.in_steps`
 
 
 def compare_calls(before: Sequence[RunTimes], after: Sequence[RunTimes], key: Key, keys: int) -> Calls:
@@ -423,7 +427,8 @@ def compare_calls(before: Sequence[RunTimes], after: Sequence[RunTimes], key: Ke
         )
     more = min(run.fewest_calls for run in new) > max(run.most_calls for run in base)
     fewer = max(run.most_calls for run in new) < min(run.fewest_calls for run in base)
-    return Calls(base_calls, new_calls, more or fewer)
+    in_steps = sum(run.steps for run in (*base, *new)) / sum(run.steps for run in (*before, *after))
+    return Calls(base_calls, new_calls, more or fewer, in_steps=min(1.0, in_steps))
 
 
 def _changed_shares(
