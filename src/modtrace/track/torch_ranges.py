@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from functools import cache, partial, update_wrapper, wraps
+from itertools import chain
 from types import FrameType, FunctionType
 from typing import Any, NamedTuple, cast
 from weakref import ref
@@ -224,7 +225,8 @@ def _wrap_classes() -> None:
         for name in _SAVING:
             wrap_function(own.get(name), f"{{}}.{name}", "saving")
         bases = class_bases(kind)
-        if nn.Module not in bases and all(any(name in _namespace(base) for base in bases) for name in _OPTIMIZING):
+        # No generator: what interrupts one as it is closed is lost.
+        if nn.Module not in bases and {*_OPTIMIZING}.issubset(chain.from_iterable(map(_namespace, bases))):
             wrap_function(own.get("zero_grad"), "{}.zero_grad", "optimizer")
             replace_code(own.get("step"), _call_own_step)
     for gone in _without_methods.keys() - met.keys():
