@@ -5,8 +5,8 @@ the job and how far that is off at most. `slow.find_slow_ranks` says who is late
 """
 
 from .all_ranks import peak_sentence
-from .dataset_files import as_folder, is_dataset
 from .load_ranks import load_ranks
+from .places import as_folder, is_dataset
 from .rank_folder import JobTime, find_rank_recordings, parse_rank_list
 
 __all__ = [

@@ -19,7 +19,14 @@ from ..read import Steps
 from ..ring.event_text import CATEGORIES
 from ..timeline import PHASES, Name
 from ..timeline.select import step_interval
-from .dataset_files import DatasetFiles, JoinedTime, Place, file_name, read_head, read_parts
+from .dataset_files import (
+    DatasetFiles,
+    JoinedTime,
+    file_name,
+    read_head,
+    read_parts,
+)
+from .places import Place
 from .rank_tables import ROW_KINDS, CollectiveTable, RangeTable, RankTables, SpanTable, StepTable, Table
 
 FOLDERS: Mapping[type, str] = {

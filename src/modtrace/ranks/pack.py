@@ -23,7 +23,6 @@ from .all_ranks import place_rank
 from .dataset_files import (
     DatasetFiles,
     Part,
-    Place,
     file_name,
     read_head,
     read_parts,
@@ -32,6 +31,7 @@ from .dataset_files import (
     write_part,
 )
 from .dataset_tables import FOLDERS, TABLE_NAMES, parquet_options, to_arrow
+from .places import Place
 from .rank_folder import JobTime, RankRecording, RankTime, Reference, check_one_world, group_by_size, load_pieces
 from .rank_tables import TABLE_MAKERS, RankEntry, join_tables, take
 

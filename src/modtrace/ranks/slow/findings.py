@@ -35,7 +35,7 @@ from ...read import Steps
 from ...ring import RingSnapshot
 from ...ring.event_text import UNSEEN_BY_PYTHON
 from ...timeline import PHASES, RingAnalysis
-from ..dataset_files import Place, absolute, as_folder, is_dataset
+from ..places import Place, absolute, as_folder, is_dataset
 from ..rank_folder import JobTime, RankRecording, check_size, find_rank_recordings
 from ..rank_tables import (
     CALL,
