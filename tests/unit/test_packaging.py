@@ -134,6 +134,12 @@ def test_importing_modtrace_alone_imports_nothing_heavy() -> None:
     assert done.stdout == "[]\n"
 
 
+def test_asking_a_folder_of_ranks_imports_no_extra() -> None:
+    code = "import sys, modtrace; modtrace.find_slow_ranks, modtrace.load_ranks; print('pyarrow' in sys.modules)"
+
+    assert run_python("-c", code).stdout == "False\n"
+
+
 def test_loading_a_saved_json_imports_no_writer_and_no_protobuf(tmp_path: Path) -> None:
     gpt_timeline(1, 1).save(tmp_path / "saved.json")
     heavy = "('google', 'perfetto', 'rich', 'click', 'modtrace.write', 'modtrace.profiler.handler')"

@@ -6,8 +6,7 @@ the job and how far that is off at most. `slow.find_slow_ranks` says who is late
 
 from .all_ranks import peak_sentence
 from .load_ranks import load_ranks
-from .places import as_folder, is_dataset
-from .rank_folder import JobTime, find_rank_recordings, parse_rank_list
+from .rank_folder import JobTime, as_folder, find_rank_recordings, is_dataset, parse_rank_list
 
 __all__ = [
     "JobTime",

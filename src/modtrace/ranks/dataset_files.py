@@ -22,8 +22,7 @@ from .._arrays import AnyArray, Int64Array
 from .._errors import ModtraceError
 from .._files import Folder, create_file
 from ..ring.clocks import ClockTree, measurements_in
-from .places import DATASET_MARKER, Place, absolute, open_place
-from .rank_folder import WALL_CLOCK_BOUND_NS, Reference
+from .rank_folder import DATASET_MARKER, WALL_CLOCK_BOUND_NS, Place, Reference, absolute, open_place
 from .rank_tables import RankEntry
 
 _FORMAT = 5

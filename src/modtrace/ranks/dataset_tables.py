@@ -26,7 +26,7 @@ from .dataset_files import (
     read_head,
     read_parts,
 )
-from .places import Place
+from .rank_folder import Place
 from .rank_tables import ROW_KINDS, CollectiveTable, RangeTable, RankTables, SpanTable, StepTable, Table
 
 FOLDERS: Mapping[type, str] = {

@@ -9,8 +9,7 @@ from ..public import Timeline
 from ..read import Steps
 from ..ring.event_text import rank_list
 from .all_ranks import all_ranks_timeline, read_fitting, read_ranks, whole
-from .places import Place, as_folder
-from .rank_folder import JobTime, RankRecording, check_size, find_rank_recordings
+from .rank_folder import JobTime, Place, RankRecording, as_folder, check_size, find_rank_recordings
 from .slow import slow_of_recordings, worst_ranks
 
 _FEW = 16

@@ -31,8 +31,7 @@ from .dataset_files import (
     write_part,
 )
 from .dataset_tables import FOLDERS, TABLE_NAMES, parquet_options, to_arrow
-from .places import Place
-from .rank_folder import JobTime, RankRecording, RankTime, Reference, check_one_world, group_by_size, load_pieces
+from .rank_folder import JobTime, Place, RankRecording, RankTime, Reference, check_one_world, group_by_size, load_pieces
 from .rank_tables import TABLE_MAKERS, RankEntry, join_tables, take
 
 _MIN_PART_BYTES, _MAX_PART_BYTES = 8 << 20, 128 << 20

@@ -35,8 +35,16 @@ from ...read import Steps
 from ...ring import RingSnapshot
 from ...ring.event_text import UNSEEN_BY_PYTHON
 from ...timeline import PHASES, RingAnalysis
-from ..places import Place, absolute, as_folder, is_dataset
-from ..rank_folder import JobTime, RankRecording, check_size, find_rank_recordings
+from ..rank_folder import (
+    JobTime,
+    Place,
+    RankRecording,
+    absolute,
+    as_folder,
+    check_size,
+    find_rank_recordings,
+    is_dataset,
+)
 from ..rank_tables import (
     CALL,
     INFERRED_WAIT,
