@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 import threading
 import time
@@ -20,7 +21,8 @@ from torch import nn
 import modtrace
 from modtrace.record_options import EngineName
 from modtrace.timeline.contents import STEP_NOTES
-from modtrace.track.thread_files import RunDelay
+from modtrace.track.step_notes import StepNotes
+from modtrace.track.thread_files import ResidentMemory, RunDelay
 
 pytestmark = pytest.mark.usefixtures("native_engine", "nothing_compiled")
 
@@ -499,6 +501,61 @@ def test_how_long_calls_wait_for_a_processor_is_noted_of_all_together(monkeypatc
 
     # It is read after calls 1 to 5 and at the end.
     assert recording.timeline().metadata[STEP_NOTES]["waited_ns"] == 6_000
+
+
+def test_what_a_handler_raises_while_linux_is_asked_reaches_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_slow(*_: object) -> None:
+        raise TimeoutError("of the program")
+
+    def interrupted(*of: Any) -> bytes:
+        signal.raise_signal(signal.SIGALRM)
+        return ask(*of)
+
+    before, ask = signal.signal(signal.SIGALRM, too_slow), os.pread
+    delay, held = RunDelay(), ResidentMemory()
+    try:
+        monkeypatch.setattr(os, "pread", interrupted)
+        for read in delay, held:
+            with pytest.raises(TimeoutError, match="of the program"):
+                read()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        delay.close()
+        held.close()
+
+
+def test_an_interrupt_as_a_step_is_noted_ends_no_later_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        """A lock, behind whose second acquisition an interrupt comes."""
+
+        def __init__(self) -> None:
+            self.lock, self.count = threading.Lock(), 0
+            self.release, self._is_owned = self.lock.release, self.lock.locked
+
+        def acquire(self, **options: Any) -> bool:
+            taken, self.count = self.lock.acquire(**options), self.count + 1
+            if self.count == 2:
+                raise KeyboardInterrupt
+            return taken
+
+    make = StepNotes.__init__
+
+    def make_interrupted(self: StepNotes, *arguments: Any) -> None:
+        make(self, *arguments)
+        self._in_use = Interrupted()  # type: ignore[assignment]
+
+    monkeypatch.setattr(StepNotes, "__init__", make_interrupted)
+    model, interrupts = nn.Linear(2, 2), 0
+    with modtrace.record() as recording:
+        for _ in range(5):
+            model(torch.ones(1, 2))
+            try:
+                recording.step()
+            except KeyboardInterrupt:
+                interrupts += 1
+
+    assert interrupts == 1
+    assert recording.timeline().metadata[STEP_NOTES]["steps"] == 2  # of the steps 2 to 5, those after 1 and 2
 
 
 def test_a_file_of_the_programs_that_took_the_number_stays_open(tmp_path: Path) -> None:

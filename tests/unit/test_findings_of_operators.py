@@ -206,3 +206,8 @@ def test_a_step_of_several_calls_has_the_operators_of_all() -> None:
     notes = {"steps": 2, "inside": {"Net": [["", 4, 2_000], ["addmm", 4, 2_000]]}}
 
     assert NotedSteps(notes, looks=3.0).inside == {"Net": [Operator("", 6.0, 3_000.0), Operator("addmm", 6.0, 3_000.0)]}
+
+
+def test_modules_without_the_sum_of_their_operators_are_left_out() -> None:
+    assert NotedSteps({"steps": 1, "inside": {"Net": [("linear", 5, 22)]}}).inside == {}
+    assert found(noted(training(), inside={"Net.blocks.0": [["linear", 5, MS]]})) == []

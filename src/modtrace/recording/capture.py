@@ -118,6 +118,7 @@ class Capture:
         self.note_libraries()
         if self.started and not self._failed:
             self._step_notes.finish()
+        self._step_notes.close()
         self.engine.stop()
         self._sampler.stop()
         self._clocks.stop()

@@ -59,7 +59,7 @@ class StepNotes:
         self._run_delay, self._resident_bytes = RunDelay(), ResidentMemory()
         self._record: dict[str, object] | None = None
         self._thread: int | None = None
-        self._in_use, self._longest_unit = threading.Lock(), -1
+        self._in_use, self._longest_unit = threading.RLock(), -1
         self._begin_anew(-1)
         engine.on_end = self.after_step
         if isinstance(engine, NativeEngine):
@@ -98,9 +98,11 @@ class StepNotes:
         """
         unit = _UNITS.get(ended_by, len(_UNITS))
         self._longest_unit = max(self._longest_unit, unit)
-        if unit < self._longest_unit or not self._in_use.acquire(blocking=False):
+        if unit < self._longest_unit or self._in_use._is_owned():  # type: ignore[attr-defined]  # in a signal's handler
             return
         try:
+            if not self._in_use.acquire(blocking=False):
+                return
             if unit > self._unit:
                 self._begin_anew(unit)
             if unit < self._unit or number == self._last or self._thread not in (None, threading.get_ident()):
@@ -121,8 +123,8 @@ class StepNotes:
             self._ended = number if ended_by in _UNITS else self._ended + 1
             if _is_looked_at(self._ended):
                 self._thread = threading.get_ident()
-                with contextlib.suppress(OSError):
-                    self._resident.append((self._ended, self._resident_bytes()))
+                if held := self._resident_bytes():
+                    self._resident.append((self._ended, held))
                 self._engine.on_boundary = self._gaps
                 if isinstance(self._operators, OperatorCounts):
                     self._operators.is_whole = ended_by not in _UNITS and step_ns <= _BRIEF_NS
@@ -139,20 +141,34 @@ class StepNotes:
             self._thread = None
             self._on_error(error)
         finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        """Let others in; also where an exception of a signal's handler comes right after this thread came in."""
+        if self._in_use._is_owned():  # type: ignore[attr-defined]
             self._in_use.release()
+
+    def close(self) -> None:
+        """Close what it reads from, unless a thread still does; no step is looked at any more."""
+        if self._in_use.acquire(blocking=False):
+            self._run_delay.close()
+            self._resident_bytes.close()
 
     @skip_all
     def finish(self) -> None:
-        """Note, last of all, the slow steps since the last look, and what modules are like where no step has ended."""
-        if not self._in_use.acquire(timeout=_LEAVES_WITHIN_S):  # it is this thread, in a signal's handler, or too slow
+        """Note, last of all, the slow steps since the last look, and what modules are like where no step has ended.
+
+        This thread stays in, so that no other notes anything after it.
+        """
+        if self._in_use._is_owned():  # type: ignore[attr-defined]  # in a signal's handler
             return
         try:
+            if not self._in_use.acquire(timeout=_LEAVES_WITHIN_S):
+                return
             if not self._looks_of_modules:  # those of the last look may be gone by now
                 self._looks_of_modules = self._look_at_modules()
             if self._unit in _UNITS.values():
                 self._waited_ns += self._run_delay()
-            self._run_delay.close()
-            self._resident_bytes.close()
             self._write()
         except Exception as error:
             self._on_error(error)

@@ -3,6 +3,8 @@
 import os
 import threading
 
+from .._interrupts import raised_by_handler
+
 
 class ThreadFile:
     """A file in `/proc/thread-self`, which stays open; to read it costs some 5 µs."""
@@ -12,14 +14,20 @@ class ThreadFile:
         self._file, self._inode, self._thread = -1, 0, 0
 
     def read(self) -> list[bytes]:
-        """Return the words in the file of the thread that calls; OSError if the system has none."""
-        if (thread := threading.get_native_id()) != self._thread or not self._is_open():
+        """Return the words in the file of the thread that calls; none if the system has no such file."""
+        try:
+            if (thread := threading.get_native_id()) != self._thread or not self._is_open():
+                self.close()
+                # The flag is of Windows, which has no such file.
+                self._file = os.open(self._path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+                self._thread = thread
+                self._inode = os.fstat(self._file).st_ino
+            return os.pread(self._file, 128, 0).split()
+        except OSError as error:
+            if raised_by_handler(error):  # as the TimeoutError of a time limit
+                raise
             self.close()
-            # The flag is of Windows, which has no such file.
-            self._file = os.open(self._path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-            self._thread = thread
-            self._inode = os.fstat(self._file).st_ino
-        return os.pread(self._file, 128, 0).split()
+            return []
 
     def close(self) -> None:
         """Close the file."""
@@ -31,7 +39,9 @@ class ThreadFile:
         """Say whether the file is open: a program may close all that are, and its own then have their numbers."""
         try:
             return self._file >= 0 and os.fstat(self._file).st_ino == self._inode
-        except OSError:
+        except OSError as error:
+            if raised_by_handler(error):
+                raise
             return False
 
 
@@ -44,12 +54,9 @@ class RunDelay:
     def __call__(self) -> int:
         """Return how long this thread has waited since the last call, in nanoseconds; 0 if that is not known."""
         last, self._thread, before = self._thread, threading.get_native_id(), self._waited_ns
-        try:
-            self._waited_ns = int(self._file.read()[1])
-        except (OSError, ValueError, IndexError):
-            self.close()
-            return 0
-        return self._waited_ns - before if last == self._thread else 0
+        words = self._file.read()
+        self._waited_ns = int(words[1]) if len(words) > 1 else 0
+        return max(0, self._waited_ns - before) if last == self._thread else 0
 
     def close(self) -> None:
         """Close the file."""
@@ -65,5 +72,6 @@ class ResidentMemory:
         self.close = self._file.close
 
     def __call__(self) -> int:
-        """Return the bytes; OSError if the system does not tell them."""
-        return int(self._file.read()[1]) * os.sysconf("SC_PAGESIZE")
+        """Return the bytes; 0 if they are not known."""
+        words = self._file.read()
+        return int(words[1]) * os.sysconf("SC_PAGESIZE") if len(words) > 1 else 0

@@ -120,7 +120,9 @@ class NotedSteps:
         self.ns_of_operator, self.ns_of_call = _NS_OF_OPERATOR * pace(notes), _NS_OF_CALL * pace(notes)
         self.outside = _operators(operators.get("outside", ()), looked)
         inside: Mapping[str, Sequence[tuple[str, int, int]]] = notes.get("inside", {})
-        self.inside = {fqn: own for fqn, noted in inside.items() if (own := _operators(noted, looked))}
+        self.inside = {
+            fqn: own for fqn, noted in inside.items() if (own := _operators(noted, looked)) and not own[0].name
+        }
         self.all_inside = len(inside) < _INSIDE
         self.gaps = _gaps(notes.get("gaps", ()), steps)
         self.slow_gaps = [*self.gaps, *_gaps(notes.get("slow_gaps", ()), 1)]
