@@ -297,8 +297,7 @@ class Measured:
     def own_usual_ns(self) -> AnyArray:
         """float64[rows], the median of what each module takes in a step in no inner module, of few steps if many."""
         steps = np.unique(np.linspace(0, self.steps - 1, min(self.steps, _MOST_LOOKED)).astype(np.int64))
-        each = [self._with_inner(self.module_ns(steps[at : at + 1]), -1) for at in range(len(steps))]
-        return np.asarray(np.median(each, axis=0))
+        return np.asarray(np.median([self._with_inner(ns, -1) for ns in self._ns_in(steps)], axis=0))
 
     def own_ns(self, index: int) -> tuple[float, float]:
         """Return what a module takes itself in a step in forward, and in backward: usually, and in 9 of 10 steps.
@@ -357,11 +356,15 @@ class Measured:
 
     def module_ns(self, steps: Int64Array) -> AnyArray:
         """Return float64[rows], the mean of what each module takes in some steps, which are indices."""
-        total = np.zeros(max(self._order, default=-1) + 1)
+        return np.asarray(self._ns_in(steps).sum(axis=0) / max(len(steps), 1))
+
+    def _ns_in(self, steps: Int64Array) -> AnyArray:
+        """Return float64[steps, rows], what each module takes in each of some steps, which are indices."""
+        numbers, total = np.sort(self.number[steps]), np.zeros((len(steps), max(self._order, default=-1) + 1))
         for times in self._in_steps:
-            own = times.take(np.isin(times.step, self.number[steps]) & (times.group < len(total)))
-            np.add.at(total, own.group, own.ns)
-        return np.asarray(total[list(self._order)] / max(len(steps), 1))
+            own = times.take(np.isin(times.step, numbers) & (times.group < total.shape[1]))
+            np.add.at(total, (np.searchsorted(numbers, own.step), own.group), own.ns)
+        return total[:, list(self._order)]
 
     def share(self, ns: float, *, gaps: bool = False) -> float:
         """Return which share of all steps, or of these and the gaps, so much is, if each step has it."""

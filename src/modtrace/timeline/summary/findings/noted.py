@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -208,16 +208,14 @@ class NotedSteps:
 
     def lines_text(self, part: str, ns: float) -> str:
         """Say between which lines much of the time of a part passes; nothing if that is not known."""
-        gaps = [gap for gap in self.gaps if gap.part == part]
-        longest = max(gaps, key=lambda gap: gap.ns, default=None)
+        longest = _longest(self.gaps, part, lambda gap: gap.ns)
         if longest is None or longest.ns < _IN_ONE_GAP * ns:
             return ""
         return f"; {min(1.0, longest.ns / ns):.0%} of it {longest.to_text()}"
 
     def longest_gap_text(self, part: str, ns: float) -> str:
         """Say between which lines a slow step has most of so much time of a part, if one was looked at."""
-        gaps = [gap for gap in self.slow_gaps if gap.part == part]
-        longest = max(gaps, key=lambda gap: gap.longest_ns, default=None)
+        longest = _longest(self.slow_gaps, part, lambda gap: gap.longest_ns)
         if longest is None or longest.longest_ns < _IN_SLOW_STEP * ns:
             return ""
         return f"; in a step that was looked at {short_ms(longest.longest_ns)} {longest.to_text()}"
@@ -225,6 +223,10 @@ class NotedSteps:
     def hooks_text(self, fqn: str) -> str:
         """Say that a module has forward hooks; nothing if it has none."""
         return f"has {counted(self.hooks[fqn], 'forward hook')}" if fqn in self.hooks else ""
+
+
+def _longest(gaps: Iterable[Gap], part: str, ns: Callable[[Gap], float]) -> Gap | None:
+    return max((gap for gap in gaps if gap.part == part), key=ns, default=None)
 
 
 def _operators(noted: Sequence[tuple[str, int, int]], steps: float) -> list[Operator]:
