@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import sys
@@ -501,6 +502,19 @@ def test_how_long_calls_wait_for_a_processor_is_noted_of_all_together(monkeypatc
 
     # It is read after calls 1 to 5 and at the end.
     assert recording.timeline().metadata[STEP_NOTES]["waited_ns"] == 6_000
+
+
+def test_the_longest_waits_for_a_processor_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits_ns = itertools.count(100_000, 40_000)  # longer at each end of a step; it is read as step 0 begins too
+    monkeypatch.setattr(RunDelay, "__call__", lambda self: next(waits_ns))
+    model = nn.Linear(4, 1)
+    with modtrace.record() as recording:
+        for _ in range(100):
+            model(torch.ones(2, 4))
+            recording.step()
+
+    delays = recording.timeline().metadata[STEP_NOTES]["delays"]
+    assert delays == [[step, 140_000 + 40_000 * step] for step in range(99, 35, -1)]
 
 
 def test_what_a_handler_raises_while_linux_is_asked_reaches_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
