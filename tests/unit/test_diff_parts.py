@@ -113,6 +113,19 @@ def test_what_gets_a_name_of_its_own_makes_nothing_else_faster() -> None:
     assert changed(modtrace.diff(plain, named)) == [("augment", "part", "added")]
 
 
+@pytest.mark.parametrize(("augment_ms", "other"), [(0, True), (8, True), (9, False)])
+def test_other_changes_if_no_part_with_a_name_explains_it(augment_ms: int, other: bool) -> None:
+    """Of 10 ms of `other` 1 ms stays, and a part of so many has a name of its own."""
+    long = [part_timeline([{"forward": 20 * MS, "other": 10 * MS}] * STEPS) for _ in range(5)]
+    named = {"augment": augment_ms * MS} if augment_ms else {}
+    short = [part_timeline([{"forward": 20 * MS, "other": MS, **named}] * STEPS) for _ in range(5)]
+
+    verdicts = {part: verdict for part, _, verdict in changed(modtrace.diff(long, short))}
+    assert verdicts == ({"augment": "added"} if named else {}) | ({"other": "faster"} if other else {})
+    verdicts = {part: verdict for part, _, verdict in changed(modtrace.diff(short, long))}
+    assert verdicts == ({"augment": "removed"} if named else {}) | ({"other": "slower"} if other else {})
+
+
 def test_a_machine_that_is_slower_changes_no_part() -> None:
     assert changed(modtrace.diff(side(0), side(5, speed=1.3))) == []
 

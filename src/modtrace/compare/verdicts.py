@@ -227,21 +227,34 @@ def compare_modules(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> Mo
         sides = [[run for run in side if key in run.modules] for side in (before, after)]
         changes.append(_compared(key, sides, measured, half, machine=machine, calls=calls))
     changes.sort(key=_by_cost)
-    if any(change.phase == PART and change.verdict in ("added", "removed") for change in changes):
-        # What one side gives a name of its own is `other` on the other side.
-        changes = [
-            c._replace(verdict="cannot tell", low_ns=None, high_ns=None) if (c.fqn, c.phase) == ("other", PART) else c
-            for c in changes
-        ]
     weight = np.exp(size[modules] - size[modules].max(initial=0))
     return ModuleChanges(
         changes=[change for change in changes if change.phase != PART],
-        parts=[change for change in changes if change.phase == PART],
+        parts=_with_unnamed([change for change in changes if change.phase == PART]),
         compared=len(modules),
         common_ratio=math.exp(common.difference),
         common_cause=common.cause,
         spread=math.sqrt(weighted_median(variance[modules], weight)) if len(modules) else 0.0,
     )
+
+
+def _with_unnamed(parts: Sequence[Change]) -> list[Change]:
+    """Return the parts, `other` without a verdict that does not hold with what one side gives a name of its own.
+
+    That may be `other` on the other side.
+    """
+    named = sum(part.new_ns for part in parts if part.verdict == "added")
+    unnamed = sum(part.base_ns for part in parts if part.verdict == "removed")
+    return [
+        part._replace(verdict="cannot tell", low_ns=None, high_ns=None)
+        if part.fqn == "other"
+        and part.low_ns is not None
+        and part.high_ns is not None
+        and (named or unnamed)
+        and part.low_ns - unnamed <= 0 <= part.high_ns + named
+        else part
+        for part in parts
+    ]
 
 
 def _log_times(keys: Sequence[Key], runs: Sequence[RunTimes]) -> tuple[Float64Array, Float64Array]:
