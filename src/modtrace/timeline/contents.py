@@ -57,7 +57,8 @@ nanoseconds, or, where calls or passes are steps, `waited_ns`, how many in all o
 steps the process held how many bytes; and the longest `gaps` between modules, passes and ranges, each a list of the
 line of the program (`train.py:12`) where something ended, what, where the next began, what, the part of the step that
 it is, and the nanoseconds of each step that has it; `slow_gaps`, the same of slow steps that were foreseen; and
-`loops_ns`, what Python took for a thousand rounds of an empty loop."""
+`loops_ns`, what Python took for a thousand rounds of an empty loop; and `inputs`, by name of the module the shapes of
+what its first call in a step got that was in no other module's, after how many steps."""
 
 
 def place_in_lists(fqn: str, called: Container[str]) -> str:

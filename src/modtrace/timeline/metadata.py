@@ -40,6 +40,7 @@ NOTES_OF_STEPS = {
     "inside": {str: _OPERATORS},
     "lengthen": {str: [(int, int)]},
     "settings": {str: int},
+    "inputs": {str: [(int, str)]},
     "hooks": {str: int},
     "largest": {str: int},
     "gradient_hooks": int,

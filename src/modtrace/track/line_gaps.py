@@ -6,8 +6,10 @@ import re
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 
@@ -37,10 +39,12 @@ class LineGaps:
 
     What is after a forward that builds a graph, or before a backward pass, is of the loss, as in the parts of a step.
     A span is an outermost call of a module, a backward pass or a range. Who begins or ends one calls this, on the
-    thread itself and with the GIL: so it looks at no other thread's frames, and it keeps none.
+    thread itself and with the GIL: so it looks at no other thread's frames, and it keeps none. What calls get goes to
+    `on_call`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_call: Callable[[object, tuple[Any, ...]], object] | None = None) -> None:
+        self._on_call = on_call
         self._thread: int | None = None
         self._open: list[str] = []
         self._since_ns, self._since = 0, ("", "")
@@ -72,8 +76,11 @@ class LineGaps:
         rows = [(*gap, part, each) for (gap, part), each in self._ns.items()]
         return sorted(rows, key=lambda row: -sum(row[-1]))[:_MAX_GAPS]
 
-    def __call__(self, begins: str | None) -> None:
-        """Note that a span begins, of this kind or by a range of this name, or with None that the last one ends."""
+    def __call__(self, begins: str | None, module: object = None, inputs: tuple[Any, ...] = ()) -> None:
+        """Note that a span begins, of this kind or by a range of this name, or with None that the last one ends.
+
+        Of a call it is given the module and its inputs.
+        """
         now = time.monotonic_ns()
         if threading.get_ident() != self._thread:
             return
@@ -84,6 +91,8 @@ class LineGaps:
                 self._chain[gap] = self._chain.get(gap, 0) + now - self._since_ns
                 if kind in _WORK:
                     self._add("loss" if kind == "backward" or self._builds_graph else "other")
+                if module is not None and self._on_call is not None:
+                    self._on_call(module, inputs)
             self._open.append(kind)
         else:
             # One that began before the step ends with what ended that.

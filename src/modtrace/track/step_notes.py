@@ -1,6 +1,7 @@
 """What is noted in few steps: operators that run where no module does, hooks, and what makes a program slow unseen."""
 
 import contextlib
+import itertools
 import json
 import sys
 import threading
@@ -83,7 +84,9 @@ class StepNotes:
         self._looks_of_modules: Mapping[str, object] = {}
         self._delays: list[tuple[int, int]] = []
         self._waited_ns = 0
-        self._gaps, self._slow_gaps = LineGaps(), LineGaps()
+        self._gaps, self._slow_gaps = LineGaps(self._note_inputs), LineGaps()
+        self._in_step: dict[int, str] = {}
+        self._inputs: dict[str, list[tuple[int, str]]] = {}
         self._noted_slow: Sequence[object] = ()
         self._looked_slow = self._slow_step = 0
         self._due_step, self._shortest_ns = -1, sys.maxsize
@@ -213,7 +216,7 @@ class StepNotes:
         self._loops_ns.append(_loops_ns())
         noted = {"operators": operators, "settings": self._settings, "resident": self._resident}
         noted |= {"loops_ns": min(self._loops_ns)}
-        noted |= {"inside": self._operators_inside(), "lengthen": self._look_at_lengths()}
+        noted |= {"inside": self._operators_inside(), "lengthen": self._look_at_lengths(), "inputs": self._add_inputs()}
         self._noted = noted | {"gaps": self._gaps.count()}
         self._looks_of_modules = self._look_at_modules()
         self._write()
@@ -227,6 +230,20 @@ class StepNotes:
         if self._record is not None:
             self._names.forget(self._record)
         self._record = record
+
+    def _note_inputs(self, module: object, inputs: tuple[Any, ...]) -> None:
+        """Note the shapes of what the first call of a module in a step gets, if it is in no other."""
+        if id(module) not in self._in_step and len(self._in_step) < _MAX_OPERATORS:
+            with unseen_by_modes():
+                self._in_step[id(module)] = _shapes(inputs)
+
+    def _add_inputs(self) -> dict[str, list[tuple[int, str]]]:
+        """Return the shapes of what modules got in the steps that were looked at, with how many ended before."""
+        for fqn, module in self._modules.called():
+            if (shapes := self._in_step.get(id(module))) and (fqn in self._inputs or len(self._inputs) < _MAX_MODULES):
+                self._inputs.setdefault(fqn, []).append((self._ended, shapes))
+        self._in_step.clear()
+        return self._inputs
 
     def _operators_inside(self) -> dict[str, list[tuple[str, int, int]]]:
         """Return all operators together, without a name, all of float64, and the longest, of the longest modules."""
@@ -334,6 +351,16 @@ def _size(module: torch.nn.Module, known: dict[int, int]) -> int:
 def _is_double(value: object) -> bool:
     """Whether this is a tensor of float64 that makes others be so: one without dimensions does not."""
     return type(value) is torch.Tensor and value.dtype == torch.float64 and value.dim() > 0
+
+
+def _shapes(values: Sequence[object]) -> str:
+    """Return the shapes and dtypes of tensors, also of those in lists and dictionaries, but for classes of users."""
+    inner: list[object] = []
+    for value in values[:_MAX_OPERATORS]:
+        held: Any = value if type(value) in (tuple, list, dict) else [value]
+        inner += itertools.islice(held.values() if type(held) is dict else held, _MAX_OPERATORS)
+    tensors = [one for one in inner if type(one) is torch.Tensor]
+    return ", ".join(f"{str(one.dtype).removeprefix('torch.')}{list(one.shape)}" for one in tensors[:_MAX_OPERATORS])
 
 
 def _loops_ns() -> int:

@@ -31,7 +31,7 @@ class NativeEngine:
     def __init__(self, ring: Ring, on_error: OnError, options: EngineOptions) -> None:
         self.native: ModuleType = load()
         self._ring, self._on_error = ring, on_error
-        self.on_boundary: Callable[[str | None], object] | None = None
+        self.on_boundary: Callable[..., object] | None = None
         self.on_end: Callable[[int, str], object] | None = None
         self._memory = options.memory
         self._sync = SyncMarks(self, ring.names)

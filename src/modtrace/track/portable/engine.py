@@ -155,7 +155,7 @@ class PortableEngine(SegmentHooks[ThreadState]):
     def __init__(self, ring: Ring, on_error: OnError, options: EngineOptions) -> None:
         self._write = ring.make_writer()
         self._ring, self._on_error = ring, on_error
-        self.on_boundary: Callable[[str | None], object] | None = None
+        self.on_boundary: Callable[..., object] | None = None
         self.on_end: Callable[[int, str], object] | None = None
         self.operators = OperatorCounts(self)
         self._next_call = itertools.count(1).__next__
@@ -335,7 +335,7 @@ class PortableEngine(SegmentHooks[ThreadState]):
             frame.keywords_id = id(kwargs)
             if (tell := self.on_boundary) is not None:
                 if depth == 1:
-                    tell("forward")
+                    tell("forward", module, (*args, *kwargs.values()))
                 self.operators.enter(name)
             try:
                 thread.stack_depth = depth

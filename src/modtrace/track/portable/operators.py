@@ -53,7 +53,7 @@ class OperatorCounts:
         self.is_running = self.is_whole = self._is_looked_at = False
         self._is_off = _begin_noting is None
         self._events, self._thread = events, 0
-        self._gaps: Callable[[str | None], object] = bool
+        self._gaps: Callable[..., object] = bool
         self._marks: list[tuple[int, int]] = []  # when each place was entered or left, while it runs
         self._open: list[int] = []  # the places that are open where reading goes on
         self._began_ns = 0
@@ -73,7 +73,7 @@ class OperatorCounts:
         elif _end_stopped not in gc.callbacks:  # another thread ends it where it collects garbage
             gc.callbacks.append(_end_stopped)
 
-    def begin_outside(self, gaps: Callable[[str | None], object]) -> None:
+    def begin_outside(self, gaps: Callable[..., object]) -> None:
         """Count from now on, if this is the thread; `gaps` is told of each boundary."""
         if threading.get_ident() == self._thread:
             self.end_profiler()
@@ -90,8 +90,8 @@ class OperatorCounts:
         self._totals.clear()
         return counted
 
-    def _at_boundary(self, begins: str | None) -> None:
-        self._gaps(begins)
+    def _at_boundary(self, begins: str | None, *call: Any) -> None:
+        self._gaps(begins, *call)
         if begins is None:
             self.leave()
         else:

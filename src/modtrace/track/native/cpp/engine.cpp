@@ -121,13 +121,13 @@ void forget_recursion_error() {
 
 }  // namespace
 
-void ask_at_boundary(Session& session, const char* begins) {
+void ask_at_boundary(Session& session, const char* begins, PyObject* module, PyObject* inputs) {
   PyObject *type, *value, *traceback;
   PyErr_Fetch(&type, &value, &traceback);
   const PyRef text = begins == nullptr
                          ? borrow(Py_None)
                          : steal(PyUnicode_DecodeUTF8(begins, static_cast<Py_ssize_t>(std::strlen(begins)), "replace"));
-  ask(session, session.on_boundary, text.get());
+  ask(session, session.on_boundary, text.get(), module, inputs);
   forget_recursion_error();
   if (type == nullptr) return;
   raise_later();

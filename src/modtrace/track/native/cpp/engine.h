@@ -115,20 +115,21 @@ struct FlopCounting {
 struct Session {
   Slot* slots = nullptr;
   uint64_t capacity = 0;
-  int capacity_log2 = -1;    // of a power of two, else -1: dividing by the capacity is the dearest step of a write
-  Py_buffer buffer{};        // keeps the slots' memory
-  PyRef resolve_name;        // (module, [(module, name id) of the open calls, innermost first]) → name id
-  PyRef dead;                // a list, not empty where modules died and `names` may hold what has their addresses now
-  PyRef forget_dead;         // () → anything; empties it
-  PyRef add_thread;          // (torch's number of the thread) → our number
-  PyRef emit_sync_mark;      // () → anything
-  PyRef on_error;            // (exception) → anything
-  PyRef note_call;           // (module, inputs, sequence number) → anything; see CheckpointReruns, also for the next
-  PyRef name_range;          // (name) → text id of a range, see track/ranges.py; null where ranges are left out
-  PyRef runs_again;          // (module, inputs) → whether a checkpoint makes this call
-  PyRef operator_names;      // () → names of operators with a formula, None: as before; null where none are counted
-  PyRef answer_operators;    // (how many at most) → anything; notes what those cost that wait, see track/flops.py
-  PyRef on_boundary;         // (what begins, None: it ends) → anything; null where no step is looked at, see LineGaps
+  int capacity_log2 = -1;  // of a power of two, else -1: dividing by the capacity is the dearest step of a write
+  Py_buffer buffer{};      // keeps the slots' memory
+  PyRef resolve_name;      // (module, [(module, name id) of the open calls, innermost first]) → name id
+  PyRef dead;              // a list, not empty where modules died and `names` may hold what has their addresses now
+  PyRef forget_dead;       // () → anything; empties it
+  PyRef add_thread;        // (torch's number of the thread) → our number
+  PyRef emit_sync_mark;    // () → anything
+  PyRef on_error;          // (exception) → anything
+  PyRef note_call;         // (module, inputs, sequence number) → anything; see CheckpointReruns, also for the next
+  PyRef name_range;        // (name) → text id of a range, see track/ranges.py; null where ranges are left out
+  PyRef runs_again;        // (module, inputs) → whether a checkpoint makes this call
+  PyRef operator_names;    // () → names of operators with a formula, None: as before; null where none are counted
+  PyRef answer_operators;  // (how many at most) → anything; notes what those cost that wait, see track/flops.py
+  PyRef on_boundary;  // (what begins, None: it ends; of a call its module and inputs) → anything; null where no step is
+                      // looked at, see LineGaps
   PyRef on_end;              // (how many, of what) → anything; calls or passes may be steps; null: not to be told
   PyRef begin_device_times;  // () → True, or anything where it is to be called again; null once it has returned True
   std::unordered_map<PyObject*, std::vector<std::pair<int64_t, int64_t>>>
@@ -389,9 +390,9 @@ PyRef ask(Session& session, const PyRef& function, PyObject* first = nullptr, Py
           PyObject* third = nullptr);
 
 // Tells Python what begins here outside of the thread's calls of modules, or with null that it ends, where a step is
-// looked at. A pending error stays; else an interrupt meanwhile is pending then, and who calls this raises it. The
-// session may end in there. Needs the interpreter's lock.
-void ask_at_boundary(Session& session, const char* begins);
+// looked at; of a call its module and the tuple of what that gets. A pending error stays; else an interrupt meanwhile
+// is pending then, and who calls this raises it. The session may end in there. Needs the interpreter's lock.
+void ask_at_boundary(Session& session, const char* begins, PyObject* module = nullptr, PyObject* inputs = nullptr);
 inline void tell_boundary(Session& session, const char* begins) {
   if (C10_UNLIKELY(static_cast<bool>(session.on_boundary))) ask_at_boundary(session, begins);
 }
