@@ -378,6 +378,73 @@ def test_a_part_that_comes_in_enough_steps_to_be_no_chance_is_new() -> None:
     assert [(part.fqn, part.new_calls) for part in comparison.parts if part.verdict == "added"] == [("saving", 0.5)]
 
 
+@pytest.mark.parametrize(("period", "steps", "is_gone"), [(10, 30, True), (11, 30, False), (0, 30, False)])
+def test_what_comes_with_a_period_is_gone_if_three_periods_have_none(period: int, steps: int, is_gone: bool) -> None:
+    evaluation = times(16 * MS, steps=3)._replace(period=period)
+    base = model(parts={"evaluation": evaluation})
+    comparison = compare_runs([base], [model()._replace(steps=steps)], {})
+
+    # 16 ms in each tenth step.
+    assert [(found.what, found.ns_per_step) for found in comparison.findings] == (
+        [("evaluation is gone", -1_600_000)] if is_gone else []
+    )
+
+
+@pytest.mark.parametrize(("periods", "is_more"), [((10, 5), True), ((0, 5), False), ((10, 0), False)])
+def test_another_period_is_told_and_the_same_part_is_not_unsure(periods: tuple[int, int], is_more: bool) -> None:
+    base, new = (
+        model(parts={"evaluation": times(16 * MS, steps=3 * often)._replace(period=period)})
+        for often, period in zip((1, 2), periods, strict=True)
+    )
+    comparison = compare_runs([base], [new], {})
+
+    # 16 ms in 3 of 30 steps, then in 6.
+    assert [(found.what, found.ns_per_step) for found in comparison.findings] == (
+        [("evaluation is in more steps", 1_600_000)] if is_more else []
+    )
+    assert "evaluation (" not in comparison.findings_lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("new", "where"),
+    [
+        (((10, "a.py:3"), (8, "a.py:9")), "8 ms of it between a.py:9; "),  # the other place is as before
+        (((10, "a.py:4"), (8, "a.py:9")), "8 ms of it between a.py:9; "),  # a line was added before the other place
+        (((10, "a.py:3"), (3, "a.py:9"), (3, "a.py:12")), ""),  # no place has half of it
+        (((2, "a.py:9"),), ""),
+    ],
+)
+def test_lines_with_most_of_what_other_takes_more_are_named(new: Any, where: str) -> None:
+    before, after = (
+        model(parts={"other": times(ns * MS)})._replace(
+            lines=(("loss", "between b.py:1", 8 * MS), *(("other", f"between {at}", ms * MS) for ms, at in lines)),
+        )
+        for ns, lines in ((10, ((10, "a.py:3"),)), (16.8, new))
+    )
+
+    assert [(found.what, found.evidence) for found in findings(after, before)] == [
+        ("other is slower", f"{where}10.000 ms before, 16.800 ms after")
+    ]
+    (finding,) = findings(before, after)
+    assert finding.evidence == f"{where}16.800 ms before, 10.000 ms after"
+
+
+def test_inputs_that_differ_say_that_the_work_did() -> None:
+    base = model(exact={"inputs of GPT": "int64[8, 32]"})
+    new = model(exact={"inputs of GPT": "int64[16, 32]"}, factor=2.0)
+
+    (finding,) = findings(new, base)
+    assert (finding.what, finding.evidence) == (
+        "the work changed",
+        "inputs of GPT: int64[8, 32] before, int64[16, 32] after; 50.000 ms before, 100.000 ms after",
+    )
+    # Of equal inputs it is not known, and those of a module whose time is the same are told.
+    assert findings(model(exact=dict(base.environment), factor=2.0), base)[0].what != "the work changed"
+    assert [(found.what, found.where) for found in findings(new._replace(modules=base.modules), base)][:1] == [
+        ("the work changed", None)
+    ]
+
+
 def test_modules_that_are_looked_at_alone_have_their_findings() -> None:
     new = model({("GPT.h.1.attn", "forward"): 4 * MS}, classes={"GPT.h.2.act": "A"}, parts={"optimizer": times(9 * MS)})
     comparison: modtrace.Diff = compare_runs([model()] * 2, [new], {})

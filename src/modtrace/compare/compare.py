@@ -168,6 +168,7 @@ def compare_runs(before: Sequence[RunTimes], after: Sequence[RunTimes], renamed:
         classes=classes,
         compiled=compiled,
         inside=inside,
+        lines=(before[0].lines, after[0].lines),
     )
 
 

@@ -112,6 +112,8 @@ class Diff:
         compiled: the regions that are compiled before alone, and after alone.
         inside: the modules of one side in regions inside of which the other has no spans: they are compared as one with
             the region.
+        lines: between which lines of the program a recording of each side is outside of modules and ranges: the part of
+            the step, where, and nanoseconds; none if that was not noted.
         selected: True if only some modules are looked at; the step, which has all others in it, then does not count.
         arguments: of `modtrace diff`, in the commands that findings advise.
 
@@ -139,6 +141,7 @@ class Diff:
     classes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     compiled: tuple[Sequence[str], Sequence[str]] = ((), ())
     inside: Sequence[str] = ()
+    lines: tuple[Sequence[tuple[str, str, int]], Sequence[tuple[str, str, int]]] = ((), ())
     selected: bool = field(default=False, compare=False)
     arguments: str = field(default="BASE NEW", compare=False)
     _sides: tuple[TypicalStep, TypicalStep] | None = field(default=None, repr=False, compare=False)

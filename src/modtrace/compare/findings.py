@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from .._tables import ratio_text
 from ..timeline.summary.findings import MAX_FINDINGS, Finding, only_option
-from .run_times import MODULE_VALUE_PREFIXES, names_around
+from ..timeline.summary.slow_steps import short_ms
+from .run_times import INPUTS_PREFIX, MODULE_VALUE_PREFIXES, names_around
 from .verdicts import ALMOST_ALL, FLOOR, MIN_CHANGE, MIN_STEPS, Cause, Change
 
 if TYPE_CHECKING:
@@ -40,7 +41,14 @@ CAUSES: dict[Cause, list[str]] = {
     ],
 }
 """What the sentence and the header say of that which modules in general changed by."""
-_EXACT = {"FLOPs of a call of ": "has other FLOPs", "shapes of a call of ": "gets other shapes"}
+_EXACT = {
+    INPUTS_PREFIX: "gets other inputs",
+    "FLOPs of a call of ": "has other FLOPs",
+    "shapes of a call of ": "gets other shapes",
+}
+_ABOUT = 1.25
+_IS_IT = 0.5, 1.5
+"""How much of the difference of a part two lines have between which it is."""
 
 
 def find_changes(diff: Diff) -> list[Finding]:
@@ -86,7 +94,8 @@ def closing_words(diff: Diff, findings: Sequence[Finding], looked_at: str) -> st
 def _is_unsure(row: Change, step: Change) -> bool:
     """Whether a row differs by enough to be worth a line, and yet has no verdict."""
     least_ns = max(MIN_CHANGE * row.base_ns, FLOOR * step.base_ns)
-    return row.verdict == "cannot tell" and row.low_ns is not None and abs(row.difference_ns) > least_ns
+    is_known = row.calls_changed or row.low_ns is None
+    return row.verdict == "cannot tell" and not is_known and abs(row.difference_ns) > least_ns
 
 
 def compiled_words(diff: Diff) -> Iterator[tuple[Sequence[str], str]]:
@@ -213,7 +222,7 @@ class _Changes:
         exact = {
             (kind, key.removeprefix(kind)): f"{key}: {old} before, {new} after"
             for key, (old, new) in self.diff.environment.items()
-            for kind in MODULE_VALUE_PREFIXES
+            for kind in (INPUTS_PREFIX, *MODULE_VALUE_PREFIXES)
             if key.startswith(kind)
         }
         diff = self.diff
@@ -264,7 +273,24 @@ class _Changes:
                 what = f"{part.fqn} is {_ONE_SIDED.get(part.verdict, part.verdict)}"
                 if part.calls_changed and part.verdict not in _ONE_SIDED:
                     what = f"{part.fqn} is in {'more' if part.new_calls > part.base_calls else 'fewer'} steps"
+                evidence = "; ".join(filter(None, (evidence, self._lines(part))))
                 yield self._found(what, None, [part], evidence, often)
+
+    def _lines(self, part: Change) -> str:
+        """Say between which lines most of what a part takes more or less is; nothing if that is not known."""
+        sides = [{where: ns for of, where, ns in side if of == part.fqn} for side in self.diff.lines]
+        shorter, longer = sides if part.difference_ns > 0 else sides[::-1]
+        least_ns, most_ns = (share * abs(part.difference_ns) for share in _IS_IT)
+        # The lines of what takes about the same on both sides have moved.
+        moved = [ns for where, ns in shorter.items() if where not in longer]
+        more = {
+            where: ns - shorter.get(where, 0)
+            for where, ns in longer.items()
+            if where in shorter or not any(ns < _ABOUT * other < _ABOUT**2 * ns for other in moved)
+        }
+        found = {where: ns for where, ns in more.items() if least_ns <= ns <= most_ns}
+        where = max(found, key=found.__getitem__, default="")
+        return f"{short_ms(found[where])} of it {where}" if where else ""
 
     def _in_general(self) -> Iterator[Finding]:
         diff, ratio = self.diff, self.diff.common_ratio

@@ -23,12 +23,14 @@ from .._arrays import Int64Array
 from .._errors import ModtraceError
 from .._files import atomic_writer, begins_with, open_regular
 from ..timeline import PHASES, Timeline
-from ..timeline.contents import COMPILED, COMPILED_CLASS, FUSED_TIMES, Name, compiled_graphs
+from ..timeline.contents import COMPILED, COMPILED_CLASS, FUSED_TIMES, STEP_NOTES, Name, compiled_graphs
 from ..timeline.memory import allocated
 from ..timeline.nesting import self_times
 from ..timeline.select import on_gpu, without_gpu
 from ..timeline.slices import Arg
 from ..timeline.summary import GroupBy, find_step_bounds, measure_steps, summarize, warm_up_steps
+from ..timeline.summary.findings.noted import NotedSteps
+from ..timeline.summary.findings.occasions import period_of
 from ..timeline.summary.flop_summary import FlopModule, step_flops
 from ..timeline.summary.memory_summary import MemoryModule
 from ..timeline.summary.overview import compiled_names
@@ -49,7 +51,9 @@ ENVIRONMENT = (
 """Which of a recording's metadata can explain a difference."""
 MODULE_VALUE_PREFIXES = ("FLOPs of a call of ", "bytes retained by ", "shapes of a call of ")
 """How keys of exact values of modules begin: FLOPs, bytes and shapes of a call."""
-EXACT_VALUE_PREFIXES = ("FLOPs of ", "bytes held at most", *MODULE_VALUE_PREFIXES)
+INPUTS_PREFIX = "inputs of "
+"""How keys begin of what a module gets that is in no other: known without `shapes=True`, of a few steps."""
+EXACT_VALUE_PREFIXES = ("FLOPs of ", "bytes held at most", INPUTS_PREFIX, *MODULE_VALUE_PREFIXES)
 """How keys of all exact values begin: any difference is one of the program."""
 _FIRST, _LAST = 0.05, 0.5
 """Shares of the steps, in order of their times, between which the mean is taken."""
@@ -220,6 +224,7 @@ class ModuleRun(NamedTuple):
     calls: int  # the median of its spans in one; of its calls, if it is inside a compiled region
     fewest_calls: int  # the least, but for one step in twenty
     most_calls: int  # the most, but for one in twenty
+    period: int = 0  # how many steps it is from one that has it to the next, if it is the same between all; 0 if not
 
 
 class RunTimes(NamedTuple):
@@ -238,16 +243,28 @@ class RunTimes(NamedTuple):
     compiled: tuple[str, ...] = ()  # the regions that torch.compile made of modules, by name
     # Of modules that compiled functions call themselves, which are no modules, the name in there by that in eager
     in_functions: Mapping[str, str] = {}
+    # Between which lines of the program it is outside of modules and ranges: the part of the step, where, nanoseconds
+    lines: tuple[tuple[str, str, int], ...] = ()
 
 
 def measure_run(timeline: Timeline, by: GroupBy = "module", step_by: str | None = None) -> RunTimes:
     """Measure a recording; arguments as in `Timeline.summary`; raises ModtraceError if no step is whole."""
     environment = {key: str(timeline.metadata[key]) for key in ENVIRONMENT if timeline.metadata.get(key)}
     exact, peak_bytes = _exact_values(timeline, by)
+    notes = timeline.metadata.get(STEP_NOTES, {})
+    lines = tuple((gap.part, gap.to_text(), gap.ns) for gap in NotedSteps(notes).gaps)
     regions = compiled_names(timeline) if by == "module" else {}
-    run = measure_samples(take_samples(timeline, by, step_by), environment | exact)
+    run = measure_samples(take_samples(timeline, by, step_by), environment | _inputs(notes) | exact)
     compiled = tuple(map(plain_fqn, regions))
-    return run._replace(peak_bytes=peak_bytes, compiled=compiled, in_functions=_in_functions(timeline, regions))
+    run = run._replace(peak_bytes=peak_bytes, compiled=compiled, in_functions=_in_functions(timeline, regions))
+    return run._replace(lines=lines)
+
+
+def _inputs(notes: Mapping[str, Any]) -> dict[str, str]:
+    """Return what modules get that are in no other, if it was the same in each step that was looked at, of several."""
+    noted: Mapping[str, Sequence[tuple[int, str]]] = notes.get("inputs", {})
+    looks = {fqn: [text for _, text in own] for fqn, own in noted.items()}
+    return {INPUTS_PREFIX + plain_fqn(fqn): own[0] for fqn, own in looks.items() if len(own) > 1 == len({*own})}
 
 
 def _in_functions(timeline: Timeline, regions: Mapping[str, Sequence[str]]) -> dict[str, str]:
@@ -335,7 +352,8 @@ def _measure(self_ns: Int64Array, calls: Int64Array) -> ModuleRun:
     called = calls[in_steps]
     fewest = int(np.quantile(called, 0.05, method="lower"))
     most = int(np.quantile(called, 0.95, method="higher"))
-    return ModuleRun(typical(self_ns[in_steps]), len(called), max(int(np.median(called)), 1), fewest, most)
+    usual = max(int(np.median(called)), 1)
+    return ModuleRun(typical(self_ns[in_steps]), len(called), usual, fewest, most, period_of(in_steps))
 
 
 def renamed_run(run: RunTimes, renamed: Mapping[str, str]) -> RunTimes:
@@ -369,12 +387,14 @@ def _run_to_json(run: RunTimes) -> str:
     head |= {"peak_bytes": dict(run.peak_bytes)} if run.peak_bytes else {}
     head |= {"compiled": list(run.compiled)} if run.compiled else {}
     head |= {"in_functions": dict(run.in_functions)} if run.in_functions else {}
+    head |= {"lines": run.lines} if run.lines else {}
     parts = ",\n".join(f"{json.dumps(part)}: {json.dumps(_numbers(times))}" for part, times in run.parts.items())
     return f'{json.dumps(head)[:-1]}, "parts": {{\n{parts}}}, "modules": [\n{modules}]}}'
 
 
 def _numbers(times: ModuleRun) -> list[float]:
-    return [*map(_digits, times.time), *times[1:]]
+    counts = times[1:] if times.period else times[1:-1]
+    return [*map(_digits, times.time), *counts]
 
 
 def _digits(number: float) -> float:
@@ -426,13 +446,15 @@ def _run_from(values: Mapping[str, Any]) -> RunTimes:
     peak_bytes = {str(fqn): int(_number("peak_bytes", most, 0)) for fqn, most in values.get("peak_bytes", {}).items()}
     compiled = tuple(str(fqn) for fqn in values.get("compiled", ()))
     inner = {str(fqn): str(name) for fqn, name in values.get("in_functions", {}).items()}
-    return RunTimes(modules, classes, step, int(steps), warm_up, environment, parts, peak_bytes, compiled, inner)
+    lines = tuple((str(part), str(where), int(_number("lines", ns, 0))) for part, where, ns in values.get("lines", ()))
+    return RunTimes(modules, classes, step, int(steps), warm_up, environment, parts, peak_bytes, compiled, inner, lines)
 
 
 def _module_run(field: str, numbers: Sequence[Any], steps: int) -> ModuleRun:
     time_ns, variance, *counts = numbers
-    called, calls, fewest, most = (int(_number(field, count, 1)) for count in counts)
-    return ModuleRun(_typical(field, time_ns, variance), min(called, steps), calls, fewest, most)
+    called, calls, fewest, most = (int(_number(field, count, 1)) for count in counts[:4])
+    period = int(_number(field, counts[4], 0)) if len(counts) > 4 else 0
+    return ModuleRun(_typical(field, time_ns, variance), min(called, steps), calls, fewest, most, period)
 
 
 def _typical(field: str, time_ns: object, variance: object) -> Typical:

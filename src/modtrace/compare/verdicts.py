@@ -26,7 +26,7 @@ from .noise import (
     student_quantile,
     weighted_median,
 )
-from .run_times import MODULE_VALUE_PREFIXES, SAMPLED_PHASES, Key, RunTimes
+from .run_times import INPUTS_PREFIX, MODULE_VALUE_PREFIXES, SAMPLED_PHASES, Key, RunTimes
 
 PART = "part"
 """The phase of a part of the step."""
@@ -37,6 +37,8 @@ MODULES_OUTSIDE, STEP_OUTSIDE = 0.01, 0.01
 itself."""
 SHARES_OUTSIDE = 0.005
 """How often a share of steps may be called changed if a program calls modules by chance."""
+_PERIODS = 3
+"""For so many periods a side lacks what comes with one on the other for that to be no chance."""
 ALMOST_ALL = 0.95
 """What is in so many of the steps is in all but some."""
 FLOOR = 0.005
@@ -289,7 +291,10 @@ def _common(speed: Estimate, reference: Sequence[float], work_changed: bool | No
 
 
 def _work_changed(before: Sequence[RunTimes], after: Sequence[RunTimes], calls_changed: Sequence[bool]) -> bool | None:
-    """Return whether most modules did other work: by calls, or by FLOPs, shapes or bytes; None if it is not known."""
+    """Return whether most modules did other work: by calls, or by FLOPs, shapes or bytes, else by inputs.
+
+    None if it is not known: modules that get the same may do more.
+    """
     if len(calls_changed) < MIN_MODULES:
         return None
     if sum(calls_changed) > len(calls_changed) / 2:
@@ -304,7 +309,11 @@ def _work_changed(before: Sequence[RunTimes], after: Sequence[RunTimes], calls_c
             if key.startswith(kind) and texts[0][key] | texts[1][key] != {"0"}:
                 module = key.removeprefix(kind)
                 equal[module] = equal.get(module, True) and texts[0][key] == texts[1][key]
-    return sum(equal.values()) < len(equal) / 2 if equal else None
+    if not equal:
+        inputs = [key for key in texts[0].keys() & texts[1].keys() if key.startswith(INPUTS_PREFIX)]
+        others = sum(texts[0][key].isdisjoint(texts[1][key]) for key in inputs)
+        return True if others > len(inputs) / 2 else None
+    return sum(equal.values()) < len(equal) / 2
 
 
 def _response(estimates: Sequence[Estimate], variance: Float64Array) -> float:
@@ -428,8 +437,9 @@ def compare_calls(before: Sequence[RunTimes], after: Sequence[RunTimes], key: Ke
     if not (base and new):
         (has, runs), others = ((base, before), after) if base else ((new, after), before)
         share = min(sum(run.steps for run in has) / sum(run.steps for run in runs), 1.0)
-        # What is in a few steps alone may be on one side by chance.
-        sure = (1 - share) ** sum(run.steps for run in others) <= SHARES_OUTSIDE / keys
+        # What is in a few steps alone may be on one side by chance, but not if it comes with a period.
+        without, periods = sum(run.steps for run in others), [run.period for run in has]
+        sure = (1 - share) ** without <= SHARES_OUTSIDE / keys or (all(periods) and without >= _PERIODS * max(periods))
         share = 1.0 if share >= ALMOST_ALL else share
         return Calls(round(base_calls * share, 2), round(new_calls * share, 2), sure, share, share)
     shares = _changed_shares(before, after, key, keys)
@@ -452,6 +462,7 @@ def _changed_shares(
     None unless all recordings of one side have less of it than all of the other, by more than chance does: each step
     may have the module or not, by itself.
     """
+    periods = [{run.modules[key].period if key in run.modules else 0 for run in side} for side in (before, after)]
     counts = [
         np.array([[run.modules[key].steps if key in run.modules else 0, run.steps] for run in side], np.float64)
         for side in (before, after)
@@ -464,7 +475,10 @@ def _changed_shares(
     pooled = min(float(called.sum() / steps.sum()), 1.0)
     rarity = float((1 / steps).sum())
     errors = NormalDist().inv_cdf(1 - SHARES_OUTSIDE / keys / 2)
-    # A step more or less on either side is half a step off on average.
-    if abs(new_share - base_share) - rarity / 2 <= errors * math.sqrt(pooled * (1 - pooled) * rarity):
+    # A step more or less on either side is half a step off on average. What has another period is no chance.
+    is_regular = all(map(all, periods)) and periods[0].isdisjoint(periods[1])
+    if not is_regular and abs(new_share - base_share) - rarity / 2 <= errors * math.sqrt(
+        pooled * (1 - pooled) * rarity
+    ):
         return None
     return base_share, new_share, errors * math.sqrt(float(((1 - np.array([base_share, new_share])) / called).sum()))

@@ -230,7 +230,7 @@ def find_slow_steps(measured: Measured, notes: NotedSteps, explained: Container[
     longest = {cause: max(slow.took_ns - slow.usual_ns for _, slow, _ in steps) for cause, steps in by_cause.items()}
     for (part, where), slow_steps in by_cause.items():
         most, numbers = longest[part, where], np.array([number for number, _, _ in slow_steps])
-        if not _period(numbers):  # the machine may run something else meanwhile
+        if not period_of(numbers):  # the machine may run something else meanwhile
             slow_steps = [
                 (number, slow, cause)
                 for number, slow, cause in slow_steps
@@ -246,7 +246,7 @@ def find_slow_steps(measured: Measured, notes: NotedSteps, explained: Container[
         # Steps that are slow here and there are those in which the machine did other things too.
         is_by_one = bool(delays) and "*" in place_of(measured, where)
         least = (_BY_ONE if is_by_one else _SLOW_STEPS) * measured.usual_ns
-        is_noise = not _period(numbers) and most < max(least, _OUTLASTS * others)
+        is_noise = not period_of(numbers) and most < max(least, _OUTLASTS * others)
         if is_noise or per_step < _SLOW_SHARE * measured.usual_ns:
             continue
         what = f"makes {f'step {numbers[0]}' if len(numbers) == 1 else 'some steps'} slow"
@@ -289,11 +289,11 @@ def when_text(number: Int64Array, has: BoolArray) -> str:
     chosen = number[has]
     if len(chosen) == 1:
         return f"in step {chosen[0]} of {len(number)}"
-    period = _period(chosen)
+    period = period_of(chosen)
     return f"in {len(chosen)} of {len(number)} steps" + (f", every {_ordinal(period)} step" if period else "")
 
 
-def _period(number: Int64Array) -> int:
+def period_of(number: Int64Array) -> int:
     """Return the distance of some steps if it is the same between all; 0 if not, or if there are few."""
     distances = set(np.diff(number).tolist())
     return distances.pop() if len(number) >= _LEAST_PERIODS and len(distances) == 1 and 1 not in distances else 0
