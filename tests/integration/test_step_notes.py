@@ -22,6 +22,7 @@ from torch import nn
 import modtrace
 from modtrace.record_options import EngineName
 from modtrace.timeline.contents import STEP_NOTES
+from modtrace.timeline.summary.findings.noted import program_facts
 from modtrace.track.step_notes import StepNotes
 from modtrace.track.thread_files import ResidentMemory, RunDelay
 
@@ -327,6 +328,33 @@ def test_lines_are_those_of_libraries_generators_and_coroutines(engine: EngineNa
         [f"{file}:{trained + 3}", "backward", f"{file}:{trained + 5}", "user", "other"],
         [f"{file}:{trained + 4}", "optimizer", f"{file}:{made + 2}", "forward", "other"],
     ]
+
+
+def test_what_a_comparison_takes_for_the_program_is_noted(engine: EngineName) -> None:
+    def run(width: int, optimizer: type[torch.optim.Optimizer], hooks: int, *, anomaly: bool) -> Any:
+        model = nn.Sequential(nn.Linear(4, width), nn.Linear(width, 1))
+        for parameter in [*model.parameters()][:hooks]:
+            parameter.register_hook(lambda gradient: gradient)
+        steps = optimizer(model.parameters(), lr=0.01)  # type: ignore[call-arg]
+        with torch.autograd.set_detect_anomaly(anomaly), modtrace.record(engine=engine) as recording:
+            for _ in range(_STEPS):
+                model(torch.ones(2, 4)).sum().backward()
+                steps.step()
+        return program_facts(recording.timeline().metadata)
+
+    assert run(2, torch.optim.SGD, 0, anomaly=False) == {
+        "optimizer": "SGD (one by one)",
+        "parameters": "13 values",
+        "hooks of gradients": "0",
+        "anomaly detection": "off",
+    }
+    assert run(3, torch.optim.Adam, 2, anomaly=True) == {
+        "optimizer": "Adam (one by one)",
+        "parameters": "19 values",
+        "hooks of gradients": "2",
+        "anomaly detection": "on",
+    }
+    assert program_facts({}) == {}
 
 
 def test_a_thread_beside_the_one_that_is_looked_at_has_no_lines() -> None:

@@ -429,6 +429,43 @@ def test_lines_with_most_of_what_other_takes_more_are_named(new: Any, where: str
     assert finding.evidence == f"{where}16.800 ms before, 10.000 ms after"
 
 
+def test_siblings_that_changed_alike_are_one_finding() -> None:
+    slower = {(f"GPT.h.{layer}.attn", "forward"): 3 * MS for layer in (3, 1, 2)}
+
+    assert findings(model(slower)) == [
+        Finding(
+            "is slower in forward", "GPT.h.1.attn", "forward", 6 * MS, 0.12,
+            "GPT.h.1.attn, GPT.h.2.attn, GPT.h.3.attn; 3.000 ms before, 9.000 ms after", next_of("GPT.h.1.attn"),
+        )
+    ]  # fmt: skip
+
+
+def test_what_is_noted_of_a_program_is_told_with_the_part_that_it_changes() -> None:
+    facts = {"optimizer": "AdamW (foreach)", "parameters": "100 values", "hooks of gradients": "0"}
+    base = model(exact=facts)
+    new = model(
+        exact={"optimizer": "SGD (foreach)", "parameters": "200 values", "hooks of gradients": "7"},
+        parts={"optimizer": times(2 * MS)},
+    )
+
+    told = [(found.what, found.part, found.ns_per_step, found.evidence) for found in findings(new, base)]
+    assert told == [
+        ("optimizer: SGD (foreach), was AdamW (foreach)", "optimizer", -3 * MS, "5.000 ms before, 2.000 ms after"),
+        ("hooks of gradients: 7, was 0", None, 0, ""),
+        ("parameters: 200 values, was 100 values", None, 0, ""),
+    ]
+    # A step that is slower is so by them, and modules that are new have parameters of their own.
+    slower = new._replace(step=Typical(60 * MS, 1e-8))
+    assert [(found.what, found.ns_per_step) for found in findings(slower, base)][:1] == [
+        ("parameters: 200 values, was 100 values", 10 * MS)
+    ]
+    block = {("GPT.h.4", "forward"): times(MS)}
+    more = new._replace(modules={**new.modules, **block}, classes={**new.classes, "GPT.h.4": "Block"})
+    assert not [found for found in findings(more, base) if found.what.startswith("parameters")]
+    # What a side does not know is no difference.
+    assert [found.what for found in findings(new, model())] == ["optimizer is faster"]
+
+
 def test_inputs_that_differ_say_that_the_work_did() -> None:
     base = model(exact={"inputs of GPT": "int64[8, 32]"})
     new = model(exact={"inputs of GPT": "int64[16, 32]"}, factor=2.0)

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from .._tables import ratio_text
+from ..timeline.contents import place_in_lists
 from ..timeline.summary.findings import MAX_FINDINGS, Finding, only_option
 from ..timeline.summary.slow_steps import short_ms
-from .run_times import INPUTS_PREFIX, MODULE_VALUE_PREFIXES, names_around
+from .run_times import INPUTS_PREFIX, MODULE_VALUE_PREFIXES, PROGRAM_FACTS, names_around
 from .verdicts import ALMOST_ALL, FLOOR, MIN_CHANGE, MIN_STEPS, Cause, Change
 
 if TYPE_CHECKING:
@@ -129,12 +130,15 @@ class _Changes:
             and not (change.phase.startswith("GPU ") and change.verdict in _ONE_SIDED)
         ]
         self.named: set[str] = set()
+        self.told: set[str] = set()
+        """Parts of the step of which a finding tells why they are longer or shorter."""
         self.untimed: set[str] = set()
         """What is certain, but makes no difference to the step that is."""
 
     def find(self) -> list[Finding]:
         rules = self._compiled, self._classes, self._recompute, self._calls, self._new_and_gone, self._work, self._times
         found = [each for rule in rules for each in rule()]
+        found += self._program(is_grown=not {row.verdict for row in self.diff.changes}.isdisjoint(_ONE_SIDED))
         found += self._parts(set() if found else TOLD_BY_MODULES)
         explained = sum(each.ns_per_step for each in found) / (self.diff.step.difference_ns or 1)
         return [*found, *(self._in_general() if explained < _EXPLAINS else ())]
@@ -245,22 +249,38 @@ class _Changes:
                 yield self._found(what, fqn, rows, "; ".join(filter(None, (text, _places([*texts])))))
 
     def _times(self) -> Iterator[Finding]:
+        """Yield what is slower or faster, of siblings together."""
+        fqns = {row.fqn for row in self.diff.changes}
+        places = {fqn: place_in_lists(fqn, fqns) for fqn in fqns}
         while self.left:
             first = self.left[0]
             rows = self._take(
                 lambda row, first=first: (
-                    (row.fqn, row.verdict, row.phase[:3] == "GPU")  # type: ignore[misc]
-                    == (first.fqn, first.verdict, first.phase[:3] == "GPU")
+                    (places[row.fqn], row.verdict, row.phase[:3] == "GPU")  # type: ignore[misc]
+                    == (places[first.fqn], first.verdict, first.phase[:3] == "GPU")
                 )
             )
             if self._counts(rows):
-                yield self._found(
-                    f"is {first.verdict} in {' and '.join(dict.fromkeys(row.phase for row in rows))}", first.fqn, rows
-                )
+                what = f"is {first.verdict} in {' and '.join(dict.fromkeys(row.phase for row in rows))}"
+                yield self._found(what, first.fqn, rows, _places([*dict.fromkeys(row.fqn for row in rows)]))
+
+    def _program(self, *, is_grown: bool) -> Iterator[Finding]:
+        """Yield what is noted of the program and differs; modules that are new or gone have parameters of their own."""
+        for fact, part in PROGRAM_FACTS.items():
+            if fact not in self.diff.environment or self.diff.selected or (fact == "parameters" and is_grown):
+                continue
+            old, new = self.diff.environment[fact]
+            parts = [*self.diff.parts, self.diff.step]
+            rows = [row for row in parts if row.label == part and row.verdict in {"slower", "faster"}][:1]
+            self.told.update(row.fqn for row in rows)
+            what = f"{fact}: {new}, was {old}"
+            if not rows:
+                self.untimed.add(what)
+            yield self._found(what, None, rows)
 
     def _parts(self, whole: set[str]) -> Iterator[Finding]:
         for part in self.diff.parts:
-            if part.fqn in TOLD_BY_MODULES and part.fqn not in whole:
+            if part.fqn in self.told or (part.fqn in TOLD_BY_MODULES and part.fqn not in whole):
                 continue
             often = part.in_steps
             least_ns = FLOOR * self.diff.step.base_ns

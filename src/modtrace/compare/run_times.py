@@ -29,7 +29,7 @@ from ..timeline.nesting import self_times
 from ..timeline.select import on_gpu, without_gpu
 from ..timeline.slices import Arg
 from ..timeline.summary import GroupBy, find_step_bounds, measure_steps, summarize, warm_up_steps
-from ..timeline.summary.findings.noted import NotedSteps
+from ..timeline.summary.findings.noted import NotedSteps, program_facts
 from ..timeline.summary.findings.occasions import period_of
 from ..timeline.summary.flop_summary import FlopModule, step_flops
 from ..timeline.summary.memory_summary import MemoryModule
@@ -53,7 +53,14 @@ MODULE_VALUE_PREFIXES = ("FLOPs of a call of ", "bytes retained by ", "shapes of
 """How keys of exact values of modules begin: FLOPs, bytes and shapes of a call."""
 INPUTS_PREFIX = "inputs of "
 """How keys begin of what a module gets that is in no other: known without `shapes=True`, of a few steps."""
-EXACT_VALUE_PREFIXES = ("FLOPs of ", "bytes held at most", INPUTS_PREFIX, *MODULE_VALUE_PREFIXES)
+PROGRAM_FACTS = {
+    "optimizer": "optimizer",
+    "hooks of gradients": "backward",
+    "anomaly detection": "the step",
+    "parameters": "the step",
+}
+"""What is noted of a program, and what it makes longer or shorter: a part of the step, or all of it."""
+EXACT_VALUE_PREFIXES = (*PROGRAM_FACTS, "FLOPs of ", "bytes held at most", INPUTS_PREFIX, *MODULE_VALUE_PREFIXES)
 """How keys of all exact values begin: any difference is one of the program."""
 _FIRST, _LAST = 0.05, 0.5
 """Shares of the steps, in order of their times, between which the mean is taken."""
@@ -254,7 +261,9 @@ def measure_run(timeline: Timeline, by: GroupBy = "module", step_by: str | None 
     notes = timeline.metadata.get(STEP_NOTES, {})
     lines = tuple((gap.part, gap.to_text(), gap.ns) for gap in NotedSteps(notes).gaps)
     regions = compiled_names(timeline) if by == "module" else {}
-    run = measure_samples(take_samples(timeline, by, step_by), environment | _inputs(notes) | exact)
+    run = measure_samples(
+        take_samples(timeline, by, step_by), environment | program_facts(timeline.metadata) | _inputs(notes) | exact
+    )
     compiled = tuple(map(plain_fqn, regions))
     run = run._replace(peak_bytes=peak_bytes, compiled=compiled, in_functions=_in_functions(timeline, regions))
     return run._replace(lines=lines)

@@ -44,6 +44,7 @@ NOTES_OF_STEPS = {
     "hooks": {str: int},
     "largest": {str: int},
     "gradient_hooks": int,
+    "parameters": int,
     "doubles": [str],
     "tables": [str],
     "casts": [str],

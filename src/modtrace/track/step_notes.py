@@ -323,7 +323,8 @@ class StepNotes:
         some["casts"] = self._look_at_casts(modules)
         whole = max(sum(values.values()), 1)
         largest = {fqn: 100 * count // whole for fqn, count in values.items() if 100 * count >= _LARGEST * whole}
-        return {"hooks": kept, **some, "gradient_hooks": of_gradients, "largest": largest}
+        looked = {"hooks": kept, **some, "gradient_hooks": of_gradients, "largest": largest}
+        return looked | {"parameters": sum(values.values())}
 
     def _look_at_casts(self, modules: Mapping[str, torch.nn.Module]) -> list[str]:
         """Return the modules around those that were called without gradients after nodes were made, outermost first."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...._tables import counted
-from ...contents import FLOAT64
+from ...contents import FLOAT64, OPTIMIZERS, STEP_NOTES
 from ...memory import format_bytes
 from ..slow_steps import short_ms
 from .finding import TRACE, Finding, Measured, only_option, pace, times_text
@@ -223,6 +223,20 @@ class NotedSteps:
     def hooks_text(self, fqn: str) -> str:
         """Say that a module has forward hooks; nothing if it has none."""
         return f"has {counted(self.hooks[fqn], 'forward hook')}" if fqn in self.hooks else ""
+
+
+def program_facts(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Return what a recording notes of its program beside times, each as a text that is another if the program is."""
+    optimizers = [one for one in metadata.get(OPTIMIZERS, ()) if "stepped" not in one]
+    kinds = dict.fromkeys(f"{one['class']} ({one['how']})" for one in optimizers if one.keys() >= {"class", "how"})
+    facts = {"optimizer": ", ".join(kinds)} if kinds else {}
+    notes: Mapping[str, Any] = metadata.get(STEP_NOTES, {})
+    if values := notes.get("parameters"):
+        facts["parameters"] = f"{values:,} values{', some of float64' if notes.get('doubles') else ''}"
+    if notes.get("steps", 0) >= _LEAST_LOOKS:
+        facts["anomaly detection"] = "on" if "anomaly detection" in NotedSteps(notes).always_on else "off"
+        facts["hooks of gradients"] = f"{notes.get('gradient_hooks', 0):,}"
+    return facts
 
 
 def _longest(gaps: Iterable[Gap], part: str, ns: Callable[[Gap], float]) -> Gap | None:
