@@ -563,3 +563,32 @@ def test_notes_that_are_none_are_no_findings() -> None:
     odd += [{"steps": 2, "operators": [], "hooks": [], "settings": [], "doubles": {"a": 1}, "gradient_hooks": "3"}]
     for notes in odd:
         assert found(replace(timeline, metadata=fit_metadata({**timeline.metadata, STEP_NOTES: notes}))) == []
+
+
+@pytest.mark.parametrize(
+    ("looks", "more_ms", "is_named"),
+    [
+        ("aaabb", 2, True),
+        ("aaabb", 1, False),  # 1.1 times as long
+        ("aaaba", 2, False),  # as the last batch of an epoch
+        ("aaabc", 2, False),
+        ("aaaaa", 2, False),
+        ("ab", 2, False),  # two steps are too few to tell what they took before
+    ],
+)
+def test_steps_that_take_longer_as_their_inputs_are_larger_to_the_end(looks: str, more_ms: int, is_named: bool) -> None:
+    steps = [1, 2, 6, 12, 16] if len(looks) > 2 else [1, 12]
+    # Steps take 9 ms until step 9, then one or two more in forward.
+    timeline = training(steps=20, forward=lambda step, block: 1 + more_ms / BLOCKS * (step > 9))
+    sizes = {"a": "float32[8, 4]", "b": "float32[16, 4]", "c": "float32[17, 4]"}
+
+    named = noted(timeline, inputs={"Net": [[step, sizes[each]] for step, each in zip(steps, looks, strict=True)]})
+    larger = [one for one in named.summary().findings if one.what == "gets larger inputs after some steps"]
+
+    assert [(one.where, one.ns_per_step, one.evidence) for one in larger] == [
+        (
+            "Net",
+            round(2 * MS * 8 / 20),
+            "it gets float32[16, 4] from step 12 on, float32[8, 4] until step 6: a step takes 11 ms, 9 ms before",
+        )
+    ] * is_named

@@ -22,7 +22,7 @@ from .finding import findings_table as findings_table
 from .finding import only_option as only_option
 from .inside import find_inside
 from .noted import NotedSteps, find_noted
-from .occasions import find_calls_at_once, find_growing_steps, find_occasions, find_slow_steps
+from .occasions import find_calls_at_once, find_growing_steps, find_larger_inputs, find_occasions, find_slow_steps
 from .shares import find_host_time, find_large_parts, find_reruns
 from .siblings import find_outliers
 
@@ -46,6 +46,7 @@ def find_findings(measured: Measured) -> list[Finding]:
         *inside,
         *find_calls_at_once(measured),
         *find_growing_steps(measured),
+        *find_larger_inputs(measured),
         *find_reruns(measured),
         *find_large_parts(measured, notes, {each.part for each in occasions}),
         *(each for each in find_host_time(measured, notes) if each.where not in named and not notes.inside),

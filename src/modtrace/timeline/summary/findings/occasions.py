@@ -56,6 +56,8 @@ can get busier twice; and what share of that each quarter adds at least: a secon
 _EXCEED = 0.9
 """Share of the pairs of a step in a last and one in a first quarter of which the later one takes longer: on a busy
 machine levels alone rise by chance."""
+_LARGER_INPUTS = 1.2
+"""How many times as long steps with larger inputs take, their median and their shortest tenth."""
 _MOSTLY = 0.7
 """What share of what is added a part or a module has for it to be named."""
 
@@ -91,6 +93,28 @@ def find_growing_steps(measured: Measured) -> Iterator[Finding]:
         evidence += ": inputs grow, as those of a model that gets all tokens again, without a cache" if is_whole else ""
     what = "takes longer from step to step"
     yield measured.finding(what, where, part, evidence=evidence, show="--by step", ns=per_step)
+
+
+def find_larger_inputs(measured: Measured) -> Iterator[Finding]:
+    """Yield that steps take longer from where on the model gets more, if it does to the end."""
+    number, ns = measured.number, measured.duration_ns
+    for fqn, looks in measured.step_notes.get("inputs", {}).items():
+        texts = [text for _, text in looks]
+        same = texts.count(texts[0])
+        if texts[:same] != texts[:1] * same or len({*texts[same:]}) != 1:
+            continue
+        last, first = looks[same - 1][0], looks[same][0]
+        before, after = ns[number <= last], ns[number >= first]
+        if min(len(before), len(after)) < LEAST_STEPS:
+            continue
+        (low_before, low), (low_after, high) = (np.percentile(side, (10, 50)).tolist() for side in (before, after))
+        if min(low_after / max(low_before, 1), high / max(low, 1)) >= _LARGER_INPUTS:
+            evidence = f"it gets {texts[-1]} from step {first} on, {texts[0]} until step {last}: a step takes "
+            evidence += f"{short_ms(high)}, {short_ms(low)} before"
+            per_step = (high - low) * len(after) / measured.steps
+            yield measured.finding(
+                "gets larger inputs after some steps", fqn, evidence=evidence, show="--by step", ns=per_step
+            )
 
 
 def _place(measured: Measured, added: AnyArray, most_of: float) -> tuple[str, str | None, float]:
