@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from modtrace import Timeline
 from modtrace.timeline.contents import STEP_NOTES
 from modtrace.timeline.metadata import fit_metadata
+from modtrace.timeline.summary.findings.occasions import period_of
 from tests.support.event_script import EventScript
 from tests.support.timelines import build_timeline
 from tests.unit.test_findings import MS, found, training
@@ -224,3 +226,20 @@ def test_a_call_is_slow_by_the_machine_if_calls_waited_for_a_processor(
 
     findings = replace(timeline, metadata=fit_metadata({**timeline.metadata, **notes})).summary().findings
     assert [one.where for one in findings] == ["Net.layers.1"] * is_named
+
+
+@pytest.mark.parametrize(
+    ("chosen", "period"),
+    [
+        ([9, 19, 29], 10),
+        ([10, 20], 0),  # twice is no period
+        ([9, 11, 13], 0),  # others would have been due before and after
+        ([5, 15, 25], 10),
+        ([11, 20, 29], 0),  # one would have been due before
+        ([1, 8, 15], 0),
+        ([3, 13, 22], 0),
+        ([4, 5, 6], 0),
+    ],
+)
+def test_a_period_is_one_from_begin_to_end(chosen: list[int], period: int) -> None:
+    assert period_of(np.array(chosen), np.arange(30)) == period

@@ -362,7 +362,9 @@ def _measure(self_ns: Int64Array, calls: Int64Array) -> ModuleRun:
     fewest = int(np.quantile(called, 0.05, method="lower"))
     most = int(np.quantile(called, 0.95, method="higher"))
     usual = max(int(np.median(called)), 1)
-    return ModuleRun(typical(self_ns[in_steps]), len(called), usual, fewest, most, period_of(in_steps))
+    return ModuleRun(
+        typical(self_ns[in_steps]), len(called), usual, fewest, most, period_of(in_steps, np.arange(len(calls)))
+    )
 
 
 def renamed_run(run: RunTimes, renamed: Mapping[str, str]) -> RunTimes:

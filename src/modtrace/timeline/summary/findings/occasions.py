@@ -254,7 +254,7 @@ def find_slow_steps(measured: Measured, notes: NotedSteps, explained: Container[
     longest = {cause: max(slow.took_ns - slow.usual_ns for _, slow, _ in steps) for cause, steps in by_cause.items()}
     for (part, where), slow_steps in by_cause.items():
         most, numbers = longest[part, where], np.array([number for number, _, _ in slow_steps])
-        if not period_of(numbers):  # the machine may run something else meanwhile
+        if not period_of(numbers, measured.number):  # the machine may run something else meanwhile
             slow_steps = [
                 (number, slow, cause)
                 for number, slow, cause in slow_steps
@@ -270,7 +270,7 @@ def find_slow_steps(measured: Measured, notes: NotedSteps, explained: Container[
         # Steps that are slow here and there are those in which the machine did other things too.
         is_by_one = bool(delays) and "*" in place_of(measured, where)
         least = (_BY_ONE if is_by_one else _SLOW_STEPS) * measured.usual_ns
-        is_noise = not period_of(numbers) and most < max(least, _OUTLASTS * others)
+        is_noise = not period_of(numbers, measured.number) and most < max(least, _OUTLASTS * others)
         if is_noise or per_step < _SLOW_SHARE * measured.usual_ns:
             continue
         what = f"makes {f'step {numbers[0]}' if len(numbers) == 1 else 'some steps'} slow"
@@ -313,14 +313,20 @@ def when_text(number: Int64Array, has: BoolArray) -> str:
     chosen = number[has]
     if len(chosen) == 1:
         return f"in step {chosen[0]} of {len(number)}"
-    period = period_of(chosen)
+    period = period_of(chosen, number)
     return f"in {len(chosen)} of {len(number)} steps" + (f", every {_ordinal(period)} step" if period else "")
 
 
-def period_of(number: Int64Array) -> int:
-    """Return the distance of some steps if it is the same between all; 0 if not, or if there are few."""
-    distances = set(np.diff(number).tolist())
-    return distances.pop() if len(number) >= _LEAST_PERIODS and len(distances) == 1 and 1 not in distances else 0
+def period_of(chosen: Int64Array, number: Int64Array) -> int:
+    """Return the distance of some of all steps if it is the same between all, from begin to end; 0 if not, or of few.
+
+    Three steps by chance are at one distance now and then, but most often others would have been due.
+    """
+    distances = set(np.diff(chosen).tolist())
+    if len(chosen) < _LEAST_PERIODS or len(distances) > 1 or 1 in distances:
+        return 0
+    period = distances.pop()
+    return period if max(chosen[0] - number[0], number[-1] - chosen[-1]) <= period else 0
 
 
 def collections_text(measured: Measured) -> str:
