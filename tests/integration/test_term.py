@@ -28,6 +28,7 @@ step()
 """
 # One call into C, which Python's handlers cannot interrupt: it goes on after a signal.
 HANG = 'pipe, _ = os.pipe()\nprint("ready", flush=True)\nos.read(pipe, 1)'
+# Not `signal.pause()`: it waits for ever, where the signal comes just before it.
 OWN = """
 def end(number, frame):
     os.write(1, b"the program's own\\n")  # the signal may come while "ready" is being printed
@@ -36,7 +37,7 @@ def end(number, frame):
 
 signal.signal(signal.SIGTERM, end)
 print("ready", flush=True)
-signal.pause()
+while True: pass
 """
 # Each gets the signal at once, most of them before Python has run there and the handler is gone.
 WORKERS = """
@@ -56,13 +57,12 @@ sys.exit(4)
 CHAINED = """
 before = signal.signal(signal.SIGTERM, lambda *of: (before(*of) if callable(before) else None, sys.exit(5)))
 print("ready", flush=True)
-signal.pause()
+while True: pass
 """
 CLOSED = """
 os.closerange(3, 1 << 12)
 print("ready", flush=True)
-while True:
-    signal.pause()
+while True: pass
 """
 STOPPED = """
 import threading

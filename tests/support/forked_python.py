@@ -32,7 +32,7 @@ from types import ModuleType
 from typing import IO, Any, NoReturn
 
 from tests.support.guard_times import measure_no_guards
-from tests.support.python_process import HANGS_AFTER_S, python_environment
+from tests.support.python_process import HANGS_AFTER_S, PythonProcess, python_environment
 
 __all__ = ["run_forked", "start_forked"]
 
@@ -77,7 +77,7 @@ def start_forked(
     )
 
 
-class _Forked(subprocess.Popen[str]):
+class _Forked(PythonProcess):
     """A process that `_server` forks. Its parent, which ends, hands it to this process."""
 
     pid: int

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from types import TracebackType
 from typing import IO
 
 import modtrace
@@ -16,6 +17,7 @@ __all__ = [
     "HANGS_AFTER_S",
     "LAZY_IMPORTS_WORK",
     "STARTUP",
+    "PythonProcess",
     "python_environment",
     "run_python",
     "start_python",
@@ -77,6 +79,17 @@ def run_python(
     return done
 
 
+class PythonProcess(subprocess.Popen[str]):
+    """A process that a failure in its `with` block kills, and does not wait for: it may wait for what did not come."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, error, traceback)
+
+
 def start_python(
     *arguments: object,
     cwd: Path | None = None,
@@ -86,7 +99,7 @@ def start_python(
     stderr: int | IO[bytes] | None = None,
 ) -> subprocess.Popen[str]:
     """Start Python and return at once; arguments as of `run_python`, and those of `subprocess.Popen`."""
-    return subprocess.Popen(
+    return PythonProcess(
         [sys.executable, *map(str, arguments)],
         cwd=cwd,
         env=python_environment() if env is None else env,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.support.forked_python import run_forked, start_forked
-from tests.support.python_process import python_environment, run_python
+from tests.support.python_process import python_environment, run_python, start_python
 
 _FRESH = """
 import os, sys, threading
@@ -75,3 +77,11 @@ def test_a_program_that_hangs_is_killed_and_the_next_one_runs() -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         run_forked("-c", "import time; time.sleep(60)", timeout_s=0.2)
     assert run_forked("-c", "print(1)").stdout == "1\n"
+
+
+@pytest.mark.parametrize("start", [start_python, start_forked])
+def test_a_failure_in_its_block_kills_it(start: Callable[..., subprocess.Popen[str]]) -> None:
+    with pytest.raises(ZeroDivisionError), start("-c", "import signal; signal.pause()") as process:
+        raise ZeroDivisionError
+
+    assert process.returncode == -signal.SIGKILL
