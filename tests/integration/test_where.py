@@ -398,3 +398,37 @@ print("lives")
 
     assert (done.stdout, done.stderr) == ("lives\n", "")
     assert all(Path(f"{ring}.stacks").read_text().count("Current thread") == 1 for ring in rings)
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_model_that_is_evaluated_is_in_an_evaluation(engine: EngineName, tmp_path: Path, trains: bool) -> None:
+    stacks: dict[str, list[str]] = {}
+
+    class Inner(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            (thread,) = read_rank_state(tmp_path / "ring").threads
+            stacks[when] = [call.place for call in thread.calls]
+            return x
+
+    class Net(torch.nn.Sequential):
+        pass
+
+    net, teacher = Net(torch.nn.Linear(2, 2), Inner()), torch.nn.Sequential(Inner()).eval()
+    with modtrace.record(engine=engine, ring=tmp_path / "ring") as recording:
+        for _ in range(2):
+            when = "trained" if trains else "evaluated first"
+            net.train(trains)(torch.ones(1, 2)).sum().backward()
+            recording.step()
+        when = "evaluated"
+        with torch.no_grad():
+            net.eval()(torch.ones(1, 2))
+        when = "teacher"
+        teacher(torch.ones(1, 2))
+
+    calls = ["forward Net", "forward Net.1"]
+    assert stacks.pop("trained" if trains else "evaluated first") == calls
+    # What is never in training mode is not told from a server's, or a teacher of another model.
+    assert stacks == {
+        "evaluated": ["evaluation", *calls] if trains else calls,
+        "teacher": ["forward Sequential", "forward Sequential.0"],
+    }

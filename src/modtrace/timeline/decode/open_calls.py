@@ -9,7 +9,7 @@ import numpy as np
 
 from ..._arrays import Int64Array, SignedIntArray, is_any
 from ..._tables import counted
-from ...ring import Events
+from ...ring import Events, Kind
 from ...ring.event_text import CATEGORIES, RangeName, parse_range
 from ...ring.slot_format import KINDS_OF_OTHER_THREADS, NO_NAME, RANGE_KINDS
 from .attribution import attribute_nodes
@@ -87,7 +87,8 @@ class ThreadStack(NamedTuple):
 
     thread: str  # its name
     tid: int  # its id as the operating system has it
-    # The open calls, outermost first. If it is in no module, the ranges that it is in; else these are left out.
+    # The open calls, outermost first; around those of a model that is evaluated, `evaluation`. If it is in no module,
+    # the ranges that it is in; else these are left out.
     calls: tuple[OpenCall, ...]
     last_ns: int  # its last event, monotonic nanoseconds
 
@@ -110,12 +111,17 @@ def open_stacks(analysis: RingAnalysis) -> list[ThreadStack]:
     # What was clipped has lost its end, but is not open.
     open_intervals = np.flatnonzero(intervals.end_position > 2 * len(events) + 2)
     is_recompute = intervals.is_recompute
+    entered = np.clip((intervals.start_position - 1) // 2, 0, max(len(events) - 1, 0))
+    trained = np.unique(all_events.name[all_events.kind == Kind.FORWARD_ENTER])
     stacks: dict[int, list[OpenCall]] = {}
     for index in open_intervals.tolist():
         stack = stacks.setdefault(int(intervals.thread[index]), [])
         since_ns = int(intervals.start[index])
         if not intervals.is_node[index]:
             phase = "recompute" if is_recompute[index] else "forward"
+            # The outermost call of a model that is called in training mode as well.
+            if not stack and events.kind[entered[index]] == Kind.EVAL_ENTER and intervals.name[index] in trained:
+                stack.append(OpenCall("evaluation", "evaluation", since_ns))
             stack.append(_open_call(lookup, int(intervals.name[index]), phase, since_ns))
             continue
         path = [int(intervals.name[inner]) for inner in intervals.call_path(int(call[index]))] or [NO_NAME]
