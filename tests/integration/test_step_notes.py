@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import modtrace
 from modtrace.record_options import EngineName
@@ -698,6 +699,30 @@ def test_what_modules_run_themselves_is_noted_whatever_ends_steps(engine: Engine
 
 
 @pytest.mark.parametrize("engine", ["native", "python"])
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_operators_in_a_checkpoint_are_those_of_the_modules_in_it(engine: EngineName, use_reentrant: bool) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.last(checkpoint(self.first, x, use_reentrant=use_reentrant))
+            return out
+
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with modtrace.record(engine=engine) as recording:
+        for _ in range(_STEPS):
+            model(torch.ones(2, 4, requires_grad=True)).sum().backward()
+            optimizer.step()
+
+    inside = recording.timeline().metadata[STEP_NOTES]["inside"]
+    assert {fqn: [row[:2] for row in own] for fqn, own in inside.items()} == {
+        fqn: [["", 4], ["linear", 4]] for fqn in ("Net.first", "Net.last")
+    }
+
+
 def test_what_no_loss_needs_builds_a_graph_that_no_pass_uses(engine: EngineName) -> None:
     class Net(nn.Module):
         def __init__(self) -> None:

@@ -46,6 +46,7 @@ def training(
     act: Callable[[int], str] = lambda block: "GELU",
     own: Callable[[int], float] = lambda block: 0,
     alone: Callable[[int], int] = lambda step: 0,
+    passes: Callable[[int], int] = lambda step: 1,
     ranges: Callable[[int], Sequence[OptionalRange]] = lambda step: (),
     collection: Callable[[int], float] = lambda step: 0,
     trigger: Callable[[int], int] = lambda step: 0,
@@ -63,6 +64,7 @@ def training(
         act: the class of it.
         own: what each block takes in forward beside it, by block.
         alone: how many forwards without a backward come before that of the step.
+        passes: how many backward passes over the graph come of that.
         ranges: name, category and time of what comes first in a step.
         collection: a garbage collection of generation 2 at the end of the step that frees 7 objects.
         trigger: the bit that says who began it.
@@ -109,12 +111,13 @@ def training(
         for _ in range(alone(step)):
             run(step, trains=False)
         nodes = run(step, trains=True)
-        script.pass_begin(now, step)
-        for sequence, block in reversed(nodes):
-            begin, now = now, now + round(backward(step, block) * MS)
-            script.node(begin, now, sequence)
-        now += round(wait * MS)
-        script.pass_end(now, step)
+        for nth in range(passes(step)):
+            script.pass_begin(now, step + nth * steps)
+            for sequence, block in reversed(nodes):
+                begin, now = now, now + round(backward(step, block) * MS)
+                script.node(begin, now, sequence, graph_task=nth)
+            now += round(wait * MS)
+            script.pass_end(now, step + nth * steps)
         if collection(step):
             now += round(collection(step) * MS)
             value = (round(collection(step) * MS) << COLLECTED_BITS | 7) << GENERATION_BITS | 2
@@ -729,3 +732,30 @@ def test_a_range_in_a_heading_of_steps_begins_no_line_and_no_cell(name: str) -> 
     start = next(at for at, line in enumerate(markdown) if line.startswith("|"))
     assert markdown[start].count("|") == markdown[start + 1].count("|") == markdown[start + 2].count("|")
     assert "<img" not in markdown[start]
+
+
+@pytest.mark.parametrize(
+    ("passes", "named"),
+    [
+        (lambda step: 1, []),
+        # 4 ms, once more in each step of 13 ms, in two of three, in each third.
+        (lambda step: 2, [(4.0, 4 / 13, "once a step, backward twice", "4 ms")]),
+        (lambda step: 3, [(8.0, 8 / 17, "once a step, backward 3 times", "4 ms")]),
+        (lambda step: 2 - (step % 2), [(2.0, 20 / 110, "once a step, backward 1.5 times", "4 ms")]),
+        (lambda step: 1 + (step % 4 == 0), []),
+    ],
+)
+def test_a_graph_that_is_kept_for_more_passes(
+    passes: Callable[[int], int], named: list[tuple[float, float, str, str]]
+) -> None:
+    again = [
+        one for one in training(passes=passes).summary().findings if one.what == "runs backward more often than forward"
+    ]
+
+    assert [(one.where, one.part, one.ns_per_step) for one in again] == [
+        ("Net", "backward", ms * MS) for ms, *_ in named
+    ]
+    for one, (_, share, often, each) in zip(again, named, strict=True):
+        assert one.share == pytest.approx(share)
+        kept = f"its graph is kept (retain_graph) for more, of {each} each"
+        assert one.evidence == f"forward {often}: {kept}; one is enough for losses that are added before"

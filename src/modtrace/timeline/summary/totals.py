@@ -12,7 +12,7 @@ from ..._arrays import BoolArray, Int64Array, Numbering, expand_ranges
 from ..contents import COMMUNICATION_KIND, NO_PHASE, GpuWork, Process
 from ..nesting import extents, is_outermost, self_times, times_in_phase
 from ..select import first_process_tracks, without_gpu
-from ..slices import BACKWARD, FORWARD, PHASES, RECOMPUTE, Arg, Slices
+from ..slices import BACKWARD, BACKWARD_PASS, FORWARD, PHASES, RECOMPUTE, Arg, Slices
 from ..step_pieces import step_pieces
 from .compiled import compiled_modules
 from .device_summary import DeviceSummary, summarize_device
@@ -114,7 +114,7 @@ class _Measured(NamedTuple):
     memory: MeasuredMemory | None  # what modules took; None if it was not counted
     flops: GroupFlops | None  # what they cost; None if it was not counted
     ranges: Mapping[tuple[str, str], Int64Array]  # how long each range took, by name and part
-    runs: Int64Array  # int64[2, 7, groups], see `Measured.runs`: in whole steps, and elsewhere
+    runs: Int64Array  # int64[2, 9, groups], see `Measured.runs`: in whole steps, and elsewhere
     collections: Int64Array  # see `Measured.collections`
 
 
@@ -169,10 +169,11 @@ def _measure(timeline: Timeline, spans: _Spans, step_by: str) -> _Measured:
 
 
 def _count_runs(timeline: Timeline, spans: _Spans, steps: Steps, in_phase_ns: Int64Array) -> Int64Array:
-    """Return int64[2, 7, groups], see `Measured.runs`: in whole steps, and elsewhere."""
+    """Return int64[2, 9, groups], see `Measured.runs`: in whole steps, and elsewhere."""
     columns, unused = timeline.columns, timeline.columns.arg(Arg.UNUSED_NODES).rows
+    whole = steps.columns.step[steps.columns.whole]
     calls = np.flatnonzero((columns.phase == FORWARD) & spans.counts & ~spans.inside)
-    elsewhere = 1 - np.isin(spans.step[calls], steps.columns.step[steps.columns.whole])
+    elsewhere = 1 - np.isin(spans.step[calls], whole)
     link, group = columns.link[calls], spans.group[calls]
     backed = np.isin(link, columns.link[columns.phase == BACKWARD]) & (link >= 0)
     count = len(spans.groups)
@@ -184,8 +185,27 @@ def _count_runs(timeline: Timeline, spans: _Spans, steps: Steps, in_phase_ns: In
     evaluated = unused[is_in_evaluation(timeline)[unused]] if len(unused) else unused
     in_evaluations = np.bincount(spans.group[evaluated], minlength=2 * count)
     own = np.bincount(place, own_nodes, minlength=2 * count).astype(np.int64)
-    numbers = [*counts, *ns, own, in_evaluations]
+    again, again_ns = _passes_again(timeline), np.zeros(2 * count, np.int64)
+    at = (1 - np.isin(spans.step[again], whole)) * count + spans.group[again]
+    np.add.at(again_ns, at, in_phase_ns[again])
+    numbers = [*counts, *ns, own, in_evaluations, np.bincount(at, minlength=2 * count), again_ns]
     return np.stack([each.reshape(2, count) for each in numbers], axis=1)
+
+
+def _passes_again(timeline: Timeline) -> Int64Array:
+    """Return the backward spans of outermost calls that had one in an earlier pass; none if threads have passes."""
+    columns, slices = timeline.columns, timeline.slices
+    passes = slices.take(np.flatnonzero(slices.kind == BACKWARD_PASS))
+    passes = passes.take(np.argsort(passes.start, kind="stable"))
+    spans = np.flatnonzero((columns.phase == BACKWARD) & (columns.depth == 0) & (columns.link >= 0))
+    if not len(spans) or len(np.unique(passes.track)) != 1:
+        return np.zeros(0, np.int64)
+    is_outer = passes.start >= np.append(np.iinfo(np.int64).min, np.maximum.accumulate(passes.end)[:-1])
+    number = np.searchsorted(passes.start[is_outer], columns.start[spans], "right")
+    links, link = np.unique(columns.link[spans], return_inverse=True)
+    first = np.full(len(links), len(passes) + 1)
+    np.minimum.at(first, link, number)
+    return spans[number > first[link]]
 
 
 def _sum_up(

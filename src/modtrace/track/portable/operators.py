@@ -31,6 +31,8 @@ _IN_LOADERS, _LEFT = -4, -5
 _PLACES = {"backward": _IN_PASSES, "optimizer": _IN_OPTIMIZERS, "data loading": _IN_LOADERS}
 _scope: Any = int
 _NODE, _USERS = _scope(RecordScope.BACKWARD_FUNCTION), _scope(RecordScope.USER_SCOPE)
+_CHECKPOINT = "CheckpointFunction"
+"""A reentrant checkpoint: its operators are those of the modules that are called in it."""
 _EVALUATED, _NODES, _WITH_HOOKS = "autograd::engine::evaluate_function: ", "nodes", "nodes and hooks"
 
 _autograd: Any = torch._C._autograd
@@ -157,7 +159,7 @@ class OperatorCounts:
                 if handle == outer and not is_begin:
                     outer = None
                     self._add(*begun, event)
-            elif is_begin and event.scope() != _USERS:
+            elif is_begin and event.scope() != _USERS and event.name() != _CHECKPOINT:
                 began_ns = int(event.start_us() * 1e3)
                 while at < len(marks) and marks[at][0] <= began_ns:
                     self._follow(marks[at][1])

@@ -167,9 +167,10 @@ class Measured:
         summary: its rows are of all modules.
         low_ns: int64[rows], what a module takes at least in 9 of 10 steps: a busy machine stops threads so often, and
             in the same code, that medians differ.
-        runs: int64[7, rows], of whole steps, without evaluations and what runs in backward: calls of each module, those
+        runs: int64[9, rows], of whole steps, without evaluations and what runs in backward: calls of each module, those
             with a backward, those with `UNUSED_NODES`, nanoseconds of the forward of those without a backward, of those
-            with one, and `OWN_NODES`; and those with `UNUSED_NODES` in evaluations.
+            with one, and `OWN_NODES`; those with `UNUSED_NODES` in evaluations; and of outermost modules how often a
+            backward ran in one more pass, and its nanoseconds.
         collections: int64[2, triggers, generations], how many garbage collections there were, and what they freed.
         memory: what the recording says of memory, see `MEMORY`; empty if nothing.
         optimizers: what it says of optimizers, see `OPTIMIZERS`.

@@ -338,9 +338,24 @@ def find_reruns(measured: Measured) -> Iterator[Finding]:
             what = "runs forward more often than backward"
             yield measured.finding(what, row.fqn, "forward", evidence=evidence, show="--tree", ns=per_step)
         named.add(row.fqn)
+    yield from _passes_again(measured)
     yield from _recompute(measured)
     yield from _loops(measured)
     yield from _parametrizations(measured)
+
+
+def _passes_again(measured: Measured) -> Iterator[Finding]:
+    """Yield the outermost modules whose graph is kept for one more backward pass in most steps."""
+    for row, backed, again, ns in zip(measured.rows, *measured.runs[[1, 7, 8]].tolist(), strict=True):
+        per_step = ns / measured.steps
+        if again >= _MOST_STEPS * measured.steps and per_step >= max(measured.least_ns, measured.brief_ns):
+            evidence = (
+                f"forward {times_text(backed / measured.steps)} a step, backward "
+                f"{times_text((backed + again) / measured.steps)}: its graph is kept (retain_graph) for more, of "
+                f"{short_ms(ns / again)} each; one is enough for losses that are added before"
+            )
+            what = "runs backward more often than forward"
+            yield measured.finding(what, row.fqn, "backward", evidence=evidence, show="--tree", ns=per_step)
 
 
 def _parametrizations(measured: Measured) -> Iterator[Finding]:

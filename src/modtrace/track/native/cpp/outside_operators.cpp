@@ -19,6 +19,7 @@ namespace {
 constexpr size_t kMaxNames = 256, kMaxModules = 4096;
 constexpr char kOptimizer[] = "Optimizer.", kLoader[] = "enumerate(";   // how torch's ranges of these begin
 constexpr char kEvaluated[] = "autograd::engine::evaluate_function: ";  // how torch names a node with its hooks
+constexpr char kCheckpoint[] = "CheckpointFunction";                    // a reentrant checkpoint
 constexpr char kNodes[] = "nodes", kWithHooks[] = "nodes and hooks", kFloat64[] = " (float64)";
 constexpr int64_t kOutside = -1, kInPasses = -2, kInOptimizers = -3;  // other places are the names of modules
 
@@ -111,6 +112,8 @@ std::unique_ptr<at::ObserverContext> on_outside_begin(const at::RecordFunction& 
     if (is_boundary) tell_range(name);
     return std::make_unique<OpenOutside>(counter_of(name), own, nullptr, is_boundary);
   }
+  // Its operators are those of the modules that are called in it.
+  if (std::strcmp(name, kCheckpoint) == 0) return nullptr;
   if (open_operator > 0 || open_outside > 0 || (own == kInPasses && !thread->open_calls.empty())) return nullptr;
   if (std::strncmp(name, kEvaluated, sizeof kEvaluated - 1) == 0) {
     return std::make_unique<OpenOutside>(nullptr, own, kWithHooks);
