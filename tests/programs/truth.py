@@ -132,9 +132,10 @@ def _count_calls_of(module_class: type, *, backward: bool) -> None:
         call = _count(watched)
         output = forward(self, *inputs, **keywords)
         if backward:
-            before = {id(tensor.grad_fn) for tensor in _tensors((inputs, keywords))}
+            # Objects, as torch makes one anew for each look, and another may get the place of one that is gone.
+            before = {tensor.grad_fn for tensor in _tensors((inputs, keywords))}
             for tensor in _tensors(output):
-                if tensor.requires_grad and tensor.grad_fn is not None and id(tensor.grad_fn) not in before:
+                if tensor.requires_grad and tensor.grad_fn is not None and tensor.grad_fn not in before:
                     tensor.register_hook(lambda _: watched.backward.add(call))
         return output
 
