@@ -100,7 +100,7 @@ def find_larger_inputs(measured: Measured) -> Iterator[Finding]:
     number, ns = measured.number, measured.duration_ns
     for fqn, looks in measured.step_notes.get("inputs", {}).items():
         texts = [text for _, text in looks]
-        same = texts.count(texts[0])
+        same = texts.count(texts[0]) if texts else 0
         if texts[:same] != texts[:1] * same or len({*texts[same:]}) != 1:
             continue
         last, first = looks[same - 1][0], looks[same][0]
