@@ -462,7 +462,9 @@ def test_what_is_noted_of_a_program_is_told_with_the_part_that_it_changes() -> N
     block = {("GPT.h.4", "forward"): times(MS)}
     more = new._replace(modules={**new.modules, **block}, classes={**new.classes, "GPT.h.4": "Block"})
     assert not [found for found in findings(more, base) if found.what.startswith("parameters")]
-    # What a side does not know is no difference.
+    # What a side does not know is no difference, nor what one of its recordings does not.
+    some = [base, base._replace(environment={}, warm_up=1)]
+    assert compare_runs(some, [base._replace(warm_up=2)], {}).environment == {}
     assert [found.what for found in findings(new, model())] == ["optimizer is faster"]
 
 

@@ -209,17 +209,16 @@ def _without_copies(side: Sequence[RunTimes]) -> list[RunTimes]:
 
 def _environments(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> dict[str, tuple[str, str]]:
     """Return what differs between the sides: of each key the texts before and after."""
-    keys = dict.fromkeys(key for run in (*before, *after) for key in run.environment)
-    texts = {
-        key: tuple(", ".join(dict.fromkeys(run.environment.get(key, "?") for run in side)) for side in (before, after))
-        for key in keys
-    }
-    # What is exact is left out if it was not counted on a side.
-    return {
-        key: (old, new)
-        for key, (old, new) in texts.items()
-        if old != new and not (key.startswith(EXACT_VALUE_PREFIXES) and "?" in (old, new))
-    }
+    differing = dict[str, tuple[str, str]]()
+    for key in dict.fromkeys(key for run in (*before, *after) for key in run.environment):
+        known = [[run.environment.get(key, "?") for run in side] for side in (before, after)]
+        if key.startswith(EXACT_VALUE_PREFIXES):
+            # It is left out of recordings that did not count it.
+            known = [[text for text in side if text != "?"] for side in known]
+        old, new = (", ".join(dict.fromkeys(side)) for side in known)
+        if old != new and all(known):
+            differing[key] = old, new
+    return differing
 
 
 def suggest_renames(base: RunTimes, new: RunTimes) -> dict[str, str]:

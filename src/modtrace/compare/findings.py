@@ -48,6 +48,7 @@ _EXACT = {
     "shapes of a call of ": "gets other shapes",
 }
 _ABOUT = 1.25
+"""How many times as long something takes at most that takes about the same."""
 _IS_IT = 0.5, 1.5
 """How much of the difference of a part two lines have between which it is."""
 
