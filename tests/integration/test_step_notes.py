@@ -93,7 +93,7 @@ def test_what_the_first_outermost_call_of_a_module_gets_is_noted(engine: EngineN
             out: torch.Tensor = self.inner(given[0] if type(given[0]) is torch.Tensor else torch.ones(2, 4))
             return out
 
-    model, other = Takes(), Takes()
+    model, other, third = Takes(), Takes(), Takes()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     odd = torch.ones(7).as_subclass(Subclass)
     lazy = Lazy(a=odd) if engine == "native" else 5  # the Python engine looks for tensors in it
@@ -101,14 +101,18 @@ def test_what_the_first_outermost_call_of_a_module_gets_is_noted(engine: EngineN
         for step in range(_STEPS):
             x = torch.ones(2 + (step == 8), 4)
             y, long = torch.ones(3, dtype=torch.bool), torch.ones(2, 4, dtype=torch.int64)
-            model(x, [y, (long,)], 5, {"a": long}, odd, lazy, mask=y).sum().backward()
+            with torch.autocast("cpu", torch.bfloat16, enabled=step == 4):
+                model(x, [y, (long,)], 5, {"a": long}, odd, lazy, mask=y).sum().backward()
             model(torch.ones(5, 4)).sum().backward()  # an evaluation, say
             other(odd)  # it gets nothing that is known
+            third(odd, torch.ones(3, device="meta"))  # for which there is no autocast
             optimizer.step()
 
     inputs = recording.timeline().metadata[STEP_NOTES]["inputs"]
     text = "bool[3], int64[2, 4], bool[3]"
-    assert inputs == {"Takes": [[step, f"float32[{2 + (step == 8)}, 4], {text}"] for step in (1, 2, 4, 8)]}
+    first, last = f"float32[2, 4], {text}", f"float32[3, 4], {text}"
+    assert inputs.pop("Takes#3") == [[step, "float32[3]"] for step in (1, 2, 4, 8)]
+    assert inputs == {"Takes": [[1, first], [2, first], [4, f"{first}, autocast to bfloat16"], [8, last]]}
 
 
 def test_operators_are_counted_where_no_module_and_no_optimizer_runs(engine: EngineName) -> None:

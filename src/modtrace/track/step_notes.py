@@ -355,13 +355,24 @@ def _is_double(value: object) -> bool:
 
 
 def _shapes(values: Sequence[object]) -> str:
-    """Return the shapes and dtypes of tensors, also of those in lists and dictionaries, but for classes of users."""
+    """Return the shapes and dtypes of tensors, also of those in lists and dictionaries, but for classes of users.
+
+    And to what autocast casts them there, if it is on.
+    """
     inner: list[object] = []
     for value in values[:_MAX_OPERATORS]:
         held: Any = value if type(value) in (tuple, list, dict) else [value]
         inner += itertools.islice(held.values() if type(held) is dict else held, _MAX_OPERATORS)
     tensors = [one for one in inner if type(one) is torch.Tensor]
-    return ", ".join(f"{str(one.dtype).removeprefix('torch.')}{list(one.shape)}" for one in tensors[:_MAX_OPERATORS])
+    texts = [f"{_name(one.dtype)}{list(one.shape)}" for one in tensors[:_MAX_OPERATORS]]
+    device = tensors[0].device.type if tensors else "cpu"
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        texts.append(f"autocast to {_name(torch.get_autocast_dtype(device))}")
+    return ", ".join(texts)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _loops_ns() -> int:
