@@ -61,6 +61,7 @@ class BareEnvironment:
             "OMP_WAIT_POLICY": "passive",  # as of all tests
             "MODTRACE_CACHE": str(cache),
             "MODTRACE_BUILD": "0",
+            "PIP_CONFIG_FILE": os.devnull,  # a machine may cap torch
             "PIP_NO_INDEX": "1",
             "PIP_NO_BUILD_ISOLATION": "0",  # which turns it off: the build backend is one of the dependencies
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
