@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from modtrace._arrays import Int32Array
 from modtrace.ranks.rank_tables import (
     Bounds,
     CollectiveTable,
@@ -35,15 +36,21 @@ class Pipeline(RankTables):
             there are fewer.
         one_clock: whether all ranks read the same clock.
         modules: how many modules a layer consists of, which take a part of its time each.
+        uncounted: ranks whose run is one step.
     """
 
     def __init__(
-        self, extra: dict[tuple[int, int, str], Sequence[int]], *, one_clock: bool = True, modules: int = 1
+        self,
+        extra: dict[tuple[int, int, str], Sequence[int]],
+        *,
+        one_clock: bool = True,
+        modules: int = 1,
+        uncounted: Sequence[int] = (),
     ) -> None:
         self._modules = modules
         self.job = Job([[] for _ in range(RANKS)], [], [], [])
         self.computed: list[list[tuple[int, int, str]]] = [[] for _ in range(RANKS)]
-        self._extra, self._one_clock = extra, one_clock
+        self._extra, self._one_clock, self._uncounted = extra, one_clock, uncounted
         for step in range(STEPS):
             keys = {
                 (rank, phase, batch): self._message(step, [rank, rank + 1] if phase == "forward" else [rank, rank - 1])
@@ -58,7 +65,8 @@ class Pipeline(RankTables):
                             key = keys[before, phase, batch]
                             self.job.programs[rank] += [Op(1, "call", key), Op(1, "wait", key)]
                         self._compute(step, rank, phase, keys[rank, phase, batch])
-        self.table = table_of(self.job, with_done=False)
+        table = table_of(self.job, with_done=False)
+        self.table = table._replace(step=self._counted(table.rank, table.step))
 
     def _message(self, step: int, members: list[int]) -> int:
         inside = [rank for rank in members if 0 <= rank < RANKS]
@@ -73,6 +81,9 @@ class Pipeline(RankTables):
         duration += sum(self._extra.get((step, rank, phase), ()))
         self.job.programs[rank].append(Op(duration, "call", key))
         self.computed[rank].append((step, len(self.job.programs[rank]) - 1, phase))
+
+    def _counted(self, rank: Int32Array, step: Int32Array) -> Int32Array:
+        return np.where(np.isin(rank, self._uncounted), 0, step).astype(np.int32)
 
     def bounds(self) -> Bounds:
         return Bounds([(rank, BOUND_NS, "a" if self._one_clock else "abc"[rank]) for rank in range(RANKS)])
@@ -112,7 +123,7 @@ class Pipeline(RankTables):
                 SpanTable(
                     names,
                     zeros + rank,
-                    step_of,
+                    self._counted(zeros + rank, step_of),
                     phase.astype(np.int32),
                     phase,
                     np.array([row[1] for row in rows], np.int32),
@@ -165,6 +176,15 @@ def test_in_the_steps_in_which_a_stage_is_slow_it_is_named_and_in_no_other() -> 
         (step.step, step.rank, step.modules[0].fqn, step.cost_ns) for step in slow_run.steps if step.verdict == "late"
     ]
     assert named == [(2, 0, "Net.layers.0", 800), (4, 2, "Net.layers.2", 1_800)]
+
+
+def test_a_stage_that_counts_no_steps_is_not_said_to_be_late_in_one() -> None:
+    """As that varies nobody knows: all of its run is one step."""
+    slow = Pipeline({(2, 0, "forward"): [400], (4, 2, "forward"): [900]}, uncounted=(2,))
+
+    slow_run = find_late(slow, 0, STEPS)
+
+    assert [(step.step, step.rank) for step in slow_run.steps if step.verdict == "late"] == [(2, 0)]
 
 
 def test_a_wait_that_is_shorter_than_clocks_are_off_accuses_nobody() -> None:

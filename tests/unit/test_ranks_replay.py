@@ -107,6 +107,29 @@ def test_a_message_binds_its_receiver() -> None:
     assert Replay(events).saved_by_step(shorter) == {0: 0, 1: 40, 2: 0}
 
 
+def test_a_broadcast_binds_who_waited_for_its_source() -> None:
+    # Rank 0 computes 50 and broadcasts what the others asked for at 1; they use it for 10, then all meet.
+    programs = [waiting(rank, 1, 50 if rank == 0 else 1, 1 if rank == 0 else 10) for rank in range(3)]
+    table = table_of(Job(programs, [[0, 1, 2]] * 3, [[1, 1, 1]] * 3))
+    operator = np.where(table.counter == 1, 1, 0).astype(np.int32)
+    table = table._replace(operators=[*table.operators, "broadcast"], operator=operator)
+    events = rank_events(table, OwnTime(table))
+    shorter = np.where((events.rank == 0) & (events.own == 50), 40, 0)
+
+    assert Replay(events).saved_by_step(shorter) == {0: 0, 1: 40, 2: 0}
+
+
+def test_a_rank_that_counts_no_steps_ends_none() -> None:
+    # Rank 1 takes 7 more in each step; the run of rank 2 is one step.
+    programs = [waiting(0, 5, 5, 5, 5), waiting(1, 12, 12, 12, 12), waiting(2, 5, 5, 5, 5)]
+    table = table_of(Job(programs, [[0, 1, 2]] * 4, [[2, 2, 2]] * 4))
+    table = table._replace(step=np.where(table.rank == 2, 0, table.step).astype(np.int32))
+    events = rank_events(table, OwnTime(table))
+    shorter = np.where((events.rank == 1) & (events.own == 12), 7, 0)
+
+    assert Replay(events).saved_by_step(shorter) == {0: 0, 1: 7, 2: 7, 3: 7}
+
+
 def test_ranks_may_have_any_numbers() -> None:
     # As where files are numbered by dates.
     job = Job([waiting(0, 5, 5, 5), waiting(1, 12, 12, 12)], [[0, 1]] * 3, [[2, 2]] * 3)

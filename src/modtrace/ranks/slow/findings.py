@@ -75,7 +75,7 @@ from .late_steps import (
     peers_of,
     segments_of,
 )
-from .replay import RankEvents, Replay, message_ends, rank_events, shared_keys, shorten, without_excess
+from .replay import RankEvents, Replay, counts_steps, message_ends, rank_events, shared_keys, shorten, without_excess
 from .role_waits import RoleTimes, find_role_waits, join_role_times, role_times
 from .slow_run import PartOfRun, SlowRun, join_parts
 
@@ -163,6 +163,8 @@ def late_senders(
     chunks = (tables.read(SpanTable, first, last, part) for part in parts)
     times = like_module_times(chunks, own_time)
     counted = times.excess > np.maximum(COUNTED_NOISES * times.noise, 0)
+    # How much a rank varies from step to step is not known if it counts none.
+    counted &= counts_steps(times.rank, times.step)
     totals = _totals_beyond_noise(times, counted)
     worst = Counter[int]()
     for (rank, _), (total, _) in totals.items():

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..._arrays import BoolArray, Float64Array, Int64Array, expand_ranges, group_starts, split_by
+from ..._arrays import BoolArray, Float64Array, Int64Array, expand_ranges, group_lengths, group_starts, split_by
 from ...ring.event_text import PEER_OPERATORS
 from ..rank_tables import CALL, INFERRED_WAIT, CollectiveTable, ranks_in_group
 from ..sync_points import call_keys, synchronizing
@@ -37,9 +37,9 @@ class _Rows(NamedTuple):
     is_call: BoolArray
 
 
-def rank_events(table: CollectiveTable, own_time: OwnTime, *, every: bool = False) -> RankEvents:
-    """Return the events of all ranks; with `every` each collective has a key, also one that ranks can leave at once."""
-    keys = shared_keys(table, every=every)
+def rank_events(table: CollectiveTable, own_time: OwnTime) -> RankEvents:
+    """Return the events of all ranks."""
+    keys = shared_keys(table)
     rows = _events(table, keys, own_time)
     place = own_time.place(table.rank[rows.row].astype(np.int64), rows.time)
     # At one moment a rank leaves a wait before it calls something.
@@ -56,9 +56,9 @@ def rank_events(table: CollectiveTable, own_time: OwnTime, *, every: bool = Fals
     binds = ~is_call & (key >= 0)
     binds[first] = False  # nothing is known of what it did before
     since_last = np.where(binds, time - last[key], 0)
-    # A send that was complete before its receiver asked for it did not wait for that; nor what no call is known of.
-    is_message = np.array([operator in PEER_OPERATORS for operator in table.operators], np.bool_)[table.operator[row]]
-    binds &= (since_last >= 0) | ~is_message
+    # A send that was complete before its receiver asked for it did not wait for that, nor the source of a broadcast for
+    # all; nor what no call is known of.
+    binds &= (since_last >= 0) | synchronizing(table.operators)[table.operator[row]]
     binds &= since_last < np.iinfo(np.int64).max // 4
     transfer = np.where(done >= 0, np.minimum(done, time) - last[key], since_last)
     # A wait that began after the last call says less than others about how long the transfer took.
@@ -86,7 +86,7 @@ def message_ends(table: CollectiveTable) -> tuple[Int64Array, Int64Array]:
     return np.where(kind == 0, own, other), np.where(kind == 0, other, own)
 
 
-def shared_keys(table: CollectiveTable, *, every: bool = False) -> Int64Array:
+def shared_keys(table: CollectiveTable) -> Int64Array:
     """Return for each row a number of its collective or message; -1 if ranks share none."""
     sender, receiver = message_ends(table)
     is_message = sender >= 0
@@ -95,7 +95,7 @@ def shared_keys(table: CollectiveTable, *, every: bool = False) -> Int64Array:
         # First one integer for each pair of ranks, then a number for each group and pair.
         _, pair = np.unique(np.where(is_message, (sender + 1) << RANK_BITS | receiver, 0), return_inverse=True)
         _, channel = np.unique(channel << 32 | pair, return_inverse=True)
-    shared = (table.counter >= 0) & (every | synchronizing(table.operators)[table.operator] | is_message)
+    shared = table.counter >= 0
     keys = np.full(len(table.rank), -1, np.int64)
     _, keys[shared] = np.unique(call_keys(channel, table.counter)[shared], return_inverse=True)
     return keys
@@ -166,9 +166,9 @@ class Replay:
         self._call_begin = np.searchsorted(self._section[self._call], np.arange(len(self._head) + 1))
         self._calls = np.bincount(events.key[self._call])
         self._pace = events.own + np.where(events.binds, 0, events.waited)
-        step = events.step - events.step.min(initial=np.iinfo(np.int64).max)
-        self._order = np.argsort(step, kind="stable")
-        self._step_begin = group_starts(step[self._order])
+        rows = np.flatnonzero(counts_steps(events.rank, events.step))
+        self._order = rows[np.argsort(events.step[rows], kind="stable")]
+        self._step_begin = group_starts(events.step[self._order])
 
     def times(self, shorter: Int64Array) -> Int64Array:
         """Return when each event would have been, Unix ns."""
@@ -204,6 +204,15 @@ class Replay:
         )
         steps = self.events.step[self._order[self._step_begin]]
         return dict(zip(steps.tolist(), np.diff(ends - replayed, prepend=0).tolist(), strict=True))
+
+
+def counts_steps(rank: Int64Array, step: Int64Array) -> BoolArray:
+    """Return which rows, by rank, are not of one whose run is one step; all, if no rank has more."""
+    if not len(rank):
+        return np.empty(0, np.bool_)
+    begins = group_starts(rank)
+    counts = np.minimum.reduceat(step, begins) != np.maximum.reduceat(step, begins)
+    return np.repeat(counts if counts.any() else ~counts, group_lengths(begins, len(rank)))
 
 
 def without_excess(events: RankEvents, arrivals: Arrivals, rows: Sequence[int]) -> Int64Array:

@@ -125,7 +125,7 @@ def _step_ends(worlds: Sequence[RankTables], first: int, last: int) -> Int64Arra
 
 def _waits_by_messages(table: CollectiveTable) -> _Waits:
     """Return the waits for collectives and messages: each is for the last rank that called what had ended it."""
-    events = rank_events(table, OwnTime(table), every=True)
+    events = rank_events(table, OwnTime(table))
     rows = np.flatnonzero(events.is_call & (events.key >= 0) | events.binds)
     order = rows[np.lexsort((events.binds[rows], events.time[rows], events.key[rows]))]
     last_call = np.maximum.accumulate(np.where(events.is_call[order], np.arange(len(order)), -1))
