@@ -179,3 +179,33 @@ def test_who_saves_twice_is_not_named_but_what_all_trainers_take_is() -> None:
     [wait] = find_role_waits(RoleTimes(processes, (100e6 + save).astype(np.int64), waited, took))
 
     assert (wait.waits_for, wait.fqn, wait.ratio) == ("trainers", "Net", None)
+
+
+@pytest.mark.parametrize("others_ms", [0, 1, 60])
+def test_who_takes_long_in_each_fourth_step_where_all_take_a_little_is_named(others_ms: float) -> None:
+    """150 ms more for 6 of 24 steps, where both take 2 ms; unless the other takes 60 more for three."""
+    steps = np.arange(24)
+    long, other = (steps % 4 == 1) * 150e6, (steps % 8 == 2) * others_ms * 1e6
+    processes = {0: ("driver", 0), 1: ("rollout", 0), 2: ("rollout", 1)}
+    generate, detokenize = ("generate", IN_RANGE), ("detokenize", IN_RANGE)
+    took = {(rank, generate): np.full(24, 50e6) for rank in (1, 2)}
+    took |= {(1, detokenize): 2e6 + long, (2, detokenize): 2e6 + other}
+    waited = {(0, 1): 52e6 + long, (0, 2): other}
+
+    [wait] = find_role_waits(RoleTimes(processes, (100e6 + long + other).astype(np.int64), waited, took))
+
+    named = ("rollouts", "generate") if others_ms == 60 else ("rollout 0", "detokenize")
+    assert (wait.waits_for, wait.fqn) == named
+
+
+@pytest.mark.parametrize(("more_ms", "named"), [(3, "trainers"), (9, "trainer 0")])
+def test_who_always_takes_a_little_more_is_not_whom_others_wait_for(more_ms: float, named: str) -> None:
+    """3 ms of steps of 103 while all wait 30 for the trainers: the first of them hands on the weights."""
+    more, none = np.full(24, more_ms * 1e6), np.zeros(24)
+    processes = {0: ("driver", 0), 1: ("trainer", 0), 2: ("trainer", 1)}
+    net, hand_on = ("Net", "forward"), ("hand on", IN_RANGE)
+    took = {(1, net): none + 30e6, (2, net): none + 30e6, (1, hand_on): none + 1e6 + more, (2, hand_on): none + 1e6}
+
+    [wait] = find_role_waits(RoleTimes(processes, (100e6 + more).astype(np.int64), {(0, 1): 30e6 + more}, took))
+
+    assert wait.waits_for == named

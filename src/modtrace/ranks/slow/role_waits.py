@@ -279,9 +279,8 @@ def _role_wait(times: RoleTimes, role: str, other: str, members: Mapping[str, Se
     # Those outside last: there a process that waits unseen seems to work.
     for some in (places, [_NOWHERE]) if len(holders) > 1 else ():
         for own, place, ratio in _find_slower(times, holders, some, waited):
-            own_share = float(shares[own])
-            if own_share >= _NAMED_SHARE and (ratio is None or ratio >= _LEAST_RATIO):
-                named = process_label(*times.processes[holders[own]])
+            if ratio is None or ratio >= _LEAST_RATIO:
+                named, own_share = process_label(*times.processes[holders[own]]), float(shares[own])
                 return RoleWait(who, named, own_share, round(own_share * usual_step), *place, ratio)
     if share < _SAID_SHARE:
         return None
@@ -300,8 +299,13 @@ def _times_in(times: RoleTimes, holders: Sequence[int], places: Sequence[_Place]
     """Return what processes took by place, process and step, and the same to compare by."""
     none = np.zeros(len(times.length))
     took = np.array([[times.took.get((holder, place), none) for holder in holders] for place in places])
-    again = max(len(times.length) - _AGAIN, 0)
-    return took, np.minimum(took, np.sort(took)[..., again, None])
+    return took, np.minimum(took, _made_again(took)[..., None])
+
+
+def _made_again(times: Float64Array) -> Float64Array:
+    """Return what each row reaches in `_AGAIN` steps."""
+    reached: Float64Array = np.sort(times)[..., max(times.shape[-1] - _AGAIN, 0)]
+    return reached
 
 
 def _find_slower(
@@ -320,10 +324,16 @@ def _find_slower(
     if cost.any():
         cost[cost < _LITTLE * np.median(cost[cost > 0])] = 0
     late = np.where(cost.any(axis=0), cost.argmax(axis=0), NO_RANK).tolist()
-    # A place that the others never have is none by chance.
-    alone = (np.count_nonzero(cost, axis=1) >= _AGAIN) & ~usual.any(axis=1)
-    alone &= cost.sum(axis=1) >= _SAID_SHARE * times.length.sum()
-    named = often_late(late, len(holders)) | {*np.flatnonzero(alone).tolist()}
+    # Where the others do not take near as much more at times, it is none by chance.
+    by_chance = _made_again(usual - np.median(usual, axis=1, keepdims=True))
+    alone = {
+        own
+        for own, costs in enumerate(cost)
+        if np.count_nonzero(costs) >= _AGAIN and by_chance[own] < _LITTLE * np.median(costs[costs > 0])
+    }
+    named = {
+        own for own in often_late(late, len(holders)) | alone if cost[own].sum() >= _SAID_SHARE * times.length.sum()
+    }
     for own in sorted(named, key=lambda one: -float(cost[one].sum())):
         total = float(usual[own].sum())
         yield own, places[worst[own]], 1 + float(excess[own].sum()) / total if total > 0 else None
