@@ -24,7 +24,7 @@ pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("duckdb")
 
 from modtrace.ranks import pack as packing
-from modtrace.ranks.dataset_files import DatasetFiles
+from modtrace.ranks.dataset_files import DatasetFiles, write_part
 from modtrace.ranks.dataset_tables import TABLE_NAMES, query
 
 HOSTS = 4
@@ -123,6 +123,33 @@ def test_packing_to_s3_that_is_cut_off_anywhere_goes_on(
         pack_host(job, host, "s3://bucket/cut")
 
     assert contents("s3://bucket/cut") == contents(URL)
+
+
+@pytest.mark.parametrize("place", [URL, "folder"])
+def test_parts_that_lost_files_are_packed_again_and_not_said_to_be_there(
+    job: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str
+) -> None:
+    monkeypatch.setattr(packing, "_MAX_RANKS_PER_PART", 4)
+    url = f"file://{tmp_path}/run" if place == "folder" else place
+    command = ("pack", job / "host0", "-o", url, "--processes", 1)
+    whole, files = invoke(*command), DatasetFiles(url)
+    assert whole.startswith("8 ranks and 1,200 spans")
+    before = contents(url)
+
+    def lose(*_: object) -> None:
+        files.filesystem.delete_file(f"{files.root}/spans/000004-000007.000010.parquet")
+
+    lose()
+    assert invoke(*command).startswith("8 ranks (4 were there) and 1,200 spans")
+    assert contents(url) == before
+
+    def write_and_lose(*arguments: Any) -> None:
+        write_part(*arguments)
+        lose()
+
+    lose()
+    monkeypatch.setattr(packing, "write_part", write_and_lose)
+    assert "files of it are gone, of 4 ranks; pack again" in invoke(*command, exit_code=1)
 
 
 def test_some_steps_of_a_dataset_are_read_without_the_others(job: Path, s3: S3Server) -> None:

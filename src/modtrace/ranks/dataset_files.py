@@ -9,7 +9,7 @@ DATASET/spans/NAME.STEP.parquet their spans in the bucket of steps from STEP on;
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, get_origin, get_type_hints
@@ -178,6 +178,18 @@ def write_part(files: DatasetFiles, name: str, part: Part) -> None:
 def file_name(table: str, part: str, step: int) -> str:
     """Return the name of the file that has a part's rows of a table in the bucket from a step on."""
     return f"{table}/{part}.{step:06}.parquet"
+
+
+def cut_parts(files: DatasetFiles, parts: Mapping[str, Part], length: int) -> set[str]:
+    """Return the parts of which not all files are there, by the buckets of `length` steps that they say they have."""
+    tables = {table for part in parts.values() for table in part.steps}
+    there = {f"{table}/{file.base_name}" for table in tables for file in files.files(table)}
+    return {
+        name
+        for name, part in parts.items()
+        for table in part.steps
+        if any(file_name(table, name, number * length) not in there for number in part.buckets(length, [table]))
+    }
 
 
 def remove_part(files: DatasetFiles, name: str, tables: Iterable[str]) -> None:

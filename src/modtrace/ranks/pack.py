@@ -17,12 +17,14 @@ import pyarrow.parquet as pq
 from .._arrays import Numbering
 from .._errors import ModtraceError, WriteError
 from .._processes import map_in_processes, processor_count
+from .._tables import counted
 from ..ring.clocks import measurement_record
 from ..timeline import Track
 from .all_ranks import place_rank
 from .dataset_files import (
     DatasetFiles,
     Part,
+    cut_parts,
     file_name,
     read_head,
     read_parts,
@@ -84,7 +86,7 @@ def pack(
     try:
         _begin(there, steps_per_bucket, this_host)
         sources = {file.rank: _fingerprint(file, source) for file in files}
-        known = _known_ranks(there, sources, job.reference, this_host)
+        known = _known_ranks(there, sources, job.reference, steps_per_bucket, this_host)
         left = [file for file in files if file.rank not in known]
         share = sum(os.stat(file.path).st_size for file in left) // _MIN_PARTS
         groups = group_by_size(left, min(max(share, _MIN_PART_BYTES), _MAX_PART_BYTES), _MAX_RANKS_PER_PART)
@@ -93,7 +95,13 @@ def pack(
         for _, packed in map_in_processes(pack_part, parts, processes or processor_count(), executor):
             if progress is not None:
                 progress(packed)
-        entries = [entry for part in read_parts(there).values() for entry in part.ranks]
+        whole = read_parts(there)
+        for name in cut_parts(there, whole, steps_per_bucket):
+            del whole[name]
+        entries = [entry for part in whole.values() for entry in part.ranks]
+        gone = sources.keys() - {entry.rank for entry in entries}
+        if gone:
+            raise WriteError(f"{there.place}: files of it are gone, of {counted(len(gone), 'rank')}; pack again")
         nbytes = sum(file.size or 0 for file in there.files("spans") if file.extension == "parquet")
     except OSError as error:
         raise WriteError(f"{there.place}: cannot be written: {error.strerror or error}") from error
@@ -122,12 +130,14 @@ def _begin(there: DatasetFiles, steps_per_bucket: int, this_host: bool) -> None:
 
 
 def _known_ranks(
-    there: DatasetFiles, sources: Mapping[int, list[object]], reference: Reference, this_host: bool
+    there: DatasetFiles, sources: Mapping[int, list[object]], reference: Reference, length: int, this_host: bool
 ) -> set[int]:
     """Return the ranks of whole parts; remove parts in which a rank's file has changed, or that are in another time."""
     known: set[int] = set()
-    for name, part in read_parts(there).items():
-        is_same = all(sources.get(entry.rank, entry.source) == entry.source for entry in part.ranks)
+    parts = read_parts(there)
+    cut = cut_parts(there, parts, length)
+    for name, part in parts.items():
+        is_same = name not in cut and all(sources.get(one.rank, one.source) == one.source for one in part.ranks)
         is_of_others = this_host and not any(entry.rank in sources for entry in part.ranks)
         if is_same and (part.reference == reference or is_of_others):
             known.update(entry.rank for entry in part.ranks)
