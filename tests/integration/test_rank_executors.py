@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import ExitStack
 from multiprocessing import get_context
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -189,3 +191,23 @@ def test_an_address_that_is_none_is_refused(run: Path, address: str, said: str) 
 
     assert done.exit_code == 2
     assert said in done.output
+
+
+def test_a_web_server_is_not_taken_for_a_scheduler(run: Path) -> None:
+    """As Dask's own page of what it does, whose address one gives by mistake."""
+    pytest.importorskip("distributed")
+    from click.testing import CliRunner
+
+    def refuse() -> None:
+        with server.accept()[0] as client:
+            client.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        answers = Thread(target=refuse)
+        answers.start()
+        address = f"dask:tcp://127.0.0.1:{server.getsockname()[1]}"
+        done = CliRunner().invoke(commands, ["ranks", "slow", str(run), "--executor", address])
+        answers.join()
+
+    assert done.exit_code == 1
+    assert "no scheduler of Dask answers" in done.output

@@ -77,7 +77,7 @@ def _open_executor(address: str | None) -> "Iterator[Executor | None]":
 
     try:
         client = Client(scheduler, timeout=_CONNECT_SECONDS)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, MemoryError) as error:  # it takes the answer of a web server for a length
         raise ModtraceError(f"{scheduler}: no scheduler of Dask answers: {error}") from error
     with client:
         # What packs a part must run for each call: its result is a file.
