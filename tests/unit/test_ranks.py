@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -325,6 +326,23 @@ def test_what_cannot_be_read_is_left_out_and_told(tmp_path: Path) -> None:
     assert done.exit_code == 0
     assert f"modtrace: left out: {tmp_path}/2.modtrace: not a ring file" in done.output
     assert "2 ranks, " in done.output
+
+
+@pytest.mark.parametrize("left", [4096 + 500 * 32, 4096 + 1024 * 32])
+def test_a_ring_without_its_end_is_left_out_for_it_knows_no_clock(left: int, tmp_path: Path) -> None:
+    """1024 slots of 32 bytes behind 4096, and then the log."""
+    for rank in (0, 1, 2):
+        write_ring(tmp_path, rank, clock=None)
+    os.truncate(tmp_path / "1.modtrace", left)
+
+    done = CliRunner().invoke(commands, ["ranks", "slow", str(tmp_path)])
+
+    assert (done.exit_code, "1.modtrace: its end was cut off, with all names and clocks" in done.output) == (0, True)
+    assert "2 ranks, " in done.output
+
+    os.truncate(tmp_path / "2.modtrace", 4096 + 1024 * 32 + 1)  # so much of the log that its file may be still written
+    done = CliRunner().invoke(commands, ["ranks", "slow", str(tmp_path)])
+    assert "2.modtrace: its clocks were cut off" in done.output
 
 
 def test_wrong_usage_is_told(tmp_path: Path) -> None:

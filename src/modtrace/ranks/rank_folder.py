@@ -325,7 +325,7 @@ def load_collectives(file: RankRecording) -> Collectives:
     """Read a rank's collectives in its own time, and as little else as possible."""
     if file.snapshot is not None or not file.is_ring:
         return load_own_time(file).collectives
-    return build_timeline(_reader(file.path)(ring_serials(file.path), PIECE_KINDS)).collectives
+    return build_timeline(_reader(file.path)(ring_serials(file.path) or None, PIECE_KINDS)).collectives
 
 
 def _reader(path: Path) -> ReadRing:
@@ -430,6 +430,8 @@ class JobTime:
                     self._times[rank] = RankTime(rank, clock, "collectives", offsets.at, offsets.largest_bound)
         for file in left:
             if file.rank not in self._times:
+                if file.is_ring and all(record["kind"] != "anchor" for record in records[file.rank]):
+                    raise ModtraceError(f"{file.path}: its clocks were cut off; move it away, or copy it again")
                 by_wall = partial(_by_wall_clock, anchors.get(file.rank))
                 clock = _own_clock(file.rank)
                 self._times[file.rank] = RankTime(file.rank, clock, "wall clock", by_wall, _wall_clock_bound)

@@ -183,8 +183,13 @@ def read_ring_records(path: str | os.PathLike[str]) -> list[Record]:
 
 
 def read_ring_place(path: str | os.PathLike[str]) -> tuple[str, int | None]:
-    """Return the role and the rank that the header of a ring file says; empty and None if it says none."""
-    with _opened(path) as (_, header):
+    """Return the role and the rank that the header of a ring file says; empty and None if it says none.
+
+    Raises RingError too if the log was cut off: no name is known then, and no clock.
+    """
+    with _opened(path) as (file, header):
+        if os.fstat(file.fileno()).st_size <= header.log_start:
+            raise RingError(f"{os.fspath(path)}: its end was cut off, with all names and clocks; copy it again")
         return header.metadata.get("role", ""), header.metadata.get("rank")
 
 
