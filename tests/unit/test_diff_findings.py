@@ -468,6 +468,15 @@ def test_what_is_noted_of_a_program_is_told_with_the_part_that_it_changes() -> N
     assert [found.what for found in findings(new, model())] == ["optimizer is faster"]
 
 
+@pytest.mark.parametrize(("other", "cause"), [("SGD (one by one)", "unknown"), ("AdamW (one by one)", "either")])
+def test_another_optimizer_tells_nothing_of_the_machine(other: str, cause: str) -> None:
+    """All modules take half as long again, and the optimizer half of what it took."""
+    base = model(exact={"optimizer": "AdamW (one by one)"})
+    new = model(exact={"optimizer": other}, factor=1.5, parts={"optimizer": times(2.5 * MS)})
+
+    assert compare_runs([base], [new], {}).common_cause == cause
+
+
 def test_inputs_that_differ_say_that_the_work_did() -> None:
     base = model(exact={"inputs of GPT": "int64[8, 32]"})
     new = model(exact={"inputs of GPT": "int64[16, 32]"}, factor=2.0)

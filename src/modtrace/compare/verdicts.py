@@ -202,7 +202,10 @@ def compare_modules(before: Sequence[RunTimes], after: Sequence[RunTimes]) -> Mo
         compare_calls(before, after, key, int(np.count_nonzero(is_part == part)))
         for key, part in zip(keys, is_part.tolist(), strict=True)
     ]
-    reference = [place for place, row in enumerate(chosen.tolist()) if keys[row] == (REFERENCE, PART)]
+    # Another optimizer says nothing about the machine.
+    optimizers = [{run.environment.get(REFERENCE) for run in side} for side in (before, after)]
+    is_same = not optimizers[0].isdisjoint(optimizers[1])
+    reference = [place for place, row in enumerate(chosen.tolist()) if is_same and keys[row] == (REFERENCE, PART)]
     common = _common(
         estimate(speeds[:split], speeds[split:]),
         [estimates[place].difference for place in reference],
