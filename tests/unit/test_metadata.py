@@ -33,6 +33,8 @@ WORK = ["a: A", 1, 0, 0, 5, 0, -1]
         ("optimizers", [{"class": "SGD", "tensors": "2"}, 3, {"hooks": 1}], [{"class": "SGD"}, {"hooks": 1}]),
         ("step_notes", {"operators": {"outside": [["mul", 1, 2], ["add", 1]]}}, {"operators": {}}),
         ("step_notes", {"resident": [(1, 2), [2, 3]]}, {"resident": [[1, 2], [2, 3]]}),
+        ("step_notes", {"tables": ["a" * 10_000], "drop": ["a" * 10_001]}, {"tables": ["a" * 10_000]}),
+        ("step_notes", {"hooks": {"a" * 10_001: 1, "b": 2}}, {"hooks": {"b": 2}}),
         ("compiled", {"Net": [{"work": [WORK]}, None], "x": 3}, {"Net": [{"work": [WORK]}]}),
         ("compiled", {"Net": [{"work": [["a" * 1001, *WORK[1:]]]}]}, {"Net": [{}]}),
         ("compiled", {"Net": [{"work": [WORK[:-1]], "graph": "0/0"}]}, {"Net": [{"graph": "0/0"}]}),

@@ -78,6 +78,8 @@ _SHAPES = {
     contents.STEP_NOTES: NOTES_OF_STEPS,
 }
 _MISFIT = object()
+_MAX_TEXT = 10_000
+"""How long a text of the notes is at most: names and sentences are shorter, and others would fill the answers."""
 
 
 def fit_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,7 +93,8 @@ def fit(value: Any, shape: Any, other: Any = _MISFIT) -> Any:
     if isinstance(shape, dict):
         if not isinstance(value, Mapping):
             return other
-        fitting = {key: fit(one, shape.get(key, shape.get(str, object))) for key, one in value.items()}
+        known = {key: one for key, one in value.items() if key in shape or str not in shape or len(key) <= _MAX_TEXT}
+        fitting = {key: fit(one, shape.get(key, shape.get(str, object))) for key, one in known.items()}
         return {key: one for key, one in fitting.items() if one is not _MISFIT}
     if isinstance(shape, list | tuple):
         if not isinstance(value, list | tuple) or (isinstance(shape, tuple) and len(value) != len(shape)):
@@ -107,4 +110,5 @@ def fit(value: Any, shape: Any, other: Any = _MISFIT) -> Any:
         fits = isinstance(value, str) and shape.fullmatch(value) is not None
     else:
         fits = isinstance(value, shape) and (shape is object or not isinstance(value, bool))
+        fits &= shape is not str or len(value) <= _MAX_TEXT
     return value if fits else other
