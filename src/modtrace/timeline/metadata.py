@@ -110,5 +110,5 @@ def fit(value: Any, shape: Any, other: Any = _MISFIT) -> Any:
         fits = isinstance(value, str) and shape.fullmatch(value) is not None
     else:
         fits = isinstance(value, shape) and (shape is object or not isinstance(value, bool))
-        fits &= shape is not str or len(value) <= _MAX_TEXT
+        fits = fits and (shape is not str or len(value) <= _MAX_TEXT)
     return value if fits else other
