@@ -12,6 +12,7 @@ from ...._tables import counted
 from ...contents import WITHOUT_GRADIENTS
 from ..parts import OTHER
 from ..slow_steps import SlowPart, short_ms
+from ..step_times import warm_up_steps
 from .finding import LEAST_STEPS, Finding, Measured, times_text
 from .noted import NotedSteps
 from .siblings import place_of
@@ -247,6 +248,8 @@ def find_slow_steps(measured: Measured, notes: NotedSteps, explained: Container[
     overview = measured.summary.overview
     is_python = overview is not None and overview.engine == "python"
     waited_ns: int = measured.step_notes.get("waited_ns", 0)
+    # No cause is told of those that warm up, so that one of a period may be missing there.
+    warm = measured.number[warm_up_steps(measured.duration_ns) :]
     for index, (cause, slow) in steps.causes.items():
         # A first step is slow by what it sets up.
         if slow.part not in explained and (number := int(steps.bounds.number[index])):
@@ -254,7 +257,7 @@ def find_slow_steps(measured: Measured, notes: NotedSteps, explained: Container[
     longest = {cause: max(slow.took_ns - slow.usual_ns for _, slow, _ in steps) for cause, steps in by_cause.items()}
     for (part, where), slow_steps in by_cause.items():
         most, numbers = longest[part, where], np.array([number for number, _, _ in slow_steps])
-        if not period_of(numbers, measured.number):  # the machine may run something else meanwhile
+        if not period_of(numbers, warm):  # the machine may run something else meanwhile
             slow_steps = [
                 (number, slow, cause)
                 for number, slow, cause in slow_steps
@@ -270,14 +273,14 @@ def find_slow_steps(measured: Measured, notes: NotedSteps, explained: Container[
         # Steps that are slow here and there are those in which the machine did other things too.
         is_by_one = bool(delays) and "*" in place_of(measured, where)
         least = (_BY_ONE if is_by_one else _SLOW_STEPS) * measured.usual_ns
-        is_noise = not period_of(numbers, measured.number) and most < max(least, _OUTLASTS * others)
+        is_noise = not period_of(numbers, warm) and most < max(least, _OUTLASTS * others)
         if is_noise or per_step < _SLOW_SHARE * measured.usual_ns:
             continue
         what = f"makes {f'step {numbers[0]}' if len(numbers) == 1 else 'some steps'} slow"
         what = f"{what} ({part})" if where else f"{part} {what}"
         slowest, _, evidence = max(slow_steps, key=lambda step: step[1].took_ns)
         if len(numbers) > 1:
-            evidence = f"{when_text(measured.number, np.isin(measured.number, numbers))}; {evidence}"
+            evidence = f"{when_text(measured.number, np.isin(measured.number, numbers), warm)}; {evidence}"
         if part == "data loading":
             evidence += _workers_text(measured)
         evidence += _inputs_text(measured, slowest, part)
@@ -308,12 +311,12 @@ def _workers_text(measured: Measured) -> str:
     return f"; workers start {times_text(begins[0].calls)}, {took} each: persistent_workers=True would keep them"
 
 
-def when_text(number: Int64Array, has: BoolArray) -> str:
-    """Say in how many steps something is, and at which distance if that is always the same."""
+def when_text(number: Int64Array, has: BoolArray, looked_at: Int64Array | None = None) -> str:
+    """Say in how many steps something is, and at which distance if that is the same in all that were looked at."""
     chosen = number[has]
     if len(chosen) == 1:
         return f"in step {chosen[0]} of {len(number)}"
-    period = period_of(chosen, number)
+    period = period_of(chosen, number if looked_at is None else looked_at)
     return f"in {len(chosen)} of {len(number)} steps" + (f", every {_ordinal(period)} step" if period else "")
 
 
