@@ -410,3 +410,17 @@ def test_a_record_that_readers_would_take_for_damage_is_not_written(tmp_path: Pa
 
     assert [record["graph"]["unknown"] for record in records if record["kind"] == "compiled"] == ["x" * 100]
     assert [record["fqn"] for record in records if record["kind"] == "name"] == ["Net", "Behind"]
+
+
+def test_a_name_that_came_while_slots_were_read_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ring, read_slots = make(tmp_path / "run.modtrace"), read_file._read_file_slots
+
+    def write_and_read(*arguments: Any) -> Any:
+        name, now = ring.names.name("Late", "Late", "Late"), ring.names.records[0]["monotonic"] + 100
+        ring.make_writer(lambda: now)(ENTER | name, 0)
+        return read_slots(*arguments)
+
+    monkeypatch.setattr(read_file, "_read_file_slots", write_and_read)
+
+    names = [record["fqn"] for record in read_ring(tmp_path / "run.modtrace").records if record["kind"] == "name"]
+    assert names == ["Net", "Late"]

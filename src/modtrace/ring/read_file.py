@@ -199,7 +199,8 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[tuple[BinaryIO, FileHeader
     name = os.fspath(path)
     try:
         with BufferedReader(open_regular(name)) as file:
-            yield file, parse_header(name, file.read(SLOTS_OFFSET))
+            # Not by the file, whose buffer would keep a log from before the slots were read.
+            yield file, parse_header(name, read_at(file.fileno(), SLOTS_OFFSET, 0))
     except OSError as error:
         raise RingError(f"{name}: cannot be read: {error.strerror}") from error
 
