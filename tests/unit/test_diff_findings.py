@@ -462,6 +462,10 @@ def test_what_is_noted_of_a_program_is_told_with_the_part_that_it_changes() -> N
     block = {("GPT.h.4", "forward"): times(MS)}
     more = new._replace(modules={**new.modules, **block}, classes={**new.classes, "GPT.h.4": "Block"})
     assert not [found for found in findings(more, base) if found.what.startswith("parameters")]
+    # What the step takes more is told once, whatever differs.
+    both = slower._replace(environment={**slower.environment, "anomaly detection": "on"})
+    off = base._replace(environment={**base.environment, "anomaly detection": "off"})
+    assert [found.ns_per_step for found in findings(both, off) if found.ns_per_step > 0] == [10 * MS]
     # What a side does not know is no difference, nor what one of its recordings does not.
     some = [base, base._replace(environment={}, warm_up=1)]
     assert compare_runs(some, [base._replace(warm_up=2)], {}).environment == {}

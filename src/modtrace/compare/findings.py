@@ -132,7 +132,7 @@ class _Changes:
         ]
         self.named: set[str] = set()
         self.told: set[str] = set()
-        """Parts of the step of which a finding tells why they are longer or shorter."""
+        """Parts of the step, and the step, of which a finding tells why they are longer or shorter."""
         self.untimed: set[str] = set()
         """What is certain, but makes no difference to the step that is."""
 
@@ -237,6 +237,7 @@ class _Changes:
             is_timed = diff.step.verdict in {"slower", "faster"}
             if not (is_timed or rows):
                 self.untimed.add("the work changed")
+            self.told.update([diff.step.label] if is_timed else [])
             whole = rows if rows and not is_timed else [diff.step]
             yield self._found("the work changed", None, whole, next(iter(exact.values())))
             return
@@ -267,13 +268,13 @@ class _Changes:
 
     def _program(self, *, is_grown: bool) -> Iterator[Finding]:
         """Yield what is noted of the program and differs; modules that are new or gone have parameters of their own."""
+        rows_of = {row.label: row for row in (*self.diff.parts, self.diff.step) if row.verdict in {"slower", "faster"}}
         for fact, part in PROGRAM_FACTS.items():
             if fact not in self.diff.environment or self.diff.selected or (fact == "parameters" and is_grown):
                 continue
             old, new = self.diff.environment[fact]
-            parts = [*self.diff.parts, self.diff.step]
-            rows = [row for row in parts if row.label == part and row.verdict in {"slower", "faster"}][:1]
-            self.told.update(row.fqn for row in rows)
+            rows = [rows_of[part]] if part in rows_of and part not in self.told else []
+            self.told.update(row.label for row in rows)
             what = f"{fact}: {new}, was {old}"
             if not rows:
                 self.untimed.add(what)
