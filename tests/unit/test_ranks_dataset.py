@@ -19,6 +19,8 @@ from modtrace.ranks.all_ranks import load_rank
 from modtrace.ranks.rank_folder import load_own_time, load_pieces
 from modtrace.ranks.slow import find_slow_ranks
 from modtrace.ring import Kind
+from modtrace.ring.file_format import SLOTS_OFFSET
+from modtrace.ring.slot_format import SLOT_BYTES
 from modtrace.timeline.decode import pieces
 from modtrace.timeline.summary import take_steps
 from tests.support.event_script import EventScript
@@ -336,6 +338,31 @@ def test_a_dataset_names_the_range_that_made_a_rank_late(fqn: str, phase: str, t
     [row] = query(dataset, "SELECT sum(end_ns - start_ns) / 1e6 AS ms FROM ranges WHERE rank = 1").to_pylist()
     # In each step 50 µs of loading and of augmenting, and a collection of 150 µs; in each third one 60 ms.
     assert row["ms"] == pytest.approx(40 * 0.3 + (14 * 60 if phase == "range" else 0), rel=0.02)
+
+
+@pytest.mark.parametrize("piece_events", [64, pieces.PIECE_EVENTS])
+def test_what_is_damaged_of_a_ring_is_told_by_all_commands(
+    piece_events: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "PIECE_EVENTS", piece_events)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    MadeJob(template_with_ranges(tmp_path), 2, 40, seed=3).write(folder)
+    [_, ring] = sorted(folder.glob("*.modtrace"))
+    with ring.open("r+b") as file:
+        file.seek(SLOTS_OFFSET + 300 * SLOT_BYTES)
+        file.write(bytes(20 * SLOT_BYTES))
+
+    said = [
+        invoke("pack", folder, "-o", tmp_path / "dataset"),
+        invoke("slow", tmp_path / "dataset"),
+        invoke("slow", folder),
+        invoke("timeline", folder, "-o", tmp_path / "all.pftrace"),
+    ]
+
+    told = "rank 1: 20 events are damaged, and left out"
+    assert [text.count(told) for text in said] == [1, 1, 1, 1]
+    assert not any("rank 0: " in text for text in said)
 
 
 def test_pieces_of_a_ring_have_the_ranges_of_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,7 +161,7 @@ def _first_own_event(keys: Mapping[str, Any]) -> float:
 def _trace_of(path: str | os.PathLike[str], folder: Path) -> tuple[Path, list[Fault]]:
     """Return the file to check, and what a ring has lost; the trace of an archive or a ring is written to `folder`."""
     from ..read import FileKind, extract_trace, file_kind_by_head, read_timeline
-    from ..timeline.contents import MISSING_BYTES
+    from ..timeline.contents import MISSING_BYTES, damage_sentence
     from ..write import write
 
     try:
@@ -173,9 +173,8 @@ def _trace_of(path: str | os.PathLike[str], folder: Path) -> tuple[Path, list[Fa
     if file_kind_by_head(trace) is FileKind.RING:
         made, timeline = folder / "ring.pftrace", read_timeline(trace)
         write(timeline, made)
-        torn, missing = timeline.stats.torn, timeline.metadata.get(MISSING_BYTES)
+        threads = len({(track.process, track.tid) for track in timeline.tracks})
+        missing, damaged = timeline.metadata.get(MISSING_BYTES), damage_sentence(timeline.stats.torn, threads)
         lost = [f"{missing:,} bytes were cut off its end"] if missing is not None else []
-        if torn > len({(track.process, track.tid) for track in timeline.tracks}):  # each was writing one, if it died
-            lost.append(f"{torn:,} events are damaged, and left out")
-        return made, [Fault("damaged-ring", text) for text in lost]
+        return made, [Fault("damaged-ring", text) for text in [*lost, *([damaged] if damaged else [])]]
     return trace, []

@@ -14,7 +14,7 @@ from .._errors import ModtraceError
 from .._processes import map_in_processes
 from ..read import Steps
 from ..timeline import Timeline
-from ..timeline.contents import STEP_NOTES, WHOLE_RUN
+from ..timeline.contents import STEP_NOTES, WHOLE_RUN, damage_sentence
 from ..timeline.join import join, move_times, replace_processes
 from ..timeline.memory import allocated, format_bytes
 from ..timeline.select import modules
@@ -55,6 +55,12 @@ class RankTimeline(NamedTuple):
         return max(gaps, key=lambda gap: gap.ns).to_text() if gaps else ""
 
     @property
+    def damage(self) -> str:
+        """What is damaged of its ring; empty if nothing is."""
+        threads = len({track.tid for track in self.timeline.tracks})
+        return damage_sentence(self.timeline.stats.torn, threads)
+
+    @property
     def engine(self) -> str:
         """What recorded it, "native" or "python"; empty if that is not known."""
         return str(self.timeline.metadata.get("engine", ""))
@@ -75,6 +81,11 @@ def peak_sentence(peaks: Mapping[int, int]) -> str:
     than = "the other" if len(others) == 1 else f"the median of {len(others):,} others"
     most, by = format_bytes(peaks[rank]), format_bytes(more)
     return f"rank {rank} held most memory: {most} at its peak, {by}{share} more than {than}"
+
+
+def damage_sentences(damage: Mapping[int, str]) -> list[str]:
+    """Say of each rank what is damaged of its ring."""
+    return [f"rank {rank}: {text}" for rank, text in damage.items()]
 
 
 def load_rank(file: RankRecording, time: RankTime, steps: Steps | None = None) -> RankTimeline:
@@ -186,6 +197,7 @@ def all_ranks_timeline(ranks: Sequence[RankTimeline], left_out: int = 0) -> Time
         | ({"role": one.file.role} if one.file.role else {})
         | ({} if one.levels is None else {"levels": one.levels})
         | ({} if one.peak_bytes is None else {"peak_bytes": one.peak_bytes})
+        | ({"damage": one.damage} if one.damage else {})
         for one in ranks
     ]
     metadata = {

@@ -20,6 +20,7 @@ from .._processes import map_in_processes, processor_count
 from .._tables import counted
 from ..ring.clocks import measurement_record
 from ..timeline import Track
+from ..timeline.contents import damage_sentence
 from .all_ranks import place_rank
 from .dataset_files import (
     DatasetFiles,
@@ -50,6 +51,7 @@ class PackResult(NamedTuple):
     packed: int  # how many of them this run has packed; the others were there
     spans: int  # how many spans the dataset holds
     nbytes: int  # how large its files of spans are
+    damage: Mapping[int, str]  # by rank, what is damaged of its ring, in words; without those that are whole
 
 
 def pack(
@@ -105,7 +107,8 @@ def pack(
         nbytes = sum(file.size or 0 for file in there.files("spans") if file.extension == "parquet")
     except OSError as error:
         raise WriteError(f"{there.place}: cannot be written: {error.strerror or error}") from error
-    return PackResult(len(entries), len(left), sum(entry.spans for entry in entries), nbytes)
+    damage = {entry.rank: entry.damage for entry in entries if entry.damage}
+    return PackResult(len(entries), len(left), sum(entry.spans for entry in entries), nbytes, damage)
 
 
 _ALL_FOLDERS = ("parts", *TABLE_NAMES)
@@ -199,7 +202,7 @@ def _pack_part(dataset: str, steps_per_bucket: int, sources: _PartSources) -> in
 def _parts(sources: _PartSources, entries: list[RankEntry]) -> Iterator[dict[str, Any]]:
     """Yield the tables of each rank, of a large ring piece by piece; append what a dataset says of it to `entries`."""
     for file, time, source in sources.ranks:
-        spans, bound_ns, peak_bytes, engine, lines = 0, 0, -1, "", ""
+        spans, bound_ns, peak_bytes, torn, engine, lines = 0, 0, -1, 0, "", ""
         moments: list[int] = []
         tracks = Numbering[Track]()  # each piece has its own
         for own in load_pieces(file):
@@ -210,11 +213,13 @@ def _parts(sources: _PartSources, entries: list[RankEntry]) -> Iterator[dict[str
             spans, bound_ns = spans + len(tables["spans"].rank), max(bound_ns, one.bound_ns)
             peak_bytes = max(peak_bytes, -1 if one.peak_bytes is None else one.peak_bytes)
             slices, engine, lines = one.timeline.slices, one.engine, one.lines
+            torn = one.timeline.stats.torn  # of all pieces so far
             moments += [int(slices.start.min()), int(slices.end.max())] if len(slices) else []
             yield tables
         ends = min(moments, default=0), max(moments, default=0)
         placed = file.rank, file.role, bound_ns, time.method, time.clock
-        entries.append(RankEntry(*placed, *ends, spans, peak_bytes, engine, source, lines))
+        damage = damage_sentence(torn, len({track.tid for track in tracks}))
+        entries.append(RankEntry(*placed, *ends, spans, peak_bytes, engine, source, lines, damage))
 
 
 def _buckets(parts: Iterator[dict[str, Any]], length: int) -> Iterator[tuple[int, dict[str, Any]]]:

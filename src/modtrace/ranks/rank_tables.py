@@ -309,6 +309,7 @@ class RankEntry(NamedTuple):
     engine: str  # what recorded it, "native" or "python"; empty if that is not known
     source: list[Any]  # the file it came from: path, size and time of change; only a dataset says it
     lines: str = ""  # between which lines of the program it is longest in no module and no range, if that is known
+    damage: str = ""  # what is damaged of its ring, in words
 
 
 class RankTables(ABC):
@@ -330,6 +331,11 @@ class RankTables(ABC):
     def lines(self) -> dict[int, str]:
         """By rank, between which lines of the program it is longest in no module and no range."""
         return {one.rank: one.lines for one in self.ranks if one.lines}
+
+    @property
+    def damage(self) -> dict[int, str]:
+        """By rank, what is damaged of its ring."""
+        return {one.rank: one.damage for one in self.ranks if one.damage}
 
     @property
     def engines(self) -> set[str]:
@@ -357,7 +363,8 @@ TABLE_MAKERS: Mapping[type, Callable[[Timeline, int], Any]] = {
 def _rank_tables(one: RankTimeline) -> tuple[RankEntry, dict[type, Any]]:
     peak_bytes = -1 if one.peak_bytes is None else one.peak_bytes
     place = one.rank, one.file.role, one.bound_ns, one.time.method, one.time.clock
-    entry = RankEntry(*place, 0, 0, 0, peak_bytes, one.engine, [], one.lines)  # when, and how many, only a dataset says
+    # When, and how many, only a dataset says.
+    entry = RankEntry(*place, 0, 0, 0, peak_bytes, one.engine, [], one.lines, one.damage)
     return entry, {kind: make(one.timeline, one.rank) for kind, make in TABLE_MAKERS.items()}
 
 

@@ -361,6 +361,11 @@ class Stats(Mapping[str, int]):
         return len(fields(self))
 
 
+def damage_sentence(torn: int, threads: int) -> str:
+    """Say how many events of a ring are damaged; empty if none is: each of its threads was writing one if it died."""
+    return f"{torn:,} events are damaged, and left out" if torn > threads else ""
+
+
 Place = tuple[tuple[int, int], ...]
 """A module and phase, and those around it: (index into `GpuWork.modules`, index into `PHASES`), the outermost first."""
 

@@ -112,7 +112,7 @@ def timeline(
     while the job ran, collectives show the offset, since no rank leaves one before the last has come; else the wall
     clocks count. The name of a process says how far its times are off at most (rank 3 · python ±12.3 µs).
     """
-    from ...ranks import load_ranks, peak_sentence
+    from ...ranks import damage_sentences, load_ranks, peak_sentence
     from ...write import check_writable
 
     check_writable(output)
@@ -140,7 +140,8 @@ def timeline(
         few = counted(whole.metadata["left_out"], "rank")
         echo(f"{few} left out, so that a step takes 1 MB at most; --ranks takes others", err=True)
     peaks = peak_sentence({one["rank"]: one["peak_bytes"] for one in placed if "peak_bytes" in one})
-    for line in [*_describe_time(placed), *([peaks] if peaks else [])]:
+    damage = damage_sentences({one["rank"]: one["damage"] for one in placed if "damage" in one})
+    for line in [*_describe_time(placed), *([peaks] if peaks else []), *damage]:
         echo(line, err=True)
     off = max(placed, key=lambda one: one["bound_ns"])
     bound = (
@@ -218,7 +219,7 @@ def pack_ranks(
     s3://bucket/run. Each host of a job can pack what its own disk holds, with --this-host.
     """
     require_extra("ranks", "pyarrow")
-    from ...ranks import as_folder, find_rank_recordings
+    from ...ranks import as_folder, damage_sentences, find_rank_recordings
     from ...ranks.pack import pack
 
     with _open_executor(executor) as workers, ExitStack() as copied:
@@ -236,6 +237,8 @@ def pack_ranks(
                 this_host=this_host,
                 source=None if there == folder else folder,
             )
+    for line in damage_sentences(done.damage):
+        echo(line, err=True)
     there = f" ({done.ranks - done.packed:,} were there)" if done.packed < done.ranks else ""
     each = f", {done.nbytes / done.spans:.1f} bytes each" if done.spans else ""
     echo(f"{counted(done.ranks, 'rank')}{there} and {counted(done.spans, 'span')}{each} are in {output}", err=True)

@@ -428,7 +428,7 @@ def find_slow_ranks(
     parts = dict(map_in_processes(partial(_slow_bucket, absolute(source)), buckets, processor_count(), executor))
     waits = find_role_waits(join_role_times(parts[bucket][1] for bucket in sorted(parts)))
     run = _run((part for part, _ in parts.values()), tables)
-    return _checked(replace(run, waits=waits), source)
+    return _checked(replace(run, waits=waits), tables.engines, source)
 
 
 def slow_of_recordings(
@@ -444,7 +444,8 @@ def slow_of_recordings(
     waits = find_role_waits(role_times([*tables.values()], 0, _NO_STEP))
     runs = {world: _run([find_late(own, 0, _NO_STEP)], own) for world, own in tables.items()}
     [run] = runs.values() if len(runs) == 1 else [SlowRun([], len(files), [], 0, [], roles=runs)]
-    return _checked(replace(run, waits=waits), files[0].path.parent)
+    engines = {engine for own in tables.values() for engine in own.engines}
+    return _checked(replace(run, waits=waits), engines, files[0].path.parent)
 
 
 def find_late_in_rings(rings: Mapping[int, RingSnapshot]) -> list[CameLate]:
@@ -486,12 +487,13 @@ def _slow_bucket(dataset: str, steps: tuple[int, int]) -> tuple[PartOfRun, RoleT
 def _run(parts: Iterable[PartOfRun], tables: RankTables) -> SlowRun:
     run = join_parts(parts)
     unseen = _unseen(tables.engines, run) if run.steps else ""
-    return replace(run, peak_bytes=tables.peak_bytes, lines=tables.lines, unseen=unseen)
+    return replace(run, peak_bytes=tables.peak_bytes, lines=tables.lines, damage=tables.damage, unseen=unseen)
 
 
-def _checked(run: SlowRun, path: str | os.PathLike[str]) -> SlowRun:
+def _checked(run: SlowRun, engines: Iterable[str], path: str | os.PathLike[str]) -> SlowRun:
     if not run.steps and not run.waits and not any(own.steps for own in run.roles.values()):
+        unseen = f"; {UNSEEN_BY_PYTHON}" if "python" in engines else ""
         raise ModtraceError(
-            f"{os.fspath(path)}: no two ranks called one collective or sent each other something; {UNSEEN_BY_PYTHON}"
+            f"{os.fspath(path)}: no two ranks called one collective or sent each other something{unseen}"
         )
     return run

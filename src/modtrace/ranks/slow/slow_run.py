@@ -35,7 +35,7 @@ from ..._tables import (
     json_values,
 )
 from ...ring.event_text import rank_list
-from ..all_ranks import peak_sentence
+from ..all_ranks import damage_sentences, peak_sentence
 from .late_steps import OUTSIDE, RoleWait, StepFinding, place_text
 
 _NAMED_RANKS = 3
@@ -119,6 +119,7 @@ class SlowRun:
         parts: what the picture shows.
         peak_bytes: by rank, the most that its tensors held; without those that recorded no memory.
         lines: by rank, between which lines of the program it is longest in no module and no range, if that is known.
+        damage: by rank, what is damaged of its ring, in words; without those that are whole.
         unseen: which waits for other ranks are not seen, and what to do, in words; empty if all are.
         waits: which role waits for which, the longest wait first.
         roles: if roles have ranks of their own, what was found in each; then all above is empty.
@@ -131,6 +132,7 @@ class SlowRun:
     parts: Sequence[PartOfRun]
     peak_bytes: Mapping[int, int] = field(default_factory=dict)
     lines: Mapping[int, str] = field(default_factory=dict)
+    damage: Mapping[int, str] = field(default_factory=dict)
     unseen: str = ""
     waits: Sequence[RoleWait] = ()
     roles: Mapping[str, "SlowRun"] = field(default_factory=dict)
@@ -177,7 +179,11 @@ class SlowRun:
         if unsure:
             steps = counted(unsure, "step")
             lines.append(f"in {steps} it is not clear who was late: by less than the times of ranks are off")
-        return lines + [peak_sentence(self.peak_bytes)] * bool(self.peak_bytes)
+        return [
+            *lines,
+            *([peak_sentence(self.peak_bytes)] if self.peak_bytes else []),
+            *damage_sentences(self.damage),
+        ]
 
     def _is_costly(self, one: LateRank) -> bool:
         """Whether what a rank did cost much in few steps: no system stops a thread for so long."""
@@ -291,6 +297,7 @@ class SlowRun:
             "late_ranks": json_values(self.late),
             "waits": json_values(self.waits),
             "roles": {role: run.to_json() for role, run in self.roles.items()},
+            "damage": [{"rank": rank, "damage": text} for rank, text in self.damage.items()],
             "peak_bytes": [{"rank": rank, "peak_bytes": peak} for rank, peak in self.peak_bytes.items()],
             "steps": json_values(self.steps),
         }
