@@ -264,7 +264,15 @@ def test_a_mark_that_is_no_text_is_an_error_at_the_call(engine: EngineName) -> N
 
 
 @pytest.mark.parametrize("option", ["path", "ring"])
-@pytest.mark.parametrize(("value", "message"), [(b"a.json", "give it as text"), ("a\0.json", "holds no NUL")])
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (b"a.json", "bytes; give it as text"),
+        (3, "int; give it as text"),
+        (nn.Linear(1, 1), "Linear; give it as text"),
+        ("a\0.json", "holds no NUL"),
+    ],
+)
 def test_paths_that_can_be_none(option: str, value: Any, message: str) -> None:
     options: Any = {option: value}
 

@@ -81,9 +81,12 @@ class OutputPath:
     """
 
     def __init__(self, name: str, path: str | os.PathLike[str]) -> None:
-        text: object = os.fspath(path)
+        text: object = os.fspath(path) if isinstance(path, os.PathLike) else path
         if not isinstance(text, str):
-            raise RecordingError(f"{name} is {path!r}; give it as text or as a pathlib.Path")
+            raise RecordingError(
+                f"{name} is of {type(path).__name__}; give it as text or as a pathlib.Path (no model is given: "
+                "calls of all modules are recorded)"
+            )
         if "\0" in text:
             raise RecordingError(f"{name} is {path!r}; the name of a file holds no NUL")
         self.path = expand_path(text, os.environ)  # with these filled in

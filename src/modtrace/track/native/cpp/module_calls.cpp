@@ -157,7 +157,8 @@ bool enter(PyObject* module, const Inputs& inputs) {
   }
   if (C10_UNLIKELY(static_cast<bool>(session->on_boundary)) && thread.open_calls.empty()) {
     const PyRef values = inputs.as_tuple();
-    if (values) ask_at_boundary(*session, "forward", module, values.get());
+    if (!values) PyErr_Clear();  // without memory it is not noted what the call gets
+    ask_at_boundary(*session, "forward", values ? module : nullptr, values.get());
     if (C10_UNLIKELY(PyErr_Occurred() != nullptr) || !is_active(*session)) return false;
   }
   int64_t& calls = (recompute ? session->recompute_calls : session->forward_calls)[name_id];
