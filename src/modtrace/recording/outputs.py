@@ -84,8 +84,7 @@ class OutputPath:
         text: object = os.fspath(path) if isinstance(path, os.PathLike) else path
         if not isinstance(text, str):
             raise RecordingError(
-                f"{name} is of {type(path).__name__}; give it as text or as a pathlib.Path (no model is given: "
-                "calls of all modules are recorded)"
+                f"{name} is of {type(path).__name__}; give it as text or as a pathlib.Path; a model is given as model="
             )
         if "\0" in text:
             raise RecordingError(f"{name} is {path!r}; the name of a file holds no NUL")
