@@ -145,6 +145,11 @@ def test_a_capture_is_left_alone_and_a_replay_is_a_span(library: Path) -> None:
     assert told["asked_while_capturing"] == 0
 
 
+@pytest.mark.skipif(not hasattr(torch.cuda.CUDAGraph, "capture_end_pre"), reason="this torch ends no capture in halves")
+def test_a_capture_that_was_ended_in_halves_is_over(library: Path) -> None:
+    assert_durations(run(library, "captured_in_halves"), FORWARD)
+
+
 @pytest.mark.skipif("isStreamCapturing" not in GUARD.read_text("utf-8"), reason="this torch's devices do not tell")
 def test_a_stream_that_captures_is_left_alone(library: Path) -> None:
     told = run(library, "captured_by_others")

@@ -158,6 +158,16 @@ def captured(recording: modtrace.Recording) -> None:
         model(x)
 
 
+def captured_in_halves(recording: modtrace.Recording) -> None:
+    """A graph whose capture ends by the first half of `capture_end`, which leaves it to be looked at; then the net."""
+    graphs: Any = torch.cuda.CUDAGraph
+    graph = object()
+    graphs.capture_begin(graph)
+    graphs.capture_end_pre(graph)
+    with _behind_a_kernel(), torch.no_grad():
+        Net()(_input())
+
+
 def captured_by_others(recording: modtrace.Recording) -> None:
     """The same of a graph that something else captures, which only the stream tells."""
     model, x = Net(), _input()
@@ -347,7 +357,7 @@ _AT_FIRST_UNUSED = (unused, late, late_of_the_same, first_used_in_a_capture, sto
 SCENARIOS: dict[str, Callable[[modtrace.Recording], None]] = {
     run.__name__: run
     for run in (
-        *(plain, nested, streams, held, captured, captured_by_others),
+        *(plain, nested, streams, held, captured, captured_in_halves, captured_by_others),
         *(shared, too_busy, broken, interrupted, died, hung, full, forked),
         *_AT_FIRST_UNUSED,
     )
@@ -357,7 +367,11 @@ SCENARIOS: dict[str, Callable[[modtrace.Recording], None]] = {
 def _use_graphs_of_the_fake() -> None:
     graph: Any = torch.cuda.CUDAGraph
     graph.capture_begin = lambda self: _streams.capture(True)
-    graph.capture_end = lambda self: _streams.capture(False)
+    if "capture_end_pre" in vars(graph):  # from torch 2.14 on
+        graph.capture_end_pre = lambda self: _streams.capture(False)
+        graph.capture_end = lambda self: graph.capture_end_pre(self)
+    else:
+        graph.capture_end = lambda self: _streams.capture(False)
     graph.replay = lambda self: _streams.launch(5 * MS)
 
 

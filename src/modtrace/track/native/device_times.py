@@ -144,8 +144,10 @@ def _patches(native: ModuleType) -> tuple[Patch, ...]:
         return skip_all(capture_end)
 
     graph: Any = torch.cuda.CUDAGraph
+    # From torch 2.14 on a capture may end by this alone, as `capture_end` does.
+    end = "capture_end_pre" if "capture_end_pre" in vars(graph) else "capture_end"
     return (
         Patch(wrap_replay, (PatchTarget(graph, "replay"),)),
         Patch(wrap_capture_begin, (PatchTarget(graph, "capture_begin"),)),
-        Patch(wrap_capture_end, (PatchTarget(graph, "capture_end"),)),
+        Patch(wrap_capture_end, (PatchTarget(graph, end),)),
     )
