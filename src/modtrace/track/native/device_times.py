@@ -114,7 +114,7 @@ _REPLAY = _Replay()
 
 @cache
 def _patches(native: ModuleType) -> tuple[Patch, ...]:
-    # Not torch 2.14's hooks of graphs: they run once a capture is live, and the reader may be asking the device then.
+    # Not torch 2.14's hooks of graphs: `src/modtrace/README.md` says why.
     def wrap_replay(wrapper: Wrapper) -> Callable[..., Any]:
         def replay(self: Any) -> Any:
             return wrapper.wrapped(self) if wrapper.observer is None else _REPLAY(wrapper.wrapped, self)
