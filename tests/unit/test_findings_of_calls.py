@@ -57,6 +57,12 @@ def test_growing_time_is_that_of_a_module_or_its_own() -> None:
     assert own.evidence.endswith(" in 24 steps, in Net, in its own time")
 
 
+def test_growing_time_is_that_of_a_range() -> None:
+    timeline = training(steps=24, ranges=lambda step: [("metrics", "user", 1 + 2 * step)])
+
+    assert [one[:3] for one in found(timeline) if one[0] == GROWS] == [(GROWS, "metrics", "metrics")]
+
+
 @pytest.mark.parametrize(
     "times",
     [
@@ -167,10 +173,10 @@ def test_layers_of_a_deep_model_are_no_loop() -> None:
     assert found(build_timeline(script.snapshot())) == []
 
 
-def with_loss(loss: float, alone: float) -> Timeline:
-    """Steps of `Net`, forward and backward 10 ms each; the loss takes some, and some of the pass is in no module."""
+def with_loss(loss: float, alone: float, name: str = "Net") -> Timeline:
+    """Steps of a module, forward and backward 10 ms each; the loss takes some, and some of the pass is in no module."""
     script, now = EventScript(capacity=1 << 10), 0
-    net = script.name("Net")
+    net = script.name(name, name, name)
     for step in range(6):
         script.enter(now, net, step, step)
         script.exit(now := now + 10 * MS, net, step, step + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +37,7 @@ def test_a_loop_over_parameters_beside_the_optimizer() -> None:
     assert finding[:4] == (OTHER, None, "other", 2 * MS)
     assert finding.share == pytest.approx(20 / 108)
     assert finding.evidence == (
-        "2 ms of 11 ms (medians); 100% of it follows optimizer; a step runs mul_ 20 times, add_ 20 times there, 3 ms: "
+        "2 ms of 11 ms (medians); 100% of it follows optimizer; a step runs 20 × mul_, 20 × add_ there, 3 ms: "
         "a loop over the 20 parameters"
     )
 
@@ -87,7 +88,7 @@ def test_a_loss_that_goes_over_the_parameters_counts_from_5_percent_on(calls: in
 
     assert [one[:3] for one in findings] == [("loss takes a large share", None, "loss")] * is_named
     assert [one.evidence for one in findings] == [
-        "2 ms of 22 ms (medians), 1 ms of it in backward, outside of modules; a step runs pow 20 times, sum 20 times "
+        "2 ms of 22 ms (medians), 1 ms of it in backward, outside of modules; a step runs 20 × pow, 20 × sum "
         "there, 1 ms: a loop over the 20 parameters"
     ] * is_named
 
@@ -120,7 +121,7 @@ def test_gradients_that_are_filled_with_zeros_count_from_5_percent_on() -> None:
 
     assert finding[:4] == ("takes a large share", "Optimizer.zero_grad#SGD", "optimizer", MS)
     assert finding.evidence == (
-        "once a step, 1 ms each (median); it runs zero_ 20 times: set_to_none=True, torch's default, fills none"
+        "once a step, 1 ms each (median); it runs 20 × zero_: set_to_none=True, torch's default, fills none"
     )
     assert found(zeroing(1, "add_")) == found(zeroing(0.4, "zero_")) == []
 
@@ -192,23 +193,27 @@ def test_other_time_is_said_to_be_in_operators_or_in_python() -> None:
             ([["copy_", 160, 6 * MS]], 20),
             ([["mul_", 200, 6 * MS]], 20),  # five times for each
             ([["copy_", 162, 6 * MS]], 20),  # of another loop
+            ([["mean", 128, 6 * MS]], 53),  # the same
+            ([["copy_", 114, 6 * MS]], 53),  # for four buffers too
         )
     ]
 
     assert said == [
         "",
-        "; a step runs mul_ 20 times, add_ 20 times there, 3 ms",
+        "; a step runs 20 × mul_, 20 × add_ there, 3 ms",
         "; hardly any of it in operators of torch: Python, or waiting",
-        "; a step runs clone once there, 3 ms",
-        "; hardly any of it in operators of torch: Python, or waiting; a step runs detach 20 times there, 0.5 ms: for "
+        "; a step runs 1 × clone there, 3 ms",
+        "; hardly any of it in operators of torch: Python, or waiting; a step runs 20 × detach there, 0.5 ms: for "
         "each of the 20 parameters",
-        "; hardly any of it in operators of torch: Python, or waiting; a step runs to 20 times there, 0.5 ms: for "
+        "; hardly any of it in operators of torch: Python, or waiting; a step runs 20 × to there, 0.5 ms: for "
         "each of the 20 parameters",
-        "; hardly any of it in operators of torch: Python, or waiting; a step runs clone 20 times there, 0.5 ms: "
+        "; hardly any of it in operators of torch: Python, or waiting; a step runs 20 × clone there, 0.5 ms: "
         "copies of the 20 parameters",
-        "; a step runs copy_ 80 times there, 3 ms: copies of the 20 parameters",
-        "; a step runs mul_ 100 times there, 3 ms: a loop over the 20 parameters",
-        "; a step runs copy_ 81 times there, 3 ms: a loop",
+        "; a step runs 80 × copy_ there, 3 ms: copies of the 20 parameters",
+        "; a step runs 100 × mul_ there, 3 ms: a loop over the 20 parameters",
+        "; a step runs 81 × copy_ there, 3 ms: a loop",
+        "; a step runs 64 × mean there, 3 ms: a loop",
+        "; a step runs 57 × copy_ there, 3 ms: copies of the 53 parameters",
     ]
 
 
@@ -240,6 +245,42 @@ def test_other_time_is_said_to_be_between_lines(gaps: object, said: str | None) 
     assert finding.evidence == "3 ms of 12 ms (medians)" + (said or "; 100% of it follows optimizer")
 
 
+@pytest.mark.parametrize(
+    ("before", "ns", "lines"),
+    [
+        (0.5, MS // 2, ["other: 100% of it between train.py:31 (optimizer) and train.py:24 (forward)"]),
+        (0.5, MS // 5, ["other: 40% of it between train.py:31 (optimizer) and train.py:24 (forward)"]),
+        (0.5, MS // 8, []),  # less than 30 %
+        (0.4, 2 * MS // 5, []),  # less than 5 % of a step
+        (3, 3 * MS, []),  # a finding says it
+    ],
+)
+def test_parts_that_are_no_finding_have_their_lines_too(before: float, ns: int, lines: list[str]) -> None:
+    summary = noted(training(before=before), gaps=[gap([ns, ns])]).summary()
+
+    assert summary.lines == lines
+    assert json.loads(summary.to_json()).get("lines", []) == lines
+    assert [line for line in summary.first_screen().splitlines() if line.startswith("other: ")] == lines
+
+
+def test_the_line_of_a_part_says_which_operators_run_there() -> None:
+    known: dict[str, Any] = {"gaps": [gap([MS // 2, MS // 2])], "operators": {"outside": [["randint", 2, MS // 10]]}}
+
+    (line,) = noted(training(before=0.5), **known).summary().lines
+
+    assert line.endswith("train.py:24 (forward); hardly any of it in operators of torch: Python, or waiting")
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("torch.load", "loading what was saved takes a large share"), ("torch.save", "saving takes a large share")],
+)
+def test_loading_in_each_step_is_not_called_saving(name: str, what: str) -> None:
+    (finding,) = training(ranges=lambda step: [(name, "saving", 4)]).summary().findings
+
+    assert finding[:3] == (what, name, "saving")
+
+
 def test_hooks_of_gradients_that_take_a_large_share() -> None:
     def with_hooks(more: float, hooks: int = 12) -> Timeline:
         # 20 µs for each node, and sums of gradients, are torch's own.
@@ -251,7 +292,7 @@ def test_hooks_of_gradients_that_take_a_large_share() -> None:
 
     assert finding[:4] == ("hooks of gradients take a large share", None, "backward", 800_000)
     assert finding.share == pytest.approx(0.08)
-    assert finding.evidence == "12 hooks of parameters' gradients: 0.8 ms a step, which run to 12 times"
+    assert finding.evidence == "12 hooks of parameters' gradients: 0.8 ms a step, which run 12 × to"
     assert found(with_hooks(0.4)) == []
     assert found(with_hooks(0.8, hooks=0)) == []
 
@@ -479,7 +520,7 @@ def test_slow_steps_have_their_lines_if_one_was_looked_at(kind: str) -> None:
         (finding,) = noted(slow, **notes).summary().findings
         return finding.evidence
 
-    said = "; in a step that was looked at 20 ms between t.py:9 (optimizer) and t.py:3 (forward)"
+    said = "; 20 ms of such a step between t.py:9 (optimizer) and t.py:3 (forward)"
     assert evidence(20).endswith(said)
     assert "looked" not in evidence(19)
 
@@ -512,7 +553,7 @@ def test_an_own_optimizer_that_goes_over_its_parameters_one_by_one() -> None:
         slow = training(ranges=lambda step: [("Optimizer.step#Own.step", "optimizer", 4)])
         return noted(slow, operators={"in_optimizers": operators}, **more).summary().findings[0].evidence
 
-    said = "; a step runs sqrt 64 times there: a loop over 20 parameters, for which torch._foreach needs few"
+    said = "; a step runs 64 × sqrt there: a loop over 20 parameters, for which torch._foreach needs few"
     loop = [["sqrt", 128, MS], ["add_", 126, MS]]
     assert evidence(loop, how=None).endswith(said)
     assert said not in evidence(loop, how="foreach") + evidence(loop[1:], how=None)
@@ -523,7 +564,7 @@ def test_an_optimizer_that_updates_a_table_most_of_all_names_it() -> None:
 
     (finding,) = noted(slow, largest={"Net.table": 96}).summary().findings
     assert finding.what == "optimizer takes a large share"
-    assert finding.evidence.endswith("; 96% of the parameters' values are those of Net.table")
+    assert "(medians); 96% of the parameters' values are those of Net.table; " in finding.evidence
 
 
 SLOWLY = [[at, held // 2] for at, held in GROWING]
@@ -554,7 +595,7 @@ def test_a_list_that_grows_holds_memory_that_does(
 def test_copies_of_the_parameters() -> None:
     (finding,) = with_loop(2, [["clone", 40, 6 * MS]]).summary().findings
 
-    assert finding.evidence.endswith("; a step runs clone 20 times there, 3 ms: copies of the 20 parameters")
+    assert finding.evidence.endswith("; a step runs 20 × clone there, 3 ms: copies of the 20 parameters")
 
 
 def test_notes_that_are_none_are_no_findings() -> None:

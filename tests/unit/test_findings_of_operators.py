@@ -15,6 +15,7 @@ from modtrace.timeline.summary.findings.noted import NotedSteps, Operator
 from tests.support.event_script import EventScript
 from tests.support.timelines import build_timeline
 from tests.unit.test_findings import BLOCKS, MS, STEP_MS, found, training
+from tests.unit.test_findings_of_calls import with_loss
 from tests.unit.test_findings_of_notes import noted
 
 LOOKS = 2
@@ -96,8 +97,8 @@ def test_what_is_close_to_that_is_no_finding(own: float, operators: Operators) -
 
 def test_operators_of_a_loop_are_named_a_call() -> None:
     assert only(with_own(1, [("matmul", 40, 0.2), ("add", 24, 0.3)])).evidence == (
-        "own forward 4 ms a step in 4 modules Net.blocks.* (Block), own backward 0 ms; a call runs add 24 times, "
-        "matmul 40 times, in all 64 operators of 0.5 ms: fewer and larger ones take less"
+        "own forward 4 ms a step in 4 modules Net.blocks.* (Block), own backward 0 ms; a call runs 24 × add, "
+        "40 × matmul, in all 64 operators of 0.5 ms: fewer and larger ones take less"
     )
 
 
@@ -139,15 +140,48 @@ def test_modules_that_were_not_noted_are_not_judged() -> None:
 
 def test_an_outlier_says_which_operators_it_runs() -> None:
     slow = training(own=lambda block: 4 if block == 2 else 0.2)
-    operators = {"Net.blocks.2": [["", 260, 2 * MS], ["bmm", 256, MS], ["add", 4, MS]]}
+    operators = {"Net.blocks.2": [["", 260, 8 * MS], [" (float64)", 4, MS], ["bmm", 256, MS], ["add", 4, MS]]}
 
     finding = noted(slow, inside=operators).summary().findings[0]
 
     assert finding[:2] == ("is slower than its siblings", "Net.blocks.2")
     assert finding.evidence == (
-        "6 ms a step, its siblings 2.2 ms (medians), mostly its own forward, outside of inner modules, it runs bmm 128 "
-        "times, add twice itself in a call, in all 130 operators"
+        "6 ms a step, its siblings 2.2 ms (medians), mostly its own forward, outside of inner modules, it runs 128 × "
+        "bmm, 2 × add itself in a call, in all 130 operators"
     )
+
+
+@pytest.mark.parametrize(
+    ("operators_ms", "others", "says"),
+    [
+        (1.1, 0, True),
+        (1.3, 0, False),  # 30 % of 4 ms
+        (None, 1, True),
+        (None, 0, False),  # no operators were counted
+        (None, 64, False),  # not those of all modules
+    ],
+)
+def test_an_outlier_says_that_its_own_forward_is_python(operators_ms: float | None, others: int, says: bool) -> None:
+    slow = training(own=lambda block: 4 if block == 2 else 0.2)
+    noted_of = {f"Net.other.{number}": [["", 2, MS]] for number in range(others)}
+    if operators_ms is not None:
+        noted_of["Net.blocks.2"] = [["", 2, round(operators_ms * LOOKS * MS)]]
+
+    finding = noted(slow, inside=noted_of).summary().findings[0]
+
+    assert finding[:2] == ("is slower than its siblings", "Net.blocks.2")
+    text = ", outside of inner modules, hardly any of it in operators of torch: Python, or waiting"
+    assert finding.evidence.endswith(text) == says
+
+
+@pytest.mark.parametrize("name", ["PairLoss", "Pairs"])
+def test_a_loop_in_a_loss_is_told_once(name: str) -> None:
+    timeline = noted(with_loss(5, 1, name), inside={name: [["", 200 * LOOKS, 9 * LOOKS * MS]]})
+
+    findings = timeline.summary().findings
+
+    others = ["loss takes a large share"] * (name == "Pairs")
+    assert [one.what for one in findings] == [LOOP, *others]
 
 
 @pytest.mark.parametrize(
@@ -180,7 +214,7 @@ def test_operators_of_float64_count_together_where_they_are_noted_so() -> None:
     finding = only(noted(training(own=lambda block: 1), **notes))
 
     assert finding[:4] == (DOUBLES, "Net.blocks.0", "forward", round(4 * 0.31 / 0.6 * MS))
-    assert "a call runs mul once, add (float64) once, in all 4 operators of 0.6 ms" in finding.evidence
+    assert "a call runs 1 × mul, 1 × add (float64), in all 4 operators of 0.6 ms" in finding.evidence
 
 
 @pytest.mark.parametrize(("own", "is_named"), [(1.2, True), (1.0, False)])

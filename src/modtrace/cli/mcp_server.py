@@ -156,7 +156,7 @@ class _Tools:
         summary, notes = self._summary(file, step_by)
         return self._answer(
             limit,
-            recorded=answers.LINE.first(header(summary), limit),
+            recorded=answers.LINE.first([*header(summary), *summary.lines], limit),
             findings=answers.FINDING.first(summary.findings, limit),
             looked_at=summary.looked_at,
             parts=answers.PART.first(summary.parts, limit),

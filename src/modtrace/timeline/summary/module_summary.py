@@ -70,6 +70,8 @@ class Summary:
         ranges: what ranges and garbage collections took by name, the longest total first.
         findings: what stands out, what costs most first, at most seven; of all modules, also if `rows` are fewer.
         looked_at: what was looked at for them.
+        lines: between which lines of the program the time is that is in no module and no range, if it is much, and no
+            finding says it.
         compiled: the modules inside of what torch.compile made, by region and graph.
 
     Examples:
@@ -97,6 +99,7 @@ class Summary:
     ranges: Sequence[RangeTimes] = ()
     findings: Sequence[Finding] = ()
     looked_at: str = ""
+    lines: Sequence[str] = ()
     compiled: Sequence[CompiledModule] = ()
 
     @property
@@ -270,7 +273,9 @@ class Summary:
     def _first_blocks(self, first: int, evidence: int, width: int | None, table_width: int | None) -> str:
         named = {found.where for found in self.findings}
         rows = [row for at, row in enumerate(self.rows) if at < first or row.fqn in named]
-        parts = tables.parts_table(self)._replace(notes=()).to("text", width=table_width) if self.step_parts else ""
+        parts = (
+            tables.parts_table(self)._replace(notes=self.lines).to("text", width=table_width) if self.step_parts else ""
+        )
         units = tables.units_table(self).to("text", width=table_width) if self.units else ""
         blocks = [self.findings_text(width, evidence=evidence), units, parts]
         blocks += [join_texts(tables.header(self)[1:], [], width)]
@@ -359,6 +364,7 @@ class Summary:
             "units": json_values(self.units[:limit]),
             "ranges": json_values(self.ranges[:limit]),
             **({"compiled": json_values(self.compiled[:limit])} if self.compiled else {}),
+            **({"lines": self.lines} if self.lines else {}),
         }
         shown = {*self.steps.slowest.columns.step[:limit].tolist()}
         if self.gpu is not None:

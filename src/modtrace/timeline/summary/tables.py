@@ -172,13 +172,14 @@ _PART_COLUMNS = (
 
 
 def parts_table(summary: Summary, limit: int | None = None) -> Table:
-    """Return the table of the parts of a step; below it why the slowest steps were slow, 5 or `limit` of them."""
+    """Return the table of the parts of a step; below it where they are, and why the slowest 5 or `limit` were slow."""
     divided = summary.step_parts
     slow = {int(divided.bounds.number[index]): cause for index, (cause, _) in divided.causes.items()}
     causes = [slow[number] for number in summary.steps.slowest.columns.step.tolist() if number in slow]
     limit = min(_MAX_CAUSES, limit or _MAX_CAUSES)
     more = [counted(len(causes) - limit, "more slow step")] if causes[limit:] else []
-    return Table(_PART_COLUMNS, summary.parts, fields_of(PartTimes), notes=[*causes[:limit], *more], noun="part")
+    notes = [*summary.lines, *causes[:limit], *more]
+    return Table(_PART_COLUMNS, summary.parts, fields_of(PartTimes), notes=notes, noun="part")
 
 
 _RANGE_COLUMNS = (

@@ -16,7 +16,7 @@ from ..slices import BACKWARD, BACKWARD_PASS, FORWARD, PHASES, RECOMPUTE, Arg, S
 from ..step_pieces import step_pieces
 from .compiled import compiled_modules
 from .device_summary import DeviceSummary, summarize_device
-from .findings import Measured, find_findings, looked_at
+from .findings import Measured, find_findings, lines_of_parts, looked_at
 from .flop_summary import FlopSummary, GroupFlops, add_flops, describe_flops, read_flops
 from .memory_summary import MeasuredMemory, measure_memory, summarize_memory
 from .module_rows import GpuStepTimes, GpuTotals, GroupBy, Groups, ModuleTimes, group_modules, outer_modules
@@ -67,7 +67,8 @@ def summarize_pieces(
         for each, own in measured.items():
             own.append(_measure(timeline, spans[each], step_by))
     sums = {each: _sum_up(timeline, each, spans[each].groups, own, device) for each, own in measured.items()}
-    return replace(sums[by], findings=sums["module"].findings, looked_at=sums["module"].looked_at)
+    of_modules = sums["module"]
+    return replace(sums[by], findings=of_modules.findings, looked_at=of_modules.looked_at, lines=of_modules.lines)
 
 
 class _Spans(NamedTuple):
@@ -254,7 +255,10 @@ def _sum_up(
     metadata = timeline.metadata
     known = {"low_ns": low_ns, "runs": of_rows, "collections": collections, "metadata": metadata}
     seen = Measured(summary, divided, **known, in_steps=in_steps, order=order)
-    return replace(summary, findings=find_findings(seen), looked_at=looked_at(seen))
+    findings = find_findings(seen)
+    told = {each.part for each in findings}
+    lines = [line for part, line in lines_of_parts(seen).items() if part not in told]
+    return replace(summary, findings=findings, looked_at=looked_at(seen), lines=lines)
 
 
 def _sum_groups(tables: Iterable[Int64Array], groups: int) -> Int64Array:

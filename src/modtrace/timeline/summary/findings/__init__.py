@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from ...._tables import counted
+from ..parts import OTHER
 from .costs import find_costs
 from .costs import low_mfu as low_mfu
 from .finding import LEAST_STEPS, NOT_LOOKED_AT
@@ -21,11 +24,13 @@ from .finding import findings_markdown as findings_markdown
 from .finding import findings_table as findings_table
 from .finding import only_option as only_option
 from .inside import find_inside
-from .noted import NotedSteps, find_noted
+from .noted import NotedSteps, find_noted, tensors_of
 from .occasions import find_calls_at_once, find_growing_steps, find_larger_inputs, find_occasions, find_slow_steps
 from .shares import find_host_time, find_large_parts, find_reruns
 from .siblings import find_outliers
 
+_LARGE_PART = 0.05
+"""From which share of a step on it is said where a part is."""
 _NOT_COUNTED = f"{NOT_LOOKED_AT}which operators run: the Python engine counts none beside profilers, torch.compile, RPC"
 
 
@@ -39,6 +44,8 @@ def find_findings(measured: Measured) -> list[Finding]:
     named = {found.where for found in (*outliers, *slow_steps)}
     inside = [each for each in find_inside(measured, notes) if each.where not in named]
     said = {(each.what, each.where) for each in inside}
+    losses = {row.fqn for row in measured.rows if row.module_class.endswith("Loss")}
+    explained = {each.part for each in occasions} | {"loss" for each in inside if each.where in losses}
     found: Sequence[Finding] = (
         *occasions,
         *outliers,
@@ -48,7 +55,7 @@ def find_findings(measured: Measured) -> list[Finding]:
         *find_growing_steps(measured),
         *find_larger_inputs(measured),
         *find_reruns(measured),
-        *find_large_parts(measured, notes, {each.part for each in occasions}),
+        *find_large_parts(measured, notes, explained),
         *(each for each in find_host_time(measured, notes) if each.where not in named and not notes.inside),
         *(
             each
@@ -58,6 +65,23 @@ def find_findings(measured: Measured) -> list[Finding]:
         *find_costs(measured),
     )
     return sorted(found, key=lambda each: -each.ns_per_step)[:MAX_FINDINGS]
+
+
+def lines_of_parts(measured: Measured) -> dict[str, str]:
+    """Say of what is in no module and no range between which lines of the program most of it is, by part.
+
+    Parts that take little are left out, and those of which most is elsewhere.
+    """
+    notes, said = NotedSteps(measured.step_notes), dict[str, str]()
+    if not measured.steps:
+        return said
+    step_ns = float(np.median(measured.duration_ns + measured.gap_ns.sum(axis=1)))
+    for part in ("loss", OTHER):
+        per_step = float(np.median(measured.of_part(part, gaps=True)))
+        if 0 < _LARGE_PART * step_ns <= per_step and (text := notes.lines_text(part, per_step)):
+            runs = notes.outside_text(per_step, tensors_of(measured.optimizers)) if part == OTHER else ""
+            said[part] = f"{part}: {text}{runs}"
+    return said
 
 
 def looked_at(measured: Measured) -> str:

@@ -89,8 +89,14 @@ def only_option(place: str) -> str:
 
 def times_text(number: float) -> str:
     """Return `once`, `twice`, `3 times`, `1.2 times`: whole times if nearly all steps have them."""
+    text = whole_text(number)
+    return {"1": "once", "2": "twice"}.get(text, f"{text} times")
+
+
+def whole_text(number: float) -> str:
+    """Return `3` for what is 3 in nearly all steps, else `1.2`."""
     rounded = float(round(number)) if abs(number - round(number)) <= _NEARLY else round(number, 1)
-    return {1.0: "once", 2.0: "twice"}.get(rounded, f"{rounded:,.4g} times")
+    return f"{rounded:,.4g}"
 
 
 _COLUMNS = (

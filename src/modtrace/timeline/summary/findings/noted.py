@@ -11,7 +11,7 @@ from ...._tables import counted
 from ...contents import FLOAT64, OPTIMIZERS, STEP_NOTES
 from ...memory import format_bytes
 from ..slow_steps import short_ms
-from .finding import TRACE, Finding, Measured, only_option, pace, times_text
+from .finding import TRACE, Finding, Measured, only_option, pace, whole_text
 
 _MANY_CALLS = 8
 """How often an operator runs in a step for that to be a loop: a loss, or clipping as torch does it, runs few once."""
@@ -20,6 +20,8 @@ _MANY_IN_LOOP = 64
 _MOST_EACH = 4
 """How often an operator runs at most for a parameter in a loop over these, if not for each equally often: what runs
 more often is another loop."""
+_BESIDE = 0.1
+"""For how many others, as buffers, an operator runs that is said to run for each parameter: a share of these."""
 _COPIES = frozenset({"clone", "copy_", "to", "_to_copy"})
 _LEAST_LOOKS = 3
 """How often something has to be on to be on always: who profiles or debugs does so in a few steps."""
@@ -159,7 +161,15 @@ class NotedSteps:
         own = self.inside.get(fqn, ())
         if not own or own[0].calls < 2 * calls:
             return ""
-        return f"it runs {calls_text(own[1:], calls)} itself in a call, in all {own[0].calls / calls:,.4g} operators"
+        longest = calls_text([each for each in own[1:] if each.name != FLOAT64], calls)
+        return f"it runs {longest} itself in a call, in all {own[0].calls / calls:,.4g} operators"
+
+    def python_text(self, fqn: str, forward_ns: float) -> str:
+        """Say that hardly any of so much own forward of a module is in operators, if these were counted."""
+        is_known = fqn in self.inside or (bool(self.inside) and self.all_inside)
+        ns = sum(one.ns for one in self.inside.get(fqn, ())[:1])
+        is_python = is_known and ns < _IN_OPERATORS * forward_ns
+        return "hardly any of it in operators of torch: Python, or waiting" if is_python else ""
 
     def has_siblings(self, place: str) -> bool:
         """Whether most modules in a place of a list, or around it, have one size as far as known: stages do not."""
@@ -193,7 +203,7 @@ class NotedSteps:
         shown = self.loop() or [each for each in self.outside if each.ns >= _IN_OPERATORS * ns]
         text = "; hardly any of it in operators of torch: Python, or waiting" if is_python else ""
         text += f"; a step runs {calls_text(shown)} there, {short_ms(sum(each.ns for each in shown))}" if shown else ""
-        each_tensor = [one.name for one in shown if _is_for_each(one.calls, tensors)]
+        each_tensor = [one.name for one in shown if _is_for_each(one.calls, tensors) and _is_even(one.calls, tensors)]
         if not each_tensor:
             return text + (": a loop" if any(each.calls >= _MANY_IN_LOOP for each in shown) else "")
         copies = _COPIES - {"to"} if is_python else _COPIES  # in hardly any time it copies nothing
@@ -211,14 +221,14 @@ class NotedSteps:
         longest = _longest(self.gaps, part, lambda gap: gap.ns)
         if longest is None or longest.ns < _IN_ONE_GAP * ns:
             return ""
-        return f"; {min(1.0, longest.ns / ns):.0%} of it {longest.to_text()}"
+        return f"{min(1.0, longest.ns / ns):.0%} of it {longest.to_text()}"
 
     def longest_gap_text(self, part: str, ns: float) -> str:
         """Say between which lines a slow step has most of so much time of a part, if one was looked at."""
         longest = _longest(self.slow_gaps, part, lambda gap: gap.longest_ns)
         if longest is None or longest.longest_ns < _IN_SLOW_STEP * ns:
             return ""
-        return f"; in a step that was looked at {short_ms(longest.longest_ns)} {longest.to_text()}"
+        return f"; {short_ms(longest.longest_ns)} of such a step {longest.to_text()}"
 
     def hooks_text(self, fqn: str) -> str:
         """Say that a module has forward hooks; nothing if it has none."""
@@ -287,9 +297,14 @@ def _is_for_each(calls: float, tensors: int) -> bool:
     return bool(tensors) and calls >= tensors and (calls <= _MOST_EACH * tensors or calls % tensors == 0)
 
 
+def _is_even(calls: float, tensors: int) -> bool:
+    """Whether an operator runs for each parameter equally often, and for few tensors beside."""
+    return calls / tensors % 1 <= _BESIDE
+
+
 def calls_text(operators: Sequence[Operator], calls: float = 1.0) -> str:
     """Say how often operators run: so many `calls` together."""
-    return ", ".join(f"{each.name} {times_text(each.calls / calls)}" for each in operators[:3])
+    return ", ".join(f"{whole_text(each.calls / calls)} × {each.name}" for each in operators[:3])
 
 
 def tensors_of(optimizers: Sequence[Mapping[str, Any]]) -> int:

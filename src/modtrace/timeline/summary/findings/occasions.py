@@ -92,6 +92,9 @@ def find_growing_steps(measured: Measured) -> Iterator[Finding]:
         evidence += f", in {place}, {'in all modules inside' if inner >= _MOSTLY else 'in its own time'}"
         is_whole = inner >= _MOSTLY and not measured.trains
         evidence += ": inputs grow, as those of a model that gets all tokens again, without a cache" if is_whole else ""
+    if part is not None and where is None:
+        ranges = measured.ranges_of(part)
+        where = ranges[0].range if ranges else None
     what = "takes longer from step to step"
     yield measured.finding(what, where, part, evidence=evidence, show="--by step", ns=per_step)
 

@@ -123,10 +123,12 @@ def find_large_parts(measured: Measured, notes: NotedSteps, explained: Container
         is_large &= not between or low_ns >= _REGULAR * per_step
         if is_large and part not in explained:
             evidence = f"{short_ms(per_step)} of {short_ms(float(np.median(step_ns)))} (medians)"
+            for fqn, percent in notes.largest.items():
+                evidence += f"; {percent}% of the parameters' values are those of {fqn}" * (part == "optimizer")
             lines = notes.lines_text(part, per_step)
             if part != OTHER or between or not lines:
                 evidence += _details(measured, part, float(np.median(alone_ns)), between=between)
-            evidence += lines
+            evidence += f"; {lines}" if lines else ""
             own_ns = per_step - float(np.median(alone_ns))
             is_loop = notes.is_loop(own_ns, 0) or notes.is_over_parameters(own_ns, tensors_of(measured.optimizers))
             if part == OTHER or is_untrained or (part == "loss" and is_loop):
@@ -137,8 +139,6 @@ def find_large_parts(measured: Measured, notes: NotedSteps, explained: Container
                 one.get("how") or one.get("class") in _FLATTEN for one in measured.optimizers
             ):
                 evidence += notes.own_optimizer_text(tensors_of(measured.optimizers))
-            for fqn, percent in notes.largest.items():
-                evidence += f"; {percent}% of the parameters' values are those of {fqn}" * (part == "optimizer")
             yield _large_part(measured, part, per_step, evidence, between=between)
 
 
@@ -174,6 +174,8 @@ def _large_part(measured: Measured, part: str, per_step: float, evidence: str, *
         what = f"time {place} takes a large share"
     elif is_range:
         what = "takes a large share"
+    elif where is not None and where.endswith(".load"):
+        what = "loading what was saved takes a large share"
     show = "--ranges" if ranges else "--by step"
     finding = measured.finding(what, where, part, evidence=evidence, show=show, ns=per_step, gaps=True)
     return finding._replace(next="modtrace ranks slow DIR") if part == "communication" else finding
@@ -425,8 +427,11 @@ def _recompute(measured: Measured) -> Iterator[Finding]:
     whole = overview.recomputed if overview is not None else {}
     again = {row.fqn: row for row in measured.rows if row.recompute_ns and row.module_class in whole}
     outermost = [row for fqn, row in again.items() if again.keys().isdisjoint(measured.outer.get(fqn, ()))]
-    places = dict.fromkeys(place_of(measured, row.fqn) for row in outermost)
-    evidence = f"checkpointing runs {', '.join(list(places)[:3])} again: {short_ms(per_step)} a step"
+    places: dict[str, list[str]] = {}
+    for row in outermost:
+        places.setdefault(place_of(measured, row.fqn), []).append(row.fqn)
+    names = [place if fqns[1:] else fqns[0] for place, fqns in places.items()]
+    evidence = f"checkpointing runs {', '.join(names[:3])} again: {short_ms(per_step)} a step"
     rows = measured.summary.memory.rows if measured.summary.memory is not None else ()
     saves = sum(
         max(0, (row.retained_recompute_bytes or 0) - (row.retained_bytes or 0))

@@ -183,7 +183,9 @@ def _time_finding(measured: Measured, outlier: _Outlier, notes: NotedSteps, ns: 
     else:
         own = _is_own(measured, row, siblings, part)
         said.append(f"mostly its own {part}, outside of inner modules" if own else f"mostly {part}")
-    said.extend(filter(None, [notes.hooks_text(row.fqn), notes.inside_text(row.fqn, float(calls))]))
+        if own and part == "forward":
+            said.append(notes.python_text(row.fqn, measured.own_ns(outlier.row)[0]))
+    said.extend([notes.hooks_text(row.fqn), notes.inside_text(row.fqn, float(calls))])
     if row.flops_forward is not None:
         ratio = _flops_of_call(row) / max(float(np.median([_flops_of_call(one) for one in siblings])), 1.0)
         said.append(f"{ratio:.3g} times the FLOPs a call" if ratio >= _MORE_CALLS else "with no more FLOPs a call")
@@ -191,7 +193,7 @@ def _time_finding(measured: Measured, outlier: _Outlier, notes: NotedSteps, ns: 
     if (row.retained_bytes or 0) > _DIFFERS * max(*kept, _LEAST_BYTES):
         said.append(f"keeps {format_bytes(row.retained_bytes or 0)}, they {format_bytes(int(np.median(kept)))}")
     show = only_option(outlier.siblings.pattern)
-    return measured.finding(what, row.fqn, part, evidence=", ".join(said), show=show, ns=outlier.excess)
+    return measured.finding(what, row.fqn, part, evidence=", ".join(filter(None, said)), show=show, ns=outlier.excess)
 
 
 def _other_finding(measured: Measured, outlier: _Outlier, what: str, evidence: str, option: str = "--flops") -> Finding:
