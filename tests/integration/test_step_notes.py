@@ -722,8 +722,11 @@ def test_operators_in_a_checkpoint_are_those_of_the_modules_in_it(engine: Engine
             optimizer.step()
 
     inside = recording.timeline().metadata[STEP_NOTES]["inside"]
+    # How older versions of torch keep what the checkpoint gets: by a function and a tensor for it, in each step.
+    keeps = not use_reentrant and hasattr(torch.utils.checkpoint, "_NoopSaveInputs")
     assert {fqn: [row[:2] for row in own] for fqn, own in inside.items()} == {
-        fqn: [["", 4], ["linear", 4]] for fqn in ("Net.first", "Net.last")
+        **({"Net": [["", 8], ["_NoopSaveInputs", 4], ["empty", 4]]} if keeps else {}),
+        **{fqn: [["", 4], ["linear", 4]] for fqn in ("Net.first", "Net.last")},
     }
 
 
