@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._functorch.config
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -229,13 +230,18 @@ class Products(nn.Module):
         return torch.bmm(torch.bmm(x, x.transpose(1, 2).contiguous()).relu(), x)
 
 
-def owners_as_written(model: nn.Module, x: Tensor, **how: object) -> list[list[str]]:
-    """Return the modules of each kernel that Inductor writes for a call without gradients; it compiles none."""
-    with uncompiled_kernels(), torch._inductor.config.patch(how), modtrace.record() as recording, torch.no_grad():
+def owners_as_written(model: nn.Module, x: Tensor, *, backward: bool = False, **how: object) -> list[list[str]]:
+    """Return the modules of each kernel that Inductor writes of a call without gradients, or of its backward.
+
+    It compiles none.
+    """
+    lowered = torch._functorch.config.patch(force_non_lazy_backward_lowering=backward)
+    configured, gradients = torch._inductor.config.patch(how), torch.set_grad_enabled(backward)
+    with uncompiled_kernels(), configured, lowered, modtrace.record() as recording, gradients:
         torch.compile(model)(x)
     ((graph,),) = recording.timeline().metadata[COMPILED].values()
     paths = [name.rpartition(": ")[0] for name, *_ in graph["work"]]
-    (made,) = graph["kernels"]
+    made = graph["kernels"][-1]
     return [[paths[module] for module, *_ in parts] for _, parts in made["kernels"]]
 
 
@@ -243,7 +249,7 @@ def owners_as_written(model: nn.Module, x: Tensor, **how: object) -> list[list[s
 def test_templates_of_products_are_of_their_module_alone() -> None:
     # Inductor says that a template is of all that its inputs come from.
     model = nn.Sequential(nn.Linear(32, 96), nn.GELU(), nn.Linear(96, 32), Products()).eval()
-    how = {"freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "CPP"}
+    how: dict[str, Any] = {"freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "CPP"}
     assert owners_as_written(model, torch.ones(4, 32, 32), **how) == [["0", "1"], ["2"], ["3"], ["3"], ["3"]]
 
 
@@ -253,6 +259,14 @@ def test_weights_that_are_laid_out_otherwise_are_of_who_uses_them() -> None:
     owners = owners_as_written(model, torch.ones(2, 3, 16, 16))
     assert owners[0] == ["0"]
     assert {tuple(own) for own in owners} <= {("0",), ("1",), ("2",), ("1", "2"), ("2", "1")}
+
+
+@pytest.mark.usefixtures("passed_graphs")
+def test_a_kernel_is_of_pooling_whose_inputs_it_does_not_read() -> None:
+    # The operator of backward takes what was pooled, but reads its shape alone.
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AvgPool2d(2), nn.Tanh())
+    first, *_ = owners_as_written(model, torch.ones(2, 3, 18, 18), backward=True)
+    assert set(first) == {"0", "1", "2"}
 
 
 class Scaled(nn.Module):

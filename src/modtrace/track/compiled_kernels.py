@@ -40,6 +40,8 @@ _OF_CAPTURED = {"seq_nr", "source_fn_stack"}
 """What nodes have that are captured, one of these at least, and none that a pass makes."""
 _MOST_USERS, _DEPTH = 64, 32
 _PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm)
+_FOR_SHAPE = {"aten::avg_pool2d_backward", "aten::avg_pool3d_backward"}
+"""Operators that read of their second input its shape alone."""
 _VIEWS = ("aten::_unsafe_view", "aten::reshape", "<built-in function getitem>")
 
 
@@ -302,8 +304,12 @@ def _computed_by(part: Any) -> list[Any]:
     buffers = [part.scheduler.name_to_buf[name].node for name in reads if name in part.scheduler.name_to_buf]
     made = {max(buffer.origins) for buffer in buffers if getattr(buffer, "origins", ())}
 
+    def read_by(node: Any) -> Iterable[Any]:
+        unread = node.args[1] if _name_of(node) in _FOR_SHAPE else None
+        return (used for used in node.all_input_nodes if used is not unread)
+
     def inputs(node: Any) -> Iterable[Any]:
-        for used in node.all_input_nodes:
+        for used in read_by(node):
             # What Inductor has no code for, such as an item of several results, is its only input.
             while used not in origins and used not in made and len(used.all_input_nodes) == 1:
                 (used,) = used.all_input_nodes
@@ -313,7 +319,7 @@ def _computed_by(part: Any) -> list[Any]:
         if node not in given:
             given[node] = node in made or node.name in reads
             if node.op == "call_function" and not given[node] and depth < _DEPTH:
-                given[node] = all(is_given(used, depth + 1) for used in node.all_input_nodes)
+                given[node] = all(is_given(used, depth + 1) for used in read_by(node))
         return given[node]
 
     for node in origins:  # in order, so that depth stays small
@@ -330,9 +336,11 @@ def _computed_by(part: Any) -> list[Any]:
 
 
 def _is_view(node: Any) -> bool:
-    return bool(getattr(node.target, "is_view", False)) or (
-        getattr(getattr(node.target, "overloadpacket", None), "_qualified_op_name", str(node.target)) in _VIEWS
-    )
+    return bool(getattr(node.target, "is_view", False)) or _name_of(node) in _VIEWS
+
+
+def _name_of(node: Any) -> str:
+    return str(getattr(getattr(node.target, "overloadpacket", None), "_qualified_op_name", node.target))
 
 
 def _bytes_of(node: Any) -> int:
