@@ -326,8 +326,8 @@ def test_what_comes_in_some_steps_has_its_period(category: RangeCategory, name: 
     assert found(training(ranges=lambda step: [(name, category, 0.5)] if step % 4 == 1 else [])) == []
 
 
-def with_teacher(nodes: int, steps: Sequence[int]) -> Timeline:
-    """Steps of `Net`; in some `Teacher` runs first and makes nodes, of which none runs."""
+def with_teacher(nodes: int, steps: Sequence[int], *, compiled_autograd: bool = False) -> Timeline:
+    """Steps of `Net`; in some `Teacher` runs first and makes nodes, of which none runs; nor is one seen if compiled."""
     script, number, now = EventScript(capacity=1 << 10), 0, 0
     teacher, net = script.name("Teacher"), script.name("Net")
     for step in range(steps[-1] + 1):
@@ -338,11 +338,16 @@ def with_teacher(nodes: int, steps: Sequence[int]) -> Timeline:
         script.enter(now, net, step, number)
         script.exit(now + 20 * MS, net, step, number + 1)
         script.pass_begin(now + 20 * MS, step)
-        script.node(now + 20 * MS, now + 60 * MS, number)
+        if not compiled_autograd:
+            script.node(now + 20 * MS, now + 60 * MS, number)
         now, number = now + 60 * MS, number + 1
         script.pass_end(now, step)
         script.step(now, step)
     return build_timeline(script.snapshot())
+
+
+def test_a_backward_by_compiled_autograd_may_use_any_graph() -> None:
+    assert found(with_teacher(3, range(4), compiled_autograd=True)) == []
 
 
 @pytest.mark.parametrize("nodes", [0, 3])

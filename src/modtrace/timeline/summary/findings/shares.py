@@ -319,13 +319,15 @@ def _waits_in_forward(measured: Measured) -> float:
 def find_reruns(measured: Measured) -> Iterator[Finding]:
     """Yield the outermost modules whose forward runs more often than their backward, and what checkpointing costs."""
     named: set[str] = set()
+    # Of compiled autograd no nodes are seen: its backward may be that of any graph.
+    is_unseen = not measured.runs[1].any() and measured.of_part("backward").any()
     for index, row in enumerate(measured.rows):
         calls, backed, unused, alone_ns, backed_ns = (int(count) for count in measured.runs[:5, index])
         per_step = alone_ns / measured.steps
         if per_step < max(measured.least_ns, measured.brief_ns):
             continue
         unused *= row.fqn not in measured.casts
-        if not backed and unused >= max(_MOST_STEPS * max(calls, measured.steps), _ALWAYS):
+        if not is_unseen and not backed and unused >= max(_MOST_STEPS * max(calls, measured.steps), _ALWAYS):
             yield _unused_graph(measured, row, calls, alone_ns)
         if not measured.trains or not 0 < backed < calls:
             continue
