@@ -230,7 +230,9 @@ class Products(nn.Module):
         return torch.bmm(torch.bmm(x, x.transpose(1, 2).contiguous()).relu(), x)
 
 
-def owners_as_written(model: nn.Module, x: Tensor, *, backward: bool = False, **how: object) -> list[list[str]]:
+def owners_as_written(
+    model: nn.Module, x: Tensor, *, backward: bool = False, dynamic: bool | None = None, **how: object
+) -> list[list[str]]:
     """Return the modules of each kernel that Inductor writes of a call without gradients, or of its backward.
 
     It compiles none.
@@ -238,7 +240,7 @@ def owners_as_written(model: nn.Module, x: Tensor, *, backward: bool = False, **
     lowered = torch._functorch.config.patch(force_non_lazy_backward_lowering=backward)
     configured, gradients = torch._inductor.config.patch(how), torch.set_grad_enabled(backward)
     with uncompiled_kernels(), configured, lowered, modtrace.record() as recording, gradients:
-        torch.compile(model)(x)
+        torch.compile(model, dynamic=dynamic)(x)
     ((graph,),) = recording.timeline().metadata[COMPILED].values()
     paths = [name.rpartition(": ")[0] for name, *_ in graph["work"]]
     made = graph["kernels"][-1]
@@ -259,6 +261,13 @@ def test_weights_that_are_laid_out_otherwise_are_of_who_uses_them() -> None:
     owners = owners_as_written(model, torch.ones(2, 3, 16, 16))
     assert owners[0] == ["0"]
     assert {tuple(own) for own in owners} <= {("0",), ("1",), ("2",), ("1", "2"), ("2", "1")}
+
+
+@pytest.mark.usefixtures("passed_graphs")
+def test_sizes_that_vary_are_nothing_that_a_kernel_reads() -> None:
+    model = nn.Sequential(nn.Linear(32, 8), nn.ReLU(), nn.Sigmoid())
+    owners = owners_as_written(model, torch.ones(3, 4, 32), dynamic=True)
+    assert [set(own) for own in owners] == [{"0"}, {"1", "2"}]
 
 
 @pytest.mark.usefixtures("passed_graphs")

@@ -304,22 +304,18 @@ def _computed_by(part: Any) -> list[Any]:
     buffers = [part.scheduler.name_to_buf[name].node for name in reads if name in part.scheduler.name_to_buf]
     made = {max(buffer.origins) for buffer in buffers if getattr(buffer, "origins", ())}
 
-    def read_by(node: Any) -> Iterable[Any]:
-        unread = node.args[1] if _name_of(node) in _FOR_SHAPE else None
-        return (used for used in node.all_input_nodes if used is not unread)
-
     def inputs(node: Any) -> Iterable[Any]:
-        for used in read_by(node):
+        for used in _read_by(node):
             # What Inductor has no code for, such as an item of several results, is its only input.
-            while used not in origins and used not in made and len(used.all_input_nodes) == 1:
-                (used,) = used.all_input_nodes
+            while used not in origins and used not in made and len(own_inputs := _read_by(used)) == 1:
+                (used,) = own_inputs
             yield used
 
     def is_given(node: Any, depth: int = 0) -> bool:
         if node not in given:
             given[node] = node in made or node.name in reads
             if node.op == "call_function" and not given[node] and depth < _DEPTH:
-                given[node] = all(is_given(used, depth + 1) for used in read_by(node))
+                given[node] = all(is_given(used, depth + 1) for used in _read_by(node))
         return given[node]
 
     for node in origins:  # in order, so that depth stays small
@@ -330,9 +326,19 @@ def _computed_by(part: Any) -> list[Any]:
         own += [
             used
             for used in inputs(node)
-            if used in origins and given[used] and used not in made and used not in own and used.all_input_nodes
+            if used in origins and given[used] and used not in made and used not in own and _read_by(used)
         ]
     return own
+
+
+def _read_by(node: Any) -> list[Any]:
+    """Return what a node reads the values of: no sizes, nor what it takes for its shape."""
+    unread = node.args[1] if _name_of(node) in _FOR_SHAPE else None
+    return [
+        used
+        for used in node.all_input_nodes
+        if used is not unread and not isinstance(used.meta.get("val"), (int, float, torch.SymInt, torch.SymFloat))
+    ]
 
 
 def _is_view(node: Any) -> bool:
