@@ -12,7 +12,7 @@ import modtrace
 from modtrace.record_options import EngineName
 from tests.support.forked_python import run_forked
 from tests.support.python_process import python_environment, run_python
-from tests.support.test_scale import PORTABLE_IN_FULL
+from tests.support.test_scale import PYTHON_IN_FULL
 
 HEAD = """
 import os, signal, subprocess, sys
@@ -132,7 +132,7 @@ def run(body: str, folder: Path, *options: str, method: str = "run") -> tuple[di
     return told(done.stdout), done.stderr.splitlines()
 
 
-@PORTABLE_IN_FULL
+@PYTHON_IN_FULL
 @pytest.mark.parametrize("program", _PROGRAMS)
 def test_each_child_has_a_file_with_all_its_calls(engine: EngineName, program: str, tmp_path: Path) -> None:
     counted, lines = run(PROGRAMS[program], tmp_path, "--engine", engine)
@@ -187,7 +187,7 @@ def test_children_that_call_no_module_leave_nothing(tmp_path: Path) -> None:
     assert not any("child" in line for line in lines)
 
 
-@PORTABLE_IN_FULL
+@PYTHON_IN_FULL
 @pytest.mark.parametrize("end", ["kill", "_exit"])
 def test_what_a_killed_child_had_is_in_its_ring_and_its_loss_is_told(
     engine: EngineName, end: str, tmp_path: Path

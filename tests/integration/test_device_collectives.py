@@ -16,7 +16,7 @@ from tests.support import fake_device
 from tests.support.fake_streams import compile_fake_streams, compile_for_torch
 from tests.support.forked_python import run_forked, start_forked
 from tests.support.python_process import run_python
-from tests.support.test_scale import PORTABLE_IN_FULL
+from tests.support.test_scale import PYTHON_IN_FULL
 
 pytestmark = [
     pytest.mark.usefixtures("native_engine"),  # as the same compiler and headers are needed
@@ -106,7 +106,7 @@ def run(libraries: tuple[Path, Path], engine: str, scenario: str, tmp_path: Path
     return told
 
 
-@PORTABLE_IN_FULL
+@PYTHON_IN_FULL
 def test_which_device_runs_a_collective_is_told_and_all_are_counted_together(
     libraries: tuple[Path, Path], engine: EngineName, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from modtrace.record_options import EngineName
 from tests.support import fake_device
 from tests.support.forked_python import run_forked
-from tests.support.test_scale import PORTABLE_IN_FULL
+from tests.support.test_scale import PYTHON_IN_FULL
 
 DEVICE, MAIN = "pt_autograd_0", "MainThread"
 HOOKED, OBSERVED = "SEGMENT_BEGIN", "NODE_BEGIN"
@@ -37,7 +37,7 @@ def backward(thread: str, *slices: tuple[str, int]) -> list[list[object]]:
 ONCE = backward(DEVICE, ("Chain", 0), ("Chain.b", 1), ("Chain.a", 1))
 
 
-@PORTABLE_IN_FULL
+@PYTHON_IN_FULL
 @pytest.mark.parametrize(
     ("scenario", "way", "expected"),
     [

@@ -11,7 +11,7 @@ import pytest
 import modtrace
 from modtrace.record_options import EngineName
 from tests.support.python_process import python_environment, run_python
-from tests.support.test_scale import PORTABLE_IN_FULL
+from tests.support.test_scale import PYTHON_IN_FULL
 
 IMPORT_ONLY = "import sys, modtrace; assert 'torch' not in sys.modules"
 
@@ -67,7 +67,7 @@ def spans(path: Path) -> list[tuple[str, str, int]]:
 THREE = [("Linear", phase, step) for step in range(3) for phase in ("forward", "backward")]
 
 
-@PORTABLE_IN_FULL
+@PYTHON_IN_FULL
 @pytest.mark.parametrize("order", SCRIPTS)
 def test_a_script_that_imports_modtrace_is_recorded(engine: EngineName, order: str, tmp_path: Path) -> None:
     done = run(SCRIPTS[order], tmp_path, f"path=trace-%r.pftrace,ring=run-%p.modtrace,engine={engine}")

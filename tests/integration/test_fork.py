@@ -13,7 +13,7 @@ from tests.support.forked_python import run_forked
 from tests.support.forking_process import Outcome, fork_and_count
 from tests.support.pretended_clock import with_preloaded
 from tests.support.python_process import run_python
-from tests.support.test_scale import PORTABLE_IN_FULL, PROMISED, scaled
+from tests.support.test_scale import PROMISED, PYTHON_IN_FULL, scaled
 
 HEAD = """
 import os, sys, threading, torch, modtrace
@@ -123,7 +123,7 @@ def calls(path: Path) -> list[tuple[str, int, bool]]:
 BEFORE_AND_AFTER = [("Parent", 0, True), ("Parent", 1, True)]
 
 
-@PORTABLE_IN_FULL
+@PYTHON_IN_FULL
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_a_child_process_records_itself_and_not_into_its_parents_ring(
     engine: EngineName, method: str, tmp_path: Path
@@ -138,7 +138,7 @@ def test_a_child_process_records_itself_and_not_into_its_parents_ring(
     assert modtrace.load(tmp_path / "parent.modtrace").stats.torn == 0
 
 
-@PORTABLE_IN_FULL
+@PYTHON_IN_FULL
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_of_a_data_loader_leave_the_recording_alone(engine: EngineName, method: str, tmp_path: Path) -> None:
     done = run(LOADER, engine, tmp_path, method)

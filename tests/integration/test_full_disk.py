@@ -11,7 +11,7 @@ import modtrace
 from modtrace.record_options import EngineName
 from tests.support.forked_python import run_forked
 from tests.support.python_process import run_python
-from tests.support.test_scale import PORTABLE_IN_FULL
+from tests.support.test_scale import PYTHON_IN_FULL
 
 SMALL_DISK = """
 import ctypes, os, sys
@@ -115,7 +115,7 @@ def on_a_small_disk(code: str, engine: EngineName, kilobytes: int, folder: Path)
     return run_forked("-c", SMALL_DISK + HEAD + code, engine, small, large, f"size={kilobytes}k", status=None)
 
 
-@PORTABLE_IN_FULL
+@PYTHON_IN_FULL
 def test_at_the_start_it_is_an_error_and_leaves_nothing(engine: EngineName, tmp_path: Path) -> None:
     done = on_a_small_disk(AT_START, engine, 4096, tmp_path)
 
@@ -125,7 +125,7 @@ def test_at_the_start_it_is_an_error_and_leaves_nothing(engine: EngineName, tmp_
     assert len(modtrace.load(tmp_path / "large" / "run.modtrace").spans) == 6
 
 
-@PORTABLE_IN_FULL
+@PYTHON_IN_FULL
 def test_when_saving_the_old_file_stays_and_the_ring_has_all(engine: EngineName, tmp_path: Path) -> None:
     done = on_a_small_disk(AT_SAVE, engine, 256, tmp_path)
 
@@ -147,7 +147,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
 """
 
 
-@PORTABLE_IN_FULL
+@PYTHON_IN_FULL
 def test_a_limit_on_file_sizes_is_as_a_full_disk(engine: EngineName, tmp_path: Path) -> None:
     code = HEAD + LIMITED + AT_START.rpartition("with modtrace")[0]
 

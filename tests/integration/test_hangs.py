@@ -19,7 +19,7 @@ from modtrace.record_options import EngineName
 from tests.support.forked_python import start_forked
 from tests.support.hang_job import FIRST_STEPS, HANGS, RANKS
 from tests.support.python_process import HANGS_AFTER_S
-from tests.support.test_scale import PORTABLE_IN_FULL
+from tests.support.test_scale import PYTHON_IN_FULL
 
 TERMINAL = pytest.mark.parametrize("last", ["other", "dead"])
 
@@ -58,7 +58,7 @@ def waits_all_but(culprit: int, counter: int) -> Callable[[Hang], bool]:
     )
 
 
-@PORTABLE_IN_FULL
+@PYTHON_IN_FULL
 @pytest.mark.timeout(3 * HANGS_AFTER_S)
 @TERMINAL
 def test_each_hang_is_told_with_its_collective_and_who_causes_it(job: Path, last: str, engine: EngineName) -> None:

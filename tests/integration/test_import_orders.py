@@ -16,7 +16,7 @@ import modtrace
 from modtrace._after_import import call_after_import
 from modtrace.record_options import EngineName
 from tests.support.python_process import LAZY_IMPORTS_WORK, python_environment, run_python
-from tests.support.test_scale import PORTABLE_IN_FULL
+from tests.support.test_scale import PYTHON_IN_FULL
 
 TRAIN = """
 def train():
@@ -63,7 +63,7 @@ ORDERS = {
 }
 
 
-@PORTABLE_IN_FULL
+@PYTHON_IN_FULL
 @pytest.mark.parametrize("order", ORDERS)
 def test_the_order_of_imports_does_not_matter(engine: EngineName, order: str, tmp_path: Path) -> None:
     if order == "lazily" and not LAZY_IMPORTS_WORK:

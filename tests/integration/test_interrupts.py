@@ -18,7 +18,7 @@ from torch import nn
 
 import modtrace
 from modtrace.record_options import EngineName
-from modtrace.track.portable.engine import PortableEngine
+from modtrace.track.python.engine import PythonEngine
 from modtrace.track.trackers.follower import Follower
 from tests.support.forked_python import run_forked
 from tests.support.interrupts import Interrupt, every, interrupted_at, positions
@@ -251,10 +251,10 @@ def test_an_interrupt_as_soon_as_a_handlers_recording_runs_leaves_nothing_runnin
     assert_unharmed(engine, train())
 
 
-@pytest.mark.parametrize("kind", [PortableEngine, Follower])
+@pytest.mark.parametrize("kind", [PythonEngine, Follower])
 @pytest.mark.parametrize("at", [0, 1], ids=["outermost", "inner"])
 def test_an_interrupt_between_a_calls_entry_and_what_called_for_it_ends_the_call(
-    at: int, kind: type[PortableEngine | Follower], monkeypatch: pytest.MonkeyPatch
+    at: int, kind: type[PythonEngine | Follower], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So it comes where torch.compile evaluates frames: there CPython looks for signals behind each call of Python code.
     model = nn.Sequential(nn.Identity())
@@ -282,6 +282,6 @@ def test_an_interrupt_between_a_calls_entry_and_what_called_for_it_ends_the_call
     spans = recording.timeline().spans
     one = [("Sequential", 0), ("Sequential.0", 1)]
     # The tracker is around the recording: what it does not pass on, that does not see.
-    seen = one[: at + (kind is PortableEngine)]
+    seen = one[: at + (kind is PythonEngine)]
     assert [(span.fqn, span.depth) for span in spans] == [*one, *2 * seen, *one]
     assert all(span.complete for span in spans)

@@ -26,7 +26,7 @@ from modtrace.track.naming.modules import MethodCall
 from modtrace.track.thread_files import RunDelay
 from tests.support.models import ARCHITECTURES
 from tests.support.small_modules import made_in_place_of
-from tests.support.test_scale import PORTABLE_IN_FULL
+from tests.support.test_scale import PYTHON_IN_FULL
 
 STEPS = int(os.environ.get("MODTRACE_TEST_STEPS", "400"))
 """Steps of the long runs; 10,000 show what the default cannot."""
@@ -248,7 +248,7 @@ def test_hooks_do_not_pile_up_on_an_input_that_stays(engine: EngineName) -> None
     assert objects < 10_000
 
 
-@PORTABLE_IN_FULL
+@PYTHON_IN_FULL
 def test_memory_is_flat(engine: EngineName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # How many steps a busy machine delays is not known: the longest are noted, whose number tests of notes ask.
     monkeypatch.setattr(RunDelay, "__call__", lambda self: 0)
@@ -286,7 +286,7 @@ def test_memory_is_flat(engine: EngineName, tmp_path: Path, monkeypatch: pytest.
     assert rss < 4 << 20
 
 
-@PORTABLE_IN_FULL
+@PYTHON_IN_FULL
 def test_a_long_run_of_a_wide_model_keeps_the_ring_and_no_more(engine: EngineName) -> None:
     calls, capacity = 2_000, 100_000
     steps = max(30, STEPS // 20)

@@ -15,7 +15,7 @@ import modtrace
 from modtrace.record_options import EngineName
 from modtrace.ring import Kind, read_ring
 from tests.support.forked_python import start_forked
-from tests.support.test_scale import PORTABLE_IN_FULL, scaled
+from tests.support.test_scale import PYTHON_IN_FULL, scaled
 
 SECONDS = scaled(1, 3, 30)
 
@@ -86,7 +86,7 @@ def running(code: str, *arguments: object) -> Iterator[None]:
         process.communicate()
 
 
-@PORTABLE_IN_FULL
+@PYTHON_IN_FULL
 @pytest.mark.parametrize(("capacity", "threads"), [(64, 1), (1 << 12, 2), (1 << 14, 1)])
 def test_no_event_is_a_mixture_of_two(engine: EngineName, capacity: int, threads: int, tmp_path: Path) -> None:
     path = tmp_path / "run.modtrace"
@@ -113,7 +113,7 @@ def test_no_event_is_a_mixture_of_two(engine: EngineName, capacity: int, threads
             laps.add(slots.recorded // capacity)
 
 
-@PORTABLE_IN_FULL
+@PYTHON_IN_FULL
 def test_no_span_is_a_mixture_of_two(engine: EngineName, tmp_path: Path) -> None:
     path = tmp_path / "run.modtrace"
     whole = 0

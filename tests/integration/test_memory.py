@@ -7,7 +7,7 @@ from pathlib import Path
 
 from modtrace.record_options import EngineName
 from tests.support.forked_python import run_forked
-from tests.support.test_scale import PORTABLE_IN_FULL, scaled
+from tests.support.test_scale import PYTHON_IN_FULL, scaled
 
 STEPS = scaled(60, 60, 500)
 CALLS = 2_000
@@ -47,7 +47,7 @@ with modtrace.record(engine=engine, capacity=capacity, ring=ring) as recording:
     for step in range(steps):
         net(x).backward()
         recording.step()
-        # The ring is full after 100,000 of 8,000 (native) or 6,000 (portable) events a step.
+        # The ring is full after 100,000 of 8,000 (native) or 6,000 (Python) events a step.
         if step >= steps // 2:
             sizes.append(resident())
         if step == steps * 3 // 4:
@@ -87,11 +87,11 @@ def run(engine: EngineName, ring: str) -> None:
     assert max(told["traced"]) - min(told["traced"]) < 16 << 10
 
 
-@PORTABLE_IN_FULL
+@PYTHON_IN_FULL
 def test_memory_is_flat_in_memory(engine: EngineName) -> None:
     run(engine, "")
 
 
-@PORTABLE_IN_FULL
+@PYTHON_IN_FULL
 def test_memory_is_flat_over_a_file(engine: EngineName, tmp_path: Path) -> None:
     run(engine, str(tmp_path / "run.modtrace"))

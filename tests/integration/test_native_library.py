@@ -65,7 +65,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_library_that_is_not_to_be_loaded_is_told_once_and_the_portable_engine_records(
+def test_a_library_that_is_not_to_be_loaded_is_told_once_and_the_python_engine_records(
     damage: str, cache: Path
 ) -> None:
     spoil, says = DAMAGES[damage]
@@ -88,7 +88,7 @@ def test_a_folder_of_ones_own_in_one_that_is_open_to_all_is_used(cache: Path) ->
     assert engine_with(cache) == ({"native"}, "")
 
 
-def test_where_nothing_says_where_the_home_folder_is_the_portable_engine_records() -> None:
+def test_where_nothing_says_where_the_home_folder_is_the_python_engine_records() -> None:
     script = f"""
 import os, pwd
 def unknown(uid):

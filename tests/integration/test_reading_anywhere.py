@@ -235,7 +235,7 @@ print(modtrace.load, modtrace.merge, modtrace.diff)
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_the_portable_engine_records_in_memory_without_posix(platform: Platform, tmp_path: Path) -> None:
+def test_the_python_engine_records_in_memory_without_posix(platform: Platform, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("""
 import modtrace, torch
@@ -261,7 +261,7 @@ except modtrace.RingError as error:
 
 @pytest.mark.parametrize("platform", PLATFORMS)
 @pytest.mark.parametrize("command", ["run -o out.json train.py", "demo -o out.json"])
-def test_what_records_takes_the_portable_engine_without_posix(command: str, platform: Platform, tmp_path: Path) -> None:
+def test_what_records_takes_the_python_engine_without_posix(command: str, platform: Platform, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import torch\ntorch.nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()")
     # No engine is there, nor a compiler: as where this is no emulation.
     nothing = python_environment(MODTRACE_CACHE=str(tmp_path / "cache"), CXX="absent-compiler", MODTRACE_BUILD="1")

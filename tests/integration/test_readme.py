@@ -18,7 +18,7 @@ import pytest
 import modtrace
 from modtrace.record_options import EngineName
 from tests.support.python_process import STARTUP
-from tests.support.test_scale import PORTABLE_IN_FULL
+from tests.support.test_scale import PYTHON_IN_FULL
 from tests.support.view_process import see_page
 
 ROOT = Path(__file__).parents[2]
@@ -95,7 +95,7 @@ class BareEnvironment:
         assert server.returncode in (0, 1, 130), said
 
 
-@PORTABLE_IN_FULL
+@PYTHON_IN_FULL
 @pytest.mark.timeout(1800)
 def test_each_line_of_the_readme_runs(
     engine: EngineName, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory

@@ -13,7 +13,7 @@ from torch import nn
 import modtrace
 from modtrace.record_options import EngineName
 from tests.support.forked_python import run_forked
-from tests.support.test_scale import PORTABLE_IN_FULL
+from tests.support.test_scale import PYTHON_IN_FULL
 
 FULL_DISK = """
 import resource, signal, sys
@@ -91,7 +91,7 @@ def test_the_users_own_error_is_not_hidden_by_one_of_saving(
     assert "trace.json" in caplog.text
 
 
-@PORTABLE_IN_FULL
+@PYTHON_IN_FULL
 @pytest.mark.parametrize("suffix", [".json", ".json.gz", ".pftrace", ".html"])
 def test_a_full_disk_is_an_error_that_names_the_path_and_keeps_the_old_file(
     engine: EngineName, tmp_path: Path, suffix: str

@@ -18,7 +18,7 @@ from modtrace.record_options import EngineName
 from modtrace.recording.signals import SaveOnSignal
 from tests.support.forked_python import start_forked
 from tests.support.python_process import HANGS_AFTER_S, run_python, users_environment
-from tests.support.test_scale import PORTABLE_IN_FULL
+from tests.support.test_scale import PYTHON_IN_FULL
 
 
 class Gate(nn.Module):
@@ -231,7 +231,7 @@ nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()
 """
 
 
-@PORTABLE_IN_FULL
+@PYTHON_IN_FULL
 @pytest.mark.parametrize(("end", "status"), [("", 0), ("sys.exit(3)", 3), ("raise ValueError", 1)])
 def test_a_recording_that_was_never_stopped_is_saved_at_exit(
     engine: EngineName, end: str, status: int, tmp_path: Path

@@ -19,7 +19,7 @@ from modtrace import Timeline
 from modtrace.record_options import EngineName
 from tests.support.forked_python import run_forked, start_forked
 from tests.support.python_process import run_python, users_environment
-from tests.support.test_scale import PORTABLE_IN_FULL
+from tests.support.test_scale import PYTHON_IN_FULL
 
 Row = tuple[str, str, int, bool]
 X = torch.ones(1, 2)
@@ -211,7 +211,7 @@ def test_what_torch_traces_is_the_same(engine: EngineName) -> None:
     assert recorded == plain
 
 
-@PORTABLE_IN_FULL
+@PYTHON_IN_FULL
 @pytest.mark.parametrize("dynamo", [False, True])
 def test_what_is_exported_to_onnx_is_the_same(engine: EngineName, dynamo: bool, tmp_path: Path) -> None:
     pytest.importorskip("onnx")
@@ -262,7 +262,7 @@ if __name__ == "__main__":
 """
 
 
-@PORTABLE_IN_FULL
+@PYTHON_IN_FULL
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_of_a_data_loader(engine: EngineName, method: str, tmp_path: Path) -> None:
     script = tmp_path / "loads.py"
@@ -290,7 +290,7 @@ print(timeline.stats.torn, all(span.complete for span in list(timeline.spans)[-4
 """
 
 
-@PORTABLE_IN_FULL
+@PYTHON_IN_FULL
 @pytest.mark.parametrize(
     ("options", "variables"),
     [(["-X", "dev"], {}), ([], {"PYTHONMALLOC": "debug"}), (["-m", "coverage", "run", "--data-file={folder}/c"], {})],
@@ -308,7 +308,7 @@ def test_interpreters_that_look_more_closely(
     assert (done.stdout, done.stderr) == ("ready\n0 True step 49\n", "")
 
 
-@PORTABLE_IN_FULL
+@PYTHON_IN_FULL
 def test_two_processes_that_record_to_one_ring(engine: EngineName, tmp_path: Path) -> None:
     ring = tmp_path / "ring.modtrace"
     processes = [start_forked("-c", STEPS, engine, ring, stdin=subprocess.PIPE) for _ in range(2)]

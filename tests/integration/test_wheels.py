@@ -162,7 +162,7 @@ def test_without_a_compiler_the_native_engine_records(installed: Installed) -> N
     assert str(installed.folder) in done.stdout
 
 
-def test_a_torch_that_no_wheel_knows_is_recorded_by_the_portable_engine(installed: Installed) -> None:
+def test_a_torch_that_no_wheel_knows_is_recorded_by_the_python_engine(installed: Installed) -> None:
     done = installed.run("-c", RECORD, PYTHONPATH=str(pretend(installed.folder / "2.98", "2.98.0")))
 
     assert done.stdout.split()[:2] == ["python", "2"]

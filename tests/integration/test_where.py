@@ -26,7 +26,7 @@ from modtrace.timeline import RingAnalysis
 from modtrace.timeline.decode import open_calls
 from tests.support.forked_python import run_forked, start_forked
 from tests.support.python_process import HANGS_AFTER_S, python_environment, run_python, start_python
-from tests.support.test_scale import PORTABLE_IN_FULL
+from tests.support.test_scale import PYTHON_IN_FULL
 
 HANGS = """
 import os, sys, torch, modtrace
@@ -209,7 +209,7 @@ def ranks(engine: EngineName, tmp_path: Path) -> Iterator[list[subprocess.Popen[
         process.communicate()
 
 
-@PORTABLE_IN_FULL
+@PYTHON_IN_FULL
 def test_command_groups_hung_ranks_by_open_modules(ranks: list[subprocess.Popen[str]], tmp_path: Path) -> None:
     done = run_python("-m", "modtrace", "where", f"{tmp_path}/run-*.modtrace")
     ranks[2].kill()
@@ -239,7 +239,7 @@ def is_fetching(ring: Path) -> bool:
     )
 
 
-@PORTABLE_IN_FULL
+@PYTHON_IN_FULL
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_process_that_waits_for_its_data_is_said_to_do_so(engine: EngineName, workers: int, tmp_path: Path) -> None:
     ring = tmp_path / "run.modtrace"
@@ -263,7 +263,7 @@ def test_a_process_that_waits_for_its_data_is_said_to_do_so(engine: EngineName, 
     assert re.match(rf"rank 3 {place} for {lasted} \(usually {lasted}\)", result.sentence)
 
 
-@PORTABLE_IN_FULL
+@PYTHON_IN_FULL
 def test_watch_shows_changes(ranks: list[subprocess.Popen[str]], tmp_path: Path) -> None:
     terminal, inner = pty.openpty()
     watching = start_python(
@@ -323,7 +323,7 @@ def test_a_rank_that_waits_in_backward_is_told_from_one_that_has_not_called_it(
     assert re.fullmatch(rf"rank 1 +{pids[1]} +running +1 +no module +[\d.]+ m?s", rows[1])
 
 
-@PORTABLE_IN_FULL
+@PYTHON_IN_FULL
 def test_stacks_of_a_hung_process_come_from_its_faulthandler_and_leave_it_as_it_was(
     engine: EngineName, tmp_path: Path
 ) -> None:

@@ -95,5 +95,5 @@ def gpt_timeline(steps: int, layers: int, *, unit: int = 20_000, ranks: int = 1)
         Stats(recorded=2 * len(columns)),
         marks,
         counters,
-        {"modtrace": "0.1.0", "torch": "2.13.0", "engine": "portable"},
+        {"modtrace": "0.1.0", "torch": "2.13.0", "engine": "python"},
     )

@@ -34,7 +34,7 @@ class RandomRun:
         self.now = self.passes = self.tasks = self.steps = self.ranges = 0
         self.names = [self.script.name(name) for name in _NAMES]
         self.calls = dict.fromkeys([(name, again) for name in self.names for again in (False, True)], 0)
-        self.is_portable = self.happens(0.3)
+        self.is_python = self.happens(0.3)
         self.ended_by = self.random.choice((Kind.STEP, Kind.OPTIMIZER_STEP, Kind.GRADIENTS, None))
         self.keeps, self.fails, self.recomputes, self.loses, self.nests = (
             self.random.choice((0, 0, chance)) for chance in (0.1, 0.1, 0.3, 0.003, 0.05)
@@ -99,7 +99,7 @@ class RandomRun:
                 self.script.event(self.after(), Kind.COUNTING, NO_NAME, int(self.counting))
             graph = _Graph()
             yield from self.forward(thread, graph, 0)
-            if not self.is_portable and self.happens(0.5):
+            if not self.is_python and self.happens(0.5):
                 graph.append((thread, self.sequence[thread], None))
                 self.sequence[thread] += 1
             if self.happens(self.keeps):
@@ -140,7 +140,7 @@ class RandomRun:
         for _ in range(self.random.randint(0, 2) if depth < 2 else 0):
             yield from self.forward(thread, graph, depth + 1, self.random.choice(self.names) if is_again else None)
         made = self.random.randint(1, 3)
-        if self.is_portable:
+        if self.is_python:
             graph.append((thread, index, name))
         else:
             graph += [(thread, self.sequence[thread] + n, name) for n in range(made)]
@@ -158,9 +158,9 @@ class RandomRun:
         while self.abandoned[thread]:
             self.script.backward_over(self.after(), graph_task=self.abandoned[thread].pop(), abandoned=True)
         fails = self.happens(self.fails)
-        runs_on = thread if self.engine is None or self.is_portable else self.engine
+        runs_on = thread if self.engine is None or self.is_python else self.engine
         for maker, at, name in reversed(graph[len(graph) // 2 :] if fails else graph):
-            if self.is_portable and name is not None:
+            if self.is_python and name is not None:
                 self.script.call_backward(self.after(), name, at, graph_task=task)
                 yield
                 continue
@@ -173,9 +173,9 @@ class RandomRun:
             self.script.node_end(self.after(), at, **node)
             self.script.on_thread(thread)
             yield
-        if self.is_portable and graph and fails:
+        if self.is_python and graph and fails:
             self.abandoned[thread].append(task)
-        elif self.is_portable:
+        elif self.is_python:
             self.script.backward_over(self.after(), graph_task=task)
         self.script.pass_end(self.after(), number)
         yield

@@ -10,7 +10,7 @@ import os
 
 import pytest
 
-__all__ = ["EFFORT", "PORTABLE_IN_FULL", "PROMISED", "scaled"]
+__all__ = ["EFFORT", "PROMISED", "PYTHON_IN_FULL", "scaled"]
 
 EFFORT = os.environ.get("MODTRACE_TEST_EFFORT", "quick")
 _EFFORTS = ("quick", "full", "promised")
@@ -24,7 +24,7 @@ def scaled(quick: int, full: int, promised: int) -> int:
     return (quick, full, promised)[_EFFORTS.index(EFFORT)]
 
 
-PORTABLE_IN_FULL = pytest.mark.parametrize(
+PYTHON_IN_FULL = pytest.mark.parametrize(
     "engine", ["native", pytest.param("python", marks=pytest.mark.full)], indirect=True
 )
 """For a test that runs for both engines, and long, where what it is about is not in the engines."""

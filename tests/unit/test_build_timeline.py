@@ -73,7 +73,7 @@ def test_a_step_of_the_native_engine_has_nested_forward_and_backward_spans() -> 
     assert dict(timeline.stats) == {**dict.fromkeys(timeline.stats, 0), "recorded": 12}
 
 
-def test_a_step_of_the_portable_engine_has_the_spans_of_the_native_one() -> None:
+def test_a_step_of_the_python_engine_has_the_spans_of_the_native_one() -> None:
     script = EventScript()
     a, b = two_calls(script)
     script.call_backward(40, a, graph_task=1)

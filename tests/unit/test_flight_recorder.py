@@ -38,7 +38,7 @@ def entry(
     known = {
         "frames": [
             {"name": "all_reduce", "filename": "/opt/torch/distributed/distributed_c10d.py", "line": 3245},
-            {"name": "call", "filename": "/opt/modtrace/track/collectives/portable.py", "line": 123},
+            {"name": "call", "filename": "/opt/modtrace/track/collectives.py", "line": 123},
             {"name": "train", "filename": "/home/someone/train.py", "line": 15},
         ],
         "record_id": number,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from modtrace import ModTracker, ModuleTracker
-from modtrace.track.portable.passes import backward_nesting_depth
+from modtrace.track.python.passes import backward_nesting_depth
 
 
 class RunsAnother(torch.autograd.Function):

@@ -296,7 +296,7 @@ def test_a_file_without_memory_says_what_to_do(tmp_path: Path) -> None:
     assert json.loads(command("summary", "--format", "json", path).stdout)["rows"][0]["peak_bytes"] is None
 
 
-def test_the_portable_engine_refuses_to_count() -> None:
+def test_the_python_engine_refuses_to_count() -> None:
     with pytest.raises(modtrace.RecordingError, match="memory needs the native engine; give engine='native' or 'auto'"):
         modtrace.record(engine="python", memory=True)
 

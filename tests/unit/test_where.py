@@ -87,7 +87,7 @@ def test_rank_state_in_a_recomputation_has_backward_and_recompute(tmp_path: Path
     assert seen(read_rank_state(tmp_path / "run.modtrace")) == [("Net", "backward", 1.0), ("Net", "recompute", 0.0)]
 
 
-def test_a_portable_backward_that_is_over_is_not_open(tmp_path: Path) -> None:
+def test_a_backward_of_the_python_engine_that_is_over_is_not_open(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "run.modtrace")
     writer.enter(1, "Net")
     writer.leave(2, "Net")

@@ -28,7 +28,7 @@ from ..track.event_sink import EngineOptions, OnError, warn_once, warn_without
 from ..track.job_clocks import JobClocks
 from ..track.native.engine import NativeEngine
 from ..track.native.library import why_unavailable
-from ..track.portable.engine import PortableEngine
+from ..track.python.engine import PythonEngine
 from ..track.sampling import Sampler
 from ..track.step_notes import StepNotes
 from .signals import write_stacks_on
@@ -208,7 +208,7 @@ def choose_engine(wanted: EngineName) -> Literal["native", "python"]:
 
 def make_engine(
     kind: Literal["native", "python"], ring: Ring, on_error: OnError, options: EngineOptions
-) -> NativeEngine | PortableEngine:
+) -> NativeEngine | PythonEngine:
     """Return an engine that was not started.
 
     Raises EngineError if the native engine is asked for and cannot be had, or FLOPs are, which it alone counts.
@@ -219,7 +219,7 @@ def make_engine(
         raise EngineError("flops needs the native engine; `modtrace build` makes it, `modtrace doctor` says what lacks")
     for what in options.native_only:
         warn_without(what, "the Python engine has none; `modtrace doctor` says why the native one is not used")
-    return PortableEngine(ring, on_error, options)
+    return PythonEngine(ring, on_error, options)
 
 
 _CPU_INFO = Path("/proc/cpuinfo")

@@ -89,7 +89,7 @@ _METHODS = {
 """The methods of a process group, by the operator of c10d that each calls."""
 
 
-class PortableCollectives:
+class PythonCollectives:
     """Notes the collectives that Python calls, and the waits for them."""
 
     def __init__(self, events: EventSink, names: NameTable, on_error: OnError) -> None:

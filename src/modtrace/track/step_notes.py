@@ -20,8 +20,8 @@ from .event_sink import OnError
 from .line_gaps import LineGaps
 from .native.engine import NativeEngine
 from .optimizer_steps import ids_of_parameters
-from .portable.engine import PortableEngine
-from .portable.operators import OperatorCounts
+from .python.engine import PythonEngine
+from .python.operators import OperatorCounts
 from .thread_files import ResidentMemory, RunDelay
 from .unseen import skip_all, unseen_by_modes
 
@@ -53,7 +53,7 @@ _UNITS = {"forward": 0, "backward": 1}
 class StepNotes:
     """Looks at the steps 1, 2, 4, 8 …, so that it costs nothing in the others, and notes the sums after each."""
 
-    def __init__(self, names: NameTable, engine: NativeEngine | PortableEngine, on_error: OnError) -> None:
+    def __init__(self, names: NameTable, engine: NativeEngine | PythonEngine, on_error: OnError) -> None:
         self._names, self._engine, self._on_error = names, engine, on_error
         self._modules, self._ended_ns = engine.module_names, 0
         self._operators: Any = engine.native if isinstance(engine, NativeEngine) else engine.operators

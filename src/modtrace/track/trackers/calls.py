@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from ..._interrupts import WeakMap
-from ..portable.segment_hooks import FrameBase, FrameStack, node_of
+from ..python.segment_hooks import FrameBase, FrameStack, node_of
 from ..unseen import tensors_in
 
 GradientEdge = tuple[int, int]

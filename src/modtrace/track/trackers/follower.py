@@ -21,8 +21,8 @@ from ...ring.slot_format import NO_NAME
 from ..call_patch import RUN_BACKWARD, Patch, Wrapper
 from ..naming.module_names import ModuleNames
 from ..naming.modules import named_modules
-from ..portable.passes import backward_nesting_depth, make_pass_wrapper, node_runs
-from ..portable.segment_hooks import NO_GRAPH_TASK, SegmentHooks, current_graph_task
+from ..python.passes import backward_nesting_depth, make_pass_wrapper, node_runs
+from ..python.segment_hooks import NO_GRAPH_TASK, SegmentHooks, current_graph_task
 from .calls import Call, InputHooks, LiveFrame, LiveGraphTask, LiveThread
 
 _current_node: Callable[[], Any] = torch._C._current_autograd_node

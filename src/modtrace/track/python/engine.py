@@ -44,7 +44,7 @@ from ...ring.slot_format import (
 )
 from ..call_patch import Patch, Wrapper
 from ..checkpoint_reruns import CheckpointReruns
-from ..collectives import PortableCollectives
+from ..collectives import PythonCollectives
 from ..event_sink import EngineOptions, OnError, SyncMarks, call_at_collections
 from ..greenlets import ThreadNumbers
 from ..naming.module_names import ModuleNames
@@ -85,7 +85,7 @@ _CALLBACKS: tuple[Callable[[Any, Any], object], ...] = (
 )
 
 
-class PortableCollections:
+class PythonCollections:
     """Reads what was noted of garbage collections; the callbacks stay in their place, and keep only the last notes.
 
     What `gc` calls is put together of functions of the standard library, which are in C: Python ignores an interrupt
@@ -147,7 +147,7 @@ class NameCounters(NamedTuple):
     next_recompute: Callable[[], int]  # counts those that a checkpoint runs again
 
 
-class PortableEngine(SegmentHooks[ThreadState]):
+class PythonEngine(SegmentHooks[ThreadState]):
     """Records forward by a patch of `nn.Module.__call__` and backward by hooks on few nodes."""
 
     kind = "python"
@@ -179,8 +179,8 @@ class PortableEngine(SegmentHooks[ThreadState]):
         # Returns the number of the next call of what runs a backward pass, from 1.
         self.next_pass: Callable[[], int] = itertools.count(1).__next__
         self.reruns = CheckpointReruns()
-        self._collectives = PortableCollectives(self, ring.names, on_error)
-        self._collections = PortableCollections() if options.ranges else None
+        self._collectives = PythonCollectives(self, ring.names, on_error)
+        self._collections = PythonCollections() if options.ranges else None
         self._bits_by_tid: dict[int, int] = {}
         self._next_gradients = itertools.count().__next__, itertools.count().__next__
         self._active = self._steps_told = False

@@ -190,7 +190,7 @@ def _is_tracing() -> bool:
 
 
 def make_pass_wrapper(wrapper: Wrapper) -> Callable[..., Any]:
-    """Return a wrapper of what runs a backward pass; it tells the observer of each, as it tells a `PortableEngine`."""
+    """Return a wrapper of what runs a backward pass; it tells the observer of each, as it tells a `PythonEngine`."""
 
     def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = __traceback_hide__ = True
@@ -223,4 +223,4 @@ def gives_gradients(args: tuple[Any, ...]) -> bool:
 
 
 PASS_PATCH = Patch(make_pass_wrapper, RUN_BACKWARD)
-"""The patch of both places that hold the function; its observer is a `PortableEngine`."""
+"""The patch of both places that hold the function; its observer is a `PythonEngine`."""
