@@ -28,7 +28,7 @@ def fill(path: Path, engine: str, capacity: int) -> None:
             for _ in range(100):
                 model(tokens).sum().backward()
                 recording.step()
-            if recording._started().ring.read().slots.overwritten:
+            if recording._require_capture().ring.read().slots.overwritten:
                 return
 
 

@@ -141,7 +141,7 @@ RING_SUFFIXES = (".modtrace",)
 _TRACE_SUFFIXES = (".pftrace", ".pftrace.gz", ".json", ".json.gz", ".zip")
 RECORDING_SUFFIXES = (*_TRACE_SUFFIXES, *RING_SUFFIXES)
 
-FileKind = tuple[str, ...] | Callable[[str], bool]
+FileChoice = tuple[str, ...] | Callable[[str], bool]
 """Which files of a folder are meant: the ends of their names, or a function that decides by the path."""
 
 
@@ -153,7 +153,7 @@ def find_recordings(paths: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(file for path in paths for file in _files_of(path, RECORDING_SUFFIXES)))
 
 
-def find_each(paths: Iterable[str], kind: FileKind) -> tuple[list[str], list[str]]:
+def find_each(paths: Iterable[str], kind: FileChoice) -> tuple[list[str], list[str]]:
     """Return the files of a kind that arguments mean, and an error for each argument without files."""
     files: dict[str, None] = {}
     errors = []
@@ -168,7 +168,7 @@ def find_each(paths: Iterable[str], kind: FileKind) -> tuple[list[str], list[str
     return list(files), errors
 
 
-def _files_of(path: str, kind: FileKind) -> list[str]:
+def _files_of(path: str, kind: FileChoice) -> list[str]:
     if os.path.isdir(path):
         files = [os.path.join(path, name) for name in sorted(os.listdir(path))]
         if callable(kind):

@@ -185,7 +185,7 @@ class Table(NamedTuple):
                 as they are: ns, bytes, FLOPs.
             limit: how many rows at most; None: all.
             width: characters in a line of text, and for Markdown in that of the same text: first the columns that
-                matter least are hidden, then names are cut_to_width from the left. None: nothing is.
+                matter least are hidden, then names lose their beginnings. None: all is shown.
 
         Raises:
             ModtraceError: neither pandas nor polars is installed.

@@ -20,6 +20,7 @@ from ._files import open_regular, work_folder
 from .formats.limits import LimitError, check_unpacked
 from .formats.trace_file import BLOCK_BYTES, ZIP_MAGIC, FileKind, TraceFile, file_kind, file_kind_by_head
 from .live.read_whole_run import read_whole_run
+from .record_options import StepRange
 from .ring import RingLog, read_ring, ring_serials
 from .timeline import OnePiece, Pieces, ReadRing, RingPieces, Timeline
 from .timeline.contents import WHOLE_RUN
@@ -184,9 +185,6 @@ def _read(path: Path) -> "Timeline":
     return replace(timeline, metadata={**timeline.metadata, "notes": changed})
 
 
-Steps = tuple[int | None, int | None]
-"""The first of some steps and the one after the last; None: from the first on, and to the last."""
-
 SHOWN_EVENTS = 4_000_000
 """Events of a ring that are shown at once, if no steps are chosen: as many as a browser draws in a moment."""
 
@@ -206,7 +204,7 @@ def read_pieces(path: str | os.PathLike[str]) -> Pieces:
     return ring_pieces(path) or OnePiece(read_timeline(path))
 
 
-def load_around(path: str | os.PathLike[str], steps: Steps | None, step_by: str | None = None) -> Timeline:
+def load_around(path: str | os.PathLike[str], steps: StepRange | None, step_by: str | None = None) -> Timeline:
     """Do what `load` does; of a large ring file perhaps only for some training steps and a few beside them.
 
     Where steps are calls or ranges, all is read. Raises ModtraceError if a ring has too many events for the memory.
@@ -247,7 +245,7 @@ def _last_calls(ring: tuple[ReadRing, range], first: int | None, last: int | Non
 
 
 def load_shown(
-    path: str | os.PathLike[str], steps: Steps | None, pieces: RingPieces | None = None
+    path: str | os.PathLike[str], steps: StepRange | None, pieces: RingPieces | None = None
 ) -> tuple[Timeline, list[str]]:
     """Return some steps of a file, else all, or the last ones of too long a ring; and what users should know of it.
 

@@ -24,6 +24,10 @@ MAX_CAPACITY = 1 << 34
 _USER_SIGNALS = ("SIGUSR1", "SIGUSR2")
 
 
+StepRange = tuple[int | None, int | None]
+"""The first of some steps and the one after the last; None: from the first on, and to the last."""
+
+
 class RecordOptions(TypedDict, total=False):
     """The keyword arguments of `modtrace.record`, which documents them; for typing functions that pass them on."""
 

@@ -77,7 +77,7 @@ def hangs(recording):
 with modtrace.record(ring=ring, engine=engine, device_times=engine == "native") as recording:
     globals()[scenario](recording)
 timeline = recording.timeline()
-clock = wall_clock(recording._started().ring.read().records)
+clock = wall_clock(recording._require_capture().ring.read().records)
 truth = [int(clock.to_other(torch.tensor([int(event.host_ns)]).numpy())[0]) for event in streams.timed]
 print(json.dumps({
     "rows": [(r.operator, r.counter, r.device, r.nbytes, r.is_wait, r.done_ns) for r in timeline.collectives],

@@ -41,7 +41,7 @@ def backward(timeline: Timeline) -> list[tuple[str, int, int]]:
 
 def on_wall_clock(recording: modtrace.Recording, monotonic_ns: int) -> int:
     """Return a moment as the spans of the recording say it."""
-    clock = wall_clock(recording._started().ring.read().records)
+    clock = wall_clock(recording._require_capture().ring.read().records)
     return int(clock.to_other(np.array([monotonic_ns]))[0])
 
 

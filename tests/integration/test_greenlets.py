@@ -188,7 +188,7 @@ def root_of(fqn: str) -> str:
 
 def faults(recording: modtrace.Recording, logs: list[Log]) -> Iterator[str]:
     """Yield what the recording says wrongly of what the logs say."""
-    clock = wall_clock(recording._started().ring.read().records)
+    clock = wall_clock(recording._require_capture().ring.read().records)
     timeline, spans = recording.timeline(), defaultdict(list)
     for span in timeline.spans:
         spans[root_of(span.fqn), span.phase].append(span)

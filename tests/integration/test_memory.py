@@ -55,7 +55,7 @@ with modtrace.record(engine=engine, capacity=capacity, ring=ring) as recording:
         if step > steps * 3 // 4:
             gc.collect()
             traced.append(tracemalloc.get_traced_memory()[0])
-slots = recording._started().ring.read().slots
+slots = recording._require_capture().ring.read().slots
 print(json.dumps({
     "sizes": sizes,
     "traced": traced,

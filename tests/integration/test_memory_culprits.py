@@ -102,7 +102,7 @@ def held_by(steps: Callable[[Training], None]) -> HeldMemory:
     with modtrace.record(memory=True) as recording:
         for _ in range(STEPS):
             steps(training)
-    memory = held_memory(RingAnalysis(recording._started().ring.read()))
+    memory = held_memory(RingAnalysis(recording._require_capture().ring.read()))
     assert memory is not None
     return memory
 
@@ -307,7 +307,7 @@ def test_owners_at_a_failed_allocation_hold_all_that_is_held() -> None:
         with pytest.raises(RuntimeError, match="can't allocate memory"):
             torch.empty(TOO_MANY, 64)
 
-    memory = held_memory(RingAnalysis(recording._started().ring.read()))
+    memory = held_memory(RingAnalysis(recording._require_capture().ring.read()))
     assert memory is not None
     assert len(kept) == 3
     assert sum(memory.by.values()) == memory.held
@@ -346,7 +346,7 @@ def test_what_each_module_holds_and_saves_is_known_however_many_there_are() -> N
         for _ in range(steps):
             model(x).backward()
             recording.step()
-    memory = held_memory(RingAnalysis(recording._started().ring.read()))
+    memory = held_memory(RingAnalysis(recording._require_capture().ring.read()))
 
     assert memory is not None
     rows = {name: held for name, held in memory.by.items() if name.startswith("Hoard.rows.") and held}

@@ -28,7 +28,7 @@ def recorded(run: Callable[[], object]) -> tuple[Timeline, set[str]]:
     """What a recording of `run` shows, and how the nodes got into it: "hooked", "observed" or both."""
     with modtrace.record(engine="native") as recording:
         run()
-    kinds = set(recording._started().ring.read().slots.events.kind.tolist())
+    kinds = set(recording._require_capture().ring.read().slots.events.kind.tolist())
     ways = {"hooked": Kind.SEGMENT_BEGIN, "observed": Kind.NODE_BEGIN}
     return recording.timeline(), {way for way, kind in ways.items() if kind in kinds}
 
@@ -79,7 +79,7 @@ def test_segments_take_one_event_each() -> None:
     with modtrace.record(engine="native") as recording:
         model(torch.ones(2)).sum().backward()
 
-    events = recording._started().ring.read().slots.events
+    events = recording._require_capture().ring.read().slots.events
     # The sum, which is no module's; c; the cosine; b; a; the end; and that parameters have gradients.
     kinds = [Kind.PASS_BEGIN] + [Kind.SEGMENT_BEGIN] * 5 + [Kind.BACKWARD_OVER, Kind.PASS_END, Kind.GRADIENTS]
     assert events.kind.tolist()[-9:] == kinds

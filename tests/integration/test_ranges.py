@@ -41,7 +41,7 @@ from modtrace.track.torch_ranges import _wrap_actors
 
 def noted(recording: modtrace.Recording) -> list[RangeName]:
     """Return the names of the ranges in the order in which they ended; each has one begin and one end."""
-    snapshot = recording._started().ring.read()
+    snapshot = recording._require_capture().ring.read()
     texts = {record["id"]: record["text"] for record in snapshot.records if record["kind"] == "text"}
     events = snapshot.slots.events
     begun, ended = events.kind == Kind.RANGE_BEGIN, events.kind == Kind.RANGE_END
@@ -133,7 +133,7 @@ def test_nothing_is_noted_outside_of_recordings(engine: EngineName) -> None:
         range_.__exit__(None, None, None)
 
     assert noted(first) == []
-    begun = second._started().ring.read().slots.events
+    begun = second._require_capture().ring.read().slots.events
     assert Counter(begun.kind.tolist()) == {Kind.RANGE_BEGIN: 1}
 
 
@@ -181,7 +181,7 @@ def test_ranges_of_threads_belong_to_their_threads(engine: EngineName) -> None:
             thread.join()
 
     assert Counter(name.name for name in noted(recording)) == {"of a thread": 200, "own": 200}
-    events = recording._started().ring.read().slots.events
+    events = recording._require_capture().ring.read().slots.events
     assert sorted(Counter(events.thread.tolist()).values()) == [200] * 4
 
 

@@ -71,7 +71,6 @@ def calls_of(notes: dict[str, Any], place: str) -> dict[str, int]:
     return {name: calls for name, calls, _ in notes["operators"][place]}
 
 
-@pytest.mark.parametrize("engine", ["native", "python"])
 class Subclass(torch.Tensor):
     @classmethod
     def __torch_function__(cls, *_: Any, **__: Any) -> Any:

@@ -177,7 +177,7 @@ def test_open_stacks_from_the_last_events_equal_those_from_all(
             thread = threading.Thread(target=step)
             thread.start()
             thread.join()
-    snapshot = recording._started().ring.read()
+    snapshot = recording._require_capture().ring.read()
     events = snapshot.slots.events
     inside = parts = 0
 

@@ -23,7 +23,7 @@ def main() -> None:
     keep_own_output()
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=2)
     with modtrace.record(ring=ring, engine="python") as recording:
-        names = recording._started().ring.names
+        names = recording._require_capture().ring.names
         job_store = dist.distributed_c10d._get_default_store()
         while not job_store.check(["measured"]):
             if any(record["kind"] == "offset" for record in list(names.records)):

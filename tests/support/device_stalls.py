@@ -30,7 +30,7 @@ def _input() -> Tensor:
 
 
 def _wait_until_written(recording: modtrace.Recording, kind: Kind, count: int) -> None:
-    while np.count_nonzero(recording._started().ring.read().slots.events.kind == kind) < count:
+    while np.count_nonzero(recording._require_capture().ring.read().slots.events.kind == kind) < count:
         pass
 
 
@@ -76,7 +76,7 @@ def forward_waits_behind_the_end(recording: modtrace.Recording, streams: FakeStr
         streams.fill(OTHER_STREAM, False)
         thread.join()
         model(x)
-    kinds = own._started().ring.read().slots.events.kind.tolist()
+    kinds = own._require_capture().ring.read().slots.events.kind.tolist()
     assert [kind for kind in kinds if kind != Kind.COLLECTION] == 2 * [Kind.FORWARD_ENTER, Kind.FORWARD_EXIT]
 
 

@@ -249,7 +249,7 @@ def hung(recording: modtrace.Recording) -> None:
 
 def full(recording: modtrace.Recording) -> None:
     """A backward that waits as its stream takes no more work, while another one's events are recorded and read."""
-    snapshot = recording._started().ring.read
+    snapshot = recording._require_capture().ring.read
 
     def wait_for(kind: Kind, count: int) -> None:
         while np.count_nonzero(snapshot().slots.events.kind == kind) < count:
@@ -395,7 +395,7 @@ def main() -> None:
     with modtrace.record(engine="native", **{"device_times": True, **options}) as recording:
         scenario(recording)
     timeline = recording.timeline()
-    snapshot = recording._started().ring.read()
+    snapshot = recording._require_capture().ring.read()
     clock = wall_clock(snapshot.records)
     timed = _streams.timed
     origin = min((int(event.host_ns) for event in timed), default=0)

@@ -237,7 +237,7 @@ def main() -> None:
     with modtrace.record(engine=engine) as recording:
         scenario()
     timeline = recording.timeline()
-    events = recording._started().ring.read().slots.events
+    events = recording._require_capture().ring.read().slots.events
     spans = [
         (span.track.rpartition(" · ")[2], span.phase, span.fqn, span.depth, span.complete)
         for span in timeline.spans

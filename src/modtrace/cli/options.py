@@ -11,6 +11,7 @@ import click
 
 from .._errors import ModtraceError
 from .._tables import is_terminal, printable
+from ..record_options import StepRange as StepRange
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -89,8 +90,6 @@ FORMS: dict[TableFormat, Literal["text", "md", "csv", "json"]] = {
 }
 """What `Table.to` calls the formats of the command line."""
 TextFormat = Literal["text", "json"]
-StepRange = tuple[int | None, int | None]
-"""What `steps_option` gives: the first step and the one after the last; None: from the first on, and to the last."""
 
 Number = TypeVar("Number", int, float)
 

@@ -83,9 +83,6 @@ def _original(match: re.Match[str]) -> str:
 MAX_CHROME_NS = 10**15
 """Nanoseconds from the base (11.5 days) below which a double of µs in JSON is exact to the nanosecond."""
 
-MAX_TIME_NS = 1 << 62
-"""Nanoseconds from 1970 beyond which no time lies: 146 years, to both sides."""
-
 MAX_LINK = 1 << 62
 """Links from here on get no flow: neither format has room for a larger flow id."""
 

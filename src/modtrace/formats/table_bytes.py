@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from .._arrays import AnyArray, BoolArray, Int64Array, number_values
+from .._arrays import INT64_MAX, AnyArray, BoolArray, Int64Array, number_values
 from .._errors import WriteError
 from .._version import __version__
 from ..timeline import PHASES, CounterSeries, GpuWork, Group, Mark, Name, Process, Slices, Stats, Timeline, Track
@@ -42,7 +42,6 @@ _PROBE = 1 << 12
 _WORTH = 0.7
 _LEAST_HEAD = 1 << 22
 """Bytes that the header of a block may have beside what the trace holds too."""
-_NEVER = np.iinfo(np.int64).max
 _DIFFERENCES = frozenset({"start", "link", "call", "step", "rows", "time"})
 """Columns of which the differences are small."""
 
@@ -193,7 +192,7 @@ def _check(slices: Slices, names: int, tracks: int) -> None:
 
 def _check_args(args: Args, rows: int) -> None:
     for name, column in args.items():
-        end = _NEVER if column.texts is None else len(column.texts)
+        end = INT64_MAX if column.texts is None else len(column.texts)
         is_ordered = len(column.values) == len(column) and np.all(np.diff(column.rows, prepend=-1) > 0)
         if not is_ordered or int(column.rows[-1]) >= rows or np.any(column.values >= end):
             raise ValueError(f"the {name} of a slice is not there")

@@ -24,7 +24,7 @@ _MIN_WAIT_NS = 1_000_000_000
 _OTHER_END = {"send": "recv", "recv": "send"}
 _OF_ONE_SIZE = ("all_reduce", "broadcast", "reduce", "all_gather_into_tensor")
 """How the names of operators begin that take as many bytes on each rank."""
-_DEFAULT_GROUP = "default_pg"
+_DEFAULT_DESCRIPTION = "default_pg"
 """What torch says of the group of all ranks."""
 
 
@@ -115,7 +115,7 @@ def find_all_hangs(states: Sequence[RankState], records: Sequence[FlightRecord] 
     all_ranks = tuple(sorted({*by_rank, *(record.rank for record in records)}))
 
     def with_ranks(group: Group, rank: int) -> Group:
-        if not group.ranks and group.description == _DEFAULT_GROUP and group.name not in groups:
+        if not group.ranks and group.description == _DEFAULT_DESCRIPTION and group.name not in groups:
             return group._replace(ranks=all_ranks)
         same = [] if group.ranks else groups.get(group.name, [])
         return next((known for known in same if rank in known.ranks), group)

@@ -193,7 +193,7 @@ def format_ranges(numbers: Iterable[int]) -> str:
     return rank_list(numbers).replace(",", ", ")
 
 
-_DEFAULT_GROUP = "0"
+_DEFAULT_NAME = "0"
 _TOWARDS = {"send": "to", "recv": "from"}
 
 
@@ -241,7 +241,7 @@ def global_rank(group: Group, rank_in_group: int) -> int | None:
 
 
 def _format_group(group: Group) -> str:
-    return "" if group.name == _DEFAULT_GROUP else f" of group {group.description or group.name}"
+    return "" if group.name == _DEFAULT_NAME else f" of group {group.description or group.name}"
 
 
 def in_place(place: str) -> str:

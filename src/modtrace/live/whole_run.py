@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from .._arrays import Int64Array, Numbering
+from .._arrays import INT64_MAX, Int64Array, Numbering
 from .._errors import ModtraceError, WriteError
 from .._files import atomic_writer
 from ..ring import whole_run_path
@@ -127,7 +127,7 @@ class Distributions(Generic[Key]):
         """Return the number of the row of each key; one that is new gets a row."""
         rows = np.array([self._row_of[key] for key in keys], np.int64)
         if new := len(self._row_of) - len(self._counts):
-            none = np.array([[0], [np.iinfo(np.int64).max], [0]])
+            none = np.array([[0], [INT64_MAX], [0]])
             self._times = np.append(self._times, none.repeat(new, axis=1), axis=1)
             self._counts = np.append(self._counts, np.zeros((new, _BINS), np.int64), axis=0)
         return rows
@@ -187,7 +187,7 @@ class _RingDistributions:
             self._by_time = True
         else:
             last = follower.last_steps[-1].number if follower.last_steps else -1
-            until = np.iinfo(np.int64).max if follower.state == "ended" else last
+            until = INT64_MAX if follower.state == "ended" else last
             is_new = (columns.step > self._last_counted_step) & (columns.step <= until)
             self._last_counted_step = max(self._last_counted_step, until)
         rows, names = np.flatnonzero(is_new & columns.complete), look.timeline.names

@@ -165,7 +165,7 @@ _SLICE_KINDS: dict[object, int] = {
     "Operator": CPU_OP,
     "Runtime": RUNTIME,
 }
-"""The kind of a slice by its category; of others `_slice_kind` tells it."""
+"""The kind of a slice by its category."""
 
 _API_CALLS = (
     (re.compile(r"(cuda|hip)StreamBeginCapture|cuStreamBeginCapture"), ApiCall.CAPTURE_BEGIN),

@@ -12,7 +12,7 @@ import numpy as np
 
 from .._errors import ModtraceError
 from .._processes import map_in_processes
-from ..read import Steps
+from ..record_options import StepRange
 from ..timeline import Timeline
 from ..timeline.contents import STEP_NOTES, WHOLE_RUN, damage_sentence
 from ..timeline.join import join, move_times, replace_processes
@@ -88,7 +88,7 @@ def damage_sentences(damage: Mapping[int, str]) -> list[str]:
     return [f"rank {rank}: {text}" for rank, text in damage.items()]
 
 
-def load_rank(file: RankRecording, time: RankTime, steps: Steps | None = None) -> RankTimeline:
+def load_rank(file: RankRecording, time: RankTime, steps: StepRange | None = None) -> RankTimeline:
     """Read a rank's recording and move it to the time of the job."""
     return place_rank(load_own_time(file, steps), time, file)
 
@@ -97,7 +97,7 @@ def read_ranks(
     take: Callable[[RankTimeline], T],
     files: Sequence[RankRecording],
     job: JobTime,
-    steps: Steps | None = None,
+    steps: StepRange | None = None,
     executor: Executor | None = None,
 ) -> list[T]:
     """Return what is taken of each rank in the time of the job, in the order of the files."""
@@ -114,7 +114,7 @@ def whole(one: RankTimeline) -> RankTimeline:
 
 
 def _read_group(
-    take: Callable[[RankTimeline], T], steps: Steps | None, group: Sequence[tuple[RankRecording, RankTime]]
+    take: Callable[[RankTimeline], T], steps: StepRange | None, group: Sequence[tuple[RankRecording, RankTime]]
 ) -> list[T]:
     return [take(load_rank(*placed, steps)) for placed in group]
 
@@ -130,7 +130,11 @@ _MODULE_BYTES, _OTHER_BYTES = 55, 190
 
 
 def read_fitting(
-    files: Sequence[RankRecording], job: JobTime, steps: Steps | None, executor: Executor | None, bytes_per_step: int
+    files: Sequence[RankRecording],
+    job: JobTime,
+    steps: StepRange | None,
+    executor: Executor | None,
+    bytes_per_step: int,
 ) -> list[RankTimeline]:
     """Read as many ranks, and of each role as many levels of modules, as fit into a Perfetto trace.
 

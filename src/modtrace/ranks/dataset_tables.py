@@ -15,7 +15,7 @@ from pyarrow.fs import LocalFileSystem
 from .._arrays import AnyArray, number_distinct
 from .._errors import ModtraceError
 from .._processes import map_in_processes, processor_count
-from ..read import Steps
+from ..record_options import StepRange
 from ..ring.event_text import CATEGORIES
 from ..timeline import PHASES, Name
 from ..timeline.select import step_interval
@@ -151,7 +151,7 @@ class DatasetTables(RankTables):
             raise ModtraceError(f"{self.place}: it holds no rank yet; run `modtrace ranks pack` again")
         self._parts, self._opened = parts, dict[str, ds.FileFragment]()
 
-    def buckets(self, *tables: str, steps: Steps = (None, None)) -> list[tuple[int, int]]:
+    def buckets(self, *tables: str, steps: StepRange = (None, None)) -> list[tuple[int, int]]:
         """Return the first step of each bucket of any of the tables, and the one after its last, in order."""
         length, numbers, end = self._steps_per_bucket, set[int](), 0
         with self.damage_named():

@@ -6,7 +6,7 @@ from concurrent.futures import Executor
 
 from .._errors import ModtraceError
 from ..public import Timeline
-from ..read import Steps
+from ..record_options import StepRange
 from ..ring.event_text import rank_list
 from .all_ranks import all_ranks_timeline, read_fitting, read_ranks, whole
 from .rank_folder import JobTime, Place, RankRecording, as_folder, check_size, find_rank_recordings
@@ -19,7 +19,7 @@ _FEW = 16
 def load_ranks(
     folder: Place,
     *,
-    steps: Steps | None = None,
+    steps: StepRange | None = None,
     ranks: Collection[int] | None = None,
     worst: int = 0,
     role: str | None = None,

@@ -15,7 +15,8 @@ import numpy as np
 from .._arrays import Int64Array
 from .._errors import ModtraceError, TraceError, require_extra
 from .._files import begins_with, work_folder
-from ..read import SHOWN_EVENTS, FileKind, Steps, file_kind_by_head, read_timeline, too_large
+from ..read import SHOWN_EVENTS, FileKind, file_kind_by_head, read_timeline, too_large
+from ..record_options import StepRange
 from ..ring import (
     MAGIC,
     Kind,
@@ -296,7 +297,7 @@ def check_size(files: Iterable[RankRecording]) -> None:
             )
 
 
-def load_own_time(file: RankRecording, steps: Steps | None = None) -> Timeline:
+def load_own_time(file: RankRecording, steps: StepRange | None = None) -> Timeline:
     """Read a rank's recording in its own time: monotonic nanoseconds of a ring, Unix nanoseconds of a trace."""
     whole: Timeline | None
     if file.snapshot is not None:

@@ -22,7 +22,7 @@ from .._arrays import (
     number_distinct,
     split_by,
 )
-from ..read import Steps
+from ..record_options import StepRange
 from ..ring.event_text import CATEGORIES, RangeCategory, RangeName, parse_ranks, rank_list
 from ..timeline import Name, Timeline
 from ..timeline.memory import measure_calls
@@ -372,7 +372,11 @@ class FolderTables(RankTables):
     """Reads all recordings of a folder."""
 
     def __init__(
-        self, files: Sequence[RankRecording], job: JobTime, steps: Steps | None = None, executor: Executor | None = None
+        self,
+        files: Sequence[RankRecording],
+        job: JobTime,
+        steps: StepRange | None = None,
+        executor: Executor | None = None,
     ) -> None:
         loaded = read_ranks(_rank_tables, files, job, steps, executor)
         self.ranks = [entry for entry, _ in loaded]

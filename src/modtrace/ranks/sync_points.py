@@ -11,6 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from .._arrays import (
+    INT64_MAX,
+    INT64_MIN,
     BoolArray,
     Float64Array,
     IndexArray,
@@ -26,7 +28,7 @@ from ..timeline import Collectives, Group, Timeline
 SYNCHRONIZING = ("all_", "reduce_scatter", "barrier", "monitored_barrier")
 """How the names of operators begin that end on no rank before all have called them."""
 
-_COUNTER_BITS = 40
+_GROUP_SHIFT = 40
 
 _PER_READING = 64
 """Collectives that one reading takes, if there are so many."""
@@ -62,7 +64,7 @@ def group_keys(groups: Sequence[Group]) -> dict[str, GroupKey]:
 
 def call_keys(group: Int32Array | Int64Array, counter: Int64Array) -> Int64Array:
     """Return one integer for each call: the number of its group, and in the lower 40 bits its counter."""
-    keys: Int64Array = group.astype(np.int64) << _COUNTER_BITS | counter
+    keys: Int64Array = group.astype(np.int64) << _GROUP_SHIFT | counter
     return keys
 
 
@@ -87,7 +89,7 @@ def _first_wait_end(
     collectives: Collectives, group_of_name: Int64Array, waits: Int64Array, group: Int64Array, counter: Int64Array
 ) -> Int64Array:
     """Return for each call the first end of a wait for it; -1 if there is none."""
-    never = np.iinfo(np.int64).max
+    never = INT64_MAX
     called = call_keys(group, counter)
     waited = call_keys(group_of_name[collectives.name[waits]], collectives.counter[waits])
     keys, place = np.unique(np.concatenate([called, waited]), return_inverse=True)
@@ -138,7 +140,7 @@ def _sections(timeline: Timeline) -> tuple[Int64Array, Int64Array]:
     if passes:
         begin, end = np.array(passes, np.int64).T
         return begin, end
-    edges = np.array([np.iinfo(np.int64).min, *timeline.step_ends, np.iinfo(np.int64).max])
+    edges = np.array([INT64_MIN, *timeline.step_ends, INT64_MAX])
     return edges[:-1], edges[1:]
 
 
@@ -149,8 +151,8 @@ def _last_activity(timeline: Timeline, until: Int64Array) -> Int64Array:
     start, end = columns.start[outermost], np.maximum.accumulate(columns.end[outermost])
     index = np.searchsorted(start, until) - 1
     if not len(start):
-        return np.full(len(until), np.iinfo(np.int64).min)
-    return np.where(index >= 0, np.minimum(end[np.maximum(index, 0)], until), np.iinfo(np.int64).min)
+        return np.full(len(until), INT64_MIN)
+    return np.where(index >= 0, np.minimum(end[np.maximum(index, 0)], until), INT64_MIN)
 
 
 def offsets_by_collectives(

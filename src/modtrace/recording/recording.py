@@ -149,7 +149,7 @@ class Recording:
         Raises:
             RecordingError: the recording was not started.
         """
-        return self._started().engine.kind
+        return self._require_capture().engine.kind
 
     @property
     def _is_empty(self) -> bool:
@@ -205,7 +205,7 @@ class Recording:
             for optimizer in self._optimizers:
                 self._capture.note_optimizer(optimizer)
             self._cycle_ended = False
-        capture = self._started()
+        capture = self._require_capture()
         if self._cycles.action is not ProfilerAction.WARMUP and not capture.started:
             self._unsaved = True
             capture.start()
@@ -307,8 +307,8 @@ class Recording:
                 self._stop_and_log("when it stopped")
 
     def _end_cycle(self) -> None:
-        self._started().stop()
-        self._started().close()
+        self._require_capture().stop()
+        self._require_capture().close()
         self._cycle_ended = True
 
     def mark(self, text: str) -> None:
@@ -376,7 +376,7 @@ class Recording:
 
     def _write_mark(self, kind: Kind, text: str | None, value: int) -> None:
         if not self.running:
-            self._started()
+            self._require_capture()
         elif self._capture is not None and self._capture.started:
             self._capture.write_mark(kind, text, value)
 
@@ -386,7 +386,7 @@ class Recording:
         Raises:
             RecordingError: nothing was recorded yet.
         """
-        timeline = RingPieces(*self._started().reader(self.running)).join()
+        timeline = RingPieces(*self._require_capture().reader(self.running)).join()
         return Timeline.of(timeline if self._worker_rings is None else self._worker_rings.joined(timeline))
 
     def timeline(self) -> Timeline:
@@ -395,7 +395,7 @@ class Recording:
         Raises:
             RecordingError: it was not started, or it runs still; then `snapshot` is meant.
         """
-        self._started()
+        self._require_capture()
         if self.running:
             raise RecordingError("the recording runs; call stop() first, or snapshot() for what there is so far")
         if self._timeline is None:
@@ -417,7 +417,7 @@ class Recording:
         Raises:
             RecordingError: the recording was not started, or its schedule has recorded no step yet.
         """
-        return RingAnalysis(self._started().ring.read()).open_stacks
+        return RingAnalysis(self._require_capture().ring.read()).open_stacks
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the timeline to `path`, of a running recording a snapshot; the suffix picks the format.
@@ -429,14 +429,14 @@ class Recording:
         if is_report or self.running or self._timeline is not None or self._worker_rings is not None:
             (self.snapshot() if self.running else self.timeline()).save(path)
             return
-        pieces = RingPieces(*self._started().reader(running=False))
+        pieces = RingPieces(*self._require_capture().reader(running=False))
         write(pieces, path)
         if pieces.whole is None:
             self._written = Timeline.of(pieces.rest()), pieces.spans
         else:
             self._timeline = Timeline.of(pieces.whole)
 
-    def _started(self) -> Capture:
+    def _require_capture(self) -> Capture:
         if self._capture is None and self._unused.locked():
             raise RecordingError("the schedule has recorded no step yet")
         if self._capture is None:
@@ -451,7 +451,7 @@ class Recording:
         self._save_on_signal()
         if self.saved_paths:
             with contextlib.suppress(OSError):  # the disk is full
-                self._started().ring.names.note({"kind": "saved"})
+                self._require_capture().ring.names.note({"kind": "saved"})
             self._warn(f"SIGTERM: what was recorded so far is in {self.saved_paths[-1]}")
 
     def _on_signal_came(self) -> None:

@@ -19,7 +19,8 @@ from .._errors import WriteError
 from .._files import atomic_writer, work_folder
 from .._tables import counted
 from .._version import __version__
-from ..read import FileKind, Steps, file_kind, load_shown, read_timeline, trace_path
+from ..read import FileKind, file_kind, load_shown, read_timeline, trace_path
+from ..record_options import StepRange
 from ..timeline import Timeline
 from ..timeline.select import choose_slowest, last_spans, slowest_steps
 from ..timeline.summary import summarize, take_steps
@@ -236,7 +237,7 @@ def report(
     *,
     anonymize: bool = False,
     max_bytes: int = MAX_REPORT_BYTES,
-    steps: Steps | None = None,
+    steps: StepRange | None = None,
 ) -> Report:
     """Pack a trace for a bug report: the trace, a page that shows it, a summary and the environment.
 
@@ -275,7 +276,7 @@ def report(
 
 
 def _pack_file(
-    path: str | os.PathLike[str], names: ReportNames, folder: Path, max_bytes: int, steps: Steps | None
+    path: str | os.PathLike[str], names: ReportNames, folder: Path, max_bytes: int, steps: StepRange | None
 ) -> Report:
     with trace_path(path) as trace:
         kind = file_kind(trace)

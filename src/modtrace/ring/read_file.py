@@ -52,7 +52,7 @@ _NAMED_KINDS = [kind for kind in Kind if kind.name_field.startswith("module")]
 _TEXT_KINDS = [kind for kind in Kind if kind.name_field.startswith("text")]
 _PERHAPS_NAMED_KINDS = [kind for kind in Kind if kind.name_field.endswith("?")]
 _STAMP = struct.Struct("<q")
-_FOREVER = 1 << 62
+_BEYOND_ALL = 1 << 62
 _MAX_REREADS = 20
 _BYTES_PER_BLOCK = 512
 """What `st_blocks` counts in, on every system."""
@@ -114,7 +114,7 @@ def read_ring(
     path: str | os.PathLike[str],
     last_events: int | None = None,
     serials: range | None = None,
-    kinds: Collection[Kind] = (),
+    without: Collection[Kind] = (),
     log: "RingLog | None" = None,
 ) -> RingSnapshot:
     """Read a ring file: of a running, a stopped or a killed process, or a part of one.
@@ -126,7 +126,7 @@ def read_ring(
         path: the file.
         last_events: read no more than about so many, the last ones, and count the others as overwritten; None: all.
         serials: read the events with these numbers alone; what is before them counts as overwritten.
-        kinds: of `serials`, leave out the events of these kinds, but for the first and the last.
+        without: of `serials`, leave out the events of these kinds, but for the first and the last.
         log: what was read of the file's log before; the rest is added. None: nothing was.
 
     Raises:
@@ -144,7 +144,7 @@ def read_ring(
             slots = _read_file_slots(file.fileno(), size, header.capacity, last_events)
         else:
             ranges = _slots_of(serials.start, serials.stop, header.capacity, header.capacity)
-            slots = read_slots(_slot_blocks(file.fileno(), ranges), header.capacity, serials, kinds)
+            slots = read_slots(_slot_blocks(file.fileno(), ranges), header.capacity, serials, without)
         # The log is read after the slots: a name is noted before its number is used.
         records, id_counts = (log or RingLog()).read(file, header.log_start)
     missing_bytes = max(0, header.log_start + LOG_CHUNK_BYTES - size)
@@ -258,7 +258,7 @@ def _read_once(descriptor: int, count: int, capacity: int, last_events: int | No
         if newest is not None:
             oldest = max(0, newest + 1 - last_events)
             ranges = _slots_of(oldest, newest + 1 + _SLOTS_AHEAD, count, capacity)
-            return read_slots(_slot_blocks(descriptor, ranges), capacity, range(oldest, _FOREVER))
+            return read_slots(_slot_blocks(descriptor, ranges), capacity, range(oldest, _BEYOND_ALL))
     return read_slots(_slot_blocks(descriptor, [(0, count)]), capacity)
 
 
@@ -332,7 +332,7 @@ def slot_blocks(slots: Int64Array, serials: range | None = None) -> Iterator[_Sl
 
 
 def read_slots(
-    blocks: Iterable[_SlotBlock], capacity: int, serials: range = range(_FOREVER), without: Collection[Kind] = ()
+    blocks: Iterable[_SlotBlock], capacity: int, serials: range = range(_BEYOND_ALL), without: Collection[Kind] = ()
 ) -> SlotSnapshot:
     """Read the whole events of a ring, dead or alive, in memory that follows the number of events and not of slots.
 

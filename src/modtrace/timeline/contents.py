@@ -44,21 +44,7 @@ WITHOUT_GRADIENTS = "calls without gradients"
 FLOAT64 = " (float64)"
 """How the names of operators end that take tensors of float64; it is the name of all of them in a module."""
 STEP_NOTES = "step_notes"
-"""In a timeline's metadata: what was noted of so many `steps`. `operators` that ran `outside` of modules, and
-`in_passes` outside of nodes, and `in_optimizers`, each a list of name, calls and nanoseconds; those `inside` of modules
-themselves, by name of the module, after all of them together, without a name; which lists and the like of modules and
-of `__main__` `lengthen`, with after how many steps they held how many values; in how many steps `settings` that make a
-program slow were on; how many forward `hooks` modules have, by name; which are `doubles`, with parameters of float64,
-or have `tables` of it; in which `casts` without gradients made nodes; which `drop`, as dropout does in training; which
-are `untrained`, with parameters that no optimizer has; in which places, see `place_in_lists`, modules are `unlike` each
-other in size; the `largest`, by name what percent of all parameters' values it has, if that is most; how many values
-all `parameters` have, and how many `gradient_hooks` there are; `delays`, in which steps the thread waited for a
-processor, and how many nanoseconds, or, where calls or passes are steps, `waited_ns`, how many in all of them;
-`resident`, after how many steps the process held how many bytes; and the longest `gaps` between modules, passes and
-ranges, each a list of the line of the program (`train.py:12`) where something ended, what, where the next began, what,
-the part of the step that it is, and the nanoseconds of each step that has it; `slow_gaps`, the same of slow steps that
-were foreseen; and `loops_ns`, what Python took for a thousand rounds of an empty loop; and `inputs`, by name of the
-module the shapes of what its first call in a step got that was in no other module's, after how many steps."""
+"""In a timeline's metadata: what was noted of few steps; `metadata.SHAPE_OF_STEP_NOTES` has each key."""
 
 
 def place_in_lists(fqn: str, called: Container[str]) -> str:

@@ -33,30 +33,49 @@ GRAPH = {
 }
 """What is known of a graph that torch.compile made, see `summary.compiled`."""
 _GAPS = [(*[str] * 5, [_COUNT])]
-NOTES_OF_STEPS = {
+SHAPE_OF_STEP_NOTES = {
+    # How many steps were looked at.
     "steps": int,
+    # What Python took for a thousand rounds of an empty loop, ns.
     "loops_ns": int,
+    # Operators that ran outside of modules, in backward passes outside of nodes, and in optimizers: name, calls, ns.
     "operators": {"outside": _OPERATORS, "in_passes": _OPERATORS, "in_optimizers": _OPERATORS},
+    # By module, the operators that it calls itself: all together, without a name; all of float64; then the longest.
     "inside": {str: _OPERATORS},
+    # By name, lists and the like of modules and of `__main__` that grow: after how many steps how many values.
     "lengthen": {str: [(int, int)]},
+    # By name, in how many of these steps a setting that makes a program slow was on.
     "settings": {str: int},
+    # By module, after how many steps it got tensors of which shapes, if its first call in the step was in no other's.
     "inputs": {str: [(int, str)]},
+    # By module, how many forward hooks it has.
     "hooks": {str: int},
+    # By module, what percent of all parameters' values it has, if that is most.
     "largest": {str: int},
+    # How many hooks gradients have, and how many values all parameters.
     "gradient_hooks": int,
     "parameters": int,
+    # Modules with parameters of float64, with other tensors of it, and in which casts without gradients made nodes.
     "doubles": [str],
     "tables": [str],
     "casts": [str],
+    # Modules that drop values or normalize by the batch, as in training.
     "drop": [str],
+    # Modules with parameters that no optimizer has.
     "untrained": [str],
+    # Places in lists whose modules differ in size, see `contents.place_in_lists`.
     "unlike": [str],
+    # After how many steps the process held how many bytes.
     "resident": [(int, int)],
+    # In which steps the thread waited for a processor, and how long, ns; where calls are steps, in all of them.
     "delays": [(int, _COUNT)],
     "waited_ns": _COUNT,
+    # The longest times between modules, passes and ranges: the line where something ended, what, the line where the
+    # next began, what, the part of the step, and ns in each step that has it. The second is of slow steps alone.
     "gaps": _GAPS,
     "slow_gaps": _GAPS,
 }
+"""What recordings note of few steps, by key, see `contents.STEP_NOTES`."""
 OPTIMIZER_NOTES = [
     {"class": str, "how": str, **dict.fromkeys(("tensors", "groups", "hooks", "stepped", "first_tensors"), int)}
 ]
@@ -75,7 +94,7 @@ _SHAPES = {
     },
     contents.COMPILED: {str: [GRAPH]},
     contents.OPTIMIZERS: OPTIMIZER_NOTES,
-    contents.STEP_NOTES: NOTES_OF_STEPS,
+    contents.STEP_NOTES: SHAPE_OF_STEP_NOTES,
 }
 _MISFIT = object()
 _MAX_TEXT = 10_000

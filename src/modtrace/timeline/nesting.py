@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .._arrays import BoolArray, Int32Array, Int64Array, SignedIntArray, split_by
+from .._arrays import INT64_MAX, INT64_MIN, BoolArray, Int32Array, Int64Array, SignedIntArray, split_by
 
 if TYPE_CHECKING:
     from .slices import Slices
@@ -54,8 +54,7 @@ def union_of(start: Int64Array, end: Int64Array) -> TimeIntervals:
 
 def extents(group: Int64Array, start: Int64Array, end: Int64Array, groups: int) -> tuple[Int64Array, Int64Array]:
     """Return the first start and the last end of the intervals of each group; of one without, the end is before."""
-    limits = np.iinfo(np.int64)
-    first, last = np.full(groups, limits.max), np.full(groups, limits.min)
+    first, last = np.full(groups, INT64_MAX), np.full(groups, INT64_MIN)
     np.minimum.at(first, group, start)
     np.maximum.at(last, group, end)
     return first, last
@@ -214,9 +213,6 @@ def is_outermost(columns: Slices, group: Int64Array) -> BoolArray:
     return outermost
 
 
-_NEVER = int(np.iinfo(np.int64).max)
-
-
 class LabelledInterval(NamedTuple):
     """Something that ran, and the calls it ran for."""
 
@@ -269,7 +265,7 @@ def spans_from_intervals(intervals: Iterable[LabelledInterval]) -> list[PathSpan
         still_open += [[interval.start, interval.end, key] for key in interval.path[shared:]]
         if still_open:
             still_open[-1][1] = max(still_open[-1][1], interval.end)
-    close(0, _NEVER)
+    close(0, INT64_MAX)
     spans.sort(key=lambda span: (span.start, span.depth))
     return spans
 
@@ -280,9 +276,9 @@ def clip_and_nest(
     """Nest spans, each ending with the one around it, equal ones by rank; return end, parent or -1, and depth."""
     order = np.lexsort((rank, -end, start, track))
     end, parent, depth = end.copy(), np.full(len(start), -1, np.int64), np.zeros(len(start), np.int64)
-    first = int(start.min(initial=_NEVER))
+    first = int(start.min(initial=INT64_MAX))
     stride = max(int(end.max(initial=first)) - first, 0) + 1
-    if (int(track.max(initial=0)) + 1) * stride < _NEVER:
+    if (int(track.max(initial=0)) + 1) * stride < INT64_MAX:
         # As if each track began where the one before it ends. An empty span is over when the next one begins.
         begins, ends = (track[order] * stride + (time[order] - first) for time in (start, end))
         is_empty = ends <= begins

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from .._arrays import BoolArray, Float64Array, IndexArray, Int32Array, Int64Array, Numbering
+from .._arrays import (
+    INT64_MAX,
+    INT64_MIN,
+    BoolArray,
+    Float64Array,
+    IndexArray,
+    Int32Array,
+    Int64Array,
+    Numbering,
+)
 from .contents import COUNTED, WHOLE_RUN
 from .nesting import InnermostLookup, extents
 from .slices import BACKWARD, FORWARD, KINDS, MODULE, UNKNOWN_FLOPS, Arg, Slices, in_start_order, map_arg
@@ -25,8 +34,8 @@ _CHUNK = 1 << 20
 
 def window(timeline: Timeline, start_ns: int | None = None, end_ns: int | None = None) -> Timeline:
     """Return what is in a range of time; see `Timeline.window`."""
-    low = np.iinfo(np.int64).min if start_ns is None else start_ns
-    high = np.iinfo(np.int64).max if end_ns is None else end_ns
+    low = INT64_MIN if start_ns is None else start_ns
+    high = INT64_MAX if end_ns is None else end_ns
     if high < low:
         raise ValueError(f"the window ends {low - high} ns before it starts")
     slices = timeline.slices
@@ -106,7 +115,7 @@ def without_gpu(timeline: Timeline) -> Timeline:
 def step_interval(first: int | None, last: int | None, count: int) -> tuple[int, int]:
     """Return the numbers that `Timeline.steps` is given as numbers from 0; `count` is how many steps there are."""
     low = 0 if first is None else first if first >= 0 else max(count + first, 0)
-    high = np.iinfo(np.int64).max if last is None else last if last >= 0 else max(count + last, 0)
+    high = INT64_MAX if last is None else last if last >= 0 else max(count + last, 0)
     if high < low and min(first or 0, last or 0) < 0:
         high = max(low, high)  # as in a slice of a list: nothing
     if high < low:
@@ -287,8 +296,7 @@ def outermost_calls(timeline: Timeline) -> Int64Array:
 
 def _end_before(step_ends: Int64Array, index: int) -> int:
     """Return when the step before one ended; before all times for the first, after all for one that never comes."""
-    never = np.iinfo(np.int64)
-    return int(step_ends[index - 1]) if 0 < index <= len(step_ends) else never.min if index <= 0 else never.max
+    return int(step_ends[index - 1]) if 0 < index <= len(step_ends) else INT64_MIN if index <= 0 else INT64_MAX
 
 
 class Excerpt(NamedTuple):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .._arrays import Int64Array, number_values
+from .._arrays import INT64_MAX, INT64_MIN, Int64Array, number_values
 from .contents import COUNTED
 from .join import put_modules_before
 from .nesting import union_of
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from .timeline import Timeline
 
 
-NEVER = int(np.iinfo(np.int64).max)
-"""When the backward of a call without one begins."""
 _OTHER, _USER, _EVALUATION, _OPTIMIZER, _LOADING, _COMPILE = range(6)
 _CATEGORIES = {
     "user": _USER,
@@ -52,7 +50,7 @@ def find_step_begins(timeline: Timeline, start: Int64Array, end: Int64Array) -> 
 def trained_modules(timeline: Timeline, before: int | None = None) -> frozenset[str]:
     """Return the names of the modules that trained, perhaps before a step: their outermost calls have a backward."""
     slices, roots = timeline.slices, outermost_calls(timeline)
-    trained = roots[backward_starts(timeline, roots) < NEVER]
+    trained = roots[backward_starts(timeline, roots) < INT64_MAX]
     if before is not None:
         trained = trained[slices.step[trained] < before]
     names = frozenset(timeline.names[name].fqn for name in np.unique(slices.name[trained]).tolist())
@@ -76,7 +74,7 @@ class _Items:
         self._rows = rows[np.argsort(slices.start[rows], kind="stable")]
         self._start, self._end = slices.start[self._rows], slices.end[self._rows]
         self._category = category[self._rows]
-        self._backward = np.full(len(self._rows), NEVER)
+        self._backward = np.full(len(self._rows), INT64_MAX)
         calls = slices.kind[self._rows] == MODULE
         self._backward[calls] = backward_starts(timeline, self._rows[calls])
         fqns = np.unique([name.fqn for name in names] or [""], return_inverse=True)
@@ -84,7 +82,7 @@ class _Items:
 
     def first_steps(self, end: Int64Array) -> list[int]:
         """Return the indices of steps that begin a training, as the first of a whole recording does."""
-        trained = np.flatnonzero(self._backward < NEVER)
+        trained = np.flatnonzero(self._backward < INT64_MAX)
         step, fqn = np.searchsorted(end, self._backward[trained], side="right"), self._fqn[trained]
         first = np.full(len(self._fqns), len(end))
         np.minimum.at(first, fqn, step)
@@ -104,12 +102,12 @@ class _Items:
         trains = backward < high
         if not trains.any():
             trains = fqn >= 0
-            backward = np.where(trains, start, NEVER)
+            backward = np.where(trains, start, INT64_MAX)
         if not trains.any():
             return low
         trained_start, backward = start[trains], backward[trains]
         busy = union_of(start[category != _USER], end[category != _USER])
-        begin, at = NEVER, int(trained_start[-1])
+        begin, at = INT64_MAX, int(trained_start[-1])
         while at < begin:
             index = int(np.searchsorted(busy.start, at, side="right")) - 1
             while index > 0 and busy.start[index] - busy.end[index - 1] <= high - busy.start[index]:
@@ -130,9 +128,9 @@ def backward_starts(timeline: Timeline, calls: Int64Array) -> Int64Array:
     rows = slices.block_of(MODULE)
     backward = np.flatnonzero((slices.phase[rows] == BACKWARD) & (slices.link[rows] >= 0))
     link, at = number_values(slices.link[backward])
-    starts, of_call = np.full(len(link) + 1, NEVER), slices.link[calls]
+    starts, of_call = np.full(len(link) + 1, INT64_MAX), slices.link[calls]
     np.minimum.at(starts, at, slices.start[backward])
-    return np.where(np.isin(of_call, link), starts[np.searchsorted(link, of_call)], NEVER)
+    return np.where(np.isin(of_call, link), starts[np.searchsorted(link, of_call)], INT64_MAX)
 
 
 _time = attrgetter("time_ns")
@@ -157,8 +155,7 @@ def step_pieces(timeline: Timeline) -> Iterator[Timeline]:
     metadata, marks = dict(timeline.metadata), timeline.marks
     if Arg.FLOPS in columns.args:  # perhaps not in each piece
         metadata.setdefault(COUNTED, {})
-    never = np.iinfo(np.int64)
-    bounds = [(0, never.min), *cuts, (len(columns), never.max)]
+    bounds = [(0, INT64_MIN), *cuts, (len(columns), INT64_MAX)]
     for (first, since), (last, until) in itertools.pairwise(bounds):
         rows = others.slices
         inside = (rows.start >= since) & (rows.start < until)

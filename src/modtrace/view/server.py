@@ -30,7 +30,8 @@ from .._errors import ModtraceError
 from .._local_server import LocalHandler, LocalServer
 from ..formats.trace_file import TraceFile
 from ..profiler.merge import merge_timeline
-from ..read import FileKind, Steps, errors_about, extract_trace, file_kind, load_shown, read_pieces
+from ..read import FileKind, errors_about, extract_trace, file_kind, load_shown, read_pieces
+from ..record_options import StepRange
 from ..timeline import Timeline
 from ..timeline.select import last_steps
 from ..write import write
@@ -329,7 +330,9 @@ def _remote_instructions(server: TraceServer) -> list[str]:
     ]
 
 
-def ensure_viewable(path: str | os.PathLike[str], folder: Path, steps: Steps | None = None) -> tuple[Path, list[str]]:
+def ensure_viewable(
+    path: str | os.PathLike[str], folder: Path, steps: StepRange | None = None
+) -> tuple[Path, list[str]]:
     """Return a file that the Perfetto UI draws module tracks of, made in `folder` if needed, and what to tell users.
 
     Another tool's trace in Perfetto's format is such a file. Raises RingError or TraceError if the file is none, or

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import DebugAnnotation, TracePacket, TrackEvent
 
-from .._arrays import Float64Array, IndexArray, Int32Array, Int64Array, Numbering
+from .._arrays import INT64_MIN, Float64Array, IndexArray, Int32Array, Int64Array, Numbering
 from .._errors import WriteError
 from .._files import atomic_writer
 from ..formats.limits import escaped, escaped_name
@@ -318,7 +318,7 @@ def _other_slices(timeline: Timeline, lanes: Lanes, flows: CollectiveFlows) -> _
     return _LanePackets(lanes, others, depth, events)
 
 
-_ABSENT = np.iinfo(np.int64).min
+_ABSENT = INT64_MIN
 _ANNOTATION = message_field_tag(TrackEvent, "debug_annotations", LENGTH_DELIMITED)
 _NUMBER_VALUE = message_field_tag(DebugAnnotation, "int_value")
 

@@ -16,6 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ..._arrays import (
+    INT64_MAX,
+    INT64_MIN,
     BoolArray,
     Float32Array,
     Float64Array,
@@ -31,7 +33,7 @@ from ..._processes import map_in_processes, processor_count
 from ...live.hangs import find_hangs
 from ...live.rank_state import rank_state_of, read_clocks
 from ...live.windows import CameLate
-from ...read import Steps
+from ...record_options import StepRange
 from ...ring import RingSnapshot
 from ...ring.event_text import UNSEEN_BY_PYTHON
 from ...timeline import PHASES, RingAnalysis
@@ -147,7 +149,6 @@ _CHUNK = 256
 """Ranks whose spans are read at a time."""
 _MAX_CANDIDATES = 8
 """Ranks of a part of a run that are replayed: those that took most more."""
-_NEVER = np.iinfo(np.int64).min
 
 
 def late_senders(
@@ -257,12 +258,12 @@ def _late_to_messages(table: CollectiveTable) -> dict[tuple[int, int], tuple[int
         return {}
     key = shared_keys(table)
     is_receiver = (table.rank == receiver).astype(np.int64)
-    began = np.full((int(key.max()) + 1, 2), np.iinfo(np.int64).max)
+    began = np.full((int(key.max()) + 1, 2), INT64_MAX)
     waits, calls = np.flatnonzero(is_message & (table.kind == WAIT)), np.flatnonzero(is_message & (table.kind == CALL))
     np.minimum.at(began, (key[waits], is_receiver[waits]), table.start[waits])
     other_began = began[key[calls], 1 - is_receiver[calls]]
-    known = other_began < np.iinfo(np.int64).max
-    lateness = np.where(known, table.start[calls] - np.where(known, other_began, 0), _NEVER)
+    known = other_began < INT64_MAX
+    lateness = np.where(known, table.start[calls] - np.where(known, other_began, 0), INT64_MIN)
     other = np.where(is_receiver == 1, sender, receiver)[calls]
     order = np.lexsort((lateness, table.step[calls], table.rank[calls]))
     # The last of each rank and step is the largest.
@@ -393,7 +394,7 @@ def step_durations(table: StepTable) -> dict[int, int]:
 def find_slow_ranks(
     source: Place,
     *,
-    steps: Steps | None = None,
+    steps: StepRange | None = None,
     role: str | None = None,
     on_left_out: Callable[[ModtraceError], None] | None = None,
     executor: Executor | None = None,
@@ -432,7 +433,7 @@ def find_slow_ranks(
 
 
 def slow_of_recordings(
-    files: Sequence[RankRecording], job: JobTime, steps: Steps | None = None, executor: Executor | None = None
+    files: Sequence[RankRecording], job: JobTime, steps: StepRange | None = None, executor: Executor | None = None
 ) -> SlowRun:
     """Say who is late in recordings, or some of their steps; raises ModtraceError if no two ranks waited."""
     if steps is None:

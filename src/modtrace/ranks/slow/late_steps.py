@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from ..._arrays import (
+    INT64_MAX,
     BoolArray,
     Float64Array,
     Int64Array,
@@ -237,7 +238,7 @@ def find_arrivals(table: CollectiveTable, own_time: OwnTime) -> Arrivals:
     # If one rank has no call before, nothing says what it did.
     excess[np.minimum.reduceat(own, begins)[of_row] < 0] = 0
     # From the first call of all on: a double does not hold Unix nanoseconds.
-    since = time - time.min(initial=np.iinfo(np.int64).max)
+    since = time - time.min(initial=INT64_MAX)
     lateness = np.rint(since - median_of_others(since, begins)).astype(np.int64)
     return Arrivals(of_row, rank, step, position, place, before, own, excess, lateness, is_last)
 

@@ -5,7 +5,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..._arrays import BoolArray, Float64Array, Int64Array, expand_ranges, group_lengths, group_starts, split_by
+from ..._arrays import (
+    INT64_MAX,
+    INT64_MIN,
+    BoolArray,
+    Float64Array,
+    Int64Array,
+    expand_ranges,
+    group_lengths,
+    group_starts,
+    split_by,
+)
 from ...ring.event_text import PEER_OPERATORS
 from ..rank_tables import CALL, INFERRED_WAIT, CollectiveTable, ranks_in_group
 from ..sync_points import call_keys, synchronizing
@@ -51,7 +61,7 @@ def rank_events(table: CollectiveTable, own_time: OwnTime) -> RankEvents:
     first = group_starts(rank)
     own[first] = passed[first] = 0
     waited = passed - own
-    last = np.full(int(keys.max(initial=-1)) + 1, np.iinfo(np.int64).min // 2)
+    last = np.full(int(keys.max(initial=-1)) + 1, INT64_MIN // 2)
     np.maximum.at(last, key[is_call], time[is_call])
     binds = ~is_call & (key >= 0)
     binds[first] = False  # nothing is known of what it did before
@@ -59,10 +69,10 @@ def rank_events(table: CollectiveTable, own_time: OwnTime) -> RankEvents:
     # A send that was complete before its receiver asked for it did not wait for that, nor the source of a broadcast for
     # all; nor what no call is known of.
     binds &= (since_last >= 0) | synchronizing(table.operators)[table.operator[row]]
-    binds &= since_last < np.iinfo(np.int64).max // 4
+    binds &= since_last < INT64_MAX // 4
     transfer = np.where(done >= 0, np.minimum(done, time) - last[key], since_last)
     # A wait that began after the last call says less than others about how long the transfer took.
-    least = np.full(len(last), np.iinfo(np.int64).max)
+    least = np.full(len(last), INT64_MAX)
     np.minimum.at(least, key[binds], transfer[binds])
     came_late = binds & (done < 0) & (waited < since_last)
     transfer = np.where(binds, np.where(came_late, least[key], transfer), 0)
@@ -146,7 +156,7 @@ def _inferred(table: CollectiveTable, keys: Int64Array, returns_complete: BoolAr
     return _Rows(*(np.concatenate(columns) for columns in zip(of_calls, rest, strict=True)))
 
 
-_LEAST = np.iinfo(np.int64).min // 2
+_LEAST = INT64_MIN // 2
 
 
 class Replay:

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from ..._arrays import Float64Array, Int64Array, expand_ranges, split_by
+from ..._arrays import INT64_MAX, INT64_MIN, Float64Array, Int64Array, expand_ranges, split_by
 from ...ring.event_text import CATEGORIES
 from ...timeline import PHASES
 from ...timeline.contents import process_label
@@ -169,7 +169,7 @@ def _told_by_time(waits: _Waits, did: Mapping[int, _Process], processes: Mapping
 def _cut(waits: _Waits, edges: Int64Array) -> _Waits:
     """Return waits that end where a step ends, and go on from there: each step has what is in it, and no more."""
     first, last = np.searchsorted(edges, waits.start, "right"), np.searchsorted(edges, waits.until)
-    bounds = np.concatenate([[np.iinfo(np.int64).min], edges, [np.iinfo(np.int64).max]])
+    bounds = np.concatenate([[INT64_MIN], edges, [INT64_MAX]])
     part, wait = expand_ranges(first, last + 1)
     start, until = np.maximum(waits.start[wait], bounds[part]), np.minimum(waits.until[wait], bounds[part + 1])
     return _Waits(waits.process[wait], start, until, waits.target[wait])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..._arrays import Int64Array, is_any, order_in_groups
+from ..._arrays import INT64_MAX, Int64Array, is_any, order_in_groups
 from ...ring import Events, Kind
 from ...ring.slot_format import (
     CALL_ENTER_KINDS,
@@ -36,7 +36,6 @@ _WINDOWS = 4
 _PASS, _SEGMENTS, _COLLECTIVE, _FIRST_THREAD = range(4)
 """Columns of numbers. Those of threads are followed by two for each name: of its calls, and of those that run again."""
 _CALL_KINDS = (*CALL_ENTER_KINDS, *CALL_EXIT_KINDS)
-_FOREVER = np.iinfo(np.int64).max
 
 
 class _Numbers(NamedTuple):
@@ -70,8 +69,8 @@ def find_cuts(blocks: Iterable[Events], lookup: NameLookup, ends: Int64Array, *,
     """
     count = _FIRST_THREAD + len(lookup.threads) + 2 * len(lookup.names) + 1
     # By cut, what was given out since the one before it, and the lowest that comes; one row more than cuts.
-    cuts, made, used = list[int](), [np.full(count, -1)], [np.full(count, _FOREVER)]
-    is_open, first = np.zeros(0, np.int64), np.full(count, _FOREVER)
+    cuts, made, used = list[int](), [np.full(count, -1)], [np.full(count, INT64_MAX)]
+    is_open, first = np.zeros(0, np.int64), np.full(count, INT64_MAX)
     for events in blocks:
         names = events.name[is_any(events.kind, _CALL_KINDS)]
         if names.max(initial=-1) >= len(lookup.names) or events.thread.max(initial=-1) >= len(lookup.threads):
@@ -82,7 +81,7 @@ def find_cuts(blocks: Iterable[Events], lookup: NameLookup, ends: Int64Array, *,
         candidates = _candidates(events, ends)
         part = np.searchsorted(candidates, events.serial, "right")
         for rows, extreme, numbers in ((made, np.maximum, block.given_out), (used, np.minimum, block.referred_to)):
-            more = np.full((len(candidates) + 1, count), -1 if rows is made else _FOREVER)
+            more = np.full((len(candidates) + 1, count), -1 if rows is made else INT64_MAX)
             for some in numbers:
                 extreme.at(more.reshape(-1), part[some.at] * count + some.column, some.number)
             extreme(rows[-1], more[0], out=rows[-1])
@@ -117,7 +116,7 @@ def _candidates(events: Events, ends: Int64Array) -> Int64Array:
     at = np.arange(len(events))
     if len(ends):
         first, last = np.searchsorted(
-            ends[:-1], (events.serial.min(initial=_FOREVER), events.serial.max(initial=-1) + 1)
+            ends[:-1], (events.serial.min(initial=INT64_MAX), events.serial.max(initial=-1) + 1)
         )
         at = np.flatnonzero(np.isin(events.serial, ends[first : max(first, last)]))
     best = [part[len(part) - 1 - np.argmin(open_[part[::-1]])] for part in np.array_split(at, _WINDOWS) if len(part)]

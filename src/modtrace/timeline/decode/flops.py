@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..._arrays import BoolArray, Int64Array, begins_run, count_in_run
+from ..._arrays import INT64_MAX, BoolArray, Int64Array, begins_run, count_in_run
 from ...ring import Kind
 from ...ring.slot_format import WITH_GRADIENTS_BIT
 from ..nesting import InnermostLookup, clip_and_nest, find_parents
@@ -25,7 +25,6 @@ from .attribution import create_graph_nodes
 from .spans import SpanRows
 
 _UNKNOWN = -1
-_FOREVER = np.iinfo(np.int64).max
 _Key = tuple[int, ...]
 
 
@@ -108,7 +107,7 @@ def counted_serials(analysis: RingAnalysis) -> list[tuple[int, int]]:
     if not edges or not edges[0][1]:  # its begin was overwritten
         edges = [(-1, True), *edges]
     ends = [serial for serial, _ in edges[1:]]
-    return [(at, end) for (at, begins), end in zip(edges, [*ends, _FOREVER], strict=True) if begins]
+    return [(at, end) for (at, begins), end in zip(edges, [*ends, INT64_MAX], strict=True) if begins]
 
 
 class _Costs(NamedTuple):
@@ -206,7 +205,7 @@ class _Passes:
     def __init__(self, analysis: RingAnalysis) -> None:
         thread, begin, end = analysis.passes
         start = np.where(begin >= 0, 2 * begin + 1, -1)
-        until = np.where(end >= 0, 2 * end + 1, _FOREVER)
+        until = np.where(end >= 0, 2 * end + 1, INT64_MAX)
         self._on_thread, self._anywhere = (
             _lookup(track, start, until) for track in (thread, np.zeros(len(thread), np.int64))
         )

@@ -36,7 +36,7 @@ from ..contents import (
 )
 from ..join import with_slices
 from ..memory import peaks_of
-from ..metadata import NOTES_OF_STEPS, OPTIMIZER_NOTES, fit, fit_metadata
+from ..metadata import OPTIMIZER_NOTES, SHAPE_OF_STEP_NOTES, fit, fit_metadata
 from ..nesting import clip_and_nest, find_parents
 from ..slices import (
     BACKWARD,
@@ -122,7 +122,7 @@ def _noted(snapshot: RingSnapshot, kind: str) -> list[dict[str, Any]]:
 
 def _step_notes(snapshot: RingSnapshot) -> dict[str, Any]:
     last = next(iter(_noted(snapshot, "steps")[-1:]), {})
-    notes = fit(parse_object(last["notes"].encode()) if last else None, NOTES_OF_STEPS, None)
+    notes = fit(parse_object(last["notes"].encode()) if last else None, SHAPE_OF_STEP_NOTES, None)
     return {} if notes is None else {**notes, "steps": last["steps"]}
 
 

@@ -11,7 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from ..._arrays import AnyArray, BoolArray, Int64Array, SignedIntArray, begins_run, is_any, order_in_groups
+from ..._arrays import (
+    INT64_MAX,
+    AnyArray,
+    BoolArray,
+    Int64Array,
+    SignedIntArray,
+    begins_run,
+    is_any,
+    order_in_groups,
+)
 from ..._interrupts import cached_property
 from ...ring.slot_format import (
     ABANDONED_BIT,
@@ -42,7 +51,6 @@ _IntervalColumns = dict[str, AnyArray]
 
 A position is -1 if there is no such event.
 """
-_FOREVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
@@ -129,7 +137,7 @@ def build_intervals(events: Events) -> Intervals:
     end_position = np.where(has_end, end_position, 2 * last - start_position)
     start_position = np.where(has_start, start_position, -end_position)
     columns["start_position"], columns["end_position"] = start_position, end_position
-    columns["start"] = np.where(has_start, columns["start"], events.time.min(initial=_FOREVER))
+    columns["start"] = np.where(has_start, columns["start"], events.time.min(initial=INT64_MAX))
     columns["end"] = np.where(has_end, columns["end"], events.time.max(initial=0))
     columns["has_start"], columns["has_end"] = has_start, has_end & ~end_unknown
     order = np.lexsort((start_position, columns["thread"]))
@@ -153,7 +161,7 @@ def _bound_by_own_thread(events: Events, columns: _IntervalColumns) -> None:
         rows = elsewhere[thread[elsewhere] == number]
         rows = rows[np.argsort(end_position[rows], kind="stable")]
         own = np.flatnonzero(events.thread == number)
-        time = np.concatenate([events.time[own[:1]], events.time[own], [_FOREVER]])
+        time = np.concatenate([events.time[own[:1]], events.time[own], [INT64_MAX]])
         following = np.searchsorted(own, end_position[rows] >> 1)
         end[rows] = np.maximum.accumulate(np.clip(end[rows], time[following], time[following + 1]))
 

@@ -17,7 +17,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from ..._arrays import AnyArray, BoolArray, Int64Array, Numbering, is_any
+from ..._arrays import INT64_MAX, AnyArray, BoolArray, Int64Array, Numbering, is_any
 from ..._interrupts import cached_property
 from ...ring import Events, Kind, RingSnapshot
 from ...ring.read_file import SlotSnapshot
@@ -64,7 +64,6 @@ WHOLE_KINDS = DEVICE_KINDS
 
 _BLOCKS_HELD = 4
 """So many times the events of a piece stay in memory: those of the newest pieces are read once."""
-_FOREVER = np.iinfo(np.int64).max
 NOTHING: Samples = (np.zeros(0, np.int64), np.zeros(0, np.int64))
 """No samples."""
 
@@ -105,7 +104,7 @@ class RingPieces:
 
     def _find_cuts(self) -> list[int]:
         self.others, samples = RingAnalysis(self._read(self._serials, PIECE_KINDS)), list[Events]()
-        self._torn, self._first_call = 0, _FOREVER
+        self._torn, self._first_call = 0, INT64_MAX
         events, ends = self.others.events, self.others.step_ends
         self._ends = events.serial[ends.event]
         if is_any(self.others.all_events.kind, WHOLE_KINDS).any():
@@ -117,16 +116,16 @@ class RingPieces:
         snapshot = with_events(self.others.snapshot, [all_others.take(all_others.kind != Kind.COUNTER), *samples])
         self.others = RingAnalysis(snapshot._replace(slots=snapshot.slots._replace(torn=self._torn)))
         # The first step in which a module is called is the first in its piece too.
-        return cuts if self._first_call == _FOREVER else cuts[bisect_right(cuts, self._first_call) :]
+        return cuts if self._first_call == INT64_MAX else cuts[bisect_right(cuts, self._first_call) :]
 
     def _blocks(self, samples: list[Events]) -> Iterator[Events]:
         for part in parts_of(self._serials):
             piece = self._piece(part.start, part.stop)
             self._torn += piece.snapshot.slots.torn
             samples.append(samples_at_moments(piece.all_events, self.others.lookup))
-            if self._first_call == _FOREVER:
+            if self._first_call == INT64_MAX:
                 called = piece.all_events.serial[is_any(piece.all_events.kind, (*CALL_ENTER_KINDS, *CALL_EXIT_KINDS))]
-                self._first_call = int(called.min(initial=_FOREVER))
+                self._first_call = int(called.min(initial=INT64_MAX))
             yield piece.all_events
 
     @property
@@ -235,7 +234,7 @@ class RingPieces:
         events = self.others.all_events
         pair = pair_by_value(events, *RANGE_KINDS)
         begun, ended = (
-            np.where(rows >= 0, events.serial[rows], other) for rows, other in zip(pair, (-1, _FOREVER), strict=True)
+            np.where(rows >= 0, events.serial[rows], other) for rows, other in zip(pair, (-1, INT64_MAX), strict=True)
         )
         return pair, begun, ended
 

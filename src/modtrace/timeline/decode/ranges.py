@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..._arrays import AnyArray, BoolArray, Int64Array, begins_run, is_any
+from ..._arrays import INT64_MAX, INT64_MIN, AnyArray, BoolArray, Int64Array, begins_run, is_any
 from ...ring import Kind
 from ...ring.event_text import EVAL, TRAIN, parse_collective, parse_range
 from ...ring.slot_format import (
@@ -236,14 +236,14 @@ def _joined(rows: SpanRows, chosen: Int64Array, between: Int64Array, in_training
     """Return evaluations of the chosen calls: those that have as many of the other moments before them are one."""
     thread, position = rows["thread"][chosen], rows["start_position"][chosen]
     count = np.zeros(len(chosen), np.int64)
-    after, before = np.full(len(chosen), _NEVER), np.full(len(chosen), _FOREVER)
+    after, before = np.full(len(chosen), INT64_MIN), np.full(len(chosen), INT64_MAX)
     for number in [-1, *np.unique(thread).tolist()]:
         own = slice(None) if number == -1 else thread == number
         _, other, time = between[:, between[0] == number]
         at = np.searchsorted(other, position[own])
         count[own] += at
-        after[own] = np.maximum(after[own], np.append(_NEVER, time)[at])
-        before[own] = np.minimum(before[own], np.append(time, _FOREVER)[at])
+        after[own] = np.maximum(after[own], np.append(INT64_MIN, time)[at])
+        before[own] = np.minimum(before[own], np.append(time, INT64_MAX)[at])
     first = np.flatnonzero(begins_run(thread, count))
     last = np.append(first[1:], len(chosen))[: len(first)] - 1
     start, end, complete = rows["start"][chosen[first]], rows["end"][chosen[last]], rows["has_end"][chosen[last]]
@@ -253,7 +253,6 @@ def _joined(rows: SpanRows, chosen: Int64Array, between: Int64Array, in_training
 
 _MAX_ROWS = 8
 """Per thread; ranges that overlap without one being in the other take a row each."""
-_NEVER, _FOREVER = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 _NO_TEXT = -1
 _EVALUATION, _IN_TRAINING_MODE = -2, -3
 _OWN_NAMES = {
@@ -342,11 +341,11 @@ def _from_eval_to_train(
         own = np.flatnonzero(thread == number)
         own = own[np.argsort(begin[own], kind="stable")]
         evals = begin[own[is_eval[own]]]
-        last_eval = np.append(evals, _NEVER)[np.searchsorted(evals, since[rows]) - 1]  # -1 takes the last one: none
+        last_eval = np.append(evals, INT64_MIN)[np.searchsorted(evals, since[rows]) - 1]  # -1 takes the last one: none
         since[rows] = np.where(last_eval > evaluations.after[rows], last_eval, since[rows])
         ends = np.append(np.where(is_train[own], end[own], begin[own]), until.max())
         following = np.searchsorted(begin[own], until[rows])
-        is_before = np.append(begin[own], _FOREVER)[following] < evaluations.before[rows]
+        is_before = np.append(begin[own], INT64_MAX)[following] < evaluations.before[rows]
         until[rows] = np.where(is_before & evaluations.complete[rows], ends[following], until[rows])
     return since, until
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..._arrays import Int64Array, is_any
+from ..._arrays import INT64_MAX, Int64Array, is_any
 from ...ring import Events, Kind, RingSnapshot
 from ...ring.slot_format import ALLOCATED, CALL_ENTER_KINDS, CALL_EXIT_KINDS, RANGE_KINDS
 from ..contents import OPEN_AT_END, UNSAVED, WHOLE_RUN
@@ -24,7 +24,6 @@ _BLOCKS = 16
 _STEPS_AROUND = 4
 """What is an evaluation shows in the steps beside it."""
 _MIN_ENDS = 4
-_NEVER = np.iinfo(np.int64).max
 
 
 def build_last(read: pieces.ReadRing, serials: range, max_events: int) -> Timeline | None:
@@ -87,7 +86,7 @@ def build_around(read: pieces.ReadRing, serials: range, first: int | None, last:
     None also if the ring is not large, or if nothing ends its steps. A negative number counts from the end.
     """
     looks = _Looks(read, serials)
-    window_and_around = looks.find_window(first or 0, _NEVER if last is None else last) if looks.is_large else None
+    window_and_around = looks.find_window(first or 0, INT64_MAX if last is None else last) if looks.is_large else None
     if window_and_around is None:
         return None
     window, around = window_and_around
@@ -173,7 +172,7 @@ class _Looks:
             ends = np.flatnonzero((events.kind == self._kind) & (events.name == self._name))
             if len(ends):
                 return _StepEnd(int(events.serial[ends[0]]), int(events.value[ends[0]]))
-        return _StepEnd(self._serials.stop - 1, _NEVER)
+        return _StepEnd(self._serials.stop - 1, INT64_MAX)
 
     def _around(self, number: int) -> tuple[int, int]:
         """Return serial numbers after the end of an earlier step, and after the end of this step or a later one."""
@@ -195,7 +194,7 @@ class _Looks:
         """
         start, stop, count = self._serials.start, self._serials.stop, self.last.number + 1
         low = first if first >= 0 else count + first
-        high = last if min(first, last) >= 0 else _NEVER  # to count from the end needs the end
+        high = last if min(first, last) >= 0 else INT64_MAX  # to count from the end needs the end
         if not (self.first.number <= high and low <= count and low < high):
             return None
         before, after = self._around(low - _STEPS_AROUND)[0], self._around(min(high, count) + _STEPS_AROUND)[1]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..._arrays import Int64Array
+from ..._arrays import INT64_MIN, Int64Array
 from ..._tables import MODULE, NAME, PERCENT, Column, Table, Unit, fields_of
 from ..contents import MEMORY
 from ..memory import OUTSIDE, OUTSIDE_CALLS, Holders, find_holders, format_bytes, grown_in, measure_calls
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..timeline import Timeline
 
 
-_NONE = np.iinfo(np.int64).min
+_NONE = INT64_MIN
 _NEAR = 0.2
 """By which share what grows in a place may differ from what grows in all: the first steps have more, or less."""
 

@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..._arrays import AnyArray, BoolArray, Int64Array, Numbering, distinct, expand_ranges, number_values, split_by
+from ..._arrays import (
+    INT64_MAX,
+    INT64_MIN,
+    AnyArray,
+    BoolArray,
+    Int64Array,
+    Numbering,
+    distinct,
+    expand_ranges,
+    number_values,
+    split_by,
+)
 from ...ring.slot_format import GENERATION_MASK
 from ..nesting import union_of
 from ..select import first_process_tracks
@@ -28,7 +39,7 @@ from ..slices import (
     Arg,
     Slices,
 )
-from ..step_pieces import NEVER, backward_starts
+from ..step_pieces import backward_starts
 from .step_bounds import (
     GENERATE,
     OPTIMIZER,
@@ -338,10 +349,10 @@ def _losses_and_models(
     has_model = np.bincount(loss_of[layers[is_model]], minlength=len(losses)) > 0
     outermost = np.append(roots, losses)
     trained = backward_starts(timeline, outermost)
-    moment = np.where(trained < NEVER, trained, timeline.slices.end[outermost])
+    moment = np.where(trained < INT64_MAX, trained, timeline.slices.end[outermost])
     moment = line.move(line.of_track[slices.track[outermost]], moment)
     group = np.searchsorted(np.sort(slices.start[passes]), moment, "right") + line.number_between(ends, moment)
-    group = np.where(trained < NEVER, group, -1 - group)
+    group = np.where(trained < INT64_MAX, group, -1 - group)
     is_alone = ~has_model & ~np.isin(group[len(roots) :], group[: len(roots)])
     holder = _uncalled_holders(timeline, layers)
     in_model = (holder >= 0) & np.isin(holder, holder[is_model])
@@ -382,7 +393,7 @@ def _gaps_before_passes(
     backward = (slices.kind == MODULE) & (slices.phase == BACKWARD)
     backed = models[np.isin(slices.link[models], slices.link[backward]) & (slices.link[models] >= 0)]
     optimized = np.diff(np.searchsorted(np.sort(slices.start[optimizers]), np.stack([start, end]), "left"), axis=0)[0]
-    (step, step_at_end), nothing = (line.number_between(ends, edge) for edge in (start, end)), np.iinfo(np.int64).min
+    (step, step_at_end), nothing = (line.number_between(ends, edge) for edge in (start, end)), INT64_MIN
     before_pass = np.isin(end, slices.start[passes]) & (step == step_at_end)
     call_ends = np.append(nothing, np.sort(slices.end[models]))
     last_call = call_ends[np.searchsorted(call_ends, start, "right") - 1]

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from ..._arrays import (
+    INT64_MAX,
+    INT64_MIN,
     AnyArray,
     AnyIntArray,
     BoolArray,
@@ -60,7 +62,7 @@ class ThreadLine:
         own = first_process_tracks(timeline) & [track.device is None for track in tracks]
         self.tids = distinct(tid[own])
         self.of_track = np.where(own, np.searchsorted(self.tids, tid), -1)
-        self._shift, self._begin, self.slices = np.zeros(1, np.int64), np.full(1, np.iinfo(np.int64).min), slices
+        self._shift, self._begin, self.slices = np.zeros(1, np.int64), np.full(1, INT64_MIN), slices
         if len(self.tids) == 1:
             return
         thread = self.of_track[slices.track]
@@ -77,7 +79,7 @@ class ThreadLine:
 
     def move(self, thread: AnyIntArray, time: Int64Array) -> Int64Array:
         """Return where moments of threads are on the line; those out of a thread's reach where it begins or ends."""
-        last = np.append(self._begin[1:] - 1, np.iinfo(np.int64).max)
+        last = np.append(self._begin[1:] - 1, INT64_MAX)
         moved: Int64Array = np.clip(time + self._shift[thread], self._begin[thread], last[thread])
         return moved
 
@@ -104,7 +106,6 @@ STEP, GENERATE = "step", "generate"
 """The name of a step that a mark ends; of a call of `generate`, whose calls of the model are one step."""
 _RANGE = "range "
 _PROCESS = -1
-_NEVER = int(np.iinfo(np.int64).max)
 _NAMED = 5
 """How many names an error lists."""
 
@@ -212,7 +213,7 @@ class StepBounds(NamedTuple):
         """Return the number of the step that each span belongs to; -1 for none. Work of a GPU belongs to its call."""
         columns, on_stream = timeline.columns, on_gpu(timeline)
         if self.step_by == OPTIMIZER:
-            starts = np.append(self.start, -_NEVER)
+            starts = np.append(self.start, -INT64_MAX)
             is_before = columns.start < starts[np.searchsorted(self.end, columns.start, side="right")]
             return np.where(is_before & ~on_stream, -1, columns.step)
         step = self.index_at(columns.start, np.array([track.tid for track in timeline.tracks], np.int64)[columns.track])
@@ -240,11 +241,11 @@ def take_steps(
     if bounds.step_by == OPTIMIZER:
         chosen = steps(timeline, first, last)
         is_known = timeline.begin_ns is None or timeline.trained is not None
-        low = int(chosen.slices.step.min(initial=_NEVER))
+        low = int(chosen.slices.step.min(initial=INT64_MAX))
         return replace(chosen, trained=trained_modules(timeline, low) if is_known else None)
     low, high = step_interval(first, last, int(bounds.number[-1]) + 1)
     called = bounds.take(np.flatnonzero((bounds.number >= low) & (bounds.number < high)))
-    part = begun_in(timeline, int(called.start.min(initial=_NEVER)), int(called.end.max(initial=-_NEVER)))
+    part = begun_in(timeline, int(called.start.min(initial=INT64_MAX)), int(called.end.max(initial=-INT64_MAX)))
     return replace(part, metadata={**part.metadata, FIRST_CALLED: {bounds.step_by: max(low, int(bounds.number[0]))}})
 
 
@@ -290,7 +291,7 @@ def _marked_steps(timeline: Timeline) -> StepBounds:
 def _edges(timeline: Timeline) -> Int64Array:
     """Return when the first process did something first, or the first of chosen steps began; its marks; its end."""
     own = np.flatnonzero(first_process_tracks(timeline)[timeline.slices.track])
-    begin = int(timeline.slices.start[own].min(initial=_NEVER)) if timeline.begin_ns is None else timeline.begin_ns
+    begin = int(timeline.slices.start[own].min(initial=INT64_MAX)) if timeline.begin_ns is None else timeline.begin_ns
     marks = timeline.step_ends
     return np.array([begin, *marks, timeline.slices.end[own].max(initial=marks.max(initial=begin))])
 
@@ -322,7 +323,7 @@ def _called_steps(timeline: Timeline, step_by: str) -> StepBounds:
     start, end = slices.start[rows] + shift, slices.end[rows] + shift
     order = np.lexsort((-end, start))
     until = np.maximum.accumulate(end[order])
-    outermost = np.sort(order[start[order] >= np.append(np.iinfo(np.int64).min, until[:-1])])
+    outermost = np.sort(order[start[order] >= np.append(INT64_MIN, until[:-1])])
     outermost = outermost[np.argsort(slices.start[rows[outermost]], kind="stable")]
     rows, tid = rows[outermost], tid[outermost]
     is_range = step_by.startswith(_RANGE)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..._arrays import AnyArray, BoolArray, Int64Array, Numbering, number_values
+from ..._arrays import INT64_MAX, INT64_MIN, AnyArray, BoolArray, Int64Array, Numbering, number_values
 from ..._errors import ModtraceError
 from ..contents import Process
 from ..nesting import TimeIntervals, shift_apart, union_of
@@ -165,7 +165,7 @@ def _evaluation_rows(timeline: Timeline) -> Int64Array:
 
 def _edges_outside(busy: TimeIntervals, start: Int64Array, end: Int64Array) -> tuple[Int64Array, Int64Array]:
     """Return for each step the time before its first span (all of it if it has none) and after its last."""
-    starts, ends = np.append(busy.start, np.iinfo(np.int64).max), np.append(busy.end, np.iinfo(np.int64).min)
+    starts, ends = np.append(busy.start, INT64_MAX), np.append(busy.end, INT64_MIN)
     first_start = np.clip(starts[np.searchsorted(busy.end, start, side="right")], start, end)
     last_end = np.clip(ends[np.searchsorted(busy.start, end) - 1], start, end)
     before = first_start - start

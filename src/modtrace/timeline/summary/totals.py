@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..._arrays import BoolArray, Int64Array, Numbering, expand_ranges
+from ..._arrays import INT64_MIN, BoolArray, Int64Array, Numbering, expand_ranges
 from ..contents import COMMUNICATION_KIND, NO_PHASE, GpuWork, Process
 from ..nesting import extents, is_outermost, self_times, times_in_phase
 from ..select import first_process_tracks, without_gpu
@@ -61,7 +61,7 @@ def summarize_pieces(
 
     The stats and the metadata of the last piece are those of all; if a step is a call or a range, there is one piece.
     """
-    measured: dict[GroupBy, list[_Measured]] = {"module": [], by: []}  # findings are of modules
+    measured: dict[GroupBy, list[_PieceTotals]] = {"module": [], by: []}  # findings are of modules
     for timeline in pieces:
         spans: dict[GroupBy, _Spans] = {each: _classify(timeline, each, step_by) for each in measured}
         for each, own in measured.items():
@@ -101,7 +101,7 @@ def _classify(timeline: Timeline, by: GroupBy, step_by: str) -> _Spans:
     return _Spans(groups, group, inside, timed, in_step | ~own, np.where(own, step, _OF_OTHERS))
 
 
-class _Measured(NamedTuple):
+class _PieceTotals(NamedTuple):
     """What a piece of a timeline adds to a summary."""
 
     totals: Int64Array  # int64[phases, groups]
@@ -141,7 +141,7 @@ def _measure_flops(timeline: Timeline, spans: _Spans, steps: Steps) -> GroupFlop
     return GroupFlops(of_phase, known, total, self_flops, in_backward, nbytes, in_steps)
 
 
-def _measure(timeline: Timeline, spans: _Spans, step_by: str) -> _Measured:
+def _measure(timeline: Timeline, spans: _Spans, step_by: str) -> _PieceTotals:
     columns, (groups, group, inside, timed, counts, step) = timeline.columns, spans
     self_ns, in_phase_ns = self_times(columns), times_in_phase(columns)
     total_ns = _add_up(columns, spans, in_phase_ns, self_ns)
@@ -152,7 +152,7 @@ def _measure(timeline: Timeline, spans: _Spans, step_by: str) -> _Measured:
     outer = GroupTimes(group[timed], step[timed], in_phase_ns[timed])
     called, first = np.unique(group, return_index=True)
     steps = measure_steps(timeline, step_by)
-    return _Measured(
+    return _PieceTotals(
         totals=total_ns,
         self_ns=phase_self_ns,
         calls=np.bincount(group[columns.phase == FORWARD], minlength=len(groups)),
@@ -201,7 +201,7 @@ def _passes_again(timeline: Timeline) -> Int64Array:
     spans = np.flatnonzero((columns.phase == BACKWARD) & (columns.depth == 0) & (columns.link >= 0))
     if not len(spans) or len(np.unique(passes.track)) != 1:
         return np.zeros(0, np.int64)
-    is_outer = passes.start >= np.append(np.iinfo(np.int64).min, np.maximum.accumulate(passes.end)[:-1])
+    is_outer = passes.start >= np.append(INT64_MIN, np.maximum.accumulate(passes.end)[:-1])
     number = np.searchsorted(passes.start[is_outer], columns.start[spans], "right")
     links, link = np.unique(columns.link[spans], return_inverse=True)
     first = np.full(len(links), len(passes) + 1)
@@ -210,7 +210,7 @@ def _passes_again(timeline: Timeline) -> Int64Array:
 
 
 def _sum_up(
-    timeline: Timeline, by: GroupBy, groups: Groups, pieces: list[_Measured], device: DeviceSummary | None
+    timeline: Timeline, by: GroupBy, groups: Groups, pieces: list[_PieceTotals], device: DeviceSummary | None
 ) -> Summary:
     """Return the summary of the pieces of a timeline, of which it is the last, with the groups of all."""
     steps = Steps(*(piece.steps.table for piece in pieces))
@@ -274,7 +274,7 @@ def _sum_groups(tables: Iterable[Int64Array], groups: int) -> Int64Array:
 
 
 def _module_rows(
-    pieces: Sequence[_Measured], groups: Groups, order: list[int], counted: Int64Array, percentiles: Percentiles
+    pieces: Sequence[_PieceTotals], groups: Groups, order: list[int], counted: Int64Array, percentiles: Percentiles
 ) -> list[ModuleTimes]:
     """Return the rows of some groups; `counted`: the numbers of the steps that figures are of."""
     in_steps_ns = np.zeros(len(groups), np.int64)
@@ -300,7 +300,7 @@ def _module_rows(
     ]
 
 
-def _join_flops(pieces: Sequence[_Measured], groups: int, order: list[int]) -> GroupFlops | None:
+def _join_flops(pieces: Sequence[_PieceTotals], groups: int, order: list[int]) -> GroupFlops | None:
     """Return what some groups cost in all pieces; None if it was not counted."""
     measured = [piece.flops for piece in pieces if piece.flops is not None]
     if not measured:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..._arrays import AnyArray, BoolArray, Int64Array, begins_run, split_by
+from ..._arrays import INT64_MIN, AnyArray, BoolArray, Int64Array, begins_run, split_by
 from ..select import first_process_tracks, forward_calls
 from ..slices import GARBAGE_COLLECTION, RANGE
 from .parts import OTHER, PARTS
@@ -238,7 +238,7 @@ def sum_up_ranges(pieces: Sequence[Mapping[tuple[str, str], Int64Array]]) -> lis
 
 def _not_in(later: Int64Array, earlier: Int64Array) -> Int64Array:
     """Return the ranges of a piece that are not in the piece before it too."""
-    reaches = earlier[:, 2].max(initial=np.iinfo(np.int64).min)
+    reaches = earlier[:, 2].max(initial=INT64_MIN)
     both = np.flatnonzero(later[:, 1] <= reaches)
     known = {tuple(each) for each in earlier[np.isin(earlier[:, 2], later[both, 2])].tolist()}
     again = [row for row, each in zip(both.tolist(), later[both].tolist(), strict=True) if tuple(each) in known]

@@ -127,7 +127,7 @@ struct Session {
   PyRef name_range;        // (name) → text id of a range, see track/ranges.py; null where ranges are left out
   PyRef runs_again;        // (module, inputs) → whether a checkpoint makes this call
   PyRef operator_names;    // () → names of operators with a formula, None: as before; null where none are counted
-  PyRef answer_operators;  // (how many at most) → anything; notes what those cost that wait, see track/flops.py
+  PyRef answer_operators;  // (how many at most) → anything; notes what those cost that wait, see track/native/flops.py
   PyRef on_boundary;  // (what begins, None: it ends; of a call its module and inputs) → anything; null where no step is
                       // looked at, see LineGaps
   PyRef on_end;              // (how many, of what) → anything; calls or passes may be steps; null: not to be told

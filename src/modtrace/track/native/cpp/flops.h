@@ -15,7 +15,7 @@ constexpr int64_t kNotMet = -1;
 // Gives torch the callback, disabled, once per process.
 void watch_operators();
 
-// Lets the session that runs count operators: see track/flops.py.
+// Lets the session that runs count operators: see track/native/flops.py.
 PyObject* start_flops(PyObject* module, PyObject* args);
 
 // take_operators(at_most): (number, name, overload, device, bytes, inputs, outputs) of operators whose cost is not
