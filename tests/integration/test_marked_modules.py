@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.config
 import torch._functorch.config
 import torch._inductor.config
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ pytestmark = [
     pytest.mark.usefixtures("nothing_compiled"),
     pytest.mark.skipif(TorchVersion(torch.__version__) < "2.9", reason="torch 2.8 does not name kernels"),
     pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
 ]
 
 _SOURCE = re.compile(r"^(\w+) = async_compile\.cpp_pybinding\(\[.*?\], r?'''(.*?)'''\)", re.S | re.M)
@@ -72,49 +74,95 @@ class Net(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_kernels_are_of_the_modules_whose_marks_and_weights_they_have(
-    training: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, codes, inputs = Net(), list[str](), list[Any]()
-    module_of = {
-        mark_of: name
-        for number, (name, module) in enumerate(model.named_modules())
-        if name
-        for mark_of in mark(module, number)
-    }
-    weights = {id(weight): name.rpartition(".")[0] for name, weight in model.named_parameters()}
+class Judge:
+    """What Inductor writes for a model, and which modules its code shows.
 
-    def compile_and_keep(graph: Any, example_inputs: Any) -> Any:
-        inputs[:] = [weights.get(id(value)) for value in example_inputs]
+    Attributes:
+        codes: of each graph that was compiled, and of each module of inputs that its captured graph had.
+        module_of: by its number, the module that multiplies by it.
+    """
+
+    def __init__(self, model: nn.Module, parts: dict[str, nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+        """Mark the modules of each part, which is compiled by itself: those at one place of each are marked alike."""
+        self.codes, self.inputs, self.module_of = list[tuple[str, list[Any]]](), list[Any](), dict[str, str]()
+        self.weights = dict[int, str]()
+        classes = dict[tuple[type, str], type]()
+        for part in parts.values():
+            for number, (name, module) in enumerate(part.named_modules()):
+                if name or len(parts) > 1:
+                    kind = type(module)
+                    self.module_of |= dict.fromkeys(mark(module, number), name)
+                    module.__class__ = classes.setdefault((kind, name), module.__class__)
+            self.weights |= {id(weight): name.rpartition(".")[0] for name, weight in part.named_parameters()}
+        monkeypatch.setattr(AsyncCompile, "cpp_pybinding", lambda *_, **__: lambda *_: None)
+        monkeypatch.setattr("torch._inductor.graph.GraphLowering.save_output_code", staticmethod(self._keep))
+
+    def compile(self, graph: Any, example_inputs: Any) -> Any:
+        """Compile a captured graph as Inductor does."""
+        self.inputs = [self.weights.get(id(value)) for value in example_inputs]
         return importlib.import_module("torch._inductor.compile_fx").compile_fx(graph, example_inputs)
 
-    monkeypatch.setattr(AsyncCompile, "cpp_pybinding", lambda *_, **__: lambda *_: None)
-    monkeypatch.setattr("torch._inductor.graph.GraphLowering.save_output_code", staticmethod(codes.append))
-    with torch._functorch.config.patch(force_non_lazy_backward_lowering=True), modtrace.record() as recording:
-        compiled: Any = torch.compile(model, backend=compile_and_keep)
-        if training:
-            compiled(torch.ones(16, 32)).sum().backward()
-        else:
-            with torch.no_grad():
-                compiled(torch.ones(16, 32))
+    def _keep(self, code: str) -> None:
+        self.codes.append((code, self.inputs))
+
+    def check(self, graph: dict[str, Any], around: set[str]) -> set[str]:
+        """Check what is noted of a graph's kernels; returns the modules that are proven.
+
+        Args:
+            graph: as metadata has it.
+            around: modules that hold others.
+        """
+        paths = [name.rpartition(": ")[0] for name, *_ in graph["work"]]
+        said = [
+            [(name, {paths[part] for part, *_ in parts}) for name, parts in made["kernels"]]
+            for made in graph["kernels"]
+        ]
+        assert len(said) == len(self.codes)
+        proven = set[str]()
+        for (code, inputs), kernels in zip(self.codes, said, strict=True):
+            sources = dict(_SOURCE.findall(code))
+            lines = code[code.index("def call(") :].splitlines()
+            calls = [call.groups() for line in lines if (call := _CALL.match(line))]
+            assert [name for _, name, _ in calls] == [name for name, _ in kernels]
+            for (_, name, args), (_, modules) in zip(calls, kernels, strict=True):
+                read = [inputs[int(primal) - 1] if primal else inputs[int(arg)] for primal, arg in _INPUT.findall(args)]
+                must = {module for module in read if module is not None}
+                numbers = _MARK.findall(sources.get(name, ""))
+                must |= {self.module_of[number] for number in numbers if number in self.module_of}
+                assert must <= modules, name
+                assert not must or modules <= must | around, name
+                proven |= must
+        return proven
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("training", [True, False])
+def test_kernels_are_of_the_modules_whose_marks_and_weights_they_have(
+    training: bool, dynamic: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = Net(), torch.ones(3, 4, 32) if dynamic else torch.ones(16, 32)
+    judge = Judge(model, {"": model}, monkeypatch)
+    with torch._functorch.config.patch(force_non_lazy_backward_lowering=training), modtrace.record() as recording:
+        compiled: Any = torch.compile(model, backend=judge.compile, dynamic=dynamic)
+        with torch._dynamo.config.patch(specialize_float=True), torch.set_grad_enabled(training):
+            compiled(x)
 
     ((graph,),) = recording.timeline().metadata[COMPILED].values()
-    paths = [name.rpartition(": ")[0] for name, *_ in graph["work"]]
-    said = [
-        [(name, {paths[part] for part, *_ in parts}) for name, parts in made["kernels"]] for made in graph["kernels"]
-    ]
-    assert len(said) == len(codes) == 1 + training
-    proven = set[str]()
-    for code, kernels in zip(codes, said, strict=True):
-        sources = dict(_SOURCE.findall(code))
-        calls = [call.groups() for line in code[code.index("def call(") :].splitlines() if (call := _CALL.match(line))]
-        assert [name for _, name, _ in calls] == [name for name, _ in kernels]
-        for (_, name, args), (_, modules) in zip(calls, kernels, strict=True):
-            read = [inputs[int(primal) - 1] if primal else inputs[int(arg)] for primal, arg in _INPUT.findall(args)]
-            must = {module for module in read if module is not None}
-            must |= {module_of[number] for number in _MARK.findall(sources.get(name, "")) if number in module_of}
-            assert must <= modules, name
-            assert not must or modules <= must | {"", "blocks.0", "blocks.1"}, name
-            proven |= must
-    assert proven == set(module_of.values())
+    assert len(judge.codes) == 1 + training
+    assert judge.check(graph, {"", "blocks.0", "blocks.1"}) == set(judge.module_of.values())
+
+
+def test_a_graph_that_several_modules_share_has_kernels_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Net()
+    parts = dict(model.blocks.named_children())
+    judge = Judge(model, parts, monkeypatch)
+    with torch._functorch.config.patch(force_non_lazy_backward_lowering=True), modtrace.record() as recording:
+        for block in parts.values():
+            block.compile(backend=judge.compile)
+        model(torch.ones(16, 32, requires_grad=True))
+
+    graphs = recording.timeline().metadata[COMPILED]
+    assert list(graphs) == ["Net.blocks.0", "Net.blocks.1"]
+    assert len(judge.codes) == 2
+    for (graph,) in graphs.values():
+        assert judge.check(graph, {""}) == set(judge.module_of.values())
