@@ -17,9 +17,13 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from ._errors import ModtraceError
+
+SortKey = Literal["gpu", "self", "total", "forward", "backward", "recompute", "mean", "p50", "p95", "calls", "name"]
+SORT_KEYS: tuple[SortKey, ...] = get_args(SortKey)
+"""What the table of modules can be sorted by. It is here as the help of commands is read without NumPy."""
 
 
 def is_terminal(stream: object) -> bool:
@@ -32,6 +36,21 @@ def is_terminal(stream: object) -> bool:
         return bool(stream.isatty())  # type: ignore[attr-defined]
     except (AttributeError, ValueError, OSError):
         return False
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration as one reads it: `0.3 ms`, `4.2 s`, `2 min 5 s`."""
+    if 0 < seconds < 0.00005:
+        return "<0.1 ms"
+    if seconds < 0.0095:
+        return f"{seconds * 1e3:.1f} ms"
+    if seconds < 1:
+        return f"{seconds * 1e3:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    if seconds < 7200:
+        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+    return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
 
 
 def counted(number: int, noun: str) -> str:

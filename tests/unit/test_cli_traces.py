@@ -12,11 +12,9 @@ from click.testing import CliRunner, Result
 
 import modtrace
 from modtrace import Timeline
-from modtrace.cli.commands.summary import SORT_COLUMNS
 from modtrace.cli.group import group
 from modtrace.timeline import Mark, Name, Process, Track
 from modtrace.timeline.slices import BACKWARD, FORWARD, Slices
-from modtrace.timeline.summary import SORT_KEYS
 from tests.support.gpt_timeline import gpt_timeline
 from tests.unit.test_findings import training
 
@@ -385,10 +383,6 @@ def test_a_column_that_is_misspelt_is_told_which_there_are(trace: Path) -> None:
 
     assert result.exit_code == 2
     assert "'slef' is not one of 'gpu', 'self', 'total', " in result.output
-
-
-def test_the_columns_to_sort_by_are_those_of_summaries() -> None:
-    assert SORT_COLUMNS == SORT_KEYS
 
 
 def test_limit_shortens_every_list_of_a_summary(trace: Path, tmp_path: Path) -> None:

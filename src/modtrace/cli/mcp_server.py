@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from .._errors import ModtraceError
 from .._files import RECORDING_SUFFIXES, find_recordings
 from .._processes import ParallelReader
-from .._tables import counted
+from .._tables import SortKey, counted
 from .._version import __version__
 from ..compare import diff
 from ..compare.diff_result import stands_out
@@ -65,7 +65,6 @@ StepBy = Annotated[
     Field(description="What a step is: optimizer, call, 'range NAME' or a class; else optimizer if anything trains."),
 ]
 Only = Annotated[str | None, Field(description="A shell's pattern of full names of modules, such as 'GPT.blocks.*'.")]
-SortKey = Literal["gpu", "self", "total", "forward", "backward", "recompute", "mean", "p50", "p95", "calls", "name"]
 
 
 class _Folder:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from .._processes import child_processes
+from .._tables import duration_text
 from ..ring.event_text import CATEGORIES, RangeName, rank_list
 from ..timeline import AFTER_BACKWARD, Group, OpenCall, ThreadStack
 from .rank_state import ANY_PEER, Blocked, PeerProgress, RankState
@@ -16,22 +17,8 @@ from .streams import StreamState
 
 def format_durations(seconds: Sequence[float]) -> str:
     """Return seconds for people: the shortest and the longest."""
-    shortest, longest = _format_seconds(min(seconds)), _format_seconds(max(seconds))
+    shortest, longest = duration_text(min(seconds)), duration_text(max(seconds))
     return shortest if shortest == longest else f"{shortest} to {longest}"
-
-
-def _format_seconds(seconds: float) -> str:
-    if 0 < seconds < 0.00005:
-        return "<0.1 ms"
-    if seconds < 0.0095:
-        return f"{seconds * 1e3:.1f} ms"
-    if seconds < 1:
-        return f"{seconds * 1e3:.0f} ms"
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    if seconds < 7200:
-        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
-    return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
 
 
 _OUTSIDE = "backward, in a node outside all modules"

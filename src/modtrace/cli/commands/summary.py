@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from ..._tables import SORT_KEYS
 from ..options import (
     FORMS,
     StepRange,
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from ...timeline import Summary
     from ...timeline.summary import GroupBy
 
-SORT_COLUMNS = ("gpu", "self", "total", "forward", "backward", "recompute", "mean", "p50", "p95", "calls", "name")
-"""`SORT_KEYS` of summaries: the help says them without NumPy, which that import brings."""
 _FIRST_ROWS = (20, 12, 8, 4)
 """How many rows lists have where all would be too long."""
 _COSTS = "flops", "rates", "compiled", "memory"
@@ -43,7 +42,7 @@ SLOWEST_STEPS = 5
 @click.option("--tree", is_flag=True, help="Show the modules as a tree.")
 @click.option(
     "--sort",
-    type=click.Choice(SORT_COLUMNS),
+    type=click.Choice(SORT_KEYS),
     metavar="COLUMN",
     help="Column to sort by: self, total, p95, calls, name … [gpu if known, else self; total with --tree]",
 )

@@ -17,7 +17,6 @@ from .module_rows import GpuTotals as GpuTotals
 from .module_rows import GroupBy as GroupBy
 from .module_rows import ModuleTimes as ModuleTimes
 from .module_rows import outer_modules as outer_modules
-from .module_summary import SORT_KEYS as SORT_KEYS
 from .module_summary import Summary as Summary
 from .overview import Overview as Overview
 from .parts import Around as Around

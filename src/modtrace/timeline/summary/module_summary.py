@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..._arrays import AnyArray
-from ..._tables import Table, cut_json, cut_middle, join_texts, json_values, paragraph
+from ..._tables import SORT_KEYS, Table, cut_json, cut_middle, join_texts, json_values, paragraph
 from . import tables
 from .compiled import CompiledModule
 from .device_summary import DeviceSummary, device_table, device_totals
@@ -29,8 +29,6 @@ from .units import RangeTimes, UnitTimes
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
-
-SORT_KEYS = ("gpu", "self", "total", "forward", "backward", "recompute", "mean", "p50", "p95", "calls", "name")
 
 _MAX_HOLDERS, _MAX_HTML_STEPS = 10, 10
 _FIRST_SCREENS, FIRST_BYTES = ((8, 7), (4, 7), (4, 4), (1, 3), (1, 1)), 2_900

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..._tables import counted
+from ..._tables import counted, duration_text
 from ..collectives import Collectives
 from ..contents import LEFT_OUT, MISSING_BYTES, OPEN_AT_END, STEPS_END_WITH, UNSAVED, WHOLE_RUN, unsaved_sentence
 from ..memory import format_bytes
@@ -199,14 +199,8 @@ def _open_line(is_in: Mapping[str, Any] | None) -> str:
         return ""
     lasted, usual = is_in["seconds"], is_in["usual_seconds"]
     text = f"at the end {is_in['thread']} was in {is_in['place']}"
-    text += f" for {_duration(lasted)}" if lasted >= _SHOWN_SECONDS else ""
-    return text + (f" (usually {_duration(usual)})" if usual is not None else "")
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 0.00005:
-        return "<0.1 ms"
-    return f"{seconds:,.1f} s" if seconds >= 1 else f"{1e3 * seconds:.1f} ms"
+    text += f" for {duration_text(lasted)}" if lasted >= _SHOWN_SECONDS else ""
+    return text + (f" (usually {duration_text(usual)})" if usual is not None else "")
 
 
 def kept_sentence(timeline: Timeline) -> str:

@@ -16,7 +16,7 @@ from ..slices import BACKWARD, BACKWARD_PASS, FORWARD, PHASES, RECOMPUTE, Arg, S
 from ..step_pieces import step_pieces
 from .compiled import compiled_modules
 from .device_summary import DeviceSummary, summarize_device
-from .findings import Measured, find_findings, lines_of_parts, looked_at
+from .findings import Measured, Runs, find_findings, lines_of_parts, looked_at
 from .flop_summary import FlopSummary, GroupFlops, add_flops, describe_flops, read_flops
 from .memory_summary import MeasuredMemory, measure_memory, summarize_memory
 from .module_rows import GpuStepTimes, GpuTotals, GroupBy, Groups, ModuleTimes, group_modules, outer_modules
@@ -115,7 +115,7 @@ class _PieceTotals(NamedTuple):
     memory: MeasuredMemory | None  # what modules took; None if it was not counted
     flops: GroupFlops | None  # what they cost; None if it was not counted
     ranges: Mapping[tuple[str, str], Int64Array]  # how long each range took, by name and part
-    runs: Int64Array  # int64[2, 9, groups], see `Measured.runs`: in whole steps, and elsewhere
+    runs: Int64Array  # int64[2, 9, groups], see `findings.Runs`: in whole steps, and elsewhere
     collections: Int64Array  # see `Measured.collections`
 
 
@@ -170,7 +170,7 @@ def _measure(timeline: Timeline, spans: _Spans, step_by: str) -> _PieceTotals:
 
 
 def _count_runs(timeline: Timeline, spans: _Spans, steps: Steps, in_phase_ns: Int64Array) -> Int64Array:
-    """Return int64[2, 9, groups], see `Measured.runs`: in whole steps, and elsewhere."""
+    """Return int64[2, 9, groups], see `findings.Runs`: in whole steps, and elsewhere."""
     columns, unused = timeline.columns, timeline.columns.arg(Arg.UNUSED_NODES).rows
     whole = steps.columns.step[steps.columns.whole]
     calls = np.flatnonzero((columns.phase == FORWARD) & spans.counts & ~spans.inside)
@@ -253,7 +253,7 @@ def _sum_up(
     of_steps = runs[0] if len(steps.counted) < len(steps) else runs.sum(axis=0)
     low_ns, of_rows = percentiles.p10[order], of_steps[:, order]
     metadata = timeline.metadata
-    known = {"low_ns": low_ns, "runs": of_rows, "collections": collections, "metadata": metadata}
+    known = {"low_ns": low_ns, "runs": Runs(*of_rows), "collections": collections, "metadata": metadata}
     seen = Measured(summary, divided, **known, in_steps=in_steps, order=order)
     findings = find_findings(seen)
     told = {each.part for each in findings}

@@ -18,6 +18,7 @@ from .finding import MAX_FINDINGS as MAX_FINDINGS
 from .finding import TRACE as TRACE
 from .finding import Finding as Finding
 from .finding import Measured as Measured
+from .finding import Runs as Runs
 from .finding import closing_line as closing_line
 from .finding import findings_lines as findings_lines
 from .finding import findings_markdown as findings_markdown

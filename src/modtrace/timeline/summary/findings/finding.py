@@ -166,6 +166,20 @@ def _gaps_before(divided: DividedSteps) -> Int64Array:
     return before
 
 
+class Runs(NamedTuple):
+    """How modules ran in whole steps, without evaluations and what runs in backward; int64[rows] each."""
+
+    calls: Int64Array
+    backed: Int64Array  # calls with a backward
+    unused: Int64Array  # calls with `UNUSED_NODES`
+    alone_ns: Int64Array  # what the forward of calls without a backward took
+    backed_ns: Int64Array  # what that of the others took
+    own_nodes: Int64Array  # `OWN_NODES` of all calls
+    unused_in_evaluations: Int64Array  # calls with `UNUSED_NODES` in evaluations
+    passes_again: Int64Array  # of outermost modules, how often a backward ran in one more pass
+    passes_again_ns: Int64Array  # what these took
+
+
 class Measured:
     """A summary before it is sorted or shortened, and what its steps and calls are.
 
@@ -173,10 +187,7 @@ class Measured:
         summary: its rows are of all modules.
         low_ns: int64[rows], what a module takes at least in 9 of 10 steps: a busy machine stops threads so often, and
             in the same code, that medians differ.
-        runs: int64[9, rows], of whole steps, without evaluations and what runs in backward: calls of each module, those
-            with a backward, those with `UNUSED_NODES`, nanoseconds of the forward of those without a backward, of those
-            with one, and `OWN_NODES`; those with `UNUSED_NODES` in evaluations; and of outermost modules how often a
-            backward ran in one more pass, and its nanoseconds.
+        runs: how modules ran.
         collections: int64[2, triggers, generations], how many garbage collections there were, and what they freed.
         memory: what the recording says of memory, see `MEMORY`; empty if nothing.
         optimizers: what it says of optimizers, see `OPTIMIZERS`.
@@ -201,7 +212,7 @@ class Measured:
         divided: DividedSteps,
         *,
         low_ns: Int64Array,
-        runs: Int64Array,
+        runs: Runs,
         collections: Int64Array,
         metadata: Mapping[str, Any],
         in_steps: Sequence[GroupTimes] = (),
@@ -227,7 +238,7 @@ class Measured:
         self.duration_ns = self.ns.sum(axis=1) - self.of_part("evaluation")
         self.whole_ns = int(self.ns.sum())
         self._ends_by_marks = divided.bounds.step_by == OPTIMIZER
-        self.trains = self._ends_by_marks and bool(runs[1].any())
+        self.trains = self._ends_by_marks and bool(runs.backed.any())
 
     @property
     def rows(self) -> Sequence[ModuleTimes]:
@@ -254,7 +265,10 @@ class Measured:
     @property
     def graph_of_evaluations(self) -> str:
         """Says that evaluations build a graph; nothing if they build none."""
-        builds = any(count and row.fqn not in self.casts for count, row in zip(self.runs[6], self.rows, strict=True))
+        builds = any(
+            count and row.fqn not in self.casts
+            for count, row in zip(self.runs.unused_in_evaluations, self.rows, strict=True)
+        )
         return "; it builds a graph, without torch.no_grad()" if builds else ""
 
     @cached_property
@@ -282,7 +296,7 @@ class Measured:
     @cached_property
     def calls(self) -> AnyArray:
         """float64[rows], how often each module runs in a step."""
-        return np.asarray(self.runs[0] / max(self.steps, 1))
+        return np.asarray(self.runs.calls / max(self.steps, 1))
 
     @cached_property
     def looks(self) -> float:

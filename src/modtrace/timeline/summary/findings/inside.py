@@ -214,7 +214,7 @@ def _by_place(measured: Measured, notes: NotedSteps) -> Iterator[tuple[str, Own]
     for (place, _), members in by_place.items():
         known = [notes.inside.get(measured.rows[index].fqn, [none]) for index in members]
         if not notes.inside:
-            nodes = (measured.runs[5, members] / max(measured.steps, 1)).tolist()
+            nodes = (measured.runs.own_nodes[members] / max(measured.steps, 1)).tolist()
             known = [[Operator("", made, 0.0)] for made in nodes]
         elif not notes.all_inside and [none] in known:
             continue

@@ -365,8 +365,8 @@ def _growth(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
 
 def _dropout(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
     """Yield that dropout, or what normalizes by batches, is in training mode where nothing is trained."""
-    known = [index for index, row in enumerate(measured.rows) if row.fqn in notes.drop and measured.runs[0, index]]
-    if not known or measured.runs[1].any():
+    known = [index for index, row in enumerate(measured.rows) if row.fqn in notes.drop and measured.runs.calls[index]]
+    if not known or measured.runs.backed.any():
         return
     first, per_step = measured.rows[known[0]], float(measured.step_ns[known].sum())
     where = (measured.outer[first.fqn] or [first.fqn])[-1]
@@ -382,7 +382,7 @@ def _forward_hooks(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
     """Yield that modules with forward hooks take longer than what they compute, as their backward shows."""
     taken: dict[str, float] = {}
     for index, row in enumerate(measured.rows):
-        if row.fqn in notes.hooks and measured.runs[1, index]:
+        if row.fqn in notes.hooks and measured.runs.backed[index]:
             forward_ns, backward_ns = measured.own_ns(index)
             inner = float(measured.inner_calls[index])
             usual = backward_ns * (_FORWARD_OF_BACKWARD if inner else 1.0)

@@ -289,7 +289,7 @@ def find_slow_steps(measured: Measured, notes: NotedSteps, explained: Container[
         evidence += _inputs_text(measured, slowest, part)
         evidence += notes.longest_gap_text(part, per_step * measured.steps / len(slow_steps))
         # Steps that are ranges may be without modules.
-        show = f"--steps {slowest}:{slowest + 1}" if measured.runs[0].any() else "--by step"
+        show = f"--steps {slowest}:{slowest + 1}" if measured.runs.calls.any() else "--by step"
         yield measured.finding(what, where or None, part, evidence=evidence, show=show, ns=per_step)
 
 

@@ -272,7 +272,7 @@ def find_host_time(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
             measured.calls[index] >= _MOST_STEPS
             # On a CPU random numbers take longer than all else: 0.05 of it in backward.
             and "Drop" not in row.module_class
-            and (measured.runs[1, index] if trains else row.fqn in compose)
+            and (measured.runs.backed[index] if trains else row.fqn in compose)
             and row.backward_self_ns
             < (_BACKWARD_SHARE_OF_HOLDERS if row.fqn in hold else _BACKWARD_SHARE)
             * (row.forward_self_ns - measured.stops_ns(index))
@@ -320,9 +320,9 @@ def find_reruns(measured: Measured) -> Iterator[Finding]:
     """Yield the outermost modules whose forward runs more often than their backward, and what checkpointing costs."""
     named: set[str] = set()
     # Of compiled autograd no nodes are seen: its backward may be that of any graph.
-    is_unseen = not measured.runs[1].any() and measured.of_part("backward").any()
+    is_unseen = not measured.runs.backed.any() and measured.of_part("backward").any()
     for index, row in enumerate(measured.rows):
-        calls, backed, unused, alone_ns, backed_ns = (int(count) for count in measured.runs[:5, index])
+        calls, backed, unused, alone_ns, backed_ns = (int(each[index]) for each in measured.runs[:5])
         per_step = alone_ns / measured.steps
         if per_step < max(measured.least_ns, measured.brief_ns):
             continue
@@ -350,7 +350,9 @@ def find_reruns(measured: Measured) -> Iterator[Finding]:
 
 def _passes_again(measured: Measured) -> Iterator[Finding]:
     """Yield the outermost modules whose graph is kept for one more backward pass in most steps."""
-    for row, backed, again, ns in zip(measured.rows, *measured.runs[[1, 7, 8]].tolist(), strict=True):
+    runs = measured.runs
+    columns = (each.tolist() for each in (runs.backed, runs.passes_again, runs.passes_again_ns))
+    for row, backed, again, ns in zip(measured.rows, *columns, strict=True):
         per_step = ns / measured.steps
         if again >= _MOST_STEPS * measured.steps and per_step >= max(measured.least_ns, measured.brief_ns):
             evidence = (
@@ -370,7 +372,7 @@ def _parametrizations(measured: Measured) -> Iterator[Finding]:
         if PARAMETRIZATIONS in row.fqn and "." not in row.fqn.rpartition(PARAMETRIZATIONS)[2]
     ]
     per_step = float(measured.step_ns[known].sum())
-    if measured.runs[1].any() or per_step < max(_LARGE_PARAMETRIZED * measured.usual_ns, measured.brief_ns):
+    if measured.runs.backed.any() or per_step < max(_LARGE_PARAMETRIZED * measured.usual_ns, measured.brief_ns):
         return
     longest = measured.rows[max(known, key=lambda index: measured.step_ns[index])].fqn
     evidence = f"{counted(len(known), 'weight')}, {short_ms(per_step)} a step, though nothing is trained: "
@@ -388,7 +390,7 @@ def _loops(measured: Measured) -> Iterator[Finding]:
     calls_of = {row.fqn: float(calls) for row, calls in zip(measured.rows, measured.calls, strict=True)}
     by_place: dict[str, list[int]] = {}
     for index, row in enumerate(measured.rows):
-        if measured.outer[row.fqn] or measured.runs[1, index] >= _MOST_STEPS * measured.runs[0, index]:
+        if measured.outer[row.fqn] or measured.runs.backed[index] >= _MOST_STEPS * measured.runs.calls[index]:
             by_place.setdefault(place_of(measured, row.fqn), []).append(index)
     named: set[str] = set()
     for place, members in sorted(by_place.items(), key=lambda item: item[0].count(".")):

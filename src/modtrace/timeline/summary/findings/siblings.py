@@ -108,7 +108,7 @@ def place_of(measured: Measured, fqn: str) -> str:
 def _sibling_groups(measured: Measured, notes: NotedSteps) -> Iterator[_Siblings]:
     by_key: dict[tuple[str, str], list[int]] = {}
     for index, row in enumerate(measured.rows):
-        if not row.fqn or not measured.runs[0, index]:
+        if not row.fqn or not measured.runs.calls[index]:
             continue
         place, around = place_of(measured, row.fqn), row.fqn.rpartition(".")[0]
         if "*" in place and notes.has_siblings(place):
