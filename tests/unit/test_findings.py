@@ -403,6 +403,13 @@ def test_garbage_collections_have_their_generation_who_began_them_and_what_they_
     assert found(training(collection=lambda step: 0.15)) == []
 
 
+def test_long_collections_are_named_beside_short_ones_in_each_step() -> None:
+    (finding,) = training(collection=lambda step: 20 if step % 3 == 1 else 1).summary().findings
+
+    assert finding[:4] == ("garbage collection comes now and then", None, "gc", round(5.7 * MS))
+    assert finding.evidence.startswith("in 3 of 10 steps, every 3rd step, 20 ms each, 5.7 ms a step on average; ")
+
+
 def test_a_region_that_is_compiled_again() -> None:
     again = "torch.compile 0/1: tensor 'x' size mismatch at index 0. expected 2, actual 3"
     compiles = {0: "torch.compile 0/0", 4: again, 8: again}
@@ -763,4 +770,7 @@ def test_a_graph_that_is_kept_for_more_passes(
     for one, (_, share, often, each) in zip(again, named, strict=True):
         assert one.share == pytest.approx(share)
         kept = f"its graph is kept (retain_graph) for more, of {each} each"
-        assert one.evidence == f"forward {often}: {kept}; one is enough for losses that are added before"
+        assert one.evidence == (
+            f"forward {often}: {kept}; one is enough for losses that are added before, "
+            "and detach() keeps one out of what it does not train"
+        )

@@ -100,6 +100,25 @@ def test_time_between_calls(gap: Callable[[int], float], ms: float | None) -> No
     assert [(what, taken) for what, _, _, taken, _ in found(timeline)] == ([(BETWEEN, ms)] if ms else [])
 
 
+@pytest.mark.parametrize(
+    ("own", "line"),
+    [
+        (
+            lambda call: 9 if call % 8 == 7 else 0,
+            "5 of 40 calls, every 8th, took 11 ms each (usually 2 ms), 44% of the ",
+        ),
+        (lambda call: 9 if call in (3, 4, 20) else 0, "3 of 40 calls, took 11 ms each (usually 2 ms), 31% of the "),
+        (lambda call: 9 if call == 20 else 0, ""),  # 12 %
+        (lambda call: 5.9 if call % 4 == 3 else 0, ""),  # less than four times as long
+    ],
+)
+def test_long_calls_that_take_much_of_all_time_are_said_and_no_finding(own: Callable[[int], float], line: str) -> None:
+    summary = calls([(own(call), 1) for call in range(40)]).summary()
+
+    assert summary.lines == ([f"{line}time of all"] if line else [])
+    assert summary.findings == []
+
+
 def cells(count: int, ms: float, cells: int = 1) -> Timeline:
     """Calls of `Net`, which runs 4 ms itself, and `count` times each of its `cells`."""
     script, now = EventScript(capacity=1 << 16), 1

@@ -174,6 +174,19 @@ def test_an_outlier_says_that_its_own_forward_is_python(operators_ms: float | No
     assert finding.evidence.endswith(text) == says
 
 
+def test_only_those_modules_of_a_place_count_that_work_so() -> None:
+    # 1 ms of 4 blocks each; two of them compute attention by hand, 0.5 of 0.9 ms beside the products.
+    by_hand = inside([("matmul", 2, 0.3), ("softmax", 1, 0.2), ("masked_fill", 1, 0.3), ("linear", 1, 0.1)])["inside"]
+    others = inside([("scaled_dot_product_attention", 1, 0.9)])["inside"]
+    notes = {**others, **{fqn: by_hand[fqn] for fqn in ("Net.blocks.1", "Net.blocks.3")}}
+
+    finding = only(noted(training(own=lambda block: 1), inside=notes))
+
+    assert finding[:2] == (ATTENTION, "Net.blocks.1")
+    assert finding.ns_per_step == pytest.approx(2 * 5 / 9 * MS, abs=4)
+    assert finding.evidence.startswith("own forward 2 ms a step in 2 modules Net.blocks.* (Block) of 4, ")
+
+
 @pytest.mark.parametrize("name", ["PairLoss", "Pairs"])
 def test_a_loop_in_a_loss_is_told_once(name: str) -> None:
     timeline = noted(with_loss(5, 1, name), inside={name: [["", 200 * LOOKS, 9 * LOOKS * MS]]})

@@ -26,7 +26,14 @@ from .finding import findings_table as findings_table
 from .finding import only_option as only_option
 from .inside import find_inside
 from .noted import NotedSteps, find_noted, tensors_of
-from .occasions import find_calls_at_once, find_growing_steps, find_larger_inputs, find_occasions, find_slow_steps
+from .occasions import (
+    find_calls_at_once,
+    find_growing_steps,
+    find_larger_inputs,
+    find_occasions,
+    find_slow_steps,
+    long_calls_text,
+)
 from .shares import find_host_time, find_large_parts, find_reruns
 from .siblings import find_outliers
 
@@ -71,11 +78,14 @@ def find_findings(measured: Measured) -> list[Finding]:
 def lines_of_parts(measured: Measured) -> dict[str, str]:
     """Say of what is in no module and no range between which lines of the program most of it is, by part.
 
-    Parts that take little are left out, and those of which most is elsewhere.
+    Parts that take little are left out, and those of which most is elsewhere. Of calls that are steps, it says too
+    whether few of them take most of the time: a longer prompt is no finding.
     """
     notes, said = NotedSteps(measured.step_notes), dict[str, str]()
     if not measured.steps:
         return said
+    if not measured.trains and (calls := long_calls_text(measured)):
+        said["forward"] = calls
     step_ns = float(np.median(measured.duration_ns + measured.gap_ns.sum(axis=1)))
     for part in ("loss", OTHER):
         per_step = float(np.median(measured.of_part(part, gaps=True)))

@@ -181,8 +181,14 @@ def find_inside(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
     # As its own time is: on a busy machine a median step is several times as long.
     step_ns, all_ns = measured.low_step_ns(), measured.whole_ns / measured.steps
     is_usual = notes.float64_share() > _MOST
-    for place, own in _by_place(measured, notes):
+    for place, members in _by_place(measured, notes):
+        each = [_sum(measured, [index], [known], notes) for index, known in members]
         for number, kind in enumerate(_KINDS):
+            # Of modules of one class, some may be told to work in another way.
+            chosen = [member for member, own in zip(members, each, strict=True) if kind.ns(own)]
+            if not chosen:
+                continue
+            own = _sum(measured, [index for index, _ in chosen], [known for _, known in chosen], notes)
             per_step = kind.ns(own)
             least = _LEAST if measured.trains else kind.of_calls
             if per_step < max(least * step_ns, measured.brief_ns * measured.looks, _OF_ALL * least * all_ns):
@@ -190,13 +196,14 @@ def find_inside(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
             if number == 0 and (is_usual or own.fqns[0] in notes.doubles):
                 continue  # a rule of its own names modules with parameters of float64
             several = f" in {len(own.fqns)} modules {place} ({own.module_class})" if len(own.fqns) > 1 else ""
+            several += f" of {len(members)}" * (1 < len(own.fqns) < len(members))
             evidence = f"own forward {short_ms(own.forward_ns)} a step{several}"
             evidence += f", own backward {short_ms(own.backward_ns)}" if measured.trains else ""
-            each = Operator("", own.all.calls / own.calls, own.all.ns / own.calls)
+            a_call = Operator("", own.all.calls / own.calls, own.all.ns / own.calls)
             often = [one for one in own.longest if one.calls >= _MOST * own.calls]  # few are noted of each module
             longest = f"{calls_text(often, own.calls)}, in all " if often else ""
-            evidence += f"; a call runs {longest}{each.calls:,.4g} operators"
-            evidence += f" of {short_ms(each.ns)}: {kind.why}" if each.ns else f": {kind.why}"
+            evidence += f"; a call runs {longest}{a_call.calls:,.4g} operators"
+            evidence += f" of {short_ms(a_call.ns)}: {kind.why}" if a_call.ns else f": {kind.why}"
             evidence += f"; {said}" if (said := notes.hooks_text(own.fqns[0])) else ""
             yield measured.finding(
                 kind.what, own.fqns[0], kind.part, evidence=evidence, show=only_option(place), ns=per_step
@@ -204,8 +211,8 @@ def find_inside(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
             break
 
 
-def _by_place(measured: Measured, notes: NotedSteps) -> Iterator[tuple[str, Own]]:
-    """Yield what modules of each place do themselves, if all of them are noted."""
+def _by_place(measured: Measured, notes: NotedSteps) -> Iterator[tuple[str, list[tuple[int, Sequence[Operator]]]]]:
+    """Yield the modules of each place, by row, with what they call themselves, if all of them are noted."""
     by_place: dict[tuple[str, str], list[int]] = {}
     for index, row in enumerate(measured.rows):
         if measured.calls[index] > 0 and row.calls and not measured.is_wrapper(row):
@@ -218,7 +225,7 @@ def _by_place(measured: Measured, notes: NotedSteps) -> Iterator[tuple[str, Own]
             known = [[Operator("", made, 0.0)] for made in nodes]
         elif not notes.all_inside and [none] in known:
             continue
-        yield place, _sum(measured, members, known, notes)
+        yield place, list(zip(members, known, strict=True))
 
 
 def _sum(measured: Measured, members: Sequence[int], known: Sequence[Sequence[Operator]], notes: NotedSteps) -> Own:

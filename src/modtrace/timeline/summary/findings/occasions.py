@@ -175,6 +175,8 @@ _LARGER = 3.0
 _LONGEST_WAIT_NS, _WAITS = 50_000_000, 4.0
 """Where it is only known how long all calls waited together, what is longer is none of these waits, if they are less
 than so many times as long."""
+_LONG_CALL, _LONG_CALLS_SHARE = 4.0, 0.2
+"""In usual calls, what a long one takes at least, and the share of all time that all of these have if it is said."""
 _LONGEST_LOOK_NS = 50_000_000
 """What is shorter is the Python engine's look at the step after 1, 2, 4, 8 … others, in which it counts operators."""
 _SLOW_SHARE = 0.04
@@ -200,7 +202,7 @@ def find_occasions(measured: Measured) -> Iterator[Finding]:
         if (
             part in _ALWAYS
             or (part in _USUALLY and np.median(took))
-            or np.median(took) > _SEEN_SHARE * measured.usual_ns
+            or (part != "gc" and np.median(took) > _SEEN_SHARE * measured.usual_ns)  # short ones come in each step
             or not count
             or count > measured.steps / 2
             or per_step < (LARGE_EVALUATION * measured.usual_ns if part == "evaluation" else measured.least_ns)
@@ -289,8 +291,22 @@ def find_slow_steps(measured: Measured, notes: NotedSteps, explained: Container[
         evidence += _inputs_text(measured, slowest, part)
         evidence += notes.longest_gap_text(part, per_step * measured.steps / len(slow_steps))
         # Steps that are ranges may be without modules.
-        show = f"--steps {slowest}:{slowest + 1}" if measured.runs.calls.any() else "--by step"
+        has_modules = measured.runs.calls.any() and part != OTHER
+        show = f"--steps {slowest}:{slowest + 1}" if has_modules else "--by step"
         yield measured.finding(what, where or None, part, evidence=evidence, show=show, ns=per_step)
+
+
+def long_calls_text(measured: Measured) -> str:
+    """Say that few calls, if these are steps, take much of the time of all; nothing if they do not."""
+    ns = measured.duration_ns
+    is_long = ns > _LONG_CALL * max(measured.usual_ns, 1.0)
+    share = float(ns[is_long].sum() / max(ns.sum(), 1))
+    if measured.steps < LEAST_STEPS or share < _LONG_CALLS_SHARE:
+        return ""
+    count, period = int(np.count_nonzero(is_long)), period_of(measured.number[is_long], measured.number)
+    often = f"{count} of {counted(measured.steps, 'call')}" + (f", every {_ordinal(period)}" if period else "")
+    each = f"{short_ms(float(np.median(ns[is_long])))} each (usually {short_ms(measured.usual_ns)})"
+    return f"{often}, took {each}, {share:.0%} of the time of all"
 
 
 def _inputs_text(measured: Measured, number: int, part: str) -> str:

@@ -176,7 +176,7 @@ def _large_part(measured: Measured, part: str, per_step: float, evidence: str, *
         what = "takes a large share"
     elif where is not None and where.endswith(".load"):
         what = "loading what was saved takes a large share"
-    show = "--ranges" if ranges else "--by step"
+    show = "--ranges" if ranges and part != OTHER else "--by step"
     finding = measured.finding(what, where, part, evidence=evidence, show=show, ns=per_step, gaps=True)
     return finding._replace(next="modtrace ranks slow DIR") if part == "communication" else finding
 
@@ -358,7 +358,8 @@ def _passes_again(measured: Measured) -> Iterator[Finding]:
             evidence = (
                 f"forward {times_text(backed / measured.steps)} a step, backward "
                 f"{times_text((backed + again) / measured.steps)}: its graph is kept (retain_graph) for more, of "
-                f"{short_ms(ns / again)} each; one is enough for losses that are added before"
+                f"{short_ms(ns / again)} each; one is enough for losses that are added before, "
+                "and detach() keeps one out of what it does not train"
             )
             what = "runs backward more often than forward"
             yield measured.finding(what, row.fqn, "backward", evidence=evidence, show="--tree", ns=per_step)
