@@ -468,6 +468,15 @@ def test_chosen_calls_and_ranges_keep_their_numbers(
     assert [step.step for step in again.summary(step_by=step_by).steps] == numbers[-1:]
 
 
+def test_modules_of_chosen_calls_have_their_times() -> None:
+    rows = {row.fqn: row for row in REQUESTS.steps(5, 6).summary().rows}  # the last call, 50 ns, 30 of them in Net.b
+
+    assert {fqn: (row.in_steps_ns, row.step_p50_ns) for fqn, row in rows.items()} == {
+        "Net": (50, 50),
+        "Net.b": (30, 30),
+    }
+
+
 def test_a_row_of_steps_has_the_parts_that_add_up_to_it() -> None:
     for step_by in ("call", "range request"):
         for row in json.loads(REQUESTS.summary(step_by=step_by).tables["steps"].to("json")):

@@ -216,7 +216,8 @@ class StepBounds(NamedTuple):
             starts = np.append(self.start, -INT64_MAX)
             is_before = columns.start < starts[np.searchsorted(self.end, columns.start, side="right")]
             return np.where(is_before & ~on_stream, -1, columns.step)
-        step = self.index_at(columns.start, np.array([track.tid for track in timeline.tracks], np.int64)[columns.track])
+        tid = np.array([track.tid for track in timeline.tracks], np.int64)[columns.track]
+        step = np.append(self.number, -1)[self.index_at(columns.start, tid)]
         numbers, link = np.unique(columns.link, return_inverse=True)
         of_link, calls = np.full(len(numbers), -1), np.flatnonzero(~on_stream & (columns.link >= 0))
         of_link[link[calls]] = step[calls]
