@@ -1,6 +1,7 @@
 """Timelines of PyTorch modules: forward, backward and recompute as nested spans, in Perfetto and Chrome traces.
 
-The names in this package are public. Its submodules are not: they may change without notice.
+The names in this package are public, and so are `integrations.transformers`, `integrations.lightning` and the types of
+results that the README beside this file lists. All else in submodules may change without notice.
 
 Example:
     >>> import modtrace

@@ -1,4 +1,4 @@
-"""Diff: what a comparison found, and the forms it is written in."""
+"""`Diff`, the result of a comparison: its sentences and tables, and the forms they are written in."""
 
 import fnmatch
 import html

@@ -1,4 +1,4 @@
-"""Groups of ranks → a table for the terminal."""
+"""The table of `modtrace where`: a row for ranks that are in the same place, so that 1,000 ranks fit a screen."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime

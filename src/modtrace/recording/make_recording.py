@@ -1,4 +1,4 @@
-"""`modtrace.record`."""
+"""`modtrace.record`: checks the options of a recording, so that wrong ones fail before the training begins."""
 
 import os
 import re
@@ -50,7 +50,7 @@ def record(
     """Return a recording of when each module runs forward, backward and again (recompute); it is not started yet.
 
     One recording runs at a time in a process. What fails inside it is logged once and the recording stops; the
-    training goes on. `modtrace run` and `MODTRACE=` take the same options, by the same names.
+    training goes on. `modtrace run` and `MODTRACE=` take these options too, by these names.
 
     A step ends by itself where an optimizer steps: one that steps again begins the next. Several optimizers that take
     turns share a step, and gradients that are accumulated before are one. Once `step` is called, only its calls count.

@@ -1,4 +1,4 @@
-"""Training steps, found by the optimizers that step."""
+"""Training steps: one ends where an optimizer steps, so that no program has to mark them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is noted in few steps: operators that run where no module does, hooks, and what makes a program slow unseen."""
+"""Notes of few steps, taken while recording: operators, hooks, settings and lines that spans do not show."""
 
 import contextlib
 import itertools

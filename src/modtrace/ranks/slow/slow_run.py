@@ -1,4 +1,4 @@
-"""What came out: who was late in each step and over the run, as sentences, tables, JSON, and a page with a picture."""
+"""`SlowRun`, the result of `ranks slow`: who was late in each step and over the run, in words, tables and a picture."""
 
 import base64
 import html

@@ -1,4 +1,4 @@
-"""The native engine: calls and backward passes are seen, and written, in C++."""
+"""The Python side of the native engine: starts and stops the part in C++, and gives it what it asks Python for."""
 
 import sys
 from collections.abc import Callable

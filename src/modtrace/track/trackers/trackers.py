@@ -1,4 +1,4 @@
-"""Drop-in trackers: which modules run now."""
+"""`ModuleTracker` and `ModTracker`: which modules run now, by the interface of torch's own, which they replace."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""What rules get, what they find, and how that is shown."""
+"""`Measured`, which rules read, `Finding`, which they make, and the lines and tables that show findings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was noted of few steps, see `STEP_NOTES`: operators in no module, hooks, anomaly detection, float64."""
+"""Findings of the notes of few steps, see `STEP_NOTES`: operators in no module, hooks, anomaly detection, float64."""
 
 from __future__ import annotations
 
