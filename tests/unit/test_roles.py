@@ -261,6 +261,7 @@ def test_ranks_that_do_not_fit_are_not_read(tmp_path: Path, monkeypatch: pytest.
 
     kept: Any = whole.metadata["ranks"]
     assert (len(kept), whole.metadata["left_out"], load.call_count) == (37, 27, 41)
+    assert "nothing was lost" in str(whole.summary())  # no rank lost any of its events
 
 
 @pytest.mark.parametrize(

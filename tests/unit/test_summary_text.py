@@ -10,6 +10,7 @@ import pytest
 
 from modtrace import Timeline
 from modtrace.timeline import Mark, StepTimes, Track
+from modtrace.timeline.contents import LEFT_OUT, MISSING_BYTES
 from modtrace.timeline.summary import ModuleTimes, Summary
 from modtrace.timeline.summary.step_times import Steps
 from tests.support.timelines import gpt2_timeline
@@ -24,6 +25,13 @@ def test_header_says_what_was_recorded_and_what_checkpointing_costs() -> None:
         "checkpointing costs 10.000 ms of a step (median; 11.1% of all), to run 1 module of Block again",
         "",
     ]
+
+
+def test_a_loss_of_nothing_is_not_said() -> None:
+    timeline = training(marks=(100,))
+    said = str(replace(timeline, metadata={**timeline.metadata, LEFT_OUT: 0, MISSING_BYTES: 0}).summary())
+
+    assert said.splitlines()[2] == "9 spans of 3 modules; nothing was lost"
 
 
 def test_text_has_the_share_of_all_steps() -> None:

@@ -76,7 +76,7 @@ def unsaved_sentence(lost: str) -> str:
 MISSING_BYTES = "missing_bytes"
 """In a timeline's metadata: what was cut off the end of its ring's file."""
 
-LEFT_OUT = "left_out"
+LEFT_OUT = "events_left_out"
 """In a timeline's metadata: how many events of the profiler could not be read."""
 
 COMPILED = "compiled"

@@ -169,7 +169,7 @@ def describe_recording(timeline: Timeline, counts: SpanCounts) -> Overview:
         modules=len(fqns),
         losses=losses
         | ({"incomplete": counts.incomplete} if counts.incomplete else {})
-        | {name: timeline.metadata[name] for name in (MISSING_BYTES, LEFT_OUT) if name in timeline.metadata},
+        | {name: lost for name in (MISSING_BYTES, LEFT_OUT) if (lost := timeline.metadata.get(name))},
         recomputed=dict(Counter(rerun_modules.values()).most_common()),
         communication=counts.communication,
         compiled=counts.compiled,
