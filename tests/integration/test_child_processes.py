@@ -145,6 +145,9 @@ def test_each_child_has_a_file_with_all_its_calls(engine: EngineName, program: s
     assert line == lines[-1]
     assert line.startswith(f"modtrace: {where}")
     of_rank = r"\.rank[01]" if program == "DDP" else ""
+    told_files = line.removeprefix(f"modtrace: {where}").partition(". Next")[0]
+    if len(children) > 1:
+        assert {file.name for file in tmp_path.glob(told_files)} == {*children}
     for name in children:
         assert re.fullmatch(rf"script{of_rank}\.pid\d+\.pftrace", name)
     if program == "DDP":
@@ -197,9 +200,11 @@ def test_what_a_killed_child_had_is_in_its_ring_and_its_loss_is_told(
 
     assert recorded(list(tmp_path.glob("ring.pid*.modtrace"))) == counted
     (saved,) = tmp_path.glob("*.pid*.pftrace")
+    of_saved = saved.name.replace("script", "ring").replace("pftrace", "modtrace")
+    (killed,) = {ring.name for ring in tmp_path.glob("ring.pid*.modtrace")} - {of_saved}
     assert lines[-1].partition(". Next")[0] == (
         f"modtrace: 1 child process is in {saved.name}; 1 child process called modules and saved nothing "
-        "(killed, ended by os._exit, or running still): see ring.pid*.modtrace"
+        f"(killed, ended by os._exit, or running still): see {killed}"
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from modtrace import RecordingError
-from modtrace.integrations.auto_recording import parse_variable
+from modtrace.integrations.auto_recording import parse_variable, pattern_of
 
 HERE = os.getcwd()
 
@@ -75,3 +75,17 @@ def test_a_working_directory_that_is_gone_matters_to_the_paths_in_it_alone(
     assert parse_variable("/traces/a.json", {}) == {"path": "/traces/a.json"}
     with pytest.raises(RecordingError, match=r"a\.json: the working directory is gone"):
         parse_variable("a.json", {})
+
+
+@pytest.mark.parametrize(
+    ("names", "pattern"),
+    [
+        (["a.pid12.json"], "a.pid12.json"),
+        (["a.pid12.json", "a.pid13.json"], "a.pid*.json"),
+        (["a.rank0.pid7.json", "a.rank1.pid7.json"], "a.rank*.pid7.json"),
+        (["a.pid5.json", "a.rank0.pid9.json"], "a.*.json"),
+        (["10/a.json", "20/a.json"], "*/a.json"),
+    ],
+)
+def test_files_of_children_are_told_by_a_pattern_of_their_names(names: list[str], pattern: str) -> None:
+    assert pattern_of(names) == pattern

@@ -16,8 +16,10 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from multiprocessing.util import Finalize
+from string import digits
 from typing import TYPE_CHECKING, Any
 
 from .._after_import import call_after_import
@@ -155,20 +157,33 @@ class AutoRecording:
 
     def _about_children(self, children: ChildCount) -> str:
         parts = []
-        if len(children.saved) == 1:
-            parts.append(f"1 child process is in {children.saved[0].removeprefix(self._folder)}")
-        elif children.saved:
-            parts.append(f"{len(children.saved)} child processes are in {self._child_files('path', 'ring')}")
+        if children.saved:
+            what = "1 child process is" if len(children.saved) == 1 else f"{len(children.saved)} child processes are"
+            parts.append(f"{what} in {pattern_of(children.saved).removeprefix(self._folder)}")
         if children.unsaved:
-            what = "1 child process" if children.unsaved == 1 else f"{children.unsaved} child processes"
+            what = "1 child process" if len(children.unsaved) == 1 else f"{len(children.unsaved)} child processes"
             part = f"{what} called modules and saved nothing (killed, ended by os._exit, or running still)"
-            ring = self._child_files("ring")
-            parts.append(f"{part}: see {ring}" if ring else part)
+            rings = [ring for ring in children.unsaved if ring]
+            parts.append(f"{part}: see {pattern_of(rings).removeprefix(self._folder)}" if rings else part)
         return "; ".join(parts)
 
-    def _child_files(self, *names: str) -> str:
-        patterns = [pattern for pattern in map(self._job.child_files, names) if pattern is not None]
-        return patterns[0].removeprefix(self._folder) if patterns else ""
+
+def pattern_of(paths: Sequence[str]) -> str:
+    """Return a pattern, as a shell's, of files whose names differ in what their processes filled in."""
+    return os.sep.join(_common(names) for names in zip(*(path.split(os.sep) for path in paths), strict=True))
+
+
+def _common(names: Sequence[str]) -> str:
+    """Return the name, or what all begin and end with; a number that differs is left out as a whole."""
+    if len({*names}) == 1:
+        return names[0]
+    begin = _shared_begin(names).rstrip(digits)
+    end = _shared_begin([name[len(begin) :][::-1] for name in names])[::-1].lstrip(digits)
+    return f"{begin}*{end}"
+
+
+def _shared_begin(names: Sequence[str]) -> str:
+    return "".join(letters[0] for letters in takewhile(lambda all_of: len({*all_of}) == 1, zip(*names, strict=False)))
 
 
 def _say(line: str) -> None:

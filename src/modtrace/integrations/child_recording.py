@@ -93,7 +93,7 @@ def _begin(job: Job) -> None:
     except Exception as error:
         _log.error("nothing is recorded of the child process %d: %s", os.getpid(), error)
         return
-    job.note("begin")
+    job.note("begin", recording._outputs.ring_path or "")
     record_forked_children(recording, job)
     # Children of `multiprocessing` that were forked end without `atexit`.
     Finalize(None, _save, (recording,), exitpriority=_BEFORE_EXIT)

@@ -9,7 +9,6 @@ import contextlib
 import io
 import json
 import os
-import re
 import secrets
 import sys
 from collections.abc import Callable, Mapping
@@ -31,7 +30,7 @@ class ChildCount(NamedTuple):
     """What the children of a job noted."""
 
     saved: list[str]  # the file that each recorded child saved
-    unsaved: int  # how many children began to record and saved nothing
+    unsaved: list[str]  # the ring of each child that began to record and saved nothing; empty if it has none
 
 
 class Job:
@@ -82,15 +81,8 @@ class Job:
             for name, value in self.arguments.items()
         }
 
-    def child_files(self, name: str) -> str | None:
-        """Return a pattern of the files of all children, as a shell's; None if there are none."""
-        path = self.arguments.get(name)
-        if path is None:
-            return None
-        return re.sub("%[rph%]", lambda match: "%" if match[0] == "%%" else "*", _child_path(path))
-
     def note(self, what: str, path: str = "") -> None:
-        """Note that this process, a child, records ("begin"), or saved its recording to `path` ("saved")."""
+        """Note that this process, a child, records ("begin", to a ring or ""), or saved to `path` ("saved")."""
         with contextlib.suppress(OSError), self._open() as file:
             file.write(f"{json.dumps([what, os.getpid(), path])}\n".encode())
 
@@ -101,10 +93,11 @@ class Job:
                 lines = file.read().splitlines()
             os.close(int(os.path.basename(self._notes[0])))
         except OSError:
-            return ChildCount([], 0)
+            return ChildCount([], [])
         notes = [json.loads(line) for line in lines]
         saved = {pid: path for what, pid, path in notes if what == "saved"}
-        return ChildCount(list(saved.values()), len({pid for _, pid, _ in notes} - saved.keys()))
+        unsaved = {pid: path for _, pid, path in notes if pid not in saved}
+        return ChildCount([*saved.values()], [*unsaved.values()])
 
     def _open(self) -> io.FileIO:
         """Open the notes for reading from the start, and for appending.
