@@ -87,22 +87,30 @@ def extract_trace(path: str | os.PathLike[str], folder: Path) -> Path:
             if _directory_bytes(file) > _MAX_DIRECTORY_BYTES:
                 raise TraceError(path, f"its table of files is too large for a report of modtrace; {_UNPACK}")
             with zipfile.ZipFile(file) as archive:
-                for name in archive.namelist():
-                    # Only what a report calls its trace: nothing of the archive's can choose where it is written.
-                    if name in ("trace.pftrace.gz", "trace.json.gz"):
-                        packed_bytes = archive.getinfo(name).compress_size
-                        with archive.open(name) as member, open(folder / name, "wb") as extracted:
-                            while block := member.read(BLOCK_BYTES):
-                                check_unpacked(extracted.tell() + len(block), packed_bytes)
-                                extracted.write(block)
-                        return folder / name
-    except LimitError as error:
-        raise TraceError(path, f"{name} in it: {error}") from None
+                # Only what a report calls its trace: nothing of the archive's can choose where it is written.
+                name = next((name for name in archive.namelist() if name in _REPORT_TRACES), None)
+                if name is not None:
+                    return _extract(archive, name, path, folder)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise TraceError(path, f"it is a ZIP archive that is not whole, or damaged: {error}") from error
     except OSError as error:
         raise TraceError(path, f"cannot be read: {error.strerror or error}") from error
     raise TraceError(path, f"it is a ZIP archive, but no report of modtrace; {_UNPACK}")
+
+
+_REPORT_TRACES = {"trace.pftrace.gz", "trace.json.gz"}
+
+
+def _extract(archive: zipfile.ZipFile, name: str, path: str | os.PathLike[str], folder: Path) -> Path:
+    packed_bytes = archive.getinfo(name).compress_size
+    try:
+        with archive.open(name) as member, open(folder / name, "wb") as extracted:
+            while block := member.read(BLOCK_BYTES):
+                check_unpacked(extracted.tell() + len(block), packed_bytes)
+                extracted.write(block)
+    except LimitError as error:
+        raise TraceError(path, f"{name} in it: {error}") from None
+    return folder / name
 
 
 def _is_archive(path: str | os.PathLike[str]) -> bool:

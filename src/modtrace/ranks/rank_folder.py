@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -99,15 +100,17 @@ def as_folder(place: Place, executor: Executor | None = None) -> Iterator[str]:
         try:
             for file in filesystem.get_file_info(FileSelector(path)):
                 if file.is_file:
-                    copy = folder / file.base_name
-                    with filesystem.open_input_stream(file.path) as source, open(copy, "wb") as target:
-                        while block := source.read(_BLOCK_BYTES):
-                            target.write(block)
-                    changed = file.mtime_ns or 0
-                    os.utime(copy, ns=(changed, changed))
+                    _copy(filesystem, file, folder / file.base_name)
         except OSError as error:
             raise ModtraceError(f"{os.fspath(place)}: cannot be read: {error}") from error
         yield os.fspath(folder)
+
+
+def _copy(filesystem: Any, file: Any, copy: Path) -> None:
+    with filesystem.open_input_stream(file.path) as source, open(copy, "wb") as target:
+        shutil.copyfileobj(source, target, _BLOCK_BYTES)
+    changed = file.mtime_ns or 0
+    os.utime(copy, ns=(changed, changed))
 
 
 _BLOCK_BYTES = 8 << 20

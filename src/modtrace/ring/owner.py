@@ -300,17 +300,21 @@ def _drop_old(path: str, keep: int) -> None:
     kept = 0
     for _, file in reversed(numbered_files(path)):
         with contextlib.suppress(OSError, RingError):
-            lock = WriterLock(file)
-            try:
-                header = _read_header(file, lock.fd)
-                is_ours = header.writer.get("name") == name_digest(path) and writer_state(lock.fd, header) == "dead"
-                kept += is_ours
-                if is_ours and kept > keep:
-                    for gone in (file, stacks_path(file), whole_run_path(file)):
-                        with contextlib.suppress(FileNotFoundError):
-                            os.unlink(gone)
-            finally:
-                lock.release()
+            kept += _is_kept(file, path, is_wanted=kept < keep)
+
+
+def _is_kept(ring: str, path: str, *, is_wanted: bool) -> bool:
+    """Whether a ring with a number is that of an earlier run of a name; one that is not wanted is removed."""
+    lock = WriterLock(ring)
+    try:
+        header = _read_header(ring, lock.fd)
+        is_ours = header.writer.get("name") == name_digest(path) and writer_state(lock.fd, header) == "dead"
+        for gone in (ring, stacks_path(ring), whole_run_path(ring)) if is_ours and not is_wanted else ():
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(gone)
+        return is_ours
+    finally:
+        lock.release()
 
 
 def find_rings(paths: Iterable[str]) -> tuple[list[str], list[str], list[str]]:
