@@ -63,6 +63,19 @@ def test_growing_time_is_that_of_a_range() -> None:
     assert [one[:3] for one in found(timeline) if one[0] == GROWS] == [(GROWS, "metrics", "metrics")]
 
 
+@pytest.mark.parametrize(("waited_ms", "is_named"), [(9.9, True), (10, False)])
+def test_steps_that_grow_as_the_machine_gets_busier_are_no_finding(waited_ms: float, is_named: bool) -> None:
+    # The range takes 3, 5, 7, 9, 11, 13 ms in the first quarter of 23 steps. What it takes above 8 ms is
+    # 1 + 3 + … + 39 ms, 400 ms all together, of which the thread waits for half in 20 steps.
+    delays = [(step, round(waited_ms * MS)) for step in range(20)]
+    timeline = training(steps=24, ranges=lambda step: [("metrics", "user", 1 + 2 * step)])
+    noted = {**timeline.metadata, STEP_NOTES: {"steps": 2, "delays": delays}}
+
+    findings = found(replace(timeline, metadata=fit_metadata(noted)))
+
+    assert [one[0] for one in findings if one[0] == GROWS] == [GROWS] * is_named
+
+
 @pytest.mark.parametrize(
     "times",
     [

@@ -81,6 +81,9 @@ def find_growing_steps(measured: Measured) -> Iterator[Finding]:
         return
     low, high = float(np.median(ns[first])), float(np.median(ns[last]))
     per_step = sum(float(np.maximum(ns[run] - low, 0).sum()) for run in runs) / measured.steps
+    delays = dict(measured.step_notes.get("delays", ()))
+    if sum(delays.values()) >= _OF_MACHINE * per_step * measured.steps:
+        return
     added = measured.ns[last].mean(axis=0) - measured.ns[first].mean(axis=0)
     part = measured.parts[int(np.argmax(added))] if added.max() >= _MOSTLY * added.sum() else None
     evidence = f"from {short_ms(low)} to {short_ms(high)} in "
@@ -169,7 +172,7 @@ if one module of a list takes it, and it is known how long the thread waited for
 _OUTLASTS = 3
 """How many times as long as slow steps by other causes one has to be slow."""
 _OF_MACHINE = 0.5
-"""What share of what a slow step takes more its thread has waited for a processor, if the machine made it slow."""
+"""What share of what slow steps take more their thread has waited for a processor, if the machine made them slow."""
 _LARGER = 3.0
 """How many times as long as usual forward and backward both take if there is more to compute."""
 _LONGEST_WAIT_NS, _WAITS = 50_000_000, 4.0
