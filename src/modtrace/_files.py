@@ -11,6 +11,7 @@ import gzip
 import io
 import os
 import secrets
+import shlex
 import stat
 import sys
 import tempfile
@@ -49,7 +50,11 @@ def open_regular(path: str | os.PathLike[str]) -> io.FileIO:
 
     Raises OSError if it cannot be opened, or is a pipe, a device or a socket: these have no end, or no second reading.
     """
-    file = io.FileIO(path, opener=_open_at_once)
+    try:
+        file = io.FileIO(path, opener=_open_at_once)
+    except IsADirectoryError as error:
+        help_ = f"name one of its files, or compare its ranks: modtrace ranks slow {shlex.quote(os.fspath(path))}"
+        raise IsADirectoryError(error.errno, f"it is a folder; {help_}") from error
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(errno.EINVAL, "it is not a regular file; save what it gives to one first", os.fspath(path))

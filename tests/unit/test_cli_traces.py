@@ -371,6 +371,17 @@ def test_an_absent_trace_is_named(command: list[str]) -> None:
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", ["summary", "check", "view"])
+def test_what_reads_a_folder_is_told_where_a_file_is_wanted(command: str, tmp_path: Path) -> None:
+    result = invoke(command, tmp_path)
+
+    assert (result.exit_code, result.stderr) == (
+        1,
+        f"modtrace: {tmp_path}: cannot be read: it is a folder; name one of its files, or compare its ranks: "
+        f"modtrace ranks slow {tmp_path}\n",
+    )
+
+
 def test_check_of_an_empty_name_says_that_there_is_no_such_file() -> None:
     result = invoke("check", "")
 

@@ -261,7 +261,7 @@ def test_a_capacity_beyond_all_memory_reads_what_is_there(tmp_path: Path) -> Non
 def test_a_missing_file_and_a_folder_are_errors(tmp_path: Path) -> None:
     with pytest.raises(RingError, match="cannot be read: No such file"):
         read_ring(tmp_path / "absent.modtrace")
-    with pytest.raises(RingError, match="cannot be read: Is a directory"):
+    with pytest.raises(RingError, match="cannot be read: it is a folder; name one of its files, or "):
         read_ring(tmp_path)
 
 
