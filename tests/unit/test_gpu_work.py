@@ -118,3 +118,15 @@ def test_a_merged_trace_has_its_gpu_times_in_python_and_of_steps_and_classes(tmp
         {"Net": 0, "Linear": 1},
     )
     assert loaded.summary().sort_by().modules_text() in printed("summary", out)
+
+
+@pytest.mark.parametrize("suffix", ["", ".json", ".pftrace"])
+def test_to_sort_by_gpu_time_says_that_a_profile_has_none(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / "profile.json"
+    path.write_bytes(trace(x("python_function", "nn.Module: Net_0", 100, 500)))
+    if suffix:
+        path = Path(modtrace.merge(path, None, tmp_path / f"merged{suffix}").path)
+    result = CliRunner().invoke(group, ["summary", str(path), "--sort", "gpu"])
+
+    assert result.exit_code == 2
+    assert result.stderr.endswith(f"{path} has no GPU times; the profile in it has no work of a GPU.\n")

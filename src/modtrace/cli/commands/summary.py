@@ -108,7 +108,7 @@ def summary_command(
     for note in notes:
         echo(note, err=True)
     if summary.gpu is None and sort == "gpu":
-        raise click.UsageError(f"{trace} has no GPU times; 'modtrace merge' adds them.")
+        raise click.UsageError(f"{trace} has no GPU times; {_gpu_hint(trace)}.")
     if memory and summary.memory is None:
         raise click.UsageError(f"{trace} has no memory; record with --memory, or record(memory=True).")
     if flops and summary.flops is None and not summary.compiled:
@@ -150,6 +150,16 @@ def summary_command(
         else:
             blocks = [*_all_texts(summary, limit, width, of_steps=only is None), whole_run]
         console.print("\n\n".join(filter(None, blocks)), soft_wrap=True)
+
+
+def _gpu_hint(trace: str) -> str:
+    """Say why a file that was read has no GPU times: its profile has none, or it has no profile."""
+    from ...formats.trace_file import FileKind, file_kind
+    from ...read import trace_path
+
+    with trace_path(trace) as path:
+        profiled = file_kind(path) in {FileKind.PROFILE, FileKind.MERGED_JSON, FileKind.MERGED_PERFETTO}
+    return "the profile in it has no work of a GPU" if profiled else "'modtrace merge' adds them"
 
 
 def _first_rows(summary: "Summary", names: Sequence[str], width: int) -> list[str]:
