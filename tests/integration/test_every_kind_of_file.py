@@ -145,7 +145,7 @@ def test_a_profile_without_modules_says_how_to_make_one_with_them(tmp_path: Path
     path.write_bytes(trace(x("cpu_op", "op", 1000, 2000)))
     done = invoke("convert", path, tmp_path / "out.json")
     assert done.exit_code == 1
-    assert "profile with with_stack=True, or give a recording" in done.stderr
+    assert "profile with with_stack=True, or merge a recording with it" in done.stderr
     assert not (tmp_path / "out.json").exists()
 
 

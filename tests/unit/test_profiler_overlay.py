@@ -337,6 +337,17 @@ def test_without_module_slices_nothing_is_made_up() -> None:
     assert "profile with with_stack=True" in overlay.notes[0]
 
 
+def test_ranges_of_torch_alone_are_no_modules() -> None:
+    loading = x("user_annotation", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 100, 900)
+    own = (loading, x("user_annotation", "Optimizer.step#AdamW.step", 7000, 8000))
+    overlay = overlaid(None, *OPS, *own)
+    assert len(overlay.timeline.columns) == 0
+    assert "profile with with_stack=True, or merge a recording" in overlay.notes[0]
+
+    beside = overlaid(None, *OPS, *own, x("user_annotation", "mine", 1000, 6000))
+    assert {name.label for name in beside.timeline.names} == {"mine", *(each["name"] for each in own)}
+
+
 def test_sync_marks_move_everything() -> None:
     shifted = tuple((label, start - 500_000, end - 500_000, depth) for label, start, end, depth in FORWARD)  # type: ignore[misc]
     overlay = overlaid(recording(*shifted), *OPS, *NODES, late_ns=-500_000)

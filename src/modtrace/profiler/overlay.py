@@ -3,6 +3,7 @@
 Without a recording, module tracks are made of what torch.profiler noted with `with_stack=True`, and of nothing else.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -48,8 +49,8 @@ from .stream_spans import build_stream_spans, with_stream_spans
 
 NO_EVENTS = "the trace has no events: nothing ran under the profiler, or it was exported within its with block"
 NO_MODULES = (
-    "the trace has neither nn.Module slices nor ranges of record_function, so that no module track could be made; "
-    "profile with with_stack=True, or give a recording"
+    "the trace has neither nn.Module slices nor ranges of record_function but torch's own, so that no module track "
+    "could be made; profile with with_stack=True, or merge a recording with it"
 )
 REGIONS = (
     "the trace has no nn.Module slices: the tracks are its ranges of record_function; "
@@ -61,6 +62,10 @@ NO_NAMES = (
 )
 
 
+_OF_TORCH = re.compile(r"Optimizer\.\w+#|enumerate\(DataLoader\)#")
+"""The ranges that every training has: alone they say nothing of modules."""
+
+
 def reconstruct(events: ProfilerEvents, process: Process) -> tuple[Timeline, list[str]]:
     """Make forward and recompute spans, in ns from the base, of `nn.Module:` slices, else ranges; and its limits."""
     threads = events.threads
@@ -69,7 +74,8 @@ def reconstruct(events: ProfilerEvents, process: Process) -> tuple[Timeline, lis
     modules, regions = (rows.take(threads[rows.track] >= 0) for rows in (events.modules, events.regions))
     has_modules = bool(len(modules))
     slices, note = (modules, NO_NAMES) if has_modules else (regions, REGIONS)
-    if not len(slices):
+    used = [slices.names[name] for name in np.unique(slices.name).tolist()]
+    if not has_modules and all(map(_OF_TORCH.match, used)):
         return Timeline(Slices.empty(), metadata={"reconstructed": True}), [NO_MODULES if events.total else NO_EVENTS]
     nodes = Nodes(events.nodes)
     is_recompute = nodes.innermost.on_threads(slices.track, slices.start) >= 0
