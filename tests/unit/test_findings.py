@@ -421,6 +421,17 @@ def test_a_region_that_is_compiled_again() -> None:
     assert found(training(ranges=lambda step: [("torch.compile 0/0", "compile", 30)] if not step else [])) == []
 
 
+def test_a_region_that_is_compiled_again_says_the_reason_and_not_that_its_backward_is_compiled_too() -> None:
+    again = "torch.compile 0/1: tensor 'x' size mismatch at index 0. expected 2, actual 3"
+    compiles: Sequence[OptionalRange] = [(again, "compile", 10), ("torch.compile 0/1: lazy backward", "compile", 50)]
+    timeline = training(ranges=lambda step: compiles if step in (4, 8) else [])
+
+    (finding,) = timeline.summary().findings
+
+    assert finding[:3] == ("is compiled again", again, "compile")
+    assert finding.evidence.endswith("; compiled again twice, 120 ms in all")
+
+
 @pytest.mark.parametrize(
     ("name", "evidence"),
     [

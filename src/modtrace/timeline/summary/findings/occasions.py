@@ -156,6 +156,8 @@ def _runs(ns: Int64Array) -> list[Int64Array]:
 _SEEN_SHARE, _LONGER = 0.05, 3
 """Share of the median step, and multiple of its own median: a part that takes less is no occasion."""
 _COMPILED_AGAIN = re.compile(r"torch\.compile \d+/[1-9]")
+_LAZY_BACKWARD = ": lazy backward"
+"""How compilations end that come with the first backward of a graph, and say no reason."""
 LARGE_EVALUATION = 0.10
 """Share of a step on average, or of most steps: who trains evaluates."""
 _LEAST_PERIODS = 3
@@ -224,8 +226,9 @@ def find_occasions(measured: Measured) -> Iterator[Finding]:
         if part == "gc":
             what, evidence = "garbage collection comes now and then", f"{evidence}; {collections_text(measured)}"
         elif part == "compile":
-            where, what = again[0].range, "is compiled again"
-            count = sum(each.calls for each in again)
+            reasons = [each for each in again if not each.range.endswith(_LAZY_BACKWARD)] or again
+            where, what = reasons[0].range, "is compiled again"
+            count = sum(each.calls for each in reasons)
             evidence += f"; compiled again {times_text(count)}, {short_ms(sum(each.total_ns for each in again))} in all"
         elif part == where:
             what = "comes now and then"
