@@ -355,6 +355,23 @@ def test_an_interval_holds_its_estimate(
             assert row.low_ns <= row.difference_ns <= row.high_ns, row
 
 
+def test_an_end_that_noise_moves_beyond_all_times_is_not_known() -> None:
+    """One recording a side, and modules take from a sixteenth to 16 times as long: no time is far from that noise."""
+    new = {
+        (fqn, phase): ms * MS * 2.0 ** (number % 9 - 4)
+        for number, fqn in enumerate(PLACES)
+        for phase, ms in (("forward", 1), ("backward", 2))
+    }
+    comparison = compare_runs([model()], [model(new)], {})
+
+    change = next(change for change in comparison.changes if change.label == "GPT.h.1 backward")
+    assert (change.low_ns, change.high_ns, change.verdict) == (-2 * MS, None, "cannot tell")
+    rows = [line for line in comparison.to_text(verbose=True).splitlines() if "backward" in line and "h.1 " in line]
+    assert [" ".join(row.split()) for row in rows] == [
+        "h.1 backward 2.000 2.000 +0.000 -2.000 … not known +0.0 1 cannot tell",
+    ]
+
+
 def test_what_may_have_changed_too_is_told_behind_the_findings() -> None:
     slower = {("GPT.h.1.attn", "forward"): 4 * MS}
     new = [

@@ -51,9 +51,10 @@ _MAX_DIFFERENCES = 10
 
 def _interval_text(change: Change) -> str:
     """Return the interval of the difference in ms; empty if there is none."""
-    if change.low_ns is None or change.high_ns is None:
+    if change.low_ns is None:
         return ""
-    return f"{change.low_ns / 1e6:+.3f} … {change.high_ns / 1e6:+.3f}"
+    high = "not known" if change.high_ns is None else f"{change.high_ns / 1e6:+.3f}"
+    return f"{change.low_ns / 1e6:+.3f} … {high}"
 
 
 def _percent(change: Change) -> str:

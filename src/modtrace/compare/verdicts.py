@@ -51,6 +51,8 @@ general do, up to this part of that."""
 USUAL, MACHINE_OUTSIDE = 0.2, 0.05
 """How often modules in general differ by more between the sides, as recordings of one side do, if nothing changed: that
 much needs no cause; and how often the machine may differ by more than is allowed for if the work changed."""
+_KNOWN_WITHIN = math.log(100)
+"""An upper end further above the estimate is not known: the noise reaches further than times of any program do."""
 MIN_STEPS = 6
 """How many steps a side needs for a verdict."""
 
@@ -92,7 +94,7 @@ class Change(NamedTuple):
         low_ns: lower end of the confidence interval of the difference; those of all modules hold together with 99 %.
             None if there is no estimate: a side has the module in no recording or in too few, or it takes less than
             1 µs.
-        high_ns: its upper end.
+        high_ns: its upper end; None if it is not known, as recordings are too few and too noisy.
         base_calls: spans per step in which there are any before, the median; if these are another part of the steps
             than after, the mean over all steps (0.1: called in every tenth).
         new_calls: the same after.
@@ -254,9 +256,9 @@ def _with_unnamed(parts: Sequence[Change]) -> list[Change]:
         part._replace(verdict="cannot tell", low_ns=None, high_ns=None)
         if part.fqn == "other"
         and part.low_ns is not None
-        and part.high_ns is not None
         and (named or unnamed)
-        and part.low_ns - unnamed <= 0 <= part.high_ns + named
+        and part.low_ns - unnamed <= 0
+        and (part.high_ns is None or part.high_ns + named >= 0)
         else part
         for part in parts
     ]
@@ -363,7 +365,8 @@ def _change(
     raw_ns = base_ns * math.expm1(min(raw, MAX_LOG))
     verdict = _verdict(base_ns, raw_ns, (low, new - base, high), machine)
     verdict = verdict if steps >= MIN_STEPS else "cannot tell"
-    change = Change(*key, base, new, new - base, low, high, calls.base, calls.new, calls.changed, verdict, *runs)
+    known_high = high if ends[1] - (raw - machine.off) <= _KNOWN_WITHIN else None
+    change = Change(*key, base, new, new - base, low, known_high, calls.base, calls.new, calls.changed, verdict, *runs)
     return change._replace(in_steps=calls.in_steps)
 
 
