@@ -567,6 +567,21 @@ def test_an_optimizer_that_updates_a_table_most_of_all_names_it() -> None:
     assert "(medians); 96% of the parameters' values are those of Net.table; " in finding.evidence
 
 
+@pytest.mark.parametrize(("delays", "parts"), [([], ["other", "forward"]), ([(3, MS)], ["other"]), (None, ["other"])])
+def test_a_longer_stall_hides_another_slow_step_only_where_the_machine_is_busy(
+    delays: list[tuple[int, int]] | None, parts: list[str]
+) -> None:
+    # A step is 9 ms; in step 8 each of 4 forwards takes 9 ms more, and before step 12 the program waits.
+    timeline = training(
+        steps=20, forward=lambda step, block: 10 if step == 8 else 1, pause=lambda step: 300 if step == 12 else 0
+    )
+
+    known: dict[str, Any] = {} if delays is None else {"delays": delays}
+    findings = noted(timeline, **known).summary().findings
+
+    assert [one.part for one in findings if "slow" in one.what] == parts
+
+
 SLOWLY = [[at, held // 2] for at, held in GROWING]
 """By 1 MiB a step."""
 

@@ -259,6 +259,7 @@ def find_slow_steps(measured: Measured, notes: NotedSteps, explained: Container[
     overview = measured.summary.overview
     is_python = overview is not None and overview.engine == "python"
     waited_ns: int = measured.step_notes.get("waited_ns", 0)
+    is_busy = bool(delays) or waited_ns > 0 or "delays" not in measured.step_notes
     # No cause is told of those that warm up, so that one of a period may be missing there.
     warm = measured.number[warm_up_steps(measured.duration_ns) :]
     for index, (cause, slow) in steps.causes.items():
@@ -281,10 +282,10 @@ def find_slow_steps(measured: Measured, notes: NotedSteps, explained: Container[
             continue
         others = max((ns for cause, ns in longest.items() if cause != (part, where)), default=0)
         per_step = sum(slow.took_ns - slow.usual_ns for _, slow, _ in slow_steps) / max(measured.steps, 1)
-        # Steps that are slow here and there are those in which the machine did other things too.
+        # Steps that are slow here and there are those in which the machine did other things too, if it did any.
         is_by_one = bool(delays) and "*" in place_of(measured, where)
         least = (_BY_ONE if is_by_one else _SLOW_STEPS) * measured.usual_ns
-        is_noise = not period_of(numbers, warm) and most < max(least, _OUTLASTS * others)
+        is_noise = not period_of(numbers, warm) and most < max(least, _OUTLASTS * others * is_busy)
         if is_noise or per_step < _SLOW_SHARE * measured.usual_ns:
             continue
         what = f"makes {f'step {numbers[0]}' if len(numbers) == 1 else 'some steps'} slow"
