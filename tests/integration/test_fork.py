@@ -223,6 +223,53 @@ def test_a_fork_while_a_thread_counts_an_operator_outside_modules(tmp_path: Path
     assert run_python("-c", WHILE_COUNTING, env=env).stdout == "2 0\n"
 
 
+WHILE_TORCH_READS = """
+import ctypes, os, signal, sys, threading, torch, modtrace
+options = {"engine": sys.argv[1], "flops": sys.argv[2] == "flops"}
+x, holds = torch.ones(1), ctypes.c_int.in_dll(ctypes.CDLL(None), "holds")
+net = torch.nn.Linear(1, 1)
+seen, is_looked_at = threading.Event(), threading.Event()
+
+def train():
+    x + x
+    seen.set()
+    is_looked_at.wait()
+    holds.value = 1
+    x + x  # the first operator of this thread since observers changed: it reads them under torch's lock
+
+with modtrace.record(**options) as rec:
+    thread = threading.Thread(target=train)
+    thread.start()
+    seen.wait()
+    rec.step()
+    net(x)
+    is_looked_at.set()
+    while thread.is_alive() and holds.value != 2:
+        pass
+    pid = os.fork()
+    if pid == 0:
+        with modtrace.record(**options) as again:
+            again.step()  # after which operators would be counted
+            net(x)
+        os._exit(0)
+    hangs = threading.Timer(30, os.kill, [pid, signal.SIGKILL])
+    hangs.start()
+    print(holds.value, os.waitpid(pid, 0)[1])
+    hangs.cancel()
+    thread.join()
+"""
+
+
+@pytest.mark.parametrize("flops", ["flops", ""])
+@pytest.mark.usefixtures("native_engine")
+def test_a_fork_while_a_thread_is_in_torchs_lock_of_observers(flops: str, tmp_path: Path) -> None:
+    env = with_preloaded(Path(__file__).parents[1] / "support/held_lock.c", tmp_path)
+
+    done = run_python("-c", WHILE_TORCH_READS, "native", flops, env=env | {"HELD_LOCK_OF": "libtorch_cpu"})
+
+    assert done.stdout == "2 0\n"
+
+
 @pytest.mark.timeout(7200 if PROMISED else 300)
 def test_forks_while_other_threads_start_and_stop_and_train(engine: EngineName) -> None:
     count = scaled(50, 200, 10_000)

@@ -202,6 +202,8 @@ struct EngineState {
   std::atomic<bool> device_times_active{false};
   std::atomic<bool> ranges_active{false};
   std::atomic<int64_t> last_range{0};  // the highest number that a range had
+  // Whether this is a forked child in which torch's lock of observers is held for ever.
+  std::atomic<bool> observers_locked{false};
 
   std::array<BackwardPass, kMaxConcurrentPasses> pass_slots;  // by number modulo
   std::array<std::atomic<int>, kMaxConcurrentPasses>
@@ -222,6 +224,10 @@ struct EngineState {
 // Never destroyed: threads that the end of the process does not wait for may still write.
 static_assert(std::is_trivially_destructible_v<EngineState>);
 inline EngineState engine;
+
+// Has torch call an observer of operators no more. In a forked child that calls this as it begins, a thread that is
+// gone may have been in torch's lock of observers, as it ran an operator: so another thread waits for it.
+void disable_observer(uint64_t observer, bool child_begins);
 
 // Makes the state of a thread that had none, and puts it on the list.
 ThreadState* add_thread_state();

@@ -374,7 +374,7 @@ Met meet(Session& session, ThreadState& thread, std::vector<int64_t>&& key, bool
   state.calls = 0;
   state.builds_graph = state.builds_graph || builds_graph;
   if (!counting.load()) {
-    if (!ask_operators(session)) return {};
+    if (engine.observers_locked.load() || !ask_operators(session)) return {};
     write_counting(session, thread, 1);
     counting.store(true);
     at::reenableCallback(callback);
@@ -436,9 +436,8 @@ void meet_rerun(Session& session, ThreadState& thread, int64_t name_id) {
   meet(session, thread, {kRerunMark, name_id, session.flops.graph}, true, false);
 }
 
-void stop_counting() {
-  if (!counting.exchange(false)) return;
-  at::disableCallback(callback);
+void stop_counting(bool child_begins) {
+  if (counting.exchange(false)) disable_observer(callback, child_begins);
 }
 
 }  // namespace modtrace

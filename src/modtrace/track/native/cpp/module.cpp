@@ -244,10 +244,10 @@ PyObject* py_start(PyObject*, PyObject* args) {
 }
 
 // Waits for the threads that are writing, and gives the ring back.
-void end_session(Session& session) {
+void end_session(Session& session, bool child_begins = false) {
   stop_memory();
-  stop_counting();
-  stop_outside();
+  stop_counting(child_begins);
+  stop_outside(child_begins);
   engine.ranges_active.store(false);
   abandon_backward_passes();
   for (ThreadState* thread = engine.threads.load(); thread != nullptr; thread = thread->next) {
@@ -271,7 +271,7 @@ PyObject* py_after_fork(PyObject*, PyObject*) {
   for (ThreadState* thread = engine.threads.load(); thread != nullptr; thread = thread->next) thread->busy.store(false);
   reset_collectives();
   reset_device_times();
-  if (session != nullptr) end_session(*session);
+  if (session != nullptr) end_session(*session, /*child_begins=*/true);
   Py_RETURN_NONE;
 }
 

@@ -167,6 +167,7 @@ PyObject* begin_outside(PyObject*, PyObject* on_boundary) {
   Session* session = engine.active_session.load(std::memory_order_relaxed);
   if (session == nullptr) Py_RETURN_NONE;
   session->on_boundary = borrow(on_boundary);
+  if (engine.observers_locked.load()) Py_RETURN_NONE;
   is_over.store(false);
   count_begin = monotonic_ns();
   counted.store(&this_thread());
@@ -203,8 +204,8 @@ PyObject* limit_outside(PyObject*, PyObject* ns) {
   Py_RETURN_NONE;
 }
 
-void stop_outside() {
-  if (counted.exchange(nullptr) != nullptr) at::disableCallback(outside_callback);
+void stop_outside(bool child_begins) {
+  if (counted.exchange(nullptr) != nullptr) disable_observer(outside_callback, child_begins);
   const std::lock_guard<std::mutex> lock(totals_lock);
   totals.clear();
 }
