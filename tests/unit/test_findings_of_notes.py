@@ -80,7 +80,7 @@ def test_clipping_as_torch_does_it_is_no_loop_over_the_parameters() -> None:
     assert found(with_loop(2, [["clone", 40, MS]])) == found(with_loop(2, [["to", 40, 3 * MS]])) != []
 
 
-@pytest.mark.parametrize(("calls", "is_named"), [(20, True), (19, False)])
+@pytest.mark.parametrize(("calls", "is_named"), [(20, True), (19, False), (24, False)])
 def test_a_loss_that_goes_over_the_parameters_counts_from_5_percent_on(calls: int, is_named: bool) -> None:
     loop = [["pow", 2 * calls, MS], ["sum", 2 * calls, MS]]
 

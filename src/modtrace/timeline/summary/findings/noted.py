@@ -190,7 +190,7 @@ class NotedSteps:
 
     def is_over_parameters(self, ns: float, tensors: int) -> bool:
         """Whether so much time is a loop over the parameters of an optimizer."""
-        return self.is_loop(ns, tensors) and any(_is_for_each(each.calls, tensors) for each in self.loop())
+        return self.is_loop(ns, tensors) and any(_is_over(each.calls, tensors) for each in self.loop())
 
     def outside_text(self, ns: float, tensors: int, beside: Sequence[Operator] = ()) -> str:
         """Say which operators run in a time outside of modules, and that it is Python if there are hardly any.
@@ -203,7 +203,7 @@ class NotedSteps:
         shown = self.loop() or [each for each in self.outside if each.ns >= _IN_OPERATORS * ns]
         text = "; hardly any of it in operators of torch: Python, or waiting" if is_python else ""
         text += f"; a step runs {calls_text(shown)} there, {short_ms(sum(each.ns for each in shown))}" if shown else ""
-        each_tensor = [one.name for one in shown if _is_for_each(one.calls, tensors) and _is_even(one.calls, tensors)]
+        each_tensor = [one.name for one in shown if _is_over(one.calls, tensors)]
         if not each_tensor:
             return text + (": a loop" if any(each.calls >= _MANY_IN_LOOP for each in shown) else "")
         copies = _COPIES - {"to"} if is_python else _COPIES  # in hardly any time it copies nothing
@@ -293,13 +293,10 @@ def float64_ns(own: Sequence[Operator]) -> float:
     return doubles.get(FLOAT64, sum(doubles.values()))
 
 
-def _is_for_each(calls: float, tensors: int) -> bool:
-    return bool(tensors) and calls >= tensors and (calls <= _MOST_EACH * tensors or calls % tensors == 0)
-
-
-def _is_even(calls: float, tensors: int) -> bool:
+def _is_over(calls: float, tensors: int) -> bool:
     """Whether an operator runs for each parameter equally often, and for few tensors beside."""
-    return calls / tensors % 1 <= _BESIDE
+    is_for_each = bool(tensors) and calls >= tensors and (calls <= _MOST_EACH * tensors or calls % tensors == 0)
+    return is_for_each and calls / tensors % 1 <= _BESIDE
 
 
 def calls_text(operators: Sequence[Operator], calls: float = 1.0) -> str:
