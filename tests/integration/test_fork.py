@@ -190,6 +190,14 @@ def test_a_recording_imports_nothing(engine: EngineName, tmp_path: Path) -> None
     assert run_python("-c", FIRST, engine, tmp_path).stdout == "[]\n"
 
 
+WAIT_FOR_CHILD = """
+    hangs = threading.Timer(30, os.kill, [pid, signal.SIGKILL])
+    hangs.start()
+    print(holds.value, os.waitpid(pid, 0)[1])
+    hangs.cancel()
+    thread.join()
+"""
+
 WHILE_COUNTING = """
 import ctypes, os, signal, threading, torch, modtrace
 x, holds = torch.ones(1), ctypes.c_int.in_dll(ctypes.CDLL(None), "holds")
@@ -208,11 +216,6 @@ with modtrace.record(engine="native") as rec:
     pid = os.fork()
     if pid == 0:
         os._exit(0)
-    hangs = threading.Timer(30, os.kill, [pid, signal.SIGKILL])
-    hangs.start()
-    print(holds.value, os.waitpid(pid, 0)[1])
-    hangs.cancel()
-    thread.join()
 """
 
 
@@ -220,7 +223,7 @@ with modtrace.record(engine="native") as rec:
 def test_a_fork_while_a_thread_counts_an_operator_outside_modules(tmp_path: Path) -> None:
     env = with_preloaded(Path(__file__).parents[1] / "support/held_lock.c", tmp_path)
 
-    assert run_python("-c", WHILE_COUNTING, env=env).stdout == "2 0\n"
+    assert run_python("-c", WHILE_COUNTING + WAIT_FOR_CHILD, env=env).stdout == "2 0\n"
 
 
 WHILE_TORCH_READS = """
@@ -252,11 +255,6 @@ with modtrace.record(**options) as rec:
             again.step()  # after which operators would be counted
             net(x)
         os._exit(0)
-    hangs = threading.Timer(30, os.kill, [pid, signal.SIGKILL])
-    hangs.start()
-    print(holds.value, os.waitpid(pid, 0)[1])
-    hangs.cancel()
-    thread.join()
 """
 
 
@@ -265,7 +263,9 @@ with modtrace.record(**options) as rec:
 def test_a_fork_while_a_thread_is_in_torchs_lock_of_observers(flops: str, tmp_path: Path) -> None:
     env = with_preloaded(Path(__file__).parents[1] / "support/held_lock.c", tmp_path)
 
-    done = run_python("-c", WHILE_TORCH_READS, "native", flops, env=env | {"HELD_LOCK_OF": "libtorch_cpu"})
+    done = run_python(
+        "-c", WHILE_TORCH_READS + WAIT_FOR_CHILD, "native", flops, env=env | {"HELD_LOCK_OF": "libtorch_cpu"}
+    )
 
     assert done.stdout == "2 0\n"
 

@@ -173,8 +173,7 @@ def _trace_of(path: str | os.PathLike[str], folder: Path) -> tuple[Path, list[Fa
     if file_kind_by_head(trace) is FileKind.RING:
         made, timeline = folder / "ring.pftrace", read_timeline(trace)
         write(timeline, made)
-        threads = len({(track.process, track.tid) for track in timeline.tracks})
-        missing, damaged = timeline.metadata.get(MISSING_BYTES), damage_sentence(timeline.stats.torn, threads)
+        missing, damaged = timeline.metadata.get(MISSING_BYTES), damage_sentence(timeline.stats.torn, timeline.tracks)
         lost = [f"{missing:,} bytes were cut off its end"] if missing is not None else []
         return made, [Fault("damaged-ring", text) for text in [*lost, *([damaged] if damaged else [])]]
     return trace, []

@@ -57,8 +57,7 @@ class RankTimeline(NamedTuple):
     @property
     def damage(self) -> str:
         """What is damaged of its ring; empty if nothing is."""
-        threads = len({track.tid for track in self.timeline.tracks})
-        return damage_sentence(self.timeline.stats.torn, threads)
+        return damage_sentence(self.timeline.stats.torn, self.timeline.tracks)
 
     @property
     def engine(self) -> str:

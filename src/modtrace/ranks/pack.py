@@ -218,8 +218,9 @@ def _parts(sources: _PartSources, entries: list[RankEntry]) -> Iterator[dict[str
             yield tables
         ends = min(moments, default=0), max(moments, default=0)
         placed = file.rank, file.role, bound_ns, time.method, time.clock
-        damage = damage_sentence(torn, len({track.tid for track in tracks}))
-        entries.append(RankEntry(*placed, *ends, spans, peak_bytes, engine, source, lines, damage))
+        entries.append(
+            RankEntry(*placed, *ends, spans, peak_bytes, engine, source, lines, damage_sentence(torn, tracks))
+        )
 
 
 def _buckets(parts: Iterator[dict[str, Any]], length: int) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -347,9 +347,10 @@ class Stats(Mapping[str, int]):
         return len(fields(self))
 
 
-def damage_sentence(torn: int, threads: int) -> str:
+def damage_sentence(torn: int, tracks: Iterable[Track]) -> str:
     """Say how many events of a ring are damaged; empty if none is: each of its threads was writing one if it died."""
-    return f"{torn:,} events are damaged, and left out" if torn > threads else ""
+    threads = {(track.process, track.tid) for track in tracks}
+    return f"{torn:,} events are damaged, and left out" if torn > len(threads) else ""
 
 
 Place = tuple[tuple[int, int], ...]

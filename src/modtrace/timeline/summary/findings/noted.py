@@ -29,6 +29,7 @@ _OF_ENGINE = frozenset({"sum", "add", "add_", "view"})
 """What torch itself runs between nodes, to add up gradients."""
 _IN_OPERATORS = 0.3
 """What share of a time operators have to take to be its cause: what calls them takes as much again."""
+_IS_PYTHON = "hardly any of it in operators of torch: Python, or waiting"
 _NS_OF_OPERATOR, _NS_OF_CALL = 20_000, 50_000
 """What Python takes at most to call an operator, and a module, on a busy machine, times its `pace`. torch takes as
 much for a node."""
@@ -169,7 +170,7 @@ class NotedSteps:
         is_known = fqn in self.inside or (bool(self.inside) and self.all_inside)
         ns = sum(one.ns for one in self.inside.get(fqn, ())[:1])
         is_python = is_known and ns < _IN_OPERATORS * forward_ns
-        return "hardly any of it in operators of torch: Python, or waiting" if is_python else ""
+        return _IS_PYTHON if is_python else ""
 
     def has_siblings(self, place: str) -> bool:
         """Whether most modules in a place of a list, or around it, have one size as far as known: stages do not."""
@@ -201,7 +202,7 @@ class NotedSteps:
             return ""
         is_python = sum(each.ns for each in (*self.outside, *beside)) < _IN_OPERATORS * ns
         shown = self.loop() or [each for each in self.outside if each.ns >= _IN_OPERATORS * ns]
-        text = "; hardly any of it in operators of torch: Python, or waiting" if is_python else ""
+        text = f"; {_IS_PYTHON}" if is_python else ""
         text += f"; a step runs {calls_text(shown)} there, {short_ms(sum(each.ns for each in shown))}" if shown else ""
         each_tensor = [one.name for one in shown if _is_over(one.calls, tensors)]
         if not each_tensor:
