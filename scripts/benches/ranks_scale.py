@@ -136,7 +136,7 @@ def slow_of(folder: Path, job: MadeJob, dataset: Path | None = None) -> dict[str
     if dataset is not None:
         shutil.rmtree(dataset, ignore_errors=True)
         pack(find_rank_recordings(rings), dataset, processes=1)
-    return find_slow_ranks(rings).to_json()
+    return find_slow_ranks(rings).to_dict()
 
 
 def measure_scale(folder: Path, ranks: int, steps: int, layers: int, kind: str) -> None:

@@ -134,7 +134,7 @@ def test_the_rings_of_workers_go_with_the_process_however_it_ends(
     lost = "the process ended without saving: what the workers of its DataLoaders did is lost"
     assert lost in " ".join(said.split())
     assert f"run.modtrace: {lost}" in " ".join(where.split())
-    assert state.to_json()["unsaved"] == "what the workers of its DataLoaders did"
+    assert state.to_dict()["unsaved"] == "what the workers of its DataLoaders did"
     assert "nothing was lost" not in said
 
 

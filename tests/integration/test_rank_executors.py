@@ -113,7 +113,7 @@ def test_an_executor_gives_what_this_machine_gives(
 
     for source in ("run", tmp_path / "here"):
         there, here = modtrace.find_slow_ranks(source, executor=elsewhere), modtrace.find_slow_ranks(source)
-        assert there.to_json() == here.to_json()
+        assert there.to_dict() == here.to_dict()
         assert there.late[0].rank == 3
 
     asked = [query_each_bucket(tmp_path / "here", LATE, executor=by) for by in (None, elsewhere)]

@@ -87,7 +87,7 @@ def test_hosts_that_pack_their_own_ranks_make_the_dataset_of_all(
         sql = f"SELECT * FROM {table} ORDER BY ALL"
         assert query(url, sql).to_pylist() == query(tmp_path / "whole", sql).to_pylist()
     slow = modtrace.find_slow_ranks(url)
-    assert slow.to_json() == modtrace.find_slow_ranks(tmp_path / "whole").to_json()
+    assert slow.to_dict() == modtrace.find_slow_ranks(tmp_path / "whole").to_dict()
     assert [(one.rank, one.modules[0].fqn) for one in slow.late] == [(13, "Net.second")]
     counted = ("SELECT count(*) AS n FROM spans", "--each-bucket", "--format", "csv")
     assert invoke("query", url, *counted) == "n\n1920\n1920\n960\n"
@@ -182,7 +182,7 @@ def test_recordings_behind_a_url_are_packed_and_read(job: Path, s3: S3Server, tm
     invoke("timeline", "s3://bucket/rings", "-o", tmp_path / "there.json")
     invoke("timeline", job / "host1", "-o", tmp_path / "here.json")
     assert (tmp_path / "there.json").read_bytes() == (tmp_path / "here.json").read_bytes()
-    here, there = (modtrace.find_slow_ranks(source).to_json() for source in (job / "host1", "s3://bucket/rings"))
+    here, there = (modtrace.find_slow_ranks(source).to_dict() for source in (job / "host1", "s3://bucket/rings"))
     assert here == there
 
     packed = [invoke("pack", "s3://bucket/rings", "-o", tmp_path / "dataset", "--processes", 1) for _ in range(2)]

@@ -132,7 +132,7 @@ def test_where_waits_are_not_seen_it_cannot_tell_who_is_slower(
     told = "no rank is slower than the others again and again"
     told = f"cannot tell whether a rank is slower: {UNSEEN[unseen]}" if unseen else told
     assert run.sentences == ["2 ranks, 6 steps; ranks that wait for each other read one clock", told]
-    assert run.to_json()["unseen"] == UNSEEN.get(unseen, "")
+    assert run.to_dict()["unseen"] == UNSEEN.get(unseen, "")
     late = LateRank(1, 6, 6 * MS, 6 * MS, is_slow=True, modules=())
     others = [line for line in replace(run, late=[late]).sentences if line.startswith("whether")]
     assert others == ([f"whether others are slower too cannot be told: {UNSEEN[unseen]}"] if unseen else [])

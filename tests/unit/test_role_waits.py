@@ -45,7 +45,7 @@ def test_a_sentence_says_who_waits_how_long_for_whom_and_why(by_messages: bool, 
         f"driver waits 64 % of a step for {rollout}: sample is 4.3 times as long there",
         f"trainers wait 64 % of a step for {rollout}: sample is 4.3 times as long there",
     ]
-    trainers, rollouts = run.to_json()["waits"][1], run.to_json()["waits"][3]
+    trainers, rollouts = run.to_dict()["waits"][1], run.to_dict()["waits"][3]
     assert trainers["ns_per_step"] == pytest.approx(38_300_000, abs=10)
     assert trainers["ratio"] == pytest.approx((3 + 10) / 3)
     assert (rollouts["role"], rollouts["waits_for"], rollouts["ratio"]) == ("rollouts", "trainers", None)

@@ -99,7 +99,7 @@ def test_who_is_late_is_told_of_each_role(job: Path, tmp_path: Path) -> None:
     assert {step.rank for step in rollouts.late} == {1}
     assert whole.sentences[0] == "4 processes of 2 roles"
     assert [f"rollout: {line}" for line in rollouts.sentences] == whole.sentences[1:4]
-    assert whole.to_json()["roles"]["rollout"] == rollouts.to_json()
+    assert whole.to_dict()["roles"]["rollout"] == rollouts.to_dict()
     assert not modtrace.find_slow_ranks(job, role="trainer").late
 
 

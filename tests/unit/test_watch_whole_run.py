@@ -185,13 +185,13 @@ def test_the_file_follows_the_ring_to_its_number(tmp_path: Path) -> None:
 
 def test_a_distribution_of_a_few() -> None:
     times: Distributions[str] = Distributions()
-    assert times.to_json() == {}
+    assert times.to_dict() == {}
     times.add(times.rows([]), np.zeros(0, np.int64))
-    assert times.to_json() == {}
+    assert times.to_dict() == {}
     times.add(times.rows(["a", "b", "a", "a"]), np.array([MS, 7, 3 * MS, 0], np.int64))
     b = {"count": 1, "total_ns": 7, "min_ns": 7, "p50_ns": 7, "p95_ns": 7, "p99_ns": 7, "max_ns": 7}
-    assert times.to_json()["b"] == b
-    assert times.to_json()["a"] | {"p50_ns": 0} == {
+    assert times.to_dict()["b"] == b
+    assert times.to_dict()["a"] | {"p50_ns": 0} == {
         "count": 3,
         "total_ns": 4 * MS,
         "min_ns": 0,

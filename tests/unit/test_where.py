@@ -198,7 +198,7 @@ def test_a_compiled_region_is_told_with_the_modules_inside(tmp_path: Path, modul
     out = io.StringIO()
     Console(file=out, width=200, markup=False, highlight=False).print(render(group_ranks([rank])))
     assert shown in out.getvalue()
-    told = [call.get("compiled_modules") for call in rank.to_json()["threads"][0]["stack"]]
+    told = [call.get("compiled_modules") for call in rank.to_dict()["threads"][0]["stack"]]
     assert told == [None, modules.count(":") or None]
 
 
@@ -215,7 +215,7 @@ def test_why_the_modules_inside_are_unknown_is_told(tmp_path: Path) -> None:
     Console(file=out, width=200, markup=False, highlight=False).print(render(group_ranks([rank])))
     why += " (record from before its first call)"
     assert f"forward Net (M, modules inside unknown: {why})" in out.getvalue()
-    (call,) = rank.to_json()["threads"][0]["stack"]
+    (call,) = rank.to_dict()["threads"][0]["stack"]
     assert call["compiled_unknown"] == why
     assert "compiled_modules" not in call
 
@@ -297,7 +297,7 @@ def test_a_thread_in_no_module_is_in_its_ranges(tmp_path: Path) -> None:
     loader = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
     assert seen(rank_state) == [("mine", "user", 31), (loader, "data loading", 0)]
     assert rank_state.usual_ns == {(loader, "data loading"): 2 * SECOND}
-    assert [call | {"seconds": 0} for call in rank_state.to_json()["threads"][0]["stack"][1:]] == [
+    assert [call | {"seconds": 0} for call in rank_state.to_dict()["threads"][0]["stack"][1:]] == [
         {
             "fqn": "",
             "class": "",

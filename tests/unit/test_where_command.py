@@ -268,7 +268,8 @@ def test_where_in_python_says_what_the_command_prints_as_json(tmp_path: Path) ->
     done = where("--format", "json", tmp_path)
     printed = json.loads(done.stdout)
     assert (done.exit_code, list(printed)) == (0, ["sentence", "hangs", "ranks", "errors"])
-    assert printed["ranks"] == [state.to_json() for state in result.ranks]
+    assert json.loads(result.to_json()) == printed
+    assert printed["ranks"] == [state.to_dict() for state in result.ranks]
     assert (printed["sentence"], printed["hangs"], printed["errors"]) == (result.sentence, [], [])
     assert where("--format", "json", "--watch", tmp_path).exit_code == 2
 

@@ -230,7 +230,7 @@ def test_ranks_whose_devices_are_elsewhere_are_told_apart() -> None:
 
 
 def test_json_has_the_streams() -> None:
-    (told,) = state(0, streams=(stream(1, ("Net", "backward"), queued=2),)).to_json()["streams"]
+    (told,) = state(0, streams=(stream(1, ("Net", "backward"), queued=2),)).to_dict()["streams"]
 
     assert told == {
         "device": 1,

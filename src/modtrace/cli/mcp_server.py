@@ -240,7 +240,7 @@ class _Tools:
         result = where(self._folder.rings(path))
 
         def place(group: Any) -> dict[str, Any]:
-            first = group.ranks[0].to_json()
+            first = group.ranks[0].to_dict()
             return {
                 "ranks": group.label,
                 "processes": len(group.ranks),

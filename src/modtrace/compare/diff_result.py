@@ -452,12 +452,15 @@ class Diff:
         """Return CSV with a header line, the parts of the step last; times in ns."""
         return str(self.tables["modules"]._replace(rows=[*self.changes, *self.parts]).to("csv"))
 
-    def to_json(self) -> str:
-        """Return a JSON object: `findings`, `sentence`, `changes`, `parts`, `step` and the rest; times in ns."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return all as JSON values: `findings`, `sentence`, `changes`, `parts`, `step` and the rest; times in ns."""
         values: dict[str, Any] = {"findings": json_values(self.findings), "sentence": self.sentence}
         values |= {name: json_values(getattr(self, name)) for name in self.__slots__ if not name.startswith("_")}
-        values["regions"] = json_values(self.regions)
-        return json.dumps(values, separators=(",", ":")) + "\n"
+        return values | {"regions": json_values(self.regions)}
+
+    def to_json(self) -> str:
+        """Return what `to_dict` does as JSON text."""
+        return json.dumps(self.to_dict(), separators=(",", ":")) + "\n"
 
     def __str__(self) -> str:
         return self.to_text()

@@ -64,7 +64,7 @@ class Hang(NamedTuple):
         """The ranks that keep the others waiting."""
         return {*self.not_called, *self.dead, *(rank for rank, _ in self.called_other)}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return it as JSON values: the fields, with the group's name and the wait in seconds."""
         values: dict[str, Any] = json_values(self) | {"group": self.group.name}
         del values["wait_ns"], values["details"]

@@ -152,7 +152,7 @@ class RankState(NamedTuple):
         call = thread.calls[-1]
         return lasts_too_long(call, self.now_ns - call.since_ns, self.usual_ns.get((call.fqn, call.phase)))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return it as JSON values: durations in seconds, the time of the last event in Unix nanoseconds."""
         return {
             "file": self.path,
@@ -167,11 +167,11 @@ class RankState(NamedTuple):
             "memory": list(self.memory),
             "unsaved": self.unsaved,
             "collectives": [
-                self._progress_to_json(one, description=one.group.description, ranks=list(one.group.ranks))
+                self._progress_to_dict(one, description=one.group.description, ranks=list(one.group.ranks))
                 for one in self.progress.groups
             ],
             "sends_and_receives": [
-                self._progress_to_json(one, operator=one.operator, peer=None if one.peer == ANY_PEER else one.peer)
+                self._progress_to_dict(one, operator=one.operator, peer=None if one.peer == ANY_PEER else one.peer)
                 for one in self.progress.peers
             ],
             "threads": [
@@ -181,7 +181,7 @@ class RankState(NamedTuple):
                     "last_event_seconds": (self.now_ns - thread.last_ns) / 1e9,
                     "seems_hung": self.seems_hung(thread),
                     "stack": [
-                        self._call_to_json(call) | {"usual_seconds": self._usual_seconds(call)} for call in thread.calls
+                        self._call_to_dict(call) | {"usual_seconds": self._usual_seconds(call)} for call in thread.calls
                     ],
                 }
                 for thread in self.threads
@@ -195,14 +195,14 @@ class RankState(NamedTuple):
                     "calls_queued": stream.queued,
                     "events_unread": stream.unread,
                     "events_dropped": stream.dropped,
-                    "stack": [self._call_to_json(call) for call in stream.calls],
+                    "stack": [self._call_to_dict(call) for call in stream.calls],
                     "collective": stream.collective or None,
                 }
                 for stream in self.streams
             ],
         }
 
-    def _call_to_json(self, call: OpenCall) -> dict[str, Any]:
+    def _call_to_dict(self, call: OpenCall) -> dict[str, Any]:
         place: dict[str, Any] = {"fqn": call.fqn, "class": call.module_class, "phase": call.phase}
         if call.compiled_modules:
             place["compiled_modules"] = call.compiled_modules
@@ -212,7 +212,7 @@ class RankState(NamedTuple):
             place = {"fqn": "", "class": "", "phase": "range", "category": call.phase, "name": call.fqn}
         return place | {"seconds": (self.now_ns - call.since_ns) / 1e9}
 
-    def _progress_to_json(self, progress: GroupProgress | PeerProgress, **own: Any) -> dict[str, Any]:
+    def _progress_to_dict(self, progress: GroupProgress | PeerProgress, **own: Any) -> dict[str, Any]:
         wait, blocked = None, progress.blocked
         if blocked is not None:
             seconds = (self.now_ns - blocked.since_ns) / 1e9

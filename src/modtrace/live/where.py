@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -167,14 +168,18 @@ class WhereResult:
         texts = [*(hang.text for hang in causes), *hung_sentences(self.ranks, self.hangs)]
         return "; ".join(filter(None, [*texts, headline(group_ranks(others))]))
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values: `sentence`, `hangs`, `ranks` (as `RankState.to_json`), `errors`."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON values: `sentence`, `hangs`, `ranks` (as `RankState.to_dict`), `errors`."""
         return {
             "sentence": self.sentence,
-            "hangs": [hang.to_json() for hang in self.hangs],
-            "ranks": [rank.to_json() for rank in self.ranks],
+            "hangs": [hang.to_dict() for hang in self.hangs],
+            "ranks": [rank.to_dict() for rank in self.ranks],
             "errors": self.errors,
         }
+
+    def to_json(self) -> str:
+        """Return what `to_dict` does as JSON text."""
+        return json.dumps(self.to_dict(), indent=2) + "\n"
 
 
 def where(paths: _Paths, *, flight_recorder: _Paths = ()) -> WhereResult:

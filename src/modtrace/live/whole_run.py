@@ -146,7 +146,7 @@ class Distributions(Generic[Key]):
         middles = np.exp((bins + 0.5) * _LOG_RATIO).round().astype(np.int64)
         return [np.clip(middles[place], *self._times[1:]) for place in places]
 
-    def to_json(self) -> dict[Key, dict[str, int]]:
+    def to_dict(self) -> dict[Key, dict[str, int]]:
         """Return `count`, `total_ns`, `min_ns`, `p50_ns`, `p95_ns`, `p99_ns` and `max_ns` of each key."""
         if not self._row_of:
             return {}
@@ -199,14 +199,14 @@ class _RingDistributions:
         of_key = self.modules.rows((name.fqn, name.module_class, phase) for name, phase in modules)
         self.modules.add(of_key[which], (columns.end - columns.start)[rows])
 
-    def to_json(self, follower: RingFollower) -> dict[str, Any]:
+    def to_dict(self, follower: RingFollower) -> dict[str, Any]:
         """Return all of it; `begin` tells this run from others of the same ring's name."""
         assert follower.analysis is not None
         snapshot = follower.analysis.snapshot
         begin = next((record["monotonic"] for record in snapshot.records if record["kind"] == "anchor"), 0)
         last = int(snapshot.slots.events.time.max(initial=begin))
         fields = ("fqn", "module_class", "phase")
-        parts = self.step_and_parts.to_json()
+        parts = self.step_and_parts.to_dict()
         return {
             "pid": follower.pid,
             "begin": begin,
@@ -217,7 +217,7 @@ class _RingDistributions:
             "step": parts.pop(None, dict.fromkeys(TIME_FIELDS, 0)),
             "parts": parts,
             "modules": [
-                dict(zip(fields, module, strict=True)) | times for module, times in self.modules.to_json().items()
+                dict(zip(fields, module, strict=True)) | times for module, times in self.modules.to_dict().items()
             ],
         }
 
@@ -259,7 +259,7 @@ class WholeRunWriter:
                 return
         try:
             with atomic_writer(whole_run_path(held), follower.mode) as file:
-                file.write(json.dumps(distributions.to_json(follower)).encode())
+                file.write(json.dumps(distributions.to_dict(follower)).encode())
         except WriteError as error:
             message = str(error).replace(whole_run_path(held), path)
             if message not in self._said:

@@ -1,6 +1,5 @@
 """`modtrace ranks`: the recordings of all ranks of a job together."""
 
-import json
 import math
 import os
 from collections import Counter
@@ -188,7 +187,7 @@ def slow(
     if output_format == "csv":
         click.echo(run.to_csv(), nl=False)
     elif output_format == "json":
-        click.echo(json.dumps(run.to_json()))
+        click.echo(run.to_json(), nl=False)
     else:
         click.echo(run.to_markdown(limit) if output_format == "markdown" else run.to_text(limit))
 

@@ -52,7 +52,7 @@ def top_command(rings: tuple[str, ...], seconds: float, refresh: float, output_f
             return
         job = read_rates(reader, rings, seconds)
     if output_format == "json":
-        click.echo(json.dumps([_to_json(rank) for rank in job.ranks], indent=2))
+        click.echo(json.dumps([_to_dict(rank) for rank in job.ranks], indent=2))
         for error in job.errors:
             say(error)
     else:
@@ -61,9 +61,9 @@ def top_command(rings: tuple[str, ...], seconds: float, refresh: float, output_f
         raise click.exceptions.Exit(1)
 
 
-def _to_json(rank: "RankRates") -> dict[str, Any]:
+def _to_dict(rank: "RankRates") -> dict[str, Any]:
     """Return where a process is, as `where` says it, and what each module took in `window_ns`."""
-    return rank.state.to_json() | {
+    return rank.state.to_dict() | {
         "steps_per_s": rank.steps_per_s,
         "window_ns": rank.window_ns,
         "communication_ns": rank.communication_ns,

@@ -1,7 +1,6 @@
 """`modtrace where`: the modules that a live, hung or dead process is in."""
 
 import contextlib
-import json
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -61,7 +60,7 @@ def where_command(
 
     result = where(rings, flight_recorder=dumps)
     if output_format == "json":
-        click.echo(json.dumps(result.to_json(), indent=2))
+        click.echo(result.to_json(), nl=False)
         for error in result.errors:
             say(error)
     else:

@@ -2,6 +2,7 @@
 
 import base64
 import html
+import json
 import math
 import os
 import struct
@@ -286,7 +287,7 @@ class SlowRun:
         ]
         return sorted(rows, key=lambda row: -row[0].cost_ns)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return all as JSON values; times are ns."""
         return {
             "sentences": self.sentences,
@@ -296,11 +297,15 @@ class SlowRun:
             "unseen": self.unseen,
             "late_ranks": json_values(self.late),
             "waits": json_values(self.waits),
-            "roles": {role: run.to_json() for role, run in self.roles.items()},
+            "roles": {role: run.to_dict() for role, run in self.roles.items()},
             "damage": [{"rank": rank, "damage": text} for rank, text in self.damage.items()],
             "peak_bytes": [{"rank": rank, "peak_bytes": peak} for rank, peak in self.peak_bytes.items()],
             "steps": json_values(self.steps),
         }
+
+    def to_json(self) -> str:
+        """Return what `to_dict` does as JSON text."""
+        return json.dumps(self.to_dict()) + "\n"
 
 
 def _ms(ns: float) -> str:

@@ -103,7 +103,7 @@ def assemble_timeline(
         | ({MISSING_BYTES: snapshot.missing_bytes} if snapshot.missing_bytes else {})
         | ({COUNTED: describe_counted(analysis, *modules.flops)} if analysis.ring.has_flops else {})
         | ({COMPILED: lookup.graphs} if lookup.graphs else {})
-        | ({MEMORY: memory.to_json()} if memory is not None else {})
+        | ({MEMORY: memory.to_dict()} if memory is not None else {})
         | ({STEPS_END_WITH: BACKWARD_PASSES} if analysis.step_ends.with_passes else {})
         | ({OPTIMIZERS: known} if (known := fit(_noted(snapshot, "optimizer"), OPTIMIZER_NOTES, [])) else {})
         | ({STEP_NOTES: notes} if (notes := _step_notes(snapshot)) else {}),

@@ -88,7 +88,7 @@ class HeldMemory(NamedTuple):
             said += f"; checkpointing {name} would free about {format_bytes(freed)} (an estimate)" if freed else ""
         return said
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return it as JSON values."""
         return self._asdict() | {"sentences": self.sentences}
 

@@ -341,13 +341,12 @@ class Summary:
         table = tables.steps_table(self)
         return str(table._replace(rows=sorted(table.rows[:limit])).to("csv"))
 
-    def to_json(self, limit: int | None = None) -> str:
-        """Return a JSON object: `findings`, `rows`, `steps`, `parts`, `units` and more; times in ns.
+    def to_dict(self, limit: int | None = None) -> dict[str, Any]:
+        """Return all as JSON values: `findings`, `rows`, `steps`, `parts`, `units` and more; times in ns.
 
         Args:
-            limit: how many rows each list has at most, but for `parts`: of steps the slowest; None: all. Lists have
-                fewer rows, those of modules last, if it is longer than 6 kB with up to 10 rows, and rows of modules no
-                field that none of them has; last of all, long texts are cut.
+            limit: how many rows each list has at most, but for `parts`: of steps the slowest; None: all. With a limit,
+                rows of modules have no field that none of them has.
         """
         fields = [*(CPU_FIELDS if self.gpu is None else ModuleTimes._fields), *tables.DERIVED_FIELDS]
         if limit is not None:
@@ -381,6 +380,14 @@ class Summary:
         }
         if self.overview is not None:
             del values["overview"]["kept"]
+        return values
+
+    def to_json(self, limit: int | None = None) -> str:
+        """Return what `to_dict` does as JSON text.
+
+        With up to 10 rows it has at most 6 kB: lists get fewer rows, those of modules last, then long texts are cut.
+        """
+        values = self.to_dict(limit)
         text, rows, others = _json_text(values), limit or 0, limit or 0
         while limit is not None and limit <= _BRIEF_ROWS and len(text) > _BRIEF_JSON and rows + others > 2:
             others, rows = (others - 1, rows) if others > 1 else (1, rows - 1)
