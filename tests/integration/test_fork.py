@@ -240,12 +240,8 @@ def train():
     holds.value = 1
     x + x  # the first operator of this thread since observers changed: it reads them under torch's lock
 
-with modtrace.record(**options) as rec:
-    thread = threading.Thread(target=train)
-    thread.start()
-    seen.wait()
-    rec.step()
-    net(x)
+def fork(_):
+    global pid
     is_looked_at.set()
     while thread.is_alive() and holds.value != 2:
         pass
@@ -255,17 +251,33 @@ with modtrace.record(**options) as rec:
             again.step()  # after which operators would be counted
             net(x)
         os._exit(0)
+
+with modtrace.record(**options) as rec:
+    thread = threading.Thread(target=train)
+    thread.start()
+    seen.wait()
+    for _ in range(int(sys.argv[3])):
+        rec.step()
+    loss = net(x)
+    if sys.argv[4] == "in a pass":
+        loss.register_hook(fork)
+        loss.backward(create_graph=True)  # every node of it is observed
+    else:
+        fork(None)
 """
 
 
+@pytest.mark.parametrize("place", ["in a pass", ""])
+@pytest.mark.parametrize("steps", [0, 1, 3])  # after the first, operators are looked at, and not after the third
 @pytest.mark.parametrize("flops", ["flops", ""])
 @pytest.mark.usefixtures("native_engine")
-def test_a_fork_while_a_thread_is_in_torchs_lock_of_observers(flops: str, tmp_path: Path) -> None:
+def test_a_fork_while_a_thread_is_in_torchs_lock_of_observers(
+    flops: str, steps: int, place: str, tmp_path: Path
+) -> None:
     env = with_preloaded(Path(__file__).parents[1] / "support/held_lock.c", tmp_path)
+    arguments = "native", flops, str(steps), place
 
-    done = run_python(
-        "-c", WHILE_TORCH_READS + WAIT_FOR_CHILD, "native", flops, env=env | {"HELD_LOCK_OF": "libtorch_cpu"}
-    )
+    done = run_python("-c", WHILE_TORCH_READS + WAIT_FOR_CHILD, *arguments, env=env | {"HELD_LOCK_OF": "libtorch_cpu"})
 
     assert done.stdout == "2 0\n"
 

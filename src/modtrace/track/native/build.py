@@ -27,7 +27,7 @@ UNITS = {
         "-O3",
         (
             *("backward.cpp", "engine.cpp", "flops.cpp", "greenlets.cpp"),
-            *("memory.cpp", "module.cpp", "module_calls.cpp", "outside_operators.cpp", "ranges.cpp"),
+            *("memory.cpp", "module.cpp", "module_calls.cpp", "observers.cpp", "outside_operators.cpp", "ranges.cpp"),
         ),
     ),
     "collectives": ("-O2", ("collectives.cpp",)),

@@ -20,6 +20,7 @@
 #include "device/calls.h"
 #include "engine.h"
 #include "flops.h"
+#include "observers.h"
 
 namespace modtrace {
 namespace {
@@ -265,15 +266,15 @@ void on_node_end(const at::RecordFunction& function, at::ObserverContext*) {
   write_without_gil(thread, node_meta(kNodeEnd, function.forwardThreadId(), graph_task), function.seqNr());
 }
 
+Observer nodes;
+
 // Calls nest: the observer is on from the first add to the last remove. Both need the interpreter's lock.
 void add_observer() {
-  if (engine.observed_passes++ > 0) return;
-  engine.observer = at::addGlobalCallback(
-      at::RecordFunctionCallback(on_node_begin, on_node_end).scopes({at::RecordScope::BACKWARD_FUNCTION}));
+  if (engine.observed_passes++ == 0) nodes.turn_on();
 }
 
 void remove_observer() {
-  if (--engine.observed_passes == 0) at::removeCallback(engine.observer);
+  if (--engine.observed_passes == 0) nodes.turn_off();
 }
 
 // --- The hooks, one for each segment ---
@@ -453,6 +454,10 @@ PyMethodDef run_backward_definition = {
 PyObject* wrap_backward(PyObject*, PyObject* wrapped) { return new_wrapper(run_backward_definition, wrapped); }
 
 PyObject* wrap_make_gradients(PyObject*, PyObject* wrapped) { return new_wrapper(make_gradients_definition, wrapped); }
+
+void watch_nodes() {
+  nodes.install(at::RecordFunctionCallback(on_node_begin, on_node_end).scopes({at::RecordScope::BACKWARD_FUNCTION}));
+}
 
 void abandon_backward_passes() {
   for (BackwardPass& pass : engine.pass_slots) pass.number.store(0);

@@ -45,6 +45,9 @@ PyObject* wrap_backward(PyObject*, PyObject* wrapped);
 // The same for torch.autograd._make_grads, which runs first: the pass begins with it.
 PyObject* wrap_make_gradients(PyObject*, PyObject* wrapped);
 
+// Gives torch the observer of nodes, switched off, once per process.
+void watch_nodes();
+
 // Where a session ends: takes the observer off, and lets the hooks of passes that still run do nothing.
 void abandon_backward_passes();
 

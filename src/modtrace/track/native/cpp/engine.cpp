@@ -1,7 +1,6 @@
 #include "engine.h"
 
 #include <ATen/record_function.h>
-#include <pthread.h>
 
 #include <cstring>
 #include <memory>
@@ -64,37 +63,6 @@ int raise_pending(void* argument) {
 }
 
 }  // namespace
-
-namespace {
-
-void* disable(void* observer) {
-  at::disableCallback(*static_cast<uint64_t*>(observer));
-  return nullptr;
-}
-
-}  // namespace
-
-void disable_observer(uint64_t observer, bool child_begins) {
-  if (!child_begins) {
-    at::disableCallback(observer);
-    return;
-  }
-  constexpr int64_t kWaitNs = 100'000'000, kSecondNs = 1'000'000'000;
-  static uint64_t chosen;  // outlives this call, if the thread waits for longer
-  chosen = observer;
-  pthread_t waits;
-  timespec until{};
-  clock_gettime(CLOCK_REALTIME, &until);
-  until.tv_nsec += kWaitNs;
-  until.tv_sec += until.tv_nsec / kSecondNs;
-  until.tv_nsec %= kSecondNs;
-  if (pthread_create(&waits, nullptr, disable, &chosen) != 0) {
-    engine.observers_locked.store(true);
-  } else if (pthread_timedjoin_np(waits, nullptr, &until) != 0) {
-    engine.observers_locked.store(true);
-    pthread_detach(waits);
-  }
-}
 
 ThreadState* add_thread_state() {
   auto* state = new ThreadState;

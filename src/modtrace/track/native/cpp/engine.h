@@ -202,8 +202,6 @@ struct EngineState {
   std::atomic<bool> device_times_active{false};
   std::atomic<bool> ranges_active{false};
   std::atomic<int64_t> last_range{0};  // the highest number that a range had
-  // Whether this is a forked child in which torch's lock of observers is held for ever.
-  std::atomic<bool> observers_locked{false};
 
   std::array<BackwardPass, kMaxConcurrentPasses> pass_slots;  // by number modulo
   std::array<std::atomic<int>, kMaxConcurrentPasses>
@@ -214,7 +212,6 @@ struct EngineState {
   int64_t pass_calls = 0;            // how often what runs a pass was called
   int running_passes = 0;            // of all threads
   int observed_passes = 0;           // of these, those that need the observer
-  uint64_t observer = 0;             // its at::CallbackHandle
   bool device_shared = false;        // whether passes of several threads ever ran on devices at once
   PyObject* call_wrapper = nullptr;  // the wrapper of nn.Module.__call__ whose calls are noted, or null
   PyObject* wrapped_call = nullptr;  // what it wraps
@@ -224,10 +221,6 @@ struct EngineState {
 // Never destroyed: threads that the end of the process does not wait for may still write.
 static_assert(std::is_trivially_destructible_v<EngineState>);
 inline EngineState engine;
-
-// Has torch call an observer of operators no more. In a forked child that calls this as it begins, a thread that is
-// gone may have been in torch's lock of observers, as it ran an operator: so another thread waits for it.
-void disable_observer(uint64_t observer, bool child_begins);
 
 // Makes the state of a thread that had none, and puts it on the list.
 ThreadState* add_thread_state();

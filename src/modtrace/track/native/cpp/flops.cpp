@@ -20,6 +20,7 @@
 
 #include "engine.h"
 #include "graph_number.h"
+#include "observers.h"
 
 // From a header that takes long to compile.
 namespace torch::jit {
@@ -82,7 +83,7 @@ using OperatorNames = std::set<std::string, std::less<>>;
 
 // What is counted, replaced as a whole and never freed: any thread may look at it.
 std::atomic<const OperatorNames*> counted_operators{nullptr};
-at::CallbackHandle callback = 0;
+Observer operators;
 std::atomic<bool> counting{false};
 
 // Asks Python which operators have a formula. False where that failed or the session ended.
@@ -312,11 +313,10 @@ void on_operator_end(const at::RecordFunction& function, at::ObserverContext* co
 }  // namespace
 
 void watch_operators() {
-  callback = at::addGlobalCallback(at::RecordFunctionCallback(on_operator_begin, on_operator_end)
-                                       .needsInputs(true)
-                                       .needsOutputs(true)
-                                       .scopes({at::RecordScope::FUNCTION}));
-  at::disableCallback(callback);
+  operators.install(at::RecordFunctionCallback(on_operator_begin, on_operator_end)
+                        .needsInputs(true)
+                        .needsOutputs(true)
+                        .scopes({at::RecordScope::FUNCTION}));
 }
 
 PyObject* start_flops(PyObject*, PyObject* args) {
@@ -374,10 +374,9 @@ Met meet(Session& session, ThreadState& thread, std::vector<int64_t>&& key, bool
   state.calls = 0;
   state.builds_graph = state.builds_graph || builds_graph;
   if (!counting.load()) {
-    if (engine.observers_locked.load() || !ask_operators(session)) return {};
+    if (!ask_operators(session) || !operators.turn_on()) return {};
     write_counting(session, thread, 1);
     counting.store(true);
-    at::reenableCallback(callback);
   }
   return {number, true};
 }
@@ -436,8 +435,8 @@ void meet_rerun(Session& session, ThreadState& thread, int64_t name_id) {
   meet(session, thread, {kRerunMark, name_id, session.flops.graph}, true, false);
 }
 
-void stop_counting(bool child_begins) {
-  if (counting.exchange(false)) disable_observer(callback, child_begins);
+void stop_counting() {
+  if (counting.exchange(false)) operators.turn_off();
 }
 
 }  // namespace modtrace

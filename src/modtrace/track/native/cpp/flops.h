@@ -38,6 +38,6 @@ void meet_pass(Session& session, ThreadState& thread, PyObject* const* args, Py_
 void meet_rerun(Session& session, ThreadState& thread, int64_t name_id);
 
 // Counts no more. Needs the interpreter's lock.
-void stop_counting(bool child_begins = false);
+void stop_counting();
 
 }  // namespace modtrace

@@ -244,10 +244,10 @@ PyObject* py_start(PyObject*, PyObject* args) {
 }
 
 // Waits for the threads that are writing, and gives the ring back.
-void end_session(Session& session, bool child_begins = false) {
+void end_session(Session& session) {
   stop_memory();
-  stop_counting(child_begins);
-  stop_outside(child_begins);
+  stop_counting();
+  stop_outside();
   engine.ranges_active.store(false);
   abandon_backward_passes();
   for (ThreadState* thread = engine.threads.load(); thread != nullptr; thread = thread->next) {
@@ -271,7 +271,7 @@ PyObject* py_after_fork(PyObject*, PyObject*) {
   for (ThreadState* thread = engine.threads.load(); thread != nullptr; thread = thread->next) thread->busy.store(false);
   reset_collectives();
   reset_device_times();
-  if (session != nullptr) end_session(*session, /*child_begins=*/true);
+  if (session != nullptr) end_session(*session);
   Py_RETURN_NONE;
 }
 
@@ -320,6 +320,7 @@ PyMODINIT_FUNC PyInit_modtrace_native() {
   PyObject* module = modtrace::find_thresholds() ? PyModule_Create(&modtrace::definition) : nullptr;
   if (module != nullptr) {
     modtrace::watch_ranges();
+    modtrace::watch_nodes();
     modtrace::watch_operators();
     modtrace::watch_outside_operators();
   }

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "engine.h"
+#include "observers.h"
 
 namespace modtrace {
 namespace {
@@ -30,7 +31,7 @@ struct Total {
 using Totals = std::unordered_map<std::string, Total>;
 using Places = std::unordered_map<int64_t, Totals>;
 
-at::CallbackHandle outside_callback = 0;
+Observer outside;
 std::atomic<const ThreadState*> counted{nullptr};  // the thread that is counted, or null
 std::mutex totals_lock;                            // another thread may end the count
 Places totals;                                     // of each place
@@ -64,7 +65,7 @@ bool is_too_long() {
   constexpr uint32_t kEach = 64;
   if (++count_operators % kEach != 0 || monotonic_ns() - count_begin <= longest_ns.load()) return false;
   is_over.store(true);
-  if (counted.exchange(nullptr) != nullptr) at::disableCallback(outside_callback);
+  if (counted.exchange(nullptr) != nullptr) outside.turn_off();
   return true;
 }
 
@@ -152,11 +153,10 @@ bool append_to(PyObject* list, int64_t place, const Totals& own) {
 }  // namespace
 
 void watch_outside_operators() {
-  outside_callback = at::addGlobalCallback(
+  outside.install(
       at::RecordFunctionCallback(on_outside_begin, on_outside_end)
           .needsInputs(true)
           .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION, at::RecordScope::USER_SCOPE}));
-  at::disableCallback(outside_callback);
   // A child in which no thread holds it any more would wait for it forever.
   constexpr auto unlock = [] { totals_lock.unlock(); };
   pthread_atfork([] { totals_lock.lock(); }, unlock, unlock);
@@ -167,11 +167,9 @@ PyObject* begin_outside(PyObject*, PyObject* on_boundary) {
   Session* session = engine.active_session.load(std::memory_order_relaxed);
   if (session == nullptr) Py_RETURN_NONE;
   session->on_boundary = borrow(on_boundary);
-  if (engine.observers_locked.load()) Py_RETURN_NONE;
   is_over.store(false);
   count_begin = monotonic_ns();
-  counted.store(&this_thread());
-  at::reenableCallback(outside_callback);
+  if (outside.turn_on()) counted.store(&this_thread());
   Py_RETURN_NONE;
 }
 
@@ -181,7 +179,7 @@ PyObject* tell_ends(PyObject*, PyObject* on_end) {
 }
 
 PyObject* end_outside(PyObject*, PyObject*) {
-  if (counted.load() != nullptr) at::disableCallback(outside_callback);
+  if (counted.load() != nullptr) outside.turn_off();
   counted.store(nullptr);
   if (Session* session = engine.active_session.load(std::memory_order_relaxed)) session->on_boundary = PyRef();
   Places ended;
@@ -204,8 +202,8 @@ PyObject* limit_outside(PyObject*, PyObject* ns) {
   Py_RETURN_NONE;
 }
 
-void stop_outside(bool child_begins) {
-  if (counted.exchange(nullptr) != nullptr) disable_observer(outside_callback, child_begins);
+void stop_outside() {
+  if (counted.exchange(nullptr) != nullptr) outside.turn_off();
   const std::lock_guard<std::mutex> lock(totals_lock);
   totals.clear();
 }

@@ -29,6 +29,6 @@ PyObject* tell_ends(PyObject* module, PyObject* on_end);
 PyObject* limit_outside(PyObject* module, PyObject* ns);
 
 // Counts no more. Needs the interpreter's lock.
-void stop_outside(bool child_begins = false);
+void stop_outside();
 
 }  // namespace modtrace
