@@ -145,7 +145,8 @@ class FlopSummary(NamedTuple):
         outside: FLOPs outside of modules in these steps.
         unknown: spans whose FLOPs are unknown: no call like theirs was counted.
         without_formula: operators that ran and have no formula.
-        unseen: compiled modules and functions, and replayed graphs: what Triton or a graph runs in them is not counted.
+        unseen: compiled modules and functions, and replayed graphs. What generated kernels or a graph compute in them
+            is not counted.
         dtypes: FLOPs that were counted, by device and type of numbers (`cpu float32`).
         peak_tflops: the highest rate of the device, 10¹² FLOP/s; None if it is not known.
         rates: of each row and each phase in which it has FLOPs; none if the device has no times.
@@ -360,7 +361,9 @@ def flops_lines(flops: FlopSummary) -> list[str]:
     if flops.without_formula:
         lines.append(f"not counted, as torch has no formula: {shortened(flops.without_formula)}")
     if flops.unseen:
-        lines.append(f"not counted: what Triton or a replayed graph runs inside of {shortened(flops.unseen)}")
+        lines.append(
+            f"not counted: what generated kernels or a replayed graph compute inside of {shortened(flops.unseen)}"
+        )
     return lines
 
 
