@@ -375,8 +375,11 @@ def test_the_rank_that_holds_most_memory_is_named_with_how_much_more_that_is(tmp
 
 def test_what_is_said_of_ranks_that_hold_as_much_and_of_one_alone() -> None:
     assert peak_sentence({}) == ""
-    assert peak_sentence({5: 2048}) == "rank 5 held 2.00 KiB of memory at its peak"
-    assert peak_sentence({0: 2048, 1: 2048}) == "no rank holds more memory than the others: 2.00 KiB at the peak"
-    assert peak_sentence({0: 0, 1: 2048}) == (
+    assert peak_sentence({"rank 5": 2048}) == "rank 5 held 2.00 KiB of memory at its peak"
+    assert (
+        peak_sentence({"rank 0": 2048, "rank 1": 2048})
+        == "no rank holds more memory than the others: 2.00 KiB at the peak"
+    )
+    assert peak_sentence({"rank 0": 0, "rank 1": 2048}) == (
         "rank 1 held most memory: 2.00 KiB at its peak, 2.00 KiB more than the other"
     )

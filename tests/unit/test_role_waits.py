@@ -55,6 +55,25 @@ def test_a_sentence_says_who_waits_how_long_for_whom_and_why(by_messages: bool, 
 
 
 @BY_MESSAGES
+def test_no_rank_is_called_even_where_roles_wait(by_messages: bool, tmp_path: Path) -> None:
+    """The rollouts end no steps, so that only the trainers are compared with each other."""
+    write_ppo_job(tmp_path, PpoCulprit("rollout", 0, "sample", 10), by_messages=by_messages, noise=0)
+
+    run = modtrace.find_slow_ranks(tmp_path)
+
+    even = "apart from waits between roles, no rank is slower than the others again and again"
+    assert run.sentences[5:] == (
+        [even]
+        if by_messages
+        else ["trainer: 2 ranks, 24 steps; ranks that wait for each other read one clock", f"trainer: {even}"]
+    )
+    roles = run.to_dict()["roles"]
+    assert {role: roles[role]["sentences"][1:] for role in roles} == (
+        {} if by_messages else {"driver": [], "rollout": [], "trainer": [even]}
+    )
+
+
+@BY_MESSAGES
 def test_what_was_before_the_first_step_that_counts_is_not_waited_for_in_it(by_messages: bool, tmp_path: Path) -> None:
     waits = []
     for warm_up_ms in (1, 5_000):

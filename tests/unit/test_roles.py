@@ -19,7 +19,8 @@ from modtrace.live.rank_state import rank_state_of
 from modtrace.live.where import WhereResult, where
 from modtrace.ranks import all_ranks, find_rank_recordings
 from modtrace.ranks.pack import pack
-from modtrace.ring import Kind
+from modtrace.ranks.slow import find_late_in_rings
+from modtrace.ring import Kind, read_ring
 from modtrace.timeline import RingAnalysis
 from modtrace.write.slices import CollectiveFlows
 from tests.support.event_script import WALL, EventScript
@@ -181,6 +182,70 @@ def test_who_waits_is_looked_for_within_a_role() -> None:
     assert (hang.waiting, hang.not_called) == ((0,), (1,))
     assert result.sentence.startswith("rollout: rank 0 waits in all_reduce #0")
     assert "; trainer: ranks 0-1 are in no module" in result.sentence
+
+
+def test_processes_of_one_world_are_called_by_their_roles_in_all_that_is_said_of_them(tmp_path: Path) -> None:
+    for rank, (role, late_ns) in enumerate([("trainer", 0), ("trainer", 0), ("rollout", 30 * MS)]):
+        write(tmp_path / f"{rank}.modtrace", role, rank, late_ns=late_ns, group="0-2")
+
+    run = modtrace.find_slow_ranks(tmp_path)
+
+    lines = run.to_text().splitlines()
+    assert lines[2].startswith("rollout 2 was late in 5 of 20 steps, by 30.000 ms on average, mostly in Net forward")
+    assert "rollout 2              5  150.000     0.000  now and then  Net forward" in lines
+    assert "Net     forward              5  150.000  rollout 2" in lines
+    assert "   2  late     rollout 2  Net     forward   30.000      30.000   0.0   50.000" in lines
+    assert run.to_csv().splitlines()[1].startswith("2,late,rollout 2,Net,forward,")
+    assert run.to_dict()["processes"] == [
+        {"rank": 0, "role": "trainer"},
+        {"rank": 1, "role": "trainer"},
+        {"rank": 2, "role": "rollout"},
+    ]
+    page = tmp_path / "page.html"
+    run.save(page)
+    assert page.read_text().count(">rollout 2<") == 1 + 1 + 5
+    rings = {rank: read_ring(tmp_path / f"{rank}.modtrace") for rank in range(3)}
+    assert find_late_in_rings(rings)[0].sentence == "rollout 2 came late in step 2 by 30 ms, in Net forward"
+
+
+def test_the_peak_of_each_role_is_told_though_their_ranks_are_equal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, (role, held) in enumerate([("trainer", 4 << 20), ("rollout", 9 << 20)]):
+        script = EventScript(64, tmp_path / f"{number}.modtrace", {"pid": number + 1, "rank": 0, "role": role})
+        net = script.name("Net", "Net", "Net")
+        script.enter(BEGIN, net, 0)
+        script.collective(BEGIN, Kind.COUNTER, "allocated", held)
+        script.exit(BEGIN + MS, net, 0)
+        script.close()
+
+    with pytest.raises(SystemExit):
+        commands(["ranks", "timeline", str(tmp_path), "-o", str(tmp_path / "all.json")])
+
+    peak = "rollout 0 held most memory: 9.00 MiB at its peak, 5.00 MiB (125.0%) more than the other"
+    assert peak in capsys.readouterr().err.splitlines()
+
+
+@pytest.mark.parametrize("reached", [False, True])
+def test_who_waits_is_called_by_its_role_where_all_count_their_ranks_together(reached: bool) -> None:
+    states = []
+    for rank, role in enumerate(["trainer", "trainer", "rollout"]):
+        script = EventScript(64, None, {"pid": 1, "rank": rank, "role": role})
+        script.note_group("0", "0-2", "default_pg")
+        if rank < 2 or reached:
+            script.collective(BEGIN, Kind.COLLECTIVE_ENTER, '["all_reduce", "0"]', 0)
+        analysis = RingAnalysis(script.snapshot()._replace(writer="running", known_pid=True))
+        states.append(rank_state_of(f"{rank}", analysis, (BEGIN + 9_000 * MS, WALL + BEGIN + 9_000 * MS)))
+
+    [hang] = WhereResult(states, [], []).hangs
+
+    waits = "trainer 0-1, rollout 2 wait" if reached else "trainer 0-1 wait"
+    then = (
+        "all ranks called it, so it does not complete"
+        if reached
+        else "rollout 2 has not called it: no ring tells where"
+    )
+    assert hang.text.startswith(f"{waits} in all_reduce #0 for 9.0 s; {then}")
 
 
 def test_the_commands_take_a_role(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from .places import (
     format_peer_call,
     global_rank,
     in_place,
-    ranks_phrase,
+    processes_phrase,
 )
 from .rank_state import ANY_PEER, Blocked, GroupProgress, PeerProgress, RankProgress, RankState
 
@@ -128,7 +128,7 @@ def find_all_hangs(states: Sequence[RankState], records: Sequence[FlightRecord] 
         if same is not None:
             # The ranks of the dumps are named if the rings name others.
             others = set(same.waiting).isdisjoint(hang.waiting)
-            of_whom = f" of {ranks_phrase(same.waiting)}" if others else ""
+            of_whom = f" of {_phrase(by_rank, same.waiting)}" if others else ""
             what = ", ".join((f"{same.operator} #{same.counter}", *same.details))
             hang = hang._replace(text=f"{hang.text}; the flight recorder says{of_whom} {what}", details=same.details)
         joined_hangs.append(hang)
@@ -199,15 +199,19 @@ class _Ranks:
             return state.state == "dead"
         return state.state not in ("stopped", "dead") and state.now_ns - blocked.since_ns >= _MIN_WAIT_NS
 
+    def phrase(self, ranks: Iterable[int]) -> str:
+        """Return some ranks as a subject, by their roles where these are known."""
+        return _phrase(self.by_rank, ranks)
+
     def say_who_waits(self, blocked: Mapping[int, Blocked], what: str) -> str:
         """Return the main clause: which ranks wait in a call, how long, and in which module."""
         states = [self.by_rank[rank] for rank in blocked]
         place = in_place(common_place(states, [call.tid for call in blocked.values()]))
         if self.none_runs:
-            return f"{ranks_phrase(list(blocked))} died waiting in {what}{place}"
+            return f"{self.phrase(blocked)} died waiting in {what}{place}"
         waited_s = [(state.now_ns - call.since_ns) / 1e9 for state, call in zip(states, blocked.values(), strict=True)]
         verb = "waits" if len(blocked) == 1 else "wait"
-        return f"{ranks_phrase(list(blocked))} {verb} in {what} for {format_durations(waited_s)}{place}"
+        return f"{self.phrase(blocked)} {verb} in {what} for {format_durations(waited_s)}{place}"
 
     def remembers(self, state: RankState, wait_ns: int) -> bool:
         """Return whether the events that were read of a rank's ring go back for as long as others have waited."""
@@ -227,18 +231,22 @@ def _find_absent(ranks: _Ranks, absent: Iterable[int], call: str, wait_ns: int) 
     clauses = []
     if dead:
         last = common_place([ranks.by_rank[rank] for rank in dead], [0] * len(dead))
-        clauses.append(f"{ranks_phrase(dead)} died before calling {call}" + in_place(last))
+        clauses.append(f"{ranks.phrase(dead)} died before calling {call}" + in_place(last))
     for together, where in by_place([ranks.by_rank[rank] for rank in not_called], ranks.waits):
         has = "has" if len(together.ranks) == 1 else "have"
         is_known = all(ranks.remembers(state, wait_ns) for state in together.ranks)
         as_far = "" if is_known else ", as far as its ring goes back"
         clauses.append(f"{together.label} {has} not called {call}{as_far}: {where}")
     if "stopped" in by_state:
-        clauses.append(f"the recording of {ranks_phrase(by_state['stopped'])} had been stopped")
+        clauses.append(f"the recording of {ranks.phrase(by_state['stopped'])} had been stopped")
     unknown = by_state.get("absent", [])
     if unknown:
-        clauses.append(f"of {ranks_phrase(unknown)} there is no {ranks.source}")
+        clauses.append(f"of {ranks.phrase(unknown)} there is no {ranks.source}")
     return {"not_called": tuple(not_called), "dead": tuple(dead), "unknown": tuple(unknown)}, clauses
+
+
+def _phrase(by_rank: Mapping[int, RankState], ranks: Iterable[int]) -> str:
+    return processes_phrase((by_rank[rank].role if rank in by_rank else "", rank) for rank in ranks)
 
 
 def _hang(
@@ -278,7 +286,7 @@ def _collective_hangs(ranks: _Ranks) -> Iterator[Hang]:
         clauses = [
             ranks.say_who_waits(inside, format_call(one, group, ranks.by_flight_recorder)),
             *([differ] if differ else []),
-            *(f"{ranks_phrase(instead)} called {other} #{first} instead" for other, instead in others.items()),
+            *(f"{ranks.phrase(instead)} called {other} #{first} instead" for other, instead in others.items()),
             *missing,
         ]
         if len(clauses) == 1:
@@ -311,12 +319,13 @@ def _peer_hangs(ranks: _Ranks) -> Iterator[Hang]:
                 continue
             wait_ns = state.now_ns - blocked.since_ns
             peer, other_end = global_rank(progress.group, progress.peer), _OTHER_END[progress.operator]
+            peers = [] if peer is None else [peer]
             has_called = peer in ranks.by_rank and _has_called(rank, progress, blocked.counter, ranks)
-            absent, missing = _find_absent(ranks, () if peer is None or has_called else (peer,), other_end, wait_ns)
-            clauses = [
-                ranks.say_who_waits({rank: blocked}, format_peer_call(blocked, progress, ranks.by_flight_recorder)),
-                *([f"rank {peer} has called {other_end}, so it does not complete"] if has_called else missing),
-            ]
+            absent, others = _find_absent(ranks, [] if has_called else peers, other_end, wait_ns)
+            if has_called:
+                others = [f"{ranks.phrase(peers)} has called {other_end}, so it does not complete"]
+            what = format_peer_call(blocked, progress, ranks.by_flight_recorder)
+            clauses = [ranks.say_who_waits({rank: blocked}, what), *others]
             yield _hang(blocked, progress.group, (rank,), wait_ns, clauses, called_other=(), **absent)
 
 

@@ -48,15 +48,11 @@ class RankGroup(NamedTuple):
     @property
     def label(self) -> str:
         """The ranks of the group (`ranks 0-2, 5`; `trainer 0-2`), or its first files."""
-        of_role: dict[str, list[int]] = {}
-        for state in self.ranks:
-            if state.rank is not None:
-                of_role.setdefault(state.role, []).append(state.rank)
+        ranks = processes_phrase((state.role, state.rank) for state in self.ranks if state.rank is not None)
         labels = [state.label for state in self.ranks if state.rank is None]
         if len(labels) > _MAX_NAMED_FILES + 1:
             labels[_MAX_NAMED_FILES:] = [f"{len(labels) - _MAX_NAMED_FILES} more files"]
-        ranks = [f"{role} {format_ranges(own)}" if role else ranks_phrase(own) for role, own in of_role.items()]
-        return ", ".join([*ranks, *labels])
+        return ", ".join([*([ranks] if ranks else []), *labels])
 
     @property
     def innermost(self) -> str:
@@ -187,6 +183,14 @@ _TOWARDS = {"send": "to", "recv": "from"}
 def ranks_phrase(ranks: Sequence[int]) -> str:
     """Return ranks as a subject (`rank 3`, `ranks 0-2, 5`)."""
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {format_ranges(ranks)}"
+
+
+def processes_phrase(places: Iterable[tuple[str, int]]) -> str:
+    """Return processes as a subject, by their roles and ranks (`ranks 0-2, 5`, `trainer 0-2, rollout 3`)."""
+    ranks_of: dict[str, list[int]] = {}
+    for role, rank in places:
+        ranks_of.setdefault(role, []).append(rank)
+    return ", ".join(f"{role} {format_ranges(own)}" if role else ranks_phrase(own) for role, own in ranks_of.items())
 
 
 def format_call(call: Blocked, group: Group, by_flight_recorder: bool = False) -> str:

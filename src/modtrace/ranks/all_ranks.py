@@ -65,26 +65,29 @@ class RankTimeline(NamedTuple):
         return str(self.timeline.metadata.get("engine", ""))
 
 
-def peak_sentence(peaks: Mapping[int, int]) -> str:
-    """Say which rank held most memory, and how much more than the median of the others; empty if none is known."""
+def peak_sentence(peaks: Mapping[str, int]) -> str:
+    """Say which process (`rank 3`) held most memory, and how much more than the median of the others.
+
+    `peaks` are in the order of ranks: of equals the first is named. Empty if none is known.
+    """
     if not peaks:
         return ""
-    rank = max(peaks, key=lambda one: (peaks[one], -one))
-    others = [peak for one, peak in peaks.items() if one != rank]
+    rank = max(peaks, key=lambda name: peaks[name])
+    others = [peak for name, peak in peaks.items() if name != rank]
     if not others:
-        return f"rank {rank} held {format_bytes(peaks[rank])} of memory at its peak"
+        return f"{rank} held {format_bytes(peaks[rank])} of memory at its peak"
     more = peaks[rank] - median_low(others)
     if not more:
         return f"no rank holds more memory than the others: {format_bytes(peaks[rank])} at the peak"
     share = f" ({more / (peaks[rank] - more):.1%})" if more < peaks[rank] else ""
     than = "the other" if len(others) == 1 else f"the median of {len(others):,} others"
     most, by = format_bytes(peaks[rank]), format_bytes(more)
-    return f"rank {rank} held most memory: {most} at its peak, {by}{share} more than {than}"
+    return f"{rank} held most memory: {most} at its peak, {by}{share} more than {than}"
 
 
-def damage_sentences(damage: Mapping[int, str]) -> list[str]:
-    """Say of each rank what is damaged of its ring."""
-    return [f"rank {rank}: {text}" for rank, text in damage.items()]
+def damage_sentences(damage: Mapping[str, str]) -> list[str]:
+    """Say of each process (`rank 3`) what is damaged of its ring."""
+    return [f"{name}: {text}" for name, text in damage.items()]
 
 
 def load_rank(file: RankRecording, time: RankTime, steps: StepRange | None = None) -> RankTimeline:

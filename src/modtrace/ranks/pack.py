@@ -20,7 +20,7 @@ from .._processes import map_in_processes, processor_count
 from .._tables import counted
 from ..ring.clocks import measurement_record
 from ..timeline import Track
-from ..timeline.contents import damage_sentence
+from ..timeline.contents import damage_sentence, process_label
 from .all_ranks import place_rank
 from .dataset_files import (
     DatasetFiles,
@@ -51,7 +51,7 @@ class PackResult(NamedTuple):
     packed: int  # how many of them this run has packed; the others were there
     spans: int  # how many spans the dataset holds
     nbytes: int  # how large its files of spans are
-    damage: Mapping[int, str]  # by rank, what is damaged of its ring, in words; without those that are whole
+    damage: Mapping[str, str]  # by process (`rank 3`), what is damaged of its ring; without those that are whole
 
 
 def pack(
@@ -107,7 +107,7 @@ def pack(
         nbytes = sum(file.size or 0 for file in there.files("spans") if file.extension == "parquet")
     except OSError as error:
         raise WriteError(f"{there.place}: cannot be written: {error.strerror or error}") from error
-    damage = {entry.rank: entry.damage for entry in entries if entry.damage}
+    damage = {process_label(entry.role, entry.rank): entry.damage for entry in entries if entry.damage}
     return PackResult(len(entries), len(left), sum(entry.spans for entry in entries), nbytes, damage)
 
 

@@ -112,16 +112,17 @@ def timeline(
     clocks count. The name of a process says how far its times are off at most (rank 3 · python ±12.3 µs).
     """
     from ...ranks import damage_sentences, load_ranks, peak_sentence
+    from ...timeline.contents import process_label
     from ...write import check_writable
 
     check_writable(output)
-    numbers, worst = ranks or (None, 0)
+    numbers, worst_count = ranks or (None, 0)
     with show_status(f"reading {folder}"), _open_executor(executor) as workers:
         whole = load_ranks(
             folder,
             steps=steps,
             ranks=numbers,
-            worst=worst,
+            worst=worst_count,
             role=role,
             on_left_out=_left_out,
             executor=workers,
@@ -138,14 +139,13 @@ def timeline(
     if whole.metadata["left_out"]:
         few = counted(whole.metadata["left_out"], "rank")
         echo(f"{few} left out, so that a step takes 1 MB at most; --ranks takes others", err=True)
-    peaks = peak_sentence({one["rank"]: one["peak_bytes"] for one in placed if "peak_bytes" in one})
-    damage = damage_sentences({one["rank"]: one["damage"] for one in placed if "damage" in one})
+    by_name = {process_label(rank.get("role", ""), rank["rank"]): rank for rank in placed}
+    peaks = peak_sentence({name: rank["peak_bytes"] for name, rank in by_name.items() if "peak_bytes" in rank})
+    damage = damage_sentences({name: rank["damage"] for name, rank in by_name.items() if "damage" in rank})
     for line in [*_describe_time(placed), *([peaks] if peaks else []), *damage]:
         echo(line, err=True)
-    off = max(placed, key=lambda one: one["bound_ns"])
-    bound = (
-        f"; times are off by at most {off['bound_ns'] / 1e3:,.1f} µs (rank {off['rank']})" if off["bound_ns"] else ""
-    )
+    worst, bound_ns = max(((name, rank["bound_ns"]) for name, rank in by_name.items()), key=lambda bound: bound[1])
+    bound = f"; times are off by at most {bound_ns / 1e3:,.1f} µs ({worst})" if bound_ns else ""
     ranks_read, spans = counted(len(placed), "rank"), counted(len(whole.columns), "span")
     echo(f"{ranks_read}, {spans} are in {output}{bound}", err=True)
 
@@ -300,18 +300,16 @@ def _json_value(value: object) -> object:
 
 def _describe_time(placed: Sequence[Mapping[str, Any]]) -> list[str]:
     """Say how the ranks were placed in the time of the job; nothing if all read one clock."""
-    from ...ring.event_text import rank_list
+    from ...live.places import processes_phrase
 
     ways = {
         "pings": "by pings between their hosts",
         "collectives": "without pings, by the ends of collectives",
         "wall clock": "by the wall clock alone, which nothing has measured",
     }
-    ranks: dict[tuple[str, str], list[int]] = {}
-    for one in placed:
-        ranks.setdefault((one["method"], one.get("role", "")), []).append(one["rank"])
+    processes: dict[str, list[tuple[str, int]]] = {}
+    for rank in placed:
+        processes.setdefault(rank["method"], []).append((rank.get("role", ""), rank["rank"]))
     return [
-        f"{role} ranks {rank_list(numbers)}: placed {ways[how]}".lstrip()
-        for (how, role), numbers in ranks.items()
-        if how in ways
+        f"{processes_phrase(places)}: placed {ways[method]}" for method, places in processes.items() if method in ways
     ]

@@ -37,6 +37,7 @@ from ...record_options import StepRange
 from ...ring import RingSnapshot
 from ...ring.event_text import UNSEEN_BY_PYTHON
 from ...timeline import PHASES, RingAnalysis
+from ...timeline.contents import process_label
 from ..rank_folder import (
     JobTime,
     Place,
@@ -453,10 +454,11 @@ def find_late_in_rings(rings: Mapping[int, RingSnapshot]) -> list[CameLate]:
     """Return who came late, or not yet while others wait, by rings; raises ModtraceError if two do not fit together."""
     files = [RankRecording(rank, Path(f"rank {rank}"), True, snapshot) for rank, snapshot in sorted(rings.items())]
     run = join_parts([find_late(FolderTables(files, JobTime(files)), 0, _NO_STEP)])
+    names = {rank: process_label(snapshot.metadata.get("role", ""), rank) for rank, snapshot in rings.items()}
     late = [
-        CameLate(one.rank, one.step, one.cost_ns, one.sentence)
-        for one in run.steps
-        if one.verdict == "late" and one.modules
+        CameLate(step.rank, step.step, step.cost_ns, step.sentence_of(names[step.rank]))
+        for step in run.steps
+        if step.verdict == "late" and step.modules
     ]
     now, whole = read_clocks(), [rank for rank, snapshot in rings.items() if not snapshot.missing_bytes]
     states = [rank_state_of(f"rank {rank}", RingAnalysis(rings[rank]), now) for rank in whole]
@@ -488,7 +490,14 @@ def _slow_bucket(dataset: str, steps: tuple[int, int]) -> tuple[PartOfRun, RoleT
 def _run(parts: Iterable[PartOfRun], tables: RankTables) -> SlowRun:
     run = join_parts(parts)
     unseen = _unseen(tables.engines, run) if run.steps else ""
-    return replace(run, peak_bytes=tables.peak_bytes, lines=tables.lines, damage=tables.damage, unseen=unseen)
+    return replace(
+        run,
+        peak_bytes=tables.peak_bytes,
+        lines=tables.lines,
+        damage=tables.damage,
+        unseen=unseen,
+        role_of={rank: role for rank, role in tables.roles.items() if role},
+    )
 
 
 def _checked(run: SlowRun, engines: Iterable[str], path: str | os.PathLike[str]) -> SlowRun:

@@ -163,8 +163,12 @@ class StepFinding(NamedTuple):
     @property
     def sentence(self) -> str:
         """Who came late, by how much, and where it took more."""
+        return self.sentence_of(f"rank {self.rank}")
+
+    def sentence_of(self, name: str) -> str:
+        """Return the sentence with what the rank is called, as `rollout 2`."""
         where = f", in {place_text(*self.modules[0][:2])}" if self.modules else ""
-        return f"rank {self.rank} came late in step {self.step} by {format_ns(self.cost_ns)}{where}"
+        return f"{name} came late in step {self.step} by {format_ns(self.cost_ns)}{where}"
 
 
 class RoleWait(NamedTuple):

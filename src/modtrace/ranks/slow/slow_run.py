@@ -35,7 +35,9 @@ from ..._tables import (
     join_texts,
     json_values,
 )
+from ...live.places import processes_phrase
 from ...ring.event_text import rank_list
+from ...timeline.contents import process_label
 from ..all_ranks import damage_sentences, peak_sentence
 from .late_steps import OUTSIDE, RoleWait, StepFinding, place_text
 
@@ -124,6 +126,7 @@ class SlowRun:
         unseen: which waits for other ranks are not seen, and what to do, in words; empty if all are.
         waits: which role waits for which, the longest wait first.
         roles: if roles have ranks of their own, what was found in each; then all above is empty.
+        role_of: by rank, what it does in its job; without those that do not say it.
     """
 
     steps: Sequence[StepFinding]
@@ -137,6 +140,7 @@ class SlowRun:
     unseen: str = ""
     waits: Sequence[RoleWait] = ()
     roles: Mapping[str, "SlowRun"] = field(default_factory=dict)
+    role_of: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def saved_ns(self) -> int:
@@ -146,45 +150,58 @@ class SlowRun:
     @property
     def sentences(self) -> list[str]:
         """The answer in some lines."""
+        return self._sentences(bool(self.waits))
+
+    def name(self, rank: int) -> str:
+        """Return what a process is called in sentences and tables (`rollout 2`, `rank 2`)."""
+        return process_label(self.role_of.get(rank, ""), rank)
+
+    def _sentences(self, roles_wait: bool) -> list[str]:
+        """Return the answer; `roles_wait`: lines before it say that roles wait for each other."""
         waits = [wait.sentence for wait in self.waits]
         if self.roles:
-            each = [f"{role}: {line}" for role, run in self.roles.items() if run.steps for line in run.sentences]
-            return [f"{self.ranks:,} processes of {len(self.roles)} roles", *waits, *each]
-        late = [step for step in self.steps if step.verdict == "late"]
-        unsure = sum(step.verdict == "cannot tell" for step in self.steps)
-        bound = max((step.bound_ns for step in self.steps), default=0)
-        clocks = (
-            f"times of two ranks are off by at most {bound / 1e3:,.1f} µs"
-            if bound
-            else "ranks that wait for each other read one clock"
-        )
-        lines = [f"{counted(self.ranks, 'rank')}, {counted(len(self.steps), 'step')}; {clocks}", *waits]
-        slow = [one for one in self.late if one.is_slow]
-        # A rank that is late now and then is named if that matters: else it is as if by chance.
-        few = [one for one in self.late if not one.is_slow and self._is_costly(one)]
-        lines += [self._rank_sentence(one) for one in slow[:_NAMED_RANKS]]
-        if len(slow) > _NAMED_RANKS:
-            lines.append(f"so were ranks {rank_list([one.rank for one in slow[_NAMED_RANKS:]])}")
-        if not slow:
-            lines.append(
-                f"cannot tell whether a rank is slower: {self.unseen}"
-                if self.unseen
-                else "no rank is slower than the others again and again"
+            by_role = {role: run._sentences(roles_wait) for role, run in self.roles.items() if run.steps}
+            lines = [f"{role}: {line}" for role, of_role in by_role.items() for line in of_role]
+            return [f"{self.ranks:,} processes of {len(self.roles)} roles", *waits, *lines]
+        lines = waits
+        if self.steps:
+            bound = max(step.bound_ns for step in self.steps)
+            clocks = (
+                f"times of two ranks are off by at most {bound / 1e3:,.1f} µs"
+                if bound
+                else "ranks that wait for each other read one clock"
             )
-        elif self.unseen:
+            count = f"{counted(self.ranks, 'rank')}, {counted(len(self.steps), 'step')}; {clocks}"
+            lines = [count, *waits, *self._late_sentences(roles_wait)]
+        peak = peak_sentence({self.name(rank): held for rank, held in self.peak_bytes.items()})
+        damage = damage_sentences({self.name(rank): text for rank, text in self.damage.items()})
+        return [*lines, *([peak] if peak else []), *damage]
+
+    def _late_sentences(self, roles_wait: bool) -> list[str]:
+        """Return who is slow, and who was late now and then."""
+        slow = [rank for rank in self.late if rank.is_slow]
+        # A rank that is late now and then is named if that matters: else it is as if by chance.
+        costly = [rank for rank in self.late if not rank.is_slow and self._is_costly(rank)][:_NAMED_RANKS]
+        lines = [self._rank_sentence(rank) for rank in slow[:_NAMED_RANKS]]
+        if len(slow) > _NAMED_RANKS:
+            others = processes_phrase((self.role_of.get(late.rank, ""), late.rank) for late in slow[_NAMED_RANKS:])
+            lines.append(f"so were {others}")
+        if slow and self.unseen:
             lines.append(f"whether others are slower too cannot be told: {self.unseen}")
-        lines += [self._rank_sentence(one) for one in few[:_NAMED_RANKS]]
-        once = len(late) - sum(one.steps for one in [*slow, *few[:_NAMED_RANKS]])
+        elif self.unseen:
+            lines.append(f"cannot tell whether a rank is slower: {self.unseen}")
+        elif not slow:
+            besides = "apart from waits between roles, " if roles_wait else ""
+            lines.append(f"{besides}no rank is slower than the others again and again")
+        lines += [self._rank_sentence(rank) for rank in costly]
+        verdicts = Counter(step.verdict for step in self.steps)
+        once = verdicts["late"] - sum(rank.steps for rank in [*slow, *costly])
         if once:
             lines.append(f"in {counted(once, 'step')} one rank or another was late now and then")
-        if unsure:
+        if unsure := verdicts["cannot tell"]:
             steps = counted(unsure, "step")
             lines.append(f"in {steps} it is not clear who was late: by less than the times of ranks are off")
-        return [
-            *lines,
-            *([peak_sentence(self.peak_bytes)] if self.peak_bytes else []),
-            *damage_sentences(self.damage),
-        ]
+        return lines
 
     def _is_costly(self, one: LateRank) -> bool:
         """Whether what a rank did cost much in few steps: no system stops a thread for so long."""
@@ -208,7 +225,7 @@ class SlowRun:
         percent = f"{100 * saved_ns / self.duration_ns if self.duration_ns else 0:.1f}"
         share = f" ({percent} %)" if float(percent) > 0 else ""
         return (
-            f"rank {one.rank} was late in {one.steps:,} of {counted(len(self.steps), 'step')}, by {each} ms on "
+            f"{self.name(one.rank)} was late in {one.steps:,} of {counted(len(self.steps), 'step')}, by {each} ms on "
             f"average{where}; without this delay the run would be "
             f"{_ms(one.saved_ns)} ms shorter{share}"
         )
@@ -235,9 +252,9 @@ class SlowRun:
         in_order = sorted(self.steps, key=lambda step: (step.verdict != "late", -step.cost_ns, step.step))
         waits = {"waits": Table(_WAIT_COLUMNS, self.waits, fields_of(RoleWait))} if self.waits else {}
         return waits | {
-            "ranks": Table(_RANK_COLUMNS, self.late, fields_of(LateRank)),
+            "ranks": Table([self._rank_column(lambda late: late.rank), *_RANK_COLUMNS], self.late, fields_of(LateRank)),
             "modules": Table(_MODULE_COLUMNS, self._late_modules()),
-            "steps": Table(_STEP_COLUMNS, in_order),
+            "steps": Table(self._step_columns(), in_order),
         }
 
     def to_text(self, limit: int | None = None) -> str:
@@ -250,7 +267,7 @@ class SlowRun:
 
     def to_csv(self) -> str:
         """Return the table of steps as CSV with a header line."""
-        texts = {column.heading: partial(_text_of, column) for column in _STEP_COLUMNS}
+        texts = {column.heading: partial(_text_of, column) for column in self._step_columns()}
         return str(self.tables["steps"]._replace(fields=texts).to("csv"))
 
     def save(self, path: str | os.PathLike[str], title: str = "ranks") -> None:
@@ -268,6 +285,21 @@ class SlowRun:
         with atomic_writer(path) as file:
             file.write(_page(self, title).encode())
 
+    def _rank_column(self, rank_of: Callable[[Any], int | None]) -> Column:
+        """Return the column of ranks: their numbers, or what sentences call them if that says more."""
+        if not self.role_of:
+            return Column("rank", rank_of)
+        return Column("rank", lambda row: None if (rank := rank_of(row)) is None else self.name(rank), NAME)
+
+    def _step_columns(self) -> list[Column]:
+        return [*_STEP_COLUMNS[:2], self._rank_column(_unless_even("rank")), *_STEP_COLUMNS[2:]]
+
+    def _processes(self, ranks: Iterable[int]) -> str:
+        """Return several ranks in a cell (`0-2,5`, `trainer 0-2, rollout 5`)."""
+        return (
+            processes_phrase((self.role_of.get(rank, ""), rank) for rank in ranks) if self.role_of else rank_list(ranks)
+        )
+
     def _rendered(self, form: Form, limit: int | None) -> str:
         tables = [table.to(form, limit).rstrip("\n") for table in self.tables.values() if table.rows]
         return join_texts(self.sentences, [*tables, "\n".join(_COLUMN_NOTES)])
@@ -281,7 +313,7 @@ class SlowRun:
         rows = [
             (
                 LateModule(*key, sum(module.steps for _, module in late), sum(module.cost_ns for _, module in late)),
-                rank_list([rank for rank, _ in late]),
+                self._processes(rank for rank, _ in late),
             )
             for key, late in of_module.items()
         ]
@@ -297,7 +329,11 @@ class SlowRun:
             "unseen": self.unseen,
             "late_ranks": json_values(self.late),
             "waits": json_values(self.waits),
-            "roles": {role: run.to_dict() for role, run in self.roles.items()},
+            "roles": {
+                role: run.to_dict() | {"sentences": run._sentences(bool(self.waits))}
+                for role, run in self.roles.items()
+            },
+            "processes": [{"rank": rank, "role": role} for rank, role in self.role_of.items()],
             "damage": [{"rank": rank, "damage": text} for rank, text in self.damage.items()],
             "peak_bytes": [{"rank": rank, "peak_bytes": peak} for rank, peak in self.peak_bytes.items()],
             "steps": json_values(self.steps),
@@ -327,7 +363,6 @@ def _unless_even(field: str) -> Callable[[StepFinding], Any]:
 
 
 _RANK_COLUMNS = (
-    Column("rank", "rank"),
     Column("late in steps", "steps"),
     Column("cost ms", "cost_ns", LONG_MS),
     Column("saved ms", "saved_ns", LONG_MS),
@@ -352,7 +387,6 @@ _WAIT_COLUMNS = (
 _STEP_COLUMNS = (
     Column("step", "step"),
     Column("verdict", "verdict", TEXT),
-    Column("rank", _unless_even("rank")),
     Column("module", lambda step: _step_place(step)[0], MODULE),
     Column("phase", lambda step: _step_place(step)[1], TEXT),
     Column("cost ms", _unless_even("cost_ns"), LONG_MS),
