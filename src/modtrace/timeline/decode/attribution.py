@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..._arrays import BoolArray, Int64Array, is_any
+from ..._arrays import IndexArray, Int64Array, is_any
 from ...ring.slot_format import FORWARD_THREAD_MASK, GREENLET_KINDS, NO_NAME, SEQUENCE_MASK, Events, Kind
 from .intervals import Intervals, find_key
 
@@ -26,9 +26,8 @@ def attribute_nodes(intervals: Intervals, events: Events, torch_threads: Int64Ar
     """Return for each node the index of the call it belongs to; -1 for calls, and for nodes of no known call."""
     call = np.full(len(intervals), -1, np.int64)
     _attribute_by_key(intervals, call)
-    native = intervals.is_node & (intervals.forward_thread >= 0)
-    if native.any():
-        _attribute_by_sequence(intervals, events, torch_threads, native, call)
+    if np.any(intervals.is_node & (intervals.forward_thread >= 0)):
+        _attribute_by_sequence(intervals, events, torch_threads, call)
     return call
 
 
@@ -48,98 +47,72 @@ def count_outside_runs(intervals: Intervals, call: Int64Array) -> int:
 def _attribute_by_key(intervals: Intervals, call: Int64Array) -> None:
     """Fill in `call` for the nodes of the Python engine, which notes the call itself."""
     nodes = np.flatnonzero(intervals.is_node & (intervals.forward_thread < 0) & (intervals.name != NO_NAME))
-    calls = np.flatnonzero(~intervals.is_node) if len(nodes) else nodes
-    # Pairs of (name, key) are compared as one number.
-    shift = np.int64(1 << 32)
-    call_id = intervals.name[calls] * shift + intervals.call_key[calls]
-    position = find_key(call_id, intervals.name[nodes] * shift + intervals.call_key[nodes])
-    call[nodes] = np.where(position >= 0, calls[position] if len(calls) else -1, -1)
+    if len(nodes):
+        calls = np.flatnonzero(~intervals.is_node)
+        # Pairs of (name, key) are compared as one number.
+        call_id, wanted = ((intervals.name[rows] << 32) + intervals.call_key[rows] for rows in (calls, nodes))
+        call[nodes] = np.append(calls, -1)[find_key(call_id, wanted)]
 
 
-def _attribute_by_sequence(
-    intervals: Intervals, events: Events, torch_threads: Int64Array, native: BoolArray, call: Int64Array
-) -> None:
+def _attribute_by_sequence(intervals: Intervals, events: Events, torch_threads: Int64Array, call: Int64Array) -> None:
     """Fill in `call` for the nodes of the native engine, by their sequence numbers."""
-    enclosing = enclosing_call(intervals)
-    ranges = create_graph_nodes(intervals, events)
-    nodes = np.flatnonzero(native)
+    builders = create_graph_nodes(intervals, events)
+    boundaries = _find_boundaries(intervals, events, builders)
+    nodes = np.flatnonzero(intervals.is_node & (intervals.forward_thread >= 0))
     forward_thread = intervals.forward_thread[nodes]
-    switches = _switches(intervals, events)
-    threads = [
-        (
-            nodes[forward_thread == torch_thread & FORWARD_THREAD_MASK],
-            # All greenlets of the thread.
-            _boundaries(intervals, enclosing, np.flatnonzero(torch_threads == torch_thread), ranges, switches),
-        )
-        for torch_thread in np.unique(torch_threads[torch_threads >= 0]).tolist()
-    ]
-    for _ in range(_MAX_ROUNDS if ranges else 1):
+    parts = []
+    for torch_thread in np.unique(torch_threads[torch_threads >= 0]).tolist():
+        greenlets = np.flatnonzero(torch_threads == torch_thread)
+        made_by = boundaries.take(np.flatnonzero(np.isin(boundaries.thread, greenlets)))
+        parts.append((nodes[forward_thread == torch_thread & FORWARD_THREAD_MASK], made_by))
+    for _ in range(_MAX_ROUNDS if builders else 1):
         before = call.copy()
-        for own, boundaries in threads:
-            if len(own) and len(boundaries.sequence):
-                position = np.searchsorted(boundaries.sequence, intervals.sequence[own], side="right") - 1
-                index = np.maximum(position, 0)
-                builder = boundaries.builder[index]
-                innermost = np.where(builder >= 0, before[builder], boundaries.innermost[index])
-                call[own] = np.where(position >= 0, innermost, -1)
+        for made, made_by in parts:
+            # Before the first boundary it is -1, the last entry of both columns.
+            place = np.searchsorted(made_by.sequence, intervals.sequence[made], side="right") - 1
+            builder = np.append(made_by.builder, -1)[place]
+            call[made] = np.where(builder >= 0, before[builder], np.append(made_by.innermost, -1)[place])
         if np.array_equal(before, call):
             break
 
 
 class _Boundaries(NamedTuple):
-    """What makes the nodes of one thread, from each sequence number on."""
+    """What makes the nodes of each thread, from each sequence number on; in the order of its events."""
 
-    sequence: Int64Array  # ascending
+    thread: Int64Array  # index into the name table's threads
+    sequence: Int64Array  # in a thread ascending
     innermost: Int64Array  # the innermost call from there on, or -1
     builder: Int64Array  # the node that makes nodes while it runs (`create_graph=True`) from there on, or -1
 
-
-class _Switches(NamedTuple):
-    """Where greenlets switched."""
-
-    thread: Int64Array  # the thread that the event is of
-    position: Int64Array  # as `Intervals` has positions
-    sequence: Int64Array  # the number of the next node
-    interval: Int64Array  # the innermost interval in which the one that goes on is, or -1
+    def take(self, rows: IndexArray) -> "_Boundaries":
+        """Return some of the boundaries."""
+        return _Boundaries(*(column[rows] for column in self))
 
 
-def _switches(intervals: Intervals, events: Events) -> _Switches:
-    at = np.flatnonzero(is_any(events.kind, GREENLET_KINDS))
-    thread, position = events.thread[at].astype(np.int64), 2 * at.astype(np.int64) + 1
-    interval = intervals.open_at(thread, position)
-    interval[events.kind[at] == Kind.GREENLET_SUSPENDED] = -1
-    return _Switches(thread, position, events.value[at] & SEQUENCE_MASK, interval)
-
-
-def _boundaries(
-    intervals: Intervals,
-    enclosing: Int64Array,
-    threads: Int64Array,
-    ranges: dict[int, tuple[int, int]],
-    switches: _Switches,
-) -> _Boundaries:
-    calls = np.flatnonzero(np.isin(intervals.thread, threads) & ~intervals.is_node)
-    builders = np.array([node for node in ranges if intervals.thread[node] in threads], np.int64)
-    built = np.array([ranges[node] for node in builders.tolist()], np.int64).reshape(-1, 2)
-    no_call = np.full(len(builders), -1, np.int64)
-    no_builder = np.full(len(calls), -1, np.int64)
-    start, end = intervals.start_position, intervals.end_position
-    own = np.isin(switches.thread, threads)
-    inside = switches.interval[own]
-    is_builder = np.isin(inside, builders)
-    is_call = (inside >= 0) & ~intervals.is_node[inside] if len(intervals) else inside >= 0
-    switched = np.where(is_call | (inside < 0), inside, enclosing[inside] if len(enclosing) else -1)
-    position = np.concatenate([start[calls], end[calls], start[builders], end[builders], switches.position[own]])
-    sequence = np.concatenate(
-        [intervals.sequence[calls], intervals.exit_sequence[calls], built[:, 0], built[:, 1], switches.sequence[own]]
+def _find_boundaries(intervals: Intervals, events: Events, made_by: dict[int, tuple[int, int]]) -> _Boundaries:
+    """Return where calls begin and end, and nodes that make nodes, and where greenlets switch."""
+    enclosing, calls = enclosing_call(intervals), np.flatnonzero(~intervals.is_node)
+    builders, (low, high) = np.array([*made_by], np.int64), np.array([*made_by.values()], np.int64).reshape(-1, 2).T
+    thread, start, end = intervals.thread, intervals.start_position, intervals.end_position
+    switch = np.flatnonzero(is_any(events.kind, GREENLET_KINDS))
+    switched, moment = events.thread[switch].astype(np.int64), 2 * switch + 1
+    resumed = intervals.open_at(switched, moment)
+    resumed[events.kind[switch] == Kind.GREENLET_SUSPENDED] = -1
+    resumed_call = np.where((resumed >= 0) & intervals.is_node[resumed], enclosing[resumed], resumed)
+    resumed_builder = np.where(np.isin(resumed, builders), resumed, -1)
+    # Thread, position, sequence number, innermost call, builder. A clipped interval ends together with the one around
+    # it, and that one comes last: by the last column.
+    columns = (
+        (thread[calls], start[calls], intervals.sequence[calls], calls, -1, -1),
+        (thread[calls], end[calls], intervals.exit_sequence[calls], enclosing[calls], -1, -start[calls]),
+        (thread[builders], start[builders], low, -1, builders, -1),
+        (thread[builders], end[builders], high, enclosing[builders], -1, -start[builders]),
+        (switched, moment, events.value[switch] & SEQUENCE_MASK, resumed_call, resumed_builder, 0),
     )
-    innermost = np.concatenate([calls, enclosing[calls], no_call, enclosing[builders], switched])
-    builder = np.concatenate([no_builder, no_builder, builders, no_call, np.where(is_builder, inside, -1)])
-    known = sequence >= 0
-    # A clipped interval ends together with the one around it, and that one comes last.
-    tie = np.concatenate([no_builder, -start[calls], no_call, -start[builders], np.zeros(len(inside), np.int64)])
-    order = np.lexsort((tie[known], position[known]))
-    return _Boundaries(sequence[known][order], innermost[known][order], builder[known][order])
+    table = np.concatenate([np.stack(np.broadcast_arrays(*kind)) for kind in columns], axis=1)
+    table = table[:, table[2] >= 0]
+    order = np.lexsort((table[5], table[1]))
+    return _Boundaries(table[0], *table[2:5]).take(order)
 
 
 def create_graph_nodes(intervals: Intervals, events: Events) -> dict[int, tuple[int, int]]:

@@ -87,14 +87,19 @@ class Intervals:
             yield call
             call = int(self.parent[call])
 
+    def sort_keys(self, group: Int64Array, position: Int64Array) -> Int64Array:
+        """Return numbers that order positions by their group and in it by position; those after all starts are last."""
+        lowest = int(self.start_position.min(initial=0))
+        stride = int(self.start_position.max(initial=0)) - lowest + 2
+        keys: Int64Array = group * stride + np.minimum(position - lowest, stride - 1)
+        return keys
+
     def open_at(self, thread: Int64Array, position: Int64Array) -> Int64Array:
         """Return the innermost interval in which each of some threads is at a position, or -1."""
         if not len(self):
             return np.full(len(position), -1, np.int64)
-        lowest = int(self.start_position.min())
-        stride = max(int(self.start_position.max()), int(position.max(initial=0))) - lowest + 1
-        begun = self.thread * stride + self.start_position - lowest
-        inner = np.searchsorted(begun, thread * stride + position - lowest) - 1
+        begun = self.sort_keys(self.thread, self.start_position)
+        inner = np.searchsorted(begun, self.sort_keys(thread, position)) - 1
         inner = np.where((inner >= 0) & (self.thread[inner] == thread), inner, -1)
         # The last one of the thread that has begun, or one around it, is open still.
         while len(ended := np.flatnonzero((inner >= 0) & (self.end_position[inner] < position))):

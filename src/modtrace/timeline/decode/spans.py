@@ -46,13 +46,17 @@ def cut_backward_spans(intervals: Intervals, call: Int64Array, length: Int64Arra
     adjacent = np.diff(place) == 1
     for column in (intervals.thread, intervals.parent, intervals.backward_pass):
         adjacent &= column[nodes[:-1]] == column[nodes[1:]]
-    own_call = call[nodes]
-    path_length = np.where(own_call >= 0, length[own_call], 0)
+    node_call = call[nodes]
+    path_length = np.where(node_call >= 0, length[node_call], 0)
     shared = np.zeros(len(nodes) + 1, np.int64)
-    shared[1:-1] = np.where(adjacent, _shared_lengths(intervals, own_call, length), 0)
-    first, level, span_call = _starts(intervals, own_call, path_length, path_length - shared[:-1])
-    # The levels that end at a node run from the ones it shares with the next up to its own path's length.
+    shared[1:-1] = np.where(adjacent, _shared_lengths(intervals, node_call, length), 0)
+    # The levels that start and end at a node run from those that it shares with its neighbour to its path's length.
+    level, first = expand_ranges(shared[:-1], path_length)
     last_level, last = expand_ranges(shared[1:], path_length)
+    span_call, inner_levels = node_call[first], path_length[first] - 1 - level
+    while len(outer := np.flatnonzero(inner_levels)):
+        span_call[outer] = intervals.parent[span_call[outer]]
+        inner_levels[outer] -= 1
     # On one level starts and ends alternate, so the n-th of one belongs to the n-th of the other.
     by_start, by_end = order_in_groups(level << 32 | first, 32), order_in_groups(last_level << 32 | last, 32)
     return BackwardSpans(
@@ -63,43 +67,15 @@ def cut_backward_spans(intervals: Intervals, call: Int64Array, length: Int64Arra
     )
 
 
-def _shared_lengths(intervals: Intervals, own_call: Int64Array, length: Int64Array) -> Int64Array:
-    """int64[n-1]: how many calls the call paths of consecutive nodes have in common, from the outermost on."""
-    left, right = own_call[:-1].copy(), own_call[1:].copy()
-    apart = (left >= 0) & (right >= 0) & (left != right)
-    while apart.any():
-        pair = np.flatnonzero(apart)
-        left_length, right_length = length[left[pair]], length[right[pair]]
-        climb_left, climb_right = pair[left_length >= right_length], pair[right_length >= left_length]
-        outer_left = _outer_call(intervals, left[climb_left])
-        outer_right = _outer_call(intervals, right[climb_right])
-        left[climb_left], right[climb_right] = outer_left, outer_right
-        apart[pair] = (left[pair] >= 0) & (right[pair] >= 0) & (left[pair] != right[pair])
+def _shared_lengths(intervals: Intervals, node_call: Int64Array, length: Int64Array) -> Int64Array:
+    """Return how many calls the call paths of consecutive nodes have in common, from the outermost on."""
+    left, right = node_call[:-1].copy(), node_call[1:].copy()
+    while len(pair := np.flatnonzero((left >= 0) & (right >= 0) & (left != right))):
+        surplus = length[left[pair]] - length[right[pair]]
+        for call, climbing in ((left, pair[surplus >= 0]), (right, pair[surplus <= 0])):
+            around = intervals.parent[call[climbing]]
+            call[climbing] = np.where((around >= 0) & ~intervals.is_node[around], around, -1)
     return np.where((left >= 0) & (left == right), length[left], 0)
-
-
-def _outer_call(intervals: Intervals, call: Int64Array) -> Int64Array:
-    """Return the call around each, within its call path, or -1."""
-    parent = intervals.parent[call]
-    return np.where((parent >= 0) & ~intervals.is_node[parent], parent, -1)
-
-
-def _starts(
-    intervals: Intervals, own_call: Int64Array, path_length: Int64Array, starting: Int64Array
-) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Return where spans start: the position of the node, the level, and the call, for each level that starts there."""
-    node = np.flatnonzero(starting > 0)
-    call, level, left = own_call[node], path_length[node] - 1, starting[node]
-    nodes, levels, calls = [node], [level], [call]
-    while True:
-        more = left > 1
-        if not more.any():
-            break
-        node, call, level, left = node[more], _outer_call(intervals, call[more]), level[more] - 1, left[more] - 1
-        nodes.append(node)
-        levels.append(level)
-        calls.append(call)
-    return np.concatenate(nodes), np.concatenate(levels), np.concatenate(calls)
 
 
 SpanRows = dict[str, AnyArray]
@@ -216,8 +192,9 @@ def _match_roots(
         if name not in namesakes:
             left, right = np.searchsorted(names, [name, name + 1])
             namesakes[name] = _Namesakes(forward[left:right].tolist(), start)
-        asked_by = int(call[node]) if node >= 0 else -1
-        last = _in_call_path(intervals, asked_by, name)
+        last = asked_by = int(call[node]) if node >= 0 else -1
+        while last >= 0 and (intervals.is_node[last] or intervals.name[last] != name):
+            last = int(parent[last])
         if last >= 0:
             repeated = namesakes[name].until(int(start[last]), len(again))
             repeated = [candidate for candidate in repeated if parent[candidate] == parent[last]]
@@ -235,16 +212,13 @@ def _match_roots(
 
 def _runs(intervals: Intervals, roots: Int64Array) -> list[list[int]]:
     """Return the calls of one name that a node makes until nodes run inside it: by their first one, in order."""
-    start, parent, thread = intervals.start_position, intervals.parent, intervals.thread
-    lowest = int(start.min())
-    stride = int(start.max()) - lowest + 1
-    inside = parent * stride + start - lowest
-    ran_before = np.searchsorted(np.sort(inside[intervals.is_node]), inside[roots])
-    columns = (thread[roots], ran_before, parent[roots], intervals.name[roots])
-    keys = zip(*(column.tolist() for column in columns), strict=True)
+    roots = roots[np.argsort(intervals.start_position[roots], kind="stable")]
+    order = intervals.sort_keys(intervals.parent, intervals.start_position)
+    nodes_before = np.searchsorted(np.sort(order[intervals.is_node]), order[roots])
+    columns = intervals.thread[roots], nodes_before, intervals.parent[roots], intervals.name[roots]
     runs: dict[tuple[int, ...], list[int]] = {}
-    for _, root, key in sorted(zip(start[roots].tolist(), roots.tolist(), keys, strict=True)):
-        runs.setdefault(key, []).append(root)
+    for root, *key in zip(roots.tolist(), *(column.tolist() for column in columns), strict=True):
+        runs.setdefault(tuple(key), []).append(root)
     return list(runs.values())
 
 
@@ -279,34 +253,19 @@ class _Namesakes:
         return taken[::-1]
 
 
-def _in_call_path(intervals: Intervals, inner: int, name: int) -> int:
-    """Return the innermost call of that name in the call path that ends in `inner`, or -1."""
-    call = inner
-    while call >= 0 and (intervals.is_node[call] or intervals.name[call] != name):
-        call = int(intervals.parent[call])
-    return call
-
-
 def _match_inside(intervals: Intervals, root: Int64Array, forward: Int64Array, original: Int64Array) -> None:
     """Pair the n-th call of a name in a recomputation with the n-th in what it repeats; changes `original`."""
-    start, end = intervals.start_position, intervals.end_position
+    start, end, name = intervals.start_position, intervals.end_position, intervals.name
     inner = np.flatnonzero((root >= 0) & (root != np.arange(len(intervals))))
     inner = inner[original[root[inner]] != root[inner]]
     if not len(inner) or not len(forward):
         return
-    inner = inner[np.lexsort((start[inner], intervals.name[inner], root[inner]))]
-    occurrence = count_in_run(root[inner], intervals.name[inner])
-    lowest = int(start.min())
-    stride = int(start.max()) - lowest + 1
+    inner = inner[np.lexsort((start[inner], name[inner], root[inner]))]
     repeated = original[root[inner]]
-    position = occurrence + np.searchsorted(
-        intervals.name[forward] * stride + start[forward] - lowest,
-        intervals.name[inner] * stride + start[repeated] - lowest,
+    position = np.searchsorted(
+        intervals.sort_keys(name[forward], start[forward]), intervals.sort_keys(name[inner], start[repeated])
     )
+    position += count_in_run(root[inner], name[inner])
     candidate = forward[np.minimum(position, len(forward) - 1)]
-    match = (
-        (position < len(forward))
-        & (intervals.name[candidate] == intervals.name[inner])
-        & (end[candidate] <= end[repeated])
-    )
-    original[inner[match]] = candidate[match]
+    is_match = (position < len(forward)) & (name[candidate] == name[inner]) & (end[candidate] <= end[repeated])
+    original[inner[is_match]] = candidate[is_match]
