@@ -99,6 +99,11 @@ def expand_ranges(begin: IndexArray, end: IndexArray) -> tuple[IndexArray, Index
     return np.arange(len(of_range)) - (np.cumsum(size) - size - begin)[of_range], of_range
 
 
+def stack_parts(*parts: Sequence[AnyArray | int]) -> Int64Array:
+    """Return int64[columns, rows] of parts one after the other; each has its columns, numbers are for all its rows."""
+    return np.concatenate([np.stack(np.broadcast_arrays(*part)) for part in parts], axis=1).astype(np.int64, copy=False)
+
+
 def split_by(keys: AnyIntArray, rows: Int64Array | None = None) -> list[Int64Array]:
     """Return the rows of each key, ascending, in their order; without `rows` the places of the keys."""
     order = np.argsort(keys, kind="stable")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..._arrays import BoolArray, Int64Array, is_any
+from ..._arrays import INT64_MAX, BoolArray, Int64Array, is_any
 from ..._interrupts import cached_property
 from ...ring import Events, Kind, Record, RingSnapshot
 from ...ring.clocks import ClockMap, Reading
@@ -240,7 +240,7 @@ class RingAnalysis:
     def extent(self) -> tuple[int, int]:
         """The times of the ring's first and last events, for begins that were overwritten and ends that were lost."""
         times = self.ring.all_events.time
-        return int(times.min()), int(times.max())
+        return int(times.min(initial=INT64_MAX)), int(times.max(initial=0))
 
     @cached_property
     def open_stacks(self) -> list[ThreadStack]:

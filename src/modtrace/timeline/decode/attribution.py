@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..._arrays import IndexArray, Int64Array, is_any
+from ..._arrays import IndexArray, Int64Array, is_any, stack_parts
 from ...ring.slot_format import FORWARD_THREAD_MASK, GREENLET_KINDS, NO_NAME, SEQUENCE_MASK, Events, Kind
 from .intervals import Intervals, find_key
 
@@ -102,14 +102,13 @@ def _find_boundaries(intervals: Intervals, events: Events, made_by: dict[int, tu
     resumed_builder = np.where(np.isin(resumed, builders), resumed, -1)
     # Thread, position, sequence number, innermost call, builder. A clipped interval ends together with the one around
     # it, and that one comes last: by the last column.
-    columns = (
+    table = stack_parts(
         (thread[calls], start[calls], intervals.sequence[calls], calls, -1, -1),
         (thread[calls], end[calls], intervals.exit_sequence[calls], enclosing[calls], -1, -start[calls]),
         (thread[builders], start[builders], low, -1, builders, -1),
         (thread[builders], end[builders], high, enclosing[builders], -1, -start[builders]),
         (switched, moment, events.value[switch] & SEQUENCE_MASK, resumed_call, resumed_builder, 0),
     )
-    table = np.concatenate([np.stack(np.broadcast_arrays(*kind)) for kind in columns], axis=1)
     table = table[:, table[2] >= 0]
     order = np.lexsort((table[5], table[1]))
     return _Boundaries(table[0], *table[2:5]).take(order)

@@ -59,7 +59,7 @@ from .flops import CountedCalls, describe_counted, find_flops
 from .intervals import find_key
 from .memory import HeldMemory, held_memory
 from .open_calls import OpenCall, lasts_too_long
-from .ranges import Evaluations, add_ranges, assign_communication_tracks, build_collectives, find_evaluations
+from .ranges import Evaluations, add_ranges, build_collectives, find_evaluations
 from .spans import SpanRows, build_span_rows, describe_tracks, number_tracks
 
 
@@ -85,8 +85,7 @@ def assemble_timeline(
     of_process = snapshot.metadata.get
     process = Process(of_process("pid", 0), of_process("rank"), of_process("program", "python"), of_process("role", ""))
     tracks = describe_tracks(modules.tracks, lookup.threads, process)
-    communication, groups = build_collectives(analysis)
-    tracks, communication = assign_communication_tracks(tracks, communication, lookup.threads, process)
+    tracks, communication = build_collectives(analysis, tracks, process)
     texts = lookup.texts
     counters = [CounterSeries(texts[name], "bytes", process, *samples) for name, samples in modules.counters.items()]
     timeline = Timeline(
@@ -107,7 +106,7 @@ def assemble_timeline(
         | ({STEPS_END_WITH: BACKWARD_PASSES} if analysis.step_ends.with_passes else {})
         | ({OPTIMIZERS: known} if (known := fit(_noted(snapshot, "optimizer"), OPTIMIZER_NOTES, [])) else {})
         | ({STEP_NOTES: notes} if (notes := _step_notes(snapshot)) else {}),
-        groups=groups,
+        groups=[*lookup.groups.values()],
     )
     timeline = add_device_spans(timeline, analysis)
     tracks, passes = _backward_passes(analysis, timeline.tracks, process)

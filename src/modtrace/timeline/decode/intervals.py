@@ -192,7 +192,7 @@ def _nest(columns: _IntervalColumns) -> tuple[Int64Array, Int64Array]:
 
 
 def is_core_event(events: Events) -> BoolArray:
-    """Return which events are of modules, nodes, steps and marks, not of counters and other kinds of slices."""
+    """Return which events are of modules, nodes, steps and marks, not of counters or other kinds of slices."""
     others = (*COMMUNICATION_KINDS, *DEVICE_KINDS, *RANGE_KINDS, *FLOP_KINDS, *MEMORY_KINDS, Kind.COLLECTION)
     return ~is_any(events.kind, others)
 
@@ -263,19 +263,16 @@ def _pair_nodes(events: Events) -> _IntervalColumns:
     key = np.empty(len(index), np.int64)
     key[order] = np.cumsum(begins_run(*(column[order] for column in (name, value, thread))))
     first, last = pair_by_key(index, events.kind[index] == Kind.NODE_BEGIN, key, nests=True)
-    known = np.where(first >= 0, first, last)
-    end = events.time[last].copy()
-    _extend_to_next(events, last, last >= 0, end)
-    name = events.name[known].astype(np.int64)
+    name = events.name[np.where(first >= 0, first, last)].astype(np.int64)
     return _paired(
         events,
         first,
         last,
-        end=end,
+        end=_extended_to_next(events, last),
         is_node=True,
         name=NO_NAME,
         call_key=-1,
-        sequence=events.value[known],
+        sequence=events.value[np.where(first >= 0, first, last)],
         forward_thread=name >> FORWARD_THREAD_SHIFT,
         backward_pass=name & GRAPH_TASK_MASK,
     )
@@ -333,15 +330,15 @@ def pair_by_value(events: Events, begin: Kind, end: Kind) -> tuple[Int64Array, I
     return pair_by_key(index, events.kind[index] == begin, events.value[index])
 
 
-def _extend_to_next(events: Events, last_event: Int64Array, has_end: BoolArray, end: Int64Array) -> None:
-    """Let a node last until its thread begins the next one of the same graph task, where nothing else lies between.
+def _extended_to_next(events: Events, last: Int64Array) -> Int64Array:
+    """Return when nodes end, whose last events are given: when their thread begins the next one of the graph task.
 
-    In that time the engine checks the gradients that the node made, sums them with others and accumulates them. After
-    the last node of a graph task, only what is accumulated is known; and while another thread runs nodes of the task,
-    the time between two nodes may be waiting for those.
+    Until then the engine checks the gradients that the node made, sums them with others and accumulates them. A node
+    ends with its last event if something else follows it. After the last node of a graph task only what is accumulated
+    is known. While another thread runs nodes of the task, the time between two nodes may be waiting for those.
     """
-    if not len(end):
-        return
+    if not len(last):
+        return events.time[last]
     no_work = (Kind.GRAPH_BUILT, Kind.STEP, Kind.OPTIMIZER_STEP, Kind.MARK, Kind.SHAPES, Kind.GRADIENTS)
     index = np.flatnonzero(~is_any(events.kind, no_work))
     index = index[np.lexsort((index, events.thread[index]))]
@@ -359,13 +356,13 @@ def _extend_to_next(events: Events, last_event: Int64Array, has_end: BoolArray, 
     )
     begins = events.kind[source] == Kind.NODE_BEGIN
     fits[begins] &= ~_runs_elsewhere(events, target[begins], source[begins])
-    until = np.zeros(len(events), np.int64)
+    until: Int64Array = events.time.copy()
     np.maximum.at(until, target[fits], events.time[source[fits]])
-    end[has_end] = np.maximum(end[has_end], until[last_event[has_end]])
+    return until[last]
 
 
 def _runs_elsewhere(events: Events, gap_start: Int64Array, gap_end: Int64Array) -> BoolArray:
-    """Tell for each gap between nodes of a thread whether one of their graph task runs in it on another thread."""
+    """Return for each gap between nodes of a thread whether one of their graph task runs in it on another thread."""
     task = events.name.astype(np.int64) & GRAPH_TASK_MASK
     task_and_thread = task * (int(events.thread.max()) + 1 if len(events) else 1) + events.thread
     anywhere, here = (_count_running(events, group, gap_start, gap_end) for group in (task, task_and_thread))
@@ -393,19 +390,15 @@ def _pair_segments(events: Events) -> _IntervalColumns:
     has_next = np.zeros(len(index), np.bool_)
     has_next[:-1] = (np.diff(pass_id) == 0) & (np.diff(thread) == 0)
     pass_end = np.flatnonzero(events.kind == Kind.BACKWARD_OVER)
-    ended_pass = events.value[pass_end] & ~ABANDONED_BIT
-    position = find_key(ended_pass, pass_id)
-    pass_ended = position >= 0
-    last_event = pass_end[position] if len(pass_end) else np.zeros(len(index), np.int64)
+    last_event = np.append(pass_end, -1)[find_key(events.value[pass_end] & ~ABANDONED_BIT, pass_id)]
+    pass_ended = last_event >= 0
     next_event = np.roll(index, -1)
     end_position = np.where(has_next, 2 * next_event, np.where(pass_ended, 2 * last_event + 1, -1))
     end = np.where(has_next, events.time[next_event], events.time[last_event])
     has_sequence = events.kind[index] == Kind.SEGMENT_BEGIN
     name, value = events.name[index].astype(np.int64), events.value[index]
-    end_unknown = np.zeros(len(index), np.bool_)
-    if len(pass_end):
-        # In a damaged file the end of a pass can come before its segments.
-        end_unknown = pass_ended & ~has_next & (last_event > index) & (events.value[last_event] & ABANDONED_BIT != 0)
+    # In a damaged file the end of a pass can come before its segments.
+    end_unknown = pass_ended & ~has_next & (last_event > index) & (events.value[last_event] & ABANDONED_BIT != 0)
     for segment in np.flatnonzero(end_unknown):
         # Nothing says when the pass failed; it ran at least until the last event of this thread before that was seen.
         before = np.flatnonzero(events.thread[: last_event[segment]] == thread[segment])[-1]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..._arrays import INT64_MAX, INT64_MIN, AnyArray, BoolArray, Int64Array, begins_run, is_any
+from ..._arrays import INT64_MAX, INT64_MIN, AnyArray, BoolArray, Int64Array, begins_run, is_any, stack_parts
 from ...ring import Kind
 from ...ring.event_text import EVAL, TRAIN, parse_collective, parse_range
 from ...ring.slot_format import (
@@ -26,7 +26,7 @@ from ...ring.slot_format import (
     SEQUENCE_MASK,
     Events,
 )
-from ..collectives import Group, collective_args
+from ..collectives import collective_args
 from ..contents import COMMUNICATION, RANGES, WITHOUT_GRADIENTS, Process, Track, range_name
 from ..nesting import clip_and_nest
 from ..slices import (
@@ -41,6 +41,7 @@ from ..slices import (
     Arg,
     ArgColumn,
     Slices,
+    without_empty,
 )
 from ..timeline import Timeline
 from .analysis import RingAnalysis, device_points
@@ -56,49 +57,39 @@ def is_communication(events: Events) -> BoolArray:
     return is_any(events.kind, COMMUNICATION_KINDS)
 
 
-def build_collectives(analysis: RingAnalysis) -> tuple[Slices, list[Group]]:
-    """Return collectives and waits, and the groups; `track` holds their threads, by the number in the name table."""
-    events, clock, groups = analysis.all_events, analysis.clock, list(analysis.lookup.groups.values())
+def build_collectives(analysis: RingAnalysis, tracks: Sequence[Track], process: Process) -> tuple[list[Track], Slices]:
+    """Return the tracks with one more for each thread that has collectives, and the collectives and waits on these."""
+    events, clock, lookup = analysis.all_events, analysis.clock, analysis.lookup
     index = np.flatnonzero(is_communication(events))
     if not len(index):
-        return Slices.empty(), groups
+        return [*tracks], Slices.empty()
     calls = events.kind[index] != Kind.COLLECTIVE_DONE
     begin, end, complete = _pair(events, index[calls])
     order = np.lexsort((begin, events.time[begin]))
     begin, end, complete = begin[order], end[order], complete[order]
     is_wait = events.kind[begin] == Kind.WAIT_ENTER
     counter = np.where(events.value[begin] < 1 << _COUNTER_BITS, np.maximum(events.value[begin], -1), -1)
-    done = _find_done(events, index[~calls], begin, is_wait)
-    used, name = np.unique(np.where(events.name[begin] == NO_NAME, -1, events.name[begin]), return_inverse=True)
-    known = used[used >= 0]
-    exit_value = np.where(complete & ~is_wait, events.value[end], 0)
-    names = [parse_collective(analysis.lookup.texts[number]) for number in known.tolist()]
+    text_ids, name = np.unique(np.where(events.name[begin] == NO_NAME, -1, events.name[begin]), return_inverse=True)
+    names = [parse_collective(lookup.texts[number]) for number in text_ids.tolist() if number >= 0]
+    name = name - (len(text_ids) - len(names))
     # Up to 100 ms pass between the end of the work and the question whether it is done. The stream's event has the end.
-    on_device = np.array([bool(name.device) for name in names] + [False])[name - (len(used) - len(known))]
-    done = np.where(on_device, _find_done_on_device(analysis, begin, end, is_wait), done)
+    on_device = np.array([bool(name.device) for name in names] + [False])[name]
+    done_on_host = _find_done(events, index[~calls], begin, is_wait)
+    done = np.where(on_device, _find_done_on_device(analysis, begin, end, is_wait), done_on_host)
+    exit_value = np.where(complete & ~is_wait, events.value[end], 0)
     nbytes = np.where(exit_value > 0, exit_value & (NOT_AWAITED_BIT - 1), 0)
-    done = np.where(done >= 0, clock.to_other(done), -1)
+    threads, thread = np.unique(events.thread[begin], return_inverse=True)
     rows = Slices.of_kind(
         np.where(is_wait, WAIT, COLLECTIVE),
         clock.to_other(events.time[begin]),
         end=clock.to_other(events.time[end]),
-        track=events.thread[begin],
+        track=len(tracks) + thread,
         step=analysis.steps_before(analysis.positions_between(events.serial[begin])),
         complete=complete,
-        args=collective_args(names, name - (len(used) - len(known)), counter, nbytes, done),
+        args=collective_args(names, name, counter, nbytes, np.where(done >= 0, clock.to_other(done), -1)),
     )
-    return rows, groups
-
-
-def assign_communication_tracks(
-    tracks: Sequence[Track], collectives: Slices, threads: Sequence[tuple[str, int]], process: Process
-) -> tuple[list[Track], Slices]:
-    """Add a track for each thread that has collectives. Return all tracks, and the collectives on the new ones."""
-    used, track = np.unique(collectives.track, return_inverse=True)
-    described = [threads[thread] for thread in used.tolist()]
-    added = [Track(COMMUNICATION, name, tid, process) for name, tid in described]
-    table = replace(collectives, track=(len(tracks) + track).astype(np.int32))
-    return [*tracks, *added], table
+    described = map(lookup.threads.__getitem__, threads.tolist())
+    return [*tracks, *(Track(COMMUNICATION, name, tid, process) for name, tid in described)], rows
 
 
 def _pair(events: Events, index: AnyArray) -> tuple[Int64Array, Int64Array, BoolArray]:
@@ -127,34 +118,26 @@ def _key(events: Events, index: AnyArray) -> Int64Array:
 
 def _find_done(events: Events, done: AnyArray, begin: Int64Array, is_wait: BoolArray) -> Int64Array:
     """Return when each call was complete, monotonic nanoseconds; -1 for waits and where it is not known."""
-    if not len(done):
-        return np.full(len(begin), -1, np.int64)
-    position = find_key(_key(events, done), _key(events, begin))
-    time = events.time[done[position]]
-    return np.where((position >= 0) & ~is_wait & (time >= events.time[begin]), time, -1)
+    done = np.append(done, -1)[find_key(_key(events, done), _key(events, begin))]
+    return np.where((done >= 0) & ~is_wait & (events.time[done] >= events.time[begin]), events.time[done], -1)
 
 
 def _find_done_on_device(analysis: RingAnalysis, begin: Int64Array, end: Int64Array, is_wait: BoolArray) -> Int64Array:
     """Return the same for calls that a device runs: when its stream passed the end of the call, or of a first wait."""
-    done = np.full(len(begin), -1, np.int64)
     events = analysis.all_events
     points = device_points(events, analysis.queued, of_collectives=True)
-    if not len(points.event):
-        return done
     reached = np.full(len(events), -1, np.int64)
     for device, clock in analysis.device_clocks.items():
-        own = points.device == device
-        reached[points.event[own]] = clock.to_other(points.device_ns[own])
+        on_device = points.device == device
+        reached[points.event[on_device]] = clock.to_other(points.device_ns[on_device])
     # Only the end of a call that leaves nothing to wait for has an event.
     ends = is_any(events.kind[end], (Kind.COLLECTIVE_EXIT, Kind.WAIT_EXIT))
     moment = np.where(ends & (reached[end] >= 0), np.maximum(reached[end], events.time[end]), -1)
     key = _key(events, begin)
     waits = np.flatnonzero(is_wait & (moment >= 0))
-    waits = waits[np.argsort(-moment[waits], kind="stable")]
-    first_wait = dict(zip(key[waits].tolist(), moment[waits].tolist(), strict=True))
-    for row in np.flatnonzero(~is_wait).tolist():
-        done[row] = moment[row] if moment[row] >= 0 else first_wait.get(int(key[row]), -1)
-    return done
+    waits = waits[np.argsort(moment[waits], kind="stable")]
+    first_wait = np.append(moment[waits], -1)[find_key(key[waits], key)]
+    return np.where(is_wait, -1, np.where(moment >= 0, moment, first_wait))
 
 
 class Evaluations(NamedTuple):
@@ -180,8 +163,13 @@ def find_evaluations(analysis: RingAnalysis, rows: SpanRows) -> Evaluations:
     no node (a generator that runs under `no_grad` in each step belongs to the step), and of a module in eval mode that
     never trains, as an average of weights (a frozen teacher runs in each step).
     """
-    roots, enter, leave = find_roots(analysis, rows)
     events = analysis.events
+    roots = np.flatnonzero((rows["phase"] == FORWARD) & ~rows["on_backward"] & (rows["depth"] == 0))
+    roots = roots[np.lexsort((rows["start_position"][roots], rows["thread"][roots]))]
+    # Of a call that lacks its enter or exit the nearest event counts.
+    enter, leave = (
+        np.clip((rows[f"{edge}_position"][roots] - 1) // 2, 0, len(events) - 1) for edge in ("start", "end")
+    )
     in_eval_mode = events.kind[enter] == Kind.EVAL_ENTER
     made_none = (events.value[enter] ^ events.value[leave]) & SEQUENCE_MASK == 0
     step = analysis.steps_before(rows["start_position"][roots])
@@ -197,22 +185,10 @@ def find_evaluations(analysis: RingAnalysis, rows: SpanRows) -> Evaluations:
     unsure |= ~trains & in_eval_mode & is_whole
     trained_steps = len(np.unique(step[has_backward]))
     for number in np.unique(fqn[roots][unsure]).tolist():
-        own = unsure & (fqn[roots] == number)
-        evaluates |= own & (2 * len(np.unique(step[own])) < trained_steps)
+        of_module = unsure & (fqn[roots] == number)
+        evaluates |= of_module & (2 * len(np.unique(step[of_module])) < trained_steps)
     between = _moments_between(analysis, rows, roots[has_backward])
     return _joined(rows, roots[evaluates], between, ~in_eval_mode[evaluates])
-
-
-def find_roots(analysis: RingAnalysis, rows: SpanRows) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Return the forward calls that are in no other call and in no backward, in order of (thread, start).
-
-    The others are the indices of the events by which each was entered and left, for one that lacks these the nearest.
-    """
-    roots = np.flatnonzero((rows["phase"] == FORWARD) & ~rows["on_backward"] & (rows["depth"] == 0))
-    roots = roots[np.lexsort((rows["start_position"][roots], rows["thread"][roots]))]
-    last = len(analysis.events) - 1
-    enter, leave = (np.clip((rows[f"{edge}_position"][roots] - 1) // 2, 0, last) for edge in ("start", "end"))
-    return roots, enter, leave
 
 
 def _moments_between(analysis: RingAnalysis, rows: SpanRows, trained: Int64Array) -> Int64Array:
@@ -223,13 +199,12 @@ def _moments_between(analysis: RingAnalysis, rows: SpanRows, trained: Int64Array
     passes, time = analysis.passes, analysis.events.time
     begun = passes.begin >= 0
     begin, ends = passes.begin[begun], analysis.step_ends.event
-    moments = [
+    moments = stack_parts(
         (rows["thread"][trained], rows["start_position"][trained], rows["start"][trained]),
         (passes.thread[begun], 2 * begin + 1, time[begin]),
-        (np.full(len(ends), -1), 2 * ends + 1, time[ends]),
-    ]
-    between = np.concatenate([np.stack(columns) for columns in moments], axis=1).astype(np.int64)
-    return between[:, np.argsort(between[1], kind="stable")]
+        (-1, 2 * ends + 1, time[ends]),
+    )
+    return moments[:, np.argsort(moments[1], kind="stable")]
 
 
 def _joined(rows: SpanRows, chosen: Int64Array, between: Int64Array, in_training_mode: BoolArray) -> Evaluations:
@@ -238,12 +213,12 @@ def _joined(rows: SpanRows, chosen: Int64Array, between: Int64Array, in_training
     count = np.zeros(len(chosen), np.int64)
     after, before = np.full(len(chosen), INT64_MIN), np.full(len(chosen), INT64_MAX)
     for number in [-1, *np.unique(thread).tolist()]:
-        own = slice(None) if number == -1 else thread == number
-        _, other, time = between[:, between[0] == number]
-        at = np.searchsorted(other, position[own])
-        count[own] += at
-        after[own] = np.maximum(after[own], np.append(INT64_MIN, time)[at])
-        before[own] = np.minimum(before[own], np.append(time, INT64_MAX)[at])
+        of_thread = slice(None) if number == -1 else thread == number
+        _, moment, time = between[:, between[0] == number]
+        place = np.searchsorted(moment, position[of_thread])
+        count[of_thread] += place
+        after[of_thread] = np.maximum(after[of_thread], np.append(INT64_MIN, time)[place])
+        before[of_thread] = np.minimum(before[of_thread], np.append(time, INT64_MAX)[place])
     first = np.flatnonzero(begins_run(thread, count))
     last = np.append(first[1:], len(chosen))[: len(first)] - 1
     start, end, complete = rows["start"][chosen[first]], rows["end"][chosen[last]], rows["has_end"][chosen[last]]
@@ -267,56 +242,56 @@ def add_ranges(
     timeline: Timeline, analysis: RingAnalysis, tracks: Sequence[Track], process: Process, evaluations: Evaluations
 ) -> tuple[Timeline, Slices]:
     """Return the timeline with the names and the tracks of ranges and garbage collections, and these slices."""
-    timeline = replace(timeline, tracks=[*tracks])
     events, clock, lookup = analysis.all_events, analysis.clock, analysis.lookup
-    collection, collected_from, collection_args = _collections(events)
-    count = len(evaluations.thread)
     begin, end = pair_by_value(events, *RANGE_KINDS)
-    if not len(begin) and not len(collection) and not count:
-        return timeline, Slices.empty()
-    kind = np.repeat([RANGE, GARBAGE_COLLECTION], [len(begin), len(collection)])
-    kind = np.append(kind, np.full(count, RANGE))
-    complete = np.append((begin >= 0) & (end >= 0), np.ones(len(collection), np.bool_))
-    complete = np.append(complete, evaluations.complete)
-    known = np.append(np.where(begin >= 0, begin, end), collection)
-    start_ns = np.append(np.where(begin >= 0, events.time[begin], analysis.extent[0]), collected_from)
-    end_ns = np.append(np.where(end >= 0, events.time[end], analysis.extent[1]), events.time[collection])
-    whole = np.stack([begin, end])[:, (begin >= 0) & (end >= 0)]
-    since, until = _from_eval_to_train(evaluations, events, whole, lookup)
-    start_ns, end_ns = np.append(start_ns, since), np.append(end_ns, until)
-    end_ns = np.maximum(end_ns, start_ns)
-    thread = np.append(events.thread[known].astype(np.int64), evaluations.thread)
-    position = analysis.positions_between(events.serial[known])
-    position[: len(begin)][begin < 0] = -1
-    row, end_ns = _rows(thread, start_ns, end_ns, complete)
+    is_whole, either = (begin >= 0) & (end >= 0), np.where(begin >= 0, begin, end)
+    position = np.where(begin >= 0, analysis.positions_between(events.serial[either]), -1)
+    begin_ns = np.where(begin >= 0, events.time[begin], analysis.extent[0])
+    end_ns = np.where(end >= 0, events.time[end], analysis.extent[1])
+    collection, collected_from, collection_args = _collections(events)
+    collected = analysis.positions_between(events.serial[collection])
+    since, until = _from_eval_to_train(evaluations, events, np.stack([begin, end])[:, is_whole], lookup)
+    own_name = np.where(evaluations.in_training_mode, _IN_TRAINING_MODE, _EVALUATION)
+    kind, thread, start, end, complete, position, text_id = stack_parts(
+        (RANGE, events.thread[either], begin_ns, end_ns, is_whole, position, events.name[either]),
+        (
+            GARBAGE_COLLECTION,
+            events.thread[collection],
+            collected_from,
+            events.time[collection],
+            1,
+            collected,
+            _NO_TEXT,
+        ),
+        (RANGE, evaluations.thread, since, until, evaluations.complete, evaluations.position, own_name),
+    )
+    if not len(kind):
+        return replace(timeline, tracks=[*tracks]), Slices.empty()
+    row, end = _rows(thread, start, np.maximum(end, start), complete > 0)
     places, place = np.unique(np.stack([thread, row], axis=1), axis=0, return_inverse=True)
     added = []
     for number, nth in places.tolist():
         name, tid = lookup.threads[number]
         added.append(Track(RANGES, name if nth == 0 else f"{name} ({nth + 1})", tid, process))
-    own_names = np.where(evaluations.in_training_mode, _IN_TRAINING_MODE, _EVALUATION)
-    text_id = np.append(events.name[known].astype(np.int64), own_names)
-    texts, text = np.unique(np.where(kind == RANGE, text_id, _NO_TEXT), return_inverse=True)
+    texts, text = np.unique(text_id, return_inverse=True)
+    rows_of_args = len(begin) + np.arange(len(collection))
     slices = Slices.of_kind(
         kind,
-        clock.to_other(start_ns),
-        end=clock.to_other(end_ns),
+        clock.to_other(start),
+        end=clock.to_other(end),
         name=len(timeline.names) + text,
-        track=len(timeline.tracks) + place.reshape(-1),
-        step=analysis.steps_before(np.append(position, evaluations.position)),
+        track=len(tracks) + place.reshape(-1),
+        step=analysis.steps_before(position),
         complete=complete,
-        args={
-            name: ArgColumn(np.arange(len(collection)) + len(begin), own, TRIGGERS if name == Arg.TRIGGER else None)
-            for name, own in collection_args.items()
-        }
-        if len(collection)
-        else {},
+        args=without_empty(
+            {
+                name: ArgColumn(rows_of_args, values, TRIGGERS if name == Arg.TRIGGER else None)
+                for name, values in collection_args.items()
+            }
+        ),
     )
-    names = [
-        _OWN_NAMES[number] if number in _OWN_NAMES else range_name(*parse_range(lookup.texts[number]))
-        for number in texts.tolist()
-    ]
-    return replace(timeline, names=[*timeline.names, *names], tracks=[*timeline.tracks, *added]), slices
+    names = [_OWN_NAMES.get(number) or range_name(*parse_range(lookup.texts[number])) for number in texts.tolist()]
+    return replace(timeline, names=[*timeline.names, *names], tracks=[*tracks, *added]), slices
 
 
 def _from_eval_to_train(
@@ -338,14 +313,14 @@ def _from_eval_to_train(
     thread, (begin, end) = events.thread[edges[0]], events.time[edges]
     for number in np.unique(evaluations.thread).tolist():
         rows = np.flatnonzero(evaluations.thread == number)
-        own = np.flatnonzero(thread == number)
-        own = own[np.argsort(begin[own], kind="stable")]
-        evals = begin[own[is_eval[own]]]
+        of_thread = np.flatnonzero(thread == number)
+        of_thread = of_thread[np.argsort(begin[of_thread], kind="stable")]
+        evals, begins = begin[of_thread[is_eval[of_thread]]], begin[of_thread]
         last_eval = np.append(evals, INT64_MIN)[np.searchsorted(evals, since[rows]) - 1]  # -1 takes the last one: none
         since[rows] = np.where(last_eval > evaluations.after[rows], last_eval, since[rows])
-        ends = np.append(np.where(is_train[own], end[own], begin[own]), until.max())
-        following = np.searchsorted(begin[own], until[rows])
-        is_before = np.append(begin[own], INT64_MAX)[following] < evaluations.before[rows]
+        ends = np.append(np.where(is_train[of_thread], end[of_thread], begins), until.max())
+        following = np.searchsorted(begins, until[rows])
+        is_before = np.append(begins, INT64_MAX)[following] < evaluations.before[rows]
         until[rows] = np.where(is_before & evaluations.complete[rows], ends[following], until[rows])
     return since, until
 
