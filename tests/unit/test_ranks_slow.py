@@ -24,8 +24,8 @@ from modtrace.live.windows import KEPT, KeepLimits, KeptFolder, WindowKeeper
 from modtrace.ranks.rank_tables import StepTable, step_end_table
 from modtrace.ranks.slow import SlowRun, find_late_in_rings, find_slow_ranks, worst_ranks
 from modtrace.ranks.slow.findings import step_durations
-from modtrace.ranks.slow.late_steps import ModuleExcess, StepFinding
-from modtrace.ranks.slow.slow_run import NO_RANK, LateModule, LateRank, PartOfRun, at_least, join_parts, often_late, png
+from modtrace.ranks.slow.late_steps import NO_RANK, ModuleExcess, StepFinding, at_least, often_late
+from modtrace.ranks.slow.slow_run import LateModule, LateRank, PartOfRun, join_parts, png
 from modtrace.ranks.sync_points import inferred_waits
 from modtrace.ring import Kind
 from modtrace.ring.slot_format import COLLECTED_BITS, GENERATION_BITS, NO_NAME, SEQUENCE_BITS

@@ -323,21 +323,6 @@ class RankTables(ABC):
         return {one.rank: one.role for one in self.ranks}
 
     @property
-    def peak_bytes(self) -> dict[int, int]:
-        """By rank, the most that its tensors held; without those that recorded no memory."""
-        return {one.rank: one.peak_bytes for one in self.ranks if one.peak_bytes >= 0}
-
-    @property
-    def lines(self) -> dict[int, str]:
-        """By rank, between which lines of the program it is longest in no module and no range."""
-        return {one.rank: one.lines for one in self.ranks if one.lines}
-
-    @property
-    def damage(self) -> dict[int, str]:
-        """By rank, what is damaged of its ring."""
-        return {one.rank: one.damage for one in self.ranks if one.damage}
-
-    @property
     def engines(self) -> set[str]:
         """What recorded the ranks, "native" or "python"."""
         return {one.engine for one in self.ranks}

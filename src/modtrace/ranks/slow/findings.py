@@ -5,7 +5,7 @@ For the ranks of a pipeline, self times of modules per rank and step are compare
 
 import os
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -260,18 +260,16 @@ def _late_to_messages(table: CollectiveTable) -> dict[tuple[int, int], tuple[int
     key = shared_keys(table)
     is_receiver = (table.rank == receiver).astype(np.int64)
     began = np.full((int(key.max()) + 1, 2), INT64_MAX)
-    waits, calls = np.flatnonzero(is_message & (table.kind == WAIT)), np.flatnonzero(is_message & (table.kind == CALL))
+    waits, calls = (np.flatnonzero(is_message & (table.kind == kind)) for kind in (WAIT, CALL))
     np.minimum.at(began, (key[waits], is_receiver[waits]), table.start[waits])
     other_began = began[key[calls], 1 - is_receiver[calls]]
     known = other_began < INT64_MAX
     lateness = np.where(known, table.start[calls] - np.where(known, other_began, 0), INT64_MIN)
     other = np.where(is_receiver == 1, sender, receiver)[calls]
-    order = np.lexsort((lateness, table.step[calls], table.rank[calls]))
-    # The last of each rank and step is the largest.
-    return {
-        (int(table.rank[calls[row]]), int(table.step[calls[row]])): (int(lateness[row]), int(other[row]))
-        for row in order.tolist()
-    }
+    order = np.argsort(lateness, kind="stable")
+    columns = table.rank[calls], table.step[calls], lateness, other
+    in_order = zip(*(column[order].tolist() for column in columns), strict=True)
+    return {(rank, step): (ns, peer) for rank, step, ns, peer in in_order}  # of equal keys the last one, the largest
 
 
 _UNSEEN_ON_DEVICES = (
@@ -301,42 +299,31 @@ def find_late(tables: RankTables, first: int, last: int) -> PartOfRun:
     }
     events = rank_events(table, own_time)
     replay = Replay(events)
-    without: dict[int, Int64Array] = {}
+    shorter = defaultdict[int, Int64Array](lambda: np.zeros(len(events.time), np.int64))
     for late in in_steps:
         if late.finding.verdict == "late":
-            _add(without, late.finding.rank, without_excess(events, arrivals, late.slower.tolist()))
-    for finding, shorter in late_senders(table, own_time, replay, tables, first=first, last=last):
+            without = without_excess(events, arrivals, late.slower.tolist())
+            shorter[late.finding.rank] = np.maximum(shorter[late.finding.rank], without)
+    for finding, without in late_senders(table, own_time, replay, tables, first=first, last=last):
         if finding.step not in by_step or _weight(finding) > _weight(by_step[finding.step]):
             by_step[finding.step] = finding
             if finding.verdict == "late":
-                _add(without, finding.rank, shorter)
-    saved = {rank: replay.saved_by_step(shorter) for rank, shorter in without.items()}
-    steps = [
-        finding._replace(saved_ns=saved.get(finding.rank, {}).get(step, 0), duration_ns=duration.get(step, 0))
-        if finding.verdict == "late"
-        else finding._replace(duration_ns=duration.get(step, 0))
-        for step, finding in sorted(by_step.items())
-        # What follows the last end of a step is none; but if a rank was late there, that is said.
-        if step <= last_end or last_end < 0 or finding.verdict == "late"
-    ]
-    each = {rank: sum(own.values()) for rank, own in saved.items()}
-    together = sum(each.values())
-    if len(without) > 1:
-        together = sum(replay.saved_by_step(np.sum(list(without.values()), axis=0)).values())
+                shorter[finding.rank] = np.maximum(shorter[finding.rank], without)
+    saved = {rank: replay.saved_by_step(without) for rank, without in shorter.items()}
+    steps = []
+    for step, finding in sorted(by_step.items()):
+        is_late = finding.verdict == "late"
+        # After the last end of a step there is none; but a rank that was late there is named.
+        if is_late or step <= last_end or last_end < 0:
+            saved_ns = saved.get(finding.rank, {}).get(step, 0) if is_late else finding.saved_ns
+            steps.append(finding._replace(saved_ns=saved_ns, duration_ns=duration.get(step, 0)))
+    saved_of = {rank: sum(by_step.values()) for rank, by_step in saved.items()}
+    saved_ns = sum(saved_of.values())
+    if len(shorter) > 1:
+        saved_ns = sum(replay.saved_by_step(np.sum(list(shorter.values()), axis=0)).values())
     ranks = events.rank[group_starts(events.rank)]
     waits = (table.kind == WAIT) & (table.counter >= 0) | (table.kind == INFERRED_WAIT) | (table.done >= 0)
-    return PartOfRun(steps, ranks, _lateness(arrivals, steps, ranks), each, together, bool(waits.any()))
-
-
-def _unseen(engines: Iterable[str], run: SlowRun) -> str:
-    """Say which waits for other ranks the recordings do not show, and what to do; nothing if they show all."""
-    if "python" in engines:
-        return UNSEEN_BY_PYTHON
-    return "" if any(part.waits for part in run.parts) else _UNSEEN_ON_DEVICES
-
-
-def _add(without: dict[int, Int64Array], rank: int, shorter: Int64Array) -> None:
-    without[rank] = np.maximum(without[rank], shorter) if rank in without else shorter
+    return PartOfRun(steps, ranks, _lateness(arrivals, steps, ranks), saved_of, saved_ns, bool(waits.any()))
 
 
 def _weight(finding: StepFinding) -> tuple[int, int]:
@@ -472,12 +459,12 @@ def find_late_in_rings(rings: Mapping[int, RingSnapshot]) -> list[CameLate]:
 
 def worst_ranks(run: SlowRun, count: int) -> list[int]:
     """Return the ranks that cost most, then those that were late most, by the mean over the steps, then the others."""
-    arrivals = [one.rank for one in run.late]
+    worst = [late.rank for late in run.late]
     matrix, ranks, _ = run.lateness
-    known = ((rank, row[~np.isnan(row)]) for rank, row in zip(ranks, matrix, strict=True))
-    mean = {rank: float(row.mean()) if len(row) else -np.inf for rank, row in known}
-    arrivals += sorted(mean.keys() - set(arrivals), key=lambda rank: -mean[rank])
-    return arrivals[:count]
+    lateness = {rank: row[~np.isnan(row)] for rank, row in zip(ranks, matrix, strict=True)}
+    mean = {rank: float(row.mean()) if len(row) else -np.inf for rank, row in lateness.items()}
+    worst += sorted(mean.keys() - set(worst), key=lambda rank: -mean[rank])
+    return worst[:count]
 
 
 def _slow_bucket(dataset: str, steps: tuple[int, int]) -> tuple[PartOfRun, RoleTimes | None]:
@@ -489,13 +476,13 @@ def _slow_bucket(dataset: str, steps: tuple[int, int]) -> tuple[PartOfRun, RoleT
 
 def _run(parts: Iterable[PartOfRun], tables: RankTables) -> SlowRun:
     run = join_parts(parts)
-    unseen = _unseen(tables.engines, run) if run.steps else ""
+    unseen = "" if any(part.waits for part in run.parts) else _UNSEEN_ON_DEVICES
     return replace(
         run,
-        peak_bytes=tables.peak_bytes,
-        lines=tables.lines,
-        damage=tables.damage,
-        unseen=unseen,
+        peak_bytes={entry.rank: entry.peak_bytes for entry in tables.ranks if entry.peak_bytes >= 0},
+        lines={entry.rank: entry.lines for entry in tables.ranks if entry.lines},
+        damage={entry.rank: entry.damage for entry in tables.ranks if entry.damage},
+        unseen=(UNSEEN_BY_PYTHON if "python" in tables.engines else unseen) if run.steps else "",
         role_of={rank: role for rank, role in tables.roles.items() if role},
     )
 

@@ -2,7 +2,9 @@
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -13,6 +15,7 @@ from ..._arrays import (
     Float64Array,
     Int64Array,
     count_in_run,
+    expand_ranges,
     group_lengths,
     group_starts,
     median_of_others,
@@ -169,28 +172,6 @@ class StepFinding(NamedTuple):
         """Return the sentence with what the rank is called, as `rollout 2`."""
         where = f", in {place_text(*self.modules[0][:2])}" if self.modules else ""
         return f"{name} came late in step {self.step} by {format_ns(self.cost_ns)}{where}"
-
-
-class RoleWait(NamedTuple):
-    """A role that waits for another one."""
-
-    role: str  # who waits: one process, or all of a role, as a sentence calls them (`trainers`)
-    waits_for: str  # for whom: one process (`rollout 2`), or all of a role
-    share: float  # of a step, the mean of who waits
-    ns_per_step: int
-    fqn: str  # what was waited for: a module or a range; or `OUTSIDE`
-    phase: str  # of the module; `IN_RANGE`; empty outside
-    ratio: float | None  # how many times as long that is there as in the others of its role; None: there is no such
-
-    @property
-    def sentence(self) -> str:
-        """Who waits for whom, and for what."""
-        wait = f"{self.role} {'wait' if self.role.endswith('s') else 'waits'} {100 * self.share:.0f} % of a step"
-        outside = "outside of modules and ranges"
-        place = place_text(self.fqn, self.phase) if self.fqn != OUTSIDE else f"what runs {outside}"
-        mostly = f"in {place}" if self.fqn != OUTSIDE else outside
-        why = f", mostly {mostly}" if self.ratio is None else f": {place} is {self.ratio:.1f} times as long there"
-        return f"{wait} for {self.waits_for}{why}"
 
 
 class Arrivals(NamedTuple):
@@ -374,10 +355,11 @@ def peers_of(arrivals: Arrivals, late: LateStep) -> list[int]:
     ranks = ranks[ranks != late.finding.rank]
     if len(ranks) > _MAX_PEERS:
         # Those beside it first: they are in the same part of a dataset.
-        at = int(np.searchsorted(ranks, late.finding.rank))
-        first = min(max(at - _MAX_PEERS // 2, 0), len(ranks) - _MAX_PEERS)
+        index = int(np.searchsorted(ranks, late.finding.rank))
+        first = min(max(index - _MAX_PEERS // 2, 0), len(ranks) - _MAX_PEERS)
         ranks = ranks[first : first + _MAX_PEERS]
-    return [int(rank) for rank in ranks]
+    peers: list[int] = ranks.tolist()
+    return peers
 
 
 def module_excess(
@@ -455,5 +437,48 @@ def _rows_of(arrivals: Arrivals, late: LateStep) -> Int64Array:
     """Return the arrivals of all ranks at the collectives that a late rank came to last."""
     wanted = np.unique(arrivals.collective[late.arrivals])
     begins, ends = np.searchsorted(arrivals.collective, wanted), np.searchsorted(arrivals.collective, wanted + 1)
-    parts = [np.arange(begin, end) for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
-    return np.concatenate([np.empty(0, np.int64), *parts])
+    return expand_ranges(begins, ends)[0]
+
+
+NO_RANK = -1
+"""The rank of a step in which none was late."""
+_SIGNIFICANT = 1e-3
+_LATE_BY_CHANCE = 0.02
+"""Share of the steps in which a rank may be late by chance if most never are; less if there are many ranks."""
+
+
+def often_late(late: Sequence[int], ranks: int) -> set[int]:
+    """Return the ranks that are late more often than chance has it, by which was late in each step, or `NO_RANK`.
+
+    Chance has a rank late as often as the median rank is. What makes ranks late by chance lasts for a while, as when
+    something else has their processors, so steps in a row are not as many chances: they count as parts of the runs that
+    the ranks have which are late by chance.
+    """
+    counts = Counter(rank for rank in late if rank != NO_RANK)
+    usual = sorted([*counts.values(), *[0] * (ranks - len(counts))])[(ranks - 1) // 2] if ranks else 0
+
+    def chance(count: int, length: float) -> float:
+        """Return how probable it is that a rank is late `count` times by chance, of runs of `length` steps."""
+        runs, of_others = int(count / length), int(usual * (ranks - 1) / length)
+        # How often the others were late is a count too: few ranks do not show the rate well.
+        as_others = at_least(runs, runs + of_others, 1 / ranks)
+        return max(as_others, at_least(runs, int(len(late) / length), min(_LATE_BY_CHANCE, 1 / ranks)))
+
+    def often(among: set[int], length: float) -> set[int]:
+        return {rank for rank in among if ranks * chance(counts[rank], length) < _SIGNIFICANT}
+
+    suspects = often(set(counts), 1.0)
+    runs = [len(list(steps)) for rank, steps in groupby(late) if rank != NO_RANK and rank not in suspects]
+    return often(suspects, sum(runs) / len(runs)) if runs else suspects
+
+
+def at_least(count: int, trials: int, probability: float) -> float:
+    """Return how probable it is that something happens in `count` of some trials or in more."""
+    if count <= 0 or probability >= 1:
+        return 1.0
+    logs = [
+        math.lgamma(trials + 1) - math.lgamma(n + 1) - math.lgamma(trials - n + 1)
+        + n * math.log(probability) + (trials - n) * math.log1p(-probability)
+        for n in range(count, trials + 1)
+    ]  # fmt: skip
+    return math.fsum(math.exp(value) for value in logs)

@@ -16,9 +16,18 @@ from ...timeline import PHASES
 from ...timeline.contents import process_label
 from ...timeline.nesting import TimeIntervals, find_parents, union_of
 from ..rank_tables import CALL, CollectiveTable, RangeTable, RankTables, SpanTable, StepTable, take
-from .late_steps import COUNTED_NOISES, IN_RANGE, MAD_TO_SIGMA, OUTSIDE, RANK_BITS, OwnTime, RoleWait
+from .late_steps import (
+    COUNTED_NOISES,
+    IN_RANGE,
+    MAD_TO_SIGMA,
+    NO_RANK,
+    OUTSIDE,
+    RANK_BITS,
+    OwnTime,
+    often_late,
+    place_text,
+)
 from .replay import rank_events
-from .slow_run import NO_RANK, often_late
 
 _WAITS = ("range wait", "range ray.get", "range ray.wait")
 """How ranges begin in which a process waits for others."""
@@ -40,6 +49,28 @@ _Key = TypeVar("_Key")
 _Place = tuple[str, str]
 """A module and its phase, or a range and `IN_RANGE`."""
 _NOWHERE: _Place = (OUTSIDE, "")
+
+
+class RoleWait(NamedTuple):
+    """A role that waits for another one."""
+
+    role: str  # who waits: one process, or all of a role, as a sentence calls them (`trainers`)
+    waits_for: str  # for whom: one process (`rollout 2`), or all of a role
+    share: float  # of a step, the mean of who waits
+    ns_per_step: int
+    fqn: str  # what was waited for: a module or a range; or `OUTSIDE`
+    phase: str  # of the module; `IN_RANGE`; empty outside
+    ratio: float | None  # how many times as long that is there as in the others of its role; None: there is no such
+
+    @property
+    def sentence(self) -> str:
+        """Who waits for whom, and for what."""
+        wait = f"{self.role} {'wait' if self.role.endswith('s') else 'waits'} {100 * self.share:.0f} % of a step"
+        outside = "outside of modules and ranges"
+        place = place_text(self.fqn, self.phase) if self.fqn != OUTSIDE else f"what runs {outside}"
+        mostly = f"in {place}" if self.fqn != OUTSIDE else outside
+        why = f", mostly {mostly}" if self.ratio is None else f": {place} is {self.ratio:.1f} times as long there"
+        return f"{wait} for {self.waits_for}{why}"
 
 
 class RoleTimes(NamedTuple):

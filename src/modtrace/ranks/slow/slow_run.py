@@ -3,15 +3,12 @@
 import base64
 import html
 import json
-import math
 import os
 import struct
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,23 +31,20 @@ from ..._tables import (
     fields_of,
     join_texts,
     json_values,
+    to_csv,
 )
 from ...live.places import processes_phrase
 from ...ring.event_text import rank_list
 from ...timeline.contents import process_label
 from ..all_ranks import damage_sentences, peak_sentence
-from .late_steps import OUTSIDE, RoleWait, StepFinding, place_text
+from .late_steps import NO_RANK, OUTSIDE, StepFinding, often_late, place_text
+from .role_waits import RoleWait
 
 _NAMED_RANKS = 3
 _COSTLY_NS = 20_000_000
 """What a rank that is late now and then costs each time if it is named: the system may stop any thread for less."""
 _COSTLY_SHARE = 0.01
 """How much of the run's time that is at least."""
-NO_RANK = -1
-"""The rank of a step in which none was late."""
-_SIGNIFICANT = 1e-3
-_LATE_BY_CHANCE = 0.02
-"""Share of the steps in which a rank may be late by chance if most never are; less if there are many ranks."""
 _MAX_ROWS, _MAX_COLUMNS = 1500, 2000
 _TABLE_ROWS = 100
 _LEAST_NS = 1e3
@@ -74,6 +68,10 @@ table { border-collapse: collapse; margin: 0 0 1.5rem } td, th { padding: .1rem 
   background: linear-gradient(to right, #fff, #fdd49e, #ef6548, #7f0000); border: 1px solid #bbb }
 """
 _COLOURS = np.array([(255, 255, 255), (253, 212, 158), (239, 101, 72), (127, 0, 0)], np.float64)
+
+
+_Place = tuple[str, str]
+"""The fully qualified name of a module and the phase."""
 
 
 class PartOfRun(NamedTuple):
@@ -108,6 +106,11 @@ class LateRank(NamedTuple):
     saved_ns: int  # by how much shorter the run would be had it been like the median
     is_slow: bool  # whether that is more often than chance has it; else it was late now and then
     modules: tuple[LateModule, ...]  # where it was late; the worst first
+
+    @property
+    def place(self) -> str:
+        """Where it was late most, as a sentence says it; empty if that is not known."""
+        return place_text(*self.modules[0][:2]) if self.modules else ""
 
 
 @dataclass(frozen=True)
@@ -203,31 +206,27 @@ class SlowRun:
             lines.append(f"in {steps} it is not clear who was late: by less than the times of ranks are off")
         return lines
 
-    def _is_costly(self, one: LateRank) -> bool:
+    def _is_costly(self, late: LateRank) -> bool:
         """Whether what a rank did cost much in few steps: no system stops a thread for so long."""
         least_ns = _COSTLY_SHARE * self.duration_ns
-        return any(place.cost_ns >= max(place.steps * _COSTLY_NS, least_ns) for place in one.modules)
+        return any(place.cost_ns >= max(place.steps * _COSTLY_NS, least_ns) for place in late.modules)
 
-    def _rank_sentence(self, one: LateRank) -> str:
-        each = _ms(one.cost_ns / max(one.steps, 1))
-        where = ", ".join(f", mostly in {place_text(fqn, phase)}" for fqn, phase, *_ in one.modules[:1])
-        if one.modules and one.modules[0].fqn == OUTSIDE and one.rank in self.lines:
-            where += f", longest {self.lines[one.rank]}"
-        share_of_worst = sum(place.cost_ns for place in one.modules) / max(one.cost_ns, 1)
-        if one.is_slow and where and share_of_worst < _IN_ONE_PLACE:
+    def _rank_sentence(self, late: LateRank) -> str:
+        mean_ms = _ms(late.cost_ns / max(late.steps, 1))
+        where = f", mostly in {late.place}" if late.modules else ""
+        if late.modules and late.modules[0].fqn == OUTSIDE and late.rank in self.lines:
+            where += f", longest {self.lines[late.rank]}"
+        share_of_worst = sum(place.cost_ns for place in late.modules) / max(late.cost_ns, 1)
+        if late.is_slow and where and share_of_worst < _IN_ONE_PLACE:
             where = f", in all places alike ({share_of_worst:.0%} in the worst one): more to do, or a slower machine"
         # How long the first step took is not known, nor what follows the last one.
-        saved_ns = sum(
-            step.saved_ns
-            for step in self.steps
-            if step.verdict == "late" and step.rank == one.rank and step.duration_ns
-        )
+        late_steps = (step for step in self.steps if step.verdict == "late" and step.rank == late.rank)
+        saved_ns = sum(step.saved_ns for step in late_steps if step.duration_ns)
         percent = f"{100 * saved_ns / self.duration_ns if self.duration_ns else 0:.1f}"
         share = f" ({percent} %)" if float(percent) > 0 else ""
         return (
-            f"{self.name(one.rank)} was late in {one.steps:,} of {counted(len(self.steps), 'step')}, by {each} ms on "
-            f"average{where}; without this delay the run would be "
-            f"{_ms(one.saved_ns)} ms shorter{share}"
+            f"{self.name(late.rank)} was late in {late.steps:,} of {counted(len(self.steps), 'step')}, by {mean_ms} ms "
+            f"on average{where}; without this delay the run would be {_ms(late.saved_ns)} ms shorter{share}"
         )
 
     @property
@@ -267,8 +266,9 @@ class SlowRun:
 
     def to_csv(self) -> str:
         """Return the table of steps as CSV with a header line."""
-        texts = {column.heading: partial(_text_of, column) for column in self._step_columns()}
-        return str(self.tables["steps"]._replace(fields=texts).to("csv"))
+        steps = self.tables["steps"]
+        rows = [[column.text(column.of(step)) for column in steps.columns] for step in steps.rows]
+        return to_csv([column.heading for column in steps.columns], rows)
 
     def save(self, path: str | os.PathLike[str], title: str = "ranks") -> None:
         """Write a page without script or network: ranks × steps, coloured by lateness, and the tables.
@@ -306,18 +306,16 @@ class SlowRun:
 
     def _late_modules(self) -> list[tuple[LateModule, str]]:
         """Return the modules in which ranks were late, by what that cost, and which ranks."""
-        of_module: dict[tuple[str, str], list[tuple[int, LateModule]]] = {}
-        for one in self.late:
-            for module in one.modules:
-                of_module.setdefault(module[:2], []).append((one.rank, module))
-        rows = [
-            (
-                LateModule(*key, sum(module.steps for _, module in late), sum(module.cost_ns for _, module in late)),
-                self._processes(rank for rank, _ in late),
-            )
-            for key, late in of_module.items()
+        steps, cost_ns, ranks = Counter[_Place](), Counter[_Place](), dict[_Place, list[int]]()
+        for late in self.late:
+            for module in late.modules:
+                place = module[:2]
+                steps[place] += module.steps
+                cost_ns[place] += module.cost_ns
+                ranks.setdefault(place, []).append(late.rank)
+        return [
+            (LateModule(*place, steps[place], ns), self._processes(ranks[place])) for place, ns in cost_ns.most_common()
         ]
-        return sorted(rows, key=lambda row: -row[0].cost_ns)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all as JSON values; times are ns."""
@@ -348,14 +346,10 @@ def _ms(ns: float) -> str:
     return f"{ns / 1e6:,.3f}"
 
 
-def _step_place(step: StepFinding) -> tuple[str, str]:
+def _step_place(step: StepFinding) -> _Place:
     """Return the module and the phase in which a rank took longest in a step."""
     fqn, phase = step.modules[0][:2] if step.modules else ("", "")
     return fqn or (place_text(OUTSIDE, "") if step.modules else ""), phase
-
-
-def _text_of(column: Column, step: StepFinding) -> str:
-    return column.text(column.of(step))
 
 
 def _unless_even(field: str) -> Callable[[StepFinding], Any]:
@@ -366,8 +360,8 @@ _RANK_COLUMNS = (
     Column("late in steps", "steps"),
     Column("cost ms", "cost_ns", LONG_MS),
     Column("saved ms", "saved_ns", LONG_MS),
-    Column("verdict", lambda one: "slow" if one.is_slow else "now and then", TEXT),
-    Column("mostly in", lambda one: place_text(*one.modules[0][:2]) if one.modules else "", NAME),
+    Column("verdict", lambda late: "slow" if late.is_slow else "now and then", TEXT),
+    Column("mostly in", "place", NAME),
 )
 _MODULE_COLUMNS = (
     Column("module", lambda row: row[0].fqn or place_text(OUTSIDE, ""), MODULE),
@@ -401,65 +395,26 @@ def join_parts(parts: Iterable[PartOfRun]) -> SlowRun:
     in_order = sorted((part for part in parts if part.steps), key=lambda part: part.steps[0].step)
     steps = [step for part in in_order for step in part.steps]
     ranks = len(np.unique(np.concatenate([part.ranks for part in in_order]))) if in_order else 0
-    by_rank: dict[int, list[StepFinding]] = {}
+    steps_of: dict[int, list[StepFinding]] = {}
     for step in steps:
         if step.verdict == "late":
-            by_rank.setdefault(step.rank, []).append(step)
+            steps_of.setdefault(step.rank, []).append(step)
     # Ranks that no others wait for in collectives, as those of another role, are not among those that may be late.
     compared = int(np.median(np.concatenate([np.isfinite(part.lateness).sum(axis=0) for part in in_order] or [[0]])))
     of_steps = [step.rank if step.verdict == "late" else NO_RANK for step in steps]
     slow = often_late(of_steps, compared if compared > 1 else ranks)
-    saved = {rank: sum(part.saved.get(rank, 0) for part in in_order) for rank in by_rank}
     late = []
-    for rank, own in by_rank.items():
-        modules: dict[tuple[str, str], list[int]] = {}
-        for step in own:
-            if step.modules:
-                worst = step.modules[0]
-                modules.setdefault((worst.fqn, worst.phase), []).append(min(worst.excess_ns, step.cost_ns))
-        rows = [LateModule(*key, len(costs), sum(costs)) for key, costs in modules.items()]
-        rows.sort(key=lambda row: -row.cost_ns)
-        cost = sum(step.cost_ns for step in own)
-        late.append(LateRank(rank, len(own), cost, saved[rank], rank in slow, tuple(rows)))
-    late.sort(key=lambda one: (-one.cost_ns, one.rank))
+    for rank, late_steps in steps_of.items():
+        times, cost_ns = Counter[_Place](), Counter[_Place]()
+        for step in late_steps:
+            for worst in step.modules[:1]:
+                times[worst[:2]] += 1
+                cost_ns[worst[:2]] += min(worst.excess_ns, step.cost_ns)
+        places = tuple(LateModule(*place, times[place], ns) for place, ns in cost_ns.most_common())
+        total, saved = sum(step.cost_ns for step in late_steps), sum(part.saved.get(rank, 0) for part in in_order)
+        late.append(LateRank(rank, len(late_steps), total, saved, rank in slow, places))
+    late.sort(key=lambda rank: (-rank.cost_ns, rank.rank))
     return SlowRun(steps, ranks, late, sum(step.duration_ns for step in steps), in_order)
-
-
-def often_late(late: Sequence[int], ranks: int) -> set[int]:
-    """Return the ranks that are late more often than chance has it, by which was late in each step, or `NO_RANK`.
-
-    Chance has a rank late as often as the median rank is. What makes ranks late by chance lasts for a while, as when
-    something else has their processors, so steps in a row are not as many chances: they count as parts of the runs that
-    the ranks have which are late by chance.
-    """
-    counts = Counter(rank for rank in late if rank != NO_RANK)
-    usual = sorted([*counts.values(), *[0] * (ranks - len(counts))])[(ranks - 1) // 2] if ranks else 0
-
-    def chance(count: int, length: float) -> float:
-        """Return how probable it is that a rank is late `count` times by chance, of runs of `length` steps."""
-        own, others = int(count / length), int(usual * (ranks - 1) / length)
-        # How often the others were late is a count too: few ranks do not show the rate well.
-        as_others = at_least(own, own + others, 1 / ranks)
-        return max(as_others, at_least(own, int(len(late) / length), min(_LATE_BY_CHANCE, 1 / ranks)))
-
-    def often(among: set[int], length: float) -> set[int]:
-        return {rank for rank in among if ranks * chance(counts[rank], length) < _SIGNIFICANT}
-
-    suspects = often(set(counts), 1.0)
-    runs = [len(list(steps)) for rank, steps in groupby(late) if rank != NO_RANK and rank not in suspects]
-    return often(suspects, sum(runs) / len(runs)) if runs else suspects
-
-
-def at_least(count: int, of: int, probability: float) -> float:
-    """Return how probable it is that something happens `count` times of `of` or more often."""
-    if count <= 0 or probability >= 1:
-        return 1.0
-    logs = [
-        math.lgamma(of + 1) - math.lgamma(n + 1) - math.lgamma(of - n + 1)
-        + n * math.log(probability) + (of - n) * math.log1p(-probability)
-        for n in range(count, of + 1)
-    ]  # fmt: skip
-    return math.fsum(math.exp(value) for value in logs)
 
 
 def png(pixels: UInt8Array) -> bytes:
