@@ -47,6 +47,7 @@ def training(
     own: Callable[[int], float] = lambda block: 0,
     alone: Callable[[int], int] = lambda step: 0,
     passes: Callable[[int], int] = lambda step: 1,
+    in_later_passes: int = BLOCKS,
     ranges: Callable[[int], Sequence[OptionalRange]] = lambda step: (),
     collection: Callable[[int], float] = lambda step: 0,
     trigger: Callable[[int], int] = lambda step: 0,
@@ -65,6 +66,7 @@ def training(
         own: what each block takes in forward beside it, by block.
         alone: how many forwards without a backward come before that of the step.
         passes: how many backward passes over the graph come of that.
+        in_later_passes: how many of its nodes all but the first of them run.
         ranges: name, category and time of what comes first in a step.
         collection: a garbage collection of generation 2 at the end of the step that frees 7 objects.
         trigger: the bit that says who began it.
@@ -113,7 +115,7 @@ def training(
         nodes = run(step, trains=True)
         for nth in range(passes(step)):
             script.pass_begin(now, step + nth * steps)
-            for sequence, block in reversed(nodes):
+            for sequence, block in reversed(nodes[:in_later_passes] if nth else nodes):
                 begin, now = now, now + round(backward(step, block) * MS)
                 script.node(begin, now, sequence, graph_task=nth)
             now += round(wait * MS)
@@ -780,8 +782,36 @@ def test_a_graph_that_is_kept_for_more_passes(
     ]
     for one, (_, share, often, each) in zip(again, named, strict=True):
         assert one.share == pytest.approx(share)
-        kept = f"its graph is kept (retain_graph) for more, of {each} each"
+        kept = f"its graph is kept (retain_graph, create_graph) for more, of {each} each"
         assert one.evidence == (
             f"forward {often}: {kept}; one is enough for losses that are added before, "
             "and detach() keeps one out of what it does not train"
         )
+
+
+def test_passes_for_some_of_the_weights_are_no_more_passes() -> None:
+    assert found(training(passes=lambda step: 2, in_later_passes=BLOCKS - 1)) == []
+
+
+def test_a_call_that_one_pass_runs_in_two_spans_ran_backward_once_more() -> None:
+    script, now = EventScript(capacity=1 << 10), 1
+    name = script.name("Net", "Net", "Net")
+    for step in range(STEPS):
+        for call in range(2):
+            script.enter(now, name, 2 * step + call, 4 * step + 2 * call)
+            now += MS
+            script.exit(now, name, 2 * step + call, 4 * step + 2 * call + 2)
+        # Each call by itself, the later one first; then both by turns, as where gradients are differentiated.
+        for number, nodes in enumerate(((3, 2), (1, 0), (3, 1, 2, 0))):
+            script.pass_begin(now, 3 * step + number)
+            for node in nodes:
+                begin, now = now, now + MS
+                script.node(begin, now, 4 * step + node, graph_task=3 * step + number)
+            script.pass_end(now, 3 * step + number)
+        script.step(now, step)
+
+    (finding,) = build_timeline(script.snapshot()).summary().findings
+
+    # Four nodes of 1 ms of the 10 ms of a step.
+    assert (finding.ns_per_step, finding.share) == (4 * MS, 0.4)
+    assert finding.evidence.startswith("forward twice a step, backward 4 times: ")

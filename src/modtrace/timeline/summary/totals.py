@@ -186,27 +186,43 @@ def _count_runs(timeline: Timeline, spans: _Spans, steps: Steps, in_phase_ns: In
     evaluated = unused[is_in_evaluation(timeline)[unused]] if len(unused) else unused
     in_evaluations = np.bincount(spans.group[evaluated], minlength=2 * count)
     own = np.bincount(place, own_nodes, minlength=2 * count).astype(np.int64)
-    again, again_ns = _passes_again(timeline), np.zeros(2 * count, np.int64)
+    (again, is_first), again_ns = _passes_again(timeline), np.zeros(2 * count, np.int64)
     at = (1 - np.isin(spans.step[again], whole)) * count + spans.group[again]
     np.add.at(again_ns, at, in_phase_ns[again])
-    numbers = [*counts, *ns, own, in_evaluations, np.bincount(at, minlength=2 * count), again_ns]
+    passes_again = np.bincount(at[is_first], minlength=2 * count)
+    numbers = [*counts, *ns, own, in_evaluations, passes_again, again_ns]
     return np.stack([each.reshape(2, count) for each in numbers], axis=1)
 
 
-def _passes_again(timeline: Timeline) -> Int64Array:
-    """Return the backward spans of outermost calls that had one in an earlier pass; none if threads have passes."""
+def _passes_again(timeline: Timeline) -> tuple[Int64Array, BoolArray]:
+    """Return the backward spans of outermost calls in later passes that run as much of them as the first did.
+
+    And which of them is the first in its pass; none if threads have passes. A pass for some of the weights runs less.
+    """
     columns, slices = timeline.columns, timeline.slices
     passes = slices.take(np.flatnonzero(slices.kind == BACKWARD_PASS))
     passes = passes.take(np.argsort(passes.start, kind="stable"))
-    spans = np.flatnonzero((columns.phase == BACKWARD) & (columns.depth == 0) & (columns.link >= 0))
+    is_backward = columns.phase == BACKWARD
+    spans = np.flatnonzero(is_backward & (columns.depth == 0) & (columns.link >= 0))
     if not len(spans) or len(np.unique(passes.track)) != 1:
-        return np.zeros(0, np.int64)
+        return np.zeros(0, np.int64), np.zeros(0, np.bool_)
     is_outer = passes.start >= np.append(INT64_MIN, np.maximum.accumulate(passes.end)[:-1])
     number = np.searchsorted(passes.start[is_outer], columns.start[spans], "right")
-    links, link = np.unique(columns.link[spans], return_inverse=True)
-    first = np.full(len(links), len(passes) + 1)
-    np.minimum.at(first, link, number)
-    return spans[number > first[link]]
+    # In order of the calls and passes, each of which may have several spans.
+    order = np.lexsort((number, columns.link[spans]))
+    spans, number, link = spans[order], number[order], columns.link[spans[order]]
+    is_new_call = np.append(True, np.diff(link) != 0)
+    is_first = is_new_call | np.append(True, np.diff(number) != 0)
+    first = np.flatnonzero(is_new_call)[np.cumsum(is_new_call) - 1]
+    if not np.any(number > number[first]):
+        return np.zeros(0, np.int64), np.zeros(0, np.bool_)
+    around = np.arange(len(is_backward))
+    for _ in range(int(columns.depth.max())):
+        around = np.where(columns.parent[around] >= 0, columns.parent[around], around)
+    size = np.bincount(around[is_backward], minlength=len(is_backward))[spans]
+    in_pass = np.add.reduceat(size, np.flatnonzero(is_first))[np.cumsum(is_first) - 1]
+    is_again = (number > number[first]) & (in_pass >= in_pass[first])
+    return spans[is_again], is_first[is_again]
 
 
 def _sum_up(

@@ -357,7 +357,7 @@ def _passes_again(measured: Measured) -> Iterator[Finding]:
         if again >= _MOST_STEPS * measured.steps and per_step >= max(measured.least_ns, measured.brief_ns):
             evidence = (
                 f"forward {times_text(backed / measured.steps)} a step, backward "
-                f"{times_text((backed + again) / measured.steps)}: its graph is kept (retain_graph) for more, of "
+                f"{times_text((backed + again) / measured.steps)}: its graph is kept (retain_graph, create_graph) for more, of "
                 f"{short_ms(ns / again)} each; one is enough for losses that are added before, "
                 "and detach() keeps one out of what it does not train"
             )
