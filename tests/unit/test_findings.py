@@ -46,6 +46,7 @@ def training(
     act: Callable[[int], str] = lambda block: "GELU",
     own: Callable[[int], float] = lambda block: 0,
     alone: Callable[[int], int] = lambda step: 0,
+    evaluations: int = 0,
     passes: Callable[[int], int] = lambda step: 1,
     in_later_passes: int = BLOCKS,
     ranges: Callable[[int], Sequence[OptionalRange]] = lambda step: (),
@@ -65,6 +66,7 @@ def training(
         act: the class of it.
         own: what each block takes in forward beside it, by block.
         alone: how many forwards without a backward come before that of the step.
+        evaluations: how many come in an evaluation between two steps.
         passes: how many backward passes over the graph come of that.
         in_later_passes: how many of its nodes all but the first of them run.
         ranges: name, category and time of what comes first in a step.
@@ -110,6 +112,11 @@ def training(
             script.collective(now, Kind.RANGE_BEGIN, range_text(name, category), count)
             now += round(ms * MS)
             script.collective(now, Kind.RANGE_END, range_text(name, category), count)
+        for _ in range(evaluations):
+            count += 1
+            script.collective(now, Kind.RANGE_BEGIN, range_text("evaluate", "evaluation"), count)
+            run(step, trains=False)
+            script.collective(now, Kind.RANGE_END, range_text("evaluate", "evaluation"), count)
         for _ in range(alone(step)):
             run(step, trains=False)
         nodes = run(step, trains=True)

@@ -117,6 +117,18 @@ def test_what_is_compiled_in_the_first_step_is_no_python_in_the_others() -> None
     assert found(noted(compiled, **inside([]))) == []
 
 
+def test_what_modules_take_in_evaluations_is_no_work_of_steps() -> None:
+    # Each `act` takes 1 ms in forward and 1 ms in backward; in evaluations it runs 8 times more for each step.
+    acts = {f"Net.blocks.{block}.act": [[name, 2, 2 * MS] for name in ("", "clone")] for block in range(BLOCKS)}
+
+    findings = noted(training(evaluations=8), inside=acts).summary().findings
+
+    assert [one.what for one in findings] == ["evaluation takes a large share", MOVES]
+    assert findings[1].evidence.startswith(
+        "own forward 4 ms a step in 4 modules Net.blocks.*.act (GELU), own backward 4 ms; a call runs "
+    )
+
+
 def test_long_operators_are_no_loop() -> None:
     assert found(with_own(12.9, [("matmul", 64, 12.9)])) == []
     assert [one[0] for one in found(with_own(12.8, [("matmul", 64, 12.8)]))] == [LOOP]

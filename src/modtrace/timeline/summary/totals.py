@@ -164,13 +164,15 @@ def _measure(timeline: Timeline, spans: _Spans, step_by: str) -> _PieceTotals:
         memory=measure_memory(timeline, groups, find_step_bounds(timeline, step_by)),
         flops=_measure_flops(timeline, spans, steps),
         ranges=measure_ranges(timeline),
-        runs=_count_runs(timeline, spans, steps, in_phase_ns),
+        runs=_count_runs(timeline, spans, steps, in_phase_ns, self_ns),
         collections=measure_collections(timeline),
     )
 
 
-def _count_runs(timeline: Timeline, spans: _Spans, steps: Steps, in_phase_ns: Int64Array) -> Int64Array:
-    """Return int64[2, 9, groups], see `findings.Runs`: in whole steps, and elsewhere."""
+def _count_runs(
+    timeline: Timeline, spans: _Spans, steps: Steps, in_phase_ns: Int64Array, self_ns: Int64Array
+) -> Int64Array:
+    """Return int64[2, 10, groups], see `findings.Runs`: in whole steps, and elsewhere."""
     columns, unused = timeline.columns, timeline.columns.arg(Arg.UNUSED_NODES).rows
     whole = steps.columns.step[steps.columns.whole]
     calls = np.flatnonzero((columns.phase == FORWARD) & spans.counts & ~spans.inside)
@@ -190,7 +192,9 @@ def _count_runs(timeline: Timeline, spans: _Spans, steps: Steps, in_phase_ns: In
     at = (1 - np.isin(spans.step[again], whole)) * count + spans.group[again]
     np.add.at(again_ns, at, in_phase_ns[again])
     passes_again = np.bincount(at[is_first], minlength=2 * count)
-    numbers = [*counts, *ns, own, in_evaluations, passes_again, again_ns]
+    own_ns = np.zeros(2 * count, np.int64)
+    np.add.at(own_ns, place, self_ns[calls])
+    numbers = [*counts, *ns, own, in_evaluations, passes_again, again_ns, own_ns]
     return np.stack([each.reshape(2, count) for each in numbers], axis=1)
 
 

@@ -178,6 +178,7 @@ class Runs(NamedTuple):
     unused_in_evaluations: Int64Array  # calls with `UNUSED_NODES` in evaluations
     passes_again: Int64Array  # of outermost modules, how often a backward ran in one more pass
     passes_again_ns: Int64Array  # what these took
+    own_ns: Int64Array  # what the forward of all calls took outside of inner modules
 
 
 class Measured:
@@ -328,9 +329,11 @@ class Measured:
         row, low_ns = self.rows[index], max(float(self.own_low_ns[index]), 0.0)
         stops_ns = self.stops_ns(index)
         stops_ns *= stops_ns > _IN_FEW * row.in_steps_ns
-        whole = max(row.self_ns - stops_ns, 1.0)
-        own = min(low_ns, row.self_ns / max(row.calls, 1) * float(self.calls[index]))
-        forward, backward = (max(0.0, ns - stops_ns) for ns in (row.forward_self_ns, row.backward_self_ns))
+        # Evaluations are forward alone, and no part of steps.
+        forward_ns = int(self.runs.own_ns[index])
+        own_ns = row.self_ns - row.forward_self_ns + forward_ns
+        own, whole = min(low_ns, own_ns / max(self.steps, 1)), max(own_ns - stops_ns, 1.0)
+        forward, backward = (max(0.0, ns - stops_ns) for ns in (forward_ns, row.backward_self_ns))
         return own * min(1.0, forward / whole), own * min(1.0, backward / whole)
 
     def stops_ns(self, index: int) -> float:

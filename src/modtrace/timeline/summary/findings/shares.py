@@ -275,20 +275,15 @@ def find_host_time(measured: Measured, notes: NotedSteps) -> Iterator[Finding]:
             and (measured.runs.backed[index] if trains else row.fqn in compose)
             and row.backward_self_ns
             < (_BACKWARD_SHARE_OF_HOLDERS if row.fqn in hold else _BACKWARD_SHARE)
-            * (row.forward_self_ns - measured.stops_ns(index))
+            * (measured.runs.own_ns[index] - measured.stops_ns(index))
             and not measured.is_wrapper(row)
         ):
             by_place.setdefault((place_of(measured, row.fqn), row.module_class), []).append(index)
     for (place, module_class), members in by_place.items():
-        each = [
-            min(
-                max(own_ns[index], 0.0), rows[index].forward_self_ns / max(rows[index].calls, 1) * measured.calls[index]
-            )
-            for index in members
-        ]
+        each = [min(max(own_ns[index], 0.0), measured.runs.own_ns[index] / max(measured.steps, 1)) for index in members]
         own_backward_ns = sum(rows[index].backward_self_ns for index in members) / measured.steps
         own_forward_ns = per_step = sum(each) - waits_ns
-        ratio = own_backward_ns * measured.steps / max(sum(rows[index].forward_self_ns for index in members), 1)
+        ratio = own_backward_ns * measured.steps / max(int(measured.runs.own_ns[members].sum()), 1)
         per_step *= 1 if ratio < _BACKWARD_SHARE else 1 - ratio
         is_sure = ratio < _NO_BACKWARD_SHARE and hold.isdisjoint(rows[index].fqn for index in members)
         least = _HOST_SHARE_OF_CALLS if not trains else _SURE_HOST_SHARE if is_sure else _HOST_SHARE
@@ -357,8 +352,8 @@ def _passes_again(measured: Measured) -> Iterator[Finding]:
         if again >= _MOST_STEPS * measured.steps and per_step >= max(measured.least_ns, measured.brief_ns):
             evidence = (
                 f"forward {times_text(backed / measured.steps)} a step, backward "
-                f"{times_text((backed + again) / measured.steps)}: its graph is kept (retain_graph, create_graph) for more, of "
-                f"{short_ms(ns / again)} each; one is enough for losses that are added before, "
+                f"{times_text((backed + again) / measured.steps)}: its graph is kept (retain_graph, create_graph) for "
+                f"more, of {short_ms(ns / again)} each; one is enough for losses that are added before, "
                 "and detach() keeps one out of what it does not train"
             )
             what = "runs backward more often than forward"
