@@ -16,15 +16,14 @@ from typing import NamedTuple
 import numpy as np
 
 from ..._arrays import INT64_MAX, BoolArray, Int64Array, begins_run, count_in_run
-from ...ring import Kind
+from ...ring import Kind, Record
 from ...ring.slot_format import WITH_GRADIENTS_BIT
-from ..nesting import InnermostLookup, clip_and_nest, find_parents
+from ..nesting import InnermostLookup, clip_and_nest
 from ..slices import BACKWARD, BACKWARD_PASS, UNKNOWN_FLOPS, Arg, ArgColumn, Args, Slices, without_empty
 from .analysis import RingAnalysis
 from .attribution import create_graph_nodes
 from .spans import SpanRows
 
-_UNKNOWN = -1
 _Key = tuple[int, ...]
 
 
@@ -49,7 +48,7 @@ class SpanCosts(NamedTuple):
 
 
 def find_flops(
-    analysis: RingAnalysis, rows: SpanRows, track: Int64Array, counted: CountedCalls | None
+    analysis: RingAnalysis, rows: SpanRows, parent: Int64Array, counted: CountedCalls | None
 ) -> SpanCosts | None:
     """Return what spans cost, None if no operator was counted; of a part of a ring, `counted` is of all of it."""
     if not analysis.ring.has_flops:
@@ -59,10 +58,9 @@ def find_flops(
         counted = CountedCalls({}, {})
         calls.note(counted)
     calls.copy(counted)
-    own = calls.of_rows(rows)
-    is_unknown = own[0] == _UNKNOWN
-    parent = find_parents(track, rows["depth"])
-    total = np.array([_with_inner(np.maximum(each, 0), rows["phase"], parent) for each in own])
+    self_costs = calls.of_rows(rows)
+    is_unknown = self_costs[0] == UNKNOWN_FLOPS
+    total = np.array([_with_inner(np.maximum(cost, 0), rows["phase"], parent) for cost in self_costs])
     total[0, is_unknown] = UNKNOWN_FLOPS
     shown = {
         Arg.FLOPS: total[0] != 0,
@@ -91,11 +89,17 @@ def describe_counted(analysis: RingAnalysis, outside: int, unknown: int) -> dict
     """
     index = np.flatnonzero(analysis.all_events.kind == Kind.OPERATOR)
     position = analysis.positions_between(analysis.all_events.serial[index])
+    calls, dtypes, without = Counter(_operators(analysis, index).tolist()), Counter[str](), set[str]()
+    for number, operator in _operator_records(analysis).items():
+        if number in calls:
+            without |= {operator["name"]} if operator["flops"] < 0 else set()
+            dtypes[f"{operator['device']} {operator['dtype']}"] += calls[number] * max(operator["flops"], 0)
     return {
         "steps": np.unique(analysis.steps_before(position)).tolist(),
         "outside": outside,
         "unknown": unknown,
-        **_by_operator(analysis, index),
+        "without_formula": sorted(without),
+        "dtypes": dict(dtypes.most_common()),
     }
 
 
@@ -107,7 +111,7 @@ def counted_serials(analysis: RingAnalysis) -> list[tuple[int, int]]:
     if not edges or not edges[0][1]:  # its begin was overwritten
         edges = [(-1, True), *edges]
     ends = [serial for serial, _ in edges[1:]]
-    return [(at, end) for (at, begins), end in zip(edges, [*ends, INT64_MAX], strict=True) if begins]
+    return [(begin, end) for (begin, begins), end in zip(edges, [*ends, INT64_MAX], strict=True) if begins]
 
 
 class _Costs(NamedTuple):
@@ -122,17 +126,17 @@ class _Costs(NamedTuple):
     def note(self, cost_of: dict[_Key, list[int]]) -> None:
         """Note what those cost of which operators were counted."""
         source = np.flatnonzero(self.is_counted & (self.alike >= 0))
-        source = source[np.argsort(self.position[source], kind="stable")]  # also among threads
-        numbers, last = np.unique(self.alike[source][::-1], return_index=True)
-        each = self.cost[:, source[::-1][last]].T.tolist()
-        cost_of |= zip(map(self.keys.__getitem__, numbers.tolist()), each, strict=True)
+        latest_first = source[np.argsort(self.position[source], kind="stable")][::-1]  # also among threads
+        numbers, last = np.unique(self.alike[latest_first], return_index=True)
+        costs = self.cost[:, latest_first[last]].T.tolist()
+        cost_of |= zip(map(self.keys.__getitem__, numbers.tolist()), costs, strict=True)
 
     def copy(self, cost_of: Mapping[_Key, list[int]]) -> None:
         """Give those that were not counted what the last counted one like them has; -1 if there is none."""
-        target, none = np.flatnonzero(~self.is_counted), [_UNKNOWN] * len(self.cost)
+        target, unknown = np.flatnonzero(~self.is_counted), [UNKNOWN_FLOPS] * len(self.cost)
         # The last is for those that are like none.
-        known = np.array([*(cost_of.get(key, none) for key in self.keys), none], np.int64)
-        self.cost[:, target] = known[self.alike[target]].T
+        costs = np.array([*(cost_of.get(key, unknown) for key in self.keys), unknown], np.int64)
+        self.cost[:, target] = costs[self.alike[target]].T
 
 
 class _CallCosts:
@@ -170,7 +174,7 @@ class _CallCosts:
         pair_call, graph = alike[original[of_interval[nodes[first]]]], passes.graph[pass_of[nodes[first]]]
         pair_alike, has_key = np.full(len(pair_call), -1, np.int64), pair_call >= 0
         shared, pair_alike[has_key] = np.unique(np.stack([pair_call, graph])[:, has_key], axis=1, return_inverse=True)
-        pair_keys = [(*keys[one], of_graph) for one, of_graph in shared.T.tolist()]
+        pair_keys = [(*keys[number], graph_number) for number, graph_number in shared.T.tolist()]
         self._backward = _Costs(of_pairs, all_counted, intervals.start_position[nodes[first]], pair_alike, pair_keys)
 
     def _pair(self, call: Int64Array, pass_of: Int64Array) -> Int64Array:
@@ -188,15 +192,15 @@ class _CallCosts:
 
     def of_rows(self, rows: SpanRows) -> Int64Array:
         """Return what spans cost, without those inside them: FLOPs, bytes and FLOPs that ran again; -1: unknown."""
-        own: Int64Array = self._forward.cost[:, rows["interval"]]
+        costs: Int64Array = self._forward.cost[:, rows["interval"]]
         backward = np.flatnonzero(rows["phase"] == BACKWARD)
-        own[:, backward] = 0
+        costs[:, backward] = 0
         pass_of = self._passes.at(rows["thread"][backward], rows["start_position"][backward])
         # A call's backward can be several spans in a pass; the first has all.
         pairs, first = np.unique(self._pair(rows["interval"][backward], pass_of), return_index=True)
-        _, at, number = np.intersect1d(pairs, self._pairs, assume_unique=True, return_indices=True)
-        own[:, backward[first[at]]] = self._backward.cost[:, number]
-        return own
+        _, place, number = np.intersect1d(pairs, self._pairs, assume_unique=True, return_indices=True)
+        costs[:, backward[first[place]]] = self._backward.cost[:, number]
+        return costs
 
 
 class _Passes:
@@ -228,16 +232,16 @@ def _lookup(track: Int64Array, start: Int64Array, end: Int64Array) -> InnermostL
     return InnermostLookup(track, replace(passes, parent=parent))
 
 
-def _sums(of: Int64Array, costs: Int64Array, count: int) -> Int64Array:
-    """Return the sums of columns that belong to the same one of so many."""
-    sums = np.zeros((len(costs), count), np.int64)
+def _sums(group: Int64Array, costs: Int64Array, groups: int) -> Int64Array:
+    """Return int64[costs, groups], the sums of the columns of each group."""
+    sums = np.zeros((len(costs), groups), np.int64)
     for total, cost in zip(sums, costs, strict=True):
-        np.add.at(total, of, cost)
+        np.add.at(total, group, cost)
     return sums
 
 
 def _with_nodes_inside(analysis: RingAnalysis, passes: _Passes) -> tuple[Int64Array, Int64Array]:
-    """Return `RingAnalysis.call` where a node of no call that runs inside another node has that one's, and the pass.
+    """Return the call and the pass of each node; one of no call that runs inside another node has that one's.
 
     A function that a checkpoint runs again makes such nodes, and the reentrant kind runs them in its own node.
     """
@@ -245,39 +249,31 @@ def _with_nodes_inside(analysis: RingAnalysis, passes: _Passes) -> tuple[Int64Ar
     call: Int64Array = analysis.call_of_node.copy()
     pass_of = passes.at(intervals.thread, intervals.start_position)
     for level in intervals.levels[1:]:
-        inside = level[intervals.is_node[level] & (call[level] < 0)]
+        nodes = level[intervals.is_node[level] & (call[level] < 0)]
         for column in (call, pass_of):
-            column[inside] = column[intervals.parent[inside]]
+            column[nodes] = column[intervals.parent[nodes]]
     return call, pass_of
 
 
 def _costs(analysis: RingAnalysis, index: Int64Array) -> tuple[Int64Array, BoolArray]:
     """Return FLOPs and bytes of operators, int64[2, n] (0: no formula), and whether the process noted them."""
-    costs = {
-        record["number"]: (record["flops"], record["bytes"]) if record["flops"] >= 0 else (0, 0)
-        for record in analysis.snapshot.records
-        if record["kind"] == "operator"
-    }
-    number, of_number = np.unique(_operators(analysis, index), return_inverse=True)
-    each = np.array([costs.get(one, (0, 0)) for one in number.tolist()], np.int64).reshape(-1, 2)
-    return each[of_number].T, np.array([one in costs for one in number.tolist()], np.bool_)[of_number]
+    numbers, place = np.unique(_operators(analysis, index), return_inverse=True)
+    records = _operator_records(analysis)
+    noted = [records.get(number) for number in numbers.tolist()]
+    costs = [(record["flops"], record["bytes"]) if record and record["flops"] >= 0 else (0, 0) for record in noted]
+    is_noted = np.array([record is not None for record in noted], np.bool_)
+    return np.array(costs, np.int64).reshape(-1, 2)[place].T, is_noted[place]
 
 
 def _operators(analysis: RingAnalysis, index: Int64Array) -> Int64Array:
+    """Return the numbers of the operators that events are of."""
     number: Int64Array = analysis.all_events.value[index] & ~WITH_GRADIENTS_BIT
     return number
 
 
-def _by_operator(analysis: RingAnalysis, index: Int64Array) -> dict[str, object]:
-    ran = Counter(_operators(analysis, index).tolist())
-    dtypes = Counter[str]()
-    without: set[str] = set()
-    for record in analysis.snapshot.records:
-        if record["kind"] == "operator" and record["number"] in ran:
-            if record["flops"] < 0:
-                without.add(record["name"])
-            dtypes[f"{record['device']} {record['dtype']}"] += ran[record["number"]] * max(record["flops"], 0)
-    return {"without_formula": sorted(without), "dtypes": dict(dtypes.most_common())}
+def _operator_records(analysis: RingAnalysis) -> dict[int, Record]:
+    """Return what the name table says of operators, by their numbers."""
+    return {record["number"]: record for record in analysis.snapshot.records if record["kind"] == "operator"}
 
 
 def _innermost(analysis: RingAnalysis, index: Int64Array) -> Int64Array:
@@ -290,10 +286,10 @@ def _in_windows(analysis: RingAnalysis) -> BoolArray:
     """Return for each interval whether operators were counted from its start to its end."""
     intervals = analysis.intervals
     begin, end = analysis.positions_between(np.array(counted_serials(analysis.ring)).T)
-    at = np.searchsorted(begin, intervals.start_position, side="right") - 1
-    whole: BoolArray = intervals.has_start & intervals.has_end & (at >= 0)
-    whole &= intervals.end_position < end[at]
-    return whole
+    window = np.searchsorted(begin, intervals.start_position, side="right") - 1
+    is_whole: BoolArray = intervals.has_start & intervals.has_end & (window >= 0)
+    is_whole &= intervals.end_position < end[window]
+    return is_whole
 
 
 def _number_alike(analysis: RingAnalysis) -> tuple[Int64Array, list[_Key]]:
@@ -309,12 +305,12 @@ def _number_alike(analysis: RingAnalysis) -> tuple[Int64Array, list[_Key]]:
         outermost[inner] = outermost[intervals.parent[inner]]
     outermost = np.where(intervals.is_recompute, outermost[original], outermost)
     calls = np.flatnonzero(~intervals.is_node & (outermost >= 0))
-    around, name, again = outermost[calls], intervals.name[calls], intervals.is_recompute[calls]
-    order = np.lexsort((intervals.start_position[calls], again, name, around))
+    root, name, is_rerun = outermost[calls], intervals.name[calls], intervals.is_recompute[calls]
+    order = np.lexsort((intervals.start_position[calls], is_rerun, name, root))
     nth = np.empty(len(calls), np.int64)
-    nth[order] = count_in_run(*(column[order] for column in (around, name, again)))
+    nth[order] = count_in_run(*(column[order] for column in (root, name, is_rerun)))
     alike = np.full(len(intervals), -1, np.int64)
-    key = (inputs[around], name, again, nth)
+    key = (inputs[root], name, is_rerun, nth)
     order = np.lexsort(key)
     in_order = [column[order] for column in key]
     is_first = begins_run(*in_order)
@@ -322,15 +318,15 @@ def _number_alike(analysis: RingAnalysis) -> tuple[Int64Array, list[_Key]]:
     return alike, [*zip(*(column[is_first].tolist() for column in in_order), strict=True)]
 
 
-def _with_inner(own: Int64Array, phase: Int64Array, parent: Int64Array) -> Int64Array:
+def _with_inner(cost: Int64Array, phase: Int64Array, parent: Int64Array) -> Int64Array:
     """Add to each span what the spans of its phase inside it cost."""
-    total: Int64Array = own.copy()
-    span = np.flatnonzero((own > 0) & (parent >= 0))
+    total: Int64Array = cost.copy()
+    span = np.flatnonzero((cost > 0) & (parent >= 0))
     outer = parent[span]
     while len(span):
         same = phase[span] == phase[outer]
         span, outer = span[same], outer[same]
-        np.add.at(total, outer, own[span])
+        np.add.at(total, outer, cost[span])
         outer = parent[outer]
         span, outer = span[outer >= 0], outer[outer >= 0]
     return total

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..._arrays import AnyArray, Int64Array, Numbering
+from ..._arrays import AnyArray, Int64Array, Numbering, split_by
 from ...ring import FIRST_STEP, Kind, RingSnapshot
 from ...ring.file_format import parse_object
 from ...ring.slot_format import SEQUENCE_MASK, SYNC_PREFIX
@@ -44,6 +44,7 @@ from ..slices import (
     DTYPES,
     FORWARD,
     MANY_NODES,
+    NO_ARG,
     Arg,
     ArgColumn,
     Args,
@@ -96,7 +97,7 @@ def assemble_timeline(
         marks=_marks(analysis, counters),
         counters=counters,
         # Which host it was matters to those who watch the ring, not to those who get the trace.
-        metadata=fit_metadata({key: of for key, of in snapshot.metadata.items() if key not in ("host", FIRST_STEP)})
+        metadata=fit_metadata({key: v for key, v in snapshot.metadata.items() if key not in ("host", FIRST_STEP)})
         | {WHOLE_RUN: describe_whole_run(snapshot, analysis.step_ends.number, modules.spans)}
         | (describe_open(analysis, lambda _: [analysis]) if open_at_end is None else dict(open_at_end))
         | ({MISSING_BYTES: snapshot.missing_bytes} if snapshot.missing_bytes else {})
@@ -104,7 +105,7 @@ def assemble_timeline(
         | ({COMPILED: lookup.graphs} if lookup.graphs else {})
         | ({MEMORY: memory.to_dict()} if memory is not None else {})
         | ({STEPS_END_WITH: BACKWARD_PASSES} if analysis.step_ends.with_passes else {})
-        | ({OPTIMIZERS: known} if (known := fit(_noted(snapshot, "optimizer"), OPTIMIZER_NOTES, [])) else {})
+        | ({OPTIMIZERS: optimizers} if (optimizers := fit(_noted(snapshot, "optimizer"), OPTIMIZER_NOTES, [])) else {})
         | ({STEP_NOTES: notes} if (notes := _step_notes(snapshot)) else {}),
         groups=[*lookup.groups.values()],
     )
@@ -205,18 +206,13 @@ Samples = tuple[Int64Array, Int64Array]
 """When a counter was sampled, Unix nanoseconds, and the samples."""
 
 
-def _in_order(samples: Mapping[int, Samples]) -> dict[int, Samples]:
-    order = {name: np.argsort(time, kind="stable") for name, (time, _) in samples.items()}
-    return {name: (samples[name][0][order[name]], samples[name][1][order[name]]) for name in sorted(samples)}
-
-
 def find_samples(analysis: RingAnalysis) -> dict[int, Samples]:
-    """Return the samples of each counter, by the number of its text."""
-    events, clock = analysis.all_events, analysis.clock
-    samples = events.take(events.kind == Kind.COUNTER)
-    time = clock.to_other(samples.time)
-    own = {name: samples.name == name for name in np.unique(samples.name).tolist()}
-    return _in_order({name: (time[rows], samples.value[rows]) for name, rows in own.items()})
+    """Return the samples of each counter in the order of their times, by the number of its text."""
+    samples = analysis.all_events.take(analysis.all_events.kind == Kind.COUNTER)
+    time = analysis.clock.to_other(samples.time)
+    order = np.argsort(time, kind="stable")
+    by_name = split_by(samples.name[order], order)
+    return {int(samples.name[rows[0]]): (time[rows], samples.value[rows]) for rows in by_name}
 
 
 class ModuleSpans(NamedTuple):
@@ -245,13 +241,14 @@ def decode_modules(
     rows, clock = build_span_rows(analysis.intervals, analysis.call_of_node, analysis.forward_call), analysis.clock
     tracks = Numbering() if tracks is None else tracks
     track: Int64Array = number_tracks(rows["thread"] * 2 + rows["on_backward"], tracks)
-    flops = find_flops(analysis, rows, track, counted)
+    parent = find_parents(track, rows["depth"])
+    flops = find_flops(analysis, rows, parent, counted)
     columns: dict[str, AnyArray] = {
         **{field: rows[field] for field in ("name", "phase", "depth", "call", "link")},
         "start": clock.to_other(rows["start"]),
         "end": clock.to_other(rows["end"]),
         "track": track,
-        "parent": find_parents(track, rows["depth"]),
+        "parent": parent,
         "step": analysis.steps_before(rows["start_position"]),
         "complete": rows["has_start"] & rows["has_end"],
     }
@@ -259,7 +256,7 @@ def decode_modules(
         columns={field: column.astype(DTYPES[field], copy=False) for field, column in columns.items()},
         spans=len(track),
         tracks=[*tracks],
-        args={**_find_args(analysis, rows, columns["parent"]), **({} if flops is None else flops.args)},
+        args={**_find_args(analysis, rows, parent), **({} if flops is None else flops.args)},
         evaluations=find_evaluations(analysis, rows),
         unfinished=int(np.count_nonzero(~rows["has_end"])),
         unstarted=int(np.count_nonzero(~rows["has_start"])),
@@ -271,24 +268,21 @@ def decode_modules(
 
 def join_modules(parts: Sequence[ModuleSpans]) -> ModuleSpans:
     """Return what parts of a ring that follow each other say of modules, without their columns and args."""
-    samples: dict[int, list[Samples]] = {}
-    for part in parts:
-        for name, of_part in part.counters.items():
-            samples.setdefault(name, []).append(of_part)
-    counters = {
-        name: (np.concatenate([time for time, _ in own]), np.concatenate([value for _, value in own]))
-        for name, own in samples.items()
-    }
+    counters: dict[int, Samples] = {}
+    for name in sorted({name for part in parts for name in part.counters}):
+        samples = zip(*(part.counters[name] for part in parts if name in part.counters), strict=True)
+        time, value = map(np.concatenate, samples)
+        order = np.argsort(time, kind="stable")
+        counters[name] = time[order], value[order]
     evaluations = Evaluations(*map(np.concatenate, zip(*(part.evaluations for part in parts), strict=True)))
     counts = [(part.spans, part.unfinished, part.unstarted, part.unattributed, *part.flops) for part in parts]
     spans, unfinished, unstarted, unattributed, outside, unknown = map(sum, zip(*counts, strict=True))
     lost = unfinished, unstarted, unattributed
-    return ModuleSpans({}, spans, parts[-1].tracks, {}, evaluations, *lost, _in_order(counters), (outside, unknown))
+    return ModuleSpans({}, spans, parts[-1].tracks, {}, evaluations, *lost, counters, (outside, unknown))
 
 
 def _find_args(analysis: RingAnalysis, rows: SpanRows, parent: Int64Array) -> Args:
     """Return the shapes of calls' inputs, what is known of what was compiled, and nodes that are many or unused."""
-    shapes = _find_shapes(analysis, rows)
 
     def of_names(texts: Mapping[int, str]) -> ArgColumn:
         chosen = np.flatnonzero(np.isin(rows["name"], [*texts]))
@@ -296,7 +290,7 @@ def _find_args(analysis: RingAnalysis, rows: SpanRows, parent: Int64Array) -> Ar
 
     return without_empty(
         {
-            Arg.SHAPES: ArgColumn.of_texts([*shapes], shapes.values()),
+            Arg.SHAPES: _find_shapes(analysis, rows),
             Arg.COMPILED_MODULES: of_names(analysis.lookup.compiled),
             Arg.COMPILED_UNKNOWN: of_names(analysis.lookup.unknown),
             **_find_nodes(analysis, rows, parent),
@@ -310,31 +304,24 @@ def _find_nodes(analysis: RingAnalysis, rows: SpanRows, parent: Int64Array) -> A
     enter, leave = ((rows[f"{edge}_position"][calls] - 1) // 2 for edge in ("start", "end"))
     value, nodes = analysis.events.value & SEQUENCE_MASK, np.zeros(len(parent), np.int64)
     nodes[calls] = value[leave] - value[enter] & SEQUENCE_MASK
-    around, own = parent[calls], nodes.copy()
-    np.subtract.at(own, around[around >= 0], nodes[calls[around >= 0]])
-    unused = calls[(rows["link"][calls] < 0) & ((around < 0) | (rows["link"][around] >= 0)) & (nodes[calls] > 0)]
-    many = np.flatnonzero(own >= MANY_NODES)
+    caller, self_nodes = parent[calls], nodes.copy()
+    np.subtract.at(self_nodes, caller[caller >= 0], nodes[calls[caller >= 0]])
+    unused = calls[(rows["link"][calls] < 0) & ((caller < 0) | (rows["link"][caller] >= 0)) & (nodes[calls] > 0)]
+    many = np.flatnonzero(self_nodes >= MANY_NODES)
     return {
         Arg.UNUSED_NODES: ArgColumn.of_numbers(unused, nodes[unused]),
-        Arg.OWN_NODES: ArgColumn.of_numbers(many, own[many]),
+        Arg.OWN_NODES: ArgColumn.of_numbers(many, self_nodes[many]),
     }
 
 
-def _find_shapes(analysis: RingAnalysis, rows: SpanRows) -> dict[int, str]:
-    """Return the shapes of the calls that have them, by index of the span."""
-    events, phase = analysis.events, rows["phase"]
+def _find_shapes(analysis: RingAnalysis, rows: SpanRows) -> ArgColumn:
+    """Return the shapes of the inputs of calls: their event follows that of the call's enter, on the same thread."""
+    events = analysis.events
     shapes = np.flatnonzero(events.kind == Kind.SHAPES)
     if not len(shapes):
-        return {}
-    # The shapes of a call follow its enter, on the same thread.
-    enters = (2 * event_before(events, shapes, events.kind != Kind.SHAPES) + 1).tolist()
-    span_at = {
-        position: span
-        for span, position in enumerate(rows["start_position"].tolist())
-        if position >= 0 and phase[span] != BACKWARD
-    }
-    return {
-        span_at[enter]: analysis.lookup.texts[events.name[index]]
-        for index, enter in zip(shapes.tolist(), enters, strict=True)
-        if enter in span_at
-    }
+        return NO_ARG
+    calls = np.flatnonzero((rows["phase"] != BACKWARD) & (rows["start_position"] >= 0))
+    enter = event_before(events, shapes, events.kind != Kind.SHAPES)
+    call = np.append(calls, -1)[find_key(rows["start_position"][calls], 2 * enter + 1)]
+    texts = map(analysis.lookup.texts.__getitem__, events.name[shapes[call >= 0]].tolist())
+    return ArgColumn.of_texts(call[call >= 0], texts)
