@@ -1,4 +1,4 @@
-"""What one look at a ring asks of its events: names, intervals, steps, passes, open calls, the times of devices."""
+"""Answers from the events of a ring: names, intervals, steps, passes, open calls, the times of devices."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..._arrays import INT64_MAX, BoolArray, Int64Array, is_any
+from ..._arrays import INT64_MAX, BoolArray, Int64Array, is_any, split_by
 from ..._interrupts import cached_property
 from ...ring import Events, Kind, Record, RingSnapshot
 from ...ring.clocks import ClockMap, Reading
@@ -70,10 +70,10 @@ def queued_events(events: Events) -> QueuedEvents:
     index = queued[~is_dropped]
     of_modules = is_core_event(events)
     of_collectives = is_any(events.kind, _COLLECTIVE_KINDS)
-    own = event_before(events, index, of_modules | of_collectives)
-    is_collective = (own >= 0) & of_collectives[own]
-    collective = np.where(is_collective, own, -1)
-    module = np.where(is_collective, event_before(events, index, of_modules, beyond_queued=True), own)
+    queued_by = event_before(events, index, of_modules | of_collectives)
+    is_collective = (queued_by >= 0) & of_collectives[queued_by]
+    collective = np.where(is_collective, queued_by, -1)
+    module = np.where(is_collective, event_before(events, index, of_modules, beyond_queued=True), queued_by)
     event = np.where(module >= 0, (np.cumsum(of_modules) - 1)[module], -1).astype(np.int64)
     stream, reached = events.name[index].astype(np.int64), _find_reached(events, index)
     return QueuedEvents(index, event, collective, stream, reached, queued[is_dropped])
@@ -84,12 +84,6 @@ def device_points(events: Events, queued: QueuedEvents, *, of_collectives: bool 
     event = queued.collective if of_collectives else np.where(queued.collective < 0, queued.event, -1)
     known = (queued.reached >= 0) & (event >= 0)
     return DevicePoints(event[known], queued.stream[known], events.value[queued.reached[known]])
-
-
-def read_stream_ids(events: Events) -> dict[int, int]:
-    """Return torch's id of each stream by its number in the ring."""
-    named = np.flatnonzero(events.kind == Kind.DEVICE_STREAM)
-    return dict(zip(events.name[named].tolist(), events.value[named].tolist(), strict=True))
 
 
 def _find_reached(events: Events, queued: Int64Array) -> Int64Array:
@@ -111,17 +105,18 @@ def event_before(events: Events, queued: Int64Array, chosen: BoolArray, *, beyon
     """
     has_queued = np.zeros(int(events.thread.max(initial=0)) + 1, np.bool_)
     has_queued[events.thread[queued]] = True
-    own = np.concatenate([np.flatnonzero(chosen & has_queued[events.thread]), queued])
-    is_queued = np.arange(len(own)) >= len(own) - len(queued)
-    order = np.lexsort((own, events.thread[own]))
+    candidate = np.flatnonzero(chosen & has_queued[events.thread])
+    index = np.concatenate([candidate, queued])
+    order = np.lexsort((index, events.thread[index]))
+    is_queued, place = order >= len(candidate), np.arange(len(order))
     # By place in that order: the last that is not queued.
-    place = np.maximum.accumulate(np.where(is_queued[order], -1, np.arange(len(own))))
-    last = own[order[np.maximum(place, 0)]]
-    known = is_queued[order] & (place >= 0) & (events.thread[last] == events.thread[own[order]])
+    last_place = np.maximum.accumulate(np.where(is_queued, -1, place))
+    last = index[order[np.maximum(last_place, 0)]]
+    is_found = is_queued & (last_place >= 0) & (events.thread[last] == events.thread[index[order]])
     if not beyond_queued:
-        known &= place == np.arange(len(own)) - 1
+        is_found &= last_place == place - 1
     before = np.full(len(queued), -1, np.int64)
-    before[order[known] - (len(own) - len(queued))] = last[known]
+    before[order[is_found] - len(candidate)] = last[is_found]
     return before
 
 
@@ -143,19 +138,6 @@ def device_clock(device_ns: Int64Array, host_ns: Int64Array, width_ns: Int64Arra
     return ClockMap.of_columns(time, offset - base - half, half, "mean rate", base)
 
 
-def read_device_clocks(events: Events) -> dict[int, ClockMap]:
-    """Return for each device whose clock was read, by its index, the host's clock."""
-    readings = np.flatnonzero(events.kind == Kind.DEVICE_CLOCK)
-    device = events.value[readings] >> DEVICE_TIME_BITS
-    clocks = {}
-    for index in np.unique(device).tolist():
-        own = readings[device == index]
-        clocks[index] = device_clock(
-            events.value[own] & DEVICE_TIME_MASK, events.time[own], events.name[own].astype(np.int64)
-        )
-    return clocks
-
-
 _MAX_DRIFT = 500e-6
 """A wall clock is slewed by at most 500 ppm; one that moved by more between two readings was set."""
 MAX_BACKWARD_EVENTS = 1 << 16
@@ -163,7 +145,7 @@ MAX_BACKWARD_EVENTS = 1 << 16
 
 
 class RingAnalysis:
-    """What a ring's events say. Each answer is computed when it is first asked for, and then kept.
+    """Answers from the events of a ring. Each is computed when it is first asked for, and then kept.
 
     Args:
         snapshot: what the ring held.
@@ -254,13 +236,20 @@ class RingAnalysis:
 
     @cached_property
     def device_clocks(self) -> Mapping[int, ClockMap]:
-        """The clock of each device that was read, by the device's index."""
-        return read_device_clocks(self.all_events)
+        """For each device whose clock was read, by the device's index, the host's clock."""
+        readings = self.all_events.take(self.all_events.kind == Kind.DEVICE_CLOCK)
+        device, device_ns = readings.value >> DEVICE_TIME_BITS, readings.value & DEVICE_TIME_MASK
+        width_ns = readings.name.astype(np.int64)
+        return {
+            int(device[rows[0]]): device_clock(device_ns[rows], readings.time[rows], width_ns[rows])
+            for rows in split_by(device)
+        }
 
     @cached_property
     def stream_ids(self) -> Mapping[int, int]:
         """Torch's id of each stream, by its number in the ring."""
-        return read_stream_ids(self.all_events)
+        named = self.all_events.take(self.all_events.kind == Kind.DEVICE_STREAM)
+        return dict(zip(named.name.tolist(), named.value.tolist(), strict=True))
 
     def positions_between(self, serial: Int64Array) -> Int64Array:
         """Return the positions, as of `Intervals`, of events that are not among `events`, by their serial numbers."""
@@ -288,7 +277,13 @@ class RingAnalysis:
     def durations(self, fqn: str, phase: str) -> Int64Array:
         """Return how long each call of a module took that has begun and ended, in ns; see `usual_durations`."""
         if phase in CATEGORIES:
-            return self._range_durations(RangeName(fqn, phase))
+            ids = [
+                number for number, text in enumerate(self.lookup.texts) if parse_range(text) == RangeName(fqn, phase)
+            ]
+            events = self.all_events.take(np.isin(self.all_events.name, ids))
+            begin, end = pair_by_value(events, *RANGE_KINDS)
+            is_whole = (begin >= 0) & (end >= 0)
+            return np.asarray(events.time[end[is_whole]] - events.time[begin[is_whole]], np.int64)
         ids = [number for number, name in enumerate(self.lookup.names) if name.fqn == fqn] or [NO_NAME]
         if phase == "backward":
             name, duration = self._ended_nodes
@@ -299,13 +294,6 @@ class RingAnalysis:
         is_wanted &= (pairs["call_key"] & RECOMPUTE_BIT != 0) == (phase == "recompute")
         duration = pairs["end"][is_wanted] - pairs["start"][is_wanted]
         return np.asarray(duration, np.int64)
-
-    def _range_durations(self, name: RangeName) -> Int64Array:
-        ids = [number for number, text in enumerate(self.lookup.texts) if parse_range(text) == name]
-        events = self.all_events.take(np.isin(self.all_events.name, ids))
-        begin, end = pair_by_value(events, *RANGE_KINDS)
-        whole = (begin >= 0) & (end >= 0)
-        return np.asarray(events.time[end[whole]] - events.time[begin[whole]], np.int64)
 
     @cached_property
     def _ended_nodes(self) -> tuple[Int64Array, Int64Array]:

@@ -28,29 +28,22 @@ def add_device_spans(timeline: Timeline, analysis: RingAnalysis) -> Timeline:
     dropped, unread = len(analysis.queued.dropped), int(np.count_nonzero(analysis.queued.reached < 0))
     if not len(device) and not dropped and not unread:
         return timeline
-    clocks, to_unix = analysis.device_clocks, analysis.clock.to_other
+    clocks, to_unix, ids = analysis.device_clocks, analysis.clock.to_other, analysis.stream_ids
     spans = _device_spans(analysis, points)
     spans = spans[:, np.isin(spans[0] >> STREAM_NUMBER_BITS, list(clocks))]
-    bounds = [
-        int(clocks[one].at(device_ns[device == one]).bound_ns.max()) + _EVENT_RESOLUTION_NS
-        for one in np.unique(device).tolist()
-        if one in clocks
-    ]
-    metadata: dict[str, object] = {"device_events_dropped": dropped, "device_events_unread": unread}
-    if bounds:
-        metadata["device_clock_bound_ns"] = max(bounds)
-    timeline = replace(timeline, metadata={**timeline.metadata, **metadata})
-    key, device_start, device_end, name, phase, call_index, event = spans
-    start, end = np.empty_like(device_start), np.empty_like(device_end)
+    metadata = {"device_events_dropped": dropped, "device_events_unread": unread}
+    key, start, end, name, phase, call_index, event = spans
     for number, clock in clocks.items():
         rows = key >> STREAM_NUMBER_BITS == number
-        start[rows] = to_unix(clock.to_other(device_start[rows]))
-        end[rows] = to_unix(clock.to_other(device_end[rows]))
-    used, stream = np.unique(key, return_inverse=True)
+        start[rows], end[rows] = (to_unix(clock.to_other(edge[rows])) for edge in (start, end))
+        if np.any(device == number):
+            bound = int(clock.at(device_ns[device == number]).bound_ns.max()) + _EVENT_RESOLUTION_NS
+            metadata["device_clock_bound_ns"] = max(bound, metadata.get("device_clock_bound_ns", 0))
+    timeline = replace(timeline, metadata={**timeline.metadata, **metadata})
+    keys, stream = np.unique(key, return_inverse=True)
     # Threads that take turns on one stream are in calls that overlap there.
     end, _, _ = clip_and_nest(stream, start, np.maximum(end, start), event)
-    ids = analysis.stream_ids
-    streams = [(one >> STREAM_NUMBER_BITS, ids.get(one, one & STREAM_NUMBER_MASK)) for one in used.tolist()]
+    streams = [(number >> STREAM_NUMBER_BITS, ids.get(number, number & STREAM_NUMBER_MASK)) for number in keys.tolist()]
     step = analysis.steps_before(2 * event + 1)
     rows = Slices.of(start=start, end=end, name=name, phase=phase, track=stream, call=call_index, step=step)
     return add_gpu_tracks(timeline, streams, rows)
@@ -75,9 +68,8 @@ def _device_spans(analysis: RingAnalysis, points: DevicePoints) -> Int64Array:
 
 def _point_at(point_at: Int64Array, position: Int64Array) -> Int64Array:
     """Return the point that belongs to the event at each position, or -1."""
-    event = position >> 1
-    known = (position >= 0) & (position & 1 == 1) & (event < len(point_at))
-    return np.where(known, point_at[np.where(known, event, 0)], -1)
+    is_event = (position >= 0) & (position & 1 == 1) & (position < 2 * len(point_at))
+    return np.append(point_at, -1)[np.where(is_event, position >> 1, -1)]
 
 
 def _spans_of_calls(analysis: RingAnalysis, points: DevicePoints, start: Int64Array, end: Int64Array) -> Int64Array:
@@ -107,21 +99,21 @@ def _spans_of_backward(analysis: RingAnalysis, points: DevicePoints, start: Int6
     segments = segments[order]
     point = start[segments]
     groups = np.flatnonzero(np.diff(pass_id[point]) | np.diff(points.stream[point])) + 1
-    for rows, own in zip(np.split(segments, groups), np.split(point, groups), strict=True):
+    for rows, passed in zip(np.split(segments, groups), np.split(point, groups), strict=True):
         if not len(rows):
             continue
-        begins = points.device_ns[own].tolist()
-        until = over_ns.get(int(pass_id[own[0]]), begins[-1])
+        begins = points.device_ns[passed].tolist()
+        until = over_ns.get(int(pass_id[passed[0]]), begins[-1])
         paths = [_chosen_path(intervals, analysis.forward_call, int(call[row]), chosen) for row in rows.tolist()]
         parts = [
             LabelledInterval(begin, max(end, begin), path)
             for begin, end, path in zip(begins, [*begins[1:], until], paths, strict=True)
         ]
-        event_at = dict(zip(reversed(begins), reversed(points.event[own].tolist()), strict=True))
+        event_at = dict(zip(reversed(begins), reversed(points.event[passed].tolist()), strict=True))
         for span in spans_from_intervals(parts):
             assert isinstance(span.key, int)
             of_call = int(intervals.name[span.key]), BACKWARD, int(intervals.call_key[span.key]) & CALL_INDEX_MASK
-            yield int(points.stream[own[0]]), span.start, span.end, *of_call, event_at[span.start]
+            yield int(points.stream[passed[0]]), span.start, span.end, *of_call, event_at[span.start]
 
 
 def _chosen_path(intervals: Intervals, original: Int64Array, call: int, chosen: Int64Array) -> list[int]:
