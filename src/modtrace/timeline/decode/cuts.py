@@ -41,7 +41,7 @@ _CALL_KINDS = (*CALL_ENTER_KINDS, *CALL_EXIT_KINDS)
 class _Numbers(NamedTuple):
     """The numbers of some events."""
 
-    at: Int64Array  # the indexes of the events in their block
+    event: Int64Array  # the indexes of the events in their block
     column: Int64Array  # what each number counts, a column; -1 if its thread is not known
     number: Int64Array  # the numbers
 
@@ -76,19 +76,19 @@ def find_cuts(blocks: Iterable[Events], lookup: NameLookup, ends: Int64Array, *,
         if names.max(initial=-1) >= len(lookup.names) or events.thread.max(initial=-1) >= len(lookup.threads):
             return []
         block = _numbers_of(events, lookup)
-        for some in block.lowest if is_part else ():
-            np.minimum.at(first, some.column, some.number)
+        for numbers in block.lowest if is_part else ():
+            np.minimum.at(first, numbers.column, numbers.number)
         candidates = _candidates(events, ends)
         part = np.searchsorted(candidates, events.serial, "right")
-        for rows, extreme, numbers in ((made, np.maximum, block.given_out), (used, np.minimum, block.referred_to)):
-            more = np.full((len(candidates) + 1, count), -1 if rows is made else INT64_MAX)
-            for some in numbers:
-                extreme.at(more.reshape(-1), part[some.at] * count + some.column, some.number)
-            extreme(rows[-1], more[0], out=rows[-1])
-            rows.extend(more[1:])
+        for rows, extreme, tables in ((made, np.maximum, block.given_out), (used, np.minimum, block.referred_to)):
+            of_parts = np.full((len(candidates) + 1, count), -1 if rows is made else INT64_MAX)
+            for numbers in tables:
+                extreme.at(of_parts.reshape(-1), part[numbers.event] * count + numbers.column, numbers.number)
+            extreme(rows[-1], of_parts[0], out=rows[-1])
+            rows.extend(of_parts[1:])
         cuts += candidates.tolist()
         # Each as one number: twice what begins, and one more where it ends.
-        edges = [some.keys() * 2 for some in block.begun] + [some.keys() * 2 + 1 for some in block.ended]
+        edges = [begun.keys() * 2 for begun in block.begun] + [ended.keys() * 2 + 1 for ended in block.ended]
         edge = np.concatenate([is_open, *edges])
         edge = edge[order_in_groups(edge, SEQUENCE_BITS + 1)]
         is_open = edge[(np.diff(edge >> 1, append=-1) != 0) & (edge & 1 == 0)]
@@ -112,48 +112,45 @@ def count_open(events: Events) -> Int64Array:
 
 def _candidates(events: Events, ends: Int64Array) -> Int64Array:
     """Return the serial numbers after which a block may be cut, in order."""
-    open_ = count_open(events)
-    at = np.arange(len(events))
+    open_count, index = count_open(events), np.arange(len(events))
     if len(ends):
-        first, last = np.searchsorted(
-            ends[:-1], (events.serial.min(initial=INT64_MAX), events.serial.max(initial=-1) + 1)
-        )
-        at = np.flatnonzero(np.isin(events.serial, ends[first : max(first, last)]))
-    best = [part[len(part) - 1 - np.argmin(open_[part[::-1]])] for part in np.array_split(at, _WINDOWS) if len(part)]
-    return events.serial[np.array(best, np.int64)] + 1
+        index = np.searchsorted(events.serial, ends[:-1])
+        index = index[np.append(events.serial, -1)[index] == ends[:-1]]
+    windows = [window[::-1] for window in np.array_split(index, _WINDOWS) if len(window)]
+    return events.serial[np.array([window[np.argmin(open_count[window])] for window in windows], np.int64)] + 1
 
 
 def _numbers_of(events: Events, lookup: NameLookup) -> _BlockNumbers:
     value, first_name = events.value, _FIRST_THREAD + len(lookup.threads)
-    torch_threads, known = lookup.torch_threads, np.flatnonzero(lookup.torch_threads >= 0)
+    torch_threads, numbered = lookup.torch_threads, np.flatnonzero(lookup.torch_threads >= 0)
     column_of = np.full(FORWARD_THREAD_MASK + 1, -1)
-    column_of[torch_threads[known] & FORWARD_THREAD_MASK] = _FIRST_THREAD + known
-    own_column = np.where(torch_threads >= 0, column_of[torch_threads & FORWARD_THREAD_MASK], -1)
+    column_of[torch_threads[numbered] & FORWARD_THREAD_MASK] = _FIRST_THREAD + numbered
+    thread_column = np.where(torch_threads >= 0, column_of[torch_threads & FORWARD_THREAD_MASK], -1)
 
     def find(*kinds: Kind) -> Int64Array:
         return np.flatnonzero(is_any(events.kind, kinds))
 
     def numbers(column: int, *kinds: Kind) -> _Numbers:
-        at = find(*kinds)
-        return _Numbers(at, np.full(len(at), column), value[at] & SEQUENCE_MASK)
+        index = find(*kinds)
+        return _Numbers(index, np.full(len(index), column), value[index] & SEQUENCE_MASK)
 
     def calls(*kinds: Kind) -> _Numbers:
-        at = find(*kinds)
-        again = is_any(events.kind[at], (Kind.RECOMPUTE_ENTER, Kind.RECOMPUTE_EXIT))
-        column = first_name + 2 * events.name[at].astype(np.int64) + again
-        return _Numbers(at, column, value[at] >> SEQUENCE_BITS & CALL_INDEX_MASK)
+        index = find(*kinds)
+        is_rerun = is_any(events.kind[index], (Kind.RECOMPUTE_ENTER, Kind.RECOMPUTE_EXIT))
+        column = first_name + 2 * events.name[index].astype(np.int64) + is_rerun
+        return _Numbers(index, column, value[index] >> SEQUENCE_BITS & CALL_INDEX_MASK)
 
-    at = find(Kind.CALL_BACKWARD, Kind.SEGMENT_BEGIN)
-    in_pass = _Numbers(at, np.full(len(at), _SEGMENTS), segment_pass(events.take(at)) & SEQUENCE_MASK)
-    at = find(Kind.CALL_BACKWARD)
-    name, key = events.name[at].astype(np.int64), value[at]
+    index = find(Kind.CALL_BACKWARD, Kind.SEGMENT_BEGIN)
+    in_pass = _Numbers(index, np.full(len(index), _SEGMENTS), segment_pass(events.take(index)) & SEQUENCE_MASK)
+    index = find(Kind.CALL_BACKWARD)
+    name, key = events.name[index].astype(np.int64), value[index]
     made_by = np.where(name == NO_NAME, -1, first_name + 2 * name + (key & RECOMPUTE_BIT != 0))
-    called = _Numbers(at, made_by, key & CALL_INDEX_MASK)
-    at = find(Kind.NODE_BEGIN, Kind.NODE_END, Kind.SEGMENT_BEGIN)
-    nodes = _Numbers(at, column_of[events.name[at] >> FORWARD_THREAD_SHIFT], value[at] & SEQUENCE_MASK)
+    called = _Numbers(index, made_by, key & CALL_INDEX_MASK)
+    index = find(Kind.NODE_BEGIN, Kind.NODE_END, Kind.SEGMENT_BEGIN)
+    nodes = _Numbers(index, column_of[events.name[index] >> FORWARD_THREAD_SHIFT], value[index] & SEQUENCE_MASK)
     # A thread's counter is the next node's number: the last one made is one less.
-    at = find(*_CALL_KINDS, Kind.GRAPH_BUILT, *GREENLET_KINDS)
-    counted = _Numbers(at, own_column[events.thread[at]], value[at] & SEQUENCE_MASK)
+    index = find(*_CALL_KINDS, Kind.GRAPH_BUILT, *GREENLET_KINDS)
+    counted = _Numbers(index, thread_column[events.thread[index]], value[index] & SEQUENCE_MASK)
     begun = [calls(*CALL_ENTER_KINDS), numbers(_PASS, Kind.PASS_BEGIN), in_pass]
     ended = [calls(*CALL_EXIT_KINDS), numbers(_PASS, Kind.PASS_END), numbers(_SEGMENTS, Kind.BACKWARD_OVER)]
     waits = numbers(_COLLECTIVE, Kind.COLLECTIVE_DONE, Kind.WAIT_ENTER, Kind.WAIT_EXIT)

@@ -56,9 +56,11 @@ class NameLookup:
         self.names = [names.get(number, Name(f"#{number}", f"#{number}", "?")) for number in _ids(names)]
         self.texts = [texts.get(number, f"#{number}") for number in _ids(texts)]
         self.threads = [threads.get(number, (f"thread #{number}", number)) for number in _ids(threads)]
-        why = ((name, why_unknown([*own.values()])) for name, own in graphs.items())
-        self.unknown = {name: text for name, text in why if text}
-        self.graphs = {self.names[name].fqn: [*own.values()] for name, own in graphs.items() if name < len(self.names)}
+        reasons = {name: why_unknown(of_name.values()) for name, of_name in graphs.items()}
+        self.unknown = {name: reason for name, reason in reasons.items() if reason}
+        self.graphs = {
+            self.names[name].fqn: [*of_name.values()] for name, of_name in graphs.items() if name < len(self.names)
+        }
         self.torch_threads = np.array([torch_threads.get(number, -1) for number in _ids(threads)], np.int64)
 
 
