@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from statistics import median_low
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -61,8 +61,20 @@ class RankTimeline(NamedTuple):
 
     @property
     def engine(self) -> str:
-        """What recorded it, "native" or "python"; empty if that is not known."""
+        """The engine that recorded it, "native" or "python"; empty if that is not known."""
         return str(self.timeline.metadata.get("engine", ""))
+
+    @property
+    def placed(self) -> dict[str, Any]:
+        """The place of the rank in the job's time, as the metadata `ranks` say it, without what is not known."""
+        known = {"role": self.file.role or None, "levels": self.levels}
+        known |= {"peak_bytes": self.peak_bytes, "damage": self.damage or None}
+        place = {"rank": self.rank, "bound_ns": self.bound_ns, "method": self.time.method, "clock": self.time.clock}
+        return place | {key: value for key, value in known.items() if value is not None}
+
+    def cut_to(self, levels: int) -> "RankTimeline":
+        """Return it with so many levels of modules."""
+        return self._replace(timeline=modules(self.timeline, None, levels), levels=levels)
 
 
 def peak_sentence(peaks: Mapping[str, int]) -> str:
@@ -106,13 +118,13 @@ def read_ranks(
     groups = group_by_size(files, _BYTES_AT_ONCE, _RANKS_AT_ONCE)
     items = [[(file._replace(path=file.path.absolute()), job[file.rank]) for file in group] for group in groups]
     taken = map_in_processes(partial(_read_group, take, steps), items, 1, executor)
-    by_rank = {time.rank: one for group, own in taken for (_, time), one in zip(group, own, strict=True)}
+    by_rank = {time.rank: result for group, results in taken for (_, time), result in zip(group, results, strict=True)}
     return [by_rank[file.rank] for file in files]
 
 
-def whole(one: RankTimeline) -> RankTimeline:
+def whole(rank: RankTimeline) -> RankTimeline:
     """Take all of a rank, see `read_ranks`."""
-    return one
+    return rank
 
 
 def _read_group(
@@ -121,10 +133,10 @@ def _read_group(
     return [take(load_rank(*placed, steps)) for placed in group]
 
 
-def place_rank(own: Timeline, time: RankTime, file: RankRecording) -> RankTimeline:
+def place_rank(timeline: Timeline, time: RankTime, file: RankRecording) -> RankTimeline:
     """Move what was read of a rank's recording to the time of the job."""
-    moments = np.concatenate([own.slices.start, own.slices.end])
-    return RankTimeline(time, move_times(own, time.move), time.bound_ns(moments), file)
+    moments = np.concatenate([timeline.slices.start, timeline.slices.end])
+    return RankTimeline(time, move_times(timeline, time.move), time.bound_ns(moments), file)
 
 
 _MODULE_BYTES, _OTHER_BYTES = 55, 190
@@ -151,36 +163,33 @@ def read_fitting(
     left, known_steps, count = 0, 0, _RANKS_AT_ONCE
     while waiting:
         read, waiting = read_ranks(whole, waiting[:count], job, steps, executor), waiting[count:]
-        more_steps = max(0, *(len(np.unique(one.timeline.slices.step)) - known_steps for one in read))
+        more_steps = max(0, *(len(np.unique(rank.timeline.slices.step)) - known_steps for rank in read))
         left, known_steps = left + more_steps * bytes_per_step, known_steps + more_steps
         full = set[str]()
-        for one in read:
-            cost = _cost_by_levels(one)
-            if one.file.role not in full and (cost[0] <= left or not kept):
-                kept.setdefault(one.file.role, []).append((one, cost))
+        for rank in read:
+            cost = _cost_by_levels(rank)
+            if rank.file.role not in full and (cost[0] <= left or not kept):
+                kept.setdefault(rank.file.role, []).append((rank, cost))
                 left -= cost[0]
             else:
-                full.add(one.file.role)
+                full.add(rank.file.role)
         waiting = [file for file in waiting if file.role not in full]
-        typical = sum(cost[0] for own in kept.values() for _, cost in own) // sum(map(len, kept.values()))
-        count = max(_RANKS_AT_ONCE, left // max(typical, 1))
-    fitting, unfitted = [], sum(map(len, kept.values()))
-    for members in sorted(kept.values(), key=lambda own: sum(cost[-1] for _, cost in own) / len(own)):
+        least_costs = [cost[0] for members in kept.values() for _, cost in members]
+        count = max(_RANKS_AT_ONCE, left // max(sum(least_costs) // len(least_costs), 1))
+    fitting, unfitted = [], len(least_costs)
+    for members in sorted(kept.values(), key=lambda members: sum(cost[-1] for _, cost in members) / len(members)):
         share, unfitted = left * len(members) // unfitted, unfitted - len(members)
         deepest = max(len(cost) for _, cost in members)
         more = [sum(cost[:level][-1] - cost[0] for _, cost in members) for level in range(1, deepest + 1)]
         levels = max(level for level in range(1, deepest + 1) if more[level - 1] <= max(share, 0))
         left -= more[levels - 1]
-        fitting += [
-            one if len(cost) <= levels else one._replace(timeline=modules(one.timeline, None, levels), levels=levels)
-            for one, cost in members
-        ]
-    return sorted(fitting, key=lambda one: one.file.rank)
+        fitting += [rank if len(cost) <= levels else rank.cut_to(levels) for rank, cost in members]
+    return sorted(fitting, key=lambda rank: rank.file.rank)
 
 
-def _cost_by_levels(one: RankTimeline) -> list[int]:
+def _cost_by_levels(rank: RankTimeline) -> list[int]:
     """Return what a rank takes in a Perfetto trace with one level of modules, with two, and so on."""
-    slices = one.timeline.slices
+    slices = rank.timeline.slices
     of_level = np.bincount(slices.depth[slices.kind == MODULE], minlength=1)
     others = (len(slices) - int(of_level.sum())) * _OTHER_BYTES
     costs: list[int] = (others + np.cumsum(of_level * _MODULE_BYTES)).tolist()
@@ -193,36 +202,23 @@ def all_ranks_timeline(ranks: Sequence[RankTimeline], left_out: int = 0) -> Time
     A rank's process says how far its times are off; the metadata hold the same of each rank, and how it was found.
     Raises ModtraceError if there is nothing in any of them.
     """
-    if not any(len(one.timeline.slices) for one in ranks):
+    if not any(len(rank.timeline.slices) for rank in ranks):
         raise ModtraceError("nothing is left of any rank")
-    parts = [_named_apart(one, group_names) for one, group_names in zip(ranks, _group_names(ranks), strict=True)]
+    parts = [_named_apart(rank, group_names) for rank, group_names in zip(ranks, _group_names(ranks), strict=True)]
     # The steps of the first rank are those of the whole.
     marks = [mark for mark in ranks[0].timeline.marks if mark.kind != "sync"]
-    placed = [
-        {"rank": one.rank, "bound_ns": one.bound_ns, "method": one.time.method, "clock": one.time.clock}
-        | ({"role": one.file.role} if one.file.role else {})
-        | ({} if one.levels is None else {"levels": one.levels})
-        | ({} if one.peak_bytes is None else {"peak_bytes": one.peak_bytes})
-        | ({"damage": one.damage} if one.damage else {})
-        for one in ranks
-    ]
-    metadata = {
-        **{key: value for key, value in ranks[0].timeline.metadata.items() if key != WHOLE_RUN},
-        "rank": None,
-        "role": None,
-        "ranks": placed,
-        "left_out": left_out,
-    }
+    metadata = {key: value for key, value in ranks[0].timeline.metadata.items() if key != WHOLE_RUN}
+    metadata |= {"rank": None, "role": None, "ranks": [rank.placed for rank in ranks], "left_out": left_out}
     return replace(join(parts), marks=marks, metadata=metadata)
 
 
-def _named_apart(one: RankTimeline, group_names: Mapping[str, str]) -> Timeline:
+def _named_apart(rank: RankTimeline, group_names: Mapping[str, str]) -> Timeline:
     """Return a rank's timeline with the names that its process and its groups have among those of all ranks.
 
     The bound of its times is in the name of the process (`rank 3 · python ±12.3 µs`).
     """
-    bound = "" if one.bound_ns == 0 else f" ±{one.bound_ns / 1e3:,.1f} µs"
-    timeline = replace_processes(one.timeline, lambda p: p._replace(rank=one.rank, program=f"{p.program}{bound}"))
+    bound = "" if rank.bound_ns == 0 else f" ±{rank.bound_ns / 1e3:,.1f} µs"
+    timeline = replace_processes(rank.timeline, lambda p: p._replace(rank=rank.rank, program=f"{p.program}{bound}"))
     args = map_arg(
         timeline.slices.args, Arg.GROUP, lambda groups: groups.with_texts(lambda name: group_names.get(name, name))
     )
@@ -233,14 +229,16 @@ def _named_apart(one: RankTimeline, group_names: Mapping[str, str]) -> Timeline:
 def _group_names(ranks: Sequence[RankTimeline]) -> list[dict[str, str]]:
     """Return for each rank what its groups are called: by their names, and their ranks where those are not enough."""
     members: dict[str, dict[tuple[str, tuple[int, ...]], None]] = {}
-    for one in ranks:
-        for group in one.timeline.groups:
-            members.setdefault(group.name, {})[one.file.world, group.ranks] = None
+    for rank in ranks:
+        for group in rank.timeline.groups:
+            members.setdefault(group.name, {})[rank.file.world, group.ranks] = None
     return [
         {
-            group.name: group.name if len(same) == 1 else f"{group.name} ({same.index((one.file.world, group.ranks))})"
-            for group in one.timeline.groups
-            for same in [list(members[group.name])]
+            group.name: group.name
+            if len(groups) == 1
+            else f"{group.name} ({groups.index((rank.file.world, group.ranks))})"
+            for group in rank.timeline.groups
+            for groups in [list(members[group.name])]
         }
-        for one in ranks
+        for rank in ranks
     ]

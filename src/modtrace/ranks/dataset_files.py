@@ -51,13 +51,13 @@ class Part(NamedTuple):
     def parse(cls, text: bytes) -> "Part":
         """Return what a file says; raises ValueError, TypeError or LookupError if that is something else."""
         values = orjson.loads(text)
-        ranks, steps = [RankEntry(**one) for one in values["ranks"]], values["steps"]
+        ranks, steps = [RankEntry(**record) for record in values["ranks"]], values["steps"]
         part = cls(Reference(**values["reference"]), values["measurements"], ranks, steps)
         measurements_in(part.measurements)
         bounds = [(first, end) for runs in dict(steps).values() for first, end in runs]
         if not all(-_MAX_STEP <= first < end <= _MAX_STEP and type(first) is type(end) is int for first, end in bounds):
             raise ValueError("it does not say which steps it is of")
-        if any(_TYPES[type(one)] != tuple(map(type, one)) for one in (part.reference, *part.ranks)):
+        if any(_TYPES[type(record)] != tuple(map(type, record)) for record in (part.reference, *part.ranks)):
             raise ValueError("it does not say which ranks it is of")
         return part
 
@@ -87,7 +87,7 @@ class DatasetFiles:
 
     def files(self, folder: str) -> list[FileInfo]:
         """Return the files in a folder, by name."""
-        return sorted((one for one in self._list(folder) if one.is_file), key=lambda one: str(one.path))
+        return sorted((file for file in self._list(folder) if file.is_file), key=lambda file: str(file.path))
 
     def read(self, name: str) -> bytes:
         """Return the bytes of a file."""
@@ -183,12 +183,12 @@ def file_name(table: str, part: str, step: int) -> str:
 def cut_parts(files: DatasetFiles, parts: Mapping[str, Part], length: int) -> set[str]:
     """Return the parts of which not all files are there, by the buckets of `length` steps that they say they have."""
     tables = {table for part in parts.values() for table in part.steps}
-    there = {f"{table}/{file.base_name}" for table in tables for file in files.files(table)}
+    found = {f"{table}/{file.base_name}" for table in tables for file in files.files(table)}
     return {
         name
         for name, part in parts.items()
         for table in part.steps
-        if any(file_name(table, name, number * length) not in there for number in part.buckets(length, [table]))
+        if any(file_name(table, name, number * length) not in found for number in part.buckets(length, [table]))
     }
 
 
@@ -218,28 +218,28 @@ class JoinedTime:
         roots = [self._tree.root_of(part.reference.clock) for part in in_order]
         ranks = Counter(root for part, root in zip(in_order, roots, strict=True) for _ in part.ranks)
         # Of equally many the one with the lowest rank.
-        self._root = root = max(ranks, key=lambda one: ranks[one], default="")
+        self._root = root = max(ranks, key=lambda entry: ranks[entry], default="")
         self._wall_ns = 0
-        for part, own in zip(reversed(in_order), reversed(roots), strict=True):
-            if own == root:
+        for part, own_root in zip(reversed(in_order), reversed(roots), strict=True):
+            if own_root == root:
                 begin = np.array([part.ranks[0].start_ns]) - part.reference.wall_ns
                 self._wall_ns = part.reference.wall_ns - int(
                     self._tree.to_root(part.reference.clock, begin).offset_ns[0]
                 )
         self._moves: dict[Reference, list[int]] = {}
         self.ranks: list[RankEntry] = []  # what is known of each rank in this time, ascending
-        for part, own in zip(in_order, roots, strict=True):
-            if own != root:
+        for part, own_root in zip(in_order, roots, strict=True):
+            if own_root != root:
                 self.ranks += [
-                    one._replace(method="wall clock", bound_ns=max(one.bound_ns, WALL_CLOCK_BOUND_NS))
-                    for one in part.ranks
+                    entry._replace(method="wall clock", bound_ns=max(entry.bound_ns, WALL_CLOCK_BOUND_NS))
+                    for entry in part.ranks
                 ]
             elif part.reference == (root, self._wall_ns):
                 self.ranks += part.ranks
             else:
-                self._moves.setdefault(part.reference, []).extend(one.rank for one in part.ranks)
-                self.ranks += [self._placed(part.reference, one) for one in part.ranks]
-        self.ranks.sort(key=lambda one: one.rank)
+                self._moves.setdefault(part.reference, []).extend(entry.rank for entry in part.ranks)
+                self.ranks += [self._placed(part.reference, entry) for entry in part.ranks]
+        self.ranks.sort(key=lambda entry: entry.rank)
         self.is_moved = bool(self._moves)  # whether any part is in another time than this
 
     def move(self, rank: AnyArray, time_ns: Int64Array) -> Int64Array:
@@ -251,12 +251,12 @@ class JoinedTime:
         return moved
 
     def _move(self, reference: Reference, time_ns: Int64Array) -> Int64Array:
-        own = time_ns - reference.wall_ns
-        return own + self._tree.to_root(reference.clock, own).offset_ns + self._wall_ns
+        clock_ns = time_ns - reference.wall_ns
+        return clock_ns + self._tree.to_root(reference.clock, clock_ns).offset_ns + self._wall_ns
 
-    def _placed(self, reference: Reference, one: RankEntry) -> RankEntry:
-        begin, end = self._move(reference, np.array([one.start_ns, one.end_ns])).tolist()
-        ends = one.start_ns - reference.wall_ns, one.end_ns - reference.wall_ns
+    def _placed(self, reference: Reference, entry: RankEntry) -> RankEntry:
+        begin, end = self._move(reference, np.array([entry.start_ns, entry.end_ns])).tolist()
+        ends = entry.start_ns - reference.wall_ns, entry.end_ns - reference.wall_ns
         more = self._tree.largest_bound(reference.clock, *ends)
-        method = "pings" if one.method == "same clock" and reference.clock != self._root else one.method
-        return one._replace(bound_ns=one.bound_ns + more, method=method, start_ns=begin, end_ns=end)
+        method = "pings" if entry.method == "same clock" and reference.clock != self._root else entry.method
+        return entry._replace(bound_ns=entry.bound_ns + more, method=method, start_ns=begin, end_ns=end)

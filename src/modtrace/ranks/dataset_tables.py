@@ -186,14 +186,14 @@ class DatasetTables(RankTables):
         self, name: str, steps: tuple[int, int] | None = None, ranks: Sequence[int] | None = None
     ) -> list[str]:
         length, files = self._steps_per_bucket, list[str]()
-        for part, said in self._parts.items():
-            if ranks is None or not {entry.rank for entry in said.ranks}.isdisjoint(ranks):
-                firsts = [number * length for number in sorted(said.buckets(length, [name]))]
-                chosen = [one for one in firsts if steps is None or (one < steps[1] and steps[0] < one + length)]
+        for part, contents in self._parts.items():
+            if ranks is None or not {entry.rank for entry in contents.ranks}.isdisjoint(ranks):
+                firsts = [number * length for number in sorted(contents.buckets(length, [name]))]
+                chosen = [step for step in firsts if steps is None or (step < steps[1] and steps[0] < step + length)]
                 files += [file_name(name, part, first) for first in chosen]
         if not files:  # the first bucket of a part has all tables
-            part, said = next(iter(self._parts.items()))
-            files = [file_name(name, part, length * min(said.buckets(length, TABLE_NAMES), default=0))]
+            part, contents = next(iter(self._parts.items()))
+            files = [file_name(name, part, length * min(contents.buckets(length, TABLE_NAMES), default=0))]
         return files
 
     def _joined(self, fragments: Sequence[ds.FileFragment]) -> ds.Dataset:

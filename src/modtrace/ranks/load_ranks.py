@@ -52,8 +52,8 @@ def load_ranks(
     Example:
         >>> modtrace.load_ranks("run", steps=(10, 12), worst=4).save("late.pftrace")
     """
-    with as_folder(folder, executor) as there:
-        files = find_rank_recordings(there, on_left_out, role)
+    with as_folder(folder, executor) as local_folder:
+        files = find_rank_recordings(local_folder, on_left_out, role)
         if steps is None:
             check_size(files)
         job = JobTime(files)

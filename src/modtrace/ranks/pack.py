@@ -84,29 +84,29 @@ def pack(
     """
     check_one_world(files)
     job = JobTime(files)
-    there = DatasetFiles(dataset)
+    target = DatasetFiles(dataset)
     try:
-        _begin(there, steps_per_bucket, this_host)
+        _begin(target, steps_per_bucket, this_host)
         sources = {file.rank: _fingerprint(file, source) for file in files}
-        known = _known_ranks(there, sources, job.reference, steps_per_bucket, this_host)
-        left = [file for file in files if file.rank not in known]
+        packed_ranks = _known_ranks(target, sources, job.reference, steps_per_bucket, this_host)
+        left = [file for file in files if file.rank not in packed_ranks]
         share = sum(os.stat(file.path).st_size for file in left) // _MIN_PARTS
         groups = group_by_size(left, min(max(share, _MIN_PART_BYTES), _MAX_PART_BYTES), _MAX_RANKS_PER_PART)
         parts = [_PartSources.of(group, job, sources) for group in groups]
-        pack_part = partial(_pack_part, there.place, steps_per_bucket)
+        pack_part = partial(_pack_part, target.place, steps_per_bucket)
         for _, packed in map_in_processes(pack_part, parts, processes or processor_count(), executor):
             if progress is not None:
                 progress(packed)
-        whole = read_parts(there)
-        for name in cut_parts(there, whole, steps_per_bucket):
+        whole = read_parts(target)
+        for name in cut_parts(target, whole, steps_per_bucket):
             del whole[name]
         entries = [entry for part in whole.values() for entry in part.ranks]
         gone = sources.keys() - {entry.rank for entry in entries}
         if gone:
-            raise WriteError(f"{there.place}: files of it are gone, of {counted(len(gone), 'rank')}; pack again")
-        nbytes = sum(file.size or 0 for file in there.files("spans") if file.extension == "parquet")
+            raise WriteError(f"{target.place}: files of it are gone, of {counted(len(gone), 'rank')}; pack again")
+        nbytes = sum(file.size or 0 for file in target.files("spans") if file.extension == "parquet")
     except OSError as error:
-        raise WriteError(f"{there.place}: cannot be written: {error.strerror or error}") from error
+        raise WriteError(f"{target.place}: cannot be written: {error.strerror or error}") from error
     damage = {process_label(entry.role, entry.rank): entry.damage for entry in entries if entry.damage}
     return PackResult(len(entries), len(left), sum(entry.spans for entry in entries), nbytes, damage)
 
@@ -114,39 +114,39 @@ def pack(
 _ALL_FOLDERS = ("parts", *TABLE_NAMES)
 
 
-def _begin(there: DatasetFiles, steps_per_bucket: int, this_host: bool) -> None:
+def _begin(files: DatasetFiles, steps_per_bucket: int, this_host: bool) -> None:
     """Make the folders, or keep the dataset in them; begin anew if it stores other steps together."""
     try:
-        before = None if there.is_empty() else read_head(there)
+        before = None if files.is_empty() else read_head(files)
     except ModtraceError as error:
         raise WriteError(
-            f"{there.place}: it holds something else than a dataset of this version; name another folder"
+            f"{files.place}: it holds something else than a dataset of this version; name another folder"
         ) from error
     if this_host and before not in (None, steps_per_bucket):
-        raise ModtraceError(f"{there.place}: other hosts store {before} steps together: --steps-per-bucket {before}")
-    there.make(_ALL_FOLDERS)
+        raise ModtraceError(f"{files.place}: other hosts store {before} steps together: --steps-per-bucket {before}")
+    files.make(_ALL_FOLDERS)
     if before != steps_per_bucket:
         for folder in _ALL_FOLDERS:  # the description last, so that a run that is cut off goes on here
-            for file in there.files(folder):
-                there.remove(f"{folder}/{file.base_name}")
-        write_head(there, steps_per_bucket)
+            for file in files.files(folder):
+                files.remove(f"{folder}/{file.base_name}")
+        write_head(files, steps_per_bucket)
 
 
 def _known_ranks(
-    there: DatasetFiles, sources: Mapping[int, list[object]], reference: Reference, length: int, this_host: bool
+    files: DatasetFiles, sources: Mapping[int, list[object]], reference: Reference, length: int, this_host: bool
 ) -> set[int]:
     """Return the ranks of whole parts; remove parts in which a rank's file has changed, or that are in another time."""
-    known: set[int] = set()
-    parts = read_parts(there)
-    cut = cut_parts(there, parts, length)
+    ranks: set[int] = set()
+    parts = read_parts(files)
+    cut = cut_parts(files, parts, length)
     for name, part in parts.items():
-        is_same = name not in cut and all(sources.get(one.rank, one.source) == one.source for one in part.ranks)
+        is_same = name not in cut and all(sources.get(entry.rank, entry.source) == entry.source for entry in part.ranks)
         is_of_others = this_host and not any(entry.rank in sources for entry in part.ranks)
         if is_same and (part.reference == reference or is_of_others):
-            known.update(entry.rank for entry in part.ranks)
-            continue
-        remove_part(there, name, TABLE_NAMES)
-    return known
+            ranks.update(entry.rank for entry in part.ranks)
+        else:
+            remove_part(files, name, TABLE_NAMES)
+    return ranks
 
 
 def _fingerprint(file: RankRecording, source: str | None) -> list[object]:
@@ -164,7 +164,7 @@ class _PartSources(NamedTuple):
 
     @classmethod
     def of(cls, files: Sequence[RankRecording], job: JobTime, sources: Mapping[int, list[Any]]) -> "_PartSources":
-        measured = [measurement_record(one) for file in files for one in job.measurements.get(file.rank, ())]
+        measured = [measurement_record(noted) for file in files for noted in job.measurements.get(file.rank, ())]
         ranks = [(file._replace(path=file.path.absolute()), job[file.rank], sources[file.rank]) for file in files]
         return cls(Part(job.reference, measured, [], {}), ranks)
 
@@ -180,22 +180,22 @@ def _pack_part(dataset: str, steps_per_bucket: int, sources: _PartSources) -> in
                 by_name[name].append(table)
         parts = iter([{name: join_tables(by_name.pop(name)) for name in TABLE_NAMES}])
     part_name = f"{sources.ranks[0][0].rank:06}-{sources.ranks[-1][0].rank:06}"
-    there = DatasetFiles(dataset)
-    there.make(_ALL_FOLDERS)
-    remove_part(there, part_name, TABLE_NAMES)  # what a run that was cut off has left
+    files = DatasetFiles(dataset)
+    files.make(_ALL_FOLDERS)
+    remove_part(files, part_name, TABLE_NAMES)  # what a run that was cut off has left
     steps: dict[str, list[list[int]]] = {name: [] for name in TABLE_NAMES}
     for place, (bucket, tables) in enumerate(_buckets(parts, steps_per_bucket)):
         begin = bucket * steps_per_bucket
         for name, table in tables.items():
             rows = to_arrow(table)
             if rows.num_rows or not place:  # the first bucket has all tables, so that there is a schema
-                with there.create(file_name(name, part_name, begin)) as file:
+                with files.create(file_name(name, part_name, begin)) as file:
                     pq.write_table(rows, file, rows.num_rows or 1, **parquet_options(rows.schema))
             if rows.num_rows:
                 if not steps[name] or (steps[name][-1][1] - 1) // steps_per_bucket < bucket - 1:
                     steps[name].append([begin, begin])
                 steps[name][-1][1] = int(table.step.max()) + 1
-    write_part(there, part_name, sources.empty._replace(ranks=entries, steps=steps))
+    write_part(files, part_name, sources.empty._replace(ranks=entries, steps=steps))
     return len(entries)
 
 
@@ -205,15 +205,15 @@ def _parts(sources: _PartSources, entries: list[RankEntry]) -> Iterator[dict[str
         spans, bound_ns, peak_bytes, torn, engine, lines = 0, 0, -1, 0, "", ""
         moments: list[int] = []
         tracks = Numbering[Track]()  # each piece has its own
-        for own in load_pieces(file):
-            one = place_rank(own, time, file)
-            tables = {name: TABLE_MAKERS[kind](one.timeline, one.rank) for kind, name in FOLDERS.items()}
-            numbers = np.array([tracks[track] for track in one.timeline.tracks] or [0], np.int32)
+        for piece in load_pieces(file):
+            rank = place_rank(piece, time, file)
+            tables = {name: TABLE_MAKERS[kind](rank.timeline, rank.rank) for kind, name in FOLDERS.items()}
+            numbers = np.array([tracks[track] for track in rank.timeline.tracks] or [0], np.int32)
             tables["spans"] = tables["spans"]._replace(track=numbers[tables["spans"].track])
-            spans, bound_ns = spans + len(tables["spans"].rank), max(bound_ns, one.bound_ns)
-            peak_bytes = max(peak_bytes, -1 if one.peak_bytes is None else one.peak_bytes)
-            slices, engine, lines = one.timeline.slices, one.engine, one.lines
-            torn = one.timeline.stats.torn  # of all pieces so far
+            spans, bound_ns = spans + len(tables["spans"].rank), max(bound_ns, rank.bound_ns)
+            peak_bytes = max(peak_bytes, -1 if rank.peak_bytes is None else rank.peak_bytes)
+            slices, engine, lines = rank.timeline.slices, rank.engine, rank.lines
+            torn = rank.timeline.stats.torn  # of all pieces so far
             moments += [int(slices.start.min()), int(slices.end.max())] if len(slices) else []
             yield tables
         ends = min(moments, default=0), max(moments, default=0)
@@ -233,11 +233,13 @@ def _buckets(parts: Iterator[dict[str, Any]], length: int) -> Iterator[tuple[int
         joined = {name: join_tables([waiting[name], table]) if waiting else table for name, table in part.items()}
         bucket = {name: table.step // length for name, table in joined.items()}
         numbers = np.unique(np.concatenate([*bucket.values()])).tolist() or [0]
-        order = {name: np.argsort(of, kind="stable") for name, of in bucket.items()}
-        bounds = {name: np.searchsorted(of[order[name]], [*numbers, 1 << 31]) for name, of in bucket.items()}
+        order = {name: np.argsort(numbers_of, kind="stable") for name, numbers_of in bucket.items()}
+        bounds = {
+            name: np.searchsorted(numbers_of[order[name]], [*numbers, 1 << 31]) for name, numbers_of in bucket.items()
+        }
         for place in range(len(numbers)):
             if place:
                 yield number, waiting  # the last one goes on in the next part
-            rows = {name: order[name][slice(*of[place : place + 2])] for name, of in bounds.items()}
+            rows = {name: order[name][slice(*edges[place : place + 2])] for name, edges in bounds.items()}
             number, waiting = numbers[place], {name: take(table, rows[name]) for name, table in joined.items()}
     yield number, waiting

@@ -194,12 +194,12 @@ def group_by_size(files: Sequence[RankRecording], nbytes: int, ranks: int) -> li
     groups: list[list[RankRecording]] = []
     size = 0
     for file in files:
-        own = 0 if file.snapshot is not None else file.path.stat().st_size
-        if not groups or size + own > nbytes or len(groups[-1]) >= ranks:
+        file_bytes = 0 if file.snapshot is not None else file.path.stat().st_size
+        if not groups or size + file_bytes > nbytes or len(groups[-1]) >= ranks:
             groups.append([])
             size = 0
         groups[-1].append(file)
-        size += own
+        size += file_bytes
     return groups
 
 
@@ -249,11 +249,11 @@ def _without_launchers(recordings: Sequence[RankRecording]) -> Iterator[RankReco
     of_rank: dict[int, list[RankRecording]] = {}
     for file in recordings:
         of_rank.setdefault(file.rank, []).append(file)
-    for same in of_rank.values():
-        recorded = same if len(same) == 1 else [file for file in same if not file.is_ring or ring_serials(file.path)]
+    for files in of_rank.values():
+        recorded = files if len(files) == 1 else [file for file in files if not file.is_ring or ring_serials(file.path)]
         # A launcher says no role.
         beside = {"", *(file.role for file in recorded)} if recorded else set()
-        yield from (file for file in same if file in recorded or file.role not in beside)
+        yield from (file for file in files if file in recorded or file.role not in beside)
 
 
 def _ring(path: Path) -> RankRecording:
@@ -270,11 +270,11 @@ def _trace(path: Path) -> RankRecording | None:
         return None
     if file_kind_by_head(path) not in _RECORDINGS:
         return None
-    known = {(track.process.role, track.process.rank) for track in read_timeline(path).tracks}
-    known = {place for place in known if place[1] is not None} or known
-    if len(known) > 1:
+    processes = {(track.process.role, track.process.rank) for track in read_timeline(path).tracks}
+    processes = {place for place in processes if place[1] is not None} or processes
+    if len(processes) > 1:
         return None  # a trace of all ranks, as `ranks timeline` writes it
-    role, rank = known.pop() if known else ("", None)
+    role, rank = processes.pop() if processes else ("", None)
     return RankRecording(_rank_in_name(path) if rank is None else rank, path, is_ring=False, role=role)
 
 
@@ -408,7 +408,7 @@ class JobTime:
         clocks = {file.rank: clock_in(records.get(file.rank, ())) or _own_clock(file.rank) for file in files}
         # What each rank noted of the clocks of hosts.
         self.measurements = {rank: measurements_in(rank_records) for rank, rank_records in records.items()}
-        tree = ClockTree(measurement for own in self.measurements.values() for measurement in own)
+        tree = ClockTree(measurement for noted in self.measurements.values() for measurement in noted)
         roots = Counter(tree.root_of(clock) for clock in clocks.values())
         # Of equally many the one with the lowest rank.
         root = max(roots, key=lambda root: roots[root])
@@ -461,9 +461,9 @@ def _wall_ahead(tree: ClockTree, clock: str, anchors: ClockMap | None) -> int:
     """Return how far Unix time is ahead of the root's clock, by the first anchor of one rank."""
     if anchors is None:
         return 0
-    own = np.array([anchors.first_ns], np.int64)
-    root = own + tree.to_root(clock, own).offset_ns
-    return int(anchors.to_other(own)[0] - root[0])
+    anchor_ns = np.array([anchors.first_ns], np.int64)
+    root = anchor_ns + tree.to_root(clock, anchor_ns).offset_ns
+    return int(anchors.to_other(anchor_ns)[0] - root[0])
 
 
 def _by_clocks(tree: ClockTree, clock: str, wall_ns: int, own_ns: Int64Array) -> Offset:

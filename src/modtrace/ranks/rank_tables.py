@@ -123,7 +123,9 @@ def join_tables(parts: Sequence[Table]) -> Table:
         if texts in columns:
             numbers: dict[Any, int] = {}
             place = [[numbers.setdefault(text, len(numbers)) for text in part] or [0] for part in columns[texts]]
-            columns[index] = [np.array(of, np.int32)[own] for of, own in zip(place, columns[index], strict=True)]
+            columns[index] = [
+                np.array(codes, np.int32)[code] for codes, code in zip(place, columns[index], strict=True)
+            ]
             columns[texts] = list(numbers)
     arrays: dict[str, Any] = {
         field: values if field in _NUMBERED else np.concatenate(values) for field, values in columns.items()
@@ -201,17 +203,17 @@ def range_table(timeline: Timeline, rank: int) -> RangeTable:
     ranges = np.flatnonzero(slices.kind == RANGE)
     names = [_range_name(timeline, row) for row in ranges.tolist()]
     category = np.array([name.category for name in names], object)
-    told = ~np.isin(category, ("communication", "torch", *FOR_ITSELF))
+    is_told = ~np.isin(category, ("communication", "torch", *FOR_ITSELF))
     thread = np.array([track.tid for track in timeline.tracks], np.int64)
     has_modules = np.isin(thread[slices.track[ranges]], thread[spans.track]) | (len(spans.track) == 0)
     in_modules = union_of(spans.start, spans.end).time_within(slices.start[ranges], slices.end[ranges])
-    told &= in_modules == 0
+    is_told &= in_modules == 0
     # In start order, an outer one before those in it: of these the outer one counts.
     order = np.lexsort((-slices.end[ranges], slices.start[ranges], slices.track[ranges]))
-    order = order[told[order]]
+    order = order[is_told[order]]
     until, track = slices.end[ranges[order]], slices.track[ranges[order]]
-    for own in split_by(track):
-        until[own] = np.maximum.accumulate(until[own])
+    for track_rows in split_by(track):
+        until[track_rows] = np.maximum.accumulate(until[track_rows])
     is_inner = ~begins_run(track)
     is_inner[1:] &= slices.start[ranges[order]][1:] < until[:-1]
     collections = np.flatnonzero(slices.kind == GARBAGE_COLLECTION)
@@ -277,9 +279,9 @@ class Bounds:
 
     def largest_bound(self, rank: int, others: Int64Array) -> int:
         """Return how wrong the time between a rank and any of the others can be, ns."""
-        own, index = np.searchsorted(self._ranks, rank), np.searchsorted(self._ranks, others)
-        apart = self._clock[index] != self._clock[own]
-        return int(np.max((self._bound[index] + self._bound[own])[apart], initial=0))
+        own_index, index = np.searchsorted(self._ranks, rank), np.searchsorted(self._ranks, others)
+        apart = self._clock[index] != self._clock[own_index]
+        return int(np.max((self._bound[index] + self._bound[own_index])[apart], initial=0))
 
     def of_groups(self, rank: Int64Array, group: Int64Array) -> Int64Array:
         """Return for times of ranks how far each is off at most against the others of its group, ascending, ns."""
@@ -320,16 +322,16 @@ class RankTables(ABC):
     @property
     def roles(self) -> dict[int, str]:
         """What each rank does in the job; empty if that is not known."""
-        return {one.rank: one.role for one in self.ranks}
+        return {entry.rank: entry.role for entry in self.ranks}
 
     @property
     def engines(self) -> set[str]:
         """What recorded the ranks, "native" or "python"."""
-        return {one.engine for one in self.ranks}
+        return {entry.engine for entry in self.ranks}
 
     def bounds(self) -> Bounds:
         """Return how far the times of each rank are off."""
-        return Bounds([(one.rank, one.bound_ns, one.clock) for one in self.ranks])
+        return Bounds([(entry.rank, entry.bound_ns, entry.clock) for entry in self.ranks])
 
     @abstractmethod
     def read(self, kind: type[Table], first: int, last: int, ranks: Sequence[int] | None = None) -> Table:
@@ -345,12 +347,12 @@ TABLE_MAKERS: Mapping[type, Callable[[Timeline, int], Any]] = {
 """What makes each kind of table from a rank's timeline."""
 
 
-def _rank_tables(one: RankTimeline) -> tuple[RankEntry, dict[type, Any]]:
-    peak_bytes = -1 if one.peak_bytes is None else one.peak_bytes
-    place = one.rank, one.file.role, one.bound_ns, one.time.method, one.time.clock
+def _rank_tables(rank: RankTimeline) -> tuple[RankEntry, dict[type, Any]]:
+    peak_bytes = -1 if rank.peak_bytes is None else rank.peak_bytes
+    place = rank.rank, rank.file.role, rank.bound_ns, rank.time.method, rank.time.clock
     # When, and how many, only a dataset says.
-    entry = RankEntry(*place, 0, 0, 0, peak_bytes, one.engine, [], one.lines, one.damage)
-    return entry, {kind: make(one.timeline, one.rank) for kind, make in TABLE_MAKERS.items()}
+    entry = RankEntry(*place, 0, 0, 0, peak_bytes, rank.engine, [], rank.lines, rank.damage)
+    return entry, {kind: make(rank.timeline, rank.rank) for kind, make in TABLE_MAKERS.items()}
 
 
 class FolderTables(RankTables):

@@ -70,8 +70,8 @@ def call_keys(group: Int32Array | Int64Array, counter: Int64Array) -> Int64Array
 
 def sync_points(collectives: Collectives) -> SyncPoints:
     """Return the calls of a rank that have a counter and synchronize."""
-    known = group_keys(collectives.groups)
-    keys = [known.get(name.group, (name.group, ())) for name in collectives.names]
+    key_of = group_keys(collectives.groups)
+    keys = [key_of.get(name.group, (name.group, ())) for name in collectives.names]
     groups, number_of_name = number_distinct(keys)
     group_of_name = np.append(number_of_name, -1).astype(np.int64)
     synchronizes = synchronizing([*(name.operator for name in collectives.names), ""])
@@ -136,7 +136,7 @@ def inferred_waits(timeline: Timeline) -> InferredWaits:
 
 def _sections(timeline: Timeline) -> tuple[Int64Array, Int64Array]:
     """Return begins and ends of backward passes, or of steps if there are no passes."""
-    passes = sorted((one.start_ns, one.end_ns) for one in timeline.backward_passes)
+    passes = sorted((backward.start_ns, backward.end_ns) for backward in timeline.backward_passes)
     if passes:
         begin, end = np.array(passes, np.int64).T
         return begin, end
@@ -167,11 +167,11 @@ def offsets_by_collectives(
     points = {rank: sync_points(table) for rank, table in collectives.items()}
     to_job = dict(placed)
     while True:
-        known = _calls_of([(points[rank], to_job[rank]) for rank in to_job if rank in points], numbers)
+        placed_calls = _calls_of([(points[rank], to_job[rank]) for rank in to_job if rank in points], numbers)
         newly_placed = [
             (rank, ClockMap(readings))
             for rank in sorted(points.keys() - to_job.keys())
-            if (readings := _readings(points[rank], known, numbers))
+            if (readings := _readings(points[rank], placed_calls, numbers))
         ]
         if not newly_placed:
             return
@@ -259,15 +259,15 @@ def _calls_of(
     )
 
 
-def _readings(points: SyncPoints, known: tuple[Int64Array, ...], numbers: dict[GroupKey, int]) -> list[Reading]:
-    key, last_start, first_release, release = known
+def _readings(points: SyncPoints, placed_calls: tuple[Int64Array, ...], numbers: dict[GroupKey, int]) -> list[Reading]:
+    key, last_start, first_release, release = placed_calls
     whole = np.flatnonzero(points.released >= 0)
-    _, position, own = np.intersect1d(key, _keys(points, numbers)[whole], return_indices=True)
-    if not len(own):
+    _, position, call = np.intersect1d(key, _keys(points, numbers)[whole], return_indices=True)
+    if not len(call):
         return []
-    start = points.start[whole[own]]
+    start = points.start[whole[call]]
     order = np.argsort(start, kind="stable")
-    position, start, released = position[order], start[order], points.released[whole[own]][order]
+    position, start, released = position[order], start[order], points.released[whole[call]][order]
     low, high = last_start[position] - released, first_release[position] - start
     return readings_of_ranges(start, low, high, release[position] - released)
 

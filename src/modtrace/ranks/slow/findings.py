@@ -109,13 +109,13 @@ def like_module_times(parts: Iterable[SpanTable], own_time: OwnTime) -> LikeModu
         fqn = np.array([fqns.setdefault(name.fqn, len(fqns)) for name in spans.names] or [0])
         names = [(_NUMBER.sub("*", name.fqn), name.module_class) for name in spans.names]
         like = np.array([likes.setdefault(name, len(likes)) for name in names] or [0])
-        rows += [_rank_rows(take(spans, own), own_time, fqn, like) for own in split_by(spans.rank)]
-    rank, step, name, phase, kind, own = np.concatenate(rows, axis=1)
+        rows += [_rank_rows(take(spans, rank_rows), own_time, fqn, like) for rank_rows in split_by(spans.rank)]
+    rank, step, name, phase, kind, rank_rows = np.concatenate(rows, axis=1)
     like, module = kind * len(PHASES) + phase, name * len(PHASES) + phase
-    excess = _excess(rank, step, like, own)
+    excess = _excess(rank, step, like, rank_rows)
     # The deviations of the modules of a kind from what each takes at the median of its steps.
-    noise = MAD_TO_SIGMA * medians_within(np.abs(own - medians_within(own, module, rank)), like)
-    return LikeModuleTimes(list(fqns), rank, step, name, phase, own, excess, noise)
+    noise = MAD_TO_SIGMA * medians_within(np.abs(rank_rows - medians_within(rank_rows, module, rank)), like)
+    return LikeModuleTimes(list(fqns), rank, step, name, phase, rank_rows, excess, noise)
 
 
 def _rank_rows(spans: SpanTable, own_time: OwnTime, fqn: Int64Array, like: Int64Array) -> Int64Array:
@@ -129,21 +129,21 @@ def _rank_rows(spans: SpanTable, own_time: OwnTime, fqn: Int64Array, like: Int64
     return np.stack([np.full(len(total), rank), step, number, phase, kind, total])
 
 
-def _excess(rank: Int64Array, step: Int64Array, kind: Int64Array, own: Int64Array) -> Int64Array:
-    order = np.lexsort((own, rank, step, kind))
+def _excess(rank: Int64Array, step: Int64Array, kind: Int64Array, self_ns: Int64Array) -> Int64Array:
+    order = np.lexsort((self_ns, rank, step, kind))
     begins = group_starts(kind[order], step[order], rank[order])
     sizes = group_lengths(begins, len(order))
     # The slowest of each rank: the last of each run.
     slowest = order[begins + sizes - 1]
-    by_size = np.lexsort((own[slowest], step[slowest], kind[slowest]))
+    by_size = np.lexsort((self_ns[slowest], step[slowest], kind[slowest]))
     ordered = slowest[by_size]
     groups = group_starts(kind[ordered], step[ordered])
     count = group_lengths(groups, len(ordered))
-    usual, of_row = np.empty(len(slowest), np.int64), np.empty(len(own), np.int64)
+    usual, of_row = np.empty(len(slowest), np.int64), np.empty(len(self_ns), np.int64)
     # A rank that is alone in a step has no others: what is found then is of another step.
-    usual[by_size] = np.where(np.repeat(count, count) > 1, slowest_of_others(own[ordered], groups), -1)
+    usual[by_size] = np.where(np.repeat(count, count) > 1, slowest_of_others(self_ns[ordered], groups), -1)
     of_row[order] = np.repeat(usual, sizes)
-    return np.where(of_row >= 0, own - of_row, 0)
+    return np.where(of_row >= 0, self_ns - of_row, 0)
 
 
 _CHUNK = 256
@@ -189,9 +189,9 @@ def late_senders(
             and of_steps.get(step, 0) > totals[rank, step][1]
         ]
         if not here:
-            rank = min(rank for rank, own in late if own == step)
+            rank = min(rank for rank, step_of in late if step_of == step)
             return StepFinding(step, "even", rank), np.zeros(len(events.time), np.int64)
-        rank = max(here, key=lambda one: saved[one][step])
+        rank = max(here, key=lambda late_rank: saved[late_rank][step])
         total, limit = totals[rank, step]
         lateness, other = late[rank, step]
         bound = bounds.largest_bound(rank, np.array([other]))
@@ -429,11 +429,11 @@ def slow_of_recordings(
     worlds: dict[str, list[RankRecording]] = {}
     for file in files:
         worlds.setdefault(file.world, []).append(file)
-    tables = {world: FolderTables(own, job, steps, executor) for world, own in worlds.items()}
+    tables = {world: FolderTables(world_tables, job, steps, executor) for world, world_tables in worlds.items()}
     waits = find_role_waits(role_times([*tables.values()], 0, _NO_STEP))
-    runs = {world: _run([find_late(own, 0, _NO_STEP)], own) for world, own in tables.items()}
+    runs = {world: _run([find_late(world_tables, 0, _NO_STEP)], world_tables) for world, world_tables in tables.items()}
     [run] = runs.values() if len(runs) == 1 else [SlowRun([], len(files), [], 0, [], roles=runs)]
-    engines = {engine for own in tables.values() for engine in own.engines}
+    engines = {engine for world_tables in tables.values() for engine in world_tables.engines}
     return _checked(replace(run, waits=waits), engines, files[0].path.parent)
 
 
@@ -488,7 +488,7 @@ def _run(parts: Iterable[PartOfRun], tables: RankTables) -> SlowRun:
 
 
 def _checked(run: SlowRun, engines: Iterable[str], path: str | os.PathLike[str]) -> SlowRun:
-    if not run.steps and not run.waits and not any(own.steps for own in run.roles.values()):
+    if not run.steps and not run.waits and not any(role_run.steps for role_run in run.roles.values()):
         unseen = f"; {UNSEEN_BY_PYTHON}" if "python" in engines else ""
         raise ModtraceError(
             f"{os.fspath(path)}: no two ranks called one collective or sent each other something{unseen}"

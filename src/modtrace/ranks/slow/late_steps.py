@@ -197,18 +197,18 @@ def find_arrivals(table: CollectiveTable, own_time: OwnTime) -> Arrivals:
     order = np.argsort(place, kind="stable")
     rows, place = rows[order], place[order]
     rank, step = table.rank[rows].astype(np.int64), table.step[rows].astype(np.int64)
-    before, own = np.full(len(rows), -1), np.full(len(rows), -1)
-    before[1:], own[1:] = place[:-1], np.diff(own_time.until(place))
+    before, own_ns = np.full(len(rows), -1), np.full(len(rows), -1)
+    before[1:], own_ns[1:] = place[:-1], np.diff(own_time.until(place))
     first_of_rank = group_starts(rank)
-    before[first_of_rank] = own[first_of_rank] = -1
+    before[first_of_rank] = own_ns[first_of_rank] = -1
     position = count_in_run(rank, step)
     key = call_keys(table.group[rows], table.counter[rows])
     _, collective, count = np.unique(key, return_inverse=True, return_counts=True)
     time = table.start[rows]
     chosen = np.flatnonzero(count[collective] > 1)
     chosen = chosen[np.lexsort((time[chosen], collective[chosen]))]
-    rank, step, position, place, before, own, collective, time = (
-        values[chosen] for values in (rank, step, position, place, before, own, collective, time)
+    rank, step, position, place, before, own_ns, collective, time = (
+        values[chosen] for values in (rank, step, position, place, before, own_ns, collective, time)
     )
     begins = group_starts(collective)
     size = group_lengths(begins, len(collective))
@@ -217,15 +217,15 @@ def find_arrivals(table: CollectiveTable, own_time: OwnTime) -> Arrivals:
     is_last = np.zeros(len(time), np.bool_)
     is_last[last] = True
     step, position = (np.minimum.reduceat(values, begins)[of_row] for values in (step, position))
-    by_own = np.lexsort((own, of_row))
-    excess = np.zeros(len(own), np.int64)
-    excess[by_own] = np.rint(own[by_own] - median_of_others(own[by_own], begins)).astype(np.int64)
+    by_own = np.lexsort((own_ns, of_row))
+    excess = np.zeros(len(own_ns), np.int64)
+    excess[by_own] = np.rint(own_ns[by_own] - median_of_others(own_ns[by_own], begins)).astype(np.int64)
     # If one rank has no call before, nothing says what it did.
-    excess[np.minimum.reduceat(own, begins)[of_row] < 0] = 0
+    excess[np.minimum.reduceat(own_ns, begins)[of_row] < 0] = 0
     # From the first call of all on: a double does not hold Unix nanoseconds.
     since = time - time.min(initial=INT64_MAX)
     lateness = np.rint(since - median_of_others(since, begins)).astype(np.int64)
-    return Arrivals(of_row, rank, step, position, place, before, own, excess, lateness, is_last)
+    return Arrivals(of_row, rank, step, position, place, before, own_ns, excess, lateness, is_last)
 
 
 MIN_NOISES = 6.0
@@ -268,11 +268,11 @@ def late_steps(arrivals: Arrivals, bounds: Bounds) -> list[LateStep]:
         lasts = rows[arrivals.is_last[rows]]
         ranks, index = np.unique(arrivals.rank[lasts], return_inverse=True)
         rank = int(ranks[np.argmax(np.bincount(index, cost[lasts], len(ranks)))])
-        own = lasts[arrivals.rank[lasts] == rank]
-        costly = own[cost[own] > 0]
-        counted = costly if len(costly) else own
+        last_calls = lasts[arrivals.rank[lasts] == rank]
+        costly = last_calls[cost[last_calls] > 0]
+        counted = costly if len(costly) else last_calls
         limit = float(noise_limit(np.sum(noise[counted] ** 2, keepdims=True), np.array([len(rows)]))[0])
-        total = int(cost[own].sum())
+        total = int(cost[last_calls].sum())
         steady = costly[is_steady[costly]]
         if cost[steady].sum() > _STEADY_OWN * usual_own:
             limit = min(limit, float(np.sqrt(np.sum(least[steady] ** 2))))
@@ -318,8 +318,8 @@ def _steady_excess(arrivals: Arrivals, noise: Float64Array) -> tuple[BoolArray, 
     place = arrivals.position << RANK_BITS | arrivals.rank
     _, of_row = np.unique(place, return_inverse=True)
     _, of_step = np.unique(arrivals.step << RANK_BITS | arrivals.rank, return_inverse=True)
-    own = np.bincount(of_step[known], arrivals.own[known])
-    usual_own = float(np.median(own)) if len(own) else 0.0
+    own_ns = np.bincount(of_step[known], arrivals.own[known])
+    usual_own = float(np.median(own_ns)) if len(own_ns) else 0.0
     steps, least = np.bincount(of_row, known), COUNTED_NOISES * noise
 
     def takes_more(ns: Float64Array | float, in_steps: int) -> BoolArray:

@@ -57,10 +57,10 @@ def rank_events(table: CollectiveTable, own_time: OwnTime) -> RankEvents:
     row, time, done, place = (values[order] for values in (rows.row, rows.time, rows.done, place))
     is_call = rows.is_call[order]
     rank, key = table.rank[row].astype(np.int64), keys[row]
-    own, passed = np.diff(own_time.until(place), prepend=0), np.diff(time, prepend=0)
+    own_ns, passed = np.diff(own_time.until(place), prepend=0), np.diff(time, prepend=0)
     first = group_starts(rank)
-    own[first] = passed[first] = 0
-    waited = passed - own
+    own_ns[first] = passed[first] = 0
+    waited = passed - own_ns
     last = np.full(int(keys.max(initial=-1)) + 1, INT64_MIN // 2)
     np.maximum.at(last, key[is_call], time[is_call])
     binds = ~is_call & (key >= 0)
@@ -78,7 +78,7 @@ def rank_events(table: CollectiveTable, own_time: OwnTime) -> RankEvents:
     transfer = np.where(binds, np.where(came_late, least[key], transfer), 0)
     over = np.where(binds, time - np.maximum(time - waited, last[key] + transfer), 0)
     step = table.step[row].astype(np.int64)
-    return RankEvents(rank, step, place, time, key, is_call, own, waited, binds, transfer, over)
+    return RankEvents(rank, step, place, time, key, is_call, own_ns, waited, binds, transfer, over)
 
 
 def message_ends(table: CollectiveTable) -> tuple[Int64Array, Int64Array]:
@@ -90,10 +90,10 @@ def message_ends(table: CollectiveTable) -> tuple[Int64Array, Int64Array]:
     for rows in split_by(table.group[messages], messages):
         members = np.array(ranks_in_group(table.groups[table.group[rows[0]]]), np.int64)
         peer = table.peer[rows]
-        known = peer < len(members)
-        other[rows[known]] = members[peer[known]]
-    own = np.where(other >= 0, table.rank, -1)
-    return np.where(kind == 0, own, other), np.where(kind == 0, other, own)
+        in_group = peer < len(members)
+        other[rows[in_group]] = members[peer[in_group]]
+    caller = np.where(other >= 0, table.rank, -1)
+    return np.where(kind == 0, caller, other), np.where(kind == 0, other, caller)
 
 
 def shared_keys(table: CollectiveTable) -> Int64Array:
@@ -143,11 +143,11 @@ def _inferred(table: CollectiveTable, keys: Int64Array, returns_complete: BoolAr
     order = np.argsort(wait_place, kind="stable")
     inferred = inferred[order]
     wait = np.searchsorted(wait_place[order], own_time.place(table.rank[calls].astype(np.int64), table.start[calls]))
-    known = wait < len(inferred)
-    calls, wait = calls[known], wait[known]
+    before_a_wait = wait < len(inferred)
+    calls, wait = calls[before_a_wait], wait[before_a_wait]
     row = inferred[wait]
-    same = (table.rank[row] == table.rank[calls]) & (table.step[row] == table.step[calls])
-    calls, row, wait = calls[same], row[same], wait[same]
+    in_same_step = (table.rank[row] == table.rank[calls]) & (table.step[row] == table.step[calls])
+    calls, row, wait = calls[in_same_step], row[in_same_step], wait[in_same_step]
     time = np.clip(table.done[calls], table.start[row], table.end[row])
     of_unknown = np.ones(len(inferred), np.bool_)
     of_unknown[wait] = False

@@ -116,12 +116,12 @@ def role_times(worlds: Sequence[RankTables], first: int, last: int) -> RoleTimes
     edges = _step_ends(worlds, first, last)
     if len({role for role, _ in processes.values()}) < 2 or len(edges) < 2:
         return None
-    known: list[_Waits] = []
+    waits: list[_Waits] = []
     did: dict[int, _Process] = {}
     for world, tables in enumerate(worlds):
         table, base = tables.read(CollectiveTable, first - 1, last), world << RANK_BITS
         by_messages = _waits_by_messages(table)
-        known.append(by_messages._replace(process=by_messages.process | base, target=by_messages.target | base))
+        waits.append(by_messages._replace(process=by_messages.process | base, target=by_messages.target | base))
         blocks = take(table, (table.kind != CALL) | (table.done >= 0) & (table.done <= table.end))
         ranges = tables.read(RangeTable, first - 1, last)
         is_wait = np.array([place.startswith(_WAITS) for place in ranges.places] or [False])[ranges.place]
@@ -129,29 +129,29 @@ def role_times(worlds: Sequence[RankTables], first: int, last: int) -> RoleTimes
         spans = tables.read(SpanTable, first - 1, last)
         for rank in tables.roles:
             in_wait = take(ranges, is_wait & (ranges.rank == rank))
-            own = take(blocks, blocks.rank == rank)
+            blocked = take(blocks, blocks.rank == rank)
             # Where messages say for whom it waits, the range around them says nothing new.
-            unknown = union_of(own.start, own.end).time_within(in_wait.start, in_wait.end) == 0
+            unknown = union_of(blocked.start, blocked.end).time_within(in_wait.start, in_wait.end) == 0
             in_wait = take(in_wait, unknown)
             count, process = len(in_wait.start), base | rank
-            known.append(_Waits(np.full(count, process), in_wait.start, in_wait.end, np.full(count, -1)))
+            waits.append(_Waits(np.full(count, process), in_wait.start, in_wait.end, np.full(count, -1)))
             did[process] = _Process(
                 take(spans, spans.rank == rank),
                 take(ranges, says_what & ~is_wait & (ranges.rank == rank)),
-                union_of(np.append(own.start, in_wait.start), np.append(own.end, in_wait.end)),
+                union_of(np.append(blocked.start, in_wait.start), np.append(blocked.end, in_wait.end)),
             )
-    waits = _cut(_told_by_time(_Waits(*map(np.concatenate, zip(*known, strict=True))), did, processes), edges)
-    took = {(one, place): ns for one in processes for place, ns in _place_times(did[one], edges).items()}
-    return RoleTimes(processes, np.diff(edges), _followed(waits, processes, edges), took)
+    whole = _told_by_time(_Waits(*map(np.concatenate, zip(*waits, strict=True))), did, processes)
+    took = {(process, place): ns for process in processes for place, ns in _place_times(did[process], edges).items()}
+    return RoleTimes(processes, np.diff(edges), _followed(_cut(whole, edges), processes, edges), took)
 
 
 def _step_ends(worlds: Sequence[RankTables], first: int, last: int) -> Int64Array:
     """Return when the steps ended of the process whose steps are the longest, of those that do more than begin."""
     tables = [tables.read(StepTable, first - 1, last) for tables in worlds]
     ends = [np.sort(table.end[table.rank == rank]) for table in tables for rank in np.unique(table.rank)]
-    longest = max((int(np.ptp(own)) for own in ends), default=0)
-    many = [own for own in ends if len(own) > 1 and 2 * np.ptp(own) >= longest]
-    return max(many, key=lambda own: float(np.median(np.diff(own))), default=np.empty(0, np.int64))
+    longest = max((int(np.ptp(rank_ends)) for rank_ends in ends), default=0)
+    many = [rank_ends for rank_ends in ends if len(rank_ends) > 1 and 2 * np.ptp(rank_ends) >= longest]
+    return max(many, key=lambda rank_ends: float(np.median(np.diff(rank_ends))), default=np.empty(0, np.int64))
 
 
 def _waits_by_messages(table: CollectiveTable) -> _Waits:
@@ -163,10 +163,12 @@ def _waits_by_messages(table: CollectiveTable) -> _Waits:
     bound = np.flatnonzero(events.binds[order])
     wait, call = order[bound], order[last_call[bound]]
     start = events.time[wait] - events.waited[wait]
-    known = (last_call[bound] >= 0) & (events.key[call] == events.key[wait]) & (events.rank[call] != events.rank[wait])
-    known &= events.time[call] > start
-    wait, call = wait[known], call[known]
-    return _Waits(events.rank[wait], start[known], events.time[call], events.rank[call])
+    is_for_other = (
+        (last_call[bound] >= 0) & (events.key[call] == events.key[wait]) & (events.rank[call] != events.rank[wait])
+    )
+    is_for_other &= events.time[call] > start
+    wait, call = wait[is_for_other], call[is_for_other]
+    return _Waits(events.rank[wait], start[is_for_other], events.time[call], events.rank[call])
 
 
 def _told_by_time(waits: _Waits, did: Mapping[int, _Process], processes: Mapping[int, tuple[str, int]]) -> _Waits:
@@ -178,11 +180,11 @@ def _told_by_time(waits: _Waits, did: Mapping[int, _Process], processes: Mapping
     target, until = waits.target.copy(), waits.until.copy()
     for row in np.flatnonzero(target < 0).tolist():
         last = {
-            process: int(own[index])
-            for process, own in ends.items()
+            process: int(done[index])
+            for process, done in ends.items()
             if processes[process][0] != processes.get(int(waits.process[row]), ("", 0))[0]
-            for index in [int(np.searchsorted(own, waits.until[row], side="right")) - 1]
-            if index >= 0 and own[index] > waits.start[row]
+            for index in [int(np.searchsorted(done, waits.until[row], side="right")) - 1]
+            if index >= 0 and done[index] > waits.start[row]
         }
         if last:
             target[row] = max(last, key=lambda process: last[process])
@@ -190,9 +192,9 @@ def _told_by_time(waits: _Waits, did: Mapping[int, _Process], processes: Mapping
     order = np.lexsort((waits.start, waits.process))
     order = order[target[order] >= 0]
     start, until = waits.start[order], until[order]
-    for own in split_by(waits.process[order]):
-        until[own] = np.maximum.accumulate(until[own])
-        start[own[1:]] = np.maximum(start[own[1:]], until[own[:-1]])
+    for done in split_by(waits.process[order]):
+        until[done] = np.maximum.accumulate(until[done])
+        start[done[1:]] = np.maximum(start[done[1:]], until[done[:-1]])
     kept = until > start
     return _Waits(waits.process[order][kept], start[kept], until[kept], target[order][kept])
 
@@ -231,13 +233,13 @@ def _followed(
         inner, outer = inner[goes_on], outer[goes_on]
         inner_since = np.maximum(waits.start[inner], since[outer])
         inner_until = np.minimum(waits.until[inner], until[outer])
-        own = until - since - np.bincount(outer, inner_until - inner_since, len(since))
+        own_ns = until - since - np.bincount(outer, inner_until - inner_since, len(since))
         step = np.searchsorted(edges, until) - 1
-        for row in np.flatnonzero((own > 0) & (step >= 0) & (step < len(edges) - 1)).tolist():
+        for row in np.flatnonzero((own_ns > 0) & (step >= 0) & (step < len(edges) - 1)).tolist():
             pair = int(waiter[row]), int(holder[row])
             roles = [processes.get(process, ("", 0))[0] for process in pair]
             if all(roles) and roles[0] != roles[1]:
-                waited.setdefault(pair, np.zeros(len(edges) - 1))[step[row]] += own[row]
+                waited.setdefault(pair, np.zeros(len(edges) - 1))[step[row]] += own_ns[row]
         waiter, holder, since, until = waiter[outer], waits.target[inner], inner_since, inner_until
     return waited
 
@@ -256,34 +258,36 @@ def _place_times(process: _Process, edges: Int64Array) -> dict[_Place, Float64Ar
     )
     step = np.searchsorted(edges, np.append(spans.start + spans.duration, ranges.end)) - 1
     counts = (step >= 0) & (step < len(edges) - 1)
-    own = np.append(spans.self_time - waiting, inside)
+    place_ns = np.append(spans.self_time - waiting, inside)
     times: dict[_Place, Float64Array] = {}
     for number in np.unique(place[counts]).tolist():
         chosen = counts & (place == number)
         times.setdefault(places[number], np.zeros(len(edges) - 1))
-        times[places[number]] += np.bincount(step[chosen], own[chosen], len(edges) - 1)
-    known = union_of(
+        times[places[number]] += np.bincount(step[chosen], place_ns[chosen], len(edges) - 1)
+    busy = union_of(
         np.concatenate([spans.start, ranges.start, process.waits.start]),
         np.concatenate([spans.start + spans.duration, ranges.end, process.waits.end]),
     )
-    times[_NOWHERE] = np.diff(edges) - known.time_within(edges[:-1], edges[1:]).astype(np.float64)
+    times[_NOWHERE] = np.diff(edges) - busy.time_within(edges[:-1], edges[1:]).astype(np.float64)
     return times
 
 
 def join_role_times(parts: Iterable[RoleTimes | None]) -> RoleTimes | None:
     """Return what parts of a run say together, in their order; None if it has one role."""
-    known = [part for part in parts if part is not None]
-    if not known:
+    in_order = [part for part in parts if part is not None]
+    if not in_order:
         return None
 
-    none = [np.zeros(len(part.length)) for part in known]
+    none = [np.zeros(len(part.length)) for part in in_order]
 
     def joined(tables: Sequence[Mapping[_Key, Float64Array]]) -> dict[_Key, Float64Array]:
         keys = dict.fromkeys(key for table in tables for key in table)
         return {key: np.concatenate([t.get(key, no) for t, no in zip(tables, none, strict=True)]) for key in keys}
 
-    lengths = np.concatenate([part.length for part in known])
-    return RoleTimes(known[0].processes, lengths, joined([p.waited for p in known]), joined([p.took for p in known]))
+    lengths = np.concatenate([part.length for part in in_order])
+    return RoleTimes(
+        in_order[0].processes, lengths, joined([p.waited for p in in_order]), joined([p.took for p in in_order])
+    )
 
 
 def find_role_waits(times: RoleTimes | None) -> tuple[RoleWait, ...]:
@@ -291,7 +295,7 @@ def find_role_waits(times: RoleTimes | None) -> tuple[RoleWait, ...]:
     if times is None:
         return ()
     members: dict[str, list[int]] = {}
-    for process, (role, _) in sorted(times.processes.items(), key=lambda one: one[1]):
+    for process, (role, _) in sorted(times.processes.items(), key=lambda item: item[1]):
         members.setdefault(role, []).append(process)
     waits = [_role_wait(times, *pair, members) for pair in permutations(members, 2)]
     return tuple(sorted((wait for wait in waits if wait is not None), key=lambda wait: -wait.share))
@@ -299,7 +303,9 @@ def find_role_waits(times: RoleTimes | None) -> tuple[RoleWait, ...]:
 
 def _role_wait(times: RoleTimes, role: str, other: str, members: Mapping[str, Sequence[int]]) -> RoleWait | None:
     none, holders, usual_step = np.zeros(len(times.length)), members[other], float(times.length.mean())
-    waited = np.mean([[times.waited.get((one, holder), none) for holder in holders] for one in members[role]], axis=0)
+    waited = np.mean(
+        [[times.waited.get((waiter, holder), none) for holder in holders] for waiter in members[role]], axis=0
+    )
     shares = waited.sum(axis=1) / times.length.sum()
     share = float(shares.sum())
     places = list(dict.fromkeys(place for process, place in times.took if process in holders and place != _NOWHERE))
@@ -309,9 +315,9 @@ def _role_wait(times: RoleTimes, role: str, other: str, members: Mapping[str, Se
     who = role if len(members[role]) == 1 else f"{role}s"
     # Those outside last: there a process that waits unseen seems to work.
     for some in (places, [_NOWHERE]) if len(holders) > 1 else ():
-        for own, place, ratio in _find_slower(times, holders, some, waited):
+        for slower, place, ratio in _find_slower(times, holders, some, waited):
             if ratio is None or ratio >= _LEAST_RATIO:
-                named, own_share = process_label(*times.processes[holders[own]]), float(shares[own])
+                named, own_share = process_label(*times.processes[holders[slower]]), float(shares[slower])
                 return RoleWait(who, named, own_share, round(own_share * usual_step), *place, ratio)
     if share < _SAID_SHARE:
         return None
@@ -344,9 +350,9 @@ def _find_slower(
 ) -> Iterator[tuple[int, _Place, float | None]]:
     """Yield which of `holders` take longer than the others again and again, in which of `places`, by what ratio."""
     took, counted = _times_in(times, holders, places)
-    more = [counted[:, own] - _of_others(counted, own) for own in range(len(holders))]
-    worst = [_main_place(places, counted[:, own].mean(axis=1), each.mean(axis=1)) for own, each in enumerate(more)]
-    usual = np.concatenate([_of_others(took[[place]], own) for own, place in enumerate(worst)])
+    more = [counted[:, holder] - _of_others(counted, holder) for holder in range(len(holders))]
+    worst = [_main_place(places, counted[:, holder].mean(axis=1), ns.mean(axis=1)) for holder, ns in enumerate(more)]
+    usual = np.concatenate([_of_others(took[[place]], holder) for holder, place in enumerate(worst)])
     excess = took[worst, range(len(holders))] - usual
     # What the others never do does not vary by chance, however much it takes at one time and another.
     noise = np.minimum(_deviation(excess), _deviation(usual))
@@ -358,21 +364,20 @@ def _find_slower(
     # Where the others do not take near as much more at times, it is none by chance.
     by_chance = _made_again(usual - np.median(usual, axis=1, keepdims=True))
     alone = {
-        own
-        for own, costs in enumerate(cost)
-        if np.count_nonzero(costs) >= _AGAIN and by_chance[own] < _LITTLE * np.median(costs[costs > 0])
+        holder
+        for holder, costs in enumerate(cost)
+        if np.count_nonzero(costs) >= _AGAIN and by_chance[holder] < _LITTLE * np.median(costs[costs > 0])
     }
-    named = {
-        own for own in often_late(late, len(holders)) | alone if cost[own].sum() >= _SAID_SHARE * times.length.sum()
-    }
-    for own in sorted(named, key=lambda one: -float(cost[one].sum())):
-        total = float(usual[own].sum())
-        yield own, places[worst[own]], 1 + float(excess[own].sum()) / total if total > 0 else None
+    total_cost, least = cost.sum(axis=1), _SAID_SHARE * times.length.sum()
+    named = [holder for holder in often_late(late, len(holders)) | alone if total_cost[holder] >= least]
+    for holder in sorted(named, key=lambda holder: -float(total_cost[holder])):
+        total = float(usual[holder].sum())
+        yield holder, places[worst[holder]], 1 + float(excess[holder].sum()) / total if total > 0 else None
 
 
-def _of_others(times: Float64Array, own: int) -> Float64Array:
+def _of_others(times: Float64Array, holder: int) -> Float64Array:
     """Return for each place what the others than one take, the median in each step."""
-    usual: Float64Array = np.median(np.delete(times, own, axis=1), axis=1)
+    usual: Float64Array = np.median(np.delete(times, holder, axis=1), axis=1)
     return usual
 
 
