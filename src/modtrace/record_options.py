@@ -67,12 +67,12 @@ class Option:
     separator: str = ""  # what joins the texts where the option is given several times; empty: the last one counts
 
 
-def check_engine(engine: object) -> str:
+def check_engine(engine: object) -> EngineName:
     """Return the name of an engine; raise ValueError if no engine has it."""
     if engine not in ENGINES:
         names = f"{', '.join(map(repr, ENGINES[:-1]))} or {ENGINES[-1]!r}"
         raise ValueError(f"engine is {engine!r}; it must be {names}")
-    return str(engine)
+    return engine
 
 
 def check_capacity(capacity: object) -> int:

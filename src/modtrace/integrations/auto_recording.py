@@ -91,7 +91,7 @@ class AutoRecording:
             raise self.error
         if self.recording is not None:
             self.recording.stop()
-            self.recording._save_unsaved()
+            self.recording.internal.save_unsaved()
 
     def _start(self) -> None:
         if self._unattended and "modtrace.cli" in sys.modules:  # `modtrace run` has options for all this
@@ -106,14 +106,11 @@ class AutoRecording:
                 return
             self._prepare()
             recording = record(**self._arguments)
-            recording._replaceable = True
-            if self._unattended:
-                recording._on_saved = lambda path: _say(f"recorded to {path}. {next_step_hint(path)}")
-            else:
-                recording._on_saved = lambda _: None  # who made it says it
-            recording._warn = _say
+            recording.internal.is_replaceable = True
+            recording.internal.warn = _say
+            recording.internal.on_saved = _say_saved if self._unattended else lambda _: None  # who made it says it
             if self._save_on_term and recording.path is not None:
-                recording._save_on_term()
+                recording.internal.save_on_term()
             recording.start()
             self.recording = recording
         except Exception as error:
@@ -131,7 +128,7 @@ class AutoRecording:
 
     def _report_at_exit(self) -> None:
         children = self._job.close()
-        recorded = self.recording is not None and not self.recording._is_empty
+        recorded = self.recording is not None and not self.recording.internal.is_empty
         if children.saved or children.unsaved:
             line = self._about_children(children)
             if children.saved and not recorded:
@@ -184,6 +181,10 @@ def _common(names: Sequence[str]) -> str:
 
 def _shared_begin(names: Sequence[str]) -> str:
     return "".join(letters[0] for letters in takewhile(lambda all_of: len({*all_of}) == 1, zip(*names, strict=False)))
+
+
+def _say_saved(path: str) -> None:
+    _say(f"recorded to {path}. {next_step_hint(path)}")
 
 
 def _say(line: str) -> None:

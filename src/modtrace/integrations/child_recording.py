@@ -78,7 +78,7 @@ def record_forked_children(recording: Recording, job: Job) -> None:
 def _after_fork() -> None:
     assert _recorded is not None
     recording, job = _recorded
-    if recording._replaced_by is None:
+    if recording.internal.replaced_by is None:
         record_this_child(job)
 
 
@@ -87,13 +87,13 @@ def _begin(job: Job) -> None:
         return
     try:
         recording = record(**job.child_arguments())
-        recording._replaceable = True
-        recording._on_saved = partial(job.note, "saved")
+        recording.internal.is_replaceable = True
+        recording.internal.on_saved = partial(job.note, "saved")
         recording.start()
     except Exception as error:
         _log.error("nothing is recorded of the child process %d: %s", os.getpid(), error)
         return
-    job.note("begin", recording._outputs.ring_path or "")
+    job.note("begin", recording.internal.ring_path or "")
     record_forked_children(recording, job)
     # Children of `multiprocessing` that were forked end without `atexit`.
     Finalize(None, _save, (recording,), exitpriority=_BEFORE_EXIT)

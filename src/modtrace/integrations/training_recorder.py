@@ -46,7 +46,7 @@ class RecordingCallback:
         """Start the recording if this step is to be recorded and it does not run yet."""
         if self.recording is None and current() is None and (self._steps is None or step in range(*self._steps)):
             self.recording = record(self._path, **self._options)
-            self.recording._first_step = step
+            self.recording.internal.first_step = step
             self.recording.start()
 
     def _end_step(self, step: int) -> None:
@@ -65,7 +65,7 @@ class RecordingCallback:
     def _step_metrics(self) -> dict[int, dict[str, float]]:
         """Return what loggers get of each step since the last call; nothing without a watcher of `keep_when`."""
         running = self.recording or current()
-        return {} if running is None or running._lines_path is None else running.step_metrics()
+        return {} if running is None or running.internal.lines_path is None else running.step_metrics()
 
     def _end(self) -> None:
         """Stop and save; raises WriteError if the file cannot be written."""

@@ -12,7 +12,7 @@ import sys
 import weakref
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -41,21 +41,27 @@ if hasattr(os, "fork"):
     why_unavailable()
 
 
+class CaptureOptions(NamedTuple):
+    """What is recorded, and into what ring: arguments of `record`, which documents and checks them."""
+
+    engine: EngineName
+    capacity: int
+    host_name: bool
+    role: str | None
+    model: weakref.ref[nn.Module] | str | None
+    events: EngineOptions  # what the engine records; its `model` is the one above
+    sampler: Sampler
+    stacks_on_signal: int | None
+    keep: int
+    workers: bool
+
+
 class Capture:
     """Writes events from `start` to `stop`; both can be called again where an interrupt came in between.
 
     Args:
         ring: a file behind the ring, or None.
-        engine: which engine, as for `record`; so are the others.
-        capacity: events kept.
-        host_name: write the host's name.
-        role: of the process in its job.
-        model: where names start; a weak reference to a module.
-        options: what the engine records; its `model` is the one above.
-        sampler: what is sampled at calls.
-        stacks_on_signal: the signal on which Python stacks are written beside the ring, or None.
-        keep: how many rings of ended processes to keep.
-        workers: whether what workers of a DataLoader record is joined when this is saved.
+        options: what is recorded.
         first_step: the number of its first step; None if it is one of several parts.
 
     Raises:
@@ -64,43 +70,28 @@ class Capture:
         EngineError: the native engine is asked for and is not built.
     """
 
-    def __init__(
-        self,
-        ring: str | None,
-        *,
-        engine: EngineName,
-        capacity: int,
-        host_name: bool,
-        role: str | None,
-        model: weakref.ref[nn.Module] | str | None,
-        options: EngineOptions,
-        sampler: Sampler,
-        stacks_on_signal: int | None,
-        keep: int,
-        workers: bool,
-        first_step: int | None,
-    ) -> None:
-        kind = choose_engine(engine)
-        metadata = recording_metadata(kind, capacity, host_name)
-        if role is not None:
-            metadata["role"] = role
-        if first_step is not None:
-            metadata[FIRST_STEP] = first_step
-        if stacks_on_signal is not None:
-            metadata[STACKS_SIGNAL] = int(stacks_on_signal)
-        if workers:
-            metadata[WORKERS] = 1
-        self.ring = Ring(capacity, ring, metadata, keep)  # where the events are
-        if stacks_on_signal is not None and self.ring.path is not None and self.ring.folder is not None:
+    def __init__(self, ring: str | None, options: CaptureOptions, first_step: int | None) -> None:
+        kind, stacks_signal = choose_engine(options.engine), options.stacks_on_signal
+        metadata = recording_metadata(kind, options.capacity, options.host_name)
+        optional = {
+            "role": options.role,
+            FIRST_STEP: first_step,
+            STACKS_SIGNAL: None if stacks_signal is None else int(stacks_signal),
+            WORKERS: 1 if options.workers else None,
+        }
+        metadata |= {key: value for key, value in optional.items() if value is not None}
+        self.ring = Ring(options.capacity, ring, metadata, options.keep)  # where the events are
+        if stacks_signal is not None and self.ring.path is not None and self.ring.folder is not None:
             try:
-                write_stacks_on(stacks_on_signal, self.ring.path, self.ring.folder)
+                write_stacks_on(stacks_signal, self.ring.path, self.ring.folder)
             except RecordingError:
                 self.ring.close()
                 os.unlink(os.path.join(self.ring.folder.path, os.path.basename(self.ring.path)))
                 raise
-        alive = model() if isinstance(model, weakref.ref) else model
-        self.engine = make_engine(kind, self.ring, self._on_error, options._replace(model=alive))  # what writes them
-        self._sampler = sampler
+        model = options.model() if isinstance(options.model, weakref.ref) else options.model
+        # What writes the events.
+        self.engine = make_engine(kind, self.ring, self._on_error, options.events._replace(model=model))
+        self._sampler = options.sampler
         self._step_notes = StepNotes(self.ring.names, self.engine, self._on_error)
         self._clocks = JobClocks(self.ring.names)
         self._failed = False

@@ -87,8 +87,8 @@ def start_alone(recording: Recording, switch_on: Callable[[], None]) -> None:
         if _current is not None and not _complete:
             _current._switch_off()
             _current = None
-        if _current is not None and _current._replaceable:
-            _current._replaced_by = recording
+        if _current is not None and _current.internal.is_replaceable:
+            _current.internal.replaced_by = recording
             _current._stop_and_log("when another one started")
         if _current is not None:
             raise RecordingError(

@@ -16,7 +16,7 @@ from .._errors import ModtraceError, RecordingError
 from .._files import Folder
 from .._processes import rank_in, run_unseen
 from ..live.triggers import parse_conditions
-from ..live.windows import KeepLimits, KeptFolder, begin_file, folder_mode, kept_folder, save_window
+from ..live.windows import STEPS_FILE, KeepLimits, KeptFolder, begin_file, folder_mode, kept_folder, save_window
 from ..public import Timeline
 from ..ring import Ring
 
@@ -43,7 +43,7 @@ class KeptWindows:
     def __init__(self, keep_when: str | Iterable[str] | None, ring: object) -> None:
         # The texts of those that a watcher of the ring has; None if there is no watcher.
         self.conditions: Sequence[str] | None = None
-        self.is_asked_for = keep_when is not None  # whether there should be one
+        self._is_asked_for = keep_when is not None  # whether there should be one
         self.on_signal = False  # whether a signal is among the conditions
         if keep_when is not None:
             try:
@@ -56,6 +56,7 @@ class KeptWindows:
                 raise RecordingError(
                     "keep_when needs a ring, which another process reads; give ring='run.modtrace' too"
                 )
+        self._steps = _WatchedSteps()
         self._limits = KeepLimits()
         self._kept = 0
         self._saving = threading.Lock()
@@ -69,6 +70,17 @@ class KeptWindows:
         except (OSError, AttributeError) as error:  # no such function in another system's library
             self.conditions = None
             warn(f"keep_when: the watcher cannot be started, nothing is kept: {error}")
+
+    def lines_path(self, ring: str | None) -> Path | None:
+        """Return the file in which the watcher of a ring writes a JSON line per step; None if there is no watcher."""
+        return None if ring is None or self.conditions is None else kept_folder(ring) / STEPS_FILE
+
+    def take_step_metrics(self, ring: str | None) -> dict[int, dict[str, float]]:
+        """Return what `Recording.step_metrics` does, for the ring in this file."""
+        if not self._is_asked_for:
+            raise RecordingError("step_metrics() needs a watcher: record(ring='run.modtrace', keep_when=())")
+        path = self.lines_path(ring)
+        return {} if path is None else self._steps.take_new_metrics(path)
 
     def keep_now(
         self, why: str, path: str | None, snapshot: Callable[[], Timeline], warn: Callable[[str], None]
@@ -99,7 +111,7 @@ class KeptWindows:
             warn(f"the window cannot be kept: {error}")
 
 
-class WatchedSteps:
+class _WatchedSteps:
     """What the watcher says of each step of this process: it writes a JSON line per step."""
 
     _file = _last = -1

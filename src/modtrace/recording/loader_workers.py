@@ -91,7 +91,7 @@ class _WorkerLoop:
                 worker = inspect.signature(self.loop).bind(*args, **kwargs).arguments["worker_id"]
                 ring = os.path.join(folder, f"worker {worker},{os.getpid()}")
                 recording = record(ring=ring, engine=engine, capacity=_CAPACITY)
-                recording._replaceable, recording._on_saved = True, lambda _: None
+                recording.internal.is_replaceable, recording.internal.on_saved = True, lambda _: None
                 recording.start()
                 for kind in vars(importlib.import_module(_FETCH_MODULE)).values():
                     if isinstance(kind, type) and "fetch" in vars(kind):

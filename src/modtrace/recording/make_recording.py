@@ -1,11 +1,12 @@
-"""`modtrace.record`: checks the options of a recording, so that wrong ones fail before the training begins."""
+"""`modtrace.record`: makes a recording; options that make no sense fail here, before the training begins."""
 
 import os
 import re
 import signal
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 from torch import nn
 
@@ -14,13 +15,14 @@ from .._processes import role_in
 from ..record_options import DEFAULT_CAPACITY, EngineName, check_capacity, check_count, check_engine, check_role
 from ..track.event_sink import DeviceChoice, EngineOptions
 from ..track.sampling import Sampler
-from .capture import Capture
+from .capture import CaptureOptions
 from .kept_windows import KeptWindows
 from .loader_workers import WorkerRings
 from .outputs import Schedule
 from .recording import Recording
 
 _DEFAULT_DEPTH = 2
+_Value = TypeVar("_Value")
 
 
 def record(
@@ -115,17 +117,6 @@ def record(
         ...     train_step()
     """
     check_can_record()
-    try:
-        check_engine(engine)
-        check_capacity(capacity)
-        check_count("keep", keep)
-        if max_steps is not None:
-            check_count("max_steps", max_steps)
-        role = role_in(os.environ) if role is None else check_role(role)
-    except ValueError as error:
-        raise RecordingError(str(error)) from None
-    if not isinstance(model, nn.Module | str | None):
-        raise RecordingError(f"model is {model!r}; give a module, or the name of a class as text")
     if stacks_on_signal is not None:
         if stacks_on_signal not in set(signal.Signals):
             raise RecordingError(f"stacks_on_signal is {stacks_on_signal!r}; it must be a signal, as signal.SIGUSR2")
@@ -135,33 +126,46 @@ def record(
         raise RecordingError("keep_when watches recordings without a schedule only")
     if workers and schedule is not None:
         raise RecordingError("workers are recorded without a schedule only")
-    options = EngineOptions(None, strip_wrappers, _device_choice(device_times), ranges, memory, flops)
-    for what in options.native_only if engine == "python" else ():
-        instead = ", or memory_interval=0" if what == "memory" else ""
-        raise RecordingError(f"{what} needs the native engine; give engine='native' or 'auto'{instead}")
-    make_capture = partial(
-        Capture,
-        engine=engine,
-        capacity=capacity,
+    options = CaptureOptions(
+        engine=_checked(check_engine, engine),
+        capacity=_checked(check_capacity, capacity),
         host_name=host_name,
-        role=role,
-        model=weakref.ref(model) if isinstance(model, nn.Module) else model,
-        options=options,
+        role=role_in(os.environ) if role is None else _checked(check_role, role),
+        model=_where_names_start(model),
+        events=EngineOptions(None, strip_wrappers, _device_choice(device_times), ranges, memory, flops),
         sampler=Sampler(shapes, memory_interval),
         stacks_on_signal=stacks_on_signal,
-        keep=keep,
+        keep=_checked(partial(check_count, "keep"), keep),
         workers=workers,
     )
+    for name in options.events.native_only if engine == "python" else ():
+        instead = ", or memory_interval=0" if name == "memory" else ""
+        raise RecordingError(f"{name} needs the native engine; give engine='native' or 'auto'{instead}")
     return Recording(
         path,
         ring=ring,
-        make_capture=make_capture,
-        max_steps=max_steps,
+        options=options,
+        max_steps=None if max_steps is None else _checked(partial(check_count, "max_steps"), max_steps),
         schedule=schedule,
         on_signal=on_signal,
         worker_rings=WorkerRings(record, engine) if workers else None,
         kept_windows=KeptWindows(keep_when, ring),
     )
+
+
+def _checked(check: Callable[[object], _Value], value: object) -> _Value:
+    try:
+        return check(value)
+    except ValueError as error:
+        raise RecordingError(str(error)) from None
+
+
+def _where_names_start(model: nn.Module | str | None) -> weakref.ref[nn.Module] | str | None:
+    if isinstance(model, nn.Module):
+        return weakref.ref(model)
+    if not isinstance(model, str | None):
+        raise RecordingError(f"model is {model!r}; give a module, or the name of a class as text")
+    return model
 
 
 def _device_choice(wanted: bool | int | str) -> DeviceChoice | None:

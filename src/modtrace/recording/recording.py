@@ -18,7 +18,6 @@ from torch.profiler import ProfilerAction
 from .._errors import ModtraceError, RecordingError
 from .._interrupts import hold_ctrl_c, raised_by_handler
 from ..live.follow import KEEP_PREFIX
-from ..live.windows import STEPS_FILE, kept_folder
 from ..public import Timeline
 from ..ring import Kind
 from ..timeline import RingAnalysis, RingPieces, ThreadStack
@@ -26,16 +25,15 @@ from ..timeline.summary.overview import kept_sentence
 from ..track.optimizer_steps import OptimizerSteps
 from ..track.ranges import NamedRange
 from ..write import REPORT, write
-from .capture import Capture
+from .capture import Capture, CaptureOptions
 from .current import block_exit, change_alone, is_running, start_alone, stop_alone
-from .kept_windows import KeptWindows, WatchedSteps
+from .kept_windows import KeptWindows
 from .loader_workers import WorkerRings
 from .outputs import Cycles, Outputs, Schedule, log_saved
 from .signals import SaveOnSignal
 
 _log = logging.getLogger("modtrace")
-_MAX_OPTIMIZERS = 16
-"""How many different ones a recording describes."""
+_MAX_OPTIMIZERS = 16  # that a recording describes, none twice
 
 
 class Recording:
@@ -58,7 +56,7 @@ class Recording:
         path: str | os.PathLike[str] | None,
         *,
         ring: str | os.PathLike[str] | None,
-        make_capture: Callable[..., Capture],
+        options: CaptureOptions,
         max_steps: int | None,
         schedule: Schedule | None,
         on_signal: int | None,
@@ -66,7 +64,6 @@ class Recording:
         kept_windows: KeptWindows,
     ) -> None:
         self._kept_windows = kept_windows
-        self._watched_steps = WatchedSteps()
         if on_signal is not None and path is None and not self._kept_windows.on_signal:
             raise RecordingError("on_signal needs a path to save to, or keep_when='signal'")
         self._cycles = Cycles(schedule)
@@ -81,17 +78,11 @@ class Recording:
         self._written: tuple[Timeline, int] | None = None
         self._optimizer_steps = OptimizerSteps(self._on_optimizer_step, self._note_optimizer)
         self._optimizers: list[dict[str, object]] = []
-        self._make_capture = make_capture
+        self._options = options
         self._marked_steps = self._followed_steps = 0
         self._block: object = None
         self._entered = self._unsaved = self._cycle_ended = self._was_stopped = False
-        # The command line, `MODTRACE=` and trainers set these. An explicit record() replaces a replaceable recording,
-        # which saves no file if nothing was recorded.
-        self._first_step = 0
-        self._on_saved: Callable[[str], None] = log_saved
-        self._warn: Callable[[str], None] = _log.warning
-        self._replaceable = False
-        self._replaced_by: Recording | None = None
+        self.internal = RecordingInternals(self)
 
     def __enter__(self) -> Recording:
         self._entered = True
@@ -124,12 +115,6 @@ class Recording:
         return self._outputs.path
 
     @property
-    def _lines_path(self) -> Path | None:
-        """The file in which the watcher of `keep_when` writes a JSON line per step; None if there is no watcher."""
-        ring = self._outputs.ring_path
-        return None if ring is None or self._kept_windows.conditions is None else kept_folder(ring) / STEPS_FILE
-
-    @property
     def saved_paths(self) -> list[str]:
         """The files it has saved to `path` so far: when it stopped, a signal came or a cycle of its schedule ended."""
         return list(self._outputs.saved)
@@ -150,16 +135,6 @@ class Recording:
             RecordingError: the recording was not started.
         """
         return self._require_capture().engine.kind
-
-    @property
-    def _is_empty(self) -> bool:
-        """Whether it holds no call of a module, no collective and no step."""
-        if self.steps:
-            return False
-        if self._capture is None:
-            return True
-        timeline = self.snapshot() if self.running else self.timeline()
-        return not (len(timeline.columns) or len(timeline.collectives.start))
 
     def start(self) -> Recording:
         """Start recording: from now on each call of a module is recorded.
@@ -182,7 +157,7 @@ class Recording:
             self._capture = None
             self._unused.release()
             raise
-        self._kept_windows.watch(None if self._capture is None else self._capture.ring, self._warn)
+        self._kept_windows.watch(None if self._capture is None else self._capture.ring, self.internal.warn)
         return self
 
     def _switch_on(self) -> None:
@@ -200,8 +175,9 @@ class Recording:
             return
         if self._capture is None or self._cycle_ended:
             self._timeline = self._written = None
-            make = partial(self._make_capture, first_step=None if self._cycles.is_scheduled else self._first_step)
-            self._capture = self._outputs.make_capture(make, self._warn)
+            first_step = None if self._cycles.is_scheduled else self.internal.first_step
+            make = partial(Capture, options=self._options, first_step=first_step)
+            self._capture = self._outputs.make_capture(make, self.internal.warn)
             for optimizer in self._optimizers:
                 self._capture.note_optimizer(optimizer)
             self._cycle_ended = False
@@ -239,7 +215,7 @@ class Recording:
 
     def _stop(self) -> None:
         hint = f"the recording {self._outputs.destination} is being saved; press Ctrl-C again to abort that"
-        hold_ctrl_c(self._stop_and_save, lambda: self._warn(hint))
+        hold_ctrl_c(self._stop_and_save, lambda: self.internal.warn(hint))
 
     def _stop_and_save(self) -> None:
         try:
@@ -247,20 +223,16 @@ class Recording:
         except BaseException:
             stop_alone(self)
             raise
-        if ran:
-            if self._capture is not None and (model := self._capture.unmatched_model()) is not None:
-                self._warn(f"model: no {model}, nor a part of one, was called; names start at the outermost modules")
-            self._save_unsaved()
-            if (self._timeline or self._written) is not None and (lost := kept_sentence(self._saved_timeline()[0])):
-                self._warn(lost)
-            if (path := self.saved_paths[-1] if self.saved_paths else self._outputs.ring_path) is not None:
-                self._on_saved(path)
-
-    def _save_unsaved(self) -> None:
-        """If a path was given, save what was recorded and is not there yet."""
-        if self._unsaved and not (self._replaceable and self._is_empty):
-            self._outputs.save(self.save)
-            self._unsaved = self.running
+        if not ran:
+            return
+        internal = self.internal
+        if self._capture is not None and (model := self._capture.unmatched_model()) is not None:
+            internal.warn(f"model: no {model}, nor a part of one, was called; names start at the outermost modules")
+        internal.save_unsaved()
+        if (self._timeline or self._written) is not None and (lost := kept_sentence(internal.saved_timeline()[0])):
+            internal.warn(lost)
+        if (path := self.saved_paths[-1] if self.saved_paths else internal.ring_path) is not None:
+            internal.on_saved(path)
 
     def step(self) -> None:
         """Mark the end of a training step: what was recorded since the last one has its number, from `first_step`.
@@ -268,7 +240,7 @@ class Recording:
         Steps also end by themselves where optimizers step; once this is called, only its calls count. After `max_steps`
         steps the recording stops, and saves; an error of saving is logged.
         """
-        self._write_mark(Kind.STEP, None, self._first_step + self._marked_steps)
+        self._write_mark(Kind.STEP, None, self.internal.first_step + self._marked_steps)
         self._marked_steps += 1
         # The optimizer has most often stepped just before the first call of this, for the same step.
         if self._marked_steps > self._followed_steps:
@@ -277,7 +249,7 @@ class Recording:
     def _on_optimizer_step(self, step: int, _complete: bool) -> None:
         if self._marked_steps or not self.running:
             return
-        self._write_mark(Kind.OPTIMIZER_STEP, None, self._first_step + step)
+        self._write_mark(Kind.OPTIMIZER_STEP, None, self.internal.first_step + step)
         if self._optimizer_steps.ended > self._followed_steps:
             self._on_steps_ended(self._optimizer_steps.ended)
 
@@ -296,7 +268,7 @@ class Recording:
             try:
                 if self._cycles.next(count):
                     change_alone(self, self._end_cycle)
-                    self._save_unsaved()
+                    self.internal.save_unsaved()
                     self._unsaved = False
                     self._cycles.number += 1
                 change_alone(self, self._follow_schedule)
@@ -307,8 +279,9 @@ class Recording:
                 self._stop_and_log("when it stopped")
 
     def _end_cycle(self) -> None:
-        self._require_capture().stop()
-        self._require_capture().close()
+        capture = self._require_capture()
+        capture.stop()
+        capture.close()
         self._cycle_ended = True
 
     def mark(self, text: str) -> None:
@@ -342,7 +315,7 @@ class Recording:
             )
         self._write_mark(Kind.MARK, f"{KEEP_PREFIX}{why}", 0)
         if self.running and self._capture is not None:
-            self._kept_windows.keep_now(why, self._outputs.ring_path or self.path, self.snapshot, self._warn)
+            self._kept_windows.keep_now(why, self._outputs.ring_path or self.path, self.snapshot, self.internal.warn)
 
     def step_metrics(self) -> dict[int, dict[str, float]]:
         """Return what TensorBoard, W&B or MLflow take of the steps that became known since the last call, by number.
@@ -360,9 +333,7 @@ class Recording:
             >>> for step, metrics in recording.step_metrics().items():
             ...     wandb.log(metrics, step=step)
         """
-        if not self._kept_windows.is_asked_for:
-            raise RecordingError("step_metrics() needs a watcher: record(ring='run.modtrace', keep_when=())")
-        return {} if self._lines_path is None else self._watched_steps.take_new_metrics(self._lines_path)
+        return self._kept_windows.take_step_metrics(self._outputs.ring_path)
 
     def range(self, name: str) -> NamedRange:
         """Return a block, `with recording.range("augment"):`, that is a range of this name; also a decorator.
@@ -402,15 +373,6 @@ class Recording:
             self._timeline = self.snapshot()
         return self._timeline
 
-    def _saved_timeline(self) -> tuple[Timeline, int]:
-        """Return the timeline of a stopped recording, and how many spans it has.
-
-        After a large ring was saved, the timeline is without them.
-        """
-        if self._timeline is None and self._written is not None:
-            return self._written
-        return self.timeline(), len(self.timeline().columns)
-
     def where(self) -> list[ThreadStack]:
         """Return what is open now on each thread: its modules, outermost first; if there are none, its ranges.
 
@@ -437,41 +399,26 @@ class Recording:
             self._timeline = Timeline.of(pieces.whole)
 
     def _require_capture(self) -> Capture:
-        if self._capture is None and self._unused.locked():
-            raise RecordingError("the schedule has recorded no step yet")
         if self._capture is None:
-            raise RecordingError("the recording was not started; use it in a with block, or call start()")
+            never = "the recording was not started; use it in a with block, or call start()"
+            raise RecordingError("the schedule has recorded no step yet" if self._unused.locked() else never)
         return self._capture
 
-    def _save_on_term(self) -> None:
-        """Also save if SIGTERM ends the process, which ends then as it would have; to be called before `start`."""
-        self._signal = SaveOnSignal(self._on_signal, self._on_signal_came, self._save_before_end)
-
     def _save_before_end(self) -> None:
-        self._save_on_signal()
+        _save_or_log(self.internal.save_unsaved, "on the signal")
         if self.saved_paths:
             with contextlib.suppress(OSError):  # the disk is full
                 self._require_capture().ring.names.note({"kind": "saved"})
-            self._warn(f"SIGTERM: what was recorded so far is in {self.saved_paths[-1]}")
+            self.internal.warn(f"SIGTERM: what was recorded so far is in {self.saved_paths[-1]}")
 
     def _on_signal_came(self) -> None:
         if self._kept_windows.on_signal and self.running:
             self.keep("signal")
         if self._saves_on_signal:
-            self._save_on_signal()
-
-    def _save_on_signal(self) -> None:
-        try:
-            self._save_unsaved()
-        except ModtraceError as error:
-            _log.error("the recording could not be saved on the signal: %s", error)
+            _save_or_log(self.internal.save_unsaved, "on the signal")
 
     def _stop_and_log(self, when: str) -> None:
-        """Stop, and log an error of saving: no caller could handle it."""
-        try:
-            self._stop()
-        except ModtraceError as error:
-            _log.error("the recording could not be saved %s: %s", when, error)
+        _save_or_log(self._stop, when)
 
     def _after_fork(self) -> None:
         """End in a forked child: the ring, its file and the path to save to belong to the parent."""
@@ -481,3 +428,72 @@ class Recording:
             self._capture.after_fork()
         if self._signal is not None:
             self._signal.after_fork()
+
+
+def _save_or_log(save: Callable[[], None], when: str) -> None:
+    """Call what saves, and log its error: no caller could handle it."""
+    try:
+        save()
+    except ModtraceError as error:
+        _log.error("the recording could not be saved %s: %s", when, error)
+
+
+class RecordingInternals:
+    """What only modtrace sets of a recording, and asks it: for the command line, `MODTRACE=`, children and trainers.
+
+    Attributes:
+        first_step: the number of the first step.
+        on_saved: called with where it recorded, once it has stopped.
+        warn: called with a sentence for the user.
+        is_replaceable: whether an explicit `record` replaces it; it then saves no file if nothing was recorded.
+        replaced_by: the recording that replaced it.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self.first_step = 0
+        self.on_saved: Callable[[str], None] = log_saved
+        self.warn: Callable[[str], None] = _log.warning
+        self.is_replaceable = False
+        self.replaced_by: Recording | None = None
+
+    @property
+    def ring_path(self) -> str | None:
+        """The file behind the ring."""
+        return self._recording._outputs.ring_path
+
+    @property
+    def lines_path(self) -> Path | None:
+        """The file in which the watcher of `keep_when` writes a JSON line per step; None if there is no watcher."""
+        return self._recording._kept_windows.lines_path(self.ring_path)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it holds no call of a module, no collective and no step."""
+        recording = self._recording
+        if recording.steps or recording._capture is None:
+            return not recording.steps
+        timeline = recording.snapshot() if recording.running else recording.timeline()
+        return not (len(timeline.columns) or len(timeline.collectives.start))
+
+    def save_on_term(self) -> None:
+        """Also save if SIGTERM ends the process, which ends then as it would have; to be called before `start`."""
+        recording = self._recording
+        recording._signal = SaveOnSignal(recording._on_signal, recording._on_signal_came, recording._save_before_end)
+
+    def save_unsaved(self) -> None:
+        """If a path was given, save what was recorded and is not there yet."""
+        recording = self._recording
+        if recording._unsaved and not (self.is_replaceable and self.is_empty):
+            recording._outputs.save(recording.save)
+            recording._unsaved = recording.running
+
+    def saved_timeline(self) -> tuple[Timeline, int]:
+        """Return the timeline of a stopped recording, and how many spans it has.
+
+        After a large ring was saved, the timeline is without them.
+        """
+        recording = self._recording
+        if recording._timeline is None and recording._written is not None:
+            return recording._written
+        return recording.timeline(), len(recording.timeline().columns)

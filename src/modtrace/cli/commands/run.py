@@ -287,14 +287,15 @@ def _finish(auto: "AutoRecording", trace: str) -> None:
     from ...timeline.contents import WHOLE_RUN  # a script without torch has ended by now, and with it what this needs
 
     files = [os.path.join(os.path.dirname(trace), os.path.basename(path)) for path in auto.recording.saved_paths]
-    if auto.recording._replaced_by is not None:
-        own = ", ".join(auto.recording._replaced_by.saved_paths)
-        say(f"the script recorded itself{f', to {own},' if own else ''} which ended this recording")
+    internal = auto.recording.internal
+    if internal.replaced_by is not None:
+        paths = ", ".join(internal.replaced_by.saved_paths)
+        say(f"the script recorded itself{f', to {paths},' if paths else ''} which ended this recording")
     if not files:
         if auto.recording.steps:
             say(f"the schedule records none of the script's {auto.recording.steps} steps")
         return
-    timeline, spans = auto.recording._saved_timeline()
+    timeline, spans = internal.saved_timeline()
     # Where no optimizer steps, backward passes may end steps, which the timeline counts.
     whole_run = timeline.metadata[WHOLE_RUN]
     ended = auto.recording.steps or whole_run["steps"]
@@ -303,6 +304,6 @@ def _finish(auto: "AutoRecording", trace: str) -> None:
         say(f"{counted(spans, 'span')}{steps} {'is' if spans == 1 else 'are'} in {files[0]}")
     else:
         say(f"{len(files)} parts{steps} are in {', '.join(files)}")
-    if (lines := auto.recording._lines_path) is not None:
+    if (lines := internal.lines_path) is not None:
         say(f"what --keep-when keeps is in {lines.parent}, and what it is in watch.log there")
     say(next_step_hint(files[-1]))
