@@ -10,8 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import modtrace
 from modtrace.timeline.memory import measure_calls
-from tests.integration.test_flops import CASES, STEPS, Case, attention, costs
-from tests.integration.test_memory_culprits import (
+from tests.support.flop_cases import CASES, STEPS, Case, attention, costs
+from tests.support.memory_culprits import (
     Training,
     ask_in_backward,
     ask_outside,

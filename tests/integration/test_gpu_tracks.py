@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 import struct
 from collections import Counter
 from pathlib import Path
@@ -18,12 +17,10 @@ from modtrace import Timeline, load
 from modtrace.timeline.select import on_gpu, without_gpu
 from modtrace.timeline.summary import summarize
 from modtrace.write.html import payload
-from tests.integration.test_merge import each_trace, ns, synthetic
 from tests.support.kineto import recording, trace, x
+from tests.support.merged_rows import Row, rows_in_json
+from tests.support.synthetic_profile import each_trace, synthetic
 from tests.support.timelines import with_args
-
-Row = tuple[int, int, str, str, str, int, int, int, int]
-"""device, stream, label, fqn, phase, call, step, start, end."""
 
 
 @pytest.fixture(scope="module")
@@ -57,27 +54,6 @@ def gpu_rows(timeline: Timeline, moved_ns: int = 0) -> Counter[Row]:
             int(columns.start[index]) - moved_ns,
             int(columns.end[index]) - moved_ns,
         ] += 1
-    return rows
-
-
-def rows_in_json(path: Path) -> Counter[Row]:
-    """What stands in the file, by a way that shares nothing with the reader."""
-    document = json.loads(path.read_text())
-    base = document.get("baseTimeNanoseconds", 0)
-    names = {
-        (event["pid"], event["tid"]): event["args"]["name"]
-        for event in document["traceEvents"]
-        if event.get("name") == "thread_name" and str(event["args"]["name"]).startswith("modules · ")
-    }
-    rows: Counter[Row] = Counter()
-    for event in document["traceEvents"]:
-        if event.get("ph") == "X" and (event["pid"], event["tid"]) in names and "fqn" in event["args"]:
-            match = re.search(r"stream (\d+)", names[event["pid"], event["tid"]])
-            assert match is not None
-            args, start = event["args"], base + ns(event["ts"])
-            end = start + ns(event["dur"])
-            key = (event["pid"], int(match[1]), event["name"], args["fqn"], event["cat"], args["call"], args["step"])
-            rows[key + (start, end)] += 1  # noqa: RUF005 (mypy reads it as Python 3.10)
     return rows
 
 

@@ -13,8 +13,8 @@ import pytest
 from modtrace import Timeline, load, merge
 from modtrace.timeline import Mark, Slices
 from tests.support.kineto import BASE, PID, TID, trace, x
+from tests.support.small_timelines import call_of_net
 from tests.support.timelines import with_args
-from tests.unit.test_write_chrome import call_of_net
 
 LEVELS = 600
 

@@ -23,7 +23,7 @@ from modtrace.cli.group import group as commands
 from modtrace.ranks import find_rank_recordings
 from tests.support.made_job import Culprit, MadeJob
 from tests.support.python_process import HANGS_AFTER_S, python_environment
-from tests.unit.test_ranks_slow import MS, make_template
+from tests.support.slow_ranks import MS, make_template
 
 pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("duckdb")

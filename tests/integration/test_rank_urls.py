@@ -18,7 +18,7 @@ from modtrace.cli.group import group as commands
 from modtrace.ranks import find_rank_recordings
 from tests.support.made_job import RANKS_PER_HOST, Culprit, MadeJob
 from tests.support.s3_server import S3Server, s3_server
-from tests.unit.test_ranks_slow import MS, make_template
+from tests.support.slow_ranks import MS, make_template
 
 pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("duckdb")

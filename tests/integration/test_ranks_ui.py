@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from modtrace.cli.group import group as commands
 from tests.support import perfetto_ui
 from tests.support.browser import visit
-from tests.unit.test_ranks import HOSTS, write_ring
+from tests.support.rank_rings import HOSTS, write_ring
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -17,8 +17,8 @@ from tests.support.absent_names import Platform
 from tests.support.forked_python import run_forked
 from tests.support.made_job import Culprit, MadeJob
 from tests.support.python_process import python_environment, run_python, start_python
+from tests.support.slow_ranks import make_template
 from tests.support.view_process import see_page
-from tests.unit.test_ranks_slow import make_template
 
 MAKE_FILES = """
 import os, shutil, torch, modtrace

@@ -27,7 +27,7 @@ from modtrace.recording.kept_windows import KeptWindows, _start_watcher
 from modtrace.recording.signals import write_stacks_on
 from modtrace.ring import Ring, whole_run_path
 from modtrace.track.native.library import why_distrusted
-from tests.unit.test_watch import Training
+from tests.support.watched_training import Training
 
 PLANT = """
 import os, sys

@@ -9,67 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
 import modtrace
 from modtrace import Timeline
-from modtrace.cli.group import group
 from modtrace.compare import save_baseline
 from modtrace.compare.compare import compare_runs
 from modtrace.compare.run_times import RunTimes, Samples, measure_samples, plain_fqn, take_samples
-from modtrace.compare.side_by_side import TypicalStep
-from modtrace.compare.verdicts import Change
-from modtrace.timeline import BACKWARD, FORWARD, RECOMPUTE, Mark, Name, Process, Slices, Track
+from modtrace.timeline import BACKWARD, FORWARD, Process, Slices
 from modtrace.timeline.join import add_gpu_tracks
 from modtrace.timeline.select import keep_rows
 from modtrace.timeline.slices import DTYPES
 from modtrace.timeline.summary import warm_up_steps
-
-FQNS = ("Net", *(f"Net.h.{layer}" for layer in range(8)))
-US = 1_000
-STEPS = 30
-
-
-def recording(
-    seed: int,
-    slower: Mapping[tuple[str, int], float] | None = None,
-    *,
-    speed: float = 1.0,
-    recompute: tuple[str, ...] = (),
-    twice: tuple[str, ...] = (),
-    rename: Mapping[str, str] | None = None,
-    steps: int = STEPS,
-) -> Timeline:
-    """Steps of eight layers of 100 µs forward and 200 µs backward, with 3 % of noise; `slower` has factors."""
-    random = np.random.default_rng(seed)
-    rows: list[tuple[int, int, int, int, int, int]] = []
-    marks = []
-    now = 10**18
-    for step in range(steps):
-        for phase, us in ((FORWARD, 100), (BACKWARD, 200)):
-            root = len(rows)
-            rows.append((now, 0, 0, phase, -1, step))
-            now += 50 * US
-            for layer, fqn in enumerate(FQNS[1:], 1):
-                for _ in range(2 if fqn in twice else 1):
-                    took = round(us * US * speed * (slower or {}).get((fqn, phase), 1.0) * random.normal(1, 0.03))
-                    rows.append((now, now + took, layer, phase, root, step))
-                    now += took
-                if fqn in recompute and phase == BACKWARD:
-                    rows.append((now, now + 90 * US, layer, RECOMPUTE, root, step))
-                    now += 90 * US
-            rows[root] = (rows[root][0], now, *rows[root][2:])
-        now += 500 * US
-        marks.append(Mark(now, "step", f"step {step}"))
-    start, end, name, phases, parent, step_of = zip(*rows, strict=True)
-    columns = Slices.of(
-        start=start, end=end, name=name, phase=phases, track=[int(phase != FORWARD) for phase in phases],
-        depth=[int(above >= 0) for above in parent], parent=parent, call=step_of, step=step_of,
-        link=[-1] * len(rows), complete=[True] * len(rows),
-    )  # fmt: skip
-    names = [Name(fqn, (rename or {}).get(fqn, fqn), "Block") for fqn in FQNS]
-    tracks = [Track(kind, "MainThread", 1, Process(1)) for kind in ("forward", "backward")]
-    return Timeline(columns, names, tracks, marks=marks)
+from tests.support.compared_runs import COMPARISON, FQNS, STEPS, US, changed, invoke, recording
 
 
 def serving(seed: int, slower: Mapping[str, float] | None = None) -> Timeline:
@@ -78,10 +29,6 @@ def serving(seed: int, slower: Mapping[str, float] | None = None) -> Timeline:
     forward = keep_rows(trained, np.flatnonzero(trained.slices.phase == FORWARD))
     slices = replace(forward.slices, step=np.zeros(len(forward.slices), np.int64))
     return Timeline.of(replace(forward, slices=slices, marks=[]))
-
-
-def changed(comparison: modtrace.Diff) -> list[tuple[str, str, str]]:
-    return [(c.fqn, c.phase, c.verdict) for c in comparison.changes if c.verdict not in {"same", "cannot tell"}]
 
 
 def test_calls_are_compared_where_nothing_is_trained() -> None:
@@ -274,28 +221,6 @@ def test_samples_are_self_times_of_whole_steps() -> None:
     assert samples.warm_up == 0
 
 
-NO_STEP = TypicalStep(Timeline(Slices.empty()), 0, 0, {})
-COMPARISON = modtrace.Diff(
-    changes=[
-        Change("Net.h|0", "forward", 1_000_000, 1_200_000, 200_000, 150_000, 250_000, 1, 2, True, "slower", 1, 1),
-        Change("Net.x", "recompute", 0, 90_000, 90_000, None, None, 0, 1, True, "added", 0, 1),
-    ],
-    step=Change("", "step", 10_000_000, 10_300_000, 300_000, 100_000, 500_000, 0, 0, False, "slower", 1, 1),
-    base_steps=30,
-    new_steps=28,
-    warm_up=2,
-    common_ratio=1.01,
-    compared=12,
-    runs=(1, 1),
-    copies=(0, 0),
-    on_both_sides=0,
-    _sides=(NO_STEP, NO_STEP),
-    spread=0.015,
-    environment={"torch": ("2.12.0", "2.13.0")},
-    suggested={"Net.old": "Net.new"},
-)
-
-
 def test_forms_of_a_diff() -> None:
     assert str(COMPARISON).splitlines() == [
         "1. Net.h|0 · ran 2 times a step instead of 1: +0.200 ms a step, +2.0%",
@@ -485,10 +410,6 @@ def test_above_1000_percent_it_is_told_how_many_times_as_long() -> None:
     assert lines[2].endswith("2430.000 ms after (+2420.000 ms, +0.100 … +0.500; 243 times as long): slower")
     assert lines[3].startswith("modules in general became 4.9% faster, as on a faster machine: ")
     assert [row.split(" | ")[6] for row in rows] == ["243 times as long", "+1000.0"]
-
-
-def invoke(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(group, ["diff", *map(str, arguments)])
 
 
 def test_the_command_fails_above_a_budget(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ import modtrace
 from modtrace.compare import save_baseline
 from modtrace.compare.run_times import ModuleRun, RunTimes, Typical, is_baseline, read_baseline, write_baseline
 from modtrace.timeline import FORWARD
+from tests.support.compared_runs import invoke, recording
 from tests.support.timelines import Plain
-from tests.unit.test_diff import invoke, recording
 
 # Numbers of six digits, as they are written.
 numbers = st.floats(1, 1e12).map(lambda number: float(f"{number:.6g}"))

@@ -17,9 +17,9 @@ from modtrace.compare.side_by_side import TypicalStep, compared, side_by_side
 from modtrace.timeline import BACKWARD, FORWARD, CounterSeries, Mark, Name, Process, Slices, Track
 from modtrace.timeline.slices import DTYPES
 from modtrace.write.html import payload
+from tests.support.compared_runs import invoke, recording
+from tests.support.report_pages import unpack, values
 from tests.support.trace_processor import TraceProcessor
-from tests.unit.test_diff import invoke, recording
-from tests.unit.test_html import unpack, values
 
 BASE = 1_790_000_000_000_000_000
 US = 1_000

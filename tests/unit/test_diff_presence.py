@@ -16,7 +16,7 @@ from modtrace import Timeline
 from modtrace.compare.run_times import ModuleRun, RunTimes, Typical
 from modtrace.compare.verdicts import Change, compare_calls
 from modtrace.timeline import FORWARD
-from tests.unit.test_diff import FQNS, changed, invoke, recording
+from tests.support.compared_runs import FQNS, changed, invoke, recording
 
 
 def keeping(timeline: Timeline, keep: Callable[[str, int], bool]) -> Timeline:

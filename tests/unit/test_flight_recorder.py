@@ -18,7 +18,7 @@ from modtrace.live.flight_recorder import FlightRecord, rank_of_dump, read_fligh
 from modtrace.live.hangs import find_all_hangs
 from modtrace.live.rank_state import Blocked, GroupProgress, PeerProgress
 from modtrace.timeline import Group
-from tests.unit.test_hangs import called, calls, state
+from tests.support.rank_states import called, calls, state
 
 SECOND = 10**9
 DUMPED = 1_700_000_000 * SECOND

@@ -11,7 +11,6 @@ import pytest
 from click.testing import CliRunner
 
 import modtrace
-from modtrace import Timeline
 from modtrace.cli.group import group
 from modtrace.ring import Kind
 from modtrace.ring.slot_format import NO_NAME
@@ -20,39 +19,9 @@ from modtrace.timeline.join import add_gpu_tracks
 from modtrace.timeline.slices import UNKNOWN_FLOPS
 from modtrace.timeline.summary import summarize
 from modtrace.timeline.summary.flop_summary import peak_tbytes, peak_tflops
+from tests.support.cost_timelines import counted
 from tests.support.event_script import EventScript
 from tests.support.timelines import build_timeline, with_args
-
-
-def counted(flops: int = 100) -> Timeline:
-    """Three steps of 100 ns: one is counted, one is like it, and one has other inputs."""
-    script = EventScript()
-    net, inner = script.name("Net", module_class="Net"), script.name("Net.a", module_class="A")
-    for number, cost in enumerate((flops, 30, 7, 200)):
-        script.note_operator(number, "aten::mm", "bfloat16", cost, 2 * number + 5)
-    script.note_operator(4, "aten::rnn", "float32", -1)
-    for step, inputs in enumerate((0, 0, 1)):
-        now = 100 * step
-        if step < 2:
-            script.event(now, Kind.COUNTING, NO_NAME, 1 - step)
-        script.enter(now, net, step, 10 * step)
-        script.event(now, Kind.INPUTS, NO_NAME, inputs)
-        script.enter(now + 10, inner, step, 10 * step)
-        if step == 0:
-            script.operator(now + 11, 0)
-            script.operator(now + 12, 4)
-        script.exit(now + 20, inner, step, 10 * step + 1)
-        if step == 0:
-            script.operator(now + 21, 1)
-        script.exit(now + 30, net, step, 10 * step + 1)
-        if step == 0:
-            script.operator(now + 35, 2)
-        script.node_begin(now + 40, 10 * step)
-        if step == 0:
-            script.operator(now + 41, 3)
-        script.node_end(now + 50, 10 * step)
-        script.step(now + 100, step)
-    return build_timeline(script.snapshot())
 
 
 def test_a_call_like_a_counted_one_has_its_flops_and_another_has_none() -> None:

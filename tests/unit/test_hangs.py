@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from modtrace.live.hangs import find_hangs, hung_sentences
@@ -13,49 +11,15 @@ from modtrace.live.rank_state import (
     Blocked,
     GroupProgress,
     PeerProgress,
-    RankProgress,
     read_rank_progress,
 )
 from modtrace.live.where import RankState, WhereResult
 from modtrace.ring import Kind
-from modtrace.timeline import Group, OpenCall, RingAnalysis, ThreadStack
+from modtrace.timeline import Group, RingAnalysis, ThreadStack
 from tests.support.event_script import EventScript
+from tests.support.rank_states import NOW, SECOND, called, calls, progress, state
 
-SECOND = 10**9
-NOW = 100 * SECOND
 ALL_REDUCE, BARRIER = '["all_reduce", "0"]', '["barrier", "0"]'
-
-
-def called(*operators: str, waits_s: float | None = None, group: str = "0", ranks: int = 4) -> GroupProgress:
-    """Progress after these collectives, the last of which has been waited in for so many seconds."""
-    last = len(operators) - 1
-    blocked = None if waits_s is None else Blocked(operators[-1], last, NOW - int(waits_s * SECOND), 7)
-    known = Group(group, tuple(range(ranks)), "default_pg")
-    return GroupProgress(known, last, operators, blocked)
-
-
-def state(rank: int, *progress: GroupProgress | PeerProgress, **fields: Any) -> RankState:
-    known = {"state": "running", "usual_ns": {}, "stack": (), "first_ns": None} | fields
-    thread = ThreadStack("MainThread", 7, known["stack"], NOW - 25 * SECOND)
-    groups = tuple(one for one in progress if isinstance(one, GroupProgress))
-    peers = tuple(one for one in progress if isinstance(one, PeerProgress))
-    return RankState(
-        path=f"{rank}.modtrace",
-        rank=rank,
-        pid=100 + rank,
-        engine="native",
-        state=known["state"],
-        step=3,
-        threads=(thread,),
-        now_ns=NOW,
-        last_unix_ns=0,
-        usual_ns=known["usual_ns"],
-        progress=RankProgress(groups, peers, known["first_ns"]),
-    )
-
-
-def calls(*fqns: str, phase: str = "forward", since_s: float = 25) -> tuple[OpenCall, ...]:
-    return tuple(OpenCall(fqn, phase, NOW - int(since_s * SECOND)) for fqn in fqns)
 
 
 def text(*states: RankState) -> str:
@@ -313,11 +277,6 @@ def test_a_receive_from_any_rank_may_be_the_other_end() -> None:
         "rank 1 waits in recv #0 from any rank for 4.0 s",
         "rank 0 waits in send #0 to rank 1 for 3.0 s; rank 1 has called recv, so it does not complete",
     ]
-
-
-def progress(script: EventScript) -> GroupProgress:
-    (group,) = read_rank_progress(RingAnalysis(script.snapshot())).groups
-    return group
 
 
 def test_a_wait_that_has_not_ended_blocks() -> None:

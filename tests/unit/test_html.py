@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import gzip
-import json
 import re
 import struct
 from html.parser import HTMLParser
@@ -20,22 +19,12 @@ from modtrace import Timeline, WriteError
 from modtrace.timeline import CounterSeries, Mark, Name, Process, Stats, Track
 from modtrace.timeline.slices import Slices
 from modtrace.write.html import Comparison, payload, render_html, write_html
+from tests.support.cost_timelines import recorded
 from tests.support.gpt_timeline import BASE, gpt_timeline
+from tests.support.report_pages import unpack, values
 from tests.support.span_fields import SPAN_FIELDS
 from tests.support.timelines import slice_args
 from tests.unit.test_findings import training
-from tests.unit.test_memory_summary import recorded
-
-TYPES = {"f64": "<f8", "i32": "<i4", "u8": "u1"}
-
-
-def unpack(block: bytes) -> tuple[dict[str, Any], bytes]:
-    (size,) = struct.unpack_from("<I", block)
-    return json.loads(block[4 : 4 + size]), block[4 + size :]
-
-
-def values(body: bytes, ref: dict[str, Any]) -> list[float]:
-    return list(np.frombuffer(body, TYPES[ref["type"]], ref["length"], ref["offset"]).tolist())
 
 
 def two_spans(**changes: Any) -> Timeline:

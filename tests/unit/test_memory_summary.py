@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,54 +14,9 @@ import modtrace
 from modtrace import Timeline
 from modtrace.cli.group import group
 from modtrace.compare import PeakChange
-from modtrace.timeline import BACKWARD, FORWARD, CounterSeries, Mark, Name, Process, Slices, Track
+from modtrace.timeline import FORWARD, CounterSeries, Name, Process
 from modtrace.timeline.summary.memory_summary import Holder, MemoryModule, holders_table
-
-PROCESS = Process(7)
-NAMES = [Name("Net", "Net", "Net"), Name("a: Linear", "Net.a", "Linear"), Name("b: Linear", "Net.b", "Linear")]
-NET, A, B = range(3)
-SAMPLES = [
-    *((1000, 100), (1200, 140), (1210, 120), (1400, 170), (1500, 160)),
-    *((2010, 250), (2100, 190), (2300, 130)),
-    *((3005, 230), (3200, 210), (3500, 150)),
-]
-# Sampled before each event at which it changed:           100    120         170   160    190       130
-#   step 0                                             Net 1001───────────────────1501 ┐Net 2001────2301
-#                                                        a  1101──1211
-#                                                        b            1301─1401        b 2001─2101
-#   step 1: Net keeps 150 - 130, and holds 100 more inside; as it holds most, it is in a, which has kept 80 by then
-SPANS = [
-    (NET, FORWARD, 1001, 1501, -1, 0),
-    (A, FORWARD, 1101, 1211, 0, 0),
-    (B, FORWARD, 1301, 1401, 0, 0),
-    (NET, BACKWARD, 2001, 2301, -1, 0),
-    (B, BACKWARD, 2001, 2101, 3, 0),
-    (NET, FORWARD, 3001, 3501, -1, 1),
-    (A, FORWARD, 3101, 3201, 5, 1),
-]
-
-
-def recorded(spans: Sequence[tuple[int, ...]] = SPANS, process: Process = PROCESS) -> Timeline:
-    name, phase, start, end, parent, step = zip(*spans, strict=True)
-    return Timeline(
-        Slices.of(
-            start=start,
-            end=end,
-            name=name,
-            phase=phase,
-            track=phase,
-            depth=[int(above >= 0) for above in parent],
-            parent=parent,
-            call=step,
-            step=step,
-            link=[-1] * len(spans),
-            complete=[True] * len(spans),
-        ),
-        NAMES,
-        [Track(kind, "MainThread", 7, process) for kind in ("forward", "backward")],
-        marks=[Mark(2500, "step", "step 0")],
-        counters=[CounterSeries("allocated", "bytes", process, *np.array(SAMPLES, np.int64).T)],
-    )
+from tests.support.cost_timelines import NAMES, NET, PROCESS, SPANS, A, recorded
 
 
 def test_each_module_has_what_its_median_call_keeps_and_the_most_inside_any() -> None:

@@ -16,46 +16,8 @@ from modtrace.ring.slot_format import NO_NAME
 from modtrace.track.naming import module_names
 from modtrace.track.naming.module_names import ModuleNames
 from modtrace.track.naming.modules import MethodCall, ModuleRef
+from tests.support.renamed_net import Block, Names, Net
 from tests.support.small_modules import made_in_place_of
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(2, 2)
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.h = nn.ModuleList([Block(), Block()])
-
-    def fc(self, block: int) -> nn.Module:
-        linear = self.h[block].fc
-        assert isinstance(linear, nn.Module)
-        return linear
-
-
-class Names:
-    """`ModuleNames`, asked by the modules that are open."""
-
-    def __init__(self, model: nn.Module | str | None = None, strip_wrappers: bool = True) -> None:
-        self.table = NameTable()
-        self.forgotten: list[int] = []
-        self.names = ModuleNames(self.table, model, self.forgotten.append, strip_wrappers=strip_wrappers)
-
-    def number(self, *path: nn.Module) -> int:
-        """Return the number of the last one, called inside those before it (outermost first)."""
-        open_calls: list[tuple[nn.Module, int]] = []
-        number = -1
-        for module in path:
-            number = self.names.resolve(module, open_calls)
-            open_calls.insert(0, (module, number))
-        return number
-
-    def __call__(self, *path: nn.Module) -> tuple[str, str, str]:
-        record = self.table.records[self.number(*path)]
-        return record["label"], record["fqn"], record["class"]
 
 
 def test_names_begin_at_the_outermost_call() -> None:

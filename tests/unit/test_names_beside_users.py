@@ -16,7 +16,7 @@ import modtrace
 from modtrace.ring import NameTable, Record
 from modtrace.track.naming import modules
 from modtrace.track.naming.modules import named_modules
-from tests.unit.test_names import Block, Names, Net
+from tests.support.renamed_net import Block, Names, Net
 
 
 def test_a_named_modules_of_the_users_is_not_asked() -> None:

@@ -24,8 +24,8 @@ from modtrace.timeline import Name, Slices, Track
 from modtrace.timeline import Timeline as TimelineData
 from modtrace.timeline.slices import DTYPES
 from tests.support.kineto import recording, trace, x
+from tests.support.small_timelines import call_of_net
 from tests.support.timelines import gpt2_timeline, slice_args, timeline_of, timelines
-from tests.unit.test_write_chrome import call_of_net
 
 FORMATS = (".json", ".json.gz", ".pftrace", ".pftrace.gz", ".html")
 CHANGED = "another program has changed or cut it"

@@ -23,13 +23,12 @@ from modtrace.ring.file_format import SLOTS_OFFSET
 from modtrace.ring.slot_format import SLOT_BYTES
 from modtrace.timeline.decode import pieces
 from modtrace.timeline.summary import take_steps
+from tests.support.cost_timelines import counted, recorded
 from tests.support.event_script import EventScript
 from tests.support.made_job import Culprit, MadeJob
-from tests.unit.test_flops import counted
-from tests.unit.test_memory_summary import recorded
-from tests.unit.test_ranks import HOSTS, write_ring
-from tests.unit.test_ranks_slow import ALL_REDUCE, LATE_IN, MS, make_template, template_with_ranges, write_steps
-from tests.unit.test_ring_pieces import as_values
+from tests.support.rank_rings import HOSTS, write_ring
+from tests.support.slow_ranks import ALL_REDUCE, LATE_IN, MS, make_template, template_with_ranges, write_steps
+from tests.support.small_timelines import as_values
 
 pq = pytest.importorskip("pyarrow.parquet")
 duckdb = pytest.importorskip("duckdb")

@@ -25,17 +25,17 @@ from modtrace.reporting import report
 from modtrace.ring import Kind, read_ring, ring_serials
 from modtrace.ring.event_text import range_text
 from modtrace.ring.slot_format import ALLOCATED, NO_NAME, REFUSED
-from modtrace.timeline import Timeline as TimelineData
 from modtrace.timeline import step_pieces
 from modtrace.timeline.contents import BACKWARD_PASSES, OPEN_AT_END, STEPS_END_WITH
 from modtrace.timeline.decode import pieces
-from modtrace.timeline.slices import BACKWARD, DTYPES
+from modtrace.timeline.slices import BACKWARD
 from modtrace.timeline.summary import Summary, summarize, summarize_pieces, take_steps
 from modtrace.view.server import ensure_viewable
 from modtrace.write import write
 from modtrace.write.written_parts import part_counters, parts_to_write
 from tests.support.event_script import EventScript
 from tests.support.random_run import RandomRun
+from tests.support.small_timelines import as_values
 
 STEPS = 60
 _SUFFIXES = (".pftrace", ".json")
@@ -158,18 +158,6 @@ class Training:
             self.cost(NO_NAME)
             self.script.node_end(self.after(), sequence)
         self.script.pass_end(self.after(), number)
-
-
-def as_values(timeline: TimelineData) -> dict[str, object]:
-    """All that a timeline says, with names and tracks in place of their numbers, links by the first slice of each."""
-    columns = {field: getattr(timeline.slices, field).tolist() for field in DTYPES}
-    columns["name"] = [timeline.names[name] if name >= 0 else None for name in columns["name"]]
-    columns["track"] = [timeline.tracks[track] for track in columns["track"]]
-    _, first, link = np.unique(timeline.slices.link, return_index=True, return_inverse=True)
-    columns["link"] = first[link].tolist()
-    columns |= {counter.name: [counter.time.tolist(), counter.value.tolist()] for counter in timeline.counters}
-    columns |= {"args": timeline.span_args}
-    return columns | {"stats": timeline.stats, "marks": [*timeline.marks], "metadata": timeline.metadata}
 
 
 def no_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

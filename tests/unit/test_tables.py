@@ -13,8 +13,8 @@ import pytest
 
 from modtrace import ModtraceError
 from modtrace._tables import MODULE, MS, NUMBER, Column, Table
+from tests.support.compared_runs import COMPARISON
 from tests.support.training_timeline import training
-from tests.unit.test_diff import COMPARISON
 
 
 class Took(NamedTuple):

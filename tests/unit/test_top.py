@@ -25,8 +25,8 @@ from modtrace.live.where import RankState
 from modtrace.ring import Kind
 from modtrace.timeline import OpenCall
 from modtrace.timeline.summary import ModuleTimes
+from tests.support.rank_states import NOW, called, calls, state
 from tests.support.where_rings import Writer
-from tests.unit.test_hangs import NOW, called, calls, state
 
 SECOND = 10**9
 

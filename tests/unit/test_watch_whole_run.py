@@ -18,7 +18,7 @@ from modtrace.ring import Kind, Ring, whole_run_path
 from modtrace.ring.slot_format import NO_NAME
 from modtrace.timeline.contents import WHOLE_RUN
 from tests.support.event_script import EventScript
-from tests.unit.test_watch import MS, SECOND, Training
+from tests.support.watched_training import MS, SECOND, Training
 
 MODULES = 5
 

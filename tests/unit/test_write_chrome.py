@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from modtrace import Timeline, WriteError
 from modtrace.formats.limits import MAX_CHROME_NS
-from modtrace.timeline import BACKWARD, FORWARD, CounterSeries, Mark, Name, Process, Slices, Stats, Track
+from modtrace.timeline import BACKWARD, FORWARD, Mark, Slices
 from modtrace.write.chrome import (
     ChromeTimeline,
     digit_count,
@@ -25,34 +25,8 @@ from modtrace.write.chrome import (
 )
 from modtrace.write.lanes import Lanes
 from modtrace.write.written_parts import first_moment
+from tests.support.small_timelines import call_of_net
 from tests.support.timelines import EPOCH, gpt2_timeline, timeline_of, with_args
-
-PROCESS = Process(4242, 0)
-
-
-def call_of_net() -> Timeline:
-    """A net with a layer, forward and backward; in backward both begin in the same nanosecond."""
-    rows = [
-        (0, 1_000_001, 0, FORWARD, 0, -1, 7),
-        (1, 1_000, 1, FORWARD, 1, 0, 8),
-        (2_000_000, 2_500_000, 0, BACKWARD, 0, -1, 7),
-        (2_000_000, 2_000_999, 1, BACKWARD, 1, 2, 8),
-        (2_400_000, 2_500_000, 1, BACKWARD, 1, 2, 8),
-    ]
-    start, end, name, phase, depth, parent, link = np.array(rows).T
-    return with_args(Timeline(
-        slices=Slices.of(
-            start=EPOCH + start, end=EPOCH + end, name=name, phase=phase, track=phase, depth=depth, parent=parent,
-            call=[0, 3, 0, 3, 3], step=[5] * 5, link=link, complete=[1, 1, 1, 1, 0],
-        ),
-        names=[Name("Net", "Net", "Net"), Name("fc: Linear", "Net.fc", "Linear")],
-        tracks=[Track(kind, "MainThread", 4242, PROCESS) for kind in ("forward", "backward")],
-        stats=Stats(recorded=10, unfinished=1),
-        marks=[Mark(EPOCH + 2_500_001, "step", "step 5")],
-        counters=[CounterSeries("RSS", "bytes", PROCESS, np.array([EPOCH + 10]), np.array([2**40]))],
-        metadata={"engine": "native", "versions": {"torch": "2.13.0"}},
-    ), {1: {"shapes": "float32[2, 8]"}})  # fmt: skip
-
 
 HEAD = {
     "modtrace": {"format": 2, "version": "0.1.0"},

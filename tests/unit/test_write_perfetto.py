@@ -18,9 +18,9 @@ from modtrace.formats.table_bytes import pack_table
 from modtrace.timeline import Slices
 from modtrace.write.perfetto import write_perfetto
 from modtrace.write.protobuf_columns import BytesColumn, ByteTable, interleave, record_lengths, repeat, varint
+from tests.support.small_timelines import call_of_net
 from tests.support.test_scale import scaled
 from tests.support.timelines import EPOCH, gpt2_timeline, timeline_of, timelines
-from tests.unit.test_write_chrome import call_of_net
 
 BEGIN, END = TrackEvent.TYPE_SLICE_BEGIN, TrackEvent.TYPE_SLICE_END
 

@@ -15,9 +15,9 @@ from modtrace import Timeline
 from modtrace.timeline import BACKWARD, Mark, Name, Process, Slices, Stats, Track
 from modtrace.timeline.slices import DTYPES
 from tests.support.browser import visit
+from tests.support.compared_runs import recording
 from tests.support.gpt_timeline import BASE, gpt_timeline
 from tests.support.viewer_page import US, Open, click, color_of, details, pixels, position_of, settle, table, viewport
-from tests.unit.test_diff import recording
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

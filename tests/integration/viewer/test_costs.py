@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from modtrace import Timeline
 from modtrace.write.html import write_html
 from tests.support.browser import Visit, visit
-from tests.support.timelines import with_args
+from tests.support.cost_timelines import with_flops
 from tests.support.viewer_page import BACKWARD, FORWARD, Open, color_of, details, one_step, position_of, settle
-from tests.unit.test_memory_summary import recorded
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
-
-FLOPS = {0: {"flops": "5000"}, 1: {"flops": "220"}, 2: {"flops": "unknown"}, 3: {"flops": "300"}}
-"""Of the first four spans of `recorded`, which take 500, 110, 100 and 300 ns."""
-
-
-def counted() -> Timeline:
-    memory, flops = {"sentences": ["Net.a grows"], "saved": {}}, {"dtypes": {"cpu float32": 5520}}
-    return with_args(replace(recorded(), metadata={"memory": memory, "flops": flops}), FLOPS)
 
 
 def choose(page: Page, title: str) -> None:
@@ -43,7 +32,7 @@ def color(page: Page, row: str, depth: int, ns: int) -> str:
 
 
 def test_memory_is_over_the_tracks_and_its_peak_says_who_holds_it(open_page: Open) -> None:
-    page = open_page(counted()).page
+    page = open_page(with_flops()).page
 
     tops = page.eval_on_selector_all(
         "[data-kind]", "rows => rows.map(row => [row.getBoundingClientRect().top, row.dataset.kind])"
@@ -68,7 +57,7 @@ def test_memory_is_over_the_tracks_and_its_peak_says_who_holds_it(open_page: Ope
 
 
 def test_colours_by_memory_are_a_shade_for_each_doubling(open_page: Open) -> None:
-    page = open_page(counted()).page
+    page = open_page(with_flops()).page
     by_class = color(page, FORWARD, 0, 1250)
 
     choose(page, "Retained")
@@ -99,7 +88,7 @@ def test_colours_by_memory_are_a_shade_for_each_doubling(open_page: Open) -> Non
 
 
 def test_colours_by_flops_are_those_of_the_time_that_a_call_took(open_page: Open) -> None:
-    page = open_page(counted()).page
+    page = open_page(with_flops()).page
 
     choose(page, "FLOP/s")
     # 10, 2 and 1 GFLOP/s; of b they are unknown.
@@ -120,7 +109,7 @@ def test_a_recording_without_costs_has_colours_by_class_alone(open_page: Open) -
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_costs_pass_axe(browser: Browser, packages: Path, tmp_path: Path, scheme: str) -> None:
-    write_html(counted(), tmp_path / "t.html")
+    write_html(with_flops(), tmp_path / "t.html")
     with visit(browser, color_scheme=scheme, bypass_csp=True) as seen:
         opened(seen, tmp_path / "t.html", packages)
         for tab in ("Modules", "Recording"):

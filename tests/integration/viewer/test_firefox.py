@@ -10,13 +10,13 @@ import pytest
 
 from modtrace import Timeline
 from modtrace.write.html import write_html
-from tests.integration.viewer.test_scrolling import numbered_timeline, visible_in, x_of, y_of
 from tests.support.firefox import Firefox
 from tests.support.gpt_timeline import gpt_timeline
 from tests.support.random_views import check_random_views, random_timeline
 from tests.support.screenshots import Rgb, colors_in
 from tests.support.tracks_screen import BOXES, Screen, screen_of
 from tests.support.viewer_page import HEADER_PX, LEVEL_PX, US, one_step
+from tests.support.viewer_positions import numbered_timeline, visible_in, x_of, y_of
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

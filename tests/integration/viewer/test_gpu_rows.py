@@ -6,8 +6,8 @@ from pathlib import Path
 
 import modtrace
 from modtrace import load
-from tests.integration.test_gpu_tracks import rows_in_json
-from tests.integration.test_merge import synthetic
+from tests.support.merged_rows import rows_in_json
+from tests.support.synthetic_profile import synthetic
 from tests.support.viewer_page import Open, color_of, details, position_of, settle, table
 
 TRACE = Path(__file__).parents[2] / "data/kineto/a100-ddp-rank0.json.gz"

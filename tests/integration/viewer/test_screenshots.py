@@ -18,15 +18,15 @@ from modtrace import Timeline, load
 from modtrace.timeline import BACKWARD
 from modtrace.timeline.slices import DTYPES, Slices, in_start_order
 from modtrace.write.html import write_html
-from tests.integration.test_merge import synthetic
-from tests.integration.viewer.test_costs import counted
-from tests.integration.viewer.test_scrolling import numbered_timeline
 from tests.support.browser import Visit, visit
+from tests.support.compared_runs import recording
+from tests.support.cost_timelines import with_flops
 from tests.support.firefox import Firefox
 from tests.support.gpt_timeline import gpt_timeline
 from tests.support.models import ARCHITECTURES
+from tests.support.synthetic_profile import synthetic
 from tests.support.viewer_page import cut_off, position_of, settle
-from tests.unit.test_diff import recording
+from tests.support.viewer_positions import numbered_timeline
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -140,8 +140,8 @@ PICTURES: dict[str, tuple[Callable[[Path], Timeline], Look, dict[str, Any]]] = {
     "sandwich": (lambda _: gpt_timeline(6, 6), sandwich, {}),
     "steps": (lambda _: gpt_timeline(6, 6), steps, {}),
     "recording": (lambda _: llama(), recording_tab, {}),
-    "memory": (lambda _: counted(), retained, {}),
-    "phone-memory": (lambda _: counted(), retained, PHONE),
+    "memory": (lambda _: with_flops(), retained, {}),
+    "phone-memory": (lambda _: with_flops(), retained, PHONE),
     "help": (lambda _: gpt_timeline(6, 6), help_dialog, {}),
     "two-steps": (lambda _: noisy(), two_steps, {}),
     "dark": (lambda _: gpt_timeline(6, 6, ranks=2), nothing, DARK),

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.test_merge_rows import recorded
 from tests.support.gpt_timeline import BASE, gpt_timeline
+from tests.support.merged_rows import recorded
 from tests.support.viewer_page import (
     BACKWARD,
     FORWARD,
