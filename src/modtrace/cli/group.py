@@ -73,9 +73,9 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a subcommand; None if there is none of that name, and a shell asks how a line may go on."""
-        known = self.list_commands(ctx)
-        if cmd_name not in known:
-            return None if ctx.resilient_parsing else ctx.fail(f"No such command {cmd_name!r}; try {', '.join(known)}.")
+        names = self.list_commands(ctx)
+        if cmd_name not in names:
+            return None if ctx.resilient_parsing else ctx.fail(f"No such command {cmd_name!r}; try {', '.join(names)}.")
         # `?` for characters that the output cannot encode; the script of `run` prints to the same stream.
         if cmd_name != "run" and isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")

@@ -65,8 +65,8 @@ def _fields_of(noun: str, name: str, explained: str, record: Any, fields: str = 
     types |= {field: get_type_hints(vars(record)[field].fget)["return"] for field in {*wanted} - types.keys()}
     keys = dict.fromkeys(left_out, NotRequired[int]) | {field: types[field] for field in wanted}
 
-    def row(one: Any) -> dict[str, Any]:
-        values = {key: getattr(one, key) for key in keys}
+    def row(record: Any) -> dict[str, Any]:
+        values = {key: getattr(record, key) for key in keys}
         return {key: value for key, value in values.items() if value or key not in left_out}
 
     return RowKind(noun, _named(name, explained, keys), row)
@@ -74,7 +74,7 @@ def _fields_of(noun: str, name: str, explained: str, record: Any, fields: str = 
 
 def _answer(name: str, explained: str, **values: Any) -> Any:
     """Return the type of an answer: of each value its type, or the kind of its rows."""
-    types = {key: GenericAlias(list, of.type) if isinstance(of, RowKind) else of for key, of in values.items()}
+    types = {key: GenericAlias(list, kind.type) if isinstance(kind, RowKind) else kind for key, kind in values.items()}
     return _named(name, explained, {"more": list[str], **types})
 
 
@@ -219,28 +219,21 @@ def make_answer(limit: int | None, relative: Callable[[str], str], values: Mappi
 
     Lists are `Rows`; `relative` makes paths in a text begin below the served folder.
     """
-    lists = [of for of in values.values() if isinstance(of, Rows)]
-    for of in lists:
-        of.rows = _data(of.rows, relative)
-    asked = [list(of.rows) for of in lists]
-    shorter = iter(_SHORTER)
+    lists = {name: value for name, value in values.items() if isinstance(value, Rows)}
+    whole = {name: _data(rows.rows, relative) for name, rows in lists.items()}
+    others = {name: _data(value, relative) for name, value in values.items() if name not in lists}
+    shown, shorter = {name: [*rows] for name, rows in whole.items()}, iter(_SHORTER)
     while True:
-        more = [counted(of.total - len(of.rows), f"more {of.noun}") for of in lists if of.total > len(of.rows)]
-        shown = {name: of.rows if isinstance(of, Rows) else _data(of, relative) for name, of in values.items()}
-        text = json.dumps(shown | {"more": more})
-        longest = max(lists, key=lambda of: len(json.dumps(of.rows)))
-        if limit is not None or len(text) <= MAX_BYTES or not longest.rows:
-            return CallToolResult(
-                content=[TextContent(type="text", text=text)], structured_content=shown | {"more": more}
-            )
-        if len(longest.rows) < 2 and (characters := next(shorter, None)) is not None:
-            for of, rows in zip(lists, asked, strict=True):
-                of.rows = cut_json(rows, characters, _FIT)
-            values = {
-                name: of if isinstance(of, Rows) else cut_json(of, characters, _FIT) for name, of in values.items()
-            }
+        left_out = [(rows.total - len(shown[name]), f"more {rows.noun}") for name, rows in lists.items()]
+        more = [counted(count, noun) for count, noun in left_out if count]
+        answer = {name: shown.get(name, others.get(name)) for name in values} | {"more": more}
+        text, longest = json.dumps(answer), max(shown.values(), key=lambda rows: len(json.dumps(rows)))
+        if limit is not None or len(text) <= MAX_BYTES or not longest:
+            return CallToolResult(content=[TextContent(type="text", text=text)], structured_content=answer)
+        if len(longest) < 2 and (characters := next(shorter, None)) is not None:
+            shown, others = (cut_json(data, characters, _FIT) for data in (whole, others))
         else:
-            longest.rows.pop()
+            longest.pop()
 
 
 def _data(value: Any, relative: Callable[[str], str]) -> Any:

@@ -142,7 +142,7 @@ class _Tools:
             found.append((path, status))
             if len(found) > _MAX_FILES:
                 raise ModtraceError(f"more than {_MAX_FILES:,} recordings are below the folder; serve one in it")
-        found.sort(key=lambda one: -one[1].st_mtime_ns)
+        found.sort(key=lambda entry: -entry[1].st_mtime_ns)
         return self._answer(limit, files=answers.FILE._replace(row=self._file_row).first(found, limit))
 
     def findings(
@@ -197,8 +197,8 @@ class _Tools:
         in_parts = summary.step_parts
 
         def row(step: Any) -> dict[str, Any]:
-            own = in_parts[in_parts.index_of[step.step]]
-            divided = {"parts": answers.longest_parts(own.parts), "cause": own.cause}
+            divided_step = in_parts[in_parts.index_of[step.step]]
+            divided = {"parts": answers.longest_parts(divided_step.parts), "cause": divided_step.cause}
             return {name: getattr(step, name) for name in ("step", "duration_ns", "whole")} | divided
 
         parts = answers.PART.first(summary.parts, limit)

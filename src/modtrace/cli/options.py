@@ -55,9 +55,9 @@ def show_status(text: str) -> Iterator[None]:
         yield
 
 
-def show_count(what: str, total: int) -> AbstractContextManager[Callable[[int], object] | None]:
+def show_count(label: str, total: int) -> AbstractContextManager[Callable[[int], object] | None]:
     """Show on a terminal how many things have been done, while the block runs; yield None if there is no terminal."""
-    return _bar(what, total, "MofNCompleteColumn")
+    return _bar(label, total, "MofNCompleteColumn")
 
 
 def show_reading(path: str) -> "AbstractContextManager[Progress | None]":
@@ -66,7 +66,7 @@ def show_reading(path: str) -> "AbstractContextManager[Progress | None]":
 
 
 @contextmanager
-def _bar(what: str, total: int, column: str) -> Iterator[Callable[[int], None] | None]:
+def _bar(label: str, total: int, column: str) -> Iterator[Callable[[int], None] | None]:
     if not is_terminal(sys.stderr) or not total:
         yield None
         return
@@ -77,7 +77,7 @@ def _bar(what: str, total: int, column: str) -> Iterator[Callable[[int], None] |
     with progress.Progress(
         *columns, progress.TimeRemainingColumn(), console=make_console(stderr=True), transient=True
     ) as bar:
-        task = bar.add_task(printable(what), total=total)
+        task = bar.add_task(printable(label), total=total)
         yield lambda done: bar.update(task, advance=done)
 
 
@@ -159,8 +159,8 @@ def require_spans(timeline: "Timeline", whole: "Timeline", path: str, *, chosen:
         columns, example = whole.columns, whole.names[whole.columns.name[0]].fqn
         first, last = int(columns.step.min()), int(columns.step.max())
         length = (int(columns.end.max()) - int(columns.start[0])) / 1e6
-        there = f"{len(columns)} spans in steps {first} to {last}, over {length:.3f} ms, of modules such as {example}"
-        raise ModtraceError(f"nothing is left of {path}: it holds {there}")
+        content = f"{len(columns)} spans in steps {first} to {last}, over {length:.3f} ms, of modules such as {example}"
+        raise ModtraceError(f"nothing is left of {path}: it holds {content}")
     if notes := whole.metadata.get("notes"):
         raise ModtraceError(f"{path} holds no module: {notes[0]}")
     if chosen:
@@ -169,5 +169,5 @@ def require_spans(timeline: "Timeline", whole: "Timeline", path: str, *, chosen:
 
 def no_such_module(path: str, pattern: str, example: str, hint: str = "") -> ModtraceError:
     """Return the error of a pattern that matches no module."""
-    known = f"; there is {example}, for one" if example else ""
-    return ModtraceError(f"nothing is left of {path}: no module is called {pattern}{known}{hint}")
+    hint_of_example = f"; there is {example}, for one" if example else ""
+    return ModtraceError(f"nothing is left of {path}: no module is called {pattern}{hint_of_example}{hint}")

@@ -39,7 +39,7 @@ def check_command(context: click.Context, traces: tuple[str, ...], strict: bool,
             for line in result.lines(named=len(traces) > 1):
                 echo(line)
     if output_format == "json":
-        values = [{"path": one.path, "faults": [fault._asdict() for fault in one.faults]} for one in results]
+        values = [{"path": result.path, "faults": [fault._asdict() for fault in result.faults]} for result in results]
         click.echo(json.dumps(values, indent=2))
     if not is_good:
         context.exit(1)

@@ -6,7 +6,6 @@ import click
 
 from ..._tables import counted
 from .. import options
-from ..options import echo, show_status
 
 
 @click.command("convert")
@@ -51,7 +50,7 @@ def convert_command(
     if os.path.exists(target) and os.path.exists(source) and os.path.samefile(source, target):
         raise WriteError(f"{target}: IN and OUT are the same file; give OUT another name")
     chosen = any(option is not None for option in (steps, window, only, max_depth))
-    with show_status(f"reading {source}"):
+    with options.show_status(f"reading {source}"):
         pieces = OnePiece(load_around(source, steps, step_by)) if chosen else read_pieces(source)
         timeline = whole = Timeline.of(pieces.join()) if pieces.is_single else None
     if timeline is not None and whole is not None:
@@ -65,4 +64,4 @@ def convert_command(
         options.require_spans(timeline, whole, source, chosen=chosen)
         pieces = OnePiece(timeline)
     write(pieces, target)
-    echo(f"{counted(pieces.spans, 'span')} {'is' if pieces.spans == 1 else 'are'} in {target}", err=True)
+    options.echo(f"{counted(pieces.spans, 'span')} {'is' if pieces.spans == 1 else 'are'} in {target}", err=True)

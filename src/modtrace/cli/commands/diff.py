@@ -10,18 +10,7 @@ import click
 
 from ..._files import find_recordings
 from ..._tables import counted, ratio_text
-from ..options import (
-    TableFormat,
-    echo,
-    format_option,
-    make_console,
-    no_such_module,
-    only_option,
-    say,
-    show_status,
-    step_by_option,
-    value_option,
-)
+from .. import options
 
 if TYPE_CHECKING:
     from ...compare import Diff
@@ -52,7 +41,7 @@ def _name_map(_context: click.Context, _parameter: click.Parameter, pairs: tuple
 
 @click.command("diff")
 @click.argument("sides", type=click.Path(), nargs=-1, required=True, metavar="BASE NEW")
-@format_option
+@options.format_option
 @click.option(
     "-o",
     "--output",
@@ -61,11 +50,11 @@ def _name_map(_context: click.Context, _parameter: click.Parameter, pairs: tuple
     "for Perfetto; .md, .csv and .json are tables.",
 )
 @click.option("--verbose", is_flag=True, help="List modules without a difference beyond the noise too.")
-@only_option
-@value_option(
+@options.only_option
+@options.value_option(
     "--by", click.Choice(["module", "class"]), None, "What is compared; a baseline has what it was saved by.", "module"
 )
-@step_by_option
+@options.step_by_option
 @click.option(
     "--map",
     "name_map",
@@ -74,7 +63,7 @@ def _name_map(_context: click.Context, _parameter: click.Parameter, pairs: tuple
     callback=_name_map,
     help="The old and the new name of a module; the modules inside it follow. Repeatable.",
 )
-@value_option(
+@options.value_option(
     "--fail-above",
     _parse_share,
     "SHARE",
@@ -82,14 +71,14 @@ def _name_map(_context: click.Context, _parameter: click.Parameter, pairs: tuple
     "its peak of memory is higher by more: 5% or 0.05; with 3 if the step likely is, but too few recordings or noise "
     "hide it. With --only, modules alone count.",
 )
-@value_option(
+@options.value_option(
     "--fail-floor",
     _parse_share,
     "SHARE",
     "--fail-above ignores a module or a part that is slower, or holds more, by less than this share of the step.",
     "0.5%",
 )
-@value_option(
+@options.value_option(
     "--save-baseline baseline",
     click.Path(),
     "FILE",
@@ -97,7 +86,7 @@ def _name_map(_context: click.Context, _parameter: click.Parameter, pairs: tuple
 )
 def diff_command(
     sides: tuple[str, ...],
-    output_format: TableFormat,
+    output_format: options.TableFormat,
     output: str | None,
     verbose: bool,
     only: str | None,
@@ -124,25 +113,25 @@ def diff_command(
     if output is not None:
         suffix_of(output)
     before, after = (find_recordings([side]) for side in sides)
-    with show_status(f"comparing {' and '.join(sides)}"):
+    with options.show_status(f"comparing {' and '.join(sides)}"):
         whole = diff(before, after, map=name_map, by=by, step_by=step_by)
-    options = [("--by", by if by == "class" else None), ("--step-by", step_by)]
-    options += [("--map", f"{old}={new}") for old, new in name_map.items()]
-    given = [word for name, value in options if value is not None for word in (name, value)]
+    flags = [("--by", by if by == "class" else None), ("--step-by", step_by)]
+    flags += [("--map", f"{old}={new}") for old, new in name_map.items()]
+    given = [word for name, value in flags if value is not None for word in (name, value)]
     comparison = whole = replace(whole, arguments=shlex.join([*sides, *given]))
     if only is not None:
         comparison = whole.only(only)
         if not comparison.changes:
-            raise no_such_module(" and ".join(sides), only, whole.changes[0].fqn if whole.changes else "")
+            raise options.no_such_module(" and ".join(sides), only, whole.changes[0].fqn if whole.changes else "")
     if output_format == "table":
-        make_console().print(comparison.to_text(LIMIT, verbose=verbose), soft_wrap=True)
+        options.make_console().print(comparison.to_text(LIMIT, verbose=verbose), soft_wrap=True)
     elif output_format == "markdown":
         click.echo(comparison.to_markdown(verbose=verbose), nl=False)
     else:
         click.echo(comparison.to_csv() if output_format == "csv" else comparison.to_json(), nl=False)
     if output is not None:
         comparison.save(output)
-        echo(f"the comparison is in {output}", err=True)
+        options.echo(f"the comparison is in {output}", err=True)
     if fail_above is not None and (status := _exit_status(comparison, fail_above, fail_floor)):
         sys.exit(status)
 
@@ -151,32 +140,32 @@ def _save_baseline(recordings: tuple[str, ...], path: str, by: "GroupBy", step_b
     from ...compare import save_baseline
 
     files = find_recordings(recordings)
-    with show_status(f"measuring {counted(len(files), 'recording')}"):
+    with options.show_status(f"measuring {counted(len(files), 'recording')}"):
         runs = save_baseline(files, path, by=by, step_by=step_by)
     count = len({fqn for run in runs for fqn in run.classes})
     modules = counted(count, "module") if by == "module" else f"{count:,} classes"
     steps = counted(sum(run.steps for run in runs), "step")
-    echo(f"{path}: {modules}, {steps} of {counted(len(runs), 'recording')}")
-    echo(f"Next: modtrace diff {path} NEW.pftrace --fail-above 5%")
+    options.echo(f"{path}: {modules}, {steps} of {counted(len(runs), 'recording')}")
+    options.echo(f"Next: modtrace diff {path} NEW.pftrace --fail-above 5%")
 
 
 def _exit_status(comparison: "Diff", limit: float, floor: float) -> int:
     """Say on stderr what is too slow, or likely is; return 1 if anything is, 3 if that cannot be told, else 0."""
     if comparison.unrelated:
-        say(f"{comparison.sentence}; nothing can be said")
+        options.say(f"{comparison.sentence}; nothing can be said")
     above = comparison.above(limit, floor=floor)
     for change in above:
-        told, kind = ("is", "slower") if change.outcome == change.verdict else (f"{change.outcome} and took", "longer")
+        verb, kind = ("is", "slower") if change.outcome == change.verdict else (f"{change.outcome} and took", "longer")
         by = f"{kind} by {change.difference_ns / 1e6:.3f} ms"
         by = ratio_text(change.ratio, f"{kind} by {{:.1%}}") if math.isfinite(change.ratio) else by
-        say(f"{change.label} {told} {by}, more than {limit:.1%}")
+        options.say(f"{change.label} {verb} {by}, more than {limit:.1%}")
     peaks = comparison.peaks_above(limit, floor=floor)
     for peak in peaks:
         ratio = peak.difference_bytes / (peak.base_bytes or 1)
         share = f" ({ratio_text(ratio, '{:.1%}', 'much')})" if peak.base_bytes else ""
-        what = f"{peak.fqn}: " if peak.fqn else ""
-        say(
-            f"{what}peak_bytes are {peak.difference_bytes:,} more{share}: {peak.base_bytes:,} before, "
+        module = f"{peak.fqn}: " if peak.fqn else ""
+        options.say(
+            f"{module}peak_bytes are {peak.difference_bytes:,} more{share}: {peak.base_bytes:,} before, "
             f"{peak.new_bytes:,} after"
         )
     if above or peaks or comparison.unrelated:
@@ -184,5 +173,5 @@ def _exit_status(comparison: "Diff", limit: float, floor: float) -> int:
     unclear = comparison.likely_above(limit, floor=floor)
     for change in unclear:
         by = f"{ratio_text(change.ratio)}, but maybe {ratio_text((change.low_ns or 0) / change.base_ns)}"
-        say(f"{change.label} is likely slower by more than {limit:.1%} ({by}): record more a side")
+        options.say(f"{change.label} is likely slower by more than {limit:.1%} ({by}): record more a side")
     return 3 if unclear else 0

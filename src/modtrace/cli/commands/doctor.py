@@ -97,13 +97,13 @@ def _cache() -> tuple[bool, str]:
     from ..._files import cache_home
 
     try:
-        home = there = cache_home()
+        home = folder = cache_home()
     except EngineError as error:
         return False, str(error)
-    while not there.exists():
-        there = there.parent
+    while not folder.exists():
+        folder = folder.parent
     engines = counted(len(list(home.glob("*/*.so"))), "engine")
-    if os.access(there, os.W_OK | os.X_OK):
+    if os.access(folder, os.W_OK | os.X_OK):
         return True, f"{home}, can be written, {engines}"
     return False, f"{home}, cannot be written; set MODTRACE_CACHE, {engines}"
 

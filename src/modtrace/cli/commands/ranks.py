@@ -12,19 +12,7 @@ import click
 
 from ..._errors import ModtraceError, require_extra
 from ..._tables import counted
-from ..options import (
-    FORMS,
-    StepRange,
-    TableFormat,
-    echo,
-    format_option,
-    max_depth_option,
-    say,
-    show_count,
-    show_status,
-    steps_option,
-    value_option,
-)
+from .. import options
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -85,21 +73,21 @@ def _open_executor(address: str | None) -> "Iterator[Executor | None]":
 
 def _left_out(error: ModtraceError) -> None:
     """Say which recording is left out, and why."""
-    say(f"left out: {error}")
+    options.say(f"left out: {error}")
 
 
 @ranks_command.command("timeline", short_help="Write one trace of all ranks.")
 @click.argument("folder", type=click.Path(), metavar="DIR")
 @click.option("-o", "--output", type=click.Path(), required=True, metavar="OUT", help=".pftrace, .json or .html.")
-@steps_option
-@value_option("--ranks", _ranks, "LIST", "Take some ranks, as in 0-7,worst:4: those that were late most.")
-@max_depth_option
+@options.steps_option
+@options.value_option("--ranks", _ranks, "LIST", "Take some ranks, as in 0-7,worst:4: those that were late most.")
+@options.max_depth_option
 @_role_option
 @_executor_option
 def timeline(
     folder: str,
     output: str,
-    steps: StepRange | None,
+    steps: options.StepRange | None,
     ranks: tuple[list[int], int] | None,
     max_depth: int | None,
     role: str | None,
@@ -117,7 +105,7 @@ def timeline(
 
     check_writable(output)
     numbers, worst_count = ranks or (None, 0)
-    with show_status(f"reading {folder}"), _open_executor(executor) as workers:
+    with options.show_status(f"reading {folder}"), _open_executor(executor) as workers:
         whole = load_ranks(
             folder,
             steps=steps,
@@ -132,36 +120,36 @@ def timeline(
         whole = whole.only(None, max_depth)
     whole.save(output)
     placed = whole.metadata["ranks"]
-    levels = Counter((one.get("role") or "rank", one["levels"]) for one in placed if "levels" in one)
-    for (which, number), count in sorted(levels.items()):
-        few = f"{counted(count, which)} with {counted(number, 'level')} of modules"
-        echo(f"{few}, so that a step takes 1 MB at most; --max-depth takes more", err=True)
+    levels = Counter((rank.get("role") or "rank", rank["levels"]) for rank in placed if "levels" in rank)
+    for (role, number), count in sorted(levels.items()):
+        shortened = f"{counted(count, role)} with {counted(number, 'level')} of modules"
+        options.echo(f"{shortened}, so that a step takes 1 MB at most; --max-depth takes more", err=True)
     if whole.metadata["left_out"]:
-        few = counted(whole.metadata["left_out"], "rank")
-        echo(f"{few} left out, so that a step takes 1 MB at most; --ranks takes others", err=True)
+        left_out = counted(whole.metadata["left_out"], "rank")
+        options.echo(f"{left_out} left out, so that a step takes 1 MB at most; --ranks takes others", err=True)
     by_name = {process_label(rank.get("role", ""), rank["rank"]): rank for rank in placed}
     peaks = peak_sentence({name: rank["peak_bytes"] for name, rank in by_name.items() if "peak_bytes" in rank})
     damage = damage_sentences({name: rank["damage"] for name, rank in by_name.items() if "damage" in rank})
     for line in [*_describe_time(placed), *([peaks] if peaks else []), *damage]:
-        echo(line, err=True)
+        options.echo(line, err=True)
     worst, bound_ns = max(((name, rank["bound_ns"]) for name, rank in by_name.items()), key=lambda bound: bound[1])
     bound = f"; times are off by at most {bound_ns / 1e3:,.1f} µs ({worst})" if bound_ns else ""
     ranks_read, spans = counted(len(placed), "rank"), counted(len(whole.columns), "span")
-    echo(f"{ranks_read}, {spans} are in {output}{bound}", err=True)
+    options.echo(f"{ranks_read}, {spans} are in {output}{bound}", err=True)
 
 
 @ranks_command.command("slow", short_help="Say who is late: rank, module, milliseconds.")
 @click.argument("source", type=click.Path(), metavar="DATASET|DIR")
-@steps_option
-@format_option
+@options.steps_option
+@options.format_option
 @click.option("-o", "--output", type=click.Path(), metavar="PAGE", help="Write a page with a picture too: .html.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", default=10, show_default=True, help="Rows of each table.")
 @_role_option
 @_executor_option
 def slow(
     source: str,
-    steps: StepRange | None,
-    output_format: TableFormat,
+    steps: options.StepRange | None,
+    output_format: options.TableFormat,
     output: str | None,
     limit: int,
     role: str | None,
@@ -180,7 +168,7 @@ def slow(
 
     if is_dataset(source):
         require_extra("ranks", "pyarrow")
-    with show_status(f"reading {source}"), _open_executor(executor) as workers:
+    with options.show_status(f"reading {source}"), _open_executor(executor) as workers:
         run = find_slow_ranks(source, steps=steps, role=role, on_left_out=_left_out, executor=workers)
     if output is not None:
         run.save(output, os.path.basename(os.path.abspath(source)))
@@ -197,7 +185,7 @@ def slow(
 @click.option(
     "-o", "--output", type=click.Path(), required=True, metavar="DATASET", help="A folder or URL, new or begun."
 )
-@value_option("--steps-per-bucket", click.IntRange(1), "N", "Steps that are stored together.", 10)
+@options.value_option("--steps-per-bucket", click.IntRange(1), "N", "Steps that are stored together.", 10)
 @click.option("--processes", type=click.IntRange(1), metavar="N", help="Pack with N processes; else one per processor.")
 @click.option("--this-host", is_flag=True, help="Keep what other hosts have packed there.")
 @_role_option
@@ -222,10 +210,10 @@ def pack_ranks(
     from ...ranks.pack import pack
 
     with _open_executor(executor) as workers, ExitStack() as copied:
-        with show_status(f"looking at {folder}"):
-            there = copied.enter_context(as_folder(folder, workers))
-            files = find_rank_recordings(there, _left_out, role)
-        with show_count("packing ranks", len(files)) as progress:
+        with options.show_status(f"looking at {folder}"):
+            local_folder = copied.enter_context(as_folder(folder, workers))
+            files = find_rank_recordings(local_folder, _left_out, role)
+        with options.show_count("packing ranks", len(files)) as progress:
             done = pack(
                 files,
                 output,
@@ -234,24 +222,30 @@ def pack_ranks(
                 executor=workers,
                 progress=progress,
                 this_host=this_host,
-                source=None if there == folder else folder,
+                source=None if local_folder == folder else folder,
             )
     for line in damage_sentences(done.damage):
-        echo(line, err=True)
-    there = f" ({done.ranks - done.packed:,} were there)" if done.packed < done.ranks else ""
-    each = f", {done.nbytes / done.spans:.1f} bytes each" if done.spans else ""
-    echo(f"{counted(done.ranks, 'rank')}{there} and {counted(done.spans, 'span')}{each} are in {output}", err=True)
+        options.echo(line, err=True)
+    were_there = f" ({done.ranks - done.packed:,} were there)" if done.packed < done.ranks else ""
+    size = f", {done.nbytes / done.spans:.1f} bytes each" if done.spans else ""
+    ranks, spans = counted(done.ranks, "rank"), counted(done.spans, "span")
+    options.echo(f"{ranks}{were_there} and {spans}{size} are in {output}", err=True)
 
 
 @ranks_command.command("query", short_help="Ask a dataset by SQL.")
 @click.argument("dataset", type=click.Path())
 @click.argument("sql")
-@format_option
+@options.format_option
 @click.option("--each-bucket", is_flag=True, help="Run SQL for each bucket of steps apart, in parallel.")
 @click.option("--then", metavar="SQL", help="With --each-bucket: SQL over all their results, as the table results.")
 @_executor_option
 def query_dataset(
-    dataset: str, sql: str, output_format: TableFormat, each_bucket: bool, then: str | None, executor: str | None
+    dataset: str,
+    sql: str,
+    output_format: options.TableFormat,
+    each_bucket: bool,
+    then: str | None,
+    executor: str | None,
 ) -> None:
     """Ask DATASET, which `modtrace ranks pack` wrote, by SQL (DuckDB's).
 
@@ -267,12 +261,12 @@ def query_dataset(
         raise click.UsageError("--executor needs --each-bucket: one query runs in one process.")
     from ...ranks.dataset_tables import query, query_each_bucket
 
-    with show_status(f"asking {dataset}"), _open_executor(executor) as workers:
+    with options.show_status(f"asking {dataset}"), _open_executor(executor) as workers:
         answer = query_each_bucket(dataset, sql, then, workers) if each_bucket else query(dataset, sql)
     _print(answer, output_format)
 
 
-def _print(answer: "pa.Table", output_format: TableFormat) -> None:
+def _print(answer: "pa.Table", output_format: options.TableFormat) -> None:
     import pyarrow.types as types
 
     from ..._tables import NAME, NUMBER, Column, Table
@@ -280,15 +274,12 @@ def _print(answer: "pa.Table", output_format: TableFormat) -> None:
     rows = answer.to_pylist()
     if output_format == "json":
         rows = [{name: _json_value(value) for name, value in row.items()} for row in rows]
-    units = [
-        NUMBER if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) else NAME
-        for kind in answer.schema.types
-    ]
+    is_number = (types.is_integer, types.is_floating, types.is_decimal)
     columns = [
-        Column(name, name, unit, hidden_if="never") for name, unit in zip(answer.column_names, units, strict=True)
+        Column(field.name, field.name, NUMBER if any(is_of(field.type) for is_of in is_number) else NAME, 0, "never")
+        for field in answer.schema
     ]
-    fields = {name: name for name in answer.column_names}
-    click.echo(Table(columns, rows, fields).to(FORMS[output_format]).removesuffix("\n"))
+    click.echo(Table(columns, rows).to(options.FORMS[output_format]).removesuffix("\n"))
 
 
 def _json_value(value: object) -> object:

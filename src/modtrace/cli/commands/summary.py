@@ -6,22 +6,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from ..._tables import SORT_KEYS
-from ..options import (
-    FORMS,
-    StepRange,
-    TableFormat,
-    echo,
-    format_option,
-    make_console,
-    max_depth_option,
-    no_such_module,
-    only_option,
-    require_spans,
-    show_status,
-    step_by_option,
-    steps_option,
-    value_option,
-)
+from .. import options
 
 if TYPE_CHECKING:
     from ...timeline import Summary
@@ -36,21 +21,19 @@ SLOWEST_STEPS = 5
 
 @click.command("summary")
 @click.argument("trace", type=click.Path())
-@value_option(
+@options.value_option(
     "--by", click.Choice(["module", "class", "step"]), None, "What gets a row; steps come slowest first.", "module"
 )
 @click.option("--tree", is_flag=True, help="Show the modules as a tree.")
-@click.option(
+@options.value_option(
     "--sort",
-    type=click.Choice(SORT_KEYS),
-    metavar="COLUMN",
-    help="Column to sort by: self, total, p95, calls, name … [gpu if known, else self; total with --tree]",
+    click.Choice(SORT_KEYS),
+    "COLUMN",
+    "Column to sort by: self, total, p95, calls, name … [gpu if known, else self; total with --tree]",
 )
-@click.option(
-    "--limit", type=click.IntRange(0), metavar="N", help="Show the first N rows of each list; 0: all. [a first screen]"
-)
+@options.value_option("--limit", click.IntRange(0), "N", "Show the first N rows of each list; 0: all. [a first screen]")
 @click.option("--flops", is_flag=True, help="Show FLOPs only: what modules cost, and how well they use the time.")
-@value_option(
+@options.value_option(
     "--peak-tflops",
     click.FloatRange(0, min_open=True),
     "X",
@@ -60,21 +43,21 @@ SLOWEST_STEPS = 5
     "--memory", is_flag=True, help="Show memory only: what modules keep and take, and who holds it at the peak."
 )
 @click.option("--ranges", is_flag=True, help="Show ranges only: the part of each, how often and how long.")
-@step_by_option
-@only_option
-@max_depth_option
-@steps_option
-@format_option
+@options.step_by_option
+@options.only_option
+@options.max_depth_option
+@options.steps_option
+@options.format_option
 def summary_command(
     trace: str,
-    output_format: TableFormat,
+    output_format: options.TableFormat,
     by: Literal["module", "class", "step"],
     tree: bool,
     sort: str | None,
     limit: int | None,
     only: str | None,
     max_depth: int | None,
-    steps: StepRange | None,
+    steps: options.StepRange | None,
     step_by: str | None,
     memory: bool,
     flops: bool,
@@ -103,10 +86,10 @@ def summary_command(
     }
     for why in (why for why, is_one in contradictions.items() if is_one):
         raise click.UsageError(why)
-    with show_status(f"reading {trace}"):
+    with options.show_status(f"reading {trace}"):
         summary, notes = summarize_file(trace, "class" if by == "class" else "module", steps, step_by)
     for note in notes:
-        echo(note, err=True)
+        options.echo(note, err=True)
     if summary.gpu is None and sort == "gpu":
         raise click.UsageError(f"{trace} has no GPU times; {_gpu_hint(trace)}.")
     if memory and summary.memory is None:
@@ -114,22 +97,14 @@ def summary_command(
     if flops and summary.flops is None and not summary.compiled:
         raise click.UsageError(f"{trace} has no FLOPs; record with --flops, or record(flops=True).")
     summary = (summary if peak_tflops is None else summary.with_peak(peak_tflops)).of_file(trace, step_by)
-    whole, summary = summary, summary.only(only, max_depth)
-    if only is not None and not summary.rows:  # a name as the table has it, without what all begin with
-        summary = whole.only(f"*.{only}", max_depth)
-    if only is not None and not summary.rows:
-        example = whole.rows[0].fqn or whole.rows[0].module_class if whole.rows else ""
-        raise no_such_module(
-            trace, only, example, "; --ranges lists saving, loading and the like" if whole.ranges else ""
-        )
     is_first, limit = limit is None and not some_modules, limit or None
-    summary = summary.sort_by(sort or ("total" if tree else None), limit)
-    console = make_console()
+    summary = _only(summary, trace, only, max_depth).sort_by(sort or ("total" if tree else None), limit)
+    console = options.make_console()
     width = console.width
     if output_format == "json":
         click.echo(summary.to_json(limit), nl=False)
     elif ranges:
-        text = ranges_table(summary).to(FORMS[output_format], limit, width).removesuffix("\n")
+        text = ranges_table(summary).to(options.FORMS[output_format], limit, width).removesuffix("\n")
         console.print(text, soft_wrap=True)
     elif output_format == "csv":
         click.echo(summary.steps_csv(limit) if by == "step" else summary.to_csv(), nl=False)
@@ -139,10 +114,10 @@ def summary_command(
         # The watcher knows the whole run; the ring has only its end.
         values = read_whole_run(trace) if steps is None and by != "step" and not (tree or costs) else None
         whole_run = "" if values is None else whole_run_text(values, only, limit)
+        asked = ["steps"] if by == "step" else [*_COSTS[:3] * flops, *_COSTS[3:] * memory]
         if tree:
             blocks = [summary.to_tree(width)]
-        elif by == "step" or costs:
-            asked = ["steps"] if by == "step" else [*_COSTS[:3] * flops, *_COSTS[3:] * memory]
+        elif asked:
             blocks = _first_rows(summary, asked, width) if is_first else _cost_texts(summary, asked, limit, width)
         elif is_first:
             more = "more: --limit 0 (all modules and columns), --tree, --by step, --ranges"
@@ -150,6 +125,19 @@ def summary_command(
         else:
             blocks = [*_all_texts(summary, limit, width, of_steps=only is None), whole_run]
         console.print("\n\n".join(filter(None, blocks)), soft_wrap=True)
+
+
+def _only(whole: "Summary", trace: str, pattern: str | None, max_depth: int | None) -> "Summary":
+    """Return the summary of some modules; their names may lack what all names begin with, as in the table."""
+    summary = whole.only(pattern, max_depth)
+    if pattern is None or summary.rows:
+        return summary
+    summary = whole.only(f"*.{pattern}", max_depth)
+    if not summary.rows:
+        example = whole.rows[0].fqn or whole.rows[0].module_class if whole.rows else ""
+        hint = "; --ranges lists saving, loading and the like" if whole.ranges else ""
+        raise options.no_such_module(trace, pattern, example, hint)
+    return summary
 
 
 def _gpu_hint(trace: str) -> str:
@@ -175,11 +163,11 @@ def _first_rows(summary: "Summary", names: Sequence[str], width: int) -> list[st
 
 def _cost_texts(summary: "Summary", names: Sequence[str], limit: int | None, width: int) -> list[str]:
     """Return the tables of these names that the recording has."""
-    known = summary.tables
+    tables = summary.tables
     return [
-        summary.memory_text(limit, width) if name == "memory" else known[name].to("text", limit, width)
+        summary.memory_text(limit, width) if name == "memory" else tables[name].to("text", limit, width)
         for name in names
-        if name in known
+        if name in tables
     ]
 
 
@@ -199,7 +187,7 @@ def _all_texts(summary: "Summary", limit: int | None, width: int, *, of_steps: b
 
 
 def summarize_file(
-    trace: str, by: "GroupBy" = "module", steps: StepRange | None = None, step_by: str | None = None
+    trace: str, by: "GroupBy" = "module", steps: options.StepRange | None = None, step_by: str | None = None
 ) -> tuple["Summary", list[str]]:
     """Return the summary of a file, or of some of its steps, and what the user should know of what is not in it."""
     from ...public import Timeline
@@ -218,5 +206,5 @@ def summarize_file(
     if steps is not None:
         timeline = whole.steps(*steps, step_by)
     if steps is not None or timeline.gpu_work is None:
-        require_spans(timeline, whole, trace, chosen=steps is not None)
+        options.require_spans(timeline, whole, trace, chosen=steps is not None)
     return timeline.summary(by, step_by), notes

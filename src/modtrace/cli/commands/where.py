@@ -104,5 +104,5 @@ def _summary(result: "WhereResult", whole: bool) -> "RenderableType":
         return shown
     from rich.console import Group
 
-    what = counted(len(result.older), "ring")
-    return Group(shown, f"\n{what} of earlier runs not shown: name a file to see it ({printable(result.older[-1])})")
+    older = counted(len(result.older), "ring")
+    return Group(shown, f"\n{older} of earlier runs not shown: name a file to see it ({printable(result.older[-1])})")
